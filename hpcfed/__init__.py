@@ -1,0 +1,3 @@
+"""hpcfed: a multi-GPU benchmark harness for federated learning."""
+
+__version__ = "0.1.0"

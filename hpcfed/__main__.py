@@ -1,0 +1,4 @@
+from hpcfed.cli import main
+
+if __name__ == "__main__":
+    main()
