@@ -1,0 +1,72 @@
+"""Collectives among the ranks of a role. Every payload's bytes are counted."""
+
+from math import ceil
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from hpcfed.runtime.world import World
+
+
+class Collectives:
+    """Sums and exchanges of rows between workers; with a single worker each is the identity."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.bytes_sent = 0
+        """Payload that this rank handed to collectives so far."""
+
+    @property
+    def size(self) -> int:
+        return self.world.role_size
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """The sum over ranks, on every rank; may overwrite its argument."""
+        if self.size == 1:
+            return tensor
+        buffer = self._outgoing(tensor)
+        dist.all_reduce(buffer)
+        return buffer.to(tensor.device)
+
+    def rows_to_columns(self, rows: Tensor, counts: list[int]) -> Tensor:
+        """From whole rows of our own to our share of the columns of everyone's rows: [sum(counts), share].
+
+        `counts` are the numbers of rows of all ranks, in rank order, which is also the order of the result.
+        """
+        if self.size == 1:
+            return rows
+        width = ceil(rows.shape[1] / self.size)
+        padded = torch.nn.functional.pad(rows, (0, width * self.size - rows.shape[1]))
+        outgoing = self._outgoing(padded.view(len(rows), self.size, width).transpose(0, 1).contiguous())
+        incoming = outgoing.new_empty(sum(counts), width)
+        splits = [len(rows)] * self.size
+        dist.all_to_all_single(incoming, outgoing.view(-1, width), output_split_sizes=counts, input_split_sizes=splits)
+        return incoming.to(rows.device)
+
+    def columns_to_row(self, columns: Tensor, num_columns: int) -> Tensor:
+        """From every rank's share of one row [share] to the whole row, on every rank."""
+        if self.size == 1:
+            return columns
+        outgoing = self._outgoing(columns.contiguous())
+        whole = outgoing.new_empty(self.size * len(columns))
+        dist.all_gather_into_tensor(whole, outgoing)
+        return whole[:num_columns].to(columns.device)
+
+    def gather_numbers(self, numbers: np.ndarray) -> np.ndarray | None:
+        """Every worker's vector of float64 as [ranks, numbers] on the role's first rank; None elsewhere."""
+        if self.world.role_comm is None:
+            return numbers[None]
+        gathered = np.empty((self.size, len(numbers))) if self.world.role_rank == 0 else None
+        self.world.role_comm.Gather(np.ascontiguousarray(numbers, np.float64), gathered, root=0)
+        return gathered
+
+    def barrier(self) -> None:
+        if self.world.role_comm is not None:
+            self.world.role_comm.Barrier()
+
+    def _outgoing(self, tensor: Tensor) -> Tensor:
+        """Counts the payload, and moves it to where the backend can read it: gloo wants host memory."""
+        self.bytes_sent += tensor.numel() * tensor.element_size()
+        return tensor.cpu() if self.world.backend == "gloo" else tensor

@@ -1,0 +1,37 @@
+"""What the launcher's environment variables say, before MPI starts.
+
+A mistake on the command line must be reported before MPI or a device starts, and once, not once per rank.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+_VARIABLES = (  # launcher, rank, size
+    ("Open MPI's mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("mpiexec (PMI)", "PMI_RANK", "PMI_SIZE"),
+    ("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+)
+
+
+@dataclass(frozen=True)
+class Launch:
+    launcher: str
+    rank: int
+    size: int
+
+    @property
+    def alone(self) -> bool:
+        """No launcher, or one that started a single process: MPI is not needed."""
+        return self.size == 1
+
+
+def launched(environment: Mapping[str, str] = os.environ) -> Launch:
+    """The launcher's word for our rank and the number of ranks; one rank when nothing launched us."""
+    for launcher, rank, size in _VARIABLES:
+        if environment.get(rank, "").isdigit() and environment.get(size, "").isdigit():
+            # A batch script that starts us without srun still sees the job's variables, but no step of its own.
+            if launcher == "srun" and not environment.get("SLURM_STEP_ID", "").isdigit():
+                continue
+            return Launch(launcher, int(environment[rank]), int(environment[size]))
+    return Launch("no launcher", 0, 1)

