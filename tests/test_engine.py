@@ -1,0 +1,210 @@
+"""The batched engine, the loop engine and a naive torch loop agree, for every model and for uneven clients."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hpcfed import streams
+from hpcfed.clients.engine import Engine, Sgd
+from hpcfed.data.shards import Shard
+from hpcfed.models import MODELS
+from hpcfed.models.layout import Layout
+from hpcfed.models.networks import build
+
+SHAPES = {"mlp": (1, 8, 8), "cnn-digits": (1, 8, 8), "cnn-fmnist": (1, 28, 28), "cnn-emnist": (1, 28, 28)}
+SMALL = {"resnet18": (3, 16, 16), "cnn-pfl": (3, 12, 12), "cnn-cifar": (3, 20, 20)}
+SIZES = (5, 0, 13, 8, 1, 16)  # an empty client, a single sample, full and short last batches with batches of 4
+SGD = Sgd(epochs=2, batch_size=4, lr=0.05, momentum=0.9, weight_decay=1e-3, clip=1.0)
+
+
+def shape_of(name: str) -> tuple[int, int, int]:
+    return (SHAPES | SMALL).get(name, (3, 16, 16))
+
+
+def make_shard(shape: tuple[int, int, int], sizes: tuple[int, ...], dtype: torch.dtype) -> Shard:
+    torch.manual_seed(7)
+    total, longest = sum(sizes), max(sizes)
+    index = torch.zeros(len(sizes), longest, dtype=torch.int64)
+    for client, size in enumerate(sizes):
+        index[client, :size] = torch.randperm(total)[:size]  # clients may share samples
+    return Shard(
+        images=torch.randn(total, *shape, dtype=dtype),
+        labels=torch.randint(10, (total,)),
+        index=index,
+        sizes=sizes,
+        clients=np.arange(100, 100 + len(sizes)),
+    )
+
+
+def sample_order(shard: Shard, client: int, key: Tensor, epoch: int) -> Tensor:
+    """The documented order, written anew: the client's samples sorted by the random numbers of its epoch."""
+    numbers = streams.bits(streams.child_keys(streams.child_keys(key, 0), epoch), shard.sizes[client])
+    return shard.index[client, : shard.sizes[client]][torch.argsort(numbers >> 1 & 0x3FFFFFFFFFFFFFFF)]
+
+
+def naive(network: nn.Module, shard: Shard, client: int, sgd: Sgd, key: Tensor) -> nn.Module:
+    """One client trained alone, as anyone would write it."""
+    network = copy.deepcopy(network).to(shard.images.dtype).train()
+    optimiser = torch.optim.SGD(network.parameters(), lr=sgd.lr, momentum=sgd.momentum, weight_decay=sgd.weight_decay)
+    for epoch in range(sgd.epochs):
+        for batch in sample_order(shard, client, key, epoch).split(sgd.batch_size):
+            optimiser.zero_grad()
+            F.cross_entropy(network(shard.images[batch]), shard.labels[batch]).backward()
+            if sgd.clip:
+                nn.utils.clip_grad_norm_(network.parameters(), sgd.clip)
+            optimiser.step()
+    return network
+
+
+def without_dropout(network: nn.Module) -> nn.Module:
+    for module in network.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    return network
+
+
+def relative(a: Tensor, b: Tensor) -> float:
+    return float((a - b).norm() / b.norm())
+
+
+def trained(name: str, mode: str, network: nn.Module, shard: Shard, sgd: Sgd, keys: Tensor) -> tuple[Tensor, Tensor]:
+    layout = Layout.of(network)
+    rows = layout.row(network, dtype=shard.images.dtype).repeat(len(shard.sizes), 1)
+    engine = Engine(network, layout, mode=mode)  # type: ignore[arg-type]
+    losses = engine.train(rows, shard, np.arange(len(shard.sizes)), sgd, keys=keys)
+    return rows, losses
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+def test_batched_equals_loop_equals_naive(name: str, dtype: torch.dtype) -> None:
+    if name == "resnet18":  # torch refuses batch statistics of a single value, so the naive loop needs two samples
+        sizes, sgd, shape = (7, 0, 4), Sgd(1, 4, 0.002, momentum=0.9, weight_decay=1e-3), shape_of(name)
+    else:
+        sizes, sgd, shape = SIZES, SGD, shape_of(name)
+    network = without_dropout(build(name, shape=shape, classes=10, seed=0))
+    layout, shard = Layout.of(network), make_shard(shape, sizes, dtype)
+    keys = streams.client_keys(3, "test", 5, torch.arange(len(sizes)))
+    batched, batched_loss = trained(name, "batched", network, shard, sgd, keys)
+    loop, loop_loss = trained(name, "loop", network, shard, sgd, keys)
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-10
+    first = layout.row(network, dtype=dtype)
+    for client, size in enumerate(sizes):
+        if size == 0:
+            assert torch.equal(batched[client], first), "a client without data must not change"
+            assert torch.equal(loop[client], first)
+            assert batched_loss[client].isnan()
+            continue
+        expected = layout.row(naive(network, shard, client, sgd, keys[client]), dtype=dtype)
+        assert relative(expected, first) > 1e-4, "training moved nothing: the comparison would be empty"
+        assert relative(batched[client], expected) < tolerance
+        assert relative(loop[client], expected) < tolerance
+    has_data = torch.tensor(sizes) > 0
+    torch.testing.assert_close(batched_loss[has_data], loop_loss[has_data], rtol=1e-4, atol=1e-6)
+
+
+def test_dropout_is_the_clients_own() -> None:
+    """A client draws the same masks in a stack, alone, and beside other clients; and other masks in another round."""
+    network = build("cnn-pfl", shape=(3, 12, 12), classes=10, seed=0)
+    shard = make_shard((3, 12, 12), SIZES, torch.float64)
+    keys = streams.client_keys(3, "test", 5, torch.arange(len(SIZES)))
+    batched, _ = trained("cnn-pfl", "batched", network, shard, SGD, keys)
+    loop, _ = trained("cnn-pfl", "loop", network, shard, SGD, keys)
+    torch.testing.assert_close(batched, loop, rtol=1e-9, atol=1e-12)
+    plain, _ = trained("cnn-pfl", "batched", without_dropout(copy.deepcopy(network)), shard, SGD, keys)
+    assert relative(plain[0], batched[0]) > 1e-3, "dropout did nothing"
+    layout = Layout.of(network)
+    some = np.array([4, 2])
+    rows = layout.row(network, dtype=torch.float64).repeat(2, 1)
+    Engine(network, layout, mode="batched").train(rows, shard, some, SGD, keys=keys[some])
+    torch.testing.assert_close(rows, batched[some], rtol=1e-9, atol=1e-12)
+    later, _ = trained("cnn-pfl", "batched", network, shard, SGD, streams.client_keys(3, "test", 6, torch.arange(6)))
+    assert relative(later[0], batched[0]) > 1e-3
+
+
+def test_dropout_keeps_the_right_share() -> None:
+    keys = streams.client_keys(0, "dropout", 0, torch.arange(50))
+    kept = (streams.uniform(keys, 10_000) >= 0.25).double().mean(1)
+    assert abs(float(kept.mean()) - 0.75) < 0.002
+    assert float(kept.std()) < 0.01, "clients' shares spread more than chance allows"
+    assert float(torch.corrcoef(streams.uniform(keys, 10_000))[0, 1:].abs().max()) < 0.05, (
+        "clients' streams are related"
+    )
+
+
+@pytest.mark.parametrize("mode", ["batched", "loop"])
+def test_frozen_columns_keep_their_bits(mode: str) -> None:
+    network = build("cnn-digits", shape=(1, 8, 8), classes=10, seed=0)
+    layout, shard = Layout.of(network), make_shard((1, 8, 8), SIZES, torch.float32)
+    head = layout.mask([layout.head])
+    first = layout.row(network).repeat(len(SIZES), 1)
+    rows = first.clone()
+    keys = streams.client_keys(0, "test", 0, torch.arange(len(SIZES)))
+    engine = Engine(network, layout, mode=mode)  # type: ignore[arg-type]
+    engine.train(rows, shard, np.arange(len(SIZES)), SGD, keys=keys, columns=head)
+    assert torch.equal(rows[:, ~head], first[:, ~head])
+    assert not torch.equal(rows[:, head], first[:, head])
+
+
+def test_frozen_training_equals_naive_training_of_the_rest() -> None:
+    network = build("cnn-digits", shape=(1, 8, 8), classes=10, seed=0)
+    layout, shard = Layout.of(network), make_shard((1, 8, 8), (6, 9), torch.float64)
+    keys = streams.client_keys(0, "test", 0, torch.arange(2))
+    rows = layout.row(network, dtype=torch.float64).repeat(2, 1)
+    engine = Engine(network, layout, mode="batched")
+    engine.train(rows, shard, np.arange(2), SGD, keys=keys, columns=layout.mask([layout.head]))
+    for name, parameter in network.named_parameters():
+        parameter.requires_grad_(name.startswith(layout.head))
+    for client in range(2):
+        expected = layout.row(naive(network, shard, client, SGD, keys[client]), dtype=torch.float64)
+        assert relative(rows[client], expected) < 1e-10
+
+
+@pytest.mark.parametrize("mode", ["batched", "loop"])
+@pytest.mark.parametrize("name", ["cnn-digits", "resnet18"])
+def test_evaluation_counts_right_answers(name: str, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hpcfed.clients.engine.EVALUATION_SAMPLES", 12)  # several batches per client, the last short
+    shape = (1, 8, 8) if name == "cnn-digits" else (3, 16, 16)
+    network = build(name, shape=shape, classes=10, seed=0)
+    layout, shard = Layout.of(network), make_shard(shape, SIZES, torch.float64)
+    rows = layout.row(network, dtype=torch.float64).repeat(len(SIZES), 1)
+    rows += 0.1 * torch.randn_like(rows) * (rows != 0)
+    engine = Engine(network, layout, mode=mode)  # type: ignore[arg-type]
+    for given in (rows, rows[2].expand(len(SIZES), -1)):
+        score = engine.evaluate(given, shard, np.arange(len(SIZES)))
+        for client, size in enumerate(SIZES):
+            own = shard.index[client, :size]
+            tensors = {key: view[0] for key, view in layout.views(given[client : client + 1]).items()}
+            logits = torch.func.functional_call(copy.deepcopy(network).double().eval(), tensors, (shard.images[own],))
+            assert float(score.correct[client]) == float((logits.argmax(1) == shard.labels[own]).sum())
+            expected = F.cross_entropy(logits, shard.labels[own], reduction="sum") if size else torch.zeros(())
+            torch.testing.assert_close(score.loss[client].double(), expected.double(), rtol=1e-9, atol=1e-9)
+            assert score.count[client] == size
+
+
+def test_an_exception_names_the_clients() -> None:
+    network = build("cnn-digits", shape=(1, 8, 8), classes=10, seed=0)
+    layout, shard = Layout.of(network), make_shard((1, 8, 8), (3, 3), torch.float32)
+    broken = Shard(shard.images, shard.labels + 1000, shard.index, shard.sizes, shard.clients)
+    rows = layout.row(network).repeat(2, 1)
+    keys = streams.client_keys(0, "test", 0, torch.arange(2))
+    with pytest.raises(IndexError) as caught:
+        Engine(network, layout, mode="loop").train(rows, broken, np.arange(2), SGD, keys=keys)
+    assert "client 100" in caught.value.__notes__[0]
+
+
+def test_a_layer_that_cannot_be_stacked_is_refused_by_name() -> None:
+    network = nn.Sequential(nn.Conv1d(1, 2, 3))
+    with pytest.raises(TypeError, match="Conv1d"):
+        Engine(network, Layout.of(network))
+
+
+def test_auto_chooses_by_size() -> None:
+    small = build("cnn-cifar", shape=(3, 32, 32), classes=10, seed=0)
+    large = build("resnet18", shape=(3, 32, 32), classes=10, seed=0)
+    assert Engine(small, Layout.of(small)).mode == "batched"
+    assert Engine(large, Layout.of(large)).mode == "loop"
