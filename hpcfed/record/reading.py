@@ -1,0 +1,122 @@
+"""Reading a run back."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from hpcfed.errors import UserError
+from hpcfed.record.results import ROUND_SERIES, SCHEMA
+from hpcfed.record.timing import PHASES
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """A run's results, up to the last finished round."""
+
+    folder: Path
+    status: str
+    error: str
+    facts: dict[str, Any]
+    config: dict[str, Any]
+    environment: dict[str, Any]
+    rounds: dict[str, np.ndarray]
+    """Each series of `ROUND_SERIES`: [rounds done]."""
+    phases: np.ndarray
+    """Seconds: [rounds done, ranks, phases]."""
+    wall: np.ndarray
+    """Seconds: [rounds done, ranks]."""
+    peak_memory: np.ndarray
+    """Bytes: [ranks]."""
+    client_accuracy: np.ndarray
+    """[rounds done, clients]."""
+
+    @property
+    def rounds_done(self) -> int:
+        return len(self.wall)
+
+    def last(self, name: str) -> float:
+        """The latest value of a series that is not NaN; NaN when there is none."""
+        values = self.rounds[name]
+        known = values[~np.isnan(values)]
+        return float(known[-1]) if len(known) else float("nan")
+
+    def phase_seconds(self) -> dict[str, float]:
+        """Mean seconds per round by phase: the mean over ranks, of rounds after the first, which warms up."""
+        steady = self.phases[1:] if self.rounds_done > 1 else self.phases
+        if not len(steady):
+            return dict.fromkeys(PHASES, float("nan"))
+        return dict(zip(PHASES, steady.mean((0, 1)).tolist(), strict=True))
+
+    def summary(self) -> dict[str, Any]:
+        """The run as JSON values, with NaN as null."""
+        return {
+            "folder": str(self.folder),
+            "status": self.status,
+            "error": self.error or None,
+            "rounds_done": self.rounds_done,
+            **{key: self.facts[key] for key in ("method", "dataset", "clients", "ranks", "seed", "model", "columns")},
+            "partition": self.config["partition"],
+            "accuracy": _numbers(self.rounds["accuracy"]),
+            "global_accuracy": _numbers(self.rounds["global_accuracy"]),
+            "train_loss": _numbers(self.rounds["train_loss"]),
+            "seconds_per_round": _numbers(self.rounds["seconds"]),
+            "seconds_per_phase": {name: _number(value) for name, value in self.phase_seconds().items()},
+            "bytes_up": _numbers(self.rounds["bytes_up"]),
+            "bytes_down": _numbers(self.rounds["bytes_down"]),
+            "peak_memory": _numbers(self.peak_memory),
+            "config": self.config,
+            "environment": self.environment,
+        }
+
+
+def read_run(folder: Path) -> RunRecord:
+    """Reads `folder/run.h5`; anything that is not a run's folder is one line for the user."""
+    path = folder / "run.h5"
+    if not folder.exists():
+        raise UserError(f"no such folder: {folder}")
+    if not path.is_file():
+        raise UserError(f"{folder} holds no run (there is no run.h5 in it)")
+    try:
+        with h5py.File(path, "r") as file:
+            return _record(folder, file)
+    except (OSError, KeyError, ValueError, TypeError) as error:
+        reason = str(error).partition("\n")[0]
+        raise UserError(f"{path} cannot be read as a run: {reason}") from None
+
+
+def _record(folder: Path, file: h5py.File) -> RunRecord:
+    facts = {key: value.item() if isinstance(value, np.generic) else value for key, value in file.attrs.items()}
+    if facts.get("format") != "hpcfed run":
+        raise ValueError("it was not written by hpcfed")
+    if facts["schema"] > SCHEMA:
+        raise ValueError(f"its schema is {facts['schema']}, this program reads up to {SCHEMA}; use a newer hpcfed")
+    done = slice(0, facts["rounds_done"])
+    failures = sorted(folder.glob("error-*.txt"))
+    status, error = facts["status"], facts.get("error", "")
+    if failures:
+        status, error = "failed", failures[0].read_text(errors="replace").partition("\n")[0]
+    return RunRecord(
+        folder=folder,
+        status=status,
+        error=error,
+        facts=facts,
+        config=json.loads(file["config"].asstr()[()]),
+        environment=json.loads(file["environment"].asstr()[()]),
+        rounds={name: file[f"rounds/{name}"][done] for name in ROUND_SERIES},
+        phases=file["timing/phases"][done],
+        wall=file["timing/wall"][done],
+        peak_memory=file["timing/peak_memory"][done].max(0, initial=0),
+        client_accuracy=file["clients/accuracy"][done],
+    )
+
+
+def _number(value: float) -> float | None:
+    return None if np.isnan(value) else float(value)
+
+
+def _numbers(values: np.ndarray) -> list[float | None]:
+    return [_number(value) for value in values]

@@ -1,0 +1,157 @@
+"""`run.h5`: everything that a run measured, readable with h5ls, h5py or h5web as it stands.
+
+The file is built in memory with all its datasets from the start and published whole, so a reader never sees a torn one.
+Publishing takes at most 2 % of the time: the next one waits fifty times as long as the last one took.
+"""
+
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import h5py
+import numpy as np
+
+from hpcfed.record.publish import publish
+from hpcfed.record.timing import PHASES
+
+SCHEMA = 1
+PAUSE = 50
+"""How many times longer than publishing the pause before the next publishing is."""
+
+
+class Series(NamedTuple):
+    unit: str
+    description: str
+
+
+ROUND_SERIES = {
+    "accuracy": Series("fraction", "mean over clients of each client's accuracy on its own test data"),
+    "global_accuracy": Series("fraction", "accuracy of the global model on the whole test set"),
+    "global_loss": Series("nats", "mean cross-entropy of the global model on the whole test set"),
+    "train_loss": Series("nats", "mean cross-entropy over all samples of the round's local training"),
+    "bytes_up": Series("bytes", "sent by clients, by the method's own accounting"),
+    "bytes_down": Series("bytes", "sent to clients, by the method's own accounting"),
+    "cohort": Series("clients", "clients that took part"),
+    "seconds": Series("s", "wall time of the slowest rank"),
+}
+RANK_SERIES = {
+    "wall": Series("s", "wall time of the round"),
+    "peak_memory": Series(
+        "bytes", "largest memory so far: of the device's allocator on a GPU, of the process on a CPU"
+    ),
+    "wire": Series("bytes", "payload handed to collectives in the round"),
+}
+
+
+@dataclass(frozen=True)
+class Clients:
+    """Facts of the clients that do not change."""
+
+    rank: np.ndarray
+    train_samples: np.ndarray
+    test_samples: np.ndarray
+
+
+class ResultsWriter:
+    """Written by one rank. Rounds come in order."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        settings: dict[str, Any],
+        environment: dict[str, Any],
+        clients: Clients,
+        ranks: int,
+        facts: dict[str, Any],
+    ) -> None:
+        self._path = folder / "run.h5"
+        self._file = h5py.File("run.h5", "w", driver="core", backing_store=False)
+        self._next_publish = 0.0
+        self._started = time.time()
+        rounds, num_clients = settings["rounds"], len(clients.rank)
+        file = self._file
+        file.attrs.update(
+            format="hpcfed run",
+            schema=SCHEMA,
+            status="running",
+            rounds_done=0,
+            started=_clock(self._started),
+            ranks=ranks,
+        )
+        file.attrs.update({key: settings[key] for key in ("method", "dataset", "clients", "seed")} | facts)
+        file["config"] = json.dumps(settings, indent=1)
+        file["environment"] = json.dumps(environment, indent=1)
+        for name, values in vars(clients).items():
+            unit = "rank" if name == "rank" else "samples"
+            _describe(
+                file.create_dataset(f"clients/{name}", data=values), Series(unit, f"{name} of each client"), "client"
+            )
+        for name, series in ROUND_SERIES.items():
+            self._create(f"rounds/{name}", (rounds,), series, "round")
+        accuracy = Series("fraction", "accuracy on the client's own test data; NaN: not evaluated, or no test data")
+        self._create("clients/accuracy", (rounds, num_clients), accuracy, "round", "client", dtype="f4")
+        for name, series in RANK_SERIES.items():
+            self._create(f"timing/{name}", (rounds, ranks), series, "round", "rank")
+        phases = Series("s", "seconds of each phase: " + ", ".join(PHASES))
+        self._create("timing/phases", (rounds, ranks, len(PHASES)), phases, "round", "rank", "phase")
+        file["timing/phase_names"] = np.array(PHASES, dtype=h5py.string_dtype())
+
+    def _create(self, name: str, shape: tuple[int, ...], series: Series, *dimensions: str, dtype: str = "f8") -> None:
+        _describe(self._file.create_dataset(name, shape, dtype, fillvalue=np.nan), series, *dimensions)
+
+    def write_round(
+        self,
+        round: int,
+        values: dict[str, float],
+        *,
+        client_accuracy: np.ndarray | None,
+        rank_values: dict[str, np.ndarray],
+        phases: np.ndarray,
+    ) -> bool:
+        """Takes down a finished round; True when it, and all before it, are now on disk."""
+        file = self._file
+        for name, value in values.items():
+            file[f"rounds/{name}"][round] = value
+        if client_accuracy is not None:
+            file["clients/accuracy"][round] = client_accuracy
+        for name, by_rank in rank_values.items():
+            file[f"timing/{name}"][round] = by_rank
+        file["timing/phases"][round] = phases
+        file.attrs["rounds_done"] = round + 1
+        if time.monotonic() < self._next_publish:
+            return False
+        self._publish()
+        return True
+
+    def finish(self, status: str, *, error: str = "", energy: np.ndarray | None = None) -> None:
+        """Marks the run `complete` or `failed`, and publishes a last time."""
+        now = time.time()
+        self._file.attrs.update(status=status, finished=_clock(now), seconds=now - self._started)
+        if error:
+            self._file.attrs["error"] = error
+        if energy is not None:
+            data = self._file.create_dataset("timing/energy", data=energy)
+            _describe(data, Series("J", "energy of each rank's GPU over the run; NaN where it cannot be read"), "rank")
+        self._publish()
+        self._file.close()
+
+    def _publish(self) -> None:
+        begin = time.monotonic()
+        self._file.flush()
+        publish(self._file.id.get_file_image(), self._path)
+        now = time.monotonic()
+        self._next_publish = now + PAUSE * (now - begin)
+
+
+def _describe(dataset: h5py.Dataset, series: Series, *dimensions: str) -> None:
+    dataset.attrs["units"] = series.unit
+    dataset.attrs["description"] = series.description
+    for axis, name in enumerate(dimensions):
+        dataset.dims[axis].label = name
+
+
+def _clock(seconds: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))

@@ -1,0 +1,63 @@
+"""`params-<rank>.h5`: rows of this rank's clients, as their local training left them, every N rounds.
+
+All datasets exist, with their full size, before the first snapshot, and a snapshot only fills its part and flushes: a
+killed run leaves a readable file. Rows of clients that did not take part are NaN.
+"""
+
+from pathlib import Path
+
+import h5py
+import numpy as np
+
+from hpcfed.models.layout import Layout
+
+
+class SnapshotWriter:
+    def __init__(
+        self, path: Path, *, clients: np.ndarray, layout: Layout, rounds: np.ndarray, dtype: np.dtype, with_global: bool
+    ) -> None:
+        """`rounds` are the rounds after which snapshots will be taken; `with_global` adds the global row."""
+        self._rounds = rounds
+        self._file = h5py.File(path, "w", libver="latest")
+        file = self._file
+        file.attrs.update(format="hpcfed params", schema=1, columns=layout.num_columns)
+        file["client"] = clients
+        file["round"] = rounds
+        file["column_names"] = np.array([e.name for e in layout.entries], dtype=h5py.string_dtype())
+        file["column_starts"] = np.array([e.start for e in layout.entries])
+        shape = (len(rounds), len(clients), layout.num_columns)
+        self._rows = self._create("rows", shape, dtype, "snapshot", "client", "column")
+        self._taken = file.create_dataset("taken", (len(rounds),), "u1", fillvalue=0)
+        self._taken.attrs["description"] = "1 once the snapshot is whole"
+        self._global = None
+        if with_global:
+            self._global = self._create("global", (len(rounds), layout.num_columns), dtype, "snapshot", "column")
+        file.flush()
+
+    def _create(self, name: str, shape: tuple[int, ...], dtype: np.dtype, *dimensions: str) -> h5py.Dataset:
+        chunk = (*[1] * (len(shape) - 1), shape[-1])
+        data = self._file.create_dataset(name, shape, dtype, chunks=chunk, fletcher32=True, fillvalue=np.nan)
+        data.attrs["units"] = "parameter"
+        for axis, dimension in enumerate(dimensions):
+            data.dims[axis].label = dimension
+        return data
+
+    def due(self, round: int) -> bool:
+        return bool(np.isin(round, self._rounds))
+
+    def write_rows(self, round: int, positions: np.ndarray, rows: np.ndarray) -> None:
+        """Rows of the clients at these positions; called again in the same round, the later rows stay."""
+        snapshot = int(np.searchsorted(self._rounds, round))
+        for position, row in zip(positions, rows, strict=True):
+            self._rows[snapshot, int(position)] = row
+
+    def close_round(self, round: int, global_row: np.ndarray | None) -> None:
+        snapshot = int(np.searchsorted(self._rounds, round))
+        if self._global is not None and global_row is not None:
+            self._global[snapshot] = global_row
+        self._file.flush()
+        self._taken[snapshot] = 1
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()

@@ -1,0 +1,79 @@
+"""Where the time of a round goes, by phase, without slowing it down.
+
+On a GPU a boundary between phases is an event in the stream, read once the round is over, so nothing waits inside a
+round. Rounds follow each other without a gap: writing down a round's results counts as `record` of the next round.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import torch
+
+PHASES = ("sample", "download", "train", "attack", "upload", "aggregate", "server", "evaluate", "record", "other")
+"""`other` is what no phase claims: the loop itself."""
+
+
+class Timer:
+    def __init__(self, device: "torch.device") -> None:
+        self._cuda = device.type == "cuda"
+        self._marks: list[tuple[str, Any]] = []
+        self._inside = False
+        self._wall = 0.0
+        self.current = "other"
+        """The phase in progress, for error messages."""
+        self.start()
+
+    def start(self) -> None:
+        """Forgets what was; the first round begins now."""
+        self._synchronize()
+        self._marks.clear()
+        self._mark("other")
+        self._wall = time.perf_counter()
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Time inside belongs to this phase; of nested phases the outermost counts."""
+        if self._inside:
+            yield
+            return
+        self._inside = True
+        self._mark(name)
+        yield  # no finally: after an exception `current` still names the phase that failed
+        self._mark("other")
+        self._inside = False
+
+    def lap(self) -> tuple[np.ndarray, float]:
+        """Ends the round and begins the next: seconds by phase, and the round's wall time."""
+        self._mark("other")
+        self._synchronize()
+        now = time.perf_counter()
+        seconds = np.zeros(len(PHASES))
+        for (name, begin), (_, end) in zip(self._marks, self._marks[1:], strict=False):
+            seconds[PHASES.index(name)] += begin.elapsed_time(end) / 1e3 if self._cuda else end - begin
+        wall, self._wall = now - self._wall, now
+        del self._marks[:-1]
+        return seconds, wall
+
+    def _mark(self, name: str) -> None:
+        self.current = name
+        self._marks.append((name, self._stamp()))
+
+    def _stamp(self) -> Any:
+        if not self._cuda:
+            return time.perf_counter()
+        import torch
+
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def _synchronize(self) -> None:
+        if self._cuda:
+            import torch
+
+            torch.cuda.synchronize()
