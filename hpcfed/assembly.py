@@ -1,0 +1,140 @@
+"""Puts a run together on one rank: data, placement, network, engine, federation."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from hpcfed import methods
+from hpcfed.clients.engine import Engine
+from hpcfed.clients.placement import place
+from hpcfed.clients.schedule import num_steps
+from hpcfed.config import RunConfig, Settings
+from hpcfed.data.datasets import Dataset, Split, SyntheticSize, load
+from hpcfed.data.partition import Partition, partition
+from hpcfed.data.shards import Shard, shard
+from hpcfed.federation import Federation
+from hpcfed.methods import Method
+from hpcfed.models.layout import Layout
+from hpcfed.models.networks import build
+from hpcfed.record.results import Clients
+from hpcfed.record.timing import Timer
+from hpcfed.runtime.collectives import Collectives
+from hpcfed.runtime.world import World
+
+
+@dataclass
+class Session:
+    """Everything that one rank needs for the rounds."""
+
+    settings: Settings
+    world: World
+    method: Method
+    federation: Federation
+    engine: Engine
+    collectives: Collectives
+    timer: Timer
+    clients: Clients
+    global_test: Shard
+    """This rank's share of the global test set, as the data of one client."""
+    global_test_size: int
+
+
+def assemble(settings: Settings, world: World, timer: Timer) -> Session:
+    config = settings.config
+    set_arithmetic(config)
+    dtype = torch.float64 if config.precision == "fp64" else torch.float32
+    dataset = _load(config, world)
+    parts = _partition(config, dataset)
+    facts, placement = _place(config, parts, world)
+    here = placement[world.role_rank]
+
+    def gather(split: Split, lists: list[np.ndarray], ids: np.ndarray) -> Shard:
+        return shard(dataset, split, lists, clients=ids, device=world.device, dtype=dtype)
+
+    test_size = len(dataset.labels("test"))
+    own_share = np.arange(world.role_rank, test_size, world.role_size)
+    network = build(config.network(), shape=dataset.shape, classes=dataset.classes, seed=config.seed)
+    layout = Layout.of(network)
+    engine = Engine(network, layout, mode=config.engine)
+    collectives = Collectives(world)
+    federation = Federation(
+        config,
+        settings.options,
+        placement=placement,
+        sizes=facts.train_samples,
+        train_data=gather("train", [parts.train[i] for i in here], here),
+        test_data=gather("test", [parts.test[i] for i in here], here),
+        engine=engine,
+        first_row=layout.row(network, dtype=dtype).to(world.device),
+        collectives=collectives,
+        timer=timer,
+    )
+    return Session(
+        settings=settings,
+        world=world,
+        method=methods.load(config.method),
+        federation=federation,
+        engine=engine,
+        collectives=collectives,
+        timer=timer,
+        clients=facts,
+        global_test=gather("test", [own_share], np.zeros(1, np.int64)),
+        global_test_size=test_size,
+    )
+
+
+def set_arithmetic(config: RunConfig) -> None:
+    """Precision and determinism of this process's kernels."""
+    torch.set_float32_matmul_precision("high" if config.precision == "tf32" else "highest")
+    torch.backends.cudnn.allow_tf32 = config.precision == "tf32"
+    torch.backends.cudnn.benchmark = not config.deterministic
+    if config.deterministic != torch.are_deterministic_algorithms_enabled():  # the call alone imports for two seconds
+        torch.use_deterministic_algorithms(config.deterministic)
+
+
+def _load(config: RunConfig, world: World) -> Dataset:
+    """One rank of each host downloads, the others wait for it and read."""
+
+    def load_here(download: bool) -> Dataset:
+        size = SyntheticSize(
+            shape=config.shape,
+            classes=config.synthetic_classes,
+            train=config.clients * config.train_per_client,
+            test=config.clients * config.test_per_client,
+        )
+        return load(config.dataset, root=config.root, download=download, seed=config.seed, synthetic=size)
+
+    if not config.download or world.comm is None:
+        return load_here(config.download)
+    dataset = load_here(True) if world.local_rank == 0 else None
+    world.comm.Barrier()
+    return dataset or load_here(False)
+
+
+def _partition(config: RunConfig, dataset: Dataset) -> Partition:
+    return partition(
+        config.partition,
+        dataset.labels("train"),
+        dataset.labels("test"),
+        classes=dataset.classes,
+        clients=config.clients,
+        seed=config.seed,
+        alpha=config.alpha,
+        classes_per_client=config.classes_per_client,
+        uniform_share=config.uniform_share,
+        train_per_client=config.train_per_client,
+        test_per_client=config.test_per_client,
+        validation=config.validation,
+    )
+
+
+def _place(config: RunConfig, parts: Partition, world: World) -> tuple[Clients, list[np.ndarray]]:
+    """Facts of all clients, and their ids by rank: placed by steps, with one more for a client's mere presence."""
+    train, test = (np.array([len(indices) for indices in lists]) for lists in (parts.train, parts.test))
+    steps = num_steps(train, epochs=config.epochs, batch_size=config.batch_size)
+    placement = place(steps + 1, world.num_workers)
+    rank = np.empty(config.clients, np.int64)
+    for number, ids in enumerate(placement):
+        rank[ids] = number
+    return Clients(rank, train, test), placement

@@ -1,0 +1,221 @@
+"""The commands. Nothing heavy is imported before the command line has been understood."""
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NoReturn, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+
+from hpcfed import __version__, methods
+from hpcfed.config import RunConfig, Settings, check, read_toml, resolve
+from hpcfed.data import DATASETS, PARTITIONS
+from hpcfed.errors import UserError, did_you_mean
+from hpcfed.models import MODELS
+from hpcfed.runtime.launcher import launched
+
+_EXAMPLES = """examples:
+  hpcfed run --method fedavg-ft --clients 20 --rounds 10      alone, on the embedded digits
+  mpirun -n 4 hpcfed run study.toml --clients 100             options from a file; flags win
+  srun --mpi=pmix -n 16 hpcfed run --dataset cifar10 --data-root /data --out runs/first
+  hpcfed show runs/first                                      read a run back (--json for programs)
+  hpcfed list                                                 methods, data sets, models, partitions
+"""
+_COMMANDS = """commands:
+  run    one run
+  show   what is in a run
+  list   methods, data sets, models, partitions
+
+"""
+_GROUPS = {
+    "run": "the run",
+    "data": "data and how it is spread over clients",
+    "training": "model and local training",
+    "machine": "machine",
+    "method": "options of method {method}",
+}
+
+
+class _Parser(argparse.ArgumentParser):
+    """Reports a mistake as one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(message)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point of `hpcfed` and `python -m hpcfed`; ends the process with 0, 1 (failed) or 2 (user's mistake)."""
+    try:
+        _dispatch(list(sys.argv[1:] if arguments is None else arguments))
+    except UserError as error:
+        if launched().rank == 0:
+            print(f"hpcfed: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:  # the reader of our output has gone, as in `hpcfed show … | head`
+        sys.stderr.close()
+        sys.exit(0)
+
+
+def _dispatch(arguments: list[str]) -> None:
+    commands = {"run": _run, "show": _show, "list": _list}
+    parser = _Parser(
+        prog="hpcfed",
+        description="Benchmarks of federated learning on clusters: hundreds of clients as rows of one matrix.",
+        epilog=_COMMANDS + _EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"hpcfed {__version__}")
+    parser.add_argument("command", nargs="?", metavar="COMMAND", help="run, show or list; COMMAND --help says more")
+    if not arguments or arguments[0].startswith("-"):
+        parser.parse_args(arguments)
+        parser.print_help()
+        return
+    name, *rest = arguments
+    if name not in commands:
+        raise UserError(f"unknown command '{name}'{did_you_mean(name, commands)} known: {', '.join(commands)}")
+    commands[name](rest)
+
+
+def _run(arguments: list[str]) -> None:
+    settings = parse_run(arguments)
+    check(settings, launched())
+    from hpcfed.run import run
+
+    folder = run(settings)
+    if folder is not None:
+        _print_run(folder)
+
+
+def parse_run(arguments: list[str]) -> Settings:
+    """Settings from a TOML file and flags; flags win."""
+    path, method = _peek(arguments)
+    from_file = {} if path is None else read_toml(path)
+    method = method or from_file.get("method", RunConfig.model_fields["method"].default)
+    method_options = methods.load(str(method)).Options
+    flags, parser = _run_parser(method_options.model_fields, str(method))
+    known, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        raise UserError(_unknown_flag(unknown[0], flags))
+    given = {name: value for name, value in vars(known).items() if name != "config"}
+    sources = {name: f"{path}: {name}" for name in from_file} | {name: f"{flags[name]} {given[name]}" for name in given}
+    return resolve({**from_file, **given}, sources, method_options)
+
+
+def _peek(arguments: list[str]) -> tuple[Path | None, str | None]:
+    """The config file and the method, which decide what other options there are."""
+    flags, parser = _run_parser(_all_method_fields(), "", add_help=False)
+    known, unknown = parser.parse_known_args([word for word in arguments if word not in ("-h", "--help")])
+    if unknown:
+        raise UserError(_unknown_flag(unknown[0], flags))
+    return (None if known.config is None else Path(known.config)), getattr(known, "method", None)
+
+
+def _all_method_fields() -> dict[str, FieldInfo]:
+    fields: dict[str, FieldInfo] = {}
+    for name in methods.names():
+        fields |= methods.load(name).Options.model_fields
+    return fields
+
+
+def _run_parser(
+    method_fields: Mapping[str, FieldInfo], method: str, *, add_help: bool = True
+) -> tuple[dict[str, str], argparse.ArgumentParser]:
+    """A flag for every option; values stay as typed, the config's types judge them."""
+    parser = _Parser(
+        prog="hpcfed run",
+        usage="hpcfed run [CONFIG.toml] [options]",
+        description="One run: alone, or started on every rank by mpirun or srun. Options of other methods: "
+        "hpcfed run --method NAME --help.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+        add_help=add_help,
+    )
+    parser.add_argument("config", nargs="?", metavar="CONFIG.toml", help="options as keys, e.g. rounds = 10; flags win")
+    fields = {**RunConfig.model_fields, **method_fields}
+    groups: dict[str, Any] = {}
+    flags = {}
+    for name, field in fields.items():
+        title = _GROUPS[_group(field)].format(method=method)
+        if title not in groups:
+            groups[title] = parser.add_argument_group(title)
+        flags[name] = f"--{name.replace('_', '-')}"
+        _add_flag(groups[title], flags[name], name, field)
+    return flags, parser
+
+
+def _group(field: FieldInfo) -> str:
+    extra = field.json_schema_extra
+    assert isinstance(extra, dict)
+    return str(extra["group"])
+
+
+def _add_flag(group: Any, flag: str, name: str, field: FieldInfo) -> None:
+    text = str(field.description).replace("%", "%%")
+    if field.annotation is bool:
+        group.add_argument(flag, dest=name, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text)
+        return
+    if field.default is not None:
+        text += f" (default: {field.default})"
+    group.add_argument(flag, dest=name, default=argparse.SUPPRESS, metavar=_metavar(field), help=text)
+
+
+def _metavar(field: FieldInfo) -> str:
+    kind = field.annotation
+    if get_origin(kind) is Literal:
+        return "|".join(str(choice) for choice in get_args(kind))
+    return {int: "N", float: "X", str: "NAME"}.get(kind, "PATH")  # type: ignore[arg-type]
+
+
+def _unknown_flag(word: str, flags: Mapping[str, str]) -> str:
+    flag = word.partition("=")[0]
+    if not flag.startswith("-"):
+        return f"unexpected argument '{word}'; options start with --, and there is one CONFIG.toml"
+    name = flag.lstrip("-").removeprefix("no-").replace("-", "_")
+    owners = [m for m in methods.names() if name in methods.load(m).Options.model_fields]
+    if owners:
+        return f"{flag} is an option of method {', '.join(owners)}; add --method {owners[0]}"
+    return f"unknown option {flag}{did_you_mean(flag, flags.values())}"
+
+
+def _show(arguments: list[str]) -> None:
+    parser = _Parser(prog="hpcfed show", description="What is in a run.", allow_abbrev=False)
+    parser.add_argument("folder", type=Path, metavar="DIR", help="the run's folder, as given by --out")
+    parser.add_argument("--json", action="store_true", help="everything as JSON, for programs")
+    options = parser.parse_args(arguments)
+    if options.json:
+        from hpcfed.record.reading import read_run
+
+        print(json.dumps(read_run(options.folder).summary(), indent=1))
+    else:
+        _print_run(options.folder)
+
+
+def _print_run(folder: Path) -> None:
+    from rich.console import Console
+
+    from hpcfed.record.reading import read_run
+    from hpcfed.show import show
+
+    # Open MPI gives ranks a terminal of its own even when the user's output goes to a file.
+    show(read_run(folder), Console(force_terminal=None if launched().alone else False))
+
+
+def _list(arguments: list[str]) -> None:
+    parser = _Parser(prog="hpcfed list", description="Methods, data sets, models and partitions.", allow_abbrev=False)
+    parser.parse_args(arguments)
+    sections = {
+        "methods": methods.summaries(),
+        "data sets": {name: info.summary for name, info in DATASETS.items()},
+        "models": {name: info.summary for name, info in MODELS.items()},
+        "partitions": PARTITIONS,
+    }
+    for title, lines in sections.items():
+        print(f"{title}:")
+        for name, line in lines.items():
+            print(f"  {name:16} {line}")

@@ -1,0 +1,197 @@
+"""What a run is: typed options with their limits and defaults, from a TOML file and from flags.
+
+Imports no torch: a command line is checked, and its mistakes are reported, before anything heavy starts.
+"""
+
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from hpcfed.data import PARTITIONS, DatasetInfo, files
+from hpcfed.errors import UserError, did_you_mean
+from hpcfed.models import MODELS
+from hpcfed.runtime.launcher import Launch
+
+T = TypeVar("T", bound="Options")
+
+
+class Options(BaseModel):
+    """What `hpcfed run` shows as flags; a method adds its own by a class `Options(config.Options)` in its file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+def option(default: Any, description: str, *, group: str = "method", **limits: Any) -> Any:
+    """A field with its help text; `limits` are pydantic's: ge, gt, le, lt, pattern."""
+    return Field(default, description=description, json_schema_extra={"group": group}, **limits)
+
+
+class RunConfig(Options):
+    method: str = option("fedavg", "what the clients and the server do; `hpcfed list` names all", group="run")
+    rounds: int = option(10, "communication rounds", group="run", ge=1)
+    clients: int = option(20, "simulated clients", group="run", ge=1)
+    participation: float = option(1.0, "share of the clients sampled in a round, at least one", group="run", gt=0, le=1)
+    seed: int = option(0, "seed of every random stream", group="run", ge=0, lt=2**63)
+    out: Path | None = option(None, "folder for the results (default: runs/METHOD-DATASET-TIME)", group="run")
+    overwrite: bool = option(False, "replace a run that is already in --out", group="run")
+    evaluate_every: int = option(1, "evaluate every N rounds, and after the last", group="run", ge=1)
+    snapshot_every: int = option(0, "write clients' rows to params-RANK.h5 every N rounds; 0: never", group="run", ge=0)
+
+    dataset: str = option("digits", "a data set, or file:PATH.npz with your own", group="data")
+    data_root: Path | None = option(None, "folder of the data sets (default: $HPCFED_DATA, else ./data)", group="data")
+    download: bool = option(False, "let torchvision download what is missing", group="data")
+    partition: str = option("dirichlet", "how data is spread over clients", group="data")
+    alpha: float = option(0.5, "dirichlet: concentration; smaller is more uneven", group="data", gt=0)
+    classes_per_client: int = option(2, "sharding: classes that a client holds", group="data", ge=1)
+    uniform_share: float = option(0.2, "dominant: share drawn from all classes", group="data", ge=0, le=1)
+    train_per_client: int = option(600, "dominant and synthetic: training samples per client", group="data", ge=1)
+    test_per_client: int = option(100, "dominant and synthetic: test samples per client", group="data", ge=1)
+    validation: int = option(0, "samples of a balanced validation set, taken from train", group="data", ge=0)
+    synthetic_shape: str = option(
+        "3x32x32",
+        "synthetic: channels x height x width",
+        group="data",
+        pattern=r"^[1-9]\d{0,4}x[1-9]\d{0,4}x[1-9]\d{0,4}$",
+    )
+    synthetic_classes: int = option(10, "synthetic: classes", group="data", ge=2)
+
+    model: str = option("auto", "the network; auto: the data set's usual one", group="training")
+    epochs: int = option(2, "local epochs per round", group="training", ge=1)
+    batch_size: int = option(16, "samples per local step", group="training", ge=1)
+    lr: float = option(0.05, "learning rate", group="training", gt=0)
+    lr_decay: float = option(1.0, "factor on the learning rate after every round", group="training", gt=0, le=1)
+    momentum: float = option(
+        0.5, "momentum of the local SGD, which starts anew each round", group="training", ge=0, lt=1
+    )
+    weight_decay: float = option(0.0, "L2 decay of the local SGD", group="training", ge=0)
+    clip: float = option(0.0, "largest norm of a client's gradient; 0: no limit", group="training", ge=0)
+
+    engine: Literal["auto", "batched", "loop"] = option(
+        "auto", "advance clients together (batched) or one by one (loop)", group="machine"
+    )
+    device: Literal["auto", "cpu", "cuda"] = option("auto", "where clients live", group="machine")
+    precision: Literal["tf32", "fp32", "fp64"] = option(
+        "tf32", "arithmetic; tf32 is float32 on devices without it", group="machine"
+    )
+    deterministic: bool = option(
+        False, "bit-identical repeats: deterministic kernels, sums in client order", group="machine"
+    )
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """The shape of synthetic images."""
+        channels, height, width = (int(n) for n in self.synthetic_shape.split("x"))
+        return channels, height, width
+
+    @property
+    def root(self) -> Path:
+        return self.data_root or Path(os.environ.get("HPCFED_DATA", "data"))
+
+    def data(self) -> DatasetInfo:
+        """Shape and classes of the data set, without loading it."""
+        return files.info(
+            self.dataset, root=self.root, synthetic_shape=self.shape, synthetic_classes=self.synthetic_classes
+        )
+
+    def network(self) -> str:
+        return self.data().model if self.model == "auto" else self.model
+
+
+@dataclass(frozen=True)
+class Settings:
+    """A resolved run: what every run has, and what its method adds."""
+
+    config: RunConfig
+    options: Options
+
+    def flat(self) -> dict[str, Any]:
+        """All options by name, as JSON values."""
+        return {**self.config.model_dump(mode="json"), **self.options.model_dump(mode="json")}
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The file's keys, with underscores; tables are refused, since options are flat."""
+    try:
+        content = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is not valid TOML: {error}") from None
+    for key, value in content.items():
+        if isinstance(value, dict):
+            raise UserError(f"{path}: '{key}' is a table; options are plain keys, such as rounds = 10")
+    return {key.replace("-", "_"): value for key, value in content.items()}
+
+
+def resolve(values: Mapping[str, Any], sources: Mapping[str, str], method_options: type[Options]) -> Settings:
+    """Typed settings from raw values; `sources` says how the user wrote each name, for error messages."""
+    known = [*RunConfig.model_fields, *method_options.model_fields]
+    for name in values:
+        if name not in known:
+            raise UserError(f"{sources[name]}: unknown option{did_you_mean(name, known)}")
+    own = {name: value for name, value in values.items() if name in method_options.model_fields}
+    common = {name: value for name, value in values.items() if name not in own}
+    return Settings(_validated(RunConfig, common, sources), _validated(method_options, own, sources))
+
+
+def check(settings: Settings, launch: Launch) -> None:
+    """Everything that can be known to be wrong before MPI or a device starts."""
+    config = settings.config
+    files.require(config.dataset, root=config.root, download=config.download)
+    data = config.data()
+    _known("partition", config.partition, PARTITIONS)
+    if config.model != "auto":
+        _known("model", config.model, MODELS)
+    smallest, side = MODELS[config.network()].smallest, min(data.shape[1:])
+    if side < smallest:
+        shape = "x".join(str(n) for n in data.shape)
+        raise UserError(
+            f"model {config.network()} needs images of at least {smallest} pixels a side, "
+            f"{config.dataset} has {shape}; use --model cnn-digits or mlp"
+        )
+    if config.partition == "sharding" and config.classes_per_client > data.classes:
+        raise UserError(
+            f"--classes-per-client {config.classes_per_client}, but {config.dataset} has {data.classes} classes"
+        )
+    if 0 < config.validation < data.classes:
+        raise UserError(
+            f"--validation {config.validation} cannot hold all {data.classes} classes; use a multiple of them"
+        )
+    if config.clients < launch.size:
+        raise UserError(
+            f"{config.clients} clients on {launch.size} ranks; use --clients {launch.size} or more, or fewer ranks"
+        )
+    if config.out is not None:
+        _check_out(config.out, overwrite=config.overwrite)
+
+
+def _check_out(out: Path, *, overwrite: bool) -> None:
+    if not out.exists():
+        return
+    if not out.is_dir():
+        raise UserError(f"--out {out} is a file; name a folder")
+    if (out / "run.h5").exists():
+        if not overwrite:
+            raise UserError(f"--out {out} already holds a run; add --overwrite to replace it, or name another folder")
+    elif any(out.iterdir()):
+        raise UserError(f"--out {out} is not empty and holds no run; name another folder")
+
+
+def _known(kind: str, name: str, names: Mapping[str, Any]) -> None:
+    if name not in names:
+        raise UserError(f"unknown {kind} '{name}'{did_you_mean(name, names)} known: {', '.join(names)}")
+
+
+def _validated(model: type[T], values: Mapping[str, Any], sources: Mapping[str, str]) -> T:
+    try:
+        return model.model_validate(values)
+    except ValidationError as failure:
+        error = failure.errors()[0]
+        name = str(error["loc"][0]) if error["loc"] else ""
+        message = error["msg"].replace("Input should be", "must be").replace("Value error, ", "")
+        raise UserError(f"{sources.get(name, name)}: {message}, got {error['input']!r}") from None

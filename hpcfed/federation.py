@@ -1,0 +1,206 @@
+"""The federation as a method sees it: clients of this rank, rows, and a few verbs. No MPI, no CUDA, no file."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hpcfed import streams
+from hpcfed.clients.engine import Engine, Score, Sgd
+from hpcfed.config import Options, RunConfig
+from hpcfed.data.shards import Shard
+from hpcfed.models.layout import Layout
+from hpcfed.record.timing import Timer
+from hpcfed.runtime.collectives import Collectives
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """The clients that take part in a round."""
+
+    round: int
+    clients: np.ndarray
+    """Ids of the whole cohort, ascending."""
+    weights: np.ndarray
+    """nᵢ / Σn of the whole cohort; they sum to one."""
+    here: np.ndarray
+    """The members on this rank, as positions in `Federation.clients`."""
+    chosen: np.ndarray
+    """The same members, as positions in `clients` and `weights`."""
+    per_rank: list[np.ndarray]
+    """`chosen` of every worker rank."""
+
+
+@dataclass
+class Traffic:
+    """Bytes that a round's method sends between server and clients, over all clients."""
+
+    up: int = 0
+    down: int = 0
+
+
+@dataclass
+class Learned:
+    """What local training of a round has seen on this rank."""
+
+    loss: Tensor | None = None
+    """Sum of the training losses of all samples seen, on the device."""
+    samples: int = 0
+
+
+class Federation:
+    """What one rank knows and can do. Client ids are global; positions count this rank's clients from 0."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        options: Options,
+        *,
+        placement: list[np.ndarray],
+        sizes: np.ndarray,
+        train_data: Shard,
+        test_data: Shard,
+        engine: Engine,
+        first_row: Tensor,
+        collectives: Collectives,
+        timer: Timer,
+    ) -> None:
+        self.config = config
+        self.options = options
+        self.clients = placement[collectives.world.role_rank]
+        """Ids of this rank's clients, ascending."""
+        self.sizes = sizes
+        """Training samples of every client of the federation."""
+        self.round = 0
+        """The round in progress."""
+        self.cohort_size = 0
+        self.traffic = Traffic()
+        self.learned = Learned()
+        self.on_trained: Callable[[Cohort, Tensor], None] | None = None
+        """Told of the rows that a round's local training leaves behind; the recorder listens here."""
+        self._placement = placement
+        self._train_data = train_data
+        self._test_data = test_data
+        self._engine = engine
+        self._first_row = first_row
+        self._collectives = collectives
+        self._timer = timer
+
+    @property
+    def layout(self) -> Layout:
+        return self._engine.layout
+
+    @property
+    def device(self) -> torch.device:
+        return self._first_row.device
+
+    def initial_row(self) -> Tensor:
+        """The network's initial weights, which depend on the seed alone."""
+        return self._first_row.clone()
+
+    def generator(self, purpose: str, *numbers: int) -> np.random.Generator:
+        """Random numbers for a decision that all ranks take alike."""
+        return streams.generator(self.config.seed, purpose, *numbers)
+
+    def sample(self, round: int) -> Cohort:
+        """The cohort of a round, drawn without replacement."""
+        self.round = round
+        with self._timer.phase("sample"):
+            total = len(self.sizes)
+            count = max(1, np.rint(self.config.participation * total).astype(int))
+            clients = np.arange(total)
+            if count < total:
+                clients = np.sort(self.generator("cohort", round).choice(total, count, replace=False))
+            per_rank = [np.flatnonzero(np.isin(clients, ids, assume_unique=True)) for ids in self._placement]
+            self.cohort_size = len(clients)
+            chosen = per_rank[self._collectives.world.role_rank]
+            return Cohort(
+                round=round,
+                clients=clients,
+                weights=shares(self.sizes[clients]),
+                here=np.searchsorted(self.clients, clients[chosen]),
+                chosen=chosen,
+                per_rank=per_rank,
+            )
+
+    def download(self, row: Tensor, cohort: Cohort) -> Tensor:
+        """A copy of the row for every member of the cohort on this rank."""
+        with self._timer.phase("download"):
+            self.traffic.down += len(cohort.clients) * row.numel() * row.element_size()
+            return row.repeat(len(cohort.here), 1)
+
+    def train(self, rows: Tensor, cohort: Cohort, *, epochs: int | None = None, columns: Tensor | None = None) -> None:
+        """Local training of the cohort's rows, in place; only True `columns` may change."""
+        with self._timer.phase("train"):
+            sgd = self._sgd(epochs or self.config.epochs, cohort.round)
+            self._descend("training", rows, cohort.here, sgd, round=cohort.round, columns=columns, count=True)
+        if self.on_trained is not None:
+            with self._timer.phase("record"):
+                self.on_trained(cohort, rows)
+
+    def finetune(self, rows: Tensor, clients: np.ndarray, *, epochs: int, columns: Tensor | None = None) -> None:
+        """Training that a client does for itself before it is judged; its rows are thrown away afterwards."""
+        with self._timer.phase("train"):
+            sgd = self._sgd(epochs, self.round)
+            self._descend("fine-tuning", rows, clients, sgd, round=self.round, columns=columns, count=False)
+
+    def upload(self, rows: Tensor, cohort: Cohort) -> Tensor:
+        """What the server receives of the cohort's rows."""
+        with self._timer.phase("upload"):
+            self.traffic.up += len(cohort.clients) * rows.shape[1] * rows.element_size()
+            return rows
+
+    def mean(self, rows: Tensor, cohort: Cohort) -> Tensor:
+        """Σ weightᵢ rowᵢ over the whole cohort, on every rank: local weighted sum, then one flat all-reduce."""
+        with self._timer.phase("aggregate"):
+            if self.config.deterministic:
+                return self._mean_in_client_order(rows, cohort)
+            weights = torch.from_numpy(cohort.weights[cohort.chosen]).to(rows)
+            return self._collectives.sum(weights @ rows)
+
+    def evaluate(self, rows: Tensor, clients: np.ndarray) -> Score:
+        """Scores rows on the own test data of clients of this rank."""
+        with self._timer.phase("evaluate"):
+            return self._engine.evaluate(rows, self._test_data, clients)
+
+    def _mean_in_client_order(self, rows: Tensor, cohort: Cohort) -> Tensor:
+        """The same sum with the same roundings however clients are placed: each rank sums its share of columns."""
+        columns = self._collectives.rows_to_columns(rows, [len(members) for members in cohort.per_rank])
+        position = np.argsort(np.concatenate(cohort.per_rank))
+        total = torch.zeros_like(columns[0])
+        for place, weight in zip(position, cohort.weights, strict=True):
+            total.add_(columns[place], alpha=float(weight))
+        return self._collectives.columns_to_row(total, rows.shape[1])
+
+    def _sgd(self, epochs: int, round: int) -> Sgd:
+        c = self.config
+        lr = c.lr * c.lr_decay**round
+        return Sgd(epochs, c.batch_size, lr, momentum=c.momentum, weight_decay=c.weight_decay, clip=c.clip)
+
+    def _descend(
+        self,
+        purpose: str,
+        rows: Tensor,
+        clients: np.ndarray,
+        sgd: Sgd,
+        *,
+        round: int,
+        columns: Tensor | None,
+        count: bool,
+    ) -> None:
+        ids = torch.from_numpy(self.clients[clients]).to(self.device)
+        keys = streams.client_keys(self.config.seed, purpose, round, ids)
+        losses = self._engine.train(rows, self._train_data, clients, sgd, keys=keys, columns=columns)
+        if count:
+            seen = self.sizes[self.clients[clients]] * sgd.epochs
+            loss = (losses.nan_to_num() * torch.from_numpy(seen).to(losses)).sum()
+            self.learned.loss = loss if self.learned.loss is None else self.learned.loss + loss
+            self.learned.samples += int(seen.sum())
+
+
+def shares(sizes: np.ndarray) -> np.ndarray:
+    """nᵢ / Σn; equal shares when nobody has data, so that the mean of untouched rows is that row."""
+    total = sizes.sum()
+    return sizes / total if total else np.full(len(sizes), 1 / len(sizes))

@@ -1,0 +1,65 @@
+"""One file per method: `init`, `round`, `personal`, `global_row` and `welcome`, functions from state to state.
+
+A file `name_of_method.py` here is the method `name-of-method`; its docstring's first line is its line in `hpcfed list`.
+Files whose name starts with an underscore hold pieces that methods share. A method imports torch inside its functions,
+if at all, so that the command line, which reads the options of all methods, stays quick.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import pkgutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from hpcfed.config import Options
+from hpcfed.errors import UserError, did_you_mean
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
+
+    from hpcfed.federation import Cohort, Federation
+
+OWNED = {"owned": True}
+"""Metadata of a state's field with one entry per client of this rank; other fields are the same on every rank."""
+
+
+class Method(Protocol):
+    """What a method's module offers. A state is a dataclass of tensors."""
+
+    Options: type[Options]
+
+    def init(self, fed: Federation) -> Any:
+        """The state before the first round."""
+
+    def round(self, fed: Federation, state: Any, cohort: Cohort) -> Any:
+        """The state after a round with this cohort."""
+
+    def personal(self, fed: Federation, state: Any, clients: np.ndarray) -> Tensor:
+        """The rows with which clients of this rank (by position) are judged on their own test data."""
+
+    def global_row(self, state: Any) -> Tensor | None:
+        """The model that is judged on the global test data, or None when the method has none."""
+
+    def welcome(self, fed: Federation, state: Any, clients: np.ndarray) -> Tensor:
+        """The rows with which clients that join later start."""
+
+
+def names() -> list[str]:
+    modules = (module.name for module in pkgutil.iter_modules(__path__))
+    return sorted(name.replace("_", "-") for name in modules if not name.startswith("_"))
+
+
+def summaries() -> dict[str, str]:
+    """One line for every method, read from its source without importing it."""
+    folder = Path(__file__).parent
+    texts = {name: (folder / f"{name.replace('-', '_')}.py").read_text() for name in names()}
+    return {name: (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0] for name, text in texts.items()}
+
+
+def load(name: str) -> Method:
+    if name not in names():
+        raise UserError(f"unknown method '{name}'{did_you_mean(name, names())} known: {', '.join(names())}")
+    return cast(Method, importlib.import_module(f"{__name__}.{name.replace('-', '_')}"))

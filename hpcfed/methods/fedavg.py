@@ -1,0 +1,45 @@
+"""FedAvg (McMahan et al. 2017): every client starts from w and trains; w ← Σ (nᵢ / Σn) rowᵢ."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hpcfed.config import Options
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
+
+    from hpcfed.federation import Cohort, Federation
+
+__all__ = ["Options", "State", "global_row", "init", "personal", "round", "welcome"]
+
+
+@dataclass(frozen=True)
+class State:
+    w: Tensor
+    """The global row."""
+
+
+def init(fed: Federation) -> State:
+    return State(fed.initial_row())
+
+
+def round(fed: Federation, state: State, cohort: Cohort) -> State:
+    rows = fed.download(state.w, cohort)
+    fed.train(rows, cohort)
+    rows = fed.upload(rows, cohort)
+    return State(fed.mean(rows, cohort))
+
+
+def personal(fed: Federation, state: State, clients: np.ndarray) -> Tensor:
+    return state.w.expand(len(clients), -1)
+
+
+def global_row(state: State) -> Tensor:
+    return state.w
+
+
+def welcome(fed: Federation, state: State, clients: np.ndarray) -> Tensor:
+    return state.w.expand(len(clients), -1)

@@ -1,0 +1,68 @@
+"""What the user sees while a run goes on: a bar on a terminal, plain lines elsewhere."""
+
+import sys
+import time
+from math import isnan
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+LINE_EVERY = 1.0
+"""Seconds between plain lines, so that a long run does not fill a log."""
+
+
+class RunProgress:
+    """Told of every round that has been written down."""
+
+    def __init__(self, rounds: int, *, visible: bool) -> None:
+        self._rounds = rounds
+        self._visible = visible
+        self._next_line = 0.0
+        self._bar: Progress | None = None
+        if visible and sys.stderr.isatty():
+            columns = (TextColumn("round"), MofNCompleteColumn(), BarColumn(), TextColumn("{task.description}"))
+            self._bar = Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True))
+            self._task = self._bar.add_task("", total=rounds)
+
+    def __enter__(self) -> "RunProgress":
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def say(self, line: str) -> None:
+        if self._visible:
+            print(line, file=sys.stderr, flush=True)
+
+    def round(self, round: int, values: dict[str, float], *, on_disk: bool) -> None:
+        """A plain line appears only for what is on disk: what the user has read survives any accident."""
+        if not self._visible:
+            return
+        text = _line(values)
+        if self._bar is not None:
+            self._bar.update(self._task, completed=round + 1, description=text)
+            return
+        last = round + 1 == self._rounds
+        if (on_disk and time.monotonic() >= self._next_line) or last:
+            self.say(f"round {round + 1}/{self._rounds}  {text}")
+            self._next_line = time.monotonic() + LINE_EVERY
+
+
+def _line(values: dict[str, float]) -> str:
+    accuracy, common = values.get("accuracy", float("nan")), values.get("global_accuracy", float("nan"))
+    parts = [f"loss {values['train_loss']:.4f}"]
+    if not isnan(accuracy):
+        parts.append(f"clients {accuracy:.2%}")
+    if not isnan(common):
+        parts.append(f"global {common:.2%}")
+    return "  ".join([*parts, f"{_seconds(values['seconds'])}"])
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{1e3 * seconds:.1f} ms"

@@ -1,0 +1,280 @@
+"""One run: enter the world, go round after round, write everything down."""
+
+import os
+import resource
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hpcfed.assembly import Session, assemble
+from hpcfed.config import RunConfig, Settings
+from hpcfed.errors import UserError
+from hpcfed.federation import Cohort, Learned, Traffic
+from hpcfed.progress import RunProgress
+from hpcfed.record import environment
+from hpcfed.record.energy import joules
+from hpcfed.record.results import ResultsWriter
+from hpcfed.record.snapshots import SnapshotWriter
+from hpcfed.record.timing import Timer
+from hpcfed.runtime import world as worlds
+from hpcfed.runtime.world import World
+
+PERSONAL_FLOATS = 2**28
+"""Rows are evaluated in groups of clients that hold at most this many floats."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    accuracy: float
+    client_accuracy: np.ndarray
+    global_accuracy: float
+    global_loss: float
+
+
+def run(settings: Settings) -> Path | None:
+    """Runs to the end, the same call on every rank; the root gets the folder of the results, other ranks None."""
+    if settings.config.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it once, when it starts
+    world = worlds.enter(device=settings.config.device)
+    timer = Timer(world.device)
+    with _ending_all_ranks(world, timer) as failing:
+        session = assemble(settings, world, timer)
+        failing.folder = _make_folder(settings.config, world)
+        _go(session, failing.folder)
+        world.close()
+    return failing.folder if world.is_root else None
+
+
+def _go(session: Session, folder: Path) -> None:
+    """All rounds, recorded."""
+    config, world, fed, timer = session.settings.config, session.world, session.federation, session.timer
+    results = _results(session, folder) if world.is_root else None
+    snapshots = _snapshots(session, folder)
+    progress = RunProgress(config.rounds, visible=world.is_root)
+    with progress, _closing(results, snapshots):
+        progress.say(_opening_line(session))
+        energy_before = joules(world.places[world.rank].device)
+        state = session.method.init(fed)
+        session.collectives.barrier()
+        timer.start()
+        for round in range(config.rounds):
+            fed.on_trained = _listener(snapshots) if snapshots and snapshots.due(round) else None
+            state = session.method.round(fed, state, fed.sample(round))
+            evaluation = evaluate(session, state) if _due(round, config) else None
+            if fed.on_trained and snapshots:
+                with timer.phase("record"):
+                    row = session.method.global_row(state)
+                    snapshots.close_round(round, None if row is None else row.cpu().numpy())
+            _record_round(session, round, evaluation, results, progress)
+        energy = np.array([joules(world.places[world.rank].device) - energy_before])
+        energies = session.collectives.gather_numbers(energy)
+        if results is not None and energies is not None:
+            results.finish("complete", energy=energies[:, 0])
+
+
+def evaluate(session: Session, state: Any) -> Evaluation:
+    """Personal accuracy of every client and the global model's, summed over ranks in one small collective."""
+    fed, method, clients = session.federation, session.method, session.clients
+    with session.timer.phase("evaluate"):
+        total = len(clients.rank)
+        sums = torch.zeros(total + 2, dtype=torch.float64, device=fed.device)
+        group = max(1, PERSONAL_FLOATS // fed.layout.num_columns)
+        for start in range(0, len(fed.clients), group):
+            members = np.arange(start, min(start + group, len(fed.clients)))
+            score = fed.evaluate(method.personal(fed, state, members), members)
+            sums[torch.from_numpy(fed.clients[members]).to(fed.device)] = score.correct.double()
+        row = method.global_row(state)
+        if row is not None:
+            score = session.engine.evaluate(row.unsqueeze(0), session.global_test, np.zeros(1, np.int64))
+            sums[total], sums[total + 1] = score.correct.double().sum(), score.loss.double().sum()
+        answers = session.collectives.sum(sums).cpu().numpy()
+    tested = clients.test_samples > 0
+    accuracy = np.where(tested, answers[:total] / np.maximum(clients.test_samples, 1), np.nan)
+    everything = float(session.global_test_size) if row is not None else float("nan")
+    return Evaluation(
+        accuracy=float(accuracy[tested].mean()) if tested.any() else float("nan"),
+        client_accuracy=accuracy,
+        global_accuracy=float(answers[total] / everything),
+        global_loss=float(answers[total + 1] / everything),
+    )
+
+
+def _record_round(
+    session: Session, round: int, evaluation: Evaluation | None, results: ResultsWriter | None, progress: RunProgress
+) -> None:
+    """Ends the round's timing, brings the ranks' figures together, and writes them down."""
+    fed, collectives = session.federation, session.collectives
+    phases, wall = session.timer.lap()
+    with session.timer.phase("record"):
+        learned, traffic, wire = fed.learned, fed.traffic, collectives.bytes_sent
+        fed.learned, fed.traffic, collectives.bytes_sent = Learned(), Traffic(), 0
+        loss = 0.0 if learned.loss is None else float(learned.loss)
+        own = np.array([wall, _peak_memory(session.world), wire, loss, learned.samples, *phases])
+        gathered = collectives.gather_numbers(own)
+        if results is None or gathered is None:
+            return
+        samples = gathered[:, 4].sum()
+        values = {
+            "train_loss": gathered[:, 3].sum() / samples if samples else float("nan"),
+            "bytes_up": traffic.up,
+            "bytes_down": traffic.down,
+            "cohort": fed.cohort_size,
+            "seconds": gathered[:, 0].max(),
+        }
+        if evaluation is not None:
+            values |= {
+                "accuracy": evaluation.accuracy,
+                "global_accuracy": evaluation.global_accuracy,
+                "global_loss": evaluation.global_loss,
+            }
+        on_disk = results.write_round(
+            round,
+            values,
+            client_accuracy=None if evaluation is None else evaluation.client_accuracy,
+            rank_values={"wall": gathered[:, 0], "peak_memory": gathered[:, 1], "wire": gathered[:, 2]},
+            phases=gathered[:, 5:],
+        )
+        progress.round(round, values, on_disk=on_disk)
+
+
+def _due(round: int, config: RunConfig) -> bool:
+    return (round + 1) % config.evaluate_every == 0 or round + 1 == config.rounds
+
+
+def _results(session: Session, folder: Path) -> ResultsWriter:
+    config, world, layout = session.settings.config, session.world, session.federation.layout
+    return ResultsWriter(
+        folder,
+        settings=session.settings.flat(),
+        environment=environment.capture(
+            places=world.places,
+            backend=world.backend,
+            reason=world.reason,
+            launcher=world.launch.launcher,
+            threads=world.threads,
+        ),
+        clients=session.clients,
+        ranks=world.num_workers,
+        facts={
+            "model": config.network(),
+            "columns": layout.num_columns,
+            "parameters": layout.num_parameters,
+            "engine": session.engine.mode,
+        },
+    )
+
+
+def _snapshots(session: Session, folder: Path) -> SnapshotWriter | None:
+    config, fed = session.settings.config, session.federation
+    if not config.snapshot_every:
+        return None
+    rounds = np.arange(config.snapshot_every - 1, config.rounds, config.snapshot_every)
+    if not len(rounds):
+        raise UserError(f"--snapshot-every {config.snapshot_every}, but the run has only {config.rounds} rounds")
+    return SnapshotWriter(
+        folder / f"params-{session.world.role_rank}.h5",
+        clients=fed.clients,
+        layout=fed.layout,
+        rounds=rounds,
+        dtype=np.dtype("f8" if config.precision == "fp64" else "f4"),
+        with_global=session.world.is_root,
+    )
+
+
+def _listener(snapshots: SnapshotWriter) -> Callable[[Cohort, Tensor], None]:
+    return lambda cohort, rows: snapshots.write_rows(cohort.round, cohort.here, rows.cpu().numpy())
+
+
+def _opening_line(session: Session) -> str:
+    config, world, layout = session.settings.config, session.world, session.federation.layout
+    devices = sorted({place.device_name for place in world.places})
+    collectives = "" if world.backend == "none" else f", {world.backend}: {world.reason}"
+    return (
+        f"{config.method} on {config.dataset}: {config.clients} clients × {layout.num_columns:,} columns "
+        f"({config.network()}, {session.engine.mode}) on {world.num_workers} "
+        f"rank{'s' if world.num_workers > 1 else ''} ({', '.join(devices)}{collectives})"
+    )
+
+
+def _peak_memory(world: World) -> int:
+    if world.device.type == "cuda":
+        return torch.cuda.max_memory_allocated()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _make_folder(config: RunConfig, world: World) -> Path:
+    """The root makes the folder, after every rank has checked the command line, and tells the others."""
+    folder = (
+        config.out or Path("runs") / f"{config.method}-{Path(config.dataset).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+    )
+    folder = Path(world.share(str(folder)))
+    if world.is_root:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            for pattern in ("run.h5", "params-*.h5", "error-*.txt"):  # only what a run has written
+                for old in folder.glob(pattern):
+                    old.unlink()
+        except OSError as error:
+            raise UserError(f"cannot write to --out {folder}: {error.strerror}") from None
+    if world.comm is not None:
+        world.comm.Barrier()
+    return folder
+
+
+@contextmanager
+def _closing(results: ResultsWriter | None, snapshots: SnapshotWriter | None) -> Iterator[None]:
+    """Marks the run as failed when it is, and closes its files in any case."""
+    try:
+        yield
+    except BaseException as error:
+        if results is not None:
+            results.finish("failed", error=_one_line(error))
+        raise
+    finally:
+        if snapshots is not None:
+            snapshots.close()
+
+
+@dataclass
+class _Failing:
+    folder: Path | None = None
+
+
+@contextmanager
+def _ending_all_ranks(world: World, timer: Timer) -> Iterator[_Failing]:
+    """An exception on one rank ends all ranks at once, and says where it came from."""
+    failing = _Failing()
+    try:
+        yield failing
+    except Exception as error:
+        if world.comm is None and isinstance(error, UserError):
+            raise
+        code = 2 if isinstance(error, UserError) else 1
+        where = f"rank {world.rank} on {world.places[world.rank].host}"
+        if code == 1:
+            where += f" failed in phase {timer.current}"
+            traceback.print_exc()
+            if failing.folder is not None:
+                text = f"{where}: {_one_line(error)}\n\n{traceback.format_exc()}"
+                (failing.folder / f"error-{world.rank}.txt").write_text(text)
+        elif not world.is_root:
+            time.sleep(2)  # a mistake is mostly everyone's: the root says it once, and ends us meanwhile
+        print(f"hpcfed: {where}: {_one_line(error)}", file=sys.stderr, flush=True)
+        world.abort(code)
+        raise SystemExit(code) from None
+
+
+def _one_line(error: BaseException) -> str:
+    text = str(error).strip().partition("\n")[0]
+    notes = "; ".join(getattr(error, "__notes__", []))
+    kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
+    return f"{kind}{text}" + (f" ({notes})" if notes else "")

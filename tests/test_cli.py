@@ -1,0 +1,205 @@
+"""What a user sees: help, lists, and one clear line for every mistake."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from hpcfed import cli
+from hpcfed.config import RunConfig
+
+QUICK = ["run", "--model", "mlp", "--rounds", "2", "--clients", "4"]
+
+
+def mistake(capsys: pytest.CaptureFixture[str], *words: object) -> str:
+    """Runs the command in this process; it must end with 2 and a single line, which is returned."""
+    with pytest.raises(SystemExit) as ended:
+        cli.main([str(word) for word in words])
+    assert ended.value.code == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.count("\n") == 1, said.err
+    assert said.err.startswith("hpcfed: ")
+    return said.err
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("run --metod fedavg", "--method"),
+        ("run --roundz 3", "--rounds"),
+        ("run --method fedagv", "did you mean 'fedavg'?"),
+        ("run --method", "expected one argument"),
+        ("run --dataset digts", "did you mean 'digits'?"),
+        ("run --model cnn-cifr", "did you mean 'cnn-cifar'?"),
+        ("run --partition dirichle", "did you mean 'dirichlet'?"),
+        ("run --participation 0", "--participation 0: must be greater than 0"),
+        ("run --participation 1.5", "less than or equal to 1"),
+        ("run --rounds 0", "--rounds 0: must be greater than or equal to 1"),
+        ("run --rounds many", "--rounds many: must be a valid integer"),
+        ("run --alpha nan", "--alpha nan"),
+        ("run --lr -1", "--lr"),
+        ("run --engine turbo", "'auto', 'batched' or 'loop'"),
+        ("run --model cnn-cifar", "needs images of at least 20 pixels a side, digits has 1x8x8"),
+        ("run --partition sharding --classes-per-client 11", "digits has 10 classes"),
+        ("run --validation 5", "cannot hold all 10 classes"),
+        ("run --finetune head", "--finetune is an option of method fedavg-ft; add --method fedavg-ft"),
+        ("run --dataset cifar10 --data-root /nowhere/at/all", "/nowhere/at/all"),
+        ("run --dataset file:/nowhere/my.npz", "/nowhere/my.npz"),
+        ("run --synthetic-shape 3x32", "--synthetic-shape 3x32"),
+        ("run nowhere.toml", "cannot read nowhere.toml"),
+        ("run a.toml b.toml", "unexpected argument 'b.toml'"),
+        ("runn", "did you mean 'run'?"),
+        ("show /nowhere/at/all", "no such folder: /nowhere/at/all"),
+        ("show", "the following arguments are required: DIR"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_2(
+    words: str, expected: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.toml").write_text("rounds = 1\n")
+    assert expected in mistake(capsys, *words.split())
+    assert list(tmp_path.iterdir()) == [tmp_path / "a.toml"], "a mistake must leave nothing behind"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("metod = 'fedavg'", "metod: unknown option; did you mean 'method'?"),
+        ("rounds = 'x'", "rounds: must be a valid integer"),
+        ("method = 'fedagv'", "did you mean 'fedavg'?"),
+        ("[run]\nrounds = 3", "'run' is a table"),
+        ("rounds = ", "not valid TOML"),
+        ("rounds = 2.5", "rounds"),
+        ("clip = inf", "clip"),
+    ],
+)
+def test_a_mistake_in_the_file_names_the_file(
+    text: str, expected: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "my.toml"
+    path.write_text(text)
+    line = mistake(capsys, "run", path)
+    assert expected in line
+    if "fedagv" not in text:
+        assert "my.toml" in line
+
+
+def test_mistakes_are_found_before_torch_or_mpi_are_loaded() -> None:
+    program = (
+        "import sys\nfrom hpcfed import cli\n"
+        "try: cli.main(['run', '--model', 'cnn-cifar'])\nexcept SystemExit as end: assert end.code == 2\n"
+        "cli.main(['list'])\n"
+        "assert not {'torch', 'mpi4py.MPI', 'torchvision', 'sklearn'} & set(sys.modules), 'something heavy was loaded'\n"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+
+
+def test_an_existing_out_is_refused_unless_told(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, hpcfed: Callable
+) -> None:
+    out = tmp_path / "run"
+    assert hpcfed(*QUICK, "--out", out).returncode == 0
+    before = (out / "run.h5").read_bytes()
+    assert "already holds a run; add --overwrite" in mistake(capsys, *QUICK, "--out", out)
+    assert (out / "run.h5").read_bytes() == before
+    (out / "notes.txt").write_text("mine")
+    assert hpcfed(*QUICK, "--seed", 1, "--out", out, "--overwrite").returncode == 0
+    assert json.loads(hpcfed("show", out, "--json").stdout)["seed"] == 1
+    assert (out / "notes.txt").read_text() == "mine", "--overwrite may only remove what a run wrote"
+    (out / "run.h5").unlink()
+    assert "not empty and holds no run" in mistake(capsys, *QUICK, "--out", out, "--overwrite")
+    assert "is a file" in mistake(capsys, *QUICK, "--out", out / "notes.txt")
+
+
+def test_flags_win_over_the_file_and_both_are_stored(tmp_path: Path, hpcfed: Callable) -> None:
+    (tmp_path / "my.toml").write_text(
+        'method = "fedavg-ft"\nrounds = 5\nfinetune-epochs = 3\nmodel = "mlp"\nlr = 0.2\n'
+    )
+    result = hpcfed("run", tmp_path / "my.toml", "--rounds", 2, "--clients", 4, "--out", tmp_path / "run")
+    assert result.returncode == 0, result.stderr
+    summary = json.loads(hpcfed("show", tmp_path / "run", "--json").stdout)
+    expected = {"method": "fedavg-ft", "rounds": 2, "finetune_epochs": 3, "lr": 0.2, "clients": 4, "finetune": "all"}
+    assert {name: summary["config"][name] for name in expected} == expected
+    assert set(RunConfig.model_fields) <= set(summary["config"])
+
+
+def test_the_help_explains_every_option(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "500")  # no wrapping inside of words
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["run", "--method", "fedavg-ft", "--help"])
+    assert ended.value.code == 0
+    text = " ".join(capsys.readouterr().out.split())
+    for name, field in RunConfig.model_fields.items():
+        assert f"--{name.replace('_', '-')}" in text
+        assert field.description in text
+        if field.default not in (None, False):
+            assert f"(default: {field.default})" in text
+    assert "--finetune-epochs" in text
+    assert "examples:" in text
+
+
+def test_list_names_everything(capsys: pytest.CaptureFixture[str]) -> None:
+    cli.main(["list"])
+    text = capsys.readouterr().out
+    for name in ("fedavg-ft", "local", "digits", "fashion-mnist", "resnet18", "cnn-cifar", "dirichlet", "dominant"):
+        assert f"\n  {name} " in text
+
+
+def test_show_reads_a_run_back(tmp_path: Path, hpcfed: Callable) -> None:
+    done = hpcfed(*QUICK, "--evaluate-every", 2, "--rounds", 3, "--out", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    assert "round 1/3" in done.stderr and "round 3/3" in done.stderr
+    assert "\x1b" not in done.stdout + done.stderr, "no terminal, no colours"
+    shown = hpcfed("show", tmp_path / "run")
+    assert shown.returncode == 0
+    assert shown.stdout == done.stdout, "the summary at the end is what show shows"
+    summary = json.loads(hpcfed("show", tmp_path / "run", "--json").stdout)
+    assert summary["status"] == "complete"
+    assert (summary["rounds_done"], summary["clients"], summary["ranks"], summary["seed"]) == (3, 4, 1, 0)
+    assert (summary["method"], summary["dataset"]) == ("fedavg", "digits")
+    assert summary["accuracy"][0] is None, "round 1 was not evaluated"
+    assert all(0 <= value <= 1 for value in summary["accuracy"][1:]), "round 2 is due, round 3 the last"
+    assert len(summary["seconds_per_round"]) == 3 and min(summary["seconds_per_round"]) > 0
+    assert summary["seconds_per_phase"]["train"] > 0
+    assert summary["bytes_up"] == summary["bytes_down"] == [4 * 4 * summary["columns"]] * 3
+
+
+def test_a_users_own_data(tmp_path: Path, hpcfed: Callable) -> None:
+    rng = np.random.default_rng(0)
+    labels = rng.integers(3, size=90)
+    images = (rng.integers(60, size=(90, 6, 6)) + 60 * labels[:, None, None]).astype(np.uint8)
+    np.savez(
+        tmp_path / "own.npz",
+        train_images=images[:60],
+        train_labels=labels[:60],
+        test_images=images[60:],
+        test_labels=labels[60:],
+    )
+    options = ["--dataset", f"file:{tmp_path}/own.npz", "--clients", 3, "--rounds", 5, "--partition", "iid"]
+    result = hpcfed("run", *options, "--out", tmp_path / "run")
+    assert result.returncode == 0, result.stderr
+    assert json.loads(hpcfed("show", tmp_path / "run", "--json").stdout)["global_accuracy"][-1] > 0.9
+
+
+def test_show_of_something_else_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert "holds no run" in mistake(capsys, "show", tmp_path)
+    (tmp_path / "run.h5").write_bytes(b"not HDF5 at all")
+    assert "cannot be read as a run" in mistake(capsys, "show", tmp_path)
+    with h5py.File(tmp_path / "run.h5", "w") as file:
+        file["x"] = 1
+    assert "not written by hpcfed" in mistake(capsys, "show", tmp_path)
+
+
+def test_an_unwritable_out_is_one_line(tmp_path: Path, hpcfed: Callable) -> None:
+    (tmp_path / "file").write_text("")
+    result = hpcfed(*QUICK, "--out", tmp_path / "file" / "run")
+    assert result.returncode == 2
+    assert result.stderr.count("\n") <= 1 and "file" in result.stderr, result.stderr

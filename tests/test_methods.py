@@ -1,0 +1,216 @@
+"""FedAvg, FedAvg-FT and Local-only against their definitions, in one process."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from hpcfed import methods
+from hpcfed.assembly import Session, assemble
+from hpcfed.config import resolve
+from hpcfed.federation import shares
+from hpcfed.record.timing import Timer
+from hpcfed.run import evaluate
+from hpcfed.runtime import world as worlds
+
+
+def session(**values: Any) -> Session:
+    values = {"model": "mlp", "clients": 4, "precision": "fp64", "device": "cpu", **values}
+    options = methods.load(values.get("method", "fedavg")).Options
+    settings = resolve(values, {name: name for name in values}, options)
+    world = worlds.enter(device="cpu")
+    return assemble(settings, world, Timer(world.device))
+
+
+def trained_alone(s: Session, row: Tensor, client: int, round: int) -> Tensor:
+    """One client's row after its local training in a session that trains one client after another."""
+    rows = row.clone().unsqueeze(0)
+    fed = s.federation
+    fed._descend(  # the same keyed stream, one client only
+        "training", rows, np.array([client]), fed._sgd(fed.config.epochs, round), round=round, columns=None, count=False
+    )
+    return rows[0]
+
+
+def test_fedavg_is_the_weighted_mean_of_rows_trained_from_w() -> None:
+    s = session(alpha=0.3)
+    fed, method = s.federation, s.method
+    state = method.init(fed)
+    for round in range(2):
+        expected = torch.zeros_like(state.w)
+        for client in range(4):
+            expected += fed.sizes[client] / fed.sizes.sum() * trained_alone(s, state.w, client, round)
+        state = method.round(fed, state, fed.sample(round))
+        torch.testing.assert_close(state.w, expected, rtol=1e-10, atol=1e-12)
+
+
+def test_fedavg_on_a_quadratic_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients with targets 0, 10 and 4 and one exact step each: the mean is weighted by their samples."""
+    s = session(clients=3)
+    fed = s.federation
+    targets, fed.sizes = torch.tensor([0.0, 10.0, 4.0], dtype=torch.float64), np.array([1, 3, 0])
+
+    def to_target(rows: Tensor, shard: Any, clients: np.ndarray, sgd: Any, **_: Any) -> Tensor:
+        rows += 0.5 * (targets[torch.from_numpy(clients)].unsqueeze(1) - rows)
+        return torch.zeros(len(rows))
+
+    monkeypatch.setattr(s.engine, "train", to_target)
+    state = s.method.init(fed)
+    start = state.w.clone()
+    state = s.method.round(fed, state, fed.sample(0))
+    torch.testing.assert_close(state.w, 0.5 * start + 0.5 * (0.25 * 0 + 0.75 * 10))
+
+
+@given(st.lists(st.integers(0, 10**6), min_size=1, max_size=300))
+def test_weights_sum_to_one_and_follow_sizes(sizes: list[int]) -> None:
+    weights = shares(np.array(sizes))
+    assert weights.sum() == pytest.approx(1, abs=1e-12)
+    if sum(sizes):
+        assert all((w == 0) == (n == 0) for w, n in zip(weights, sizes, strict=True))
+        assert weights.max() == weights[int(np.argmax(sizes))]
+
+
+def test_a_client_without_data_changes_nothing() -> None:
+    """Twenty clients of which many are empty give, bit for bit, the mean of those that have data."""
+    s = session(clients=20, alpha=0.01, deterministic=False)
+    fed = s.federation
+    empty = np.flatnonzero(fed.sizes == 0)
+    assert len(empty), "the partition has no empty client: choose a smaller alpha"
+    state = s.method.init(fed)
+    cohort = fed.sample(0)
+    rows = fed.download(state.w, cohort)
+    fed.train(rows, cohort)
+    assert torch.equal(rows[empty], state.w.expand(len(empty), -1))
+    with_garbage = rows.clone()
+    with_garbage[empty] = 1e30
+    assert torch.equal(fed.mean(rows, cohort), fed.mean(with_garbage, cohort))
+
+
+def test_a_cohort_without_any_data_keeps_the_model() -> None:
+    s = session()
+    s.federation.sizes = np.zeros(4, np.int64)
+    cohort = s.federation.sample(0)
+    w = s.federation.initial_row()
+    rows = w.repeat(len(cohort.here), 1)
+    torch.testing.assert_close(s.federation.mean(rows, cohort), w, rtol=1e-15, atol=0)
+
+
+def test_both_ways_of_summing_agree() -> None:
+    plain, ordered = session(clients=7), session(clients=7, deterministic=True)
+    rows = torch.randn(7, plain.federation.layout.num_columns, dtype=torch.float64)
+    means = [s.federation.mean(rows, s.federation.sample(0)) for s in (plain, ordered)]
+    torch.testing.assert_close(*means, rtol=1e-12, atol=1e-14)
+    torch.use_deterministic_algorithms(False)
+
+
+def test_the_cohort_depends_on_seed_and_round_alone() -> None:
+    cohorts = [session(clients=50, participation=0.3, seed=seed).federation.sample(4).clients for seed in (0, 0, 1)]
+    assert len(cohorts[0]) == 15 and len(np.unique(cohorts[0])) == 15
+    assert np.array_equal(cohorts[0], cohorts[1])
+    assert not np.array_equal(cohorts[0], cohorts[2])
+    later = session(clients=50, participation=0.3).federation.sample(5).clients
+    assert not np.array_equal(cohorts[0], later)
+
+
+def test_participation_never_samples_nobody() -> None:
+    assert len(session(clients=10, participation=0.01).federation.sample(0).clients) == 1
+
+
+def test_local_clients_never_hear_of_each_other() -> None:
+    s = session(method="local", participation=0.5)
+    fed = s.federation
+    state = s.method.init(fed)
+    cohort = fed.sample(0)
+    rows = state.rows.clone()
+    state = s.method.round(fed, state, cohort)
+    for client in range(4):
+        expected = trained_alone(s, rows[client], client, 0) if client in cohort.clients else rows[client]
+        torch.testing.assert_close(state.rows[client], expected, rtol=1e-10, atol=1e-12)
+    assert fed.traffic.up == fed.traffic.down == 0
+    assert s.method.global_row(state) is None
+
+
+def test_fine_tuning_is_judged_but_not_kept() -> None:
+    s = session(method="fedavg-ft", alpha=0.1)
+    state = s.method.init(s.federation)
+    before = state.w.clone()
+    tuned = s.method.personal(s.federation, state, np.arange(4))
+    assert torch.equal(state.w, before)
+    assert all(not torch.equal(row, before) for row in tuned)
+    assert evaluate(s, state).accuracy > 1.5 * evaluate(s, state).global_accuracy
+
+
+def test_head_only_fine_tuning_keeps_the_body() -> None:
+    s = session(method="fedavg-ft", finetune="head", finetune_epochs=3)
+    state = s.method.init(s.federation)
+    tuned = s.method.personal(s.federation, state, np.arange(4))
+    head = s.federation.layout.mask([s.federation.layout.head])
+    assert torch.equal(tuned[:, ~head], state.w[~head].expand(4, -1))
+    assert not torch.equal(tuned[0, head], state.w[head])
+
+
+def test_accuracy_is_the_mean_over_clients_with_test_data() -> None:
+    s = session(clients=30, alpha=0.02)
+    state = s.method.init(s.federation)
+    result = evaluate(s, state)
+    tested = s.clients.test_samples > 0
+    assert 0 < tested.sum() < 30, "the case needs clients with and without test data"
+    assert np.isnan(result.client_accuracy[~tested]).all()
+    assert result.accuracy == pytest.approx(result.client_accuracy[tested].mean())
+    # Dirichlet spreads the test set completely, so the clients' answers add up to the global model's.
+    right = np.nansum(result.client_accuracy * s.clients.test_samples)
+    assert right == pytest.approx(result.global_accuracy * s.global_test_size)
+
+
+def test_every_method_has_a_line_and_welcomes_newcomers() -> None:
+    for name, line in methods.summaries().items():
+        assert line, f"{name} has no docstring"
+        s = session(method=name)
+        state = s.method.init(s.federation)
+        rows = s.method.welcome(s.federation, state, np.arange(2))
+        assert torch.equal(rows[0], s.federation.initial_row())
+
+
+def test_bytes_are_what_the_method_sends() -> None:
+    s = session(clients=10, participation=0.3)
+    state = s.method.init(s.federation)
+    s.method.round(s.federation, state, s.federation.sample(0))
+    expected = 3 * s.federation.layout.num_columns * 8
+    assert s.federation.traffic.up == s.federation.traffic.down == expected
+
+
+def test_layout_matches_the_papers_counts() -> None:
+    from hpcfed.models.layout import Layout
+    from hpcfed.models.networks import build
+
+    def layout(name: str, shape: tuple[int, int, int], classes: int) -> Layout:
+        return Layout.of(build(name, shape=shape, classes=classes, seed=0))
+
+    cifar = layout("cnn-cifar", (3, 32, 32), 10)
+    assert cifar.num_columns == 107_690
+    assert int(cifar.mask(["fc1", "head"]).sum()) == 75_146
+    assert int(layout("cnn-emnist", (1, 28, 28), 62).mask(["fc1", "head"]).sum()) == 110_526
+    resnet = layout("resnet18", (3, 32, 32), 10)
+    assert resnet.num_columns == 11_183_562
+    assert resnet.num_columns - resnet.num_parameters == 9_600
+    assert resnet.head == "fc"
+    assert 9_000 < layout("cnn-fmnist", (1, 28, 28), 10).num_columns < 12_500
+
+
+def test_rows_and_networks_round_trip() -> None:
+    from hpcfed.models.layout import Layout
+    from hpcfed.models.networks import build
+
+    network = build("resnet18", shape=(3, 32, 32), classes=10, seed=3)
+    layout = Layout.of(network)
+    views = layout.views(layout.row(network).unsqueeze(0))
+    for name, tensor in network.state_dict().items():
+        if tensor.is_floating_point():
+            assert torch.equal(views[name][0], tensor)
+    again = build("resnet18", shape=(3, 32, 32), classes=10, seed=3)
+    assert torch.equal(layout.row(again), layout.row(network))
+    assert not torch.equal(layout.row(build("resnet18", shape=(3, 32, 32), classes=10, seed=4)), layout.row(network))

@@ -1,0 +1,130 @@
+"""Real MPI ranks: the same numbers on any number of them, roles apart, and no rank left behind."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from hpcfed.record.reading import read_run
+
+HERE = Path(__file__).parent
+OPTIONS = [
+    "--method",
+    "fedavg-ft",
+    "--clients",
+    "7",
+    "--participation",
+    "0.7",
+    "--rounds",
+    "3",
+    "--alpha",
+    "0.3",
+    "--snapshot-every",
+    "3",
+]
+
+
+def final_row(folder: Path) -> np.ndarray:
+    with h5py.File(folder / "params-0.h5") as file:
+        assert file["taken"][-1] == 1
+        return file["global"][-1]
+
+
+def client_rows(folder: Path) -> dict[int, np.ndarray]:
+    rows = {}
+    for path in folder.glob("params-*.h5"):
+        with h5py.File(path) as file:
+            rows |= {int(client): row for client, row in zip(file["client"], file["rows"][-1], strict=True)}
+    return rows
+
+
+def test_one_two_and_three_ranks_give_the_same_run(tmp_path: Path, hpcfed: Callable, mpirun: Callable) -> None:
+    alone = hpcfed("run", *OPTIONS, "--out", tmp_path / "1")
+    assert alone.returncode == 0, alone.stderr
+    for ranks in (2, 3):
+        result = mpirun(ranks, "-m", "hpcfed", "run", *OPTIONS, "--out", tmp_path / str(ranks))
+        assert result.returncode == 0, result.stderr
+    one = read_run(tmp_path / "1")
+    for ranks in (2, 3):
+        many = read_run(tmp_path / str(ranks))
+        assert many.facts["ranks"] == ranks
+        for name in ("accuracy", "global_accuracy", "bytes_up", "bytes_down", "cohort"):
+            np.testing.assert_array_equal(many.rounds[name], one.rounds[name], err_msg=name)
+        np.testing.assert_allclose(many.rounds["train_loss"], one.rounds["train_loss"], rtol=1e-5)
+        np.testing.assert_array_equal(many.client_accuracy, one.client_accuracy)
+        row, expected = final_row(tmp_path / str(ranks)), final_row(tmp_path / "1")
+        assert np.linalg.norm(row - expected) / np.linalg.norm(expected) < 1e-5
+        rows, alone_rows = client_rows(tmp_path / str(ranks)), client_rows(tmp_path / "1")
+        assert sorted(rows) == list(range(7))
+        took_part = [client for client, row in alone_rows.items() if not np.isnan(row).any()]
+        assert len(took_part) == 5
+        for client in range(7):
+            np.testing.assert_allclose(rows[client], alone_rows[client], rtol=1e-4, atol=1e-5)
+
+
+def test_deterministic_repeats_are_identical_to_the_byte(tmp_path: Path, mpirun: Callable) -> None:
+    for name in ("first", "again"):
+        result = mpirun(2, "-m", "hpcfed", "run", *OPTIONS, "--deterministic", "--out", tmp_path / name)
+        assert result.returncode == 0, result.stderr
+    assert final_row(tmp_path / "first").tobytes() == final_row(tmp_path / "again").tobytes()
+    first, again = client_rows(tmp_path / "first"), client_rows(tmp_path / "again")
+    assert all(first[client].tobytes() == again[client].tobytes() for client in range(7))
+    with h5py.File(tmp_path / "first/run.h5") as a, h5py.File(tmp_path / "again/run.h5") as b:
+        for name in ("accuracy", "global_accuracy", "global_loss", "train_loss", "bytes_up", "bytes_down", "cohort"):
+            assert a[f"rounds/{name}"][()].tobytes() == b[f"rounds/{name}"][()].tobytes(), name
+        assert a["clients/accuracy"][()].tobytes() == b["clients/accuracy"][()].tobytes()
+
+
+def test_a_rank_that_raises_ends_all_ranks(tmp_path: Path, mpirun: Callable) -> None:
+    begin = time.monotonic()
+    words = [*OPTIONS, "--rounds", 1000, "--engine", "loop", "--out", tmp_path / "run"]
+    result = mpirun(3, HERE / "failing_rank.py", "run", *words)
+    seconds = time.monotonic() - begin
+    assert result.returncode == 1
+    line = next(line for line in result.stderr.splitlines() if line.startswith("hpcfed: rank 2"))
+    assert "failed in phase train" in line
+    assert "planted failure" in line
+    assert "while training client " in line
+    assert seconds < 60, "starting takes some seconds on a slow machine, ending must not add to them"
+    record = read_run(tmp_path / "run") if (tmp_path / "run/run.h5").exists() else None
+    assert (tmp_path / "run/error-2.txt").read_text().startswith("rank 2")
+    assert record is None or (record.status == "failed" and "planted failure" in record.error)
+
+
+def test_a_raising_rank_ends_the_job_within_ten_seconds(tmp_path: Path, mpirun: Callable) -> None:
+    """Measured inside the job: from the failure on rank 1 to the end of mpirun, while rank 0 waits for a collective."""
+    result = mpirun(2, HERE / "failing_rank.py", "run", *OPTIONS, "--out", tmp_path / "run")
+    ended = time.time()
+    assert result.returncode == 1
+    failed = (tmp_path / "run/error-1.txt").stat().st_mtime
+    assert ended - failed < 10
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+def test_roles_have_worlds_of_their_own(servers: int, mpirun: Callable) -> None:
+    result = mpirun(4, HERE / "roles.py", servers)
+    assert result.returncode == 0, result.stderr
+    lines = sorted(result.stdout.split("\n"))
+    workers = [line for line in lines if line.startswith("worker")]
+    server_lines = [line for line in lines if line.startswith("server")]
+    assert len(workers) == 4 - servers and len(server_lines) == servers
+    total = sum(range(4 - servers))
+    assert all(f"sum {total} joined {4 - servers}" in line for line in workers)
+    assert all(f"sum {6 - total} joined {servers}" in line for line in server_lines)
+
+
+def test_no_worker_left_is_the_users_mistake(mpirun: Callable) -> None:
+    result = mpirun(2, HERE / "roles.py", 2)
+    assert result.returncode != 0
+    assert "leaves no worker among 2 ranks" in result.stderr
+
+
+def test_fewer_clients_than_ranks_is_said_once(tmp_path: Path, mpirun: Callable) -> None:
+    result = mpirun(3, "-m", "hpcfed", "run", "--clients", 2, "--out", tmp_path / "run")
+    assert result.returncode == 2
+    assert result.stderr.count("2 clients on 3 ranks") == 1
+    assert "Traceback" not in result.stderr
+    assert not (tmp_path / "run").exists()
