@@ -18,8 +18,8 @@ from hpcfed.runtime.launcher import launched
 
 _EXAMPLES = """examples:
   hpcfed run --method fedavg-ft --clients 20 --rounds 10      alone, on the embedded digits
-  mpirun -n 4 hpcfed run study.toml --clients 100             options from a file; flags win
-  srun --mpi=pmix -n 16 hpcfed run --dataset cifar10 --data-root /data --out runs/first
+  mpirun -n 4 python -m hpcfed run my.toml --clients 100      options from a file; flags win
+  srun --mpi=pmix -n 16 python -m hpcfed run --dataset cifar10 --data-root /data --out runs/first
   hpcfed show runs/first                                      read a run back (--json for programs)
   hpcfed list                                                 methods, data sets, models, partitions
 """

@@ -33,7 +33,7 @@ def option(default: Any, description: str, *, group: str = "method", **limits: A
 
 class RunConfig(Options):
     method: str = option("fedavg", "what the clients and the server do; `hpcfed list` names all", group="run")
-    rounds: int = option(10, "communication rounds", group="run", ge=1)
+    rounds: int = option(20, "communication rounds", group="run", ge=1)
     clients: int = option(20, "simulated clients", group="run", ge=1)
     participation: float = option(1.0, "share of the clients sampled in a round, at least one", group="run", gt=0, le=1)
     seed: int = option(0, "seed of every random stream", group="run", ge=0, lt=2**63)
@@ -65,9 +65,7 @@ class RunConfig(Options):
     batch_size: int = option(16, "samples per local step", group="training", ge=1)
     lr: float = option(0.05, "learning rate", group="training", gt=0)
     lr_decay: float = option(1.0, "factor on the learning rate after every round", group="training", gt=0, le=1)
-    momentum: float = option(
-        0.5, "momentum of the local SGD, which starts anew each round", group="training", ge=0, lt=1
-    )
+    momentum: float = option(0.9, "momentum of local SGD; starts anew each round", group="training", ge=0, lt=1)
     weight_decay: float = option(0.0, "L2 decay of the local SGD", group="training", ge=0)
     clip: float = option(0.0, "largest norm of a client's gradient; 0: no limit", group="training", ge=0)
 
@@ -162,6 +160,8 @@ def check(settings: Settings, launch: Launch) -> None:
         raise UserError(
             f"--validation {config.validation} cannot hold all {data.classes} classes; use a multiple of them"
         )
+    if config.snapshot_every > config.rounds:
+        raise UserError(f"--snapshot-every {config.snapshot_every}, but the run has only {config.rounds} rounds")
     if config.clients < launch.size:
         raise UserError(
             f"{config.clients} clients on {launch.size} ranks; use --clients {launch.size} or more, or fewer ranks"

@@ -178,8 +178,6 @@ def _snapshots(session: Session, folder: Path) -> SnapshotWriter | None:
     if not config.snapshot_every:
         return None
     rounds = np.arange(config.snapshot_every - 1, config.rounds, config.snapshot_every)
-    if not len(rounds):
-        raise UserError(f"--snapshot-every {config.snapshot_every}, but the run has only {config.rounds} rounds")
     return SnapshotWriter(
         folder / f"params-{session.world.role_rank}.h5",
         clients=fed.clients,

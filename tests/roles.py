@@ -1,4 +1,4 @@
-"""Not a test: workers and servers each sum their ranks in their own torch.distributed world, and print what they see."""
+"""Not a test: workers and servers each sum their ranks in a torch.distributed world of their own, and tell."""
 
 import sys
 

