@@ -49,17 +49,17 @@ def run(settings: Settings) -> Path | None:
     with _ending_all_ranks(world, timer) as failing:
         session = assemble(settings, world, timer)
         failing.folder = _make_folder(settings.config, world)
-        _go(session, failing.folder)
+        go(session, failing.folder)
         world.close()
     return failing.folder if world.is_root else None
 
 
-def _go(session: Session, folder: Path) -> None:
-    """All rounds, recorded."""
+def go(session: Session, folder: Path, *, quiet: bool = False) -> None:
+    """All rounds, recorded in the folder."""
     config, world, fed, timer = session.settings.config, session.world, session.federation, session.timer
     results = _results(session, folder) if world.is_root else None
     snapshots = _snapshots(session, folder)
-    progress = RunProgress(config.rounds, visible=world.is_root)
+    progress = RunProgress(config.rounds, visible=world.is_root and not quiet)
     with progress, _closing(results, snapshots):
         progress.say(_opening_line(session))
         energy_before = joules(world.places[world.rank].device)

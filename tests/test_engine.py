@@ -1,6 +1,8 @@
 """The batched engine, the loop engine and a naive torch loop agree, for every model and for uneven clients."""
 
 import copy
+from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -21,6 +23,18 @@ SIZES = (5, 0, 13, 8, 1, 16)  # an empty client, a single sample, full and short
 SGD = Sgd(epochs=2, batch_size=4, lr=0.05, momentum=0.9, weight_decay=1e-3, clip=1.0)
 
 
+CUDA = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"))
+
+
+@pytest.fixture(params=["cpu", CUDA])
+def device(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Float32 means float32 here: TensorFloat-32 is off."""
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
+    yield request.param
+    torch.backends.cudnn.allow_tf32 = before
+
+
 def shape_of(name: str) -> tuple[int, int, int]:
     return (SHAPES | SMALL).get(name, (3, 16, 16))
 
@@ -38,6 +52,10 @@ def make_shard(shape: tuple[int, int, int], sizes: tuple[int, ...], dtype: torch
         sizes=sizes,
         clients=np.arange(100, 100 + len(sizes)),
     )
+
+
+def on(device: str, shard: Shard) -> Shard:
+    return replace(shard, images=shard.images.to(device), labels=shard.labels.to(device), index=shard.index.to(device))
 
 
 def sample_order(shard: Shard, client: int, key: Tensor, epoch: int) -> Tensor:
@@ -71,17 +89,19 @@ def relative(a: Tensor, b: Tensor) -> float:
     return float((a - b).norm() / b.norm())
 
 
-def trained(name: str, mode: str, network: nn.Module, shard: Shard, sgd: Sgd, keys: Tensor) -> tuple[Tensor, Tensor]:
+def trained(
+    mode: str, network: nn.Module, shard: Shard, sgd: Sgd, keys: Tensor, device: str = "cpu"
+) -> tuple[Tensor, Tensor]:
     layout = Layout.of(network)
-    rows = layout.row(network, dtype=shard.images.dtype).repeat(len(shard.sizes), 1)
+    rows = layout.row(network, dtype=shard.images.dtype).repeat(len(shard.sizes), 1).to(device)
     engine = Engine(network, layout, mode=mode)  # type: ignore[arg-type]
-    losses = engine.train(rows, shard, np.arange(len(shard.sizes)), sgd, keys=keys)
-    return rows, losses
+    losses = engine.train(rows, on(device, shard), np.arange(len(shard.sizes)), sgd, keys=keys.to(device))
+    return rows.cpu(), losses.cpu()
 
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
-def test_batched_equals_loop_equals_naive(name: str, dtype: torch.dtype) -> None:
+def test_batched_equals_loop_equals_naive(name: str, dtype: torch.dtype, device: str) -> None:
     if name == "resnet18":  # torch refuses batch statistics of a single value, so the naive loop needs two samples
         sizes, sgd, shape = (7, 0, 4), Sgd(1, 4, 0.002, momentum=0.9, weight_decay=1e-3), shape_of(name)
     else:
@@ -89,8 +109,8 @@ def test_batched_equals_loop_equals_naive(name: str, dtype: torch.dtype) -> None
     network = without_dropout(build(name, shape=shape, classes=10, seed=0))
     layout, shard = Layout.of(network), make_shard(shape, sizes, dtype)
     keys = streams.client_keys(3, "test", 5, torch.arange(len(sizes)))
-    batched, batched_loss = trained(name, "batched", network, shard, sgd, keys)
-    loop, loop_loss = trained(name, "loop", network, shard, sgd, keys)
+    batched, batched_loss = trained("batched", network, shard, sgd, keys, device)
+    loop, loop_loss = trained("loop", network, shard, sgd, keys, device)
     tolerance = 1e-5 if dtype == torch.float32 else 1e-10
     first = layout.row(network, dtype=dtype)
     for client, size in enumerate(sizes):
@@ -107,22 +127,22 @@ def test_batched_equals_loop_equals_naive(name: str, dtype: torch.dtype) -> None
     torch.testing.assert_close(batched_loss[has_data], loop_loss[has_data], rtol=1e-4, atol=1e-6)
 
 
-def test_dropout_is_the_clients_own() -> None:
+def test_dropout_is_the_clients_own(device: str) -> None:
     """A client draws the same masks in a stack, alone, and beside other clients; and other masks in another round."""
     network = build("cnn-pfl", shape=(3, 12, 12), classes=10, seed=0)
     shard = make_shard((3, 12, 12), SIZES, torch.float64)
     keys = streams.client_keys(3, "test", 5, torch.arange(len(SIZES)))
-    batched, _ = trained("cnn-pfl", "batched", network, shard, SGD, keys)
-    loop, _ = trained("cnn-pfl", "loop", network, shard, SGD, keys)
+    batched, _ = trained("batched", network, shard, SGD, keys)
+    loop, _ = trained("loop", network, shard, SGD, keys, device)
     torch.testing.assert_close(batched, loop, rtol=1e-9, atol=1e-12)
-    plain, _ = trained("cnn-pfl", "batched", without_dropout(copy.deepcopy(network)), shard, SGD, keys)
+    plain, _ = trained("batched", without_dropout(copy.deepcopy(network)), shard, SGD, keys)
     assert relative(plain[0], batched[0]) > 1e-3, "dropout did nothing"
     layout = Layout.of(network)
     some = np.array([4, 2])
     rows = layout.row(network, dtype=torch.float64).repeat(2, 1)
     Engine(network, layout, mode="batched").train(rows, shard, some, SGD, keys=keys[some])
     torch.testing.assert_close(rows, batched[some], rtol=1e-9, atol=1e-12)
-    later, _ = trained("cnn-pfl", "batched", network, shard, SGD, streams.client_keys(3, "test", 6, torch.arange(6)))
+    later, _ = trained("batched", network, shard, SGD, streams.client_keys(3, "test", 6, torch.arange(6)))
     assert relative(later[0], batched[0]) > 1e-3
 
 
@@ -174,12 +194,13 @@ def test_evaluation_counts_right_answers(name: str, mode: str, monkeypatch: pyte
     rows = layout.row(network, dtype=torch.float64).repeat(len(SIZES), 1)
     rows += 0.1 * torch.randn_like(rows) * (rows != 0)
     engine = Engine(network, layout, mode=mode)  # type: ignore[arg-type]
+    plain = copy.deepcopy(network).double().eval()
     for given in (rows, rows[2].expand(len(SIZES), -1)):
         score = engine.evaluate(given, shard, np.arange(len(SIZES)))
         for client, size in enumerate(SIZES):
             own = shard.index[client, :size]
             tensors = {key: view[0] for key, view in layout.views(given[client : client + 1]).items()}
-            logits = torch.func.functional_call(copy.deepcopy(network).double().eval(), tensors, (shard.images[own],))
+            logits = torch.func.functional_call(plain, tensors, (shard.images[own],))
             assert float(score.correct[client]) == float((logits.argmax(1) == shard.labels[own]).sum())
             expected = F.cross_entropy(logits, shard.labels[own], reduction="sum") if size else torch.zeros(())
             torch.testing.assert_close(score.loss[client].double(), expected.double(), rtol=1e-9, atol=1e-9)

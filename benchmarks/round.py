@@ -1,0 +1,133 @@
+"""Seconds per round and client samples per second of two fixed pieces of work, to compare simulators by.
+
+  pfl-cifar10      1000 users × 50 images, cohort 50, batch 10, 1 epoch: the CIFAR-10 benchmark of pfl-research
+  pfedgpa-cifar10  100 clients × 600 images, all take part, batch 50, 2 epochs: pFedGPA's CIFAR-10 setting
+
+A round is sampling, download, local training, aggregation and the training loss; evaluation is apart. Images are
+synthetic, 3×32×32. Warm-up rounds are not counted. Works alone and under mpirun or srun.
+
+examples:
+  python benchmarks/round.py
+  python benchmarks/round.py --works pfl-cifar10 --engines batched --rounds 50 --json round.json
+"""
+
+import argparse
+import json
+import platform
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from hpcfed import methods
+from hpcfed.assembly import Session, assemble
+from hpcfed.config import resolve
+from hpcfed.record.timing import Timer
+from hpcfed.runtime import world as worlds
+from hpcfed.runtime.world import World
+
+SYNTHETIC = {"dataset": "synthetic", "synthetic_shape": "3x32x32", "partition": "iid", "test_per_client": 1}
+WORKS: dict[str, dict[str, Any]] = {
+    "pfl-cifar10": SYNTHETIC
+    | {"model": "cnn-pfl", "clients": 1000, "train_per_client": 50, "participation": 0.05}
+    | {"batch_size": 10, "epochs": 1, "lr": 0.1, "momentum": 0.0},
+    "pfedgpa-cifar10": SYNTHETIC
+    | {"model": "cnn-cifar", "clients": 100, "train_per_client": 600, "participation": 1.0}
+    | {"batch_size": 50, "epochs": 2, "lr": 0.02, "momentum": 0.5, "weight_decay": 5e-4},
+}
+
+
+def rounds_of(session: Session, *, warmup: int, rounds: int) -> tuple[np.ndarray, float]:
+    """Seconds of each counted round, of the slowest rank, and samples trained on per round."""
+    fed, world = session.federation, session.world
+    state = session.method.init(fed)
+    seconds = []
+    samples = 0
+    for round in range(warmup + rounds):
+        if round == warmup:
+            samples = fed.learned.samples
+        session.collectives.barrier()
+        synchronize(world)
+        begin = time.perf_counter()
+        state = session.method.round(fed, state, fed.sample(round))
+        float(fed.learned.loss if fed.learned.loss is not None else 0.0)
+        synchronize(world)
+        seconds.append(time.perf_counter() - begin)
+    samples = fed.learned.samples - samples
+    gathered = session.collectives.gather_numbers(np.array([samples, *seconds[warmup:]]))
+    if gathered is None:
+        return np.empty(0), 0.0
+    return gathered[:, 1:].max(0), gathered[:, 0].sum() / rounds
+
+
+def synchronize(world: World) -> None:
+    if world.device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def measure(name: str, engine: str, options: argparse.Namespace, world: World) -> dict[str, Any] | None:
+    values = WORKS[name] | {"engine": engine, "precision": options.precision, "device": options.device}
+    settings = resolve(values, {key: key for key in values}, methods.load("fedavg").Options)
+    session = assemble(settings, world, Timer(world.device))
+    if world.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    seconds, samples = rounds_of(session, warmup=options.warmup, rounds=options.rounds)
+    if not len(seconds):
+        return None
+    memory = torch.cuda.max_memory_allocated() / 2**30 if world.device.type == "cuda" else float("nan")
+    return {
+        "work": name,
+        "engine": engine,
+        "precision": options.precision,
+        "ms_per_round": 1e3 * float(np.median(seconds)),
+        "ms_low": 1e3 * float(np.quantile(seconds, 0.1)),
+        "ms_high": 1e3 * float(np.quantile(seconds, 0.9)),
+        "samples_per_second": samples / float(np.median(seconds)),
+        "peak_gib": memory,
+        "samples_ms": [1e3 * s for s in seconds],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--works", nargs="+", choices=WORKS, default=list(WORKS))
+    parser.add_argument("--engines", nargs="+", choices=["batched", "loop"], default=["batched", "loop"])
+    parser.add_argument("--rounds", type=int, default=10, help="counted rounds (default: 10)")
+    parser.add_argument("--warmup", type=int, default=2, help="rounds before (default: 2)")
+    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
+    parser.add_argument("--precision", choices=["tf32", "fp32"], default="tf32")
+    parser.add_argument("--json", type=Path, help="also write everything, every round's time included, to this file")
+    options = parser.parse_args()
+
+    world = worlds.enter(device=options.device)
+    place = world.places[0]
+    if world.is_root:
+        versions = f"torch {torch.__version__}, Python {platform.python_version()}"
+        machine = f"{place.device_name}, {world.size} ranks, {world.threads} threads"
+        print(f"{datetime.now(UTC):%Y-%m-%d}  {machine}, {versions}")
+        print(f"{'work':16} {'engine':8} {'ms per round':>12} {'10 % … 90 %':>19} {'samples/s':>11} {'GiB':>7}")
+    results = []
+    for name in options.works:
+        for engine in options.engines:
+            result = measure(name, engine, options, world)
+            if result is None:
+                continue
+            results.append(result)
+            spread = f"{result['ms_low']:.2f} … {result['ms_high']:.2f}"
+            print(
+                f"{name:16} {engine:8} {result['ms_per_round']:12.2f} {spread:>19} "
+                f"{result['samples_per_second']:11,.0f} {result['peak_gib']:7.2f}",
+                flush=True,
+            )
+    if options.json and world.is_root:
+        options.json.write_text(
+            json.dumps({"device": place.device_name, "ranks": world.size, "results": results}, indent=1)
+        )
+    world.close()
+
+
+if __name__ == "__main__":
+    main()
