@@ -53,7 +53,7 @@ def rounds_of(session: Session, *, warmup: int, rounds: int) -> tuple[np.ndarray
         synchronize(world)
         begin = time.perf_counter()
         state = session.method.round(fed, state, fed.sample(round))
-        float(fed.learned.loss if fed.learned.loss is not None else 0.0)
+        float(fed.learned.loss)
         synchronize(world)
         seconds.append(time.perf_counter() - begin)
     samples = fed.learned.samples - samples

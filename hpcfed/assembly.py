@@ -105,10 +105,10 @@ def _load(config: RunConfig, world: World) -> Dataset:
         )
         return load(config.dataset, root=config.root, download=download, seed=config.seed, synthetic=size)
 
-    if not config.download or world.comm is None:
-        return load_here(config.download)
+    if not config.download:
+        return load_here(False)
     dataset = load_here(True) if world.local_rank == 0 else None
-    world.comm.Barrier()
+    world.barrier()
     return dataset or load_here(False)
 
 

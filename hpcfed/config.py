@@ -164,7 +164,7 @@ def check(settings: Settings, launch: Launch) -> None:
         raise UserError(f"--snapshot-every {config.snapshot_every}, but the run has only {config.rounds} rounds")
     if config.clients < launch.size:
         raise UserError(
-            f"{config.clients} clients on {launch.size} ranks; use --clients {launch.size} or more, or fewer ranks"
+            f"--clients {config.clients} on {launch.size} ranks; use --clients {launch.size} or more, or fewer ranks"
         )
     if config.out is not None:
         _check_out(config.out, overwrite=config.overwrite)

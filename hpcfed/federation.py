@@ -45,9 +45,14 @@ class Traffic:
 class Learned:
     """What local training of a round has seen on this rank."""
 
-    loss: Tensor | None = None
-    """Sum of the training losses of all samples seen, on the device."""
+    loss: Tensor | float = 0.0
+    """Sum of the training losses of all samples seen; it stays on the device until it is read."""
     samples: int = 0
+
+    def add(self, losses: Tensor, samples: np.ndarray) -> None:
+        """Mean losses of some clients (NaN without data) over so many samples each."""
+        self.loss = self.loss + (losses.nan_to_num() * torch.from_numpy(samples).to(losses)).sum()
+        self.samples += int(samples.sum())
 
 
 class Federation:
@@ -135,7 +140,8 @@ class Federation:
         """Local training of the cohort's rows, in place; only True `columns` may change."""
         with self._timer.phase("train"):
             sgd = self._sgd(epochs or self.config.epochs, cohort.round)
-            self._descend("training", rows, cohort.here, sgd, round=cohort.round, columns=columns, count=True)
+            losses = self._descend("training", rows, cohort.here, sgd, round=cohort.round, columns=columns)
+            self.learned.add(losses, self.sizes[self.clients[cohort.here]] * sgd.epochs)
         if self.on_trained is not None:
             with self._timer.phase("record"):
                 self.on_trained(cohort, rows)
@@ -144,7 +150,7 @@ class Federation:
         """Training that a client does for itself before it is judged; its rows are thrown away afterwards."""
         with self._timer.phase("train"):
             sgd = self._sgd(epochs, self.round)
-            self._descend("fine-tuning", rows, clients, sgd, round=self.round, columns=columns, count=False)
+            self._descend("fine-tuning", rows, clients, sgd, round=self.round, columns=columns)
 
     def upload(self, rows: Tensor, cohort: Cohort) -> Tensor:
         """What the server receives of the cohort's rows."""
@@ -188,16 +194,10 @@ class Federation:
         *,
         round: int,
         columns: Tensor | None,
-        count: bool,
-    ) -> None:
+    ) -> Tensor:
         ids = torch.from_numpy(self.clients[clients]).to(self.device)
         keys = streams.client_keys(self.config.seed, purpose, round, ids)
-        losses = self._engine.train(rows, self._train_data, clients, sgd, keys=keys, columns=columns)
-        if count:
-            seen = self.sizes[self.clients[clients]] * sgd.epochs
-            loss = (losses.nan_to_num() * torch.from_numpy(seen).to(losses)).sum()
-            self.learned.loss = loss if self.learned.loss is None else self.learned.loss + loss
-            self.learned.samples += int(seen.sum())
+        return self._engine.train(rows, self._train_data, clients, sgd, keys=keys, columns=columns)
 
 
 def shares(sizes: np.ndarray) -> np.ndarray:

@@ -19,10 +19,10 @@ from hpcfed.assembly import Session, assemble
 from hpcfed.config import RunConfig, Settings
 from hpcfed.errors import UserError
 from hpcfed.federation import Cohort, Learned, Traffic
-from hpcfed.progress import RunProgress
+from hpcfed.progress import RunProgress, count
 from hpcfed.record import environment
 from hpcfed.record.energy import joules
-from hpcfed.record.results import ResultsWriter
+from hpcfed.record.results import RANK_SERIES, ResultsWriter
 from hpcfed.record.snapshots import SnapshotWriter
 from hpcfed.record.timing import Timer
 from hpcfed.runtime import world as worlds
@@ -117,18 +117,19 @@ def _record_round(
     with session.timer.phase("record"):
         learned, traffic, wire = fed.learned, fed.traffic, collectives.bytes_sent
         fed.learned, fed.traffic, collectives.bytes_sent = Learned(), Traffic(), 0
-        loss = 0.0 if learned.loss is None else float(learned.loss)
-        own = np.array([wall, _peak_memory(session.world), wire, loss, learned.samples, *phases])
-        gathered = collectives.gather_numbers(own)
+        own = {"wall": wall, "peak_memory": _peak_memory(session.world), "wire": wire}
+        own |= {"loss": float(learned.loss), "samples": learned.samples}
+        gathered = collectives.gather_numbers(np.array([*own.values(), *phases]))
         if results is None or gathered is None:
             return
-        samples = gathered[:, 4].sum()
+        by_rank = dict(zip(own, gathered.T, strict=False))
+        samples = by_rank["samples"].sum()
         values = {
-            "train_loss": gathered[:, 3].sum() / samples if samples else float("nan"),
+            "train_loss": by_rank["loss"].sum() / samples if samples else float("nan"),
             "bytes_up": traffic.up,
             "bytes_down": traffic.down,
             "cohort": fed.cohort_size,
-            "seconds": gathered[:, 0].max(),
+            "seconds": by_rank["wall"].max(),
         }
         if evaluation is not None:
             values |= {
@@ -140,8 +141,8 @@ def _record_round(
             round,
             values,
             client_accuracy=None if evaluation is None else evaluation.client_accuracy,
-            rank_values={"wall": gathered[:, 0], "peak_memory": gathered[:, 1], "wire": gathered[:, 2]},
-            phases=gathered[:, 5:],
+            rank_values={name: by_rank[name] for name in RANK_SERIES},
+            phases=gathered[:, len(own) :],
         )
         progress.round(round, values, on_disk=on_disk)
 
@@ -197,9 +198,9 @@ def _opening_line(session: Session) -> str:
     devices = sorted({place.device_name for place in world.places})
     collectives = "" if world.backend == "none" else f", {world.backend}: {world.reason}"
     return (
-        f"{config.method} on {config.dataset}: {config.clients} clients × {layout.num_columns:,} columns "
-        f"({config.network()}, {session.engine.mode}) on {world.num_workers} "
-        f"rank{'s' if world.num_workers > 1 else ''} ({', '.join(devices)}{collectives})"
+        f"{config.method} on {config.dataset}: {count(config.clients, 'client')} × {layout.num_columns:,} columns "
+        f"({config.network()}, {session.engine.mode}) on {count(world.num_workers, 'rank')} "
+        f"({', '.join(devices)}{collectives})"
     )
 
 
@@ -211,10 +212,8 @@ def _peak_memory(world: World) -> int:
 
 def _make_folder(config: RunConfig, world: World) -> Path:
     """The root makes the folder, after every rank has checked the command line, and tells the others."""
-    folder = (
-        config.out or Path("runs") / f"{config.method}-{Path(config.dataset).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
-    )
-    folder = Path(world.share(str(folder)))
+    unique = f"{config.method}-{Path(config.dataset).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+    folder = Path(world.share(str(config.out or Path("runs") / unique)))
     if world.is_root:
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -223,8 +222,7 @@ def _make_folder(config: RunConfig, world: World) -> Path:
                     old.unlink()
         except OSError as error:
             raise UserError(f"cannot write to --out {folder}: {error.strerror}") from None
-    if world.comm is not None:
-        world.comm.Barrier()
+    world.barrier()
     return folder
 
 
@@ -254,7 +252,7 @@ def _ending_all_ranks(world: World, timer: Timer) -> Iterator[_Failing]:
     try:
         yield failing
     except Exception as error:
-        if world.comm is None and isinstance(error, UserError):
+        if world.alone and isinstance(error, UserError):
             raise
         code = 2 if isinstance(error, UserError) else 1
         where = f"rank {world.rank} on {world.places[world.rank].host}"

@@ -5,22 +5,29 @@ from math import isnan
 from rich.console import Console
 from rich.table import Table
 
+from hpcfed.progress import count
 from hpcfed.record.reading import RunRecord
 
 
 def show(record: RunRecord, console: Console) -> None:
+    """Prints the run: what it was, accuracy, where its time went, what it cost, and where its files are."""
     facts = record.facts
-    console.print(
-        f"[bold]{facts['method']}[/] on {facts['dataset']} ({record.config['partition']}), "
-        f"{facts['clients']} clients on {facts['ranks']} ranks, {facts['model']} with {facts['columns']:,} columns, "
-        f"seed {facts['seed']}",
-        highlight=False,
-    )
-    done = f"{record.rounds_done} of {record.config['rounds']} rounds"
-    console.print(f"status: {record.status}, {done}" + (f": {record.error}" if record.error else ""), highlight=False)
+    lines = [
+        f"{facts['method']} on {facts['dataset']} ({record.config['partition']}): "
+        f"{count(facts['clients'], 'client')} on {count(facts['ranks'], 'rank')}, "
+        f"{facts['model']} with {facts['columns']:,} columns, seed {facts['seed']}",
+        f"status: {record.status}, {record.rounds_done} of {count(record.config['rounds'], 'round')}"
+        + (f": {record.error}" if record.error else ""),
+    ]
+    for line in lines:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
     if record.rounds_done:
-        console.print(_accuracy(record), _phases(record), _costs(record))
-    console.print(f"results: {record.folder / 'run.h5'}", highlight=False, soft_wrap=True)
+        for table in (_accuracy(record), _phases(record), _costs(record)):
+            console.print()
+            console.print(table)
+    console.print()
+    names = sorted(path.name for path in record.folder.glob("*.h5"))
+    console.print(f"files in {record.folder}: {', '.join(names)}", highlight=False, markup=False, soft_wrap=True)
 
 
 def _table(*columns: str) -> Table:
@@ -31,7 +38,7 @@ def _table(*columns: str) -> Table:
 
 
 def _accuracy(record: RunRecord) -> Table:
-    table = _table("\naccuracy", "\nlast", "\nbest")
+    table = _table("accuracy", "last", "best")
     rows = {"clients, own test data": "accuracy", "global model, all test data": "global_accuracy"}
     for label, name in rows.items():
         last = record.last(name)
@@ -42,7 +49,7 @@ def _accuracy(record: RunRecord) -> Table:
 
 
 def _phases(record: RunRecord) -> Table:
-    table = _table("\nphase", "\nms per round", "\nshare")
+    table = _table("phase", "ms per round", "share")
     phases = record.phase_seconds()
     total = sum(phases.values())
     for name, seconds in sorted(phases.items(), key=lambda item: -item[1]):
@@ -53,11 +60,13 @@ def _phases(record: RunRecord) -> Table:
 
 
 def _costs(record: RunRecord) -> Table:
-    table = _table("\ncost", "")
+    table = _table("cost", "")
     table.add_row("sent by clients", _bytes(record.rounds["bytes_up"].sum()))
     table.add_row("sent to clients", _bytes(record.rounds["bytes_down"].sum()))
     table.add_row("peak memory of a rank", _bytes(record.peak_memory.max()))
     table.add_row("wall time of all rounds", f"{record.rounds['seconds'].sum():.2f} s")
+    if record.energy is not None and not isnan(record.energy):
+        table.add_row("energy of all GPUs", f"{record.energy:,.0f} J")
     return table
 
 

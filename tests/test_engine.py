@@ -157,8 +157,10 @@ def test_dropout_keeps_the_right_share() -> None:
 
 
 @pytest.mark.parametrize("mode", ["batched", "loop"])
-def test_frozen_columns_keep_their_bits(mode: str) -> None:
-    network = build("cnn-digits", shape=(1, 8, 8), classes=10, seed=0)
+@pytest.mark.parametrize("name", ["cnn-digits", "resnet18"])
+def test_frozen_columns_keep_their_bits(name: str, mode: str) -> None:
+    """Weights, biases and, with batch norm, the running statistics too."""
+    network = build(name, shape=(1, 8, 8), classes=10, seed=0)
     layout, shard = Layout.of(network), make_shard((1, 8, 8), SIZES, torch.float32)
     head = layout.mask([layout.head])
     first = layout.row(network).repeat(len(SIZES), 1)

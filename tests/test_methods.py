@@ -31,7 +31,7 @@ def trained_alone(s: Session, row: Tensor, client: int, round: int) -> Tensor:
     rows = row.clone().unsqueeze(0)
     fed = s.federation
     fed._descend(  # the same keyed stream, one client only
-        "training", rows, np.array([client]), fed._sgd(fed.config.epochs, round), round=round, columns=None, count=False
+        "training", rows, np.array([client]), fed._sgd(fed.config.epochs, round), round=round, columns=None
     )
     return rows[0]
 

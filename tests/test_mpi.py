@@ -113,6 +113,6 @@ def test_no_worker_left_is_the_users_mistake(mpirun: Callable) -> None:
 def test_fewer_clients_than_ranks_is_said_once(tmp_path: Path, mpirun: Callable) -> None:
     result = mpirun(3, "-m", "hpcfed", "run", "--clients", 2, "--out", tmp_path / "run")
     assert result.returncode == 2
-    assert result.stderr.count("2 clients on 3 ranks") == 1
+    assert result.stderr.count("--clients 2 on 3 ranks") == 1
     assert "Traceback" not in result.stderr
     assert not (tmp_path / "run").exists()

@@ -132,7 +132,7 @@ class Engine:
     ) -> tuple[Tensor, Tensor]:
         """Each client's summed loss, and the gradient of its mean loss as rows [clients, parameters].
 
-        The only part of `rows` that changes are the running statistics.
+        Of `rows` only running statistics change, where they may.
         """
         # Batch norm moves its statistics in place, but autograd insists that the weights' storage stays as it was.
         statistics = rows[:, self.layout.num_parameters :].clone()
@@ -149,7 +149,8 @@ class Engine:
             mean = summed / valid.sum(1)
         # A client's loss depends on its own row alone, so the gradient of the sum is every client's own gradient.
         parts = torch.autograd.grad(mean.sum(), leaves)
-        rows[:, self.layout.num_parameters :] = statistics
+        before = rows[:, self.layout.num_parameters :]
+        before.copy_(statistics if moving is None else torch.where(moving.statistics, statistics, before))
         if moving is None:
             return summed.detach(), torch.cat([part.flatten(1) for part in parts], 1)
         gradient = rows.new_zeros(len(rows), self.layout.num_parameters)
@@ -223,14 +224,16 @@ class _Moving:
 
     parameters: Tensor
     """[parameters] True where a column may move."""
+    statistics: Tensor
+    """[statistics] The same for the columns after the parameters."""
     entries: list[Entry]
     """The tensors that hold such columns; gradients of others are not computed."""
 
     @classmethod
     def of(cls, columns: Tensor, layout: Layout, device: torch.device) -> "_Moving":
-        on_host = columns.cpu()
+        on_host, on_device = columns.cpu(), columns.to(device)
         entries = [e for e in layout.entries if e.trainable and bool(on_host[e.start : e.stop].any())]
-        return cls(columns[: layout.num_parameters].to(device), entries)
+        return cls(on_device[: layout.num_parameters], on_device[layout.num_parameters :], entries)
 
 
 def _descend(rows: Tensor, gradient: Tensor, sgd: Sgd, *, velocity: Tensor | None, moving: _Moving | None) -> None:

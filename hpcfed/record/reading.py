@@ -33,6 +33,8 @@ class RunRecord:
     """Bytes: [ranks]."""
     client_accuracy: np.ndarray
     """[rounds done, clients]."""
+    energy: float | None
+    """Joules of all GPUs; None while the run goes on, NaN where they have no counter."""
 
     @property
     def rounds_done(self) -> int:
@@ -68,6 +70,7 @@ class RunRecord:
             "bytes_up": _numbers(self.rounds["bytes_up"]),
             "bytes_down": _numbers(self.rounds["bytes_down"]),
             "peak_memory": _numbers(self.peak_memory),
+            "energy": None if self.energy is None else _number(self.energy),
             "config": self.config,
             "environment": self.environment,
         }
@@ -111,6 +114,7 @@ def _record(folder: Path, file: h5py.File) -> RunRecord:
         wall=file["timing/wall"][done],
         peak_memory=file["timing/peak_memory"][done].max(0, initial=0),
         client_accuracy=file["clients/accuracy"][done],
+        energy=float(file["timing/energy"][()].sum()) if "timing/energy" in file else None,
     )
 
 

@@ -56,6 +56,11 @@ class World:
         return self.size - self.server_ranks
 
     @property
+    def alone(self) -> bool:
+        """One process plays every role."""
+        return self.comm is None
+
+    @property
     def is_root(self) -> bool:
         """The one rank that talks to the user and writes the results."""
         return self.rank == 0
@@ -68,6 +73,11 @@ class World:
     def share(self, value: Any) -> Any:
         """The root's value, on every rank."""
         return value if self.comm is None else self.comm.bcast(value, root=0)
+
+    def barrier(self) -> None:
+        """Waits until every rank is here."""
+        if self.comm is not None:
+            self.comm.Barrier()
 
     def close(self) -> None:
         if dist.is_initialized():
