@@ -1,0 +1,68 @@
+"""Who we are: what launchers say, which backend is chosen and why, how cores and clients are shared out."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpcfed.clients.placement import place
+from hpcfed.runtime.launcher import Launch, launched
+from hpcfed.runtime.world import Place, _threads, choose_backend
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({}, Launch("no launcher", 0, 1)),
+        ({"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4"}, Launch("Open MPI's mpirun", 2, 4)),
+        ({"PMI_RANK": "1", "PMI_SIZE": "2"}, Launch("mpiexec (PMI)", 1, 2)),
+        ({"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "8", "SLURM_STEP_ID": "0"}, Launch("srun", 3, 8)),
+        # A batch script sees its job's variables, but no launcher has started it.
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "5"}, Launch("no launcher", 0, 1)),
+    ],
+)
+def test_launchers_are_recognised(variables: dict[str, str], expected: Launch) -> None:
+    assert launched(variables) == expected
+
+
+def rank_at(host: str, device: str, cores: tuple[int, ...] = (0, 1)) -> Place:
+    return Place(host=host, pid=1, device=device, device_name=device, cores=cores)
+
+
+def test_the_backend_is_chosen_with_a_reason() -> None:
+    assert choose_backend((rank_at("a", "gpu-1"),))[0] == "none"
+    assert choose_backend((rank_at("a", "gpu-1"), rank_at("a", "gpu-2"))) == ("nccl", "every rank has a GPU of its own")
+    assert choose_backend((rank_at("a", "gpu-1"), rank_at("a", "gpu-1")))[0] == "gloo"
+    assert "share a GPU" in choose_backend((rank_at("a", "gpu-1"), rank_at("a", "gpu-1")))[1]
+    assert "not every rank has a GPU" in choose_backend((rank_at("a", "gpu-1"), rank_at("b", "cpu")))[1]
+
+
+def test_ranks_never_oversubscribe_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    everything = tuple(range(8))
+    unbound = tuple(rank_at("a", "cpu", everything) for _ in range(4))
+    assert _threads(unbound[0], unbound) == 2
+    bound = tuple(rank_at("a", "cpu", (2 * i, 2 * i + 1)) for i in range(4))
+    assert _threads(bound[1], bound) == 2
+    crowded = tuple(rank_at("a", "cpu", (0, 1)) for _ in range(3))
+    assert _threads(crowded[0], crowded) == 1
+    elsewhere = (rank_at("a", "cpu", everything), rank_at("b", "cpu", everything))
+    assert _threads(elsewhere[0], elsewhere) == 8
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    assert _threads(crowded[0], crowded) == 5
+
+
+@given(st.lists(st.integers(0, 1000), min_size=1, max_size=200), st.integers(1, 16))
+def test_every_client_has_one_place_and_loads_are_balanced(loads: list[int], ranks: int) -> None:
+    ranks = min(ranks, len(loads))
+    weights = np.array(loads) + 1
+    placement = place(weights, ranks)
+    assert sorted(np.concatenate(placement).tolist()) == list(range(len(loads)))
+    assert all(len(ids) and (np.diff(ids) > 0).all() for ids in placement)
+    totals = np.array([weights[ids].sum() for ids in placement])
+    # Longest first is never worse than 4/3 of the best, and no rank is ahead by more than one client.
+    assert totals.max() - totals.min() <= weights.max()
+
+
+def test_equal_clients_are_dealt_out_evenly() -> None:
+    assert [len(ids) for ids in place(np.ones(10), 4)] == [3, 3, 2, 2]
