@@ -8,7 +8,7 @@ import torch
 
 from hpcfed import methods
 from hpcfed.clients.engine import Engine
-from hpcfed.clients.placement import place
+from hpcfed.clients.placement import Clients, place
 from hpcfed.clients.schedule import num_steps
 from hpcfed.config import RunConfig, Settings
 from hpcfed.data.datasets import Dataset, Split, SyntheticSize, load
@@ -18,7 +18,6 @@ from hpcfed.federation import Federation
 from hpcfed.methods import Method
 from hpcfed.models.layout import Layout
 from hpcfed.models.networks import build
-from hpcfed.record.results import Clients
 from hpcfed.record.timing import Timer
 from hpcfed.runtime.collectives import Collectives
 from hpcfed.runtime.world import World
@@ -47,8 +46,8 @@ def assemble(settings: Settings, world: World, timer: Timer) -> Session:
     dtype = torch.float64 if config.precision == "fp64" else torch.float32
     dataset = _load(config, world)
     parts = _partition(config, dataset)
-    facts, placement = _place(config, parts, world)
-    here = placement[world.role_rank]
+    clients = _place(config, parts, world)
+    here = clients.on(world.role_rank)
 
     def gather(split: Split, lists: list[np.ndarray], ids: np.ndarray) -> Shard:
         return shard(dataset, split, lists, clients=ids, device=world.device, dtype=dtype)
@@ -62,8 +61,7 @@ def assemble(settings: Settings, world: World, timer: Timer) -> Session:
     federation = Federation(
         config,
         settings.options,
-        placement=placement,
-        sizes=facts.train_samples,
+        clients=clients,
         train_data=gather("train", [parts.train[i] for i in here], here),
         test_data=gather("test", [parts.test[i] for i in here], here),
         engine=engine,
@@ -79,7 +77,7 @@ def assemble(settings: Settings, world: World, timer: Timer) -> Session:
         engine=engine,
         collectives=collectives,
         timer=timer,
-        clients=facts,
+        clients=clients,
         global_test=gather("test", [own_share], np.zeros(1, np.int64)),
         global_test_size=test_size,
     )
@@ -133,12 +131,8 @@ def _partition(config: RunConfig, dataset: Dataset) -> Partition:
     )
 
 
-def _place(config: RunConfig, parts: Partition, world: World) -> tuple[Clients, list[np.ndarray]]:
-    """Facts of all clients, and their ids by rank: placed by steps, with one more for a client's mere presence."""
+def _place(config: RunConfig, parts: Partition, world: World) -> Clients:
+    """Placed by steps, with one more for a client's mere presence."""
     train, test = (np.array([len(indices) for indices in lists]) for lists in (parts.train, parts.test))
     steps = num_steps(train, epochs=config.epochs, batch_size=config.batch_size)
-    placement = place(steps + 1, world.num_workers)
-    rank = np.empty(config.clients, np.int64)
-    for number, ids in enumerate(placement):
-        rank[ids] = number
-    return Clients(rank, train, test), placement
+    return Clients(place(steps + 1, world.num_workers), train, test)

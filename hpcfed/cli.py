@@ -12,7 +12,7 @@ from pydantic.fields import FieldInfo
 from hpcfed import __version__, methods
 from hpcfed.config import RunConfig, Settings, check, read_toml, resolve
 from hpcfed.data import DATASETS, PARTITIONS
-from hpcfed.errors import UserError, did_you_mean
+from hpcfed.errors import UserError, did_you_mean, tell
 from hpcfed.models import MODELS
 from hpcfed.runtime.launcher import launched
 
@@ -50,8 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         _dispatch(list(sys.argv[1:] if arguments is None else arguments))
     except UserError as error:
-        if launched().rank == 0:
-            print(f"hpcfed: {error}", file=sys.stderr)
+        tell(error, launched().rank)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)

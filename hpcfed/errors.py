@@ -1,11 +1,24 @@
-"""The one exception that is the user's to mend."""
+"""The one exception that is the user's to mend, and how it is told."""
 
 import difflib
+import sys
+import time
 from collections.abc import Iterable
+
+GRACE = 2.0
+"""Seconds that the root has to tell a mistake which every rank has found, before the launcher ends the job."""
 
 
 class UserError(Exception):
     """A mistake that the user can mend: shown as one line, without a traceback, with exit code 2."""
+
+
+def tell(error: UserError, rank: int) -> None:
+    """One line for a mistake that is mostly found by every rank: others speak only if the root had no reason to."""
+    if rank:
+        time.sleep(GRACE)
+    where = f"rank {rank}: " if rank else ""
+    print(f"hpcfed: {where}{error}", file=sys.stderr, flush=True)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hpcfed import streams
 from hpcfed.clients.engine import Engine, Score, Sgd
+from hpcfed.clients.placement import Clients
 from hpcfed.config import Options, RunConfig
 from hpcfed.data.shards import Shard
 from hpcfed.models.layout import Layout
@@ -63,8 +64,7 @@ class Federation:
         config: RunConfig,
         options: Options,
         *,
-        placement: list[np.ndarray],
-        sizes: np.ndarray,
+        clients: Clients,
         train_data: Shard,
         test_data: Shard,
         engine: Engine,
@@ -74,9 +74,9 @@ class Federation:
     ) -> None:
         self.config = config
         self.options = options
-        self.clients = placement[collectives.world.role_rank]
+        self.clients = clients.on(collectives.world.role_rank)
         """Ids of this rank's clients, ascending."""
-        self.sizes = sizes
+        self.sizes = clients.train_samples
         """Training samples of every client of the federation."""
         self.round = 0
         """The round in progress."""
@@ -85,7 +85,7 @@ class Federation:
         self.learned = Learned()
         self.on_trained: Callable[[Cohort, Tensor], None] | None = None
         """Told of the rows that a round's local training leaves behind; the recorder listens here."""
-        self._placement = placement
+        self._rank_of = clients.rank
         self._train_data = train_data
         self._test_data = test_data
         self._engine = engine
@@ -118,7 +118,8 @@ class Federation:
             clients = np.arange(total)
             if count < total:
                 clients = np.sort(self.generator("cohort", round).choice(total, count, replace=False))
-            per_rank = [np.flatnonzero(np.isin(clients, ids, assume_unique=True)) for ids in self._placement]
+            hosts = self._rank_of[clients]
+            per_rank = [np.flatnonzero(hosts == rank) for rank in range(self._collectives.size)]
             self.cohort_size = len(clients)
             chosen = per_rank[self._collectives.world.role_rank]
             return Cohort(

@@ -6,7 +6,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from hpcfed.assembly import Session, assemble
 from hpcfed.config import RunConfig, Settings
-from hpcfed.errors import UserError
+from hpcfed.errors import UserError, tell
 from hpcfed.federation import Cohort, Learned, Traffic
 from hpcfed.progress import RunProgress, count
 from hpcfed.record import environment
@@ -163,7 +163,7 @@ def _results(session: Session, folder: Path) -> ResultsWriter:
             launcher=world.launch.launcher,
             threads=world.threads,
         ),
-        clients=session.clients,
+        clients=vars(session.clients),
         ranks=world.num_workers,
         facts={
             "model": config.network(),
@@ -233,7 +233,8 @@ def _closing(results: ResultsWriter | None, snapshots: SnapshotWriter | None) ->
         yield
     except BaseException as error:
         if results is not None:
-            results.finish("failed", error=_one_line(error))
+            with suppress(OSError):  # a full disk may be what failed; the last published rounds stay
+                results.finish("failed", error=_one_line(error))
         raise
     finally:
         if snapshots is not None:
@@ -251,26 +252,24 @@ def _ending_all_ranks(world: World, timer: Timer) -> Iterator[_Failing]:
     failing = _Failing()
     try:
         yield failing
-    except Exception as error:
-        if world.alone and isinstance(error, UserError):
+    except UserError as error:
+        if world.alone:
             raise
-        code = 2 if isinstance(error, UserError) else 1
-        where = f"rank {world.rank} on {world.places[world.rank].host}"
-        if code == 1:
-            where += f" failed in phase {timer.current}"
-            traceback.print_exc()
-            if failing.folder is not None:
-                text = f"{where}: {_one_line(error)}\n\n{traceback.format_exc()}"
-                (failing.folder / f"error-{world.rank}.txt").write_text(text)
-        elif not world.is_root:
-            time.sleep(2)  # a mistake is mostly everyone's: the root says it once, and ends us meanwhile
-        print(f"hpcfed: {where}: {_one_line(error)}", file=sys.stderr, flush=True)
-        world.abort(code)
-        raise SystemExit(code) from None
+        tell(error, world.rank)
+        world.abort(2)
+    except Exception as error:
+        where = f"rank {world.rank} on {world.places[world.rank].host} failed in phase {timer.current}"
+        line = f"{where}: {_one_line(error)}"
+        traceback.print_exc()
+        print(f"hpcfed: {line}", file=sys.stderr, flush=True)
+        if failing.folder is not None:
+            with suppress(OSError):
+                (failing.folder / f"error-{world.rank}.txt").write_text(f"{line}\n\n{traceback.format_exc()}")
+        world.abort(1)
+        raise SystemExit(1) from None
 
 
 def _one_line(error: BaseException) -> str:
     text = str(error).strip().partition("\n")[0]
     notes = "; ".join(getattr(error, "__notes__", []))
-    kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
-    return f"{kind}{text}" + (f" ({notes})" if notes else "")
+    return f"{type(error).__name__}: {text}" + (f" ({notes})" if notes else "")

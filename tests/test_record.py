@@ -17,7 +17,7 @@ import torch
 from hpcfed.record import environment
 from hpcfed.record.publish import publish
 from hpcfed.record.reading import read_run
-from hpcfed.record.results import Clients, ResultsWriter
+from hpcfed.record.results import ResultsWriter
 from hpcfed.record.timing import PHASES, Timer
 from tests.conftest import mpirun_path, start
 
@@ -90,7 +90,7 @@ def test_h5ls_opens_the_files(recorded: Path) -> None:
 
 def writer(folder: Path, rounds: int) -> ResultsWriter:
     settings = {"method": "fedavg", "dataset": "digits", "clients": 2, "seed": 0, "rounds": rounds, "partition": "iid"}
-    clients = Clients(rank=np.zeros(2, int), train_samples=np.ones(2, int), test_samples=np.ones(2, int))
+    clients = {"rank": np.zeros(2, int), "train_samples": np.ones(2, int), "test_samples": np.ones(2, int)}
     facts = {"model": "mlp", "columns": 3}
     return ResultsWriter(folder, settings=settings, environment={}, clients=clients, ranks=1, facts=facts)
 
@@ -167,6 +167,26 @@ def test_the_environment_keeps_secrets_out(monkeypatch: pytest.MonkeyPatch) -> N
     facts = environment.capture(places=[], backend="none", reason="", launcher="", threads=1)
     assert facts["variables"]["SLURM_JOB_ID"] == "17"
     assert "private" not in json.dumps(facts)
+
+
+def test_a_killed_run_leaves_readable_files(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    words = ["--model", "mlp", "--clients", "5", "--rounds", "5000", "--snapshot-every", "1", "--out", str(out)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "hpcfed", "run", *words], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+    )
+    assert process.stderr is not None
+    reported = next(line for line in process.stderr if line.startswith("round ") and not line.startswith("round 1/"))
+    process.kill()
+    process.wait()
+    rounds = int(reported.removeprefix("round ").partition("/")[0])
+    record = read_run(out)
+    assert record.status == "running"
+    assert record.rounds_done >= rounds, "every round that the user has read about must be there"
+    with h5py.File(out / "params-0.h5") as file:
+        taken = int(file["taken"][()].sum())
+        assert taken >= rounds
+        assert np.isfinite(file["rows"][:taken]).all(), "reading checks every row's checksum"
 
 
 def test_a_failed_run_says_so_and_keeps_its_rounds(tmp_path: Path, hpcfed: Callable) -> None:

@@ -56,13 +56,11 @@ def test_ranks_never_oversubscribe_cores(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_every_client_has_one_place_and_loads_are_balanced(loads: list[int], ranks: int) -> None:
     ranks = min(ranks, len(loads))
     weights = np.array(loads) + 1
-    placement = place(weights, ranks)
-    assert sorted(np.concatenate(placement).tolist()) == list(range(len(loads)))
-    assert all(len(ids) and (np.diff(ids) > 0).all() for ids in placement)
-    totals = np.array([weights[ids].sum() for ids in placement])
-    # Longest first is never worse than 4/3 of the best, and no rank is ahead by more than one client.
-    assert totals.max() - totals.min() <= weights.max()
+    rank_of = place(weights, ranks)
+    assert set(rank_of) == set(range(ranks)), "every rank has a client"
+    totals = np.bincount(rank_of, weights)
+    assert totals.max() - totals.min() <= weights.max(), "a rank is ahead by more than one client"
 
 
 def test_equal_clients_are_dealt_out_evenly() -> None:
-    assert [len(ids) for ids in place(np.ones(10), 4)] == [3, 3, 2, 2]
+    assert np.bincount(place(np.ones(10), 4)).tolist() == [3, 3, 2, 2]

@@ -30,7 +30,7 @@ def init(fed: Federation) -> State:
 def round(fed: Federation, state: State, cohort: Cohort) -> State:
     rows = state.rows[cohort.here]
     fed.train(rows, cohort)
-    state.rows[cohort.here] = rows
+    state.rows[cohort.here] = rows  # in place: all clients' rows may fill half of the memory
     return state
 
 

@@ -7,7 +7,6 @@ time, because the next publishing waits a hundred times as long as the last one 
 
 import json
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,17 +45,8 @@ RANK_SERIES = {
 }
 
 
-@dataclass(frozen=True)
-class Clients:
-    """Facts of the clients that do not change."""
-
-    rank: np.ndarray
-    train_samples: np.ndarray
-    test_samples: np.ndarray
-
-
 class ResultsWriter:
-    """Written by one rank. Rounds come in order."""
+    """Written by one rank. Rounds come in order. `clients` are facts of every client that do not change."""
 
     def __init__(
         self,
@@ -64,7 +54,7 @@ class ResultsWriter:
         *,
         settings: dict[str, Any],
         environment: dict[str, Any],
-        clients: Clients,
+        clients: dict[str, np.ndarray],
         ranks: int,
         facts: dict[str, Any],
     ) -> None:
@@ -74,7 +64,7 @@ class ResultsWriter:
         self._arrays: dict[str, np.ndarray] = {}
         self._done = self._in_file = 0  # rounds
         self._started = time.time()
-        rounds, num_clients = settings["rounds"], len(clients.rank)
+        rounds, num_clients = settings["rounds"], settings["clients"]
         file = self._file
         file.attrs.update(
             format="hpcfed run",
@@ -87,7 +77,7 @@ class ResultsWriter:
         file.attrs.update({key: settings[key] for key in ("method", "dataset", "clients", "seed")} | facts)
         file["config"] = json.dumps(settings, indent=1)
         file["environment"] = json.dumps(environment, indent=1)
-        for name, values in vars(clients).items():
+        for name, values in clients.items():
             unit = "rank" if name == "rank" else "samples"
             _describe(
                 file.create_dataset(f"clients/{name}", data=values), Series(unit, f"{name} of each client"), "client"
@@ -125,7 +115,8 @@ class ResultsWriter:
             arrays[f"timing/{name}"][round] = by_rank
         arrays["timing/phases"][round] = phases
         self._done = round + 1
-        if time.monotonic() < self._next_publish:
+        last = self._done == len(arrays["rounds/seconds"])
+        if time.monotonic() < self._next_publish and not last:
             return False
         self._publish()
         return True

@@ -1,7 +1,8 @@
 """`params-<rank>.h5`: rows of this rank's clients, as their local training left them, every N rounds.
 
-All datasets exist, with their full size, before the first snapshot, and a snapshot only fills its part and flushes: a
-killed run leaves a readable file. Rows of clients that did not take part are NaN.
+All datasets exist, with their full size on disk, before the first snapshot: a disk that is too small says so at the
+start, and afterwards only numbers are written, never the file's own structure, so a killed run leaves a readable file.
+Rows of clients that did not take part are NaN.
 """
 
 from pathlib import Path
@@ -18,7 +19,7 @@ class SnapshotWriter:
     ) -> None:
         """`rounds` are the rounds after which snapshots will be taken; `with_global` adds the global row."""
         self._rounds = rounds
-        self._file = h5py.File(path, "w", libver="latest")
+        self._file = h5py.File(path, "w")  # not libver="latest": its files refuse to open after their writer was killed
         file = self._file
         file.attrs.update(format="hpcfed params", schema=1, columns=layout.num_columns)
         file["client"] = clients
@@ -36,7 +37,11 @@ class SnapshotWriter:
 
     def _create(self, name: str, shape: tuple[int, ...], dtype: np.dtype, *dimensions: str) -> h5py.Dataset:
         chunk = (*[1] * (len(shape) - 1), shape[-1])
-        data = self._file.create_dataset(name, shape, dtype, chunks=chunk, fletcher32=True, fillvalue=np.nan)
+        creation = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        creation.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+        data = self._file.create_dataset(
+            name, shape, dtype, chunks=chunk, fletcher32=True, fillvalue=np.nan, dcpl=creation
+        )
         data.attrs["units"] = "parameter"
         for axis, dimension in enumerate(dimensions):
             data.dims[axis].label = dimension
