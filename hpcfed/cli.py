@@ -53,6 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         tell(error, launched().rank)
         sys.exit(2)
     except KeyboardInterrupt:
+        print("hpcfed: interrupted", file=sys.stderr)
         sys.exit(130)
     except BrokenPipeError:  # the reader of our output has gone, as in `hpcfed show … | head`
         sys.stderr.close()

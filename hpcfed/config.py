@@ -88,7 +88,7 @@ class RunConfig(Options):
 
     @property
     def root(self) -> Path:
-        return self.data_root or Path(os.environ.get("HPCFED_DATA", "data"))
+        return self.data_root or Path(os.environ.get("HPCFED_DATA") or "data")
 
     def data(self) -> DatasetInfo:
         """Shape and classes of the data set, without loading it."""

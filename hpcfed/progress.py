@@ -21,7 +21,7 @@ class RunProgress:
         self._next_line = 0.0
         self._bar: Progress | None = None
         if visible and sys.stderr.isatty():
-            columns = (TextColumn("round"), MofNCompleteColumn(), BarColumn(), TextColumn("{task.description}"))
+            columns = (TextColumn("round"), MofNCompleteColumn(), BarColumn(8), TextColumn("{task.description}"))
             self._bar = Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True))
             self._task = self._bar.add_task("", total=rounds)
 
@@ -45,12 +45,12 @@ class RunProgress:
         if not self._visible:
             return
         text = _line(values)
-        if self._bar is not None:
+        if self._bar is not None:  # short enough for 80 columns
             self._bar.update(self._task, completed=round + 1, description=text)
             return
         last = round + 1 == self._rounds
         if (on_disk and time.monotonic() >= self._next_line) or last:
-            self.say(f"round {round + 1}/{self._rounds}  {text}")
+            self.say(f"round {round + 1}/{self._rounds}  {text}  {_seconds(values['seconds'])}")
             self._next_line = time.monotonic() + LINE_EVERY
 
 
@@ -66,7 +66,7 @@ def _line(values: dict[str, float]) -> str:
         parts.append(f"clients {accuracy:.2%}")
     if not isnan(common):
         parts.append(f"global {common:.2%}")
-    return "  ".join([*parts, f"{_seconds(values['seconds'])}"])
+    return "  ".join(parts)
 
 
 def _seconds(seconds: float) -> str:

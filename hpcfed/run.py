@@ -270,6 +270,8 @@ def _ending_all_ranks(world: World, timer: Timer) -> Iterator[_Failing]:
 
 
 def _one_line(error: BaseException) -> str:
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted"
     text = str(error).strip().partition("\n")[0]
     notes = "; ".join(getattr(error, "__notes__", []))
     return f"{type(error).__name__}: {text}" + (f" ({notes})" if notes else "")
