@@ -12,7 +12,7 @@ from pydantic.fields import FieldInfo
 from hpcfed import __version__, methods
 from hpcfed.config import RunConfig, Settings, check, read_toml, resolve
 from hpcfed.data import DATASETS, PARTITIONS
-from hpcfed.errors import UserError, did_you_mean, tell
+from hpcfed.errors import UserError, did_you_mean, tell, unknown
 from hpcfed.models import MODELS
 from hpcfed.runtime.launcher import launched
 
@@ -77,7 +77,7 @@ def _dispatch(arguments: list[str]) -> None:
         return
     name, *rest = arguments
     if name not in commands:
-        raise UserError(f"unknown command '{name}'{did_you_mean(name, commands)} known: {', '.join(commands)}")
+        raise unknown("command", name, commands)
     commands[name](rest)
 
 
@@ -98,9 +98,9 @@ def parse_run(arguments: list[str]) -> Settings:
     method = method or from_file.get("method", RunConfig.model_fields["method"].default)
     method_options = methods.load(str(method)).Options
     flags, parser = _run_parser(method_options.model_fields, str(method))
-    known, unknown = parser.parse_known_args(arguments)
-    if unknown:
-        raise UserError(_unknown_flag(unknown[0], flags))
+    known, strange = parser.parse_known_args(arguments)
+    if strange:
+        raise UserError(_unknown_flag(strange[0], flags))
     given = {name: value for name, value in vars(known).items() if name != "config"}
     sources = {name: f"{path}: {name}" for name in from_file} | {name: f"{flags[name]} {given[name]}" for name in given}
     return resolve({**from_file, **given}, sources, method_options)
@@ -109,9 +109,9 @@ def parse_run(arguments: list[str]) -> Settings:
 def _peek(arguments: list[str]) -> tuple[Path | None, str | None]:
     """The config file and the method, which decide what other options there are."""
     flags, parser = _run_parser(_all_method_fields(), "", add_help=False)
-    known, unknown = parser.parse_known_args([word for word in arguments if word not in ("-h", "--help")])
-    if unknown:
-        raise UserError(_unknown_flag(unknown[0], flags))
+    known, strange = parser.parse_known_args([word for word in arguments if word not in ("-h", "--help")])
+    if strange:
+        raise UserError(_unknown_flag(strange[0], flags))
     return (None if known.config is None else Path(known.config)), getattr(known, "method", None)
 
 

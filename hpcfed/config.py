@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hpcfed.data import PARTITIONS, DatasetInfo, files
-from hpcfed.errors import UserError, did_you_mean
+from hpcfed.errors import UserError, did_you_mean, unknown
 from hpcfed.models import MODELS
 from hpcfed.runtime.launcher import Launch
 
@@ -142,9 +142,10 @@ def check(settings: Settings, launch: Launch) -> None:
     config = settings.config
     files.require(config.dataset, root=config.root, download=config.download)
     data = config.data()
-    _known("partition", config.partition, PARTITIONS)
-    if config.model != "auto":
-        _known("model", config.model, MODELS)
+    if config.partition not in PARTITIONS:
+        raise unknown("partition", config.partition, PARTITIONS)
+    if config.model not in ("auto", *MODELS):
+        raise unknown("model", config.model, ("auto", *MODELS))
     smallest, side = MODELS[config.network()].smallest, min(data.shape[1:])
     if side < smallest:
         shape = "x".join(str(n) for n in data.shape)
@@ -180,11 +181,6 @@ def _check_out(out: Path, *, overwrite: bool) -> None:
             raise UserError(f"--out {out} already holds a run; add --overwrite to replace it, or name another folder")
     elif any(out.iterdir()):
         raise UserError(f"--out {out} is not empty and holds no run; name another folder")
-
-
-def _known(kind: str, name: str, names: Mapping[str, Any]) -> None:
-    if name not in names:
-        raise UserError(f"unknown {kind} '{name}'{did_you_mean(name, names)} known: {', '.join(names)}")
 
 
 def _validated(model: type[T], values: Mapping[str, Any], sources: Mapping[str, str]) -> T:

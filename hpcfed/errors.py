@@ -21,6 +21,12 @@ def tell(error: UserError, rank: int) -> None:
     print(f"hpcfed: {where}{error}", file=sys.stderr, flush=True)
 
 
+def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
+    """`unknown method 'fedagv'; did you mean 'fedavg'?`, or the list of what is known when nothing is close."""
+    names = list(known)
+    return UserError(f"unknown {kind} '{name}'{did_you_mean(name, names) or '; known: ' + ', '.join(names)}")
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """`; did you mean 'fedavg'?` when something known is close to the word, otherwise nothing."""
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)

@@ -214,3 +214,14 @@ def test_rows_and_networks_round_trip() -> None:
     again = build("resnet18", shape=(3, 32, 32), classes=10, seed=3)
     assert torch.equal(layout.row(again), layout.row(network))
     assert not torch.equal(layout.row(build("resnet18", shape=(3, 32, 32), classes=10, seed=4)), layout.row(network))
+
+
+def test_the_learning_rate_decays_by_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    s = session(lr=0.5, lr_decay=0.9)
+    rates = []
+    original = s.engine.train
+    monkeypatch.setattr(s.engine, "train", lambda *a, **k: (rates.append(a[3].lr), original(*a, **k))[1])
+    state = s.method.init(s.federation)
+    for round in range(3):
+        state = s.method.round(s.federation, state, s.federation.sample(round))
+    assert rates == pytest.approx([0.5, 0.45, 0.405])

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from hpcfed.data import DATASETS, DatasetInfo
-from hpcfed.errors import UserError, did_you_mean
+from hpcfed.errors import UserError, unknown
 
 ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
 DEBIAN_FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")  # Debian package dataset-fashion-mnist
@@ -100,8 +100,7 @@ def readable(path: Path) -> Iterator[None]:
 
 def _require_known(name: str) -> None:
     if name not in DATASETS:
-        hint = did_you_mean(name, DATASETS) or f"; known are {_listed(DATASETS)} and file:PATH.npz"
-        raise UserError(f"unknown data set '{name}'{hint}")
+        raise unknown("data set", name, (*DATASETS, "file:PATH.npz"))
 
 
 def _listed(names: Iterable[str]) -> str:

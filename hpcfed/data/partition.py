@@ -9,7 +9,7 @@ import numpy as np
 
 from hpcfed import streams
 from hpcfed.data import PARTITIONS
-from hpcfed.errors import UserError, did_you_mean
+from hpcfed.errors import UserError, unknown
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,7 @@ def partition(
 ) -> Partition:
     """Deal the samples out; `alpha` is dirichlet's, `classes_per_client` sharding's, the next three are dominant's."""
     if kind not in PARTITIONS:
-        hint = did_you_mean(kind, PARTITIONS) or f"; known are {', '.join(PARTITIONS)}"
-        raise UserError(f"unknown partition '{kind}'{hint}")
+        raise unknown("partition", kind, PARTITIONS)
     if clients < 1:
         raise UserError(f"a federation needs at least 1 client, not {clients}")
     train, held_out = _carve_validation(_by_class(train_labels, classes), validation, seed=seed)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from hpcfed.config import Options
-from hpcfed.errors import UserError, did_you_mean
+from hpcfed.errors import unknown
 
 if TYPE_CHECKING:
     import numpy as np
@@ -61,5 +61,5 @@ def summaries() -> dict[str, str]:
 
 def load(name: str) -> Method:
     if name not in names():
-        raise UserError(f"unknown method '{name}'{did_you_mean(name, names())} known: {', '.join(names())}")
+        raise unknown("method", name, names())
     return cast(Method, importlib.import_module(f"{__name__}.{name.replace('-', '_')}"))

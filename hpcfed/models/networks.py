@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from hpcfed import streams
-from hpcfed.errors import UserError, did_you_mean
+from hpcfed.errors import unknown
 from hpcfed.models import MODELS
 
 Shape = tuple[int, int, int]
@@ -24,7 +24,7 @@ class Conv(NamedTuple):
 def build(name: str, *, shape: Shape, classes: int, seed: int) -> nn.Module:
     """The named network on the CPU, with initial weights that depend on the seed alone."""
     if name not in MODELS:
-        raise UserError(f"unknown model '{name}'{did_you_mean(name, MODELS)}")
+        raise unknown("model", name, MODELS)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(streams.generator(seed, "initial weights").integers(2**62)))
         return _build(name, shape, classes)
