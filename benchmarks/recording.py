@@ -25,17 +25,17 @@ from hpcfed.runtime.world import World
 
 def seconds(settings: Settings, world: World, *, recorded: bool) -> float:
     """Wall time of all rounds, from the first to the last result."""
-    session = assemble(settings, world, Timer(world.device))
-    fed, method = session.federation, session.method
+    setup = assemble(settings, world, Timer(world.device))
+    fed, method = setup.federation, setup.method
     with tempfile.TemporaryDirectory() as folder:
         begin = time.perf_counter()
         if recorded:
-            run.go(session, Path(folder), quiet=True)
+            run.go(setup, Path(folder), quiet=True)
         else:
             state = method.init(fed)
             for round in range(settings.config.rounds):
                 state = method.round(fed, state, fed.sample(round))
-                run.evaluate(session, state)
+                run.evaluate(setup, state)
         return time.perf_counter() - begin
 
 

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from hpcfed import methods
-from hpcfed.assembly import Session, assemble
+from hpcfed.assembly import Setup, assemble
 from hpcfed.config import resolve
 from hpcfed.record.timing import Timer
 from hpcfed.runtime import world as worlds
@@ -40,24 +40,24 @@ WORKS: dict[str, dict[str, Any]] = {
 }
 
 
-def rounds_of(session: Session, *, warmup: int, rounds: int) -> tuple[np.ndarray, float]:
+def rounds_of(setup: Setup, *, warmup: int, rounds: int) -> tuple[np.ndarray, float]:
     """Seconds of each counted round, of the slowest rank, and samples trained on per round."""
-    fed, world = session.federation, session.world
-    state = session.method.init(fed)
+    fed, world = setup.federation, setup.world
+    state = setup.method.init(fed)
     seconds = []
     samples = 0
     for round in range(warmup + rounds):
         if round == warmup:
             samples = fed.learned.samples
-        session.collectives.barrier()
+        setup.collectives.barrier()
         synchronize(world)
         begin = time.perf_counter()
-        state = session.method.round(fed, state, fed.sample(round))
+        state = setup.method.round(fed, state, fed.sample(round))
         float(fed.learned.loss)
         synchronize(world)
         seconds.append(time.perf_counter() - begin)
     samples = fed.learned.samples - samples
-    gathered = session.collectives.gather_numbers(np.array([samples, *seconds[warmup:]]))
+    gathered = setup.collectives.gather_numbers(np.array([samples, *seconds[warmup:]]))
     if gathered is None:
         return np.empty(0), 0.0
     return gathered[:, 1:].max(0), gathered[:, 0].sum() / rounds
@@ -71,10 +71,10 @@ def synchronize(world: World) -> None:
 def measure(name: str, engine: str, options: argparse.Namespace, world: World) -> dict[str, Any] | None:
     values = WORKS[name] | {"engine": engine, "precision": options.precision, "device": options.device}
     settings = resolve(values, {key: key for key in values}, methods.load("fedavg").Options)
-    session = assemble(settings, world, Timer(world.device))
+    setup = assemble(settings, world, Timer(world.device))
     if world.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    seconds, samples = rounds_of(session, warmup=options.warmup, rounds=options.rounds)
+    seconds, samples = rounds_of(setup, warmup=options.warmup, rounds=options.rounds)
     if not len(seconds):
         return None
     memory = torch.cuda.max_memory_allocated() / 2**30 if world.device.type == "cuda" else float("nan")

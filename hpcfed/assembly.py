@@ -24,7 +24,7 @@ from hpcfed.runtime.world import World
 
 
 @dataclass
-class Session:
+class Setup:
     """Everything that one rank needs for the rounds."""
 
     settings: Settings
@@ -40,7 +40,7 @@ class Session:
     global_test_size: int
 
 
-def assemble(settings: Settings, world: World, timer: Timer) -> Session:
+def assemble(settings: Settings, world: World, timer: Timer) -> Setup:
     config = settings.config
     set_arithmetic(config)
     dtype = torch.float64 if config.precision == "fp64" else torch.float32
@@ -69,7 +69,7 @@ def assemble(settings: Settings, world: World, timer: Timer) -> Session:
         collectives=collectives,
         timer=timer,
     )
-    return Session(
+    return Setup(
         settings=settings,
         world=world,
         method=methods.load(config.method),

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpcfed.assembly import Session, assemble
+from hpcfed.assembly import Setup, assemble
 from hpcfed.config import RunConfig, Settings
 from hpcfed.errors import UserError, tell
 from hpcfed.federation import Cohort, Learned, Traffic
@@ -47,44 +47,44 @@ def run(settings: Settings) -> Path | None:
     world = worlds.enter(device=settings.config.device)
     timer = Timer(world.device)
     with _ending_all_ranks(world, timer) as failing:
-        session = assemble(settings, world, timer)
+        setup = assemble(settings, world, timer)
         failing.folder = _make_folder(settings.config, world)
-        go(session, failing.folder)
+        go(setup, failing.folder)
         world.close()
     return failing.folder if world.is_root else None
 
 
-def go(session: Session, folder: Path, *, quiet: bool = False) -> None:
+def go(setup: Setup, folder: Path, *, quiet: bool = False) -> None:
     """All rounds, recorded in the folder."""
-    config, world, fed, timer = session.settings.config, session.world, session.federation, session.timer
-    results = _results(session, folder) if world.is_root else None
-    snapshots = _snapshots(session, folder)
+    config, world, fed, timer = setup.settings.config, setup.world, setup.federation, setup.timer
+    results = _results(setup, folder) if world.is_root else None
+    snapshots = _snapshots(setup, folder)
     progress = RunProgress(config.rounds, visible=world.is_root and not quiet)
     with progress, _closing(results, snapshots):
-        progress.say(_opening_line(session))
+        progress.say(_opening_line(setup))
         energy_before = joules(world.places[world.rank].device)
-        state = session.method.init(fed)
-        session.collectives.barrier()
+        state = setup.method.init(fed)
+        setup.collectives.barrier()
         timer.start()
         for round in range(config.rounds):
             fed.on_trained = _listener(snapshots) if snapshots and snapshots.due(round) else None
-            state = session.method.round(fed, state, fed.sample(round))
-            evaluation = evaluate(session, state) if _due(round, config) else None
+            state = setup.method.round(fed, state, fed.sample(round))
+            evaluation = evaluate(setup, state) if _due(round, config) else None
             if fed.on_trained and snapshots:
                 with timer.phase("record"):
-                    row = session.method.global_row(state)
+                    row = setup.method.global_row(state)
                     snapshots.close_round(round, None if row is None else row.cpu().numpy())
-            _record_round(session, round, evaluation, results, progress)
+            _record_round(setup, round, evaluation, results, progress)
         energy = np.array([joules(world.places[world.rank].device) - energy_before])
-        energies = session.collectives.gather_numbers(energy)
+        energies = setup.collectives.gather_numbers(energy)
         if results is not None and energies is not None:
             results.finish("complete", energy=energies[:, 0])
 
 
-def evaluate(session: Session, state: Any) -> Evaluation:
+def evaluate(setup: Setup, state: Any) -> Evaluation:
     """Personal accuracy of every client and the global model's, summed over ranks in one small collective."""
-    fed, method, clients = session.federation, session.method, session.clients
-    with session.timer.phase("evaluate"):
+    fed, method, clients = setup.federation, setup.method, setup.clients
+    with setup.timer.phase("evaluate"):
         total = len(clients.rank)
         sums = torch.zeros(total + 2, dtype=torch.float64, device=fed.device)
         group = max(1, PERSONAL_FLOATS // fed.layout.num_columns)
@@ -94,12 +94,12 @@ def evaluate(session: Session, state: Any) -> Evaluation:
             sums[torch.from_numpy(fed.clients[members]).to(fed.device)] = score.correct.double()
         row = method.global_row(state)
         if row is not None:
-            score = session.engine.evaluate(row.unsqueeze(0), session.global_test, np.zeros(1, np.int64))
+            score = setup.engine.evaluate(row.unsqueeze(0), setup.global_test, np.zeros(1, np.int64))
             sums[total], sums[total + 1] = score.correct.double().sum(), score.loss.double().sum()
-        answers = session.collectives.sum(sums).cpu().numpy()
+        answers = setup.collectives.sum(sums).cpu().numpy()
     tested = clients.test_samples > 0
     accuracy = np.where(tested, answers[:total] / np.maximum(clients.test_samples, 1), np.nan)
-    everything = float(session.global_test_size) if row is not None else float("nan")
+    everything = float(setup.global_test_size) if row is not None else float("nan")
     return Evaluation(
         accuracy=float(accuracy[tested].mean()) if tested.any() else float("nan"),
         client_accuracy=accuracy,
@@ -109,15 +109,15 @@ def evaluate(session: Session, state: Any) -> Evaluation:
 
 
 def _record_round(
-    session: Session, round: int, evaluation: Evaluation | None, results: ResultsWriter | None, progress: RunProgress
+    setup: Setup, round: int, evaluation: Evaluation | None, results: ResultsWriter | None, progress: RunProgress
 ) -> None:
     """Ends the round's timing, brings the ranks' figures together, and writes them down."""
-    fed, collectives = session.federation, session.collectives
-    phases, wall = session.timer.lap()
-    with session.timer.phase("record"):
+    fed, collectives = setup.federation, setup.collectives
+    phases, wall = setup.timer.lap()
+    with setup.timer.phase("record"):
         learned, traffic, wire = fed.learned, fed.traffic, collectives.bytes_sent
         fed.learned, fed.traffic, collectives.bytes_sent = Learned(), Traffic(), 0
-        own = {"wall": wall, "peak_memory": _peak_memory(session.world), "wire": wire}
+        own = {"wall": wall, "peak_memory": _peak_memory(setup.world), "wire": wire}
         own |= {"loss": float(learned.loss), "samples": learned.samples}
         gathered = collectives.gather_numbers(np.array([*own.values(), *phases]))
         if results is None or gathered is None:
@@ -151,11 +151,11 @@ def _due(round: int, config: RunConfig) -> bool:
     return (round + 1) % config.evaluate_every == 0 or round + 1 == config.rounds
 
 
-def _results(session: Session, folder: Path) -> ResultsWriter:
-    config, world, layout = session.settings.config, session.world, session.federation.layout
+def _results(setup: Setup, folder: Path) -> ResultsWriter:
+    config, world, layout = setup.settings.config, setup.world, setup.federation.layout
     return ResultsWriter(
         folder,
-        settings=session.settings.flat(),
+        settings=setup.settings.flat(),
         environment=environment.capture(
             places=world.places,
             backend=world.backend,
@@ -163,29 +163,29 @@ def _results(session: Session, folder: Path) -> ResultsWriter:
             launcher=world.launch.launcher,
             threads=world.threads,
         ),
-        clients=vars(session.clients),
+        clients=vars(setup.clients),
         ranks=world.num_workers,
         facts={
             "model": config.network(),
             "columns": layout.num_columns,
             "parameters": layout.num_parameters,
-            "engine": session.engine.mode,
+            "engine": setup.engine.mode,
         },
     )
 
 
-def _snapshots(session: Session, folder: Path) -> SnapshotWriter | None:
-    config, fed = session.settings.config, session.federation
+def _snapshots(setup: Setup, folder: Path) -> SnapshotWriter | None:
+    config, fed = setup.settings.config, setup.federation
     if not config.snapshot_every:
         return None
     rounds = np.arange(config.snapshot_every - 1, config.rounds, config.snapshot_every)
     return SnapshotWriter(
-        folder / f"params-{session.world.role_rank}.h5",
+        folder / f"params-{setup.world.role_rank}.h5",
         clients=fed.clients,
         layout=fed.layout,
         rounds=rounds,
         dtype=np.dtype("f8" if config.precision == "fp64" else "f4"),
-        with_global=session.world.is_root,
+        with_global=setup.world.is_root,
     )
 
 
@@ -193,13 +193,13 @@ def _listener(snapshots: SnapshotWriter) -> Callable[[Cohort, Tensor], None]:
     return lambda cohort, rows: snapshots.write_rows(cohort.round, cohort.here, rows.cpu().numpy())
 
 
-def _opening_line(session: Session) -> str:
-    config, world, layout = session.settings.config, session.world, session.federation.layout
+def _opening_line(setup: Setup) -> str:
+    config, world, layout = setup.settings.config, setup.world, setup.federation.layout
     devices = sorted({place.device_name for place in world.places})
     collectives = "" if world.backend == "none" else f", {world.backend}: {world.reason}"
     return (
         f"{config.method} on {config.dataset}: {count(config.clients, 'client')} × {layout.num_columns:,} columns "
-        f"({config.network()}, {session.engine.mode}) on {count(world.num_workers, 'rank')} "
+        f"({config.network()}, {setup.engine.mode}) on {count(world.num_workers, 'rank')} "
         f"({', '.join(devices)}{collectives})"
     )
 

@@ -3,12 +3,12 @@
 import pytest
 
 from hpcfed.run import evaluate
-from tests.test_methods import session
+from tests.test_methods import assembled
 
 
 def learned(method: str, *, alpha: float, rounds: int, seed: int = 0) -> tuple[float, float]:
     """Accuracy on clients' own tests and of the global model, with the documented defaults."""
-    s = session(method=method, model="auto", clients=20, alpha=alpha, precision="fp32", seed=seed)
+    s = assembled(method=method, model="auto", clients=20, alpha=alpha, precision="fp32", seed=seed)
     state = s.method.init(s.federation)
     for round in range(rounds):
         state = s.method.round(s.federation, state, s.federation.sample(round))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from hpcfed import methods
-from hpcfed.assembly import Session, assemble
+from hpcfed.assembly import Setup, assemble
 from hpcfed.config import resolve
 from hpcfed.federation import shares
 from hpcfed.record.timing import Timer
@@ -18,7 +18,7 @@ from hpcfed.run import evaluate
 from hpcfed.runtime import world as worlds
 
 
-def session(**values: Any) -> Session:
+def assembled(**values: Any) -> Setup:
     values = {"model": "mlp", "clients": 4, "precision": "fp64", "device": "cpu", **values}
     options = methods.load(values.get("method", "fedavg")).Options
     settings = resolve(values, {name: name for name in values}, options)
@@ -26,8 +26,8 @@ def session(**values: Any) -> Session:
     return assemble(settings, world, Timer(world.device))
 
 
-def trained_alone(s: Session, row: Tensor, client: int, round: int) -> Tensor:
-    """One client's row after its local training in a session that trains one client after another."""
+def trained_alone(s: Setup, row: Tensor, client: int, round: int) -> Tensor:
+    """One client's row after its local training when it is trained alone."""
     rows = row.clone().unsqueeze(0)
     fed = s.federation
     fed._descend(  # the same keyed stream, one client only
@@ -37,7 +37,7 @@ def trained_alone(s: Session, row: Tensor, client: int, round: int) -> Tensor:
 
 
 def test_fedavg_is_the_weighted_mean_of_rows_trained_from_w() -> None:
-    s = session(alpha=0.3)
+    s = assembled(alpha=0.3)
     fed, method = s.federation, s.method
     state = method.init(fed)
     for round in range(2):
@@ -50,7 +50,7 @@ def test_fedavg_is_the_weighted_mean_of_rows_trained_from_w() -> None:
 
 def test_fedavg_on_a_quadratic_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients with targets 0, 10 and 4 and one exact step each: the mean is weighted by their samples."""
-    s = session(clients=3)
+    s = assembled(clients=3)
     fed = s.federation
     targets, fed.sizes = torch.tensor([0.0, 10.0, 4.0], dtype=torch.float64), np.array([1, 3, 0])
 
@@ -76,7 +76,7 @@ def test_weights_sum_to_one_and_follow_sizes(sizes: list[int]) -> None:
 
 def test_a_client_without_data_changes_nothing() -> None:
     """Twenty clients of which many are empty give, bit for bit, the mean of those that have data."""
-    s = session(clients=20, alpha=0.01, deterministic=False)
+    s = assembled(clients=20, alpha=0.01, deterministic=False)
     fed = s.federation
     empty = np.flatnonzero(fed.sizes == 0)
     assert len(empty), "the partition has no empty client: choose a smaller alpha"
@@ -91,7 +91,7 @@ def test_a_client_without_data_changes_nothing() -> None:
 
 
 def test_a_cohort_without_any_data_keeps_the_model() -> None:
-    s = session()
+    s = assembled()
     s.federation.sizes = np.zeros(4, np.int64)
     cohort = s.federation.sample(0)
     w = s.federation.initial_row()
@@ -100,7 +100,7 @@ def test_a_cohort_without_any_data_keeps_the_model() -> None:
 
 
 def test_both_ways_of_summing_agree() -> None:
-    plain, ordered = session(clients=7), session(clients=7, deterministic=True)
+    plain, ordered = assembled(clients=7), assembled(clients=7, deterministic=True)
     rows = torch.randn(7, plain.federation.layout.num_columns, dtype=torch.float64)
     means = [s.federation.mean(rows, s.federation.sample(0)) for s in (plain, ordered)]
     torch.testing.assert_close(*means, rtol=1e-12, atol=1e-14)
@@ -108,20 +108,20 @@ def test_both_ways_of_summing_agree() -> None:
 
 
 def test_the_cohort_depends_on_seed_and_round_alone() -> None:
-    cohorts = [session(clients=50, participation=0.3, seed=seed).federation.sample(4).clients for seed in (0, 0, 1)]
+    cohorts = [assembled(clients=50, participation=0.3, seed=seed).federation.sample(4).clients for seed in (0, 0, 1)]
     assert len(cohorts[0]) == 15 and len(np.unique(cohorts[0])) == 15
     assert np.array_equal(cohorts[0], cohorts[1])
     assert not np.array_equal(cohorts[0], cohorts[2])
-    later = session(clients=50, participation=0.3).federation.sample(5).clients
+    later = assembled(clients=50, participation=0.3).federation.sample(5).clients
     assert not np.array_equal(cohorts[0], later)
 
 
 def test_participation_never_samples_nobody() -> None:
-    assert len(session(clients=10, participation=0.01).federation.sample(0).clients) == 1
+    assert len(assembled(clients=10, participation=0.01).federation.sample(0).clients) == 1
 
 
 def test_local_clients_never_hear_of_each_other() -> None:
-    s = session(method="local", participation=0.5)
+    s = assembled(method="local", participation=0.5)
     fed = s.federation
     state = s.method.init(fed)
     cohort = fed.sample(0)
@@ -135,7 +135,7 @@ def test_local_clients_never_hear_of_each_other() -> None:
 
 
 def test_fine_tuning_is_judged_but_not_kept() -> None:
-    s = session(method="fedavg-ft", alpha=0.1)
+    s = assembled(method="fedavg-ft", alpha=0.1)
     state = s.method.init(s.federation)
     before = state.w.clone()
     tuned = s.method.personal(s.federation, state, np.arange(4))
@@ -145,7 +145,7 @@ def test_fine_tuning_is_judged_but_not_kept() -> None:
 
 
 def test_head_only_fine_tuning_keeps_the_body() -> None:
-    s = session(method="fedavg-ft", finetune="head", finetune_epochs=3)
+    s = assembled(method="fedavg-ft", finetune="head", finetune_epochs=3)
     state = s.method.init(s.federation)
     tuned = s.method.personal(s.federation, state, np.arange(4))
     head = s.federation.layout.mask([s.federation.layout.head])
@@ -154,7 +154,7 @@ def test_head_only_fine_tuning_keeps_the_body() -> None:
 
 
 def test_accuracy_is_the_mean_over_clients_with_test_data() -> None:
-    s = session(clients=30, alpha=0.02)
+    s = assembled(clients=30, alpha=0.02)
     state = s.method.init(s.federation)
     result = evaluate(s, state)
     tested = s.clients.test_samples > 0
@@ -169,14 +169,14 @@ def test_accuracy_is_the_mean_over_clients_with_test_data() -> None:
 def test_every_method_has_a_line_and_welcomes_newcomers() -> None:
     for name, line in methods.summaries().items():
         assert line, f"{name} has no docstring"
-        s = session(method=name)
+        s = assembled(method=name)
         state = s.method.init(s.federation)
         rows = s.method.welcome(s.federation, state, np.arange(2))
         assert torch.equal(rows[0], s.federation.initial_row())
 
 
 def test_bytes_are_what_the_method_sends() -> None:
-    s = session(clients=10, participation=0.3)
+    s = assembled(clients=10, participation=0.3)
     state = s.method.init(s.federation)
     s.method.round(s.federation, state, s.federation.sample(0))
     expected = 3 * s.federation.layout.num_columns * 8
@@ -217,7 +217,7 @@ def test_rows_and_networks_round_trip() -> None:
 
 
 def test_the_learning_rate_decays_by_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    s = session(lr=0.5, lr_decay=0.9)
+    s = assembled(lr=0.5, lr_decay=0.9)
     rates = []
     original = s.engine.train
     monkeypatch.setattr(s.engine, "train", lambda *a, **k: (rates.append(a[3].lr), original(*a, **k))[1])

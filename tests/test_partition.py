@@ -246,7 +246,7 @@ def test_lists_are_sorted_sample_numbers(kind: str) -> None:
     ("kind", "options", "part"),
     [
         ("dirichle", {}, "did you mean 'dirichlet'"),
-        ("xyz", {}, "known are iid, dirichlet, sharding, dominant"),
+        ("xyz", {}, "known: iid, dirichlet, sharding, dominant"),
         ("iid", {"clients": 0}, "at least 1 client"),
         ("dirichlet", {"alpha": 0.0}, "alpha must be above 0"),
         ("dirichlet", {"alpha": float("nan")}, "alpha must be above 0"),
