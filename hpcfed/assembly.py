@@ -89,7 +89,7 @@ def set_arithmetic(config: RunConfig) -> None:
     torch.backends.cudnn.allow_tf32 = config.precision == "tf32"
     torch.backends.cudnn.benchmark = not config.deterministic
     if platform.machine() == "aarch64":
-        # Measured on 2 ARM cores: oneDNN takes 1.2 to 2 times as long as torch's own kernels for small batches.
+        # Measured on 2 ARM cores: oneDNN takes 1.1 to 2 times as long as torch's own kernels for small batches.
         setattr(torch.backends.mkldnn, "enabled", False)  # noqa: B010 (mypy takes the property for a value)
     if config.deterministic != torch.are_deterministic_algorithms_enabled():  # the call alone imports for two seconds
         torch.use_deterministic_algorithms(config.deterministic)
