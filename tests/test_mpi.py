@@ -37,7 +37,7 @@ def distance(row: np.ndarray, expected: np.ndarray) -> float:
 def test_one_two_and_three_ranks_give_the_same_run(
     precision: str, model: str, tolerance: float, tmp_path: Path, hpcfed: Callable, mpirun: Callable
 ) -> None:
-    """In float64 to the last digits; in float32 a winner of max-pooling may change hands, so without pooling there."""
+    """In float64 to the last digits; in float32 a rounding may flip a pooling winner or a ReLU, so the MLP there."""
     options = [*OPTIONS, "--precision", precision, "--model", model]
     alone = hpcfed("run", *options, "--out", tmp_path / "1")
     assert alone.returncode == 0, alone.stderr
