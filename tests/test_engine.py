@@ -16,6 +16,7 @@ from hpcfed.data.shards import Shard
 from hpcfed.models import MODELS
 from hpcfed.models.layout import Layout
 from hpcfed.models.networks import build
+from hpcfed.models.stack import StackedNetwork
 
 SHAPES = {"mlp": (1, 8, 8), "cnn-digits": (1, 8, 8), "cnn-fmnist": (1, 28, 28), "cnn-emnist": (1, 28, 28)}
 SMALL = {"resnet18": (3, 16, 16), "cnn-pfl": (3, 12, 12), "cnn-cifar": (3, 20, 20)}
@@ -103,12 +104,14 @@ def trained(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
 def test_batched_equals_loop_equals_naive(name: str, dtype: torch.dtype, device: str) -> None:
     if name == "resnet18":  # torch refuses batch statistics of a single value, so the naive loop needs two samples
-        sizes, sgd, shape = (7, 0, 4), Sgd(1, 4, 0.002, momentum=0.9, weight_decay=1e-3), shape_of(name)
+        sizes, sgd, shape = (7, 0, 6), Sgd(1, 4, 0.002, momentum=0.9, weight_decay=1e-3), shape_of(name)
     else:
         sizes, sgd, shape = SIZES, SGD, shape_of(name)
     network = without_dropout(build(name, shape=shape, classes=10, seed=0))
     layout, shard = Layout.of(network), make_shard(shape, sizes, dtype)
     keys = streams.client_keys(3, "test", 5, torch.arange(len(sizes)))
+    last = {size % sgd.batch_size for size in sizes if size > sgd.batch_size}
+    assert len(last) > 1, "clients must share a step with different numbers of samples, or padding is not tested"
     batched, batched_loss = trained("batched", network, shard, sgd, keys, device)
     loop, loop_loss = trained("loop", network, shard, sgd, keys, device)
     tolerance = 1e-5 if dtype == torch.float32 else 1e-10
@@ -144,6 +147,18 @@ def test_dropout_is_the_clients_own(device: str) -> None:
     torch.testing.assert_close(rows, batched[some], rtol=1e-9, atol=1e-12)
     later, _ = trained("batched", network, shard, SGD, streams.client_keys(3, "test", 6, torch.arange(6)))
     assert relative(later[0], batched[0]) > 1e-3
+
+
+def test_dropout_scales_what_it_keeps() -> None:
+    """Kept values grow by 1 / (1 − p), so that the mean stays; outside of training nothing happens."""
+    network = StackedNetwork(nn.Sequential(nn.Linear(1, 1), nn.Dropout(0.25)))
+    tensors = {"0.weight": torch.ones(3, 1, 1), "0.bias": torch.zeros(3, 1)}
+    keys = streams.client_keys(0, "dropout", 0, torch.arange(3))
+    ones = torch.ones(3 * 20_000, 1)
+    dropped = network(tensors, ones, training=True, keys=keys)
+    torch.testing.assert_close(dropped.unique(), torch.tensor([0.0, 1 / 0.75]))
+    assert abs(float(dropped.mean()) - 1) < 0.02
+    assert torch.equal(network(tensors, ones, keys=keys), ones)
 
 
 def test_dropout_keeps_the_right_share() -> None:

@@ -60,6 +60,15 @@ def test_one_two_and_three_ranks_give_the_same_run(
         assert max(distance(rows[client], alone_rows[client]) for client in took_part) < tolerance
 
 
+def test_summing_in_client_order_is_the_same_mean(tmp_path: Path, hpcfed: Callable, mpirun: Callable) -> None:
+    """Three ranks that exchange rows for columns against one process that sums as it likes."""
+    options = [*OPTIONS, "--precision", "fp64"]
+    alone = hpcfed("run", *options, "--out", tmp_path / "plain")
+    ordered = mpirun(3, "-m", "hpcfed", "run", *options, "--deterministic", "--out", tmp_path / "ordered")
+    assert alone.returncode == ordered.returncode == 0, alone.stderr + ordered.stderr
+    assert distance(final_row(tmp_path / "ordered"), final_row(tmp_path / "plain")) < 1e-12
+
+
 def test_deterministic_repeats_are_identical_to_the_byte(tmp_path: Path, mpirun: Callable) -> None:
     for name in ("first", "again"):
         result = mpirun(2, "-m", "hpcfed", "run", *OPTIONS, "--deterministic", "--out", tmp_path / name)

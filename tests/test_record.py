@@ -127,6 +127,15 @@ def test_publishing_waits_for_its_turn(tmp_path: Path, monkeypatch: pytest.Monke
     results.finish("complete")
 
 
+def test_a_reader_in_the_middle_keeps_the_file_it_opened(tmp_path: Path) -> None:
+    publish(b"old" * 1000, tmp_path / "x")
+    with open(tmp_path / "x", "rb", buffering=0) as reader:
+        begin = reader.read(10)
+        publish(b"new" * 10, tmp_path / "x")
+        assert begin + reader.read() == b"old" * 1000
+    assert (tmp_path / "x").read_bytes() == b"new" * 10
+
+
 def test_a_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     publish(b"old", tmp_path / "x")
     monkeypatch.setattr("os.fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device")))
