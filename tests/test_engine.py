@@ -66,8 +66,8 @@ def sample_order(shard: Shard, client: int, key: Tensor, epoch: int) -> Tensor:
 
 
 def naive(network: nn.Module, shard: Shard, client: int, sgd: Sgd, key: Tensor) -> nn.Module:
-    """One client trained alone, as anyone would write it."""
-    network = copy.deepcopy(network).to(shard.images.dtype).train()
+    """One client trained alone, as anyone would write it, where its data is."""
+    network = copy.deepcopy(network).to(shard.images).train()
     optimiser = torch.optim.SGD(network.parameters(), lr=sgd.lr, momentum=sgd.momentum, weight_decay=sgd.weight_decay)
     for epoch in range(sgd.epochs):
         for batch in sample_order(shard, client, key, epoch).split(sgd.batch_size):
@@ -122,10 +122,15 @@ def test_batched_equals_loop_equals_naive(name: str, dtype: torch.dtype, device:
             assert torch.equal(loop[client], first)
             assert batched_loss[client].isnan()
             continue
-        expected = layout.row(naive(network, shard, client, sgd, keys[client]), dtype=dtype)
-        assert relative(expected, first) > 1e-4, "training moved nothing: the comparison would be empty"
-        assert relative(batched[client], expected) < tolerance
-        assert relative(loop[client], expected) < tolerance
+        # Rounding can flip a ReLU: torch's own loop on a GPU differs from itself on the CPU by 1.2e-5 for one client of
+        # ResNet-18 in float32 (2e-16 in float64). Either answer of torch is right, and one of the two must be met.
+        references = [
+            layout.row(naive(network, on(place, shard), client, sgd, keys[client].to(place)), dtype=dtype).cpu()
+            for place in dict.fromkeys((device, "cpu"))
+        ]
+        assert relative(references[0], first) > 1e-4, "training moved nothing: the comparison would be empty"
+        for rows in (batched, loop):
+            assert min(relative(rows[client], expected) for expected in references) < tolerance
     has_data = torch.tensor(sizes) > 0
     torch.testing.assert_close(batched_loss[has_data], loop_loss[has_data], rtol=1e-4, atol=1e-6)
 
