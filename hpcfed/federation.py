@@ -132,26 +132,29 @@ class Federation:
             )
 
     def download(self, row: Tensor, cohort: Cohort) -> Tensor:
-        """A copy of the row for every member of the cohort on this rank."""
+        """The row for every member of the cohort on this rank."""
         with self._timer.phase("download"):
             self.traffic.down += len(cohort.clients) * row.numel() * row.element_size()
-            return row.repeat(len(cohort.here), 1)
+            return row.expand(len(cohort.here), -1)
 
-    def train(self, rows: Tensor, cohort: Cohort, *, epochs: int | None = None, columns: Tensor | None = None) -> None:
-        """Local training of the cohort's rows, in place; only True `columns` may change."""
+    def train(
+        self, rows: Tensor, cohort: Cohort, *, epochs: int | None = None, columns: Tensor | None = None
+    ) -> Tensor:
+        """The cohort's rows after local training; only True `columns` change."""
         with self._timer.phase("train"):
             sgd = self._sgd(epochs or self.config.epochs, cohort.round)
-            losses = self._descend("training", rows, cohort.here, sgd, round=cohort.round, columns=columns)
+            rows, losses = self._descend("training", rows, cohort.here, sgd, round=cohort.round, columns=columns)
             self.learned.add(losses, self.sizes[self.clients[cohort.here]] * sgd.epochs)
         if self.on_trained is not None:
             with self._timer.phase("record"):
                 self.on_trained(cohort, rows)
+        return rows
 
-    def finetune(self, rows: Tensor, clients: np.ndarray, *, epochs: int, columns: Tensor | None = None) -> None:
+    def finetune(self, rows: Tensor, clients: np.ndarray, *, epochs: int, columns: Tensor | None = None) -> Tensor:
         """Training that a client does for itself before it is judged; its rows are thrown away afterwards."""
         with self._timer.phase("train"):
             sgd = self._sgd(epochs, self.round)
-            self._descend("fine-tuning", rows, clients, sgd, round=self.round, columns=columns)
+            return self._descend("fine-tuning", rows, clients, sgd, round=self.round, columns=columns)[0]
 
     def upload(self, rows: Tensor, cohort: Cohort) -> Tensor:
         """What the server receives of the cohort's rows."""
@@ -195,7 +198,7 @@ class Federation:
         *,
         round: int,
         columns: Tensor | None,
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor]:
         ids = torch.from_numpy(self.clients[clients]).to(self.device)
         keys = streams.client_keys(self.config.seed, purpose, round, ids)
         return self._engine.train(rows, self._train_data, clients, sgd, keys=keys, columns=columns)

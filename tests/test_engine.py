@@ -96,7 +96,7 @@ def trained(
     layout = Layout.of(network)
     rows = layout.row(network, dtype=shard.images.dtype).repeat(len(shard.sizes), 1).to(device)
     engine = Engine(network, layout, mode=mode)  # type: ignore[arg-type]
-    losses = engine.train(rows, on(device, shard), np.arange(len(shard.sizes)), sgd, keys=keys.to(device))
+    rows, losses = engine.train(rows, on(device, shard), np.arange(len(shard.sizes)), sgd, keys=keys.to(device))
     return rows.cpu(), losses.cpu()
 
 
@@ -148,7 +148,7 @@ def test_dropout_is_the_clients_own(device: str) -> None:
     layout = Layout.of(network)
     some = np.array([4, 2])
     rows = layout.row(network, dtype=torch.float64).repeat(2, 1)
-    Engine(network, layout, mode="batched").train(rows, shard, some, SGD, keys=keys[some])
+    rows, _ = Engine(network, layout, mode="batched").train(rows, shard, some, SGD, keys=keys[some])
     torch.testing.assert_close(rows, batched[some], rtol=1e-9, atol=1e-12)
     later, _ = trained("batched", network, shard, SGD, streams.client_keys(3, "test", 6, torch.arange(6)))
     assert relative(later[0], batched[0]) > 1e-3
@@ -184,10 +184,9 @@ def test_frozen_columns_keep_their_bits(name: str, mode: str) -> None:
     layout, shard = Layout.of(network), make_shard((1, 8, 8), SIZES, torch.float32)
     head = layout.mask([layout.head])
     first = layout.row(network).repeat(len(SIZES), 1)
-    rows = first.clone()
     keys = streams.client_keys(0, "test", 0, torch.arange(len(SIZES)))
     engine = Engine(network, layout, mode=mode)  # type: ignore[arg-type]
-    engine.train(rows, shard, np.arange(len(SIZES)), SGD, keys=keys, columns=head)
+    rows, _ = engine.train(first, shard, np.arange(len(SIZES)), SGD, keys=keys, columns=head)
     assert torch.equal(rows[:, ~head], first[:, ~head])
     assert not torch.equal(rows[:, head], first[:, head])
 
@@ -198,7 +197,7 @@ def test_frozen_training_equals_naive_training_of_the_rest() -> None:
     keys = streams.client_keys(0, "test", 0, torch.arange(2))
     rows = layout.row(network, dtype=torch.float64).repeat(2, 1)
     engine = Engine(network, layout, mode="batched")
-    engine.train(rows, shard, np.arange(2), SGD, keys=keys, columns=layout.mask([layout.head]))
+    rows, _ = engine.train(rows, shard, np.arange(2), SGD, keys=keys, columns=layout.mask([layout.head]))
     for name, parameter in network.named_parameters():
         parameter.requires_grad_(name.startswith(layout.head))
     for client in range(2):

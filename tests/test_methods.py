@@ -28,11 +28,9 @@ def assembled(**values: Any) -> Setup:
 
 def trained_alone(s: Setup, row: Tensor, client: int, round: int) -> Tensor:
     """One client's row after its local training when it is trained alone."""
-    rows = row.clone().unsqueeze(0)
     fed = s.federation
-    fed._descend(  # the same keyed stream, one client only
-        "training", rows, np.array([client]), fed._sgd(fed.config.epochs, round), round=round, columns=None
-    )
+    sgd = fed._sgd(fed.config.epochs, round)
+    rows, _ = fed._descend("training", row[None], np.array([client]), sgd, round=round, columns=None)
     return rows[0]
 
 
@@ -54,9 +52,8 @@ def test_fedavg_on_a_quadratic_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     fed = s.federation
     targets, fed.sizes = torch.tensor([0.0, 10.0, 4.0], dtype=torch.float64), np.array([1, 3, 0])
 
-    def to_target(rows: Tensor, shard: Any, clients: np.ndarray, sgd: Any, **_: Any) -> Tensor:
-        rows += 0.5 * (targets[torch.from_numpy(clients)].unsqueeze(1) - rows)
-        return torch.zeros(len(rows))
+    def to_target(rows: Tensor, shard: Any, clients: np.ndarray, sgd: Any, **_: Any) -> tuple[Tensor, Tensor]:
+        return 0.5 * (targets[torch.from_numpy(clients)].unsqueeze(1) + rows), torch.zeros(len(rows))
 
     monkeypatch.setattr(s.engine, "train", to_target)
     state = s.method.init(fed)
@@ -82,8 +79,7 @@ def test_a_client_without_data_changes_nothing() -> None:
     assert len(empty), "the partition has no empty client: choose a smaller alpha"
     state = s.method.init(fed)
     cohort = fed.sample(0)
-    rows = fed.download(state.w, cohort)
-    fed.train(rows, cohort)
+    rows = fed.train(fed.download(state.w, cohort), cohort)
     assert torch.equal(rows[empty], state.w.expand(len(empty), -1))
     with_garbage = rows.clone()
     with_garbage[empty] = 1e30

@@ -60,11 +60,11 @@ class Engine:
 
     def train(
         self, rows: Tensor, shard: Shard, clients: np.ndarray, sgd: Sgd, *, keys: Tensor, columns: Tensor | None = None
-    ) -> Tensor:
-        """Trains `rows[i]` in place on the data of the shard's client `clients[i]`; a client without data stays.
+    ) -> tuple[Tensor, Tensor]:
+        """Trains `rows[i]` on the data of the shard's client `clients[i]`; a client without data stays as it is.
 
         `keys` seed each client's order of samples and dropout. `columns` is True where training may change a row; all
-        others stay bit-identical. Returns the mean training loss per client (NaN without data).
+        others stay bit-identical. Returns new rows, and the mean training loss per client (NaN without data).
         """
         sizes = np.asarray(shard.sizes, np.int64)[clients]
         positions = torch.from_numpy(clients).to(rows.device)
@@ -73,6 +73,7 @@ class Engine:
             shard.index[positions], sizes, order_keys, epochs=sgd.epochs, batch_size=sgd.batch_size
         )
         moving = None if columns is None else _Moving.of(columns, self.layout, rows.device)
+        rows = rows.clone(memory_format=torch.contiguous_format)
         losses = torch.full((len(rows),), torch.nan, dtype=rows.dtype, device=rows.device)
         for stack in self._stacks(schedule):
             members = schedule.order[stack]
@@ -81,7 +82,7 @@ class Engine:
                 work = rows[at]
                 losses[at] = self._train_stack(work, shard, schedule, stack, sgd, step_keys[at], moving)
                 rows[at] = work
-        return losses
+        return rows, losses
 
     def _train_stack(
         self,

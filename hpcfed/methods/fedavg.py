@@ -27,10 +27,8 @@ def init(fed: Federation) -> State:
 
 
 def round(fed: Federation, state: State, cohort: Cohort) -> State:
-    rows = fed.download(state.w, cohort)
-    fed.train(rows, cohort)
-    rows = fed.upload(rows, cohort)
-    return State(fed.mean(rows, cohort))
+    rows = fed.train(fed.download(state.w, cohort), cohort)
+    return State(fed.mean(fed.upload(rows, cohort), cohort))
 
 
 def personal(fed: Federation, state: State, clients: np.ndarray) -> Tensor:

@@ -27,7 +27,6 @@ class Options(config.Options):
 
 def personal(fed: Federation, state: State, clients: np.ndarray) -> Tensor:
     options = cast(Options, fed.options)
-    rows = state.w.repeat(len(clients), 1)
+    rows = state.w.expand(len(clients), -1)
     columns = None if options.finetune == "all" else fed.layout.mask([fed.layout.head])
-    fed.finetune(rows, clients, epochs=options.finetune_epochs or fed.config.epochs, columns=columns)
-    return rows
+    return fed.finetune(rows, clients, epochs=options.finetune_epochs or fed.config.epochs, columns=columns)

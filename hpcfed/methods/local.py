@@ -28,9 +28,8 @@ def init(fed: Federation) -> State:
 
 
 def round(fed: Federation, state: State, cohort: Cohort) -> State:
-    rows = state.rows[cohort.here]
-    fed.train(rows, cohort)
-    state.rows[cohort.here] = rows  # in place: all clients' rows may fill half of the memory
+    # In place: all clients' rows may fill half of the memory.
+    state.rows[cohort.here] = fed.train(state.rows[cohort.here], cohort)
     return state
 
 
