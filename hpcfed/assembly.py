@@ -56,7 +56,7 @@ def assemble(settings: Settings, world: World, timer: Timer) -> Setup:
     own_share = np.arange(world.role_rank, test_size, world.role_size)
     network = build(config.network(), shape=dataset.shape, classes=dataset.classes, seed=config.seed)
     layout = Layout.of(network)
-    engine = Engine(network, layout, mode=config.engine)
+    engine = Engine(network, layout, shape=dataset.shape, mode=config.engine)
     collectives = Collectives(world)
     federation = Federation(
         config,

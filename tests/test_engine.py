@@ -55,6 +55,11 @@ def make_shard(shape: tuple[int, int, int], sizes: tuple[int, ...], dtype: torch
     )
 
 
+def image_shape(shard: Shard) -> tuple[int, int, int]:
+    channels, height, width = shard.images.shape[1:]
+    return channels, height, width
+
+
 def on(device: str, shard: Shard) -> Shard:
     return replace(shard, images=shard.images.to(device), labels=shard.labels.to(device), index=shard.index.to(device))
 
@@ -95,7 +100,7 @@ def trained(
 ) -> tuple[Tensor, Tensor]:
     layout = Layout.of(network)
     rows = layout.row(network, dtype=shard.images.dtype).repeat(len(shard.sizes), 1).to(device)
-    engine = Engine(network, layout, mode=mode)  # type: ignore[arg-type]
+    engine = Engine(network, layout, shape=image_shape(shard), mode=mode)  # type: ignore[arg-type]
     rows, losses = engine.train(rows, on(device, shard), np.arange(len(shard.sizes)), sgd, keys=keys.to(device))
     return rows.cpu(), losses.cpu()
 
@@ -148,7 +153,9 @@ def test_dropout_is_the_clients_own(device: str) -> None:
     layout = Layout.of(network)
     some = np.array([4, 2])
     rows = layout.row(network, dtype=torch.float64).repeat(2, 1)
-    rows, _ = Engine(network, layout, mode="batched").train(rows, shard, some, SGD, keys=keys[some])
+    rows, _ = Engine(network, layout, shape=image_shape(shard), mode="batched").train(
+        rows, shard, some, SGD, keys=keys[some]
+    )
     torch.testing.assert_close(rows, batched[some], rtol=1e-9, atol=1e-12)
     later, _ = trained("batched", network, shard, SGD, streams.client_keys(3, "test", 6, torch.arange(6)))
     assert relative(later[0], batched[0]) > 1e-3
@@ -185,7 +192,7 @@ def test_frozen_columns_keep_their_bits(name: str, mode: str) -> None:
     head = layout.mask([layout.head])
     first = layout.row(network).repeat(len(SIZES), 1)
     keys = streams.client_keys(0, "test", 0, torch.arange(len(SIZES)))
-    engine = Engine(network, layout, mode=mode)  # type: ignore[arg-type]
+    engine = Engine(network, layout, shape=image_shape(shard), mode=mode)  # type: ignore[arg-type]
     rows, _ = engine.train(first, shard, np.arange(len(SIZES)), SGD, keys=keys, columns=head)
     assert torch.equal(rows[:, ~head], first[:, ~head])
     assert not torch.equal(rows[:, head], first[:, head])
@@ -196,7 +203,7 @@ def test_frozen_training_equals_naive_training_of_the_rest() -> None:
     layout, shard = Layout.of(network), make_shard((1, 8, 8), (6, 9), torch.float64)
     keys = streams.client_keys(0, "test", 0, torch.arange(2))
     rows = layout.row(network, dtype=torch.float64).repeat(2, 1)
-    engine = Engine(network, layout, mode="batched")
+    engine = Engine(network, layout, shape=image_shape(shard), mode="batched")
     rows, _ = engine.train(rows, shard, np.arange(2), SGD, keys=keys, columns=layout.mask([layout.head]))
     for name, parameter in network.named_parameters():
         parameter.requires_grad_(name.startswith(layout.head))
@@ -214,7 +221,7 @@ def test_evaluation_counts_right_answers(name: str, mode: str, monkeypatch: pyte
     layout, shard = Layout.of(network), make_shard(shape, SIZES, torch.float64)
     rows = layout.row(network, dtype=torch.float64).repeat(len(SIZES), 1)
     rows += 0.1 * torch.randn_like(rows) * (rows != 0)
-    engine = Engine(network, layout, mode=mode)  # type: ignore[arg-type]
+    engine = Engine(network, layout, shape=image_shape(shard), mode=mode)  # type: ignore[arg-type]
     plain = copy.deepcopy(network).double().eval()
     for given in (rows, rows[2].expand(len(SIZES), -1)):
         score = engine.evaluate(given, shard, np.arange(len(SIZES)))
@@ -235,14 +242,14 @@ def test_an_exception_names_the_clients() -> None:
     rows = layout.row(network).repeat(2, 1)
     keys = streams.client_keys(0, "test", 0, torch.arange(2))
     with pytest.raises(IndexError) as caught:
-        Engine(network, layout, mode="loop").train(rows, broken, np.arange(2), SGD, keys=keys)
+        Engine(network, layout, shape=image_shape(shard), mode="loop").train(rows, broken, np.arange(2), SGD, keys=keys)
     assert "client 100" in caught.value.__notes__[0]
 
 
 def test_a_layer_that_cannot_be_stacked_is_refused_by_name() -> None:
     network = nn.Sequential(nn.Conv1d(1, 2, 3))
     with pytest.raises(TypeError, match="Conv1d"):
-        Engine(network, Layout.of(network))
+        Engine(network, Layout.of(network), shape=(1, 1, 8))
 
 
 def test_auto_chooses_by_size() -> None:

@@ -1,7 +1,7 @@
-"""The engine advances the rows of many clients together, or one after the other when told to.
+"""The engine advances the rows of many clients together, or one after the other when that is quicker.
 
-Both ways are the same program over stacks of clients: all at once, or stacks of one ("loop"), which run torch's own
-kernels and serve networks that fill the device alone.
+Both ways are the same program over stacks of clients: as many as memory allows, or stacks of one ("loop"), which run
+torch's own kernels and serve networks that fill the device alone.
 """
 
 from collections.abc import Iterator
@@ -15,28 +15,23 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hpcfed import streams
-from hpcfed.clients.schedule import Schedule, evaluation_schedule, training_schedule
+from hpcfed.clients.schedule import Schedule, evaluation_schedule, num_steps, training_schedule
+from hpcfed.clients.training import Moving, Sgd, StackTraining
 from hpcfed.data.shards import Shard
-from hpcfed.models.layout import Entry, Layout
+from hpcfed.models.cost import Cost, cost
+from hpcfed.models.layout import Layout, Workplace
 from hpcfed.models.stack import StackedNetwork
 
-LOOP_ABOVE_COLUMNS = 1_000_000
-"""`auto` trains larger networks one client at a time: one client's batch of them fills a device by itself."""
+__all__ = ["Engine", "Score", "Sgd"]
+
+LOOP_ABOVE = 10e9
+"""`auto` trains clients one at a time when a step of one client has more multiply-adds: it fills a GPU by itself."""
 EVALUATION_SAMPLES = 4096
 """Samples in flight during evaluation, over all clients of a stack."""
-
-
-@dataclass(frozen=True)
-class Sgd:
-    """One client's local training."""
-
-    epochs: int
-    batch_size: int
-    lr: float
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    clip: float = 0.0
-    """Largest norm of a client's gradient; 0: no limit."""
+MEMORY_SHARE = 0.6
+"""Of the device's free memory, for the rows and activations of a stack."""
+CPU_ACTIVATIONS = 2**21
+"""Floats of activations of a stack on a CPU, where a stack should fit into the caches."""
 
 
 @dataclass(frozen=True)
@@ -50,13 +45,26 @@ class Score:
 
 class Engine:
     def __init__(
-        self, network: nn.Module, layout: Layout, *, mode: Literal["auto", "batched", "loop"] = "auto"
+        self,
+        network: nn.Module,
+        layout: Layout,
+        *,
+        shape: tuple[int, int, int],
+        mode: Literal["auto", "batched", "loop"] = "auto",
     ) -> None:
         self.layout = layout
         self.mode = mode
-        if mode == "auto":
-            self.mode = "loop" if layout.num_columns > LOOP_ABOVE_COLUMNS else "batched"
         self._network = StackedNetwork(network)
+        self.cost: Cost = cost(network, shape)
+        """Of one sample."""
+        self._workplaces: dict[torch.device, Workplace] = {}
+        self._trainings: dict[tuple[object, ...], tuple[tuple[object, ...], StackTraining]] = {}
+
+    def together(self, batch_size: int, device: torch.device) -> bool:
+        """Whether clients are advanced together."""
+        if self.mode != "auto":
+            return self.mode == "batched"
+        return device.type == "cpu" or batch_size * self.cost.training < LOOP_ABOVE
 
     def train(
         self, rows: Tensor, shard: Shard, clients: np.ndarray, sgd: Sgd, *, keys: Tensor, columns: Tensor | None = None
@@ -67,97 +75,44 @@ class Engine:
         others stay bit-identical. Returns new rows, and the mean training loss per client (NaN without data).
         """
         sizes = np.asarray(shard.sizes, np.int64)[clients]
-        positions = torch.from_numpy(clients).to(rows.device)
-        order_keys, step_keys = streams.child_keys(keys, 0), streams.child_keys(keys, 1)
-        schedule = training_schedule(
-            shard.index[positions], sizes, order_keys, epochs=sgd.epochs, batch_size=sgd.batch_size
-        )
-        moving = None if columns is None else _Moving.of(columns, self.layout, rows.device)
-        rows = rows.clone(memory_format=torch.contiguous_format)
+        steps = num_steps(sizes, epochs=sgd.epochs, batch_size=sgd.batch_size)
+        order = np.argsort(-steps, kind="stable")
+        order = order[steps[order] > 0]
+        training = self._training(shard, sgd, columns, rows.dtype)
+        trained = torch.empty(rows.shape, dtype=rows.dtype, device=rows.device)
         losses = torch.full((len(rows),), torch.nan, dtype=rows.dtype, device=rows.device)
-        for stack in self._stacks(schedule):
-            members = schedule.order[stack]
+        idle = torch.from_numpy(np.flatnonzero(steps == 0)).to(rows.device)
+        trained[idle] = rows[idle]
+        for members in self._stacks(order, sgd.batch_size, rows):
             at = torch.from_numpy(members).to(rows.device)
             with _naming(shard.clients[clients[members]], "training"):
+                index = shard.index[torch.from_numpy(clients[members]).to(rows.device)]
+                order_keys, step_keys = (streams.child_keys(keys[at], number) for number in (0, 1))
+                schedule = training_schedule(
+                    index, sizes[members], order_keys, epochs=sgd.epochs, batch_size=sgd.batch_size
+                )
                 work = rows[at]
-                losses[at] = self._train_stack(work, shard, schedule, stack, sgd, step_keys[at], moving)
-                rows[at] = work
-        return rows, losses
+                summed = training.run(work, schedule, step_keys, sgd.lr)
+                losses[at] = summed / torch.from_numpy(sizes[members] * sgd.epochs).to(rows)
+                trained[at] = work
+        return trained, losses
 
-    def _train_stack(
-        self,
-        rows: Tensor,
-        shard: Shard,
-        schedule: Schedule,
-        stack: slice,
-        sgd: Sgd,
-        keys: Tensor,
-        moving: "_Moving | None",
-    ) -> Tensor:
-        samples, counts = schedule.samples[stack], schedule.counts_on_device[stack]
-        velocity = torch.zeros_like(rows[:, : self.layout.num_parameters]) if sgd.momentum else None
-        total = rows.new_zeros(len(rows))
-        for step in range(schedule.counts.shape[1]):
-            active, slots, full = schedule.shape(step, stack)
-            if not active:
-                break
-            batch = samples[:active, step, :slots]
-            valid = None if full else torch.arange(slots, device=rows.device) < counts[:active, step, None]
-            loss, gradient = self._gradient(
-                rows[:active],
-                shard.images[batch.flatten()],
-                shard.labels[batch],
-                valid=valid,
-                keys=streams.child_keys(keys[:active], step),
-                moving=moving,
-            )
-            total[:active] += loss
-            _descend(
-                rows[:active, : self.layout.num_parameters],
-                gradient,
-                sgd,
-                velocity=None if velocity is None else velocity[:active],
-                moving=moving,
-            )
-        return total / counts.sum(1)
+    def _training(self, shard: Shard, sgd: Sgd, columns: Tensor | None, dtype: torch.dtype) -> StackTraining:
+        """The memory and the captured steps for such work; kept, because rounds are alike."""
+        device = shard.images.device
+        kind = (sgd.epochs, sgd.batch_size, sgd.momentum, sgd.weight_decay, sgd.clip)
+        key = (id(shard), None if columns is None else id(columns), kind, dtype)
+        if key not in self._trainings:
+            workplace = self._workplace(device)
+            moving = None if columns is None else Moving(columns, workplace, device)
+            training = StackTraining(self._network, workplace, shard, sgd, moving, dtype=dtype)
+            self._trainings[key] = ((shard, columns), training)  # what is kept alive cannot lend its id to another
+        return self._trainings[key][1]
 
-    def _gradient(
-        self,
-        rows: Tensor,
-        images: Tensor,
-        labels: Tensor,
-        *,
-        valid: Tensor | None,
-        keys: Tensor,
-        moving: "_Moving | None",
-    ) -> tuple[Tensor, Tensor]:
-        """Each client's summed loss, and the gradient of its mean loss as rows [clients, parameters].
-
-        Of `rows` only running statistics change, where they may.
-        """
-        # Batch norm moves its statistics in place, but autograd insists that the weights' storage stays as it was.
-        statistics = rows[:, self.layout.num_parameters :].clone()
-        tensors = {name: view.detach() for name, view in self.layout.views(rows, statistics).items()}
-        learned = moving.entries if moving else [e for e in self.layout.entries if e.trainable]
-        leaves = [tensors[e.name].requires_grad_() for e in learned]
-        logits = self._network(tensors, images, training=True, valid=valid, keys=keys)
-        losses = F.cross_entropy(logits, labels.flatten(), reduction="none").view_as(labels)
-        if valid is None:
-            summed, mean = losses.sum(1), losses.mean(1)
-        else:
-            losses = losses * valid
-            summed = losses.sum(1)
-            mean = summed / valid.sum(1)
-        # A client's loss depends on its own row alone, so the gradient of the sum is every client's own gradient.
-        parts = torch.autograd.grad(mean.sum(), leaves)
-        before = rows[:, self.layout.num_parameters :]
-        before.copy_(statistics if moving is None else torch.where(moving.statistics, statistics, before))
-        if moving is None:
-            return summed.detach(), torch.cat([part.flatten(1) for part in parts], 1)
-        gradient = rows.new_zeros(len(rows), self.layout.num_parameters)
-        for e, part in zip(learned, parts, strict=True):
-            gradient[:, e.start : e.stop] = part.flatten(1)
-        return summed.detach(), gradient
+    def _workplace(self, device: torch.device) -> Workplace:
+        if device not in self._workplaces:
+            self._workplaces[device] = Workplace(self.layout, device)
+        return self._workplaces[device]
 
     @torch.no_grad()
     def evaluate(self, rows: Tensor, shard: Shard, clients: np.ndarray) -> Score:
@@ -171,87 +126,67 @@ class Engine:
             return self._evaluate_one(rows[:1], shard, index, sizes)
         correct = torch.zeros(len(rows), dtype=rows.dtype, device=rows.device)
         loss = torch.zeros_like(correct)
-        longest = int(sizes.max(initial=0))
-        stacked = 1 if self.mode == "loop" else max(1, len(rows))
-        schedule = evaluation_schedule(index, sizes, batch_size=max(1, min(longest, -(-EVALUATION_SAMPLES // stacked))))
-        for stack in self._stacks(schedule):
-            members = schedule.order[stack]
+        order = np.argsort(-sizes, kind="stable")
+        order = order[sizes[order] > 0]
+        batch = min(int(sizes.max(initial=1)), max(1, EVALUATION_SAMPLES // max(1, len(rows))))
+        for members in self._stacks(order, batch, rows):
             at = torch.from_numpy(members).to(rows.device)
+            size = min(int(sizes[members].max()), -(-EVALUATION_SAMPLES // len(members)))
             with _naming(shard.clients[clients[members]], "evaluating"):
-                hits, losses = self._evaluate_stack(rows[at], shard, schedule, stack)
-            correct[at], loss[at] = hits, losses
+                schedule = evaluation_schedule(index[at], sizes[members], batch_size=size)
+                correct[at], loss[at] = self._evaluate_stack(self._tensors(rows[at]), shard, schedule)
         return Score(correct, loss, sizes)
 
-    def _evaluate_stack(self, rows: Tensor, shard: Shard, schedule: Schedule, stack: slice) -> tuple[Tensor, Tensor]:
-        correct, loss = rows.new_zeros(len(rows)), rows.new_zeros(len(rows))
-        samples, counts = schedule.samples[stack], schedule.counts_on_device[stack]
-        for step in range(schedule.counts.shape[1]):
-            active, slots, _ = schedule.shape(step, stack)
-            if not active:
-                break
-            batch = samples[:active, step, :slots]
-            valid = torch.arange(slots, device=rows.device) < counts[:active, step, None]
-            hits, losses = self._answers(rows[:active], shard.images[batch.flatten()], shard.labels[batch].flatten())
-            correct[:active] += (hits.view_as(batch) * valid).sum(1)
-            loss[:active] += (losses.view_as(batch) * valid).sum(1)
-        return correct, loss
+    def _evaluate_stack(self, tensors: dict[str, Tensor], shard: Shard, schedule: Schedule) -> tuple[Tensor, Tensor]:
+        hits_of, losses_of = [], []
+        for step in range(len(schedule.counts)):
+            active, slots, _ = schedule.shape(step)
+            batch = schedule.samples[step, :active, :slots]
+            valid = torch.arange(slots, device=batch.device) < schedule.counts_on_device[step, :active, None]
+            own = {name: tensor[:active] for name, tensor in tensors.items()}
+            hits, losses = self._answers(own, shard.images[batch.flatten()], shard.labels[batch].flatten())
+            hits_of.append(F.pad((hits.view_as(batch) * valid).sum(1), (0, len(schedule.order) - active)))
+            losses_of.append(F.pad((losses.view_as(batch) * valid).sum(1), (0, len(schedule.order) - active)))
+        return torch.stack(hits_of).sum(0).to(losses_of[0]), torch.stack(losses_of).sum(0)
 
     def _evaluate_one(self, row: Tensor, shard: Shard, index: Tensor, sizes: np.ndarray) -> Score:
         correct = row.new_zeros(len(sizes))
         loss = row.new_zeros(len(sizes))
+        tensors = self._tensors(row)
         owner = torch.from_numpy(np.repeat(np.arange(len(sizes)), sizes)).to(row.device)
         slot = torch.from_numpy(np.concatenate([np.arange(n) for n in sizes])).to(row.device)
         for owners, slots in zip(owner.split(EVALUATION_SAMPLES), slot.split(EVALUATION_SAMPLES), strict=True):
             samples = index[owners, slots]
-            hits, losses = self._answers(row, shard.images[samples], shard.labels[samples])
+            hits, losses = self._answers(tensors, shard.images[samples], shard.labels[samples])
             correct.index_add_(0, owners, hits.to(row.dtype))
             loss.index_add_(0, owners, losses)
         return Score(correct, loss, sizes)
 
-    def _answers(self, rows: Tensor, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        logits = self._network(self.layout.views(rows), images)
+    def _tensors(self, rows: Tensor) -> dict[str, Tensor]:
+        workplace = self._workplace(rows.device)
+        work = workplace.new(len(rows), rows)
+        workplace.load(rows, work)
+        return workplace.views(*work)
+
+    def _answers(self, tensors: dict[str, Tensor], images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        logits = self._network(tensors, images)
         return logits.argmax(1) == labels, F.cross_entropy(logits, labels, reduction="none")
 
-    def _stacks(self, schedule: Schedule) -> Iterator[slice]:
+    def _stacks(self, order: np.ndarray, batch_size: int, rows: Tensor) -> Iterator[np.ndarray]:
         """The ordered clients, cut into stacks that are advanced together."""
-        total = len(schedule.order)
-        size = 1 if self.mode == "loop" else max(1, total)
-        return (slice(start, min(start + size, total)) for start in range(0, total, size))
+        size = self._stack_size(batch_size, rows) if self.together(batch_size, rows.device) else 1
+        count = -(-len(order) // size)
+        return (np.asarray(part) for part in np.array_split(order, count)) if count else iter(())
 
-
-@dataclass(frozen=True)
-class _Moving:
-    """The part of a row that training may change."""
-
-    parameters: Tensor
-    """[parameters] True where a column may move."""
-    statistics: Tensor
-    """[statistics] The same for the columns after the parameters."""
-    entries: list[Entry]
-    """The tensors that hold such columns; gradients of others are not computed."""
-
-    @classmethod
-    def of(cls, columns: Tensor, layout: Layout, device: torch.device) -> "_Moving":
-        on_host, on_device = columns.cpu(), columns.to(device)
-        entries = [e for e in layout.entries if e.trainable and bool(on_host[e.start : e.stop].any())]
-        return cls(on_device[: layout.num_parameters], on_device[layout.num_parameters :], entries)
-
-
-def _descend(rows: Tensor, gradient: Tensor, sgd: Sgd, *, velocity: Tensor | None, moving: _Moving | None) -> None:
-    """One step of SGD on every row in place; columns that may not move keep their bits."""
-    if moving is not None:
-        gradient = gradient * moving.parameters
-    if sgd.clip:
-        norm = gradient.norm(dim=1, keepdim=True)
-        gradient = gradient * (sgd.clip / (norm + 1e-6)).clamp(max=1.0)
-    if sgd.weight_decay:
-        gradient = gradient.add(rows, alpha=sgd.weight_decay)
-    if velocity is not None:
-        gradient = velocity.mul_(sgd.momentum).add_(gradient)
-    if moving is None:
-        rows.sub_(gradient, alpha=sgd.lr)
-    else:
-        rows.copy_(torch.where(moving.parameters, rows - sgd.lr * gradient, rows))
+    def _stack_size(self, batch_size: int, rows: Tensor) -> int:
+        """As many clients as fit: into free memory on a GPU, into the caches on a CPU."""
+        if rows.device.type == "cpu":
+            return max(1, CPU_ACTIVATIONS // (batch_size * self.cost.activations))
+        free, _ = torch.cuda.mem_get_info(rows.device)
+        free += torch.cuda.memory_reserved(rows.device) - torch.cuda.memory_allocated(rows.device)
+        # rows at work, gradient, momentum, rows put aside; activations and their gradients
+        floats = 6 * self.layout.num_columns + 3 * batch_size * self.cost.activations
+        return max(1, int(MEMORY_SHARE * free / (floats * rows.element_size())))
 
 
 @contextmanager

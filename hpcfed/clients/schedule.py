@@ -19,16 +19,15 @@ class Schedule:
     order: np.ndarray
     """Positions of the clients that have samples, most steps first."""
     samples: Tensor
-    """[ordered clients, steps, slots]: positions in the shard's images; meaningless beyond a client's own."""
+    """[steps, ordered clients, slots]: positions in the shard's images; meaningless beyond a client's own."""
     counts: np.ndarray
-    """[ordered clients, steps]: how many slots of a step hold a sample; 0 when the client has finished."""
-
+    """[steps, ordered clients]: how many slots of a step hold a sample; 0 when the client has finished."""
     counts_on_device: Tensor
     """The same, beside the samples."""
 
-    def shape(self, step: int, clients: slice) -> tuple[int, int, bool]:
-        """Active clients, slots and whether every slot of the step holds a sample, within a slice of the order."""
-        counts = self.counts[clients, step]
+    def shape(self, step: int) -> tuple[int, int, bool]:
+        """Active clients, slots, and whether every slot of the active clients holds a sample."""
+        counts = self.counts[step]
         active = int(np.count_nonzero(counts))
         slots = int(counts.max(initial=0))
         return active, slots, bool((counts[:active] == slots).all())
@@ -54,13 +53,14 @@ def training_schedule(index: Tensor, sizes: np.ndarray, keys: Tensor, *, epochs:
     shuffled = index[on_device, :longest].unsqueeze(1).expand(-1, epochs, -1).gather(2, shuffled)
 
     counts = _counts(sizes, epochs=epochs, batch_size=batch_size)
-    steps = torch.arange(counts.shape[1], device=device)
+    steps = torch.arange(len(counts), device=device)[:, None]
     per_epoch = (owned + batch_size - 1) // batch_size
-    epoch = (steps // per_epoch[:, None]).clamp(max=epochs - 1)
-    first = steps % per_epoch[:, None] * batch_size
+    epoch = (steps // per_epoch).clamp(max=epochs - 1)
+    first = steps % per_epoch * batch_size
     slots = torch.arange(min(batch_size, longest), device=device)
-    position = (first[:, :, None] + slots).clamp(max=longest - 1) + epoch[:, :, None] * longest
-    samples = shuffled.flatten(1).gather(1, position.flatten(1)).view(position.shape)
+    row = torch.arange(len(order), device=device) * epochs + epoch  # of the shuffled samples
+    position = (first[:, :, None] + slots).clamp(max=longest - 1) + row[:, :, None] * longest
+    samples = shuffled.flatten()[position]
     return Schedule(order, samples, counts, torch.from_numpy(counts).to(device))
 
 
@@ -71,10 +71,10 @@ def evaluation_schedule(index: Tensor, sizes: np.ndarray, *, batch_size: int) ->
         return _empty(index)
     sizes = sizes[order]
     counts = _counts(sizes, epochs=1, batch_size=batch_size)
-    padding = counts.shape[1] * batch_size - index.shape[1]
+    padding = len(counts) * batch_size - index.shape[1]
     samples = index[torch.from_numpy(order).to(index.device)]
     samples = torch.nn.functional.pad(samples, (0, padding)) if padding > 0 else samples[:, : padding or None]
-    samples = samples.unflatten(1, (-1, batch_size))
+    samples = samples.unflatten(1, (-1, batch_size)).transpose(0, 1)
     return Schedule(order, samples, counts, torch.from_numpy(counts).to(index.device))
 
 
@@ -85,11 +85,11 @@ def _longest_first(lengths: np.ndarray) -> np.ndarray:
 
 def _counts(sizes: np.ndarray, *, epochs: int, batch_size: int) -> np.ndarray:
     per_epoch = -(-sizes // batch_size)
-    steps = np.arange(epochs * per_epoch.max())
-    left = sizes[:, None] - steps % per_epoch[:, None] * batch_size
-    return np.where(steps < epochs * per_epoch[:, None], np.minimum(left, batch_size), 0)
+    steps = np.arange(epochs * per_epoch.max())[:, None]
+    left = sizes - steps % per_epoch * batch_size
+    return np.where(steps < epochs * per_epoch, np.minimum(left, batch_size), 0)
 
 
 def _empty(index: Tensor) -> Schedule:
     nobody = np.zeros((0, 0), np.int64)
-    return Schedule(np.empty(0, np.int64), index[:0, None], nobody, torch.from_numpy(nobody))
+    return Schedule(np.empty(0, np.int64), index[None, :0], nobody, torch.from_numpy(nobody))

@@ -4,8 +4,8 @@ Parameters come first, in the network's own order, then the running statistics o
 gradients touch are `rows[:, :layout.num_parameters]`.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 
@@ -66,15 +66,9 @@ class Layout:
         tensors = network.state_dict()
         return torch.cat([tensors[e.name].detach().flatten().to(dtype) for e in self.entries])
 
-    def views(self, rows: Tensor, statistics: Tensor | None = None) -> dict[str, Tensor]:
-        """Every tensor as a view [clients, *shape] of the rows; running statistics of their own matrix, if given."""
-        parameters = self.num_parameters
-        parts = (rows[:, :parameters], rows[:, parameters:] if statistics is None else statistics)
-        return {
-            e.name: parts[not e.trainable][:, e.start - offset : e.stop - offset].unflatten(1, e.shape)
-            for e in self.entries
-            for offset in (0 if e.trainable else parameters,)
-        }
+    def views(self, rows: Tensor) -> dict[str, Tensor]:
+        """Every tensor as a view [clients, *shape] of the rows."""
+        return {e.name: rows[:, e.start : e.stop].unflatten(1, e.shape) for e in self.entries}
 
     def mask(self, layers: Iterable[str]) -> Tensor:
         """True at the columns of these layers."""
@@ -85,3 +79,65 @@ class Layout:
         for e in self.entries:
             mask[e.start : e.stop] = e.layer in wanted
         return mask
+
+
+Work = tuple[Tensor, Tensor]
+"""Parameters and running statistics of rows at work."""
+
+
+class Workplace:
+    """The same rows as the kernels like them: every tensor aligned, and weights of convolutions channels-last.
+
+    Parameters and running statistics are matrices of their own. Columns without meaning may lie between the tensors;
+    they are zero and stay so. On the CPU tensors lie as in the plain rows.
+    """
+
+    def __init__(self, layout: Layout, device: torch.device) -> None:
+        self.plain = layout
+        self._channels_last = device.type == "cuda"
+        align = 4 if self._channels_last else 1  # floats: 16 bytes
+        self.widths = [0, 0]
+        """Columns of the two matrices."""
+        self.entries = []
+        for e in layout.entries:
+            part = int(not e.trainable)
+            start, stop = self.widths[part], self.widths[part] + prod(e.shape)
+            self.entries.append(replace(e, start=start, stop=stop))
+            self.widths[part] = -(-stop // align) * align
+
+    def new(self, clients: int, like: Tensor) -> Work:
+        """Both matrices, all zero."""
+        parameters, statistics = (like.new_zeros(clients, width) for width in self.widths)
+        return parameters, statistics
+
+    def view(self, matrix: Tensor, e: Entry) -> Tensor:
+        """One tensor as a view [clients, *shape] of the matrix that holds it."""
+        columns = matrix[:, e.start : e.stop]
+        if self._channels_last and len(e.shape) == 4:
+            outputs, inputs, height, width = e.shape
+            return columns.unflatten(1, (outputs, height, width, inputs)).permute(0, 1, 4, 2, 3)
+        return columns.unflatten(1, e.shape)
+
+    def views(self, parameters: Tensor, statistics: Tensor) -> dict[str, Tensor]:
+        """Every tensor by name."""
+        return {e.name: self.view(parameters if e.trainable else statistics, e) for e in self.entries}
+
+    def load(self, rows: Tensor, work: Work) -> None:
+        """Brings plain rows to the workplace."""
+        for there, here in self._pairs(rows, *work):
+            here.copy_(there)
+
+    def store(self, work: Work, rows: Tensor) -> None:
+        """And back."""
+        for there, here in self._pairs(rows, *work):
+            there.copy_(here)
+
+    def _pairs(self, rows: Tensor, parameters: Tensor, statistics: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        if not self._channels_last:
+            yield rows[:, : self.widths[0]], parameters
+            if self.widths[1]:
+                yield rows[:, self.widths[0] :], statistics
+            return
+        for plain, e in zip(self.plain.entries, self.entries, strict=True):
+            there = rows[:, plain.start : plain.stop].unflatten(1, plain.shape)
+            yield there, self.view(parameters if e.trainable else statistics, e)

@@ -9,14 +9,16 @@ A stack of one client runs torch's own kernels, so a large network pays nothing 
 import copy
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from hpcfed import streams
+from hpcfed.models import convolution, cuda, dropout
 
 
 @dataclass
@@ -28,6 +30,8 @@ class Batch:
     """[clients, slots], True where a slot holds a sample; None when all do."""
     keys: Tensor | None = None
     """[clients] keys of this step's random numbers; None outside of training."""
+    sinks: dict[str, Tensor] = field(default_factory=dict)
+    """Where gradients of named tensors belong. A layer may take its own out and write them there itself."""
 
 
 class StackedNetwork:
@@ -35,7 +39,9 @@ class StackedNetwork:
 
     def __init__(self, network: nn.Module) -> None:
         self._batch = Batch()
-        self._network = _stacked(copy.deepcopy(network), self._batch, itertools.count())
+        self._network = _stacked(copy.deepcopy(network), self._batch, "", itertools.count())
+        self.random = any(isinstance(module, _Dropout) and module.p for module in self._network.modules())
+        """Whether a forward pass in training draws random numbers."""
 
     def __call__(
         self,
@@ -45,29 +51,58 @@ class StackedNetwork:
         training: bool = False,
         valid: Tensor | None = None,
         keys: Tensor | None = None,
+        sinks: dict[str, Tensor] | None = None,
     ) -> Tensor:
-        """Forward pass of [clients · slots, …] with tensors [clients, …], as `Layout.views` gives them."""
+        """Forward pass of [clients · slots, …] with tensors [clients, …], as `Layout.views` gives them.
+
+        Gradients of a tensor may be written to its sink, in the shape of the tensor, instead of new memory.
+        """
         batch = self._batch
         batch.num_clients = len(next(iter(tensors.values())))
-        batch.valid, batch.keys = valid, keys
+        batch.valid, batch.keys, batch.sinks = valid, keys, dict(sinks or {})
         if self._network.training != training:
             self._network.train(training)
         return torch.func.functional_call(self._network, tensors, (x,))
 
 
-def _stacked(module: nn.Module, batch: Batch, numbers: Iterator[int]) -> nn.Module:
+def _stacked(module: nn.Module, batch: Batch, name: str, numbers: Iterator[int]) -> nn.Module:
     for plain, layer in _LAYERS.items():
         if type(module) is plain:
-            return layer(module, batch, next(numbers))
+            return layer(module, batch, name, next(numbers))
     own = [name for name, _ in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))]
     if own:
         known = ", ".join(plain.__name__ for plain in _LAYERS)
         raise TypeError(
             f"{type(module).__name__} has tensors of its own ({', '.join(own)}); layers that stack: {known}"
         )
-    for name, child in module.named_children():
-        setattr(module, name, _stacked(child, batch, numbers))
+    for own_name, child in module.named_children():
+        setattr(module, own_name, _stacked(child, batch, f"{name}{own_name}.", numbers))
+    if isinstance(module, nn.Sequential):
+        _join(module)
     return module
+
+
+def _join(layers: nn.Sequential) -> None:
+    """Lets a convolution do the activation and the pooling that follow it."""
+    names = list(layers._modules)
+    for i, name in enumerate(names):
+        layer = layers._modules[name]
+        if not isinstance(layer, _Conv2d):
+            continue
+        rest = [layers._modules[other] for other in names[i + 1 : i + 3]]
+        if rest and isinstance(rest[0], nn.ReLU | nn.LeakyReLU):
+            layer.slope = rest[0].negative_slope if isinstance(rest[0], nn.LeakyReLU) else 0.0
+            setattr(layers, names[i + 1], nn.Identity())
+            pool = rest[1] if len(rest) > 1 else None
+            if isinstance(pool, nn.MaxPool2d) and layer.slope >= 0 and _is_plain_pool(pool):
+                layer.pool = True
+                setattr(layers, names[i + 2], nn.Identity())
+
+
+def _is_plain_pool(pool: nn.MaxPool2d) -> bool:
+    two = (2, (2, 2))
+    usual = pool.padding in (0, (0, 0)) and pool.dilation in (1, (1, 1)) and not pool.ceil_mode
+    return pool.kernel_size in two and pool.stride in two and usual and not pool.return_indices
 
 
 class _Layer(nn.Module):
@@ -78,9 +113,9 @@ class _Layer(nn.Module):
     running_mean: Tensor
     running_var: Tensor
 
-    def __init__(self, plain: nn.Module, batch: Batch, number: int) -> None:
+    def __init__(self, plain: nn.Module, batch: Batch, name: str, number: int) -> None:
         super().__init__()
-        self.batch, self.number = batch, number
+        self.batch, self.name, self.number = batch, name, number
         for name, parameter in plain.named_parameters(recurse=False):
             self.register_parameter(name, parameter)
         for name, buffer in plain.named_buffers(recurse=False):
@@ -89,16 +124,67 @@ class _Layer(nn.Module):
         if "bias" not in self._parameters:
             self.bias = None
 
+    def take_sinks(self) -> tuple[Tensor | None, Tensor | None]:
+        """The sinks of weight and bias; a layer that is used again in the same pass finds none."""
+        return tuple(self.batch.sinks.pop(self.name + own, None) for own in ("weight", "bias"))  # type: ignore[return-value]
+
 
 class _Conv2d(_Layer):
-    def __init__(self, plain: nn.Conv2d, batch: Batch, number: int) -> None:
-        super().__init__(plain, batch, number)
+    slope = 1.0
+    """Of the activation below zero, which this layer applies: 1 for none."""
+    pool = False
+    """Whether this layer ends with max pooling of 2 × 2 pixels."""
+
+    def __init__(self, plain: nn.Conv2d, batch: Batch, name: str, number: int) -> None:
+        super().__init__(plain, batch, name, number)
         if plain.padding_mode != "zeros":
             raise TypeError(f"Conv2d with padding_mode '{plain.padding_mode}' does not stack; use 'zeros'")
         self.groups = plain.groups
         self.geometry: dict[str, Any] = {"stride": plain.stride, "padding": plain.padding, "dilation": plain.dilation}
+        kernel, padding = set(plain.kernel_size), set(plain.padding)
+        self.square = len(kernel) == len(padding) == 1 and not isinstance(plain.padding, str) and plain.groups == 1
+        self.square &= set(plain.stride) == set(plain.dilation) == {1}
 
     def forward(self, x: Tensor) -> Tensor:
+        layer = self._layer(x)
+        if layer is not None:
+            return convolution.block(x, self.weight, self.bias, layer, self._sink(layer))
+        y = self._convolved(x)
+        if self.slope != 1:
+            y = F.relu(y) if self.slope == 0 else F.leaky_relu(y, self.slope)
+        return F.max_pool2d(y, 2) if self.pool else y
+
+    def _layer(self, x: Tensor) -> convolution.Layer | None:
+        """What our own kernels need to know, where they serve: several clients on a GPU, in TensorFloat-32."""
+        clients = self.batch.num_clients
+        if clients == 1 or x.dtype != torch.float32 or not self.square or not cuda.available(x.device):
+            return None
+        if not torch.backends.cudnn.allow_tf32 or self.weight.stride(2) != 1:
+            return None
+        layer = convolution.Layer(
+            height=x.shape[2],
+            width=x.shape[3],
+            channels=x.shape[1],
+            outputs=self.weight.shape[1],
+            kernel=self.weight.shape[-1],
+            padding=self.geometry["padding"][0],
+            bias=self.bias is not None,
+            slope=self.slope,
+            pool=self.pool,
+        )
+        return layer if layer.supported else None
+
+    def _sink(self, layer: convolution.Layer) -> Tensor | None:
+        """Weight and bias as one, where they are neighbours."""
+        weight, bias = self.take_sinks()
+        if weight is None or (self.bias is not None and bias is None):
+            return None
+        end = weight.storage_offset() + weight[0].numel()
+        if bias is not None and bias.storage_offset() != end:
+            return None
+        return weight.as_strided((len(weight), layer.columns), (weight.stride(0), 1))
+
+    def _convolved(self, x: Tensor) -> Tensor:
         n = self.batch.num_clients
         if n == 1 or not x.is_cuda:
             # On a CPU one client's batch already fills the convolution, and regrouping would only copy.
@@ -120,16 +206,39 @@ class _Linear(_Layer):
         if self.batch.num_clients == 1:
             return F.linear(x, self.weight[0], None if self.bias is None else self.bias[0])
         x = x.unflatten(0, (self.batch.num_clients, -1))
-        weight = self.weight.transpose(1, 2)
-        y = torch.bmm(x, weight) if self.bias is None else torch.baddbmm(self.bias.unsqueeze(1), x, weight)
+        y: Tensor = _LinearFunction.apply(x, self.weight, self.bias, *self.take_sinks())
         return y.flatten(0, 1)
+
+
+class _LinearFunction(torch.autograd.Function):
+    """x wᵀ + b for every client, with gradients that go straight to where they belong."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, weight_sink: Tensor | None, bias_sink: Tensor | None
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.sinks = weight_sink, bias_sink
+        transposed = weight.transpose(1, 2)
+        return torch.bmm(x, transposed) if bias is None else torch.baddbmm(bias.unsqueeze(1), x, transposed)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        weight_sink, bias_sink = ctx.sinks
+        needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        dx = torch.bmm(dy, weight) if needs_x else None
+        dw = torch.bmm(dy.transpose(1, 2), x, out=weight_sink) if needs_weight else None
+        db = torch.sum(dy, 1, out=bias_sink) if needs_bias else None
+        return dx, dw, db, None, None
 
 
 class _BatchNorm2d(_Layer):
     bias: Tensor
 
-    def __init__(self, plain: nn.BatchNorm2d, batch: Batch, number: int) -> None:
-        super().__init__(plain, batch, number)
+    def __init__(self, plain: nn.BatchNorm2d, batch: Batch, name: str, number: int) -> None:
+        super().__init__(plain, batch, name, number)
         if plain.momentum is None or not plain.track_running_stats or not plain.affine:
             raise TypeError("BatchNorm2d stacks only with affine weights, running statistics and a fixed momentum")
         self.eps, self.momentum = plain.eps, plain.momentum
@@ -169,14 +278,16 @@ class _BatchNorm2d(_Layer):
 
 
 class _Dropout(_Layer):
-    def __init__(self, plain: nn.Dropout, batch: Batch, number: int) -> None:
-        super().__init__(plain, batch, number)
+    def __init__(self, plain: nn.Dropout, batch: Batch, name: str, number: int) -> None:
+        super().__init__(plain, batch, name, number)
         self.p = plain.p
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or self.p == 0 or self.batch.keys is None:
             return x
         keys = streams.child_keys(self.batch.keys, self.number)
+        if cuda.available(x.device) and x.dtype == torch.float32:
+            return dropout.dropout(x, keys, self.p)
         keep = streams.uniform(keys, x.numel() // len(keys)).view_as(x) >= self.p
         return x * keep / (1 - self.p)
 

@@ -1,0 +1,75 @@
+"""Kernels in CUDA C++, compiled when first needed by the compiler that comes with torch."""
+
+import ctypes
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Macros = tuple[tuple[str, str | int], ...]
+
+
+class Kernel:
+    """A kernel of a source file beside this module, compiled with some macros for the current device."""
+
+    def __init__(self, source: str, name: str, macros: Macros, *, threads: int, shared: int = 0) -> None:
+        from cuda.bindings import driver
+
+        self._driver, self._threads, self._shared = driver, threads, shared
+        device = torch.cuda.current_device()
+        major, minor = torch.cuda.get_device_capability(device)
+        module = _checked(driver.cuModuleLoadData(compiled(source, macros, f"sm_{major}{minor}")))
+        self._kernel = _checked(driver.cuModuleGetFunction(module, name.encode()))
+        limit = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        _checked(driver.cuFuncSetAttribute(self._kernel, limit, shared))
+        fit = _checked(driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(self._kernel, threads, shared))
+        self.capacity: int = fit * torch.cuda.get_device_properties(device).multi_processor_count
+        """Blocks that the device runs at once."""
+
+    def __call__(self, grid: tuple[int, int], *arguments: Tensor | int | None) -> None:
+        """Launches on torch's stream. Tensors are passed as pointers, integers as 64 bits, None as a null pointer."""
+        values = tuple(a.data_ptr() if isinstance(a, Tensor) else a or 0 for a in arguments)
+        types = tuple(ctypes.c_int64 if isinstance(a, int) else ctypes.c_void_p for a in arguments)
+        stream = torch.cuda.current_stream().cuda_stream
+        size = (*grid, 1, self._threads, 1, 1)
+        _checked(self._driver.cuLaunchKernel(self._kernel, *size, self._shared, stream, (values, types), 0))
+
+
+@cache
+def available(device: torch.device) -> bool:
+    """Whether kernels can be compiled for and run on this device; they need tensor cores with TensorFloat-32."""
+    if device.type != "cuda" or torch.version.hip or torch.cuda.get_device_capability(device) < (8, 0):
+        return False
+    try:
+        from cuda.bindings import nvrtc
+
+        nvrtc.nvrtcVersion()
+    except (ImportError, RuntimeError):
+        return False
+    return True
+
+
+def compiled(source: str, macros: Macros, architecture: str) -> bytes:
+    """Machine code of a source file beside this module."""
+    from cuda.bindings import nvrtc
+
+    text = (Path(__file__).parent / source).read_bytes()
+    program = _checked(nvrtc.nvrtcCreateProgram(text, source.encode(), 0, [], []))
+    options = [f"-arch={architecture}", "--std=c++17", *(f"-D{name}={value}" for name, value in macros)]
+    (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
+    if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+        log = b" " * _checked(nvrtc.nvrtcGetProgramLogSize(program))
+        nvrtc.nvrtcGetProgramLog(program, log)
+        raise RuntimeError(f"{source} does not compile with {options}:\n{log.decode()}")
+    code = b" " * _checked(nvrtc.nvrtcGetCUBINSize(program))
+    _checked(nvrtc.nvrtcGetCUBIN(program, code))
+    return code
+
+
+def _checked(result: tuple[Any, ...]) -> Any:
+    status, *values = result
+    if int(status) != 0:
+        raise RuntimeError(f"CUDA call failed: {status!r}")
+    return values[0] if values else None
