@@ -40,65 +40,83 @@ __device__ __forceinline__ float slope(float g, float act) {  // gradient throug
   return SLOPE == 1.0f || act > 0 ? g : SLOPE * g;
 }
 
-// The units [first, first + count) of a client's images, into shared memory.
-__device__ __forceinline__ void load_images(float* image, const float* src, int first, int count) {
-#if SRC_C % 4 == 0
-  constexpr int QUADS = SRC_C / 4;
-#pragma unroll 4
-  for (int i = threadIdx.x; i < count * ROWS * COLS * QUADS; i += THREADS) {
-    const int c = i % QUADS * 4, column = i / QUADS % COLS, row = i / (QUADS * COLS) % ROWS, u = i / (QUADS * COLS * ROWS);
-    const int slot = (first + u) / BANDS, y = (first + u) % BANDS * BAND * STEP + row - LEAD, x = column - LEAD;
-    float4 v = make_float4(0, 0, 0, 0);
-    if (y >= 0 && y < SRC_H && x >= 0 && x < SRC_W)
-      v = *(const float4*)(src + (int64)((slot * SRC_H + y) * SRC_W + x) * SRC_C + c);
-    *(float4*)(image + u * UNIT + (row * COLS + column) * PIXEL + c) =
-        make_float4(rounded(v.x), rounded(v.y), rounded(v.z), rounded(v.w));
+// Columns of the source that the shared images hold, after LEAD columns of zeros.
+#define HELD (SRC_W < COLS - LEAD ? SRC_W : COLS - LEAD)
+
+__device__ __forceinline__ void copy16(float* to, const float* from) {  // without waiting
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((unsigned)__cvta_generic_to_shared(to)), "l"(from));
+}
+
+__device__ __forceinline__ void copy4(float* to, const float* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"((unsigned)__cvta_generic_to_shared(to)), "l"(from));
+}
+
+__device__ __forceinline__ void arrive() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+__device__ __forceinline__ void clear(float* memory, int floats) {
+  for (int i = threadIdx.x; i < floats; i += THREADS) memory[i] = 0;
+}
+
+// Starts to copy units [first, first + count) of a client's images. Columns of zeros are there already.
+__device__ __forceinline__ void load_images(float* images, const float* src, int first, int count) {
+  const int lane = threadIdx.x % 32;
+  for (int i = threadIdx.x / 32; i < count * ROWS; i += WARPS) {
+    const int u = first + i / ROWS, y = u % BANDS * BAND * STEP + i % ROWS - LEAD;
+    const float* from = src + (int64)(u / BANDS * SRC_H + y) * (SRC_W * SRC_C);
+    float* to = images + (i * COLS + LEAD) * PIXEL;
+    if (y < 0 || y >= SRC_H) {
+      for (int j = lane; j < HELD * PIXEL; j += 32) to[j] = 0;
+    } else if (SRC_C % 4 == 0) {
+      for (int j = lane; j < HELD * (SRC_C / 4); j += 32)
+        copy16(to + j / (SRC_C / 4) * PIXEL + j % (SRC_C / 4) * 4, from + j * 4);
+    } else if (PIXEL == SRC_C && LEAD == 0 && SRC_W * SRC_C % 4 == 0 && COLS * PIXEL % 4 == 0 && HELD * PIXEL % 4 == 0) {
+      for (int j = lane * 4; j < HELD * PIXEL; j += 128) copy16(to + j, from + j);
+    } else {
+      for (int j = lane; j < HELD * SRC_C; j += 32) copy4(to + j / SRC_C * PIXEL + j % SRC_C, from + j);
+    }
   }
-#else
-#pragma unroll 4
-  for (int i = threadIdx.x; i < count * ROWS * COLS * SRC_C; i += THREADS) {
-    const int c = i % SRC_C, column = i / SRC_C % COLS, row = i / (SRC_C * COLS) % ROWS, u = i / (SRC_C * COLS * ROWS);
-    const int slot = (first + u) / BANDS, y = (first + u) % BANDS * BAND * STEP + row - LEAD, x = column - LEAD;
-    float v = 0;
-    if (y >= 0 && y < SRC_H && x >= 0 && x < SRC_W) v = src[(int64)((slot * SRC_H + y) * SRC_W + x) * SRC_C + c];
-    image[u * UNIT + (row * COLS + column) * PIXEL + c] = rounded(v);
-  }
-#endif
+}
+
+__device__ __forceinline__ float4 slope4(const float4 g, const float4 act) {
+  return make_float4(rounded(slope(g.x, act.x)), rounded(slope(g.y, act.y)), rounded(slope(g.z, act.z)),
+                     rounded(slope(g.w, act.w)));
+}
+
+__device__ __forceinline__ float4 won(const float4 v, const char4 winner, int position) {
+  return make_float4(winner.x == position ? v.x : 0, winner.y == position ? v.y : 0, winner.z == position ? v.z : 0,
+                     winner.w == position ? v.w : 0);
 }
 
 #ifdef GATHER_PRODUCT
 
-// What an element of the source is: a value of an image, or (SPREAD) the gradient of the convolution's own output at
-// that pixel, from the gradient `src` of the layer's output, that output itself, and the winners of the pooling.
-__device__ __forceinline__ float4 spread4(const float* src, const float* act, const signed char* winner, int slot,
-                                          int y, int x, int c) {
-  constexpr int P = SPREAD_POOL ? 2 : 1;
-  float4 v = make_float4(0, 0, 0, 0);
-  if (y < 0 || x < 0 || y / P >= SRC_H / P || x / P >= SRC_W / P) return v;
-  const int64 at = (int64)((slot * (SRC_H / P) + y / P) * (SRC_W / P) + x / P) * SRC_C + c;
-  const float4 g = *(const float4*)(src + at), a = *(const float4*)(act + at);
-  v = make_float4(slope(g.x, a.x), slope(g.y, a.y), slope(g.z, a.z), slope(g.w, a.w));
-  if (SPREAD_POOL) {
-    const char4 w = *(const char4*)(winner + at);
-    const int here = y % 2 * 2 + x % 2;
-    v.x = w.x == here ? v.x : 0;
-    v.y = w.y == here ? v.y : 0;
-    v.z = w.z == here ? v.z : 0;
-    v.w = w.w == here ? v.w : 0;
-  }
-  return v;
-}
-
-__device__ __forceinline__ void load_spread(float* image, const float* src, const float* act, const signed char* winner,
+// The source of SPREAD is the gradient of the convolution's own output, made from the gradient `dy` of the layer's
+// output, that output itself, and the winners of the pooling. SRC is the size of the convolution's output.
+__device__ __forceinline__ void load_spread(float* images, const float* dy, const float* act, const signed char* winner,
                                             int first, int count) {
-  constexpr int QUADS = SRC_C / 4;
-#pragma unroll 4
-  for (int i = threadIdx.x; i < count * ROWS * COLS * QUADS; i += THREADS) {
-    const int c = i % QUADS * 4, column = i / QUADS % COLS, row = i / (QUADS * COLS) % ROWS, u = i / (QUADS * COLS * ROWS);
-    const float4 v = spread4(src, act, winner, (first + u) / BANDS, (first + u) % BANDS * BAND + row - LEAD,
-                             column - LEAD, c);
-    *(float4*)(image + u * UNIT + (row * COLS + column) * PIXEL + c) =
-        make_float4(rounded(v.x), rounded(v.y), rounded(v.z), rounded(v.w));
+  constexpr int P = SPREAD_POOL ? 2 : 1, WIDE = SRC_W / P, HIGH = SRC_H / P, QUADS = SRC_C / 4;
+  constexpr int TALL = (ROWS + P - 1) / P + P - 1;  // rows of dy that a unit may touch
+  const int lane = threadIdx.x % 32;
+  for (int i = threadIdx.x / 32; i < count * TALL; i += WARPS) {
+    const int u = first + i / TALL, top = u % BANDS * BAND - LEAD;  // the unit's first row
+    const int row = (top + 64 * P) / P - 64 + i % TALL;
+    float* unit = images + i / TALL * UNIT + LEAD * PIXEL;
+    const int64 at = (int64)(u / BANDS * HIGH + row) * (WIDE * SRC_C);
+    const bool inside = row >= 0 && row < HIGH;
+    for (int j = lane; j < WIDE * QUADS; j += 32) {
+      const int c = j % QUADS * 4;
+      float4 v = make_float4(0, 0, 0, 0);
+      char4 w = make_char4(0, 0, 0, 0);
+      if (inside) {
+        v = slope4(*(const float4*)(dy + at + j * 4), *(const float4*)(act + at + j * 4));
+        if (SPREAD_POOL) w = *(const char4*)(winner + at + j * 4);
+      }
+#pragma unroll
+      for (int p = 0; p < P * P; p++) {
+        const int y = row * P + p / 2 - top;
+        if (y >= 0 && y < ROWS)
+          *(float4*)(unit + (y * COLS + j / QUADS * P + p % 2) * PIXEL + c) = SPREAD_POOL ? won(v, w, p) : v;
+      }
+    }
   }
 }
 
@@ -128,6 +146,7 @@ gather_product(const float* src, const float* act, const signed char* winner_in,
       const int k = i / 8 * 8 + i % 8 / 2 + i % 2 * 4;
       taps[i] = k < TAPS ? (k / (KW * SRC_C) * COLS + k / SRC_C % KW) * PIXEL + k % SRC_C : 0;
     }
+  clear(images, BATCH * UNIT);
   int64 loaded = -1;
   for (int64 unit = begin; unit < end;) {
     const int64 client = unit / per_client;
@@ -157,6 +176,7 @@ gather_product(const float* src, const float* act, const signed char* winner_in,
       load_spread(images, src + at, act + at, winner_in + at, first, count);
     } else {
       load_images(images, src + client * slots * (SRC_H * SRC_W * SRC_C), first, count);
+      arrive();
     }
     __syncthreads();
     const int groups = (count * OUTPUTS + GROUP - 1) / GROUP;
@@ -217,23 +237,30 @@ gather_product(const float* src, const float* act, const signed char* winner_in,
           if (o >= count * OUTPUTS || row >= OUT_H) continue;
           const int64 at = ((client * slots + u / BANDS) * OUT_H + row) * OUT_W + o % OUT_W;
 #pragma unroll
-          for (int n = 0; n < NF; n++)
+          for (int n = 0; n < NF; n++) {
+            const int channel = (part * NF + n) * 8 + 2 * t;
+            if (channel >= DST_C) continue;
+            float2 v;
+            char2 best = make_char2(0, 0);
+            v.x = acc[f][n][2 * h], v.y = acc[f][n][2 * h + 1];
+            if (POOL) {
 #pragma unroll
-            for (int j = 0; j < 2; j++) {
-              const int channel = (part * NF + n) * 8 + 2 * t + j;
-              if (channel >= DST_C) continue;
-              float v = acc[f][n][2 * h + j];
-              if (POOL) {
-                int best = 0;
-#pragma unroll
-                for (int p = 1; p < 4; p++)
-                  if (acc[p][n][2 * h + j] > v) v = acc[p][n][2 * h + j], best = p;
-                winner[at * DST_C + channel] = best;
+              for (int p = 1; p < 4; p++) {
+                if (acc[p][n][2 * h] > v.x) v.x = acc[p][n][2 * h], best.x = p;
+                if (acc[p][n][2 * h + 1] > v.y) v.y = acc[p][n][2 * h + 1], best.y = p;
               }
-              if (BIAS) v += b[client * b_stride + channel];
-              if (!SPREAD) v = slope(v, v);
-              y[at * DST_C + channel] = v;
             }
+            if (BIAS) v.x += b[client * b_stride + channel], v.y += b[client * b_stride + channel + 1];
+            if (!SPREAD) v.x = slope(v.x, v.x), v.y = slope(v.y, v.y);
+            v.x = rounded(v.x), v.y = rounded(v.y);  // for the next layer, which would have to do it otherwise
+            if (DST_C % 2 == 0) {
+              *(float2*)(y + at * DST_C + channel) = v;
+              if (POOL) *(char2*)(winner + at * DST_C + channel) = best;
+            } else {
+              y[at * DST_C + channel] = v.x;
+              if (channel + 1 < DST_C) y[at * DST_C + channel + 1] = v.y;
+            }
+          }
         }
     }
     unit += count;
@@ -268,7 +295,7 @@ weight_gradient(const float* src, const float* dy, const float* act, const signe
   const int64 outputs = client * slots * (OUT_H * OUT_W * DST_C);
   for (int i = threadIdx.x; i < PIXELS; i += THREADS)
     offsets[i] = i < BAND * STEP * WIDTH ? (i / WIDTH * COLS + i % WIDTH) * PIXEL : 0;
-  for (int i = threadIdx.x; i < BATCH * PIXELS * GRADIENT; i += THREADS) gradients[i] = 0;
+  clear(images, BATCH * (UNIT + PIXELS * GRADIENT));
   int taps[KF][2];
 #pragma unroll
   for (int f = 0; f < KF; f++)
@@ -283,26 +310,26 @@ weight_gradient(const float* src, const float* dy, const float* act, const signe
     __syncthreads();
     load_images(images, src, first, count);
     constexpr int QUADS = DST_C / 4;
-#pragma unroll 2
-    for (int i = threadIdx.x; i < count * BAND * OUT_W * QUADS; i += THREADS) {
-      const int c = i % QUADS * 4, column = i / QUADS % OUT_W, row = i / (QUADS * OUT_W) % BAND;
-      const int u = i / (QUADS * OUT_W * BAND), slot = (first + u) / BANDS, y = (first + u) % BANDS * BAND + row;
-      float4 v = make_float4(0, 0, 0, 0);
-      char4 won = make_char4(0, 0, 0, 0);
-      if (y < OUT_H) {
-        const int64 at = outputs + ((slot * OUT_H + y) * OUT_W + column) * DST_C + c;
-        const float4 d = *(const float4*)(dy + at), a = *(const float4*)(act + at);
-        v = make_float4(rounded(slope(d.x, a.x)), rounded(slope(d.y, a.y)), rounded(slope(d.z, a.z)),
-                        rounded(slope(d.w, a.w)));
-        if (POOL) won = *(const char4*)(winner + at);
-      }
+    for (int i = warp; i < count * BAND; i += WARPS) {
+      const int u = first + i / BAND, row = i % BAND, y = u % BANDS * BAND + row;
+      const int64 at = outputs + (int64)(u / BANDS * OUT_H + y) * (OUT_W * DST_C);
+      float* unit = gradients + i / BAND * (PIXELS * GRADIENT);
+      for (int j = lane; j < OUT_W * QUADS; j += 32) {
+        const int c = j % QUADS * 4;
+        float4 v = make_float4(0, 0, 0, 0);
+        char4 w = make_char4(0, 0, 0, 0);
+        if (y < OUT_H) {
+          v = slope4(*(const float4*)(dy + at + j * 4), *(const float4*)(act + at + j * 4));
+          if (POOL) w = *(const char4*)(winner + at + j * 4);
+        }
 #pragma unroll
-      for (int p = 0; p < STEP * STEP; p++) {
-        const int pixel = u * PIXELS + (row * STEP + p / 2) * WIDTH + column * STEP + p % 2;
-        *(float4*)(gradients + pixel * GRADIENT + c) =
-            POOL ? make_float4(won.x == p ? v.x : 0, won.y == p ? v.y : 0, won.z == p ? v.z : 0, won.w == p ? v.w : 0) : v;
+        for (int p = 0; p < STEP * STEP; p++) {
+          const int pixel = (row * STEP + p / 2) * WIDTH + j / QUADS * STEP + p % 2;
+          *(float4*)(unit + pixel * GRADIENT + c) = POOL ? won(v, w, p) : v;
+        }
       }
     }
+    arrive();
     __syncthreads();
     for (int step = pixel_warp; step < count * (PIXELS / 8); step += PIXEL_WARPS) {
       const int q = step % (PIXELS / 8) * 8;

@@ -162,7 +162,10 @@ def _plan(layer: Layer) -> dict[Kind, Plan]:
 
 
 def _candidates(layer: Layer, kind: Kind) -> list[tuple[float, Plan]]:
-    """Ways to cut the work that fit, with a score: roughly the share of time that tensor cores could be busy."""
+    """Ways to cut the work that fit, with a score: roughly the share of time that tensor cores could be busy.
+
+    The weights of the score's parts (waiting between batches, few warps) were fitted to measurements on an H200.
+    """
     m = _shapes(layer, kind)
     step, taps, channels = 1 + m["POOL"], layer.kernel**2 * m["SRC_C"], m["SRC_C"]
     fragments = -(-m["DST_C"] // 8)
@@ -185,7 +188,8 @@ def _candidates(layer: Layer, kind: Kind) -> list[tuple[float, Plan]]:
                     steps, others = batch * pixels // 8, 8 // tap_warps
                     busy = groups / (own * tap_warps) * steps / (-(-steps // others) * others)
                     loads = (4 * own + 2 * fragments) / (own * fragments)
-                    found.append((useful * busy / (1 + loads), Plan(band, batch, pixel, shared, 8, tap_warps)))
+                    score = useful * busy / (1 + loads) * steps / (steps + 4)
+                    found.append((score, Plan(band, batch, pixel, shared, 8, tap_warps)))
                 continue
             pixel = channels if channels % 8 else channels + ((4 if m["POOL"] else 8) - channels) % 16
             steps, outputs, parts = -(-taps // 8), band * m["OUT_W"], -(-fragments // 4)
@@ -195,9 +199,9 @@ def _candidates(layer: Layer, kind: Kind) -> list[tuple[float, Plan]]:
             tasks = -(-batch * outputs // group) * parts
             for warps in (4, 8):
                 busy = batch * outputs * parts / group / (-(-tasks // warps) * warps)
-                found.append((useful * busy, Plan(band, batch, pixel, shared, warps)))
+                found.append((useful * busy * tasks / (tasks + 16), Plan(band, batch, pixel, shared, warps)))
     return [
-        (score * min(1.0, plan.warps * (SHARED // plan.shared) / BUSY_WARPS) ** 0.3, plan)
+        (score * min(1.0, plan.warps * (SHARED // plan.shared) / BUSY_WARPS) ** 0.7, plan)
         for score, plan in found
         if plan.shared <= SHARED
     ]
