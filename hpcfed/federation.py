@@ -11,10 +11,15 @@ from hpcfed import streams
 from hpcfed.clients.engine import Engine, Score, Sgd
 from hpcfed.clients.placement import Clients
 from hpcfed.config import Options, RunConfig
+from hpcfed.data.datasets import Split
 from hpcfed.data.shards import Shard
 from hpcfed.models.layout import Layout
 from hpcfed.record.timing import Timer
 from hpcfed.runtime.collectives import Collectives
+
+Shards = Callable[[Split, np.ndarray], Shard]
+"""Gathers the samples of clients, by id, from one split of the data set."""
+_NOTHING = Shard(torch.empty(0), torch.empty(0), torch.empty(0), (), np.empty(0, np.int64))
 
 
 @dataclass(frozen=True)
@@ -65,8 +70,7 @@ class Federation:
         options: Options,
         *,
         clients: Clients,
-        train_data: Shard,
-        test_data: Shard,
+        shards: Shards,
         engine: Engine,
         first_row: Tensor,
         collectives: Collectives,
@@ -74,8 +78,6 @@ class Federation:
     ) -> None:
         self.config = config
         self.options = options
-        self.clients = clients.on(collectives.world.role_rank)
-        """Ids of this rank's clients, ascending."""
         self.sizes = clients.train_samples
         """Training samples of every client of the federation."""
         self.round = 0
@@ -85,13 +87,20 @@ class Federation:
         self.learned = Learned()
         self.on_trained: Callable[[Cohort, Tensor], None] | None = None
         """Told of the rows that a round's local training leaves behind; the recorder listens here."""
-        self._rank_of = clients.rank
-        self._train_data = train_data
-        self._test_data = test_data
         self._engine = engine
         self._first_row = first_row
         self._collectives = collectives
         self._timer = timer
+        self.settle(clients, shards)
+
+    def settle(self, clients: Clients, shards: Shards) -> None:
+        """This rank's clients and their data from now on; `shards` gathers the samples of some clients."""
+        self.clients = clients.on(self._collectives.world.role_rank)
+        """Ids of this rank's clients, ascending."""
+        self._rank_of = clients.rank
+        self._train_data = self._test_data = _NOTHING  # what was there is given up before new data comes
+        self._train_data = shards("train", self.clients)
+        self._test_data = shards("test", self.clients)
 
     @property
     def layout(self) -> Layout:
