@@ -1,7 +1,7 @@
 """Not a test: a run whose last MPI rank trains SLOW times as long as its work takes.
 
-Arguments are those of hpcfed. With STEADY=1 every rank's training lasts 0.2 ms per load instead of what it takes, so
-that nothing depends on how busy the machine is. Every client's row after the last round goes to ROWS-<rank>.npz.
+Arguments are those of hpcfed. With STEADY=1 every rank's training is drawn out to 0.5 ms per load, so that
+little depends on how busy the machine is. Every client's row after the last round goes to ROWS-<rank>.npz.
 """
 
 import os
@@ -16,7 +16,7 @@ from hpcfed import cli, run
 from hpcfed.clients import engine
 from hpcfed.clients.placement import LONGEST, client_loads, rank_loads
 
-SECONDS_PER_LOAD = 2e-4
+SECONDS_PER_LOAD = 5e-4
 slow = float(os.environ.get("SLOW", "1")) if MPI.COMM_WORLD.rank == MPI.COMM_WORLD.size - 1 else 1.0
 train, evaluate = engine.Engine.train, run.evaluate
 
@@ -29,7 +29,7 @@ def slow_train(self, rows, shard, clients, sgd, **options):  # type: ignore[no-u
         loads = client_loads(np.array(shard.sizes)[clients], epochs=sgd.epochs, batch_size=sgd.batch_size)
         nobody = np.zeros(len(loads), np.int64)
         work = rank_loads(loads, nobody, 1, longest=LONGEST[self.mode])[0]
-        wanted = 0.1 + slow * SECONDS_PER_LOAD * work
+        wanted = slow * SECONDS_PER_LOAD * work
     time.sleep(max(0.0, begin + wanted - time.perf_counter()))
     return result
 

@@ -67,10 +67,11 @@ class Collectives:
         result = rows.new_empty(len(new), *rows.shape[1:])
         staying = np.intersect1d(old, new, assume_unique=True)
         result[np.searchsorted(new, staying)] = rows[np.searchsorted(old, staying)]
-        if self.size == 1:
+        width = prod(rows.shape[1:])
+        if self.size == 1 or not width:
             return result
         outgoing = self._outgoing(rows[np.searchsorted(old, np.concatenate(leaving))])
-        as_bytes = outgoing.reshape(len(outgoing), prod(rows.shape[1:])).view(torch.uint8)  # gloo knows few types
+        as_bytes = outgoing.reshape(len(outgoing), width).view(torch.uint8)  # gloo knows few types
         incoming = as_bytes.new_empty(sum(map(len, coming)), as_bytes.shape[1])
         dist.all_to_all_single(
             incoming,
