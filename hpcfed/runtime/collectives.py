@@ -39,8 +39,10 @@ class Collectives:
         if self.size == 1:
             return rows
         width = ceil(rows.shape[1] / self.size)
-        padded = torch.nn.functional.pad(rows, (0, width * self.size - rows.shape[1]))
-        outgoing = self._outgoing(padded.view(len(rows), self.size, width).transpose(0, 1).contiguous())
+        shares = rows.new_zeros(self.size, len(rows), width)  # the last is short, and padded
+        for share, part in zip(shares, rows.split(width, dim=1), strict=False):
+            share[:, : part.shape[1]] = part
+        outgoing = self._outgoing(shares)
         incoming = outgoing.new_empty(sum(counts), width)
         splits = [len(rows)] * self.size
         dist.all_to_all_single(incoming, outgoing.view(-1, width), output_split_sizes=counts, input_split_sizes=splits)
