@@ -151,7 +151,7 @@ def test_clients_stay_where_files_or_bits_depend_on_it() -> None:
 
 
 def test_entries_arrive_bit_for_bit_with_their_clients(mpirun: Callable) -> None:
-    result = mpirun(3, HERE / "relocating.py")
+    result = mpirun(3, "-m", "mpi4py", HERE / "relocating.py")
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("all arrived") == 3
 
