@@ -38,9 +38,9 @@ class Setup:
     global_test: Shard
     """This rank's share of the global test set, as the data of one client."""
     global_test_size: int
-    shards: Shards | None
+    shards: Shards | None = None
     """Gathers the data of clients that come from another rank; None when clients stay where they are."""
-    gather_seconds: float
+    gather_seconds: float = 0.0
     """What it took to gather the data of this rank's clients."""
 
 
@@ -50,6 +50,11 @@ def assemble(settings: Settings, world: World, timer: Timer) -> Setup:
     dtype = torch.float64 if config.precision == "fp64" else torch.float32
     dataset = _load(config, world)
     parts = _partition(config, dataset)
+    network = build(config.network(), shape=dataset.shape, classes=dataset.classes, seed=config.seed)
+    layout = Layout.of(network)
+    engine = Engine(network, layout, mode=config.engine)
+    clients = _place(config, parts, world, longest=LONGEST[engine.mode])
+    here = clients.on(world.role_rank)
 
     def gather(split: Split, lists: list[np.ndarray], ids: np.ndarray) -> Shard:
         return shard(dataset, split, lists, clients=ids, device=world.device, dtype=dtype)
@@ -60,17 +65,14 @@ def assemble(settings: Settings, world: World, timer: Timer) -> Setup:
 
     test_size = len(dataset.labels("test"))
     own_share = np.arange(world.role_rank, test_size, world.role_size)
-    network = build(config.network(), shape=dataset.shape, classes=dataset.classes, seed=config.seed)
-    layout = Layout.of(network)
-    engine = Engine(network, layout, mode=config.engine)
     collectives = Collectives(world)
-    clients = _place(config, parts, world, engine)
     begin = time.perf_counter()
     federation = Federation(
         config,
         settings.options,
         clients=clients,
-        shards=shards,
+        train_data=shards("train", here),
+        test_data=shards("test", here),
         engine=engine,
         first_row=layout.row(network, dtype=dtype).to(world.device),
         collectives=collectives,
@@ -141,8 +143,8 @@ def _partition(config: RunConfig, dataset: Dataset) -> Partition:
     )
 
 
-def _place(config: RunConfig, parts: Partition, world: World, engine: Engine) -> Clients:
-    """Placed by steps, as long as nothing has been measured."""
+def _place(config: RunConfig, parts: Partition, world: World, *, longest: float) -> Clients:
+    """Placed by steps, as long as nothing has been measured; the longest client of a rank counts more."""
     train, test = (np.array([len(indices) for indices in lists]) for lists in (parts.train, parts.test))
     loads = client_loads(train, epochs=config.epochs, batch_size=config.batch_size)
-    return Clients(place(loads, world.num_workers, longest=LONGEST[engine.mode]), train, test)
+    return Clients(place(loads, world.num_workers, longest=longest), train, test)

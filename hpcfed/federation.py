@@ -70,7 +70,8 @@ class Federation:
         options: Options,
         *,
         clients: Clients,
-        shards: Shards,
+        train_data: Shard,
+        test_data: Shard,
         engine: Engine,
         first_row: Tensor,
         collectives: Collectives,
@@ -78,6 +79,8 @@ class Federation:
     ) -> None:
         self.config = config
         self.options = options
+        self.clients = clients.on(collectives.world.role_rank)
+        """Ids of this rank's clients, ascending."""
         self.sizes = clients.train_samples
         """Training samples of every client of the federation."""
         self.round = 0
@@ -87,16 +90,17 @@ class Federation:
         self.learned = Learned()
         self.on_trained: Callable[[Cohort, Tensor], None] | None = None
         """Told of the rows that a round's local training leaves behind; the recorder listens here."""
+        self._rank_of = clients.rank
+        self._train_data = train_data
+        self._test_data = test_data
         self._engine = engine
         self._first_row = first_row
         self._collectives = collectives
         self._timer = timer
-        self.settle(clients, shards)
 
     def settle(self, clients: Clients, shards: Shards) -> None:
-        """This rank's clients and their data from now on; `shards` gathers the samples of some clients."""
+        """This rank's clients and their data from now on, after some have moved."""
         self.clients = clients.on(self._collectives.world.role_rank)
-        """Ids of this rank's clients, ascending."""
         self._rank_of = clients.rank
         self._train_data = self._test_data = _NOTHING  # what was there is given up before new data comes
         self._train_data = shards("train", self.clients)
