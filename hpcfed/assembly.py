@@ -1,6 +1,7 @@
 """Puts a run together on one rank: data, placement, network, engine, federation."""
 
 import platform
+import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,13 +9,12 @@ import torch
 
 from hpcfed import methods
 from hpcfed.clients.engine import Engine
-from hpcfed.clients.placement import Clients, place
-from hpcfed.clients.schedule import num_steps
+from hpcfed.clients.placement import LONGEST, Clients, client_loads, place
 from hpcfed.config import RunConfig, Settings
 from hpcfed.data.datasets import Dataset, Split, SyntheticSize, load
 from hpcfed.data.partition import Partition, partition
 from hpcfed.data.shards import Shard, shard
-from hpcfed.federation import Federation
+from hpcfed.federation import Federation, Shards
 from hpcfed.methods import Method
 from hpcfed.models.layout import Layout
 from hpcfed.models.networks import build
@@ -38,6 +38,10 @@ class Setup:
     global_test: Shard
     """This rank's share of the global test set, as the data of one client."""
     global_test_size: int
+    shards: Shards | None = None
+    """Gathers the data of clients that come from another rank; None when clients stay where they are."""
+    gather_seconds: float = 0.0
+    """What it took to gather the data of this rank's clients."""
 
 
 def assemble(settings: Settings, world: World, timer: Timer) -> Setup:
@@ -46,29 +50,42 @@ def assemble(settings: Settings, world: World, timer: Timer) -> Setup:
     dtype = torch.float64 if config.precision == "fp64" else torch.float32
     dataset = _load(config, world)
     parts = _partition(config, dataset)
-    clients = _place(config, parts, world)
+    network = build(config.network(), shape=dataset.shape, classes=dataset.classes, seed=config.seed)
+    layout = Layout.of(network)
+    engine = Engine(
+        network,
+        layout,
+        shape=dataset.shape,
+        mode=config.engine,
+        batch_size=config.batch_size,
+        device=world.device,
+    )
+    clients = _place(config, parts, world, longest=LONGEST[engine.mode])
     here = clients.on(world.role_rank)
 
     def gather(split: Split, lists: list[np.ndarray], ids: np.ndarray) -> Shard:
         return shard(dataset, split, lists, clients=ids, device=world.device, dtype=dtype)
 
+    def shards(split: Split, ids: np.ndarray) -> Shard:
+        lists = parts.train if split == "train" else parts.test
+        return gather(split, [lists[i] for i in ids], ids)
+
     test_size = len(dataset.labels("test"))
     own_share = np.arange(world.role_rank, test_size, world.role_size)
-    network = build(config.network(), shape=dataset.shape, classes=dataset.classes, seed=config.seed)
-    layout = Layout.of(network)
-    engine = Engine(network, layout, shape=dataset.shape, mode=config.engine)
     collectives = Collectives(world)
+    begin = time.perf_counter()
     federation = Federation(
         config,
         settings.options,
         clients=clients,
-        train_data=gather("train", [parts.train[i] for i in here], here),
-        test_data=gather("test", [parts.test[i] for i in here], here),
+        train_data=shards("train", here),
+        test_data=shards("test", here),
         engine=engine,
         first_row=layout.row(network, dtype=dtype).to(world.device),
         collectives=collectives,
         timer=timer,
     )
+    gather_seconds = time.perf_counter() - begin
     return Setup(
         settings=settings,
         world=world,
@@ -80,6 +97,8 @@ def assemble(settings: Settings, world: World, timer: Timer) -> Setup:
         clients=clients,
         global_test=gather("test", [own_share], np.zeros(1, np.int64)),
         global_test_size=test_size,
+        shards=shards if config.movable and world.num_workers > 1 else None,
+        gather_seconds=gather_seconds,
     )
 
 
@@ -131,8 +150,8 @@ def _partition(config: RunConfig, dataset: Dataset) -> Partition:
     )
 
 
-def _place(config: RunConfig, parts: Partition, world: World) -> Clients:
-    """Placed by steps, with one more for a client's mere presence."""
+def _place(config: RunConfig, parts: Partition, world: World, *, longest: float) -> Clients:
+    """Placed by steps, as long as nothing has been measured; the longest client of a rank counts more."""
     train, test = (np.array([len(indices) for indices in lists]) for lists in (parts.train, parts.test))
-    steps = num_steps(train, epochs=config.epochs, batch_size=config.batch_size)
-    return Clients(place(steps + 1, world.num_workers), train, test)
+    loads = client_loads(train, epochs=config.epochs, batch_size=config.batch_size)
+    return Clients(place(loads, world.num_workers, longest=longest), train, test)

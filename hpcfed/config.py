@@ -76,6 +76,12 @@ class RunConfig(Options):
     precision: Literal["tf32", "fp32", "fp64"] = option(
         "tf32", "arithmetic; tf32 is float32 on devices without it", group="machine"
     )
+    placement: Literal["steps", "measured"] = option(
+        "measured",
+        "which rank hosts which client: by their steps alone, or by steps at first and anew when measured times differ "
+        "between ranks; with --snapshot-every or --deterministic clients stay where they are",
+        group="machine",
+    )
     deterministic: bool = option(
         False, "bit-identical repeats: deterministic kernels, sums in client order", group="machine"
     )
@@ -95,6 +101,11 @@ class RunConfig(Options):
         return files.info(
             self.dataset, root=self.root, synthetic_shape=self.shape, synthetic_classes=self.synthetic_classes
         )
+
+    @property
+    def movable(self) -> bool:
+        """Clients may move: no snapshot file counts on its clients, and no bits depend on the clock."""
+        return self.placement == "measured" and not self.snapshot_every and not self.deterministic
 
     def network(self) -> str:
         return self.data().model if self.model == "auto" else self.model

@@ -11,10 +11,15 @@ from hpcfed import streams
 from hpcfed.clients.engine import Engine, Score, Sgd
 from hpcfed.clients.placement import Clients
 from hpcfed.config import Options, RunConfig
+from hpcfed.data.datasets import Split
 from hpcfed.data.shards import Shard
 from hpcfed.models.layout import Layout
 from hpcfed.record.timing import Timer
 from hpcfed.runtime.collectives import Collectives
+
+Shards = Callable[[Split, np.ndarray], Shard]
+"""Gathers the samples of clients, by id, from one split of the data set."""
+_NOTHING = Shard(torch.empty(0), torch.empty(0), torch.empty(0), (), np.empty(0, np.int64))
 
 
 @dataclass(frozen=True)
@@ -92,6 +97,14 @@ class Federation:
         self._first_row = first_row
         self._collectives = collectives
         self._timer = timer
+
+    def settle(self, clients: Clients, shards: Shards) -> None:
+        """This rank's clients and their data from now on, after some have moved."""
+        self.clients = clients.on(self._collectives.world.role_rank)
+        self._rank_of = clients.rank
+        self._train_data = self._test_data = _NOTHING  # what was there is given up before new data comes
+        self._train_data = shards("train", self.clients)
+        self._test_data = shards("test", self.clients)
 
     @property
     def layout(self) -> Layout:

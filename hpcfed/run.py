@@ -16,15 +16,17 @@ import torch
 from torch import Tensor
 
 from hpcfed.assembly import Setup, assemble
+from hpcfed.clients.balance import MOVES, imbalance
 from hpcfed.config import RunConfig, Settings
 from hpcfed.errors import UserError, tell
 from hpcfed.federation import Cohort, Learned, Traffic
+from hpcfed.moving import Moving
 from hpcfed.progress import RunProgress, count
 from hpcfed.record import environment
 from hpcfed.record.energy import joules
 from hpcfed.record.results import RANK_SERIES, ResultsWriter
 from hpcfed.record.snapshots import SnapshotWriter
-from hpcfed.record.timing import Timer
+from hpcfed.record.timing import PHASES, Timer
 from hpcfed.runtime import world as worlds
 from hpcfed.runtime.world import World
 
@@ -64,17 +66,20 @@ def go(setup: Setup, folder: Path, *, quiet: bool = False) -> None:
         progress.say(_opening_line(setup))
         energy_before = joules(world.places[world.rank].device)
         state = setup.method.init(fed)
+        moving = Moving(setup, results, progress)
         setup.collectives.barrier()
         timer.start()
         for round in range(config.rounds):
             fed.on_trained = _listener(snapshots) if snapshots and snapshots.due(round) else None
-            state = setup.method.round(fed, state, fed.sample(round))
+            cohort = fed.sample(round)
+            state = setup.method.round(fed, state, cohort)
             evaluation = evaluate(setup, state) if _due(round, config) else None
             if fed.on_trained and snapshots:
                 with timer.phase("record"):
                     row = setup.method.global_row(state)
                     snapshots.close_round(round, None if row is None else row.cpu().numpy())
-            _record_round(setup, round, evaluation, results, progress)
+            train_seconds = _record_round(setup, round, evaluation, results, progress)
+            state = moving.after_round(state, cohort, train_seconds)
         energy = np.array([joules(world.places[world.rank].device) - energy_before])
         energies = setup.collectives.gather_numbers(energy)
         if results is not None and energies is not None:
@@ -110,8 +115,11 @@ def evaluate(setup: Setup, state: Any) -> Evaluation:
 
 def _record_round(
     setup: Setup, round: int, evaluation: Evaluation | None, results: ResultsWriter | None, progress: RunProgress
-) -> None:
-    """Ends the round's timing, brings the ranks' figures together, and writes them down."""
+) -> np.ndarray | None:
+    """Ends the round's timing, brings the ranks' figures together, and writes them down.
+
+    The root gets every rank's train seconds, others None.
+    """
     fed, collectives = setup.federation, setup.collectives
     phases, wall = setup.timer.lap()
     with setup.timer.phase("record"):
@@ -121,8 +129,9 @@ def _record_round(
         own |= {"loss": float(learned.loss), "samples": learned.samples}
         gathered = collectives.gather_numbers(np.array([*own.values(), *phases]))
         if results is None or gathered is None:
-            return
+            return None
         by_rank = dict(zip(own, gathered.T, strict=False))
+        train_seconds: np.ndarray = gathered[:, len(own) + PHASES.index("train")]
         samples = by_rank["samples"].sum()
         values = {
             "train_loss": by_rank["loss"].sum() / samples if samples else float("nan"),
@@ -130,6 +139,7 @@ def _record_round(
             "bytes_down": traffic.down,
             "cohort": fed.cohort_size,
             "seconds": by_rank["wall"].max(),
+            "imbalance": imbalance(train_seconds),
         }
         if evaluation is not None:
             values |= {
@@ -145,6 +155,7 @@ def _record_round(
             phases=gathered[:, len(own) :],
         )
         progress.round(round, values, on_disk=on_disk)
+        return train_seconds
 
 
 def _due(round: int, config: RunConfig) -> bool:
@@ -171,6 +182,7 @@ def _results(setup: Setup, folder: Path) -> ResultsWriter:
             "parameters": layout.num_parameters,
             "engine": setup.engine.mode,
         },
+        moves=0 if setup.shards is None else MOVES,
     )
 
 

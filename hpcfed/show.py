@@ -65,6 +65,10 @@ def _costs(record: RunRecord) -> Table:
     table.add_row("sent to clients", _bytes(record.rounds["bytes_down"].sum()))
     table.add_row("peak memory of a rank", _bytes(record.peak_memory.max()))
     table.add_row("wall time of all rounds", f"{record.rounds['seconds'].sum():.2f} s")
+    if record.facts["ranks"] > 1 and not isnan(record.imbalance()):
+        table.add_row("slowest rank's training by the mean", f"{record.imbalance():.2f}")
+    if record.moves:
+        table.add_row("clients changed ranks after round", ", ".join(str(round) for round in record.moves))
     if record.energy is not None and not isnan(record.energy):
         table.add_row("energy of all GPUs", f"{record.energy:,.0f} J")
     return table

@@ -1,5 +1,6 @@
 """Real MPI ranks: the same numbers on any number of them, roles apart, and no rank left behind."""
 
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -109,8 +110,10 @@ def test_a_raising_rank_ends_the_job_within_ten_seconds(tmp_path: Path, mpirun: 
 
 @pytest.mark.parametrize("servers", [1, 2])
 def test_roles_have_worlds_of_their_own(servers: int, mpirun: Callable) -> None:
-    result = mpirun(4, HERE / "roles.py", servers)
+    result = mpirun(4, HERE / "roles.py", servers, OMP_NUM_THREADS="64")
     assert result.returncode == 0, result.stderr
+    threads = [int(line.rpartition(" ")[2]) for line in result.stdout.splitlines()]
+    assert sum(threads) <= max(4, len(os.sched_getaffinity(0))), "ranks share the cores, whatever was wished for"
     lines = sorted(result.stdout.split("\n"))
     workers = [line for line in lines if line.startswith("worker")]
     server_lines = [line for line in lines if line.startswith("server")]

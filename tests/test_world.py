@@ -48,8 +48,31 @@ def test_ranks_never_oversubscribe_cores(monkeypatch: pytest.MonkeyPatch) -> Non
     assert _threads(crowded[0], crowded) == 1
     elsewhere = (rank_at("a", "cpu", everything), rank_at("b", "cpu", everything))
     assert _threads(elsewhere[0], elsewhere) == 8
-    monkeypatch.setenv("OMP_NUM_THREADS", "5")
-    assert _threads(crowded[0], crowded) == 5
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert _threads(elsewhere[0], elsewhere) == 3, "less than our share, if that is what the user wants"
+    assert _threads(unbound[0], unbound) == 2, "but never more"
+
+
+CORES = st.sets(st.integers(0, 15), min_size=1).map(lambda cores: tuple(sorted(cores)))
+RANKS = st.lists(st.tuples(st.sampled_from("ab"), CORES), min_size=1, max_size=12)
+
+
+@given(RANKS, st.sampled_from(["", "1", "4", "64"]))
+def test_threads_of_all_ranks_fit_the_cores_of_their_host(
+    ranks: list[tuple[str, tuple[int, ...]]], wanted: str
+) -> None:
+    """Whatever cores the launcher binds ranks to; a rank whose cores are fewer than its sharers still needs one."""
+    places = tuple(rank_at(host, "cpu", cores) for host, cores in ranks)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", wanted)
+        threads = [_threads(place, places) for place in places]
+    assert min(threads) >= 1
+    for host in "ab":
+        here = [(place, count) for place, count in zip(places, threads, strict=True) if place.host == host]
+        more_than_one = sum(count for _, count in here if count > 1)
+        assert more_than_one <= len(set().union(*(place.cores for place, _ in here)))
+        if len({place.cores for place, _ in here}) == 1:  # unbound ranks
+            assert sum(count for _, count in here) <= max(len(here), len(here[0][0].cores))
 
 
 @given(st.lists(st.integers(0, 1000), min_size=1, max_size=200), st.integers(1, 16))

@@ -51,20 +51,20 @@ class Engine:
         *,
         shape: tuple[int, int, int],
         mode: Literal["auto", "batched", "loop"] = "auto",
+        batch_size: int = 1,
+        device: torch.device | str = "cpu",
     ) -> None:
+        """`shape` is that of an image; `auto` chooses by the size of batches and the device."""
         self.layout = layout
-        self.mode = mode
         self._network = StackedNetwork(network)
         self.cost: Cost = cost(network, shape)
         """Of one sample."""
+        self.mode = mode
+        if mode == "auto":
+            alone = torch.device(device).type == "cuda" and batch_size * self.cost.training > LOOP_ABOVE
+            self.mode = "loop" if alone else "batched"
         self._workplaces: dict[torch.device, Workplace] = {}
         self._trainings: dict[tuple[object, ...], tuple[tuple[object, ...], StackTraining]] = {}
-
-    def together(self, batch_size: int, device: torch.device) -> bool:
-        """Whether clients are advanced together."""
-        if self.mode != "auto":
-            return self.mode == "batched"
-        return device.type == "cpu" or batch_size * self.cost.training < LOOP_ABOVE
 
     def train(
         self, rows: Tensor, shard: Shard, clients: np.ndarray, sgd: Sgd, *, keys: Tensor, columns: Tensor | None = None
@@ -174,7 +174,7 @@ class Engine:
 
     def _stacks(self, order: np.ndarray, batch_size: int, rows: Tensor) -> Iterator[np.ndarray]:
         """The ordered clients, cut into stacks that are advanced together."""
-        size = self._stack_size(batch_size, rows) if self.together(batch_size, rows.device) else 1
+        size = self._stack_size(batch_size, rows) if self.mode == "batched" else 1
         count = -(-len(order) // size)
         return (np.asarray(part) for part in np.array_split(order, count)) if count else iter(())
 

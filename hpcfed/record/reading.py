@@ -35,6 +35,8 @@ class RunRecord:
     """[rounds done, clients]."""
     energy: float | None
     """Joules of all GPUs; None while the run goes on, NaN where they have no counter."""
+    moves: tuple[int, ...]
+    """Rounds, counted from 0, before which clients moved to other ranks."""
 
     @property
     def rounds_done(self) -> int:
@@ -53,6 +55,11 @@ class RunRecord:
             return dict.fromkeys(PHASES, float("nan"))
         return dict(zip(PHASES, steady.mean((0, 1)).tolist(), strict=True))
 
+    def imbalance(self) -> float:
+        """The slowest rank's train seconds by the mean over ranks: the median over rounds; NaN when unknown."""
+        known = self.rounds["imbalance"][~np.isnan(self.rounds["imbalance"])]
+        return float(np.median(known)) if len(known) else float("nan")
+
     def summary(self) -> dict[str, Any]:
         """The run as JSON values, with NaN as null."""
         return {
@@ -69,6 +76,8 @@ class RunRecord:
             "seconds_per_phase": {name: _number(value) for name, value in self.phase_seconds().items()},
             "bytes_up": _numbers(self.rounds["bytes_up"]),
             "bytes_down": _numbers(self.rounds["bytes_down"]),
+            "imbalance": _numbers(self.rounds["imbalance"]),
+            "moves": list(self.moves),
             "peak_memory": _numbers(self.peak_memory),
             "energy": None if self.energy is None else _number(self.energy),
             "config": self.config,
@@ -109,13 +118,22 @@ def _record(folder: Path, file: h5py.File) -> RunRecord:
         facts=facts,
         config=json.loads(file["config"].asstr()[()]),
         environment=json.loads(file["environment"].asstr()[()]),
-        rounds={name: file[f"rounds/{name}"][done] for name in ROUND_SERIES},
+        rounds={name: _series(file, name, done) for name in ROUND_SERIES},
         phases=file["timing/phases"][done],
         wall=file["timing/wall"][done],
         peak_memory=file["timing/peak_memory"][done].max(0, initial=0),
         client_accuracy=file["clients/accuracy"][done],
         energy=float(file["timing/energy"][()].sum()) if "timing/energy" in file else None,
+        moves=tuple(int(r) for r in file["moves/round"] if not np.isnan(r)) if "moves" in file else (),
     )
+
+
+def _series(file: h5py.File, name: str, done: slice) -> np.ndarray:
+    """A series of rounds; all NaN when the run was written before there was such a series."""
+    if name == "imbalance" and f"rounds/{name}" not in file:
+        return np.full(done.stop, np.nan)
+    values: np.ndarray = file[f"rounds/{name}"][done]
+    return values
 
 
 def _number(value: float) -> float | None:

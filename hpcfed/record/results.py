@@ -35,6 +35,7 @@ ROUND_SERIES = {
     "bytes_down": Series("bytes", "sent to clients, by the method's own accounting"),
     "cohort": Series("clients", "clients that took part"),
     "seconds": Series("s", "wall time of the slowest rank"),
+    "imbalance": Series("1", "train seconds of the slowest rank by the mean over ranks"),
 }
 RANK_SERIES = {
     "wall": Series("s", "wall time of the round"),
@@ -46,7 +47,10 @@ RANK_SERIES = {
 
 
 class ResultsWriter:
-    """Written by one rank. Rounds come in order. `clients` are facts of every client that do not change."""
+    """Written by one rank. Rounds come in order. `clients` are facts of every client as the run starts.
+
+    Clients may move to other ranks `moves` times.
+    """
 
     def __init__(
         self,
@@ -57,12 +61,14 @@ class ResultsWriter:
         clients: dict[str, np.ndarray],
         ranks: int,
         facts: dict[str, Any],
+        moves: int = 0,
     ) -> None:
         self._path = folder / "run.h5"
         self._file = h5py.File("run.h5", "w", driver="core", backing_store=False)
         self._next_publish = 0.0
         self._arrays: dict[str, np.ndarray] = {}
         self._done = self._in_file = 0  # rounds
+        self._moves = 0
         self._started = time.time()
         rounds, num_clients = settings["rounds"], settings["clients"]
         file = self._file
@@ -90,11 +96,31 @@ class ResultsWriter:
             self._create(f"timing/{name}", (rounds, ranks), series, "round", "rank")
         phases = Series("s", "seconds of each phase: " + ", ".join(PHASES))
         self._create("timing/phases", (rounds, ranks, len(PHASES)), phases, "round", "rank", "phase")
+        if moves:
+            self._create_moves(moves, num_clients)
         file["timing/phase_names"] = np.array(PHASES, dtype=h5py.string_dtype())
 
     def _create(self, name: str, shape: tuple[int, ...], series: Series, *dimensions: str, dtype: str = "f8") -> None:
         _describe(self._file.create_dataset(name, shape, dtype, fillvalue=np.nan), series, *dimensions)
         self._arrays[name] = np.full(shape, np.nan, dtype)
+
+    def _create_moves(self, moves: int, num_clients: int) -> None:
+        """Small datasets, written as it happens; NaN and -1 stand for moves that have not come."""
+        shapes = {
+            "round": ((moves,), Series("round", "the first round, from 0, after clients moved to other ranks"), "f8"),
+            "seconds": ((moves,), Series("s", "what the move took"), "f8"),
+            "rank": ((moves, num_clients), Series("rank", "rank of each client from then on"), "i4"),
+        }
+        for name, (shape, series, dtype) in shapes.items():
+            fill = np.nan if dtype == "f8" else -1
+            data = self._file.create_dataset(f"moves/{name}", shape, dtype, fillvalue=fill)
+            _describe(data, series, *("move", "client")[: len(shape)])
+
+    def write_move(self, round: int, rank: np.ndarray, seconds: float) -> None:
+        """Clients have moved before this round; on disk with the next rounds."""
+        for name, value in {"round": round, "seconds": seconds, "rank": rank}.items():
+            self._file[f"moves/{name}"][self._moves] = value
+        self._moves += 1
 
     def write_round(
         self,

@@ -1,6 +1,7 @@
 """Collectives among the ranks of a role. Every payload's bytes are counted."""
 
-from math import ceil
+from math import ceil, prod
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,8 +39,10 @@ class Collectives:
         if self.size == 1:
             return rows
         width = ceil(rows.shape[1] / self.size)
-        padded = torch.nn.functional.pad(rows, (0, width * self.size - rows.shape[1]))
-        outgoing = self._outgoing(padded.view(len(rows), self.size, width).transpose(0, 1).contiguous())
+        shares = rows.new_zeros(self.size, len(rows), width)  # the last is short, and padded
+        for share, part in zip(shares, rows.split(width, dim=1), strict=False):
+            share[:, : part.shape[1]] = part
+        outgoing = self._outgoing(shares)
         incoming = outgoing.new_empty(sum(counts), width)
         splits = [len(rows)] * self.size
         dist.all_to_all_single(incoming, outgoing.view(-1, width), output_split_sizes=counts, input_split_sizes=splits)
@@ -53,6 +56,38 @@ class Collectives:
         whole = outgoing.new_empty(self.size * len(columns))
         dist.all_gather_into_tensor(whole, outgoing)
         return whole[:num_columns].to(columns.device)
+
+    def relocate(self, rows: Tensor, before: np.ndarray, after: np.ndarray) -> Tensor:
+        """From one entry per client that was ours to one per client that is, bit for bit; ids ascend in both.
+
+        `before` and `after` are the ranks of all clients. Only entries that change ranks are sent.
+        """
+        own, ranks = self.world.role_rank, range(self.size)
+        old, new = np.flatnonzero(before == own), np.flatnonzero(after == own)
+        leaving = [np.flatnonzero((before == own) & (after == rank) & (rank != own)) for rank in ranks]
+        coming = [np.flatnonzero((before == rank) & (after == own) & (rank != own)) for rank in ranks]
+        result = rows.new_empty(len(new), *rows.shape[1:])
+        staying = np.intersect1d(old, new, assume_unique=True)
+        result[np.searchsorted(new, staying)] = rows[np.searchsorted(old, staying)]
+        width = prod(rows.shape[1:])
+        if self.size == 1 or not width:
+            return result
+        outgoing = self._outgoing(rows[np.searchsorted(old, np.concatenate(leaving))])
+        as_bytes = outgoing.reshape(len(outgoing), width).view(torch.uint8)  # gloo knows few types
+        incoming = as_bytes.new_empty(sum(map(len, coming)), as_bytes.shape[1])
+        dist.all_to_all_single(
+            incoming,
+            as_bytes,
+            output_split_sizes=[len(clients) for clients in coming],
+            input_split_sizes=[len(clients) for clients in leaving],
+        )
+        arrived = incoming.view(rows.dtype).reshape(len(incoming), *rows.shape[1:])
+        result[np.searchsorted(new, np.concatenate(coming))] = arrived.to(rows.device)
+        return result
+
+    def share(self, value: Any) -> Any:
+        """The value of the role's first rank, on every rank of the role."""
+        return value if self.world.role_comm is None else self.world.role_comm.bcast(value, root=0)
 
     def gather_numbers(self, numbers: np.ndarray) -> np.ndarray | None:
         """Every worker's vector of float64 as [ranks, numbers] on the role's first rank; None elsewhere."""

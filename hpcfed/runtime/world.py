@@ -181,11 +181,14 @@ def _place(device: torch.device) -> Place:
 
 
 def _threads(place: Place, places: tuple[Place, ...]) -> int:
-    """Our share of the cores that we may use; ranks never oversubscribe them. OMP_NUM_THREADS has the last word."""
-    if os.environ.get("OMP_NUM_THREADS", "").isdigit():
-        return int(os.environ["OMP_NUM_THREADS"])
+    """Our share of the cores that we may use, or OMP_NUM_THREADS where that is less.
+
+    So the ranks of a host together never have more threads than cores, unless there are more ranks than cores.
+    """
     sharing = sum(p.host == place.host and bool(set(p.cores) & set(place.cores)) for p in places)
-    return max(1, len(place.cores) // sharing)
+    share = len(place.cores) // sharing
+    wanted = os.environ.get("OMP_NUM_THREADS", "")
+    return max(1, min(share, int(wanted)) if wanted.isdigit() else share)
 
 
 def _join(role_comm: Any, backend: str, device: torch.device) -> None:

@@ -1,0 +1,47 @@
+"""Not a test: a run whose last MPI rank trains SLOW times as long as its work takes.
+
+Arguments are those of hpcfed. With STEADY=1 every rank's training is drawn out to 0.5 ms per load, so that
+little depends on how busy the machine is. Every client's row after the last round goes to ROWS-<rank>.npz.
+"""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+from mpi4py import MPI
+
+from hpcfed import cli, run
+from hpcfed.clients import engine
+from hpcfed.clients.placement import LONGEST, client_loads, rank_loads
+
+SECONDS_PER_LOAD = 5e-4
+slow = float(os.environ.get("SLOW", "1")) if MPI.COMM_WORLD.rank == MPI.COMM_WORLD.size - 1 else 1.0
+train, evaluate = engine.Engine.train, run.evaluate
+
+
+def slow_train(self, rows, shard, clients, sgd, **options):  # type: ignore[no-untyped-def]
+    begin = time.perf_counter()
+    result = train(self, rows, shard, clients, sgd, **options)
+    wanted = slow * (time.perf_counter() - begin)
+    if os.environ.get("STEADY"):
+        loads = client_loads(np.array(shard.sizes)[clients], epochs=sgd.epochs, batch_size=sgd.batch_size)
+        nobody = np.zeros(len(loads), np.int64)
+        work = rank_loads(loads, nobody, 1, longest=LONGEST[self.mode])[0]
+        wanted = slow * SECONDS_PER_LOAD * work
+    time.sleep(max(0.0, begin + wanted - time.perf_counter()))
+    return result
+
+
+def keeping_rows(setup, state):  # type: ignore[no-untyped-def]
+    fed = setup.federation
+    if "ROWS" in os.environ and fed.round == fed.config.rounds - 1:
+        rows = setup.method.personal(fed, state, np.arange(len(fed.clients)))
+        np.savez(Path(f"{os.environ['ROWS']}-{setup.world.rank}.npz"), clients=fed.clients, rows=rows.cpu().numpy())
+    return evaluate(setup, state)
+
+
+engine.Engine.train = slow_train  # type: ignore[method-assign]
+run.evaluate = keeping_rows
+cli.main(sys.argv[1:])
