@@ -1,19 +1,22 @@
 """Puts a run together on one rank: data, placement, network, engine, federation."""
 
 import platform
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import nn
 
 from hpcfed import methods
 from hpcfed.clients.engine import Engine
+from hpcfed.clients.lockstep import Lockstep, RowEngine
 from hpcfed.clients.placement import Clients, place
 from hpcfed.clients.schedule import num_steps
 from hpcfed.config import RunConfig, Settings
 from hpcfed.data.datasets import Dataset, Split, SyntheticSize, load
 from hpcfed.data.partition import Partition, partition
-from hpcfed.data.shards import Shard, shard
+from hpcfed.data.shards import Shard, join, part, shard
 from hpcfed.federation import Federation
 from hpcfed.methods import Method
 from hpcfed.models.layout import Layout
@@ -31,41 +34,129 @@ class Setup:
     world: World
     method: Method
     federation: Federation
-    engine: Engine
+    engine: RowEngine
     collectives: Collectives
     timer: Timer
     clients: Clients
     global_test: Shard
     """This rank's share of the global test set, as the data of one client."""
     global_test_size: int
+    stacked: int = 1
+    """Seeds that advance together with this one, itself included."""
+
+
+@dataclass(frozen=True)
+class _Holding:
+    """Samples of one split by client, of one seed on this rank."""
+
+    split: Split
+    lists: list[np.ndarray]
+    ids: np.ndarray
+
+
+@dataclass(frozen=True)
+class _Material:
+    """What depends on the seed: who has which data, and the network's first weights."""
+
+    dataset: Dataset
+    clients: Clients
+    holdings: tuple[_Holding, _Holding, _Holding]
+    """Training data, test data, and this rank's share of the global test set."""
+    network: nn.Module
 
 
 def assemble(settings: Settings, world: World, timer: Timer) -> Setup:
     config = settings.config
     set_arithmetic(config)
-    dtype = torch.float64 if config.precision == "fp64" else torch.float32
-    dataset = _load(config, world)
+    material = _material(config, _load(config, world), world)
+    shards = [
+        shard(material.dataset, own.split, own.lists, clients=own.ids, device=world.device, dtype=_dtype(config))
+        for own in material.holdings
+    ]
+    engine = Engine(material.network, Layout.of(material.network), mode=config.engine)
+    return _setup(settings, world, timer, material, shards, engine, Collectives(world))
+
+
+def assemble_seeds(settings: Sequence[Settings], world: World, timers: Sequence[Timer]) -> tuple[Lockstep, list[Setup]]:
+    """Runs that differ in their seed alone: they share the engine, and images are on the device once for all."""
+    configs = [one.config for one in settings]
+    set_arithmetic(configs[0])
+    shared = None if configs[0].dataset == "synthetic" else _load(configs[0], world)
+    materials = [_material(config, shared or _load(config, world), world) for config in configs]
+    seeds = [config.seed for config in configs]
+    shards = _shards_of_seeds(materials, seeds, device=world.device, dtype=_dtype(configs[0]))
+    network = materials[0].network  # the engine takes its structure, which no seed changes
+    lockstep = Lockstep(Engine(network, Layout.of(network), mode=configs[0].engine), seeds, timers)
+    setups = [
+        _setup(one, world, seed.timer, material, own, seed, Collectives(world, turn=seed.turn))
+        for one, seed, material, own in zip(settings, lockstep.seeds, materials, shards, strict=True)
+    ]
+    for setup in setups:
+        setup.stacked = len(setups)
+    return lockstep, setups
+
+
+def _material(config: RunConfig, dataset: Dataset, world: World) -> _Material:
     parts = _partition(config, dataset)
     clients = _place(config, parts, world)
     here = clients.on(world.role_rank)
+    own_share = np.arange(world.role_rank, len(dataset.labels("test")), world.role_size)
+    return _Material(
+        dataset,
+        clients,
+        (
+            _Holding("train", [parts.train[i] for i in here], here),
+            _Holding("test", [parts.test[i] for i in here], here),
+            _Holding("test", [own_share], np.zeros(1, np.int64)),
+        ),
+        build(config.network(), shape=dataset.shape, classes=dataset.classes, seed=config.seed),
+    )
 
-    def gather(split: Split, lists: list[np.ndarray], ids: np.ndarray) -> Shard:
-        return shard(dataset, split, lists, clients=ids, device=world.device, dtype=dtype)
 
-    test_size = len(dataset.labels("test"))
-    own_share = np.arange(world.role_rank, test_size, world.role_size)
-    network = build(config.network(), shape=dataset.shape, classes=dataset.classes, seed=config.seed)
-    layout = Layout.of(network)
-    engine = Engine(network, layout, mode=config.engine)
-    collectives = Collectives(world)
+def _shards_of_seeds(
+    materials: Sequence[_Material], seeds: Sequence[int], *, device: torch.device, dtype: torch.dtype
+) -> list[list[Shard]]:
+    """Three shards for each seed, parts of the three that hold the clients of all seeds."""
+    shards: list[list[Shard]] = [[] for _ in materials]
+    dataset = materials[0].dataset
+    for same in zip(*(material.holdings for material in materials), strict=True):
+        names = [
+            np.array([f"{i} (seed {seed})" for i in own.ids], object) for seed, own in zip(seeds, same, strict=True)
+        ]
+        if all(material.dataset is dataset for material in materials):  # then a sample is there once for all seeds
+            lists = [samples for own in same for samples in own.lists]
+            whole = shard(dataset, same[0].split, lists, clients=np.concatenate(names), device=device, dtype=dtype)
+        else:
+            whole = join(
+                shard(material.dataset, own.split, own.lists, clients=named, device=device, dtype=dtype)
+                for material, own, named in zip(materials, same, names, strict=True)
+            )
+        first = 0
+        for own, of_seed in zip(same, shards, strict=True):
+            of_seed.append(part(whole, first, own.ids))
+            first += len(own.ids)
+    return shards
+
+
+def _setup(
+    settings: Settings,
+    world: World,
+    timer: Timer,
+    material: _Material,
+    shards: Sequence[Shard],
+    engine: RowEngine,
+    collectives: Collectives,
+) -> Setup:
+    config = settings.config
+    train_data, test_data, global_test = shards
     federation = Federation(
         config,
         settings.options,
-        clients=clients,
-        train_data=gather("train", [parts.train[i] for i in here], here),
-        test_data=gather("test", [parts.test[i] for i in here], here),
+        clients=material.clients,
+        train_data=train_data,
+        test_data=test_data,
         engine=engine,
-        first_row=layout.row(network, dtype=dtype).to(world.device),
+        first_row=engine.layout.row(material.network, dtype=_dtype(config)).to(world.device),
         collectives=collectives,
         timer=timer,
     )
@@ -77,10 +168,14 @@ def assemble(settings: Settings, world: World, timer: Timer) -> Setup:
         engine=engine,
         collectives=collectives,
         timer=timer,
-        clients=clients,
-        global_test=gather("test", [own_share], np.zeros(1, np.int64)),
-        global_test_size=test_size,
+        clients=material.clients,
+        global_test=global_test,
+        global_test_size=len(material.dataset.labels("test")),
     )
+
+
+def _dtype(config: RunConfig) -> torch.dtype:
+    return torch.float64 if config.precision == "fp64" else torch.float32
 
 
 def set_arithmetic(config: RunConfig) -> None:

@@ -47,6 +47,12 @@ class Timer:
         self._mark("other")
         self._inside = False
 
+    def switch(self, name: str) -> str:
+        """From now on time belongs to this phase, whatever phase is open; returns the one that it belonged to."""
+        before = self.current
+        self._mark(name)
+        return before
+
     def lap(self) -> tuple[np.ndarray, float]:
         """Ends the round and begins the next: seconds by phase, and the round's wall time."""
         self._mark("other")

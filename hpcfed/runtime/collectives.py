@@ -1,5 +1,6 @@
 """Collectives among the ranks of a role. Every payload's bytes are counted."""
 
+from collections.abc import Callable
 from math import ceil
 
 import numpy as np
@@ -11,10 +12,15 @@ from hpcfed.runtime.world import World
 
 
 class Collectives:
-    """Sums and exchanges of rows between workers; with a single worker each is the identity."""
+    """Sums and exchanges of rows between workers; with a single worker each is the identity.
 
-    def __init__(self, world: World) -> None:
+    `turn` is called before every collective and may wait: where several programs share a rank, all ranks must call
+    their collectives in the same order.
+    """
+
+    def __init__(self, world: World, *, turn: Callable[[], None] = lambda: None) -> None:
         self.world = world
+        self._turn = turn
         self.bytes_sent = 0
         """Payload that this rank handed to collectives so far."""
 
@@ -24,6 +30,7 @@ class Collectives:
 
     def sum(self, tensor: Tensor) -> Tensor:
         """The sum over ranks, on every rank; may overwrite its argument."""
+        self._turn()
         if self.size == 1:
             return tensor
         buffer = self._outgoing(tensor)
@@ -35,6 +42,7 @@ class Collectives:
 
         `counts` are the numbers of rows of all ranks, in rank order, which is also the order of the result.
         """
+        self._turn()
         if self.size == 1:
             return rows
         width = ceil(rows.shape[1] / self.size)
@@ -47,6 +55,7 @@ class Collectives:
 
     def columns_to_row(self, columns: Tensor, num_columns: int) -> Tensor:
         """From every rank's share of one row [share] to the whole row, on every rank."""
+        self._turn()
         if self.size == 1:
             return columns
         outgoing = self._outgoing(columns.contiguous())
@@ -56,6 +65,7 @@ class Collectives:
 
     def gather_numbers(self, numbers: np.ndarray) -> np.ndarray | None:
         """Every worker's vector of float64 as [ranks, numbers] on the role's first rank; None elsewhere."""
+        self._turn()
         if self.world.role_comm is None:
             return numbers[None]
         gathered = np.empty((self.size, len(numbers))) if self.world.role_rank == 0 else None
@@ -63,6 +73,7 @@ class Collectives:
         return gathered
 
     def barrier(self) -> None:
+        self._turn()
         if self.world.role_comm is not None:
             self.world.role_comm.Barrier()
 

@@ -1,0 +1,245 @@
+"""Several seeds of one run advance in step, so that the engine trains and evaluates their rows together.
+
+A seed's program (its method, evaluation and recording) knows nothing of the others. It has a thread of its own, but
+only one thread runs at any time. A program that calls the engine waits there; when all programs wait, calls that are
+alike become one call with more rows, and each program gets its part of the answer.
+
+A program waits in the same way before each of its collectives. Collectives are due only when every program waits for
+one, and then take place in the order of the seeds. So all ranks call the k-th collectives of all seeds in one order,
+however many calls of the engine each rank's clients have led to in between.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hpcfed.clients.engine import Score, Sgd
+from hpcfed.data.shards import Part, Shard
+from hpcfed.errors import one_line
+from hpcfed.models.layout import Layout
+from hpcfed.record.timing import Timer
+
+
+class RowEngine(Protocol):
+    """An engine, or a seed's access to the one that all seeds share."""
+
+    layout: Layout
+
+    @property
+    def mode(self) -> str: ...
+
+    def train(
+        self, rows: Tensor, shard: Shard, clients: np.ndarray, sgd: Sgd, *, keys: Tensor, columns: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]: ...
+
+    def evaluate(self, rows: Tensor, shard: Shard, clients: np.ndarray) -> Score: ...
+
+
+class Stopped(Exception):
+    """Raised in all programs after one has failed, so that they close their files."""
+
+
+class Lockstep:
+    """The seeds of a run and the engine that they share."""
+
+    def __init__(self, engine: RowEngine, seeds: Sequence[int], timers: Sequence[Timer]) -> None:
+        self._engine = engine
+        self.seeds = [Seed(seed, engine, timer) for seed, timer in zip(seeds, timers, strict=True)]
+        self.at_work = self.seeds[0]
+        """The seed that runs, or the first of those for which the engine runs."""
+
+    def run(self, programs: Sequence[Callable[[], None]], device: torch.device) -> None:
+        """Runs every seed's program to its end. An exception in one, or in the engine, ends all and is raised here."""
+        try:
+            for seed, program in zip(self.seeds, programs, strict=True):
+                self.at_work = seed
+                seed.start(program, device)
+            while waiting := [seed for seed in self.seeds if not seed.ended]:
+                calling = [seed for seed in waiting if seed.call is not None]
+                answers = self._answers(calling)
+                for seed in calling or waiting:
+                    self.at_work = seed
+                    seed.go_on(answers.get(seed.number))
+        except BaseException as error:
+            reason = error if isinstance(error, KeyboardInterrupt) else Stopped(one_line(error))
+            for seed in self.seeds:
+                seed.stop(reason)
+            raise
+
+    def _answers(self, calling: Sequence["Seed"]) -> dict[int, Any]:
+        """The engine's answers by seed; calls that are alike are one call of the engine."""
+        groups: list[list[Seed]] = []
+        for seed in calling:
+            alike = next((group for group in groups if _alike(group[0].call, seed.call)), None)
+            if alike is None:
+                groups.append([seed])
+            else:
+                alike.append(seed)
+        answers: dict[int, Any] = {}
+        for group in groups:
+            self.at_work = group[0]
+            for seed in group:
+                seed.timer.switch(seed.phase)
+            calls = [seed.call for seed in group if seed.call is not None]
+            answers |= dict(zip([seed.number for seed in group], _answered(calls, self._engine), strict=True))
+            for seed in group:
+                seed.timer.switch("other")
+        return answers
+
+
+class Seed:
+    """One seed's program, which runs only while `start` or `go_on` waits for it; to the program, this is the engine."""
+
+    def __init__(self, number: int, engine: RowEngine, timer: Timer) -> None:
+        self.number = number
+        self.layout = engine.layout
+        self.timer = timer
+        self.phase = timer.current
+        """The phase that waits."""
+        self.call: _Call | None = None
+        """The call of the engine that waits; None: a collective."""
+        self.ended = True
+        self._engine = engine
+        self._running = False
+        self._answers: SimpleQueue[Any] = SimpleQueue()
+        self._pauses: SimpleQueue[BaseException | None] = SimpleQueue()
+
+    @property
+    def mode(self) -> str:
+        return self._engine.mode
+
+    def train(
+        self, rows: Tensor, shard: Shard, clients: np.ndarray, sgd: Sgd, *, keys: Tensor, columns: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        answer: tuple[Tensor, Tensor] = self._wait(_Call(rows, shard, clients, _Training(sgd, keys, columns)))
+        return answer
+
+    def evaluate(self, rows: Tensor, shard: Shard, clients: np.ndarray) -> Score:
+        answer: Score = self._wait(_Call(rows, shard, clients))
+        return answer
+
+    def turn(self) -> None:
+        """Waits until this seed's next collective is due."""
+        self._wait(None)
+
+    def _wait(self, call: "_Call | None") -> Any:
+        """Waiting for other seeds is no part of the phase in progress; the engine's work is."""
+        self.call, self.phase = call, self.timer.switch("other")
+        self._pauses.put(None)
+        answer = self._answers.get()
+        if isinstance(answer, BaseException):
+            raise answer
+        self.timer.switch(self.phase)
+        return answer
+
+    def start(self, program: Callable[[], None], device: torch.device) -> None:
+        """Begins the program, and returns when it waits or has ended. Its exception is raised here."""
+
+        def thread() -> None:
+            self.ended = False
+            error: BaseException | None = None
+            try:
+                if device.type == "cuda":
+                    torch.cuda.set_device(device)  # a new thread would take the first GPU
+                program()
+            except BaseException as raised:
+                error = raised
+            self.ended = True
+            self._pauses.put(error)
+
+        threading.Thread(target=thread, name=f"seed {self.number}", daemon=True).start()
+        self._until_it_waits()
+
+    def go_on(self, answer: Any) -> None:
+        """The program gets its answer and runs until it waits again or has ended. Its exception is raised here."""
+        self._answers.put(answer)
+        self._until_it_waits()
+
+    def _until_it_waits(self) -> None:
+        self._running = True
+        error = self._pauses.get()
+        self._running = False
+        if error is not None:
+            error.add_note(f"in seed {self.number}")
+            raise error
+
+    def stop(self, reason: BaseException) -> None:
+        """Ends the program, wherever it waits, by an exception."""
+        if self._running:  # an interrupt came while it ran
+            self._pauses.get()
+        while not self.ended:
+            self._answers.put(reason)
+            self._pauses.get()
+
+
+@dataclass(frozen=True)
+class _Training:
+    sgd: Sgd
+    keys: Tensor
+    columns: Tensor | None
+
+
+@dataclass(frozen=True)
+class _Call:
+    rows: Tensor
+    shard: Shard
+    clients: np.ndarray
+    training: _Training | None = None
+    """None: evaluation."""
+
+
+def _alike(a: _Call | None, b: _Call | None) -> bool:
+    """Whether two calls can be one: the same work on clients of the same larger shard."""
+    if a is None or b is None or not isinstance(a.shard, Part) or not isinstance(b.shard, Part):
+        return False
+    if a.shard.whole is not b.shard.whole:
+        return False
+    if a.training is not None and b.training is not None:
+        return a.training.sgd == b.training.sgd and _equal(a.training.columns, b.training.columns)
+    # The engine scores one row, expanded to many clients, faster than as many rows of their own.
+    return a.training is b.training and not _expanded(a.rows) and not _expanded(b.rows)
+
+
+def _equal(a: Tensor | None, b: Tensor | None) -> bool:
+    return a is b or (a is not None and b is not None and torch.equal(a, b))
+
+
+def _expanded(rows: Tensor) -> bool:
+    return len(rows) > 1 and rows.stride(0) == 0
+
+
+def _answered(calls: Sequence[_Call], engine: RowEngine) -> list[Any]:
+    """The answers to calls that are alike, from one call of the engine."""
+    if len(calls) == 1:
+        return [_called(calls[0], engine)]
+    answer = _called(_together(calls), engine)
+    counts = [len(call.rows) for call in calls]
+    if not isinstance(answer, Score):
+        rows, losses = answer
+        return list(zip(rows.split(counts), losses.split(counts), strict=True))
+    sizes = np.split(answer.count, np.cumsum(counts)[:-1])
+    return [Score(*of) for of in zip(answer.correct.split(counts), answer.loss.split(counts), sizes, strict=True)]
+
+
+def _called(call: _Call, engine: RowEngine) -> tuple[Tensor, Tensor] | Score:
+    training = call.training
+    if training is None:
+        return engine.evaluate(call.rows, call.shard, call.clients)
+    sgd, keys, columns = training.sgd, training.keys, training.columns
+    return engine.train(call.rows, call.shard, call.clients, sgd, keys=keys, columns=columns)
+
+
+def _together(calls: Sequence[_Call]) -> _Call:
+    parts = [call.shard for call in calls if isinstance(call.shard, Part)]
+    clients = np.concatenate([call.clients + part.first for call, part in zip(calls, parts, strict=True)])
+    training = calls[0].training
+    if training is not None:
+        keys = torch.cat([call.training.keys for call in calls if call.training is not None])
+        training = _Training(training.sgd, keys, training.columns)
+    return _Call(torch.cat([call.rows for call in calls]), parts[0].whole, clients, training)
