@@ -104,11 +104,12 @@ class Seed:
         """The phase that waits."""
         self.call: _Call | None = None
         """The call of the engine that waits; None: a collective."""
-        self.ended = True
+        self.ended = False
         self._engine = engine
-        self._running = False
+        self._thread: threading.Thread | None = None
         self._answers: SimpleQueue[Any] = SimpleQueue()
         self._pauses: SimpleQueue[BaseException | None] = SimpleQueue()
+        self._stopped: BaseException | None = None
 
     @property
     def mode(self) -> str:
@@ -131,10 +132,11 @@ class Seed:
     def _wait(self, call: "_Call | None") -> Any:
         """Waiting for other seeds is no part of the phase in progress; the engine's work is."""
         self.call, self.phase = call, self.timer.switch("other")
-        self._pauses.put(None)
-        answer = self._answers.get()
-        if isinstance(answer, BaseException):
-            raise answer
+        if self._stopped is None:
+            self._pauses.put(None)
+            answer = self._answers.get()
+        if self._stopped is not None:
+            raise self._stopped
         self.timer.switch(self.phase)
         return answer
 
@@ -142,7 +144,6 @@ class Seed:
         """Begins the program, and returns when it waits or has ended. Its exception is raised here."""
 
         def thread() -> None:
-            self.ended = False
             error: BaseException | None = None
             try:
                 if device.type == "cuda":
@@ -153,7 +154,8 @@ class Seed:
             self.ended = True
             self._pauses.put(error)
 
-        threading.Thread(target=thread, name=f"seed {self.number}", daemon=True).start()
+        self._thread = threading.Thread(target=thread, name=f"seed {self.number}", daemon=True)
+        self._thread.start()
         self._until_it_waits()
 
     def go_on(self, answer: Any) -> None:
@@ -162,20 +164,17 @@ class Seed:
         self._until_it_waits()
 
     def _until_it_waits(self) -> None:
-        self._running = True
         error = self._pauses.get()
-        self._running = False
         if error is not None:
             error.add_note(f"in seed {self.number}")
             raise error
 
     def stop(self, reason: BaseException) -> None:
-        """Ends the program, wherever it waits, by an exception."""
-        if self._running:  # an interrupt came while it ran
-            self._pauses.get()
-        while not self.ended:
-            self._answers.put(reason)
-            self._pauses.get()
+        """Ends the program by an exception: where it waits, or where it would wait next."""
+        self._stopped = reason
+        if self._thread is not None and self._thread.is_alive():
+            self._answers.put(None)
+            self._thread.join()
 
 
 @dataclass(frozen=True)
