@@ -281,8 +281,7 @@ def test_collectives_keep_their_order_whatever_the_engine_is_asked() -> None:
         for collective in range(4 + number):
             for _ in range(calls[(number + collective) % 3]):
                 seed.evaluate(torch.zeros(2, 1), shard, np.arange(2))
-            seed.turn()
-            order.append((collective, number))
+            seed.turn(partial(order.append, (collective, number)))
 
     orders: list[list[tuple[int, int]]] = [[], []]
     for calls, order in zip(([0, 3, 1], [2, 0, 5]), orders, strict=True):
@@ -298,11 +297,11 @@ def test_an_interrupt_stops_every_program() -> None:
 
     def program(number: int) -> None:
         try:
-            lockstep.seeds[number].turn()
+            lockstep.seeds[number].turn(lambda: None)
             if number == 1:
                 signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
                 time.sleep(0.2)
-            lockstep.seeds[number].turn()
+            lockstep.seeds[number].turn(lambda: None)
         except BaseException as error:
             closed.append((number, type(error)))
             raise
@@ -318,10 +317,10 @@ def test_a_failure_is_raised_as_it_was_and_stops_the_others() -> None:
 
     def program(number: int) -> None:
         try:
-            lockstep.seeds[number].turn()
+            lockstep.seeds[number].turn(lambda: None)
             if number == 1:
                 raise ValueError("wrong")
-            lockstep.seeds[number].turn()
+            lockstep.seeds[number].turn(lambda: None)
         except BaseException as error:
             ends[number] = error
             raise

@@ -4,13 +4,13 @@ A seed's program (its method, evaluation and recording) knows nothing of the oth
 only one thread runs at any time. A program that calls the engine waits there; when all programs wait, calls that are
 alike become one call with more rows, and each program gets its part of the answer.
 
-A program waits in the same way before each of its collectives. Collectives are due only when every program waits for
-one, and then take place in the order of the seeds. So all ranks call the k-th collectives of all seeds in one order,
-however many calls of the engine each rank's clients have led to in between.
+A program waits in the same way for its collectives. They are due only when every program waits for one, and then take
+place in the order of the seeds. So all ranks call the k-th collectives of all seeds in one order, however many calls of
+the engine each rank's clients have led to in between. Engine and collectives run in the main thread, as without seeds.
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, Protocol
@@ -45,6 +45,9 @@ class Stopped(Exception):
     """Raised in all programs after one has failed, so that they close their files."""
 
 
+_Collective = Callable[[], Any]
+
+
 class Lockstep:
     """The seeds of a run and the engine that they share."""
 
@@ -52,7 +55,7 @@ class Lockstep:
         self._engine = engine
         self.seeds = [Seed(seed, engine, timer) for seed, timer in zip(seeds, timers, strict=True)]
         self.at_work = self.seeds[0]
-        """The seed that runs, or the first of those for which the engine runs."""
+        """The seed that runs, or for which (and maybe others) the engine runs, or a collective."""
 
     def run(self, programs: Sequence[Callable[[], None]], device: torch.device) -> None:
         """Runs every seed's program to its end. An exception in one, or in the engine, ends all and is raised here."""
@@ -61,36 +64,32 @@ class Lockstep:
                 self.at_work = seed
                 seed.start(program, device)
             while waiting := [seed for seed in self.seeds if not seed.ended]:
-                calling = [seed for seed in waiting if seed.call is not None]
-                answers = self._answers(calling)
-                for seed in calling or waiting:
-                    self.at_work = seed
-                    seed.go_on(answers.get(seed.number))
+                groups = _groups(waiting) or [[seed] for seed in waiting]  # collectives, once no engine is called
+                answers = {seed.number: answer for group in groups for seed, answer in self._answers(group)}
+                for seed in waiting:
+                    if seed.number in answers:
+                        self.at_work = seed
+                        seed.go_on(answers[seed.number])
         except BaseException as error:
             reason = error if isinstance(error, KeyboardInterrupt) else Stopped(one_line(error))
             for seed in self.seeds:
                 seed.stop(reason)
             raise
 
-    def _answers(self, calling: Sequence["Seed"]) -> dict[int, Any]:
-        """The engine's answers by seed; calls that are alike are one call of the engine."""
-        groups: list[list[Seed]] = []
-        for seed in calling:
-            alike = next((group for group in groups if _alike(group[0].call, seed.call)), None)
-            if alike is None:
-                groups.append([seed])
-            else:
-                alike.append(seed)
-        answers: dict[int, Any] = {}
-        for group in groups:
-            self.at_work = group[0]
-            for seed in group:
-                seed.timer.switch(seed.phase)
-            calls = [seed.call for seed in group if seed.call is not None]
-            answers |= dict(zip([seed.number for seed in group], _answered(calls, self._engine), strict=True))
-            for seed in group:
-                seed.timer.switch("other")
-        return answers
+    def _answers(self, group: Sequence["Seed"]) -> Iterator[tuple["Seed", Any]]:
+        """What the seeds of a group wait for: one call of the engine for all of them, or one seed's collective."""
+        self.at_work = group[0]
+        for seed in group:
+            seed.timer.switch(seed.phase)
+        try:
+            answers = _answered([seed.call for seed in group], self._engine)
+        except Exception as error:
+            if len(group) == 1:
+                error.add_note(f"in seed {group[0].number}")
+            raise
+        for seed in group:
+            seed.timer.switch("other")
+        yield from zip(group, answers, strict=True)
 
 
 class Seed:
@@ -102,8 +101,8 @@ class Seed:
         self.timer = timer
         self.phase = timer.current
         """The phase that waits."""
-        self.call: _Call | None = None
-        """The call of the engine that waits; None: a collective."""
+        self.call: _Call | _Collective = lambda: None
+        """What it waits for."""
         self.ended = False
         self._engine = engine
         self._thread: threading.Thread | None = None
@@ -125,11 +124,11 @@ class Seed:
         answer: Score = self._wait(_Call(rows, shard, clients))
         return answer
 
-    def turn(self) -> None:
-        """Waits until this seed's next collective is due."""
-        self._wait(None)
+    def turn(self, collective: "_Collective") -> Any:
+        """The collective's result, once it was due."""
+        return self._wait(collective)
 
-    def _wait(self, call: "_Call | None") -> Any:
+    def _wait(self, call: "_Call | _Collective") -> Any:
         """Waiting for other seeds is no part of the phase in progress; the engine's work is."""
         self.call, self.phase = call, self.timer.switch("other")
         if self._stopped is None:
@@ -186,6 +185,8 @@ class _Training:
 
 @dataclass(frozen=True)
 class _Call:
+    """A call of the engine."""
+
     rows: Tensor
     shard: Shard
     clients: np.ndarray
@@ -193,11 +194,23 @@ class _Call:
     """None: evaluation."""
 
 
-def _alike(a: _Call | None, b: _Call | None) -> bool:
-    """Whether two calls can be one: the same work on clients of the same larger shard."""
-    if a is None or b is None or not isinstance(a.shard, Part) or not isinstance(b.shard, Part):
+def _groups(waiting: Sequence[Seed]) -> list[list[Seed]]:
+    """The seeds that call the engine, those together whose calls are alike."""
+    groups: list[list[Seed]] = []
+    for seed in waiting:
+        alike = next((group for group in groups if _alike(group[0].call, seed.call)), None)
+        if alike is not None:
+            alike.append(seed)
+        elif isinstance(seed.call, _Call):
+            groups.append([seed])
+    return groups
+
+
+def _alike(a: "_Call | _Collective", b: "_Call | _Collective") -> bool:
+    """Whether two calls of the engine can be one: the same work on clients of the same larger shard."""
+    if not isinstance(a, _Call) or not isinstance(b, _Call):
         return False
-    if a.shard.whole is not b.shard.whole:
+    if not (isinstance(a.shard, Part) and isinstance(b.shard, Part) and a.shard.whole is b.shard.whole):
         return False
     if a.training is not None and b.training is not None:
         return a.training.sgd == b.training.sgd and _equal(a.training.columns, b.training.columns)
@@ -213,8 +226,10 @@ def _expanded(rows: Tensor) -> bool:
     return len(rows) > 1 and rows.stride(0) == 0
 
 
-def _answered(calls: Sequence[_Call], engine: RowEngine) -> list[Any]:
-    """The answers to calls that are alike, from one call of the engine."""
+def _answered(waiting: Sequence["_Call | _Collective"], engine: RowEngine) -> list[Any]:
+    calls = [call for call in waiting if isinstance(call, _Call)]
+    if not calls:
+        return [collective() for collective in waiting if not isinstance(collective, _Call)]
     if len(calls) == 1:
         return [_called(calls[0], engine)]
     answer = _called(_together(calls), engine)
