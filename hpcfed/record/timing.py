@@ -2,6 +2,8 @@
 
 On a GPU a boundary between phases is an event in the stream, read once the round is over, so nothing waits inside a
 round. Rounds follow each other without a gap: writing down a round's results counts as `record` of the next round.
+Of several seeds at once each has its own timer: a phase holds the engine's work for all of them, `other` also the wait
+for the other seeds.
 """
 
 import time
