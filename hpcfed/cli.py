@@ -25,8 +25,8 @@ _EXAMPLES = """examples:
   hpcfed list                                                 methods, data sets, models, partitions
 """
 _COMMANDS = """commands:
-  run    one run
-  show   what is in a run
+  run    one run, or several seeds of it
+  show   what is in a run, or in its seeds
   list   methods, data sets, models, partitions
 
 """

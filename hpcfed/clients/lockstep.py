@@ -48,6 +48,9 @@ class Stopped(Exception):
 _Collective = Callable[[], Any]
 
 
+def _nothing() -> None: ...
+
+
 class Lockstep:
     """The seeds of a run and the engine that they share."""
 
@@ -69,7 +72,7 @@ class Lockstep:
                 for seed in waiting:
                     if seed.number in answers:
                         self.at_work = seed
-                        seed.go_on(answers[seed.number])
+                        seed.go_on(answers.pop(seed.number))  # rows that nobody needs any more must not stay
         except BaseException as error:
             reason = error if isinstance(error, KeyboardInterrupt) else Stopped(one_line(error))
             for seed in self.seeds:
@@ -101,7 +104,7 @@ class Seed:
         self.timer = timer
         self.phase = timer.current
         """The phase that waits."""
-        self.call: _Call | _Collective = lambda: None
+        self.call: _Call | _Collective = _nothing
         """What it waits for."""
         self.ended = False
         self._engine = engine
@@ -134,6 +137,7 @@ class Seed:
         if self._stopped is None:
             self._pauses.put(None)
             answer = self._answers.get()
+            self.call = _nothing
         if self._stopped is not None:
             raise self._stopped
         self.timer.switch(self.phase)
