@@ -20,12 +20,13 @@ _EXAMPLES = """examples:
   hpcfed run --method fedavg-ft --clients 20 --rounds 10      alone, on the embedded digits
   mpirun -n 4 python -m hpcfed run my.toml --clients 100      options from a file; flags win
   srun --mpi=pmix -n 16 python -m hpcfed run --dataset cifar10 --data-root /data --out runs/first
+  hpcfed run --seeds 0..4 --out runs/five                     five seeds at once, one folder each
   hpcfed show runs/first                                      read a run back (--json for programs)
   hpcfed list                                                 methods, data sets, models, partitions
 """
 _COMMANDS = """commands:
-  run    one run
-  show   what is in a run
+  run    one run, or several seeds of it
+  show   what is in a run, or in its seeds
   list   methods, data sets, models, partitions
 
 """
@@ -169,7 +170,7 @@ def _metavar(field: FieldInfo) -> str:
     kind = field.annotation
     if get_origin(kind) is Literal:
         return "|".join(str(choice) for choice in get_args(kind))
-    return {int: "N", float: "X", str: "NAME"}.get(kind, "PATH")  # type: ignore[arg-type]
+    return {int: "N", float: "X", str: "NAME", Path | None: "PATH"}.get(kind, "LIST")  # type: ignore[arg-type]
 
 
 def _unknown_flag(word: str, flags: Mapping[str, str]) -> str:
@@ -185,13 +186,16 @@ def _unknown_flag(word: str, flags: Mapping[str, str]) -> str:
 
 def _show(arguments: list[str]) -> None:
     parser = _Parser(prog="hpcfed show", description="What is in a run.", allow_abbrev=False)
-    parser.add_argument("folder", type=Path, metavar="DIR", help="the run's folder, as given by --out")
+    parser.add_argument(
+        "folder", type=Path, metavar="DIR", help="the folder of a run, or of its seeds, as given by --out"
+    )
     parser.add_argument("--json", action="store_true", help="everything as JSON, for programs")
     options = parser.parse_args(arguments)
     if options.json:
-        from hpcfed.record.reading import read_run
+        from hpcfed.record.reading import read_run, read_seeds
 
-        print(json.dumps(read_run(options.folder).summary(), indent=1))
+        seeds = [record.summary() for record in read_seeds(options.folder)]
+        print(json.dumps({"seeds": seeds} if seeds else read_run(options.folder).summary(), indent=1))
     else:
         _print_run(options.folder)
 
@@ -199,11 +203,16 @@ def _show(arguments: list[str]) -> None:
 def _print_run(folder: Path) -> None:
     from rich.console import Console
 
-    from hpcfed.record.reading import read_run
-    from hpcfed.show import show
+    from hpcfed.record.reading import read_run, read_seeds
+    from hpcfed.show import show, show_seeds
 
     # Open MPI gives ranks a terminal of its own even when the user's output goes to a file.
-    show(read_run(folder), Console(force_terminal=None if launched().alone else False))
+    console = Console(force_terminal=None if launched().alone else False)
+    seeds = read_seeds(folder)
+    if seeds:
+        show_seeds(seeds, folder, console)
+    else:
+        show(read_run(folder), console)
 
 
 def _list(arguments: list[str]) -> None:

@@ -8,9 +8,9 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from hpcfed.data import PARTITIONS, DatasetInfo, files
 from hpcfed.errors import UserError, did_you_mean, unknown
@@ -18,6 +18,37 @@ from hpcfed.models import MODELS
 from hpcfed.runtime.launcher import Launch
 
 T = TypeVar("T", bound="Options")
+
+MOST_SEEDS = 256
+"""Seeds that a run advances together at most; each has a thread of its own."""
+
+
+def read_seeds(written: Any) -> Any:
+    """`0..4` and `0,3,7` as lists of integers; a list, as in a TOML file, is left to its type."""
+    if not isinstance(written, str):
+        return written
+    words = written.split("..") if ".." in written else written.split(",")
+    if not all(word.strip().isdecimal() for word in words) or (".." in written and len(words) != 2):
+        raise ValueError("must be a range such as 0..4 or a list such as 0,3,7")
+    numbers = [int(word) for word in words]
+    if ".." not in written:
+        return numbers
+    first, last = numbers
+    if first > last:
+        raise ValueError(f"must count upwards, as in {last}..{first}")
+    return list(range(first, min(last, first + MOST_SEEDS) + 1))
+
+
+def check_seeds(seeds: tuple[int, ...] | None) -> tuple[int, ...] | None:
+    if seeds is not None and not 0 < len(seeds) <= MOST_SEEDS:
+        raise ValueError(f"must be 1 to {MOST_SEEDS} seeds")
+    if seeds is not None and len(set(seeds)) < len(seeds):
+        raise ValueError("must name every seed once")
+    return seeds
+
+
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+Seeds = Annotated[tuple[Seed, ...] | None, BeforeValidator(read_seeds), AfterValidator(check_seeds)]
 
 
 class Options(BaseModel):
@@ -36,9 +67,12 @@ class RunConfig(Options):
     rounds: int = option(20, "communication rounds", group="run", ge=1)
     clients: int = option(20, "simulated clients", group="run", ge=1)
     participation: float = option(1.0, "share of the clients sampled in a round, at least one", group="run", gt=0, le=1)
-    seed: int = option(0, "seed of every random stream", group="run", ge=0, lt=2**63)
+    seed: Seed = option(0, "seed of every random stream", group="run")
+    seeds: Seeds = option(
+        None, "several seeds at once, 0..4 or 0,3,7: more rows of one matrix, results in OUT/seed-N", group="run"
+    )
     out: Path | None = option(None, "folder for the results (default: runs/METHOD-DATASET-TIME)", group="run")
-    overwrite: bool = option(False, "replace a run that is already in --out", group="run")
+    overwrite: bool = option(False, "replace what runs have written to --out", group="run")
     evaluate_every: int = option(1, "evaluate every N rounds, and after the last", group="run", ge=1)
     snapshot_every: int = option(0, "write clients' rows to params-RANK.h5 every N rounds; 0: never", group="run", ge=0)
 
@@ -122,6 +156,11 @@ class Settings:
         """All options by name, as JSON values."""
         return {**self.config.model_dump(mode="json"), **self.options.model_dump(mode="json")}
 
+    def of_seed(self, seed: int) -> "Settings":
+        """The same run with this seed alone, in its own folder."""
+        out = self.config.out and self.config.out / f"seed-{seed}"
+        return Settings(self.config.model_copy(update={"seed": seed, "seeds": None, "out": out}), self.options)
+
 
 def read_toml(path: Path) -> dict[str, Any]:
     """The file's keys, with underscores; tables are refused, since options are flat."""
@@ -143,6 +182,8 @@ def resolve(values: Mapping[str, Any], sources: Mapping[str, str], method_option
     for name in values:
         if name not in known:
             raise UserError(f"{sources[name]}: unknown option{did_you_mean(name, known)}")
+    if "seed" in values and "seeds" in values:
+        raise UserError(f"{sources['seed']} and {sources['seeds']} exclude each other; keep one of them")
     own = {name: value for name, value in values.items() if name in method_options.model_fields}
     common = {name: value for name, value in values.items() if name not in own}
     return Settings(_validated(RunConfig, common, sources), _validated(method_options, own, sources))
@@ -187,7 +228,7 @@ def _check_out(out: Path, *, overwrite: bool) -> None:
         return
     if not out.is_dir():
         raise UserError(f"--out {out} is a file; name a folder")
-    if (out / "run.h5").exists():
+    if (out / "run.h5").exists() or any(out.glob("seed-*/run.h5")):
         if not overwrite:
             raise UserError(f"--out {out} already holds a run; add --overwrite to replace it, or name another folder")
     elif any(out.iterdir()):

@@ -1,4 +1,4 @@
-"""The one exception that is the user's to mend, and how it is told."""
+"""The one exception that is the user's to mend, and how exceptions are told."""
 
 import difflib
 import sys
@@ -31,3 +31,12 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     """`; did you mean 'fedavg'?` when something known is close to the word, otherwise nothing."""
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
     return f"; did you mean '{close[0]}'?" if close else ""
+
+
+def one_line(error: BaseException) -> str:
+    """What an exception says, for a person, with the notes that were added on its way."""
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted"
+    text = str(error).strip().partition("\n")[0]
+    notes = "; ".join(getattr(error, "__notes__", []))
+    return f"{type(error).__name__}: {text}" + (f" ({notes})" if notes else "")

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from hpcfed import streams
-from hpcfed.clients.engine import Engine, Score, Sgd
+from hpcfed.clients.engine import Score, Sgd
+from hpcfed.clients.lockstep import RowEngine
 from hpcfed.clients.placement import Clients
 from hpcfed.config import Options, RunConfig
 from hpcfed.data.datasets import Split
@@ -72,7 +73,7 @@ class Federation:
         clients: Clients,
         train_data: Shard,
         test_data: Shard,
-        engine: Engine,
+        engine: RowEngine,
         first_row: Tensor,
         collectives: Collectives,
         timer: Timer,

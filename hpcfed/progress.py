@@ -54,6 +54,23 @@ class RunProgress:
             self._next_line = time.monotonic() + LINE_EVERY
 
 
+class SeedsProgress(RunProgress):
+    """One display for several seeds: the mean of what they tell of a round, once all have told."""
+
+    def __init__(self, rounds: int, *, seeds: int, visible: bool) -> None:
+        super().__init__(rounds, visible=visible)
+        self._seeds = seeds
+        self._told: dict[int, list[tuple[dict[str, float], bool]]] = {}
+
+    def round(self, round: int, values: dict[str, float], *, on_disk: bool) -> None:
+        told = self._told.setdefault(round, [])
+        told.append((values, on_disk))
+        if len(told) == self._seeds:
+            mean = {name: sum(of_seed[name] for of_seed, _ in told) / len(told) for name in values}
+            super().round(round, mean, on_disk=all(on_disk for _, on_disk in told))
+            del self._told[round]
+
+
 def count(number: int, noun: str) -> str:
     """`1 rank`, `2 ranks`."""
     return f"{number} {noun}" + ("" if number == 1 else "s")

@@ -1,13 +1,14 @@
-"""One run: enter the world, go round after round, write everything down."""
+"""One run, or several seeds of it: enter the world, go round after round, write everything down."""
 
 import os
 import resource
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpcfed.assembly import Setup, assemble
+from hpcfed.assembly import Setup, assemble, assemble_seeds
 from hpcfed.clients.balance import MOVES, imbalance
+from hpcfed.clients.lockstep import Lockstep
 from hpcfed.config import RunConfig, Settings
-from hpcfed.errors import UserError, tell
+from hpcfed.errors import UserError, one_line, tell
 from hpcfed.federation import Cohort, Learned, Traffic
 from hpcfed.moving import Moving
-from hpcfed.progress import RunProgress, count
+from hpcfed.progress import RunProgress, SeedsProgress, count
 from hpcfed.record import environment
 from hpcfed.record.energy import joules
 from hpcfed.record.results import RANK_SERIES, ResultsWriter
@@ -43,27 +45,52 @@ class Evaluation:
 
 
 def run(settings: Settings) -> Path | None:
-    """Runs to the end, the same call on every rank; the root gets the folder of the results, other ranks None."""
+    """Runs to the end, the same call on every rank; the root gets the folder of the results, other ranks None.
+
+    Each of several seeds has a folder `seed-N` in it.
+    """
     if settings.config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it once, when it starts
     world = worlds.enter(device=settings.config.device)
-    timer = Timer(world.device)
-    with _ending_all_ranks(world, timer) as failing:
-        setup = assemble(settings, world, timer)
-        failing.folder = _make_folder(settings.config, world)
-        go(setup, failing.folder)
+    seeds = settings.config.seeds
+    timers = [Timer(world.device) for _ in seeds or [settings.config.seed]]
+    with _ending_all_ranks(world, _Failing(lambda: timers[0].current)) as failing:
+        if seeds is None:
+            setup = assemble(settings, world, timers[0])
+            folder = _make_folder(settings.config, world)
+            failing.folders = [folder]
+            go(setup, folder)
+        else:
+            lockstep, setups = assemble_seeds([settings.of_seed(seed) for seed in seeds], world, timers)
+            failing.phase = lambda: lockstep.at_work.timer.current
+            folder = _make_folder(settings.config, world)
+            failing.folders = [folder / f"seed-{seed}" for seed in seeds]
+            go_together(lockstep, setups, failing.folders)
         world.close()
-    return failing.folder if world.is_root else None
+    return folder if world.is_root else None
 
 
 def go(setup: Setup, folder: Path, *, quiet: bool = False) -> None:
     """All rounds, recorded in the folder."""
+    with RunProgress(setup.settings.config.rounds, visible=setup.world.is_root and not quiet) as progress:
+        progress.say(_opening_line(setup))
+        _rounds(setup, folder, progress)
+
+
+def go_together(lockstep: Lockstep, setups: Sequence[Setup], folders: Sequence[Path]) -> None:
+    """All rounds of all seeds, each seed's recorded in its folder."""
+    config, world = setups[0].settings.config, setups[0].world
+    with SeedsProgress(config.rounds, seeds=len(setups), visible=world.is_root) as progress:
+        progress.say(_opening_line(setups[0]))
+        programs = [partial(_rounds, setup, folder, progress) for setup, folder in zip(setups, folders, strict=True)]
+        lockstep.run(programs, world.device)
+
+
+def _rounds(setup: Setup, folder: Path, progress: RunProgress) -> None:
     config, world, fed, timer = setup.settings.config, setup.world, setup.federation, setup.timer
     results = _results(setup, folder) if world.is_root else None
     snapshots = _snapshots(setup, folder)
-    progress = RunProgress(config.rounds, visible=world.is_root and not quiet)
-    with progress, _closing(results, snapshots):
-        progress.say(_opening_line(setup))
+    with _closing(results, snapshots):
         energy_before = joules(world.places[world.rank].device)
         state = setup.method.init(fed)
         moving = Moving(setup, results, progress)
@@ -92,7 +119,7 @@ def evaluate(setup: Setup, state: Any) -> Evaluation:
     with setup.timer.phase("evaluate"):
         total = len(clients.rank)
         sums = torch.zeros(total + 2, dtype=torch.float64, device=fed.device)
-        group = max(1, PERSONAL_FLOATS // fed.layout.num_columns)
+        group = max(1, PERSONAL_FLOATS // (fed.layout.num_columns * setup.stacked))
         for start in range(0, len(fed.clients), group):
             members = np.arange(start, min(start + group, len(fed.clients)))
             score = fed.evaluate(method.personal(fed, state, members), members)
@@ -181,6 +208,7 @@ def _results(setup: Setup, folder: Path) -> ResultsWriter:
             "columns": layout.num_columns,
             "parameters": layout.num_parameters,
             "engine": setup.engine.mode,
+            "stacked_seeds": setup.stacked,
         },
         moves=0 if setup.shards is None else MOVES,
     )
@@ -209,8 +237,10 @@ def _opening_line(setup: Setup) -> str:
     config, world, layout = setup.settings.config, setup.world, setup.federation.layout
     devices = sorted({place.device_name for place in world.places})
     collectives = "" if world.backend == "none" else f", {world.backend}: {world.reason}"
+    seeds = "" if setup.stacked == 1 else f"{setup.stacked} seeds × "
     return (
-        f"{config.method} on {config.dataset}: {count(config.clients, 'client')} × {layout.num_columns:,} columns "
+        f"{config.method} on {config.dataset}: "
+        f"{seeds}{count(config.clients, 'client')} × {layout.num_columns:,} columns "
         f"({config.network()}, {setup.engine.mode}) on {count(world.num_workers, 'rank')} "
         f"({', '.join(devices)}{collectives})"
     )
@@ -229,9 +259,14 @@ def _make_folder(config: RunConfig, world: World) -> Path:
     if world.is_root:
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            for pattern in ("run.h5", "params-*.h5", "error-*.txt"):  # only what a run has written
-                for old in folder.glob(pattern):
-                    old.unlink()
+            for written in (folder, *folder.glob("seed-*")):
+                for pattern in ("run.h5", "params-*.h5", "error-*.txt"):  # only what a run has written
+                    for old in written.glob(pattern):
+                        old.unlink()
+                if written != folder and not any(written.iterdir()):
+                    written.rmdir()
+            for seed in config.seeds or ():
+                (folder / f"seed-{seed}").mkdir(exist_ok=True)
         except OSError as error:
             raise UserError(f"cannot write to --out {folder}: {error.strerror}") from None
     world.barrier()
@@ -246,7 +281,7 @@ def _closing(results: ResultsWriter | None, snapshots: SnapshotWriter | None) ->
     except BaseException as error:
         if results is not None:
             with suppress(OSError):  # a full disk may be what failed; the last published rounds stay
-                results.finish("failed", error=_one_line(error))
+                results.finish("failed", error=one_line(error))
         raise
     finally:
         if snapshots is not None:
@@ -255,13 +290,15 @@ def _closing(results: ResultsWriter | None, snapshots: SnapshotWriter | None) ->
 
 @dataclass
 class _Failing:
-    folder: Path | None = None
+    phase: Callable[[], str]
+    """The phase in progress."""
+    folders: Sequence[Path] = field(default_factory=list)
+    """Where the reason of a failure is left."""
 
 
 @contextmanager
-def _ending_all_ranks(world: World, timer: Timer) -> Iterator[_Failing]:
+def _ending_all_ranks(world: World, failing: _Failing) -> Iterator[_Failing]:
     """An exception on one rank ends all ranks at once, and says where it came from."""
-    failing = _Failing()
     try:
         yield failing
     except UserError as error:
@@ -270,20 +307,12 @@ def _ending_all_ranks(world: World, timer: Timer) -> Iterator[_Failing]:
         tell(error, world.rank)
         world.abort(2)
     except Exception as error:
-        where = f"rank {world.rank} on {world.places[world.rank].host} failed in phase {timer.current}"
-        line = f"{where}: {_one_line(error)}"
+        where = f"rank {world.rank} on {world.places[world.rank].host} failed in phase {failing.phase()}"
+        line = f"{where}: {one_line(error)}"
         traceback.print_exc()
         print(f"hpcfed: {line}", file=sys.stderr, flush=True)
-        if failing.folder is not None:
+        for folder in failing.folders:
             with suppress(OSError):
-                (failing.folder / f"error-{world.rank}.txt").write_text(f"{line}\n\n{traceback.format_exc()}")
+                (folder / f"error-{world.rank}.txt").write_text(f"{line}\n\n{traceback.format_exc()}")
         world.abort(1)
         raise SystemExit(1) from None
-
-
-def _one_line(error: BaseException) -> str:
-    if isinstance(error, KeyboardInterrupt):
-        return "interrupted"
-    text = str(error).strip().partition("\n")[0]
-    notes = "; ".join(getattr(error, "__notes__", []))
-    return f"{type(error).__name__}: {text}" + (f" ({notes})" if notes else "")

@@ -1,6 +1,9 @@
 """A run in words and tables."""
 
-from math import isnan
+from collections.abc import Sequence
+from math import isnan, sqrt
+from pathlib import Path
+from statistics import mean, stdev
 
 from rich.console import Console
 from rich.table import Table
@@ -8,26 +11,66 @@ from rich.table import Table
 from hpcfed.progress import count
 from hpcfed.record.reading import RunRecord
 
+ACCURACIES = {"clients, own test data": "accuracy", "global model, all test data": "global_accuracy"}
+
 
 def show(record: RunRecord, console: Console) -> None:
     """Prints the run: what it was, accuracy, where its time went, what it cost, and where its files are."""
-    facts = record.facts
-    lines = [
-        f"{facts['method']} on {facts['dataset']} ({record.config['partition']}): "
-        f"{count(facts['clients'], 'client')} on {count(facts['ranks'], 'rank')}, "
-        f"{facts['model']} with {facts['columns']:,} columns, seed {facts['seed']}",
-        f"status: {record.status}, {record.rounds_done} of {count(record.config['rounds'], 'round')}"
-        + (f": {record.error}" if record.error else ""),
-    ]
-    for line in lines:
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    lines = [f"{_title(record)}, seed {record.facts['seed']}", _status(record)]
+    if record.stacked_seeds > 1:
+        lines.append(
+            f"one of {record.stacked_seeds} seeds at once: seconds, memory and energy are those of all of them"
+        )
+    _say(console, *lines)
     if record.rounds_done:
         for table in (_accuracy(record), _phases(record), _costs(record)):
             console.print()
             console.print(table)
     console.print()
     names = sorted(path.name for path in record.folder.glob("*.h5"))
-    console.print(f"files in {record.folder}: {', '.join(names)}", highlight=False, markup=False, soft_wrap=True)
+    _say(console, f"files in {record.folder}: {', '.join(names)}")
+
+
+def show_seeds(records: Sequence[RunRecord], folder: Path, console: Console) -> None:
+    """Prints several seeds of a run: the accuracy of each, and their mean with its standard error."""
+    _say(console, f"{_title(records[0])}, {count(len(records), 'seed')} at once")
+    statuses = {_status(record): None for record in records}
+    _say(console, *statuses, "")
+    columns = {label: [record.last(name) for record in records] for label, name in ACCURACIES.items()}
+    columns = {label: values for label, values in columns.items() if not all(isnan(value) for value in values)}
+    table = _table("last accuracy", *columns)
+    for number, record in enumerate(records):
+        table.add_row(f"seed {record.facts['seed']}", *(f"{values[number]:.2%}" for values in columns.values()))
+    if len(records) > 1:
+        table.add_row("mean ± standard error", *(_mean_and_error(values) for values in columns.values()))
+    console.print(table)
+    seconds = max(float(record.rounds["seconds"].sum()) for record in records)
+    _say(console, "", f"wall time of all rounds of all seeds: {seconds:.2f} s")
+    _say(console, f"runs in {folder}: {', '.join(record.folder.name for record in records)}")
+
+
+def _mean_and_error(values: Sequence[float]) -> str:
+    error = stdev(values) / sqrt(len(values))
+    return f"{mean(values):.2%} ± {100 * error:.2f}"
+
+
+def _title(record: RunRecord) -> str:
+    facts = record.facts
+    return (
+        f"{facts['method']} on {facts['dataset']} ({record.config['partition']}): "
+        f"{count(facts['clients'], 'client')} on {count(facts['ranks'], 'rank')}, "
+        f"{facts['model']} with {facts['columns']:,} columns"
+    )
+
+
+def _status(record: RunRecord) -> str:
+    done = f"status: {record.status}, {record.rounds_done} of {count(record.config['rounds'], 'round')}"
+    return done + (f": {record.error}" if record.error else "")
+
+
+def _say(console: Console, *lines: str) -> None:
+    for line in lines:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def _table(*columns: str) -> Table:
@@ -39,8 +82,7 @@ def _table(*columns: str) -> Table:
 
 def _accuracy(record: RunRecord) -> Table:
     table = _table("accuracy", "last", "best")
-    rows = {"clients, own test data": "accuracy", "global model, all test data": "global_accuracy"}
-    for label, name in rows.items():
+    for label, name in ACCURACIES.items():
         last = record.last(name)
         if not isnan(last):
             best = max(value for value in record.rounds[name] if not isnan(value))

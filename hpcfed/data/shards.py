@@ -1,6 +1,6 @@
 """The samples of a rank's clients, gathered on its device."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,6 +24,40 @@ class Shard:
     """Samples of each client, on the host."""
     clients: np.ndarray
     """Id of each client."""
+
+
+@dataclass(frozen=True)
+class Part(Shard):
+    """Some clients of a larger shard, one after the other there, over the same images."""
+
+    whole: Shard
+    first: int
+    """Position of the first of them in the larger shard."""
+
+
+def part(whole: Shard, first: int, clients: np.ndarray) -> Part:
+    """As many clients of a shard as there are ids, from position `first` on."""
+    here = slice(first, first + len(clients))
+    return Part(whole.images, whole.labels, whole.index[here], whole.sizes[here], clients, whole=whole, first=first)
+
+
+def join(shards: Iterable[Shard]) -> Shard:
+    """The clients of several shards, one shard after the other; their images are copied."""
+    shards = list(shards)
+    longest = max(s.index.shape[1] for s in shards)
+    index, start = [], 0
+    for s in shards:
+        owned = torch.arange(longest) < torch.tensor(s.sizes, dtype=torch.int64)[:, None]
+        padded = torch.nn.functional.pad(s.index, (0, longest - s.index.shape[1]))
+        index.append(padded + start * owned.to(padded))
+        start += len(s.images)
+    return Shard(
+        images=torch.cat([s.images for s in shards]),
+        labels=torch.cat([s.labels for s in shards]),
+        index=torch.cat(index),
+        sizes=tuple(size for s in shards for size in s.sizes),
+        clients=np.concatenate([s.clients for s in shards]),
+    )
 
 
 def shard(

@@ -42,6 +42,11 @@ class RunRecord:
     def rounds_done(self) -> int:
         return len(self.wall)
 
+    @property
+    def stacked_seeds(self) -> int:
+        """Seeds that advanced together, this one included: seconds, memory and energy are those of all of them."""
+        return int(self.facts.get("stacked_seeds", 1))
+
     def last(self, name: str) -> float:
         """The latest value of a series that is not NaN; NaN when there is none."""
         values = self.rounds[name]
@@ -68,6 +73,7 @@ class RunRecord:
             "error": self.error or None,
             "rounds_done": self.rounds_done,
             **{key: self.facts[key] for key in ("method", "dataset", "clients", "ranks", "seed", "model", "columns")},
+            "stacked_seeds": self.stacked_seeds,
             "partition": self.config["partition"],
             "accuracy": _numbers(self.rounds["accuracy"]),
             "global_accuracy": _numbers(self.rounds["global_accuracy"]),
@@ -83,6 +89,13 @@ class RunRecord:
             "config": self.config,
             "environment": self.environment,
         }
+
+
+def read_seeds(folder: Path) -> list[RunRecord]:
+    """The runs in `folder/seed-N`, in the order of their seeds; none when the folder holds a run of its own."""
+    if (folder / "run.h5").exists():
+        return []
+    return sorted((read_run(path.parent) for path in folder.glob("seed-*/run.h5")), key=lambda run: run.facts["seed"])
 
 
 def read_run(folder: Path) -> RunRecord:

@@ -64,7 +64,8 @@ class ResultsWriter:
         moves: int = 0,
     ) -> None:
         self._path = folder / "run.h5"
-        self._file = h5py.File("run.h5", "w", driver="core", backing_store=False)
+        # In memory, but HDF5 refuses a name twice, and a process may have several runs in work.
+        self._file = h5py.File(self._path, "w", driver="core", backing_store=False)
         self._next_publish = 0.0
         self._arrays: dict[str, np.ndarray] = {}
         self._done = self._in_file = 0  # rounds

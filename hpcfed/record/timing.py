@@ -2,6 +2,8 @@
 
 On a GPU a boundary between phases is an event in the stream, read once the round is over, so nothing waits inside a
 round. Rounds follow each other without a gap: writing down a round's results counts as `record` of the next round.
+Of several seeds at once each has its own timer: a phase holds the engine's work for all of them, `other` also the wait
+for the other seeds.
 """
 
 import time
@@ -46,6 +48,12 @@ class Timer:
         yield  # no finally: after an exception `current` still names the phase that failed
         self._mark("other")
         self._inside = False
+
+    def switch(self, name: str) -> str:
+        """From now on time belongs to this phase, whatever phase is open; returns the one that it belonged to."""
+        before = self.current
+        self._mark(name)
+        return before
 
     def lap(self) -> tuple[np.ndarray, float]:
         """Ends the round and begins the next: seconds by phase, and the round's wall time."""

@@ -1,7 +1,9 @@
 """Collectives among the ranks of a role. Every payload's bytes are counted."""
 
+from collections.abc import Callable
+from functools import wraps
 from math import ceil, prod
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -10,12 +12,30 @@ from torch import Tensor
 
 from hpcfed.runtime.world import World
 
+F = TypeVar("F", bound=Callable[..., Any])
+Turn = Callable[[Callable[[], Any]], Any]
+"""Calls the function when its turn has come, and returns what it returns."""
+
+
+def _in_turn(collective: F) -> F:
+    """No collective may call another: it would wait for its turn within its turn."""
+
+    @wraps(collective)
+    def due(self: "Collectives", *arguments: Any) -> Any:
+        return self._turn(lambda: collective(self, *arguments))
+
+    return cast(F, due)
+
 
 class Collectives:
-    """Sums and exchanges of rows between workers; with a single worker each is the identity."""
+    """Sums and exchanges of rows between workers; with a single worker each is the identity.
 
-    def __init__(self, world: World) -> None:
+    All ranks must call their collectives in the same order; where several programs share a rank, `turn` sees to that.
+    """
+
+    def __init__(self, world: World, *, turn: Turn = lambda collective: collective()) -> None:
         self.world = world
+        self._turn = turn
         self.bytes_sent = 0
         """Payload that this rank handed to collectives so far."""
 
@@ -23,6 +43,7 @@ class Collectives:
     def size(self) -> int:
         return self.world.role_size
 
+    @_in_turn
     def sum(self, tensor: Tensor) -> Tensor:
         """The sum over ranks, on every rank; may overwrite its argument."""
         if self.size == 1:
@@ -31,6 +52,7 @@ class Collectives:
         dist.all_reduce(buffer)
         return buffer.to(tensor.device)
 
+    @_in_turn
     def rows_to_columns(self, rows: Tensor, counts: list[int]) -> Tensor:
         """From whole rows of our own to our share of the columns of everyone's rows: [sum(counts), share].
 
@@ -48,6 +70,7 @@ class Collectives:
         dist.all_to_all_single(incoming, outgoing.view(-1, width), output_split_sizes=counts, input_split_sizes=splits)
         return incoming.to(rows.device)
 
+    @_in_turn
     def columns_to_row(self, columns: Tensor, num_columns: int) -> Tensor:
         """From every rank's share of one row [share] to the whole row, on every rank."""
         if self.size == 1:
@@ -57,6 +80,7 @@ class Collectives:
         dist.all_gather_into_tensor(whole, outgoing)
         return whole[:num_columns].to(columns.device)
 
+    @_in_turn
     def relocate(self, rows: Tensor, before: np.ndarray, after: np.ndarray) -> Tensor:
         """From one entry per client that was ours to one per client that is, bit for bit; ids ascend in both.
 
@@ -85,10 +109,12 @@ class Collectives:
         result[np.searchsorted(new, np.concatenate(coming))] = arrived.to(rows.device)
         return result
 
+    @_in_turn
     def share(self, value: Any) -> Any:
         """The value of the role's first rank, on every rank of the role."""
         return value if self.world.role_comm is None else self.world.role_comm.bcast(value, root=0)
 
+    @_in_turn
     def gather_numbers(self, numbers: np.ndarray) -> np.ndarray | None:
         """Every worker's vector of float64 as [ranks, numbers] on the role's first rank; None elsewhere."""
         if self.world.role_comm is None:
@@ -97,6 +123,7 @@ class Collectives:
         self.world.role_comm.Gather(np.ascontiguousarray(numbers, np.float64), gathered, root=0)
         return gathered
 
+    @_in_turn
     def barrier(self) -> None:
         if self.world.role_comm is not None:
             self.world.role_comm.Barrier()
