@@ -98,7 +98,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10, help="counted rounds (default: 10)")
     parser.add_argument("--warmup", type=int, default=2, help="rounds before (default: 2)")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
-    parser.add_argument("--precision", choices=["tf32", "fp32"], default="tf32")
+    parser.add_argument("--precision", choices=["bf16", "tf32", "fp32"], default="tf32")
     parser.add_argument("--json", type=Path, help="also write everything, every round's time included, to this file")
     options = parser.parse_args()
 

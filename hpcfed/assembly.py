@@ -119,8 +119,7 @@ def _material(config: RunConfig, dataset: Dataset, world: World) -> _Material:
         Layout.of(network),
         shape=dataset.shape,
         mode=config.engine,
-        batch_size=config.batch_size,
-        device=world.device,
+        bf16=config.precision == "bf16",
     )
     clients = _place(config, parts, world, longest=LONGEST[engine.mode])
     here = clients.on(world.role_rank)
@@ -206,8 +205,9 @@ def _dtype(config: RunConfig) -> torch.dtype:
 
 def set_arithmetic(config: RunConfig) -> None:
     """Precision and determinism of this process's kernels."""
-    torch.set_float32_matmul_precision("high" if config.precision == "tf32" else "highest")
-    torch.backends.cudnn.allow_tf32 = config.precision == "tf32"
+    tensor_cores = config.precision in ("bf16", "tf32")
+    torch.set_float32_matmul_precision("high" if tensor_cores else "highest")
+    torch.backends.cudnn.allow_tf32 = tensor_cores
     torch.backends.cudnn.benchmark = not config.deterministic
     if platform.machine() == "aarch64":
         # Measured on 2 ARM cores: oneDNN takes 1.1 to 2 times as long as torch's own kernels for small batches.

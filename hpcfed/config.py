@@ -107,8 +107,11 @@ class RunConfig(Options):
         "auto", "advance clients together (batched) or one by one (loop)", group="machine"
     )
     device: Literal["auto", "cpu", "cuda"] = option("auto", "where clients live", group="machine")
-    precision: Literal["tf32", "fp32", "fp64"] = option(
-        "tf32", "arithmetic; tf32 is float32 on devices without it", group="machine"
+    precision: Literal["bf16", "tf32", "fp32", "fp64"] = option(
+        "tf32",
+        "arithmetic; tf32 is float32 on devices without it; bf16 is for GPUs and clients that are trained one by one, "
+        "and tf32 for others; rows are float32 in all three",
+        group="machine",
     )
     placement: Literal["steps", "measured"] = option(
         "measured",

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from hpcfed import streams
+from hpcfed.arrays import on_device
 from hpcfed.clients.engine import Score, Sgd
 from hpcfed.clients.lockstep import RowEngine
 from hpcfed.clients.placement import Clients
@@ -58,7 +59,7 @@ class Learned:
 
     def add(self, losses: Tensor, samples: np.ndarray) -> None:
         """Mean losses of some clients (NaN without data) over so many samples each."""
-        self.loss = self.loss + (losses.nan_to_num() * torch.from_numpy(samples).to(losses)).sum()
+        self.loss = self.loss + (losses.nan_to_num() * on_device(samples, losses.device)).sum()
         self.samples += int(samples.sum())
 
 
@@ -181,7 +182,7 @@ class Federation:
         with self._timer.phase("aggregate"):
             if self.config.deterministic:
                 return self._mean_in_client_order(rows, cohort)
-            weights = torch.from_numpy(cohort.weights[cohort.chosen]).to(rows)
+            weights = on_device(cohort.weights[cohort.chosen], rows.device).to(rows.dtype)
             return self._collectives.sum(weights @ rows)
 
     def evaluate(self, rows: Tensor, clients: np.ndarray) -> Score:
@@ -213,7 +214,7 @@ class Federation:
         round: int,
         columns: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        ids = torch.from_numpy(self.clients[clients]).to(self.device)
+        ids = on_device(self.clients[clients], self.device)
         keys = streams.client_keys(self.config.seed, purpose, round, ids)
         return self._engine.train(rows, self._train_data, clients, sgd, keys=keys, columns=columns)
 

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hpcfed.arrays import on_device
 from hpcfed.assembly import Setup, assemble, assemble_seeds
 from hpcfed.clients.balance import MOVES, imbalance
 from hpcfed.clients.lockstep import Lockstep
@@ -123,7 +124,7 @@ def evaluate(setup: Setup, state: Any) -> Evaluation:
         for start in range(0, len(fed.clients), group):
             members = np.arange(start, min(start + group, len(fed.clients)))
             score = fed.evaluate(method.personal(fed, state, members), members)
-            sums[torch.from_numpy(fed.clients[members]).to(fed.device)] = score.correct.double()
+            sums[on_device(fed.clients[members], fed.device)] = score.correct.double()
         row = method.global_row(state)
         if row is not None:
             score = setup.engine.evaluate(row.unsqueeze(0), setup.global_test, np.zeros(1, np.int64))

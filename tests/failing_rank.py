@@ -5,14 +5,14 @@ import sys
 from mpi4py import MPI
 
 from hpcfed import cli
-from hpcfed.clients import engine
+from hpcfed.clients import training
 
 if MPI.COMM_WORLD.rank == MPI.COMM_WORLD.size - 1:
-    original = engine.Engine._gradient
+    original = training.StackTraining._descend
 
-    def failing(self, rows, *arguments, **options):  # type: ignore[no-untyped-def]
-        original(self, rows, *arguments, **options)
+    def failing(self, clients):  # type: ignore[no-untyped-def]
+        original(self, clients)
         raise FloatingPointError("planted failure")
 
-    engine.Engine._gradient = failing  # type: ignore[method-assign]
+    training.StackTraining._descend = failing  # type: ignore[method-assign]
 cli.main(sys.argv[1:])

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hpcfed import streams
-from hpcfed.clients.schedule import Schedule, evaluation_schedule, num_steps, training_schedule
+from hpcfed.arrays import on_device
+from hpcfed.clients.schedule import evaluation_samples, longest_first, num_steps, step_shapes
 from hpcfed.clients.training import Moving, Sgd, StackTraining
 from hpcfed.data.shards import Shard
 from hpcfed.models.cost import Cost, cost
@@ -24,8 +24,8 @@ from hpcfed.models.stack import StackedNetwork
 
 __all__ = ["Engine", "Score", "Sgd"]
 
-LOOP_ABOVE = 10e9
-"""`auto` trains clients one at a time when a step of one client has more multiply-adds: it fills a GPU by itself."""
+LOOP_ABOVE_COLUMNS = 4_000_000
+"""`auto` trains larger networks one client at a time: one client's batch of them fills a device by itself."""
 EVALUATION_SAMPLES = 4096
 """Samples in flight during evaluation, over all clients of a stack."""
 MEMORY_SHARE = 0.6
@@ -51,20 +51,23 @@ class Engine:
         *,
         shape: tuple[int, int, int],
         mode: Literal["auto", "batched", "loop"] = "auto",
-        batch_size: int = 1,
-        device: torch.device | str = "cpu",
+        bf16: bool = False,
     ) -> None:
-        """`shape` is that of an image; `auto` chooses by the size of batches and the device."""
+        """`shape` is that of an image.
+
+        `bf16` lets a client that is alone in its stack compute in bfloat16 on a GPU; its row stays as it is.
+        """
         self.layout = layout
-        self._network = StackedNetwork(network)
+        self._network = StackedNetwork(network, bf16=bf16)
         self.cost: Cost = cost(network, shape)
         """Of one sample."""
         self.mode = mode
         if mode == "auto":
-            alone = torch.device(device).type == "cuda" and batch_size * self.cost.training > LOOP_ABOVE
-            self.mode = "loop" if alone else "batched"
+            self.mode = "loop" if layout.num_columns > LOOP_ABOVE_COLUMNS else "batched"
         self._workplaces: dict[torch.device, Workplace] = {}
-        self._trainings: dict[tuple[object, ...], tuple[tuple[object, ...], StackTraining]] = {}
+        self._fitting: dict[int, int] = {}
+        """Clients that fit into free memory, by the size of batches; asked once, because asking takes time."""
+        self._trainings: dict[tuple[object, ...], StackTraining] = {}
 
     def train(
         self, rows: Tensor, shard: Shard, clients: np.ndarray, sgd: Sgd, *, keys: Tensor, columns: Tensor | None = None
@@ -75,39 +78,36 @@ class Engine:
         others stay bit-identical. Returns new rows, and the mean training loss per client (NaN without data).
         """
         sizes = np.asarray(shard.sizes, np.int64)[clients]
-        steps = num_steps(sizes, epochs=sgd.epochs, batch_size=sgd.batch_size)
-        order = np.argsort(-steps, kind="stable")
-        order = order[steps[order] > 0]
-        training = self._training(shard, sgd, columns, rows.dtype)
+        order = longest_first(num_steps(sizes, epochs=sgd.epochs, batch_size=sgd.batch_size))
         trained = torch.empty(rows.shape, dtype=rows.dtype, device=rows.device)
         losses = torch.full((len(rows),), torch.nan, dtype=rows.dtype, device=rows.device)
-        idle = torch.from_numpy(np.flatnonzero(steps == 0)).to(rows.device)
-        trained[idle] = rows[idle]
+        if len(order) < len(rows):
+            idle = on_device(np.flatnonzero(sizes == 0), rows.device)
+            trained[idle] = rows[idle]
         for members in self._stacks(order, sgd.batch_size, rows):
-            at = torch.from_numpy(members).to(rows.device)
+            training = self._training(shard, sgd, columns, rows.dtype)
             with _naming(shard.clients[clients[members]], "training"):
-                index = shard.index[torch.from_numpy(clients[members]).to(rows.device)]
-                order_keys, step_keys = (streams.child_keys(keys[at], number) for number in (0, 1))
-                schedule = training_schedule(
-                    index, sizes[members], order_keys, epochs=sgd.epochs, batch_size=sgd.batch_size
-                )
-                work = rows[at]
-                summed = training.run(work, schedule, step_keys, sgd.lr)
-                losses[at] = summed / torch.from_numpy(sizes[members] * sgd.epochs).to(rows)
-                trained[at] = work
+                if np.array_equal(members, np.arange(len(rows))):  # as it is when all clients have equally much to do
+                    losses = training.run(rows, trained, clients, keys, sgd.lr)
+                    continue
+                at = on_device(members, rows.device)
+                own = torch.empty(len(members), rows.shape[1], dtype=rows.dtype, device=rows.device)
+                losses[at] = training.run(rows[at], own, clients[members], keys[at], sgd.lr)
+                trained[at] = own
         return trained, losses
 
     def _training(self, shard: Shard, sgd: Sgd, columns: Tensor | None, dtype: torch.dtype) -> StackTraining:
-        """The memory and the captured steps for such work; kept, because rounds are alike."""
+        """The memory and the captured steps for such work; kept for as long as clients train on the same shard."""
         device = shard.images.device
         kind = (sgd.epochs, sgd.batch_size, sgd.momentum, sgd.weight_decay, sgd.clip)
-        key = (id(shard), None if columns is None else id(columns), kind, dtype)
+        key = (id(shard), None if columns is None else columns.cpu().numpy().tobytes(), kind, dtype)
         if key not in self._trainings:
+            self._trainings = {k: kept for k, kept in self._trainings.items() if k[0] == id(shard)}
             workplace = self._workplace(device)
             moving = None if columns is None else Moving(columns, workplace, device)
             training = StackTraining(self._network, workplace, shard, sgd, moving, dtype=dtype)
-            self._trainings[key] = ((shard, columns), training)  # what is kept alive cannot lend its id to another
-        return self._trainings[key][1]
+            self._trainings[key] = training  # which keeps the shard, so no other can have its id
+        return self._trainings[key]
 
     def _workplace(self, device: torch.device) -> Workplace:
         if device not in self._workplaces:
@@ -121,40 +121,41 @@ class Engine:
         Rows that are one row expanded (a global model on every client's data) pass as a single stack of one.
         """
         sizes = np.asarray(shard.sizes, np.int64)[clients]
-        index = shard.index[torch.from_numpy(clients).to(rows.device)]
+        index = shard.index[on_device(clients, rows.device)]
         if len(rows) > 1 and rows.stride(0) == 0:
             return self._evaluate_one(rows[:1], shard, index, sizes)
         correct = torch.zeros(len(rows), dtype=rows.dtype, device=rows.device)
         loss = torch.zeros_like(correct)
-        order = np.argsort(-sizes, kind="stable")
-        order = order[sizes[order] > 0]
-        batch = min(int(sizes.max(initial=1)), max(1, EVALUATION_SAMPLES // max(1, len(rows))))
-        for members in self._stacks(order, batch, rows):
-            at = torch.from_numpy(members).to(rows.device)
-            size = min(int(sizes[members].max()), -(-EVALUATION_SAMPLES // len(members)))
+        order = longest_first(sizes)
+        most = min(int(sizes.max(initial=1)), max(1, EVALUATION_SAMPLES // max(1, len(rows))))
+        for members in self._stacks(order, most, rows):
+            at = on_device(members, rows.device)
             with _naming(shard.clients[clients[members]], "evaluating"):
-                schedule = evaluation_schedule(index[at], sizes[members], batch_size=size)
-                correct[at], loss[at] = self._evaluate_stack(self._tensors(rows[at]), shard, schedule)
+                correct[at], loss[at] = self._evaluate_stack(rows[at], shard, index[at], sizes[members])
         return Score(correct, loss, sizes)
 
-    def _evaluate_stack(self, tensors: dict[str, Tensor], shard: Shard, schedule: Schedule) -> tuple[Tensor, Tensor]:
-        hits_of, losses_of = [], []
-        for step in range(len(schedule.counts)):
-            active, slots, _ = schedule.shape(step)
-            batch = schedule.samples[step, :active, :slots]
-            valid = torch.arange(slots, device=batch.device) < schedule.counts_on_device[step, :active, None]
+    def _evaluate_stack(self, rows: Tensor, shard: Shard, index: Tensor, sizes: np.ndarray) -> tuple[Tensor, Tensor]:
+        batch_size = min(int(sizes.max()), -(-EVALUATION_SAMPLES // len(rows)))
+        shapes = step_shapes(sizes, epochs=1, batch_size=batch_size)
+        owned = on_device(sizes, rows.device)
+        samples, counts = evaluation_samples(index, owned, batch_size=batch_size, steps=len(shapes))
+        tensors = self._tensors(rows)
+        correct, loss = rows.new_zeros(len(rows)), rows.new_zeros(len(rows))
+        for step, (active, slots, _) in enumerate(shapes):
+            batch = samples[step, :active, :slots]
+            valid = torch.arange(slots, device=rows.device) < counts[step, :active, None]
             own = {name: tensor[:active] for name, tensor in tensors.items()}
             hits, losses = self._answers(own, shard.images[batch.flatten()], shard.labels[batch].flatten())
-            hits_of.append(F.pad((hits.view_as(batch) * valid).sum(1), (0, len(schedule.order) - active)))
-            losses_of.append(F.pad((losses.view_as(batch) * valid).sum(1), (0, len(schedule.order) - active)))
-        return torch.stack(hits_of).sum(0).to(losses_of[0]), torch.stack(losses_of).sum(0)
+            correct[:active] += (hits.view_as(batch) * valid).sum(1)
+            loss[:active] += (losses.view_as(batch) * valid).sum(1)
+        return correct, loss
 
     def _evaluate_one(self, row: Tensor, shard: Shard, index: Tensor, sizes: np.ndarray) -> Score:
         correct = row.new_zeros(len(sizes))
         loss = row.new_zeros(len(sizes))
         tensors = self._tensors(row)
-        owner = torch.from_numpy(np.repeat(np.arange(len(sizes)), sizes)).to(row.device)
-        slot = torch.from_numpy(np.concatenate([np.arange(n) for n in sizes])).to(row.device)
+        owner = on_device(np.repeat(np.arange(len(sizes)), sizes), row.device)
+        slot = on_device(np.concatenate([np.arange(n) for n in sizes]), row.device)
         for owners, slots in zip(owner.split(EVALUATION_SAMPLES), slot.split(EVALUATION_SAMPLES), strict=True):
             samples = index[owners, slots]
             hits, losses = self._answers(tensors, shard.images[samples], shard.labels[samples])
@@ -182,11 +183,12 @@ class Engine:
         """As many clients as fit: into free memory on a GPU, into the caches on a CPU."""
         if rows.device.type == "cpu":
             return max(1, CPU_ACTIVATIONS // (batch_size * self.cost.activations))
-        free, _ = torch.cuda.mem_get_info(rows.device)
-        free += torch.cuda.memory_reserved(rows.device) - torch.cuda.memory_allocated(rows.device)
-        # rows at work, gradient, momentum, rows put aside; activations and their gradients
-        floats = 6 * self.layout.num_columns + 3 * batch_size * self.cost.activations
-        return max(1, int(MEMORY_SHARE * free / (floats * rows.element_size())))
+        if batch_size not in self._fitting:
+            free, _ = torch.cuda.mem_get_info(rows.device)
+            # rows at work, gradient, momentum, rows put aside; activations and their gradients
+            floats = 6 * self.layout.num_columns + 3 * batch_size * self.cost.activations
+            self._fitting[batch_size] = max(1, int(MEMORY_SHARE * free / (floats * rows.element_size())))
+        return self._fitting[batch_size]
 
 
 @contextmanager

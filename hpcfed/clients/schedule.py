@@ -5,7 +5,7 @@ Clients are ordered by their number of steps, longest first, so that the clients
 The shape of every step is known on the host beforehand, so the device is never asked.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,82 +14,65 @@ from torch import Tensor
 from hpcfed import streams
 
 
-@dataclass(frozen=True)
-class Schedule:
-    order: np.ndarray
-    """Positions of the clients that have samples, most steps first."""
-    samples: Tensor
-    """[steps, ordered clients, slots]: positions in the shard's images; meaningless beyond a client's own."""
-    counts: np.ndarray
-    """[steps, ordered clients]: how many slots of a step hold a sample; 0 when the client has finished."""
-    counts_on_device: Tensor
-    """The same, beside the samples."""
-
-    def shape(self, step: int) -> tuple[int, int, bool]:
-        """Active clients, slots, and whether every slot of the active clients holds a sample."""
-        counts = self.counts[step]
-        active = int(np.count_nonzero(counts))
-        slots = int(counts.max(initial=0))
-        return active, slots, bool((counts[:active] == slots).all())
+class StepShape(NamedTuple):
+    clients: int
+    """Still active."""
+    slots: int
+    """The most samples that an active client has in this step."""
+    full: bool
+    """Whether every active client has so many."""
 
 
 def num_steps(sizes: np.ndarray, *, epochs: int, batch_size: int) -> np.ndarray:
     return epochs * -(-sizes // batch_size)
 
 
-def training_schedule(index: Tensor, sizes: np.ndarray, keys: Tensor, *, epochs: int, batch_size: int) -> Schedule:
-    """Every epoch in a new random order, drawn from the clients' keys."""
-    order = _longest_first(num_steps(sizes, epochs=epochs, batch_size=batch_size))
-    sizes = sizes[order]
-    if not len(order):
-        return _empty(index)
-    longest, device = int(sizes.max()), index.device
-    on_device = torch.from_numpy(order).to(device)
-    owned = torch.from_numpy(sizes).to(device)
-    epoch_keys = streams.child_keys(keys[on_device].unsqueeze(1), torch.arange(epochs, device=device))
-    ranks = streams.bits(epoch_keys, longest) >> 1 & 0x3FFFFFFFFFFFFFFF
-    absent = torch.arange(longest, device=device) >= owned[:, None]
-    shuffled = torch.argsort(ranks.masked_fill(absent[:, None], 2**62), dim=2)  # absent samples sort last
-    shuffled = index[on_device, :longest].unsqueeze(1).expand(-1, epochs, -1).gather(2, shuffled)
-
-    counts = _counts(sizes, epochs=epochs, batch_size=batch_size)
-    steps = torch.arange(len(counts), device=device)[:, None]
-    per_epoch = (owned + batch_size - 1) // batch_size
-    epoch = (steps // per_epoch).clamp(max=epochs - 1)
-    first = steps % per_epoch * batch_size
-    slots = torch.arange(min(batch_size, longest), device=device)
-    row = torch.arange(len(order), device=device) * epochs + epoch  # of the shuffled samples
-    position = (first[:, :, None] + slots).clamp(max=longest - 1) + row[:, :, None] * longest
-    samples = shuffled.flatten()[position]
-    return Schedule(order, samples, counts, torch.from_numpy(counts).to(device))
-
-
-def evaluation_schedule(index: Tensor, sizes: np.ndarray, *, batch_size: int) -> Schedule:
-    """Every sample once, in its own order."""
-    order = _longest_first(sizes)
-    if not len(order):
-        return _empty(index)
-    sizes = sizes[order]
-    counts = _counts(sizes, epochs=1, batch_size=batch_size)
-    padding = len(counts) * batch_size - index.shape[1]
-    samples = index[torch.from_numpy(order).to(index.device)]
-    samples = torch.nn.functional.pad(samples, (0, padding)) if padding > 0 else samples[:, : padding or None]
-    samples = samples.unflatten(1, (-1, batch_size)).transpose(0, 1)
-    return Schedule(order, samples, counts, torch.from_numpy(counts).to(index.device))
-
-
-def _longest_first(lengths: np.ndarray) -> np.ndarray:
+def longest_first(lengths: np.ndarray) -> np.ndarray:
+    """Positions of all clients that have something to do, those with the most first."""
     order = np.argsort(-lengths, kind="stable")
     return order[lengths[order] > 0]
 
 
-def _counts(sizes: np.ndarray, *, epochs: int, batch_size: int) -> np.ndarray:
+def step_shapes(sizes: np.ndarray, *, epochs: int, batch_size: int) -> list[StepShape]:
+    """The shapes of all steps of clients in this order."""
     per_epoch = -(-sizes // batch_size)
-    steps = np.arange(epochs * per_epoch.max())[:, None]
-    left = sizes - steps % per_epoch * batch_size
-    return np.where(steps < epochs * per_epoch, np.minimum(left, batch_size), 0)
+    steps = np.arange(epochs * per_epoch.max(initial=0))[:, None]
+    left = np.minimum(sizes - steps % np.maximum(per_epoch, 1) * batch_size, batch_size)
+    counts = np.where(steps < epochs * per_epoch, left, 0)
+    active, slots = np.count_nonzero(counts, axis=1), counts.max(axis=1, initial=0)
+    full = counts.sum(axis=1) == active * slots
+    return [StepShape(*shape) for shape in zip(active.tolist(), slots.tolist(), full.tolist(), strict=True)]
 
 
-def _empty(index: Tensor) -> Schedule:
-    nobody = np.zeros((0, 0), np.int64)
-    return Schedule(np.empty(0, np.int64), index[None, :0], nobody, torch.from_numpy(nobody))
+def training_samples(
+    index: Tensor, sizes: Tensor, keys: Tensor, *, epochs: int, batch_size: int, steps: int
+) -> tuple[Tensor, Tensor]:
+    """Samples [steps, clients, slots], meaningless beyond a client's own, and their numbers [steps, clients].
+
+    `index` [clients, longest] and `sizes` are the clients' own; every epoch has a new order, drawn from their keys.
+    """
+    clients, longest = index.shape
+    device = index.device
+    epoch_keys = streams.child_keys(keys.unsqueeze(1), torch.arange(epochs, device=device))
+    ranks = streams.bits(epoch_keys, longest) >> 1 & 0x3FFFFFFFFFFFFFFF
+    absent = torch.arange(longest, device=device) >= sizes[:, None]
+    shuffled = torch.argsort(ranks.masked_fill(absent[:, None], 2**62), dim=2)  # absent samples sort last
+    shuffled = index.unsqueeze(1).expand(-1, epochs, -1).gather(2, shuffled)
+
+    step = torch.arange(steps, device=device)[:, None]
+    per_epoch = ((sizes + batch_size - 1) // batch_size).clamp(min=1)
+    first = step % per_epoch * batch_size
+    counts = (sizes - first).clamp(max=batch_size) * (step < epochs * per_epoch)
+    epoch = (step // per_epoch).clamp(max=epochs - 1)
+    row = torch.arange(clients, device=device) * epochs + epoch  # of the shuffled samples
+    slots = torch.arange(min(batch_size, longest), device=device)
+    position = (first[:, :, None] + slots).clamp(max=longest - 1) + row[:, :, None] * longest
+    return shuffled.flatten()[position], counts
+
+
+def evaluation_samples(index: Tensor, sizes: Tensor, *, batch_size: int, steps: int) -> tuple[Tensor, Tensor]:
+    """The same for every sample once, in its own order."""
+    step = torch.arange(steps, device=index.device)[:, None] * batch_size
+    position = step[:, :, None] + torch.arange(batch_size, device=index.device)
+    samples = index.expand(steps, -1, -1).gather(2, position.clamp(max=index.shape[1] - 1).expand(-1, len(index), -1))
+    return samples, (sizes - step).clamp(0, batch_size)

@@ -3,15 +3,17 @@
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from hpcfed import streams
+from hpcfed.arrays import on_device
 from hpcfed.clients.capture import Replays
-from hpcfed.clients.schedule import Schedule
+from hpcfed.clients.schedule import num_steps, step_shapes, training_samples
 from hpcfed.data.shards import Shard
-from hpcfed.models.layout import Workplace
+from hpcfed.models.batch import cross_entropy, gather_images
+from hpcfed.models.layout import Work, Workplace
 from hpcfed.models.stack import StackedNetwork
 
 
@@ -61,120 +63,132 @@ class StackTraining:
         dtype: torch.dtype,
     ) -> None:
         self._network, self._workplace, self._shard, self._sgd, self._moving = network, workplace, shard, sgd, moving
-        self._device, self._dtype = shard.images.device, dtype
+        self._device = shard.images.device
         self._images = shard.images.permute(0, 2, 3, 1).contiguous()  # nothing is copied if they are channels-last
         self._replays = Replays(self._device)
+        self._sizes = np.asarray(shard.sizes, np.int64)
+        self._sizes_there = on_device(self._sizes, self._device)
+        longest = self._sizes.max()
+        self._steps = int(num_steps(longest, epochs=sgd.epochs, batch_size=sgd.batch_size))
+        self._slots = int(min(longest, sgd.batch_size))
         self._lr = torch.zeros((), dtype=dtype, device=self._device)
         self._step = torch.zeros(1, dtype=torch.int64, device=self._device)
-        self._clients = self._steps = self._slots = 0
+        self._capacity = 0
         self._aside: tuple[Tensor, ...] = ()
 
-    def run(self, rows: Tensor, schedule: Schedule, keys: Tensor, lr: float) -> Tensor:
-        """Advances rows [clients, columns], in the schedule's order, in place; returns summed losses per client."""
-        clients, (steps, _, slots) = len(rows), schedule.samples.shape
-        self._reserve(clients, steps, slots)
-        total = self._total[:clients]
-        parameters, statistics = (matrix[:clients] for matrix in self._work)
-        self._workplace.load(rows, (parameters, statistics))
-        self._samples[:steps, :clients, :slots] = schedule.samples
-        self._counts[:steps, :clients] = schedule.counts_on_device
-        self._keys[:clients] = keys
+    def run(self, rows: Tensor, trained: Tensor, clients: np.ndarray, keys: Tensor, lr: float) -> Tensor:
+        """Trains rows of the shard's clients, whose order is by steps, into `trained`; returns their mean losses."""
+        count, sizes = len(rows), self._sizes[clients]
+        shapes = step_shapes(sizes, epochs=self._sgd.epochs, batch_size=self._sgd.batch_size)
+        self._reserve(count)
+        work = self._first(count)
+        self._workplace.load(rows, work)
+        self._clients[:count].copy_(torch.from_numpy(clients), non_blocking=True)
+        self._keys[:count] = keys
         self._lr.fill_(lr)
-        self._step.zero_()
-        total.zero_()
-        if self._velocity is not None:
-            self._velocity[:clients].zero_()
-        finished = clients
-        for step in range(steps):
-            active, slots, full = schedule.shape(step)
-            if active < finished:
-                self._put_aside(slice(active, finished))
-                finished = active
-            shape = self._captured_shape(active, slots, full)
-            self._replays.run(shape, partial(self._advance, *shape))
-        if finished < clients:
-            for work, aside in zip(self._work, self._aside, strict=True):
-                work[finished:clients] = aside[finished:clients]
-        self._workplace.store((parameters, statistics), rows)
-        return total.clone()
+        self._replays.run(count, partial(self._begin, count))
+        active = count
+        for shape in shapes:
+            if shape.clients < active:
+                self._put_aside(slice(shape.clients, active))
+                active = shape.clients
+            captured = self._captured_shape(*shape)
+            self._replays.run(captured, partial(self._advance, *captured))
+        if active < count:
+            for matrix, aside in zip(self._work, self._aside, strict=True):
+                matrix[active:count] = aside[active:count]
+        self._workplace.store(work, trained)
+        return self._total[:count] / (self._owned[:count] * self._sgd.epochs)
+
+    def _first(self, clients: int) -> Work:
+        parameters, statistics = (matrix[:clients] for matrix in self._work)
+        return parameters, statistics
 
     def _captured_shape(self, active: int, slots: int, full: bool) -> tuple[int, int, bool]:
         """Clients, slots and whether all slots are full, rounded up to few different shapes on a GPU.
 
         A stack of one client keeps its exact shape, for which torch's own kernels need no mask.
         """
-        if self._device.type == "cpu" or self._clients == 1:
+        if self._device.type == "cpu" or self._capacity == 1:
             return active, slots, full
-        clients = min(self._clients, _rounded_up(active, 8))
+        clients = min(self._capacity, _rounded_up(active, 8))
         wide = min(self._slots, _rounded_up(slots, 1))
         return clients, wide, full and (clients, wide) == (active, slots)
 
     def _put_aside(self, clients: slice) -> None:
         """Saves the rows of clients that have finished."""
         if not self._aside:
-            self._aside = self._workplace.new(self._clients, self._lr)
+            self._aside = self._workplace.new(self._capacity, self._lr)
         for work, aside in zip(self._work, self._aside, strict=True):
             aside[clients] = work[clients]
 
-    def _reserve(self, clients: int, steps: int, slots: int) -> None:
+    def _reserve(self, clients: int) -> None:
         """Makes the memory large enough; what was captured before is lost when it moves."""
-        if clients <= self._clients and steps <= self._steps and slots <= self._slots:
+        if clients <= self._capacity:
             return
-        longest = max(self._shard.sizes)
-        self._clients = max(clients, self._clients)
-        self._steps = max(steps, self._sgd.epochs * -(-longest // self._sgd.batch_size))
-        self._slots = max(slots, min(longest, self._sgd.batch_size))
+        self._capacity = clients
         self._replays.forget()
         self._aside = ()
 
-        def zeros(*shape: int, dtype: torch.dtype = self._dtype) -> Tensor:
+        def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=self._device)
 
-        self._work = self._workplace.new(self._clients, self._lr)
+        self._work = self._workplace.new(clients, self._lr)
         self._gradient = torch.zeros_like(self._work[0])
         self._velocity = torch.zeros_like(self._work[0]) if self._sgd.momentum else None
-        self._total = zeros(self._clients)
-        self._samples = zeros(self._steps, self._clients, self._slots, dtype=torch.int64)
-        self._counts = zeros(self._steps, self._clients, dtype=torch.int64)
-        self._keys = zeros(self._clients, dtype=torch.int64)
+        self._total = zeros(clients, dtype=self._lr.dtype)
+        self._clients, self._owned, self._keys = zeros(clients), zeros(clients), zeros(clients)
+        self._samples, self._counts = zeros(self._steps, clients, self._slots), zeros(self._steps, clients)
+
+    def _begin(self, clients: int) -> None:
+        """Draws the order of samples, and starts everything anew."""
+        own, keys = self._clients[:clients], self._keys[:clients]
+        self._owned[:clients] = self._sizes_there[own]
+        self._samples[:, :clients], self._counts[:, :clients] = training_samples(
+            self._shard.index[own],
+            self._owned[:clients],
+            streams.child_keys(keys, 0),
+            epochs=self._sgd.epochs,
+            batch_size=self._sgd.batch_size,
+            steps=self._steps,
+        )
+        keys.copy_(streams.child_keys(keys, 1))
+        self._total.zero_()
+        self._step.zero_()
+        if self._velocity is not None:
+            self._velocity.zero_()
 
     def _advance(self, clients: int, slots: int, full: bool) -> None:
         """One step of the first clients."""
-        batch = self._samples.index_select(0, self._step)[0, :clients, :slots]
-        labels = self._shard.labels[batch]
-        images = self._images.index_select(0, batch.flatten()).permute(0, 3, 1, 2)
-        valid = None
-        if not full:
+        images = gather_images(self._images, self._samples, self._step, clients, slots)
+        valid = keys = None
+        if self._network.masked and not full:
             count = self._counts.index_select(0, self._step)[0, :clients, None]
             valid = torch.arange(slots, device=self._device) < count
-        keys = streams.child_keys(self._keys[:clients], self._step) if self._network.random else None
-        self._total[:clients] += self._differentiate(clients, images, labels, valid=valid, keys=keys)
+        if self._network.random:
+            keys = streams.child_keys(self._keys[:clients], self._step)
+        self._differentiate(clients, images, valid, keys)
         self._descend(clients)
         self._step += 1
 
-    def _differentiate(
-        self, clients: int, images: Tensor, labels: Tensor, *, valid: Tensor | None, keys: Tensor | None
-    ) -> Tensor:
-        """Each client's summed loss; leaves the gradient of its mean loss in `_gradient`.
+    def _differentiate(self, clients: int, images: Tensor, valid: Tensor | None, keys: Tensor | None) -> None:
+        """Leaves the gradient of each client's mean loss in `_gradient`, and adds its summed loss to `_total`.
 
         Running statistics change where they may, parameters do not.
         """
         gradient = self._gradient[:clients]
-        parameters, statistics = (matrix[:clients] for matrix in self._work)
+        parameters, statistics = self._first(clients)
         moved = statistics if self._moving is None else statistics.clone()
         tensors = {name: view.detach() for name, view in self._workplace.views(parameters, moved).items()}
         learned = self._moving.entries if self._moving else [e for e in self._workplace.entries if e.trainable]
         leaves = [tensors[e.name].requires_grad_() for e in learned]
         sinks = {e.name: self._workplace.view(gradient, e) for e in learned}
         logits = self._network(tensors, images, training=True, valid=valid, keys=keys, sinks=sinks)
-        losses = F.cross_entropy(logits, labels.flatten(), reduction="none").view_as(labels)
-        if valid is None:
-            summed, mean = losses.sum(1), losses.mean(1)
-        else:
-            summed = (losses * valid).sum(1)
-            mean = summed / valid.sum(1).clamp(min=1)
-        # A client's loss depends on its own row alone, so the gradient of the sum is every client's own gradient.
-        parts = torch.autograd.grad(mean.sum(), leaves)
+        slope = cross_entropy(
+            logits, self._shard.labels, self._samples, self._counts, self._step, self._total[:clients]
+        )
+        # A client's loss depends on its own row alone, so one pass gives every client its own gradient.
+        parts = torch.autograd.grad(logits, leaves, slope)
         elsewhere = [
             (sinks[e.name], part)
             for e, part in zip(learned, parts, strict=True)
@@ -184,7 +198,6 @@ class StackTraining:
             torch._foreach_copy_([sink for sink, _ in elsewhere], [part for _, part in elsewhere])
         if self._moving is not None:
             statistics.copy_(torch.where(self._moving.statistics, moved, statistics))
-        return summed.detach()
 
     @torch.no_grad()
     def _descend(self, clients: int) -> None:
@@ -196,7 +209,7 @@ class StackTraining:
                 gradient.mul_(self._moving.parameters)
             norm = gradient.norm(dim=1, keepdim=True)
             gradient.mul_((sgd.clip / (norm + 1e-6)).clamp(max=1.0))
-        if self._moving is None:
+        if self._moving is None and rows.dtype == torch.float32:
             torch._fused_sgd_(
                 [rows],
                 [gradient],
@@ -214,7 +227,8 @@ class StackTraining:
             gradient = gradient.add(rows, alpha=sgd.weight_decay)
         if velocity is not None:
             gradient = velocity.mul_(sgd.momentum).add_(gradient)
-        rows.copy_(torch.where(self._moving.parameters, rows - self._lr * gradient, rows))
+        after = rows - self._lr * gradient
+        rows.copy_(after if self._moving is None else torch.where(self._moving.parameters, after, rows))
 
 
 def _rounded_up(number: int, sizes: int) -> int:

@@ -156,7 +156,7 @@ gather_product(const float* src, const float* act, const signed char* winner_in,
     __syncthreads();
     if (client != loaded) {
       const float* own = w + client * w_stride;
-#pragma unroll 4
+#pragma unroll 8
       for (int i = threadIdx.x; i < STEPS * FRAGMENTS * 64; i += THREADS) {
         // i counts the taps of an output channel fastest where that is how they lie in memory
         const int k = i % (STEPS * 8), n = i / (STEPS * 8);

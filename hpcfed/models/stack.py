@@ -37,11 +37,14 @@ class Batch:
 class StackedNetwork:
     """The network with its weighty layers exchanged for stacked ones."""
 
-    def __init__(self, network: nn.Module) -> None:
+    def __init__(self, network: nn.Module, *, bf16: bool = False) -> None:
+        self._bf16 = bf16
         self._batch = Batch()
         self._network = _stacked(copy.deepcopy(network), self._batch, "", itertools.count())
         self.random = any(isinstance(module, _Dropout) and module.p for module in self._network.modules())
         """Whether a forward pass in training draws random numbers."""
+        self.masked = any(isinstance(module, _BatchNorm2d) for module in self._network.modules())
+        """Whether it must know which slots hold samples."""
 
     def __call__(
         self,
@@ -62,7 +65,8 @@ class StackedNetwork:
         batch.valid, batch.keys, batch.sinks = valid, keys, dict(sinks or {})
         if self._network.training != training:
             self._network.train(training)
-        return torch.func.functional_call(self._network, tensors, (x,))
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=self._bf16 and x.is_cuda and batch.num_clients == 1):
+            return torch.func.functional_call(self._network, tensors, (x,)).to(x.dtype)
 
 
 def _stacked(module: nn.Module, batch: Batch, name: str, numbers: Iterator[int]) -> nn.Module:

@@ -1,0 +1,48 @@
+// The two ends of a training step, each as one kernel: the images of a batch, and the loss with its gradient.
+// A step is a row of the table of samples [steps][capacity][width]; which one, stands in device memory.
+
+typedef long long int64;
+
+// out[client][slot] = images[samples[*step][client][slot]], four bytes at a time; FLOATS is the size of an image.
+extern "C" __global__ void gather_images(const float* images, float* out, const int64* samples, const int64* step,
+                                         int64 capacity, int64 width, int64 slots) {
+  const int64 client = blockIdx.y, slot = blockIdx.x;
+  const float* from = images + samples[(*step * capacity + client) * width + slot] * FLOATS;
+  float* to = out + (client * slots + slot) * FLOATS;
+#if FLOATS % 4 == 0
+  for (int i = threadIdx.x; i < FLOATS / 4; i += blockDim.x) ((float4*)to)[i] = ((const float4*)from)[i];
+#else
+  for (int i = threadIdx.x; i < FLOATS; i += blockDim.x) to[i] = from[i];
+#endif
+}
+
+// Cross-entropy of each client's samples: adds their sum to total[client], and leaves the gradient of their mean in
+// `gradient`, zero for slots beyond the client's samples of this step. A block is a client.
+extern "C" __global__ void cross_entropy(const float* logits, float* gradient, float* total, const int64* labels,
+                                         const int64* samples, const int64* counts, const int64* step, int64 capacity,
+                                         int64 width, int64 slots) {
+  __shared__ float sums[32];
+  const int64 client = blockIdx.x, row = *step * capacity + client, count = counts[row];
+  float sum = 0;
+  for (int64 slot = threadIdx.x; slot < slots; slot += blockDim.x) {
+    const float* x = logits + (client * slots + slot) * CLASSES;
+    float* g = gradient + (client * slots + slot) * CLASSES;
+    if (slot >= count) {
+      for (int k = 0; k < CLASSES; k++) g[k] = 0;
+      continue;
+    }
+    const int64 label = labels[samples[row * width + slot]];
+    float most = x[0], all = 0;
+    for (int k = 1; k < CLASSES; k++) most = fmaxf(most, x[k]);
+    for (int k = 0; k < CLASSES; k++) all += expf(x[k] - most);
+    sum += logf(all) + most - x[label];
+    for (int k = 0; k < CLASSES; k++) g[k] = (expf(x[k] - most) / all - (k == label)) / count;
+  }
+  for (int offset = 16; offset; offset /= 2) sum += __shfl_xor_sync(0xffffffff, sum, offset);
+  if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = sum;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    for (int i = 1; i < blockDim.x / 32; i++) sum += sums[i];
+    total[client] += sum;
+  }
+}

@@ -1,0 +1,62 @@
+"""The two ends of a training step: the images of a batch, and the loss with its gradient.
+
+A step is a row of the table of samples [steps, capacity, slots]; which row, stands in the tensor `step` on the device,
+so that a captured step serves for all of them. On a GPU each end is one kernel.
+"""
+
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hpcfed.models import cuda
+
+_THREADS = 128
+
+
+def gather_images(images: Tensor, samples: Tensor, step: Tensor, clients: int, slots: int) -> Tensor:
+    """Images [clients · slots, channels, height, width] of this step, from all [samples, height, width, channels]."""
+    if not _serves(images):
+        batch = samples.index_select(0, step)[0, :clients, :slots]
+        return images.index_select(0, batch.flatten()).permute(0, 3, 1, 2)
+    out = torch.empty(clients * slots, *images.shape[1:], device=images.device)
+    kernel = _kernel("gather_images", "FLOATS", images[0].numel(), images.device.index)
+    kernel((slots, clients), images, out, samples, step, samples.shape[1], samples.shape[2], slots)
+    return out.permute(0, 3, 1, 2)
+
+
+@torch.no_grad()
+def cross_entropy(
+    logits: Tensor, labels: Tensor, samples: Tensor, counts: Tensor, step: Tensor, total: Tensor
+) -> Tensor:
+    """Gradient of each client's mean loss by its logits [clients · slots, classes]; adds its summed loss to `total`.
+
+    `counts` [steps, capacity] are the slots that hold a sample; others count for nothing.
+    """
+    clients, slots = len(total), len(logits) // len(total)
+    if _serves(logits):
+        gradient = torch.empty_like(logits)
+        kernel = _kernel("cross_entropy", "CLASSES", logits.shape[1], logits.device.index)
+        table = (labels, samples, counts, step, samples.shape[1], samples.shape[2], slots)
+        kernel((clients, 1), logits.contiguous(), gradient, total, *table)
+        return gradient
+    batch = samples.index_select(0, step)[0, :clients, :slots]
+    count = counts.index_select(0, step)[0, :clients, None]
+    valid = torch.arange(slots, device=logits.device) < count
+    right = labels[batch].flatten()
+    losses = F.cross_entropy(logits, right, reduction="none").view_as(batch)
+    total += (losses * valid).sum(1)
+    gradient = logits.softmax(1)
+    gradient[torch.arange(len(right), device=logits.device), right] -= 1
+    return gradient * (valid / count.clamp(min=1)).view(-1, 1)
+
+
+def _serves(tensor: Tensor) -> bool:
+    return tensor.dtype == torch.float32 and cuda.available(tensor.device)
+
+
+@cache
+def _kernel(name: str, macro: str, value: int, device: int) -> cuda.Kernel:
+    macros = {"FLOATS": 1, "CLASSES": 1, macro: value}
+    return cuda.Kernel("batch.cu", name, tuple(macros.items()), threads=_THREADS)
