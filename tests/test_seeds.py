@@ -89,7 +89,7 @@ def test_two_ranks_whose_clients_need_different_numbers_of_calls(tmp_path: Path,
     script.write_text(
         "import sys\nfrom hpcfed import cli, run\nrun.PERSONAL_FLOATS = 3 * 3 * 4810\ncli.main(sys.argv[1:])\n"
     )
-    words = ["--method", "fedavg-ft", "--model", "mlp", *UNEVEN, "--alpha", 0.1]
+    words = ["--method", "fedavg-ft", "--model", "mlp", *UNEVEN, "--alpha", 0.15]
     result = mpirun(2, script, "run", *words, "--seeds", "0..2", "--out", tmp_path / "together")
     assert result.returncode == 0, result.stderr
     groups = set()

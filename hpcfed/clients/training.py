@@ -14,6 +14,7 @@ from hpcfed.clients.schedule import num_steps, step_shapes, training_samples
 from hpcfed.data.shards import Shard
 from hpcfed.models.batch import cross_entropy, gather_images
 from hpcfed.models.layout import Work, Workplace
+from hpcfed.models.sgd import Rule, descend
 from hpcfed.models.stack import StackedNetwork
 
 
@@ -71,6 +72,7 @@ class StackTraining:
         longest = self._sizes.max()
         self._steps = int(num_steps(longest, epochs=sgd.epochs, batch_size=sgd.batch_size))
         self._slots = int(min(longest, sgd.batch_size))
+        self._rule = Rule(sgd.momentum, sgd.weight_decay, sgd.clip)
         self._lr = torch.zeros((), dtype=dtype, device=self._device)
         self._step = torch.zeros(1, dtype=torch.int64, device=self._device)
         self._capacity = 0
@@ -111,7 +113,7 @@ class StackTraining:
         """
         if self._device.type == "cpu" or self._capacity == 1:
             return active, slots, full
-        clients = min(self._capacity, _rounded_up(active, 8))
+        clients = min(self._capacity, _rounded_up(max(active, 2), 8))  # our own kernels serve from two clients on
         wide = min(self._slots, _rounded_up(slots, 1))
         return clients, wide, full and (clients, wide) == (active, slots)
 
@@ -138,6 +140,7 @@ class StackTraining:
         self._velocity = torch.zeros_like(self._work[0]) if self._sgd.momentum else None
         self._total = zeros(clients, dtype=self._lr.dtype)
         self._clients, self._owned, self._keys = zeros(clients), zeros(clients), zeros(clients)
+        self._layer_keys = zeros(self._steps, self._network.random_layers, clients)
         self._samples, self._counts = zeros(self._steps, clients, self._slots), zeros(self._steps, clients)
 
     def _begin(self, clients: int) -> None:
@@ -152,7 +155,11 @@ class StackTraining:
             batch_size=self._sgd.batch_size,
             steps=self._steps,
         )
-        keys.copy_(streams.child_keys(keys, 1))
+        if self._network.random_layers:
+            steps = torch.arange(self._steps, device=self._device)[:, None]
+            layers = torch.arange(self._network.random_layers, device=self._device)[:, None]
+            step_keys = streams.child_keys(streams.child_keys(keys, 1), steps)
+            self._layer_keys[:, :, :clients] = streams.child_keys(step_keys[:, None], layers)
         self._total.zero_()
         self._step.zero_()
         if self._velocity is not None:
@@ -161,12 +168,11 @@ class StackTraining:
     def _advance(self, clients: int, slots: int, full: bool) -> None:
         """One step of the first clients."""
         images = gather_images(self._images, self._samples, self._step, clients, slots)
-        valid = keys = None
+        valid = None
         if self._network.masked and not full:
             count = self._counts.index_select(0, self._step)[0, :clients, None]
             valid = torch.arange(slots, device=self._device) < count
-        if self._network.random:
-            keys = streams.child_keys(self._keys[:clients], self._step)
+        keys = self._layer_keys.index_select(0, self._step)[0, :, :clients] if self._network.random_layers else None
         self._differentiate(clients, images, valid, keys)
         self._descend(clients)
         self._step += 1
@@ -199,36 +205,11 @@ class StackTraining:
         if self._moving is not None:
             statistics.copy_(torch.where(self._moving.statistics, moved, statistics))
 
-    @torch.no_grad()
     def _descend(self, clients: int) -> None:
         """One step of SGD on every row in place; columns that may not move keep their bits."""
-        sgd, rows, gradient = self._sgd, self._work[0][:clients], self._gradient[:clients]
         velocity = None if self._velocity is None else self._velocity[:clients]
-        if sgd.clip:
-            if self._moving is not None:
-                gradient.mul_(self._moving.parameters)
-            norm = gradient.norm(dim=1, keepdim=True)
-            gradient.mul_((sgd.clip / (norm + 1e-6)).clamp(max=1.0))
-        if self._moving is None and rows.dtype == torch.float32:
-            torch._fused_sgd_(
-                [rows],
-                [gradient],
-                [] if velocity is None else [velocity],
-                weight_decay=sgd.weight_decay,
-                momentum=sgd.momentum,
-                lr=self._lr,
-                dampening=0.0,
-                nesterov=False,
-                maximize=False,
-                is_first_step=False,
-            )
-            return
-        if sgd.weight_decay:
-            gradient = gradient.add(rows, alpha=sgd.weight_decay)
-        if velocity is not None:
-            gradient = velocity.mul_(sgd.momentum).add_(gradient)
-        after = rows - self._lr * gradient
-        rows.copy_(after if self._moving is None else torch.where(self._moving.parameters, after, rows))
+        moving = None if self._moving is None else self._moving.parameters
+        descend(self._work[0][:clients], self._gradient[:clients], velocity, moving, self._lr, self._rule)
 
 
 def _rounded_up(number: int, sizes: int) -> int:

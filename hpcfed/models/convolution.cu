@@ -158,8 +158,8 @@ gather_product(const float* src, const float* act, const signed char* winner_in,
       const float* own = w + client * w_stride;
 #pragma unroll 8
       for (int i = threadIdx.x; i < STEPS * FRAGMENTS * 64; i += THREADS) {
-        // i counts the taps of an output channel fastest where that is how they lie in memory
-        const int k = i % (STEPS * 8), n = i / (STEPS * 8);
+        // neighbouring threads read neighbouring weights
+        const int k = SPREAD ? i / (FRAGMENTS * 8) : i % (STEPS * 8), n = SPREAD ? i % (FRAGMENTS * 8) : i / (STEPS * 8);
         float v = 0;
         if (k < TAPS && n < DST_C) {
           const int c = k % SRC_C, s = k / SRC_C % KW, r = k / (SRC_C * KW);

@@ -17,7 +17,7 @@ from hpcfed.models.cuda import Kernel, Macros
 
 Kind = Literal["forward", "weight", "input"]
 SHARED = 224 * 1024
-"""Bytes of shared memory of a multiprocessor that blocks may fill; older devices have less, see `_shared`."""
+"""Bytes of shared memory that a block may use on a Hopper GPU; `_shared` asks the device."""
 BUSY_WARPS = 16
 """Warps per multiprocessor that the registers leave room for."""
 
@@ -53,9 +53,10 @@ class Layer:
         """Weights and biases of a client."""
         return self.outputs * (self.kernel**2 * self.channels + self.bias)
 
-    @property
-    def supported(self) -> bool:
-        return self.outputs % 8 == 0 and self.kernel - 1 >= self.padding and min(self.result) > 0 and bool(_plan(self))
+    def supported(self, shared: int = SHARED) -> bool:
+        """Whether the kernels serve, with so many bytes of shared memory."""
+        possible = self.outputs % 8 == 0 and self.kernel - 1 >= self.padding and min(self.result) > 0
+        return possible and bool(_plan(self, shared))
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ class _Block(torch.autograd.Function):
             kernel = _kernel(layer, "input", x.device.index)
             kernel((kernel.capacity, 1), dy, y, winner, weight, None, dx, None, weight.stride(0), 0, clients, slots)
         if ctx.needs_input_grad[1]:
-            plan = _plan(layer)["weight"]
+            plan = _plan(layer, shared_memory(x.device.index))["weight"]
             kernel = _kernel(layer, "weight", x.device.index)
             splits = max(1, min(slots, 2 * kernel.capacity // clients))
             parts = torch.empty(splits * plan.warps // plan.tap_warps, clients, layer.columns, device=x.device)
@@ -126,9 +127,16 @@ class _Block(torch.autograd.Function):
 
 @cache
 def _kernel(layer: Layer, kind: Kind, device: int) -> Kernel:
-    plan = _plan(layer)[kind]
+    plan = _plan(layer, shared_memory(device))[kind]
     name = "weight_gradient" if kind == "weight" else "gather_product"
     return Kernel("convolution.cu", name, _macros(layer, kind, plan), threads=32 * plan.warps, shared=plan.shared)
+
+
+@cache
+def shared_memory(device: int) -> int:
+    """Bytes of shared memory that a block may use."""
+    properties = torch.cuda.get_device_properties(device)
+    return int(getattr(properties, "shared_memory_per_block_optin", 99 * 1024)) - 1024
 
 
 def _shapes(layer: Layer, kind: Kind) -> dict[str, int]:
@@ -154,14 +162,14 @@ def _macros(layer: Layer, kind: Kind, plan: Plan) -> Macros:
 
 
 @cache
-def _plan(layer: Layer) -> dict[Kind, Plan]:
+def _plan(layer: Layer, shared: int) -> dict[Kind, Plan]:
     """The best way to cut each kernel's work; empty when an image does not fit."""
     kinds: tuple[Kind, ...] = ("forward", "weight", "input")
-    best = {kind: max(_candidates(layer, kind), key=lambda pair: pair[0], default=None) for kind in kinds}
+    best = {kind: max(_candidates(layer, kind, shared), key=lambda pair: pair[0], default=None) for kind in kinds}
     return {} if None in best.values() else {kind: pair[1] for kind, pair in best.items() if pair}
 
 
-def _candidates(layer: Layer, kind: Kind) -> list[tuple[float, Plan]]:
+def _candidates(layer: Layer, kind: Kind, limit: int) -> list[tuple[float, Plan]]:
     """Ways to cut the work that fit, with a score: roughly the share of time that tensor cores could be busy.
 
     The weights of the score's parts (waiting between batches, few warps) were fitted to measurements on an H200.
@@ -201,7 +209,7 @@ def _candidates(layer: Layer, kind: Kind) -> list[tuple[float, Plan]]:
                 busy = batch * outputs * parts / group / (-(-tasks // warps) * warps)
                 found.append((useful * busy * tasks / (tasks + 16), Plan(band, batch, pixel, shared, warps)))
     return [
-        (score * min(1.0, plan.warps * (SHARED // plan.shared) / BUSY_WARPS) ** 0.7, plan)
+        (score * min(1.0, plan.warps * (limit // plan.shared) / BUSY_WARPS) ** 0.7, plan)
         for score, plan in found
-        if plan.shared <= SHARED
+        if plan.shared <= limit
     ]

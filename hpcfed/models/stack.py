@@ -29,7 +29,7 @@ class Batch:
     valid: Tensor | None = None
     """[clients, slots], True where a slot holds a sample; None when all do."""
     keys: Tensor | None = None
-    """[clients] keys of this step's random numbers; None outside of training."""
+    """[random layers, clients] keys of this step's random numbers; None outside of training."""
     sinks: dict[str, Tensor] = field(default_factory=dict)
     """Where gradients of named tensors belong. A layer may take its own out and write them there itself."""
 
@@ -41,8 +41,8 @@ class StackedNetwork:
         self._bf16 = bf16
         self._batch = Batch()
         self._network = _stacked(copy.deepcopy(network), self._batch, "", itertools.count())
-        self.random = any(isinstance(module, _Dropout) and module.p for module in self._network.modules())
-        """Whether a forward pass in training draws random numbers."""
+        self.random_layers = sum(isinstance(module, _Dropout) for module in self._network.modules())
+        """Layers that draw random numbers in training."""
         self.masked = any(isinstance(module, _BatchNorm2d) for module in self._network.modules())
         """Whether it must know which slots hold samples."""
 
@@ -72,7 +72,7 @@ class StackedNetwork:
 def _stacked(module: nn.Module, batch: Batch, name: str, numbers: Iterator[int]) -> nn.Module:
     for plain, layer in _LAYERS.items():
         if type(module) is plain:
-            return layer(module, batch, name, next(numbers))
+            return layer(module, batch, name, numbers)
     own = [name for name, _ in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))]
     if own:
         known = ", ".join(plain.__name__ for plain in _LAYERS)
@@ -117,9 +117,10 @@ class _Layer(nn.Module):
     running_mean: Tensor
     running_var: Tensor
 
-    def __init__(self, plain: nn.Module, batch: Batch, name: str, number: int) -> None:
+    def __init__(self, plain: nn.Module, batch: Batch, name: str, numbers: Iterator[int]) -> None:
+        """`numbers` are for layers that draw random numbers, in their order."""
         super().__init__()
-        self.batch, self.name, self.number = batch, name, number
+        self.batch, self.name = batch, name
         for name, parameter in plain.named_parameters(recurse=False):
             self.register_parameter(name, parameter)
         for name, buffer in plain.named_buffers(recurse=False):
@@ -139,8 +140,8 @@ class _Conv2d(_Layer):
     pool = False
     """Whether this layer ends with max pooling of 2 × 2 pixels."""
 
-    def __init__(self, plain: nn.Conv2d, batch: Batch, name: str, number: int) -> None:
-        super().__init__(plain, batch, name, number)
+    def __init__(self, plain: nn.Conv2d, batch: Batch, name: str, numbers: Iterator[int]) -> None:
+        super().__init__(plain, batch, name, numbers)
         if plain.padding_mode != "zeros":
             raise TypeError(f"Conv2d with padding_mode '{plain.padding_mode}' does not stack; use 'zeros'")
         self.groups = plain.groups
@@ -176,7 +177,7 @@ class _Conv2d(_Layer):
             slope=self.slope,
             pool=self.pool,
         )
-        return layer if layer.supported else None
+        return layer if layer.supported(convolution.shared_memory(x.device.index)) else None
 
     def _sink(self, layer: convolution.Layer) -> Tensor | None:
         """Weight and bias as one, where they are neighbours."""
@@ -241,8 +242,8 @@ class _LinearFunction(torch.autograd.Function):
 class _BatchNorm2d(_Layer):
     bias: Tensor
 
-    def __init__(self, plain: nn.BatchNorm2d, batch: Batch, name: str, number: int) -> None:
-        super().__init__(plain, batch, name, number)
+    def __init__(self, plain: nn.BatchNorm2d, batch: Batch, name: str, numbers: Iterator[int]) -> None:
+        super().__init__(plain, batch, name, numbers)
         if plain.momentum is None or not plain.track_running_stats or not plain.affine:
             raise TypeError("BatchNorm2d stacks only with affine weights, running statistics and a fixed momentum")
         self.eps, self.momentum = plain.eps, plain.momentum
@@ -282,14 +283,14 @@ class _BatchNorm2d(_Layer):
 
 
 class _Dropout(_Layer):
-    def __init__(self, plain: nn.Dropout, batch: Batch, name: str, number: int) -> None:
-        super().__init__(plain, batch, name, number)
-        self.p = plain.p
+    def __init__(self, plain: nn.Dropout, batch: Batch, name: str, numbers: Iterator[int]) -> None:
+        super().__init__(plain, batch, name, numbers)
+        self.p, self.number = plain.p, next(numbers)
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or self.p == 0 or self.batch.keys is None:
             return x
-        keys = streams.child_keys(self.batch.keys, self.number)
+        keys = self.batch.keys[self.number]
         if cuda.available(x.device) and x.dtype == torch.float32:
             return dropout.dropout(x, keys, self.p)
         keep = streams.uniform(keys, x.numel() // len(keys)).view_as(x) >= self.p

@@ -1,0 +1,170 @@
+"""The kernels of our own against float64 autograd, and what can be known about them without a GPU."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hpcfed import streams
+from hpcfed.models import MODELS, batch, convolution, cuda, dropout
+from hpcfed.models.convolution import Layer
+from hpcfed.models.networks import build
+
+needs_gpu = pytest.mark.skipif(
+    not (torch.cuda.is_available() and cuda.available(torch.device("cuda", 0))),
+    reason="no CUDA device with TensorFloat-32",
+)
+LAYERS = {
+    "first of cnn-cifar": Layer(32, 32, 3, 16, 5, 0, True, 0.01, True),
+    "second of cnn-cifar": Layer(14, 14, 16, 32, 5, 1, True, 0.01, True),
+    "third of cnn-cifar": Layer(6, 6, 32, 64, 3, 1, True, 0.01, True),
+    "first of cnn-pfl": Layer(32, 32, 3, 32, 3, 0, True, 0.0, False),
+    "second of cnn-pfl": Layer(30, 30, 32, 64, 3, 0, True, 0.0, True),
+    "one channel": Layer(28, 28, 1, 8, 5, 0, True, 0.01, True),
+    "odd sides": Layer(15, 13, 32, 32, 3, 0, True, 0.0, True),
+    "no bias, no activation": Layer(9, 11, 8, 24, 3, 1, False, 1.0, False),
+    "even kernel": Layer(10, 10, 4, 8, 4, 2, True, 0.1, True),
+    "one by one": Layer(7, 7, 12, 16, 1, 0, True, 0.0, False),
+}
+
+
+def reference(x: Tensor, weight: Tensor, bias: Tensor | None, layer: Layer) -> Tensor:
+    """One client after the other, in the precision of the tensors."""
+    biases = [None] * len(weight) if bias is None else bias
+    parts = zip(x.chunk(len(weight)), weight, biases, strict=True)
+    y = torch.cat([F.conv2d(own, w, b, padding=layer.padding) for own, w, b in parts])
+    y = y if layer.slope == 1 else F.leaky_relu(y, layer.slope)
+    return F.max_pool2d(y, 2) if layer.pool else y
+
+
+@needs_gpu
+@pytest.mark.parametrize(("clients", "slots"), [(3, 7), (1, 1), (40, 2)])
+@pytest.mark.parametrize("name", LAYERS)
+def test_convolution_is_exact_on_small_integers(name: str, clients: int, slots: int) -> None:
+    """Small integers are TensorFloat-32 numbers, and their sums are exact: nothing but a slope is rounded."""
+    layer = LAYERS[name]
+
+    def integers(*shape: int) -> Tensor:
+        return torch.randint(-3, 4, shape, device="cuda").float()
+
+    torch.manual_seed(0)
+    side = (layer.kernel, layer.kernel)
+    x = integers(clients * slots, layer.channels, layer.height, layer.width)
+    x = x.contiguous(memory_format=torch.channels_last).requires_grad_()
+    weight = integers(clients, layer.outputs, *side, layer.channels).permute(0, 1, 4, 2, 3).requires_grad_()
+    bias = integers(clients, layer.outputs).requires_grad_() if layer.bias else None
+    inputs = [tensor for tensor in (x, weight, bias) if tensor is not None]
+    sink = torch.full((clients, layer.columns), torch.nan, device="cuda")
+    y = convolution.block(x, weight, bias, layer, sink)
+    dy = integers(*y.shape)
+    gradients = torch.autograd.grad(y, inputs, dy)
+    assert gradients[1].data_ptr() == sink.data_ptr() and not sink.isnan().any()
+
+    exact = [tensor.detach().double().requires_grad_() for tensor in inputs]
+    expected = reference(exact[0], exact[1], exact[2] if layer.bias else None, layer)
+    expected_gradients = torch.autograd.grad(expected, exact, dy.double())
+    # A slope such as 0.01 is rounded, and what passes it once more to the precision of the tensor cores.
+    tolerance = 0.0 if layer.slope in (0.0, 1.0) else 1e-3
+    for ours, theirs in zip((y, *gradients), (expected, *expected_gradients), strict=True):
+        assert float((ours.detach().double() - theirs.detach()).norm() / theirs.detach().norm()) <= tolerance
+
+
+@needs_gpu
+@pytest.mark.parametrize("name", ["no bias, no activation", "second of cnn-pfl"])
+def test_convolution_of_any_numbers_has_the_precision_of_tf32(name: str) -> None:
+    layer = LAYERS[name]
+    torch.manual_seed(0)
+    x = torch.randn(15, layer.channels, layer.height, layer.width, device="cuda").contiguous(
+        memory_format=torch.channels_last
+    )
+    weight = torch.randn(3, layer.outputs, layer.kernel, layer.kernel, layer.channels, device="cuda")
+    weight = weight.permute(0, 1, 4, 2, 3)
+    bias = torch.randn(3, layer.outputs, device="cuda") if layer.bias else None
+    y = convolution.block(x, weight, bias, layer, None)
+    expected = reference(x.double(), weight.double(), None if bias is None else bias.double(), layer)
+    assert 1e-7 < float((y.double() - expected).norm() / expected.norm()) < 1e-3
+
+
+@needs_gpu
+def test_dropout_draws_the_numbers_of_the_stream() -> None:
+    keys = streams.client_keys(0, "dropout", 0, torch.arange(5)).cuda()
+    x = torch.randn(15, 6, 4, 4, device="cuda")
+    keep = streams.uniform(keys, 3 * 6 * 4 * 4).view_as(x) >= 0.25
+    for given in (x, x.contiguous(memory_format=torch.channels_last)):
+        given = given.detach().requires_grad_()
+        y = dropout.dropout(given, keys, 0.25)
+        torch.testing.assert_close(y, x * keep / 0.75)
+        (gradient,) = torch.autograd.grad(y, given, torch.ones_like(y))
+        torch.testing.assert_close(gradient, keep / 0.75)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_gpu)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_loss_and_its_gradient(device: str, dtype: torch.dtype) -> None:
+    """Three clients with 4, 2 and no samples in the second step, against autograd of the plain formula."""
+    torch.manual_seed(0)
+    labels = torch.randint(10, (50,), device=device)
+    samples = torch.randint(50, (3, 5, 6), device=device)
+    counts = torch.tensor([[6] * 5, [4, 2, 0, 6, 6], [1] * 5], device=device)
+    step = torch.tensor([1], device=device)
+    logits = torch.randn(3 * 4, 10, device=device, dtype=dtype, requires_grad=True)
+    total = torch.ones(3, device=device, dtype=dtype)
+    gradient = batch.cross_entropy(logits.detach(), labels, samples, counts, step, total)
+    expected = torch.zeros(3, device=device, dtype=dtype)
+    mean = logits.new_zeros(())
+    for client, count in enumerate([4, 2, 0]):
+        own = slice(client * 4, client * 4 + count)
+        losses = F.cross_entropy(logits[own], labels[samples[1, client, :count]], reduction="none")
+        expected[client] = losses.sum()
+        mean = mean + (losses.mean() if count else 0)
+    torch.testing.assert_close(total, expected.detach() + 1)
+    torch.testing.assert_close(gradient, torch.autograd.grad(mean, logits)[0])
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_gpu)])
+@pytest.mark.parametrize("shape", [(4, 4, 3), (5, 5, 1)])
+def test_images_of_a_step(device: str, shape: tuple[int, int, int]) -> None:
+    images = torch.randn(20, *shape, device=device)
+    samples = torch.randint(20, (3, 5, 6), device=device)
+    got = batch.gather_images(images, samples, torch.tensor([2], device=device), clients=4, slots=3)
+    assert torch.equal(got, images[samples[2, :4, :3].flatten()].permute(0, 3, 1, 2))
+
+
+def convolutions(name: str) -> list[Layer]:
+    """The layers that `StackedNetwork` would make of a network, for images of 32 pixels a side."""
+    found = []
+
+    def seen(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        assert isinstance(module, nn.Conv2d)
+        _, channels, height, width = inputs[0].shape
+        padding = module.padding[0]
+        assert isinstance(padding, int)
+        found.append(
+            Layer(height, width, channels, module.out_channels, module.kernel_size[0], padding, True, 0.0, True)
+        )
+
+    network = build(name, shape=(3, 32, 32), classes=10, seed=0)
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d):
+            module.register_forward_hook(seen)
+    network(torch.zeros(1, 3, 32, 32))
+    return found
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name.startswith("cnn")])
+def test_every_convolution_of_the_small_networks_fits(name: str) -> None:
+    for layer in convolutions(name):
+        assert layer.supported(), layer
+        assert layer.supported(163 * 1024), "Ampere has less"
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_sources_compile(name: str) -> None:
+    """The compiler needs no GPU: every kernel of every layer compiles for Ampere and for Hopper."""
+    pytest.importorskip("cuda.bindings.nvrtc", reason="no CUDA compiler beside torch")
+    layer = LAYERS[name]
+    for kind, plan in convolution._plan(layer, convolution.SHARED).items():
+        assert plan.shared <= convolution.SHARED
+        for architecture in ("sm_80", "sm_90"):
+            macros = convolution._macros(layer, kind, plan)
+            assert cuda.compiled("convolution.cu", macros, architecture).startswith(b"\x7fELF")
