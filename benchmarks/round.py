@@ -6,6 +6,11 @@
 A round is sampling, download, local training, aggregation and the training loss; evaluation is apart. Images are
 synthetic, 3×32×32. Warm-up rounds are not counted. Works alone and under mpirun or srun.
 
+On a GPU two floors stand beside, from its own speed, measured first: `arithmetic` is the multiply-adds of training at
+the rate of a large matrix product; `memory` is the bytes of a plain implementation at the speed of a large copy: every
+layer's output written and read once, and in every step all clients' weights read twice, gradients written and read, and
+rows (with momentum) read and written once. Kernels that join layers may stay under `memory`.
+
 examples:
   python benchmarks/round.py
   python benchmarks/round.py --works pfl-cifar10 --engines batched --rounds 50 --json round.json
@@ -15,15 +20,18 @@ import argparse
 import json
 import platform
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 
 from hpcfed import methods
 from hpcfed.assembly import Setup, assemble
+from hpcfed.clients.engine import Engine
 from hpcfed.config import resolve
 from hpcfed.record.timing import Timer
 from hpcfed.runtime import world as worlds
@@ -68,7 +76,49 @@ def synchronize(world: World) -> None:
         torch.cuda.synchronize()
 
 
-def measure(name: str, engine: str, options: argparse.Namespace, world: World) -> dict[str, Any] | None:
+@dataclass(frozen=True)
+class Ceilings:
+    """Of the device, measured."""
+
+    bytes_per_second: float
+    flops: float
+
+    @classmethod
+    def of(cls, device: torch.device) -> "Ceilings":
+        source = torch.randn(2**28, device=device)
+        target = torch.empty_like(source)
+        matrix = torch.randn(8192, 8192, device=device)
+        torch.set_float32_matmul_precision("high")
+        return cls(
+            2 * source.numel() * source.element_size() / _seconds(lambda: target.copy_(source)),
+            2 * len(matrix) ** 3 / _seconds(lambda: matrix @ matrix),
+        )
+
+
+def _seconds(work: Callable[[], Any], repeats: int = 7) -> float:
+    times = []
+    for _ in range(repeats):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        work()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(begin.elapsed_time(end) / 1e3)
+    return float(np.median(times))
+
+
+def floors(setup: Setup, samples: float, ceilings: Ceilings) -> tuple[float, float]:
+    """Milliseconds that the arithmetic and the memory traffic of a round take at least."""
+    config, cost = setup.settings.config, cast(Engine, setup.engine).cost
+    client_steps = samples / config.batch_size
+    passes = 8 if config.momentum else 6
+    floats = 2 * samples * cost.activations + passes * client_steps * setup.federation.layout.num_parameters
+    return 2e3 * samples * cost.training / ceilings.flops, 4e3 * floats / ceilings.bytes_per_second
+
+
+def measure(
+    name: str, engine: str, options: argparse.Namespace, world: World, ceilings: Ceilings | None
+) -> dict[str, Any] | None:
     values = WORKS[name] | {"engine": engine, "precision": options.precision, "device": options.device}
     settings = resolve(values, {key: key for key in values}, methods.load("fedavg").Options)
     setup = assemble(settings, world, Timer(world.device))
@@ -77,6 +127,7 @@ def measure(name: str, engine: str, options: argparse.Namespace, world: World) -
     seconds, samples = rounds_of(setup, warmup=options.warmup, rounds=options.rounds)
     if not len(seconds):
         return None
+    arithmetic, memory_floor = (float("nan"),) * 2 if ceilings is None else floors(setup, samples, ceilings)
     memory = torch.cuda.max_memory_allocated() / 2**30 if world.device.type == "cuda" else float("nan")
     return {
         "work": name,
@@ -85,6 +136,8 @@ def measure(name: str, engine: str, options: argparse.Namespace, world: World) -
         "ms_per_round": 1e3 * float(np.median(seconds)),
         "ms_low": 1e3 * float(np.quantile(seconds, 0.1)),
         "ms_high": 1e3 * float(np.quantile(seconds, 0.9)),
+        "arithmetic_floor_ms": arithmetic,
+        "memory_floor_ms": memory_floor,
         "samples_per_second": samples / float(np.median(seconds)),
         "peak_gib": memory,
         "samples_ms": [1e3 * s for s in seconds],
@@ -104,21 +157,30 @@ def main() -> None:
 
     world = worlds.enter(device=options.device)
     place = world.places[0]
+    ceilings = Ceilings.of(world.device) if world.device.type == "cuda" else None
     if world.is_root:
         versions = f"torch {torch.__version__}, Python {platform.python_version()}"
         machine = f"{place.device_name}, {world.size} ranks, {world.threads} threads"
         print(f"{datetime.now(UTC):%Y-%m-%d}  {machine}, {versions}")
-        print(f"{'work':16} {'engine':8} {'ms per round':>12} {'10 % … 90 %':>19} {'samples/s':>11} {'GiB':>7}")
+        if ceilings:
+            print(
+                f"measured: copy {ceilings.bytes_per_second / 1e12:.2f} TB/s, TF32 {ceilings.flops / 1e12:.0f} TFLOP/s"
+            )
+        print(
+            f"{'work':16} {'engine':8} {'ms per round':>12} {'10 % … 90 %':>19} {'arithmetic':>10} {'memory':>7} "
+            f"{'samples/s':>11} {'GiB':>7}"
+        )
     results = []
     for name in options.works:
         for engine in options.engines:
-            result = measure(name, engine, options, world)
+            result = measure(name, engine, options, world, ceilings)
             if result is None:
                 continue
             results.append(result)
             spread = f"{result['ms_low']:.2f} … {result['ms_high']:.2f}"
             print(
                 f"{name:16} {engine:8} {result['ms_per_round']:12.2f} {spread:>19} "
+                f"{result['arithmetic_floor_ms']:10.2f} {result['memory_floor_ms']:7.2f} "
                 f"{result['samples_per_second']:11,.0f} {result['peak_gib']:7.2f}",
                 flush=True,
             )

@@ -195,6 +195,7 @@ class StackTraining:
         )
         # A client's loss depends on its own row alone, so one pass gives every client its own gradient.
         parts = torch.autograd.grad(logits, leaves, slope)
+        self._network.join()
         elsewhere = [
             (sinks[e.name], part)
             for e, part in zip(learned, parts, strict=True)

@@ -5,6 +5,7 @@ have to write every patch to memory. `convolution.cu` keeps images in shared mem
 module says for which layers, chooses how the work is cut, and joins the kernels to autograd.
 """
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from hpcfed.models.cuda import Kernel, Macros
+from hpcfed.models.cuda import Branch, Kernel, Macros
 
 Kind = Literal["forward", "weight", "input"]
 SHARED = 224 * 1024
@@ -74,18 +75,27 @@ class Plan:
     """Gradient of weights: warps that divide the taps; the others divide the pixels."""
 
 
-def block(x: Tensor, weight: Tensor, bias: Tensor | None, layer: Layer, sink: Tensor | None) -> Tensor:
+def block(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    layer: Layer,
+    sink: Tensor | None = None,
+    branch: Branch | None = None,
+) -> Tensor:
     """The layer applied to [clients · slots, channels, height, width] with weights [clients, …], all channels-last.
 
-    `sink` [clients, layer.columns], if given, is where the gradient of weights and biases is written.
+    `sink` [clients, layer.columns], if given, is where the gradient of weights and biases is written, in the branch.
     """
-    result: Tensor = _Block.apply(x, weight, bias, layer, sink)
+    result: Tensor = _Block.apply(x, weight, bias, layer, sink, branch or Branch())
     return result
 
 
 class _Block(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, layer: Layer, sink: Tensor | None) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, layer: Layer, sink: Tensor | None, branch: Branch
+    ) -> Tensor:
         x = x.contiguous(memory_format=torch.channels_last)
         shape = (len(x), layer.outputs, *layer.result)
         y = torch.empty(shape, device=x.device, memory_format=torch.channels_last)
@@ -96,7 +106,7 @@ class _Block(torch.autograd.Function):
             (kernel.capacity, 1), x, None, None, weight, bias, y, winner, *strides, len(weight), len(x) // len(weight)
         )
         ctx.save_for_backward(x, weight, y, winner)
-        ctx.layer, ctx.sink, ctx.biased = layer, sink, bias is not None
+        ctx.layer, ctx.sink, ctx.branch, ctx.biased = layer, sink, branch, bias is not None
         return y
 
     @staticmethod
@@ -107,22 +117,31 @@ class _Block(torch.autograd.Function):
         dy = dy.contiguous(memory_format=torch.channels_last)
         clients, slots = len(weight), len(x) // len(weight)
         dx = dw = db = None
-        if ctx.needs_input_grad[0]:
-            dx = torch.empty_like(x, memory_format=torch.channels_last)
-            kernel = _kernel(layer, "input", x.device.index)
-            kernel((kernel.capacity, 1), dy, y, winner, weight, None, dx, None, weight.stride(0), 0, clients, slots)
         if ctx.needs_input_grad[1]:
-            plan = _plan(layer, shared_memory(x.device.index))["weight"]
-            kernel = _kernel(layer, "weight", x.device.index)
-            splits = max(1, min(slots, 2 * kernel.capacity // clients))
-            parts = torch.empty(splits * plan.warps // plan.tap_warps, clients, layer.columns, device=x.device)
-            kernel((splits, clients), x, dy, y, winner, parts, clients, slots)
-            total = parts.sum(0) if ctx.sink is None else torch.sum(parts, 0, out=ctx.sink)
+            with nullcontext() if ctx.sink is None else ctx.branch.work(x, dy, y, winner):
+                total = _weight_gradient(x, dy, y, winner, clients, layer, ctx.sink)
             weights = layer.outputs * layer.kernel**2 * layer.channels
             split = (layer.outputs, layer.kernel, layer.kernel, layer.channels)
             dw = total[:, :weights].unflatten(1, split).permute(0, 1, 4, 2, 3)
             db = total[:, weights:] if ctx.biased else None
-        return dx, dw, db, None, None
+        if ctx.needs_input_grad[0]:
+            dx = torch.empty_like(x, memory_format=torch.channels_last)
+            kernel = _kernel(layer, "input", x.device.index)
+            kernel((kernel.capacity, 1), dy, y, winner, weight, None, dx, None, weight.stride(0), 0, clients, slots)
+        return dx, dw, db, None, None, None
+
+
+def _weight_gradient(
+    x: Tensor, dy: Tensor, y: Tensor, winner: Tensor | None, clients: int, layer: Layer, sink: Tensor | None
+) -> Tensor:
+    """Weights and biases together, [clients, layer.columns]."""
+    plan = _plan(layer, shared_memory(x.device.index))["weight"]
+    kernel = _kernel(layer, "weight", x.device.index)
+    slots = len(x) // clients
+    splits = max(1, min(slots, 2 * kernel.capacity // clients))
+    parts = torch.empty(splits * plan.warps // plan.tap_warps, clients, layer.columns, device=x.device)
+    kernel((splits, clients), x, dy, y, winner, parts, clients, slots)
+    return parts.sum(0) if sink is None else torch.sum(parts, 0, out=sink)
 
 
 @cache

@@ -1,6 +1,8 @@
 """Kernels in CUDA C++, compiled when first needed by the compiler that comes with torch."""
 
 import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,35 @@ class Kernel:
         stream = torch.cuda.current_stream().cuda_stream
         size = (*grid, 1, self._threads, 1, 1)
         _checked(self._driver.cuLaunchKernel(self._kernel, *size, self._shared, stream, (values, types), 0))
+
+
+class Branch:
+    """A second branch of a step that is being captured, for work whose result is needed only at the step's end.
+
+    Outside of a capture the work is done in line.
+    """
+
+    def __init__(self) -> None:
+        self._stream: torch.cuda.Stream | None = None
+        self._held: list[Tensor | None] = []
+
+    @contextmanager
+    def work(self, *tensors: Tensor | None) -> Iterator[None]:
+        """What is done inside goes to the branch; it reads the tensors, whose memory is not reused before `join`."""
+        if not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
+            yield
+            return
+        if self._stream is None:
+            self._stream = torch.cuda.Stream()
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            yield
+        self._held += tensors
+
+    def join(self) -> None:
+        if self._held and self._stream is not None:
+            torch.cuda.current_stream().wait_stream(self._stream)
+            self._held.clear()
 
 
 @cache

@@ -9,6 +9,7 @@ A stack of one client runs torch's own kernels, so a large network pays nothing 
 import copy
 import itertools
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,6 +33,8 @@ class Batch:
     """[random layers, clients] keys of this step's random numbers; None outside of training."""
     sinks: dict[str, Tensor] = field(default_factory=dict)
     """Where gradients of named tensors belong. A layer may take its own out and write them there itself."""
+    branch: cuda.Branch = field(default_factory=cuda.Branch)
+    """For gradients that go to sinks."""
 
 
 class StackedNetwork:
@@ -58,7 +61,8 @@ class StackedNetwork:
     ) -> Tensor:
         """Forward pass of [clients · slots, …] with tensors [clients, …], as `Layout.views` gives them.
 
-        Gradients of a tensor may be written to its sink, in the shape of the tensor, instead of new memory.
+        Gradients of a tensor may be written to its sink, in the shape of the tensor, instead of new memory; they are
+        there after `join`.
         """
         batch = self._batch
         batch.num_clients = len(next(iter(tensors.values())))
@@ -67,6 +71,9 @@ class StackedNetwork:
             self._network.train(training)
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self._bf16 and x.is_cuda and batch.num_clients == 1):
             return torch.func.functional_call(self._network, tensors, (x,)).to(x.dtype)
+
+    def join(self) -> None:
+        self._batch.branch.join()
 
 
 def _stacked(module: nn.Module, batch: Batch, name: str, numbers: Iterator[int]) -> nn.Module:
@@ -153,7 +160,7 @@ class _Conv2d(_Layer):
     def forward(self, x: Tensor) -> Tensor:
         layer = self._layer(x)
         if layer is not None:
-            return convolution.block(x, self.weight, self.bias, layer, self._sink(layer))
+            return convolution.block(x, self.weight, self.bias, layer, self._sink(layer), self.batch.branch)
         y = self._convolved(x)
         if self.slope != 1:
             y = F.relu(y) if self.slope == 0 else F.leaky_relu(y, self.slope)
@@ -211,7 +218,7 @@ class _Linear(_Layer):
         if self.batch.num_clients == 1:
             return F.linear(x, self.weight[0], None if self.bias is None else self.bias[0])
         x = x.unflatten(0, (self.batch.num_clients, -1))
-        y: Tensor = _LinearFunction.apply(x, self.weight, self.bias, *self.take_sinks())
+        y: Tensor = _LinearFunction.apply(x, self.weight, self.bias, *self.take_sinks(), self.batch.branch)
         return y.flatten(0, 1)
 
 
@@ -220,10 +227,16 @@ class _LinearFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, weight_sink: Tensor | None, bias_sink: Tensor | None
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        weight_sink: Tensor | None,
+        bias_sink: Tensor | None,
+        branch: cuda.Branch,
     ) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.sinks = weight_sink, bias_sink
+        ctx.sinks, ctx.branch = (weight_sink, bias_sink), branch
         transposed = weight.transpose(1, 2)
         return torch.bmm(x, transposed) if bias is None else torch.baddbmm(bias.unsqueeze(1), x, transposed)
 
@@ -233,10 +246,12 @@ class _LinearFunction(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         weight_sink, bias_sink = ctx.sinks
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        apart = weight_sink is not None and (bias_sink is not None or not needs_bias)
+        with ctx.branch.work(x, dy) if apart else nullcontext():
+            dw = torch.bmm(dy.transpose(1, 2), x, out=weight_sink) if needs_weight else None
+            db = torch.sum(dy, 1, out=bias_sink) if needs_bias else None
         dx = torch.bmm(dy, weight) if needs_x else None
-        dw = torch.bmm(dy.transpose(1, 2), x, out=weight_sink) if needs_weight else None
-        db = torch.sum(dy, 1, out=bias_sink) if needs_bias else None
-        return dx, dw, db, None, None
+        return dx, dw, db, None, None, None
 
 
 class _BatchNorm2d(_Layer):
