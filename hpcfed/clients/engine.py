@@ -30,8 +30,6 @@ EVALUATION_SAMPLES = 4096
 """Samples in flight during evaluation, over all clients of a stack."""
 MEMORY_SHARE = 0.6
 """Of the device's free memory, for the rows and activations of a stack."""
-FIXED = 14
-"""The fixed time of a step, in units of the time per client; measured on an H200 with the CNN for CIFAR."""
 CPU_ACTIVATIONS = 2**24
 """Floats of activations of a stack on a CPU; larger stacks gain nothing there."""
 
@@ -67,7 +65,6 @@ class Engine:
         if mode == "auto":
             self.mode = "loop" if layout.num_columns > LOOP_ABOVE_COLUMNS else "batched"
         self._workplaces: dict[torch.device, Workplace] = {}
-        self._stream: torch.cuda.Stream | None = None
         self._fitting: dict[int, int] = {}
         """Clients that fit into free memory, by the size of batches; asked once, because asking takes time."""
         self._trainings: dict[tuple[object, ...], StackTraining] = {}
@@ -81,61 +78,29 @@ class Engine:
         others stay bit-identical. Returns new rows, and the mean training loss per client (NaN without data).
         """
         sizes = np.asarray(shard.sizes, np.int64)[clients]
-        steps = num_steps(sizes, epochs=sgd.epochs, batch_size=sgd.batch_size)
-        order = longest_first(steps)
+        order = longest_first(num_steps(sizes, epochs=sgd.epochs, batch_size=sgd.batch_size))
         trained = torch.empty(rows.shape, dtype=rows.dtype, device=rows.device)
         losses = torch.full((len(rows),), torch.nan, dtype=rows.dtype, device=rows.device)
         if len(order) < len(rows):
             idle = on_device(np.flatnonzero(sizes == 0), rows.device)
             trained[idle] = rows[idle]
         for members in self._stacks(order, sgd.batch_size, rows):
-            ahead = _ahead(steps[members]) if rows.is_cuda else 0
-            with self._beside(rows.device, ahead) as stream:
-                for own, where in ((members[:ahead], stream), (members[ahead:], None)):
-                    if len(own):
-                        training = self._training(shard, sgd, columns, rows.dtype, beside=where is not None)
-                        with _naming(shard.clients[clients[own]], "training"), torch.cuda.stream(where):
-                            self._train_stack(training, rows, trained, losses, own, clients, keys, sgd.lr)
+            training = self._training(shard, sgd, columns, rows.dtype)
+            with _naming(shard.clients[clients[members]], "training"):
+                if np.array_equal(members, np.arange(len(rows))):  # as it is when all clients have equally much to do
+                    losses = training.run(rows, trained, clients, keys, sgd.lr)
+                    continue
+                at = on_device(members, rows.device)
+                own = torch.empty(len(members), rows.shape[1], dtype=rows.dtype, device=rows.device)
+                losses[at] = training.run(rows[at], own, clients[members], keys[at], sgd.lr)
+                trained[at] = own
         return trained, losses
 
-    @staticmethod
-    def _train_stack(
-        training: StackTraining,
-        rows: Tensor,
-        trained: Tensor,
-        losses: Tensor,
-        members: np.ndarray,
-        clients: np.ndarray,
-        keys: Tensor,
-        lr: float,
-    ) -> None:
-        if np.array_equal(members, np.arange(len(rows))):  # as it is when all clients have equally much to do
-            losses.copy_(training.run(rows, trained, clients, keys, lr))
-            return
-        at = on_device(members, rows.device)
-        own = torch.empty(len(members), rows.shape[1], dtype=rows.dtype, device=rows.device)
-        losses[at] = training.run(rows[at], own, clients[members], keys[at], lr)
-        trained[at] = own
-
-    @contextmanager
-    def _beside(self, device: torch.device, needed: int) -> Iterator[torch.cuda.Stream | None]:
-        """A second queue of work for the device, empty before and after; None when it is not needed."""
-        if not needed:
-            yield None
-            return
-        if self._stream is None:
-            self._stream = torch.cuda.Stream(device, priority=-1)
-        self._stream.wait_stream(torch.cuda.current_stream())
-        yield self._stream
-        torch.cuda.current_stream().wait_stream(self._stream)
-
-    def _training(
-        self, shard: Shard, sgd: Sgd, columns: Tensor | None, dtype: torch.dtype, *, beside: bool
-    ) -> StackTraining:
+    def _training(self, shard: Shard, sgd: Sgd, columns: Tensor | None, dtype: torch.dtype) -> StackTraining:
         """The memory and the captured steps for such work; kept for as long as clients train on the same shard."""
         device = shard.images.device
         kind = (sgd.epochs, sgd.batch_size, sgd.momentum, sgd.weight_decay, sgd.clip)
-        key = (id(shard), None if columns is None else columns.cpu().numpy().tobytes(), kind, dtype, beside)
+        key = (id(shard), None if columns is None else columns.cpu().numpy().tobytes(), kind, dtype)
         if key not in self._trainings:
             self._trainings = {k: kept for k, kept in self._trainings.items() if k[0] == id(shard)}
             workplace = self._workplace(device)
@@ -224,20 +189,6 @@ class Engine:
             floats = 6 * self.layout.num_columns + 3 * batch_size * self.cost.activations
             self._fitting[batch_size] = max(1, int(MEMORY_SHARE * free / (floats * rows.element_size())))
         return self._fitting[batch_size]
-
-
-def _ahead(steps: np.ndarray) -> int:
-    """How many clients, of those ordered by steps, to train beside the others on a GPU: few that take much longer.
-
-    A step costs a fixed time, in which the device is mostly idle, and a time per client. Long clients have many steps
-    of their own; beside the others their fixed times cost nothing.
-    """
-    if steps[0] <= 1.5 * steps.mean():
-        return 0
-    apart = np.arange(1, len(steps))
-    first = FIXED * steps[0] + np.cumsum(steps)[:-1]
-    others = FIXED * steps[1:] + np.cumsum(steps[::-1])[::-1][1:]
-    return int(apart[np.argmin(np.maximum(first, others))])
 
 
 @contextmanager

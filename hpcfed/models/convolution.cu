@@ -15,12 +15,19 @@
 
 typedef long long int64;
 
+#ifdef GATHER_PRODUCT
+#define PAIRED 1
+#else
+#define PAIRED 0
+#endif
+
 #define THREADS (32 * WARPS)
 #define STEP (POOL ? 2 : 1)      // pixels of the convolution per pixel of the result, in each direction
 #define BANDS ((OUT_H + BAND - 1) / BAND)
 #define ROWS (BAND * STEP + KH - 1)
 #define COLS (OUT_W * STEP + KW - 1)
-#define UNIT (ROWS * COLS * PIXEL)  // floats of a unit: one band of one image
+#define PITCH ((COLS * PIXEL + 1) / 2 * 2)  // floats of a row in shared memory
+#define UNIT (ROWS * PITCH)                 // and of a unit: one band of one image
 #define TAPS (KH * KW * SRC_C)
 
 __device__ __forceinline__ float rounded(float x) {  // to TensorFloat-32
@@ -30,7 +37,7 @@ __device__ __forceinline__ float rounded(float x) {  // to TensorFloat-32
 }
 
 __device__ __forceinline__ void mma(float (&d)[4], const float (&a)[4], const float2 b) {
-  asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
                : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                : "r"(__float_as_uint(a[0])), "r"(__float_as_uint(a[1])), "r"(__float_as_uint(a[2])),
                  "r"(__float_as_uint(a[3])), "r"(__float_as_uint(b.x)), "r"(__float_as_uint(b.y)));
@@ -40,6 +47,8 @@ __device__ __forceinline__ float slope(float g, float act) {  // gradient throug
   return SLOPE == 1.0f || act > 0 ? g : SLOPE * g;
 }
 
+// A pair of floats must be aligned: where pixels have an odd size, a second copy of the images is shifted by one float.
+#define COPIES (PAIRED && SRC_C % 2 ? 2 : 1)
 // Columns of the source that the shared images hold, after LEAD columns of zeros.
 #define HELD (SRC_W < COLS - LEAD ? SRC_W : COLS - LEAD)
 
@@ -63,17 +72,26 @@ __device__ __forceinline__ void load_images(float* images, const float* src, int
   for (int i = threadIdx.x / 32; i < count * ROWS; i += WARPS) {
     const int u = first + i / ROWS, y = u % BANDS * BAND * STEP + i % ROWS - LEAD;
     const float* from = src + (int64)(u / BANDS * SRC_H + y) * (SRC_W * SRC_C);
-    float* to = images + (i * COLS + LEAD) * PIXEL;
+    const int at = i * PITCH + LEAD * PIXEL;
+    float* to = images + at;
     if (y < 0 || y >= SRC_H) {
-      for (int j = lane; j < HELD * PIXEL; j += 32) to[j] = 0;
-    } else if (SRC_C % 4 == 0) {
+      for (int j = lane; j < HELD * PIXEL; j += 32) {
+        to[j] = 0;
+        if (COPIES == 2 && at + j > 0) to[BATCH * UNIT + j - 1] = 0;
+      }
+      continue;
+    }
+    if (SRC_C % 4 == 0) {
       for (int j = lane; j < HELD * (SRC_C / 4); j += 32)
         copy16(to + j / (SRC_C / 4) * PIXEL + j % (SRC_C / 4) * 4, from + j * 4);
-    } else if (PIXEL == SRC_C && LEAD == 0 && SRC_W * SRC_C % 4 == 0 && COLS * PIXEL % 4 == 0 && HELD * PIXEL % 4 == 0) {
+    } else if (PIXEL == SRC_C && LEAD == 0 && SRC_W * SRC_C % 4 == 0 && PITCH % 4 == 0 && HELD * PIXEL % 4 == 0) {
       for (int j = lane * 4; j < HELD * PIXEL; j += 128) copy16(to + j, from + j);
     } else {
       for (int j = lane; j < HELD * SRC_C; j += 32) copy4(to + j / SRC_C * PIXEL + j % SRC_C, from + j);
     }
+    if (COPIES == 2)  // and shifted by one float, so that every pair of neighbours is aligned in one of the copies
+      for (int j = lane; j < HELD * SRC_C; j += 32)
+        if (at + j > 0) copy4(to + BATCH * UNIT + j - 1, from + j);
   }
 }
 
@@ -114,14 +132,14 @@ __device__ __forceinline__ void load_spread(float* images, const float* dy, cons
       for (int p = 0; p < P * P; p++) {
         const int y = row * P + p / 2 - top;
         if (y >= 0 && y < ROWS)
-          *(float4*)(unit + (y * COLS + j / QUADS * P + p % 2) * PIXEL + c) = SPREAD_POOL ? won(v, w, p) : v;
+          *(float4*)(unit + y * PITCH + (j / QUADS * P + p % 2) * PIXEL + c) = SPREAD_POOL ? won(v, w, p) : v;
       }
     }
   }
 }
 
-#define VECTOR (SRC_C % 8 == 0)          // a lane's two operands of a step are neighbouring channels
-#define STEPS ((TAPS + 7) / 8)           // of eight taps
+#define ROW_PAIRS ((KW * SRC_C + 1) / 2)   // pairs of neighbouring taps of a kernel's row
+#define STEPS ((KH * ROW_PAIRS + 3) / 4)   // of four pairs
 #define FRAGMENTS ((DST_C + 7) / 8)      // of eight output channels
 #define NF (FRAGMENTS < 4 ? FRAGMENTS : 4)
 #define PARTS ((FRAGMENTS + NF - 1) / NF)
@@ -134,19 +152,18 @@ gather_product(const float* src, const float* act, const signed char* winner_in,
                float* y, signed char* winner, int64 w_stride, int64 b_stride, int64 clients,
                int64 slots) {
   extern __shared__ float shared[];
-  float* weights = shared;                                   // [STEPS][FRAGMENTS][32 lanes][2]
-  int* taps = (int*)(weights + STEPS * FRAGMENTS * 64);      // [STEPS][4 t][2]: offset of a tap in an image
-  float* images = (float*)(taps + (VECTOR ? 0 : STEPS * 8));
+  float* weights = shared;                               // [STEPS][FRAGMENTS][32 lanes][2]
+  int* pairs = (int*)(weights + STEPS * FRAGMENTS * 64);  // [STEPS][4]: where a pair of taps lies in an image
+  float* images = (float*)(pairs + STEPS * 4);            // [COPIES][BATCH][UNIT]
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
   const int per_client = slots * BANDS;
   const int64 total = clients * per_client;
   const int64 begin = total * blockIdx.x / gridDim.x, end = total * (blockIdx.x + 1) / gridDim.x;
-  if (!VECTOR)
-    for (int i = threadIdx.x; i < STEPS * 8; i += THREADS) {
-      const int k = i / 8 * 8 + i % 8 / 2 + i % 2 * 4;
-      taps[i] = k < TAPS ? (k / (KW * SRC_C) * COLS + k / SRC_C % KW) * PIXEL + k % SRC_C : 0;
-    }
-  clear(images, BATCH * UNIT);
+  for (int i = threadIdx.x; i < STEPS * 4; i += THREADS) {
+    const int k = i % ROW_PAIRS * 2;
+    pairs[i] = i < KH * ROW_PAIRS ? i / ROW_PAIRS * PITCH + k / SRC_C * PIXEL + k % SRC_C : 0;
+  }
+  clear(images, COPIES * BATCH * UNIT);
   int64 loaded = -1;
   for (int64 unit = begin; unit < end;) {
     const int64 client = unit / per_client;
@@ -159,14 +176,14 @@ gather_product(const float* src, const float* act, const signed char* winner_in,
 #pragma unroll 8
       for (int i = threadIdx.x; i < STEPS * FRAGMENTS * 64; i += THREADS) {
         // neighbouring threads read neighbouring weights
-        const int k = SPREAD ? i / (FRAGMENTS * 8) : i % (STEPS * 8), n = SPREAD ? i % (FRAGMENTS * 8) : i / (STEPS * 8);
+        const int slot = SPREAD ? i / (FRAGMENTS * 8) : i % (STEPS * 8);
+        const int n = SPREAD ? i % (FRAGMENTS * 8) : i / (STEPS * 8);
+        const int r = slot / (2 * ROW_PAIRS), k = slot % (2 * ROW_PAIRS);
         float v = 0;
-        if (k < TAPS && n < DST_C) {
-          const int c = k % SRC_C, s = k / SRC_C % KW, r = k / (SRC_C * KW);
-          v = SPREAD ? own[(int64)((c * KH + KH - 1 - r) * KW + KW - 1 - s) * DST_C + n] : own[n * TAPS + k];
-        }
-        const int j = VECTOR ? k % 2 : k % 8 / 4, tt = VECTOR ? k % 8 / 2 : k % 4;
-        weights[((k / 8 * FRAGMENTS + n / 8) * 32 + n % 8 * 4 + tt) * 2 + j] = rounded(v);
+        if (r < KH && k < KW * SRC_C && n < DST_C)
+          v = SPREAD ? own[(int64)((k % SRC_C * KH + KH - 1 - r) * KW + KW - 1 - k / SRC_C) * DST_C + n]
+                     : own[n * TAPS + r * (KW * SRC_C) + k];
+        weights[((slot / 8 * FRAGMENTS + n / 8) * 32 + n % 8 * 4 + slot % 8 / 2) * 2 + slot % 2] = rounded(v);
       }
       loaded = client;
     }
@@ -190,44 +207,37 @@ gather_product(const float* src, const float* act, const signed char* winner_in,
           int o = group * GROUP + (POOL ? 0 : f * 16) + h * 8 + g;
           o = o < count * OUTPUTS ? o : 0;
           const int row = o % OUTPUTS / OUT_W * STEP + (POOL ? f / 2 : 0), column = o % OUT_W * STEP + (POOL ? f % 2 : 0);
-          base[f][h] = o / OUTPUTS * UNIT + (row * COLS + column) * PIXEL + (VECTOR ? 2 * t : 0);
+          base[f][h] = o / OUTPUTS * UNIT + row * PITCH + column * PIXEL;
+          if (COPIES == 2 && base[f][h] % 2) base[f][h] += BATCH * UNIT - 1;
         }
       float acc[4][NF][4] = {};
       const float2* wt = (const float2*)weights + part * NF * 32 + lane;
-#if VECTOR
-#pragma unroll 1
-      for (int tap = 0; tap < KH * KW; tap++) {
-        const float* at = images + (tap / KW * COLS + tap % KW) * PIXEL;
+      float2 a[2][4][2], bw[2][NF];  // of this step and of the next, which is under way meanwhile
+      const auto fetch = [&](int to, int step, int pair) {
 #pragma unroll
-        for (int c = 0; c < SRC_C; c += 8) {
-          float2 bw[NF];
+        for (int n = 0; n < NF; n++) bw[to][n] = wt[(step * FRAGMENTS + n) * 32];
 #pragma unroll
-          for (int n = 0; n < NF; n++) bw[n] = wt[((tap * SRC_C + c) / 8 * FRAGMENTS + n) * 32];
+        for (int f = 0; f < 4; f++)
 #pragma unroll
-          for (int f = 0; f < 4; f++) {
-            const float2 lo = *(const float2*)(at + base[f][0] + c), hi = *(const float2*)(at + base[f][1] + c);
-            const float a[4] = {lo.x, hi.x, lo.y, hi.y};
-#pragma unroll
-            for (int n = 0; n < NF; n++) mma(acc[f][n], a, bw[n]);
-          }
-        }
-      }
-#else
+          for (int h = 0; h < 2; h++) a[to][f][h] = *(const float2*)(images + base[f][h] + pair);
+      };
+      int pair = pairs[t];
+      fetch(0, 0, pair);
+      pair = pairs[(STEPS > 1 ? 4 : 0) + t];
 #pragma unroll 2
       for (int step = 0; step < STEPS; step++) {
-        const int2 k = ((const int2*)taps)[step * 4 + t];
-        float2 bw[NF];
-#pragma unroll
-        for (int n = 0; n < NF; n++) bw[n] = wt[(step * FRAGMENTS + n) * 32];
+        const int now = step % 2;
+        if (step + 1 < STEPS) {
+          fetch(1 - now, step + 1, pair);
+          pair = pairs[(step + 2 < STEPS ? step + 2 : step + 1) * 4 + t];
+        }
 #pragma unroll
         for (int f = 0; f < 4; f++) {
-          const float *lo = images + base[f][0], *hi = images + base[f][1];
-          const float a[4] = {lo[k.x], hi[k.x], lo[k.y], hi[k.y]};
+          const float rows[4] = {a[now][f][0].x, a[now][f][1].x, a[now][f][0].y, a[now][f][1].y};
 #pragma unroll
-          for (int n = 0; n < NF; n++) mma(acc[f][n], a, bw[n]);
+          for (int n = 0; n < NF; n++) mma(acc[f][n], rows, bw[now][n]);
         }
       }
-#endif
 #pragma unroll
       for (int f = 0; f < (POOL ? 1 : 4); f++)
 #pragma unroll
@@ -294,7 +304,7 @@ weight_gradient(const float* src, const float* dy, const float* act, const signe
   src += client * slots * (SRC_H * SRC_W * SRC_C);
   const int64 outputs = client * slots * (OUT_H * OUT_W * DST_C);
   for (int i = threadIdx.x; i < PIXELS; i += THREADS)
-    offsets[i] = i < BAND * STEP * WIDTH ? (i / WIDTH * COLS + i % WIDTH) * PIXEL : 0;
+    offsets[i] = i < BAND * STEP * WIDTH ? i / WIDTH * PITCH + i % WIDTH * PIXEL : 0;
   clear(images, BATCH * (UNIT + PIXELS * GRADIENT));
   int taps[KF][2];
 #pragma unroll
@@ -302,7 +312,7 @@ weight_gradient(const float* src, const float* dy, const float* act, const signe
 #pragma unroll
     for (int h = 0; h < 2; h++) {
       const int k = (tapixel_warp * KF + f) * 16 + h * 8 + g;
-      taps[f][h] = k < TAPS ? (k / (KW * SRC_C) * COLS + k / SRC_C % KW) * PIXEL + k % SRC_C : 0;
+      taps[f][h] = k < TAPS ? k / (KW * SRC_C) * PITCH + k / SRC_C % KW * PIXEL + k % SRC_C : 0;
     }
   float acc[KF][FRAGMENTS][4] = {}, sums[FRAGMENTS] = {};
   for (int first = begin; first < end; first += BATCH) {

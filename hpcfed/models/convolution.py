@@ -206,7 +206,7 @@ def _candidates(layer: Layer, kind: Kind, limit: int) -> list[tuple[float, Plan]
                 pixel = channels if channels % 8 else channels + (8 - channels) % 16
                 stride = fragments * 8 + (0 if fragments * 8 % 32 == 24 else (40 - fragments * 8 % 32) % 32)
                 pixels = -(-band * step * m["OUT_W"] * step // 8) * 8
-                shared = 4 * (pixels + batch * (rows * cols * pixel + pixels * stride))
+                shared = 4 * (pixels + batch * (rows * _even(cols * pixel) + pixels * stride))
                 groups = -(-taps // 16)
                 for tap_warps in (1, 2, 4, 8):
                     own = -(-groups // tap_warps)
@@ -219,9 +219,9 @@ def _candidates(layer: Layer, kind: Kind, limit: int) -> list[tuple[float, Plan]
                     found.append((score, Plan(band, batch, pixel, shared, 8, tap_warps)))
                 continue
             pixel = channels if channels % 8 else channels + ((4 if m["POOL"] else 8) - channels) % 16
-            steps, outputs, parts = -(-taps // 8), band * m["OUT_W"], -(-fragments // 4)
-            table = 0 if channels % 8 == 0 else steps * 8
-            shared = 4 * (steps * fragments * 64 + table + batch * rows * cols * pixel)
+            steps = -(-layer.kernel * _even(layer.kernel * channels) // 8)
+            outputs, parts, copies = band * m["OUT_W"], -(-fragments // 4), 1 + channels % 2
+            shared = 4 * (steps * (fragments * 64 + 4) + copies * batch * rows * _even(cols * pixel))
             group = 16 if m["POOL"] else 64
             tasks = -(-batch * outputs // group) * parts
             for warps in (4, 8):
@@ -232,3 +232,7 @@ def _candidates(layer: Layer, kind: Kind, limit: int) -> list[tuple[float, Plan]
         for score, plan in found
         if plan.shared <= limit
     ]
+
+
+def _even(number: int) -> int:
+    return number + number % 2
