@@ -190,11 +190,9 @@ class StackTraining:
         leaves = [tensors[e.name].requires_grad_() for e in learned]
         sinks = {e.name: self._workplace.view(gradient, e) for e in learned}
         logits = self._network(tensors, images, training=True, valid=valid, keys=keys, sinks=sinks)
-        slope = cross_entropy(
-            logits, self._shard.labels, self._samples, self._counts, self._step, self._total[:clients]
-        )
+        loss = cross_entropy(logits, self._shard.labels, self._samples, self._counts, self._step, self._total[:clients])
         # A client's loss depends on its own row alone, so one pass gives every client its own gradient.
-        parts = torch.autograd.grad(logits, leaves, slope)
+        parts = torch.autograd.grad(loss, leaves)
         self._network.join()
         elsewhere = [
             (sinks[e.name], part)

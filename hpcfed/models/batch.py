@@ -5,10 +5,12 @@ so that a captured step serves for all of them. On a GPU each end is one kernel.
 """
 
 from functools import cache
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from hpcfed.models import cuda
 
@@ -26,14 +28,32 @@ def gather_images(images: Tensor, samples: Tensor, step: Tensor, clients: int, s
     return out.permute(0, 3, 1, 2)
 
 
-@torch.no_grad()
 def cross_entropy(
     logits: Tensor, labels: Tensor, samples: Tensor, counts: Tensor, step: Tensor, total: Tensor
 ) -> Tensor:
-    """Gradient of each client's mean loss by its logits [clients · slots, classes]; adds its summed loss to `total`.
+    """A scalar to differentiate: its gradient is that of the sum of the clients' mean losses. Its value means nothing.
 
-    `counts` [steps, capacity] are the slots that hold a sample; others count for nothing.
+    Adds each client's summed loss to `total`. Logits are [clients · slots, classes]; `counts` [steps, capacity] are the
+    slots that hold a sample, others count for nothing.
     """
+    loss: Tensor = _CrossEntropy.apply(logits, labels, samples, counts, step, total)
+    return loss
+
+
+class _CrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, *table: Tensor) -> Tensor:
+        ctx.save_for_backward(_gradient(logits, *table))
+        return logits.new_empty(())
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, of_loss: Tensor) -> tuple[Tensor | None, ...]:
+        (gradient,) = ctx.saved_tensors
+        return gradient, None, None, None, None, None
+
+
+def _gradient(logits: Tensor, labels: Tensor, samples: Tensor, counts: Tensor, step: Tensor, total: Tensor) -> Tensor:
     clients, slots = len(total), len(logits) // len(total)
     if _serves(logits):
         gradient = torch.empty_like(logits)
