@@ -50,6 +50,8 @@ class _CrossEntropy(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, of_loss: Tensor) -> tuple[Tensor | None, ...]:
         (gradient,) = ctx.saved_tensors
+        if gradient.is_cuda:  # the first node of the backward pass, in a thread of its own
+            cuda.make_current(gradient.device.index)
         return gradient, None, None, None, None, None
 
 

@@ -1,6 +1,7 @@
 """Kernels in CUDA C++, compiled when first needed by the compiler that comes with torch."""
 
 import ctypes
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -20,7 +21,7 @@ class Kernel:
         from cuda.bindings import driver
 
         self._driver, self._threads, self._shared = driver, threads, shared
-        device = torch.cuda.current_device()
+        device = self._device = torch.cuda.current_device()
         major, minor = torch.cuda.get_device_capability(device)
         module = _checked(driver.cuModuleLoadData(compiled(source, macros, f"sm_{major}{minor}")))
         self._kernel = _checked(driver.cuModuleGetFunction(module, name.encode()))
@@ -32,6 +33,7 @@ class Kernel:
 
     def __call__(self, grid: tuple[int, int], *arguments: Tensor | int | None) -> None:
         """Launches on torch's stream. Tensors are passed as pointers, integers as 64 bits, None as a null pointer."""
+        make_current(self._device)
         values = tuple(a.data_ptr() if isinstance(a, Tensor) else a or 0 for a in arguments)
         types = tuple(ctypes.c_int64 if isinstance(a, int) else ctypes.c_void_p for a in arguments)
         stream = torch.cuda.current_stream().cuda_stream
@@ -66,6 +68,16 @@ class Branch:
         if self._held and self._stream is not None:
             torch.cuda.current_stream().wait_stream(self._stream)
             self._held.clear()
+
+
+_threads = threading.local()
+
+
+def make_current(device: int) -> None:
+    """Gives the calling thread the device's context, which the threads of torch's backward pass may lack at first."""
+    if getattr(_threads, "device", None) != device:
+        torch.cuda.set_device(device)
+        _threads.device = device
 
 
 @cache
