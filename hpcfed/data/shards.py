@@ -74,8 +74,11 @@ def shard(
     samples, positions = np.unique(np.concatenate([np.empty(0, dtype=np.int64), *lists]), return_inverse=True)
     index = np.zeros((len(sizes), max([1, *sizes])), dtype=np.int64)
     index[np.arange(index.shape[1]) < np.array(sizes, dtype=np.int64)[:, None]] = positions
+    images = dataset.images(split, samples, device=device, dtype=dtype)
+    if device.type == "cuda":  # as the kernels of a GPU want them
+        images = images.contiguous(memory_format=torch.channels_last)
     return Shard(
-        images=dataset.images(split, samples, device=device, dtype=dtype),
+        images=images,
         labels=torch.from_numpy(dataset.labels(split)[samples]).to(device),
         index=torch.from_numpy(index).to(device),
         sizes=sizes,
