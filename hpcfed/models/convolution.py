@@ -18,7 +18,7 @@ from hpcfed.models.cuda import Branch, Kernel, Macros
 
 Kind = Literal["forward", "weight", "input"]
 SHARED = 224 * 1024
-"""Bytes of shared memory that a block may use on a Hopper GPU; `_shared` asks the device."""
+"""Bytes of shared memory that a block may use on a Hopper GPU; `shared_memory` asks the device."""
 BUSY_WARPS = 16
 """Warps per multiprocessor that the registers leave room for."""
 
