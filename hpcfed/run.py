@@ -74,7 +74,7 @@ def run(settings: Settings) -> Path | None:
 def go(setup: Setup, folder: Path, *, quiet: bool = False) -> None:
     """All rounds, recorded in the folder."""
     with RunProgress(setup.settings.config.rounds, visible=setup.world.is_root and not quiet) as progress:
-        progress.say(_opening_line(setup))
+        _open(progress, setup)
         _rounds(setup, folder, progress)
 
 
@@ -82,7 +82,7 @@ def go_together(lockstep: Lockstep, setups: Sequence[Setup], folders: Sequence[P
     """All rounds of all seeds, each seed's recorded in its folder."""
     config, world = setups[0].settings.config, setups[0].world
     with SeedsProgress(config.rounds, seeds=len(setups), visible=world.is_root) as progress:
-        progress.say(_opening_line(setups[0]))
+        _open(progress, setups[0])
         programs = [partial(_rounds, setup, folder, progress) for setup, folder in zip(setups, folders, strict=True)]
         lockstep.run(programs, world.device)
 
@@ -234,6 +234,13 @@ def _listener(snapshots: SnapshotWriter) -> Callable[[Cohort, Tensor], None]:
     return lambda cohort, rows: snapshots.write_rows(cohort.round, cohort.here, rows.cpu().numpy())
 
 
+def _open(progress: RunProgress, setup: Setup) -> None:
+    progress.say(_opening_line(setup))
+    remark = _arithmetic_line(setup)
+    if remark is not None:
+        progress.say(remark)
+
+
 def _opening_line(setup: Setup) -> str:
     config, world, layout = setup.settings.config, setup.world, setup.federation.layout
     devices = sorted({place.device_name for place in world.places})
@@ -245,6 +252,14 @@ def _opening_line(setup: Setup) -> str:
         f"({config.network()}, {setup.engine.mode}) on {count(world.num_workers, 'rank')} "
         f"({', '.join(devices)}{collectives})"
     )
+
+
+def _arithmetic_line(setup: Setup) -> str | None:
+    """What the user may not expect of the arithmetic that was asked for."""
+    serves = setup.engine.mode == "loop" and setup.world.device.type == "cuda"
+    if setup.settings.config.precision != "bf16" or serves:
+        return None
+    return "--precision bf16 is for clients that are trained one by one on a GPU: these are computed as with tf32"
 
 
 def _peak_memory(world: World) -> int:

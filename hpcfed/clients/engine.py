@@ -6,7 +6,7 @@ torch's own kernels and serve networks that fill the device alone.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from hpcfed.arrays import on_device
 from hpcfed.clients.schedule import evaluation_samples, longest_first, num_steps, step_shapes
-from hpcfed.clients.training import Moving, Sgd, StackTraining
+from hpcfed.clients.training import Sgd, StackTraining, Unfrozen
 from hpcfed.data.shards import Shard
 from hpcfed.models.cost import Cost, cost
 from hpcfed.models.layout import Layout, Workplace
@@ -99,12 +99,12 @@ class Engine:
     def _training(self, shard: Shard, sgd: Sgd, columns: Tensor | None, dtype: torch.dtype) -> StackTraining:
         """The memory and the captured steps for such work; kept for as long as clients train on the same shard."""
         device = shard.images.device
-        kind = (sgd.epochs, sgd.batch_size, sgd.momentum, sgd.weight_decay, sgd.clip)
-        key = (id(shard), None if columns is None else columns.cpu().numpy().tobytes(), kind, dtype)
+        frozen = None if columns is None else columns.cpu().numpy().tobytes()
+        key = (id(shard), frozen, replace(sgd, lr=0.0), dtype)  # the learning rate may change between rounds
         if key not in self._trainings:
             self._trainings = {k: kept for k, kept in self._trainings.items() if k[0] == id(shard)}
             workplace = self._workplace(device)
-            moving = None if columns is None else Moving(columns, workplace, device)
+            moving = None if columns is None else Unfrozen(columns, workplace, device)
             training = StackTraining(self._network, workplace, shard, sgd, moving, dtype=dtype)
             self._trainings[key] = training  # which keeps the shard, so no other can have its id
         return self._trainings[key]

@@ -31,7 +31,7 @@ class Sgd:
     """Largest norm of a client's gradient; 0: no limit."""
 
 
-class Moving:
+class Unfrozen:
     """The part of a row that training may change."""
 
     def __init__(self, columns: Tensor, workplace: Workplace, device: torch.device) -> None:
@@ -59,7 +59,7 @@ class StackTraining:
         workplace: Workplace,
         shard: Shard,
         sgd: Sgd,
-        moving: Moving | None,
+        moving: Unfrozen | None,
         *,
         dtype: torch.dtype,
     ) -> None:
