@@ -3,6 +3,7 @@
   uneven   100 clients of Dirichlet(0.1) against the same number of samples spread evenly
   large    ResNet-18 clients one after another against a well-tuned plain training loop of the same steps
   many     milliseconds per client from 100 to 1000 clients that all take part, on one device
+  stacks   clients trained together against one by one, for small networks (the promise is for CPUs)
   seeds    five seeds stacked as rows of one matrix against five runs one after another
 
 Images are synthetic, 3×32×32. Alone on one device, GPU or CPU.
@@ -147,6 +148,25 @@ def many(world: World, rounds: int, device: str) -> None:
         del setup
 
 
+def stacks(world: World, rounds: int, device: str) -> None:
+    works: dict[str, dict[str, Any]] = {
+        "cnn-digits": {"synthetic_shape": "1x8x8", "clients": 20, "train_per_client": 72, "batch_size": 16},
+        "cnn-cifar": {"clients": 10, "train_per_client": 100, "batch_size": 50},
+        "cnn-pfl": {"clients": 10, "train_per_client": 50, "batch_size": 10},
+        "mlp": {"synthetic_shape": "1x8x8", "clients": 20, "train_per_client": 72, "batch_size": 16},
+    }
+    for model, work in works.items():
+        values = CIFAR | work | {"model": model, "partition": "iid", "epochs": 1, "device": device}
+        times = {}
+        for engine in ("batched", "loop"):
+            setup = assemble(settings_of(values | {"engine": engine}), world, Timer(world.device))
+            times[engine] = np.median(milliseconds(rounds_of(setup), world, rounds=rounds))
+        print(
+            f"  {model:10} {times['batched']:8.1f} ms a round together, {times['loop']:8.1f} one by one, "
+            f"ratio {times['batched'] / times['loop']:.2f} (promised on a CPU: at most 1)"
+        )
+
+
 def seeds(world: World, rounds: int, device: str) -> None:
     for model, shape in {"cnn-fmnist": "1x28x28", "cnn-cifar": "3x32x32"}.items():
         values = CIFAR | {"model": model, "synthetic_shape": shape, "clients": 20, "train_per_client": 200}
@@ -178,7 +198,7 @@ def _stacked(settings: list[Settings], world: World, rounds: int, *, warmup: int
     return 1e3 * float(np.median(np.diff(ends)[warmup - 1 :]))
 
 
-PARTS = {"uneven": uneven, "large": large, "many": many, "seeds": seeds}
+PARTS = {"uneven": uneven, "large": large, "many": many, "stacks": stacks, "seeds": seeds}
 
 
 def main() -> None:

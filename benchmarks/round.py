@@ -14,6 +14,7 @@ rows (with momentum) read and written once. Kernels that join layers may stay un
 examples:
   python benchmarks/round.py
   python benchmarks/round.py --works pfl-cifar10 --engines batched --rounds 50 --json round.json
+  python benchmarks/round.py --works pfedgpa-cifar10 --engines batched --profile
 """
 
 import argparse
@@ -116,6 +117,23 @@ def floors(setup: Setup, samples: float, ceilings: Ceilings) -> tuple[float, flo
     return 2e3 * samples * cost.training / ceilings.flops, 4e3 * floats / ceilings.bytes_per_second
 
 
+def profile(setup: Setup, *, rows: int = 16) -> None:
+    """Prints where the time of one more round goes: by kernel on a GPU, by operator on a CPU."""
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as profiled
+
+    fed, cuda = setup.federation, setup.world.device.type == "cuda"
+    state = setup.method.init(fed)
+    with profiled(activities=[ProfilerActivity.CUDA if cuda else ProfilerActivity.CPU]) as seen:
+        setup.method.round(fed, state, fed.sample(0))
+        synchronize(setup.world)
+    times = [(e.self_device_time_total if cuda else e.self_cpu_time_total, e.count, e.key) for e in seen.key_averages()]
+    total = sum(time for time, _, _ in times)
+    print(f"  {total / 1e3:.2f} ms of {'kernels, some side by side' if cuda else 'operators'}:")
+    for time_, count, name in sorted(times, reverse=True)[:rows]:
+        print(f"  {time_ / 1e3:9.3f} ms {100 * time_ / total:5.1f} % {count:6} × {name[:90]}")
+
+
 def measure(
     name: str, engine: str, options: argparse.Namespace, world: World, ceilings: Ceilings | None
 ) -> dict[str, Any] | None:
@@ -125,6 +143,8 @@ def measure(
     if world.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     seconds, samples = rounds_of(setup, warmup=options.warmup, rounds=options.rounds)
+    if options.profile and world.is_root:
+        profile(setup)
     if not len(seconds):
         return None
     arithmetic, memory_floor = (float("nan"),) * 2 if ceilings is None else floors(setup, samples, ceilings)
@@ -152,10 +172,15 @@ def main() -> None:
     parser.add_argument("--warmup", type=int, default=2, help="rounds before (default: 2)")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     parser.add_argument("--precision", choices=["bf16", "tf32", "fp32"], default="tf32")
+    parser.add_argument(
+        "--profile", action="store_true", help="also print the kernels of a round by their share (alone)"
+    )
     parser.add_argument("--json", type=Path, help="also write everything, every round's time included, to this file")
     options = parser.parse_args()
 
     world = worlds.enter(device=options.device)
+    if options.profile and not world.alone:
+        parser.error("--profile is for one process: start it without mpirun or srun")
     place = world.places[0]
     ceilings = Ceilings.of(world.device) if world.device.type == "cuda" else None
     if world.is_root:
