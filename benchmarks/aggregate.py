@@ -2,10 +2,10 @@
 
 `mean` is what a method calls: the weighted sum of a rank's rows, then one all-reduce of a single row. `sum` is its
 local part alone, `bare` is torch's all-reduce of one row. A time is the slowest rank's; repetitions of the three take
-turns, so that a busy machine treats them alike. Of the repetitions the quickest tenth's bound is shown: ranks that share
-cores wait for the scheduler at times, which makes medians of small messages jump tenfold. `over bare` is mean / bare,
-`beyond sum` is mean / (bare + sum), which leaves hpcfed's own share once the arithmetic is taken away. Works alone, where
-nothing is reduced, and under mpirun or srun, on CPUs and GPUs.
+turns, so that a busy machine treats them alike. Of the repetitions the quickest tenth's bound is shown: ranks that
+share cores wait for the scheduler at times, which makes medians of small messages jump tenfold. `over bare` is mean /
+bare, `beyond sum` is mean / (bare + sum), which leaves hpcfed's own share once the arithmetic is taken away. Works
+alone, where nothing is reduced, and under mpirun or srun, on CPUs and GPUs.
 
 examples:
   mpirun -n 2 python benchmarks/aggregate.py --device cpu
