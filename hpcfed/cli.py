@@ -14,7 +14,7 @@ from hpcfed.config import RunConfig, Settings, check, read_toml, resolve
 from hpcfed.data import DATASETS, PARTITIONS
 from hpcfed.errors import UserError, did_you_mean, tell, unknown
 from hpcfed.models import MODELS
-from hpcfed.runtime.launcher import launched
+from hpcfed.runtime.launcher import launched, leave
 
 _EXAMPLES = """examples:
   hpcfed run --method fedavg-ft --clients 20 --rounds 10      alone, on the embedded digits
@@ -51,8 +51,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         _dispatch(list(sys.argv[1:] if arguments is None else arguments))
     except UserError as error:
-        tell(error, launched().rank)
-        sys.exit(2)
+        launch = launched()
+        tell(error, launch.rank)
+        leave(launch, 2)
     except KeyboardInterrupt:
         print("hpcfed: interrupted", file=sys.stderr)
         sys.exit(130)

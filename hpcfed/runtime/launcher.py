@@ -4,8 +4,10 @@ A mistake on the command line must be reported before MPI or a device starts, an
 """
 
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NoReturn
 
 _VARIABLES = (  # launcher, rank, size
     ("Open MPI's mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
@@ -35,3 +37,19 @@ def launched(environment: Mapping[str, str] = os.environ) -> Launch:
                 continue
             return Launch(launcher, int(environment[rank]), int(environment[size]))
     return Launch("no launcher", 0, 1)
+
+
+def leave(launch: Launch, code: int) -> NoReturn:
+    """Ends this process, and with it all ranks, over a mistake that was found before MPI started.
+
+    The root just exits: a mistake that it finds is mostly every rank's, and the launcher ends the others. Another rank
+    that is still alive has found what the root has not. It meets the others in MPI first, because a launcher that sees a
+    rank vanish while others connect may wait for ever (Open MPI 5.0, once in some hundred times).
+    """
+    if launch.rank:
+        try:
+            from mpi4py import MPI
+        except (ImportError, RuntimeError):
+            sys.exit(code)
+        MPI.COMM_WORLD.Abort(code)
+    sys.exit(code)
