@@ -1,0 +1,284 @@
+"""The latent diffusion model over rows: it learns from a bank of uploads, and generates rows."""
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hpcfed import streams
+from hpcfed.errors import UserError
+from hpcfed.server import diffusion
+from hpcfed.server.diffusion import Schedule, chunks
+from hpcfed.server.networks import Autoencoder, Denoiser, num_parameters
+from hpcfed.server.options import ServerOptions, batching
+from hpcfed.server.standard import LatentStandard, Standard
+from hpcfed.server.training import Loss, Place, trainer
+
+AT_ONCE = 512
+"""Rows that pass through the networks together when nothing is learnt."""
+NETWORKS = ("autoencoder", "denoiser")
+PHASES = ("autoencoder", "encode", "denoiser", "invert")
+PEAKS = {"H200": (494.7, 989.4), "H100": (494.7, 989.4), "A100": (156.0, 311.9), "L40": (90.5, 181.1), "B200": (1100.0, 2250.0)}  # fmt: skip
+"""TFLOP/s of dense matrix products by the makers' word: TF32 and bfloat16."""
+
+Told = Callable[[str, int, int], None]
+"""Told of progress: the network, its steps done and their number."""
+
+
+@dataclass
+class Learnt:
+    """What learning took, and how it went."""
+
+    rows: int
+    """In the bank."""
+    losses: dict[str, np.ndarray] = field(default_factory=dict)
+    """Of every step, by network."""
+    seconds: dict[str, float] = field(default_factory=dict)
+    """By phase."""
+    samples: dict[str, int] = field(default_factory=dict)
+    parameters: dict[str, int] = field(default_factory=dict)
+    flops: dict[str, float] = field(default_factory=dict)
+    """Of all steps, forward and backward, over all server ranks."""
+    peak_flops: float = float("nan")
+    """Of one server rank's device, per second."""
+    peak_memory: list[float] = field(default_factory=list)
+    """Bytes, of every server rank."""
+    ranks: int = 1
+
+    def utilisation(self, network: str) -> float:
+        """Model FLOPs by those that the devices could have done meanwhile."""
+        return self.flops[network] / (self.seconds[network] * self.ranks * self.peak_flops)
+
+
+def steps_of(options: ServerOptions) -> dict[str, int]:
+    """Steps of both networks."""
+    samples = {"autoencoder": options.autoencoder_samples, "denoiser": options.denoiser_samples}
+    return {name: -(-number // options.server_batch) for name, number in samples.items()}
+
+
+class LatentDiffusion:
+    """Calls are collective over the server's ranks, and every rank has the same rows."""
+
+    def __init__(self, widths: Sequence[int], options: ServerOptions, place: Place, *, seed: int) -> None:
+        """`widths` are the columns of the generated tensors, in order."""
+        self.options, self.place = options, place
+        self._widths, self._seed = list(widths), seed
+        self._batching = batching(options, place.size)
+        self._runs = 0
+        self.schedule = Schedule.linear(options.diffusion_steps, place.device)
+        self.standard: Standard | None = None
+        self.latents: LatentStandard | None = None
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self._number("initial weights"))
+            self.autoencoder = Autoencoder(
+                sum(widths), options.size, input_noise=options.input_noise, latent_noise=options.latent_noise
+            )
+            self.denoiser = Denoiser(options.size)
+        self._steps = steps_of(options)
+        if options.server_load:
+            self.load(Path(options.server_load))
+
+    @property
+    def learnt(self) -> bool:
+        return self.latents is not None
+
+    def learn(self, rows: Tensor, told: Told = lambda network, done, steps: None) -> Learnt:
+        """Learns the distribution of the rows; what was learnt before is where it starts."""
+        report = Learnt(len(rows), ranks=self.place.size, peak_flops=_peak_flops(self.place.device, self.options))
+        self.standard = Standard.of(rows, self._widths)
+        x = self.standard(rows)
+        self._fit("autoencoder", self.autoencoder, self._reconstruction(x), self.autoencoder.flops(), report, told)
+        begin = self._clock()
+        z = self._encoded(x)
+        self.latents = LatentStandard.of(z)
+        report.seconds["encode"] = self._clock() - begin
+        flops = self.denoiser.flops(self.options.size.latent)
+        self._fit("denoiser", self.denoiser, self._denoising(self.latents(z)), flops, report, told)
+        self._runs += 1
+        return report
+
+    def _fit(self, name: str, network: nn.Module, loss: Loss, flops: int, report: Learnt, told: Told) -> None:
+        steps = self._steps[name]
+        if self.options.server_checkpointing:
+            network.checkpoint = _checkpoint(self.options)  # type: ignore[assignment]
+        report.parameters[name] = num_parameters(network)
+        learning = trainer(network, self.options, self._batching, self.place, steps=steps)
+        begin = self._clock()
+        report.losses[name] = learning.fit(loss, steps, lambda done: told(name, done, steps))
+        report.seconds[name] = self._clock() - begin
+        report.samples[name] = steps * self._batching.batch
+        report.flops[name] = 3.0 * flops * report.samples[name]
+        tensors, _ = learning.save()
+        self._rebuilt(name, tensors)
+
+    def _rebuilt(self, name: str, tensors: dict[str, Tensor]) -> None:
+        """What DeepSpeed has wrapped is left behind; plain networks with the same tensors generate."""
+        size = self.options.size
+        network: nn.Module
+        if name == "autoencoder":
+            noises = {"input_noise": self.options.input_noise, "latent_noise": self.options.latent_noise}
+            self.autoencoder = network = Autoencoder(sum(self._widths), size, **noises)
+        else:
+            self.denoiser = network = Denoiser(size)
+        network.load_state_dict(tensors)
+        network.to(self.place.device).eval()
+
+    def _reconstruction(self, x: Tensor) -> Loss:
+        micro, latent = self._batching.micro, self.options.size.latent
+        draw = self._draws("autoencoder")
+
+        def loss(network: Callable[..., Tensor], step: int, number: int) -> Tensor:
+            random = draw(step, number)
+            batch = x[torch.randint(len(x), (micro,), device=x.device, generator=random)]
+            noise = [torch.randn(shape, device=x.device, generator=random) for shape in (batch.shape, (micro, latent))]
+            return network(batch, (noise[0], noise[1]))
+
+        return loss
+
+    def _denoising(self, z: Tensor) -> Loss:
+        micro, schedule = self._batching.micro, self.schedule
+        draw = self._draws("denoiser")
+
+        def loss(network: Callable[..., Tensor], step: int, number: int) -> Tensor:
+            random = draw(step, number)
+            batch = z[torch.randint(len(z), (micro,), device=z.device, generator=random)]
+            t = torch.randint(1, schedule.steps + 1, (micro,), device=z.device, generator=random)
+            noise = torch.randn(batch.shape, device=z.device, generator=random)
+            return F.mse_loss(network(schedule.noised(batch, t, noise), t), noise)
+
+        return loss
+
+    def reconstruct(self, rows: Tensor) -> Tensor:
+        """Through the autoencoder and back."""
+        assert self.standard is not None
+        return self.standard.undo(self._decoded(self._encoded(self.standard(rows))))
+
+    def encode(self, rows: Tensor) -> Tensor:
+        """Standardised latents of rows."""
+        assert self.standard is not None and self.latents is not None
+        return self.latents(self._encoded(self.standard(rows)))
+
+    def decode(self, latents: Tensor) -> Tensor:
+        assert self.standard is not None and self.latents is not None
+        return self.standard.undo(self._decoded(self.latents.undo(latents)))
+
+    @torch.no_grad()
+    def invert(self, rows: Tensor, *, depth: int | None = None) -> Tensor:
+        """New rows that keep each row's identity."""
+        z = self.encode(rows)
+        noise = self._noise("inversion", z)
+        chosen = self.options.inversion_depth if depth is None else depth
+        use = self.options.inversion_noise
+        return self.decode(diffusion.invert(self.schedule, self._epsilon, z, depth=chosen, noise=noise, use=use))
+
+    @torch.no_grad()
+    def sample(self, count: int) -> Tensor:
+        """Rows out of noise alone."""
+        like = torch.empty(count, self.options.size.latent, device=self.place.device)
+        return self.decode(diffusion.sample(self.schedule, self._epsilon, self._noise("sampling", like)))
+
+    @torch.no_grad()
+    def guide(self, before: Tensor, after: Tensor, *, strength: float, start: int, steps: int) -> Tensor:
+        """Rows after local training, led on by what all clients have taught the model."""
+        old, new = self.encode(before), self.encode(after)
+        return self.decode(
+            diffusion.guide(
+                self.schedule, self._epsilon, new, new - old, strength=strength, start=start, steps=steps
+            )
+        )
+
+    def _epsilon(self, z: Tensor, t: Tensor) -> Tensor:
+        return torch.cat([self.denoiser(z[part], t[part]) for part in chunks(len(z), AT_ONCE)])
+
+    @torch.no_grad()
+    def _encoded(self, x: Tensor) -> Tensor:
+        return torch.cat([self.autoencoder.encode(x[part]) for part in chunks(len(x), AT_ONCE)])
+
+    @torch.no_grad()
+    def _decoded(self, z: Tensor) -> Tensor:
+        return torch.cat([self.autoencoder.decode(z[part]) for part in chunks(len(z), AT_ONCE)])
+
+    def _number(self, purpose: str) -> int:
+        return int(streams.generator(self._seed, f"server {purpose}", self._runs).integers(2**62))
+
+    def _draws(self, purpose: str) -> Callable[[int, int], torch.Generator]:
+        """A generator that stands where (step, number of the micro-batch) says."""
+        base, random = self._number(purpose), torch.Generator(self.place.device)
+        return lambda step, number: random.manual_seed((base + (step << 16) + number) % 2**63)
+
+    def _noise(self, purpose: str, like: Tensor) -> diffusion.Noise:
+        random = torch.Generator(like.device).manual_seed(self._number(purpose))
+        return lambda: torch.randn(like.shape, device=like.device, dtype=like.dtype, generator=random)
+
+    def _clock(self) -> float:
+        if self.place.device.type == "cuda":
+            torch.cuda.synchronize(self.place.device)
+        return time.perf_counter()
+
+    def save(self, path: Path) -> None:
+        """The trained server, in a file that nobody needs to trust: numbers and JSON alone."""
+        assert self.standard is not None and self.latents is not None
+        with h5py.File(path, "w") as file:
+            file.attrs.update(format="hpcfed server", schema=1, widths=self._widths)
+            file["options"] = json.dumps(self.options.model_dump(mode="json"), indent=1)
+            for name in NETWORKS:
+                for key, tensor in getattr(self, name).state_dict().items():
+                    file[f"{name}/{key}"] = tensor.float().cpu().numpy()
+            for name, standard in {"standard": self.standard, "latents": self.latents}.items():
+                file[f"{name}/mean"] = standard.mean.cpu().numpy()
+                file[f"{name}/scale"] = standard.scale.cpu().numpy()
+
+    def load(self, path: Path) -> None:
+        try:
+            with h5py.File(path, "r") as file:
+                self._load(file)
+        except (OSError, KeyError) as error:
+            raise UserError(f"--server-load {path} is not a saved server: {error}") from None
+
+    def _load(self, file: h5py.File) -> None:
+        if list(file.attrs.get("widths", ())) != self._widths:
+            raise UserError(f"--server-load {file.filename} was made for other columns than this run generates")
+        size = {name: json.loads(file["options"][()])[name] for name in _SIZE_OPTIONS}
+        if size != {name: getattr(self.options, name) for name in _SIZE_OPTIONS}:
+            described = ", ".join(f"{name.replace('_', '-')} {value}" for name, value in size.items())
+            raise UserError(f"--server-load {file.filename} has another size: {described}")
+
+        def tensors(group: str) -> dict[str, Tensor]:
+            there: dict[str, Any] = {}
+            file[group].visititems(lambda key, item: there.update({key: item[()]}) if hasattr(item, "shape") else None)
+            return {key: torch.as_tensor(value, device=self.place.device) for key, value in there.items()}
+
+        for name in NETWORKS:
+            self._rebuilt(name, tensors(name))
+        self.standard, self.latents = Standard(**tensors("standard")), LatentStandard(**tensors("latents"))
+
+
+_SIZE_OPTIONS = ("server", "server_width", "server_latent", "server_depth")
+
+
+def _checkpoint(options: ServerOptions) -> Callable[..., Tensor]:
+    if options.server_engine == "deepspeed":
+        import deepspeed
+
+        return lambda module, *inputs: deepspeed.checkpointing.checkpoint(module, *inputs)
+    from torch.utils.checkpoint import checkpoint
+
+    return lambda module, *inputs: checkpoint(module, *inputs, use_reentrant=False)
+
+
+def _peak_flops(device: torch.device, options: ServerOptions) -> float:
+    """NaN where it is not known."""
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+        for known, (tf32, bf16) in PEAKS.items():
+            if known in name:
+                return 1e12 * (bf16 if options.server_precision == "bf16" else tf32)
+    return float("nan")

@@ -1,0 +1,199 @@
+"""The server's two networks, over flat vectors: an autoencoder and a denoiser of its latents.
+
+The shapes are p-diff's (Wang et al. 2024): 1-D convolutions with kernels of 7 and batch norm; the encoder halves the
+length with every convolution and ends in a linear layer; the denoiser keeps the length, widens to the middle, and adds
+what it saw on the way in to what it makes on the way out.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hpcfed.server.options import Size
+
+KERNEL = 7
+TIME_FEATURES = 256
+
+Checkpoint = Callable[..., Tensor]
+"""Calls a module, and may forget its activations until the backward pass."""
+
+
+def _plainly(module: nn.Module, *inputs: Tensor) -> Tensor:
+    output: Tensor = module(*inputs)
+    return output
+
+
+def encoder_channels(size: Size) -> list[int]:
+    """64, 128, 256, 256, 32 for a width of 64 and a depth of 5."""
+    return [size.width * min(2**i, 4) for i in range(size.depth - 1)] + [max(1, size.width // 2)]
+
+
+def denoiser_channels(size: Size) -> list[int]:
+    """64, 128, 256, 512, 256, 128, 64 for a width of 64 and a depth of 5."""
+    rising = [size.width * 2**i for i in range(max(1, size.depth - 1))]
+    return rising + rising[-2::-1]
+
+
+class Autoencoder(nn.Module):
+    """Rows of so many columns to latents and back; noise on both ways in while it learns."""
+
+    def __init__(self, columns: int, size: Size, *, input_noise: float = 0.0, latent_noise: float = 0.0) -> None:
+        super().__init__()
+        self.columns = columns
+        self.input_noise, self.latent_noise = input_noise, latent_noise
+        self.checkpoint: Checkpoint = _plainly
+        multiple = 2**size.depth
+        self.padded = -(-columns // multiple) * multiple
+        channels = encoder_channels(size)
+        shortest = self.padded // multiple
+        self.encoder = nn.ModuleList(
+            _down(before, after) for before, after in zip([1, *channels], channels, strict=False)
+        )
+        self.to_latent = nn.Linear(channels[-1] * shortest, size.latent)
+        self.from_latent = nn.Linear(size.latent, channels[-1] * shortest)
+        backwards = [*channels[::-1], 1]
+        self.decoder = nn.ModuleList(
+            _up(before, after, last=after is backwards[-1] and i == len(channels) - 1)
+            for i, (before, after) in enumerate(zip(backwards, backwards[1:], strict=False))
+        )
+        self._shape = (channels[-1], shortest)
+
+    def forward(self, rows: Tensor, noise: tuple[Tensor, Tensor] | None = None) -> Tensor:
+        """The mean squared error of reconstruction; `noise` is standard normal, for rows and latents."""
+        if noise is None:
+            return F.mse_loss(self.decode(self.encode(rows)), rows)
+        latents = self.encode(rows + self.input_noise * noise[0])
+        return F.mse_loss(self.decode(latents + self.latent_noise * noise[1]), rows)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the parameters: DeepSpeed may have made them bfloat16. What goes in and comes out is float32."""
+        return self.to_latent.weight.dtype
+
+    def flops(self) -> int:
+        """Of one sample's forward pass, both ways."""
+        length, total = self.padded, 0
+        for stage in self.encoder:
+            total += _convolution_flops(stage[0], length // 2)  # type: ignore[index]
+            length //= 2
+        for stage in self.decoder:
+            total += _convolution_flops(stage[0], length)  # type: ignore[index]
+            length *= 2
+        return total + 4 * self.to_latent.in_features * self.to_latent.out_features
+
+    def encode(self, rows: Tensor) -> Tensor:
+        x = F.pad(rows.to(self.dtype), (0, self.padded - self.columns)).unsqueeze(1)
+        for stage in self.encoder:
+            x = self.checkpoint(stage, x)
+        latents: Tensor = self.to_latent(x.flatten(1))
+        return latents.float()
+
+    def decode(self, latents: Tensor) -> Tensor:
+        x = self.from_latent(latents.to(self.dtype)).unflatten(1, self._shape)
+        for stage in self.decoder:
+            x = self.checkpoint(stage, x)
+        return x.squeeze(1)[:, : self.columns].float()
+
+
+class _BatchNorm(nn.BatchNorm1d):
+    """In float32, whatever its input: statistics in bfloat16 would hardly move."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert self.running_mean is not None and self.running_var is not None
+        y = F.batch_norm(
+            x.float(),
+            self.running_mean,
+            self.running_var,
+            self.weight.float(),
+            self.bias.float(),
+            training=self.training,
+            eps=self.eps,
+        )
+        return y.to(x.dtype)
+
+
+def _down(before: int, after: int) -> nn.Sequential:
+    convolution = nn.Conv1d(before, after, KERNEL, stride=2, padding=KERNEL // 2)
+    return nn.Sequential(convolution, _BatchNorm(after), nn.LeakyReLU())
+
+
+def _up(before: int, after: int, *, last: bool) -> nn.Sequential:
+    """The last one answers as it likes: a residual has any sign and size."""
+    convolution = nn.ConvTranspose1d(before, after, KERNEL, stride=2, padding=KERNEL // 2, output_padding=1)
+    return nn.Sequential(convolution) if last else nn.Sequential(convolution, _BatchNorm(after), nn.LeakyReLU())
+
+
+class Denoiser(nn.Module):
+    """ε(z, t): which noise was added to a latent."""
+
+    def __init__(self, size: Size) -> None:
+        super().__init__()
+        self.checkpoint: Checkpoint = _plainly
+        channels = denoiser_channels(size)
+        self.time = nn.Sequential(
+            nn.Linear(TIME_FEATURES, TIME_FEATURES), nn.SiLU(), nn.Linear(TIME_FEATURES, TIME_FEATURES)
+        )
+        self.stages = nn.ModuleList(
+            _Stage(before, after) for before, after in zip([1, *channels], channels, strict=False)
+        )
+        self.last = nn.Conv1d(channels[-1], 1, KERNEL, padding=KERNEL // 2)
+
+    def flops(self, latent: int) -> int:
+        """Of one latent's forward pass."""
+        convolutions = [stage.convolution for stage in self.stages] + [self.last]
+        times = [layer for layer in self.modules() if isinstance(layer, nn.Linear)]
+        return sum(_convolution_flops(c, latent) for c in convolutions) + sum(
+            2 * layer.in_features * layer.out_features for layer in times
+        )
+
+    def forward(self, z: Tensor, t: Tensor) -> Tensor:
+        dtype = self.last.weight.dtype
+        time = self.time(time_features(t).to(dtype))
+        x = z.to(dtype).unsqueeze(1)
+        passed: list[Tensor] = []
+        middle = len(self.stages) // 2
+        for number, stage in enumerate(self.stages):
+            x = self.checkpoint(stage, x, time)
+            if number < middle:
+                passed.append(x)
+            elif number > middle:
+                x = x + passed.pop()
+        answer: Tensor = self.last(x)
+        return answer.squeeze(1).to(z.dtype)
+
+
+class _Stage(nn.Module):
+    """Convolution, the time's own shift of every channel, norm and activation."""
+
+    def __init__(self, before: int, after: int) -> None:
+        super().__init__()
+        self.convolution = nn.Conv1d(before, after, KERNEL, padding=KERNEL // 2)
+        self.shift = nn.Linear(TIME_FEATURES, after)
+        self.norm = nn.GroupNorm(_groups(after), after)
+
+    def forward(self, x: Tensor, time: Tensor) -> Tensor:
+        return F.silu(self.norm(self.convolution(x)) + self.shift(time).unsqueeze(-1))
+
+
+def _convolution_flops(layer: nn.Conv1d | nn.ConvTranspose1d, length: int) -> int:
+    """`length`: the shorter of input and output, which is where kernels are applied."""
+    return 2 * length * layer.in_channels * layer.out_channels * KERNEL
+
+
+def _groups(channels: int) -> int:
+    return next(groups for groups in (8, 4, 2, 1) if channels % groups == 0)
+
+
+def time_features(t: Tensor) -> Tensor:
+    """Sines and cosines of the time at 128 frequencies from 1 to 1/10000."""
+    half = TIME_FEATURES // 2
+    frequencies = torch.exp(torch.arange(half, device=t.device) * (-math.log(1e4) / half))
+    angles = t.to(torch.float32).unsqueeze(-1) * frequencies
+    return torch.cat([angles.sin(), angles.cos()], -1)
+
+
+def num_parameters(network: nn.Module) -> int:
+    return sum(p.numel() for p in network.parameters())

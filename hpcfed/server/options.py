@@ -1,0 +1,127 @@
+"""What can be said about the server's model; imports no torch."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from hpcfed import config
+from hpcfed.config import option
+from hpcfed.errors import UserError
+
+
+@dataclass(frozen=True)
+class Size:
+    """How large the server's networks are."""
+
+    width: int
+    """Channels of the first convolution; later ones have up to 4 (autoencoder) or 2^(depth−2) (denoiser) times more."""
+    latent: int
+    depth: int
+    """Convolutions of the encoder, each of which halves the length."""
+
+
+SIZES = {"small": Size(8, 32, 4), "paper": Size(64, 256, 5), "large": Size(512, 1024, 5)}
+"""`paper`: 40 million parameters for the CIFAR-10 network's two last layers; `large`: over a billion for them."""
+
+
+class ServerOptions(config.Options):
+    server: Literal["small", "paper", "large"] = option("paper", "size of the server's networks", group="server")
+    server_width: int = option(0, "channels of their first convolution; 0: as --server says", group="server", ge=0)
+    server_latent: int = option(0, "size of the latent space; 0: as --server says", group="server", ge=0)
+    server_depth: int = option(0, "convolutions of the encoder; 0: as --server says", group="server", ge=0, le=12)
+    bank_rounds: int = option(20, "the server learns from the uploads of the last N rounds", group="server", ge=1)
+    server_every: int = option(
+        0, "train the server after every R rounds too, and start later rounds from generated rows; 0: once, at the end",
+        group="server", ge=0,
+    )  # fmt: skip
+    autoencoder_samples: int = option(100_000, "samples that the autoencoder sees", group="server", ge=1)
+    denoiser_samples: int = option(400_000, "samples that the denoiser sees", group="server", ge=1)
+    server_batch: int = option(50, "samples per step, over all server ranks", group="server", ge=1)
+    server_micro_batch: int = option(
+        0, "samples that a server rank takes at once; 0: its share of a step, smaller: gradients accumulate",
+        group="server", ge=0,
+    )  # fmt: skip
+    server_lr: float = option(1e-3, "AdamW's learning rate, for both networks; follows a cosine", group="server", gt=0)
+    server_decay: float = option(2e-6, "AdamW's weight decay", group="server", ge=0)
+    input_noise: float = option(1e-3, "noise on the autoencoder's input while it learns", group="server", ge=0)
+    latent_noise: float = option(0.1, "noise on its latents while it learns", group="server", ge=0)
+    diffusion_steps: int = option(1000, "T: steps from data to noise", group="server", ge=2)
+    inversion_depth: int = option(100, "t0 ≤ T: how far an upload is diffused before it is generated anew",
+                                  group="server", ge=0)  # fmt: skip
+    inversion_noise: Literal["recorded", "fresh", "none"] = option(
+        "recorded", "noise of generation: the upload's own, taken off (the paper's), fresh, or none (DDIM)",
+        group="server",
+    )  # fmt: skip
+    server_engine: Literal["deepspeed", "torch"] = option(
+        "deepspeed", "who trains: DeepSpeed, or a plain loop on one rank to compare with", group="server"
+    )
+    zero_stage: int = option(0, "ZeRO: what server ranks share out: 1 optimiser, 2 gradients, 3 parameters",
+                             group="server", ge=0, le=3)  # fmt: skip
+    server_precision: Literal["fp32", "bf16"] = option("fp32", "arithmetic of the server's networks", group="server")
+    server_checkpointing: bool = option(
+        False, "compute activations anew in the backward pass, to save memory", group="server"
+    )
+    server_offload: Literal["none", "optimizer", "parameters"] = option(
+        "none", "what stays in host memory: the optimiser's state (ZeRO 1 to 3), parameters too (ZeRO 3)",
+        group="server",
+    )  # fmt: skip
+    server_load: str = option("", "start from this server.h5, saved by an earlier run", group="server")
+    server_save: bool = option(True, "keep the trained server as server.h5 in the run's folder", group="server")
+
+    @property
+    def size(self) -> Size:
+        preset = SIZES[self.server]
+        return Size(
+            self.server_width or preset.width, self.server_latent or preset.latent, self.server_depth or preset.depth
+        )
+
+
+@dataclass(frozen=True)
+class Batching:
+    """How a step's samples are divided."""
+
+    micro: int
+    accumulation: int
+    ranks: int
+
+    @property
+    def batch(self) -> int:
+        return self.micro * self.accumulation * self.ranks
+
+
+def batching(options: ServerOptions, ranks: int) -> Batching:
+    """Micro-batch, accumulation and ranks, whose product is the batch."""
+    batch, micro = options.server_batch, options.server_micro_batch
+    if batch % ranks:
+        raise UserError(f"--server-batch {batch} cannot be shared by {ranks} server ranks; use a multiple of {ranks}")
+    share = batch // ranks
+    micro = micro or share
+    if share % micro:
+        raise UserError(
+            f"--server-micro-batch {micro} does not divide the {share} samples of a server rank "
+            f"(--server-batch {batch} on {ranks})"
+        )
+    if micro < 2:
+        raise UserError(f"--server-batch {batch} leaves a micro-batch of {micro}; batch norm needs two samples")
+    return Batching(micro, share // micro, ranks)
+
+
+def check(options: ServerOptions, *, columns: int, rounds: int, server_ranks: int) -> None:
+    """Everything about the server that can be known to be wrong before a run starts."""
+    if options.bank_rounds > rounds:
+        raise UserError(f"--bank-rounds {options.bank_rounds}, but the run has only {rounds} rounds")
+    if options.server_every > rounds:
+        raise UserError(f"--server-every {options.server_every}, but the run has only {rounds} rounds")
+    if options.size.latent > columns:
+        raise UserError(f"a latent of {options.size.latent} is larger than the {columns} generated columns; "
+                        "use a smaller --server-latent or more generated layers")  # fmt: skip
+    if options.inversion_depth > options.diffusion_steps:
+        raise UserError(
+            f"--inversion-depth {options.inversion_depth} is beyond --diffusion-steps {options.diffusion_steps}"
+        )
+    if options.server_engine == "torch" and (server_ranks > 1 or options.zero_stage or options.server_offload != "none"):
+        raise UserError("--server-engine torch is a plain loop on one rank: no ZeRO, no offload, one server rank")
+    if options.server_offload != "none" and not options.zero_stage:
+        raise UserError(f"--server-offload {options.server_offload} needs --zero-stage 1, 2 or 3")
+    if options.server_offload == "parameters" and options.zero_stage != 3:
+        raise UserError("--server-offload parameters needs --zero-stage 3")
+    batching(options, max(1, server_ranks))

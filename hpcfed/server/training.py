@@ -1,0 +1,300 @@
+"""Steps of AdamW on one of the server's networks: through DeepSpeed, or as a plain loop to compare with.
+
+A step's batch is divided into micro-batches; which samples and which noise a micro-batch has depends on the seed, the
+step and its number alone. So any division among ranks and accumulated passes learns the same.
+"""
+
+import contextlib
+import io
+import logging
+import math
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from hpcfed.server.options import Batching, ServerOptions
+
+Loss = Callable[[Callable[..., Tensor], int, int], Tensor]
+"""The mean loss of (network, step, number of the micro-batch)."""
+Moments = dict[str, dict[str, Tensor]]
+"""AdamW's two moments of every parameter, by name."""
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the server's networks live, and with how many others."""
+
+    device: torch.device
+    rank: int = 0
+    size: int = 1
+
+
+class Trainer(Protocol):
+    """One network and its optimiser. Calls are collective over the server's ranks."""
+
+    network: nn.Module
+
+    def fit(self, loss: Loss, steps: int, told: Callable[[int], None]) -> np.ndarray:
+        """Goes on for so many steps; the loss of each, over all ranks."""
+
+    def save(self) -> tuple[dict[str, Tensor], Moments]:
+        """Whole parameters and buffers in float32 on the host, and the optimiser's moments."""
+
+    def load(self, tensors: dict[str, Tensor], moments: Moments, steps: int, loss: Loss) -> None:
+        """Goes on from what was saved after so many steps of this loss."""
+
+    def gathered(self) -> contextlib.AbstractContextManager[None]:
+        """Within, the network can be called on every rank for itself."""
+
+
+def trainer(network: nn.Module, options: ServerOptions, batching: Batching, place: Place, *, steps: int) -> Trainer:
+    """`steps` is the length of the learning rate's cosine."""
+    kind = Plain if options.server_engine == "torch" else DeepSpeed
+    return kind(network, options, batching, place, steps=steps)
+
+
+def cosine(steps: int) -> Callable[[int], float]:
+    return lambda step: 0.5 * (1 + math.cos(math.pi * min(step, steps) / steps))
+
+
+def _adamw(network: nn.Module, options: ServerOptions, device: torch.device) -> torch.optim.AdamW:
+    fused = device.type == "cuda" and options.server_offload == "none"
+    return torch.optim.AdamW(
+        network.parameters(), lr=options.server_lr, weight_decay=options.server_decay, fused=fused
+    )
+
+
+class Plain:
+    def __init__(
+        self, network: nn.Module, options: ServerOptions, batching: Batching, place: Place, *, steps: int
+    ) -> None:
+        self.network = network.to(place.device)
+        self._accumulation = batching.accumulation
+        self._bf16 = options.server_precision == "bf16"
+        self._device = place.device
+        self._optimizer = _adamw(network, options, place.device)
+        self._scheduler = torch.optim.lr_scheduler.LambdaLR(self._optimizer, cosine(steps))
+        self._done = 0
+
+    def fit(self, loss: Loss, steps: int, told: Callable[[int], None]) -> np.ndarray:
+        losses = torch.zeros(steps, device=self._device)
+        self.network.train()
+        for step in range(steps):
+            for micro in range(self._accumulation):
+                with torch.autocast(self._device.type, torch.bfloat16, enabled=self._bf16):
+                    value = loss(self.network, self._done + step, micro) / self._accumulation
+                value.backward()  # type: ignore[no-untyped-call]
+                losses[step] += value.detach()
+            self._optimizer.step()
+            self._optimizer.zero_grad()
+            self._scheduler.step()
+            told(step + 1)
+        self._done += steps
+        self.network.eval()
+        return losses.double().cpu().numpy()
+
+    def save(self) -> tuple[dict[str, Tensor], Moments]:
+        tensors = {name: _copy(t) for name, t in self.network.state_dict().items()}
+        state = self._optimizer.state
+        moments = {
+            name: {kind: _copy(state[p][kind]) for kind in MOMENTS}
+            for name, p in self.network.named_parameters()
+            if p in state
+        }
+        return tensors, moments
+
+    def load(self, tensors: dict[str, Tensor], moments: Moments, steps: int, loss: Loss) -> None:
+        self.network.load_state_dict(tensors)
+        for name, p in self.network.named_parameters():
+            if name in moments:
+                own = {kind: moments[name][kind].to(p.device, p.dtype) for kind in MOMENTS}
+                self._optimizer.state[p] = {"step": torch.tensor(float(steps)), **own}
+        _advance(self._scheduler, steps)
+        self._done = steps
+
+    def gathered(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+
+class DeepSpeed:
+    def __init__(
+        self, network: nn.Module, options: ServerOptions, batching: Batching, place: Place, *, steps: int
+    ) -> None:
+        deepspeed = _deepspeed(place)
+        self.network = network.to(place.device)
+        self._batching, self._place, self._stage = batching, place, options.zero_stage
+        optimizer = _adamw(network, options, place.device)
+        with _silently():
+            self._engine, self._optimizer, _, self._scheduler = deepspeed.initialize(
+                args=SimpleNamespace(device_rank=place.device.index or 0),
+                model=network,
+                optimizer=optimizer,
+                lr_scheduler=lambda o: torch.optim.lr_scheduler.LambdaLR(o, cosine(steps)),
+                config=configuration(options, batching),
+                dist_init_required=False,
+            )
+        for buffer in network.buffers():
+            if buffer.is_floating_point():
+                buffer.data = buffer.data.float()  # batch norm's statistics stay as they were
+        self._done = 0
+
+    def fit(self, loss: Loss, steps: int, told: Callable[[int], None]) -> np.ndarray:
+        losses = torch.zeros(steps, device=self._place.device)
+        self._engine.train()
+        for step in range(steps):
+            for turn in range(self._batching.accumulation):
+                micro = turn * self._place.size + self._place.rank
+                value = loss(self._engine, self._done + step, micro)
+                self._engine.backward(value)
+                self._engine.step()
+                losses[step] += value.detach().float() / self._batching.accumulation
+            told(step + 1)
+        self._done += steps
+        self._engine.eval()
+        self._agree()
+        mean = losses / self._place.size
+        if self._place.size > 1:
+            dist.all_reduce(mean)
+        return mean.double().cpu().numpy()
+
+    def _agree(self) -> None:
+        """Batch norm saw other samples on every rank; its statistics become the mean over ranks."""
+        if self._place.size > 1:
+            for buffer in self.network.buffers():
+                if buffer.is_floating_point():
+                    dist.all_reduce(buffer)
+                    buffer /= self._place.size
+
+    def save(self) -> tuple[dict[str, Tensor], Moments]:
+        from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
+
+        tensors = {name: _copy(b) for name, b in self.network.named_buffers()}
+        moments: Moments = {}
+        for name, p in self.network.named_parameters():
+            if self._whole:
+                state = self._optimizer.state.get(p, {})
+                tensors[name] = _copy(p)
+            else:
+                state = {kind: safe_get_full_optimizer_state(p, kind) for kind in MOMENTS}
+                tensors[name] = _copy(safe_get_full_fp32_param(p))
+            if all(state.get(kind) is not None for kind in MOMENTS):
+                moments[name] = {kind: _copy(state[kind]) for kind in MOMENTS}
+        return tensors, moments
+
+    @property
+    def _whole(self) -> bool:
+        """Every rank has the optimiser as torch knows it."""
+        return isinstance(self._optimizer, torch.optim.AdamW)
+
+    def load(self, tensors: dict[str, Tensor], moments: Moments, steps: int, loss: Loss) -> None:
+        if moments and not self._whole:  # DeepSpeed's optimisers have nothing to set before their first step
+            self.fit(loss, 1, lambda step: None)
+        with torch.no_grad(), self.gathered(change=True):
+            for name, tensor in [*self.network.named_buffers(), *self.network.named_parameters()]:
+                tensor.copy_(tensors[name])
+        for name, p in self.network.named_parameters():
+            own = moments.get(name, {})
+            if self._whole and own:
+                there = {kind: moment.to(p.device, p.dtype) for kind, moment in own.items()}
+                self._optimizer.state[p] = {"step": torch.tensor(float(steps)), **there}
+            elif not self._whole:
+                self._set(p, tensors[name])
+                for kind, moment in own.items():
+                    self._set(p, moment, kind)
+        if not self._whole:
+            for state in self._optimizer.optimizer.state.values():
+                state["step"] = torch.tensor(float(steps))
+        _advance(self._scheduler, steps)
+        self._done = steps
+
+    def _set(self, p: nn.Parameter, value: Tensor, moment: str | None = None) -> None:
+        """The float32 parameter that ZeRO keeps, or one of its moments."""
+        from deepspeed import utils
+
+        value = value.to(p.device)
+        if self._stage < 3:
+            if moment is None:
+                utils.safe_set_full_fp32_param(p, value)
+            else:
+                utils.safe_set_full_optimizer_state(p, value, moment)
+            return
+        share = utils.safe_get_local_fp32_param(p).numel()  # the same on all ranks, so the last one's is padded
+        padded = nn.functional.pad(value.flatten(), (0, share * self._place.size - value.numel()))
+        own = padded[self._place.rank * share :][:share]
+        if moment is None:
+            utils.safe_set_local_fp32_param(p, own)
+        else:
+            utils.safe_set_local_optimizer_state(p, own, moment)
+
+    @contextlib.contextmanager
+    def gathered(self, *, change: bool = False) -> Iterator[None]:
+        """`change` keeps what the first rank makes of the parameters."""
+        if self._stage < 3:
+            yield
+            return
+        import deepspeed
+
+        with deepspeed.zero.GatheredParameters(list(self.network.parameters()), modifier_rank=0 if change else None):
+            yield
+
+
+def configuration(options: ServerOptions, batching: Batching) -> dict[str, Any]:
+    """What DeepSpeed is told."""
+    bf16 = options.server_precision == "bf16"
+    zero: dict[str, Any] = {"stage": max(options.zero_stage, int(bf16))}  # ZeRO keeps the float32 copy of parameters
+    if options.server_offload != "none":
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
+    if options.server_offload == "parameters":
+        zero["offload_param"] = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
+    return {
+        "train_batch_size": batching.batch,
+        "train_micro_batch_size_per_gpu": batching.micro,
+        "gradient_accumulation_steps": batching.accumulation,
+        "zero_optimization": zero,
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,  # torch's AdamW serves, and needs no compiler
+        "bf16": {"enabled": bf16},
+        "steps_per_print": 2**31,
+    }
+
+
+def _advance(scheduler: Any, steps: int) -> None:
+    scheduler.last_epoch = steps - 1
+    scheduler.step()
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    """On the host, and not what goes on changing."""
+    return tensor.detach().to("cpu", torch.float32, copy=True)
+
+
+def _deepspeed(place: Place) -> Any:
+    """DeepSpeed, in a process group that exists, without its remarks."""
+    os.environ.setdefault("DS_ACCELERATOR", place.device.type)
+    # It wants the launcher's own word, which need not be the order of ranks on the node; our device goes in separately.
+    os.environ.setdefault("LOCAL_RANK", os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK", "0"))
+    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
+    with _silently():
+        import deepspeed
+
+        logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+        # Serves inference alone, and would be compiled for a minute, by a compiler that may not be there.
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+        deepspeed.init_distributed(
+            dist_backend=dist.get_backend(), dist_init_required=False, verbose=False, auto_mpi_discovery=False
+        )
+    return deepspeed
+
+
+@contextlib.contextmanager
+def _silently() -> Iterator[None]:
+    with contextlib.redirect_stdout(io.StringIO()):
+        yield
