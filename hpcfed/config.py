@@ -56,6 +56,9 @@ class Options(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
+    def check(self, config: "RunConfig") -> None:
+        """Refuses, before anything starts, options of a method that do not fit the rest of the run."""
+
 
 def option(default: Any, description: str, *, group: str = "method", **limits: Any) -> Any:
     """A field with its help text; `limits` are pydantic's: ge, gt, le, lt, pattern."""
@@ -222,6 +225,7 @@ def check(settings: Settings, launch: Launch) -> None:
         raise UserError(
             f"--clients {config.clients} on {launch.size} ranks; use --clients {launch.size} or more, or fewer ranks"
         )
+    settings.options.check(config)
     if config.out is not None:
         _check_out(config.out, overwrite=config.overwrite)
 

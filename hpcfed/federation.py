@@ -1,6 +1,7 @@
 """The federation as a method sees it: clients of this rank, rows, and a few verbs. No MPI, no CUDA, no file."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +13,7 @@ from hpcfed.arrays import on_device
 from hpcfed.clients.engine import Score, Sgd
 from hpcfed.clients.lockstep import RowEngine
 from hpcfed.clients.placement import Clients
+from hpcfed.clients.schedule import num_samples
 from hpcfed.config import Options, RunConfig
 from hpcfed.data.datasets import Split
 from hpcfed.data.shards import Shard
@@ -147,32 +149,57 @@ class Federation:
             )
 
     def download(self, row: Tensor, cohort: Cohort) -> Tensor:
-        """The row for every member of the cohort on this rank."""
+        """The row, or some columns of it, for every member of the cohort on this rank; or a row for each of them."""
         with self._timer.phase("download"):
-            self.traffic.down += len(cohort.clients) * row.numel() * row.element_size()
+            self.traffic.down += len(cohort.clients) * row.shape[-1] * row.element_size()
             return row.expand(len(cohort.here), -1)
 
     def train(
-        self, rows: Tensor, cohort: Cohort, *, epochs: int | None = None, columns: Tensor | None = None
+        self,
+        rows: Tensor,
+        cohort: Cohort,
+        *,
+        epochs: int | None = None,
+        columns: Tensor | None = None,
+        sgd: Sgd | None = None,
+        phase: int = 0,
     ) -> Tensor:
-        """The cohort's rows after local training; only True `columns` change."""
+        """The cohort's rows after local training, by the run's SGD unless given; only True `columns` change.
+
+        Phases of one round, numbered by the method, see the samples in different orders.
+        """
+        if _nothing_moves(columns):
+            return rows
         with self._timer.phase("train"):
-            sgd = self._sgd(epochs or self.config.epochs, cohort.round)
-            rows, losses = self._descend("training", rows, cohort.here, sgd, round=cohort.round, columns=columns)
-            self.learned.add(losses, self.sizes[self.clients[cohort.here]] * sgd.epochs)
+            sgd = sgd or self._sgd(epochs or self.config.epochs, cohort.round)
+            purpose = _purpose("training", phase)
+            rows, losses = self._descend(purpose, rows, cohort.here, sgd, round=cohort.round, columns=columns)
+            self.learned.add(losses, num_samples(self.sizes[self.clients[cohort.here]], sgd.length))
         if self.on_trained is not None:
             with self._timer.phase("record"):
                 self.on_trained(cohort, rows)
         return rows
 
-    def finetune(self, rows: Tensor, clients: np.ndarray, *, epochs: int, columns: Tensor | None = None) -> Tensor:
-        """Training that a client does for itself before it is judged; its rows are thrown away afterwards."""
+    def finetune(
+        self,
+        rows: Tensor,
+        clients: np.ndarray,
+        *,
+        epochs: int | None = None,
+        columns: Tensor | None = None,
+        sgd: Sgd | None = None,
+        phase: int = 0,
+    ) -> Tensor:
+        """Training that a client does for itself, as before it is judged; it is no part of a round's."""
+        if _nothing_moves(columns):
+            return rows
         with self._timer.phase("train"):
-            sgd = self._sgd(epochs, self.round)
-            return self._descend("fine-tuning", rows, clients, sgd, round=self.round, columns=columns)[0]
+            sgd = sgd or self._sgd(epochs or self.config.epochs, self.round)
+            purpose = _purpose("fine-tuning", phase)
+            return self._descend(purpose, rows, clients, sgd, round=self.round, columns=columns)[0]
 
     def upload(self, rows: Tensor, cohort: Cohort) -> Tensor:
-        """What the server receives of the cohort's rows."""
+        """What the server receives of the cohort's rows, or of some columns of them."""
         with self._timer.phase("upload"):
             self.traffic.up += len(cohort.clients) * rows.shape[1] * rows.element_size()
             return rows
@@ -180,10 +207,21 @@ class Federation:
     def mean(self, rows: Tensor, cohort: Cohort) -> Tensor:
         """Σ weightᵢ rowᵢ over the whole cohort, on every rank: local weighted sum, then one flat all-reduce."""
         with self._timer.phase("aggregate"):
+            if not rows.shape[1]:  # as when a method shares nothing
+                return rows.new_empty(0)
             if self.config.deterministic:
                 return self._mean_in_client_order(rows, cohort)
             weights = on_device(cohort.weights[cohort.chosen], rows.device).to(rows.dtype)
             return self._collectives.sum(weights @ rows)
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """Σ over the ranks of what each has summed over its own clients, on every rank; may overwrite its argument."""
+        with self._timer.phase("aggregate"):
+            return self._collectives.sum(tensor)
+
+    def timed(self, phase: str) -> AbstractContextManager[None]:
+        """Counts what a method computes by itself, such as a server's model, as time of this phase."""
+        return self._timer.phase(phase)
 
     def evaluate(self, rows: Tensor, clients: np.ndarray) -> Score:
         """Scores rows on the own test data of clients of this rank."""
@@ -223,3 +261,13 @@ def shares(sizes: np.ndarray) -> np.ndarray:
     """nᵢ / Σn; equal shares when nobody has data, so that the mean of untouched rows is that row."""
     total = sizes.sum()
     return sizes / total if total else np.full(len(sizes), 1 / len(sizes))
+
+
+def _purpose(work: str, phase: int) -> str:
+    """Of a stream of random numbers."""
+    return f"{work}, phase {phase}" if phase else work
+
+
+def _nothing_moves(columns: Tensor | None) -> bool:
+    """As in a phase that trains the head of a network that is all body."""
+    return columns is not None and not bool(columns.any())

@@ -48,7 +48,7 @@ def mistake(capsys: pytest.CaptureFixture[str], *words: object) -> str:
         ("run --model cnn-cifar", "needs images of at least 20 pixels a side, digits has 1x8x8"),
         ("run --partition sharding --classes-per-client 11", "digits has 10 classes"),
         ("run --validation 5", "cannot hold all 10 classes"),
-        ("run --finetune head", "--finetune is an option of method fedavg-ft; add --method fedavg-ft"),
+        ("run --finetune head", "--finetune is an option of method fedavg-ft, fedbabu; add --method fedavg-ft"),
         ("run --dataset cifar10 --data-root /nowhere/at/all", "/nowhere/at/all"),
         ("run --dataset file:/nowhere/my.npz", "/nowhere/my.npz"),
         ("run --rounds 3 --snapshot-every 9", "--snapshot-every 9, but the run has only 3 rounds"),

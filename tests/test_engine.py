@@ -1,6 +1,7 @@
 """The batched engine, the loop engine and a naive torch loop agree, for every model and for uneven clients."""
 
 import copy
+import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from hpcfed import streams
 from hpcfed.clients.engine import Engine, Sgd
+from hpcfed.clients.schedule import Length, num_epochs, num_samples, num_steps, step_shapes, training_samples
 from hpcfed.clients.training import StackTraining, _rounded_up
 from hpcfed.data.shards import Shard
 from hpcfed.models import MODELS
@@ -71,17 +73,23 @@ def sample_order(shard: Shard, client: int, key: Tensor, epoch: int) -> Tensor:
     return shard.index[client, : shard.sizes[client]][torch.argsort(numbers >> 1 & 0x3FFFFFFFFFFFFFFF)]
 
 
+def batches(shard: Shard, client: int, sgd: Sgd, key: Tensor) -> Iterator[Tensor]:
+    """A client's samples, step by step: epoch after epoch, for so many epochs or so many steps."""
+    epochs = itertools.count() if sgd.steps else range(sgd.epochs)
+    steps = (batch for epoch in epochs for batch in sample_order(shard, client, key, epoch).split(sgd.batch_size))
+    return itertools.islice(steps, sgd.steps or None)
+
+
 def naive(network: nn.Module, shard: Shard, client: int, sgd: Sgd, key: Tensor) -> nn.Module:
     """One client trained alone, as anyone would write it, where its data is."""
     network = copy.deepcopy(network).to(shard.images).train()
     optimiser = torch.optim.SGD(network.parameters(), lr=sgd.lr, momentum=sgd.momentum, weight_decay=sgd.weight_decay)
-    for epoch in range(sgd.epochs):
-        for batch in sample_order(shard, client, key, epoch).split(sgd.batch_size):
-            optimiser.zero_grad()
-            F.cross_entropy(network(shard.images[batch]), shard.labels[batch]).backward()
-            if sgd.clip:
-                nn.utils.clip_grad_norm_(network.parameters(), sgd.clip)
-            optimiser.step()
+    for batch in batches(shard, client, sgd, key):
+        optimiser.zero_grad()
+        F.cross_entropy(network(shard.images[batch]), shard.labels[batch]).backward()
+        if sgd.clip:
+            nn.utils.clip_grad_norm_(network.parameters(), sgd.clip)
+        optimiser.step()
     return network
 
 
@@ -139,6 +147,69 @@ def test_batched_equals_loop_equals_naive(name: str, dtype: torch.dtype, device:
             assert min(relative(rows[client], expected) for expected in references) < tolerance
     has_data = torch.tensor(sizes) > 0
     torch.testing.assert_close(batched_loss[has_data], loop_loss[has_data], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("steps", [1, 3, 11, 40])
+def test_steps_in_place_of_epochs(steps: int, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every client with data takes so many steps, over its samples again and again; its loss is the mean over them."""
+    network = build("cnn-digits", shape=(1, 8, 8), classes=10, seed=0)
+    sizes = (*SIZES, 7)  # three samples in a batch: a third is no float32 number
+    layout, shard = Layout.of(network), make_shard((1, 8, 8), sizes, torch.float64)
+    keys = streams.client_keys(3, "test", 5, torch.arange(len(sizes)))
+    sgd = replace(SGD, epochs=0, steps=steps)
+    batched, batched_loss = trained("batched", network, shard, sgd, keys, device)
+    loop, loop_loss = trained("loop", network, shard, sgd, keys, device)
+    still, still_loss = trained("batched", network, shard, replace(sgd, lr=0.0), keys, device)
+    if device == "cpu":
+        monkeypatch.setattr(StackTraining, "_captured_shape", lambda self, *shape: (self._capacity, self._slots, False))
+    rounded, _ = trained("batched", network, shard, sgd, keys, device)
+    first = layout.row(network, dtype=torch.float64)
+    assert torch.equal(still, first.expand(len(sizes), -1))
+    for client, size in enumerate(sizes):
+        if size == 0:
+            assert torch.equal(batched[client], first) and batched_loss[client].isnan()
+            continue
+        expected = layout.row(naive(network, shard, client, sgd, keys[client]), dtype=torch.float64)
+        assert max(relative(rows[client], expected) for rows in (batched, loop, rounded)) < 1e-10
+        seen = torch.cat(list(batches(shard, client, sgd, keys[client])))
+        losses = F.cross_entropy(copy.deepcopy(network).double()(shard.images[seen]), shard.labels[seen])
+        torch.testing.assert_close(still_loss[client], losses.detach(), rtol=1e-10, atol=0)
+    torch.testing.assert_close(batched_loss, loop_loss, rtol=1e-10, atol=0, equal_nan=True)
+
+
+def test_as_many_steps_as_epochs_have_are_these_epochs(device: str) -> None:
+    network = build("cnn-digits", shape=(1, 8, 8), classes=10, seed=0)
+    shard = make_shard((1, 8, 8), (9, 12, 10), torch.float64)
+    keys = streams.client_keys(3, "test", 5, torch.arange(3))
+    for mode in ("batched", "loop"):
+        by_epochs = trained(mode, network, shard, replace(SGD, epochs=4), keys, device)
+        by_steps = trained(mode, network, shard, replace(SGD, epochs=0, steps=12), keys, device)
+        assert all(torch.equal(a, b) for a, b in zip(by_epochs, by_steps, strict=True))
+
+
+@pytest.mark.parametrize(
+    "length", [Length(3, 4), Length(0, 4, 1), Length(0, 4, 23), Length(0, 50, 9), Length(0, 1, 64)]
+)
+def test_every_epoch_is_a_new_order_of_all_samples(length: Length) -> None:
+    """Whatever the lengths: steps that the host expects, no sample twice in an epoch, none of others."""
+    sizes = np.array([1, 40, 3, 0, 9, 4, 17])
+    index = torch.arange(len(sizes))[:, None] * 100 + torch.arange(40)
+    keys = streams.client_keys(0, "test", 0, torch.arange(len(sizes)))
+    steps = int(num_steps(sizes, length).max())
+    samples, counts = training_samples(
+        index, torch.from_numpy(sizes), keys, length, epochs=num_epochs(sizes, length), steps=steps
+    )
+    assert counts.sum(0).tolist() == num_samples(sizes, length).tolist()
+    assert (counts > 0).sum(0).tolist() == num_steps(sizes, length).tolist()
+    shapes = step_shapes(-np.sort(-sizes), length)
+    assert [shape.clients for shape in shapes] == (counts > 0).sum(1).tolist()
+    assert [shape.slots for shape in shapes] == counts.max(1).values.tolist()
+    for client, size in enumerate(sizes):
+        seen = [int(i) - 100 * client for step in range(steps) for i in samples[step, client, : counts[step, client]]]
+        epochs = [seen[first : first + size] for first in range(0, len(seen), max(size, 1))]
+        assert all(sorted(epoch) == list(range(size)) for epoch in epochs[:-1])
+        assert all(len(set(epoch)) == len(epoch) and max(epoch) < size for epoch in epochs)
+        assert size < 9 or all(a != b for a, b in itertools.pairwise(epochs))
 
 
 def test_dropout_is_the_clients_own(device: str) -> None:

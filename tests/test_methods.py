@@ -168,7 +168,8 @@ def test_every_method_has_a_line_and_welcomes_newcomers() -> None:
         s = assembled(method=name)
         state = s.method.init(s.federation)
         rows = s.method.welcome(s.federation, state, np.arange(2))
-        assert torch.equal(rows[0], s.federation.initial_row())
+        assert rows.shape == (2, s.federation.layout.num_columns) and rows.isfinite().all()
+        assert torch.equal(rows[0], s.federation.initial_row()) or name == "pfedhn", "pFedHN generates its rows"
 
 
 def test_bytes_are_what_the_method_sends() -> None:

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hpcfed.arrays import on_device
-from hpcfed.clients.schedule import evaluation_samples, longest_first, num_steps, step_shapes
+from hpcfed.clients.schedule import Length, evaluation_samples, longest_first, num_steps, step_shapes
 from hpcfed.clients.training import Sgd, StackTraining, Unfrozen
 from hpcfed.data.shards import Shard
 from hpcfed.models.cost import Cost, cost
@@ -78,7 +78,7 @@ class Engine:
         others stay bit-identical. Returns new rows, and the mean training loss per client (NaN without data).
         """
         sizes = np.asarray(shard.sizes, np.int64)[clients]
-        order = longest_first(num_steps(sizes, epochs=sgd.epochs, batch_size=sgd.batch_size))
+        order = longest_first(num_steps(sizes, sgd.length))
         trained = torch.empty(rows.shape, dtype=rows.dtype, device=rows.device)
         losses = torch.full((len(rows),), torch.nan, dtype=rows.dtype, device=rows.device)
         if len(order) < len(rows):
@@ -136,7 +136,7 @@ class Engine:
 
     def _evaluate_stack(self, rows: Tensor, shard: Shard, index: Tensor, sizes: np.ndarray) -> tuple[Tensor, Tensor]:
         batch_size = min(int(sizes.max()), -(-EVALUATION_SAMPLES // len(rows)))
-        shapes = step_shapes(sizes, epochs=1, batch_size=batch_size)
+        shapes = step_shapes(sizes, Length(1, batch_size))
         owned = on_device(sizes, rows.device)
         samples, counts = evaluation_samples(index, owned, batch_size=batch_size, steps=len(shapes))
         tensors = self._tensors(rows)

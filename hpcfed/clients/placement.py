@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hpcfed.clients.schedule import num_steps
+from hpcfed.clients.schedule import Length, num_steps
 
 PRESENCE = 0.25
 """Steps that a client counts for merely being there; it also deals clients without data out evenly."""
@@ -33,7 +33,7 @@ class Clients:
 
 def client_loads(train_samples: np.ndarray, *, epochs: int, batch_size: int) -> np.ndarray:
     """The work of each client in a round, in steps."""
-    return num_steps(train_samples, epochs=epochs, batch_size=batch_size) + PRESENCE
+    return num_steps(train_samples, Length(epochs, batch_size)) + PRESENCE
 
 
 def rank_loads(loads: np.ndarray, rank: np.ndarray, ranks: int, *, longest: float = 0.0) -> np.ndarray:

@@ -10,7 +10,7 @@ from torch import Tensor
 from hpcfed import streams
 from hpcfed.arrays import on_device
 from hpcfed.clients.capture import Replays
-from hpcfed.clients.schedule import num_steps, step_shapes, training_samples
+from hpcfed.clients.schedule import Length, num_epochs, num_steps, step_shapes, training_samples
 from hpcfed.data.shards import Shard
 from hpcfed.models.batch import cross_entropy, gather_images
 from hpcfed.models.layout import Work, Workplace
@@ -29,6 +29,12 @@ class Sgd:
     weight_decay: float = 0.0
     clip: float = 0.0
     """Largest norm of a client's gradient; 0: no limit."""
+    steps: int = 0
+    """So many in place of epochs; 0: by epochs."""
+
+    @property
+    def length(self) -> Length:
+        return Length(self.epochs, self.batch_size, self.steps)
 
 
 class Unfrozen:
@@ -69,9 +75,9 @@ class StackTraining:
         self._replays = Replays(self._device)
         self._sizes = np.asarray(shard.sizes, np.int64)
         self._sizes_there = on_device(self._sizes, self._device)
-        longest = self._sizes.max()
-        self._steps = int(num_steps(longest, epochs=sgd.epochs, batch_size=sgd.batch_size))
-        self._slots = int(min(longest, sgd.batch_size))
+        self._epochs = num_epochs(self._sizes, sgd.length)
+        self._steps = int(num_steps(self._sizes, sgd.length).max())
+        self._slots = int(min(self._sizes.max(), sgd.batch_size))
         self._rule = Rule(sgd.momentum, sgd.weight_decay, sgd.clip)
         self._lr = torch.zeros((), dtype=dtype, device=self._device)
         self._step = torch.zeros(1, dtype=torch.int64, device=self._device)
@@ -81,7 +87,7 @@ class StackTraining:
     def run(self, rows: Tensor, trained: Tensor, clients: np.ndarray, keys: Tensor, lr: float) -> Tensor:
         """Trains rows of the shard's clients, whose order is by steps, into `trained`; returns their mean losses."""
         count, sizes = len(rows), self._sizes[clients]
-        shapes = step_shapes(sizes, epochs=self._sgd.epochs, batch_size=self._sgd.batch_size)
+        shapes = step_shapes(sizes, self._sgd.length)
         self._reserve(count)
         work = self._first(count)
         self._workplace.load(rows, work)
@@ -100,7 +106,7 @@ class StackTraining:
             for matrix, aside in zip(self._work, self._aside, strict=True):
                 matrix[active:count] = aside[active:count]
         self._workplace.store(work, trained)
-        return self._total[:count] / (self._owned[:count] * self._sgd.epochs)
+        return self._total[:count] / self._counts[:, :count].sum(0)
 
     def _first(self, clients: int) -> Work:
         parameters, statistics = (matrix[:clients] for matrix in self._work)
@@ -151,8 +157,8 @@ class StackTraining:
             self._shard.index[own],
             self._owned[:clients],
             streams.child_keys(keys, 0),
-            epochs=self._sgd.epochs,
-            batch_size=self._sgd.batch_size,
+            self._sgd.length,
+            epochs=self._epochs,
             steps=self._steps,
         )
         if self._network.random_layers:

@@ -11,16 +11,18 @@ class ModelInfo:
     summary: str
     smallest: int
     """The smallest image side that the network can take."""
+    layers: int
+    """Convolutions and linear layers."""
 
 
 MODELS: dict[str, ModelInfo] = {
-    "mlp": ModelInfo("one hidden layer of 64, for any image shape", 1),
-    "cnn-digits": ModelInfo("conv 8, 16 (3×3), FC 32: small, for 8×8 digits", 4),
-    "cnn-fmnist": ModelInfo("conv 8, 16 (5×5), FC 16: about 10 k parameters, pFedGPA's Fashion-MNIST", 14),
-    "cnn-emnist": ModelInfo("conv 16, 32 (5×5), FC 128: pFedGPA's EMNIST", 14),
-    "cnn-cifar": ModelInfo("conv 16, 32 (5×5), 64 (3×3), FC 128: pFedGPA's CIFAR-10, 107,690 parameters", 20),
-    "cnn-genfed": ModelInfo("conv 32, 32 (3×3), FC 128: GenFed's MNIST and Fashion-MNIST", 10),
-    "cnn-genfed-deep": ModelInfo("conv 32, 32 (3×3), FC 256, 64: GenFed's SVHN and CIFAR-10", 10),
-    "cnn-pfl": ModelInfo("conv 32, 64 (3×3), dropout, FC 128: the CIFAR-10 network of pfl-research's benchmarks", 6),
-    "resnet18": ModelInfo("ResNet-18 in its CIFAR form (3×3 stem, no max-pool), with batch norm: GENE-FL", 1),
+    "mlp": ModelInfo("one hidden layer of 64, for any image shape", 1, 2),
+    "cnn-digits": ModelInfo("conv 8, 16 (3×3), FC 32: small, for 8×8 digits", 4, 4),
+    "cnn-fmnist": ModelInfo("conv 8, 16 (5×5), FC 16: about 10 k parameters, pFedGPA's Fashion-MNIST", 14, 4),
+    "cnn-emnist": ModelInfo("conv 16, 32 (5×5), FC 128: pFedGPA's EMNIST", 14, 4),
+    "cnn-cifar": ModelInfo("conv 16, 32 (5×5), 64 (3×3), FC 128: pFedGPA's CIFAR-10, 107,690 parameters", 20, 5),
+    "cnn-genfed": ModelInfo("conv 32, 32 (3×3), FC 128: GenFed's MNIST and Fashion-MNIST", 10, 4),
+    "cnn-genfed-deep": ModelInfo("conv 32, 32 (3×3), FC 256, 64: GenFed's SVHN and CIFAR-10", 10, 5),
+    "cnn-pfl": ModelInfo("conv 32, 64 (3×3), dropout, FC 128: the CIFAR-10 network of pfl-research's benchmarks", 6, 4),
+    "resnet18": ModelInfo("ResNet-18 in its CIFAR form (3×3 stem, no max-pool), with batch norm: GENE-FL", 1, 21),
 }

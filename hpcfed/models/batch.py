@@ -71,7 +71,7 @@ def _gradient(logits: Tensor, labels: Tensor, samples: Tensor, counts: Tensor, s
     total += (losses * valid).sum(1)
     gradient = logits.softmax(1)
     gradient[torch.arange(len(right), device=logits.device), right] -= 1
-    return gradient * (valid / count.clamp(min=1)).view(-1, 1)
+    return gradient * (valid.to(gradient.dtype) / count.clamp(min=1)).view(-1, 1)
 
 
 def _serves(tensor: Tensor) -> bool:

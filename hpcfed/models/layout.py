@@ -61,6 +61,13 @@ class Layout:
         """The layers that own tensors, in the network's order."""
         return tuple(dict.fromkeys(e.layer for e in self.entries))
 
+    def last(self, count: int) -> tuple[str, ...]:
+        """The last so many convolutions and linear layers, each with the batch norm that follows it."""
+        weighty = {e.layer for e in self.entries if len(e.shape) > 1}
+        places = [place for place, layer in enumerate(self.layers) if layer in weighty]
+        assert count <= len(places), f"{count} of {len(places)} layers"
+        return self.layers[places[-count] :] if count else ()
+
     def row(self, network: nn.Module, *, dtype: torch.dtype = torch.float32) -> Tensor:
         """The network's tensors as one row."""
         tensors = network.state_dict()
