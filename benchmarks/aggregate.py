@@ -25,7 +25,7 @@ import torch.distributed as dist
 from hpcfed import methods
 from hpcfed.assembly import Setup, assemble
 from hpcfed.config import resolve
-from hpcfed.progress import count
+from hpcfed.errors import count
 from hpcfed.record.timing import Timer
 from hpcfed.runtime import world as worlds
 from hpcfed.runtime.world import World

@@ -23,7 +23,12 @@ from hpcfed.models.layout import Layout
 from hpcfed.models.networks import build
 from hpcfed.record.timing import Timer
 from hpcfed.runtime.collectives import Collectives
+from hpcfed.runtime.launcher import Launch
 from hpcfed.runtime.world import World
+from hpcfed.server import options as server_options
+from hpcfed.server.columns import generated
+from hpcfed.server.options import ServerOptions
+from hpcfed.server.service import Among, Apart, Server, Transport, serve
 
 
 @dataclass
@@ -47,6 +52,16 @@ class Setup:
     """What it took to gather the data of this rank's clients."""
     stacked: int = 1
     """Seeds that advance together with this one, itself included."""
+    newcomers: "Newcomers | None" = None
+    """Clients that join after the last round."""
+
+
+@dataclass
+class Newcomers:
+    """A federation of its own, whose clients are numbered from 0."""
+
+    federation: Federation
+    clients: Clients
 
 
 @dataclass(frozen=True)
@@ -65,8 +80,9 @@ class _Material:
     dataset: Dataset
     clients: Clients
     parts: Partition
-    holdings: tuple[_Holding, _Holding, _Holding]
-    """Training data, test data, and this rank's share of the global test set."""
+    holdings: tuple[_Holding, ...]
+    """Training data, test data, and this rank's share of the global test set; newcomers' training and test data."""
+    newcomers: Clients | None
     network: nn.Module
     engine: Engine
 
@@ -86,7 +102,9 @@ def assemble(settings: Settings, world: World, timer: Timer) -> Setup:
     begin = time.perf_counter()
     held = [gather(own) for own in material.holdings]
     gather_seconds = time.perf_counter() - begin
-    setup = _setup(settings, world, timer, material, held, material.engine, Collectives(world))
+    collectives = Collectives(world)
+    transport = _transport(settings, material.engine.layout, collectives)
+    setup = _setup(settings, world, timer, material, held, material.engine, collectives, transport)
     if config.movable and world.num_workers > 1:
         setup.shards, setup.gather_seconds = shards, gather_seconds
     return setup
@@ -102,8 +120,9 @@ def assemble_seeds(settings: Sequence[Settings], world: World, timers: Sequence[
     shards = _shards_of_seeds(materials, seeds, device=world.device, dtype=_dtype(configs[0]))
     engine = materials[0].engine  # it knows the network's structure alone, which no seed changes
     lockstep = Lockstep(engine, seeds, timers)
+    transport = _transport(settings[0], engine.layout, Collectives(world))
     setups = [
-        _setup(one, world, seed.timer, material, own, seed, Collectives(world, turn=seed.turn))
+        _setup(one, world, seed.timer, material, own, seed, Collectives(world, turn=seed.turn), transport)
         for one, seed, material, own in zip(settings, lockstep.seeds, materials, shards, strict=True)
     ]
     for setup in setups:
@@ -121,21 +140,26 @@ def _material(config: RunConfig, dataset: Dataset, world: World) -> _Material:
         mode=config.engine,
         bf16=config.precision == "bf16",
     )
-    clients = _place(config, parts, world, longest=LONGEST[engine.mode])
-    here = clients.on(world.role_rank)
+    known = slice(0, config.clients)
+    clients = _place(config, parts.train[known], parts.test[known], world, longest=LONGEST[engine.mode])
     own_share = np.arange(world.role_rank, len(dataset.labels("test")), world.role_size)
-    return _Material(
-        dataset,
-        clients,
-        parts,
-        (
-            _Holding("train", [parts.train[i] for i in here], here),
-            _Holding("test", [parts.test[i] for i in here], here),
-            _Holding("test", [own_share], np.zeros(1, np.int64)),
-        ),
-        network,
-        engine,
-    )
+    holdings = [
+        *_holdings(parts, clients.on(world.role_rank)),
+        _Holding("test", [own_share], np.zeros(1, np.int64)),
+    ]
+    newcomers = None
+    if config.new_clients:
+        later = slice(config.clients, None)
+        newcomers = _place(config, parts.train[later], parts.test[later], world, longest=LONGEST[engine.mode])
+        holdings += _holdings(parts, config.clients + newcomers.on(world.role_rank))
+    return _Material(dataset, clients, parts, tuple(holdings), newcomers, network, engine)
+
+
+def _holdings(parts: Partition, ids: np.ndarray) -> list[_Holding]:
+    return [
+        _Holding("train", [parts.train[i] for i in ids], ids),
+        _Holding("test", [parts.test[i] for i in ids], ids),
+    ]
 
 
 def _shards_of_seeds(
@@ -171,25 +195,37 @@ def _setup(
     shards: Sequence[Shard],
     engine: RowEngine,
     collectives: Collectives,
+    transport: Transport | None,
 ) -> Setup:
     config = settings.config
-    train_data, test_data, global_test = shards
-    federation = Federation(
-        config,
-        settings.options,
-        clients=material.clients,
-        train_data=train_data,
-        test_data=test_data,
-        engine=engine,
-        first_row=engine.layout.row(material.network, dtype=_dtype(config)).to(world.device),
-        collectives=collectives,
-        timer=timer,
-    )
-    return Setup(
+    train_data, test_data, global_test, *new_data = shards
+    server = columns = None
+    if transport is not None:
+        assert isinstance(settings.options, ServerOptions)
+        server = Server(transport, config.seed, collectives.in_turn)
+        columns = generated(engine.layout, settings.options).at.to(world.device)
+    first_row = engine.layout.row(material.network, dtype=_dtype(config)).to(world.device)
+
+    def federation(clients: Clients, train_data: Shard, test_data: Shard) -> Federation:
+        return Federation(
+            config,
+            settings.options,
+            clients=clients,
+            train_data=train_data,
+            test_data=test_data,
+            engine=engine,
+            first_row=first_row,
+            collectives=collectives,
+            timer=timer,
+            server=server,
+            generated=columns,
+        )
+
+    setup = Setup(
         settings=settings,
         world=world,
         method=methods.load(config.method),
-        federation=federation,
+        federation=federation(material.clients, train_data, test_data),
         engine=engine,
         collectives=collectives,
         timer=timer,
@@ -197,6 +233,41 @@ def _setup(
         global_test=global_test,
         global_test_size=len(material.dataset.labels("test")),
     )
+    if material.newcomers is not None:
+        setup.newcomers = Newcomers(federation(material.newcomers, *new_data), material.newcomers)
+    return setup
+
+
+def _transport(settings: Settings, layout: Layout, collectives: Collectives) -> Transport | None:
+    """The way to the server's model, where the method has one; stacked seeds share it."""
+    if not isinstance(settings.options, ServerOptions):
+        return None
+    world = collectives.world
+    if world.server_ranks:
+        return Apart(world)
+    return Among(generated(layout, settings.options).widths, settings.options, collectives)
+
+
+def serve_model(settings: Settings, world: World) -> None:
+    """What a server rank does, from its first to its last request."""
+    assert isinstance(settings.options, ServerOptions)
+    set_arithmetic(settings.config)
+    layout = Layout.of(_network(settings.config))
+    widths = generated(layout, settings.options).widths
+    serve(world, widths, settings.options, seeds=len(settings.config.seeds or (settings.config.seed,)))
+
+
+def check_server(settings: Settings, launch: Launch) -> None:
+    """What can be wrong with the server's model and is seen only when the network is known."""
+    if isinstance(settings.options, ServerOptions):
+        columns = len(generated(Layout.of(_network(settings.config)), settings.options).at)
+        server_options.check(settings.options, columns=columns, ranks=settings.config.server_ranks or launch.size)
+
+
+def _network(config: RunConfig) -> nn.Module:
+    """As clients have it, built without their data."""
+    data = config.data()
+    return build(config.network(), shape=data.shape, classes=data.classes, seed=config.seed)
 
 
 def _dtype(config: RunConfig) -> torch.dtype:
@@ -223,8 +294,8 @@ def _load(config: RunConfig, world: World) -> Dataset:
         size = SyntheticSize(
             shape=config.shape,
             classes=config.synthetic_classes,
-            train=config.clients * config.train_per_client,
-            test=config.clients * config.test_per_client,
+            train=(config.clients + config.new_clients) * config.train_per_client,
+            test=(config.clients + config.new_clients) * config.test_per_client,
         )
         return load(config.dataset, root=config.root, download=download, seed=config.seed, synthetic=size)
 
@@ -241,7 +312,7 @@ def _partition(config: RunConfig, dataset: Dataset) -> Partition:
         dataset.labels("train"),
         dataset.labels("test"),
         classes=dataset.classes,
-        clients=config.clients,
+        clients=config.clients + config.new_clients,
         seed=config.seed,
         alpha=config.alpha,
         classes_per_client=config.classes_per_client,
@@ -252,8 +323,10 @@ def _partition(config: RunConfig, dataset: Dataset) -> Partition:
     )
 
 
-def _place(config: RunConfig, parts: Partition, world: World, *, longest: float) -> Clients:
+def _place(
+    config: RunConfig, train: Sequence[np.ndarray], test: Sequence[np.ndarray], world: World, *, longest: float
+) -> Clients:
     """Placed by steps, as long as nothing has been measured; the longest client of a rank counts more."""
-    train, test = (np.array([len(indices) for indices in lists]) for lists in (parts.train, parts.test))
-    loads = client_loads(train, epochs=config.epochs, batch_size=config.batch_size)
-    return Clients(place(loads, world.num_workers, longest=longest), train, test)
+    train_samples, test_samples = (np.array([len(indices) for indices in lists]) for lists in (train, test))
+    loads = client_loads(train_samples, epochs=config.epochs, batch_size=config.batch_size)
+    return Clients(place(loads, world.num_workers, longest=longest), train_samples, test_samples)

@@ -20,6 +20,7 @@ _EXAMPLES = """examples:
   hpcfed run --method fedavg-ft --clients 20 --rounds 10      alone, on the embedded digits
   mpirun -n 4 python -m hpcfed run my.toml --clients 100      options from a file; flags win
   srun --mpi=pmix -n 16 python -m hpcfed run --dataset cifar10 --data-root /data --out runs/first
+  mpirun -n 3 python -m hpcfed run --method pfedgpa --server-ranks 1 --server small
   hpcfed run --seeds 0..4 --out runs/five                     five seeds at once, one folder each
   hpcfed show runs/first                                      read a run back (--json for programs)
   hpcfed list                                                 methods, data sets, models, partitions
@@ -36,6 +37,7 @@ _GROUPS = {
     "training": "model and local training",
     "machine": "machine",
     "method": "options of method {method}",
+    "server": "the server's model, of method {method}",
 }
 
 

@@ -8,12 +8,12 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from hpcfed.data import PARTITIONS, DatasetInfo, files
-from hpcfed.errors import UserError, did_you_mean, unknown
+from hpcfed.errors import UserError, count, did_you_mean, unknown
 from hpcfed.models import MODELS
 from hpcfed.runtime.launcher import Launch
 
@@ -56,6 +56,9 @@ class Options(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
+    has_server: ClassVar[bool] = False
+    """Whether the method has a model on the server, which ranks of its own can train."""
+
     def check(self, config: "RunConfig") -> None:
         """Refuses, before anything starts, options of a method that do not fit the rest of the run."""
 
@@ -69,6 +72,10 @@ class RunConfig(Options):
     method: str = option("fedavg", "what the clients and the server do; `hpcfed list` names all", group="run")
     rounds: int = option(20, "communication rounds", group="run", ge=1)
     clients: int = option(20, "simulated clients", group="run", ge=1)
+    new_clients: int = option(
+        0, "further clients that join after the last round, to see how soon they are as good", group="run", ge=0
+    )
+    new_updates: int = option(5, "local updates of --epochs that new clients get", group="run", ge=1)
     participation: float = option(1.0, "share of the clients sampled in a round, at least one", group="run", gt=0, le=1)
     seed: Seed = option(0, "seed of every random stream", group="run")
     seeds: Seeds = option(
@@ -108,6 +115,9 @@ class RunConfig(Options):
 
     engine: Literal["auto", "batched", "loop"] = option(
         "auto", "advance clients together (batched) or one by one (loop)", group="machine"
+    )
+    server_ranks: int = option(
+        0, "the last N ranks train the server's model and host no clients; 0: all ranks do both", group="machine", ge=0
     )
     device: Literal["auto", "cpu", "cuda"] = option("auto", "where clients live", group="machine")
     precision: Literal["bf16", "tf32", "fp32", "fp64"] = option(
@@ -221,13 +231,25 @@ def check(settings: Settings, launch: Launch) -> None:
         )
     if config.snapshot_every > config.rounds:
         raise UserError(f"--snapshot-every {config.snapshot_every}, but the run has only {config.rounds} rounds")
-    if config.clients < launch.size:
-        raise UserError(
-            f"--clients {config.clients} on {launch.size} ranks; use --clients {launch.size} or more, or fewer ranks"
-        )
+    _check_ranks(settings, launch)
     settings.options.check(config)
     if config.out is not None:
         _check_out(config.out, overwrite=config.overwrite)
+
+
+def _check_ranks(settings: Settings, launch: Launch) -> None:
+    config, servers = settings.config, settings.config.server_ranks
+    if servers and not settings.options.has_server:
+        raise UserError(f"--server-ranks {servers}, but method {config.method} has no model on the server")
+    if servers >= launch.size and servers:
+        raise UserError(
+            f"--server-ranks {servers} leaves no worker among {count(launch.size, 'rank')}; "
+            f"start more, as in mpirun -n {servers + 1}"
+        )
+    workers = launch.size - servers
+    for flag, clients in {"--clients": config.clients, "--new-clients": config.new_clients or workers}.items():
+        if clients < workers:
+            raise UserError(f"{flag} {clients} on {workers} ranks; use {flag} {workers} or more, or fewer ranks")
 
 
 def _check_out(out: Path, *, overwrite: bool) -> None:

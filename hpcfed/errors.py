@@ -40,3 +40,8 @@ def one_line(error: BaseException) -> str:
     text = str(error).strip().partition("\n")[0]
     notes = "; ".join(getattr(error, "__notes__", []))
     return f"{type(error).__name__}: {text}" + (f" ({notes})" if notes else "")
+
+
+def count(number: int, noun: str) -> str:
+    """`1 rank`, `2 ranks`."""
+    return f"{number} {noun}" + ("" if number == 1 else "s")

@@ -20,6 +20,7 @@ from hpcfed.data.shards import Shard
 from hpcfed.models.layout import Layout
 from hpcfed.record.timing import Timer
 from hpcfed.runtime.collectives import Collectives
+from hpcfed.server.service import Server
 
 Shards = Callable[[Split, np.ndarray], Shard]
 """Gathers the samples of clients, by id, from one split of the data set."""
@@ -80,7 +81,10 @@ class Federation:
         first_row: Tensor,
         collectives: Collectives,
         timer: Timer,
+        server: Server | None = None,
+        generated: Tensor | None = None,
     ) -> None:
+        """`generated` are the positions of the columns that the server's model is about."""
         self.config = config
         self.options = options
         self.clients = clients.on(collectives.world.role_rank)
@@ -101,6 +105,19 @@ class Federation:
         self._first_row = first_row
         self._collectives = collectives
         self._timer = timer
+        self._server = server
+        self._generated = generated
+
+    @property
+    def server(self) -> Server:
+        """The server's model, for methods that have one."""
+        assert self._server is not None
+        return self._server
+
+    @property
+    def generated(self) -> Tensor:
+        assert self._generated is not None
+        return self._generated
 
     def settle(self, clients: Clients, shards: Shards) -> None:
         """This rank's clients and their data from now on, after some have moved."""
@@ -213,6 +230,16 @@ class Federation:
                 return self._mean_in_client_order(rows, cohort)
             weights = on_device(cohort.weights[cohort.chosen], rows.device).to(rows.dtype)
             return self._collectives.sum(weights @ rows)
+
+    def bank(self, columns: Tensor, cohort: Cohort) -> None:
+        """Hands the generated columns of the cohort's uploads to the server, which keeps them for learning."""
+        with self._timer.phase("server"):
+            self.server.bank(cohort.round, self.clients[cohort.here], columns)
+
+    def learn(self) -> None:
+        """The server's model learns from what was banked; all workers wait."""
+        with self._timer.phase("server"):
+            self.server.learn(self.round)
 
     def sum(self, tensor: Tensor) -> Tensor:
         """Σ over the ranks of what each has summed over its own clients, on every rank; may overwrite its argument."""

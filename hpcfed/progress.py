@@ -71,11 +71,6 @@ class SeedsProgress(RunProgress):
             del self._told[round]
 
 
-def count(number: int, noun: str) -> str:
-    """`1 rank`, `2 ranks`."""
-    return f"{number} {noun}" + ("" if number == 1 else "s")
-
-
 def _line(values: dict[str, float]) -> str:
     accuracy, common = values.get("accuracy", float("nan")), values.get("global_accuracy", float("nan"))
     parts = [f"loss {values['train_loss']:.4f}"]

@@ -17,21 +17,25 @@ import torch
 from torch import Tensor
 
 from hpcfed.arrays import on_device
-from hpcfed.assembly import Setup, assemble, assemble_seeds
+from hpcfed.assembly import Newcomers, Setup, assemble, assemble_seeds, check_server, serve_model
 from hpcfed.clients.balance import MOVES, imbalance
 from hpcfed.clients.lockstep import Lockstep
+from hpcfed.clients.placement import Clients
 from hpcfed.config import RunConfig, Settings
-from hpcfed.errors import UserError, one_line, tell
-from hpcfed.federation import Cohort, Learned, Traffic
+from hpcfed.errors import UserError, count, one_line, tell
+from hpcfed.federation import Cohort, Federation, Learned, Traffic
 from hpcfed.moving import Moving
-from hpcfed.progress import RunProgress, SeedsProgress, count
+from hpcfed.progress import RunProgress, SeedsProgress
 from hpcfed.record import environment
 from hpcfed.record.energy import joules
-from hpcfed.record.results import RANK_SERIES, ResultsWriter
+from hpcfed.record.results import RANK_SERIES, ResultsWriter, ServerSize
 from hpcfed.record.snapshots import SnapshotWriter
 from hpcfed.record.timing import PHASES, Timer
 from hpcfed.runtime import world as worlds
+from hpcfed.runtime.launcher import launched
 from hpcfed.runtime.world import World
+from hpcfed.server.model import steps_of
+from hpcfed.server.options import ServerOptions
 
 PERSONAL_FLOATS = 2**28
 """Rows are evaluated in groups of clients that hold at most this many floats."""
@@ -52,7 +56,13 @@ def run(settings: Settings) -> Path | None:
     """
     if settings.config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it once, when it starts
-    world = worlds.enter(device=settings.config.device)
+    check_server(settings, launched())
+    world = worlds.enter(device=settings.config.device, server_ranks=settings.config.server_ranks)
+    if world.role == "server":
+        with _ending_all_ranks(world, _Failing(lambda: "server")):
+            serve_model(settings, world)
+            world.close()
+        return None
     seeds = settings.config.seeds
     timers = [Timer(world.device) for _ in seeds or [settings.config.seed]]
     with _ending_all_ranks(world, _Failing(lambda: timers[0].current)) as failing:
@@ -108,6 +118,13 @@ def _rounds(setup: Setup, folder: Path, progress: RunProgress) -> None:
                     snapshots.close_round(round, None if row is None else row.cpu().numpy())
             train_seconds = _record_round(setup, round, evaluation, results, progress)
             state = moving.after_round(state, cohort, train_seconds)
+        _judge(setup, state, results, progress)
+        if setup.newcomers is not None:
+            _welcome(setup, setup.newcomers, state, results, progress)
+        if setup.settings.options.has_server:
+            if getattr(setup.settings.options, "server_save", False):
+                fed.server.save(str(folder / "server.h5"))
+            fed.server.leave()
         energy = np.array([joules(world.places[world.rank].device) - energy_before])
         energies = setup.collectives.gather_numbers(energy)
         if results is not None and energies is not None:
@@ -130,15 +147,70 @@ def evaluate(setup: Setup, state: Any) -> Evaluation:
             score = setup.engine.evaluate(row.unsqueeze(0), setup.global_test, np.zeros(1, np.int64))
             sums[total], sums[total + 1] = score.correct.double().sum(), score.loss.double().sum()
         answers = setup.collectives.sum(sums).cpu().numpy()
-    tested = clients.test_samples > 0
-    accuracy = np.where(tested, answers[:total] / np.maximum(clients.test_samples, 1), np.nan)
+    accuracy = _accuracies(answers[:total], clients)
     everything = float(setup.global_test_size) if row is not None else float("nan")
     return Evaluation(
-        accuracy=float(accuracy[tested].mean()) if tested.any() else float("nan"),
+        accuracy=_mean(accuracy),
         client_accuracy=accuracy,
         global_accuracy=float(answers[total] / everything),
         global_loss=float(answers[total + 1] / everything),
     )
+
+
+def _judge(setup: Setup, state: Any, results: ResultsWriter | None, progress: RunProgress) -> None:
+    """What a method has its clients judged with at the end, beyond a round's evaluation."""
+    if not hasattr(setup.method, "finals"):
+        return
+    fed = setup.federation
+    for name, rows in setup.method.finals(fed, state, np.arange(len(fed.clients))):
+        accuracy = _client_accuracy(setup, fed, rows, setup.clients)
+        if results is not None:
+            results.write_final(name, accuracy)
+            progress.say(f"{name}: clients {_mean(accuracy):.2%}")
+
+
+def _welcome(
+    setup: Setup, newcomers: Newcomers, state: Any, results: ResultsWriter | None, progress: RunProgress
+) -> None:
+    """New clients' accuracy after every local update, from different starts."""
+    fed, method, config = newcomers.federation, setup.method, setup.settings.config
+    here = np.arange(len(fed.clients))
+    fed.round = config.rounds
+    common = method.global_row(state)
+    starts = {"random": fed.initial_row().expand(len(here), -1), "method": method.welcome(fed, state, here)}
+    if common is not None:
+        starts["global model"] = common.expand(len(here), -1)
+    lead = getattr(method, "lead", None)
+    for name, rows in starts.items():
+        means = []
+        for update in range(config.new_updates + 1):
+            if update:
+                before, rows = rows, fed.finetune(rows, here, phase=update)
+                if name == "method" and lead is not None:
+                    rows = lead(fed, update - 1, before, rows)
+            accuracy = _client_accuracy(setup, fed, rows, newcomers.clients)
+            means.append(_mean(accuracy))
+            if results is not None:
+                results.write_newcomers(name, update, accuracy)
+        progress.say(f"new clients, {name}: " + ", ".join(f"{mean:.2%}" for mean in means))
+
+
+def _client_accuracy(setup: Setup, fed: Federation, rows: Tensor, clients: Clients) -> np.ndarray:
+    """Of every client of a federation, on its own test data; `rows` are this rank's clients'."""
+    with setup.timer.phase("evaluate"):
+        sums = torch.zeros(len(clients.rank), dtype=torch.float64, device=fed.device)
+        score = fed.evaluate(rows, np.arange(len(fed.clients)))
+        sums[on_device(fed.clients, fed.device)] = score.correct.double()
+        return _accuracies(setup.collectives.sum(sums).cpu().numpy(), clients)
+
+
+def _accuracies(correct: np.ndarray, clients: Clients) -> np.ndarray:
+    """NaN for clients without test data."""
+    return np.where(clients.test_samples > 0, correct / np.maximum(clients.test_samples, 1), np.nan)
+
+
+def _mean(accuracy: np.ndarray) -> float:
+    return float("nan") if np.isnan(accuracy).all() else float(np.nanmean(accuracy))
 
 
 def _record_round(
@@ -182,6 +254,9 @@ def _record_round(
             rank_values={name: by_rank[name] for name in RANK_SERIES},
             phases=gathered[:, len(own) :],
         )
+        if setup.settings.options.has_server:
+            while fed.server.reports:
+                results.write_server(*fed.server.reports.pop(0))
         progress.round(round, values, on_disk=on_disk)
         return train_seconds
 
@@ -212,7 +287,19 @@ def _results(setup: Setup, folder: Path) -> ResultsWriter:
             "stacked_seeds": setup.stacked,
         },
         moves=0 if setup.shards is None else MOVES,
+        server=_server_size(setup),
+        finals=getattr(setup.method, "FINALS", ()),
     )
+
+
+def _server_size(setup: Setup) -> ServerSize | None:
+    """How much a run will have to tell of its server's model."""
+    options, config = setup.settings.options, setup.settings.config
+    if not isinstance(options, ServerOptions):
+        return None
+    every = options.server_every
+    times = 1 if not every else config.rounds // every + bool(config.rounds % every)
+    return ServerSize(times, setup.world.server_ranks or setup.world.role_size, steps_of(options))
 
 
 def _snapshots(setup: Setup, folder: Path) -> SnapshotWriter | None:
@@ -245,11 +332,12 @@ def _opening_line(setup: Setup) -> str:
     config, world, layout = setup.settings.config, setup.world, setup.federation.layout
     devices = sorted({place.device_name for place in world.places})
     collectives = "" if world.backend == "none" else f", {world.backend}: {world.reason}"
+    servers = f" and {count(world.server_ranks, 'server rank')}" if world.server_ranks else ""
     seeds = "" if setup.stacked == 1 else f"{setup.stacked} seeds × "
     return (
         f"{config.method} on {config.dataset}: "
         f"{seeds}{count(config.clients, 'client')} × {layout.num_columns:,} columns "
-        f"({config.network()}, {setup.engine.mode}) on {count(world.num_workers, 'rank')} "
+        f"({config.network()}, {setup.engine.mode}) on {count(world.num_workers, 'rank')}{servers} "
         f"({', '.join(devices)}{collectives})"
     )
 
@@ -276,7 +364,7 @@ def _make_folder(config: RunConfig, world: World) -> Path:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             for written in (folder, *folder.glob("seed-*")):
-                for pattern in ("run.h5", "params-*.h5", "error-*.txt"):  # only what a run has written
+                for pattern in ("run.h5", "server.h5", "params-*.h5", "error-*.txt"):  # only what a run has written
                     for old in written.glob(pattern):
                         old.unlink()
                 if written != folder and not any(written.iterdir()):

@@ -8,7 +8,7 @@ from statistics import mean, stdev
 from rich.console import Console
 from rich.table import Table
 
-from hpcfed.progress import count
+from hpcfed.errors import count
 from hpcfed.record.reading import RunRecord
 
 ACCURACIES = {"clients, own test data": "accuracy", "global model, all test data": "global_accuracy"}

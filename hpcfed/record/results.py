@@ -7,8 +7,9 @@ time, because the next publishing waits a hundred times as long as the last one 
 
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import h5py
 import numpy as np
@@ -46,6 +47,33 @@ RANK_SERIES = {
 }
 
 
+SERVER_PHASES = ("collect", "autoencoder", "encode", "denoiser", "invert", "return")
+NETWORKS = ("autoencoder", "denoiser")
+NEWCOMER_STARTS = ("random", "global model", "method")
+
+
+class ServerSize(NamedTuple):
+    """How often the server's model learns, on how many ranks, with how many steps of each network."""
+
+    times: int
+    ranks: int
+    steps: dict[str, int]
+
+
+class Learning(Protocol):
+    """What is told of one time of learning; the server's own `Learnt`."""
+
+    rows: int
+    losses: dict[str, np.ndarray]
+    seconds: dict[str, float]
+    samples: dict[str, int]
+    parameters: dict[str, int]
+    flops: dict[str, float]
+    peak_memory: list[float]
+
+    def utilisation(self, network: str) -> float: ...
+
+
 class ResultsWriter:
     """Written by one rank. Rounds come in order. `clients` are facts of every client as the run starts.
 
@@ -62,7 +90,10 @@ class ResultsWriter:
         ranks: int,
         facts: dict[str, Any],
         moves: int = 0,
+        server: ServerSize | None = None,
+        finals: Sequence[str] = (),
     ) -> None:
+        """`finals` are the names of what will be judged at the end."""
         self._path = folder / "run.h5"
         # In memory, but HDF5 refuses a name twice, and a process may have several runs in work.
         self._file = h5py.File(self._path, "w", driver="core", backing_store=False)
@@ -99,6 +130,13 @@ class ResultsWriter:
         self._create("timing/phases", (rounds, ranks, len(PHASES)), phases, "round", "rank", "phase")
         if moves:
             self._create_moves(moves, num_clients)
+        if finals:
+            self._create_finals(finals, num_clients)
+        if settings["new_clients"]:
+            self._create_newcomers(settings["new_updates"] + 1, settings["new_clients"])
+        self._learnings = 0
+        if server is not None:
+            self._create_server(server)
         file["timing/phase_names"] = np.array(PHASES, dtype=h5py.string_dtype())
 
     def _create(self, name: str, shape: tuple[int, ...], series: Series, *dimensions: str, dtype: str = "f8") -> None:
@@ -122,6 +160,70 @@ class ResultsWriter:
         for name, value in {"round": round, "seconds": seconds, "rank": rank}.items():
             self._file[f"moves/{name}"][self._moves] = value
         self._moves += 1
+
+    def _create_small(self, name: str, shape: tuple[int, ...], series: Series, *dimensions: str) -> None:
+        """A dataset that is written as it happens, and on disk with the next rounds; NaN where nothing has come."""
+        _describe(self._file.create_dataset(name, shape, "f8", fillvalue=np.nan), series, *dimensions)
+
+    def _create_names(self, name: str, names: Sequence[str]) -> None:
+        self._file[name] = np.array(names, dtype=h5py.string_dtype())
+
+    def _create_finals(self, finals: Sequence[str], num_clients: int) -> None:
+        self._finals = list(finals)
+        self._create_names("finals/name", finals)
+        series = Series("fraction", "accuracy on the client's own test data at the end; NaN: not asked for")
+        self._create_small("finals/accuracy", (len(finals), num_clients), series, "name", "client")
+
+    def write_final(self, name: str, accuracy: np.ndarray) -> None:
+        """Every client's accuracy with what the method calls so."""
+        self._file["finals/accuracy"][self._finals.index(name)] = accuracy
+
+    def _create_newcomers(self, updates: int, num_clients: int) -> None:
+        self._create_names("newcomers/start", NEWCOMER_STARTS)
+        series = Series("fraction", "accuracy of new clients on their own test data after so many local updates")
+        shape = (len(NEWCOMER_STARTS), updates, num_clients)
+        self._create_small("newcomers/accuracy", shape, series, "start", "update", "client")
+
+    def write_newcomers(self, start: str, update: int, accuracy: np.ndarray) -> None:
+        self._file["newcomers/accuracy"][NEWCOMER_STARTS.index(start), update] = accuracy
+
+    def _create_server(self, size: ServerSize) -> None:
+        times = size.times
+        self._create_names("server/phase_names", SERVER_PHASES)
+        self._create_names("server/network_names", NETWORKS)
+        self._create_small(
+            "server/round", (times,), Series("round", "the round, from 0, after which it learnt"), "time"
+        )
+        self._create_small("server/rows", (times,), Series("rows", "uploads that it learnt from"), "time")
+        seconds = Series("s", "seconds of each phase: " + ", ".join(SERVER_PHASES))
+        self._create_small("server/seconds", (times, len(SERVER_PHASES)), seconds, "time", "phase")
+        for name, unit, description in (
+            ("samples_per_second", "1/s", "samples that a network saw in a second of its learning"),
+            ("parameters", "1", "parameters of a network"),
+            ("flops", "1", "floating-point operations of all its steps, forward and backward"),
+            ("utilisation", "fraction", "model FLOPs by the peak of the server ranks' devices; NaN: peak not known"),
+        ):
+            self._create_small(f"server/{name}", (times, len(NETWORKS)), Series(unit, description), "time", "network")
+        memory = Series("bytes", "largest memory so far of a server rank")
+        self._create_small("server/peak_memory", (times, size.ranks), memory, "time", "server rank")
+        for network, steps in size.steps.items():
+            series = Series("1", f"mean loss of each of the {network}'s steps")
+            self._create_small(f"server/{network}_loss", (times, steps), series, "time", "step")
+
+    def write_server(self, round: int, learning: Learning) -> None:
+        """The server's model has learnt after this round."""
+        file, at = self._file, self._learnings
+        file["server/round"][at] = round
+        file["server/rows"][at] = learning.rows
+        file["server/seconds"][at] = [learning.seconds.get(phase, 0.0) for phase in SERVER_PHASES]
+        file["server/peak_memory"][at] = learning.peak_memory
+        for i, network in enumerate(NETWORKS):
+            file["server/samples_per_second"][at, i] = learning.samples[network] / learning.seconds[network]
+            file["server/parameters"][at, i] = learning.parameters[network]
+            file["server/flops"][at, i] = learning.flops[network]
+            file["server/utilisation"][at, i] = learning.utilisation(network)
+            file[f"server/{network}_loss"][at] = learning.losses[network]
+        self._learnings += 1
 
     def write_round(
         self,

@@ -13,6 +13,7 @@ from torch import Tensor
 from hpcfed.runtime.world import World
 
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 Turn = Callable[[Callable[[], Any]], Any]
 """Calls the function when its turn has come, and returns what it returns."""
 
@@ -123,6 +124,28 @@ class Collectives:
         self.world.role_comm.Gather(np.ascontiguousarray(numbers, np.float64), gathered, root=0)
         return gathered
 
+    def everyones(self, value: Any, rows: Tensor | None) -> list[tuple[Any, Tensor | None]]:
+        """Every rank's small value and rows, on every rank, in rank order; rows have the same columns everywhere.
+
+        To be called `in_turn`.
+        """
+        if self.world.role_comm is None or self.size == 1:
+            return [(value, rows)]
+        values = self.world.role_comm.allgather((value, None if rows is None else len(rows)))
+        if rows is None:
+            return [(other, None) for other, _ in values]
+        counts = [count for _, count in values]
+        outgoing = self._outgoing(rows.contiguous())
+        whole = outgoing.new_empty(sum(counts), rows.shape[1])
+        parts = list(whole.split(counts))
+        dist.all_gather(parts, outgoing) if len(set(counts)) == 1 else _gather_unequal(parts, outgoing)
+        return [(other, part.to(rows.device)) for (other, _), part in zip(values, parts, strict=True)]
+
+    def in_turn(self, work: Callable[[], T]) -> T:
+        """Work with collectives of its own, such as a library's."""
+        answer: T = self._turn(work)
+        return answer
+
     @_in_turn
     def barrier(self) -> None:
         if self.world.role_comm is not None:
@@ -132,3 +155,12 @@ class Collectives:
         """Counts the payload, and moves it to where the backend can read it: gloo wants host memory."""
         self.bytes_sent += tensor.numel() * tensor.element_size()
         return tensor.cpu() if self.world.backend == "gloo" else tensor
+
+
+def _gather_unequal(parts: list[Tensor], own: Tensor) -> None:
+    """Every rank's rows, of which there are different numbers, into their parts."""
+    for rank, part in enumerate(parts):
+        if part.numel():
+            if rank == dist.get_rank():
+                part.copy_(own)
+            dist.broadcast(part, rank)

@@ -43,8 +43,8 @@ def leave(launch: Launch, code: int) -> NoReturn:
     """Ends this process, and with it all ranks, over a mistake that was found before MPI started.
 
     The root just exits: a mistake that it finds is mostly every rank's, and the launcher ends the others. Another rank
-    that is still alive has found what the root has not. It meets the others in MPI first, because a launcher that sees a
-    rank vanish while others connect may wait for ever (Open MPI 5.0, once in some hundred times).
+    that is still alive has found what the root has not. It meets the others in MPI first, because a launcher that sees
+    a rank vanish while others connect may wait for ever (Open MPI 5.0, once in some hundred times).
     """
     if launch.rank:
         try:

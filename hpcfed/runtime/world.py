@@ -72,13 +72,13 @@ class World:
             self.comm.Abort(code)
 
     def share(self, value: Any) -> Any:
-        """The root's value, on every rank."""
-        return value if self.comm is None else self.comm.bcast(value, root=0)
+        """The value of the role's first rank, on every rank of the role."""
+        return value if self.role_comm is None else self.role_comm.bcast(value, root=0)
 
     def barrier(self) -> None:
-        """Waits until every rank is here."""
-        if self.comm is not None:
-            self.comm.Barrier()
+        """Waits until every rank of the role is here."""
+        if self.role_comm is not None:
+            self.role_comm.Barrier()
 
     def close(self) -> None:
         if dist.is_initialized():
@@ -129,6 +129,13 @@ def enter(*, device: str = "auto", server_ranks: int = 0) -> World:
         comm=comm,
         role_comm=role_comm,
     )
+
+
+def join_alone(world: World) -> None:
+    """A process group of one, for libraries that want one; nothing where there is a group already."""
+    if not dist.is_initialized():
+        backend = "nccl" if world.device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
 
 
 def choose_backend(places: tuple[Place, ...]) -> tuple[str, str]:
@@ -210,7 +217,7 @@ def _join(role_comm: Any, backend: str, device: torch.device) -> None:
     store = store or dist.TCPStore(host, port, size, is_master=False, timeout=timeout)
     named = device if backend == "nccl" else None
     dist.init_process_group(
-        "gloo" if backend == "none" else backend,
+        backend if backend != "none" else "nccl" if device.type == "cuda" else "gloo",
         store=store,
         rank=rank,
         world_size=size,

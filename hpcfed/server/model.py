@@ -26,7 +26,13 @@ AT_ONCE = 512
 """Rows that pass through the networks together when nothing is learnt."""
 NETWORKS = ("autoencoder", "denoiser")
 PHASES = ("autoencoder", "encode", "denoiser", "invert")
-PEAKS = {"H200": (494.7, 989.4), "H100": (494.7, 989.4), "A100": (156.0, 311.9), "L40": (90.5, 181.1), "B200": (1100.0, 2250.0)}  # fmt: skip
+PEAKS = {
+    "B200": (1100.0, 2250.0),
+    "H200": (494.7, 989.4),
+    "H100": (494.7, 989.4),
+    "A100": (156.0, 311.9),
+    "L40": (90.5, 181.1),
+}
 """TFLOP/s of dense matrix products by the makers' word: TF32 and bfloat16."""
 
 Told = Callable[[str, int, int], None]
@@ -190,9 +196,7 @@ class LatentDiffusion:
         """Rows after local training, led on by what all clients have taught the model."""
         old, new = self.encode(before), self.encode(after)
         return self.decode(
-            diffusion.guide(
-                self.schedule, self._epsilon, new, new - old, strength=strength, start=start, steps=steps
-            )
+            diffusion.guide(self.schedule, self._epsilon, new, new - old, strength=strength, start=start, steps=steps)
         )
 
     def _epsilon(self, z: Tensor, t: Tensor) -> Tensor:
@@ -232,7 +236,8 @@ class LatentDiffusion:
             for name in NETWORKS:
                 for key, tensor in getattr(self, name).state_dict().items():
                     file[f"{name}/{key}"] = tensor.float().cpu().numpy()
-            for name, standard in {"standard": self.standard, "latents": self.latents}.items():
+            for standard in (self.standard, self.latents):
+                name = "standard" if standard is self.standard else "latents"
                 file[f"{name}/mean"] = standard.mean.cpu().numpy()
                 file[f"{name}/scale"] = standard.scale.cpu().numpy()
 
@@ -266,12 +271,17 @@ _SIZE_OPTIONS = ("server", "server_width", "server_latent", "server_depth")
 
 def _checkpoint(options: ServerOptions) -> Callable[..., Tensor]:
     if options.server_engine == "deepspeed":
-        import deepspeed
-
-        return lambda module, *inputs: deepspeed.checkpointing.checkpoint(module, *inputs)
+        return _deepspeed_checkpoint
     from torch.utils.checkpoint import checkpoint
 
     return lambda module, *inputs: checkpoint(module, *inputs, use_reentrant=False)
+
+
+def _deepspeed_checkpoint(module: nn.Module, *inputs: Tensor) -> Tensor:
+    import deepspeed  # which was started by then
+
+    output: Tensor = deepspeed.checkpointing.checkpoint(module, *inputs)
+    return output
 
 
 def _peak_flops(device: torch.device, options: ServerOptions) -> float:

@@ -7,6 +7,7 @@ what it saw on the way in to what it makes on the way out.
 
 import math
 from collections.abc import Callable
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -56,8 +57,7 @@ class Autoencoder(nn.Module):
         self.from_latent = nn.Linear(size.latent, channels[-1] * shortest)
         backwards = [*channels[::-1], 1]
         self.decoder = nn.ModuleList(
-            _up(before, after, last=after is backwards[-1] and i == len(channels) - 1)
-            for i, (before, after) in enumerate(zip(backwards, backwards[1:], strict=False))
+            _up(before, after, last=i == len(channels) - 1) for i, (before, after) in enumerate(pairwise(backwards))
         )
         self._shape = (channels[-1], shortest)
 
@@ -143,11 +143,9 @@ class Denoiser(nn.Module):
 
     def flops(self, latent: int) -> int:
         """Of one latent's forward pass."""
-        convolutions = [stage.convolution for stage in self.stages] + [self.last]
-        times = [layer for layer in self.modules() if isinstance(layer, nn.Linear)]
-        return sum(_convolution_flops(c, latent) for c in convolutions) + sum(
-            2 * layer.in_features * layer.out_features for layer in times
-        )
+        convolutions = [layer for layer in self.modules() if isinstance(layer, nn.Conv1d)]
+        linear = [layer.in_features * layer.out_features for layer in self.modules() if isinstance(layer, nn.Linear)]
+        return sum(_convolution_flops(layer, latent) for layer in convolutions) + 2 * sum(linear)
 
     def forward(self, z: Tensor, t: Tensor) -> Tensor:
         dtype = self.last.weight.dtype

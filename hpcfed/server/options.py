@@ -1,11 +1,12 @@
 """What can be said about the server's model; imports no torch."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from hpcfed import config
 from hpcfed.config import option
-from hpcfed.errors import UserError
+from hpcfed.errors import UserError, count
+from hpcfed.models import MODELS
 
 
 @dataclass(frozen=True)
@@ -24,10 +25,16 @@ SIZES = {"small": Size(8, 32, 4), "paper": Size(64, 256, 5), "large": Size(512, 
 
 
 class ServerOptions(config.Options):
+    has_server: ClassVar[bool] = True
+
     server: Literal["small", "paper", "large"] = option("paper", "size of the server's networks", group="server")
     server_width: int = option(0, "channels of their first convolution; 0: as --server says", group="server", ge=0)
     server_latent: int = option(0, "size of the latent space; 0: as --server says", group="server", ge=0)
     server_depth: int = option(0, "convolutions of the encoder; 0: as --server says", group="server", ge=0, le=12)
+    generated_layers: int = option(
+        0, "the server generates the last N layers with weights; 0: all, or the last two of more than 20,000 columns",
+        group="server", ge=0,
+    )  # fmt: skip
     bank_rounds: int = option(20, "the server learns from the uploads of the last N rounds", group="server", ge=1)
     server_every: int = option(
         0, "train the server after every R rounds too, and start later rounds from generated rows; 0: once, at the end",
@@ -67,6 +74,25 @@ class ServerOptions(config.Options):
     server_load: str = option("", "start from this server.h5, saved by an earlier run", group="server")
     server_save: bool = option(True, "keep the trained server as server.h5 in the run's folder", group="server")
 
+    def check(self, config: config.RunConfig) -> None:
+        most = MODELS[config.network()].layers
+        if self.generated_layers > most:
+            raise UserError(
+                f"--generated-layers {self.generated_layers}, but {config.network()} has {most} layers with weights"
+            )
+        if self.bank_rounds > config.rounds:
+            raise UserError(f"--bank-rounds {self.bank_rounds}, but the run has only {count(config.rounds, 'round')}")
+        if self.server_every > config.rounds:
+            raise UserError(f"--server-every {self.server_every}, but the run has only {count(config.rounds, 'round')}")
+        if self.inversion_depth > self.diffusion_steps:
+            raise UserError(
+                f"--inversion-depth {self.inversion_depth} is beyond --diffusion-steps {self.diffusion_steps}"
+            )
+        if self.server_offload != "none" and not self.zero_stage:
+            raise UserError(f"--server-offload {self.server_offload} needs --zero-stage 1, 2 or 3")
+        if self.server_offload == "parameters" and self.zero_stage != 3:
+            raise UserError("--server-offload parameters needs --zero-stage 3")
+
     @property
     def size(self) -> Size:
         preset = SIZES[self.server]
@@ -105,23 +131,13 @@ def batching(options: ServerOptions, ranks: int) -> Batching:
     return Batching(micro, share // micro, ranks)
 
 
-def check(options: ServerOptions, *, columns: int, rounds: int, server_ranks: int) -> None:
-    """Everything about the server that can be known to be wrong before a run starts."""
-    if options.bank_rounds > rounds:
-        raise UserError(f"--bank-rounds {options.bank_rounds}, but the run has only {rounds} rounds")
-    if options.server_every > rounds:
-        raise UserError(f"--server-every {options.server_every}, but the run has only {rounds} rounds")
+def check(options: ServerOptions, *, columns: int, ranks: int) -> None:
+    """What depends on the number of generated columns, and of ranks that learn."""
     if options.size.latent > columns:
-        raise UserError(f"a latent of {options.size.latent} is larger than the {columns} generated columns; "
-                        "use a smaller --server-latent or more generated layers")  # fmt: skip
-    if options.inversion_depth > options.diffusion_steps:
         raise UserError(
-            f"--inversion-depth {options.inversion_depth} is beyond --diffusion-steps {options.diffusion_steps}"
+            f"a latent of {options.size.latent} is larger than the {columns} generated columns; "
+            "use a smaller --server-latent or more --generated-layers"
         )
-    if options.server_engine == "torch" and (server_ranks > 1 or options.zero_stage or options.server_offload != "none"):
-        raise UserError("--server-engine torch is a plain loop on one rank: no ZeRO, no offload, one server rank")
-    if options.server_offload != "none" and not options.zero_stage:
-        raise UserError(f"--server-offload {options.server_offload} needs --zero-stage 1, 2 or 3")
-    if options.server_offload == "parameters" and options.zero_stage != 3:
-        raise UserError("--server-offload parameters needs --zero-stage 3")
-    batching(options, max(1, server_ranks))
+    if options.server_engine == "torch" and (ranks > 1 or options.zero_stage):
+        raise UserError("--server-engine torch is a plain loop on one rank: no ZeRO, and no other rank that learns")
+    batching(options, ranks)

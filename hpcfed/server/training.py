@@ -67,9 +67,7 @@ def cosine(steps: int) -> Callable[[int], float]:
 
 def _adamw(network: nn.Module, options: ServerOptions, device: torch.device) -> torch.optim.AdamW:
     fused = device.type == "cuda" and options.server_offload == "none"
-    return torch.optim.AdamW(
-        network.parameters(), lr=options.server_lr, weight_decay=options.server_decay, fused=fused
-    )
+    return torch.optim.AdamW(network.parameters(), lr=options.server_lr, weight_decay=options.server_decay, fused=fused)
 
 
 class Plain:
@@ -91,7 +89,7 @@ class Plain:
             for micro in range(self._accumulation):
                 with torch.autocast(self._device.type, torch.bfloat16, enabled=self._bf16):
                     value = loss(self.network, self._done + step, micro) / self._accumulation
-                value.backward()  # type: ignore[no-untyped-call]
+                value.backward()
                 losses[step] += value.detach()
             self._optimizer.step()
             self._optimizer.zero_grad()

@@ -1,0 +1,162 @@
+"""What the server does when workers ask: keep their uploads, learn from them, generate rows.
+
+A request comes from all workers together, each with its own clients. The room is the same on every server rank, and
+handles every request there, since learning is collective.
+"""
+
+import resource
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hpcfed.server.model import LatentDiffusion, Learnt, Told
+from hpcfed.server.options import ServerOptions
+from hpcfed.server.training import Place
+
+Verb = Literal["bank", "learn", "invert", "reconstruct", "sample", "guide", "save", "leave"]
+NOBODY = np.empty(0, np.int64)
+
+
+@dataclass(frozen=True)
+class Request:
+    """One worker's part of a request."""
+
+    verb: Verb
+    seed: int
+    """Whose server: stacked seeds have one each."""
+    clients: np.ndarray = field(default_factory=lambda: NOBODY)
+    """Ids of the worker's clients that it is about."""
+    details: dict[str, Any] = field(default_factory=dict)
+    rows: Tensor | None = None
+    """Travel in a buffer of their own."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    rows: Tensor | None = None
+    known: np.ndarray | None = None
+    """Which clients the server could answer for: those with an upload in the bank."""
+    report: Learnt | None = None
+    seconds: float = 0.0
+    """What the server took."""
+
+
+class Bank:
+    """The uploads of the last rounds."""
+
+    def __init__(self, rounds: int) -> None:
+        self._most = rounds
+        self._rounds: OrderedDict[int, tuple[np.ndarray, Tensor]] = OrderedDict()
+
+    def add(self, round: int, clients: np.ndarray, rows: Tensor) -> None:
+        order = np.argsort(clients)  # so that what is learnt does not depend on the placement of clients
+        self._rounds[round] = clients[order], rows[torch.from_numpy(order).to(rows.device)]
+        while len(self._rounds) > self._most:
+            self._rounds.popitem(last=False)
+
+    def rows(self) -> Tensor:
+        return torch.cat([rows for _, rows in self._rounds.values()])
+
+    def newest(self, clients: np.ndarray) -> tuple[np.ndarray, Tensor]:
+        """Which of the clients are in the bank, and the last upload of each of those."""
+        newest: dict[int, Tensor] = {}
+        for ids, rows in self._rounds.values():
+            newest.update(zip(ids.tolist(), rows, strict=True))
+        known = np.array([client in newest for client in clients], bool)
+        found = [newest[int(client)] for client in clients[known]]
+        return known, torch.stack(found) if found else self.rows()[:0]
+
+
+class Room:
+    """All seeds' servers, on one server rank."""
+
+    def __init__(
+        self,
+        widths: Sequence[int],
+        options: ServerOptions,
+        place: Place,
+        *,
+        told: Told,
+        gather: Callable[[float], list[float]],
+    ) -> None:
+        """`gather` brings a number of every server rank together."""
+        self._widths, self._options, self._place = list(widths), options, place
+        self._told, self._gather = told, gather
+        self._banks: dict[int, Bank] = {}
+        self._models: dict[int, LatentDiffusion] = {}
+
+    def model(self, seed: int) -> LatentDiffusion:
+        if seed not in self._models:
+            self._models[seed] = LatentDiffusion(self._widths, self._options, self._place, seed=seed)
+        return self._models[seed]
+
+    def handle(self, requests: Sequence[Request]) -> list[Answer | None]:
+        """Every worker's answer; None where nobody waits for one."""
+        begin = time.perf_counter()
+        first = requests[0]
+        seed, details = first.seed, first.details
+        match first.verb:
+            case "bank":
+                bank = self._banks.setdefault(seed, Bank(self._options.bank_rounds))
+                bank.add(details["round"], np.concatenate([r.clients for r in requests]), _all_rows(requests))
+                return [None] * len(requests)
+            case "learn":
+                report = self.model(seed).learn(self._banks[seed].rows(), self._told)
+                report.peak_memory = self._gather(float(_peak_memory(self._place.device)))
+                return [Answer(report=report, seconds=time.perf_counter() - begin) for _ in requests]
+            case "save":
+                if self._place.rank == 0:
+                    self.model(seed).save(Path(details["path"]))
+                return [Answer() for _ in requests]
+            case "sample":
+                rows = self.model(seed).sample(sum(len(r.clients) for r in requests))
+            case "guide":
+                before, after = _all_rows(requests).split(sum(len(r.clients) for r in requests))
+                rows = self.model(seed).guide(before, after, **details)
+            case "invert" | "reconstruct":
+                return self._generated(requests, begin)
+            case _:
+                raise AssertionError(first.verb)
+        return [Answer(rows=part, seconds=time.perf_counter() - begin) for part in _shares(rows, requests)]
+
+    def _generated(self, requests: Sequence[Request], begin: float) -> list[Answer | None]:
+        """Of the newest uploads of the clients; all at once, in the order of ids, wherever clients live."""
+        model, bank = self.model(requests[0].seed), self._banks[requests[0].seed]
+        clients = np.concatenate([request.clients for request in requests])
+        order = np.argsort(clients)
+        known, uploads = bank.newest(clients[order])
+        if requests[0].verb == "invert":
+            made = model.invert(uploads, depth=requests[0].details.get("depth"))
+        else:
+            made = model.reconstruct(uploads)
+        rows = made.new_zeros(len(clients), made.shape[1])
+        rows[torch.from_numpy(order[known]).to(rows.device)] = made
+        everyone = np.zeros(len(clients), bool)
+        everyone[order[known]] = True
+        cuts = np.cumsum([len(request.clients) for request in requests])[:-1]
+        parts = zip(_shares(rows, requests), np.split(everyone, cuts), strict=True)
+        return [Answer(part, known, seconds=time.perf_counter() - begin) for part, known in parts]
+
+
+def _all_rows(requests: Sequence[Request]) -> Tensor:
+    """The workers' rows one after the other; of guided clients first everyone's rows before, then after."""
+    count = 2 if requests[0].verb == "guide" else 1
+    blocks = [torch.chunk(r.rows, count) for r in requests if r.rows is not None and len(r.rows)]
+    return torch.cat([part for block in zip(*blocks, strict=True) for part in block])
+
+
+def _shares(rows: Tensor, requests: Sequence[Request]) -> list[Tensor]:
+    return list(rows.split([len(request.clients) for request in requests]))
+
+
+def _peak_memory(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -1,0 +1,205 @@
+"""The two ways to a server: ranks of its own, or the workers themselves."""
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hpcfed.runtime.collectives import Collectives
+from hpcfed.runtime.link import Link
+from hpcfed.runtime.world import World, join_alone
+from hpcfed.server.model import Learnt
+from hpcfed.server.options import ServerOptions
+from hpcfed.server.room import NOBODY, Answer, Request, Room, Verb
+from hpcfed.server.training import Place
+
+LINE_EVERY = 5.0
+"""Seconds between two lines about the server's progress."""
+
+
+class Transport(Protocol):
+    """Brings a worker's request to the server."""
+
+    def ask(self, request: Request) -> Answer: ...
+
+    def tell(self, request: Request) -> None:
+        """Without waiting for anything."""
+
+
+class Server:
+    """The server as a worker's federation sees it. All workers call the same verbs in the same order."""
+
+    def __init__(self, transport: Transport, seed: int, in_turn: Callable[[Callable[[], Any]], Any]) -> None:
+        """`in_turn` calls a function when all workers call the same one."""
+        self._transport, self._seed, self._in_turn = transport, seed, in_turn
+        self.reports: list[tuple[int, Learnt]] = []
+        """What learning told, with the round after which it was, until somebody writes it down."""
+
+    def bank(self, round: int, clients: np.ndarray, rows: Tensor) -> None:
+        """Uploads of a round, of this worker's clients. They travel while the worker goes on."""
+        self._tell(Request("bank", self._seed, clients, {"round": round}, rows.float()))
+
+    def learn(self, round: int) -> None:
+        begin = time.perf_counter()
+        answer = self._ask(Request("learn", self._seed))
+        assert answer.report is not None
+        answer.report.seconds["collect"] = time.perf_counter() - begin - answer.seconds
+        self.reports.append((round, answer.report))
+
+    def invert(self, clients: np.ndarray, *, depth: int | None = None) -> tuple[Tensor, np.ndarray]:
+        """Generated columns for clients of this worker, and which of them the server knows; others are zero."""
+        return self._generate("invert", clients, {"depth": depth})
+
+    def reconstruct(self, clients: np.ndarray) -> tuple[Tensor, np.ndarray]:
+        """Their uploads through the autoencoder alone."""
+        return self._generate("reconstruct", clients, {})
+
+    def sample(self, clients: np.ndarray) -> Tensor:
+        """Columns out of noise alone, as many as clients."""
+        rows = self._ask(Request("sample", self._seed, clients)).rows
+        assert rows is not None
+        return rows
+
+    def guide(
+        self, clients: np.ndarray, before: Tensor, after: Tensor, *, strength: float, start: int, steps: int
+    ) -> Tensor:
+        """Columns of new clients after local training, led on by the model."""
+        details = {"strength": strength, "start": start, "steps": steps}
+        rows = self._ask(Request("guide", self._seed, clients, details, torch.cat([before, after]))).rows
+        assert rows is not None
+        return rows
+
+    def save(self, path: str) -> None:
+        self._ask(Request("save", self._seed, details={"path": path}))
+
+    def leave(self) -> None:
+        """Nothing more will be asked."""
+        self._tell(Request("leave", self._seed))
+
+    def _ask(self, request: Request) -> Answer:
+        answer: Answer = self._in_turn(lambda: self._transport.ask(request))
+        return answer
+
+    def _tell(self, request: Request) -> None:
+        self._in_turn(lambda: self._transport.tell(request))
+
+    def _generate(self, verb: Verb, clients: np.ndarray, details: dict[str, int | None]) -> tuple[Tensor, np.ndarray]:
+        begin = time.perf_counter()
+        answer = self._ask(Request(verb, self._seed, clients, details))
+        assert answer.rows is not None and answer.known is not None
+        if verb == "invert" and self.reports:
+            seconds = self.reports[-1][1].seconds
+            seconds["invert"] = seconds.get("invert", 0.0) + answer.seconds
+            seconds["return"] = seconds.get("return", 0.0) + time.perf_counter() - begin - answer.seconds
+        return answer.rows, answer.known
+
+
+class Among:
+    """No rank is set apart: every worker gets all requests and handles them, as one of the server's ranks."""
+
+    def __init__(self, widths: Sequence[int], options: ServerOptions, collectives: Collectives) -> None:
+        world = collectives.world
+        self._collectives = collectives
+        place = Place(world.device, world.role_rank, world.role_size)
+        self._room = Room(widths, options, place, told=_Teller(visible=world.is_root), gather=_gather(world))
+
+    def ask(self, request: Request) -> Answer:
+        answer = self._handle(request)
+        assert answer is not None
+        return answer
+
+    def tell(self, request: Request) -> None:
+        if request.verb != "leave":
+            self._handle(request)
+
+    def _handle(self, request: Request) -> Answer | None:
+        join_alone(self._collectives.world)
+        parts = self._collectives.everyones(replace(request, rows=None), request.rows)
+        answers = self._room.handle([replace(other, rows=rows) for other, rows in parts])
+        return answers[self._collectives.world.role_rank]
+
+
+class Apart:
+    """The server has ranks of its own; the first of them hears all workers."""
+
+    def __init__(self, world: World) -> None:
+        self._link, self._world = Link(world), world
+        self._server = world.num_workers
+
+    def ask(self, request: Request) -> Answer:
+        self.tell(request)
+        answer, rows = self._link.receive(self._server)
+        assert isinstance(answer, Answer)
+        return answer if rows is None else replace(answer, rows=torch.from_numpy(rows).to(self._world.device))
+
+    def tell(self, request: Request) -> None:
+        self._link.send(self._server, replace(request, rows=None), request.rows)
+        if request.verb == "leave":
+            self._link.flush()
+
+
+def serve(world: World, widths: Sequence[int], options: ServerOptions, *, seeds: int) -> None:
+    """A server rank's whole life: handles requests until every seed has left."""
+    place = Place(world.device, world.role_rank, world.role_size)
+    link, workers = Link(world), range(world.num_workers)
+    room = Room(widths, options, place, told=_Teller(visible=world.role_rank == 0), gather=_gather(world))
+    while seeds:
+        requests = None
+        if world.role_rank == 0:
+            requests = [_with_rows(*link.receive(worker)) for worker in workers]
+        requests = _share(world, requests)
+        if requests[0].verb == "leave":
+            seeds -= 1
+            continue
+        there = [replace(r, rows=None if r.rows is None else r.rows.to(world.device)) for r in requests]
+        for worker, answer in enumerate(room.handle(there)):
+            if answer is not None and world.role_rank == 0:
+                report = answer.report if worker == 0 or answer.report is None else Learnt(answer.report.rows)
+                link.send(worker, replace(answer, rows=None, report=report), answer.rows)
+    link.flush()
+
+
+def _gather(world: World) -> Callable[[float], list[float]]:
+    comm = world.role_comm
+    return lambda number: [number] if comm is None else list(comm.allgather(number))
+
+
+def _with_rows(request: Request, rows: np.ndarray | None) -> Request:
+    return replace(request, rows=None if rows is None else torch.from_numpy(rows))
+
+
+def _share(world: World, requests: list[Request] | None) -> list[Request]:
+    """The first server rank's requests on all of them; rows go as one buffer each."""
+    own = None
+    if requests is not None:
+        own = [(replace(r, rows=None), None if r.rows is None else tuple(r.rows.shape)) for r in requests]
+    headers = world.role_comm.bcast(own, root=0)
+    if requests is None:
+        requests = [replace(header, rows=None if shape is None else torch.empty(shape)) for header, shape in headers]
+    for request in requests if world.role_size > 1 else ():
+        if request.rows is not None:
+            world.role_comm.Bcast(request.rows.numpy(), root=0)
+    return requests
+
+
+class _Teller:
+    """Lines about the server's progress, on the one rank that speaks."""
+
+    def __init__(self, *, visible: bool) -> None:
+        self._visible, self._next, self._network = visible, 0.0, ""
+
+    def __call__(self, network: str, done: int, steps: int) -> None:
+        now = time.monotonic()
+        if network != self._network:
+            self._network, self._next = network, now + LINE_EVERY
+        if self._visible and (done == steps or now >= self._next):
+            print(f"server: {network} step {done}/{steps}", file=sys.stderr, flush=True)
+            self._next = now + LINE_EVERY
+
+
+__all__ = ["NOBODY", "Among", "Apart", "Server", "serve"]
