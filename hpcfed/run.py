@@ -28,6 +28,7 @@ from hpcfed.moving import Moving
 from hpcfed.progress import RunProgress, SeedsProgress
 from hpcfed.record import environment
 from hpcfed.record.energy import joules
+from hpcfed.record.reading import mean_accuracy
 from hpcfed.record.results import RANK_SERIES, ResultsWriter, ServerSize
 from hpcfed.record.snapshots import SnapshotWriter
 from hpcfed.record.timing import PHASES, Timer
@@ -118,9 +119,9 @@ def _rounds(setup: Setup, folder: Path, progress: RunProgress) -> None:
                     snapshots.close_round(round, None if row is None else row.cpu().numpy())
             train_seconds = _record_round(setup, round, evaluation, results, progress)
             state = moving.after_round(state, cohort, train_seconds)
-        _judge(setup, state, results, progress)
+        _judge(setup, state, results)
         if setup.newcomers is not None:
-            _welcome(setup, setup.newcomers, state, results, progress)
+            _welcome(setup, setup.newcomers, state, results)
         if setup.settings.options.has_server:
             if getattr(setup.settings.options, "server_save", False):
                 fed.server.save(str(folder / "server.h5"))
@@ -150,14 +151,14 @@ def evaluate(setup: Setup, state: Any) -> Evaluation:
     accuracy = _accuracies(answers[:total], clients)
     everything = float(setup.global_test_size) if row is not None else float("nan")
     return Evaluation(
-        accuracy=_mean(accuracy),
+        accuracy=mean_accuracy(accuracy),
         client_accuracy=accuracy,
         global_accuracy=float(answers[total] / everything),
         global_loss=float(answers[total + 1] / everything),
     )
 
 
-def _judge(setup: Setup, state: Any, results: ResultsWriter | None, progress: RunProgress) -> None:
+def _judge(setup: Setup, state: Any, results: ResultsWriter | None) -> None:
     """What a method has its clients judged with at the end, beyond a round's evaluation."""
     if not hasattr(setup.method, "finals"):
         return
@@ -166,12 +167,9 @@ def _judge(setup: Setup, state: Any, results: ResultsWriter | None, progress: Ru
         accuracy = _client_accuracy(setup, fed, rows, setup.clients)
         if results is not None:
             results.write_final(name, accuracy)
-            progress.say(f"{name}: clients {_mean(accuracy):.2%}")
 
 
-def _welcome(
-    setup: Setup, newcomers: Newcomers, state: Any, results: ResultsWriter | None, progress: RunProgress
-) -> None:
+def _welcome(setup: Setup, newcomers: Newcomers, state: Any, results: ResultsWriter | None) -> None:
     """New clients' accuracy after every local update, from different starts."""
     fed, method, config = newcomers.federation, setup.method, setup.settings.config
     here = np.arange(len(fed.clients))
@@ -182,17 +180,14 @@ def _welcome(
         starts["global model"] = common.expand(len(here), -1)
     lead = getattr(method, "lead", None)
     for name, rows in starts.items():
-        means = []
         for update in range(config.new_updates + 1):
             if update:
                 before, rows = rows, fed.finetune(rows, here, phase=update)
                 if name == "method" and lead is not None:
                     rows = lead(fed, update - 1, before, rows)
             accuracy = _client_accuracy(setup, fed, rows, newcomers.clients)
-            means.append(_mean(accuracy))
             if results is not None:
                 results.write_newcomers(name, update, accuracy)
-        progress.say(f"new clients, {name}: " + ", ".join(f"{mean:.2%}" for mean in means))
 
 
 def _client_accuracy(setup: Setup, fed: Federation, rows: Tensor, clients: Clients) -> np.ndarray:
@@ -207,10 +202,6 @@ def _client_accuracy(setup: Setup, fed: Federation, rows: Tensor, clients: Clien
 def _accuracies(correct: np.ndarray, clients: Clients) -> np.ndarray:
     """NaN for clients without test data."""
     return np.where(clients.test_samples > 0, correct / np.maximum(clients.test_samples, 1), np.nan)
-
-
-def _mean(accuracy: np.ndarray) -> float:
-    return float("nan") if np.isnan(accuracy).all() else float(np.nanmean(accuracy))
 
 
 def _record_round(

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hpcfed.errors import count
-from hpcfed.record.reading import RunRecord
+from hpcfed.record.reading import RunRecord, mean_accuracy
 
 ACCURACIES = {"clients, own test data": "accuracy", "global model, all test data": "global_accuracy"}
 
@@ -23,7 +23,13 @@ def show(record: RunRecord, console: Console) -> None:
         )
     _say(console, *lines)
     if record.rounds_done:
-        for table in (_accuracy(record), _phases(record), _costs(record)):
+        tables = [_accuracy(record)]
+        if record.newcomers:
+            tables.append(_newcomers(record))
+        tables.append(_phases(record))
+        if record.learnings:
+            tables.append(_server(record))
+        for table in (*tables, _costs(record)):
             console.print()
             console.print(table)
     console.print()
@@ -44,6 +50,13 @@ def show_seeds(records: Sequence[RunRecord], folder: Path, console: Console) -> 
     if len(records) > 1:
         table.add_row("mean ± standard error", *(_mean_and_error(values) for values in columns.values()))
     console.print(table)
+    if records[0].finals:
+        table = _table("at the end, clients' own test data", "mean" if len(records) == 1 else "mean ± standard error")
+        for name in records[0].finals:
+            values = [mean_accuracy(record.finals[name]) for record in records if name in record.finals]
+            table.add_row(name, _mean_and_error(values) if len(values) > 1 else f"{values[0]:.2%}")
+        console.print()
+        console.print(table)
     seconds = max(float(record.rounds["seconds"].sum()) for record in records)
     _say(console, "", f"wall time of all rounds of all seeds: {seconds:.2f} s")
     _say(console, f"runs in {folder}: {', '.join(record.folder.name for record in records)}")
@@ -87,6 +100,37 @@ def _accuracy(record: RunRecord) -> Table:
         if not isnan(last):
             best = max(value for value in record.rounds[name] if not isnan(value))
             table.add_row(label, f"{last:.2%}", f"{best:.2%}")
+    for name, accuracy in record.finals.items():
+        table.add_row(f"at the end: {name}", f"{mean_accuracy(accuracy):.2%}", "")
+    return table
+
+
+def _newcomers(record: RunRecord) -> Table:
+    """A column for every local update."""
+    updates = len(next(iter(record.newcomers.values())))
+    table = _table("new clients, % after local updates", *(str(update) for update in range(updates)))
+    for start, curve in record.newcomers.items():
+        table.add_row(f"start: {start}", *(f"{100 * mean_accuracy(accuracy):.1f}" for accuracy in curve))
+    return table
+
+
+def _server(record: RunRecord) -> Table:
+    """What the server's model took, over all times that it learnt, and beside it the clients' whole time."""
+    seconds = {
+        phase: sum(learning.seconds[phase] for learning in record.learnings) for phase in record.learnings[0].seconds
+    }
+    last, total = record.learnings[-1], float(sum(seconds.values()))
+    everything = float(record.rounds["seconds"].sum())
+    table = _table("server", "seconds", "share", "parameters", "samples/s", "of peak")
+    for phase, own in seconds.items():
+        about = []
+        if phase in last.parameters:
+            used = last.utilisation[phase]
+            about = [f"{last.parameters[phase]:,}", f"{last.samples_per_second[phase]:,.0f}"]
+            about += [] if isnan(used) else [f"{used:.1%}"]
+        table.add_row(phase, f"{own:.2f}", f"{own / everything:.1%}", *about)
+    for name, part in {"server in all": total, "clients and the rest": everything - total}.items():
+        table.add_row(name, f"{part:.2f}", f"{part / everything:.1%}")
     return table
 
 
@@ -107,6 +151,13 @@ def _costs(record: RunRecord) -> Table:
     table.add_row("sent to clients", _bytes(record.rounds["bytes_down"].sum()))
     table.add_row("peak memory of a rank", _bytes(record.peak_memory.max()))
     table.add_row("wall time of all rounds", f"{record.rounds['seconds'].sum():.2f} s")
+    if record.learnings:
+        last = record.learnings[-1]
+        table.add_row("uploads that the server learnt from", str(last.rows))
+        table.add_row("peak memory of a server rank", _bytes(float(last.peak_memory.max())))
+    reached = record.rounds_to(0.95)
+    if reached is not None:
+        table.add_row("rounds to 95 % of the clients' own peak", str(reached))
     if record.facts["ranks"] > 1 and not isnan(record.imbalance()):
         table.add_row("slowest rank's training by the mean", f"{record.imbalance():.2f}")
     if record.moves:

@@ -1,6 +1,7 @@
 """Reading a run back."""
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,24 @@ import numpy as np
 from hpcfed.errors import UserError
 from hpcfed.record.results import ROUND_SERIES, SCHEMA
 from hpcfed.record.timing import PHASES
+
+
+@dataclass(frozen=True)
+class LearningRecord:
+    """One time that the server's model learnt."""
+
+    round: int
+    rows: int
+    seconds: dict[str, float]
+    """By phase."""
+    samples_per_second: dict[str, float]
+    """By network, as the three that follow."""
+    parameters: dict[str, int]
+    flops: dict[str, float]
+    utilisation: dict[str, float]
+    """NaN where the device's peak is not known."""
+    peak_memory: np.ndarray
+    """Bytes, of every server rank."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +56,12 @@ class RunRecord:
     """Joules of all GPUs; None while the run goes on, NaN where they have no counter."""
     moves: tuple[int, ...]
     """Rounds, counted from 0, before which clients moved to other ranks."""
+    finals: dict[str, np.ndarray]
+    """What the method had judged at the end: every client's accuracy, by name."""
+    newcomers: dict[str, np.ndarray]
+    """New clients' accuracy by where they started from: [local updates, new clients]."""
+    learnings: tuple[LearningRecord, ...]
+    """What the server's model took, each time that it learnt."""
 
     @property
     def rounds_done(self) -> int:
@@ -59,6 +84,13 @@ class RunRecord:
         if not len(steady):
             return dict.fromkeys(PHASES, float("nan"))
         return dict(zip(PHASES, steady.mean((0, 1)).tolist(), strict=True))
+
+    def rounds_to(self, share: float) -> int | None:
+        """Rounds until the clients' accuracy reached this share of its own peak; None when it was never evaluated."""
+        accuracy = self.rounds["accuracy"]
+        if np.isnan(accuracy).all():
+            return None
+        return int(np.argmax(np.nan_to_num(accuracy) >= share * np.nanmax(accuracy))) + 1
 
     def imbalance(self) -> float:
         """The slowest rank's train seconds by the mean over ranks: the median over rounds; NaN when unknown."""
@@ -84,6 +116,13 @@ class RunRecord:
             "bytes_down": _numbers(self.rounds["bytes_down"]),
             "imbalance": _numbers(self.rounds["imbalance"]),
             "moves": list(self.moves),
+            "rounds_to_95_percent_of_peak": self.rounds_to(0.95),
+            "finals": {name: _number(mean_accuracy(values)) for name, values in self.finals.items()},
+            "newcomers": {
+                start: [_number(mean_accuracy(values)) for values in updates]
+                for start, updates in self.newcomers.items()
+            },
+            "server": [_plain(vars(learning)) for learning in self.learnings],
             "peak_memory": _numbers(self.peak_memory),
             "energy": None if self.energy is None else _number(self.energy),
             "config": self.config,
@@ -138,7 +177,41 @@ def _record(folder: Path, file: h5py.File) -> RunRecord:
         client_accuracy=file["clients/accuracy"][done],
         energy=float(file["timing/energy"][()].sum()) if "timing/energy" in file else None,
         moves=tuple(int(r) for r in file["moves/round"] if not np.isnan(r)) if "moves" in file else (),
+        finals=_named(file, "finals/name", "finals/accuracy"),
+        newcomers=_named(file, "newcomers/start", "newcomers/accuracy"),
+        learnings=tuple(_learnings(file["server"])) if "server" in file else (),
     )
+
+
+def _named(file: h5py.File, names: str, values: str) -> dict[str, np.ndarray]:
+    """Entries of a dataset by name, without those that nobody wrote."""
+    if names not in file:
+        return {}
+    pairs = zip(file[names].asstr()[()], file[values][()], strict=True)
+    return {str(name): value for name, value in pairs if not np.isnan(value).all()}
+
+
+def _learnings(group: h5py.Group) -> Iterator[LearningRecord]:
+    phases, networks = (group[name].asstr()[()].tolist() for name in ("phase_names", "network_names"))
+    for time, round in enumerate(group["round"][()]):
+        if not np.isnan(round):
+            by_network = {
+                name: dict(zip(networks, group[name][time].tolist(), strict=True))
+                for name in ("samples_per_second", "flops", "utilisation")
+            }
+            yield LearningRecord(
+                round=int(round),
+                rows=int(group["rows"][time]),
+                seconds=dict(zip(phases, group["seconds"][time].tolist(), strict=True)),
+                parameters=dict(zip(networks, map(int, group["parameters"][time]), strict=True)),
+                peak_memory=group["peak_memory"][time],
+                **by_network,
+            )
+
+
+def mean_accuracy(accuracy: np.ndarray) -> float:
+    """Over the clients that have test data."""
+    return float("nan") if np.isnan(accuracy).all() else float(np.nanmean(accuracy))
 
 
 def _series(file: h5py.File, name: str, done: slice) -> np.ndarray:
@@ -147,6 +220,15 @@ def _series(file: h5py.File, name: str, done: slice) -> np.ndarray:
         return np.full(done.stop, np.nan)
     values: np.ndarray = file[f"rounds/{name}"][done]
     return values
+
+
+def _plain(value: Any) -> Any:
+    """As JSON knows it."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, np.ndarray):
+        return _numbers(value)
+    return _number(value) if isinstance(value, float) else value
 
 
 def _number(value: float) -> float | None:

@@ -47,7 +47,8 @@ RANK_SERIES = {
 }
 
 
-SERVER_PHASES = ("collect", "autoencoder", "encode", "denoiser", "invert", "return")
+SERVER_PHASES = ("collect", "prepare", "autoencoder", "encode", "denoiser", "invert", "return")
+"""`prepare`: building networks, optimisers and DeepSpeed's engines."""
 NETWORKS = ("autoencoder", "denoiser")
 NEWCOMER_STARTS = ("random", "global model", "method")
 

@@ -25,7 +25,6 @@ from hpcfed.server.training import Loss, Place, trainer
 AT_ONCE = 512
 """Rows that pass through the networks together when nothing is learnt."""
 NETWORKS = ("autoencoder", "denoiser")
-PHASES = ("autoencoder", "encode", "denoiser", "invert")
 PEAKS = {
     "B200": (1100.0, 2250.0),
     "H200": (494.7, 989.4),
@@ -98,6 +97,7 @@ class LatentDiffusion:
 
     def learn(self, rows: Tensor, told: Told = lambda network, done, steps: None) -> Learnt:
         """Learns the distribution of the rows; what was learnt before is where it starts."""
+        started = self._clock()
         report = Learnt(len(rows), ranks=self.place.size, peak_flops=_peak_flops(self.place.device, self.options))
         self.standard = Standard.of(rows, self._widths)
         x = self.standard(rows)
@@ -109,6 +109,7 @@ class LatentDiffusion:
         flops = self.denoiser.flops(self.options.size.latent)
         self._fit("denoiser", self.denoiser, self._denoising(self.latents(z)), flops, report, told)
         self._runs += 1
+        report.seconds["prepare"] = self._clock() - started - sum(report.seconds.values())
         return report
 
     def _fit(self, name: str, network: nn.Module, loss: Loss, flops: int, report: Learnt, told: Told) -> None:

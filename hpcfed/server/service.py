@@ -16,7 +16,7 @@ from hpcfed.runtime.world import World, join_alone
 from hpcfed.server.model import Learnt
 from hpcfed.server.options import ServerOptions
 from hpcfed.server.room import NOBODY, Answer, Request, Room, Verb
-from hpcfed.server.training import Place
+from hpcfed.server.training import Place, prepare
 
 LINE_EVERY = 5.0
 """Seconds between two lines about the server's progress."""
@@ -148,6 +148,7 @@ def serve(world: World, widths: Sequence[int], options: ServerOptions, *, seeds:
     place = Place(world.device, world.role_rank, world.role_size)
     link, workers = Link(world), range(world.num_workers)
     room = Room(widths, options, place, told=_Teller(visible=world.role_rank == 0), gather=_gather(world))
+    prepare(options, place)
     while seeds:
         requests = None
         if world.role_rank == 0:

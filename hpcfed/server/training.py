@@ -61,6 +61,12 @@ def trainer(network: nn.Module, options: ServerOptions, batching: Batching, plac
     return kind(network, options, batching, place, steps=steps)
 
 
+def prepare(options: ServerOptions, place: Place) -> None:
+    """Loads what learning will need, while there is time."""
+    if options.server_engine == "deepspeed":
+        _deepspeed(place)
+
+
 def cosine(steps: int) -> Callable[[int], float]:
     return lambda step: 0.5 * (1 + math.cos(math.pi * min(step, steps) / steps))
 
