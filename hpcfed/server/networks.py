@@ -33,8 +33,8 @@ def encoder_channels(size: Size) -> list[int]:
 
 
 def denoiser_channels(size: Size) -> list[int]:
-    """64, 128, 256, 512, 256, 128, 64 for a width of 64 and a depth of 5."""
-    rising = [size.width * 2**i for i in range(max(1, size.depth - 1))]
+    """64, 128, 256, 512, 256, 128, 64 for a width of 64 and a depth of 5; five convolutions at least."""
+    rising = [size.width * 2**i for i in range(max(3, size.depth - 1))]
     return rising + rising[-2::-1]
 
 

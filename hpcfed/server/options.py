@@ -18,9 +18,11 @@ class Size:
     latent: int
     depth: int
     """Convolutions of the encoder, each of which halves the length."""
+    lr: float = 1e-3
+    """AdamW's learning rate."""
 
 
-SIZES = {"small": Size(8, 32, 4), "paper": Size(64, 256, 5), "large": Size(512, 1024, 5)}
+SIZES = {"small": Size(4, 32, 2, 3e-3), "paper": Size(64, 256, 5), "large": Size(512, 1024, 5)}
 """`paper`: 40 million parameters for the CIFAR-10 network's two last layers; `large`: over a billion for them."""
 
 
@@ -47,7 +49,9 @@ class ServerOptions(config.Options):
         0, "samples that a server rank takes at once; 0: its share of a step, smaller: gradients accumulate",
         group="server", ge=0,
     )  # fmt: skip
-    server_lr: float = option(1e-3, "AdamW's learning rate, for both networks; follows a cosine", group="server", gt=0)
+    server_lr: float = option(
+        0.0, "AdamW's learning rate, which follows a cosine; 0: as --server says", group="server", ge=0
+    )
     server_decay: float = option(2e-6, "AdamW's weight decay", group="server", ge=0)
     input_noise: float = option(1e-3, "noise on the autoencoder's input while it learns", group="server", ge=0)
     latent_noise: float = option(0.1, "noise on its latents while it learns", group="server", ge=0)
@@ -97,7 +101,10 @@ class ServerOptions(config.Options):
     def size(self) -> Size:
         preset = SIZES[self.server]
         return Size(
-            self.server_width or preset.width, self.server_latent or preset.latent, self.server_depth or preset.depth
+            self.server_width or preset.width,
+            self.server_latent or preset.latent,
+            self.server_depth or preset.depth,
+            self.server_lr or preset.lr,
         )
 
 

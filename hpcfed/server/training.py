@@ -73,7 +73,7 @@ def cosine(steps: int) -> Callable[[int], float]:
 
 def _adamw(network: nn.Module, options: ServerOptions, device: torch.device) -> torch.optim.AdamW:
     fused = device.type == "cuda" and options.server_offload == "none"
-    return torch.optim.AdamW(network.parameters(), lr=options.server_lr, weight_decay=options.server_decay, fused=fused)
+    return torch.optim.AdamW(network.parameters(), lr=options.size.lr, weight_decay=options.server_decay, fused=fused)
 
 
 class Plain:
