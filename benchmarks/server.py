@@ -1,0 +1,171 @@
+"""How long the server's model learns: through DeepSpeed, as a plain loop, and as one would write it first.
+
+All three see the same number of samples of a bank of rows that differ by little, as clients' uploads do: a common row,
+a part of low rank for every client that drifts from round to round, and noise. Printed are seconds, the last losses,
+what DeepSpeed costs over the plain loop, and the share of the device's peak that was used.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hpcfed.assembly import set_arithmetic
+from hpcfed.config import RunConfig
+from hpcfed.models.layout import Layout
+from hpcfed.models.networks import build
+from hpcfed.runtime import world as worlds
+from hpcfed.server.columns import generated
+from hpcfed.server.model import LatentDiffusion, Learnt
+from hpcfed.server.networks import Autoencoder, Denoiser
+from hpcfed.server.options import ServerOptions
+from hpcfed.server.standard import LatentStandard, Standard
+from hpcfed.server.training import Place, prepare
+
+_EXAMPLES = """examples:
+  python benchmarks/server.py                                     Fashion-MNIST's setting: 400 rows of the whole network
+  python benchmarks/server.py --server-batch 200 --engines deepspeed,torch
+  python benchmarks/server.py --model cnn-cifar --samples 20000   40 million parameters over the last two layers
+  python benchmarks/server.py --server small --samples 2000       a taste, on a CPU
+"""
+SHAPES = {"cnn-fmnist": (1, 28, 28), "cnn-cifar": (3, 32, 32), "cnn-digits": (1, 8, 8), "mlp": (1, 8, 8)}
+FIRST_BATCH = 50
+"""Of the loop that one would write first, as p-diff has it."""
+
+
+def bank(columns: int, *, clients: int, rounds: int, device: torch.device) -> Tensor:
+    """Uploads of so many clients and rounds."""
+    random = torch.Generator(device).manual_seed(0)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, device=device, generator=random)
+
+    common, directions = normal(columns), normal(8, columns) / 8**0.5
+    own, drift = normal(clients, 1, 8), 0.3 * normal(clients, rounds, 8).cumsum(1) / rounds**0.5
+    rows = common + 0.05 * (own + drift) @ directions + 0.01 * normal(clients, rounds, columns)
+    return rows.transpose(0, 1).reshape(-1, columns)
+
+
+def first_written(rows: Tensor, widths: Sequence[int], options: ServerOptions) -> tuple[dict[str, float], list[float]]:
+    """Both networks, step by step in plain torch with small batches: what there is to gain from."""
+    device, size = rows.device, options.size
+    autoencoder = Autoencoder(
+        rows.shape[1], size, input_noise=options.input_noise, latent_noise=options.latent_noise
+    ).to(device)
+    denoiser = Denoiser(size).to(device)
+    x = Standard.of(rows, widths)(rows)
+    betas = torch.linspace(1e-4, 0.02, options.diffusion_steps, device=device)
+    bars = (1 - betas).cumprod(0)
+
+    def reconstruction() -> Tensor:
+        batch = x[torch.randint(len(x), (FIRST_BATCH,), device=device)]
+        loss: Tensor = autoencoder(
+            batch, (torch.randn_like(batch), torch.randn(FIRST_BATCH, size.latent, device=device))
+        )
+        return loss
+
+    def descend(network: nn.Module, loss: Callable[[], Tensor], samples: int) -> tuple[float, float]:
+        steps = -(-samples // FIRST_BATCH)
+        optimizer = torch.optim.AdamW(network.parameters(), lr=size.lr, weight_decay=options.server_decay)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+        begin, last = _clock(device), 0.0
+        for _ in range(steps):
+            optimizer.zero_grad()
+            value = loss()
+            value.backward()
+            optimizer.step()
+            schedule.step()
+            last = value.item()  # as most do, to print it
+        network.eval()
+        return _clock(device) - begin, last
+
+    seconds = {}
+    seconds["autoencoder"], first = descend(autoencoder, reconstruction, options.autoencoder_samples)
+    with torch.no_grad():
+        latents = autoencoder.encode(x)
+        z = LatentStandard.of(latents)(latents)
+
+    def denoising() -> Tensor:
+        batch = z[torch.randint(len(z), (FIRST_BATCH,), device=device)]
+        t = torch.randint(options.diffusion_steps, (FIRST_BATCH,), device=device)
+        noise, kept = torch.randn_like(batch), bars[t].unsqueeze(1)
+        return F.mse_loss(denoiser(kept.sqrt() * batch + (1 - kept).sqrt() * noise, t + 1), noise)
+
+    seconds["denoiser"], second = descend(denoiser, denoising, options.denoiser_samples)
+    return seconds, [first, second]
+
+
+def ours(rows: Tensor, widths: Sequence[int], options: ServerOptions, place: Place) -> Learnt:
+    """As a run has it."""
+    model = LatentDiffusion(widths, options, place, seed=0)
+    return model.learn(rows)
+
+
+def _clock(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", choices=SHAPES, default="cnn-fmnist", help="the clients' network")
+    parser.add_argument("--clients", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=20, help="rounds in the bank")
+    parser.add_argument("--server", choices=("small", "paper", "large"), default="paper")
+    parser.add_argument("--server-batch", type=int, default=50)
+    parser.add_argument("--server-precision", choices=("fp32", "bf16"), default="fp32")
+    parser.add_argument("--server-lr", type=float, default=0.0, help="0: as --server says")
+    parser.add_argument("--samples", type=int, default=100_000, help="that the autoencoder sees; the denoiser 4 times")
+    parser.add_argument("--engines", default="first,torch,deepspeed", help="of first, torch, deepspeed")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    parser.add_argument("--json", action="store_true")
+    asked = parser.parse_args()
+
+    world = worlds.enter(device=asked.device)
+    worlds.join_alone(world)
+    set_arithmetic(RunConfig(precision="tf32"))
+    place = Place(world.device)
+    layout = Layout.of(build(asked.model, shape=SHAPES[asked.model], classes=10, seed=0))
+    options = ServerOptions(
+        server=asked.server,
+        server_batch=asked.server_batch,
+        server_precision=asked.server_precision,
+        server_lr=asked.server_lr,
+        autoencoder_samples=asked.samples,
+        denoiser_samples=4 * asked.samples,
+    )
+    columns = generated(layout, options)
+    rows = bank(sum(columns.widths), clients=asked.clients, rounds=asked.rounds, device=world.device)
+    print(f"{len(rows)} rows of {rows.shape[1]:,} columns on {world.places[0].device_name}, torch {torch.__version__}")
+    found: dict[str, dict[str, float]] = {}
+    for engine in asked.engines.split(","):
+        if engine == "first":
+            seconds, losses = first_written(rows, columns.widths, options)
+            found[engine] = seconds | dict(zip(("autoencoder loss", "denoiser loss"), losses, strict=True))
+        else:
+            chosen = options.model_copy(update={"server_engine": engine})
+            prepare(chosen, place)
+            report = ours(rows, columns.widths, chosen, place)
+            found[engine] = {name: report.seconds[name] for name in ("prepare", "autoencoder", "denoiser")}
+            for network, losses_of in report.losses.items():
+                found[engine][f"{network} loss"] = float(losses_of[-max(1, len(losses_of) // 50) :].mean())
+                found[engine][f"{network} of peak"] = report.utilisation(network)
+                found[engine][f"{network} parameters"] = report.parameters[network]
+        print(engine + ": " + ", ".join(f"{name} {value:,.4g}" for name, value in found[engine].items()), flush=True)
+    if {"torch", "deepspeed"} <= set(found):
+        for network in ("autoencoder", "denoiser"):
+            print(f"DeepSpeed / plain loop, {network}: {found['deepspeed'][network] / found['torch'][network]:.3f}")
+    if asked.json:
+        print(json.dumps(found))
+    world.close()
+
+
+if __name__ == "__main__":
+    main()
