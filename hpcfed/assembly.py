@@ -202,7 +202,7 @@ def _setup(
     server = columns = None
     if transport is not None:
         assert isinstance(settings.options, ServerOptions)
-        server = Server(transport, config.seed, collectives.in_turn)
+        server = Server(transport, config.seed, collectives)
         columns = generated(engine.layout, settings.options).at.to(world.device)
     first_row = engine.layout.row(material.network, dtype=_dtype(config)).to(world.device)
 

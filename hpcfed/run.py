@@ -216,6 +216,7 @@ def _record_round(
     with setup.timer.phase("record"):
         learned, traffic, wire = fed.learned, fed.traffic, collectives.bytes_sent
         fed.learned, fed.traffic, collectives.bytes_sent = Learned(), Traffic(), 0
+        reports = fed.server.reports() if setup.settings.options.has_server else []
         own = {"wall": wall, "peak_memory": _peak_memory(setup.world), "wire": wire}
         own |= {"loss": float(learned.loss), "samples": learned.samples}
         gathered = collectives.gather_numbers(np.array([*own.values(), *phases]))
@@ -245,9 +246,8 @@ def _record_round(
             rank_values={name: by_rank[name] for name in RANK_SERIES},
             phases=gathered[:, len(own) :],
         )
-        if setup.settings.options.has_server:
-            while fed.server.reports:
-                results.write_server(*fed.server.reports.pop(0))
+        for told in reports:
+            results.write_server(*told)
         progress.round(round, values, on_disk=on_disk)
         return train_seconds
 

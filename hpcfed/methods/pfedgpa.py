@@ -67,7 +67,9 @@ def round(fed: Federation, state: State, cohort: Cohort) -> State:
     state = replace(state, w=fed.mean(rows, cohort))
     if last or (options.server_every and done % options.server_every == 0):
         fed.learn()
-        state = replace(state, generated=_known_or(fed, state.w, fed.server.invert))
+        made = _known_or(fed, state.w, fed.server.invert)
+        fed.traffic.down += len(fed.sizes) * made.shape[1] * made.element_size()
+        state = replace(state, generated=made)
     return state
 
 

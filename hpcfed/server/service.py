@@ -4,7 +4,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -34,11 +34,14 @@ class Transport(Protocol):
 class Server:
     """The server as a worker's federation sees it. All workers call the same verbs in the same order."""
 
-    def __init__(self, transport: Transport, seed: int, in_turn: Callable[[Callable[[], Any]], Any]) -> None:
-        """`in_turn` calls a function when all workers call the same one."""
-        self._transport, self._seed, self._in_turn = transport, seed, in_turn
-        self.reports: list[tuple[int, Learnt]] = []
-        """What learning told, with the round after which it was, until somebody writes it down."""
+    def __init__(self, transport: Transport, seed: int, collectives: Collectives) -> None:
+        self._transport, self._seed, self._collectives = transport, seed, collectives
+        self._reports: list[tuple[int, Learnt]] = []
+
+    def reports(self) -> list[tuple[int, Learnt]]:
+        """What learning has told since this was last asked, with the round after which it was."""
+        told, self._reports = self._reports, []
+        return told
 
     def bank(self, round: int, clients: np.ndarray, rows: Tensor) -> None:
         """Uploads of a round, of this worker's clients. They travel while the worker goes on."""
@@ -49,7 +52,7 @@ class Server:
         answer = self._ask(Request("learn", self._seed))
         assert answer.report is not None
         answer.report.seconds["collect"] = time.perf_counter() - begin - answer.seconds
-        self.reports.append((round, answer.report))
+        self._reports.append((round, answer.report))
 
     def invert(self, clients: np.ndarray, *, depth: int | None = None) -> tuple[Tensor, np.ndarray]:
         """Generated columns for clients of this worker, and which of them the server knows; others are zero."""
@@ -82,18 +85,23 @@ class Server:
         self._tell(Request("leave", self._seed))
 
     def _ask(self, request: Request) -> Answer:
-        answer: Answer = self._in_turn(lambda: self._transport.ask(request))
-        return answer
+        self._count(request)
+        return self._collectives.in_turn(lambda: self._transport.ask(request))
 
     def _tell(self, request: Request) -> None:
-        self._in_turn(lambda: self._transport.tell(request))
+        self._count(request)
+        self._collectives.in_turn(lambda: self._transport.tell(request))
+
+    def _count(self, request: Request) -> None:
+        if request.rows is not None and not self._collectives.world.alone:
+            self._collectives.bytes_sent += request.rows.numel() * request.rows.element_size()
 
     def _generate(self, verb: Verb, clients: np.ndarray, details: dict[str, int | None]) -> tuple[Tensor, np.ndarray]:
         begin = time.perf_counter()
         answer = self._ask(Request(verb, self._seed, clients, details))
         assert answer.rows is not None and answer.known is not None
-        if verb == "invert" and self.reports:
-            seconds = self.reports[-1][1].seconds
+        if verb == "invert" and self._reports:
+            seconds = self._reports[-1][1].seconds
             seconds["invert"] = seconds.get("invert", 0.0) + answer.seconds
             seconds["return"] = seconds.get("return", 0.0) + time.perf_counter() - begin - answer.seconds
         return answer.rows, answer.known
