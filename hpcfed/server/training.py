@@ -62,7 +62,8 @@ def trainer(network: nn.Module, options: ServerOptions, batching: Batching, plac
 
 
 def prepare(options: ServerOptions, place: Place) -> None:
-    """Loads what learning will need, while there is time."""
+    """Loads what learning will need, while there is time: torch's first optimiser imports for seconds."""
+    torch.optim.AdamW([nn.Parameter(torch.zeros(1))])
     if options.server_engine == "deepspeed":
         _deepspeed(place)
 
