@@ -374,16 +374,19 @@ def _print_verdict(done: Outcomes, study: Study) -> None:
         for names, of in done.items()
         if names[2] != study.ours and (figure := study.figure(*names)) is not None
         for row in study.rows_of(names[2])
+        if row in of.accuracy
     ]
-    print(f"baselines within {CLOSE:g} points of the paper: {sum(gap <= CLOSE for gap in gaps)} of {len(gaps)}")
+    if gaps:
+        print(f"baselines within {CLOSE:g} points of the paper: {sum(gap <= CLOSE for gap in gaps)} of {len(gaps)}")
     for row in study.rows_of(study.ours) if study.ours and study.rival else ():
         pairs = [
             (mean(of.accuracy[row]), mean(done[dataset, clients, study.rival].accuracy[study.rival]))
             for (dataset, clients, method), of in done.items()
-            if method == study.ours and (dataset, clients, study.rival) in done
+            if method == study.ours and row in of.accuracy and (dataset, clients, study.rival) in done
         ]
-        ahead = sum(own > other for own, other in pairs)
-        print(f"{row} above {study.rival}: in {ahead} of {count(len(pairs), 'cell')}")
+        if pairs:
+            ahead = sum(own > other for own, other in pairs)
+            print(f"{row} above {study.rival}: in {ahead} of {count(len(pairs), 'cell')}")
 
 
 class _Parser(argparse.ArgumentParser):
