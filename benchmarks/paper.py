@@ -281,11 +281,10 @@ def _clear() -> None:
     import torch
     from torch import distributed
 
+    from hpcfed.runtime.world import leave_groups
+
     if distributed.is_initialized():  # by a cell that failed
-        distributed.destroy_process_group()
-    groups: Any = sys.modules.get("deepspeed.utils.groups")
-    if groups is not None:
-        groups._WORLD_GROUP = None  # DeepSpeed would go on using its copy of a process group that is gone
+        leave_groups()
     gc.collect()
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
