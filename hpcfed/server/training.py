@@ -266,6 +266,7 @@ def configuration(options: ServerOptions, batching: Batching) -> dict[str, Any]:
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,  # torch's AdamW serves, and needs no compiler
         "bf16": {"enabled": bf16},
+        "gradient_clipping": 0.0,  # some of its versions clip at 1 when nothing is said
         "steps_per_print": 2**31,
     }
 
