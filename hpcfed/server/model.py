@@ -17,7 +17,7 @@ from hpcfed import streams
 from hpcfed.errors import UserError
 from hpcfed.server import diffusion
 from hpcfed.server.diffusion import Schedule, chunks
-from hpcfed.server.networks import Autoencoder, Denoiser, num_parameters
+from hpcfed.server.networks import Autoencoder, Denoiser, counted_once, num_parameters
 from hpcfed.server.options import ServerOptions, batching
 from hpcfed.server.standard import LatentStandard, Standard
 from hpcfed.server.training import Loss, Place, trainer
@@ -275,13 +275,16 @@ def _checkpoint(options: ServerOptions) -> Callable[..., Tensor]:
         return _deepspeed_checkpoint
     from torch.utils.checkpoint import checkpoint
 
-    return lambda module, *inputs: checkpoint(module, *inputs, use_reentrant=False)
+    return lambda module, *inputs: checkpoint(counted_once(module), *inputs, use_reentrant=False)
 
 
 def _deepspeed_checkpoint(module: nn.Module, *inputs: Tensor) -> Tensor:
     import deepspeed  # which was started by then
 
-    output: Tensor = deepspeed.checkpointing.checkpoint(module, *inputs)
+    if torch.is_grad_enabled() and not any(x.requires_grad for x in inputs):
+        # It calls backward only for inputs that want a gradient; rows want none, but the module's weights do.
+        inputs = (inputs[0].detach().requires_grad_(), *inputs[1:])
+    output: Tensor = deepspeed.checkpointing.checkpoint(counted_once(module), *inputs)
     return output
 
 
