@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hpcfed import streams
-from hpcfed.errors import UserError
+from hpcfed.errors import UserError, one_line
 from hpcfed.server import diffusion
 from hpcfed.server.diffusion import Schedule, chunks
 from hpcfed.server.networks import Autoencoder, Denoiser, counted_once, num_parameters
@@ -232,7 +232,7 @@ class LatentDiffusion:
         """The trained server, in a file that nobody needs to trust: numbers and JSON alone."""
         assert self.standard is not None and self.latents is not None
         with h5py.File(path, "w") as file:
-            file.attrs.update(format="hpcfed server", schema=1, widths=self._widths)
+            file.attrs.update(format=_FORMAT, schema=_SCHEMA, widths=self._widths, runs=self._runs)
             file["options"] = json.dumps(self.options.model_dump(mode="json"), indent=1)
             for name in NETWORKS:
                 for key, tensor in getattr(self, name).state_dict().items():
@@ -246,16 +246,22 @@ class LatentDiffusion:
         try:
             with h5py.File(path, "r") as file:
                 self._load(file)
-        except (OSError, KeyError) as error:
-            raise UserError(f"--server-load {path} is not a saved server: {error}") from None
+        except (OSError, KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise UserError(f"--server-load {path} is not a saved server: {one_line(error)}") from None
 
     def _load(self, file: h5py.File) -> None:
-        if list(file.attrs.get("widths", ())) != self._widths:
+        if (file.attrs.get("format"), file.attrs.get("schema")) != (_FORMAT, _SCHEMA):
+            raise UserError(f"--server-load {file.filename} is not a server that this version has saved")
+        if list(file.attrs["widths"]) != self._widths:
             raise UserError(f"--server-load {file.filename} was made for other columns than this run generates")
-        size = {name: json.loads(file["options"][()])[name] for name in _SIZE_OPTIONS}
-        if size != {name: getattr(self.options, name) for name in _SIZE_OPTIONS}:
-            described = ", ".join(f"{name.replace('_', '-')} {value}" for name, value in size.items())
-            raise UserError(f"--server-load {file.filename} has another size: {described}")
+        written = json.loads(file["options"][()])
+        saved = ServerOptions(**{name: written[name] for name in _SHAPING})
+        if (saved.size, saved.diffusion_steps) != (self.options.size, self.options.diffusion_steps):
+            raise UserError(
+                f"--server-load {file.filename} has another size; use --server-width {saved.size.width} "
+                f"--server-latent {saved.size.latent} --server-depth {saved.size.depth} "
+                f"--diffusion-steps {saved.diffusion_steps}"
+            )
 
         def tensors(group: str) -> dict[str, Tensor]:
             there: dict[str, Any] = {}
@@ -265,9 +271,12 @@ class LatentDiffusion:
         for name in NETWORKS:
             self._rebuilt(name, tensors(name))
         self.standard, self.latents = Standard(**tensors("standard")), LatentStandard(**tensors("latents"))
+        self._runs = int(file.attrs["runs"])
 
 
-_SIZE_OPTIONS = ("server", "server_width", "server_latent", "server_depth")
+_FORMAT, _SCHEMA = "hpcfed server", 1
+_SHAPING = ("server", "server_width", "server_latent", "server_depth", "diffusion_steps")
+"""Options without which saved networks mean something else."""
 
 
 def _checkpoint(options: ServerOptions) -> Callable[..., Tensor]:
