@@ -256,12 +256,9 @@ class LatentDiffusion:
             raise UserError(f"--server-load {file.filename} was made for other columns than this run generates")
         written = json.loads(file["options"][()])
         saved = ServerOptions(**{name: written[name] for name in _SHAPING})
-        if (saved.size, saved.diffusion_steps) != (self.options.size, self.options.diffusion_steps):
-            raise UserError(
-                f"--server-load {file.filename} has another size; use --server-width {saved.size.width} "
-                f"--server-latent {saved.size.latent} --server-depth {saved.size.depth} "
-                f"--diffusion-steps {saved.diffusion_steps}"
-            )
+        if _shape(saved) != _shape(self.options):
+            flags = " ".join(f"{flag} {value}" for flag, value in _shape(saved).items())
+            raise UserError(f"--server-load {file.filename} has another size; use {flags}")
 
         def tensors(group: str) -> dict[str, Tensor]:
             there: dict[str, Any] = {}
@@ -277,6 +274,12 @@ class LatentDiffusion:
 _FORMAT, _SCHEMA = "hpcfed server", 1
 _SHAPING = ("server", "server_width", "server_latent", "server_depth", "diffusion_steps")
 """Options without which saved networks mean something else."""
+
+
+def _shape(options: ServerOptions) -> dict[str, int]:
+    size = options.size
+    flags = {"--server-width": size.width, "--server-latent": size.latent, "--server-depth": size.depth}
+    return flags | {"--diffusion-steps": options.diffusion_steps}
 
 
 def _checkpoint(options: ServerOptions) -> Callable[..., Tensor]:
