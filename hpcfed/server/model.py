@@ -130,12 +130,13 @@ class LatentDiffusion:
         """What DeepSpeed has wrapped is left behind; plain networks with the same tensors generate."""
         size = self.options.size
         network: nn.Module
-        if name == "autoencoder":
-            noises = {"input_noise": self.options.input_noise, "latent_noise": self.options.latent_noise}
-            self.autoencoder = network = Autoencoder(sum(self._widths), size, **noises)
-        else:
-            self.denoiser = network = Denoiser(size)
-        network.load_state_dict(tensors)
+        with torch.device("meta"):  # initial weights would cost time and memory, and move the global random stream
+            if name == "autoencoder":
+                noises = {"input_noise": self.options.input_noise, "latent_noise": self.options.latent_noise}
+                self.autoencoder = network = Autoencoder(sum(self._widths), size, **noises)
+            else:
+                self.denoiser = network = Denoiser(size)
+        network.load_state_dict(tensors, assign=True)
         network.to(self.place.device).eval()
 
     def _reconstruction(self, x: Tensor) -> Loss:
