@@ -35,10 +35,11 @@ RESUMED: dict[str, dict[str, Any]] = {
 """Ways of training that are also saved halfway and continued."""
 WAYS: dict[str, dict[str, Any]] = {
     **RESUMED,
-    **{f"zero {stage} accumulated": {"zero_stage": stage, "server_micro_batch": 4} for stage in (0, 2, 3)},
+    "zero 0 accumulated": {"server_micro_batch": 4},
+    "zero 2 accumulated": {"zero_stage": 2, "server_micro_batch": 4},
+    "zero 3 accumulated, checkpointed": {"zero_stage": 3, "server_micro_batch": 4, "server_checkpointing": True},
+    "checkpointed": {"server_checkpointing": True},
     "offloaded optimizer": {"zero_stage": 2, "server_offload": "optimizer"},
-    "checkpointed": {"zero_stage": 0, "server_checkpointing": True},
-    "checkpointed zero 3": {"zero_stage": 3, "server_checkpointing": True},
     "bf16 zero 3": {"zero_stage": 3, "server_precision": "bf16"},
 }
 

@@ -504,13 +504,14 @@ def test_activations_computed_anew_change_nothing() -> None:
 
 CLIENTS, UPLOADS, WIDTHS = 12, 15, [300, 100]
 SEVERAL: dict[str, Any] = {"server": "small", "server_engine": "torch"}
+# One convolution each way learns fastest what has no local structure; deeper networks are in the quick model.
 LEARNING = ServerOptions(
-    **SEVERAL, server_width=16, server_latent=16, server_depth=2, server_lr=5e-3,
-    server_batch=24, autoencoder_samples=4800, denoiser_samples=4800,
+    **SEVERAL, server_width=8, server_latent=16, server_depth=1, server_lr=5e-3,
+    server_batch=24, autoencoder_samples=3600, denoiser_samples=3600,
 )  # fmt: skip
 QUICK = ServerOptions(
     **SEVERAL, server_width=4, server_latent=8, server_depth=2, server_batch=8,
-    autoencoder_samples=40, denoiser_samples=48, diffusion_steps=60, inversion_depth=20,
+    autoencoder_samples=40, denoiser_samples=48, diffusion_steps=30, inversion_depth=10,
 )  # fmt: skip
 
 
@@ -554,11 +555,11 @@ def quick(one_thread: None) -> LatentDiffusion:
 
 
 def kept_identity(model: LatentDiffusion, depth: int) -> float:
-    """How many of two rows of every client lie nearest to the client's own latent centre after inversion."""
+    """How many clients' last rows lie nearest to the client's own latent centre after inversion."""
     centres = model.encode(BANK).view(CLIENTS, UPLOADS, -1).mean(1)
-    made = model.invert(ROWS[:, -2:].flatten(0, 1), depth=depth)
+    made = model.invert(ROWS[:, -1], depth=depth)
     nearest = torch.cdist(model.encode(made), centres).argmin(1)
-    return (nearest == torch.arange(CLIENTS).repeat_interleave(2)).double().mean().item()
+    return (nearest == torch.arange(CLIENTS)).double().mean().item()
 
 
 def error(made: Tensor, rows: Tensor) -> float:
@@ -567,8 +568,8 @@ def error(made: Tensor, rows: Tensor) -> float:
 
 
 def test_reconstruction_beats_the_mean_by_far(model: LatentDiffusion) -> None:
-    """Noise alone is 0.15 of what rows differ in; measured were 0.21 to 0.25 over seeds."""
-    assert error(model.reconstruct(BANK), BANK) < 0.4
+    """Noise alone is 0.15 of what rows differ in; measured were 0.15 to 0.17 over seeds."""
+    assert error(model.reconstruct(BANK), BANK) < 0.25
 
 
 def test_encode_and_decode_are_the_two_halves_of_reconstruction(model: LatentDiffusion) -> None:
@@ -581,7 +582,7 @@ def test_encode_and_decode_are_the_two_halves_of_reconstruction(model: LatentDif
 def test_a_shallow_inversion_keeps_every_clients_identity(model: LatentDiffusion) -> None:
     assert kept_identity(model, 100) >= 0.95
     made = model.invert(ROWS[:, -1])
-    assert error(made, ROWS[:, -1]) < 0.5, "a depth of 100 is the default"
+    assert error(made, ROWS[:, -1]) < 0.4, "a depth of 100 is the default"
     assert not torch.allclose(made, model.reconstruct(ROWS[:, -1]), rtol=0, atol=1e-3), "something is generated"
 
 
