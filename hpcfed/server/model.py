@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hpcfed import streams
-from hpcfed.errors import UserError
+from hpcfed.errors import UserError, one_line
 from hpcfed.server import diffusion
 from hpcfed.server.diffusion import Schedule, chunks
-from hpcfed.server.networks import Autoencoder, Denoiser, num_parameters
+from hpcfed.server.networks import Autoencoder, Denoiser, counted_once, num_parameters
 from hpcfed.server.options import ServerOptions, batching
 from hpcfed.server.standard import LatentStandard, Standard
 from hpcfed.server.training import Loss, Place, trainer
@@ -130,12 +130,13 @@ class LatentDiffusion:
         """What DeepSpeed has wrapped is left behind; plain networks with the same tensors generate."""
         size = self.options.size
         network: nn.Module
-        if name == "autoencoder":
-            noises = {"input_noise": self.options.input_noise, "latent_noise": self.options.latent_noise}
-            self.autoencoder = network = Autoencoder(sum(self._widths), size, **noises)
-        else:
-            self.denoiser = network = Denoiser(size)
-        network.load_state_dict(tensors)
+        with torch.device("meta"):  # initial weights would cost time and memory, and move the global random stream
+            if name == "autoencoder":
+                noises = {"input_noise": self.options.input_noise, "latent_noise": self.options.latent_noise}
+                self.autoencoder = network = Autoencoder(sum(self._widths), size, **noises)
+            else:
+                self.denoiser = network = Denoiser(size)
+        network.load_state_dict(tensors, assign=True)
         network.to(self.place.device).eval()
 
     def _reconstruction(self, x: Tensor) -> Loss:
@@ -232,7 +233,7 @@ class LatentDiffusion:
         """The trained server, in a file that nobody needs to trust: numbers and JSON alone."""
         assert self.standard is not None and self.latents is not None
         with h5py.File(path, "w") as file:
-            file.attrs.update(format="hpcfed server", schema=1, widths=self._widths)
+            file.attrs.update(format=_FORMAT, schema=_SCHEMA, widths=self._widths, runs=self._runs)
             file["options"] = json.dumps(self.options.model_dump(mode="json"), indent=1)
             for name in NETWORKS:
                 for key, tensor in getattr(self, name).state_dict().items():
@@ -246,16 +247,19 @@ class LatentDiffusion:
         try:
             with h5py.File(path, "r") as file:
                 self._load(file)
-        except (OSError, KeyError) as error:
-            raise UserError(f"--server-load {path} is not a saved server: {error}") from None
+        except (OSError, KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise UserError(f"--server-load {path} is not a saved server: {one_line(error)}") from None
 
     def _load(self, file: h5py.File) -> None:
-        if list(file.attrs.get("widths", ())) != self._widths:
+        if (file.attrs.get("format"), file.attrs.get("schema")) != (_FORMAT, _SCHEMA):
+            raise UserError(f"--server-load {file.filename} is not a server that this version has saved")
+        if list(file.attrs["widths"]) != self._widths:
             raise UserError(f"--server-load {file.filename} was made for other columns than this run generates")
-        size = {name: json.loads(file["options"][()])[name] for name in _SIZE_OPTIONS}
-        if size != {name: getattr(self.options, name) for name in _SIZE_OPTIONS}:
-            described = ", ".join(f"{name.replace('_', '-')} {value}" for name, value in size.items())
-            raise UserError(f"--server-load {file.filename} has another size: {described}")
+        written = json.loads(file["options"][()])
+        saved = ServerOptions(**{name: written[name] for name in _SHAPING})
+        if _shape(saved) != _shape(self.options):
+            flags = " ".join(f"{flag} {value}" for flag, value in _shape(saved).items())
+            raise UserError(f"--server-load {file.filename} has another size; use {flags}")
 
         def tensors(group: str) -> dict[str, Tensor]:
             there: dict[str, Any] = {}
@@ -265,9 +269,18 @@ class LatentDiffusion:
         for name in NETWORKS:
             self._rebuilt(name, tensors(name))
         self.standard, self.latents = Standard(**tensors("standard")), LatentStandard(**tensors("latents"))
+        self._runs = int(file.attrs["runs"])
 
 
-_SIZE_OPTIONS = ("server", "server_width", "server_latent", "server_depth")
+_FORMAT, _SCHEMA = "hpcfed server", 1
+_SHAPING = ("server", "server_width", "server_latent", "server_depth", "diffusion_steps")
+"""Options without which saved networks mean something else."""
+
+
+def _shape(options: ServerOptions) -> dict[str, int]:
+    size = options.size
+    flags = {"--server-width": size.width, "--server-latent": size.latent, "--server-depth": size.depth}
+    return flags | {"--diffusion-steps": options.diffusion_steps}
 
 
 def _checkpoint(options: ServerOptions) -> Callable[..., Tensor]:
@@ -275,13 +288,16 @@ def _checkpoint(options: ServerOptions) -> Callable[..., Tensor]:
         return _deepspeed_checkpoint
     from torch.utils.checkpoint import checkpoint
 
-    return lambda module, *inputs: checkpoint(module, *inputs, use_reentrant=False)
+    return lambda module, *inputs: checkpoint(counted_once(module), *inputs, use_reentrant=False)
 
 
 def _deepspeed_checkpoint(module: nn.Module, *inputs: Tensor) -> Tensor:
     import deepspeed  # which was started by then
 
-    output: Tensor = deepspeed.checkpointing.checkpoint(module, *inputs)
+    if torch.is_grad_enabled() and not any(x.requires_grad for x in inputs):
+        # It calls backward only for inputs that want a gradient; rows want none, but the module's weights do.
+        inputs = (inputs[0].detach().requires_grad_(), *inputs[1:])
+    output: Tensor = deepspeed.checkpointing.checkpoint(counted_once(module), *inputs)
     return output
 
 

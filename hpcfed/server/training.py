@@ -120,8 +120,7 @@ class Plain:
         self.network.load_state_dict(tensors)
         for name, p in self.network.named_parameters():
             if name in moments:
-                own = {kind: moments[name][kind].to(p.device, p.dtype) for kind in MOMENTS}
-                self._optimizer.state[p] = {"step": torch.tensor(float(steps)), **own}
+                self._optimizer.state[p] = _state(self._optimizer, p, moments[name], steps)
         _advance(self._scheduler, steps)
         self._done = steps
 
@@ -188,7 +187,8 @@ class DeepSpeed:
                 state = self._optimizer.state.get(p, {})
                 tensors[name] = _copy(p)
             else:
-                state = {kind: safe_get_full_optimizer_state(p, kind) for kind in MOMENTS}
+                kinds = MOMENTS if self._done else ()  # before the first step there are none to ask for
+                state = {kind: safe_get_full_optimizer_state(p, kind) for kind in kinds}
                 tensors[name] = _copy(safe_get_full_fp32_param(p))
             if all(state.get(kind) is not None for kind in MOMENTS):
                 moments[name] = {kind: _copy(state[kind]) for kind in MOMENTS}
@@ -208,15 +208,14 @@ class DeepSpeed:
         for name, p in self.network.named_parameters():
             own = moments.get(name, {})
             if self._whole and own:
-                there = {kind: moment.to(p.device, p.dtype) for kind, moment in own.items()}
-                self._optimizer.state[p] = {"step": torch.tensor(float(steps)), **there}
+                self._optimizer.state[p] = _state(self._optimizer, p, own, steps)
             elif not self._whole:
                 self._set(p, tensors[name])
                 for kind, moment in own.items():
                     self._set(p, moment, kind)
         if not self._whole:
             for state in self._optimizer.optimizer.state.values():
-                state["step"] = torch.tensor(float(steps))
+                state["step"].fill_(float(steps))
         _advance(self._scheduler, steps)
         self._done = steps
 
@@ -267,13 +266,24 @@ def configuration(options: ServerOptions, batching: Batching) -> dict[str, Any]:
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,  # torch's AdamW serves, and needs no compiler
         "bf16": {"enabled": bf16},
+        "gradient_clipping": 0.0,  # some of its versions clip at 1 when nothing is said
         "steps_per_print": 2**31,
     }
 
 
 def _advance(scheduler: Any, steps: int) -> None:
-    scheduler.last_epoch = steps - 1
-    scheduler.step()
+    """As after so many steps; its own `step` would warn that the optimiser has made none."""
+    scheduler.last_epoch = steps
+    for group, base, factor in zip(
+        scheduler.optimizer.param_groups, scheduler.base_lrs, scheduler.lr_lambdas, strict=True
+    ):
+        group["lr"] = base * factor(steps)
+
+
+def _state(optimizer: torch.optim.AdamW, p: nn.Parameter, moments: dict[str, Tensor], steps: int) -> dict[str, Tensor]:
+    """What AdamW keeps of a parameter; the fused one counts steps on the parameter's device, others on the host."""
+    count = torch.tensor(float(steps), device=p.device if optimizer.defaults["fused"] else "cpu")
+    return {"step": count, **{kind: moments[kind].to(p.device, p.dtype) for kind in MOMENTS}}
 
 
 def _copy(tensor: Tensor) -> Tensor:
