@@ -116,7 +116,9 @@ class Room:
                     self.model(seed).save(Path(details["path"]))
                 return [Answer() for _ in requests]
             case "sample":
-                rows = self.model(seed).sample(sum(len(r.clients) for r in requests))
+                order = np.argsort(np.concatenate([r.clients for r in requests]))
+                made = self.model(seed).sample(len(order))
+                rows = made[torch.from_numpy(np.argsort(order)).to(made.device)]  # the same for a client anywhere
             case "guide":
                 before, after = _all_rows(requests).split(sum(len(r.clients) for r in requests))
                 rows = self.model(seed).guide(before, after, **details)
