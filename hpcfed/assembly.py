@@ -103,7 +103,7 @@ def assemble(settings: Settings, world: World, timer: Timer) -> Setup:
     held = [gather(own) for own in material.holdings]
     gather_seconds = time.perf_counter() - begin
     collectives = Collectives(world)
-    transport = _transport(settings, material.engine.layout, collectives)
+    transport = _transport(settings, material.engine.layout, world)
     setup = _setup(settings, world, timer, material, held, material.engine, collectives, transport)
     if config.movable and world.num_workers > 1:
         setup.shards, setup.gather_seconds = shards, gather_seconds
@@ -120,7 +120,7 @@ def assemble_seeds(settings: Sequence[Settings], world: World, timers: Sequence[
     shards = _shards_of_seeds(materials, seeds, device=world.device, dtype=_dtype(configs[0]))
     engine = materials[0].engine  # it knows the network's structure alone, which no seed changes
     lockstep = Lockstep(engine, seeds, timers)
-    transport = _transport(settings[0], engine.layout, Collectives(world))
+    transport = _transport(settings[0], engine.layout, world)
     setups = [
         _setup(one, world, seed.timer, material, own, seed, Collectives(world, turn=seed.turn), transport)
         for one, seed, material, own in zip(settings, lockstep.seeds, materials, shards, strict=True)
@@ -238,14 +238,16 @@ def _setup(
     return setup
 
 
-def _transport(settings: Settings, layout: Layout, collectives: Collectives) -> Transport | None:
-    """The way to the server's model, where the method has one; stacked seeds share it."""
+def _transport(settings: Settings, layout: Layout, world: World) -> Transport | None:
+    """The way to the server's model, where the method has one; stacked seeds share it.
+
+    What a seed sends on this way is counted as its own, so the way has collectives of its own, whose count nobody reads.
+    """
     if not isinstance(settings.options, ServerOptions):
         return None
-    world = collectives.world
     if world.server_ranks:
         return Apart(world)
-    return Among(generated(layout, settings.options).widths, settings.options, collectives)
+    return Among(generated(layout, settings.options).widths, settings.options, Collectives(world))
 
 
 def serve_model(settings: Settings, world: World) -> None:
