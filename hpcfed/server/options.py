@@ -1,6 +1,7 @@
 """What can be said about the server's model; imports no torch."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar, Literal
 
 from hpcfed import config
@@ -96,6 +97,8 @@ class ServerOptions(config.Options):
             raise UserError(f"--server-offload {self.server_offload} needs --zero-stage 1, 2 or 3")
         if self.server_offload == "parameters" and self.zero_stage != 3:
             raise UserError("--server-offload parameters needs --zero-stage 3")
+        if self.server_load and not Path(self.server_load).is_file():
+            raise UserError(f"--server-load {self.server_load}: no such file")
 
     @property
     def size(self) -> Size:

@@ -83,6 +83,7 @@ class Room:
         options: ServerOptions,
         place: Place,
         *,
+        seeds: Sequence[int],
         told: Told,
         gather: Callable[[float], list[float]],
     ) -> None:
@@ -91,6 +92,9 @@ class Room:
         self._told, self._gather = told, gather
         self._banks: dict[int, Bank] = {}
         self._models: dict[int, LatentDiffusion] = {}
+        if options.server_load:  # a file that does not serve is told before clients have trained for hours
+            for seed in seeds:
+                self.model(seed)
 
     def model(self, seed: int) -> LatentDiffusion:
         if seed not in self._models:

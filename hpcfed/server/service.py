@@ -114,11 +114,14 @@ class Server:
 class Among:
     """No rank is set apart: every worker gets all requests and handles them, as one of the server's ranks."""
 
-    def __init__(self, widths: Sequence[int], options: ServerOptions, collectives: Collectives) -> None:
+    def __init__(
+        self, widths: Sequence[int], options: ServerOptions, collectives: Collectives, *, seeds: Sequence[int]
+    ) -> None:
         world = collectives.world
         self._collectives = collectives
         place = Place(world.device, world.role_rank, world.role_size)
-        self._room = Room(widths, options, place, told=_Teller(visible=world.is_root), gather=_gather(world))
+        told = _Teller(visible=world.is_root)
+        self._room = Room(widths, options, place, seeds=seeds, told=told, gather=_gather(world))
 
     def ask(self, request: Request) -> Answer:
         answer = self._handle(request)
@@ -155,19 +158,21 @@ class Apart:
             self._link.flush()
 
 
-def serve(world: World, widths: Sequence[int], options: ServerOptions, *, seeds: int) -> None:
+def serve(world: World, widths: Sequence[int], options: ServerOptions, *, seeds: Sequence[int]) -> None:
     """A server rank's whole life: handles requests until every seed has left."""
     place = Place(world.device, world.role_rank, world.role_size)
     link, workers = Link(world), range(world.num_workers)
-    room = Room(widths, options, place, told=_Teller(visible=world.role_rank == 0), gather=_gather(world))
+    told = _Teller(visible=world.role_rank == 0)
+    room = Room(widths, options, place, seeds=seeds, told=told, gather=_gather(world))
     prepare(options, place)
-    while seeds:
+    staying = set(seeds)
+    while staying:
         requests = None
         if world.role_rank == 0:
             requests = [_with_rows(*link.receive(worker)) for worker in workers]
         requests = _share(world, requests)
         if requests[0].verb == "leave":
-            seeds -= 1
+            staying.remove(requests[0].seed)
             continue
         there = [replace(r, rows=None if r.rows is None else r.rows.to(world.device)) for r in requests]
         for worker, answer in enumerate(room.handle(there)):
