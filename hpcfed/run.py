@@ -60,7 +60,8 @@ def run(settings: Settings) -> Path | None:
     check_server(settings, launched())
     world = worlds.enter(device=settings.config.device, server_ranks=settings.config.server_ranks)
     if world.role == "server":
-        with _ending_all_ranks(world, _Failing(lambda: "server")):
+        failing = _Failing(lambda: "server", _named_folders(settings.config))
+        with _ending_all_ranks(world, failing):
             serve_model(settings, world)
             world.close()
         return None
@@ -345,6 +346,13 @@ def _peak_memory(world: World) -> int:
     if world.device.type == "cuda":
         return torch.cuda.max_memory_allocated()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _named_folders(config: RunConfig) -> list[Path]:
+    """Where the results go, as far as a rank knows that is not told of the folder."""
+    if config.out is None:
+        return []
+    return [config.out / f"seed-{seed}" for seed in config.seeds] if config.seeds else [config.out]
 
 
 def _make_folder(config: RunConfig, world: World) -> Path:
