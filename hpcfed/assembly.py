@@ -241,7 +241,7 @@ def _setup(
 def _transport(settings: Sequence[Settings], layout: Layout, world: World) -> Transport | None:
     """The way to the server's model, where the method has one; stacked seeds share it.
 
-    What a seed sends on this way is counted as its own, so the way has collectives of its own, whose count nobody reads.
+    A seed counts what it sends on this way, so that the way has collectives of its own, whose count nobody reads.
     """
     options = settings[0].options
     if not isinstance(options, ServerOptions):

@@ -285,7 +285,8 @@ def _deepspeed(place: Place) -> Any:
     """DeepSpeed, in a process group that exists, without its remarks."""
     os.environ.setdefault("DS_ACCELERATOR", place.device.type)
     # It wants the launcher's own word, which need not be the order of ranks on the node; our device goes in separately.
-    os.environ.setdefault("LOCAL_RANK", os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK", "0"))
+    # A LOCAL_RANK that somebody left in the environment is not that word.
+    os.environ["LOCAL_RANK"] = os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK") or os.environ.get("LOCAL_RANK", "0")
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
     with _silently():
         import deepspeed
