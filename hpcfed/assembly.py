@@ -23,11 +23,9 @@ from hpcfed.models.layout import Layout
 from hpcfed.models.networks import build
 from hpcfed.record.timing import Timer
 from hpcfed.runtime.collectives import Collectives
-from hpcfed.runtime.launcher import Launch
 from hpcfed.runtime.world import World
-from hpcfed.server import options as server_options
 from hpcfed.server.columns import generated
-from hpcfed.server.options import ServerOptions
+from hpcfed.server.options import ServerOptions, check_columns
 from hpcfed.server.service import Among, Apart, Server, Transport, serve
 
 
@@ -261,11 +259,10 @@ def serve_model(settings: Settings, world: World) -> None:
     serve(world, widths, settings.options, seeds=settings.config.seeds or (settings.config.seed,))
 
 
-def check_server(settings: Settings, launch: Launch) -> None:
+def check_server(settings: Settings) -> None:
     """What can be wrong with the server's model and is seen only when the network is known."""
     if isinstance(settings.options, ServerOptions):
-        columns = len(generated(Layout.of(_network(settings.config)), settings.options).at)
-        server_options.check(settings.options, columns=columns, ranks=settings.config.server_ranks or launch.size)
+        check_columns(settings.options, len(generated(Layout.of(_network(settings.config)), settings.options).at))
 
 
 def _network(config: RunConfig) -> nn.Module:

@@ -33,7 +33,6 @@ from hpcfed.record.results import RANK_SERIES, ResultsWriter, ServerSize
 from hpcfed.record.snapshots import SnapshotWriter
 from hpcfed.record.timing import PHASES, Timer
 from hpcfed.runtime import world as worlds
-from hpcfed.runtime.launcher import launched
 from hpcfed.runtime.world import World
 from hpcfed.server.model import steps_of
 from hpcfed.server.options import ServerOptions
@@ -57,7 +56,7 @@ def run(settings: Settings) -> Path | None:
     """
     if settings.config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it once, when it starts
-    check_server(settings, launched())
+    check_server(settings)
     world = worlds.enter(device=settings.config.device, server_ranks=settings.config.server_ranks)
     if world.role == "server":
         failing = _Failing(lambda: "server", _named_folders(settings.config))
