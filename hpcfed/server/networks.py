@@ -110,6 +110,7 @@ class _BatchNorm(nn.BatchNorm1d):
             self.weight.float(),
             self.bias.float(),
             training=self.training,
+            momentum=self.momentum or 0.0,
             eps=self.eps,
         )
         return y.to(x.dtype)
