@@ -134,6 +134,12 @@ def test_all_ranks_have_the_same_diffusion_model(servers: tuple[Told, Told]) -> 
         np.testing.assert_array_equal(first, second, err_msg=kind)
 
 
+def test_ranks_learn_what_one_would_from_the_same_micro_batches(servers: tuple[Told, Told]) -> None:
+    """The denoiser's latents depend on batch norm's statistics, which ranks gather each for itself and then average."""
+    found, expected = (servers[0][f"{name}/autoencoder losses"] for name in ("model", "model alone"))
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
 def test_a_process_alone_learns_the_same_by_both_engines(tmp_path: Path) -> None:
     job = conftest.start([sys.executable, str(SCRIPT), str(tmp_path)])
     assert job.returncode == 0, job.stderr

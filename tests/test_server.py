@@ -293,7 +293,7 @@ def test_chunks_cover_everything_once(count: int, most: int) -> None:
     parts = list(diffusion.chunks(count, most))
     covered = [i for part in parts for i in range(count)[part]]
     assert covered == list(range(count))
-    lengths = [part.stop - part.start for part in parts]
+    lengths = [len(range(count)[part]) for part in parts]
     assert all(0 < length <= most for length in lengths)
     assert len(parts) == -(-count // most) and max(lengths, default=0) - min(lengths, default=0) <= 1
 
@@ -639,6 +639,21 @@ def test_other_seeds_learn_and_draw_something_else(quick: LatentDiffusion) -> No
     other = LatentDiffusion(WIDTHS, QUICK, HERE, seed=2)
     other.learn(BANK)
     assert not any(map(torch.equal, made_by(other), made_by(quick)))
+
+
+def test_what_a_micro_batch_draws_depends_on_nothing_but_its_place(quick: LatentDiffusion) -> None:
+    """So ranks draw for themselves what one rank would have drawn for all."""
+
+    def drawn(model: LatentDiffusion, purpose: str, *places: tuple[int, int]) -> float:
+        draw = model._draws(purpose)
+        return [torch.rand((), generator=draw(*place)).item() for place in places][-1]
+
+    other = LatentDiffusion(WIDTHS, QUICK, HERE, seed=2)
+    first = drawn(quick, "autoencoder", (3, 1))
+    assert first == drawn(quick, "autoencoder", (0, 0), (3, 0), (3, 1))
+    others = [drawn(quick, "autoencoder", place) for place in ((3, 0), (1, 3), (3, 2), (4, 1))]
+    others += [drawn(quick, "denoiser", (3, 1)), drawn(other, "autoencoder", (3, 1))]
+    assert len({first, *others}) == 7
 
 
 def test_building_and_learning_leave_the_global_stream_of_numbers_alone(one_thread: None) -> None:
