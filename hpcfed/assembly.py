@@ -23,11 +23,9 @@ from hpcfed.models.layout import Layout
 from hpcfed.models.networks import build
 from hpcfed.record.timing import Timer
 from hpcfed.runtime.collectives import Collectives
-from hpcfed.runtime.launcher import Launch
 from hpcfed.runtime.world import World
-from hpcfed.server import options as server_options
 from hpcfed.server.columns import generated
-from hpcfed.server.options import ServerOptions
+from hpcfed.server.options import ServerOptions, check_columns
 from hpcfed.server.service import Among, Apart, Server, Transport, serve
 
 
@@ -103,7 +101,7 @@ def assemble(settings: Settings, world: World, timer: Timer) -> Setup:
     held = [gather(own) for own in material.holdings]
     gather_seconds = time.perf_counter() - begin
     collectives = Collectives(world)
-    transport = _transport(settings, material.engine.layout, collectives)
+    transport = _transport([settings], material.engine.layout, world)
     setup = _setup(settings, world, timer, material, held, material.engine, collectives, transport)
     if config.movable and world.num_workers > 1:
         setup.shards, setup.gather_seconds = shards, gather_seconds
@@ -120,7 +118,7 @@ def assemble_seeds(settings: Sequence[Settings], world: World, timers: Sequence[
     shards = _shards_of_seeds(materials, seeds, device=world.device, dtype=_dtype(configs[0]))
     engine = materials[0].engine  # it knows the network's structure alone, which no seed changes
     lockstep = Lockstep(engine, seeds, timers)
-    transport = _transport(settings[0], engine.layout, Collectives(world))
+    transport = _transport(settings, engine.layout, world)
     setups = [
         _setup(one, world, seed.timer, material, own, seed, Collectives(world, turn=seed.turn), transport)
         for one, seed, material, own in zip(settings, lockstep.seeds, materials, shards, strict=True)
@@ -202,7 +200,7 @@ def _setup(
     server = columns = None
     if transport is not None:
         assert isinstance(settings.options, ServerOptions)
-        server = Server(transport, config.seed, collectives.in_turn)
+        server = Server(transport, config.seed, collectives)
         columns = generated(engine.layout, settings.options).at.to(world.device)
     first_row = engine.layout.row(material.network, dtype=_dtype(config)).to(world.device)
 
@@ -238,14 +236,18 @@ def _setup(
     return setup
 
 
-def _transport(settings: Settings, layout: Layout, collectives: Collectives) -> Transport | None:
-    """The way to the server's model, where the method has one; stacked seeds share it."""
-    if not isinstance(settings.options, ServerOptions):
+def _transport(settings: Sequence[Settings], layout: Layout, world: World) -> Transport | None:
+    """The way to the server's model, where the method has one; stacked seeds share it.
+
+    A seed counts what it sends on this way, so that the way has collectives of its own, whose count nobody reads.
+    """
+    options = settings[0].options
+    if not isinstance(options, ServerOptions):
         return None
-    world = collectives.world
     if world.server_ranks:
         return Apart(world)
-    return Among(generated(layout, settings.options).widths, settings.options, collectives)
+    seeds = [one.config.seed for one in settings]
+    return Among(generated(layout, options).widths, options, Collectives(world), seeds=seeds)
 
 
 def serve_model(settings: Settings, world: World) -> None:
@@ -254,14 +256,13 @@ def serve_model(settings: Settings, world: World) -> None:
     set_arithmetic(settings.config)
     layout = Layout.of(_network(settings.config))
     widths = generated(layout, settings.options).widths
-    serve(world, widths, settings.options, seeds=len(settings.config.seeds or (settings.config.seed,)))
+    serve(world, widths, settings.options, seeds=settings.config.seeds or (settings.config.seed,))
 
 
-def check_server(settings: Settings, launch: Launch) -> None:
+def check_server(settings: Settings) -> None:
     """What can be wrong with the server's model and is seen only when the network is known."""
     if isinstance(settings.options, ServerOptions):
-        columns = len(generated(Layout.of(_network(settings.config)), settings.options).at)
-        server_options.check(settings.options, columns=columns, ranks=settings.config.server_ranks or launch.size)
+        check_columns(settings.options, len(generated(Layout.of(_network(settings.config)), settings.options).at))
 
 
 def _network(config: RunConfig) -> nn.Module:

@@ -62,6 +62,9 @@ class Options(BaseModel):
     def check(self, config: "RunConfig") -> None:
         """Refuses, before anything starts, options of a method that do not fit the rest of the run."""
 
+    def check_ranks(self, ranks: int) -> None:
+        """The same for the number of ranks that train the server's model."""
+
 
 def option(default: Any, description: str, *, group: str = "method", **limits: Any) -> Any:
     """A field with its help text; `limits` are pydantic's: ge, gt, le, lt, pattern."""
@@ -250,6 +253,7 @@ def _check_ranks(settings: Settings, launch: Launch) -> None:
     for flag, clients in {"--clients": config.clients, "--new-clients": config.new_clients or workers}.items():
         if clients < workers:
             raise UserError(f"{flag} {clients} on {workers} ranks; use {flag} {workers} or more, or fewer ranks")
+    settings.options.check_ranks(servers or launch.size)
 
 
 def _check_out(out: Path, *, overwrite: bool) -> None:

@@ -33,7 +33,6 @@ from hpcfed.record.results import RANK_SERIES, ResultsWriter, ServerSize
 from hpcfed.record.snapshots import SnapshotWriter
 from hpcfed.record.timing import PHASES, Timer
 from hpcfed.runtime import world as worlds
-from hpcfed.runtime.launcher import launched
 from hpcfed.runtime.world import World
 from hpcfed.server.model import steps_of
 from hpcfed.server.options import ServerOptions
@@ -57,10 +56,11 @@ def run(settings: Settings) -> Path | None:
     """
     if settings.config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it once, when it starts
-    check_server(settings, launched())
+    check_server(settings)
     world = worlds.enter(device=settings.config.device, server_ranks=settings.config.server_ranks)
     if world.role == "server":
-        with _ending_all_ranks(world, _Failing(lambda: "server")):
+        failing = _Failing(lambda: "server", _named_folders(settings.config))
+        with _ending_all_ranks(world, failing):
             serve_model(settings, world)
             world.close()
         return None
@@ -216,6 +216,7 @@ def _record_round(
     with setup.timer.phase("record"):
         learned, traffic, wire = fed.learned, fed.traffic, collectives.bytes_sent
         fed.learned, fed.traffic, collectives.bytes_sent = Learned(), Traffic(), 0
+        reports = fed.server.reports() if setup.settings.options.has_server else []
         own = {"wall": wall, "peak_memory": _peak_memory(setup.world), "wire": wire}
         own |= {"loss": float(learned.loss), "samples": learned.samples}
         gathered = collectives.gather_numbers(np.array([*own.values(), *phases]))
@@ -245,9 +246,8 @@ def _record_round(
             rank_values={name: by_rank[name] for name in RANK_SERIES},
             phases=gathered[:, len(own) :],
         )
-        if setup.settings.options.has_server:
-            while fed.server.reports:
-                results.write_server(*fed.server.reports.pop(0))
+        for told in reports:
+            results.write_server(*told)
         progress.round(round, values, on_disk=on_disk)
         return train_seconds
 
@@ -345,6 +345,13 @@ def _peak_memory(world: World) -> int:
     if world.device.type == "cuda":
         return torch.cuda.max_memory_allocated()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _named_folders(config: RunConfig) -> list[Path]:
+    """Where the results go, as far as a rank knows that is not told of the folder."""
+    if config.out is None:
+        return []
+    return [config.out / f"seed-{seed}" for seed in config.seeds] if config.seeds else [config.out]
 
 
 def _make_folder(config: RunConfig, world: World) -> Path:

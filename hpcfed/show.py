@@ -106,11 +106,10 @@ def _accuracy(record: RunRecord) -> Table:
 
 
 def _newcomers(record: RunRecord) -> Table:
-    """A column for every local update."""
-    updates = len(next(iter(record.newcomers.values())))
-    table = _table("new clients, % after local updates", *(str(update) for update in range(updates)))
-    for start, curve in record.newcomers.items():
-        table.add_row(f"start: {start}", *(f"{100 * mean_accuracy(accuracy):.1f}" for accuracy in curve))
+    """A row for every local update: there may be more of them than columns fit in a line."""
+    table = _table("new clients that start from", *record.newcomers)
+    for update, accuracies in enumerate(zip(*record.newcomers.values(), strict=True)):
+        table.add_row(f"after {count(update, 'local update')}", *(f"{mean_accuracy(own):.2%}" for own in accuracies))
     return table
 
 

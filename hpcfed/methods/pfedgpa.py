@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, cast
 
-from hpcfed.config import option
+from hpcfed.config import RunConfig, option
+from hpcfed.errors import UserError
 from hpcfed.methods import OWNED
 from hpcfed.server.options import ServerOptions
 
@@ -38,6 +39,13 @@ class Options(ServerOptions):
     guidance: float = option(0.0, "new clients: ω, what their own progress counts for beyond once", ge=-1)
     guided_start: int = option(20, "new clients: diffusion time at which guidance starts", ge=1)
     guided_steps: int = option(20, "new clients: reverse steps of one guidance", ge=1)
+
+    def check(self, config: RunConfig) -> None:
+        super().check(config)
+        if self.warm_start and not self.server_load:
+            raise UserError("--warm-start needs a trained server: add --server-load with a server.h5 of an earlier run")
+        if config.new_clients and self.guided_updates and self.guided_start > self.diffusion_steps:
+            raise UserError(f"--guided-start {self.guided_start} is beyond --diffusion-steps {self.diffusion_steps}")
 
 
 @dataclass(frozen=True)
@@ -67,7 +75,9 @@ def round(fed: Federation, state: State, cohort: Cohort) -> State:
     state = replace(state, w=fed.mean(rows, cohort))
     if last or (options.server_every and done % options.server_every == 0):
         fed.learn()
-        state = replace(state, generated=_known_or(fed, state.w, fed.server.invert))
+        made = _known_or(fed, state.w, fed.server.invert)
+        fed.traffic.down += len(fed.sizes) * made.shape[1] * made.element_size()
+        state = replace(state, generated=made)
     return state
 
 

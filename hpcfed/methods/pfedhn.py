@@ -86,7 +86,7 @@ def global_row(state: State) -> None:
 def welcome(fed: Federation, state: State, clients: np.ndarray) -> Tensor:
     """Rows of new embeddings, trained as in rounds while the rest of φ is frozen."""
     options, net = cast(Options, fed.options), _hypernetwork(fed)
-    drawn = fed.generator("new embeddings").standard_normal((net.clients, net.embedding))
+    drawn = fed.generator("new embeddings").standard_normal((len(fed.sizes), net.embedding))
     embeddings = state.phi.new_tensor(drawn[fed.clients[clients]])
     velocity = embeddings.new_zeros(embeddings.shape)
     for number in range(options.welcome_rounds):
@@ -100,7 +100,7 @@ def welcome(fed: Federation, state: State, clients: np.ndarray) -> Tensor:
 def _hypernetwork(fed: Federation) -> Hypernetwork:
     from hpcfed.models.hypernetwork import Hypernetwork
 
-    options, clients = cast(Options, fed.options), len(fed.sizes)
+    options, clients = cast(Options, fed.options), fed.config.clients  # not those that join later
     embedding = options.hn_embedding or int(1 + clients / 4)
     return Hypernetwork(clients, embedding, options.hn_hidden, options.hn_layers, fed.layout.num_parameters)
 

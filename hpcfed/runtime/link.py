@@ -35,7 +35,6 @@ class Link:
     def __init__(self, world: World) -> None:
         self._comm = world.comm
         self._on_the_way: list[_Sent] = []
-        self.bytes_sent = 0
 
     def send(self, to: int, header: Any, rows: Tensor | None = None) -> None:
         """Returns at once; the rows may change afterwards."""
@@ -45,7 +44,6 @@ class Link:
         requests = [self._comm.isend((header, shape), dest=to, tag=_HEADER)]
         if buffer is not None and buffer.size:
             requests.append(self._comm.Isend(buffer, dest=to, tag=_ROWS))
-            self.bytes_sent += buffer.nbytes
         self._on_the_way.append(_Sent(requests, buffer))
 
     def receive(self, source: int) -> tuple[Any, np.ndarray | None]:

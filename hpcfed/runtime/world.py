@@ -6,6 +6,7 @@ MPI starts everything. Workers and server ranks each get a torch.distributed wor
 
 import os
 import socket
+import sys
 import time
 from dataclasses import dataclass
 from datetime import timedelta
@@ -82,7 +83,7 @@ class World:
 
     def close(self) -> None:
         if dist.is_initialized():
-            dist.destroy_process_group()
+            leave_groups()
             # A thread of gloo may still wait for the interpreter, to let go of the last collective's tensors. If the
             # interpreter ended first, that thread would end the process with an abort (seen once in some hundred runs).
             time.sleep(0.05)
@@ -136,6 +137,12 @@ def join_alone(world: World) -> None:
     if not dist.is_initialized():
         backend = "nccl" if world.device.type == "cuda" else "gloo"
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+
+
+def leave_groups() -> None:
+    """Ends all process groups. DeepSpeed keeps groups of its own, which it lets go when it is asked to end them."""
+    ending: Any = sys.modules.get("deepspeed.comm", dist)
+    ending.destroy_process_group()
 
 
 def choose_backend(places: tuple[Place, ...]) -> tuple[str, str]:

@@ -113,7 +113,7 @@ class _BatchNorm(nn.BatchNorm1d):
             self.weight.float(),
             self.bias.float(),
             training=self.training,
-            momentum=0.1 if self.counts else 0.0,
+            momentum=(self.momentum or 0.0) if self.counts else 0.0,
             eps=self.eps,
         )
         return y.to(x.dtype)

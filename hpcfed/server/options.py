@@ -1,6 +1,7 @@
 """What can be said about the server's model; imports no torch."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar, Literal
 
 from hpcfed import config
@@ -96,6 +97,13 @@ class ServerOptions(config.Options):
             raise UserError(f"--server-offload {self.server_offload} needs --zero-stage 1, 2 or 3")
         if self.server_offload == "parameters" and self.zero_stage != 3:
             raise UserError("--server-offload parameters needs --zero-stage 3")
+        if self.server_load and not Path(self.server_load).is_file():
+            raise UserError(f"--server-load {self.server_load}: no such file")
+
+    def check_ranks(self, ranks: int) -> None:
+        if self.server_engine == "torch" and (ranks > 1 or self.zero_stage):
+            raise UserError("--server-engine torch is a plain loop on one rank: no ZeRO, and no other rank that learns")
+        batching(self, ranks)
 
     @property
     def size(self) -> Size:
@@ -138,13 +146,10 @@ def batching(options: ServerOptions, ranks: int) -> Batching:
     return Batching(micro, share // micro, ranks)
 
 
-def check(options: ServerOptions, *, columns: int, ranks: int) -> None:
-    """What depends on the number of generated columns, and of ranks that learn."""
+def check_columns(options: ServerOptions, columns: int) -> None:
+    """What depends on the number of generated columns."""
     if options.size.latent > columns:
         raise UserError(
             f"a latent of {options.size.latent} is larger than the {columns} generated columns; "
             "use a smaller --server-latent or more --generated-layers"
         )
-    if options.server_engine == "torch" and (ranks > 1 or options.zero_stage):
-        raise UserError("--server-engine torch is a plain loop on one rank: no ZeRO, and no other rank that learns")
-    batching(options, ranks)

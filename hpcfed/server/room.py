@@ -83,6 +83,7 @@ class Room:
         options: ServerOptions,
         place: Place,
         *,
+        seeds: Sequence[int],
         told: Told,
         gather: Callable[[float], list[float]],
     ) -> None:
@@ -91,6 +92,9 @@ class Room:
         self._told, self._gather = told, gather
         self._banks: dict[int, Bank] = {}
         self._models: dict[int, LatentDiffusion] = {}
+        if options.server_load:  # a file that does not serve is told before clients have trained for hours
+            for seed in seeds:
+                self.model(seed)
 
     def model(self, seed: int) -> LatentDiffusion:
         if seed not in self._models:
@@ -116,7 +120,9 @@ class Room:
                     self.model(seed).save(Path(details["path"]))
                 return [Answer() for _ in requests]
             case "sample":
-                rows = self.model(seed).sample(sum(len(r.clients) for r in requests))
+                order = np.argsort(np.concatenate([r.clients for r in requests]))
+                made = self.model(seed).sample(len(order))
+                rows = made[torch.from_numpy(np.argsort(order)).to(made.device)]  # the same for a client anywhere
             case "guide":
                 before, after = _all_rows(requests).split(sum(len(r.clients) for r in requests))
                 rows = self.model(seed).guide(before, after, **details)

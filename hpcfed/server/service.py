@@ -4,7 +4,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -34,22 +34,24 @@ class Transport(Protocol):
 class Server:
     """The server as a worker's federation sees it. All workers call the same verbs in the same order."""
 
-    def __init__(self, transport: Transport, seed: int, in_turn: Callable[[Callable[[], Any]], Any]) -> None:
-        """`in_turn` calls a function when all workers call the same one."""
-        self._transport, self._seed, self._in_turn = transport, seed, in_turn
-        self.reports: list[tuple[int, Learnt]] = []
-        """What learning told, with the round after which it was, until somebody writes it down."""
+    def __init__(self, transport: Transport, seed: int, collectives: Collectives) -> None:
+        self._transport, self._seed, self._collectives = transport, seed, collectives
+        self._reports: list[tuple[int, Learnt]] = []
+
+    def reports(self) -> list[tuple[int, Learnt]]:
+        """What learning has told since this was last asked, with the round after which it was."""
+        told, self._reports = self._reports, []
+        return told
 
     def bank(self, round: int, clients: np.ndarray, rows: Tensor) -> None:
         """Uploads of a round, of this worker's clients. They travel while the worker goes on."""
         self._tell(Request("bank", self._seed, clients, {"round": round}, rows.float()))
 
     def learn(self, round: int) -> None:
-        begin = time.perf_counter()
-        answer = self._ask(Request("learn", self._seed))
+        answer, seconds = self._ask(Request("learn", self._seed))
         assert answer.report is not None
-        answer.report.seconds["collect"] = time.perf_counter() - begin - answer.seconds
-        self.reports.append((round, answer.report))
+        answer.report.seconds["collect"] = seconds - answer.seconds
+        self._reports.append((round, answer.report))
 
     def invert(self, clients: np.ndarray, *, depth: int | None = None) -> tuple[Tensor, np.ndarray]:
         """Generated columns for clients of this worker, and which of them the server knows; others are zero."""
@@ -61,7 +63,7 @@ class Server:
 
     def sample(self, clients: np.ndarray) -> Tensor:
         """Columns out of noise alone, as many as clients."""
-        rows = self._ask(Request("sample", self._seed, clients)).rows
+        rows = self._ask(Request("sample", self._seed, clients))[0].rows
         assert rows is not None
         return rows
 
@@ -70,7 +72,7 @@ class Server:
     ) -> Tensor:
         """Columns of new clients after local training, led on by the model."""
         details = {"strength": strength, "start": start, "steps": steps}
-        rows = self._ask(Request("guide", self._seed, clients, details, torch.cat([before, after]))).rows
+        rows = self._ask(Request("guide", self._seed, clients, details, torch.cat([before, after])))[0].rows
         assert rows is not None
         return rows
 
@@ -81,32 +83,45 @@ class Server:
         """Nothing more will be asked."""
         self._tell(Request("leave", self._seed))
 
-    def _ask(self, request: Request) -> Answer:
-        answer: Answer = self._in_turn(lambda: self._transport.ask(request))
-        return answer
+    def _ask(self, request: Request) -> tuple[Answer, float]:
+        """The answer, and the seconds until it was there; those before our turn belong to other seeds."""
+
+        def ask() -> tuple[Answer, float]:
+            begin = time.perf_counter()
+            return self._transport.ask(request), time.perf_counter() - begin
+
+        self._count(request)
+        return self._collectives.in_turn(ask)
 
     def _tell(self, request: Request) -> None:
-        self._in_turn(lambda: self._transport.tell(request))
+        self._count(request)
+        self._collectives.in_turn(lambda: self._transport.tell(request))
+
+    def _count(self, request: Request) -> None:
+        if request.rows is not None and not self._collectives.world.alone:
+            self._collectives.bytes_sent += request.rows.numel() * request.rows.element_size()
 
     def _generate(self, verb: Verb, clients: np.ndarray, details: dict[str, int | None]) -> tuple[Tensor, np.ndarray]:
-        begin = time.perf_counter()
-        answer = self._ask(Request(verb, self._seed, clients, details))
+        answer, waited = self._ask(Request(verb, self._seed, clients, details))
         assert answer.rows is not None and answer.known is not None
-        if verb == "invert" and self.reports:
-            seconds = self.reports[-1][1].seconds
+        if verb == "invert" and self._reports:
+            seconds = self._reports[-1][1].seconds
             seconds["invert"] = seconds.get("invert", 0.0) + answer.seconds
-            seconds["return"] = seconds.get("return", 0.0) + time.perf_counter() - begin - answer.seconds
+            seconds["return"] = seconds.get("return", 0.0) + waited - answer.seconds
         return answer.rows, answer.known
 
 
 class Among:
     """No rank is set apart: every worker gets all requests and handles them, as one of the server's ranks."""
 
-    def __init__(self, widths: Sequence[int], options: ServerOptions, collectives: Collectives) -> None:
+    def __init__(
+        self, widths: Sequence[int], options: ServerOptions, collectives: Collectives, *, seeds: Sequence[int]
+    ) -> None:
         world = collectives.world
         self._collectives = collectives
         place = Place(world.device, world.role_rank, world.role_size)
-        self._room = Room(widths, options, place, told=_Teller(visible=world.is_root), gather=_gather(world))
+        told = _Teller(visible=world.is_root)
+        self._room = Room(widths, options, place, seeds=seeds, told=told, gather=_gather(world))
 
     def ask(self, request: Request) -> Answer:
         answer = self._handle(request)
@@ -143,19 +158,21 @@ class Apart:
             self._link.flush()
 
 
-def serve(world: World, widths: Sequence[int], options: ServerOptions, *, seeds: int) -> None:
+def serve(world: World, widths: Sequence[int], options: ServerOptions, *, seeds: Sequence[int]) -> None:
     """A server rank's whole life: handles requests until every seed has left."""
     place = Place(world.device, world.role_rank, world.role_size)
     link, workers = Link(world), range(world.num_workers)
-    room = Room(widths, options, place, told=_Teller(visible=world.role_rank == 0), gather=_gather(world))
+    told = _Teller(visible=world.role_rank == 0)
+    room = Room(widths, options, place, seeds=seeds, told=told, gather=_gather(world))
     prepare(options, place)
-    while seeds:
+    staying = set(seeds)
+    while staying:
         requests = None
         if world.role_rank == 0:
             requests = [_with_rows(*link.receive(worker)) for worker in workers]
         requests = _share(world, requests)
         if requests[0].verb == "leave":
-            seeds -= 1
+            staying.remove(requests[0].seed)
             continue
         there = [replace(r, rows=None if r.rows is None else r.rows.to(world.device)) for r in requests]
         for worker, answer in enumerate(room.handle(there)):

@@ -26,6 +26,8 @@ Loss = Callable[[Callable[..., Tensor], int, int], Tensor]
 Moments = dict[str, dict[str, Tensor]]
 """AdamW's two moments of every parameter, by name."""
 MOMENTS = ("exp_avg", "exp_avg_sq")
+NORM_MOMENTUM = 0.1
+"""What a step's batch counts for in batch norm's running statistics."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,8 @@ def trainer(network: nn.Module, options: ServerOptions, batching: Batching, plac
 
 
 def prepare(options: ServerOptions, place: Place) -> None:
-    """Loads what learning will need, while there is time."""
+    """Loads what learning will need, while there is time: torch's first optimiser imports for seconds."""
+    torch.optim.AdamW([nn.Parameter(torch.zeros(1))])
     if options.server_engine == "deepspeed":
         _deepspeed(place)
 
@@ -91,8 +94,10 @@ class Plain:
     def fit(self, loss: Loss, steps: int, told: Callable[[int], None]) -> np.ndarray:
         losses = torch.zeros(steps, device=self._device)
         self.network.train()
+        norms = _norms(self.network)
         for step in range(steps):
             for micro in range(self._accumulation):
+                _weigh(norms, micro, self._accumulation)
                 with torch.autocast(self._device.type, torch.bfloat16, enabled=self._bf16):
                     value = loss(self.network, self._done + step, micro) / self._accumulation
                 value.backward()
@@ -152,8 +157,10 @@ class DeepSpeed:
     def fit(self, loss: Loss, steps: int, told: Callable[[int], None]) -> np.ndarray:
         losses = torch.zeros(steps, device=self._place.device)
         self._engine.train()
+        norms = _norms(self.network)
         for step in range(steps):
             for turn in range(self._batching.accumulation):
+                _weigh(norms, turn, self._batching.accumulation)
                 micro = turn * self._place.size + self._place.rank
                 value = loss(self._engine, self._done + step, micro)
                 self._engine.backward(value)
@@ -270,6 +277,20 @@ def configuration(options: ServerOptions, batching: Batching) -> dict[str, Any]:
     }
 
 
+def _norms(network: nn.Module) -> list[nn.BatchNorm1d]:
+    return [module for module in network.modules() if isinstance(module, nn.BatchNorm1d)]
+
+
+def _weigh(norms: list[nn.BatchNorm1d], turn: int, turns: int) -> None:
+    """All micro-batches of a step count alike in the running statistics, and together as much as one batch does.
+
+    Ranks average their statistics, so this makes accumulated passes the same as ranks.
+    """
+    share = NORM_MOMENTUM / turns
+    for norm in norms:
+        norm.momentum = share / (1 - share * (turns - 1 - turn))
+
+
 def _advance(scheduler: Any, steps: int) -> None:
     """As after so many steps; its own `step` would warn that the optimiser has made none."""
     scheduler.last_epoch = steps
@@ -294,7 +315,8 @@ def _deepspeed(place: Place) -> Any:
     """DeepSpeed, in a process group that exists, without its remarks."""
     os.environ.setdefault("DS_ACCELERATOR", place.device.type)
     # It wants the launcher's own word, which need not be the order of ranks on the node; our device goes in separately.
-    os.environ.setdefault("LOCAL_RANK", os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK", "0"))
+    # A LOCAL_RANK that somebody left in the environment is not that word.
+    os.environ["LOCAL_RANK"] = os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK") or os.environ.get("LOCAL_RANK", "0")
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
     with _silently():
         import deepspeed

@@ -1,0 +1,264 @@
+"""benchmarks/paper.py: cells, their order and folders, going on after a stop, failures, mistakes, tables."""
+
+import argparse
+import gc
+import importlib.util
+import itertools
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from hpcfed import assembly, cli
+from hpcfed.clients.engine import Engine
+from hpcfed.methods import fedavg_ft, pfedgpa
+from hpcfed.record.reading import read_seeds
+from hpcfed.run import run
+from tests.conftest import start
+
+BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+COMMON = """
+[common]
+partition = "dominant"
+model = "mlp"
+rounds = 2
+evaluate_every = 2
+train_per_client = 30
+test_per_client = 20
+"""
+STUDY = f"""
+ours = "fedavg-ft"
+rival = "fedavg"
+optional = ["emnist"]
+{COMMON}
+[datasets.digits]
+[datasets.emnist]
+[clients.4]
+participation = 0.5
+[methods.fedavg]
+[methods.fedavg-ft]
+finetune_epochs = 3
+[figures.digits]
+fedavg = {{ 4 = 50 }}
+"""
+PFEDGPA = f"""
+{COMMON}
+[datasets.digits]
+[clients.3]
+[clients.4]
+[methods.pfedgpa]
+server = "small"
+bank_rounds = 2
+autoencoder_samples = 50
+denoiser_samples = 50
+diffusion_steps = 20
+inversion_depth = 5
+direct = true
+server_save = false
+[rows]
+pfedgpa = ["pFedGPA", "pFedGPA-FT"]
+[ablation]
+method = "pfedgpa"
+clients = "4"
+finals = ["direct", "pFedGPA-FT"]
+[ablation.figures]
+digits = {{ direct = 12.5 }}
+"""
+
+
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("paper", BENCHMARKS / "paper.py")
+    assert spec is not None and spec.loader is not None
+    module = sys.modules["paper"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+paper = script()
+
+
+@pytest.fixture
+def study(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Runs a study in this process: exit code, output, errors."""
+
+    def call(*words: object, text: str = STUDY) -> tuple[int, str, str]:
+        path = tmp_path / "study.toml"
+        path.write_text(text)
+        common = ["--out", tmp_path / "out", "--data-root", tmp_path, "--device", "cpu"]
+        code = paper.main([str(word) for word in (path, *common, *words)])
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return call
+
+
+def table_of(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line.startswith("|")]
+
+
+def test_a_study_runs_every_cell_once_and_tells_its_table_again(
+    study: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = []
+    load = assembly.load
+
+    def counted(name: str, **how: Any) -> Any:
+        loaded.append(name)
+        return load(name, **how)
+
+    monkeypatch.setattr(assembly, "load", counted)
+    code, out, _ = study()
+    assert code == 0
+    assert loaded == ["digits"]
+    assert assembly.load is counted
+    gc.collect()
+    assert not [thing for thing in gc.get_objects() if type(thing) is Engine], "an engine outlived its cell"
+    lines = out.splitlines()
+    assert lines[0].startswith("emnist is left out: emnist: no emnist-byclass")
+    assert lines[1].startswith("digits/4/fedavg ") and "± " in lines[1] and "(paper 50.00, " in lines[1]
+    assert lines[2].startswith("digits/4/fedavg-ft ") and lines[2].endswith(" s")
+    table = table_of(out)
+    assert table[0] == "| method | digits, 4 |"
+    assert table[2].startswith("| fedavg | ") and table[2].endswith(" (50.00) |")
+    assert "baselines within 2 points of the paper: " in out
+    assert "fedavg-ft above fedavg: in " in out
+
+    words = "--method fedavg-ft --clients 4 --participation 0.5 --seeds 0..2 --finetune-epochs 3 --device cpu"
+    words += " --partition dominant --model mlp --rounds 2 --evaluate-every 2 --train-per-client 30"
+    alone = run(cli.parse_run([*words.split(), "--test-per-client", "20", "--out", str(tmp_path / "alone")]))
+    assert alone is not None
+    for one, other in zip(read_seeds(alone), read_seeds(tmp_path / "out/digits/4/fedavg-ft"), strict=True):
+        assert one.last("accuracy") == other.last("accuracy")
+
+    code, again, _ = study()
+    assert code == 0
+    assert again.count("there already") == 2
+    assert loaded == ["digits", "digits"], "a finished cell was run again"  # the second is the run alone
+    assert table_of(again) == table
+    code, told, _ = study("--table")
+    assert code == 0
+    assert table_of(told) == table
+    assert "there already" not in told
+
+    code, _, error = study("--set", "rounds=3")
+    assert (code, "was run with rounds 2, not 3; name another --out" in error) == (2, True)
+    code, _, error = study("--seeds", "1,7")
+    assert (code, "holds seed 0, which a run would remove" in error) == (2, True)
+    code, fewer, _ = study("--seeds", "1")
+    assert code == 0
+    assert "±" not in fewer
+
+
+def test_a_failed_cell_is_told_and_only_it_is_run_again(
+    study: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = STUDY.replace(
+        "[methods.fedavg]", "[methods.pfedgpa]\nserver_latent = 99999\nbank_rounds = 2\n[methods.fedavg]"
+    )
+    with monkeypatch.context() as broken:
+
+        def round(*_: object) -> None:
+            raise RuntimeError("no room")
+
+        broken.setattr(fedavg_ft, "round", round)
+        code, out, _ = study("--seeds", "0..1", text=text)
+    assert code == 1
+    refused, done, crashed = out.splitlines()[1:4]
+    assert "failed: a latent of 99999 is larger than" in refused
+    assert done.startswith("digits/4/fedavg ") and "failed" not in done
+    assert "failed: RuntimeError: no room (in seed 0)" in crashed
+    assert "| fedavg-ft | – |" in out
+    assert out.endswith("failed: 2 cells\n")
+    gc.collect()
+    assert not [thing for thing in gc.get_objects() if type(thing) is Engine], "an engine outlived its failed cell"
+    code, out, _ = study("--seeds", "0..1", "--methods", "fedavg,fedavg-ft", text=text)
+    assert code == 0
+    assert [("there already" in line) for line in out.splitlines()[1:3]] == [True, False]
+    assert not list(tmp_path.glob("out/digits/4/fedavg-ft/seed-*/error-*.txt"))
+
+
+def test_filters_and_budget(study: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+    text = STUDY.replace("[methods.fedavg]", "[clients.5]\n[methods.fedavg]")
+    code, out, _ = study("--budget", 0, text=text)
+    assert code == 0
+    assert "--budget 0 is spent; cells not looked at: 4" in out
+    assert out.endswith("no cell is finished\n")
+    words = ["--seeds", 0, "--set", "rounds=1", "finetune_epochs=1"]
+    code, out, _ = study("--only", "*/5/*", "--methods", "fedavg-ft", *words, text=text)
+    assert code == 0
+    assert [str(path.relative_to(tmp_path)) for path in tmp_path.glob("out/*/*/*")] == ["out/digits/5/fedavg-ft"]
+    assert table_of(out)[0] == "| method | digits, 5 |"
+    assert len(table_of(out)) == 3
+    (record,) = read_seeds(tmp_path / "out/digits/5/fedavg-ft")
+    assert (record.config["rounds"], record.config["finetune_epochs"]) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "words", "expected"),
+    [
+        (("rival =", "rivals ="), "", "rivals: unknown key; did you mean 'rival'?"),
+        (("rounds = 2", "roundz = 2"), "", "common.roundz: unknown option; did you mean 'rounds'?"),
+        (("finetune_epochs = 3", 'finetune = "tail"'), "", "methods.fedavg-ft.finetune: must be 'all' or 'head'"),
+        (("participation = 0.5", "clients = 7"), "", "clients.4.clients: the study gives it to every cell itself"),
+        (("fedavg = {", "fedagv = {"), "", "unknown method 'fedagv'; did you mean 'fedavg'?"),
+        (("{ 4 = 50 }", "{ 40 = 50 }"), "", "unknown number of clients '40'"),
+        (("{ 4 = 50 }", "{ 4 = 'many' }"), "", "figures.digits.fedavg.4: Input should be a valid number"),
+        (("[methods.fedavg]", "[methods.fedagv]\n[methods.fedavg]"), "", "unknown method 'fedagv'"),
+        (("[clients.4]", "[clients.four]"), "--methods fedavg", "number of clients '4'"),
+        (('["emnist"]', "[]"), "", "emnist: no emnist-byclass-train-images"),
+        (("[common]", "[common"), "", "is not valid TOML"),
+        (("", ""), "--set roundz=3", "--set roundz: unknown option; did you mean 'rounds'?"),
+        (("", ""), "--set rounds", "--set rounds: needs a value"),
+        (("", ""), "--set rounds=0", "--set rounds=0: must be greater than or equal to 1"),
+        (("", ""), "--set seed=1", "--set seed=1: the study gives it"),
+        (("", ""), "--set snapshot_every=9", "digits/4/fedavg: --snapshot-every 9, but the run has only 2 rounds"),
+        (("", ""), "--seeds 3..1", "--seeds 3..1: must count upwards"),
+        (("", ""), "--methods fedavg,fedagv", "unknown method 'fedagv'; did you mean 'fedavg'?"),
+        (("", ""), "--only cifar*", "--only cifar* leaves no cell; they have names such as digits/4/fedavg"),
+        (("", ""), "--budget soon", "argument --budget: invalid float value"),
+        (("", ""), "--tables", "unrecognized arguments: --tables"),
+    ],
+)
+def test_a_mistake_is_one_line(
+    study: Callable[..., tuple[int, str, str]], tmp_path: Path, change: tuple[str, str], words: str, expected: str
+) -> None:
+    code, out, error = study(*words.split(), text=STUDY.replace(*change) if change[0] else STUDY)
+    assert (code, out) == (2, "")
+    assert error.startswith("paper: ") and error.count("\n") == 1
+    assert expected in error
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_server_learns_in_one_cell_after_the_other(tmp_path: Path) -> None:
+    """In a process of its own: DeepSpeed keeps what it knows of process groups as long as a process lives."""
+    path = tmp_path / "study.toml"
+    path.write_text(PFEDGPA)
+    words = [path, "--out", tmp_path / "out", "--device", "cpu", "--seeds", "0"]
+    done = start([sys.executable, str(BENCHMARKS / "paper.py"), *map(str, words)], PYTHONPATH=str(BENCHMARKS.parent))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("pFedGPA-FT ") >= 2
+    lines = table_of(done.stdout)
+    assert lines[0] == "| method | digits, 3 | digits, 4 |"
+    assert [line.split(" |")[0] for line in lines[2:4]] == ["| pFedGPA", "| pFedGPA-FT"]
+    assert lines[4] == "| pfedgpa, 4 clients | direct | pFedGPA-FT |"
+    assert "(12.50) |" in lines[6]
+
+
+def test_the_study_of_pfedgpa_is_whole() -> None:
+    options = argparse.Namespace(study=BENCHMARKS / "paper/pfedgpa.toml", out=Path("out"), data_root=None)
+    vars(options).update(only="*", methods=None, seeds="0..2", set=[], device="auto")
+    study = paper.read_study(options.study)
+    cells = paper.plan(study, options)
+    assert len(cells) == 3 * 3 * 9
+    for cell in cells:
+        config = cell.settings.config
+        cell.settings.options.check(config)
+        assert study.figure(*cell.names) is not None
+        assert config.evaluate_every == config.rounds == (300 if config.dataset == "cifar10" else 200)
+        assert config.participation == (0.3 if config.clients == 100 else 1.0)
+    assert all(figures.keys() == set(study.ablation.finals) for figures in study.ablation.figures.values())
+    finals = [*study.ablation.finals, *itertools.chain(*study.rows.values())]
+    assert set(finals) <= set(pfedgpa.FINALS)
