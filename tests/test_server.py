@@ -32,7 +32,7 @@ from hpcfed.server.networks import (
     num_parameters,
     time_features,
 )
-from hpcfed.server.options import SIZES, ServerOptions, Size, batching, check
+from hpcfed.server.options import SIZES, ServerOptions, Size, batching, check_columns
 from hpcfed.server.standard import LatentStandard, Standard
 from hpcfed.server.training import Place, Plain, configuration, trainer
 
@@ -897,9 +897,13 @@ def test_options_at_their_limits_fit(given: dict[str, Any]) -> None:
     ],
 )
 def test_options_that_do_not_fit_columns_and_ranks_are_refused(given: dict[str, Any], ranks: int, line: str) -> None:
-    check(ServerOptions(server="small", server_latent=100), columns=100, ranks=ranks)
+    def judge(options: ServerOptions) -> None:
+        check_columns(options, 100)
+        options.check_ranks(ranks)
+
+    judge(ServerOptions(server="small", server_latent=100))
     with pytest.raises(UserError) as caught:
-        check(ServerOptions(**{"server": "small"} | given), columns=100, ranks=ranks)
+        judge(ServerOptions(**{"server": "small"} | given))
     assert str(caught.value).startswith(line) and "\n" not in str(caught.value)
 
 
