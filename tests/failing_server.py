@@ -1,0 +1,41 @@
+"""Not a test: a run in which a server rank fails as it is to learn, or with FAIL=worker the last worker in round 2.
+
+Arguments are those of hpcfed. The time of the failure goes to stderr.
+"""
+
+import os
+import sys
+import time
+from typing import NoReturn
+
+from hpcfed import cli
+from hpcfed.methods import pfedgpa
+from hpcfed.runtime.launcher import launched
+from hpcfed.server import room
+
+handle, round = room.Room.handle, pfedgpa.round
+
+
+def fail() -> NoReturn:
+    print(f"failed at {time.time()}", file=sys.stderr, flush=True)
+    raise FloatingPointError("planted failure")
+
+
+def failing_handle(self, requests):  # type: ignore[no-untyped-def]
+    if requests[0].verb == "learn":
+        fail()
+    return handle(self, requests)
+
+
+def failing_round(fed, state, cohort):  # type: ignore[no-untyped-def]
+    if cohort.round == 1:
+        fail()
+    return round(fed, state, cohort)
+
+
+if os.environ.get("FAIL") == "worker":
+    if launched().rank == launched().size - 2:
+        pfedgpa.round = failing_round
+else:
+    room.Room.handle = failing_handle  # type: ignore[method-assign]
+cli.main(sys.argv[1:])

@@ -1,0 +1,825 @@
+"""pFedGPA: its rounds, a server apart from the workers or among them, new clients, and what a run writes down."""
+
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from io import StringIO
+from pathlib import Path
+from typing import Any, cast
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+from torch import Tensor
+
+from hpcfed import cli
+from hpcfed.assembly import Newcomers, Setup
+from hpcfed.federation import Cohort
+from hpcfed.methods import pfedgpa
+from hpcfed.record.reading import RunRecord, mean_accuracy, read_run
+from hpcfed.record.results import NETWORKS, SERVER_PHASES
+from hpcfed.record.timing import PHASES
+from hpcfed.run import _welcome
+from hpcfed.server.model import LatentDiffusion
+from hpcfed.server.networks import Autoencoder
+from hpcfed.server.options import Batching
+from hpcfed.server.room import Bank, Request, Room
+from hpcfed.server.service import Among
+from hpcfed.server.training import Place, Plain
+from hpcfed.show import show
+from tests.test_cli import mistake
+from tests.test_methods import assembled
+from tests.test_seeds import started
+
+HERE = Path(__file__).parent
+COLUMNS = 4810  # of the MLP on the digits
+SERVER: dict[str, Any] = {
+    "server": "small",
+    "server_latent": 8,
+    "autoencoder_samples": 100,
+    "denoiser_samples": 100,
+    "server_batch": 20,
+    "diffusion_steps": 50,
+    "inversion_depth": 10,
+    "server_engine": "torch",
+}
+TINY: dict[str, Any] = {"method": "pfedgpa", "clients": 6, "rounds": 4, "bank_rounds": 3, "precision": "fp32", **SERVER}
+"""A server that learns in ten steps: where it is wrong does not matter, only what is done with its rows."""
+EVERYONE = np.arange(6)
+
+
+def flags(**values: Any) -> list[str]:
+    """The same options as they stand on a command line."""
+    words = {"model": "mlp", "device": "cpu", **values}
+    pairs = [[f"--{name.replace('_', '-')}"] + [str(v)] * (v is not True) for name, v in words.items()]
+    return [word for pair in pairs for word in pair]
+
+
+def states(s: Setup) -> list[Any]:
+    """The state before the first round, and after each."""
+    found = [s.method.init(s.federation)]
+    for round in range(s.federation.config.rounds):
+        found.append(s.method.round(s.federation, found[-1], s.federation.sample(round)))
+    return found
+
+
+def room_of(s: Setup) -> Room:
+    transport = s.federation.server._transport
+    assert isinstance(transport, Among)
+    return transport._room
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    """As ranks have it: sums are in the same order then, and nothing waits for cores that others use."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        yield
+
+
+@dataclass(frozen=True)
+class Finished:
+    setup: Setup
+    state: pfedgpa.State
+    newcomers: Newcomers
+
+
+@pytest.fixture(scope="module")
+def finished() -> Finished:
+    """All rounds and one time of learning are over; three clients are to join."""
+    s = assembled(**TINY, new_clients=3, new_updates=4, guided_updates=2, direct=True, finetune_epochs=1)
+    assert s.newcomers is not None
+    return Finished(s, states(s)[-1], s.newcomers)
+
+
+def test_fedavg_goes_on_undisturbed_and_only_generated_columns_are_the_servers() -> None:
+    s = assembled(**TINY, model="cnn-digits", generated_layers=1)
+    plain = assembled(method="fedavg", clients=6, rounds=4, model="cnn-digits", precision="fp32")
+    fed, head = s.federation, s.federation.layout.mask([s.federation.layout.head])
+    assert torch.equal(fed.generated, head.nonzero().squeeze(1)) and not head.all()
+    found, expected = states(s), states(plain)
+    for state, fedavg in zip(found, expected, strict=True):
+        assert torch.equal(pfedgpa.global_row(state), fedavg.w)
+    for state in found[:-1]:
+        assert torch.equal(s.method.personal(fed, state, EVERYONE), state.w.expand(6, -1)), "nothing was learnt yet"
+    rows, w = s.method.personal(fed, found[-1], EVERYONE), found[-1].w
+    assert torch.equal(rows[:, ~head], w[~head].expand(6, -1))
+    assert (rows[:, head] != w[head]).any(1).all() and rows.isfinite().all()
+    assert torch.equal(rows[:, head], fed.server.invert(fed.clients)[0])
+    assert torch.equal(s.method.personal(fed, found[-1], np.array([4, 1])), rows[[4, 1]])
+    assert fed.traffic.up == plain.federation.traffic.up
+    assert fed.traffic.down == plain.federation.traffic.down + 6 * len(fed.generated) * 4
+
+
+def test_a_client_that_the_server_does_not_know_keeps_fedavgs_columns() -> None:
+    s = assembled(**TINY | {"bank_rounds": 2}, participation=0.34)
+    fed = s.federation
+    state = states(s)[-1]
+    known = np.union1d(fed.sample(2).clients, fed.sample(3).clients)
+    strangers = np.setdiff1d(EVERYONE, known)
+    assert 2 <= len(known) <= 4
+    everybodys = {"pFedGPA": s.method.personal(fed, state, EVERYONE)}
+    everybodys |= {name: rows for name, rows in pfedgpa.finals(fed, state, EVERYONE) if name == "reconstruction"}
+    for name, rows in everybodys.items():
+        assert torch.equal(rows[strangers], state.w.expand(len(strangers), -1)), name
+        assert (rows[known] != state.w).any(1).all(), name
+
+
+@given(rounds=st.integers(1, 40), bank_rounds=st.integers(1, 40), every=st.integers(0, 40))
+def test_only_uploads_that_will_be_learnt_from_are_banked(rounds: int, bank_rounds: int, every: int) -> None:
+    options = pfedgpa.Options(bank_rounds=bank_rounds, server_every=every)
+    times = {rounds} | (set(range(every, rounds + 1, every)) if every else set())
+    bank = Bank(bank_rounds)
+    for done in range(1, rounds + 1):
+        wanted = any(time - bank_rounds < done <= time for time in times)
+        assert pfedgpa._banked(done, rounds, options) == wanted
+        if wanted:
+            bank.add(done, np.zeros(1, np.int64), torch.full((1, 1), float(done)))
+        if done in times:
+            assert bank.rows().flatten().tolist() == list(range(max(1, done - bank_rounds + 1), done + 1))
+
+
+def test_later_rounds_start_from_generated_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    s = assembled(**TINY, server_every=2, participation=0.5)
+    fed, starts, train = s.federation, list[Tensor](), s.engine.train
+
+    def listening(rows: Tensor, *arguments: Any, **options: Any) -> tuple[Tensor, Tensor]:
+        starts.append(rows.clone())
+        return train(rows, *arguments, **options)
+
+    monkeypatch.setattr(s.engine, "train", listening)
+    found = states(s)
+    assert [round for round, _ in fed.server.reports()] == [1, 3]
+    for round, start in enumerate(starts):
+        state, here = found[round], fed.sample(round).here
+        assert torch.equal(start, s.method.personal(fed, state, here))
+        assert torch.equal(start, state.w.expand(3, -1)) == (round < 2)
+    assert torch.equal(found[2].generated, found[3].generated) and not torch.equal(found[3].w, found[2].w)
+    assert not torch.equal(found[3].generated, found[4].generated)
+
+
+def test_the_bank_keeps_the_last_rounds_in_the_order_of_clients() -> None:
+    bank, rng = Bank(3), np.random.default_rng(0)
+    uploads: dict[tuple[int, int], Tensor] = {}
+    for round in range(6):
+        present = np.setdiff1d(np.arange(8), [round, 7 if round > 1 else 6])
+        clients, rows = rng.permutation(present), torch.from_numpy(rng.random((6, 4)))
+        bank.add(round, clients, rows)
+        uploads |= {(round, int(client)): row for client, row in zip(clients, rows, strict=True)}
+    kept = sorted(key for key in uploads if key[0] >= 3)
+    assert torch.equal(bank.rows(), torch.stack([uploads[key] for key in kept]))
+    asked = np.array([5, 7, 0, 9, 2])
+    known, newest = bank.newest(asked)
+    assert known.tolist() == [True, False, True, False, True], "client 7 was last there in round 1"
+    assert torch.equal(newest, torch.stack([uploads[4, 5], uploads[5, 0], uploads[5, 2]]))
+
+
+def test_what_the_server_makes_does_not_depend_on_where_clients_live() -> None:
+    """One worker with all clients against three, of which one has none."""
+    everywhere = ([np.arange(7)], [np.array([1, 4, 6]), np.array([], np.int64), np.array([0, 2, 3, 5])])
+    numbers = torch.Generator().manual_seed(0)
+    uploads, before, after = (torch.randn(3, 7, 20, generator=numbers) for _ in range(3))
+    answers: list[dict[str, Tensor]] = []
+    for placement in everywhere:
+        room = small_room()
+
+        def ask(
+            verb: Any,
+            *rows: Tensor,
+            own: Sequence[np.ndarray] = placement,
+            room: Room = room,
+            known: bool = False,
+            **details: Any,
+        ) -> Tensor | None:
+            """Every client's row, in the order of clients."""
+            requests = [
+                Request(verb, 0, ids, details, torch.cat([one[ids] for one in rows]) if rows else None) for ids in own
+            ]
+            parts = [answer for answer in room.handle(requests) if answer is not None]
+            if verb in ("bank", "learn"):
+                return None
+            order = np.argsort(np.concatenate(own))
+            assert [len(cast(Tensor, answer.rows)) for answer in parts] == [len(ids) for ids in own]
+            if known:
+                everyone = np.concatenate([cast(np.ndarray, answer.known) for answer in parts])[order]
+                assert everyone.tolist() == [True] * 6 + [False]
+            return torch.cat([cast(Tensor, answer.rows) for answer in parts])[order]
+
+        six = [ids[ids < 6] for ids in placement]
+        for round in range(3):
+            ask("bank", uploads[round], own=six, round=round)
+        ask("learn")
+        made = {verb: ask(verb, known=True) for verb in ("invert", "reconstruct")}
+        made |= {"sample": ask("sample"), "guide": ask("guide", before[0], after[0], strength=0.5, start=9, steps=4)}
+        answers.append({verb: rows for verb, rows in made.items() if rows is not None})
+    one, three = answers
+    assert one.keys() == three.keys() == {"invert", "reconstruct", "sample", "guide"}
+    for verb, rows in one.items():
+        torch.testing.assert_close(three[verb], rows, msg=verb)
+        assert len(rows[:6].unique(dim=0)) == 6, f"{verb}: every client has a row of its own"
+
+
+def small_room() -> Room:
+    """For rows of 20 columns."""
+    options = pfedgpa.Options(**SERVER | {"bank_rounds": 2, "autoencoder_samples": 40, "denoiser_samples": 40})
+    place = Place(torch.device("cpu"))
+    return Room([5, 12, 3], options, place, seeds=[0], told=lambda *_: None, gather=lambda number: [number])
+
+
+def test_finals_are_what_their_names_say(finished: Finished, monkeypatch: pytest.MonkeyPatch) -> None:
+    s, state = finished.setup, finished.state
+    fed = s.federation
+    finals = dict(pfedgpa.finals(fed, state, EVERYONE))
+    assert set(finals) == set(pfedgpa.FINALS)
+    tuned = assembled(method="fedavg-ft", clients=6, rounds=4, precision="fp32", new_clients=3, finetune_epochs=1)
+    assert torch.equal(finals["FedAvg-FT"], tuned.method.personal(tuned.federation, states(tuned)[-1], EVERYONE))
+    assert torch.equal(finals["FedAvg"], state.w.expand(6, -1))
+    assert torch.equal(finals["pFedGPA"], s.method.personal(fed, state, EVERYONE))
+    for name in ("pFedGPA", "direct"):
+        assert torch.equal(finals[f"{name}-FT"], fed.finetune(finals[name], EVERYONE, epochs=1))
+    # The MLP is generated as a whole. An upload that is not diffused at all only passes the autoencoder.
+    undiffused, known = fed.server.invert(fed.clients, depth=0)
+    assert known.all()
+    torch.testing.assert_close(finals["reconstruction"], undiffused)
+    assert torch.equal(finals["direct"], fed.server.sample(fed.clients))
+    pairs = [finals[name] for name in ("FedAvg", "pFedGPA", "reconstruction", "direct")]
+    assert not any(torch.equal(a, b) for i, a in enumerate(pairs) for b in pairs[:i])
+
+    options = fed.options.model_copy(update={"direct": False, "finetune_epochs": 0})
+    monkeypatch.setattr(fed, "options", options)
+    fewer = dict(pfedgpa.finals(fed, state, EVERYONE))
+    assert list(fewer) == ["FedAvg", "FedAvg-FT", "pFedGPA", "pFedGPA-FT", "reconstruction"]
+    assert torch.equal(fewer["FedAvg-FT"], fed.finetune(state.w.expand(6, -1), EVERYONE, epochs=2)), "as a round's"
+
+
+# New clients
+
+
+class Notes:
+    """Takes down what `_welcome` would write to a file."""
+
+    def __init__(self) -> None:
+        self.curves: dict[str, list[np.ndarray]] = {}
+
+    def write_newcomers(self, start: str, update: int, accuracy: np.ndarray) -> None:
+        assert len(self.curves.setdefault(start, [])) == update
+        self.curves[start].append(accuracy)
+
+
+def welcomed(setup: Setup, state: Any) -> dict[str, list[np.ndarray]]:
+    assert setup.newcomers is not None
+    notes = Notes()
+    _welcome(setup, setup.newcomers, state, cast(Any, notes))
+    return notes.curves
+
+
+def test_new_clients_are_judged_after_every_update_from_three_starts(finished: Finished) -> None:
+    s, state, fed = finished.setup, finished.state, finished.newcomers.federation
+    curves = welcomed(s, state)
+    here = np.arange(3)
+    starts = {"random": fed.initial_row(), "global model": state.w, "method": state.w}
+    assert curves.keys() == starts.keys()
+    for name, start in starts.items():
+        rows, expected = start.expand(3, -1), []
+        for update in range(5):
+            if update:
+                before, rows = rows, fed.finetune(rows, here, phase=update)
+                if name == "method" and update <= 2:
+                    rows = fed.server.guide(fed.clients, before, rows, strength=0.0, start=20, steps=20)
+            expected.append(fed.evaluate(rows, here).correct.numpy() / finished.newcomers.clients.test_samples)
+        np.testing.assert_allclose(curves[name], expected, err_msg=name)
+    assert not np.array_equal(curves["method"][1], curves["global model"][1]), "guidance must be seen in the accuracy"
+
+
+def test_without_guidance_the_method_is_plain_local_training(
+    finished: Finished, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fed = finished.newcomers.federation
+    before, after = torch.zeros(3, COLUMNS), torch.ones(3, COLUMNS)
+    assert pfedgpa.lead(fed, 2, before, after) is after, "two updates are guided, this is the third"
+    assert not torch.equal(pfedgpa.lead(fed, 1, before, after), after)
+    monkeypatch.setattr(fed, "options", fed.options.model_copy(update={"guided_updates": 0}))
+    curves = welcomed(finished.setup, finished.state)
+    np.testing.assert_array_equal(curves["method"], curves["global model"])
+    assert not np.array_equal(curves["method"], curves["random"])
+
+
+def test_guidance_changes_generated_columns_alone() -> None:
+    s = assembled(**TINY | {"rounds": 1, "bank_rounds": 1}, generated_layers=1, new_clients=3)
+    states(s)
+    assert s.newcomers is not None
+    fed = s.newcomers.federation
+    rows = torch.randn(2, 3, COLUMNS, generator=torch.Generator().manual_seed(0))
+    led, others = pfedgpa.lead(fed, 0, rows[0], rows[1]), torch.ones(COLUMNS, dtype=torch.bool)
+    others[fed.generated] = False
+    assert torch.equal(led[:, others], rows[1][:, others])
+    assert (led[:, ~others] != rows[1][:, ~others]).any(1).all() and led.isfinite().all()
+
+
+def test_clients_that_join_later_take_data_and_nothing_else() -> None:
+    """The rounds of four clients beside two newcomers are those in which only four of six clients are sampled."""
+    s, whole = assembled(clients=4, new_clients=2), assembled(clients=6)
+    assert s.newcomers is not None
+    sizes = np.concatenate([s.clients.train_samples, s.newcomers.clients.train_samples])
+    np.testing.assert_array_equal(sizes, whole.clients.train_samples)
+    found, expected = s.method.init(s.federation), whole.method.init(whole.federation)
+    four = np.arange(4)
+    for round in range(2):
+        cohort = s.federation.sample(round)
+        found = s.method.round(s.federation, found, cohort)
+        same = Cohort(round, four, sizes[:4] / sizes[:4].sum(), here=four, chosen=four, per_rank=[four])
+        np.testing.assert_array_equal(cohort.weights, same.weights)
+        expected = whole.method.round(whole.federation, expected, same)
+        assert torch.equal(found.w, expected.w)
+    fed, here = s.newcomers.federation, np.arange(2)
+    rows = found.w.expand(2, -1)
+    np.testing.assert_array_equal(fed.evaluate(rows, here).correct, whole.federation.evaluate(rows, here + 4).correct)
+
+
+# A server apart, and among the workers
+
+ROLES = TINY | {
+    "server_engine": "deepspeed",
+    "server_micro_batch": 10,
+    "autoencoder_samples": 400,
+    "denoiser_samples": 400,
+    "participation": 0.5,
+    "placement": "steps",
+    "new_clients": 3,
+    "new_updates": 2,
+    "direct": True,
+}
+"""Two micro-batches of ten for every step, on however many ranks."""
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """Runs of two seeds, each for itself in one process."""
+    folder = tmp_path_factory.mktemp("alone")
+    return {seed: started(*flags(**ROLES, seed=seed, out=folder / f"seed-{seed}")) for seed in (0, 1)}
+
+
+def assert_same_run(folder: Path, expected: Path) -> None:
+    """Equal accuracies, and losses up to roundings."""
+    one, two = read_run(folder), read_run(expected)
+    assert one.status == two.status == "complete"
+    np.testing.assert_allclose(one.client_accuracy, two.client_accuracy, atol=1e-6)
+    assert one.finals.keys() == two.finals.keys() == set(pfedgpa.FINALS)
+    for name in one.finals.keys() - {"direct-FT"}:  # training from a row out of noise makes roundings grow
+        np.testing.assert_allclose(one.finals[name], two.finals[name], atol=1e-6, err_msg=name)
+    assert one.newcomers.keys() == two.newcomers.keys() == {"random", "global model", "method"}
+    for name in one.newcomers:
+        np.testing.assert_allclose(one.newcomers[name], two.newcomers[name], atol=1e-6, err_msg=name)
+    for name, tolerance in {"autoencoder": 1e-4, "denoiser": 1e-3}.items():
+        np.testing.assert_allclose(losses(folder, name), losses(expected, name), rtol=tolerance, err_msg=name)
+    assert one.learnings[0].rows == two.learnings[0].rows == 9
+
+
+def losses(folder: Path, network: str) -> np.ndarray:
+    with h5py.File(folder / "run.h5") as file:
+        values: np.ndarray = file[f"server/{network}_loss"][()]
+        return values
+
+
+def assert_wire(folder: Path, clients: int) -> None:
+    """Beside what FedAvg's ranks exchange, the generated columns of the round's uploads travel, and travel once."""
+    with h5py.File(folder / "run.h5") as file:
+        wire = file["timing/wire"][()].sum(1)
+    np.testing.assert_array_equal(wire[1:] - wire[0], 4 * COLUMNS * clients)
+
+
+def assert_seconds_fit(folder: Path) -> None:
+    """What the server's phases took lies within what the round counts as the server's."""
+    record = read_run(folder)
+    for learning in record.learnings:
+        counted = record.phases[learning.round, 0, PHASES.index("server")]
+        assert 0.8 * counted < sum(learning.seconds.values()) <= counted + 1e-6
+        assert min(learning.seconds.values()) >= 0
+
+
+def test_two_seeds_at_once_are_the_same_runs(alone: dict[int, Path], tmp_path: Path) -> None:
+    together = started(*flags(**ROLES, seeds="0..1", out=tmp_path / "together"))
+    for seed, folder in alone.items():
+        assert_same_run(together / f"seed-{seed}", folder)
+        assert_seconds_fit(together / f"seed-{seed}")
+    assert not np.allclose(losses(alone[0], "denoiser"), losses(alone[1], "denoiser"), rtol=0.01)
+
+
+def test_a_server_rank_for_two_workers_and_two_seeds(alone: dict[int, Path], tmp_path: Path, mpirun: Callable) -> None:
+    words = flags(**ROLES, seeds="0..1", server_ranks=1, out=tmp_path / "run")
+    result = mpirun(3, "-m", "hpcfed", "run", *words)
+    assert result.returncode == 0, result.stderr
+    assert "on 2 ranks and 1 server rank" in result.stderr
+    for seed, folder in alone.items():
+        own = tmp_path / f"run/seed-{seed}"
+        assert_same_run(own, folder)
+        assert_wire(own, clients=3)
+        assert_seconds_fit(own)
+        assert (own / "server.h5").exists()
+
+
+def test_workers_that_learn_themselves_and_two_server_ranks_that_share_the_optimiser(
+    alone: dict[int, Path], tmp_path: Path, mpirun: Callable
+) -> None:
+    words = flags(**ROLES)
+    among = mpirun(2, "-m", "hpcfed", "run", *words, "--out", tmp_path / "among")
+    assert among.returncode == 0, among.stderr
+    assert_same_run(tmp_path / "among", alone[0])
+    assert_wire(tmp_path / "among", clients=3)
+
+    words += ["--server-ranks", "2", "--zero-stage", "2"]
+    apart = mpirun(4, "-m", "hpcfed", "run", *words, "--out", tmp_path / "apart")
+    assert apart.returncode == 0, apart.stderr
+    assert_same_run(tmp_path / "apart", tmp_path / "among")
+    assert_wire(tmp_path / "apart", clients=3)
+    for name in ("among", "apart"):
+        memory = read_run(tmp_path / name).learnings[0].peak_memory
+        assert memory.shape == (2,) and (memory > 2**26).all()
+
+
+def test_accumulated_passes_count_in_batch_norm_as_ranks_do() -> None:
+    """A step of three micro-batches against three ranks with one each, whose statistics are averaged."""
+    options, place = pfedgpa.Options(server="small", server_lr=1e-30, server_decay=0), Place(torch.device("cpu"))
+    batches = torch.randn(4, 3, 10, 20, generator=torch.Generator().manual_seed(0)) * torch.arange(1, 4).view(3, 1, 1)
+    torch.manual_seed(0)
+    first = Autoencoder(20, options.size).state_dict()
+
+    def statistics(accumulation: int, rank: int) -> dict[str, Tensor]:
+        network = Autoencoder(20, options.size)
+        network.load_state_dict(first)
+        trainer = Plain(network, options, Batching(10, accumulation, 1), place, steps=4)
+        trainer.fit(lambda net, step, micro: net(batches[step, rank + micro]), 4, lambda done: None)
+        return {name: tensor for name, tensor in network.state_dict().items() if "running" in name}
+
+    together, apart = statistics(3, 0), [statistics(1, rank) for rank in range(3)]
+    assert len(together) == 6
+    for name, values in together.items():
+        mean = torch.stack([own[name] for own in apart]).mean(0)
+        torch.testing.assert_close(values, mean, rtol=1e-5, atol=1e-6)
+    first_mean = "encoder.0.1.running_mean"
+    assert not torch.allclose(together[first_mean], apart[0][first_mean], rtol=0.05), "micro-batches must differ"
+
+
+def test_uploads_leave_while_the_worker_goes_on(mpirun: Callable) -> None:
+    """64 MiB, which no MPI keeps in a buffer of its own, to a rank that sleeps for 1.5 s before it looks."""
+    result = mpirun(2, HERE / "sending.py")
+    assert result.returncode == 0, result.stderr
+    assert "received as sent" in result.stdout
+    line = next(line for line in result.stdout.splitlines() if line.startswith("sent in"))
+    sent, gone = (float(word) for word in line.split() if word[0].isdigit())
+    assert sent < 0.75 and gone > 1.4
+
+
+@pytest.mark.parametrize(("culprit", "ranks", "rank"), [("server", 2, 1), ("worker", 3, 1)])
+def test_a_failing_rank_ends_all(culprit: str, ranks: int, rank: int, tmp_path: Path, mpirun: Callable) -> None:
+    """A server rank while a worker waits for it, and a worker while another worker and the server wait."""
+    words = flags(**TINY, server_ranks=1, out=tmp_path / "run")
+    result = mpirun(ranks, HERE / "failing_server.py", "run", *words, FAIL=culprit)
+    ended = time.time()
+    assert result.returncode == 1, result.stderr
+    assert f"hpcfed: rank {rank} on" in result.stderr and "FloatingPointError: planted failure" in result.stderr
+    failed = next(float(line.split()[-1]) for line in result.stderr.splitlines() if line.startswith("failed at"))
+    assert ended - failed < 10
+    record = read_run(tmp_path / "run")
+    assert record.status == "failed" and "planted failure" in record.error
+
+
+# A trained server in a file
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that learns twice, in one process."""
+    own = TINY | {"server_every": 2, "direct": True, "new_clients": 3, "new_updates": 12, "generated_layers": 1}
+    return started(*flags(**own, out=tmp_path_factory.mktemp("recorded") / "run"))
+
+
+def test_a_warm_start_changes_the_first_rows_generated_columns_alone(recorded: Path) -> None:
+    options = TINY | {"generated_layers": 1, "seed": 1, "server_load": str(recorded / "server.h5")}
+    cold, warm = assembled(**options), assembled(**options, warm_start=True)
+    fed = warm.federation
+    assert torch.equal(cold.method.init(cold.federation).w, fed.initial_row())
+    w = warm.method.init(fed).w
+    others = torch.ones(COLUMNS, dtype=torch.bool)
+    others[fed.generated] = False
+    assert torch.equal(w[others], fed.initial_row()[others])
+    torch.testing.assert_close(w[~others], fed.server.sample(fed.clients).mean(0))
+    standard = room_of(warm).model(1).standard
+    with h5py.File(recorded / "server.h5") as file:
+        assert standard is not None and np.array_equal(standard.mean, file["standard/mean"][()])
+    assert (fed.initial_row()[~others] != w[~others]).all()
+    rows = warm.method.personal(fed, warm.method.init(fed), EVERYONE)
+    assert torch.equal(rows, w.expand(6, -1)), "the server knows no client yet"
+
+
+def test_the_trained_server_is_kept_unless_told(recorded: Path, tmp_path: Path) -> None:
+    assert sorted(path.name for path in recorded.iterdir()) == ["run.h5", "server.h5"]
+    words = flags(**TINY | {"rounds": 1, "bank_rounds": 1, "autoencoder_samples": 20, "denoiser_samples": 20})
+    folder = started(*words, "--no-server-save", "--out", tmp_path / "run")
+    assert [path.name for path in folder.iterdir()] == ["run.h5"]
+
+
+def test_a_server_file_that_does_not_serve_is_one_line(
+    recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server, bad, out = recorded / "server.h5", tmp_path / "bad.h5", tmp_path / "run"
+    bad.write_text("no HDF5")
+    own = TINY | {"generated_layers": 1, "out": out}
+    for values, expected in (
+        ({"server_load": tmp_path / "missing.h5"}, "missing.h5: no such file"),
+        ({"server_load": tmp_path}, "no such file"),
+        ({"server_load": bad}, "bad.h5 is not a saved server"),
+        ({"server_load": recorded / "run.h5"}, "--server-load"),
+        ({"server_load": server, "generated_layers": 2}, "was made for other columns"),
+        ({"server_load": server, "server_latent": 9}, "has another size"),
+        ({"warm_start": True}, "--warm-start needs a trained server: add --server-load"),
+    ):
+        assert expected in mistake(capsys, "run", *flags(**own | values))
+        assert not out.exists(), "told before anything was written"
+
+
+def test_a_server_rank_tells_of_a_bad_file(tmp_path: Path, mpirun: Callable) -> None:
+    """It alone reads the file."""
+    (tmp_path / "bad.h5").write_text("no HDF5")
+    words = flags(**TINY, server_ranks=1, server_load=tmp_path / "bad.h5", out=tmp_path / "run")
+    result = mpirun(2, "-m", "hpcfed", "run", *words)
+    assert result.returncode == 2, result.stderr
+    assert result.stderr.count("hpcfed: ") == result.stderr.count("hpcfed: rank 1: --server-load") == 1
+    assert "Traceback" not in result.stderr
+
+
+# What is written down
+
+
+def test_the_servers_group_of_the_results(recorded: Path) -> None:
+    shapes = {
+        "round": ((2,), "round"),
+        "rows": ((2,), "rows"),
+        "seconds": ((2, len(SERVER_PHASES)), "s"),
+        "samples_per_second": ((2, 2), "1/s"),
+        "parameters": ((2, 2), "1"),
+        "flops": ((2, 2), "1"),
+        "utilisation": ((2, 2), "fraction"),
+        "peak_memory": ((2, 1), "bytes"),
+        "autoencoder_loss": ((2, 5), "1"),
+        "denoiser_loss": ((2, 5), "1"),
+    }
+    with h5py.File(recorded / "run.h5") as file, h5py.File(recorded / "server.h5") as trained:
+        group = file["server"]
+        assert set(group) == {*shapes, "phase_names", "network_names"}
+        for name, (shape, unit) in shapes.items():
+            assert (group[name].shape, group[name].attrs["units"]) == (shape, unit), name
+            assert group[name].attrs["description"] and group[name].dims[0].label == "time"
+            assert np.isfinite(group[name][()]).all() or name == "utilisation", name
+        assert group["phase_names"].asstr()[()].tolist() == list(SERVER_PHASES)
+        assert group["network_names"].asstr()[()].tolist() == list(NETWORKS)
+        assert group["round"][()].tolist() == [1, 3]
+        assert group["rows"][()].tolist() == [12, 18], "two rounds of six clients, then the last three"
+        assert (group["seconds"][()][:, [SERVER_PHASES.index(name) for name in NETWORKS]] > 0).all()
+        assert (group["peak_memory"][()] > 2**26).all() and (group["flops"][()] > 1e6).all()
+        for i, network in enumerate(NETWORKS):
+            assert group["parameters"][:, i].tolist() == [num_learnt(trained[network])] * 2
+            seconds = group["seconds"][0, SERVER_PHASES.index(network)]
+            assert group["samples_per_second"][0, i] == pytest.approx(100 / seconds)
+        assert file["finals/name"].asstr()[()].tolist() == list(pfedgpa.FINALS)
+        assert file["finals/accuracy"].shape == (len(pfedgpa.FINALS), 6)
+        assert file["newcomers/accuracy"].shape == (3, 13, 3)
+        for name in ("finals/accuracy", "newcomers/accuracy"):
+            assert file[name].attrs["units"] == "fraction"
+    record = read_run(recorded)
+    assert record.finals.keys() == set(pfedgpa.FINALS)
+    assert mean_accuracy(record.finals["pFedGPA"]) == pytest.approx(record.last("accuracy"))
+    assert record.newcomers["method"].shape == (13, 3)
+    np.testing.assert_array_equal(record.newcomers["method"][0], record.newcomers["global model"][0])
+
+
+def num_learnt(group: h5py.Group) -> int:
+    """Parameters of a saved network, without what batch norm counts and averages."""
+    names = list[str]()
+    group.visit(names.append)
+    kept = [name for name in names if "running" not in name and "num_batches" not in name]
+    return sum(group[name].size for name in kept if isinstance(group[name], h5py.Dataset))
+
+
+def test_the_servers_seconds_are_within_the_rounds(recorded: Path) -> None:
+    assert_seconds_fit(recorded)
+
+
+def test_show_prints_it_all_in_80_columns(
+    recorded: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    cli.main(["show", str(recorded)])
+    text = capsys.readouterr().out
+    assert "…" not in text
+    cli.main(["show", str(recorded), "--json"])
+    summary = json.loads(capsys.readouterr().out)
+    lines = [line.split() for line in text.splitlines()]
+    for name, accuracy in summary["finals"].items():
+        assert ["at", "the", "end:", name, f"{accuracy:.2%}"] in lines
+    for update in range(13):
+        own = [f"{summary['newcomers'][start][update]:.2%}" for start in ("random", "global model", "method")]
+        assert ["after", str(update), "local", f"update{'s' * (update != 1)}", *own] in lines
+    first, last = summary["server"]
+    for phase in SERVER_PHASES:
+        seconds = first["seconds"][phase] + last["seconds"][phase]
+        about = []
+        if phase in NETWORKS:
+            about = [f"{last['parameters'][phase]:,}", f"{last['samples_per_second'][phase]:,.0f}"]
+        line = next(line for line in lines if line[:1] == [phase])
+        assert line[1] == f"{seconds:.2f}" and line[3:] == about
+    assert ["uploads", "that", "the", "server", "learnt", "from", "18"] in lines
+
+    with h5py.File(recorded / "run.h5") as file:
+        for time_, learning in enumerate(summary["server"]):
+            group = file["server"]
+            assert (learning["round"], learning["rows"]) == (group["round"][time_], group["rows"][time_])
+            assert list(learning["seconds"].values()) == group["seconds"][time_].tolist()
+            assert learning["peak_memory"] == group["peak_memory"][time_].tolist()
+            for name in ("samples_per_second", "parameters", "flops"):
+                assert list(learning[name].values()) == group[name][time_].tolist()
+            assert list(learning["utilisation"].values()) == [None, None], "no CPU has a known peak"
+
+
+def test_the_tables_of_a_large_server_are_not_cut(recorded: Path) -> None:
+    record = read_run(recorded)
+
+    def large(values: dict[str, Any], number: Any) -> dict[str, Any]:
+        return dict.fromkeys(values, number)
+
+    learnings = [
+        replace(
+            one,
+            seconds=large(one.seconds, 12345.6),
+            parameters=large(one.parameters, 2_345_678_901),
+            samples_per_second=large(one.samples_per_second, 1_234_567.0),
+            utilisation=large(one.utilisation, 0.456),
+        )
+        for one in record.learnings
+    ]
+    text, rounds = StringIO(), record.rounds | {"seconds": np.full(4, 1e5)}
+    show(replace(record, rounds=rounds, learnings=tuple(learnings)), Console(file=text, width=80))
+    assert "…" not in text.getvalue() and "2,345,678,901" in text.getvalue() and "45.6%" in text.getvalue()
+
+
+def test_another_method_has_none_of_it_but_welcomes_new_clients(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = started(*flags(method="fedavg", clients=4, rounds=2, new_clients=3, new_updates=2, out=tmp_path / "run"))
+    with h5py.File(folder / "run.h5") as file:
+        assert "server" not in file and "finals" not in file
+    assert [path.name for path in folder.iterdir()] == ["run.h5"]
+    record: RunRecord = read_run(folder)
+    assert record.learnings == () and record.finals == {}
+    assert record.newcomers.keys() == {"random", "global model", "method"}
+    assert all(curve.shape == (3, 3) and np.isfinite(curve).all() for curve in record.newcomers.values())
+    np.testing.assert_array_equal(record.newcomers["method"], record.newcomers["global model"])
+    assert mean_accuracy(record.newcomers["random"][0]) < 0.4 < mean_accuracy(record.newcomers["random"][2])
+    capsys.readouterr()
+    cli.main(["show", str(folder)])
+    text = capsys.readouterr().out
+    assert "new clients that start from" in text
+    assert not [line for line in text.splitlines() if line.startswith(("server", "at the end", "uploads that"))]
+    cli.main(["show", str(folder), "--json"])
+    summary = json.loads(capsys.readouterr().out)
+    assert summary["server"] == [] and summary["finals"] == {}
+
+
+# Mistakes
+
+
+@pytest.mark.parametrize(
+    ("values", "ranks", "expected"),
+    [
+        ({"server_ranks": 1}, 1, "--server-ranks 1 leaves no worker among 1 rank; start more, as in mpirun -n 2"),
+        ({"server_ranks": 1, "method": "fedavg"}, 2, "--server-ranks 1, but method fedavg has no model on the server"),
+        ({"zero_stage": 4}, 1, "--zero-stage 4: must be less than or equal to 3"),
+        ({"server_latent": 4811}, 1, "a latent of 4811 is larger than the 4810 generated columns"),
+        ({"generated_layers": 1, "server_latent": 651}, 1, "larger than the 650 generated columns"),
+        ({"bank_rounds": 5}, 1, "--bank-rounds 5, but the run has only 4 rounds"),
+        ({"server_every": 5}, 1, "--server-every 5, but the run has only 4 rounds"),
+        ({"generated_layers": 3}, 1, "--generated-layers 3, but mlp has 2 layers with weights"),
+        ({"inversion_depth": 51}, 1, "--inversion-depth 51 is beyond --diffusion-steps 50"),
+        ({"new_clients": 3, "guided_start": 51}, 1, "--guided-start 51 is beyond --diffusion-steps 50"),
+        ({"server_micro_batch": 7}, 1, "--server-micro-batch 7 does not divide the 20 samples of a server rank"),
+        (
+            {"server_ranks": 3, "server_engine": "deepspeed"},
+            4,
+            "--server-batch 20 cannot be shared by 3 server ranks; use a multiple of 3",
+        ),
+        ({"server_batch": 2, "server_engine": "deepspeed"}, 2, "batch norm needs two samples"),
+        ({"zero_stage": 1}, 1, "--server-engine torch is a plain loop on one rank"),
+        ({"server_engine": "torch"}, 2, "--server-engine torch is a plain loop on one rank"),
+        ({"new_clients": 2, "server_ranks": 1}, 4, "--new-clients 2 on 3 ranks; use --new-clients 3 or more"),
+    ],
+)
+def test_a_mistake_is_one_line(
+    values: dict[str, Any],
+    ranks: int,
+    expected: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As the first of so many ranks sees it, before MPI starts."""
+    if ranks > 1:
+        monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
+        monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", str(ranks))
+    own = {"method": "fedavg", "clients": 6} if "method" in values else TINY
+    assert expected in mistake(capsys, "run", *flags(**own | values, out=tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("ranks", "values", "expected"),
+    [
+        (2, {"server_ranks": 2}, "--server-ranks 2 leaves no worker among 2 ranks"),
+        (3, {"server_ranks": 2}, "--server-engine torch is a plain loop on one rank"),
+        (2, {"new_clients": 1}, "--new-clients 1 on 2 ranks"),
+    ],
+    ids=["no worker", "plain loop on two ranks", "fewer new clients than ranks"],
+)
+def test_a_mistake_of_many_ranks_is_told_once(
+    ranks: int, values: dict[str, Any], expected: str, tmp_path: Path, mpirun: Callable
+) -> None:
+    result = mpirun(ranks, "-m", "hpcfed", "run", *flags(**TINY | values, out=tmp_path / "run"))
+    assert result.returncode == 2, result.stderr
+    assert result.stderr.count("hpcfed: ") == 1 and expected in result.stderr
+    assert "Traceback" not in result.stderr
+    assert not (tmp_path / "run").exists()
+
+
+# Quality
+
+
+@dataclass(frozen=True)
+class Learnt:
+    """Twenty uneven clients of the digits and the server that has learnt from their last ten rounds."""
+
+    setup: Setup
+    state: pfedgpa.State
+    model: LatentDiffusion
+    bank: Bank
+
+    def accuracy(self, columns: Tensor) -> float:
+        """Of clients with these generated columns, the others FedAvg's."""
+        fed, tested = self.setup.federation, self.setup.clients.test_samples
+        rows = self.state.w.repeat(20, 1)
+        rows[:, fed.generated] = columns
+        right = fed.evaluate(rows, np.arange(20)).correct.numpy()
+        return mean_accuracy(np.where(tested > 0, right / np.maximum(tested, 1), np.nan))
+
+    def own_centre(self, columns: Tensor) -> int:
+        """For how many clients the nearest of all centres, the means of a client's banked latents, is their own."""
+        latents = self.model.encode(self.bank.rows()).view(10, 20, -1)
+        nearest = torch.cdist(self.model.encode(columns), latents.mean(0)).argmin(1)
+        return int((nearest == torch.arange(20)).sum())
+
+
+@pytest.fixture(scope="module")
+def learnt() -> Learnt:
+    """Small batches, since steps teach more than samples here, and a shallow autoencoder, which learns the soonest."""
+    s = assembled(
+        method="pfedgpa",
+        clients=20,
+        alpha=0.1,
+        rounds=30,
+        bank_rounds=10,
+        precision="fp32",
+        server="small",
+        server_depth=1,
+        generated_layers=1,
+        server_batch=20,
+        autoencoder_samples=10_000,
+        denoiser_samples=12_000,
+        diffusion_steps=200,
+        inversion_depth=20,
+        server_engine="torch",
+    )
+    state = states(s)[-1]
+    room = room_of(s)
+    return Learnt(s, state, room.model(0), room._banks[0])
+
+
+def test_reconstructed_rows_are_as_good_as_the_uploads(learnt: Learnt) -> None:
+    fed = learnt.setup.federation
+    known, columns = learnt.bank.newest(fed.clients)
+    assert known.all()
+    uploads, fedavg = learnt.accuracy(columns), learnt.accuracy(learnt.state.w[fed.generated])
+    assert uploads > fedavg + 0.01, "the case needs uploads that are better than the common row"
+    reconstruction = learnt.accuracy(fed.server.reconstruct(fed.clients)[0])
+    assert abs(reconstruction - uploads) <= 0.005
+    assert abs(reconstruction - uploads) < abs(fedavg - uploads)
+    assert learnt.accuracy(learnt.state.generated) > fedavg + 0.005
+
+
+def test_generated_rows_keep_their_clients_identity(learnt: Learnt) -> None:
+    fed = learnt.setup.federation
+    assert learnt.own_centre(learnt.state.generated) >= 19
+    # What says that the test could fail: diffused to the end, nothing of the client is left.
+    assert learnt.own_centre(fed.server.invert(fed.clients, depth=200)[0]) < 10
