@@ -458,11 +458,11 @@ def test_accumulated_passes_count_in_batch_norm_as_ranks_do() -> None:
 
     together, apart = statistics(3, 0), [statistics(1, rank) for rank in range(3)]
     assert len(together) == 6
-    differ = [not torch.allclose(values, apart[0][name], rtol=0.01) for name, values in together.items()]
-    assert any(differ), "the case needs micro-batches that differ"
     for name, values in together.items():
         mean = torch.stack([own[name] for own in apart]).mean(0)
         torch.testing.assert_close(values, mean, rtol=1e-5, atol=1e-6)
+    first_mean = "encoder.0.1.running_mean"
+    assert not torch.allclose(together[first_mean], apart[0][first_mean], rtol=0.05), "micro-batches must differ"
 
 
 def test_uploads_leave_while_the_worker_goes_on(mpirun: Callable) -> None:
@@ -475,11 +475,11 @@ def test_uploads_leave_while_the_worker_goes_on(mpirun: Callable) -> None:
     assert sent < 0.75 and gone > 1.4
 
 
-@pytest.mark.parametrize(("culprit", "rank"), [("server", 2), ("worker", 1)])
-def test_a_failing_rank_ends_all(culprit: str, rank: int, tmp_path: Path, mpirun: Callable) -> None:
-    """A server rank while the workers wait for it, and a worker while the server waits."""
+@pytest.mark.parametrize(("culprit", "ranks", "rank"), [("server", 2, 1), ("worker", 3, 1)])
+def test_a_failing_rank_ends_all(culprit: str, ranks: int, rank: int, tmp_path: Path, mpirun: Callable) -> None:
+    """A server rank while a worker waits for it, and a worker while another worker and the server wait."""
     words = flags(**TINY, server_ranks=1, out=tmp_path / "run")
-    result = mpirun(3, HERE / "failing_server.py", "run", *words, FAIL=culprit)
+    result = mpirun(ranks, HERE / "failing_server.py", "run", *words, FAIL=culprit)
     ended = time.time()
     assert result.returncode == 1, result.stderr
     assert f"hpcfed: rank {rank} on" in result.stderr and "FloatingPointError: planted failure" in result.stderr
@@ -766,27 +766,24 @@ class Learnt:
     model: LatentDiffusion
     bank: Bank
 
-    @property
-    def uploads(self) -> Tensor:
-        known, rows = self.bank.newest(self.setup.federation.clients)
-        assert known.all()
-        return rows
-
-    def accuracy(self, rows: Tensor) -> float:
-        tested = self.setup.clients.test_samples
-        right = self.setup.federation.evaluate(rows, np.arange(20)).correct.numpy()
+    def accuracy(self, columns: Tensor) -> float:
+        """Of clients with these generated columns, the others FedAvg's."""
+        fed, tested = self.setup.federation, self.setup.clients.test_samples
+        rows = self.state.w.repeat(20, 1)
+        rows[:, fed.generated] = columns
+        right = fed.evaluate(rows, np.arange(20)).correct.numpy()
         return mean_accuracy(np.where(tested > 0, right / np.maximum(tested, 1), np.nan))
 
-    def own_centre(self, rows: Tensor) -> float:
-        """For how many clients the row is nearest, of all means of a client's banked latents, to its own."""
+    def own_centre(self, columns: Tensor) -> int:
+        """For how many clients the nearest of all centres, the means of a client's banked latents, is their own."""
         latents = self.model.encode(self.bank.rows()).view(10, 20, -1)
-        nearest = torch.cdist(self.model.encode(rows), latents.mean(0)).argmin(1)
-        return float((nearest == torch.arange(20)).float().mean())
+        nearest = torch.cdist(self.model.encode(columns), latents.mean(0)).argmin(1)
+        return int((nearest == torch.arange(20)).sum())
 
 
 @pytest.fixture(scope="module")
 def learnt() -> Learnt:
-    """Small batches, since steps teach more than samples here; a shallow autoencoder, since it is the quickest."""
+    """Small batches, since steps teach more than samples here, and a shallow autoencoder, which learns the soonest."""
     s = assembled(
         method="pfedgpa",
         clients=20,
@@ -796,9 +793,10 @@ def learnt() -> Learnt:
         precision="fp32",
         server="small",
         server_depth=1,
+        generated_layers=1,
         server_batch=20,
-        autoencoder_samples=6000,
-        denoiser_samples=10_000,
+        autoencoder_samples=10_000,
+        denoiser_samples=12_000,
         diffusion_steps=200,
         inversion_depth=20,
         server_engine="torch",
@@ -810,17 +808,18 @@ def learnt() -> Learnt:
 
 def test_reconstructed_rows_are_as_good_as_the_uploads(learnt: Learnt) -> None:
     fed = learnt.setup.federation
-    uploads, fedavg = learnt.accuracy(learnt.uploads), learnt.accuracy(learnt.state.w.expand(20, -1))
+    known, columns = learnt.bank.newest(fed.clients)
+    assert known.all()
+    uploads, fedavg = learnt.accuracy(columns), learnt.accuracy(learnt.state.w[fed.generated])
     assert uploads > fedavg + 0.01, "the case needs uploads that are better than the common row"
     reconstruction = learnt.accuracy(fed.server.reconstruct(fed.clients)[0])
     assert abs(reconstruction - uploads) <= 0.005
     assert abs(reconstruction - uploads) < abs(fedavg - uploads)
-    generated = learnt.accuracy(learnt.setup.method.personal(fed, learnt.state, np.arange(20)))
-    assert generated > fedavg + 0.005
+    assert learnt.accuracy(learnt.state.generated) > fedavg + 0.005
 
 
 def test_generated_rows_keep_their_clients_identity(learnt: Learnt) -> None:
     fed = learnt.setup.federation
-    assert learnt.own_centre(learnt.state.generated) >= 0.95
+    assert learnt.own_centre(learnt.state.generated) >= 19
     # What says that the test could fail: diffused to the end, nothing of the client is left.
-    assert learnt.own_centre(fed.server.invert(fed.clients, depth=200)[0]) < 0.5
+    assert learnt.own_centre(fed.server.invert(fed.clients, depth=200)[0]) < 10
