@@ -1,6 +1,6 @@
 """Not a test: a run whose last MPI rank trains SLOW times as long as its work takes.
 
-Arguments are those of hpcfed. With STEADY=1 every rank's training is drawn out to 0.5 ms per load, so that
+Arguments are those of hpcfed. With STEADY=1 every rank's training is drawn out to 1.5 ms per load, so that
 little depends on how busy the machine is. Every client's row after the last round goes to ROWS-<rank>.npz.
 """
 
@@ -16,7 +16,7 @@ from hpcfed import cli, run
 from hpcfed.clients import engine
 from hpcfed.clients.placement import LONGEST, client_loads, rank_loads
 
-SECONDS_PER_LOAD = 5e-4
+SECONDS_PER_LOAD = 1.5e-3
 slow = float(os.environ.get("SLOW", "1")) if MPI.COMM_WORLD.rank == MPI.COMM_WORLD.size - 1 else 1.0
 train, evaluate = engine.Engine.train, run.evaluate
 

@@ -783,7 +783,12 @@ class Learnt:
 
 @pytest.fixture(scope="module")
 def learnt() -> Learnt:
-    """Small batches, since steps teach more than samples here, and a shallow autoencoder, which learns the soonest."""
+    """Small batches, since steps teach more than samples here, and a shallow autoencoder, which learns the soonest.
+
+    A setting in which so small a server learns enough, found among about twenty that were tried; three seeds of it had
+    20, 19 and 19 of 20 clients nearest to their own centre. It guards the machinery and says nothing about defaults:
+    with the whole network, batches of 50 and 100 of 1000 diffusion steps, as many samples left 1 of 20.
+    """
     s = assembled(
         method="pfedgpa",
         clients=20,

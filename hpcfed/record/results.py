@@ -133,7 +133,7 @@ class ResultsWriter:
             self._create_moves(moves, num_clients)
         if finals:
             self._create_finals(finals, num_clients)
-        if settings["new_clients"]:
+        if settings.get("new_clients"):
             self._create_newcomers(settings["new_updates"] + 1, settings["new_clients"])
         self._learnings = 0
         if server is not None:

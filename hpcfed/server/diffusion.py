@@ -83,7 +83,7 @@ def invert(
 
     The noise on the way back is the recorded one with a minus, since it was added on the way there; or fresh noise; or
     none, which is DDIM's deterministic way. At the full depth, as printed, z_T holds nothing of the client, and its
-    identity is lost; at 100 of 1000 steps every client keeps its own.
+    identity is lost; the shallower, the more of it stays, as far as the two networks have learnt to tell clients apart.
     """
     z, noises = diffuse(schedule, z0, depth, noise)
     for t in range(depth, 0, -1):
