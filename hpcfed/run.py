@@ -1,7 +1,6 @@
 """One run, or several seeds of it: enter the world, go round after round, write everything down."""
 
 import os
-import resource
 import sys
 import time
 import traceback
@@ -33,7 +32,7 @@ from hpcfed.record.results import RANK_SERIES, ResultsWriter, ServerSize
 from hpcfed.record.snapshots import SnapshotWriter
 from hpcfed.record.timing import PHASES, Timer
 from hpcfed.runtime import world as worlds
-from hpcfed.runtime.world import World
+from hpcfed.runtime.world import World, peak_memory
 from hpcfed.server.model import steps_of
 from hpcfed.server.options import ServerOptions
 
@@ -122,8 +121,9 @@ def _rounds(setup: Setup, folder: Path, progress: RunProgress) -> None:
         _judge(setup, state, results)
         if setup.newcomers is not None:
             _welcome(setup, setup.newcomers, state, results)
-        if setup.settings.options.has_server:
-            if getattr(setup.settings.options, "server_save", False):
+        options = setup.settings.options
+        if isinstance(options, ServerOptions):
+            if options.server_save:
                 fed.server.save(str(folder / "server.h5"))
             fed.server.leave()
         energy = np.array([joules(world.places[world.rank].device) - energy_before])
@@ -217,7 +217,7 @@ def _record_round(
         learned, traffic, wire = fed.learned, fed.traffic, collectives.bytes_sent
         fed.learned, fed.traffic, collectives.bytes_sent = Learned(), Traffic(), 0
         reports = fed.server.reports() if setup.settings.options.has_server else []
-        own = {"wall": wall, "peak_memory": _peak_memory(setup.world), "wire": wire}
+        own = {"wall": wall, "peak_memory": peak_memory(setup.world.device), "wire": wire}
         own |= {"loss": float(learned.loss), "samples": learned.samples}
         gathered = collectives.gather_numbers(np.array([*own.values(), *phases]))
         if results is None or gathered is None:
@@ -339,12 +339,6 @@ def _arithmetic_line(setup: Setup) -> str | None:
     if setup.settings.config.precision != "bf16" or serves:
         return None
     return "--precision bf16 is for clients that are trained one by one on a GPU: these are computed as with tf32"
-
-
-def _peak_memory(world: World) -> int:
-    if world.device.type == "cuda":
-        return torch.cuda.max_memory_allocated()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def _named_folders(config: RunConfig) -> list[Path]:

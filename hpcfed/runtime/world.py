@@ -5,6 +5,7 @@ MPI starts everything. Workers and server ranks each get a torch.distributed wor
 """
 
 import os
+import resource
 import socket
 import sys
 import time
@@ -137,6 +138,13 @@ def join_alone(world: World) -> None:
     if not dist.is_initialized():
         backend = "nccl" if world.device.type == "cuda" else "gloo"
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+
+
+def peak_memory(device: torch.device) -> int:
+    """Bytes: the most that the device's allocator has held so far on a GPU, the process on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def leave_groups() -> None:

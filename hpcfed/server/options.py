@@ -15,7 +15,7 @@ class Size:
     """How large the server's networks are."""
 
     width: int
-    """Channels of the first convolution; later ones have up to 4 (autoencoder) or 2^(depth−2) (denoiser) times more."""
+    """Channels of the first convolution; later ones have up to 4 times more, the denoiser's 2^(depth−2), at least 4."""
     latent: int
     depth: int
     """Convolutions of the encoder, each of which halves the length."""
@@ -24,7 +24,7 @@ class Size:
 
 
 SIZES = {"small": Size(4, 32, 2, 3e-3), "paper": Size(64, 256, 5), "large": Size(512, 1024, 5)}
-"""`paper`: 40 million parameters for the CIFAR-10 network's two last layers; `large`: over a billion for them."""
+"""`paper`: 40 million parameters of the autoencoder for the CIFAR-10 network's last two layers; `large`: a billion."""
 
 
 class ServerOptions(config.Options):
@@ -68,7 +68,11 @@ class ServerOptions(config.Options):
     )
     zero_stage: int = option(0, "ZeRO: what server ranks share out: 1 optimiser, 2 gradients, 3 parameters",
                              group="server", ge=0, le=3)  # fmt: skip
-    server_precision: Literal["fp32", "bf16"] = option("fp32", "arithmetic of the server's networks", group="server")
+    server_precision: Literal["fp32", "bf16"] = option(
+        "fp32",
+        "arithmetic of the server's networks; bf16 takes ZeRO 1 at least, which keeps float32 copies",
+        group="server",
+    )
     server_checkpointing: bool = option(
         False, "compute activations anew in the backward pass, to save memory", group="server"
     )

@@ -4,7 +4,6 @@ A request comes from all workers together, each with its own clients. The room i
 handles every request there, since learning is collective.
 """
 
-import resource
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -16,12 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hpcfed.runtime.world import peak_memory
 from hpcfed.server.model import LatentDiffusion, Learnt, Told
 from hpcfed.server.options import ServerOptions
 from hpcfed.server.training import Place
 
 Verb = Literal["bank", "learn", "invert", "reconstruct", "sample", "guide", "save", "leave"]
-NOBODY = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True)
@@ -31,7 +30,7 @@ class Request:
     verb: Verb
     seed: int
     """Whose server: stacked seeds have one each."""
-    clients: np.ndarray = field(default_factory=lambda: NOBODY)
+    clients: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     """Ids of the worker's clients that it is about."""
     details: dict[str, Any] = field(default_factory=dict)
     rows: Tensor | None = None
@@ -113,7 +112,7 @@ class Room:
                 return [None] * len(requests)
             case "learn":
                 report = self.model(seed).learn(self._banks[seed].rows(), self._told)
-                report.peak_memory = self._gather(float(_peak_memory(self._place.device)))
+                report.peak_memory = self._gather(float(peak_memory(self._place.device)))
                 return [Answer(report=report, seconds=time.perf_counter() - begin) for _ in requests]
             case "save":
                 if self._place.rank == 0:
@@ -160,9 +159,3 @@ def _all_rows(requests: Sequence[Request]) -> Tensor:
 
 def _shares(rows: Tensor, requests: Sequence[Request]) -> list[Tensor]:
     return list(rows.split([len(request.clients) for request in requests]))
-
-
-def _peak_memory(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

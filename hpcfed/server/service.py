@@ -15,7 +15,7 @@ from hpcfed.runtime.link import Link
 from hpcfed.runtime.world import World, join_alone
 from hpcfed.server.model import Learnt
 from hpcfed.server.options import ServerOptions
-from hpcfed.server.room import NOBODY, Answer, Request, Room, Verb
+from hpcfed.server.room import Answer, Request, Room, Verb
 from hpcfed.server.training import Place, prepare
 
 LINE_EVERY = 5.0
@@ -218,6 +218,3 @@ class _Teller:
         if self._visible and (done == steps or now >= self._next):
             print(f"server: {network} step {done}/{steps}", file=sys.stderr, flush=True)
             self._next = now + LINE_EVERY
-
-
-__all__ = ["NOBODY", "Among", "Apart", "Server", "serve"]

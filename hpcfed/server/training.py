@@ -1,7 +1,8 @@
 """Steps of AdamW on one of the server's networks: through DeepSpeed, or as a plain loop to compare with.
 
 A step's batch is divided into micro-batches; which samples and which noise a micro-batch has depends on the seed, the
-step and its number alone. So any division among ranks and accumulated passes learns the same.
+step and its number alone. So any division into micro-batches of one size, among ranks and accumulated passes, learns
+the same.
 """
 
 import contextlib
