@@ -10,8 +10,8 @@ from hpcfed.clients import training
 if MPI.COMM_WORLD.rank == MPI.COMM_WORLD.size - 1:
     original = training.StackTraining._descend
 
-    def failing(self, clients):  # type: ignore[no-untyped-def]
-        original(self, clients)
+    def failing(self, *arguments):  # type: ignore[no-untyped-def]
+        original(self, *arguments)
         raise FloatingPointError("planted failure")
 
     training.StackTraining._descend = failing  # type: ignore[method-assign]

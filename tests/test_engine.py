@@ -370,6 +370,24 @@ def test_steps_rounded_up_to_larger_shapes_change_nothing(monkeypatch: pytest.Mo
     torch.testing.assert_close(rounded_loss, exact_loss, equal_nan=True)
 
 
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_weights_that_update_themselves_end_the_same(momentum: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    network = build("cnn-digits", shape=(1, 8, 8), classes=10, seed=0)
+    shard = make_shard((1, 8, 8), SIZES, torch.float64)
+    keys = streams.client_keys(3, "test", 5, torch.arange(len(SIZES)))
+    sgd = Sgd(epochs=2, batch_size=4, lr=0.05, momentum=momentum, weight_decay=1e-3)
+    expected, _ = trained("batched", network, shard, sgd, keys)
+    asked = []
+    monkeypatch.setattr("hpcfed.models.linear.updates_itself", lambda weight, slots: asked.append(slots) or True)
+    got, _ = trained("batched", network, shard, sgd, keys)
+    assert asked
+    torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-12)
+    asked.clear()
+    clipped, _ = trained("batched", network, shard, replace(sgd, clip=0.1), keys)
+    assert not asked, "a gradient's norm is known only when all of it is"
+    assert relative(clipped[0], got[0]) > 1e-4
+
+
 def test_sizes_to_which_shapes_are_rounded() -> None:
     sizes = [_rounded_up(n, 8) for n in range(1, 1000)]
     assert all(n <= size <= n * 1.125 for n, size in enumerate(sizes, 1))

@@ -6,9 +6,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hpcfed import streams
-from hpcfed.models import MODELS, batch, convolution, cuda, dropout
+from hpcfed.models import MODELS, batch, convolution, cuda, dropout, linear
 from hpcfed.models.convolution import Layer
 from hpcfed.models.networks import build
+from hpcfed.models.sgd import Rule, descend
 
 needs_gpu = pytest.mark.skipif(
     not (torch.cuda.is_available() and cuda.available(torch.device("cuda", 0))),
@@ -96,6 +97,59 @@ def test_dropout_draws_the_numbers_of_the_stream() -> None:
         torch.testing.assert_close(y, x * keep / 0.75)
         (gradient,) = torch.autograd.grad(y, given, torch.ones_like(y))
         torch.testing.assert_close(gradient, keep / 0.75)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_gpu)])
+@pytest.mark.parametrize("rule", [Rule(), Rule(momentum=0.5, weight_decay=0.01)], ids=["plain", "momentum"])
+@pytest.mark.parametrize("slots", [1, 10, 16])
+def test_a_linear_layer_that_updates_itself(slots: int, rule: Rule, device: str) -> None:
+    """Gradient of the input and the step of SGD against autograd in float64; rows are slices of a wider matrix."""
+    torch.manual_seed(0)
+    rows, velocities = torch.randn(2, 3, 8 * 520 + 12, device=device)
+    weight, velocity = (matrix[:, 4 : 4 + 8 * 520].unflatten(1, (8, 520)) for matrix in (rows, velocities))
+    x = torch.randn(3, slots, 520, device=device, requires_grad=True)
+    bias = torch.randn(3, 8, device=device)
+    dy = torch.randn(3, slots, 8, device=device)
+    before = rows.clone()
+    exact = [tensor.detach().double() for tensor in (x, weight, velocity)]
+    lr = torch.tensor(0.1, device=device)
+    update = linear.Update(velocity if rule.momentum else None, lr, rule)
+    y = linear.linear(x, weight, bias, update=update)
+    (dx,) = torch.autograd.grad(y, x, dy)
+    torch.testing.assert_close(dx.double(), dy.double() @ exact[1], rtol=1e-3, atol=1e-3)
+    gradient = dy.double().transpose(1, 2) @ exact[0] + rule.weight_decay * exact[1]
+    if rule.momentum:
+        gradient += rule.momentum * exact[2]
+    torch.testing.assert_close(weight.double(), exact[1] - 0.1 * gradient, rtol=1e-3, atol=1e-3)
+    assert torch.equal(rows[:, :4], before[:, :4]) and torch.equal(rows[:, -8:], before[:, -8:])
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_gpu)])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("rule", [Rule(), Rule(momentum=0.5, weight_decay=0.01), Rule(clip=0.5, momentum=0.9)], ids=str)
+def test_a_step_of_sgd(rule: Rule, masked: bool, device: str) -> None:
+    """Of a slice of columns, against torch's own optimiser for every client."""
+    torch.manual_seed(0)
+    matrices = torch.randn(3, 4, 40, device=device)
+    rows, gradient, velocity = (matrix[:, 8:28] for matrix in matrices)
+    before = matrices.clone()
+    moving = torch.arange(20, device=device) % 3 > 0 if masked else None
+    expected = []
+    for row, slope, speed in zip(rows.clone(), gradient.clone(), velocity.clone(), strict=True):
+        parameter = nn.Parameter(row.clone())
+        parameter.grad = slope if moving is None else slope * moving
+        if rule.clip:
+            nn.utils.clip_grad_norm_([parameter], rule.clip)
+        optimiser = torch.optim.SGD([parameter], lr=0.1, momentum=rule.momentum, weight_decay=rule.weight_decay)
+        if rule.momentum:
+            optimiser.state[parameter]["momentum_buffer"] = speed
+        optimiser.step()
+        expected.append(parameter.detach() if moving is None else torch.where(moving, parameter.detach(), row))
+    descend(rows, gradient, velocity if rule.momentum else None, moving, torch.tensor(0.1, device=device), rule)
+    torch.testing.assert_close(rows, torch.stack(expected))
+    assert torch.equal(matrices[0, :, :8], before[0, :, :8]) and torch.equal(matrices[0, :, 28:], before[0, :, 28:])
+    if moving is not None:
+        assert torch.equal(rows[:, ~moving], before[0, :, 8:28][:, ~moving])
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_gpu)])

@@ -14,6 +14,7 @@ from hpcfed.clients.schedule import Length, num_epochs, num_steps, step_shapes, 
 from hpcfed.data.shards import Shard
 from hpcfed.models.batch import cross_entropy, gather_images
 from hpcfed.models.layout import Work, Workplace
+from hpcfed.models.linear import Update
 from hpcfed.models.sgd import Rule, descend
 from hpcfed.models.stack import StackedNetwork
 
@@ -179,23 +180,25 @@ class StackTraining:
             count = self._counts.index_select(0, self._step)[0, :clients, None]
             valid = torch.arange(slots, device=self._device) < count
         keys = self._layer_keys.index_select(0, self._step)[0, :, :clients] if self._network.random_layers else None
-        self._differentiate(clients, images, valid, keys)
-        self._descend(clients)
+        updating = self._differentiate(clients, images, valid, keys)
+        self._descend(clients, updating)
         self._step += 1
 
-    def _differentiate(self, clients: int, images: Tensor, valid: Tensor | None, keys: Tensor | None) -> None:
+    def _differentiate(self, clients: int, images: Tensor, valid: Tensor | None, keys: Tensor | None) -> set[str]:
         """Leaves the gradient of each client's mean loss in `_gradient`, and adds its summed loss to `_total`.
 
-        Running statistics change where they may, parameters do not.
+        Running statistics change where they may. Parameters do not, but for those that update themselves: their names.
         """
         gradient = self._gradient[:clients]
         parameters, statistics = self._first(clients)
         moved = statistics if self._moving is None else statistics.clone()
         tensors = {name: view.detach() for name, view in self._workplace.views(parameters, moved).items()}
+        updates = self._updates(tensors, len(images) // clients)
         learned = self._moving.entries if self._moving else [e for e in self._workplace.entries if e.trainable]
+        learned = [e for e in learned if e.name not in updates]
         leaves = [tensors[e.name].requires_grad_() for e in learned]
         sinks = {e.name: self._workplace.view(gradient, e) for e in learned}
-        logits = self._network(tensors, images, training=True, valid=valid, keys=keys, sinks=sinks)
+        logits = self._network(tensors, images, training=True, valid=valid, keys=keys, sinks=sinks, updates=updates)
         loss = cross_entropy(logits, self._shard.labels, self._samples, self._counts, self._step, self._total[:clients])
         # A client's loss depends on its own row alone, so one pass gives every client its own gradient.
         parts = torch.autograd.grad(loss, leaves)
@@ -209,12 +212,35 @@ class StackTraining:
             torch._foreach_copy_([sink for sink, _ in elsewhere], [part for _, part in elsewhere])
         if self._moving is not None:
             statistics.copy_(torch.where(self._moving.statistics, moved, statistics))
+        return set(updates)
 
-    def _descend(self, clients: int) -> None:
-        """One step of SGD on every row in place; columns that may not move keep their bits."""
-        velocity = None if self._velocity is None else self._velocity[:clients]
-        moving = None if self._moving is None else self._moving.parameters
-        descend(self._work[0][:clients], self._gradient[:clients], velocity, moving, self._lr, self._rule)
+    def _updates(self, tensors: dict[str, Tensor], slots: int) -> dict[str, Update]:
+        """Which weights update themselves, and how; none where columns are frozen or a norm must be known first."""
+        if self._moving is not None or self._rule.clip:
+            return {}
+        names, clients = self._network.updating(tensors, slots), len(next(iter(tensors.values())))
+        entries = [e for e in self._workplace.entries if e.name in names]
+        velocity = self._velocity
+        return {
+            e.name: Update(
+                None if velocity is None else self._workplace.view(velocity[:clients], e), self._lr, self._rule
+            )
+            for e in entries
+        }
+
+    def _descend(self, clients: int, updated: set[str]) -> None:
+        """One step of SGD on the rows in place, but for what has updated itself; frozen columns keep their bits."""
+        matrices = (self._work[0], self._gradient, self._velocity)
+        edges = [0]
+        for e in self._workplace.entries:
+            if e.name in updated:
+                edges += [e.start, e.stop]
+        edges.append(self._workplace.widths[0])
+        for start, stop in zip(edges[::2], edges[1::2], strict=True):
+            rows, gradient, velocity = (None if m is None else m[:clients, start:stop] for m in matrices)
+            moving = None if self._moving is None else self._moving.parameters[start:stop]
+            assert rows is not None and gradient is not None
+            descend(rows, gradient, velocity, moving, self._lr, self._rule)
 
 
 def _rounded_up(number: int, sizes: int) -> int:

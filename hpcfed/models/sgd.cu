@@ -9,16 +9,17 @@ __device__ __forceinline__ void step(float& row, float g, float* velocity, bool 
 }
 
 extern "C" __global__ void sgd(float* rows, const float* gradient, float* velocity, const float* lr, const float* scale,
-                               const unsigned char* moving, long long columns, long long total) {
+                               const unsigned char* moving, long long columns, long long stride, long long total) {
   const float rate = *lr;
-  for (long long i = 4 * ((long long)blockIdx.x * blockDim.x + threadIdx.x); i < total;
-       i += 4ll * gridDim.x * blockDim.x) {
+  for (long long at = 4 * ((long long)blockIdx.x * blockDim.x + threadIdx.x); at < total;
+       at += 4ll * gridDim.x * blockDim.x) {
+    const long long client = at / columns, i = client * stride + at % columns;
     float4 row = *(float4*)(rows + i), g = *(const float4*)(gradient + i), v = make_float4(0, 0, 0, 0);
     if (MOMENTUM > 0) v = *(float4*)(velocity + i);
     uchar4 moves = make_uchar4(1, 1, 1, 1);
-    if (MASKED) moves = *(const uchar4*)(moving + i % columns);
+    if (MASKED) moves = *(const uchar4*)(moving + at % columns);
     if (CLIPPED) {
-      const float s = scale[i / columns];
+      const float s = scale[client];
       g.x *= s, g.y *= s, g.z *= s, g.w *= s;
     }
     step(row.x, g.x, &v.x, moves.x, rate);

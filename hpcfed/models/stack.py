@@ -9,17 +9,15 @@ A stack of one client runs torch's own kernels, so a large network pays nothing 
 import copy
 import itertools
 from collections.abc import Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from hpcfed import streams
-from hpcfed.models import convolution, cuda, dropout
+from hpcfed.models import convolution, cuda, dropout, linear
 
 
 @dataclass
@@ -33,6 +31,8 @@ class Batch:
     """[random layers, clients] keys of this step's random numbers; None outside of training."""
     sinks: dict[str, Tensor] = field(default_factory=dict)
     """Where gradients of named tensors belong. A layer may take its own out and write them there itself."""
+    updates: dict[str, linear.Update] = field(default_factory=dict)
+    """How named weights update themselves, those that do."""
     branch: cuda.Branch = field(default_factory=cuda.Branch)
     """For gradients that go to sinks."""
 
@@ -58,19 +58,27 @@ class StackedNetwork:
         valid: Tensor | None = None,
         keys: Tensor | None = None,
         sinks: dict[str, Tensor] | None = None,
+        updates: dict[str, linear.Update] | None = None,
     ) -> Tensor:
         """Forward pass of [clients · slots, …] with tensors [clients, …], as `Layout.views` gives them.
 
         Gradients of a tensor may be written to its sink, in the shape of the tensor, instead of new memory; they are
-        there after `join`.
+        there after `join`. Weights named in `updates` update themselves in the backward pass and have no gradient.
         """
         batch = self._batch
         batch.num_clients = len(next(iter(tensors.values())))
-        batch.valid, batch.keys, batch.sinks = valid, keys, dict(sinks or {})
+        batch.valid, batch.keys, batch.sinks, batch.updates = valid, keys, dict(sinks or {}), updates or {}
         if self._network.training != training:
             self._network.train(training)
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self._bf16 and x.is_cuda and batch.num_clients == 1):
             return torch.func.functional_call(self._network, tensors, (x,)).to(x.dtype)
+
+    def updating(self, tensors: dict[str, Tensor], slots: int) -> list[str]:
+        """Names of the weights that should update themselves in a step; never those of the first layer."""
+        layers = [module for module in self._network.modules() if isinstance(module, _Conv2d | _Linear)]
+        names = [layer.name + "weight" for layer in layers[1:] if isinstance(layer, _Linear)]
+        several = len(next(iter(tensors.values()))) > 1
+        return [name for name in names if several and linear.updates_itself(tensors[name], slots)]
 
     def join(self) -> None:
         self._batch.branch.join()
@@ -218,40 +226,9 @@ class _Linear(_Layer):
         if self.batch.num_clients == 1:
             return F.linear(x, self.weight[0], None if self.bias is None else self.bias[0])
         x = x.unflatten(0, (self.batch.num_clients, -1))
-        y: Tensor = _LinearFunction.apply(x, self.weight, self.bias, *self.take_sinks(), self.batch.branch)
+        update = self.batch.updates.get(self.name + "weight")
+        y = linear.linear(x, self.weight, self.bias, sinks=self.take_sinks(), update=update, branch=self.batch.branch)
         return y.flatten(0, 1)
-
-
-class _LinearFunction(torch.autograd.Function):
-    """x wᵀ + b for every client, with gradients that go straight to where they belong."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        weight_sink: Tensor | None,
-        bias_sink: Tensor | None,
-        branch: cuda.Branch,
-    ) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.sinks, ctx.branch = (weight_sink, bias_sink), branch
-        transposed = weight.transpose(1, 2)
-        return torch.bmm(x, transposed) if bias is None else torch.baddbmm(bias.unsqueeze(1), x, transposed)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight = ctx.saved_tensors
-        weight_sink, bias_sink = ctx.sinks
-        needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
-        apart = weight_sink is not None and (bias_sink is not None or not needs_bias)
-        with ctx.branch.work(x, dy) if apart else nullcontext():
-            dw = torch.bmm(dy.transpose(1, 2), x, out=weight_sink) if needs_weight else None
-            db = torch.sum(dy, 1, out=bias_sink) if needs_bias else None
-        dx = torch.bmm(dy, weight) if needs_x else None
-        return dx, dw, db, None, None, None
 
 
 class _BatchNorm2d(_Layer):
