@@ -39,10 +39,17 @@ def reference(x: Tensor, weight: Tensor, bias: Tensor | None, layer: Layer) -> T
 
 
 @needs_gpu
+@pytest.mark.parametrize("warp_groups", [True, False])
 @pytest.mark.parametrize(("clients", "slots"), [(3, 7), (1, 1), (40, 2)])
 @pytest.mark.parametrize("name", LAYERS)
-def test_convolution_is_exact_on_small_integers(name: str, clients: int, slots: int) -> None:
+def test_convolution_is_exact_on_small_integers(
+    name: str, clients: int, slots: int, warp_groups: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Small integers are TensorFloat-32 numbers, and their sums are exact: nothing but a slope is rounded."""
+    if warp_groups and not convolution.has_warp_groups(0):
+        pytest.skip("warp-group instructions are Hopper's")
+    monkeypatch.setattr(convolution, "has_warp_groups", lambda device: warp_groups)
+    convolution._kernel.cache_clear()
     layer = LAYERS[name]
 
     def integers(*shape: int) -> Tensor:
@@ -218,8 +225,8 @@ def test_sources_compile(name: str) -> None:
     """The compiler needs no GPU: every kernel of every layer compiles for Ampere and for Hopper."""
     pytest.importorskip("cuda.bindings.nvrtc", reason="no CUDA compiler beside torch")
     layer = LAYERS[name]
-    for kind, plan in convolution._plan(layer, convolution.SHARED).items():
-        assert plan.shared <= convolution.SHARED
-        for architecture in ("sm_80", "sm_90"):
+    for architecture in ("sm_80", "sm_90a"):
+        for kind, plan in convolution._plan(layer, convolution.SHARED, architecture == "sm_90a").items():
+            assert plan.shared <= convolution.SHARED
             macros = convolution._macros(layer, kind, plan)
             assert cuda.compiled("convolution.cu", macros, architecture).startswith(b"\x7fELF")

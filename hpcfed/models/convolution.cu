@@ -278,6 +278,198 @@ gather_product(const float* src, const float* act, const signed char* winner_in,
 }
 
 #endif
+#ifdef WIDE_PRODUCT
+
+// The same product on Hopper's warp-group instructions, which read both operands from shared memory by themselves.
+// An image is cut into planes of four channels, [plane][pixel][4]: eight pixels that follow each other are then 128 bytes
+// in a row, which is what the instructions take for eight rows of an operand, and a tap of the kernel is an offset.
+// A tile is 64 pixels of the padded image that follow each other, those at the rows' ends for nothing.
+#define PLANES (SRC_C / 4)
+#define PLANE ((BATCH * ROWS * COLS + 64 + (KH - 1) * COLS + KW) / 8 * 8 + 9)  // pixels; 16 bytes more than a multiple of 128
+#define HEIGHT (BAND * STEP)
+#define TILES ((HEIGHT * COLS + 63) / 64)  // of a unit
+#define PARTS (DST_C / NT)                 // of the output channels, NT at once
+#define STAGED (DST_C + 8)                 // floats of a pixel, staged for the pooling
+#define TEAMS (WARPS / 4)
+
+__device__ __forceinline__ unsigned long long operand(const void* start, int next_four, int next_eight) {
+  // next_four: bytes to the operand's next four columns; next_eight: bytes to its next eight rows
+  const unsigned long long at = (unsigned)__cvta_generic_to_shared(start) >> 4;
+  return at | (unsigned long long)(next_four >> 4) << 16 | (unsigned long long)(next_eight >> 4) << 32;
+}
+
+#define D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define WGMMA(N, REGISTERS, A, B) \
+  "{.reg .pred p; setp.eq.u32 p, 0, 0; wgmma.mma_async.sync.aligned.m64n" N "k8.f32.tf32.tf32 {" REGISTERS "}, " A ", " B \
+  ", p, 1, 1;}"
+
+__device__ __forceinline__ void multiply(float (&d)[NT / 2], unsigned long long a, unsigned long long b) {
+#if NT == 8
+  asm volatile(WGMMA("8", "%0,%1,%2,%3", "%4", "%5") : D4(0) : "l"(a), "l"(b));
+#elif NT == 16
+  asm volatile(WGMMA("16", "%0,%1,%2,%3,%4,%5,%6,%7", "%8", "%9") : D4(0), D4(4) : "l"(a), "l"(b));
+#elif NT == 32
+  asm volatile(WGMMA("32", "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15", "%16", "%17")
+               : D4(0), D4(4), D4(8), D4(12) : "l"(a), "l"(b));
+#else
+  asm volatile(WGMMA("64",
+                     "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,"
+                     "%27,%28,%29,%30,%31", "%32", "%33")
+               : D4(0), D4(4), D4(8), D4(12), D4(16), D4(20), D4(24), D4(28) : "l"(a), "l"(b));
+#endif
+}
+
+__device__ __forceinline__ void load_planes(float4* planes, const float* src, int first, int count) {
+  const int lane = threadIdx.x % 32;
+  for (int i = threadIdx.x / 32; i < count * ROWS; i += WARPS) {
+    const int u = first + i / ROWS, y = u % BANDS * BAND * STEP + i % ROWS - LEAD;
+    const float* from = src + (int64)(u / BANDS * SRC_H + y) * (SRC_W * SRC_C);
+    const bool inside = y >= 0 && y < SRC_H;
+    for (int j = lane; j < HELD * PLANES; j += 32) {
+      float4* to = planes + j % PLANES * PLANE + i * COLS + LEAD + j / PLANES;
+      if (inside)
+        copy16((float*)to, from + j * 4);
+      else
+        *to = make_float4(0, 0, 0, 0);
+    }
+  }
+}
+
+__device__ __forceinline__ void load_spread_planes(float4* planes, const float* dy, const float* act,
+                                                   const signed char* winner, int first, int count) {
+  constexpr int P = SPREAD_POOL ? 2 : 1, WIDE = SRC_W / P, HIGH = SRC_H / P;
+  constexpr int TALL = (ROWS + P - 1) / P + P - 1;  // rows of dy that a unit may touch
+  const int lane = threadIdx.x % 32;
+  for (int i = threadIdx.x / 32; i < count * TALL; i += WARPS) {
+    const int u = first + i / TALL, top = u % BANDS * BAND - LEAD;  // the unit's first row
+    const int row = (top + 64 * P) / P - 64 + i % TALL;
+    float4* unit = planes + i / TALL * (ROWS * COLS) + LEAD;
+    const int64 at = (int64)(u / BANDS * HIGH + row) * (WIDE * SRC_C);
+    const bool inside = row >= 0 && row < HIGH;
+    for (int j = lane; j < WIDE * PLANES; j += 32) {
+      float4 v = make_float4(0, 0, 0, 0);
+      char4 w = make_char4(0, 0, 0, 0);
+      if (inside) {
+        v = slope4(*(const float4*)(dy + at + j * 4), *(const float4*)(act + at + j * 4));
+        if (SPREAD_POOL) w = *(const char4*)(winner + at + j * 4);
+      }
+#pragma unroll
+      for (int p = 0; p < P * P; p++) {
+        const int y = row * P + p / 2 - top;
+        if (y >= 0 && y < ROWS) unit[j % PLANES * PLANE + y * COLS + j / PLANES * P + p % 2] = SPREAD_POOL ? won(v, w, p) : v;
+      }
+    }
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
+wide_product(const float* src, const float* act, const signed char* winner_in, const float* w, const float* b, float* y,
+             signed char* winner, int64 w_stride, int64 b_stride, int64 clients, int64 slots) {
+  extern __shared__ __align__(128) float shared[];
+  float* weights = shared;                                        // [TAPS / 8][2][DST_C][4]
+  float4* planes = (float4*)(weights + TAPS * DST_C);             // [PLANES][PLANE]
+  float* staged = (float*)(planes + PLANES * PLANE);              // [BATCH][TILES · 64][STAGED], for the pooling
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, team = warp / 4, g = lane / 4, t = lane % 4;
+  const int per_client = slots * BANDS;
+  const int64 total = clients * per_client;
+  const int64 begin = total * blockIdx.x / gridDim.x, end = total * (blockIdx.x + 1) / gridDim.x;
+  clear((float*)planes, PLANES * PLANE * 4);
+  int64 loaded = -1;
+  for (int64 unit = begin; unit < end;) {
+    const int64 client = unit / per_client;
+    const int first = unit % per_client;
+    int count = per_client - first < end - unit ? per_client - first : end - unit;
+    count = count < BATCH ? count : BATCH;
+    __syncthreads();
+    if (client != loaded) {
+      const float* own = w + client * w_stride;
+#pragma unroll 8
+      for (int i = threadIdx.x; i < TAPS * DST_C; i += THREADS) {
+        const int k = SPREAD ? i / DST_C : i % TAPS, n = SPREAD ? i % DST_C : i / TAPS;
+        const int c = k % SRC_C, s = k / SRC_C % KW, r = k / (SRC_C * KW);
+        const float v = SPREAD ? own[(int64)((c * KH + KH - 1 - r) * KW + KW - 1 - s) * DST_C + n] : own[i];
+        weights[(k / 4 * DST_C + n) * 4 + k % 4] = rounded(v);
+      }
+      loaded = client;
+    }
+    if (SPREAD) {
+      constexpr int P = SPREAD_POOL ? 2 : 1;
+      const int64 at = client * slots * ((SRC_H / P) * (SRC_W / P) * SRC_C);
+      load_spread_planes(planes, src + at, act + at, winner_in + at, first, count);
+    } else {
+      load_planes(planes, src + client * slots * (SRC_H * SRC_W * SRC_C), first, count);
+      arrive();
+    }
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // what was stored is for the tensor cores to read
+    __syncthreads();
+    for (int task = team; task < count * TILES * PARTS; task += TEAMS) {
+      const int part = task % PARTS, tile = task / PARTS % TILES, u = task / PARTS / TILES;
+      float d[NT / 2] = {};
+      const unsigned long long a = operand(planes + u * (ROWS * COLS) + tile * 64, PLANE * 16, 128);
+      const unsigned long long bw = operand(weights + part * NT * 4, DST_C * 16, 128);
+      asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#pragma unroll 1
+      for (int tap = 0; tap < KH * KW; tap++)
+#pragma unroll
+        for (int c = 0; c < SRC_C / 8; c++)
+          multiply(d, a + tap / KW * COLS + tap % KW + c * 2 * PLANE, bw + (tap * (SRC_C / 8) + c) * 2 * DST_C);
+      asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+      asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+#pragma unroll
+      for (int h = 0; h < 2; h++) {
+        const int q = tile * 64 + warp % 4 * 16 + h * 8 + g;  // pixel of the unit
+        if (POOL) {
+          float* to = staged + (u * TILES * 64 + q) * STAGED + part * NT + 2 * t;
+#pragma unroll
+          for (int j = 0; j < NT / 8; j++) *(float2*)(to + 8 * j) = make_float2(d[4 * j + 2 * h], d[4 * j + 2 * h + 1]);
+          continue;
+        }
+        const int row = (first + u) % BANDS * BAND + q / COLS, column = q % COLS;
+        if (q >= HEIGHT * COLS || row >= OUT_H || column >= OUT_W) continue;
+        const int64 at = ((client * slots + (first + u) / BANDS) * OUT_H + row) * OUT_W + column;
+#pragma unroll
+        for (int j = 0; j < NT / 8; j++) {
+          const int channel = part * NT + 8 * j + 2 * t;
+          float2 v = make_float2(d[4 * j + 2 * h], d[4 * j + 2 * h + 1]);
+          if (BIAS) v.x += b[client * b_stride + channel], v.y += b[client * b_stride + channel + 1];
+          if (!SPREAD) v.x = slope(v.x, v.x), v.y = slope(v.y, v.y);
+          *(float2*)(y + at * DST_C + channel) = make_float2(rounded(v.x), rounded(v.y));
+        }
+      }
+    }
+    if (POOL) {
+      __syncthreads();
+      constexpr int QUADS = DST_C / 4;
+      for (int i = threadIdx.x; i < count * BAND * OUT_W * QUADS; i += THREADS) {
+        const int c = i % QUADS * 4, column = i / QUADS % OUT_W, band_row = i / (QUADS * OUT_W) % BAND;
+        const int u = i / (QUADS * OUT_W * BAND), row = (first + u) % BANDS * BAND + band_row;
+        if (row >= OUT_H) continue;
+        const float* corner = staged + (u * TILES * 64 + 2 * band_row * COLS + 2 * column) * STAGED + c;
+        float4 v = *(const float4*)corner;
+        char4 best = make_char4(0, 0, 0, 0);
+#pragma unroll
+        for (int p = 1; p < 4; p++) {
+          const float4 o = *(const float4*)(corner + (p / 2 * COLS + p % 2) * STAGED);
+          if (o.x > v.x) v.x = o.x, best.x = p;
+          if (o.y > v.y) v.y = o.y, best.y = p;
+          if (o.z > v.z) v.z = o.z, best.z = p;
+          if (o.w > v.w) v.w = o.w, best.w = p;
+        }
+        if (BIAS) {
+          const float* bias = b + client * b_stride + c;
+          v.x += bias[0], v.y += bias[1], v.z += bias[2], v.w += bias[3];
+        }
+        v = slope4(v, v);
+        const int64 at = (((client * slots + (first + u) / BANDS) * OUT_H + row) * OUT_W + column) * DST_C + c;
+        *(float4*)(y + at) = v;
+        *(char4*)(winner + at) = best;
+      }
+    }
+    unit += count;
+  }
+}
+
+#endif
 #ifdef WEIGHT_GRADIENT
 
 #define FRAGMENTS ((DST_C + 7) / 8)

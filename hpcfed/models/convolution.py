@@ -57,7 +57,7 @@ class Layer:
     def supported(self, shared: int = SHARED) -> bool:
         """Whether the kernels serve, with so many bytes of shared memory."""
         possible = self.outputs % 8 == 0 and self.kernel - 1 >= self.padding and min(self.result) > 0
-        return possible and bool(_plan(self, shared))
+        return possible and bool(_plan(self, shared, False))
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,8 @@ class Plan:
     warps: int = 8
     tap_warps: int = 1
     """Gradient of weights: warps that divide the taps; the others divide the pixels."""
+    wide: int = 0
+    """Output channels that a warp-group instruction makes at once; 0 for kernels without them."""
 
 
 def block(
@@ -135,7 +137,7 @@ def _weight_gradient(
     x: Tensor, dy: Tensor, y: Tensor, winner: Tensor | None, clients: int, layer: Layer, sink: Tensor | None
 ) -> Tensor:
     """Weights and biases together, [clients, layer.columns]."""
-    plan = _plan(layer, shared_memory(x.device.index))["weight"]
+    plan = _plan(layer, shared_memory(x.device.index), has_warp_groups(x.device.index))["weight"]
     kernel = _kernel(layer, "weight", x.device.index)
     slots = len(x) // clients
     splits = max(1, min(slots, 2 * kernel.capacity // clients))
@@ -146,8 +148,8 @@ def _weight_gradient(
 
 @cache
 def _kernel(layer: Layer, kind: Kind, device: int) -> Kernel:
-    plan = _plan(layer, shared_memory(device))[kind]
-    name = "weight_gradient" if kind == "weight" else "gather_product"
+    plan = _plan(layer, shared_memory(device), has_warp_groups(device))[kind]
+    name = "weight_gradient" if kind == "weight" else "wide_product" if plan.wide else "gather_product"
     return Kernel("convolution.cu", name, _macros(layer, kind, plan), threads=32 * plan.warps, shared=plan.shared)
 
 
@@ -156,6 +158,12 @@ def shared_memory(device: int) -> int:
     """Bytes of shared memory that a block may use."""
     properties = torch.cuda.get_device_properties(device)
     return int(getattr(properties, "shared_memory_per_block_optin", 99 * 1024)) - 1024
+
+
+@cache
+def has_warp_groups(device: int) -> bool:
+    """Whether the device has Hopper's matrix instructions for groups of warps, which no other has."""
+    return torch.cuda.get_device_capability(device) == (9, 0)
 
 
 def _shapes(layer: Layer, kind: Kind) -> dict[str, int]:
@@ -172,20 +180,25 @@ def _shapes(layer: Layer, kind: Kind) -> dict[str, int]:
 
 def _macros(layer: Layer, kind: Kind, plan: Plan) -> Macros:
     macros: dict[str, str | int] = {**_shapes(layer, kind)}
-    macros |= {"WEIGHT_GRADIENT" if kind == "weight" else "GATHER_PRODUCT": 1}
+    macros |= {"WEIGHT_GRADIENT" if kind == "weight" else "WIDE_PRODUCT" if plan.wide else "GATHER_PRODUCT": 1}
     macros |= {"KH": layer.kernel, "KW": layer.kernel, "SLOPE": f"{float(layer.slope)}f"}
     macros |= {"SPREAD": int(kind == "input"), "BIAS": int(layer.bias and kind != "input")}
     macros |= {"BAND": plan.band, "BATCH": plan.batch, "PIXEL": plan.pixel, "WARPS": plan.warps}
-    macros |= {"TAP_WARPS": plan.tap_warps, "MIN_BLOCKS": max(1, min(16 // plan.warps, SHARED // plan.shared))}
+    macros |= {
+        "NT": plan.wide,
+        "TAP_WARPS": plan.tap_warps,
+        "MIN_BLOCKS": max(1, min(16 // plan.warps, SHARED // plan.shared)),
+    }
     return tuple(macros.items())
 
 
 @cache
-def _plan(layer: Layer, shared: int) -> dict[Kind, Plan]:
+def _plan(layer: Layer, shared: int, warp_groups: bool) -> dict[Kind, Plan]:
     """The best way to cut each kernel's work; empty when an image does not fit."""
     kinds: tuple[Kind, ...] = ("forward", "weight", "input")
-    best = {kind: max(_candidates(layer, kind, shared), key=lambda pair: pair[0], default=None) for kind in kinds}
-    return {} if None in best.values() else {kind: pair[1] for kind, pair in best.items() if pair}
+    found = {kind: (warp_groups and _wide(layer, kind, shared)) or _candidates(layer, kind, shared) for kind in kinds}
+    best = {kind: max(pairs, key=lambda pair: pair[0])[1] for kind, pairs in found.items() if pairs}
+    return best if len(best) == len(kinds) else {}
 
 
 def _candidates(layer: Layer, kind: Kind, limit: int) -> list[tuple[float, Plan]]:
@@ -232,6 +245,35 @@ def _candidates(layer: Layer, kind: Kind, limit: int) -> list[tuple[float, Plan]
         for score, plan in found
         if plan.shared <= limit
     ]
+
+
+def _wide(layer: Layer, kind: Kind, limit: int) -> list[tuple[float, Plan]]:
+    """The same for products on warp-group instructions; none where these do not serve."""
+    m = _shapes(layer, kind)
+    if kind == "weight" or m["SRC_C"] % 8 or m["DST_C"] % 8:
+        return []
+    step, taps = 1 + m["POOL"], layer.kernel**2 * m["SRC_C"]
+    at_once = next(size for size in (64, 32, 16, 8) if m["DST_C"] % size == 0)
+    cols, parts = m["OUT_W"] * step + layer.kernel - 1, m["DST_C"] // at_once
+    found = []
+    for band in {-(-m["OUT_H"] // bands) for bands in range(1, m["OUT_H"] + 1)}:
+        bands, rows = -(-m["OUT_H"] // band), band * step + layer.kernel - 1
+        tiles = -(-band * step * cols // 64)
+        useful = (
+            m["OUT_H"] / (band * bands) * band * step * m["OUT_W"] * step / (tiles * 64) * (band * step / rows) ** 0.2
+        )
+        for batch in range(1, 17):
+            plane = (batch * rows * cols + 64 + (layer.kernel - 1) * cols + layer.kernel) // 8 * 8 + 9
+            staged = batch * tiles * 64 * (m["DST_C"] + 8) if m["POOL"] else 0
+            shared = 4 * (taps * m["DST_C"] + m["SRC_C"] * plane + staged) + 128
+            if shared > limit or plane >= 2**14:
+                continue
+            tasks = batch * tiles * parts
+            busy = tasks / (-(-tasks // 2) * 2)
+            clocks = tasks * taps // 8 * max(16, at_once // 2)
+            score = useful * busy * clocks / (clocks + 5000) * min(1.0, (limit // shared) / 2) ** 0.4
+            found.append((score, Plan(band, batch, 0, shared, 8, wide=at_once)))
+    return found
 
 
 def _even(number: int) -> int:

@@ -23,7 +23,8 @@ class Kernel:
         self._driver, self._threads, self._shared = driver, threads, shared
         device = self._device = torch.cuda.current_device()
         major, minor = torch.cuda.get_device_capability(device)
-        module = _checked(driver.cuModuleLoadData(compiled(source, macros, f"sm_{major}{minor}")))
+        own = "a" if major == 9 else ""  # with the instructions that only this architecture has
+        module = _checked(driver.cuModuleLoadData(compiled(source, macros, f"sm_{major}{minor}{own}")))
         self._kernel = _checked(driver.cuModuleGetFunction(module, name.encode()))
         limit = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         _checked(driver.cuFuncSetAttribute(self._kernel, limit, shared))
