@@ -171,6 +171,13 @@ gather_product(const float* src, const float* act, const signed char* winner_in,
     int count = per_client - first < end - unit ? per_client - first : end - unit;
     count = count < BATCH ? count : BATCH;
     __syncthreads();
+    if (SPREAD) {
+      constexpr int P = SPREAD_POOL ? 2 : 1;
+      const int64 at = client * slots * ((SRC_H / P) * (SRC_W / P) * SRC_C);
+      load_spread(images, src + at, act + at, winner_in + at, first, count);
+    } else {
+      load_images(images, src + client * slots * (SRC_H * SRC_W * SRC_C), first, count);
+    }
     if (client != loaded) {
       const float* own = w + client * w_stride;
 #pragma unroll 8
@@ -187,14 +194,7 @@ gather_product(const float* src, const float* act, const signed char* winner_in,
       }
       loaded = client;
     }
-    if (SPREAD) {
-      constexpr int P = SPREAD_POOL ? 2 : 1;
-      const int64 at = client * slots * ((SRC_H / P) * (SRC_W / P) * SRC_C);
-      load_spread(images, src + at, act + at, winner_in + at, first, count);
-    } else {
-      load_images(images, src + client * slots * (SRC_H * SRC_W * SRC_C), first, count);
-      arrive();
-    }
+    arrive();
     __syncthreads();
     const int groups = (count * OUTPUTS + GROUP - 1) / GROUP;
     for (int task = warp; task < groups * PARTS; task += WARPS) {
@@ -390,6 +390,13 @@ wide_product(const float* src, const float* act, const signed char* winner_in, c
     int count = per_client - first < end - unit ? per_client - first : end - unit;
     count = count < BATCH ? count : BATCH;
     __syncthreads();
+    if (SPREAD) {
+      constexpr int P = SPREAD_POOL ? 2 : 1;
+      const int64 at = client * slots * ((SRC_H / P) * (SRC_W / P) * SRC_C);
+      load_spread_planes(planes, src + at, act + at, winner_in + at, first, count);
+    } else {
+      load_planes(planes, src + client * slots * (SRC_H * SRC_W * SRC_C), first, count);
+    }
     if (client != loaded) {
       const float* own = w + client * w_stride;
 #pragma unroll 8
@@ -405,14 +412,7 @@ wide_product(const float* src, const float* act, const signed char* winner_in, c
       }
       loaded = client;
     }
-    if (SPREAD) {
-      constexpr int P = SPREAD_POOL ? 2 : 1;
-      const int64 at = client * slots * ((SRC_H / P) * (SRC_W / P) * SRC_C);
-      load_spread_planes(planes, src + at, act + at, winner_in + at, first, count);
-    } else {
-      load_planes(planes, src + client * slots * (SRC_H * SRC_W * SRC_C), first, count);
-      arrive();
-    }
+    arrive();
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // what was stored is for the tensor cores to read
     __syncthreads();
     for (int task = team; task < count * TILES * PARTS; task += TEAMS) {
