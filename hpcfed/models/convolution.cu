@@ -284,12 +284,7 @@ gather_product(const float* src, const float* act, const signed char* winner_in,
 // An image is cut into planes of four channels, [plane][pixel][4]: eight pixels that follow each other are then 128 bytes
 // in a row, which is what the instructions take for eight rows of an operand, and a tap of the kernel is an offset.
 // A tile is 64 pixels of the padded image that follow each other, those at the rows' ends for nothing.
-// A step takes eight channels of one tap; of images with up to four channels, which have one plane, two taps that follow
-// each other in a row of the kernel.
-#define NARROW (SRC_C <= 4)
-#define PLANES (NARROW ? 1 : SRC_C / 4)
-#define ROW_STEPS (NARROW ? (KW + 1) / 2 : KW * (SRC_C / 8))  // of a row of the kernel
-#define STEPS (KH * ROW_STEPS)
+#define PLANES (SRC_C / 4)
 #define PLANE ((BATCH * ROWS * COLS + 64 + (KH - 1) * COLS + KW) / 8 * 8 + 9)  // pixels; 16 bytes more than a multiple of 128
 #define HEIGHT (BAND * STEP)
 #define TILES ((HEIGHT * COLS + 63) / 64)  // of a unit
@@ -332,13 +327,10 @@ __device__ __forceinline__ void load_planes(float4* planes, const float* src, in
     const bool inside = y >= 0 && y < SRC_H;
     for (int j = lane; j < HELD * PLANES; j += 32) {
       float4* to = planes + j % PLANES * PLANE + i * COLS + LEAD + j / PLANES;
-      if (!inside)
-        *to = make_float4(0, 0, 0, 0);
-      else if (SRC_C % 4 == 0)
+      if (inside)
         copy16((float*)to, from + j * 4);
-      else  // the channels that are missing stay zero
-#pragma unroll
-        for (int c = 0; c < SRC_C; c++) copy4((float*)to + c, from + j * SRC_C + c);
+      else
+        *to = make_float4(0, 0, 0, 0);
     }
   }
 }
@@ -374,8 +366,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
 wide_product(const float* src, const float* act, const signed char* winner_in, const float* w, const float* b, float* y,
              signed char* winner, int64 w_stride, int64 b_stride, int64 clients, int64 slots) {
   extern __shared__ __align__(128) float shared[];
-  float* weights = shared;                                        // [STEPS][2][DST_C][4]
-  float4* planes = (float4*)(weights + STEPS * 8 * DST_C);        // [PLANES][PLANE]
+  float* weights = shared;                                        // [TAPS / 8][2][DST_C][4]
+  float4* planes = (float4*)(weights + TAPS * DST_C);             // [PLANES][PLANE]
   float* staged = (float*)(planes + PLANES * PLANE);              // [BATCH][TILES · 64][STAGED], for the pooling
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
   const int team = __shfl_sync(0xffffffff, warp / 4, 0);  // the same in all lanes, and the compiler can see it
@@ -400,14 +392,10 @@ wide_product(const float* src, const float* act, const signed char* winner_in, c
     if (client != loaded) {
       const float* own = w + client * w_stride;
 #pragma unroll 8
-      for (int i = threadIdx.x; i < STEPS * 8 * DST_C; i += THREADS) {
-        const int k = SPREAD ? i / DST_C : i % (STEPS * 8), n = SPREAD ? i % DST_C : i / (STEPS * 8);
-        constexpr int WIDE = NARROW ? 4 : SRC_C;  // channels, with those that are missing
-        const int r = k / (ROW_STEPS * 8), s = k % (ROW_STEPS * 8) / WIDE, c = k % WIDE;
-        float v = 0;
-        if (s < KW && c < SRC_C)
-          v = SPREAD ? own[(int64)((c * KH + KH - 1 - r) * KW + KW - 1 - s) * DST_C + n]
-                     : own[n * TAPS + (r * KW + s) * SRC_C + c];
+      for (int i = threadIdx.x; i < TAPS * DST_C; i += THREADS) {
+        const int k = SPREAD ? i / DST_C : i % TAPS, n = SPREAD ? i % DST_C : i / TAPS;
+        const int c = k % SRC_C, s = k / SRC_C % KW, r = k / (SRC_C * KW);
+        const float v = SPREAD ? own[(int64)((c * KH + KH - 1 - r) * KW + KW - 1 - s) * DST_C + n] : own[i];
         weights[(k / 4 * DST_C + n) * 4 + k % 4] = rounded(v);
       }
       loaded = client;
@@ -418,15 +406,15 @@ wide_product(const float* src, const float* act, const signed char* winner_in, c
     for (int task = team; task < count * TILES * PARTS; task += TEAMS) {
       const int part = task % PARTS, tile = task / PARTS % TILES, u = task / PARTS / TILES;
       float d[NT / 2] = {};
-      const unsigned long long a = operand(planes + u * (ROWS * COLS) + tile * 64, NARROW ? 16 : PLANE * 16, 128);
+      const unsigned long long a = operand(planes + u * (ROWS * COLS) + tile * 64, PLANE * 16, 128);
       const unsigned long long bw = operand(weights + part * NT * 4, DST_C * 16, 128);
       asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll 1
       for (int r = 0; r < KH; r++)
 #pragma unroll
-        for (int i = 0; i < ROW_STEPS; i++) {
-          const int offset = NARROW ? 2 * i : i / (SRC_C / 8 + NARROW) + i % (SRC_C / 8 + NARROW) * 2 * PLANE;
-          multiply(d, a + r * COLS + offset, bw + (r * ROW_STEPS + i) * 2 * DST_C);
+        for (int i = 0; i < KW * (SRC_C / 8); i++) {
+          const int s = i / (SRC_C / 8), c = i % (SRC_C / 8);
+          multiply(d, a + r * COLS + s + c * 2 * PLANE, bw + (r * KW * (SRC_C / 8) + i) * 2 * DST_C);
         }
       asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
       asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");

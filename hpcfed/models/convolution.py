@@ -250,11 +250,9 @@ def _candidates(layer: Layer, kind: Kind, limit: int) -> list[tuple[float, Plan]
 def _wide(layer: Layer, kind: Kind, limit: int) -> list[tuple[float, Plan]]:
     """The same for products on warp-group instructions; none where these do not serve."""
     m = _shapes(layer, kind)
-    narrow = m["SRC_C"] <= 4 and kind == "forward"
-    if kind == "weight" or m["DST_C"] % 8 or not (narrow or m["SRC_C"] % 8 == 0):
+    if kind == "weight" or m["SRC_C"] % 8 or m["DST_C"] % 8:
         return []
-    step, channels = 1 + m["POOL"], 4 if narrow else m["SRC_C"]
-    taps = layer.kernel * (_even(layer.kernel) if narrow else layer.kernel) * channels
+    step, taps = 1 + m["POOL"], layer.kernel**2 * m["SRC_C"]
     at_once = next(size for size in (64, 32, 16, 8) if m["DST_C"] % size == 0)
     cols, parts = m["OUT_W"] * step + layer.kernel - 1, m["DST_C"] // at_once
     found = []
@@ -267,13 +265,13 @@ def _wide(layer: Layer, kind: Kind, limit: int) -> list[tuple[float, Plan]]:
         for batch in range(1, 17):
             plane = (batch * rows * cols + 64 + (layer.kernel - 1) * cols + layer.kernel) // 8 * 8 + 9
             staged = batch * tiles * 64 * (m["DST_C"] + 8) if m["POOL"] else 0
-            shared = 4 * (taps * m["DST_C"] + channels * plane + staged) + 128
+            shared = 4 * (taps * m["DST_C"] + m["SRC_C"] * plane + staged) + 128
             if shared > limit or plane >= 2**14:
                 continue
             tasks = batch * tiles * parts
             busy = tasks / (-(-tasks // 2) * 2)
             clocks = tasks * taps // 8 * max(16, at_once // 2)
-            score = useful * busy * clocks / (clocks + 5000) * min(1.0, (limit // shared) / 2) ** 0.4
+            score = useful * busy * clocks / (clocks + 5000) * min(1.0, (limit // shared) / 2) ** 0.6
             found.append((score, Plan(band, batch, 0, shared, 8, wide=at_once)))
     return found
 
