@@ -31,6 +31,7 @@ RESUMED: dict[str, dict[str, Any]] = {
     **{f"zero {stage}": {"zero_stage": stage} for stage in range(4)},
     "offloaded parameters": {"zero_stage": 3, "server_offload": "parameters"},
     "bf16": {"server_precision": "bf16"},
+    "bf16 zero 1": {"zero_stage": 1, "server_precision": "bf16"},
 }
 """Ways of training that are also saved halfway and continued."""
 WAYS: dict[str, dict[str, Any]] = {

@@ -71,11 +71,10 @@ def test_losses_are_those_of_a_plain_loop(name: str, servers: tuple[Told, Told])
         losses, weights = reference(server, name)
         assert losses[-1] < 0.8 * losses[0], "it learns, so the steps matter"
         np.testing.assert_allclose(server[f"{name}/losses"], losses, rtol=1e-5)
-        # Adam makes whole steps of gradients that are zero but for rounding: biases before a norm drift.
-        assert apart(server[f"{name}/weights"], weights) < 5e-3
+        assert apart(server[f"{name}/weights"], weights) < 1e-3
 
 
-@pytest.mark.parametrize("name", ["bf16", "bf16 zero 3"])
+@pytest.mark.parametrize("name", ["bf16", "bf16 zero 1", "bf16 zero 3"])
 def test_bf16_is_close(name: str, servers: tuple[Told, Told]) -> None:
     losses, _ = reference(servers[0], name)
     np.testing.assert_allclose(servers[0][f"{name}/losses"], losses, rtol=0.02)
@@ -113,8 +112,7 @@ def test_zero_shares_out_what_it_should(name: str, servers: tuple[Told, Told]) -
         number = int(server[f"{name}/parameters"])
         assert server[f"{name}/saved moments"] == number, "all of them are saved"
         moments, parameters = server[f"{name}/held"].tolist()
-        shared = stage > 0 or name.startswith("bf16")
-        assert moments == pytest.approx(number / 2 if shared else number, rel=1e-3)
+        assert moments == pytest.approx(number / 2 if stage else number, rel=1e-3)
         assert parameters == (0 if stage == 3 else number)
 
 

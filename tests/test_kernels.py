@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hpcfed import streams
-from hpcfed.models import MODELS, batch, convolution, cuda, dropout, linear
+from hpcfed.models import MODELS, batch, convolution, cuda, dropout, linear, norms
 from hpcfed.models.convolution import Layer
 from hpcfed.models.networks import build
 from hpcfed.models.sgd import Rule, descend
@@ -15,6 +15,8 @@ needs_gpu = pytest.mark.skipif(
     not (torch.cuda.is_available() and cuda.available(torch.device("cuda", 0))),
     reason="no CUDA device with TensorFloat-32",
 )
+DEVICES = ["cpu", pytest.param("cuda", marks=needs_gpu)]
+TYPES = [torch.float32, torch.bfloat16]
 LAYERS = {
     "first of cnn-cifar": Layer(32, 32, 3, 16, 5, 0, True, 0.01, True),
     "second of cnn-cifar": Layer(14, 14, 16, 32, 5, 1, True, 0.01, True),
@@ -106,7 +108,7 @@ def test_dropout_draws_the_numbers_of_the_stream() -> None:
         torch.testing.assert_close(gradient, keep / 0.75)
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_gpu)])
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("rule", [Rule(), Rule(momentum=0.5, weight_decay=0.01)], ids=["plain", "momentum"])
 @pytest.mark.parametrize("slots", [1, 10, 16])
 def test_a_linear_layer_that_updates_itself(slots: int, rule: Rule, device: str) -> None:
@@ -131,7 +133,7 @@ def test_a_linear_layer_that_updates_itself(slots: int, rule: Rule, device: str)
     assert torch.equal(rows[:, :4], before[:, :4]) and torch.equal(rows[:, -8:], before[:, -8:])
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_gpu)])
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("rule", [Rule(), Rule(momentum=0.5, weight_decay=0.01), Rule(clip=0.5, momentum=0.9)], ids=str)
 def test_a_step_of_sgd(rule: Rule, masked: bool, device: str) -> None:
@@ -159,7 +161,7 @@ def test_a_step_of_sgd(rule: Rule, masked: bool, device: str) -> None:
         assert torch.equal(rows[:, ~moving], before[0, :, 8:28][:, ~moving])
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_gpu)])
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_loss_and_its_gradient(device: str, dtype: torch.dtype) -> None:
     """Three clients with 4, 2 and no samples in the second step, against autograd of the plain formula."""
@@ -183,13 +185,82 @@ def test_loss_and_its_gradient(device: str, dtype: torch.dtype) -> None:
     torch.testing.assert_close(gradient, torch.autograd.grad(mean, logits)[0])
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_gpu)])
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("shape", [(4, 4, 3), (5, 5, 1)])
 def test_images_of_a_step(device: str, shape: tuple[int, int, int]) -> None:
     images = torch.randn(20, *shape, device=device)
     samples = torch.randint(20, (3, 5, 6), device=device)
     got = batch.gather_images(images, samples, torch.tensor([2], device=device), clients=4, slots=3)
     assert torch.equal(got, images[samples[2, :4, :3].flatten()].permute(0, 3, 1, 2))
+
+
+def activations(*shape: int, device: str, dtype: torch.dtype) -> Tensor:
+    """[samples, channels, 1, length], channels-last, off zero."""
+    samples, channels, length = shape
+    x = torch.randn(samples, channels, 1, length, device=device) * 2 + 1
+    return x.to(dtype).contiguous(memory_format=torch.channels_last).requires_grad_()
+
+
+def assert_near(ours: Tensor, exact: Tensor, dtype: torch.dtype) -> None:
+    """A result of float32 arithmetic that was stored in the type."""
+    error = float((ours.detach().double() - exact).norm() / exact.norm())
+    assert error < (1e-5 if dtype == torch.float32 else 4e-3)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("shape", [(5, 32, 11), (300, 64, 40), (2, 256, 3), (4, 12, 6)])
+def test_batch_norm_and_its_activation(shape: tuple[int, int, int], dtype: torch.dtype, device: str) -> None:
+    """Against torch in float64: results, gradients and running statistics."""
+    torch.manual_seed(0)
+    x = activations(*shape, device=device, dtype=dtype)
+    weight, bias = torch.randn(2, shape[1], device=device).unbind()
+    inputs = [x, weight.requires_grad_(), bias.requires_grad_()]
+    running = norms.Running(torch.zeros(shape[1], device=device), torch.ones(shape[1], device=device), 0.3)
+    y = norms.batch_norm(x, weight, bias, running, training=True, eps=1e-5, slope=0.01)
+    dy = torch.randn_like(y)
+    gradients = torch.autograd.grad(y, inputs, dy)
+
+    exact = [tensor.detach().double().requires_grad_() for tensor in inputs]
+    moments = [torch.zeros(shape[1]).double().to(device), torch.ones(shape[1]).double().to(device)]
+    expected = F.leaky_relu(F.batch_norm(exact[0], *moments, *exact[1:], training=True, momentum=0.3), 0.01)
+    for ours, theirs in zip(
+        (y, *gradients), (expected, *torch.autograd.grad(expected, exact, dy.double())), strict=True
+    ):
+        assert_near(ours, theirs.detach(), dtype)
+    for ours, theirs in zip((running.mean, running.var), moments, strict=True):
+        assert_near(ours, theirs, torch.float32)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize(
+    ("shape", "groups"), [((3, 64, 37), 8), ((2, 512, 20), 8), ((40, 32, 9), 4), ((2, 1024, 5), 8)]
+)
+def test_group_norm_shift_and_activation(
+    shape: tuple[int, int, int], groups: int, dtype: torch.dtype, device: str
+) -> None:
+    torch.manual_seed(0)
+    x = activations(*shape, device=device, dtype=dtype)
+    weight, bias = torch.randn(2, shape[1], device=device).unbind()
+    shift = torch.randn(shape[0], shape[1], device=device)
+    inputs = [x, *(tensor.requires_grad_() for tensor in (weight, bias, shift))]
+    y = norms.group_norm(x, groups, weight, bias, shift, eps=1e-5)
+    dy = torch.randn_like(y)
+    gradients = torch.autograd.grad(y, inputs, dy)
+
+    exact = [tensor.detach().double().requires_grad_() for tensor in inputs]
+    expected = F.silu(F.group_norm(exact[0], groups, *exact[1:3]) + exact[3][:, :, None, None])
+    for ours, theirs in zip(
+        (y, *gradients), (expected, *torch.autograd.grad(expected, exact, dy.double())), strict=True
+    ):
+        assert_near(ours, theirs.detach(), dtype)
+
+
+@needs_gpu
+def test_norms_of_the_usual_sizes_are_served_by_kernels() -> None:
+    x = activations(2, 64, 8, device="cuda", dtype=torch.bfloat16)
+    assert norms._serves(x, 64) and norms._serves(x, 8) and not norms._serves(x, 4)
 
 
 def convolutions(name: str) -> list[Layer]:
@@ -230,3 +301,12 @@ def test_sources_compile(name: str) -> None:
             assert plan.shared <= convolution.SHARED
             macros = convolution._macros(layer, kind, plan)
             assert cuda.compiled("convolution.cu", macros, architecture).startswith(b"\x7fELF")
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_sources_of_norms_compile(dtype: torch.dtype) -> None:
+    pytest.importorskip("cuda.bindings.nvrtc", reason="no CUDA compiler beside torch")
+    for backward in (False, True):
+        macros = norms.batch_macros(32, dtype, 0.01, backward)
+        assert cuda.compiled("norms.cu", macros, "sm_80").startswith(b"\x7fELF")
+    assert cuda.compiled("norms.cu", norms.group_macros(512, 64, dtype, 1e-5), "sm_80").startswith(b"\x7fELF")

@@ -272,7 +272,7 @@ class LatentDiffusion:
         self._runs = int(file.attrs["runs"])
 
 
-_FORMAT, _SCHEMA = "hpcfed server", 1
+_FORMAT, _SCHEMA = "hpcfed server", 2
 _SHAPING = ("server", "server_width", "server_latent", "server_depth", "diffusion_steps")
 """Options without which saved networks mean something else."""
 

@@ -2,7 +2,9 @@
 
 The shapes are p-diff's (Wang et al. 2024): 1-D convolutions with kernels of 7 and batch norm; the encoder halves the
 length with every convolution and ends in a linear layer; the denoiser keeps the length, widens to the middle, and adds
-what it saw on the way in to what it makes on the way out.
+what it saw on the way in to what it makes on the way out. Convolutions before a norm have no bias, since it has one.
+
+Activations are [samples, channels, 1, length], on a GPU channels-last: cuDNN is twice as fast so.
 """
 
 import math
@@ -13,10 +15,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from hpcfed.models import norms
 from hpcfed.server.options import Size
 
 KERNEL = 7
 TIME_FEATURES = 256
+LEAK = 0.01
+"""Slope of the autoencoder's activation below zero."""
 
 Checkpoint = Callable[..., Tensor]
 """Calls a module, and may forget its activations until the backward pass."""
@@ -85,38 +90,48 @@ class Autoencoder(nn.Module):
         return total + 4 * self.to_latent.in_features * self.to_latent.out_features
 
     def encode(self, rows: Tensor) -> Tensor:
-        x = F.pad(rows.to(self.dtype), (0, self.padded - self.columns)).unsqueeze(1)
+        x = _laid_out(F.pad(rows.to(self.dtype), (0, self.padded - self.columns)).unsqueeze(1))
         for stage in self.encoder:
             x = self.checkpoint(stage, x)
         latents: Tensor = self.to_latent(x.flatten(1))
         return latents.float()
 
     def decode(self, latents: Tensor) -> Tensor:
-        x = self.from_latent(latents.to(self.dtype)).unflatten(1, self._shape)
+        x = _laid_out(self.from_latent(latents.to(self.dtype)).unflatten(1, self._shape))
         for stage in self.decoder:
             x = self.checkpoint(stage, x)
-        return x.squeeze(1)[:, : self.columns].float()
+        return x[:, 0, 0, : self.columns].float()
+
+
+class _Convolution(nn.Conv1d):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.conv2d(x, self.weight.unsqueeze(2), self.bias, (1, *self.stride), (0, KERNEL // 2))
+
+
+class _Transposed(nn.ConvTranspose1d):
+    def forward(self, x: Tensor, output_size: list[int] | None = None) -> Tensor:
+        weight = self.weight.unsqueeze(2)
+        return F.conv_transpose2d(x, weight, self.bias, (1, *self.stride), (0, KERNEL // 2), (0, *self.output_padding))
 
 
 class _BatchNorm(nn.BatchNorm1d):
-    """In float32, whatever its input: statistics in bfloat16 would hardly move."""
+    """With leaky ReLU. In float32, whatever its input: statistics in bfloat16 would hardly move."""
 
     counts = True
     """Whether a batch in training changes the statistics."""
 
     def forward(self, x: Tensor) -> Tensor:
         assert self.running_mean is not None and self.running_var is not None
-        y = F.batch_norm(
-            x.float(),
-            self.running_mean,
-            self.running_var,
-            self.weight.float(),
-            self.bias.float(),
-            training=self.training,
-            momentum=(self.momentum or 0.0) if self.counts else 0.0,
-            eps=self.eps,
-        )
-        return y.to(x.dtype)
+        momentum = (self.momentum or 0.0) if self.counts else 0.0
+        running = norms.Running(self.running_mean, self.running_var, momentum)
+        return norms.batch_norm(x, self.weight, self.bias, running, training=self.training, eps=self.eps, slope=LEAK)
+
+
+class _GroupNorm(nn.GroupNorm):
+    """With a shift of every channel, and SiLU."""
+
+    def forward(self, x: Tensor, shift: Tensor) -> Tensor:  # type: ignore[override]
+        return norms.group_norm(x, self.num_groups, self.weight, self.bias, shift, eps=self.eps)
 
 
 def counted_once(module: nn.Module) -> Callable[..., Tensor]:
@@ -139,15 +154,21 @@ def counted_once(module: nn.Module) -> Callable[..., Tensor]:
     return call
 
 
+def _laid_out(x: Tensor) -> Tensor:
+    """[samples, channels, length] as activations."""
+    x = x.unsqueeze(2)
+    return x.to(memory_format=torch.channels_last) if x.is_cuda else x
+
+
 def _down(before: int, after: int) -> nn.Sequential:
-    convolution = nn.Conv1d(before, after, KERNEL, stride=2, padding=KERNEL // 2)
-    return nn.Sequential(convolution, _BatchNorm(after), nn.LeakyReLU())
+    convolution = _Convolution(before, after, KERNEL, stride=2, padding=KERNEL // 2, bias=False)
+    return nn.Sequential(convolution, _BatchNorm(after))
 
 
 def _up(before: int, after: int, *, last: bool) -> nn.Sequential:
     """The last one answers as it likes: a residual has any sign and size."""
-    convolution = nn.ConvTranspose1d(before, after, KERNEL, stride=2, padding=KERNEL // 2, output_padding=1)
-    return nn.Sequential(convolution) if last else nn.Sequential(convolution, _BatchNorm(after), nn.LeakyReLU())
+    convolution = _Transposed(before, after, KERNEL, stride=2, padding=KERNEL // 2, output_padding=1, bias=last)
+    return nn.Sequential(convolution) if last else nn.Sequential(convolution, _BatchNorm(after))
 
 
 class Denoiser(nn.Module):
@@ -163,7 +184,7 @@ class Denoiser(nn.Module):
         self.stages = nn.ModuleList(
             _Stage(before, after) for before, after in zip([1, *channels], channels, strict=False)
         )
-        self.last = nn.Conv1d(channels[-1], 1, KERNEL, padding=KERNEL // 2)
+        self.last = _Convolution(channels[-1], 1, KERNEL, padding=KERNEL // 2)
 
     def flops(self, latent: int) -> int:
         """Of one latent's forward pass."""
@@ -174,7 +195,7 @@ class Denoiser(nn.Module):
     def forward(self, z: Tensor, t: Tensor) -> Tensor:
         dtype = self.last.weight.dtype
         time = self.time(time_features(t).to(dtype))
-        x = z.to(dtype).unsqueeze(1)
+        x = _laid_out(z.to(dtype).unsqueeze(1))
         passed: list[Tensor] = []
         middle = len(self.stages) // 2
         for number, stage in enumerate(self.stages):
@@ -184,20 +205,21 @@ class Denoiser(nn.Module):
             elif number > middle:
                 x = x + passed.pop()
         answer: Tensor = self.last(x)
-        return answer.squeeze(1).to(z.dtype)
+        return answer[:, 0, 0].to(z.dtype)
 
 
 class _Stage(nn.Module):
-    """Convolution, the time's own shift of every channel, norm and activation."""
+    """Convolution, norm, the time's own shift of every channel, and activation."""
 
     def __init__(self, before: int, after: int) -> None:
         super().__init__()
-        self.convolution = nn.Conv1d(before, after, KERNEL, padding=KERNEL // 2)
+        self.convolution = _Convolution(before, after, KERNEL, padding=KERNEL // 2, bias=False)
         self.shift = nn.Linear(TIME_FEATURES, after)
-        self.norm = nn.GroupNorm(_groups(after), after)
+        self.norm = _GroupNorm(_groups(after), after)
 
     def forward(self, x: Tensor, time: Tensor) -> Tensor:
-        return F.silu(self.norm(self.convolution(x)) + self.shift(time).unsqueeze(-1))
+        y: Tensor = self.norm(self.convolution(x), self.shift(time))
+        return y
 
 
 def _convolution_flops(layer: nn.Conv1d | nn.ConvTranspose1d, length: int) -> int:

@@ -70,7 +70,7 @@ class ServerOptions(config.Options):
                              group="server", ge=0, le=3)  # fmt: skip
     server_precision: Literal["fp32", "bf16"] = option(
         "fp32",
-        "arithmetic of the server's networks; bf16 takes ZeRO 1 at least, which keeps float32 copies",
+        "arithmetic of the server's networks; bf16 with ZeRO 1 to 3 keeps parameters in it too",
         group="server",
     )
     server_checkpointing: bool = option(

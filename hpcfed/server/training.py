@@ -80,11 +80,45 @@ def _adamw(network: nn.Module, options: ServerOptions, device: torch.device) -> 
     return torch.optim.AdamW(network.parameters(), lr=options.size.lr, weight_decay=options.server_decay, fused=fused)
 
 
+class _Captured(nn.Module):
+    """The network in training, from its second pass on as two CUDA graphs, forward and backward: its kernels are small.
+
+    DeepSpeed has this one in its hands, and its hooks with it.
+    """
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+        self._captured = False
+
+    def forward(self, *inputs: Any) -> Tensor:
+        if not self._captured:
+            self._captured = True
+            self._capture(inputs)
+        answer: Tensor = self.network(*inputs)
+        return answer
+
+    def _capture(self, inputs: tuple[Any, ...]) -> None:
+        buffers = [buffer.clone() for buffer in self.network.buffers()]
+        bf16 = torch.is_autocast_enabled("cuda")
+        with torch.autocast("cuda", torch.bfloat16, enabled=bf16, cache_enabled=False):
+            torch.cuda.make_graphed_callables(self.network, inputs)
+        for buffer, before in zip(self.network.buffers(), buffers, strict=True):
+            buffer.copy_(before)  # what the trial passes have counted
+
+
+def _in_hands(network: nn.Module, options: ServerOptions, batching: Batching, place: Place) -> nn.Module:
+    """What the loop calls: the network, captured where its parameters stay where they are and all passes are alike."""
+    alike = batching.accumulation == 1 and not options.server_checkpointing and options.zero_stage < 3
+    return _Captured(network) if place.device.type == "cuda" and alike else network
+
+
 class Plain:
     def __init__(
         self, network: nn.Module, options: ServerOptions, batching: Batching, place: Place, *, steps: int
     ) -> None:
         self.network = network.to(place.device)
+        self._called = _in_hands(network, options, batching, place)
         self._accumulation = batching.accumulation
         self._bf16 = options.server_precision == "bf16"
         self._device = place.device
@@ -100,7 +134,7 @@ class Plain:
             for micro in range(self._accumulation):
                 _weigh(norms, micro, self._accumulation)
                 with torch.autocast(self._device.type, torch.bfloat16, enabled=self._bf16):
-                    value = loss(self.network, self._done + step, micro) / self._accumulation
+                    value = loss(self._called, self._done + step, micro) / self._accumulation
                 value.backward()
                 losses[step] += value.detach()
             self._optimizer.step()
@@ -144,7 +178,7 @@ class DeepSpeed:
         with _silently():
             self._engine, self._optimizer, _, self._scheduler = deepspeed.initialize(
                 args=SimpleNamespace(device_rank=place.device.index or 0),
-                model=network,
+                model=_in_hands(network, options, batching, place),
                 optimizer=optimizer,
                 lr_scheduler=lambda o: torch.optim.lr_scheduler.LambdaLR(o, cosine(steps)),
                 config=configuration(options, batching),
@@ -260,7 +294,7 @@ class DeepSpeed:
 def configuration(options: ServerOptions, batching: Batching) -> dict[str, Any]:
     """What DeepSpeed is told."""
     bf16 = options.server_precision == "bf16"
-    zero: dict[str, Any] = {"stage": max(options.zero_stage, int(bf16))}  # ZeRO keeps the float32 copy of parameters
+    zero: dict[str, Any] = {"stage": options.zero_stage}
     if options.server_offload != "none":
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
     if options.server_offload == "parameters":
@@ -272,7 +306,8 @@ def configuration(options: ServerOptions, batching: Batching) -> dict[str, Any]:
         "zero_optimization": zero,
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,  # torch's AdamW serves, and needs no compiler
-        "bf16": {"enabled": bf16},
+        "bf16": {"enabled": bf16 and options.zero_stage > 0},  # ZeRO keeps a float32 copy of bfloat16 parameters
+        "torch_autocast": {"enabled": bf16 and not options.zero_stage, "dtype": "bfloat16"},
         "gradient_clipping": 0.0,  # some of its versions clip at 1 when nothing is said
         "steps_per_print": 2**31,
     }

@@ -1,0 +1,158 @@
+"""Normalisation with the activation that follows it, in as few passes over memory as it takes on a GPU.
+
+Activations are [samples, channels, 1, length]; the kernels take them channels-last, in float32 or bfloat16, and compute
+in float32. Everything else goes to torch's own functions.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from hpcfed.models import cuda
+
+_THREADS = 256
+_WIDTH = 64
+"""Channels that a block takes of a sample, if groups are not larger."""
+_MOST = 8 * _THREADS
+
+
+@dataclass(frozen=True)
+class Running:
+    """Batch norm's statistics over batches, and what a batch counts for in them."""
+
+    mean: Tensor
+    var: Tensor
+    momentum: float
+
+
+def batch_norm(
+    x: Tensor, weight: Tensor, bias: Tensor, running: Running, *, training: bool, eps: float, slope: float
+) -> Tensor:
+    """Batch norm and leaky ReLU; in training by the batch's own statistics, which are then counted."""
+    if training and _serves(x, x.shape[1]):
+        y: Tensor = _BatchNorm.apply(x, weight.float(), bias.float(), running, eps, slope)
+        return y
+    means = (running.mean, running.var, weight.float(), bias.float())
+    normal = F.batch_norm(x.float(), *means, training=training, momentum=running.momentum, eps=eps)
+    return F.leaky_relu(normal, slope).to(x.dtype)
+
+
+def group_norm(x: Tensor, groups: int, weight: Tensor, bias: Tensor, shift: Tensor, *, eps: float) -> Tensor:
+    """Group norm, a shift [samples, channels], and SiLU."""
+    per = x.shape[1] // groups
+    if _serves(x, per) and x.shape[1] % _width(per) == 0:
+        y: Tensor = _GroupNorm.apply(x, weight.float(), bias.float(), shift.float(), per, eps)
+        return y
+    normal = F.group_norm(x.float(), groups, weight.float(), bias.float(), eps)
+    return F.silu(normal + shift.float()[:, :, None, None]).to(x.dtype)
+
+
+class _BatchNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, running: Running, eps: float, slope: float
+    ) -> Tensor:
+        x = x.contiguous(memory_format=torch.channels_last)
+        rows = x.numel() // x.shape[1]
+        ctx.slope = slope
+        mean, square = _batch_sums(x, None, (), slope) / rows
+        var = (square - mean.square()).clamp_min(0)
+        if running.momentum:
+            running.mean.lerp_(mean.to(running.mean.dtype), running.momentum)
+            running.var.lerp_((var * (rows / max(1, rows - 1))).to(running.var.dtype), running.momentum)
+        numbers = (mean.float(), (var + eps).rsqrt().float(), weight, bias)
+        ctx.save_for_backward(x, *numbers)
+        return _batch_apply(x, None, numbers, None, slope)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        x, *numbers = ctx.saved_tensors
+        dy = dy.contiguous(memory_format=torch.channels_last)
+        sums = _batch_sums(x, dy, numbers, ctx.slope)
+        means = (sums / (x.numel() // x.shape[1])).float()
+        dx = _batch_apply(x, dy, numbers, means, ctx.slope)
+        return dx, sums[1].float(), sums[0].float(), None, None, None
+
+
+def _batch_sums(x: Tensor, dy: Tensor | None, numbers: Any, slope: float) -> Tensor:
+    """[2, channels] in float64: of x and x² or, with `dy`, of d and d x̂, d the gradient before the activation."""
+    channels = x.shape[1]
+    kernel = _batch_kernel("batch_sums", channels, x.dtype, slope, dy is not None, x.device.index)
+    parts = torch.empty(kernel.capacity, 2, channels, device=x.device)
+    kernel((kernel.capacity, 1), x, dy, *(numbers or [None] * 4), parts, x.numel() // channels)
+    return parts.sum(0, dtype=torch.float64)
+
+
+def _batch_apply(x: Tensor, dy: Tensor | None, numbers: Any, means: Tensor | None, slope: float) -> Tensor:
+    channels = x.shape[1]
+    kernel = _batch_kernel("batch_apply", channels, x.dtype, slope, dy is not None, x.device.index)
+    result = torch.empty_like(x)
+    kernel((4 * kernel.capacity, 1), x, dy, *numbers, means, result, x.numel() // channels)
+    return result
+
+
+class _GroupNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, shift: Tensor, per: int, eps: float) -> Tensor:
+        x, shift = x.contiguous(memory_format=torch.channels_last), shift.contiguous()
+        samples, channels = x.shape[:2]
+        y = torch.empty_like(x)
+        moments = torch.empty(samples, channels // per, 2, device=x.device)
+        kernel = _group_kernel("group_forward", channels, per, x.dtype, eps, x.device.index)
+        kernel((channels // _width(per), samples), x, weight, bias, shift, y, moments, x[0, 0].numel())
+        ctx.save_for_backward(x, weight, bias, shift, moments)
+        ctx.per, ctx.eps = per, eps
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, bias, shift, moments = ctx.saved_tensors
+        dy = dy.contiguous(memory_format=torch.channels_last)
+        samples, channels = x.shape[:2]
+        dx = torch.empty_like(x)
+        d_shift, d_weight = torch.empty(2, samples, channels, device=x.device)
+        kernel = _group_kernel("group_backward", channels, ctx.per, x.dtype, ctx.eps, x.device.index)
+        grid, length = (channels // _width(ctx.per), samples), x[0, 0].numel()
+        kernel(grid, x, dy, weight, bias, shift, moments, dx, d_shift, d_weight, length)
+        return dx, d_weight.sum(0), d_shift.sum(0), d_shift, None, None
+
+
+def _serves(x: Tensor, together: int) -> bool:
+    """Whether the kernels do, where so many channels that follow each other are summed together."""
+    vectors = together // 8
+    fits = together % 8 == 0 and vectors & (vectors - 1) == 0 and 8 <= together <= _MOST
+    return fits and x.numel() > 0 and x.dtype in (torch.float32, torch.bfloat16) and cuda.available(x.device)
+
+
+def _width(per: int) -> int:
+    """Channels of a block."""
+    return max(per, _WIDTH)
+
+
+@cache
+def _batch_kernel(
+    name: str, channels: int, dtype: torch.dtype, slope: float, backward: bool, device: int
+) -> cuda.Kernel:
+    return cuda.Kernel("norms.cu", name, batch_macros(channels, dtype, slope, backward), threads=_THREADS)
+
+
+def batch_macros(channels: int, dtype: torch.dtype, slope: float, backward: bool) -> cuda.Macros:
+    own = (("BATCH", 1), ("WIDTH", channels), ("SLOPE", f"{float(slope)!r}f"), ("BACKWARD", int(backward)))
+    return (*own, ("BF16", int(dtype == torch.bfloat16)))
+
+
+@cache
+def _group_kernel(name: str, channels: int, per: int, dtype: torch.dtype, eps: float, device: int) -> cuda.Kernel:
+    return cuda.Kernel("norms.cu", name, group_macros(channels, per, dtype, eps), threads=_THREADS)
+
+
+def group_macros(channels: int, per: int, dtype: torch.dtype, eps: float) -> cuda.Macros:
+    own = (("GROUP", 1), ("WIDTH", _width(per)), ("CHANNELS", channels), ("PER", per), ("EPS", f"{float(eps)!r}f"))
+    return (*own, ("BF16", int(dtype == torch.bfloat16)))
