@@ -120,6 +120,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20, help="rounds in the bank")
     parser.add_argument("--server", choices=("small", "paper", "large"), default="paper")
     parser.add_argument("--server-batch", type=int, default=50)
+    parser.add_argument("--denoiser-batch", type=int, default=0, help="0: as --server-batch")
     parser.add_argument("--server-precision", choices=("fp32", "bf16"), default="fp32")
     parser.add_argument("--server-lr", type=float, default=0.0, help="0: as --server says")
     parser.add_argument("--samples", type=int, default=100_000, help="that the autoencoder sees; the denoiser 4 times")
@@ -136,6 +137,7 @@ def main() -> None:
     options = ServerOptions(
         server=asked.server,
         server_batch=asked.server_batch,
+        denoiser_batch=asked.denoiser_batch,
         server_precision=asked.server_precision,
         server_lr=asked.server_lr,
         autoencoder_samples=asked.samples,

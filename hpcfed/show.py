@@ -154,6 +154,7 @@ def _costs(record: RunRecord) -> Table:
         last = record.learnings[-1]
         table.add_row("uploads that the server learnt from", str(last.rows))
         table.add_row("peak memory of a server rank", _bytes(float(last.peak_memory.max())))
+        table.add_row("generated rows nearest to their own client's latents", f"{last.kept:.0%}")
     reached = record.rounds_to(0.95)
     if reached is not None:
         table.add_row("rounds to 95 % of the clients' own peak", str(reached))

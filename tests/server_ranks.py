@@ -109,7 +109,7 @@ def held(learning: Trainer) -> Told:
 def trained(changed: dict[str, Any], place: Place, *, resumed: bool) -> Told:
     """Two parts of training in one go; and the second one anew, from what was saved, in a trainer of other weights."""
     options = options_of(**changed)
-    divided = batching(options, place.size)
+    divided = batching(options, place.size, "autoencoder")
     loss = loss_of(divided.micro)
 
     def fresh(seed: int) -> Trainer:

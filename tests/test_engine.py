@@ -184,7 +184,9 @@ def test_as_many_steps_as_epochs_have_are_these_epochs(device: str) -> None:
     for mode in ("batched", "loop"):
         by_epochs = trained(mode, network, shard, replace(SGD, epochs=4), keys, device)
         by_steps = trained(mode, network, shard, replace(SGD, epochs=0, steps=12), keys, device)
-        assert all(torch.equal(a, b) for a, b in zip(by_epochs, by_steps, strict=True))
+        # On a GPU cuDNN adds in an order of its own choice; another sample would differ by far more.
+        tolerance = 0.0 if device == "cpu" else 1e-12
+        torch.testing.assert_close(by_epochs, by_steps, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize(

@@ -253,7 +253,7 @@ def test_finals_are_what_their_names_say(finished: Finished, monkeypatch: pytest
     options = fed.options.model_copy(update={"direct": False, "finetune_epochs": 0})
     monkeypatch.setattr(fed, "options", options)
     fewer = dict(pfedgpa.finals(fed, state, EVERYONE))
-    assert list(fewer) == ["FedAvg", "FedAvg-FT", "pFedGPA", "pFedGPA-FT", "reconstruction"]
+    assert list(fewer) == ["FedAvg", "FedAvg-FT", "pFedGPA", "pFedGPA-FT", "upload", "reconstruction"]
     assert torch.equal(fewer["FedAvg-FT"], fed.finetune(state.w.expand(6, -1), EVERYONE, epochs=2)), "as a round's"
 
 
@@ -560,6 +560,7 @@ def test_the_servers_group_of_the_results(recorded: Path) -> None:
     shapes = {
         "round": ((2,), "round"),
         "rows": ((2,), "rows"),
+        "kept": ((2,), "fraction"),
         "seconds": ((2, len(SERVER_PHASES)), "s"),
         "samples_per_second": ((2, 2), "1/s"),
         "parameters": ((2, 2), "1"),
@@ -765,6 +766,7 @@ class Learnt:
     state: pfedgpa.State
     model: LatentDiffusion
     bank: Bank
+    kept: float
 
     def accuracy(self, columns: Tensor) -> float:
         """Of clients with these generated columns, the others FedAvg's."""
@@ -808,13 +810,15 @@ def learnt() -> Learnt:
     )
     state = states(s)[-1]
     room = room_of(s)
-    return Learnt(s, state, room.model(0), room._banks[0])
+    [(_, report)] = s.federation.server.reports()
+    return Learnt(s, state, room.model(0), room._banks[0], report.kept)
 
 
 def test_reconstructed_rows_are_as_good_as_the_uploads(learnt: Learnt) -> None:
     fed = learnt.setup.federation
     known, columns = learnt.bank.newest(fed.clients)
     assert known.all()
+    assert torch.equal(fed.server.recall(fed.clients)[0], columns)
     uploads, fedavg = learnt.accuracy(columns), learnt.accuracy(learnt.state.w[fed.generated])
     assert uploads > fedavg + 0.01, "the case needs uploads that are better than the common row"
     reconstruction = learnt.accuracy(fed.server.reconstruct(fed.clients)[0])
@@ -825,6 +829,8 @@ def test_reconstructed_rows_are_as_good_as_the_uploads(learnt: Learnt) -> None:
 
 def test_generated_rows_keep_their_clients_identity(learnt: Learnt) -> None:
     fed = learnt.setup.federation
-    assert learnt.own_centre(learnt.state.generated) >= 19
+    own = learnt.own_centre(learnt.state.generated)
+    assert own >= 19
+    assert learnt.kept == pytest.approx(own / 20), "and this is what is told"
     # What says that the test could fail: diffused to the end, nothing of the client is left.
     assert learnt.own_centre(fed.server.invert(fed.clients, depth=200)[0]) < 10

@@ -688,7 +688,7 @@ def test_accumulated_micro_batches_are_one_step(one_thread: None) -> None:
     for _ in range(2):
         torch.manual_seed(0)
         networks.append(Autoencoder(30, TINY))
-    learning = trainer(networks[0], options, batching(options, 1), HERE, steps=3)
+    learning = trainer(networks[0], options, batching(options, 1, "autoencoder"), HERE, steps=3)
     assert isinstance(learning, Plain)
     losses = learning.fit(lambda network, step, number: network(data[2 * step + number]), 3, lambda done: None)
     optimizer = torch.optim.AdamW(networks[1].parameters(), lr=1e-2, weight_decay=0.1)
@@ -832,9 +832,9 @@ def test_a_batch_is_divided_without_rest_or_refused(batch: int, micro: int, rank
     possible = batch % ranks == 0 and batch // ranks % (micro or 1) == 0 and (micro or batch // ranks) >= 2
     if not possible:
         with pytest.raises(UserError, match=r"--server-(batch|micro-batch) \d+ "):
-            batching(options, ranks)
+            batching(options, ranks, "autoencoder")
         return
-    divided = batching(options, ranks)
+    divided = batching(options, ranks, "autoencoder")
     assert divided.batch == batch and divided.ranks == ranks
     assert divided.micro == (micro or batch // ranks)
     assert divided.micro * divided.accumulation * ranks == batch
@@ -842,11 +842,11 @@ def test_a_batch_is_divided_without_rest_or_refused(batch: int, micro: int, rank
 
 def test_a_batch_that_cannot_be_divided_is_explained() -> None:
     with pytest.raises(UserError, match="--server-batch 50 cannot be shared by 4 server ranks; use a multiple of 4"):
-        batching(ServerOptions(), 4)
+        batching(ServerOptions(), 4, "autoencoder")
     with pytest.raises(UserError, match="--server-micro-batch 10 does not divide the 25 samples of a server rank"):
-        batching(ServerOptions(server_micro_batch=10), 2)
+        batching(ServerOptions(server_micro_batch=10), 2, "autoencoder")
     with pytest.raises(UserError, match="leaves a micro-batch of 1; batch norm needs two samples"):
-        batching(ServerOptions(server_micro_batch=1), 2)
+        batching(ServerOptions(server_micro_batch=1), 2, "autoencoder")
 
 
 @pytest.mark.parametrize(
@@ -924,7 +924,7 @@ def test_sizes_are_presets_that_single_options_change() -> None:
 )
 def test_deepspeed_is_told_what_was_asked_for(given: dict[str, Any], stage: int, offloaded: set[str]) -> None:
     options = ServerOptions(server_batch=48, server_micro_batch=6, **given)
-    told = configuration(options, batching(options, 4))
+    told = configuration(options, batching(options, 4, "autoencoder"))
     sizes = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
     assert [told[name] for name in sizes] == [48, 6, 2]
     assert told["zero_optimization"].pop("stage") == stage

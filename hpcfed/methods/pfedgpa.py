@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 __all__ = ["FINALS", "Options", "State", "finals", "global_row", "init", "lead", "personal", "round", "welcome"]
 
-FINALS = ("FedAvg", "FedAvg-FT", "reconstruction", "pFedGPA", "pFedGPA-FT", "direct", "direct-FT")
-"""What is judged at the end; `direct` rows come out of noise, without inversion."""
+FINALS = ("FedAvg", "FedAvg-FT", "upload", "reconstruction", "pFedGPA", "pFedGPA-FT", "direct", "direct-FT")
+"""What is judged at the end: columns as uploaded, through the autoencoder, generated, and `direct` out of noise."""
 
 
 class Options(ServerOptions):
@@ -119,10 +119,11 @@ def finals(fed: Federation, state: State, clients: np.ndarray) -> Iterator[tuple
     w = state.w.expand(len(clients), -1)
     yield from before_and_after("FedAvg", w)
     yield from before_and_after("pFedGPA", personal(fed, state, clients))
-    yield "reconstruction", _with(fed, w, _known_or(fed, state.w, fed.server.reconstruct)[clients])
+    for name, made in (("upload", fed.server.recall), ("reconstruction", fed.server.reconstruct)):
+        yield name, _with(fed, w, _known_or(fed, state.w, made)[clients])
     if options.direct:
-        made = fed.server.sample(fed.clients).to(w.dtype)
-        yield from before_and_after("direct", _with(fed, w, made[clients]))
+        sampled = fed.server.sample(fed.clients).to(w.dtype)
+        yield from before_and_after("direct", _with(fed, w, sampled[clients]))
 
 
 def global_row(state: State) -> Tensor:

@@ -30,6 +30,8 @@ class LearningRecord:
     """NaN where the device's peak is not known."""
     peak_memory: np.ndarray
     """Bytes, of every server rank."""
+    kept: float
+    """The share of clients whose generated row is nearest to the mean latent of their own uploads."""
 
 
 @dataclass(frozen=True)
@@ -205,6 +207,7 @@ def _learnings(group: h5py.Group) -> Iterator[LearningRecord]:
                 seconds=dict(zip(phases, group["seconds"][time].tolist(), strict=True)),
                 parameters=dict(zip(networks, map(int, group["parameters"][time]), strict=True)),
                 peak_memory=group["peak_memory"][time],
+                kept=float(group["kept"][time]),
                 **by_network,
             )
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from hpcfed.record.publish import publish
 from hpcfed.record.timing import PHASES
+from hpcfed.server.options import NETWORKS
 
 SCHEMA = 1
 PAUSE = 100
@@ -49,7 +50,6 @@ RANK_SERIES = {
 
 SERVER_PHASES = ("collect", "prepare", "autoencoder", "encode", "denoiser", "invert", "return")
 """`prepare`: building networks, optimisers and DeepSpeed's engines."""
-NETWORKS = ("autoencoder", "denoiser")
 NEWCOMER_STARTS = ("random", "global model", "method")
 
 
@@ -71,6 +71,7 @@ class Learning(Protocol):
     parameters: dict[str, int]
     flops: dict[str, float]
     peak_memory: list[float]
+    kept: float
 
     def utilisation(self, network: str) -> float: ...
 
@@ -196,6 +197,8 @@ class ResultsWriter:
             "server/round", (times,), Series("round", "the round, from 0, after which it learnt"), "time"
         )
         self._create_small("server/rows", (times,), Series("rows", "uploads that it learnt from"), "time")
+        kept = Series("fraction", "clients whose generated row is nearest to the mean latent of their own uploads")
+        self._create_small("server/kept", (times,), kept, "time")
         seconds = Series("s", "seconds of each phase: " + ", ".join(SERVER_PHASES))
         self._create_small("server/seconds", (times, len(SERVER_PHASES)), seconds, "time", "phase")
         for name, unit, description in (
@@ -216,6 +219,7 @@ class ResultsWriter:
         file, at = self._file, self._learnings
         file["server/round"][at] = round
         file["server/rows"][at] = learning.rows
+        file["server/kept"][at] = learning.kept
         file["server/seconds"][at] = [learning.seconds.get(phase, 0.0) for phase in SERVER_PHASES]
         file["server/peak_memory"][at] = learning.peak_memory
         for i, network in enumerate(NETWORKS):

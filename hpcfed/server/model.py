@@ -2,7 +2,8 @@
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,12 @@ from hpcfed.errors import UserError, one_line
 from hpcfed.server import diffusion
 from hpcfed.server.diffusion import Schedule, chunks
 from hpcfed.server.networks import Autoencoder, Denoiser, counted_once, num_parameters
-from hpcfed.server.options import ServerOptions, batching
+from hpcfed.server.options import NETWORKS, ServerOptions, batching
 from hpcfed.server.standard import LatentStandard, Standard
 from hpcfed.server.training import Loss, Place, trainer
 
 AT_ONCE = 512
 """Rows that pass through the networks together when nothing is learnt."""
-NETWORKS = ("autoencoder", "denoiser")
 PEAKS = {
     "B200": (1100.0, 2250.0),
     "H200": (494.7, 989.4),
@@ -57,6 +57,8 @@ class Learnt:
     peak_memory: list[float] = field(default_factory=list)
     """Bytes, of every server rank."""
     ranks: int = 1
+    kept: float = float("nan")
+    """The share of clients whose generated row is nearest to their own uploads' latents; known after generation."""
 
     def utilisation(self, network: str) -> float:
         """Model FLOPs by those that the devices could have done meanwhile."""
@@ -66,7 +68,18 @@ class Learnt:
 def steps_of(options: ServerOptions) -> dict[str, int]:
     """Steps of both networks."""
     samples = {"autoencoder": options.autoencoder_samples, "denoiser": options.denoiser_samples}
-    return {name: -(-number // options.server_batch) for name, number in samples.items()}
+    return {name: -(-number // options.batch(name)) for name, number in samples.items()}
+
+
+@contextmanager
+def _without_trials() -> Iterator[None]:
+    """cuDNN guesses well which kernels suit these networks, and would try for seconds."""
+    tries = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = tries
 
 
 class LatentDiffusion:
@@ -76,7 +89,7 @@ class LatentDiffusion:
         """`widths` are the columns of the generated tensors, in order."""
         self.options, self.place = options, place
         self._widths, self._seed = list(widths), seed
-        self._batching = batching(options, place.size)
+        self._batching = {name: batching(options, place.size, name) for name in NETWORKS}
         self._runs = 0
         self.schedule = Schedule.linear(options.diffusion_steps, place.device)
         self.standard: Standard | None = None
@@ -95,6 +108,7 @@ class LatentDiffusion:
     def learnt(self) -> bool:
         return self.latents is not None
 
+    @_without_trials()
     def learn(self, rows: Tensor, told: Told = lambda network, done, steps: None) -> Learnt:
         """Learns the distribution of the rows; what was learnt before is where it starts."""
         started = self._clock()
@@ -117,11 +131,11 @@ class LatentDiffusion:
         if self.options.server_checkpointing:
             network.checkpoint = _checkpoint(self.options)  # type: ignore[assignment]
         report.parameters[name] = num_parameters(network)
-        learning = trainer(network, self.options, self._batching, self.place, steps=steps)
+        learning = trainer(network, self.options, self._batching[name], self.place, steps=steps)
         begin = self._clock()
         report.losses[name] = learning.fit(loss, steps, lambda done: told(name, done, steps))
         report.seconds[name] = self._clock() - begin
-        report.samples[name] = steps * self._batching.batch
+        report.samples[name] = steps * self._batching[name].batch
         report.flops[name] = 3.0 * flops * report.samples[name]
         tensors, _ = learning.save()
         self._rebuilt(name, tensors)
@@ -140,7 +154,7 @@ class LatentDiffusion:
         network.to(self.place.device).eval()
 
     def _reconstruction(self, x: Tensor) -> Loss:
-        micro, latent = self._batching.micro, self.options.size.latent
+        micro, latent = self._batching["autoencoder"].micro, self.options.size.latent
         draw = self._draws("autoencoder")
 
         def loss(network: Callable[..., Tensor], step: int, number: int) -> Tensor:
@@ -152,7 +166,7 @@ class LatentDiffusion:
         return loss
 
     def _denoising(self, z: Tensor) -> Loss:
-        micro, schedule = self._batching.micro, self.schedule
+        micro, schedule = self._batching["denoiser"].micro, self.schedule
         draw = self._draws("denoiser")
 
         def loss(network: Callable[..., Tensor], step: int, number: int) -> Tensor:
@@ -201,14 +215,17 @@ class LatentDiffusion:
             diffusion.guide(self.schedule, self._epsilon, new, new - old, strength=strength, start=start, steps=steps)
         )
 
+    @_without_trials()
     def _epsilon(self, z: Tensor, t: Tensor) -> Tensor:
         return torch.cat([self.denoiser(z[part], t[part]) for part in chunks(len(z), AT_ONCE)])
 
     @torch.no_grad()
+    @_without_trials()
     def _encoded(self, x: Tensor) -> Tensor:
         return torch.cat([self.autoencoder.encode(x[part]) for part in chunks(len(x), AT_ONCE)])
 
     @torch.no_grad()
+    @_without_trials()
     def _decoded(self, z: Tensor) -> Tensor:
         return torch.cat([self.autoencoder.decode(z[part]) for part in chunks(len(z), AT_ONCE)])
 

@@ -9,6 +9,8 @@ from hpcfed.config import option
 from hpcfed.errors import UserError, count
 from hpcfed.models import MODELS
 
+NETWORKS = ("autoencoder", "denoiser")
+
 
 @dataclass(frozen=True)
 class Size:
@@ -46,6 +48,7 @@ class ServerOptions(config.Options):
     autoencoder_samples: int = option(100_000, "samples that the autoencoder sees", group="server", ge=1)
     denoiser_samples: int = option(400_000, "samples that the denoiser sees", group="server", ge=1)
     server_batch: int = option(50, "samples per step, over all server ranks", group="server", ge=1)
+    denoiser_batch: int = option(0, "samples per step of the denoiser; 0: as --server-batch", group="server", ge=0)
     server_micro_batch: int = option(
         0, "samples that a server rank takes at once; 0: its share of a step, smaller: gradients accumulate",
         group="server", ge=0,
@@ -107,7 +110,12 @@ class ServerOptions(config.Options):
     def check_ranks(self, ranks: int) -> None:
         if self.server_engine == "torch" and (ranks > 1 or self.zero_stage):
             raise UserError("--server-engine torch is a plain loop on one rank: no ZeRO, and no other rank that learns")
-        batching(self, ranks)
+        for network in NETWORKS:
+            batching(self, ranks, network)
+
+    def batch(self, network: str) -> int:
+        """Samples of one step."""
+        return self.denoiser_batch or self.server_batch if network == "denoiser" else self.server_batch
 
     @property
     def size(self) -> Size:
@@ -133,20 +141,21 @@ class Batching:
         return self.micro * self.accumulation * self.ranks
 
 
-def batching(options: ServerOptions, ranks: int) -> Batching:
-    """Micro-batch, accumulation and ranks, whose product is the batch."""
-    batch, micro = options.server_batch, options.server_micro_batch
+def batching(options: ServerOptions, ranks: int, network: str) -> Batching:
+    """Micro-batch, accumulation and ranks, whose product is the network's batch."""
+    batch, micro = options.batch(network), options.server_micro_batch
+    flag = "--denoiser-batch" if network == "denoiser" and options.denoiser_batch else "--server-batch"
     if batch % ranks:
-        raise UserError(f"--server-batch {batch} cannot be shared by {ranks} server ranks; use a multiple of {ranks}")
+        raise UserError(f"{flag} {batch} cannot be shared by {ranks} server ranks; use a multiple of {ranks}")
     share = batch // ranks
     micro = micro or share
     if share % micro:
         raise UserError(
             f"--server-micro-batch {micro} does not divide the {share} samples of a server rank "
-            f"(--server-batch {batch} on {ranks})"
+            f"({flag} {batch} on {ranks})"
         )
     if micro < 2:
-        raise UserError(f"--server-batch {batch} leaves a micro-batch of {micro}; batch norm needs two samples")
+        raise UserError(f"{flag} {batch} leaves a micro-batch of {micro}; batch norm needs two samples")
     return Batching(micro, share // micro, ranks)
 
 

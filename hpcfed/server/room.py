@@ -20,7 +20,7 @@ from hpcfed.server.model import LatentDiffusion, Learnt, Told
 from hpcfed.server.options import ServerOptions
 from hpcfed.server.training import Place
 
-Verb = Literal["bank", "learn", "invert", "reconstruct", "sample", "guide", "save", "leave"]
+Verb = Literal["bank", "learn", "recall", "invert", "reconstruct", "sample", "guide", "save", "leave"]
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,8 @@ class Answer:
     known: np.ndarray | None = None
     """Which clients the server could answer for: those with an upload in the bank."""
     report: Learnt | None = None
+    kept: float = float("nan")
+    """Of all workers' clients that were generated anew, the share that is still nearest to its own uploads' latents."""
     seconds: float = 0.0
     """What the server took."""
 
@@ -62,6 +64,10 @@ class Bank:
 
     def rows(self) -> Tensor:
         return torch.cat([rows for _, rows in self._rounds.values()])
+
+    def owners(self) -> np.ndarray:
+        """Whose upload each of the rows is."""
+        return np.concatenate([clients for clients, _ in self._rounds.values()])
 
     def newest(self, clients: np.ndarray) -> tuple[np.ndarray, Tensor]:
         """Which of the clients are in the bank, and the last upload of each of those."""
@@ -125,7 +131,7 @@ class Room:
             case "guide":
                 before, after = _all_rows(requests).split(sum(len(r.clients) for r in requests))
                 rows = self.model(seed).guide(before, after, **details)
-            case "invert" | "reconstruct":
+            case "recall" | "invert" | "reconstruct":
                 return self._generated(requests, begin)
             case _:
                 raise AssertionError(first.verb)
@@ -137,17 +143,33 @@ class Room:
         clients = np.concatenate([request.clients for request in requests])
         order = np.argsort(clients)
         known, uploads = bank.newest(clients[order])
-        if requests[0].verb == "invert":
-            made = model.invert(uploads, depth=requests[0].details.get("depth"))
-        else:
-            made = model.reconstruct(uploads)
+        kept = float("nan")
+        match requests[0].verb:
+            case "recall":
+                made = uploads
+            case "reconstruct":
+                made = model.reconstruct(uploads)
+            case _:
+                made = model.invert(uploads, depth=requests[0].details.get("depth"))
+                kept = _kept(model, bank, clients[order][known], made)
         rows = made.new_zeros(len(clients), made.shape[1])
         rows[torch.from_numpy(order[known]).to(rows.device)] = made
         everyone = np.zeros(len(clients), bool)
         everyone[order[known]] = True
         cuts = np.cumsum([len(request.clients) for request in requests])[:-1]
         parts = zip(_shares(rows, requests), np.split(everyone, cuts), strict=True)
-        return [Answer(part, known, seconds=time.perf_counter() - begin) for part, known in parts]
+        return [Answer(part, known, kept=kept, seconds=time.perf_counter() - begin) for part, known in parts]
+
+
+def _kept(model: LatentDiffusion, bank: Bank, clients: np.ndarray, made: Tensor) -> float:
+    """For which share of the clients the nearest centre, the mean latent of a client's uploads, is their own."""
+    ids, whose = np.unique(bank.owners(), return_inverse=True)
+    at = torch.from_numpy(whose).to(made.device)
+    latents = model.encode(bank.rows())
+    centres = latents.new_zeros(len(ids), latents.shape[1]).index_add_(0, at, latents) / at.bincount().unsqueeze(1)
+    nearest = torch.cdist(model.encode(made), centres).argmin(1)
+    own = torch.from_numpy(np.searchsorted(ids, clients)).to(made.device)
+    return float((nearest == own).float().mean())
 
 
 def _all_rows(requests: Sequence[Request]) -> Tensor:

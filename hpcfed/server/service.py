@@ -57,6 +57,10 @@ class Server:
         """Generated columns for clients of this worker, and which of them the server knows; others are zero."""
         return self._generate("invert", clients, {"depth": depth})
 
+    def recall(self, clients: np.ndarray) -> tuple[Tensor, np.ndarray]:
+        """Their newest uploads as they were."""
+        return self._generate("recall", clients, {})
+
     def reconstruct(self, clients: np.ndarray) -> tuple[Tensor, np.ndarray]:
         """Their uploads through the autoencoder alone."""
         return self._generate("reconstruct", clients, {})
@@ -105,6 +109,7 @@ class Server:
         answer, waited = self._ask(Request(verb, self._seed, clients, details))
         assert answer.rows is not None and answer.known is not None
         if verb == "invert" and self._reports:
+            self._reports[-1][1].kept = answer.kept
             seconds = self._reports[-1][1].seconds
             seconds["invert"] = seconds.get("invert", 0.0) + answer.seconds
             seconds["return"] = seconds.get("return", 0.0) + waited - answer.seconds

@@ -310,6 +310,7 @@ def configuration(options: ServerOptions, batching: Batching) -> dict[str, Any]:
         "torch_autocast": {"enabled": bf16 and not options.zero_stage, "dtype": "bfloat16"},
         "gradient_clipping": 0.0,  # some of its versions clip at 1 when nothing is said
         "steps_per_print": 2**31,
+        "timers": {"throughput": {"enabled": False}},  # it would wait for the device twice a step
     }
 
 
