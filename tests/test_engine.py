@@ -177,6 +177,21 @@ def test_steps_in_place_of_epochs(steps: int, device: str, monkeypatch: pytest.M
     torch.testing.assert_close(batched_loss, loop_loss, rtol=1e-10, atol=0, equal_nan=True)
 
 
+def test_stacks_that_grow_and_shrink(device: str) -> None:
+    """Graphs of smaller stacks are given up when memory has to grow, and captured again afterwards."""
+    network = build("cnn-digits", shape=(1, 8, 8), classes=10, seed=0)
+    shard = on(device, make_shard((1, 8, 8), (9, 12, 10, 11, 8, 13), torch.float32))
+    layout = Layout.of(network)
+    engine = Engine(network, layout, shape=image_shape(shard), mode="batched")
+    keys = streams.client_keys(3, "test", 5, torch.arange(6)).to(device)
+    start = layout.row(network).repeat(6, 1).to(device)
+    found: dict[int, Tensor] = {}
+    for count in (2, 2, 2, 6, 6, 6, 2, 2, 6):
+        rows, _ = engine.train(start[:count], shard, np.arange(count), SGD, keys=keys[:count])
+        torch.testing.assert_close(rows, found.setdefault(count, rows.clone()), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(found[2], found[6][:2], rtol=1e-4, atol=1e-5)
+
+
 def test_as_many_steps_as_epochs_have_are_these_epochs(device: str) -> None:
     network = build("cnn-digits", shape=(1, 8, 8), classes=10, seed=0)
     shard = make_shard((1, 8, 8), (9, 12, 10), torch.float64)

@@ -22,6 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from hpcfed.config import RunConfig
 from hpcfed.errors import UserError
 from hpcfed.server import diffusion
+from hpcfed.server import networks as server_networks
 from hpcfed.server.diffusion import Schedule
 from hpcfed.server.model import NETWORKS, LatentDiffusion, _checkpoint, steps_of
 from hpcfed.server.networks import (
@@ -428,6 +429,18 @@ def test_the_decoder_mirrors_the_encoder(columns: int) -> None:
     ][::-1]
     lengths = [way[1] for way in ways["encoder"]]
     assert lengths == [network.padded // 2**i for i in range(4)] and 0 <= network.padded - columns < 16
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_one_channel_as_a_matrix_product(stride: int) -> None:
+    """What a GPU computes at the two ends of the networks, against the convolutions that others compute."""
+    torch.manual_seed(0)
+    down = server_networks._Convolution(1, 6, 7, stride=stride, padding=3, bias=False).double()
+    x = torch.randn(3, 1, 1, 40, dtype=torch.float64)
+    torch.testing.assert_close(down._of_patches(x), down(x))
+    up = server_networks._Transposed(5, 1, 7, stride=2, padding=3, output_padding=1)
+    x = torch.randn(3, 5, 1, 21)
+    torch.testing.assert_close(up._of_parts(x), up(x))
 
 
 @pytest.mark.parametrize("size", [SIZES["paper"], SIZES["small"], TINY])

@@ -40,3 +40,5 @@ class Replays:
     def forget(self) -> None:
         """Drops all graphs, because the memory that they work on is going to move."""
         self._graphs.clear()
+        if self._on:
+            self._pool = torch.cuda.graph_pool_handle()  # the old one ends with its last graph
