@@ -95,6 +95,7 @@ def available(device: torch.device) -> bool:
     return True
 
 
+@cache
 def compiled(source: str, macros: Macros, architecture: str) -> bytes:
     """Machine code of a source file beside this module."""
     from cuda.bindings import nvrtc
