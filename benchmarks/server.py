@@ -3,7 +3,7 @@
 All three see the same number of samples of a bank of rows that differ by little, as clients' uploads do: a common row,
 a part of low rank for every client that drifts from round to round, and noise. Printed are seconds, the last losses,
 what DeepSpeed costs over the plain loop, and the share of the device's peak that was used. The first steps of a
-process, in which libraries load and compile their kernels, are not counted, but for the loop that one would write first.
+process, in which libraries load and compile kernels, are not counted, but for the loop that one would write first.
 """
 
 import argparse
