@@ -105,9 +105,7 @@ class Autoencoder(nn.Module):
 
 class _Convolution(nn.Conv1d):
     def forward(self, x: Tensor) -> Tensor:
-        if not x.is_cuda:  # in one dimension: in two torch would call NNPACK, which is far slower here
-            return super().forward(x.squeeze(2)).unsqueeze(2)
-        if self.in_channels == 1:
+        if x.is_cuda and self.in_channels == 1:
             return self._of_patches(x)
         return F.conv2d(x, self.weight.unsqueeze(2), self.bias, (1, *self.stride), (0, KERNEL // 2))
 
@@ -123,9 +121,7 @@ class _Transposed(nn.ConvTranspose1d):
     """Doubles the length."""
 
     def forward(self, x: Tensor, output_size: list[int] | None = None) -> Tensor:
-        if not x.is_cuda:
-            return super().forward(x.squeeze(2), output_size).unsqueeze(2)
-        if self.out_channels == 1:
+        if x.is_cuda and self.out_channels == 1:
             return self._of_parts(x)
         weight = self.weight.unsqueeze(2)
         return F.conv_transpose2d(x, weight, self.bias, (1, *self.stride), (0, KERNEL // 2), (0, *self.output_padding))
