@@ -108,6 +108,11 @@ class RunConfig(Options):
     synthetic_classes: int = option(10, "synthetic: classes", group="data", ge=2)
 
     model: str = option("auto", "the network; auto: the data set's usual one", group="training")
+    augment: Literal["none", "crop-flip"] = option(
+        "none",
+        "what training does to images: shift by up to 4 pixels each way and mirror, anew every time",
+        group="training",
+    )
     epochs: int = option(2, "local epochs per round", group="training", ge=1)
     batch_size: int = option(16, "samples per local step", group="training", ge=1)
     lr: float = option(0.05, "learning rate", group="training", gt=0)

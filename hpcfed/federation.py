@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -279,6 +279,7 @@ class Federation:
         round: int,
         columns: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
+        sgd = replace(sgd, augment=self.config.augment == "crop-flip")
         ids = on_device(self.clients[clients], self.device)
         keys = streams.client_keys(self.config.seed, purpose, round, ids)
         return self._engine.train(rows, self._train_data, clients, sgd, keys=keys, columns=columns)

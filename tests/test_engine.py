@@ -9,14 +9,24 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from scipy import stats
 from torch import Tensor, nn
 
 from hpcfed import streams
 from hpcfed.clients.engine import Engine, Sgd
-from hpcfed.clients.schedule import Length, num_epochs, num_samples, num_steps, step_shapes, training_samples
+from hpcfed.clients.schedule import (
+    Length,
+    num_epochs,
+    num_samples,
+    num_steps,
+    step_shapes,
+    training_moves,
+    training_samples,
+)
 from hpcfed.clients.training import StackTraining, _rounded_up
 from hpcfed.data.shards import Shard
 from hpcfed.models import MODELS
+from hpcfed.models.batch import MOVES
 from hpcfed.models.layout import Layout
 from hpcfed.models.networks import build
 from hpcfed.models.stack import StackedNetwork
@@ -64,7 +74,8 @@ def image_shape(shard: Shard) -> tuple[int, int, int]:
 
 
 def on(device: str, shard: Shard) -> Shard:
-    return replace(shard, images=shard.images.to(device), labels=shard.labels.to(device), index=shard.index.to(device))
+    there = {name: getattr(shard, name).to(device) for name in ("images", "labels", "index")}
+    return replace(shard, **there, blank=None if shard.blank is None else shard.blank.to(device))
 
 
 def sample_order(shard: Shard, client: int, key: Tensor, epoch: int) -> Tensor:
@@ -175,6 +186,28 @@ def test_steps_in_place_of_epochs(steps: int, device: str, monkeypatch: pytest.M
         losses = F.cross_entropy(copy.deepcopy(network).double()(shard.images[seen]), shard.labels[seen])
         torch.testing.assert_close(still_loss[client], losses.detach(), rtol=1e-10, atol=0)
     torch.testing.assert_close(batched_loss, loop_loss, rtol=1e-10, atol=0, equal_nan=True)
+
+
+def test_augmented_images_are_the_same_in_a_stack_and_alone(device: str) -> None:
+    """And wherever a client lives: with other clients' data beside its own."""
+    network = build("cnn-digits", shape=(1, 8, 8), classes=10, seed=0)
+    shard = replace(make_shard((1, 8, 8), (9, 0, 3, 10), torch.float64), blank=torch.zeros(1, dtype=torch.float64))
+    keys = streams.client_keys(3, "test", 5, torch.arange(4))
+    sgd = replace(SGD, augment=True)
+    batched, loop = (trained(mode, network, shard, sgd, keys, device)[0] for mode in ("batched", "loop"))
+    torch.testing.assert_close(batched, loop, rtol=1e-9, atol=1e-10)
+    alone = replace(shard, index=shard.index[2:3, :3], sizes=(3,), clients=shard.clients[2:3])
+    torch.testing.assert_close(trained("loop", network, alone, sgd, keys[2:3], device)[0], loop[2:3])
+    plain = trained("batched", network, shard, SGD, keys, device)[0]
+    assert torch.equal(plain[1], batched[1]) and (plain != batched)[[0, 2, 3]].any(1).all()
+
+
+def test_moves_are_uniform() -> None:
+    moves = training_moves(streams.client_keys(0, "test", 0, torch.arange(50)), 40, steps=30)
+    assert moves.shape == (30, 50, 40)
+    counts = np.bincount(moves.flatten().numpy(), minlength=MOVES)
+    assert len(counts) == MOVES and stats.chisquare(counts).pvalue > 1e-3
+    assert not torch.equal(moves[0], moves[1])
 
 
 def test_stacks_that_grow_and_shrink(device: str) -> None:

@@ -194,6 +194,28 @@ def test_images_of_a_step(device: str, shape: tuple[int, int, int]) -> None:
     assert torch.equal(got, images[samples[2, :4, :3].flatten()].permute(0, 3, 1, 2))
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("shape", [(9, 12, 3), (5, 6, 1)])
+def test_moved_images_of_a_step(device: str, shape: tuple[int, int, int]) -> None:
+    """Every way to move an image, against an image that is padded, cut out and turned by hand."""
+    torch.manual_seed(0)
+    images = torch.randn(20, *shape, device=device)
+    blank = torch.randn(shape[2], device=device)
+    samples = torch.randint(20, (3, 2, batch.MOVES), device=device)
+    moves = torch.stack([torch.randperm(batch.MOVES) for _ in range(6)]).view(3, 2, -1).to(device)
+    got = batch.gather_images(
+        images, samples, torch.tensor([1], device=device), clients=2, slots=batch.MOVES - 1, moves=moves, blank=blank
+    ).unflatten(0, (2, -1))
+    for client in range(2):
+        for slot in range(batch.MOVES - 1):
+            move = int(moves[1, client, slot])
+            wide = blank.expand(shape[0] + 8, shape[1] + 8, -1).clone()
+            wide[4:-4, 4:-4] = images[samples[1, client, slot]]
+            top, left = move % 9, move // 9 % 9
+            cut = wide[top : top + shape[0], left : left + shape[1]]
+            assert torch.equal(got[client, slot], (cut.flip(1) if move >= 81 else cut).permute(2, 0, 1))
+
+
 def activations(*shape: int, device: str, dtype: torch.dtype) -> Tensor:
     """[samples, channels, 1, length], channels-last, off zero."""
     samples, channels, length = shape
@@ -301,6 +323,11 @@ def test_sources_compile(name: str) -> None:
             assert plan.shared <= convolution.SHARED
             macros = convolution._macros(layer, kind, plan)
             assert cuda.compiled("convolution.cu", macros, architecture).startswith(b"\x7fELF")
+
+
+def test_source_of_batches_compiles() -> None:
+    pytest.importorskip("cuda.bindings.nvrtc", reason="no CUDA compiler beside torch")
+    assert cuda.compiled("batch.cu", batch.macros(HEIGHT=32, WIDTH=32, CHANNELS=3), "sm_80").startswith(b"\x7fELF")
 
 
 @pytest.mark.parametrize("dtype", TYPES)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from hpcfed import streams
+from hpcfed.models.batch import MOVES
 
 
 class Length(NamedTuple):
@@ -98,6 +99,12 @@ def training_samples(
     position = begin[:, :, None] + torch.arange(min(batch_size, longest), device=device)
     row = torch.arange(clients, device=device)[:, None] * end  # of the shuffled samples
     return shuffled.flatten()[position.clamp(max=end - 1) + row], counts
+
+
+def training_moves(keys: Tensor, batch_size: int, steps: int) -> Tensor:
+    """How every sample's image is moved, [steps, clients, batch size]: a number below `batch.MOVES`."""
+    numbers = (streams.bits(keys, steps * batch_size) >> 1 & 0x3FFFFFFFFFFFFFFF) % MOVES
+    return numbers.unflatten(1, (steps, batch_size)).transpose(0, 1)
 
 
 def _blocks(longest: int, length: Length, epochs: int) -> list[tuple[range, int]]:

@@ -10,7 +10,7 @@ from torch import Tensor
 from hpcfed import streams
 from hpcfed.arrays import on_device
 from hpcfed.clients.capture import Replays
-from hpcfed.clients.schedule import Length, num_epochs, num_steps, step_shapes, training_samples
+from hpcfed.clients.schedule import Length, num_epochs, num_steps, step_shapes, training_moves, training_samples
 from hpcfed.data.shards import Shard
 from hpcfed.models.batch import cross_entropy, gather_images
 from hpcfed.models.layout import Work, Workplace
@@ -32,6 +32,8 @@ class Sgd:
     """Largest norm of a client's gradient; 0: no limit."""
     steps: int = 0
     """So many in place of epochs; 0: by epochs."""
+    augment: bool = False
+    """Whether images are shifted and mirrored, anew in every step."""
 
     @property
     def length(self) -> Length:
@@ -149,6 +151,7 @@ class StackTraining:
         self._clients, self._owned, self._keys = zeros(clients), zeros(clients), zeros(clients)
         self._layer_keys = zeros(self._steps, self._network.random_layers, clients)
         self._samples, self._counts = zeros(self._steps, clients, self._slots), zeros(self._steps, clients)
+        self._moves = torch.zeros_like(self._samples) if self._sgd.augment else None
 
     def _begin(self, clients: int) -> None:
         """Draws the order of samples, and starts everything anew."""
@@ -162,6 +165,9 @@ class StackTraining:
             epochs=self._epochs,
             steps=self._steps,
         )
+        if self._moves is not None:
+            moves = training_moves(streams.child_keys(keys, 2), self._sgd.batch_size, self._steps)
+            self._moves[:, :clients] = moves[:, :, : self._slots]
         if self._network.random_layers:
             steps = torch.arange(self._steps, device=self._device)[:, None]
             layers = torch.arange(self._network.random_layers, device=self._device)[:, None]
@@ -174,7 +180,9 @@ class StackTraining:
 
     def _advance(self, clients: int, slots: int, full: bool) -> None:
         """One step of the first clients."""
-        images = gather_images(self._images, self._samples, self._step, clients, slots)
+        images = gather_images(
+            self._images, self._samples, self._step, clients, slots, moves=self._moves, blank=self._shard.blank
+        )
         valid = None
         if self._network.masked and not full:
             count = self._counts.index_select(0, self._step)[0, :clients, None]

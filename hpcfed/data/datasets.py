@@ -37,6 +37,10 @@ class Dataset(Protocol):
     @property
     def classes(self) -> int: ...
 
+    @property
+    def blank(self) -> np.ndarray:
+        """What black is after standardisation, in every channel."""
+
     def labels(self, split: Split) -> np.ndarray:
         """All labels of a split, int64."""
 
@@ -88,6 +92,7 @@ class ArrayDataset:
         channels, height, width = self._images["train"].shape[1:]
         self.shape = (channels, height, width)
         self._mean, self._std = channel_moments(self._images["train"])
+        self.blank = -self._mean / self._std
 
     def labels(self, split: Split) -> np.ndarray:
         return self._labels[split]
@@ -131,6 +136,7 @@ class SyntheticDataset:
             for split, samples in zip(_SPLITS, (size.train, size.test), strict=True)
         }
         self._signal = signal_amplitude(size.shape)
+        self.blank = np.zeros(size.shape[0])
 
     def labels(self, split: Split) -> np.ndarray:
         return self._labels[split]

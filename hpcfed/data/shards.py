@@ -1,7 +1,7 @@
 """The samples of a rank's clients, gathered on its device."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -24,6 +24,8 @@ class Shard:
     """Samples of each client, on the host."""
     clients: np.ndarray
     """Id of each client."""
+    blank: Tensor | None = field(default=None, kw_only=True)
+    """[channels]: what black has become, which is beyond the edges of images."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,8 @@ class Part(Shard):
 def part(whole: Shard, first: int, clients: np.ndarray) -> Part:
     """As many clients of a shard as there are ids, from position `first` on."""
     here = slice(first, first + len(clients))
-    return Part(whole.images, whole.labels, whole.index[here], whole.sizes[here], clients, whole=whole, first=first)
+    own = (whole.index[here], whole.sizes[here], clients)
+    return Part(whole.images, whole.labels, *own, whole=whole, first=first, blank=whole.blank)
 
 
 def join(shards: Iterable[Shard]) -> Shard:
@@ -57,6 +60,7 @@ def join(shards: Iterable[Shard]) -> Shard:
         index=torch.cat(index),
         sizes=tuple(size for s in shards for size in s.sizes),
         clients=np.concatenate([s.clients for s in shards]),
+        blank=shards[0].blank,
     )
 
 
@@ -83,4 +87,5 @@ def shard(
         index=torch.from_numpy(index).to(device),
         sizes=sizes,
         clients=np.arange(len(sizes)) if clients is None else clients,
+        blank=torch.from_numpy(dataset.blank).to(device, dtype),
     )

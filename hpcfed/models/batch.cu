@@ -16,6 +16,23 @@ extern "C" __global__ void gather_images(const float* images, float* out, const 
 #endif
 }
 
+// The same, each image shifted by rows and columns and perhaps mirrored, as moves[*step][client][slot] says.
+extern "C" __global__ void gather_moved(const float* images, float* out, const int64* samples, const int64* step,
+                                        int64 capacity, int64 width, int64 slots, const int64* moves,
+                                        const float* blank) {
+  constexpr int SHIFTS = 2 * REACH + 1, SIZE = HEIGHT * WIDTH * CHANNELS;
+  const int64 client = blockIdx.y, slot = blockIdx.x, at = (*step * capacity + client) * width + slot;
+  const int move = moves[at], down = move % SHIFTS - REACH, right = move / SHIFTS % SHIFTS - REACH;
+  const bool mirrored = move / (SHIFTS * SHIFTS) == 1;
+  const float* from = images + samples[at] * SIZE;
+  float* to = out + (client * slots + slot) * SIZE;
+  for (int i = threadIdx.x; i < SIZE; i += blockDim.x) {
+    const int c = i % CHANNELS, column = i / CHANNELS % WIDTH;
+    const int y = i / (CHANNELS * WIDTH) + down, x = (mirrored ? WIDTH - 1 - column : column) + right;
+    to[i] = y >= 0 && y < HEIGHT && x >= 0 && x < WIDTH ? from[(y * WIDTH + x) * CHANNELS + c] : blank[c];
+  }
+}
+
 // Cross-entropy of each client's samples: adds their sum to total[client], and leaves the gradient of their mean in
 // `gradient`, zero for slots beyond the client's samples of this step. A block is a client.
 extern "C" __global__ void cross_entropy(const float* logits, float* gradient, float* total, const int64* labels,

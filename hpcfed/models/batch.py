@@ -15,17 +15,56 @@ from torch.autograd.function import once_differentiable
 from hpcfed.models import cuda
 
 _THREADS = 128
+REACH = 4
+"""Pixels by which an image may be shifted, each way."""
+_SHIFTS = 2 * REACH + 1
+MOVES = 2 * _SHIFTS**2
+"""Ways to move an image: number m shifts by m % 9 rows and m / 9 % 9 columns, less 4, and mirrors it if m ≥ 81."""
 
 
-def gather_images(images: Tensor, samples: Tensor, step: Tensor, clients: int, slots: int) -> Tensor:
-    """Images [clients · slots, channels, height, width] of this step, from all [samples, height, width, channels]."""
+def gather_images(
+    images: Tensor,
+    samples: Tensor,
+    step: Tensor,
+    clients: int,
+    slots: int,
+    *,
+    moves: Tensor | None = None,
+    blank: Tensor | None = None,
+) -> Tensor:
+    """Images [clients · slots, channels, height, width] of this step, from all [samples, height, width, channels].
+
+    `moves`, of the samples' shape, says how each is moved; `blank` [channels] is what comes in from beyond its edges.
+    """
     if not _serves(images):
-        batch = samples.index_select(0, step)[0, :clients, :slots]
-        return images.index_select(0, batch.flatten()).permute(0, 3, 1, 2)
+        found = images.index_select(0, samples.index_select(0, step)[0, :clients, :slots].flatten())
+        if moves is not None:
+            assert blank is not None
+            found = moved(found, moves.index_select(0, step)[0, :clients, :slots].flatten(), blank)
+        return found.permute(0, 3, 1, 2)
     out = torch.empty(clients * slots, *images.shape[1:], device=images.device)
-    kernel = _kernel("gather_images", "FLOATS", images[0].numel(), images.device.index)
-    kernel((slots, clients), images, out, samples, step, samples.shape[1], samples.shape[2], slots)
+    table = (samples, step, samples.shape[1], samples.shape[2], slots)
+    if moves is None:
+        kernel = _kernel("gather_images", images.device.index, FLOATS=images[0].numel())
+        kernel((slots, clients), images, out, *table)
+    else:
+        height, width, channels = images.shape[1:]
+        kernel = _kernel("gather_moved", images.device.index, HEIGHT=height, WIDTH=width, CHANNELS=channels)
+        kernel((slots, clients), images, out, *table, moves, blank)
     return out.permute(0, 3, 1, 2)
+
+
+def moved(images: Tensor, moves: Tensor, blank: Tensor) -> Tensor:
+    """Images [samples, height, width, channels], each moved in its own way: cut out of a wider one, then mirrored."""
+    height, width = images.shape[1:3]
+    rows, columns = (torch.arange(side, device=images.device) for side in (height, width))
+    y = rows + (moves % _SHIFTS - REACH)[:, None]
+    mirrored = (moves // _SHIFTS**2 == 1)[:, None]
+    x = torch.where(mirrored, width - 1 - columns, columns) + (moves // _SHIFTS % _SHIFTS - REACH)[:, None]
+    inside = ((y >= 0) & (y < height))[:, :, None] & ((x >= 0) & (x < width))[:, None, :]
+    own = torch.arange(len(images), device=images.device)[:, None, None]
+    found = images[own, y.clamp(0, height - 1)[:, :, None], x.clamp(0, width - 1)[:, None, :]]
+    return torch.where(inside[..., None], found, blank)
 
 
 def cross_entropy(
@@ -59,7 +98,7 @@ def _gradient(logits: Tensor, labels: Tensor, samples: Tensor, counts: Tensor, s
     clients, slots = len(total), len(logits) // len(total)
     if _serves(logits):
         gradient = torch.empty_like(logits)
-        kernel = _kernel("cross_entropy", "CLASSES", logits.shape[1], logits.device.index)
+        kernel = _kernel("cross_entropy", logits.device.index, CLASSES=logits.shape[1])
         table = (labels, samples, counts, step, samples.shape[1], samples.shape[2], slots)
         kernel((clients, 1), logits.contiguous(), gradient, total, *table)
         return gradient
@@ -79,6 +118,11 @@ def _serves(tensor: Tensor) -> bool:
 
 
 @cache
-def _kernel(name: str, macro: str, value: int, device: int) -> cuda.Kernel:
-    macros = {"FLOATS": 1, "CLASSES": 1, macro: value}
-    return cuda.Kernel("batch.cu", name, tuple(macros.items()), threads=_THREADS)
+def _kernel(name: str, device: int, **sizes: int) -> cuda.Kernel:
+    return cuda.Kernel("batch.cu", name, macros(**sizes), threads=_THREADS)
+
+
+def macros(**sizes: int) -> cuda.Macros:
+    """For a kernel; those that others need are there too, since a source is compiled as a whole."""
+    usual = dict.fromkeys(("FLOATS", "CLASSES", "HEIGHT", "WIDTH", "CHANNELS"), 1)
+    return tuple({**usual, "REACH": REACH, **sizes}.items())
