@@ -3,13 +3,14 @@
 import platform
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import nn
 
-from hpcfed import methods
+from hpcfed import methods, streams
+from hpcfed.attacks.label_flip import Flipped
 from hpcfed.clients.engine import Engine
 from hpcfed.clients.lockstep import Lockstep, RowEngine
 from hpcfed.clients.placement import LONGEST, Clients, client_loads, place
@@ -17,16 +18,21 @@ from hpcfed.config import RunConfig, Settings
 from hpcfed.data.datasets import Dataset, Split, SyntheticSize, load
 from hpcfed.data.partition import Partition, partition
 from hpcfed.data.shards import Shard, join, part, shard
-from hpcfed.federation import Federation, Shards
+from hpcfed.data.supplement import Supplement, nobody, supplemented
+from hpcfed.federation import NOBODY, Federation, Shards
 from hpcfed.methods import Method
 from hpcfed.models.layout import Layout
 from hpcfed.models.networks import build
 from hpcfed.record.timing import Timer
 from hpcfed.runtime.collectives import Collectives
 from hpcfed.runtime.world import World
+from hpcfed.selection import SelectionOptions
 from hpcfed.server.columns import generated
 from hpcfed.server.options import ServerOptions, check_columns
 from hpcfed.server.service import Among, Apart, Server, Transport, serve
+
+VALIDATION_PER_CLASS = 100
+"""Samples of a validation set whose size nobody has named."""
 
 
 @dataclass
@@ -44,6 +50,7 @@ class Setup:
     global_test: Shard
     """This rank's share of the global test set, as the data of one client."""
     global_test_size: int
+    dealt: "Dealt"
     shards: Shards | None = None
     """Gathers the data of clients that come from another rank; None when clients stay where they are."""
     gather_seconds: float = 0.0
@@ -63,6 +70,16 @@ class Newcomers:
 
 
 @dataclass(frozen=True)
+class Dealt:
+    """Who has which samples, after the supplement and after attackers have changed theirs."""
+
+    parts: Partition
+    supplement: Supplement
+    attackers: np.ndarray
+    """Ids."""
+
+
+@dataclass(frozen=True)
 class _Holding:
     """Samples of one split by client, of one seed on this rank."""
 
@@ -77,9 +94,10 @@ class _Material:
 
     dataset: Dataset
     clients: Clients
-    parts: Partition
+    dealt: Dealt
     holdings: tuple[_Holding, ...]
-    """Training data, test data, and this rank's share of the global test set; newcomers' training and test data."""
+    """Training data, test data, and this rank's share of the global test set; the validation set, where the server
+    selects; newcomers' training and test data."""
     newcomers: Clients | None
     network: nn.Module
     engine: Engine
@@ -88,13 +106,13 @@ class _Material:
 def assemble(settings: Settings, world: World, timer: Timer) -> Setup:
     config = settings.config
     set_arithmetic(config)
-    material = _material(config, _load(config, world), world)
+    material = _material(settings, _load(config, world), world)
 
     def gather(own: _Holding) -> Shard:
         return shard(material.dataset, own.split, own.lists, clients=own.ids, device=world.device, dtype=_dtype(config))
 
     def shards(split: Split, ids: np.ndarray) -> Shard:
-        lists = material.parts.train if split == "train" else material.parts.test
+        lists = material.dealt.parts.train if split == "train" else material.dealt.parts.test
         return gather(_Holding(split, [lists[i] for i in ids], ids))
 
     begin = time.perf_counter()
@@ -113,7 +131,7 @@ def assemble_seeds(settings: Sequence[Settings], world: World, timers: Sequence[
     configs = [one.config for one in settings]
     set_arithmetic(configs[0])
     shared = None if configs[0].dataset == "synthetic" else _load(configs[0], world)
-    materials = [_material(config, shared or _load(config, world), world) for config in configs]
+    materials = [_material(one, shared or _load(one.config, world), world) for one in settings]
     seeds = [config.seed for config in configs]
     shards = _shards_of_seeds(materials, seeds, device=world.device, dtype=_dtype(configs[0]))
     engine = materials[0].engine  # it knows the network's structure alone, which no seed changes
@@ -128,8 +146,10 @@ def assemble_seeds(settings: Sequence[Settings], world: World, timers: Sequence[
     return lockstep, setups
 
 
-def _material(config: RunConfig, dataset: Dataset, world: World) -> _Material:
-    parts = _partition(config, dataset)
+def _material(settings: Settings, dataset: Dataset, world: World) -> _Material:
+    config, selects = settings.config, isinstance(settings.options, SelectionOptions)
+    dealt = _deal(config, dataset, validated=selects)
+    parts = dealt.parts
     network = build(config.network(), shape=dataset.shape, classes=dataset.classes, seed=config.seed)
     engine = Engine(
         network,
@@ -145,12 +165,14 @@ def _material(config: RunConfig, dataset: Dataset, world: World) -> _Material:
         *_holdings(parts, clients.on(world.role_rank)),
         _Holding("test", [own_share], np.zeros(1, np.int64)),
     ]
+    if selects:
+        holdings.append(_Holding("train", [parts.validation], np.zeros(1, np.int64)))
     newcomers = None
     if config.new_clients:
         later = slice(config.clients, None)
         newcomers = _place(config, parts.train[later], parts.test[later], world, longest=LONGEST[engine.mode])
         holdings += _holdings(parts, config.clients + newcomers.on(world.role_rank))
-    return _Material(dataset, clients, parts, tuple(holdings), newcomers, network, engine)
+    return _Material(dataset, clients, dealt, tuple(holdings), newcomers, network, engine)
 
 
 def _holdings(parts: Partition, ids: np.ndarray) -> list[_Holding]:
@@ -163,7 +185,7 @@ def _holdings(parts: Partition, ids: np.ndarray) -> list[_Holding]:
 def _shards_of_seeds(
     materials: Sequence[_Material], seeds: Sequence[int], *, device: torch.device, dtype: torch.dtype
 ) -> list[list[Shard]]:
-    """Three shards for each seed, parts of the three that hold the clients of all seeds."""
+    """A shard for each seed and kind of holding, parts of those that hold the clients of all seeds."""
     shards: list[list[Shard]] = [[] for _ in materials]
     dataset = materials[0].dataset
     for same in zip(*(material.holdings for material in materials), strict=True):
@@ -196,7 +218,8 @@ def _setup(
     transport: Transport | None,
 ) -> Setup:
     config = settings.config
-    train_data, test_data, global_test, *new_data = shards
+    train_data, test_data, global_test, *more = shards
+    validation = more.pop(0) if isinstance(settings.options, SelectionOptions) else None
     server = columns = None
     if transport is not None:
         assert isinstance(settings.options, ServerOptions)
@@ -204,7 +227,9 @@ def _setup(
         columns = generated(engine.layout, settings.options).at.to(world.device)
     first_row = engine.layout.row(material.network, dtype=_dtype(config)).to(world.device)
 
-    def federation(clients: Clients, train_data: Shard, test_data: Shard) -> Federation:
+    def federation(
+        clients: Clients, train_data: Shard, test_data: Shard, *, attackers: np.ndarray = NOBODY
+    ) -> Federation:
         return Federation(
             config,
             settings.options,
@@ -217,22 +242,25 @@ def _setup(
             timer=timer,
             server=server,
             generated=columns,
+            validation=validation,
+            attackers=attackers,
         )
 
     setup = Setup(
         settings=settings,
         world=world,
         method=methods.load(config.method),
-        federation=federation(material.clients, train_data, test_data),
+        federation=federation(material.clients, train_data, test_data, attackers=material.dealt.attackers),
         engine=engine,
         collectives=collectives,
         timer=timer,
         clients=material.clients,
         global_test=global_test,
         global_test_size=len(material.dataset.labels("test")),
+        dealt=material.dealt,
     )
     if material.newcomers is not None:
-        setup.newcomers = Newcomers(federation(material.newcomers, *new_data), material.newcomers)
+        setup.newcomers = Newcomers(federation(material.newcomers, *more), material.newcomers)
     return setup
 
 
@@ -298,7 +326,8 @@ def _load(config: RunConfig, world: World) -> Dataset:
             train=(config.clients + config.new_clients) * config.train_per_client,
             test=(config.clients + config.new_clients) * config.test_per_client,
         )
-        return load(config.dataset, root=config.root, download=download, seed=config.seed, synthetic=size)
+        dataset = load(config.dataset, root=config.root, download=download, seed=config.seed, synthetic=size)
+        return Flipped(dataset) if config.attack == "label-flip" else dataset
 
     if not config.download:
         return load_here(False)
@@ -307,7 +336,29 @@ def _load(config: RunConfig, world: World) -> Dataset:
     return dataset or load_here(False)
 
 
-def _partition(config: RunConfig, dataset: Dataset) -> Partition:
+def _deal(config: RunConfig, dataset: Dataset, *, validated: bool) -> Dealt:
+    """`validated`: the method's server needs a validation set, as the supplement does."""
+    honest = dataset.honest if isinstance(dataset, Flipped) else dataset
+    validation = config.validation or (_usual_validation(honest) if validated or config.supplement else 0)
+    parts, supplement = _partition(config, honest, validation), nobody(config.clients)
+    if config.supplement:
+        below = config.supplement_below or config.batch_size
+        share, seed = config.supplement_share, config.seed
+        parts, supplement = supplemented(parts, clients=config.clients, below=below, share=share, seed=seed)
+    drawn = streams.generator(config.seed, "attackers").permutation(config.clients)
+    attackers = np.sort(drawn[: config.num_attackers])
+    if isinstance(dataset, Flipped):
+        parts = replace(parts, train=dataset.poison(parts.train, attackers))
+    return Dealt(parts, supplement, attackers)
+
+
+def _usual_validation(dataset: Dataset) -> int:
+    """Samples: as many of each class, few enough that the rarest class keeps nine of ten."""
+    rarest = np.bincount(dataset.labels("train"), minlength=dataset.classes).min()
+    return dataset.classes * max(1, min(VALIDATION_PER_CLASS, int(rarest) // 10))
+
+
+def _partition(config: RunConfig, dataset: Dataset, validation: int) -> Partition:
     return partition(
         config.partition,
         dataset.labels("train"),
@@ -320,7 +371,7 @@ def _partition(config: RunConfig, dataset: Dataset) -> Partition:
         uniform_share=config.uniform_share,
         train_per_client=config.train_per_client,
         test_per_client=config.test_per_client,
-        validation=config.validation,
+        validation=validation,
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any, Literal, NoReturn, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from hpcfed import __version__, methods
+from hpcfed.attacks import ATTACKS
 from hpcfed.config import RunConfig, Settings, check, read_toml, resolve
 from hpcfed.data import DATASETS, PARTITIONS
 from hpcfed.errors import UserError, did_you_mean, tell, unknown
@@ -23,18 +24,19 @@ _EXAMPLES = """examples:
   mpirun -n 3 python -m hpcfed run --method pfedgpa --server-ranks 1 --server small
   hpcfed run --seeds 0..4 --out runs/five                     five seeds at once, one folder each
   hpcfed show runs/first                                      read a run back (--json for programs)
-  hpcfed list                                                 methods, data sets, models, partitions
+  hpcfed list                                                 methods, data sets, models, partitions, attacks
 """
 _COMMANDS = """commands:
   run    one run, or several seeds of it
   show   what is in a run, or in its seeds
-  list   methods, data sets, models, partitions
+  list   methods, data sets, models, partitions, attacks
 
 """
 _GROUPS = {
     "run": "the run",
     "data": "data and how it is spread over clients",
     "training": "model and local training",
+    "attacks": "malicious clients, and how the server aggregates",
     "machine": "machine",
     "method": "options of method {method}",
     "server": "the server's model, of method {method}",
@@ -173,7 +175,7 @@ def _metavar(field: FieldInfo) -> str:
     kind = field.annotation
     if get_origin(kind) is Literal:
         return "|".join(str(choice) for choice in get_args(kind))
-    return {int: "N", float: "X", str: "NAME", Path | None: "PATH"}.get(kind, "LIST")  # type: ignore[arg-type]
+    return {int: "N", float: "X", float | None: "X", str: "NAME", Path | None: "PATH"}.get(kind, "LIST")  # type: ignore[arg-type]
 
 
 def _unknown_flag(word: str, flags: Mapping[str, str]) -> str:
@@ -219,13 +221,16 @@ def _print_run(folder: Path) -> None:
 
 
 def _list(arguments: list[str]) -> None:
-    parser = _Parser(prog="hpcfed list", description="Methods, data sets, models and partitions.", allow_abbrev=False)
+    parser = _Parser(
+        prog="hpcfed list", description="Methods, data sets, models, partitions and attacks.", allow_abbrev=False
+    )
     parser.parse_args(arguments)
     sections = {
         "methods": methods.summaries(),
         "data sets": {name: info.summary for name, info in DATASETS.items()},
         "models": {name: info.summary for name, info in MODELS.items()},
         "partitions": PARTITIONS,
+        "attacks": ATTACKS,
     }
     for title, lines in sections.items():
         print(f"{title}:")

@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from hpcfed.attacks import ATTACKS
 from hpcfed.data import PARTITIONS, DatasetInfo, files
 from hpcfed.errors import UserError, count, did_you_mean, unknown
 from hpcfed.models import MODELS
@@ -58,6 +59,8 @@ class Options(BaseModel):
 
     has_server: ClassVar[bool] = False
     """Whether the method has a model on the server, which ranks of its own can train."""
+    averages: ClassVar[bool] = True
+    """Whether the method makes one row of the uploads, which other rules than the mean can do too."""
 
     def check(self, config: "RunConfig") -> None:
         """Refuses, before anything starts, options of a method that do not fit the rest of the run."""
@@ -86,6 +89,14 @@ class RunConfig(Options):
     )
     out: Path | None = option(None, "folder for the results (default: runs/METHOD-DATASET-TIME)", group="run")
     overwrite: bool = option(False, "replace what runs have written to --out", group="run")
+    target_accuracy: float | None = option(
+        None,
+        "per cent, as in 80: when the global model, or else the clients' mean, reaches it is recorded",
+        group="run",
+        gt=1,
+        le=100,
+    )
+    stop_at_target: bool = option(False, "end the run in the round that reaches --target-accuracy", group="run")
     evaluate_every: int = option(1, "evaluate every N rounds, and after the last", group="run", ge=1)
     snapshot_every: int = option(0, "write clients' rows to params-RANK.h5 every N rounds; 0: never", group="run", ge=0)
 
@@ -98,7 +109,22 @@ class RunConfig(Options):
     uniform_share: float = option(0.2, "dominant: share drawn from all classes", group="data", ge=0, le=1)
     train_per_client: int = option(600, "dominant and synthetic: training samples per client", group="data", ge=1)
     test_per_client: int = option(100, "dominant and synthetic: test samples per client", group="data", ge=1)
-    validation: int = option(0, "samples of a balanced validation set, taken from train", group="data", ge=0)
+    validation: int = option(
+        0,
+        "samples of the server's balanced validation set, taken from train; 0: none, or where one is needed 100 of "
+        "each class, at most a tenth",
+        group="data",
+        ge=0,
+    )
+    supplement: bool = option(
+        False, "before the first round, clients with little data are given samples of the validation set", group="data"
+    )
+    supplement_below: int = option(
+        0, "who asks: clients with fewer training samples; 0: than --batch-size", group="data", ge=0
+    )
+    supplement_share: float = option(
+        0.01, "the most that a client is given, as a share of the validation set", group="data", gt=0, le=1
+    )
     synthetic_shape: str = option(
         "3x32x32",
         "synthetic: channels x height x width",
@@ -120,6 +146,25 @@ class RunConfig(Options):
     momentum: float = option(0.9, "momentum of local SGD; starts anew each round", group="training", ge=0, lt=1)
     weight_decay: float = option(0.0, "L2 decay of the local SGD", group="training", ge=0)
     clip: float = option(0.0, "largest norm of a client's gradient; 0: no limit", group="training", ge=0)
+
+    attack: str = option("none", "what malicious clients do; `hpcfed list` names all", group="attacks")
+    attackers: float = option(
+        0.2, "malicious clients: below 1 a share of the clients, from 1 on a number", group="attacks", gt=0
+    )
+    attack_strength: float = option(
+        1.0, "ipm: ε; sign-flip, noise: size by the attacker's own update", group="attacks", ge=0
+    )
+    aggregation: Literal["mean", "median", "trimmed-mean", "krum", "multi-krum"] = option(
+        "mean", "how the server makes one row of the uploads", group="attacks"
+    )
+    tolerance: float = option(
+        0.2,
+        "share of the uploads that may be malicious: trimmed-mean drops so many at each end, krum expects so many",
+        group="attacks",
+        ge=0,
+        lt=0.5,
+    )
+    krum_keep: int = option(0, "multi-krum: uploads in its mean; 0: all but those expected", group="attacks", ge=0)
 
     engine: Literal["auto", "batched", "loop"] = option(
         "auto", "advance clients together (batched) or one by one (loop)", group="machine"
@@ -159,6 +204,17 @@ class RunConfig(Options):
         return files.info(
             self.dataset, root=self.root, synthetic_shape=self.shape, synthetic_classes=self.synthetic_classes
         )
+
+    @property
+    def cohort_size(self) -> int:
+        """Clients that are sampled in a round."""
+        return max(1, round(self.participation * self.clients))
+
+    @property
+    def num_attackers(self) -> int:
+        if self.attack == "none":
+            return 0
+        return round(self.attackers * self.clients) if self.attackers < 1 else int(self.attackers)
 
     @property
     def movable(self) -> bool:
@@ -239,10 +295,62 @@ def check(settings: Settings, launch: Launch) -> None:
         )
     if config.snapshot_every > config.rounds:
         raise UserError(f"--snapshot-every {config.snapshot_every}, but the run has only {config.rounds} rounds")
+    if config.stop_at_target and settings.options.has_server:
+        raise UserError(f"--stop-at-target: the server of method {config.method} learns only after the last round")
+    _check_switches(config)
+    _check_attacks(config)
+    _check_aggregation(settings)
     _check_ranks(settings, launch)
     settings.options.check(config)
     if config.out is not None:
         _check_out(config.out, overwrite=config.overwrite)
+
+
+def expected_malicious(tolerance: float, uploads: int) -> int:
+    """f of the robust rules, among so many uploads."""
+    return int(tolerance * uploads + 1e-9)  # 0.29 of 100 are 29, whatever floats make of it
+
+
+def _check_switches(config: RunConfig) -> None:
+    """Refuses options that would be without effect, because what they are about was not asked for."""
+    for flag, switch, on in (
+        ("attackers", "--attack ipm", config.attack != "none"),
+        ("attack_strength", "--attack ipm", config.attack != "none"),
+        ("supplement_below", "--supplement", config.supplement),
+        ("supplement_share", "--supplement", config.supplement),
+        ("tolerance", "--aggregation trimmed-mean", config.aggregation in ("trimmed-mean", "krum", "multi-krum")),
+        ("krum_keep", "--aggregation multi-krum", config.aggregation == "multi-krum"),
+        ("stop_at_target", "--target-accuracy 80", config.target_accuracy is not None),
+    ):
+        if getattr(config, flag) != RunConfig.model_fields[flag].default and not on:
+            raise UserError(f"--{flag.replace('_', '-')} changes nothing without {switch}")
+
+
+def _check_attacks(config: RunConfig) -> None:
+    if config.attack not in ATTACKS:
+        raise unknown("attack", config.attack, ATTACKS)
+    if config.attackers > 1 and config.attackers % 1:
+        raise UserError(f"--attackers {config.attackers} is neither a share below 1 nor a whole number")
+    if config.num_attackers > config.clients:
+        raise UserError(f"--attackers {config.num_attackers}, but there are {count(config.clients, 'client')}")
+    if config.attack != "none" and not config.num_attackers:
+        raise UserError(
+            f"--attackers {config.attackers} of {count(config.clients, 'client')} are none; use --attackers 1"
+        )
+
+
+def _check_aggregation(settings: Settings) -> None:
+    config, uploads = settings.config, settings.config.cohort_size
+    if config.aggregation != "mean" and not settings.options.averages:
+        raise UserError(f"--aggregation {config.aggregation}, but method {config.method} takes no mean of uploads")
+    if config.krum_keep > uploads:
+        raise UserError(f"--krum-keep {config.krum_keep}, but a round has {count(uploads, 'upload')}")
+    least = 2 * expected_malicious(config.tolerance, uploads) + 3
+    if "krum" in config.aggregation and uploads < least:
+        raise UserError(
+            f"{config.aggregation} needs at least {least} uploads to bear --tolerance {config.tolerance}, "
+            f"a round has {uploads}; sample more clients or lower it"
+        )
 
 
 def _check_ranks(settings: Settings, launch: Launch) -> None:

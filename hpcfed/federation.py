@@ -9,7 +9,10 @@ import torch
 from torch import Tensor
 
 from hpcfed import streams
+from hpcfed.aggregation import Aggregation, kept_rows
 from hpcfed.arrays import on_device
+from hpcfed.attacks.scene import Scene, attacked
+from hpcfed.clients.cohort import Cohort, shares
 from hpcfed.clients.engine import Score, Sgd
 from hpcfed.clients.lockstep import RowEngine
 from hpcfed.clients.placement import Clients
@@ -20,28 +23,13 @@ from hpcfed.data.shards import Shard
 from hpcfed.models.layout import Layout
 from hpcfed.record.timing import Timer
 from hpcfed.runtime.collectives import Collectives
+from hpcfed.selection import SelectionOptions, best
 from hpcfed.server.service import Server
 
 Shards = Callable[[Split, np.ndarray], Shard]
 """Gathers the samples of clients, by id, from one split of the data set."""
+NOBODY = np.empty(0, np.int64)
 _NOTHING = Shard(torch.empty(0), torch.empty(0), torch.empty(0), (), np.empty(0, np.int64))
-
-
-@dataclass(frozen=True)
-class Cohort:
-    """The clients that take part in a round."""
-
-    round: int
-    clients: np.ndarray
-    """Ids of the whole cohort, ascending."""
-    weights: np.ndarray
-    """nᵢ / Σn of the whole cohort; they sum to one."""
-    here: np.ndarray
-    """The members on this rank, as positions in `Federation.clients`."""
-    chosen: np.ndarray
-    """The same members, as positions in `clients` and `weights`."""
-    per_rank: list[np.ndarray]
-    """`chosen` of every worker rank."""
 
 
 @dataclass
@@ -83,8 +71,13 @@ class Federation:
         timer: Timer,
         server: Server | None = None,
         generated: Tensor | None = None,
+        validation: Shard | None = None,
+        attackers: np.ndarray = NOBODY,
     ) -> None:
-        """`generated` are the positions of the columns that the server's model is about."""
+        """`generated` are the positions of the columns that the server's model is about.
+
+        `validation` is the server's own data, the whole of it on every rank, as the data of one client.
+        """
         self.config = config
         self.options = options
         self.clients = clients.on(collectives.world.role_rank)
@@ -107,6 +100,13 @@ class Federation:
         self._timer = timer
         self._server = server
         self._generated = generated
+        self._validation = validation
+        self._attackers = attackers
+        self._aggregation = Aggregation(config, collectives)
+        self._kept = NOBODY
+        """Of the round's uploads those that the server keeps, where it selects."""
+        self._sent: Tensor | None = None
+        """What the server has sent to the cohort, where attackers want to know it."""
 
     @property
     def server(self) -> Server:
@@ -148,7 +148,7 @@ class Federation:
         self.round = round
         with self._timer.phase("sample"):
             total = len(self.sizes)
-            count = max(1, np.rint(self.config.participation * total).astype(int))
+            count = self.config.cohort_size
             clients = np.arange(total)
             if count < total:
                 clients = np.sort(self.generator("cohort", round).choice(total, count, replace=False))
@@ -169,7 +169,9 @@ class Federation:
         """The row, or some columns of it, for every member of the cohort on this rank; or a row for each of them."""
         with self._timer.phase("download"):
             self.traffic.down += len(cohort.clients) * row.shape[-1] * row.element_size()
-            return row.expand(len(cohort.here), -1)
+            rows = row.expand(len(cohort.here), -1)
+            self._sent = rows if len(self._attackers) else None
+            return rows
 
     def train(
         self,
@@ -217,19 +219,26 @@ class Federation:
 
     def upload(self, rows: Tensor, cohort: Cohort) -> Tensor:
         """What the server receives of the cohort's rows, or of some columns of them."""
+        if len(self._attackers):
+            with self._timer.phase("attack"):
+                rows = self._attacked(rows, cohort)
         with self._timer.phase("upload"):
             self.traffic.up += len(cohort.clients) * rows.shape[1] * rows.element_size()
-            return rows
+        if isinstance(self.options, SelectionOptions):
+            with self._timer.phase("server"):
+                count = self.options.keep(cohort.round, len(cohort.clients))
+                self._kept = best(self._validated(rows, cohort), count)
+        return rows
 
     def mean(self, rows: Tensor, cohort: Cohort) -> Tensor:
-        """Σ weightᵢ rowᵢ over the whole cohort, on every rank: local weighted sum, then one flat all-reduce."""
+        """Σ weightᵢ rowᵢ over all uploads, or those that the server has selected; or what --aggregation makes of them.
+
+        On every rank. `rows` may be made of the uploads, one for one.
+        """
         with self._timer.phase("aggregate"):
-            if not rows.shape[1]:  # as when a method shares nothing
-                return rows.new_empty(0)
-            if self.config.deterministic:
-                return self._mean_in_client_order(rows, cohort)
-            weights = on_device(cohort.weights[cohort.chosen], rows.device).to(rows.dtype)
-            return self._collectives.sum(weights @ rows)
+            if isinstance(self.options, SelectionOptions):
+                rows, cohort = kept_rows(rows, cohort, self._kept)
+            return self._aggregation(rows, cohort)
 
     def bank(self, columns: Tensor, cohort: Cohort) -> None:
         """Hands the generated columns of the cohort's uploads to the server, which keeps them for learning."""
@@ -255,14 +264,32 @@ class Federation:
         with self._timer.phase("evaluate"):
             return self._engine.evaluate(rows, self._test_data, clients)
 
-    def _mean_in_client_order(self, rows: Tensor, cohort: Cohort) -> Tensor:
-        """The same sum with the same roundings however clients are placed: each rank sums its share of columns."""
-        columns = self._collectives.rows_to_columns(rows, [len(members) for members in cohort.per_rank])
-        position = np.argsort(np.concatenate(cohort.per_rank))
-        total = torch.zeros_like(columns[0])
-        for place, weight in zip(position, cohort.weights, strict=True):
-            total.add_(columns[place], alpha=float(weight))
-        return self._collectives.columns_to_row(total, rows.shape[1])
+    def _attacked(self, rows: Tensor, cohort: Cohort) -> Tensor:
+        assert self._sent is not None, "a method downloads before it uploads"
+        malicious = np.isin(cohort.clients, self._attackers)
+        scene = Scene(
+            rows=rows,
+            start=self._sent,
+            cohort=cohort,
+            attackers=np.flatnonzero(malicious),
+            benign=np.flatnonzero(~malicious),
+            strength=self.config.attack_strength,
+            seed=self.config.seed,
+            collectives=self._collectives,
+            mean=self._aggregation.mean,
+        )
+        return attacked(self.config.attack, scene)
+
+    def _validated(self, rows: Tensor, cohort: Cohort) -> np.ndarray:
+        """Right answers of all uploads on the server's data: each rank asks its own, only the counts travel.
+
+        They are read on the host, which decides whose rows go on; that is the one time in a round that it waits.
+        """
+        assert self._validation is not None
+        score = self._engine.evaluate(rows, self._validation, np.zeros(len(rows), np.int64))
+        right = torch.zeros(len(cohort.clients), dtype=torch.float64, device=self.device)
+        right[on_device(cohort.chosen, self.device)] = score.correct.double()
+        return self._collectives.sum(right).cpu().numpy()
 
     def _sgd(self, epochs: int, round: int) -> Sgd:
         c = self.config
@@ -283,12 +310,6 @@ class Federation:
         ids = on_device(self.clients[clients], self.device)
         keys = streams.client_keys(self.config.seed, purpose, round, ids)
         return self._engine.train(rows, self._train_data, clients, sgd, keys=keys, columns=columns)
-
-
-def shares(sizes: np.ndarray) -> np.ndarray:
-    """nᵢ / Σn; equal shares when nobody has data, so that the mean of untouched rows is that row."""
-    total = sizes.sum()
-    return sizes / total if total else np.full(len(sizes), 1 / len(sizes))
 
 
 def _purpose(work: str, phase: int) -> str:

@@ -53,6 +53,10 @@ class RunProgress:
             self.say(f"round {round + 1}/{self._rounds}  {text}  {_seconds(values['seconds'])}")
             self._next_line = time.monotonic() + LINE_EVERY
 
+    def stop(self, round: int) -> None:
+        """The run ends with this round, before its last."""
+        self.say(f"the target was reached in round {round + 1}")
+
 
 class SeedsProgress(RunProgress):
     """One display for several seeds: the mean of what they tell of a round, once all have told."""
@@ -61,14 +65,26 @@ class SeedsProgress(RunProgress):
         super().__init__(rounds, visible=visible)
         self._seeds = seeds
         self._told: dict[int, list[tuple[dict[str, float], bool]]] = {}
+        self._stopped: list[int] = []
+        """The last rounds of seeds that have stopped."""
 
     def round(self, round: int, values: dict[str, float], *, on_disk: bool) -> None:
-        told = self._told.setdefault(round, [])
-        told.append((values, on_disk))
-        if len(told) == self._seeds:
-            mean = {name: sum(of_seed[name] for of_seed, _ in told) / len(told) for name in values}
-            super().round(round, mean, on_disk=all(on_disk for _, on_disk in told))
-            del self._told[round]
+        self._told.setdefault(round, []).append((values, on_disk))
+        self._tell(round)
+
+    def stop(self, round: int) -> None:
+        self._stopped.append(round)
+        self.say(f"a seed has reached the target in round {round + 1}; {self._seeds - len(self._stopped)} go on")
+        for waiting in sorted(self._told):
+            self._tell(waiting)
+
+    def _tell(self, round: int) -> None:
+        told = self._told[round]
+        if len(told) < self._seeds - sum(last < round for last in self._stopped):
+            return
+        mean = {name: sum(of_seed[name] for of_seed, _ in told) / len(told) for name in told[0][0]}
+        super().round(round, mean, on_disk=all(on_disk for _, on_disk in told))
+        del self._told[round]
 
 
 def _line(values: dict[str, float]) -> str:

@@ -27,7 +27,7 @@ from hpcfed.moving import Moving
 from hpcfed.progress import RunProgress, SeedsProgress
 from hpcfed.record import environment
 from hpcfed.record.energy import joules
-from hpcfed.record.reading import mean_accuracy
+from hpcfed.record.reading import at_target, mean_accuracy
 from hpcfed.record.results import RANK_SERIES, ResultsWriter, ServerSize
 from hpcfed.record.snapshots import SnapshotWriter
 from hpcfed.record.timing import PHASES, Timer
@@ -46,6 +46,10 @@ class Evaluation:
     client_accuracy: np.ndarray
     global_accuracy: float
     global_loss: float
+
+    def reaches(self, target: float | None) -> bool:
+        """Whether the accuracy is so many per cent; all ranks find the same."""
+        return target is not None and bool(at_target(self.accuracy, self.global_accuracy, target))
 
 
 def run(settings: Settings) -> Path | None:
@@ -117,6 +121,9 @@ def _rounds(setup: Setup, folder: Path, progress: RunProgress) -> None:
                     row = setup.method.global_row(state)
                     snapshots.close_round(round, None if row is None else row.cpu().numpy())
             train_seconds = _record_round(setup, round, evaluation, results, progress)
+            if config.stop_at_target and evaluation is not None and evaluation.reaches(config.target_accuracy):
+                progress.stop(round)
+                break
             state = moving.after_round(state, cohort, train_seconds)
         _judge(setup, state, results)
         if setup.newcomers is not None:
@@ -268,7 +275,7 @@ def _results(setup: Setup, folder: Path) -> ResultsWriter:
             launcher=world.launch.launcher,
             threads=world.threads,
         ),
-        clients=vars(setup.clients),
+        clients={**vars(setup.clients), **_dealt_facts(setup)},
         ranks=world.num_workers,
         facts={
             "model": config.network(),
@@ -276,11 +283,23 @@ def _results(setup: Setup, folder: Path) -> ResultsWriter:
             "parameters": layout.num_parameters,
             "engine": setup.engine.mode,
             "stacked_seeds": setup.stacked,
+            "validation_samples": len(setup.dealt.parts.validation),
+            "leaked_samples": setup.dealt.supplement.leaked,
         },
         moves=0 if setup.shards is None else MOVES,
         server=_server_size(setup),
         finals=getattr(setup.method, "FINALS", ()),
     )
+
+
+def _dealt_facts(setup: Setup) -> dict[str, np.ndarray]:
+    """Of every client, where the run is about it: what it was given, and whether it is malicious."""
+    config, dealt, facts = setup.settings.config, setup.dealt, {}
+    if config.supplement:
+        facts["supplement_samples"] = dealt.supplement.samples
+    if config.attack != "none":
+        facts["attacker"] = np.isin(np.arange(config.clients), dealt.attackers).astype(np.int64)
+    return facts
 
 
 def _server_size(setup: Setup) -> ServerSize | None:
@@ -314,9 +333,9 @@ def _listener(snapshots: SnapshotWriter) -> Callable[[Cohort, Tensor], None]:
 
 def _open(progress: RunProgress, setup: Setup) -> None:
     progress.say(_opening_line(setup))
-    remark = _arithmetic_line(setup)
-    if remark is not None:
-        progress.say(remark)
+    for remark in (_arithmetic_line(setup), _supplement_line(setup)):
+        if remark is not None:
+            progress.say(remark)
 
 
 def _opening_line(setup: Setup) -> str:
@@ -339,6 +358,20 @@ def _arithmetic_line(setup: Setup) -> str | None:
     if setup.settings.config.precision != "bf16" or serves:
         return None
     return "--precision bf16 is for clients that are trained one by one on a GPU: these are computed as with tf32"
+
+
+def _supplement_line(setup: Setup) -> str | None:
+    """What clients have got of the validation set; of the first seed, where there are several."""
+    if not setup.settings.config.supplement:
+        return None
+    given, whole = setup.dealt.supplement, len(setup.dealt.parts.validation)
+    asked = int(np.count_nonzero(given.samples))
+    if not asked:
+        return "supplement: no client has so few samples that it asks"
+    return (
+        f"supplement: {count(asked, 'client')} got {given.samples.max()} validation samples each; "
+        f"{given.leaked} of the {whole} are now trained on"
+    )
 
 
 def _named_folders(config: RunConfig) -> list[Path]:

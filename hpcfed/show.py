@@ -24,6 +24,8 @@ def show(record: RunRecord, console: Console) -> None:
     _say(console, *lines)
     if record.rounds_done:
         tables = [_accuracy(record)]
+        if record.target is not None:
+            tables.append(_target(record))
         if record.newcomers:
             tables.append(_newcomers(record))
         tables.append(_phases(record))
@@ -43,13 +45,13 @@ def show_seeds(records: Sequence[RunRecord], folder: Path, console: Console) -> 
     statuses = {_status(record): None for record in records}
     _say(console, *statuses, "")
     columns = {label: [record.last(name) for record in records] for label, name in ACCURACIES.items()}
-    columns = {label: values for label, values in columns.items() if not all(isnan(value) for value in values)}
-    table = _table("last accuracy", *columns)
-    for number, record in enumerate(records):
-        table.add_row(f"seed {record.facts['seed']}", *(f"{values[number]:.2%}" for values in columns.values()))
-    if len(records) > 1:
-        table.add_row("mean ± standard error", *(_mean_and_error(values) for values in columns.values()))
-    console.print(table)
+    _print_seeds("last accuracy", records, columns, console)
+    if records[0].target is not None:
+        best = {label: [record.best(name) for record in records] for label, name in ACCURACIES.items()}
+        console.print()
+        _print_seeds("best accuracy", records, best, console)
+        console.print()
+        console.print(_seeds_target(records))
     if records[0].finals:
         table = _table("at the end, clients' own test data", "mean" if len(records) == 1 else "mean ± standard error")
         for name in records[0].finals:
@@ -60,6 +62,34 @@ def show_seeds(records: Sequence[RunRecord], folder: Path, console: Console) -> 
     seconds = max(float(record.rounds["seconds"].sum()) for record in records)
     _say(console, "", f"wall time of all rounds of all seeds: {seconds:.2f} s")
     _say(console, f"runs in {folder}: {', '.join(record.folder.name for record in records)}")
+
+
+def _print_seeds(title: str, records: Sequence[RunRecord], columns: dict[str, list[float]], console: Console) -> None:
+    columns = {label: values for label, values in columns.items() if not all(isnan(value) for value in values)}
+    table = _table(title, *columns)
+    for number, record in enumerate(records):
+        table.add_row(f"seed {record.facts['seed']}", *(f"{values[number]:.2%}" for values in columns.values()))
+    if len(records) > 1:
+        table.add_row("mean ± standard error", *(_mean_and_error(values) for values in columns.values()))
+    console.print(table)
+
+
+def _seeds_target(records: Sequence[RunRecord]) -> Table:
+    """What every seed took; the mean only where all have reached it."""
+    table = _table(f"target of {records[0].target:g} %", "rounds", "seconds", "sent")
+    all_reached = [reached for record in records if (reached := record.reached()) is not None]
+    for record in records:
+        reached, name = record.reached(), f"seed {record.facts['seed']}"
+        if reached is None:
+            table.add_row(f"{name}: not reached", "", "", "")
+        else:
+            table.add_row(name, str(reached.rounds), f"{reached.seconds:.2f}", _bytes(reached.bytes))
+    if 1 < len(all_reached) == len(records):
+        rounds = [reached.rounds for reached in all_reached]
+        error = stdev(rounds) / sqrt(len(rounds))
+        seconds, sent = (mean(getattr(of, name) for of in all_reached) for name in ("seconds", "bytes"))
+        table.add_row("mean ± standard error", f"{mean(rounds):.1f} ± {error:.1f}", f"{seconds:.2f}", _bytes(sent))
+    return table
 
 
 def _mean_and_error(values: Sequence[float]) -> str:
@@ -78,6 +108,8 @@ def _title(record: RunRecord) -> str:
 
 def _status(record: RunRecord) -> str:
     done = f"status: {record.status}, {record.rounds_done} of {count(record.config['rounds'], 'round')}"
+    if record.status == "complete" and record.rounds_done < record.config["rounds"]:
+        done += ", stopped at the target"
     return done + (f": {record.error}" if record.error else "")
 
 
@@ -98,10 +130,19 @@ def _accuracy(record: RunRecord) -> Table:
     for label, name in ACCURACIES.items():
         last = record.last(name)
         if not isnan(last):
-            best = max(value for value in record.rounds[name] if not isnan(value))
-            table.add_row(label, f"{last:.2%}", f"{best:.2%}")
+            table.add_row(label, f"{last:.2%}", f"{record.best(name):.2%}")
     for name, accuracy in record.finals.items():
         table.add_row(f"at the end: {name}", f"{mean_accuracy(accuracy):.2%}", "")
+    return table
+
+
+def _target(record: RunRecord) -> Table:
+    reached = record.reached()
+    table = _table(f"target of {record.target:g} %", "rounds", "seconds", "sent")
+    if reached is None:
+        table.add_row("not reached", "", "", "")
+    else:
+        table.add_row("reached after", str(reached.rounds), f"{reached.seconds:.2f}", _bytes(reached.bytes))
     return table
 
 
@@ -158,6 +199,9 @@ def _costs(record: RunRecord) -> Table:
     reached = record.rounds_to(0.95)
     if reached is not None:
         table.add_row("rounds to 95 % of the clients' own peak", str(reached))
+    if record.config.get("supplement"):
+        leaked, whole = record.facts["leaked_samples"], record.facts["validation_samples"]
+        table.add_row("validation samples that clients were given", f"{leaked} of {whole}")
     if record.facts["ranks"] > 1 and not isnan(record.imbalance()):
         table.add_row("slowest rank's training by the mean", f"{record.imbalance():.2f}")
     if record.moves:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from hpcfed.config import Options
+from hpcfed import config
 from hpcfed.methods import OWNED
 
 if TYPE_CHECKING:
@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from hpcfed.federation import Cohort, Federation
 
 __all__ = ["Options", "State", "global_row", "init", "personal", "round", "welcome"]
+
+
+class Options(config.Options):
+    averages = False
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,8 @@ __all__ = ["Options", "State", "global_row", "init", "personal", "round", "welco
 
 
 class Options(config.Options):
+    averages = False  # but for running statistics
+
     hn_hidden: int = option(100, "width of the hypernetwork", ge=1)
     hn_layers: int = option(3, "hidden layers of the hypernetwork, after the one that takes the embedding", ge=0)
     hn_embedding: int = option(0, "size of a client's embedding; 0: 1 + a quarter of the clients", ge=0)

@@ -35,6 +35,17 @@ class LearningRecord:
 
 
 @dataclass(frozen=True)
+class Reached:
+    """What it took to reach the target accuracy."""
+
+    rounds: int
+    seconds: float
+    """Wall time of these rounds, on the slowest rank."""
+    bytes: float
+    """Sent by clients and to clients."""
+
+
+@dataclass(frozen=True)
 class RunRecord:
     """A run's results, up to the last finished round."""
 
@@ -80,6 +91,28 @@ class RunRecord:
         known = values[~np.isnan(values)]
         return float(known[-1]) if len(known) else float("nan")
 
+    def best(self, name: str) -> float:
+        """The largest value of a series; NaN when there is none."""
+        values = self.rounds[name]
+        return float("nan") if np.isnan(values).all() else float(np.nanmax(values))
+
+    @property
+    def target(self) -> float | None:
+        """Per cent; None when the run had none."""
+        target = self.config.get("target_accuracy")
+        return None if target is None else float(target)
+
+    def reached(self) -> Reached | None:
+        """When the target accuracy was first there; None when it never was."""
+        if self.target is None:
+            return None
+        there = at_target(self.rounds["accuracy"], self.rounds["global_accuracy"], self.target)
+        if not there.any():
+            return None
+        rounds = int(np.argmax(there)) + 1
+        sums = {name: float(self.rounds[name][:rounds].sum()) for name in ("seconds", "bytes_up", "bytes_down")}
+        return Reached(rounds, sums["seconds"], sums["bytes_up"] + sums["bytes_down"])
+
     def phase_seconds(self) -> dict[str, float]:
         """Mean seconds per round by phase: the mean over ranks, of rounds after the first, which warms up."""
         steady = self.phases[1:] if self.rounds_done > 1 else self.phases
@@ -101,6 +134,7 @@ class RunRecord:
 
     def summary(self) -> dict[str, Any]:
         """The run as JSON values, with NaN as null."""
+        reached = self.reached()
         return {
             "folder": str(self.folder),
             "status": self.status,
@@ -111,6 +145,10 @@ class RunRecord:
             "partition": self.config["partition"],
             "accuracy": _numbers(self.rounds["accuracy"]),
             "global_accuracy": _numbers(self.rounds["global_accuracy"]),
+            "best_accuracy": _number(self.best("accuracy")),
+            "best_global_accuracy": _number(self.best("global_accuracy")),
+            "target_accuracy": self.target,
+            "reached_target": None if reached is None else vars(reached),
             "train_loss": _numbers(self.rounds["train_loss"]),
             "seconds_per_round": _numbers(self.rounds["seconds"]),
             "seconds_per_phase": {name: _number(value) for name, value in self.phase_seconds().items()},
@@ -210,6 +248,11 @@ def _learnings(group: h5py.Group) -> Iterator[LearningRecord]:
                 kept=float(group["kept"][time]),
                 **by_network,
             )
+
+
+def at_target(accuracy: np.ndarray | float, common: np.ndarray | float, target: float) -> Any:
+    """Where the global model has so many per cent, or the clients' mean if there is no global model."""
+    return (accuracy if np.isnan(common).all() else common) >= target / 100
 
 
 def mean_accuracy(accuracy: np.ndarray) -> float:

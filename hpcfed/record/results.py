@@ -118,7 +118,7 @@ class ResultsWriter:
         file["config"] = json.dumps(settings, indent=1)
         file["environment"] = json.dumps(environment, indent=1)
         for name, values in clients.items():
-            unit = "rank" if name == "rank" else "samples"
+            unit = {"rank": "rank", "attacker": "1"}.get(name, "samples")
             _describe(
                 file.create_dataset(f"clients/{name}", data=values), Series(unit, f"{name} of each client"), "client"
             )

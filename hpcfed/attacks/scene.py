@@ -1,0 +1,79 @@
+"""A round as its attackers see it, and how their forged rows take the place of their own."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from hpcfed import streams
+from hpcfed.arrays import on_device
+from hpcfed.attacks import ipm, mimic, noise, sign_flip
+from hpcfed.clients.cohort import Cohort
+from hpcfed.runtime.collectives import Collectives
+
+
+@dataclass(frozen=True)
+class Scene:
+    rows: Tensor
+    """This rank's members of the cohort as they trained."""
+    start: Tensor
+    """What the server had sent to each of them: rows − start is an update as the server sees it."""
+    cohort: Cohort
+    attackers: np.ndarray
+    """Of the whole cohort, by position."""
+    benign: np.ndarray
+    """All others."""
+    strength: float
+    seed: int
+    collectives: Collectives
+    mean: Callable[[Tensor, Cohort], Tensor]
+    """Of rows over all ranks, by the weights of their cohort."""
+
+    @property
+    def attackers_here(self) -> Tensor:
+        """The attackers among this rank's members."""
+        return on_device(self.cohort.only(self.attackers)[0], self.rows.device)
+
+    def own(self) -> tuple[Tensor, Tensor]:
+        """What the attackers of this rank were sent, and their honest updates."""
+        at = self.attackers_here
+        return self.start[at], self.rows[at] - self.start[at]
+
+    def benign_update(self) -> Tensor:
+        """The mean over all benign members, each counts alike."""
+        here, benign = self.cohort.only(self.benign)
+        at = on_device(here, self.rows.device)
+        return self.mean(self.rows[at] - self.start[at], benign.equally())
+
+    def copies(self, of: np.ndarray) -> Tensor:
+        """For each attacker of this rank the row of another member; `of` are their positions, one for each attacker."""
+        ranks, here = self.cohort.ranks(), self.collectives.world.role_rank
+        wanted = np.searchsorted(self.cohort.chosen, of[ranks[of] == here])
+        rows = self.rows[on_device(wanted, self.rows.device)]
+        return self.collectives.relocate(rows, ranks[of], ranks[self.attackers])
+
+    def generator(self) -> np.random.Generator:
+        """Random numbers for what all ranks decide alike."""
+        return streams.generator(self.seed, "attack", self.cohort.round)
+
+    def keys(self) -> Tensor:
+        """Of this rank's attackers, for their own random numbers."""
+        ids = self.cohort.clients[np.intersect1d(self.cohort.chosen, self.attackers)]
+        return streams.client_keys(self.seed, "attack", self.cohort.round, on_device(ids, self.rows.device))
+
+
+_FORGES: dict[str, Callable[[Scene], Tensor]] = {
+    "mimic": mimic.forge,
+    "ipm": ipm.forge,
+    "sign-flip": sign_flip.forge,
+    "noise": noise.forge,
+}
+
+
+def attacked(attack: str, scene: Scene) -> Tensor:
+    """What this rank's members upload."""
+    if attack not in _FORGES or not len(scene.attackers) or not len(scene.benign):
+        return scene.rows
+    forged = _FORGES[attack](scene)
+    return scene.rows.index_copy(0, scene.attackers_here, forged)

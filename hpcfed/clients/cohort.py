@@ -1,0 +1,60 @@
+"""The clients of a round, on this rank and on the others."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """The clients that take part in a round, or some of them."""
+
+    round: int
+    clients: np.ndarray
+    """Ids of the whole cohort, ascending."""
+    weights: np.ndarray
+    """nᵢ / Σn of the whole cohort; they sum to one."""
+    here: np.ndarray
+    """The members on this rank, as positions in `Federation.clients`."""
+    chosen: np.ndarray
+    """The same members, as positions in `clients` and `weights`."""
+    per_rank: list[np.ndarray]
+    """`chosen` of every worker rank."""
+
+    def only(self, kept: np.ndarray) -> tuple[np.ndarray, "Cohort"]:
+        """The members at these ascending positions, with weights that sum to one again.
+
+        Beside them: which of this rank's members they are, counted from 0.
+        """
+        rows = np.flatnonzero(np.isin(self.chosen, kept))
+        if len(kept) == len(self.clients):  # weights that sum to one but for a rounding must not change
+            return rows, self
+        return rows, Cohort(
+            round=self.round,
+            clients=self.clients[kept],
+            weights=shares(self.weights[kept]),
+            here=self.here[rows],
+            chosen=np.searchsorted(kept, self.chosen[rows]),
+            per_rank=[np.searchsorted(kept, own[np.isin(own, kept)]) for own in self.per_rank],
+        )
+
+    def others(self, clients: int) -> np.ndarray:
+        """Positions of the clients of this rank, which are so many, that do not take part."""
+        return np.setdiff1d(np.arange(clients), self.here)
+
+    def equally(self) -> "Cohort":
+        """The same clients with equal weights."""
+        return replace(self, weights=shares(np.ones(len(self.clients))))
+
+    def ranks(self) -> np.ndarray:
+        """The worker rank of every member."""
+        ranks = np.empty(len(self.clients), np.int64)
+        for rank, members in enumerate(self.per_rank):
+            ranks[members] = rank
+        return ranks
+
+
+def shares(sizes: np.ndarray) -> np.ndarray:
+    """nᵢ / Σn; equal shares when nobody has data, so that the mean of untouched rows is that row."""
+    total = sizes.sum()
+    return sizes / total if total else np.full(len(sizes), 1 / len(sizes))
