@@ -67,11 +67,10 @@ class Aggregation:
         In float64, because rows differ by little; on the host, because the choice among clients is made there.
         """
         columns = self._columns(rows, cohort).double()
-        products = self._collectives.sum(columns @ columns.T).cpu().numpy()
-        norms = np.diag(products)
+        products = self._collectives.sum(columns @ columns.T)
+        norms, places = products.diagonal(), _places(cohort)
         squares = norms[:, None] + norms - 2 * products
-        places = _places(cohort)
-        return squares[np.ix_(places, places)]
+        return squares.cpu().numpy()[np.ix_(places, places)]
 
 
 def trimmed_mean(columns: Tensor, cut: int) -> Tensor:
