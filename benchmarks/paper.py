@@ -1,12 +1,14 @@
 """A paper's tables, computed anew and set beside its figures.
 
-A study file names data sets, numbers of clients and methods, each with its options. Every combination is a cell: one
-run of all seeds at once, in the folder OUT/DATASET/CLIENTS/METHOD. Cells whose seeds are all complete are not run
-again, so a study that was stopped goes on where it was. A cell that fails is told in one line, the others go on, and
-the exit code is 1; a mistake in the file or in the flags ends everything before it begins, with 2.
+A study file names data sets, numbers of clients (or columns of any kind, such as attacks) and methods, each with its
+options. Every combination, or those that the file's `cells` leave, is a cell: one run of all seeds at once, in the
+folder OUT/DATASET/CLIENTS/METHOD. Cells whose seeds are all complete are not run again, so a study that was stopped
+goes on where it was. A cell that fails is told in one line, the others go on, and the exit code is 1; a mistake in the
+file or in the flags ends everything before it begins, with 2.
 
-After every cell comes a line: accuracy of the clients on their own test data (per cent, mean ± standard error over
-seeds), the paper's, the difference, seconds. At the end come the tables, in Markdown: `ours ± error (paper)`.
+After every cell comes a line: what the study measures (accuracy of the clients on their own test data unless it says
+otherwise; mean ± standard error over seeds), the paper's, the difference, seconds. At the end come the tables, in
+Markdown: `ours ± error (paper)`.
 
 examples:
   python benchmarks/paper.py benchmarks/paper/pfedgpa.toml --data-root data --out runs/paper
@@ -14,6 +16,7 @@ examples:
   python benchmarks/paper.py benchmarks/paper/pfedgpa.toml --out runs/try --methods fedavg,pfedgpa --seeds 0 \\
       --set rounds=3 bank_rounds=3
   python benchmarks/paper.py benchmarks/paper/pfedgpa.toml --out runs/paper --table
+  python benchmarks/paper.py benchmarks/paper/genfed.toml --out runs/genfed --only 'fashion-mnist/*' --seeds 0..4
 """
 
 import argparse
@@ -23,15 +26,15 @@ import math
 import sys
 import time
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any, NoReturn
+from typing import Any, Literal, NamedTuple, NoReturn
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from hpcfed import methods
 from hpcfed.config import RunConfig, Settings, check, resolve
@@ -46,6 +49,34 @@ OWN = ("method", "dataset", "clients", "seed", "seeds", "out", "overwrite", "dat
 """Options that neither the file nor --set may give, because the study does."""
 ANYWHERE = ("out", "overwrite", "data_root", "download", "device")
 """Options that may differ between calls on one --out, because no figure depends on them."""
+
+
+Figures = dict[str, dict[str, dict[str, float]]]
+"""A paper's: data set, method, column."""
+
+
+class Measure(NamedTuple):
+    title: str
+    value: Callable[[RunRecord], float]
+    """Of one seed; NaN when there is none."""
+    digits: int = 2
+
+
+def _best(record: RunRecord) -> float:
+    """Of the global model, or of the mean client where there is none."""
+    return next((100 * v for v in map(record.best, ("global_accuracy", "accuracy")) if not math.isnan(v)), math.nan)
+
+
+def _rounds_to_target(record: RunRecord) -> float:
+    reached = record.reached()
+    return math.nan if reached is None else float(reached.rounds)
+
+
+MEASURES = {
+    "accuracy": Measure("last accuracy of clients, %", lambda record: 100 * record.last("accuracy")),
+    "best": Measure("best accuracy, %", _best),
+    "rounds": Measure("rounds to the target accuracy", _rounds_to_target, digits=0),
+}
 
 
 class Ablation(BaseModel):
@@ -65,26 +96,45 @@ class Study(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     datasets: dict[str, dict[str, Any]]
-    clients: dict[str, dict[str, Any]]
     methods: dict[str, dict[str, Any]]
+    """By the name of a row; the method is the key `method`, or the row's own name."""
+    clients: dict[str, dict[str, Any]] = {}
+    columns: dict[str, dict[str, Any]] = {}
+    """In place of numbers of clients: any names, with any options."""
     common: dict[str, Any] = {}
-    ours: str = ""
-    """The paper's own method; the others are its baselines."""
+    cells: tuple[str, ...] = ("*",)
+    """Patterns, of which a cell's DATASET/CLIENTS/METHOD must fit one."""
+    measures: tuple[Literal["accuracy", "best", "rounds"], ...] = ("accuracy",)
+    """What the tables show, one after the other; `figures` belong to the first."""
+    ours: tuple[str, ...] = ()
+    """The paper's own methods; the others are its baselines."""
     rival: str = ""
     """The baseline that it is compared with."""
     optional: tuple[str, ...] = ()
     """Data sets that are left out where their files are not there."""
     rows: dict[str, tuple[str, ...]] = {}
     """Finals that stand in the table for a method, in place of its accuracy after the last round."""
-    figures: dict[str, dict[str, dict[str, float]]] = {}
-    """The paper's: data set, method, clients."""
+    figures: Figures = {}
+    further_figures: dict[str, Figures] = {}
+    """Of the other measures."""
     ablation: Ablation = Ablation()
 
     def rows_of(self, method: str) -> tuple[str, ...]:
         return self.rows.get(method, (method,))
 
-    def figure(self, dataset: str, clients: str, method: str) -> float | None:
-        return self.figures.get(dataset, {}).get(method, {}).get(clients)
+    @field_validator("ours", mode="before")
+    @classmethod
+    def _several(cls, ours: Any) -> Any:
+        return (ours,) if isinstance(ours, str) else ours
+
+    @property
+    def across(self) -> dict[str, dict[str, Any]]:
+        """What tables have beside each other for a data set."""
+        return self.columns or self.clients
+
+    def figure(self, dataset: str, clients: str, method: str, *, measure: str = "") -> float | None:
+        figures = self.further_figures.get(measure, {}) if measure in self.measures[1:] else self.figures
+        return figures.get(dataset, {}).get(method, {}).get(clients)
 
 
 @dataclass(frozen=True)
@@ -104,7 +154,9 @@ class Outcome:
     """Of a finished cell."""
 
     accuracy: dict[str, list[float]]
-    """Per cent, of every seed: by the method's name after the last round, and by the name of every final."""
+    """Of every seed: by the method's name what the study measures first, and per cent by the name of every final."""
+    further: dict[str, list[float]]
+    """What else the study measures."""
     seconds: float
     """From the first round to the end."""
     device: str
@@ -126,11 +178,17 @@ def read_study(path: Path) -> Study:
         guess = did_you_mean(str(key), [*Study.model_fields, *Ablation.model_fields])
         reason = f"unknown key{guess}" if first["type"] == "extra_forbidden" else first["msg"]
         raise UserError(f"{path}: {'.'.join(map(str, first['loc']))}: {reason}") from None
-    figures, own = study.figures.values(), study.ablation
+    if bool(study.clients) == bool(study.columns):
+        raise UserError(f"{path}: a study has tables [clients.N], or [columns.NAME], and not both")
+    own = study.ablation
+    figures = [of for every in (study.figures, *study.further_figures.values()) for of in every.values()]
     named: dict[str, tuple[Mapping[str, Any], Sequence[str]]] = {
         "data set": (study.datasets, [*study.optional, *study.figures, *own.figures]),
-        "method": (study.methods, [study.ours, study.rival, own.method, *study.rows, *itertools.chain(*figures)]),
-        "number of clients": (study.clients, [own.clients, *(n for of in figures for row in of.values() for n in row)]),
+        "method": (study.methods, [*study.ours, study.rival, own.method, *study.rows, *itertools.chain(*figures)]),
+        "number of clients" if study.clients else "column": (
+            study.across,
+            [own.clients, *(n for of in figures for row in of.values() for n in row)],
+        ),
     }
     for kind, (known, names) in named.items():  # a slip here would be a missing figure, without a word
         for name in names:
@@ -151,7 +209,11 @@ def plan(study: Study, options: argparse.Namespace) -> list[Cell]:
         if not equals:
             raise UserError(f"--set {word}: needs a value, as in --set rounds=3")
         changes[name.replace("-", "_")] = value
-    every = list(itertools.product(study.datasets, study.clients, study.methods))
+    every = [
+        names
+        for names in itertools.product(study.datasets, study.across, study.methods)
+        if any(fnmatchcase("/".join(names), pattern) for pattern in study.cells)
+    ]
     chosen = [names for names in every if names[2] in wanted and fnmatchcase("/".join(names), options.only)]
     if not chosen:
         raise UserError(f"--only {options.only} leaves no cell; they have names such as {'/'.join(every[0])}")
@@ -164,28 +226,32 @@ def plan(study: Study, options: argparse.Namespace) -> list[Cell]:
 
 
 def _cell(study: Study, names: tuple[str, str, str], changes: dict[str, str], options: argparse.Namespace) -> Cell:
-    dataset, clients, method = names
+    dataset, column, row = names
+    own = dict(study.methods[row])
+    method = own.pop("method", row)
     kind = methods.load(method).Options
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
     for table, given in {
         "common": study.common,
         f"datasets.{dataset}": study.datasets[dataset],
-        f"clients.{clients}": study.clients[clients],
-        f"methods.{method}": study.methods[method],
+        f"{'clients' if study.clients else 'columns'}.{column}": study.across[column],
+        f"methods.{row}": own,
     }.items():
         values |= given
         sources |= {name: f"{options.study}: {table}.{name}" for name in given}
     for name, value in changes.items():
         if name in RunConfig.model_fields or name in kind.model_fields:  # what other methods have is not for this one
             values[name], sources[name] = value, f"--set {name}={value}"
-    for name in OWN:
+    for name in OWN if study.clients else [name for name in OWN if name != "clients"]:
         if name in values:
             raise UserError(f"{sources[name]}: the study gives it to every cell itself")
     folder = options.out.joinpath(*names)
-    values |= {"dataset": dataset, "clients": clients, "method": method, "out": folder, "overwrite": True}
+    values |= {"dataset": dataset, "method": method, "out": folder, "overwrite": True}
     values |= {"seeds": options.seeds, "device": options.device, "data_root": options.data_root}
-    sources |= {"clients": f"{options.study}: clients.{clients}", "seeds": f"--seeds {options.seeds}"}
+    sources["seeds"] = f"--seeds {options.seeds}"
+    if study.clients:
+        values["clients"], sources["clients"] = column, f"{options.study}: clients.{column}"
     settings = resolve(values, sources, kind)
     return Cell(names, folder, settings, settings.config.seeds or ())
 
@@ -228,17 +294,18 @@ def _complete(cell: Cell) -> dict[int, RunRecord]:
     return {record.facts["seed"]: record for record in read_seeds(cell.folder) if record.status == "complete"}
 
 
-def outcome(cell: Cell) -> Outcome | None:
+def outcome(cell: Cell, study: Study) -> Outcome | None:
     """None unless every seed is complete."""
     complete = _complete(cell)
     if not set(cell.seeds) <= set(complete):
         return None
     records = [complete[seed] for seed in cell.seeds]
-    accuracy = {cell.names[2]: [100 * record.last("accuracy") for record in records]}
+    first, *others = ([MEASURES[name].value(record) for record in records] for name in study.measures)
+    accuracy, further = {cell.names[2]: first}, dict(zip(map(str, study.measures[1:]), others, strict=True))
     for final in records[0].finals:
         accuracy[final] = [100 * mean_accuracy(record.finals[final]) for record in records]
     seconds = max(float(record.facts["seconds"]) for record in records)
-    return Outcome(accuracy, seconds, str(records[0].environment["ranks"][0]["device"]))
+    return Outcome(accuracy, further, seconds, str(records[0].environment["ranks"][0]["device"]))
 
 
 def go(cells: Sequence[Cell], study: Study, *, budget: float) -> int:
@@ -247,7 +314,7 @@ def go(cells: Sequence[Cell], study: Study, *, budget: float) -> int:
     with _data_read_once():
         for number, cell in enumerate(cells):
             started = time.monotonic()
-            done, reason = outcome(cell), None
+            done, reason = outcome(cell, study), None
             if done is None and started - begin >= budget:
                 print(f"--budget {budget:g} is spent; cells not looked at: {len(cells) - number}", flush=True)
                 break
@@ -255,7 +322,7 @@ def go(cells: Sequence[Cell], study: Study, *, budget: float) -> int:
             if not there:
                 reason = _attempt(cell)
                 _clear()
-                done = outcome(cell)
+                done = outcome(cell, study)
             failed += done is None
             text = f"failed: {reason}" if done is None else _texts(cell, study, done)
             seconds = "there already" if there else f"{time.monotonic() - started:.1f} s"
@@ -324,40 +391,57 @@ def _texts(cell: Cell, study: Study, done: Outcome) -> str:
     return "  ".join(texts)
 
 
-def _ours(values: Sequence[float] | None) -> str:
+def _ours(values: Sequence[float] | None, digits: int = 2) -> str:
     if values is None:
         return "–"
-    error = f" ± {stdev(values) / math.sqrt(len(values)):.2f}" if len(values) > 1 else ""
-    return f"{mean(values):.2f}{error}"
+    known = [value for value in values if not math.isnan(value)]
+    if not known:
+        return "never"
+    error = f" ± {stdev(known) / math.sqrt(len(known)):.{digits}f}" if len(known) > 1 else ""
+    missing = "" if len(known) == len(values) else f", {len(known)} of {count(len(values), 'seed')}"
+    return f"{mean(known):.{digits}f}{error}{missing}"
 
 
-def _entry(done: Outcome | None, row: str, figure: float | None) -> str:
-    return _ours(None if done is None else done.accuracy.get(row)) + ("" if figure is None else f" ({figure:.2f})")
+def _entry(values: Sequence[float] | None, figure: float | None, digits: int = 2) -> str:
+    return _ours(values, digits) + ("" if figure is None else f" ({figure:.{digits}f})")
 
 
 def print_tables(cells: Sequence[Cell], study: Study) -> None:
-    done = {cell.names: found for cell in cells if (found := outcome(cell))}
+    done = {cell.names: found for cell in cells if (found := outcome(cell, study))}
     if not done:
         print("no cell is finished")
         return
-    columns = dict.fromkeys((dataset, clients) for dataset, clients, _ in done)
-    table = [["method", *map(", ".join, columns)]]
-    for method in dict.fromkeys(cell.names[2] for cell in cells):
-        for row in study.rows_of(method):
-            entries = (_entry(done.get((*at, method)), row, study.figure(*at, method)) for at in columns)
-            table.append([row, *entries])
-    _print_table(table)
+    asked = list(dict.fromkeys(cell.names[2] for cell in cells))
+    for measure in study.measures:
+        _print_measure(measure, asked, done, study)
     own = study.ablation
     table = [[f"{own.method}, {own.clients} clients", *own.finals]]
     for dataset in study.datasets:
         if of := done.get((dataset, own.clients, own.method)):
             figures = own.figures.get(dataset, {})
-            table.append([dataset, *(_entry(of, final, figures.get(final)) for final in own.finals)])
+            table.append([dataset, *(_entry(of.accuracy.get(name), figures.get(name)) for name in own.finals)])
     if len(table) > 1:
         _print_table(table)
     devices = ", ".join(sorted({of.device for of in done.values()}))
     print(f"\n{count(len(done), 'cell')} in {sum(of.seconds for of in done.values()):.0f} s on {devices}")
     _print_verdict(done, study)
+
+
+def _print_measure(measure: str, asked: Sequence[str], done: Outcomes, study: Study) -> None:
+    """A table of what is finished; its first measure also for what stands for a method in its place."""
+    columns = dict.fromkeys((dataset, column) for dataset, column, _ in done)
+    title, _, digits = MEASURES[measure]
+    table = [["method" if len(study.measures) == 1 else title, *map(", ".join, columns)]]
+    first = measure == study.measures[0]
+    for method in asked:
+        for row in study.rows_of(method) if first else (method,):
+            entries = []
+            for at in columns:
+                of, figure = done.get((*at, method)), study.figure(*at, method, measure=measure)
+                values = None if of is None else of.accuracy.get(row) if first else of.further[measure]
+                entries.append(_entry(values, figure, digits))
+            table.append([row, *entries])
+    _print_table(table)
 
 
 def _print_table(table: Sequence[Sequence[str]]) -> None:
@@ -371,17 +455,18 @@ def _print_verdict(done: Outcomes, study: Study) -> None:
     gaps = [
         abs(mean(of.accuracy[row]) - figure)
         for names, of in done.items()
-        if names[2] != study.ours and (figure := study.figure(*names)) is not None
+        if names[2] not in study.ours and (figure := study.figure(*names)) is not None
         for row in study.rows_of(names[2])
         if row in of.accuracy
     ]
     if gaps:
         print(f"baselines within {CLOSE:g} points of the paper: {sum(gap <= CLOSE for gap in gaps)} of {len(gaps)}")
-    for row in study.rows_of(study.ours) if study.ours and study.rival else ():
+    own = [(method, row) for method in study.ours for row in study.rows_of(method) if study.rival]
+    for ours, row in own:
         pairs = [
             (mean(of.accuracy[row]), mean(done[dataset, clients, study.rival].accuracy[study.rival]))
             for (dataset, clients, method), of in done.items()
-            if method == study.ours and row in of.accuracy and (dataset, clients, study.rival) in done
+            if method == ours and row in of.accuracy and (dataset, clients, study.rival) in done
         ]
         if pairs:
             ahead = sum(own > other for own, other in pairs)

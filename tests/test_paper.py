@@ -14,6 +14,7 @@ import pytest
 
 from hpcfed import assembly, cli
 from hpcfed.clients.engine import Engine
+from hpcfed.config import _check_attacks, _check_switches
 from hpcfed.methods import fedavg_ft, pfedgpa
 from hpcfed.record.reading import read_seeds
 from hpcfed.run import run
@@ -66,6 +67,39 @@ clients = "4"
 finals = ["direct", "pFedGPA-FT"]
 [ablation.figures]
 digits = {{ direct = 12.5 }}
+"""
+
+
+CELLS = """
+measures = ["best", "rounds"]
+ours = ["genfed", "genfed-both"]
+rival = "fedavg"
+cells = ["*/plain/*", "*/ipm/fedavg"]
+[common]
+model = "mlp"
+rounds = 3
+clients = 6
+participation = 0.5
+validation = 100
+target_accuracy = 25
+[datasets.digits]
+[columns.plain]
+[columns.ipm]
+clients = 8
+attack = "ipm"
+attackers = 6
+attack_strength = 50
+[methods.fedavg]
+[methods.genfed]
+schedule = "constant"
+rho_max = 2
+[methods.genfed-both]
+method = "genfed"
+supplement = true
+[figures.digits]
+genfed-both = { plain = 91.217 }
+[further_figures.rounds.digits]
+fedavg = { plain = 1070, ipm = 7 }
 """
 
 
@@ -262,3 +296,52 @@ def test_the_study_of_pfedgpa_is_whole() -> None:
     assert all(figures.keys() == set(study.ablation.finals) for figures in study.ablation.figures.values())
     finals = [*study.ablation.finals, *itertools.chain(*study.rows.values())]
     assert set(finals) <= set(pfedgpa.FINALS)
+
+
+def test_columns_of_any_kind_and_rows_that_are_variants(
+    study: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    code, out, error = study("--seeds", "0..1", text=CELLS)
+    assert code == 0, error
+    folders = sorted(str(path.relative_to(tmp_path / "out")) for path in tmp_path.glob("out/*/*/*"))
+    assert folders == [f"digits/{name}" for name in ("ipm/fedavg", "plain/fedavg", "plain/genfed", "plain/genfed-both")]
+    best, rounds = table_of(out)[:5], table_of(out)[5:]
+    assert best[0] == "| best accuracy, % | digits, plain | digits, ipm |"
+    assert rounds[0] == "| rounds to the target accuracy | digits, plain | digits, ipm |"
+    assert best[4].startswith("| genfed-both | ") and best[4].endswith(" (91.22) | – |")
+    runs = {
+        row: read_seeds(tmp_path / "out/digits" / row) for row in ("plain/fedavg", "plain/genfed-both", "ipm/fedavg")
+    }
+    assert [run.config["supplement"] for run in runs["plain/genfed-both"]] == [True, True]
+    assert [(run.config["clients"], run.config["attack"]) for run in runs["ipm/fedavg"]] == [(8, "ipm")] * 2
+    mean = sum(100 * run.rounds["global_accuracy"].max() for run in runs["plain/genfed-both"]) / 2
+    assert f"| genfed-both | {mean:.2f} ± " in best[4]
+    reached = [int((run.rounds["global_accuracy"] >= 0.25).argmax()) + 1 for run in runs["plain/fedavg"]]
+    assert f"| fedavg | {sum(reached) / 2:.0f} ± " in rounds[2] and "(1070) | never (7) |" in rounds[2]
+    assert "genfed-both above fedavg: in " in out and "genfed above fedavg: in " in out
+    code, _, error = study("--table", text=CELLS.replace("[columns.ipm]", "[clients.8]\n[columns.ipm]"))
+    assert (code, "tables [clients.N], or [columns.NAME], and not both" in error) == (2, True)
+    code, _, error = study("--table", text=CELLS.replace("ipm = 7", "imp = 7"))
+    assert (code, "unknown column 'imp'; did you mean 'ipm'?" in error) == (2, True)
+
+
+def test_the_study_of_genfed_is_whole() -> None:
+    options = argparse.Namespace(study=BENCHMARKS / "paper/genfed.toml", out=Path("out"), data_root=None)
+    vars(options).update(only="*", methods=None, seeds="0..4", set=[], device="auto")
+    study = paper.read_study(options.study)
+    cells = paper.plan(study, options)
+    assert len(cells) == 4 * 16 + 15 * 4
+    known = set()
+    for cell in cells:
+        config = cell.settings.config
+        _check_switches(config)
+        _check_attacks(config)
+        assert config.cohort_size == 10 and config.validation == 1000
+        assert ("supplement" in cell.names[2] or cell.names[2] in study.ours) == config.supplement
+        if study.figure(*cell.names) is not None:
+            known.add(cell.names)
+            assert config.supplement == (cell.names[2] in study.ours), "the paper's methods have both parts"
+        if cell.names[1] == "base":
+            rounds = study.figure(*cell.names, measure="rounds")
+            assert (rounds is None) == (cell.names not in known)
+    assert len(known) == 4 * 10 + 15 * 2
