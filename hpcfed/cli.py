@@ -23,6 +23,7 @@ _EXAMPLES = """examples:
   srun --mpi=pmix -n 16 python -m hpcfed run --dataset cifar10 --data-root /data --out runs/first
   mpirun -n 3 python -m hpcfed run --method pfedgpa --server-ranks 1 --server small
   hpcfed run --seeds 0..4 --out runs/five                     five seeds at once, one folder each
+  hpcfed run --method genfed --attack ipm --target-accuracy 80  attackers among the clients; when 80 % are reached
   hpcfed show runs/first                                      read a run back (--json for programs)
   hpcfed list                                                 methods, data sets, models, partitions, attacks
 """

@@ -59,8 +59,12 @@ class Options(BaseModel):
 
     has_server: ClassVar[bool] = False
     """Whether the method has a model on the server, which ranks of its own can train."""
+    uploads: ClassVar[bool] = True
+    """Whether clients send anything to the server, so that attackers can forge it."""
     averages: ClassVar[bool] = True
     """Whether the method makes one row of the uploads, which other rules than the mean can do too."""
+    all_train: ClassVar[bool] = False
+    """Whether clients train in rounds for which they were not sampled."""
 
     def check(self, config: "RunConfig") -> None:
         """Refuses, before anything starts, options of a method that do not fit the rest of the run."""
@@ -298,7 +302,7 @@ def check(settings: Settings, launch: Launch) -> None:
     if config.stop_at_target and settings.options.has_server:
         raise UserError(f"--stop-at-target: the server of method {config.method} learns only after the last round")
     _check_switches(config)
-    _check_attacks(config)
+    _check_attacks(settings)
     _check_aggregation(settings)
     _check_ranks(settings, launch)
     settings.options.check(config)
@@ -326,7 +330,8 @@ def _check_switches(config: RunConfig) -> None:
             raise UserError(f"--{flag.replace('_', '-')} changes nothing without {switch}")
 
 
-def _check_attacks(config: RunConfig) -> None:
+def _check_attacks(settings: Settings) -> None:
+    config = settings.config
     if config.attack not in ATTACKS:
         raise unknown("attack", config.attack, ATTACKS)
     if config.attackers > 1 and config.attackers % 1:
@@ -337,6 +342,8 @@ def _check_attacks(config: RunConfig) -> None:
         raise UserError(
             f"--attackers {config.attackers} of {count(config.clients, 'client')} are none; use --attackers 1"
         )
+    if config.attack not in ("none", "label-flip") and not settings.options.uploads:
+        raise UserError(f"--attack {config.attack}, but clients of method {config.method} upload nothing")
 
 
 def _check_aggregation(settings: Settings) -> None:

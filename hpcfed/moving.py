@@ -33,7 +33,8 @@ class Moving:
 
     def after_round(self, state: Any, cohort: Cohort, train_seconds: np.ndarray | None) -> Any:
         """The state for the next round; `train_seconds` of every rank are known on the root alone."""
-        if self._setup.shards is None or not self._balance.note(cohort.clients, train_seconds):
+        clients = np.arange(len(self._setup.clients.rank)) if self._setup.settings.options.all_train else cohort.clients
+        if self._setup.shards is None or not self._balance.note(clients, train_seconds):
             return state
         proposal: Proposal | None = None
         if train_seconds is None:

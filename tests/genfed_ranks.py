@@ -23,7 +23,6 @@ RUNS = {
     "genfedau": "--method genfedau --schedule-rounds 4 --attack mimic --attackers 3 --au-cutoff 2",
     "genfedumf": "--method genfedumf --schedule power --schedule-base 0.3 --attack label-flip --attackers 4",
     "fedper": "--method fedper --attack mimic --attackers 0.4 --aggregation median",
-    "pfedhn": "--method pfedhn --inner-steps 3 --hn-hidden 4 --attack sign-flip --attackers 0.3",
     "trimmed": "--attack noise --attack-strength 5 --aggregation trimmed-mean --tolerance 0.3",
     "krum": "--attack sign-flip --attackers 2 --aggregation krum",
     "multi-krum": "--attack ipm --attack-strength 9 --aggregation multi-krum --deterministic",
@@ -35,7 +34,7 @@ MOVING = f"{COMMON} --method genfedumf --attack mimic --attackers 3 --rho-max 2 
 def run_all(folder: Path, names: Iterable[str] = RUNS) -> None:
     for name in names:
         words = RUNS[name]
-        run(parse_run([*COMMON.split(), *words.split(), "--rounds=3", "--snapshot-every=1", f"--out={folder / name}"]))
+        run(parse_run([*COMMON.split(), *words.split(), "--rounds=2", "--snapshot-every=1", f"--out={folder / name}"]))
 
 
 def moved_rows(*, moving: bool) -> tuple[np.ndarray, np.ndarray]:

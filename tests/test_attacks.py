@@ -72,6 +72,24 @@ def test_a_flipped_sign_mirrors_the_own_update() -> None:
     assert torch.equal(sent[bad], start[bad])
 
 
+def test_an_update_is_what_the_server_sent_to_the_client_and_got_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """pFedHN sends every client a row of its own, FedPer sends the body alone."""
+    for method, options in {"pfedhn": {"inner_steps": 2, "hn_hidden": 3}, "fedper": {}}.items():
+        s = assembled(method=method, attack="sign-flip", attackers=2, **options)
+        fed, upload, seen = s.federation, s.federation.upload, []
+        sent = fed.download
+        monkeypatch.setattr(fed, "download", lambda *a, sent=sent, seen=seen: (seen.append(sent(*a)), seen[-1])[1])
+        monkeypatch.setattr(
+            fed, "upload", lambda *a, upload=upload, seen=seen: (seen.extend([a[0], upload(*a)]), seen[-1])[1]
+        )
+        s.method.round(fed, s.method.init(fed), fed.sample(0))
+        start, trained, got = seen
+        assert start.shape == trained.shape and (method == "fedper" or not torch.equal(start[0], start[1]))
+        bad = np.isin(np.arange(4), s.dealt.attackers)
+        torch.testing.assert_close(got[bad], 2 * start[bad] - trained[bad], rtol=1e-12, atol=1e-14)
+        assert torch.equal(got[~bad], trained[~bad])
+
+
 def test_a_mimic_uploads_a_copy_of_a_random_benign_upload() -> None:
     victims = []
     for seed in range(5):
@@ -291,6 +309,7 @@ def test_an_attack_has_its_phase_and_hurts_and_a_defence_helps(tmp_path: Path) -
         ("--aggregation multi-krum --participation 0.3 --tolerance 0.4", "needs at least 7 uploads"),
         ("--aggregation multi-krum --krum-keep 21", "--krum-keep 21, but a round has 20 uploads"),
         ("--aggregation krum --krum-keep 2", "--krum-keep changes nothing without --aggregation multi-krum"),
+        ("--attack ipm --method local", "--attack ipm, but clients of method local upload nothing"),
         ("--aggregation median --method local", "but method local takes no mean of uploads"),
         ("--aggregation krum --method pfedhn", "but method pfedhn takes no mean of uploads"),
     ],

@@ -20,7 +20,8 @@ from hpcfed.data.partition import Partition
 from hpcfed.data.supplement import supplemented
 from hpcfed.errors import UserError
 from hpcfed.models.networks import build
-from hpcfed.progress import SeedsProgress
+from hpcfed.moving import Moving
+from hpcfed.progress import RunProgress, SeedsProgress
 from hpcfed.record.reading import at_target, read_run, read_seeds
 from hpcfed.run import Evaluation
 from hpcfed.selection import SelectionOptions, best
@@ -292,16 +293,13 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[int, np.
     return folder, dict(zip(*genfed_ranks.moved_rows(moving=False), strict=True))
 
 
-SLOW = ("pfedhn", "multi-krum")
-"""Deterministic kernels and a hypernetwork take seconds of every rank to import."""
-
-
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_one_two_and_three_ranks_give_the_same_runs(
     ranks: int, alone: tuple[Path, dict[int, np.ndarray]], tmp_path: Path, mpirun: Callable
 ) -> None:
     """Methods, attacks, rules and stacked seeds; and clients that move in the middle, with what they keep."""
-    names = [name for name in genfed_ranks.RUNS if ranks == 2 or name not in SLOW]
+    # Deterministic kernels take two seconds of every rank to import.
+    names = [name for name, words in genfed_ranks.RUNS.items() if ranks == 2 or "deterministic" not in words]
     result = mpirun(
         ranks, "-m", "mpi4py", genfed_ranks.__file__, tmp_path, *names, PYTHONPATH=str(Path(__file__).parent.parent)
     )
@@ -318,6 +316,16 @@ def test_one_two_and_three_ranks_give_the_same_runs(
     assert sorted(moved) == sorted(stayed)
     for client, row in stayed.items():
         np.testing.assert_allclose(moved[client], row, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize(("method", "trained"), [("fedumf", 4), ("fedavg", 2)])
+def test_the_balance_of_ranks_counts_everybody_that_trains(method: str, trained: int) -> None:
+    s = assembled(method=method, participation=0.5)
+    s.shards, noted = (lambda split, ids: s.federation._train_data), []
+    moving = Moving(s, None, RunProgress(1, visible=False))
+    moving._balance.note = lambda clients, seconds: bool(noted.append(len(clients)))  # type: ignore[method-assign]
+    moving.after_round(None, s.federation.sample(0), np.ones(1))
+    assert noted == [trained]
 
 
 def test_new_clients_are_welcome_with_the_global_model(tmp_path: Path) -> None:

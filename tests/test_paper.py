@@ -335,7 +335,7 @@ def test_the_study_of_genfed_is_whole() -> None:
     for cell in cells:
         config = cell.settings.config
         _check_switches(config)
-        _check_attacks(config)
+        _check_attacks(cell.settings)
         assert config.cohort_size == 10 and config.validation == 1000
         assert ("supplement" in cell.names[2] or cell.names[2] in study.ours) == config.supplement
         if study.figure(*cell.names) is not None:

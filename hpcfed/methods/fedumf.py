@@ -23,6 +23,8 @@ __all__ = ["Options", "State", "global_row", "init", "personal", "round", "welco
 
 
 class Options(config.Options):
+    all_train = True
+
     umf_beta: float = option(1.0, "β: what a kept update counts for where a client starts", ge=0)
 
 

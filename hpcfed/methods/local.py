@@ -18,7 +18,7 @@ __all__ = ["Options", "State", "global_row", "init", "personal", "round", "welco
 
 
 class Options(config.Options):
-    averages = False
+    uploads = averages = False
 
 
 @dataclass(frozen=True)
