@@ -402,20 +402,26 @@ def test_a_target_that_nobody_reaches_is_told(tmp_path: Path) -> None:
     assert "not reached" in text.getvalue() and record.summary()["reached_target"] is None
 
 
-def test_progress_of_seeds_that_stop_waits_for_those_alone_that_go_on(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("order", ["first stop others", "first others stop", "others ahead first stop"])
+def test_progress_of_seeds_waits_for_those_alone_that_go_on(order: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """One of two seeds stops after the first round, before or after the other has told of it."""
     progress = SeedsProgress(3, seeds=2, visible=True)
 
     def tell(round: int, loss: float) -> None:
         progress.round(round, {"train_loss": loss, "seconds": 1.0}, on_disk=True)
 
-    tell(0, 1.0)
-    tell(1, 8.0)  # one seed is a round ahead when the other stops
-    tell(0, 3.0)
-    progress.stop(0)
+    steps = {
+        "first": lambda: tell(0, 1.0),
+        "stop": lambda: progress.stop(0),
+        "others": lambda: tell(0, 3.0),
+        "ahead": lambda: tell(1, 8.0),
+    }
+    for step in order.split():
+        steps[step]()
     tell(2, 9.0)
     said = capsys.readouterr().err
-    assert "round 1/3  loss 2.0000" in said and "round 3/3  loss 9.0000" in said
-    assert not progress._told
+    assert said.count("round 1/3  loss 2.0000") == 1 and said.count("round 3/3  loss 9.0000") == 1
+    assert "loss 1.0000" not in said and "loss 3.0000" not in said and not progress._told
 
 
 @pytest.mark.parametrize(
