@@ -19,6 +19,7 @@ class Flipped:
     def __init__(self, honest: Dataset) -> None:
         self.honest = honest
         self.name, self.shape, self.classes = honest.name, honest.shape, honest.classes
+        self.blank = honest.blank
         self._train = len(honest.labels("train"))
 
     def labels(self, split: Split) -> np.ndarray:
