@@ -21,10 +21,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from hpcfed.config import RunConfig
 from hpcfed.errors import UserError
-from hpcfed.server import diffusion
+from hpcfed.server import diffusion, training
 from hpcfed.server import networks as server_networks
 from hpcfed.server.diffusion import Schedule
-from hpcfed.server.model import NETWORKS, LatentDiffusion, _checkpoint, steps_of
+from hpcfed.server.model import NETWORKS, LatentDiffusion, Learnt, _checkpoint, steps_of
 from hpcfed.server.networks import (
     Autoencoder,
     Denoiser,
@@ -712,6 +712,38 @@ def test_accumulated_micro_batches_are_one_step(one_thread: None) -> None:
         loss.backward()
         optimizer.step()
         assert losses[step] == pytest.approx(loss.item(), rel=1e-5)
+
+
+def test_the_denoiser_may_have_a_batch_of_its_own(one_thread: None) -> None:
+    options = QUICK.model_copy(update={"denoiser_batch": 2 * QUICK.server_batch})
+    report = LatentDiffusion(WIDTHS, options, HERE, seed=1).learn(BANK)
+    steps = {name: len(losses) for name, losses in report.losses.items()}
+    assert steps == steps_of(options)
+    assert steps["autoencoder"] == -(-options.autoencoder_samples // QUICK.server_batch)
+    assert steps["denoiser"] == -(-options.denoiser_samples // (2 * QUICK.server_batch))
+    assert report.samples["denoiser"] == steps["denoiser"] * 2 * QUICK.server_batch
+    with pytest.raises(UserError, match="--denoiser-batch 9 cannot be shared by 2 server ranks"):
+        ServerOptions(server_batch=8, denoiser_batch=9).check_ranks(2)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_captured_passes_learn_the_same(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As passes that are launched one by one; trial passes of the capture leave no trace in the statistics."""
+    place = Place(torch.device("cuda", 0))
+    options = QUICK.model_copy(update={"server_precision": precision, "server_engine": "torch"})
+
+    def learnt() -> tuple[Learnt, dict[str, Tensor]]:
+        learning = LatentDiffusion(WIDTHS, options, place, seed=1)
+        return learning.learn(BANK.cuda()), dict(learning.autoencoder.named_buffers())
+
+    captured, statistics = learnt()
+    monkeypatch.setattr(training, "_in_hands", lambda network, *_: network)
+    launched, expected = learnt()
+    tolerance = 1e-4 if precision == "fp32" else 0.02
+    for name in NETWORKS:
+        np.testing.assert_allclose(captured.losses[name], launched.losses[name], rtol=tolerance)
+    torch.testing.assert_close(statistics, expected, rtol=10 * tolerance, atol=tolerance)
 
 
 # Saved servers
