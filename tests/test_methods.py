@@ -130,6 +130,22 @@ def test_local_clients_never_hear_of_each_other() -> None:
     assert s.method.global_row(state) is None
 
 
+@pytest.mark.parametrize("method", ["fedavg", "pfedhn"])
+def test_augmented_training_is_another_training(method: str) -> None:
+    """Also where a method brings its own SGD; black is what raw zeros have become."""
+    plain, augmented = (
+        assembled(method=method, clients=3, rounds=1, model="mlp", augment=how) for how in ("none", "crop-flip")
+    )
+    rows = []
+    for s in (plain, augmented):
+        fed = s.federation
+        state = s.method.round(fed, s.method.init(fed), fed.sample(0))
+        rows.append(s.method.personal(fed, state, np.arange(3)))
+        blank = fed._train_data.blank
+        assert blank is not None and float(blank) == pytest.approx(float(fed._train_data.images.min()), abs=1e-6)
+    assert not torch.allclose(rows[0], rows[1])
+
+
 def test_fine_tuning_is_judged_but_not_kept() -> None:
     s = assembled(method="fedavg-ft", alpha=0.1)
     state = s.method.init(s.federation)

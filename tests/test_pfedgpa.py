@@ -833,4 +833,6 @@ def test_generated_rows_keep_their_clients_identity(learnt: Learnt) -> None:
     assert own >= 19
     assert learnt.kept == pytest.approx(own / 20), "and this is what is told"
     # What says that the test could fail: diffused to the end, nothing of the client is left.
-    assert learnt.own_centre(fed.server.invert(fed.clients, depth=200)[0]) < 10
+    [lost] = room_of(learnt.setup).handle([Request("invert", 0, fed.clients, {"depth": 200})])
+    assert lost is not None and lost.rows is not None
+    assert learnt.own_centre(lost.rows) < 10 and lost.kept == pytest.approx(learnt.own_centre(lost.rows) / 20)
