@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from hpcfed.arrays import on_device
-from hpcfed.assembly import Newcomers, Setup, assemble, assemble_seeds, check_server, serve_model
+from hpcfed.assembly import Newcomers, Setup, assemble, assemble_seeds, check_network, serve_model
 from hpcfed.clients.balance import MOVES, imbalance
 from hpcfed.clients.lockstep import Lockstep
 from hpcfed.clients.placement import Clients
@@ -59,7 +59,7 @@ def run(settings: Settings) -> Path | None:
     """
     if settings.config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it once, when it starts
-    check_server(settings)
+    check_network(settings)
     world = worlds.enter(device=settings.config.device, server_ranks=settings.config.server_ranks)
     if world.role == "server":
         failing = _Failing(lambda: "server", _named_folders(settings.config))

@@ -31,7 +31,13 @@ from hpcfed.models.layout import Layout
 from hpcfed.models.networks import build
 from hpcfed.models.stack import StackedNetwork
 
-SHAPES = {"mlp": (1, 8, 8), "cnn-digits": (1, 8, 8), "cnn-fmnist": (1, 28, 28), "cnn-emnist": (1, 28, 28)}
+SHAPES = {
+    "mlp": (1, 8, 8),
+    "cnn-digits": (1, 8, 8),
+    "cnn-bn": (1, 8, 8),
+    "cnn-fmnist": (1, 28, 28),
+    "cnn-emnist": (1, 28, 28),
+}
 SMALL = {"resnet18": (3, 16, 16), "cnn-pfl": (3, 12, 12), "cnn-cifar": (3, 20, 20)}
 SIZES = (5, 0, 13, 8, 1, 16)  # an empty client, a single sample, full and short last batches with batches of 4
 SGD = Sgd(epochs=2, batch_size=4, lr=0.05, momentum=0.9, weight_decay=1e-3, clip=1.0)
