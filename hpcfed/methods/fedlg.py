@@ -45,47 +45,45 @@ class Options(_clusters.Options):
 def init(fed: Federation) -> State:
     import torch
 
-    names = _candidates(fed)
-    shared = fed.layout.mask(names)
+    names = candidates(cast(Options, fed.options), fed.layout)
     numbers = [torch.full((e.stop - e.start,), names.index(e.layer)) for e in fed.layout.entries if e.layer in names]
-    return begin(fed, shared=shared, part_of=torch.cat(numbers))
+    return begin(fed, shared=fed.layout.mask(names), part_of=torch.cat(numbers))
 
 
 def round(fed: Federation, state: State, cohort: Cohort) -> State:
-    start = download(fed, state, cohort)
+    options, start = cast(Options, fed.options), download(fed, state, cohort)
     rows = fed.train(start, cohort)
-    parts = _chosen(fed, _shares(fed, rows - start))
+    parts = chosen(options, fed.layout, shares(options, fed.layout, rows - start))
     state, weights = upload(fed, state, rows, cohort.equally(), parts=parts)
-    return replace(state, gene=inherited(state, weights, _chosen(fed, weights)))
+    return replace(state, gene=inherited(state, weights, chosen(options, fed.layout, weights)))
 
 
-def _candidates(fed: Federation) -> list[str]:
+def candidates(options: Options, layout: Layout) -> list[str]:
     """The layers of all pools, in the network's order."""
-    named = {name for pool in cast(Options, fed.options).pools for name in pool}
-    return [layer for layer in fed.layout.layers if layer in named]
+    named = {name for pool in options.pools for name in pool}
+    return [layer for layer in layout.layers if layer in named]
 
 
-def _shares(fed: Federation, updates: Tensor) -> Tensor:
+def shares(options: Options, layout: Layout, updates: Tensor) -> Tensor:
     """[clients, candidates]: the share of a layer's entries whose update is large."""
     import torch
 
-    updates = updates[:, : fed.layout.num_parameters].abs()
-    large = updates > cast(Options, fed.options).gene_threshold * updates.mean(1, keepdim=True)
-    shares = []
-    for name in _candidates(fed):
-        own = [large[:, e.start : e.stop] for e in fed.layout.entries if e.layer == name and e.trainable]
-        shares.append(torch.cat(own, 1).to(updates.dtype).mean(1))
-    return torch.stack(shares, 1)
+    sizes = updates[:, : layout.num_parameters].abs()
+    large = sizes > options.gene_threshold * sizes.mean(1, keepdim=True)
+    found = []
+    for name in candidates(options, layout):
+        own = [large[:, e.start : e.stop] for e in layout.entries if e.layer == name and e.trainable]
+        found.append(torch.cat(own, 1).to(updates.dtype).mean(1))
+    return torch.stack(found, 1)
 
 
-def _chosen(fed: Federation, scores: Tensor) -> Tensor:
+def chosen(options: Options, layout: Layout, scores: Tensor) -> Tensor:
     """Of every pool the candidates with the highest scores [any, candidates]; of equal ones the first."""
     import torch
 
-    options, candidates = cast(Options, fed.options), _candidates(fed)
-    chosen = torch.zeros_like(scores, dtype=torch.bool)
+    names, found = candidates(options, layout), torch.zeros_like(scores, dtype=torch.bool)
     for pool in options.pools:
-        at = torch.tensor(sorted(candidates.index(name) for name in pool), device=scores.device)
+        at = sorted(names.index(name) for name in pool)
         best = scores[:, at].argsort(dim=1, descending=True, stable=True)[:, : options.gene_each]
-        chosen.scatter_(1, at[best], True)
-    return chosen
+        found.scatter_(1, best.new_tensor(at)[best], True)
+    return found
