@@ -395,7 +395,7 @@ def test_clients_in_several_stacks_are_as_in_one(size: int, monkeypatch: pytest.
     shard = make_shard((1, 8, 8), SIZES, torch.float64)
     keys = streams.client_keys(3, "test", 5, torch.arange(len(SIZES)))
     whole, whole_loss = trained("batched", network, shard, SGD, keys, device)
-    monkeypatch.setattr(Engine, "_stack_size", lambda self, batch_size, rows: size)
+    monkeypatch.setattr(Engine, "_stack_size", lambda self, batch_size, rows, **_: size)
     cut, cut_loss = trained("batched", network, shard, SGD, keys, device)
     torch.testing.assert_close(cut, whole, rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(cut_loss, whole_loss, equal_nan=True)

@@ -571,6 +571,9 @@ def test_new_clients_join_as_many_in_each_update(joined: RunRecord) -> None:
     assert not absent[0, :2].any() and not absent[1:, 2:4].any() and not absent[2:, 4].any()
     accuracy = joined.newcomers["method"]
     assert joined.newcomers_last("method") == pytest.approx(accuracy[3:].mean())
+    assert joined.newcomers_first("method") == pytest.approx(
+        np.mean([*accuracy[0, :2], *accuracy[1, 2:4], accuracy[2, 4]])
+    )
     assert np.nanmean(accuracy[-1]) > 0.8 > np.nanmean(accuracy[0])
 
 

@@ -199,7 +199,7 @@ class Engine:
         count = -(-len(order) // size)
         return (np.asarray(part) for part in np.array_split(order, count)) if count else iter(())
 
-    def _stack_size(self, batch_size: int, rows: Tensor, *, pulled: bool) -> int:
+    def _stack_size(self, batch_size: int, rows: Tensor, *, pulled: bool = False) -> int:
         """As many clients as fit into free memory on a GPU; on a CPU as many as pay."""
         if rows.device.type == "cpu":
             return max(1, CPU_ACTIVATIONS // (batch_size * self.cost.activations))

@@ -131,6 +131,12 @@ class RunRecord:
             return None
         return int(np.argmax(np.nan_to_num(accuracy) >= share * np.nanmax(accuracy))) + 1
 
+    def newcomers_first(self, start: str) -> float:
+        """New clients' mean accuracy, of each as it joined."""
+        accuracy = self.newcomers[start]
+        joined = np.argmin(np.isnan(accuracy), axis=0)
+        return mean_accuracy(accuracy[joined, np.arange(accuracy.shape[1])])
+
     def newcomers_last(self, start: str) -> float:
         """New clients' mean accuracy over their last ten local updates (fewer, if there were fewer)."""
         return mean_accuracy(self.newcomers[start][1:][-LAST_UPDATES:])
@@ -177,6 +183,7 @@ class RunRecord:
                 start: [_number(mean_accuracy(values)) for values in updates]
                 for start, updates in self.newcomers.items()
             },
+            "newcomers_first": {start: _number(self.newcomers_first(start)) for start in self.newcomers},
             "newcomers_last_10": {start: _number(self.newcomers_last(start)) for start in self.newcomers},
             "newcomer_bytes": _number(self.newcomer_bytes),
             "printed_comm": _number(self.printed_comm()),
