@@ -59,7 +59,8 @@ class Aggregation:
         weights = on_device(cohort.weights[cohort.chosen], rows.device).to(rows.dtype)
         own = cluster[on_device(cohort.chosen, rows.device)]
         counted = (own == torch.arange(clusters, device=rows.device)[:, None]) * weights
-        return self._collectives.sum(counted @ rows)
+        # Row by row: a product of matrices would be rounded to TensorFloat-32 on a GPU.
+        return self._collectives.sum(torch.stack([of_cluster @ rows for of_cluster in counted]))
 
     def _sums_in_client_order(self, rows: Tensor, cohort: Cohort, cluster: list[int], clusters: int) -> Tensor:
         columns = self._columns(rows, cohort)

@@ -15,6 +15,7 @@ from hpcfed import methods, streams
 from hpcfed.assembly import Setup
 from hpcfed.attacks import idlg
 from hpcfed.clients import engine as engines
+from hpcfed.clients import fisher as fishers
 from hpcfed.clients.engine import Engine, Sgd
 from hpcfed.clients.fisher import Fisher
 from hpcfed.clients.pull import Pull, Strengths
@@ -127,11 +128,14 @@ def test_frozen_columns_keep_their_bits_under_a_pull() -> None:
 
 @pytest.mark.parametrize("floats", [1, 3 * (2 * 4810 + 3 * 138), 2**28])
 @pytest.mark.parametrize("model", ["mlp", "cnn-bn"])
-def test_fisher_information_is_the_mean_of_squared_gradients_of_samples(model: str, floats: int) -> None:
+def test_fisher_information_is_the_mean_of_squared_gradients_of_samples(
+    model: str, floats: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fishers, "CPU_FLOATS", floats)
     sizes = (5, 0, 7, 1)
     shard, network = make_shard((1, 8, 8), sizes, torch.float64), build(model, shape=(1, 8, 8), classes=10, seed=0)
     layout = Layout.of(network)
-    fisher = Fisher(network, layout, Engine(network, layout, shape=(1, 8, 8)).cost, floats=floats)
+    fisher = Fisher(network, layout, Engine(network, layout, shape=(1, 8, 8)).cost)
     rows = layout.row(network, dtype=torch.float64) + 0.1 * torch.rand(4, layout.num_columns, dtype=torch.float64)
     clients = np.array([2, 1, 3, 0])
     found = fisher(rows, shard, clients)

@@ -19,19 +19,24 @@ from hpcfed.data.shards import Shard
 from hpcfed.models.cost import Cost
 from hpcfed.models.layout import Layout
 
-FLOATS = 2**28
-"""Of gradients and activations that are there at once."""
+MEMORY_SHARE = 0.25
+"""Of the device's free memory, for gradients and activations that are there at once."""
+CPU_FLOATS = 2**25
+"""The same on a CPU; more gain nothing there."""
 
 
 class Fisher:
-    def __init__(self, network: nn.Module, layout: Layout, cost: Cost, *, floats: int = FLOATS) -> None:
+    def __init__(self, network: nn.Module, layout: Layout, cost: Cost) -> None:
         self._network = network
         self._layout = layout
-        self._at_once = max(1, floats // (2 * layout.num_columns + 3 * cost.activations))
-        """Samples."""
+        self._floats = 2 * layout.num_columns + 3 * cost.activations
+        """Of a sample, with its gradient."""
+        self._at_once = 0
+        """Samples that fit into free memory; asked once, because asking takes time."""
 
     def __call__(self, rows: Tensor, shard: Shard, clients: np.ndarray) -> Tensor:
         """Of `rows[i]` on the data of the shard's client `clients[i]`; 0 without data, and for running statistics."""
+        self._at_once = self._at_once or max(1, _floats_at_once(rows) // self._floats)
         sizes = np.asarray(shard.sizes, np.int64)[clients]
         index = shard.index[on_device(clients, rows.device)]
         found = torch.zeros_like(rows)
@@ -71,6 +76,13 @@ class Fisher:
         if self._network.training:
             self._network = copy.deepcopy(self._network).eval()
         return self._network
+
+
+def _floats_at_once(rows: Tensor) -> int:
+    if rows.device.type == "cpu":
+        return CPU_FLOATS
+    free, _ = torch.cuda.mem_get_info(rows.device)
+    return int(MEMORY_SHARE * free / rows.element_size())
 
 
 def _loss(

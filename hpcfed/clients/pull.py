@@ -57,6 +57,7 @@ class PullAtWork:
 
     def __init__(self, strengths: Strengths, workplace: Workplace) -> None:
         self._strengths, self._workplace = strengths, workplace
+        self._spans = workplace.block_spans
 
     def reserve(self, clients: int, like: Tensor) -> None:
         self._reference = self._workplace.new(clients, like)
@@ -75,7 +76,7 @@ class PullAtWork:
         """Adds the gradient of all terms, in place, to the gradient of the first clients' rows."""
         between = rows - self._reference[0][: len(rows)]
         if self._strengths.layers:
-            for start, stop in self._workplace.block_spans:
+            for start, stop in self._spans:
                 _add(gradient[:, start:stop], between[:, start:stop], self._strengths.layers)
         if self._strengths.whole:
             _add(gradient, between, self._strengths.whole)
