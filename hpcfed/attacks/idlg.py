@@ -37,7 +37,7 @@ class Theft(NamedTuple):
     method: str
     share: float
     """Of the network's parameters that was uploaded."""
-    label_known: bool
+    label_given: bool
     """Whether the server had to be given the label."""
     original: Tensor
     stolen: Tensor

@@ -27,13 +27,13 @@ def steal(options: argparse.Namespace, config: RunConfig) -> None:
     attack = Attack(options.model, options.steps, options.noise, options.seed)
     thefts = attack.steal(dataset, methods, options.images, torch.device("cuda" if cuda else "cpu"))
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), show_edge=False)
-    for number, column in enumerate(("what is uploaded", "of the network", "label", "PSNR, dB", "each image")):
+    for number, column in enumerate(("what is uploaded", "of the network", "label", "PSNR, dB", "least to most")):
         table.add_column(column, justify="right" if number else "left", no_wrap=True)
     for method in methods:
         own = [theft for theft in thefts if theft.method == method]
-        each = ", ".join(f"{theft.psnr:.1f}" for theft in own)
-        label = "given" if own[0].label_known else "found"
-        table.add_row(method, f"{own[0].share:.1%}", label, f"{mean(theft.psnr for theft in own):.2f}", each)
+        psnr = [theft.psnr for theft in own]
+        label = "given" if own[0].label_given else "found"
+        table.add_row(method, f"{own[0].share:.1%}", label, f"{mean(psnr):.2f}", f"{min(psnr):.1f} to {max(psnr):.1f}")
     console = Console()
     console.print(f"iDLG on {config.dataset}, {options.model} network, {options.steps} steps", highlight=False)
     console.print(table)

@@ -72,8 +72,11 @@ class PullAtWork:
             parameters, statistics = self._mask
             self._workplace.load(pull.mask, (parameters[:count], statistics[:count]))
 
-    def add(self, rows: Tensor, gradient: Tensor, moving: Tensor | None) -> None:
-        """Adds the gradient of all terms, in place, to the gradient of the first clients' rows."""
+    def add(self, rows: Tensor, gradient: Tensor) -> None:
+        """Adds the gradient of all terms, in place, to the gradient of the first clients' rows.
+
+        Also where columns are frozen, whose gradient is not used.
+        """
         between = rows - self._reference[0][: len(rows)]
         if self._strengths.layers:
             for start, stop in self._spans:
@@ -82,8 +85,6 @@ class PullAtWork:
             _add(gradient, between, self._strengths.whole)
         if self._mask is not None:
             _add(gradient, between * self._mask[0][: len(rows)], self._strengths.masked)
-        if moving is not None:  # the gradient of a frozen tensor is never written, so it would grow from step to step
-            gradient.mul_(moving)
 
 
 def _add(gradient: Tensor, between: Tensor, strength: float) -> None:

@@ -200,8 +200,7 @@ class StackTraining:
         keys = self._layer_keys.index_select(0, self._step)[0, :, :clients] if self._network.random_layers else None
         updating = self._differentiate(clients, images, valid, keys)
         if self._pull is not None:
-            moving = None if self._moving is None else self._moving.parameters
-            self._pull.add(self._work[0][:clients], self._gradient[:clients], moving)
+            self._pull.add(self._work[0][:clients], self._gradient[:clients])
         self._descend(clients, updating)
         self._step += 1
 
