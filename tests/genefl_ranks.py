@@ -22,8 +22,7 @@ COMMON = f"{SPREAD} --model cnn-bn --clients 9 --participation 0.7 --clusters 3 
 LATER = "--new-clients 5 --new-updates 2 --join-rounds 2 --new-classes 0.4"
 RUNS = {
     "genefl": f"--method genefl --gene-layers 2 {LATER}",
-    "clustered-fedavg": "--method clustered-fedavg --attack ipm --attackers 2",
-    "fedbn": "--method fedbn --clustering angles --basis 2",
+    "fedbn": "--method fedbn --clustering angles --basis 2 --attack ipm --attackers 2",
     "fedlp": "--method fedlp --deterministic",
     "fedlps": "--method fedlps --prune-ratio 0.5",
     "fedlg": f"--method fedlg --gene-pools conv1,conv2/fc1,head --gene-each 1 {LATER}",

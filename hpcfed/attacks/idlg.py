@@ -129,9 +129,9 @@ class Attack:
             loss.backward()
             return loss
 
-        for _ in range(self.steps):
+        for step in range(self.steps + 1):
             found = image.detach().clone()
-            loss = search.step(closure).item()  # of the image before the step
+            loss = (search.step(closure) if step < self.steps else closure()).item()  # of the image before the step
             if loss < least:
                 best, least = found, loss
             if not math.isfinite(loss) or loss < 1e-20:
