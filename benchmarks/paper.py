@@ -76,6 +76,14 @@ MEASURES = {
     "accuracy": Measure("last accuracy of clients, %", lambda record: 100 * record.last("accuracy")),
     "best": Measure("best accuracy, %", _best),
     "rounds": Measure("rounds to the target accuracy", _rounds_to_target, digits=0),
+    "comm": Measure("sent by clients, GiB", lambda record: float(record.rounds["bytes_up"].sum()) / 2**30),
+    "given": Measure("sent to a new client to begin with, MiB", lambda record: record.newcomer_bytes / 2**20),
+    "joining": Measure(
+        "accuracy of new clients as they join, %", lambda record: 100 * record.newcomers_first("method")
+    ),
+    "joined": Measure(
+        "accuracy of new clients over their last ten updates, %", lambda record: 100 * record.newcomers_last("method")
+    ),
 }
 
 
@@ -104,7 +112,7 @@ class Study(BaseModel):
     common: dict[str, Any] = {}
     cells: tuple[str, ...] = ("*",)
     """Patterns, of which a cell's DATASET/CLIENTS/METHOD must fit one."""
-    measures: tuple[Literal["accuracy", "best", "rounds"], ...] = ("accuracy",)
+    measures: tuple[Literal["accuracy", "best", "rounds", "comm", "given", "joining", "joined"], ...] = ("accuracy",)
     """What the tables show, one after the other; `figures` belong to the first."""
     ours: tuple[str, ...] = ()
     """The paper's own methods; the others are its baselines."""

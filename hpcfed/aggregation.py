@@ -49,6 +49,26 @@ class Aggregation:
         weights = on_device(cohort.weights[cohort.chosen], rows.device).to(rows.dtype)
         return self._collectives.sum(weights @ rows)
 
+    def sums(self, rows: Tensor, cohort: Cohort, cluster: Tensor, clusters: int) -> Tensor:
+        """Σ weightᵢ rowᵢ over the members of every cluster, [clusters, columns]: local sums, then one all-reduce.
+
+        `cluster` is that of every member of the cohort.
+        """
+        if self._config.deterministic:
+            return self._sums_in_client_order(rows, cohort, cluster.tolist(), clusters)
+        weights = on_device(cohort.weights[cohort.chosen], rows.device).to(rows.dtype)
+        own = cluster[on_device(cohort.chosen, rows.device)]
+        counted = (own == torch.arange(clusters, device=rows.device)[:, None]) * weights
+        # Row by row: a product of matrices would be rounded to TensorFloat-32 on a GPU.
+        return self._collectives.sum(torch.stack([of_cluster @ rows for of_cluster in counted]))
+
+    def _sums_in_client_order(self, rows: Tensor, cohort: Cohort, cluster: list[int], clusters: int) -> Tensor:
+        columns = self._columns(rows, cohort)
+        totals = columns.new_zeros(clusters, columns.shape[1])
+        for place, weight, own in zip(_places(cohort), cohort.weights, cluster, strict=True):
+            totals[own].add_(columns[place], alpha=float(weight))
+        return torch.stack([self._collectives.columns_to_row(total, rows.shape[1]) for total in totals])
+
     def _mean_in_client_order(self, rows: Tensor, cohort: Cohort) -> Tensor:
         """The same sum with the same roundings however clients are placed: each rank sums its share of columns."""
         columns = self._columns(rows, cohort)

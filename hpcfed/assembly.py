@@ -14,7 +14,7 @@ from hpcfed.attacks.label_flip import Flipped
 from hpcfed.clients.engine import Engine
 from hpcfed.clients.lockstep import Lockstep, RowEngine
 from hpcfed.clients.placement import LONGEST, Clients, client_loads, place
-from hpcfed.config import RunConfig, Settings
+from hpcfed.config import RunConfig, Settings, num_new_classes
 from hpcfed.data.datasets import Dataset, Split, SyntheticSize, load
 from hpcfed.data.partition import Partition, partition
 from hpcfed.data.shards import Shard, join, part, shard
@@ -287,10 +287,13 @@ def serve_model(settings: Settings, world: World) -> None:
     serve(world, widths, settings.options, seeds=settings.config.seeds or (settings.config.seed,))
 
 
-def check_server(settings: Settings) -> None:
-    """What can be wrong with the server's model and is seen only when the network is known."""
-    if isinstance(settings.options, ServerOptions):
-        check_columns(settings.options, len(generated(Layout.of(_network(settings.config)), settings.options).at))
+def check_network(settings: Settings) -> None:
+    """What can be wrong with a method's options and is seen only when the network is known."""
+    options, config = settings.options, settings.config
+    if isinstance(options, ServerOptions):
+        check_columns(options, len(generated(Layout.of(_network(config)), options).at))
+    if options.names_layers:
+        options.check_layout(Layout.of(_network(config)), config.network())
 
 
 def _network(config: RunConfig) -> nn.Module:
@@ -365,6 +368,8 @@ def _partition(config: RunConfig, dataset: Dataset, validation: int) -> Partitio
         dataset.labels("test"),
         classes=dataset.classes,
         clients=config.clients + config.new_clients,
+        new_clients=config.new_clients if config.new_classes else 0,
+        new_classes=num_new_classes(dataset.classes, config.new_classes),
         seed=config.seed,
         alpha=config.alpha,
         classes_per_client=config.classes_per_client,

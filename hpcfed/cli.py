@@ -25,11 +25,13 @@ _EXAMPLES = """examples:
   hpcfed run --seeds 0..4 --out runs/five                     five seeds at once, one folder each
   hpcfed run --method genfed --attack ipm --target-accuracy 80  attackers among the clients; when 80 % are reached
   hpcfed show runs/first                                      read a run back (--json for programs)
+  hpcfed attack idlg --out stolen.png                         images that a server reconstructs from uploads
   hpcfed list                                                 methods, data sets, models, partitions, attacks
 """
 _COMMANDS = """commands:
   run    one run, or several seeds of it
   show   what is in a run, or in its seeds
+  attack what a server can steal of clients' images
   list   methods, data sets, models, partitions, attacks
 
 """
@@ -68,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _dispatch(arguments: list[str]) -> None:
-    commands = {"run": _run, "show": _show, "list": _list}
+    commands = {"run": _run, "show": _show, "attack": _attack, "list": _list}
     parser = _Parser(
         prog="hpcfed",
         description="Benchmarks of federated learning on clusters: hundreds of clients as rows of one matrix.",
@@ -77,7 +79,9 @@ def _dispatch(arguments: list[str]) -> None:
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"hpcfed {__version__}")
-    parser.add_argument("command", nargs="?", metavar="COMMAND", help="run, show or list; COMMAND --help says more")
+    parser.add_argument(
+        "command", nargs="?", metavar="COMMAND", help="run, show, attack or list; COMMAND --help says more"
+    )
     if not arguments or arguments[0].startswith("-"):
         parser.parse_args(arguments)
         parser.print_help()
@@ -219,6 +223,41 @@ def _print_run(folder: Path) -> None:
         show_seeds(seeds, folder, console)
     else:
         show(read_run(folder), console)
+
+
+def _attack(arguments: list[str]) -> None:
+    parser = _Parser(
+        prog="hpcfed attack",
+        description="What a malicious server can steal: images that iDLG reconstructs from what each method uploads.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("name", metavar="idlg", help="the attack")
+    add("--methods", default="fedavg,fedavg-noise,parfed,fedlg,genefl", metavar="A,B", help="whose uploads")
+    add("--images", type=int, default=2, metavar="N", help="images to steal (default: 2)")
+    add("--model", default="smooth", help="smooth (default: sigmoids, for which the attack works) or resnet18")
+    add("--steps", type=int, default=300, metavar="N", help="outer steps of L-BFGS (default: 300)")
+    add("--noise", type=float, default=0.001, metavar="X", help="variance of fedavg-noise's (default: 0.001)")
+    add("--seed", type=int, default=0, metavar="N")
+    add("--dataset", default="digits", help="whose test images (default: digits)")
+    add("--data-root", type=Path, help="folder of the data sets (default: $HPCFED_DATA, else ./data)")
+    add("--device", choices=["auto", "cpu", "cuda"], default="auto")
+    add("--out", type=Path, metavar="PNG", help="a figure: originals above, what was stolen below")
+    options = parser.parse_args(arguments)
+    if options.name != "idlg":
+        raise unknown("attack of a server", options.name, ["idlg"])
+    if options.model not in ("smooth", "resnet18"):
+        raise unknown("model", options.model, ["smooth", "resnet18"])
+    for flag in ("images", "steps"):
+        if getattr(options, flag) < 1:
+            raise UserError(f"--{flag} {getattr(options, flag)}: must be at least 1")
+    if options.noise < 0 or options.seed < 0:
+        raise UserError("--noise and --seed must be at least 0")
+    config = RunConfig(dataset=options.dataset, data_root=options.data_root)
+    config.data()
+    from hpcfed.attacks.stealing import steal
+
+    steal(options, config)
 
 
 def _list(arguments: list[str]) -> None:

@@ -8,7 +8,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
@@ -17,6 +17,9 @@ from hpcfed.data import PARTITIONS, DatasetInfo, files
 from hpcfed.errors import UserError, count, did_you_mean, unknown
 from hpcfed.models import MODELS
 from hpcfed.runtime.launcher import Launch
+
+if TYPE_CHECKING:
+    from hpcfed.models.layout import Layout
 
 T = TypeVar("T", bound="Options")
 
@@ -65,12 +68,17 @@ class Options(BaseModel):
     """Whether the method makes one row of the uploads, which other rules than the mean can do too."""
     all_train: ClassVar[bool] = False
     """Whether clients train in rounds for which they were not sampled."""
+    names_layers: ClassVar[bool] = False
+    """Whether the method is about layers that a network may not have; `check_layout` then judges the network."""
 
     def check(self, config: "RunConfig") -> None:
         """Refuses, before anything starts, options of a method that do not fit the rest of the run."""
 
     def check_ranks(self, ranks: int) -> None:
         """The same for the number of ranks that train the server's model."""
+
+    def check_layout(self, layout: "Layout", network: str) -> None:
+        """The same for the layers of the network, which is built for that."""
 
 
 def option(default: Any, description: str, *, group: str = "method", **limits: Any) -> Any:
@@ -86,6 +94,7 @@ class RunConfig(Options):
         0, "further clients that join after the last round, to see how soon they are as good", group="run", ge=0
     )
     new_updates: int = option(5, "local updates of --epochs that new clients get", group="run", ge=1)
+    join_rounds: int = option(1, "updates over which new clients join, as many in each", group="run", ge=1)
     participation: float = option(1.0, "share of the clients sampled in a round, at least one", group="run", gt=0, le=1)
     seed: Seed = option(0, "seed of every random stream", group="run")
     seeds: Seeds = option(
@@ -110,6 +119,13 @@ class RunConfig(Options):
     partition: str = option("dirichlet", "how data is spread over clients", group="data")
     alpha: float = option(0.5, "dirichlet: concentration; smaller is more uneven", group="data", gt=0)
     classes_per_client: int = option(2, "sharding: classes that a client holds", group="data", ge=1)
+    new_classes: float = option(
+        0.0,
+        "share of the classes that new clients hold and known ones do not; 0: all may hold all",
+        group="data",
+        ge=0,
+        lt=1,
+    )
     uniform_share: float = option(0.2, "dominant: share drawn from all classes", group="data", ge=0, le=1)
     train_per_client: int = option(600, "dominant and synthetic: training samples per client", group="data", ge=1)
     test_per_client: int = option(100, "dominant and synthetic: test samples per client", group="data", ge=1)
@@ -289,10 +305,7 @@ def check(settings: Settings, launch: Launch) -> None:
             f"model {config.network()} needs images of at least {smallest} pixels a side, "
             f"{config.dataset} has {shape}; use --model cnn-digits or mlp"
         )
-    if config.partition == "sharding" and config.classes_per_client > data.classes:
-        raise UserError(
-            f"--classes-per-client {config.classes_per_client}, but {config.dataset} has {data.classes} classes"
-        )
+    _check_classes(config, data)
     if 0 < config.validation < data.classes:
         raise UserError(
             f"--validation {config.validation} cannot hold all {data.classes} classes; use a multiple of them"
@@ -301,6 +314,13 @@ def check(settings: Settings, launch: Launch) -> None:
         raise UserError(f"--snapshot-every {config.snapshot_every}, but the run has only {config.rounds} rounds")
     if config.stop_at_target and settings.options.has_server:
         raise UserError(f"--stop-at-target: the server of method {config.method} learns only after the last round")
+    if config.join_rounds > min(config.new_clients or config.join_rounds, config.new_updates):
+        raise UserError(
+            f"--join-rounds {config.join_rounds} are more than --new-clients {config.new_clients} or --new-updates "
+            f"{config.new_updates}"
+        )
+    if config.join_rounds > 1 and settings.options.has_server:
+        raise UserError(f"--join-rounds: the server of method {config.method} guides all new clients at once")
     _check_switches(config)
     _check_attacks(settings)
     _check_aggregation(settings)
@@ -308,6 +328,21 @@ def check(settings: Settings, launch: Launch) -> None:
     settings.options.check(config)
     if config.out is not None:
         _check_out(config.out, overwrite=config.overwrite)
+
+
+def num_new_classes(classes: int, share: float) -> int:
+    """Classes that new clients alone hold."""
+    return round(share * classes)
+
+
+def _check_classes(config: RunConfig, data: DatasetInfo) -> None:
+    new = num_new_classes(data.classes, config.new_classes)
+    if config.new_classes and not 0 < new < data.classes:
+        raise UserError(f"--new-classes {config.new_classes} of {data.classes} classes leaves none to one of the two")
+    for whose, classes in (("", data.classes - new), (" for new clients", new or data.classes)):
+        if config.partition == "sharding" and config.classes_per_client > classes:
+            left = f" has {data.classes} classes" if not new else f" leaves {classes} of {data.classes} classes{whose}"
+            raise UserError(f"--classes-per-client {config.classes_per_client}, but {config.dataset}{left}")
 
 
 def expected_malicious(tolerance: float, uploads: int) -> int:
@@ -325,6 +360,8 @@ def _check_switches(config: RunConfig) -> None:
         ("tolerance", "--aggregation trimmed-mean", config.aggregation in ("trimmed-mean", "krum", "multi-krum")),
         ("krum_keep", "--aggregation multi-krum", config.aggregation == "multi-krum"),
         ("stop_at_target", "--target-accuracy 80", config.target_accuracy is not None),
+        ("new_classes", "--new-clients 10", config.new_clients > 0),
+        ("join_rounds", "--new-clients 10", config.new_clients > 0),
     ):
         if getattr(config, flag) != RunConfig.model_fields[flag].default and not on:
             raise UserError(f"--{flag.replace('_', '-')} changes nothing without {switch}")

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -16,7 +17,9 @@ from hpcfed.clients.cohort import Cohort, shares
 from hpcfed.clients.engine import Score, Sgd
 from hpcfed.clients.lockstep import RowEngine
 from hpcfed.clients.placement import Clients
+from hpcfed.clients.pull import Pull
 from hpcfed.clients.schedule import num_samples
+from hpcfed.clustering import left_vectors
 from hpcfed.config import Options, RunConfig
 from hpcfed.data.datasets import Split
 from hpcfed.data.shards import Shard
@@ -26,6 +29,7 @@ from hpcfed.runtime.collectives import Collectives
 from hpcfed.selection import SelectionOptions, best
 from hpcfed.server.service import Server
 
+T = TypeVar("T")
 Shards = Callable[[Split, np.ndarray], Shard]
 """Gathers the samples of clients, by id, from one split of the data set."""
 NOBODY = np.empty(0, np.int64)
@@ -38,6 +42,23 @@ class Traffic:
 
     up: int = 0
     down: int = 0
+    parts: Tensor | int = 0
+    """What this rank's clients alone send up, where each sends what it chooses; it stays on the device until it is
+    read."""
+
+
+@dataclass(frozen=True)
+class Sent:
+    """Which parts of its row every member of the cohort on this rank sends, where they do not send the same."""
+
+    parts: Tensor
+    """[members, parts], True where it is sent."""
+    part_of: Tensor
+    """The part that every column belongs to."""
+
+    def columns(self) -> Tensor:
+        """The same for every column."""
+        return self.parts[:, self.part_of]
 
 
 @dataclass
@@ -182,17 +203,21 @@ class Federation:
         columns: Tensor | None = None,
         sgd: Sgd | None = None,
         phase: int = 0,
+        pull: Pull | None = None,
     ) -> Tensor:
         """The cohort's rows after local training, by the run's SGD unless given; only True `columns` change.
 
-        Phases of one round, numbered by the method, see the samples in different orders.
+        `pull` draws each row to a reference. Phases of one round, numbered by the method, see the samples in different
+        orders.
         """
         if _nothing_moves(columns):
             return rows
         with self._timer.phase("train"):
             sgd = sgd or self._sgd(epochs or self.config.epochs, cohort.round)
             purpose = _purpose("training", phase)
-            rows, losses = self._descend(purpose, rows, cohort.here, sgd, round=cohort.round, columns=columns)
+            rows, losses = self._descend(
+                purpose, rows, cohort.here, sgd, round=cohort.round, columns=columns, pull=pull
+            )
             self.learned.add(losses, num_samples(self.sizes[self.clients[cohort.here]], sgd.length))
         if self.on_trained is not None:
             with self._timer.phase("record"):
@@ -217,13 +242,26 @@ class Federation:
             purpose = _purpose("fine-tuning", phase)
             return self._descend(purpose, rows, clients, sgd, round=self.round, columns=columns)[0]
 
-    def upload(self, rows: Tensor, cohort: Cohort) -> Tensor:
-        """What the server receives of the cohort's rows, or of some columns of them."""
+    def fisher(self, rows: Tensor, cohort: Cohort) -> Tensor:
+        """The diagonal of the Fisher information of the cohort's rows on their own training data."""
+        with self._timer.phase("train"):
+            return self._engine.fisher(rows, self._train_data, cohort.here)
+
+    def keys(self, purpose: str, cohort: Cohort) -> Tensor:
+        """Of the cohort's members on this rank, for random numbers that each draws for itself."""
+        ids = on_device(self.clients[cohort.here], self.device)
+        return streams.client_keys(self.config.seed, purpose, cohort.round, ids)
+
+    def upload(self, rows: Tensor, cohort: Cohort, sent: Sent | None = None) -> Tensor:
+        """What the server receives of the cohort's rows, or of some columns of them; all of it unless `sent` says."""
         if len(self._attackers):
             with self._timer.phase("attack"):
                 rows = self._attacked(rows, cohort)
         with self._timer.phase("upload"):
-            self.traffic.up += len(cohort.clients) * rows.shape[1] * rows.element_size()
+            if sent is None:
+                self.traffic.up += len(cohort.clients) * rows.shape[1] * rows.element_size()
+            else:
+                self.traffic.parts = self.traffic.parts + sent.columns().sum() * rows.element_size()
         if isinstance(self.options, SelectionOptions):
             with self._timer.phase("server"):
                 count = self.options.keep(cohort.round, len(cohort.clients))
@@ -239,6 +277,43 @@ class Federation:
             if isinstance(self.options, SelectionOptions):
                 rows, cohort = kept_rows(rows, cohort, self._kept)
             return self._aggregation(rows, cohort)
+
+    def cluster_means(
+        self, rows: Tensor, cohort: Cohort, cluster: Tensor, previous: Tensor, sent: Sent | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The mean of every cluster's uploads, by the cohort's weights, on every rank; one collective for all clusters.
+
+        `cluster` is that of every client of the federation. A part that nobody has sent stays as it was in `previous`,
+        [clusters, columns]. Beside the means: [clusters, parts], the weight of those who sent a part; without `sent`
+        there is one part.
+        """
+        with self._timer.phase("aggregate"):
+            width, count = rows.shape[1], len(previous)
+            own = cluster[on_device(cohort.clients, self.device)]
+            if sent is None:
+                sent = Sent(rows.new_ones(len(rows), 1, dtype=torch.bool), own.new_zeros(width))
+            told = torch.cat([rows * sent.columns(), sent.parts.to(rows.dtype)], 1)
+            sums, weights = self._aggregation.sums(told, cohort, own, count).split([width, sent.parts.shape[1]], 1)
+            by_column = weights[:, sent.part_of]
+            return torch.where(by_column > 0, sums / by_column, previous), weights
+
+    def bases(self, vectors: int, *, by_class: bool = False) -> np.ndarray:
+        """Left singular vectors of every client's training data, [clients, features, vectors], on every rank."""
+        own = left_vectors(self._train_data, vectors, classes=self.config.data().classes if by_class else None)
+        everyones = own.new_zeros(len(self.sizes), *own.shape[1:])
+        everyones[on_device(self.clients, own.device)] = own
+        return self._collectives.sum(everyones).cpu().numpy()
+
+    def agreed(self, value: T) -> T:
+        """The first rank's value on every rank, so that no rounding can make ranks decide differently."""
+        answer: T = self._collectives.share(value)
+        return answer
+
+    def greet(self, rows: Tensor, columns: int | None = None) -> Tensor:
+        """What clients that join are given to begin with; so many columns of all of them, if not whole rows."""
+        width = rows.shape[-1] * len(self.sizes) if columns is None else columns
+        self.traffic.down += width * rows.element_size()
+        return rows
 
     def bank(self, columns: Tensor, cohort: Cohort) -> None:
         """Hands the generated columns of the cohort's uploads to the server, which keeps them for learning."""
@@ -305,11 +380,12 @@ class Federation:
         *,
         round: int,
         columns: Tensor | None,
+        pull: Pull | None = None,
     ) -> tuple[Tensor, Tensor]:
         sgd = replace(sgd, augment=self.config.augment == "crop-flip")
         ids = on_device(self.clients[clients], self.device)
         keys = streams.client_keys(self.config.seed, purpose, round, ids)
-        return self._engine.train(rows, self._train_data, clients, sgd, keys=keys, columns=columns)
+        return self._engine.train(rows, self._train_data, clients, sgd, keys=keys, columns=columns, pull=pull)
 
 
 def _purpose(work: str, phase: int) -> str:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from hpcfed.arrays import on_device
-from hpcfed.assembly import Newcomers, Setup, assemble, assemble_seeds, check_server, serve_model
+from hpcfed.assembly import Newcomers, Setup, assemble, assemble_seeds, check_network, serve_model
 from hpcfed.clients.balance import MOVES, imbalance
 from hpcfed.clients.lockstep import Lockstep
 from hpcfed.clients.placement import Clients
@@ -59,7 +59,7 @@ def run(settings: Settings) -> Path | None:
     """
     if settings.config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it once, when it starts
-    check_server(settings)
+    check_network(settings)
     world = worlds.enter(device=settings.config.device, server_ranks=settings.config.server_ranks)
     if world.role == "server":
         failing = _Failing(lambda: "server", _named_folders(settings.config))
@@ -177,24 +177,33 @@ def _judge(setup: Setup, state: Any, results: ResultsWriter | None) -> None:
 
 
 def _welcome(setup: Setup, newcomers: Newcomers, state: Any, results: ResultsWriter | None) -> None:
-    """New clients' accuracy after every local update, from different starts."""
+    """New clients' accuracy after every local update, from different starts; NaN before they have joined."""
     fed, method, config = newcomers.federation, setup.method, setup.settings.config
     here = np.arange(len(fed.clients))
     fed.round = config.rounds
     common = method.global_row(state)
     starts = {"random": fed.initial_row().expand(len(here), -1), "method": method.welcome(fed, state, here)}
+    if results is not None:
+        results.write_newcomer_bytes(fed.traffic.down / config.new_clients)
     if common is not None:
         starts["global model"] = common.expand(len(here), -1)
     lead = getattr(method, "lead", None)
+    joins = np.arange(config.new_clients) * config.join_rounds // config.new_clients
     for name, rows in starts.items():
         for update in range(config.new_updates + 1):
             if update:
-                before, rows = rows, fed.finetune(rows, here, phase=update)
+                before, rows = rows, _updated(fed, rows, np.flatnonzero(joins[fed.clients] < update), update)
                 if name == "method" and lead is not None:
                     rows = lead(fed, update - 1, before, rows)
             accuracy = _client_accuracy(setup, fed, rows, newcomers.clients)
             if results is not None:
-                results.write_newcomers(name, update, accuracy)
+                results.write_newcomers(name, update, np.where(joins <= update, accuracy, np.nan))
+
+
+def _updated(fed: Federation, rows: Tensor, joined: np.ndarray, update: int) -> Tensor:
+    """The rows after a local update of those that have joined."""
+    at = on_device(joined, fed.device)
+    return rows.index_copy(0, at, fed.finetune(rows[at], joined, phase=update))
 
 
 def _client_accuracy(setup: Setup, fed: Federation, rows: Tensor, clients: Clients) -> np.ndarray:
@@ -225,7 +234,7 @@ def _record_round(
         fed.learned, fed.traffic, collectives.bytes_sent = Learned(), Traffic(), 0
         reports = fed.server.reports() if setup.settings.options.has_server else []
         own = {"wall": wall, "peak_memory": peak_memory(setup.world.device), "wire": wire}
-        own |= {"loss": float(learned.loss), "samples": learned.samples}
+        own |= {"loss": float(learned.loss), "samples": learned.samples, "parts": int(traffic.parts)}
         gathered = collectives.gather_numbers(np.array([*own.values(), *phases]))
         if results is None or gathered is None:
             return None
@@ -234,7 +243,7 @@ def _record_round(
         samples = by_rank["samples"].sum()
         values = {
             "train_loss": by_rank["loss"].sum() / samples if samples else float("nan"),
-            "bytes_up": traffic.up,
+            "bytes_up": traffic.up + by_rank["parts"].sum(),
             "bytes_down": traffic.down,
             "cohort": fed.cohort_size,
             "seconds": by_rank["wall"].max(),

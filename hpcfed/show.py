@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hpcfed.errors import count
-from hpcfed.record.reading import RunRecord, mean_accuracy
+from hpcfed.record.reading import LAST_UPDATES, RunRecord, mean_accuracy
 
 ACCURACIES = {"clients, own test data": "accuracy", "global model, all test data": "global_accuracy"}
 
@@ -151,6 +151,9 @@ def _newcomers(record: RunRecord) -> Table:
     table = _table("new clients that start from", *record.newcomers)
     for update, accuracies in enumerate(zip(*record.newcomers.values(), strict=True)):
         table.add_row(f"after {count(update, 'local update')}", *(f"{mean_accuracy(own):.2%}" for own in accuracies))
+    if update > LAST_UPDATES:
+        last = (record.newcomers_last(start) for start in record.newcomers)
+        table.add_row(f"mean of the last {LAST_UPDATES}", *(f"{accuracy:.2%}" for accuracy in last))
     return table
 
 
@@ -189,6 +192,8 @@ def _costs(record: RunRecord) -> Table:
     table = _table("cost", "")
     table.add_row("sent by clients", _bytes(record.rounds["bytes_up"].sum()))
     table.add_row("sent to clients", _bytes(record.rounds["bytes_down"].sum()))
+    if not isnan(record.newcomer_bytes):
+        table.add_row("sent to a new client to begin with", _bytes(record.newcomer_bytes))
     table.add_row("peak memory of a rank", _bytes(record.peak_memory.max()))
     table.add_row("wall time of all rounds", f"{record.rounds['seconds'].sum():.2f} s")
     if record.learnings:

@@ -124,8 +124,8 @@ def test_phases_freeze_the_rest_bit_for_bit_and_draw_new_orders(monkeypatch: pyt
     s = assembled(method="fedrep", **HARSH)
     train, seen = s.engine.train, []
 
-    def watched(rows: Tensor, *arguments: Any, keys: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
-        after, losses = train(rows, *arguments, keys=keys, columns=columns)
+    def watched(rows: Tensor, *arguments: Any, keys: Tensor, columns: Tensor, pull: None) -> tuple[Tensor, Tensor]:
+        after, losses = train(rows, *arguments, keys=keys, columns=columns, pull=pull)
         assert torch.equal(after[:, ~columns], rows[:, ~columns])
         assert (after[:, columns] != rows[:, columns]).any(1).all()
         seen.append((int(columns.sum()), keys))

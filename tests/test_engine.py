@@ -31,7 +31,13 @@ from hpcfed.models.layout import Layout
 from hpcfed.models.networks import build
 from hpcfed.models.stack import StackedNetwork
 
-SHAPES = {"mlp": (1, 8, 8), "cnn-digits": (1, 8, 8), "cnn-fmnist": (1, 28, 28), "cnn-emnist": (1, 28, 28)}
+SHAPES = {
+    "mlp": (1, 8, 8),
+    "cnn-digits": (1, 8, 8),
+    "cnn-bn": (1, 8, 8),
+    "cnn-fmnist": (1, 28, 28),
+    "cnn-emnist": (1, 28, 28),
+}
 SMALL = {"resnet18": (3, 16, 16), "cnn-pfl": (3, 12, 12), "cnn-cifar": (3, 20, 20)}
 SIZES = (5, 0, 13, 8, 1, 16)  # an empty client, a single sample, full and short last batches with batches of 4
 SGD = Sgd(epochs=2, batch_size=4, lr=0.05, momentum=0.9, weight_decay=1e-3, clip=1.0)
@@ -389,7 +395,7 @@ def test_clients_in_several_stacks_are_as_in_one(size: int, monkeypatch: pytest.
     shard = make_shard((1, 8, 8), SIZES, torch.float64)
     keys = streams.client_keys(3, "test", 5, torch.arange(len(SIZES)))
     whole, whole_loss = trained("batched", network, shard, SGD, keys, device)
-    monkeypatch.setattr(Engine, "_stack_size", lambda self, batch_size, rows: size)
+    monkeypatch.setattr(Engine, "_stack_size", lambda self, batch_size, rows, **_: size)
     cut, cut_loss = trained("batched", network, shard, SGD, keys, device)
     torch.testing.assert_close(cut, whole, rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(cut_loss, whole_loss, equal_nan=True)

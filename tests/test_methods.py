@@ -179,9 +179,10 @@ def test_accuracy_is_the_mean_over_clients_with_test_data() -> None:
 
 
 def test_every_method_has_a_line_and_welcomes_newcomers() -> None:
+    named = {"fedlg": {"gene_pools": "fc1"}, **{name: {"shared_layers": "fc1"} for name in ("parfed", "fedfina")}}
     for name, line in methods.summaries().items():
         assert line, f"{name} has no docstring"
-        s = assembled(method=name)
+        s = assembled(method=name, **named.get(name, {}))
         state = s.method.init(s.federation)
         rows = s.method.welcome(s.federation, state, np.arange(2))
         assert rows.shape == (2, s.federation.layout.num_columns) and rows.isfinite().all()

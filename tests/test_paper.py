@@ -14,7 +14,8 @@ import pytest
 
 from hpcfed import assembly, cli
 from hpcfed.clients.engine import Engine
-from hpcfed.config import _check_attacks, _check_switches
+from hpcfed.config import _check_attacks, _check_classes, _check_switches
+from hpcfed.data import DATASETS
 from hpcfed.methods import fedavg_ft, pfedgpa
 from hpcfed.record.reading import read_seeds
 from hpcfed.run import run
@@ -345,3 +346,21 @@ def test_the_study_of_genfed_is_whole() -> None:
             rounds = study.figure(*cell.names, measure="rounds")
             assert (rounds is None) == (cell.names not in known)
     assert len(known) == 4 * 10 + 15 * 2
+
+
+def test_the_study_of_genefl_is_whole() -> None:
+    options = argparse.Namespace(study=BENCHMARKS / "paper/genefl.toml", out=Path("out"), data_root=None)
+    vars(options).update(only="*", methods=None, seeds="0..2", set=[], device="auto")
+    study = paper.read_study(options.study)
+    cells = paper.plan(study, options)
+    eight = {cell.names for cell in cells if not cell.names[2].startswith("genefl-")}
+    assert len(eight) == 3 * 4 * 8 and len(cells) == len(eight) + 10 + 2 * 2
+    for cell in cells:
+        config = cell.settings.config
+        cell.settings.options.check(config)
+        _check_classes(config, DATASETS[config.dataset])
+        assert config.cohort_size == 10 and config.new_clients == 50 and config.network() == "resnet18"
+        if cell.names in eight:
+            assert study.figure(*cell.names) is not None and study.figure(*cell.names, measure="comm") is not None
+            known = study.figure(*cell.names, measure="joined") is not None
+            assert known == (cell.names[2] != "clustered-fedavg")

@@ -266,6 +266,9 @@ class Notes:
     def __init__(self) -> None:
         self.curves: dict[str, list[np.ndarray]] = {}
 
+    def write_newcomer_bytes(self, given: float) -> None:
+        self.given = given
+
     def write_newcomers(self, start: str, update: int, accuracy: np.ndarray) -> None:
         assert len(self.curves.setdefault(start, [])) == update
         self.curves[start].append(accuracy)

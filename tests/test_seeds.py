@@ -19,6 +19,7 @@ from torch import Tensor
 from hpcfed import cli
 from hpcfed.clients.engine import Engine, Score, Sgd
 from hpcfed.clients.lockstep import Lockstep, Stopped
+from hpcfed.clients.pull import Pull
 from hpcfed.data.shards import Shard, join, part
 from hpcfed.methods import fedavg
 from hpcfed.record.reading import read_run
@@ -227,13 +228,22 @@ class Doubling:
     """Stands in for the engine: twice the rows, and the positions of the clients as scores."""
 
     layout: Any = None
+    fisher: Any = None
     mode = "toy"
 
     def __init__(self) -> None:
         self.calls: list[list[int]] = []
 
     def train(
-        self, rows: Tensor, shard: Shard, clients: np.ndarray, sgd: Sgd, *, keys: Tensor, columns: Tensor | None = None
+        self,
+        rows: Tensor,
+        shard: Shard,
+        clients: np.ndarray,
+        sgd: Sgd,
+        *,
+        keys: Tensor,
+        columns: Tensor | None = None,
+        pull: Pull | None = None,
     ) -> tuple[Tensor, Tensor]:
         self.calls.append(clients.tolist())
         return 2 * rows, keys.double()

@@ -15,6 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hpcfed.arrays import on_device
+from hpcfed.clients.fisher import Fisher
+from hpcfed.clients.pull import Pull
 from hpcfed.clients.schedule import Length, evaluation_samples, longest_first, num_steps, step_shapes
 from hpcfed.clients.training import Sgd, StackTraining, Unfrozen
 from hpcfed.data.shards import Shard
@@ -64,18 +66,30 @@ class Engine:
         self.mode = mode
         if mode == "auto":
             self.mode = "loop" if layout.num_columns > LOOP_ABOVE_COLUMNS else "batched"
+        self.fisher = Fisher(network, layout, self.cost)
+        """Diagonals of the Fisher information of rows."""
         self._workplaces: dict[torch.device, Workplace] = {}
-        self._fitting: dict[int, int] = {}
-        """Clients that fit into free memory, by the size of batches; asked once, because asking takes time."""
+        self._fitting: dict[tuple[int, bool], int] = {}
+        """Clients that fit into free memory, by the size of batches and whether they are pulled; asked once, because
+        asking takes time."""
         self._trainings: dict[tuple[object, ...], StackTraining] = {}
 
     def train(
-        self, rows: Tensor, shard: Shard, clients: np.ndarray, sgd: Sgd, *, keys: Tensor, columns: Tensor | None = None
+        self,
+        rows: Tensor,
+        shard: Shard,
+        clients: np.ndarray,
+        sgd: Sgd,
+        *,
+        keys: Tensor,
+        columns: Tensor | None = None,
+        pull: Pull | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Trains `rows[i]` on the data of the shard's client `clients[i]`; a client without data stays as it is.
 
         `keys` seed each client's order of samples and dropout. `columns` is True where training may change a row; all
-        others stay bit-identical. Returns new rows, and the mean training loss per client (NaN without data).
+        others stay bit-identical. `pull` draws row i to its reference i. Returns new rows, and the mean cross-entropy
+        in training per client (NaN without data).
         """
         sizes = np.asarray(shard.sizes, np.int64)[clients]
         order = longest_first(num_steps(sizes, sgd.length))
@@ -84,28 +98,32 @@ class Engine:
         if len(order) < len(rows):
             idle = on_device(np.flatnonzero(sizes == 0), rows.device)
             trained[idle] = rows[idle]
-        for members in self._stacks(order, sgd.batch_size, rows):
-            training = self._training(shard, sgd, columns, rows.dtype)
+        for members in self._stacks(order, sgd.batch_size, rows, pulled=pull is not None):
+            training = self._training(shard, sgd, columns, pull, rows.dtype)
             with _naming(shard.clients[clients[members]], "training"):
                 if np.array_equal(members, np.arange(len(rows))):  # as it is when all clients have equally much to do
-                    losses = training.run(rows, trained, clients, keys, sgd.lr)
+                    losses = training.run(rows, trained, clients, keys, sgd.lr, pull)
                     continue
                 at = on_device(members, rows.device)
                 own = torch.empty(len(members), rows.shape[1], dtype=rows.dtype, device=rows.device)
-                losses[at] = training.run(rows[at], own, clients[members], keys[at], sgd.lr)
+                pulled = None if pull is None else pull.of(at)
+                losses[at] = training.run(rows[at], own, clients[members], keys[at], sgd.lr, pulled)
                 trained[at] = own
         return trained, losses
 
-    def _training(self, shard: Shard, sgd: Sgd, columns: Tensor | None, dtype: torch.dtype) -> StackTraining:
+    def _training(
+        self, shard: Shard, sgd: Sgd, columns: Tensor | None, pull: Pull | None, dtype: torch.dtype
+    ) -> StackTraining:
         """The memory and the captured steps for such work; kept for as long as clients train on the same shard."""
         device = shard.images.device
         frozen = None if columns is None else columns.cpu().numpy().tobytes()
-        key = (id(shard), frozen, replace(sgd, lr=0.0), dtype)  # the learning rate may change between rounds
+        strengths = None if pull is None else pull.strengths
+        key = (id(shard), frozen, strengths, replace(sgd, lr=0.0), dtype)  # the learning rate may change between rounds
         if key not in self._trainings:
             self._trainings = {k: kept for k, kept in self._trainings.items() if k[0] == id(shard)}
             workplace = self._workplace(device)
             moving = None if columns is None else Unfrozen(columns, workplace, device)
-            training = StackTraining(self._network, workplace, shard, sgd, moving, dtype=dtype)
+            training = StackTraining(self._network, workplace, shard, sgd, moving, strengths, dtype=dtype)
             self._trainings[key] = training  # which keeps the shard, so no other can have its id
         return self._trainings[key]
 
@@ -173,22 +191,26 @@ class Engine:
         logits = self._network(tensors, images)
         return logits.argmax(1) == labels, F.cross_entropy(logits, labels, reduction="none")
 
-    def _stacks(self, order: np.ndarray, batch_size: int, rows: Tensor) -> Iterator[np.ndarray]:
+    def _stacks(
+        self, order: np.ndarray, batch_size: int, rows: Tensor, *, pulled: bool = False
+    ) -> Iterator[np.ndarray]:
         """The ordered clients, cut into stacks that are advanced together."""
-        size = self._stack_size(batch_size, rows) if self.mode == "batched" else 1
+        size = self._stack_size(batch_size, rows, pulled=pulled) if self.mode == "batched" else 1
         count = -(-len(order) // size)
         return (np.asarray(part) for part in np.array_split(order, count)) if count else iter(())
 
-    def _stack_size(self, batch_size: int, rows: Tensor) -> int:
+    def _stack_size(self, batch_size: int, rows: Tensor, *, pulled: bool = False) -> int:
         """As many clients as fit into free memory on a GPU; on a CPU as many as pay."""
         if rows.device.type == "cpu":
             return max(1, CPU_ACTIVATIONS // (batch_size * self.cost.activations))
-        if batch_size not in self._fitting:
+        if (batch_size, pulled) not in self._fitting:
             free, _ = torch.cuda.mem_get_info(rows.device)
-            # rows at work, gradient, momentum, rows put aside; activations and their gradients
-            floats = 6 * self.layout.num_columns + 3 * batch_size * self.cost.activations
-            self._fitting[batch_size] = max(1, int(MEMORY_SHARE * free / (floats * rows.element_size())))
-        return self._fitting[batch_size]
+            # rows at work, gradient, momentum, rows put aside; references, masks and what lies between;
+            # activations and their gradients
+            matrices = 10 if pulled else 6
+            floats = matrices * self.layout.num_columns + 3 * batch_size * self.cost.activations
+            self._fitting[batch_size, pulled] = max(1, int(MEMORY_SHARE * free / (floats * rows.element_size())))
+        return self._fitting[batch_size, pulled]
 
 
 @contextmanager

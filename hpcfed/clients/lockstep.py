@@ -20,6 +20,8 @@ import torch
 from torch import Tensor
 
 from hpcfed.clients.engine import Score, Sgd
+from hpcfed.clients.fisher import Fisher
+from hpcfed.clients.pull import Pull, together
 from hpcfed.data.shards import Part, Shard
 from hpcfed.errors import one_line
 from hpcfed.models.layout import Layout
@@ -34,8 +36,19 @@ class RowEngine(Protocol):
     @property
     def mode(self) -> str: ...
 
+    @property
+    def fisher(self) -> Fisher: ...
+
     def train(
-        self, rows: Tensor, shard: Shard, clients: np.ndarray, sgd: Sgd, *, keys: Tensor, columns: Tensor | None = None
+        self,
+        rows: Tensor,
+        shard: Shard,
+        clients: np.ndarray,
+        sgd: Sgd,
+        *,
+        keys: Tensor,
+        columns: Tensor | None = None,
+        pull: Pull | None = None,
     ) -> tuple[Tensor, Tensor]: ...
 
     def evaluate(self, rows: Tensor, shard: Shard, clients: np.ndarray) -> Score: ...
@@ -117,10 +130,23 @@ class Seed:
     def mode(self) -> str:
         return self._engine.mode
 
+    @property
+    def fisher(self) -> Fisher:
+        """Each seed's by itself: samples with a gradient each fill the device sooner than seeds do."""
+        return self._engine.fisher
+
     def train(
-        self, rows: Tensor, shard: Shard, clients: np.ndarray, sgd: Sgd, *, keys: Tensor, columns: Tensor | None = None
+        self,
+        rows: Tensor,
+        shard: Shard,
+        clients: np.ndarray,
+        sgd: Sgd,
+        *,
+        keys: Tensor,
+        columns: Tensor | None = None,
+        pull: Pull | None = None,
     ) -> tuple[Tensor, Tensor]:
-        answer: tuple[Tensor, Tensor] = self._wait(_Call(rows, shard, clients, _Training(sgd, keys, columns)))
+        answer: tuple[Tensor, Tensor] = self._wait(_Call(rows, shard, clients, _Training(sgd, keys, columns, pull)))
         return answer
 
     def evaluate(self, rows: Tensor, shard: Shard, clients: np.ndarray) -> Score:
@@ -185,6 +211,7 @@ class _Training:
     sgd: Sgd
     keys: Tensor
     columns: Tensor | None
+    pull: Pull | None
 
 
 @dataclass(frozen=True)
@@ -217,7 +244,9 @@ def _alike(a: "_Call | _Collective", b: "_Call | _Collective") -> bool:
     if not (isinstance(a.shard, Part) and isinstance(b.shard, Part) and a.shard.whole is b.shard.whole):
         return False
     if a.training is not None and b.training is not None:
-        return a.training.sgd == b.training.sgd and _equal(a.training.columns, b.training.columns)
+        one, other = a.training.pull, b.training.pull
+        pulls_alike = one is other if one is None else one.alike(other)
+        return a.training.sgd == b.training.sgd and pulls_alike and _equal(a.training.columns, b.training.columns)
     # The engine scores one row, expanded to many clients, faster than as many rows of their own.
     return a.training is b.training and not _expanded(a.rows) and not _expanded(b.rows)
 
@@ -249,8 +278,8 @@ def _called(call: _Call, engine: RowEngine) -> tuple[Tensor, Tensor] | Score:
     training = call.training
     if training is None:
         return engine.evaluate(call.rows, call.shard, call.clients)
-    sgd, keys, columns = training.sgd, training.keys, training.columns
-    return engine.train(call.rows, call.shard, call.clients, sgd, keys=keys, columns=columns)
+    sgd, keys, columns, pull = training.sgd, training.keys, training.columns, training.pull
+    return engine.train(call.rows, call.shard, call.clients, sgd, keys=keys, columns=columns, pull=pull)
 
 
 def _together(calls: Sequence[_Call]) -> _Call:
@@ -258,6 +287,8 @@ def _together(calls: Sequence[_Call]) -> _Call:
     clients = np.concatenate([call.clients + part.first for call, part in zip(calls, parts, strict=True)])
     training = calls[0].training
     if training is not None:
-        keys = torch.cat([call.training.keys for call in calls if call.training is not None])
-        training = _Training(training.sgd, keys, training.columns)
+        trainings = [call.training for call in calls if call.training is not None]
+        keys = torch.cat([one.keys for one in trainings])
+        pulls = [one.pull for one in trainings if one.pull is not None]
+        training = _Training(training.sgd, keys, training.columns, together(pulls) if pulls else None)
     return _Call(torch.cat([call.rows for call in calls]), parts[0].whole, clients, training)

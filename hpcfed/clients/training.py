@@ -10,6 +10,7 @@ from torch import Tensor
 from hpcfed import streams
 from hpcfed.arrays import on_device
 from hpcfed.clients.capture import Replays
+from hpcfed.clients.pull import Pull, PullAtWork, Strengths
 from hpcfed.clients.schedule import Length, num_epochs, num_steps, step_shapes, training_moves, training_samples
 from hpcfed.data.shards import Shard
 from hpcfed.models.batch import cross_entropy, gather_images
@@ -69,9 +70,11 @@ class StackTraining:
         shard: Shard,
         sgd: Sgd,
         moving: Unfrozen | None,
+        pulled: Strengths | None = None,
         *,
         dtype: torch.dtype,
     ) -> None:
+        self._pull = None if pulled is None else PullAtWork(pulled, workplace)
         self._network, self._workplace, self._shard, self._sgd, self._moving = network, workplace, shard, sgd, moving
         self._device = shard.images.device
         self._images = shard.images.permute(0, 2, 3, 1).contiguous()  # nothing is copied if they are channels-last
@@ -87,13 +90,18 @@ class StackTraining:
         self._capacity = 0
         self._aside: tuple[Tensor, ...] = ()
 
-    def run(self, rows: Tensor, trained: Tensor, clients: np.ndarray, keys: Tensor, lr: float) -> Tensor:
+    def run(
+        self, rows: Tensor, trained: Tensor, clients: np.ndarray, keys: Tensor, lr: float, pull: Pull | None = None
+    ) -> Tensor:
         """Trains rows of the shard's clients, whose order is by steps, into `trained`; returns their mean losses."""
         count, sizes = len(rows), self._sizes[clients]
         shapes = step_shapes(sizes, self._sgd.length)
         self._reserve(count)
         work = self._first(count)
         self._workplace.load(rows, work)
+        if self._pull is not None:
+            assert pull is not None, "made for clients that are pulled"
+            self._pull.load(pull)
         self._clients[:count].copy_(torch.from_numpy(clients), non_blocking=True)
         self._keys[:count] = keys
         self._lr.fill_(lr)
@@ -147,6 +155,8 @@ class StackTraining:
         self._work = self._workplace.new(clients, self._lr)
         self._gradient = torch.zeros_like(self._work[0])
         self._velocity = torch.zeros_like(self._work[0]) if self._sgd.momentum else None
+        if self._pull is not None:
+            self._pull.reserve(clients, self._lr)
         self._total = zeros(clients, dtype=self._lr.dtype)
         self._clients, self._owned, self._keys = zeros(clients), zeros(clients), zeros(clients)
         self._layer_keys = zeros(self._steps, self._network.random_layers, clients)
@@ -189,6 +199,8 @@ class StackTraining:
             valid = torch.arange(slots, device=self._device) < count
         keys = self._layer_keys.index_select(0, self._step)[0, :, :clients] if self._network.random_layers else None
         updating = self._differentiate(clients, images, valid, keys)
+        if self._pull is not None:
+            self._pull.add(self._work[0][:clients], self._gradient[:clients])
         self._descend(clients, updating)
         self._step += 1
 
@@ -223,8 +235,8 @@ class StackTraining:
         return set(updates)
 
     def _updates(self, tensors: dict[str, Tensor], slots: int) -> dict[str, Update]:
-        """Which weights update themselves, and how; none where columns are frozen or a norm must be known first."""
-        if self._moving is not None or self._rule.clip:
+        """Which weights update themselves, and how; none where columns are frozen or the gradient is needed first."""
+        if self._moving is not None or self._rule.clip or self._pull is not None:
             return {}
         names, clients = self._network.updating(tensors, slots), len(next(iter(tensors.values())))
         entries = [e for e in self._workplace.entries if e.name in names]

@@ -38,24 +38,39 @@ def partition(
     train_per_client: int,
     test_per_client: int,
     validation: int,
+    new_clients: int = 0,
+    new_classes: int = 0,
 ) -> Partition:
-    """Deal the samples out; `alpha` is dirichlet's, `classes_per_client` sharding's, the next three are dominant's."""
+    """Deal the samples out; `alpha` is dirichlet's, `classes_per_client` sharding's, the next three are dominant's.
+
+    Of the clients the last `new_clients` share `new_classes` classes, drawn at random, and the others the rest.
+    """
     if kind not in PARTITIONS:
         raise unknown("partition", kind, PARTITIONS)
     if clients < 1:
         raise UserError(f"a federation needs at least 1 client, not {clients}")
     train, held_out = _carve_validation(_by_class(train_labels, classes), validation, seed=seed)
     test = _by_class(test_labels, classes)
-    if kind == "iid":
-        lists = _iid(train, test, clients=clients, seed=seed)
-    elif kind == "dirichlet":
-        lists = _dirichlet(train, test, clients=clients, seed=seed, alpha=alpha)
-    elif kind == "sharding":
-        lists = _sharding(train, test, clients=clients, seed=seed, classes_per_client=classes_per_client)
-    else:
+
+    def deal(train: Pools, test: Pools, clients: int) -> Lists:
+        if kind == "iid":
+            return _iid(train, test, clients=clients, seed=seed)
+        if kind == "dirichlet":
+            return _dirichlet(train, test, clients=clients, seed=seed, alpha=alpha)
+        if kind == "sharding":
+            return _sharding(train, test, clients=clients, seed=seed, classes_per_client=classes_per_client)
         sizes = (train_per_client, test_per_client)
-        lists = _dominant(train, test, clients=clients, seed=seed, uniform_share=uniform_share, sizes=sizes)
-    return Partition(*lists, validation=held_out)
+        return _dominant(train, test, clients=clients, seed=seed, uniform_share=uniform_share, sizes=sizes)
+
+    if not new_classes:
+        return Partition(*deal(train, test, clients), validation=held_out)
+    drawn = streams.generator(seed, "new classes").permutation(classes)
+    known, new = np.sort(drawn[new_classes:]), np.sort(drawn[:new_classes])
+    (known_train, known_test), (new_train, new_test) = (
+        deal([train[label] for label in own], [test[label] for label in own], number)
+        for own, number in ((known, clients - new_clients), (new, new_clients))
+    )
+    return Partition(known_train + new_train, known_test + new_test, validation=held_out)
 
 
 def dominant_groups(classes: int) -> list[list[int]]:

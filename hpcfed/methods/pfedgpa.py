@@ -131,7 +131,7 @@ def global_row(state: State) -> Tensor:
 
 
 def welcome(fed: Federation, state: State, clients: np.ndarray) -> Tensor:
-    return state.w.expand(len(clients), -1)
+    return fed.greet(state.w.expand(len(clients), -1))
 
 
 def lead(fed: Federation, update: int, before: Tensor, after: Tensor) -> Tensor:

@@ -92,11 +92,11 @@ def welcome(fed: Federation, state: State, clients: np.ndarray) -> Tensor:
     embeddings = state.phi.new_tensor(drawn[fed.clients[clients]])
     velocity = embeddings.new_zeros(embeddings.shape)
     for number in range(options.welcome_rounds):
-        theta = _rows(fed, state, embeddings)
+        theta = fed.greet(_rows(fed, state, embeddings))
         trained = fed.finetune(theta, clients, sgd=_inner(options), phase=number)
         gradient = net.embedding_gradient(state.phi, embeddings, (theta - trained)[:, : net.outputs])
         _step(options, embeddings, gradient, velocity)
-    return _rows(fed, state, embeddings)
+    return fed.greet(_rows(fed, state, embeddings))
 
 
 def _hypernetwork(fed: Federation) -> Hypernetwork:

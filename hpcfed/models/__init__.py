@@ -18,6 +18,7 @@ class ModelInfo:
 MODELS: dict[str, ModelInfo] = {
     "mlp": ModelInfo("one hidden layer of 64, for any image shape", 1, 2),
     "cnn-digits": ModelInfo("conv 8, 16 (3×3), FC 32: small, for 8×8 digits", 4, 4),
+    "cnn-bn": ModelInfo("cnn-digits with batch norm after its convolutions", 4, 4),
     "cnn-fmnist": ModelInfo("conv 8, 16 (5×5), FC 16: about 10 k parameters, pFedGPA's Fashion-MNIST", 14, 4),
     "cnn-emnist": ModelInfo("conv 16, 32 (5×5), FC 128: pFedGPA's EMNIST", 14, 4),
     "cnn-cifar": ModelInfo("conv 16, 32 (5×5), 64 (3×3), FC 128: pFedGPA's CIFAR-10, 107,690 parameters", 20, 5),

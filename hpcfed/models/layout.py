@@ -4,9 +4,10 @@ Parameters come first, in the network's own order, then the running statistics o
 gradients touch are `rows[:, :layout.num_parameters]`.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain, pairwise
 from math import prod
 
 import torch
@@ -61,12 +62,28 @@ class Layout:
         """The layers that own tensors, in the network's order."""
         return tuple(dict.fromkeys(e.layer for e in self.entries))
 
-    def last(self, count: int) -> tuple[str, ...]:
-        """The last so many convolutions and linear layers, each with the batch norm that follows it."""
+    @cached_property
+    def blocks(self) -> tuple[tuple[str, ...], ...]:
+        """Convolutions and linear layers, each with the batch norm that follows it."""
         weighty = {e.layer for e in self.entries if len(e.shape) > 1}
         places = [place for place, layer in enumerate(self.layers) if layer in weighty]
-        assert count <= len(places), f"{count} of {len(places)} layers"
-        return self.layers[places[-count] :] if count else ()
+        return tuple(self.layers[start:stop] for start, stop in pairwise([*places, len(self.layers)]))
+
+    @cached_property
+    def block_of(self) -> Tensor:
+        """The number of the block that every column belongs to."""
+        number = {layer: block for block, layers in enumerate(self.blocks) for layer in layers}
+        return torch.cat([torch.full((prod(e.shape),), number[e.layer]) for e in self.entries])
+
+    @property
+    def block_spans(self) -> list[tuple[int, int]]:
+        """Where each block begins and ends among the parameters, which follow block by block."""
+        return _block_spans(self.blocks, self.entries, self.num_parameters)
+
+    def last(self, count: int) -> tuple[str, ...]:
+        """The layers of the last so many blocks."""
+        assert count <= len(self.blocks), f"{count} of {len(self.blocks)} layers"
+        return tuple(chain(*self.blocks[len(self.blocks) - count :]))
 
     def row(self, network: nn.Module, *, dtype: torch.dtype = torch.float32) -> Tensor:
         """The network's tensors as one row."""
@@ -86,6 +103,12 @@ class Layout:
         for e in self.entries:
             mask[e.start : e.stop] = e.layer in wanted
         return mask
+
+
+def _block_spans(blocks: Iterable[Sequence[str]], entries: Iterable[Entry], width: int) -> list[tuple[int, int]]:
+    first = {block[0] for block in blocks}
+    starts = [e.start for e in entries if e.layer in first and len(e.shape) > 1]
+    return list(pairwise([*starts, width]))
 
 
 Work = tuple[Tensor, Tensor]
@@ -111,6 +134,11 @@ class Workplace:
             start, stop = self.widths[part], self.widths[part] + prod(e.shape)
             self.entries.append(replace(e, start=start, stop=stop))
             self.widths[part] = -(-stop // align) * align
+
+    @property
+    def block_spans(self) -> list[tuple[int, int]]:
+        """As the layout's, here; a block ends with the columns without meaning that follow it."""
+        return _block_spans(self.plain.blocks, self.entries, self.widths[0])
 
     def new(self, clients: int, like: Tensor) -> Work:
         """Both matrices, all zero."""

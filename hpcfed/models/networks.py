@@ -36,6 +36,9 @@ def _build(name: str, shape: Shape, classes: int) -> nn.Module:
             return _convnet(shape, classes, convs=(), hidden=(64,))
         case "cnn-digits":
             return _convnet(shape, classes, convs=(Conv(8, 3, 1), Conv(16, 3, 1)), hidden=(32,))
+        case "cnn-bn":
+            two = (Conv(8, 3, 1), Conv(16, 3, 1))
+            return _convnet(shape, classes, convs=two, hidden=(32,), norm=True)
         case "cnn-fmnist":
             return _convnet(shape, classes, convs=(Conv(8, 5), Conv(16, 5, 1)), hidden=(16,), activation=nn.LeakyReLU)
         case "cnn-emnist":
@@ -63,12 +66,18 @@ def _convnet(
     hidden: Sequence[int],
     activation: type[nn.Module] = nn.ReLU,
     dropout: tuple[float, float] = (0.0, 0.0),
+    norm: bool = False,
 ) -> nn.Sequential:
-    """Convolutions with activation and pooling, then fully connected layers; dropout after each of the two parts."""
+    """Convolutions with activation and pooling, then fully connected layers; dropout after each of the two parts.
+
+    `norm` puts batch norm after every convolution.
+    """
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     channels, height, width = shape
     for i, conv in enumerate(convs, 1):
         layers[f"conv{i}"] = nn.Conv2d(channels, conv.channels, conv.kernel, padding=conv.padding)
+        if norm:
+            layers[f"bn{i}"] = nn.BatchNorm2d(conv.channels)
         layers[f"act{i}"] = activation()
         channels = conv.channels
         height, width = (side + 2 * conv.padding - conv.kernel + 1 for side in (height, width))

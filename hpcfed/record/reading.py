@@ -13,6 +13,8 @@ from hpcfed.errors import UserError
 from hpcfed.record.results import ROUND_SERIES, SCHEMA
 from hpcfed.record.timing import PHASES
 
+LAST_UPDATES = 10
+
 
 @dataclass(frozen=True)
 class LearningRecord:
@@ -75,6 +77,8 @@ class RunRecord:
     """New clients' accuracy by where they started from: [local updates, new clients]."""
     learnings: tuple[LearningRecord, ...]
     """What the server's model took, each time that it learnt."""
+    newcomer_bytes: float = float("nan")
+    """Sent to a new client to begin with; NaN when there are none."""
 
     @property
     def rounds_done(self) -> int:
@@ -127,6 +131,23 @@ class RunRecord:
             return None
         return int(np.argmax(np.nan_to_num(accuracy) >= share * np.nanmax(accuracy))) + 1
 
+    def newcomers_first(self, start: str) -> float:
+        """New clients' mean accuracy, of each as it joined."""
+        accuracy = self.newcomers[start]
+        joined = np.argmin(np.isnan(accuracy), axis=0)
+        return mean_accuracy(accuracy[joined, np.arange(accuracy.shape[1])])
+
+    def newcomers_last(self, start: str) -> float:
+        """New clients' mean accuracy over their last ten local updates (fewer, if there were fewer)."""
+        return mean_accuracy(self.newcomers[start][1:][-LAST_UPDATES:])
+
+    def printed_comm(self) -> float:
+        """Bytes by the formula that GENE-FL's paper prints, twice a mean upload for every round.
+
+        Its tables hold what all clients have sent, `bytes_up`.
+        """
+        return float(2 * (self.rounds["bytes_up"] / self.rounds["cohort"]).sum())
+
     def imbalance(self) -> float:
         """The slowest rank's train seconds by the mean over ranks: the median over rounds; NaN when unknown."""
         known = self.rounds["imbalance"][~np.isnan(self.rounds["imbalance"])]
@@ -162,6 +183,10 @@ class RunRecord:
                 start: [_number(mean_accuracy(values)) for values in updates]
                 for start, updates in self.newcomers.items()
             },
+            "newcomers_first": {start: _number(self.newcomers_first(start)) for start in self.newcomers},
+            "newcomers_last_10": {start: _number(self.newcomers_last(start)) for start in self.newcomers},
+            "newcomer_bytes": _number(self.newcomer_bytes),
+            "printed_comm": _number(self.printed_comm()),
             "server": [_plain(vars(learning)) for learning in self.learnings],
             "peak_memory": _numbers(self.peak_memory),
             "energy": None if self.energy is None else _number(self.energy),
@@ -219,6 +244,7 @@ def _record(folder: Path, file: h5py.File) -> RunRecord:
         moves=tuple(int(r) for r in file["moves/round"] if not np.isnan(r)) if "moves" in file else (),
         finals=_named(file, "finals/name", "finals/accuracy"),
         newcomers=_named(file, "newcomers/start", "newcomers/accuracy"),
+        newcomer_bytes=float(file["newcomers/bytes"][()]) if "newcomers/bytes" in file else float("nan"),
         learnings=tuple(_learnings(file["server"])) if "server" in file else (),
     )
 

@@ -182,12 +182,17 @@ class ResultsWriter:
 
     def _create_newcomers(self, updates: int, num_clients: int) -> None:
         self._create_names("newcomers/start", NEWCOMER_STARTS)
-        series = Series("fraction", "accuracy of new clients on their own test data after so many local updates")
+        series = Series("fraction", "accuracy of new clients on their own test data by local updates; NaN: not there")
         shape = (len(NEWCOMER_STARTS), updates, num_clients)
         self._create_small("newcomers/accuracy", shape, series, "start", "update", "client")
+        given = Series("bytes", "sent to a new client before its first local update, by the method's own accounting")
+        self._create_small("newcomers/bytes", (), given)
 
     def write_newcomers(self, start: str, update: int, accuracy: np.ndarray) -> None:
         self._file["newcomers/accuracy"][NEWCOMER_STARTS.index(start), update] = accuracy
+
+    def write_newcomer_bytes(self, given: float) -> None:
+        self._file["newcomers/bytes"][()] = given
 
     def _create_server(self, size: ServerSize) -> None:
         times = size.times

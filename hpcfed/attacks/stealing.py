@@ -1,0 +1,42 @@
+"""`hpcfed attack`: the attack of a server, its table and its figure."""
+
+import argparse
+from statistics import mean
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from hpcfed.attacks.idlg import METHODS, Attack, save_figure
+from hpcfed.config import RunConfig
+from hpcfed.data.datasets import SyntheticSize, load
+from hpcfed.errors import UserError, unknown
+
+
+def steal(options: argparse.Namespace, config: RunConfig) -> None:
+    """Runs the attack, prints what came of it, and writes the figure."""
+    methods = options.methods.split(",")
+    for method in methods:
+        if method not in METHODS:
+            raise unknown("method", method, METHODS)
+    if options.device == "cuda" and not torch.cuda.is_available():
+        raise UserError("--device cuda, but there is no CUDA device here")
+    cuda = options.device != "cpu" and torch.cuda.is_available()
+    size = SyntheticSize(shape=config.shape, classes=config.synthetic_classes, train=100, test=100)
+    dataset = load(config.dataset, root=config.root, download=False, seed=options.seed, synthetic=size)
+    attack = Attack(options.model, options.steps, options.noise, options.seed)
+    thefts = attack.steal(dataset, methods, options.images, torch.device("cuda" if cuda else "cpu"))
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), show_edge=False)
+    for number, column in enumerate(("what is uploaded", "of the network", "label", "PSNR, dB", "least to most")):
+        table.add_column(column, justify="right" if number else "left", no_wrap=True)
+    for method in methods:
+        own = [theft for theft in thefts if theft.method == method]
+        psnr = [theft.psnr for theft in own]
+        label = "given" if own[0].label_given else "found"
+        table.add_row(method, f"{own[0].share:.1%}", label, f"{mean(psnr):.2f}", f"{min(psnr):.1f} to {max(psnr):.1f}")
+    console = Console()
+    console.print(f"iDLG on {config.dataset}, {options.model} network, {options.steps} steps", highlight=False)
+    console.print(table)
+    if options.out is not None:
+        save_figure(thefts, options.out)
+        console.print(f"figure in {options.out}", highlight=False)
