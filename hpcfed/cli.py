@@ -25,11 +25,15 @@ _EXAMPLES = """examples:
   hpcfed run --seeds 0..4 --out runs/five                     five seeds at once, one folder each
   hpcfed run --method genfed --attack ipm --target-accuracy 80  attackers among the clients; when 80 % are reached
   hpcfed show runs/first                                      read a run back (--json for programs)
+  hpcfed study benchmarks/studies/strong.toml --dry-run       a sweep: its points, their commands, what they cost
+  hpcfed report runs/strong --out strong.html                 what runs and studies have found, on one page
   hpcfed list                                                 methods, data sets, models, partitions, attacks
 """
 _COMMANDS = """commands:
   run    one run, or several seeds of it
   show   what is in a run, or in its seeds
+  study  a sweep over any options, here or on Slurm
+  report one page of runs and studies, and their figures for other programs
   list   methods, data sets, models, partitions, attacks
 
 """
@@ -68,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _dispatch(arguments: list[str]) -> None:
-    commands = {"run": _run, "show": _show, "list": _list}
+    commands = {"run": _run, "show": _show, "study": _study, "report": _report, "list": _list}
     parser = _Parser(
         prog="hpcfed",
         description="Benchmarks of federated learning on clusters: hundreds of clients as rows of one matrix.",
@@ -77,7 +81,7 @@ def _dispatch(arguments: list[str]) -> None:
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"hpcfed {__version__}")
-    parser.add_argument("command", nargs="?", metavar="COMMAND", help="run, show or list; COMMAND --help says more")
+    parser.add_argument("command", nargs="?", metavar="COMMAND", help="COMMAND --help says more")
     if not arguments or arguments[0].startswith("-"):
         parser.parse_args(arguments)
         parser.print_help()
@@ -219,6 +223,63 @@ def _print_run(folder: Path) -> None:
         show_seeds(seeds, folder, console)
     else:
         show(read_run(folder), console)
+
+
+def _study(arguments: list[str]) -> None:
+    own, extra = _split(arguments)
+    parser = _Parser(
+        prog="hpcfed study",
+        usage="hpcfed study STUDY.toml [options] [-- words for sbatch]",
+        description="Runs every point of a sweep; those that are finished are skipped. Exit code 1: some have failed.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("study", type=Path, metavar="STUDY.toml", help="what is swept; benchmarks/studies has examples")
+    parser.add_argument("--out", type=Path, help="folder of the study (default: runs/NAME of the file)")
+    parser.add_argument("--dry-run", action="store_true", help="print every point, its command and what it may cost")
+    parser.add_argument("--only", default="*", metavar="PATTERN", help="points whose names fit, as in 'ranks=4*'")
+    parser.add_argument("--points", type=_numbers, metavar="LIST", help="points by number, as in 0,3; gathers nothing")
+    parser.add_argument("--submit", action="store_true", help="hand the points to Slurm as arrays")
+    parser.add_argument("--gather", action="store_true", help="run nothing, bring finished runs into study.h5")
+    parser.add_argument(
+        "--launcher", choices=("auto", "mpirun", "srun"), default="auto", help="auto: srun in a Slurm job (default)"
+    )
+    options = parser.parse_args(own)
+    if extra and not options.submit:
+        raise UserError(f"unexpected argument '{extra[0]}'; words after -- are sbatch's, with --submit")
+    from hpcfed.study.command import study
+
+    if study(options, extra):
+        sys.exit(1)
+
+
+def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """Words before and after the first `--`."""
+    at = arguments.index("--") if "--" in arguments else len(arguments)
+    return arguments[:at], arguments[at + 1 :]
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(word) for word in text.split(",")]
+
+
+def _report(arguments: list[str]) -> None:
+    parser = _Parser(
+        prog="hpcfed report",
+        description="One page of runs and studies. Exit code 1: something could not be read and was left out.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "paths", type=Path, nargs="+", metavar="PATH", help="folders of runs or studies, or folders of such"
+    )
+    parser.add_argument("--out", type=Path, default=Path("report.html"), metavar="FILE.html", help="the page")
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="also every round of every run as CSV")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also all figures of the page as JSON")
+    parser.add_argument("--extrap", type=Path, metavar="FILE", help="also the times as Extra-P reads them (JSON Lines)")
+    options = parser.parse_args(arguments)
+    from hpcfed.study.report import report
+
+    if report(options):
+        sys.exit(1)
 
 
 def _list(arguments: list[str]) -> None:

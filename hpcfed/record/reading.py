@@ -186,13 +186,14 @@ def read_run(folder: Path) -> RunRecord:
         raise UserError(f"{folder} holds no run (there is no run.h5 in it)")
     try:
         with h5py.File(path, "r") as file:
-            return _record(folder, file)
+            return record_of(folder, file)
     except (OSError, KeyError, ValueError, TypeError) as error:
         reason = str(error).partition("\n")[0]
         raise UserError(f"{path} cannot be read as a run: {reason}") from None
 
 
-def _record(folder: Path, file: h5py.File) -> RunRecord:
+def record_of(folder: Path, file: h5py.Group) -> RunRecord:
+    """A run out of its file, or out of a copy of that file's content in another one."""
     facts = {key: value.item() if isinstance(value, np.generic) else value for key, value in file.attrs.items()}
     if facts.get("format") != "hpcfed run":
         raise ValueError("it was not written by hpcfed")
