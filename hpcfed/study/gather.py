@@ -1,6 +1,6 @@
 """`study.h5`: all raw samples of a study in one file, and reading it back.
 
-Every run's `run.h5` is in it whole, so whatever can be asked of a run can be asked of the study without its folders. The
+Every run's `run.h5` is in it whole, so whatever can be asked of a run can be asked of the study alone. The
 file is made in memory and published like a run's own: a reader sees the old one or the new one.
 """
 

@@ -117,7 +117,7 @@ def _reason(failure: ValidationError) -> str:
 def points(study: Study, path: Path) -> list[Point]:
     """All points in order; a mistake in any of them ends the study before it begins."""
     swept = [[(name, value) for value in values] for name, values in study.sweep.items()]
-    made = []
+    made: list[Point] = []
     for variant, *chosen in itertools.product(study.variants or {"": {}}, *swept):
         tables = {"common": study.common, f"variants.{variant}": study.variants.get(variant, {}), "sweep": dict(chosen)}
         made.append(_point(len(made), _name(variant, chosen), tables, path))
