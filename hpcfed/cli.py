@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -30,11 +31,12 @@ _EXAMPLES = """examples:
   hpcfed list                                                 methods, data sets, models, partitions, attacks
 """
 _COMMANDS = """commands:
-  run    one run, or several seeds of it
-  show   what is in a run, or in its seeds
-  study  a sweep over any options, here or on Slurm
-  report one page of runs and studies, and their figures for other programs
-  list   methods, data sets, models, partitions, attacks
+  run      one run, or several seeds of it
+  show     what is in a run, or in its seeds
+  profile  a run, and where its time goes
+  study    a sweep over any options, here or on Slurm
+  report   one page of runs and studies, and their figures for other programs
+  list     methods, data sets, models, partitions, attacks
 
 """
 _GROUPS = {
@@ -72,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _dispatch(arguments: list[str]) -> None:
-    commands = {"run": _run, "show": _show, "study": _study, "report": _report, "list": _list}
+    commands = {"run": _run, "show": _show, "profile": _profile, "study": _study, "report": _report, "list": _list}
     parser = _Parser(
         prog="hpcfed",
         description="Benchmarks of federated learning on clusters: hundreds of clients as rows of one matrix.",
@@ -223,6 +225,36 @@ def _print_run(folder: Path) -> None:
         show_seeds(seeds, folder, console)
     else:
         show(read_run(folder), console)
+
+
+def _profile(arguments: list[str]) -> None:
+    parser = _Parser(
+        prog="hpcfed profile",
+        usage="hpcfed profile [--profile-rounds N] [--profile-warmup N] [--nvtx] [CONFIG.toml] [options of hpcfed run]",
+        description="A run, and where its time goes: phases of all ranks as a timeline, kernels, memory, and how near "
+        "the device is to what it can do. All other options are those of hpcfed run.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--profile-rounds", type=_positive, default=3, metavar="N", help="rounds, and steps of the "
+                        "server's networks, that are looked at by kernel (default: 3)")  # fmt: skip
+    parser.add_argument("--profile-warmup", type=_positive, default=2, metavar="N", help="before them (default: 2)")
+    parser.add_argument("--nvtx", action="store_true", help="phases as ranges for Nsight, in place of torch's profiler")
+    own, rest = parser.parse_known_args(arguments)
+    settings = parse_run(rest)
+    if settings.config.seeds is not None:
+        raise UserError("--seeds: a profile is of one seed; use --seed")
+    check(settings, launched())
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler would tell of missing GPUs; read when it loads
+    from hpcfed.profile.command import profile
+
+    profile(settings, warmup=own.profile_warmup, active=own.profile_rounds, nvtx=own.nvtx)
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise ValueError
+    return number
 
 
 def _study(arguments: list[str]) -> None:

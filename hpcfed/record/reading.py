@@ -162,7 +162,7 @@ class RunRecord:
                 start: [_number(mean_accuracy(values)) for values in updates]
                 for start, updates in self.newcomers.items()
             },
-            "server": [_plain(vars(learning)) for learning in self.learnings],
+            "server": [plain(vars(learning)) for learning in self.learnings],
             "peak_memory": _numbers(self.peak_memory),
             "energy": None if self.energy is None else _number(self.energy),
             "config": self.config,
@@ -269,10 +269,12 @@ def _series(file: h5py.File, name: str, done: slice) -> np.ndarray:
     return values
 
 
-def _plain(value: Any) -> Any:
-    """As JSON knows it."""
+def plain(value: Any) -> Any:
+    """As JSON knows it: NaN as null."""
     if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
     if isinstance(value, np.ndarray):
         return _numbers(value)
     return _number(value) if isinstance(value, float) else value

@@ -37,6 +37,9 @@ class Work:
     """FLOPs of local training over all rounds and seeds."""
     server: float
     """FLOPs of the server's learning."""
+    moved: float
+    """Bytes that training must move in the devices' memory at least: every layer's output written and read once, and in
+    every step rows read twice, gradients written and read, and rows with their momentum read and written."""
     sent: float
     """Bytes that clients send and are sent, if they exchange whole rows."""
 
@@ -61,10 +64,13 @@ def work(settings: Settings) -> Work:
     seeds = len(config.seeds or (0,))
     passes = seeds * config.rounds * config.epochs * _samples_per_round(settings)
     layout = Layout.of(network)
-    times = seeds * config.rounds * config.cohort_size
+    times, each = seeds * config.rounds * config.cohort_size, cost(network, data.shape)
+    floats = 2 * passes * each.activations
+    floats += (8 if config.momentum else 6) * passes / config.batch_size * layout.num_parameters
     return Work(
-        2 * passes * cost(network, data.shape).training,
+        2 * passes * each.training,
         seeds * _learning(settings, layout),
+        4.0 * floats,
         2 * 4.0 * times * layout.num_columns if settings.options.uploads else 0.0,
     )
 

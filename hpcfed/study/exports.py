@@ -5,9 +5,9 @@ import io
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from math import isnan
 from typing import Any
 
+from hpcfed.record.reading import plain
 from hpcfed.record.results import ROUND_SERIES
 from hpcfed.record.timing import PHASES
 from hpcfed.study.collect import Group, Sample, scalings
@@ -45,7 +45,7 @@ def json_text(every: Sequence[Group]) -> str:
         "scaling": [asdict(one) for one in scalings(every)],
         "cost_models": [asdict(one) for one in fitted(every)],
     }
-    return json.dumps(_plain(content), indent=1)
+    return json.dumps(plain(content), indent=1)
 
 
 def _group(group: Group) -> dict[str, Any]:
@@ -58,15 +58,6 @@ def _group(group: Group) -> dict[str, Any]:
         "peak_memory": group.peak_memory,
         "runs": [run.summary() for run in group.seeds],
     }
-
-
-def _plain(value: Any) -> Any:
-    """NaN as null."""
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return None if isinstance(value, float) and isnan(value) else value
 
 
 def extrap_text(every: Sequence[Group]) -> str:
