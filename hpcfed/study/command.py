@@ -58,7 +58,7 @@ def _make(out: Path) -> None:
 def _closing(failed: int, own: Sequence[Trial], out: Path) -> str:
     if failed:
         return f"{count(failed, 'trial')} of {len(own)} failed; start the study again to try them once more: {out}"
-    return f"all of {count(len(own), 'trial')} complete: {out / 'study.h5'}; look at it: hpcfed report {out}"
+    return f"all of {count(len(own), 'trial')} complete; look at them: hpcfed report {out}"
 
 
 def _show(asked: Study, own: Sequence[Trial], start: execute.Start) -> None:

@@ -27,8 +27,9 @@ def launcher(name: str, environment: Mapping[str, str] = os.environ) -> Start:
     if name == "auto":
         name = "srun" if "SLURM_JOB_ID" in environment else "mpirun"
     if name == "srun":
-        mpi = environment.get("MPI", "pmix")
-        return lambda ranks: ["srun", f"--mpi={mpi}", f"--ntasks={ranks}"]
+        words = ["srun", f"--mpi={environment.get('MPI', 'pmix')}", "--kill-on-bad-exit=1"]
+        words.append(f"--cpus-per-task={environment.get('SLURM_CPUS_PER_TASK', '1')}")  # a step does not inherit it
+        return lambda ranks: [*words, f"--ntasks={ranks}"]
     return lambda ranks: [] if ranks == 1 else [_mpirun(), *_binding(ranks), "-n", str(ranks)]
 
 
@@ -163,12 +164,19 @@ def _reason(log: Path, code: int) -> str:
 def submit(file: Path, out: Path, points: Sequence[Point], script: Path, extra: Sequence[str], *, dry: bool) -> None:
     """An array for every number of ranks, since all jobs of an array are alike, and a last job that gathers."""
     jobs: list[str] = []
+    if not dry:
+        out.mkdir(parents=True, exist_ok=True)
     by_size = sorted(points, key=lambda point: point.processes)
     for processes, members in groupby(by_size, key=lambda point: point.processes):
         numbers = ",".join(str(point.number) for point in members)
-        words = [f"--ntasks={processes}", f"--array={numbers}", *extra]
+        words = [f"--ntasks={processes}", f"--array={numbers}", f"--output={out}/slurm-%A-%a.log", *extra]
         jobs += _sbatch(words, script, file, out, dry=dry)
-    after = [f"--dependency=afterany:{':'.join(jobs) or 'ARRAYS'}", "--ntasks=1", *extra]
+    after = [
+        f"--dependency=afterany:{':'.join(jobs) or 'ARRAYS'}",
+        "--ntasks=1",
+        f"--output={out}/slurm-%j.log",
+        *extra,
+    ]
     _sbatch(after, script, file, out, dry=dry)
 
 
