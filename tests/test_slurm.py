@@ -77,12 +77,14 @@ def test_a_run_by_sbatch(slurm: Command, pmix: None, tmp_path: Path) -> None:
     assert record.environment["launcher"] == "srun" and "SLURM_JOB_ID" in record.environment["variables"]
 
 
-@pytest.mark.parametrize("ending", [0, 1])
-def test_a_mistake_under_srun_ends_all_ranks(slurm: Command, pmix: None, tmp_path: Path, ending: int) -> None:
-    """Also where srun is not told to end the others; where it is, the mistake is told once."""
+@pytest.mark.parametrize(("ending", "code"), [(0, 2), (1, 143)])
+def test_a_mistake_under_srun_ends_all_ranks(
+    slurm: Command, pmix: None, tmp_path: Path, ending: int, code: int
+) -> None:
+    """Also where srun is not told to end the others; where it is, the mistake is told once, but srun says SIGTERM."""
     words = [sys.executable, "-m", "hpcfed", "run", "--clients", "1", "--out", tmp_path / "run"]
     ended = slurm("srun", "--mpi=pmix", f"--kill-on-bad-exit={ending}", "--ntasks=2", *words)
-    assert ended.returncode == 2
+    assert ended.returncode == code
     assert ended.stderr.count("--clients 1 on 2 ranks") == 2 - ending and "Traceback" not in ended.stderr
 
 
