@@ -195,20 +195,20 @@ def _options(sample: Sample) -> dict[str, Any]:
 
 
 def _telling(every: Sequence[Group]) -> list[str]:
-    """Options in which groups differ, the method first; a method's own options do not tell where others lack them."""
+    """Options in which groups of one method differ: between methods, the method's name tells them apart."""
     names = dict.fromkeys(name for group in every for name in group.options if name not in UNLABELLED)
-    differ = []
-    for name in names:
-        values = {json.dumps(group.options[name]) for group in every if name in group.options}
-        if len(values) > 1 and name != "method":
-            differ.append(name)
-    return ["method", *differ]
+    values: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for group in every:
+        for name, value in group.options.items():
+            values[group.options["method"], name].add(json.dumps(value))
+    several = {name for (_, name), found in values.items() if len(found) > 1}
+    return [name for name in names if name in several]
 
 
 def _label(group: Group, names: Sequence[str]) -> str:
     honest = group.options.get("attack", "none") == "none"
     own = [str(group.options["method"])]
-    for name in names[1:]:
+    for name in names:
         if name in group.options and not (honest and name in ABOUT_ATTACKERS):
             own.append(f"{name} {_short(group.options[name])}")
     return ", ".join(own)

@@ -20,6 +20,8 @@ MARKERS = (
     "M0 -4L4 0L0 4L-4 0z",
 )
 MOST_TICKS = 7
+MOST_REACH = 2.5
+"""How many times beyond the points an axis follows the ends of their intervals."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,8 @@ class Axis:
     """Where they are, if not anywhere."""
     zero: bool = False
     """Whether the axis begins at zero."""
+    whole: bool = False
+    """Whether only whole numbers have a meaning."""
     span: tuple[float, float] = field(default=(0.0, 1.0))
 
     def of(self, values: Iterable[float]) -> "Axis":
@@ -58,7 +62,8 @@ class Axis:
             low = 0.0 if self.zero else low
             pad = 0.04 * (high - low) or 0.5 * abs(high) or 1.0
             low, high = (low if self.zero else low - pad), high + pad
-        return Axis(self.label, self.log, self.ticks or _ticks(low, high, log=self.log), self.zero, (low, high))
+        ticks = self.ticks or [t for t in _ticks(low, high, log=self.log) if not self.whole or t == round(t)]
+        return Axis(self.label, self.log, ticks, self.zero, self.whole, (low, high))
 
     def at(self, value: float) -> float:
         """From 0 to 1."""
@@ -70,7 +75,7 @@ class Axis:
 def chart(lines: Sequence[Line], x: Axis, y: Axis) -> Markup:
     """Lines with their intervals over both axes."""
     x = x.of(v for line in lines for v in line.x)
-    y = y.of(v for line in lines for values in (line.y, line.low, line.high) for v in values)
+    y = y.of([v for line in lines for v in (*line.y, *_near(line))])
     plane = _Plane(x, y)
     inside = [plane.frame()]
     coloured = 0
@@ -128,7 +133,8 @@ class _Plane:
         return LEFT + self.axis_x.at(value) * (WIDTH - LEFT - RIGHT)
 
     def y(self, value: float) -> float:
-        return HEIGHT - BOTTOM - self.axis_y.at(value) * (HEIGHT - TOP - BOTTOM)
+        inside = min(max(value, self.axis_y.span[0]), self.axis_y.span[1])
+        return HEIGHT - BOTTOM - self.axis_y.at(inside) * (HEIGHT - TOP - BOTTOM)
 
     def frame(self, *, named_x: bool = True) -> Markup:
         bottom, right = HEIGHT - BOTTOM, WIDTH - RIGHT
@@ -183,6 +189,15 @@ class _Plane:
     def _path(self, x: Sequence[float], y: Sequence[float]) -> str:
         known = [(a, b) for a, b in zip(x, y, strict=True) if isfinite(b) and (b > 0 or not self.axis_y.log)]
         return "M" + "L".join(f"{self.x(a):.1f} {self.y(b):.1f}" for a, b in known) if known else "M0 0"
+
+
+def _near(line: Line) -> list[float]:
+    """Ends of intervals as far as the axis follows them: those of few runs would press everything else together."""
+    known = [value for value in line.y if isfinite(value)]
+    if not known:
+        return []
+    least, most = min(known) / MOST_REACH, max(known) * MOST_REACH
+    return [min(max(end, least), most) for end in (*line.low, *line.high) if isfinite(end)]
 
 
 def _figure(title: str, inside: Sequence[Markup], legend: Markup) -> Markup:

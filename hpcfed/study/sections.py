@@ -88,7 +88,8 @@ def _overview(every: Sequence[Group], found: Found) -> Section:
     section.tables.append(Table(columns, rows))
     section.text.append(
         "Times are of the slowest rank, without the rounds that warm up. In brackets: 95 % confidence, by Student's t "
-        "over runs (on logarithms for times), or between order statistics of the rounds where there is one run."
+        "over runs (on logarithms for times), or between order statistics of the rounds where there is one run. Charts cut "
+        "intervals that reach far beyond the points; tooltips and tables have them whole."
     )
     if any(group.first.stacked_seeds > 1 for group in every):
         section.text.append("Where several seeds advanced together, times and memory are those of all of them.")
@@ -108,7 +109,7 @@ def _accuracy(every: Sequence[Group]) -> Section:
     for clients, members in sorted(by_clients.items()):
         for start in range(0, len(members), MOST_LINES):
             lines = [_curve(group) for group in members[start : start + MOST_LINES]]
-            drawn = chart([line for line in lines if line.x], Axis("rounds"), Axis("accuracy, %"))
+            drawn = chart([line for line in lines if line.x], Axis("rounds", whole=True), Axis("accuracy, %"))
             section.charts.append((f"{clients:,} clients", drawn))
     section.text.append(
         "Of the global model on the whole test set, or where there is none the clients' mean on their own. "
