@@ -110,6 +110,19 @@ def test_the_cost_model_recovers_known_coefficients() -> None:
     assert model(known(2000, 64, 1e5)) == pytest.approx(known(2000, 64, 1e5).seconds), "on more ranks than measured"
 
 
+def test_the_cost_model_tells_steps_from_clients() -> None:
+    """A data set that is shared out among more clients gives each fewer steps: the time falls, as it should."""
+    points = []
+    for clients in (10, 30, 100):
+        for ranks in (1, 2):
+            steps = 1200 / clients
+            seconds = 0.005 + 0.0003 * steps + 0.00001 * steps * clients / ranks
+            points.append(Measured(clients, ranks, 1e4, seconds, steps))
+    model = fit(points)
+    assert model is not None and model.error < 1e-6
+    np.testing.assert_allclose(list(model.coefficients.values())[:3], [0.005, 0.0003, 0.00001], rtol=1e-4)
+
+
 def test_the_cost_model_is_checked_on_a_point_it_has_not_seen() -> None:
     points = [known(c, r, 1e4) for c in (10, 100) for r in (1, 2, 4)]
     slow = Measured(100, 8, 1e4, 2 * known(100, 8, 1e4).seconds)
@@ -196,8 +209,8 @@ def test_the_page_is_whole(reported: Path) -> None:
     for expected in (
         "ms per round", "parallel efficiency, %", "speed-up, times", "peak memory of a rank, MiB", "accuracy, %",
         "seconds of learning", "autoencoder", "sign-flip", "ideal", "MiB sent", "server's share of the run, %",
-        "per client of a rank", "mean over points, each predicted by a fit of the others", "hpcfed run --model mlp",
-        "repeat-0 --overwrite", "not finished", "waiting",
+        "per step of a client of a rank", "mean over points, each predicted by a fit of the others",
+        "hpcfed run --model mlp", "repeat-0 --overwrite", "not finished", "waiting",
     ):  # fmt: skip
         assert expected in words, expected
     assert len(html) < 300_000

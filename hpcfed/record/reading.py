@@ -65,6 +65,8 @@ class RunRecord:
     """Bytes: [ranks]."""
     client_accuracy: np.ndarray
     """[rounds done, clients]."""
+    train_samples: np.ndarray
+    """Of every client."""
     energy: float | None
     """Joules of all GPUs; None while the run goes on, NaN where they have no counter."""
     moves: tuple[int, ...]
@@ -216,6 +218,7 @@ def record_of(folder: Path, file: h5py.Group) -> RunRecord:
         wall=file["timing/wall"][done],
         peak_memory=file["timing/peak_memory"][done].max(0, initial=0),
         client_accuracy=file["clients/accuracy"][done],
+        train_samples=file["clients/train_samples"][()],
         energy=float(file["timing/energy"][()].sum()) if "timing/energy" in file else None,
         moves=tuple(int(r) for r in file["moves/round"] if not np.isnan(r)) if "moves" in file else (),
         finals=_named(file, "finals/name", "finals/accuracy"),

@@ -75,6 +75,12 @@ class Group:
         return int(self.first.facts["columns"])
 
     @property
+    def steps(self) -> float:
+        """Local steps of the client with most data, in a round."""
+        most = int(self.first.train_samples.max(initial=1))
+        return float(self.options["epochs"] * -(-most // self.options["batch_size"]))
+
+    @property
     def cohort(self) -> float:
         return float(np.nanmean(self.first.rounds["cohort"]))
 

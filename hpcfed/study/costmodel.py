@@ -20,13 +20,19 @@ class Measured:
     ranks: int
     columns: float
     seconds: float
+    steps: float = 1.0
+    """Of the client that makes most of them in a round; others end earlier."""
 
 
 Terms = dict[str, tuple[str, Callable[[Measured], float]]]
 TERMS: Terms = {
     "every round": ("s", lambda m: 1.0),
-    "per client of a rank": ("s", lambda m: m.clients / m.ranks),
-    "per client of a rank and million columns": ("s", lambda m: m.clients / m.ranks * m.columns / 1e6),
+    "per local step": ("s", lambda m: m.steps),
+    "per step of a client of a rank": ("s", lambda m: m.steps * m.clients / m.ranks),
+    "per step of a client of a rank, and million columns": (
+        "s",
+        lambda m: m.steps * m.clients / m.ranks * m.columns / 1e6,
+    ),
     "per doubling of the ranks": ("s", lambda m: log2(m.ranks)),
     "per million columns that ranks exchange": ("s", lambda m: m.columns / 1e6 * 2 * (m.ranks - 1) / m.ranks),
 }

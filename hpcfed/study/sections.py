@@ -4,7 +4,7 @@ import json
 import shlex
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isnan, nan
 from statistics import fmean
 
@@ -88,8 +88,8 @@ def _overview(every: Sequence[Group], found: Found) -> Section:
     section.tables.append(Table(columns, rows))
     section.text.append(
         "Times are of the slowest rank, without the rounds that warm up. In brackets: 95 % confidence, by Student's t "
-        "over runs (on logarithms for times), or between order statistics of the rounds where there is one run. Charts cut "
-        "intervals that reach far beyond the points; tooltips and tables have them whole."
+        "over runs (on logarithms for times), or between order statistics of the rounds where there is one run. Charts "
+        "cut intervals that reach far beyond the points; tooltips and tables have them whole."
     )
     if any(group.first.stacked_seeds > 1 for group in every):
         section.text.append("Where several seeds advanced together, times and memory are those of all of them.")
@@ -382,13 +382,17 @@ def fitted(every: Sequence[Group]) -> list[Fitted]:
     families: dict[str, list[Measured]] = defaultdict(list)
     for group in every:
         name = ", ".join(part for part in group.label.split(", ") if not part.startswith("model "))
-        families[name].append(Measured(group.cohort, group.ranks, group.columns, group.seconds.centre))
+        families[name].append(_measured(group))
     made = []
     for name, points in families.items():
         model = fit(points)
         if model is not None:
             made.append(Fitted(name, points, model, hold_out(points)))
     return made
+
+
+def _measured(group: Group) -> Measured:
+    return Measured(group.cohort, group.ranks, group.columns, group.seconds.centre, group.steps)
 
 
 def _model(models: Sequence[Fitted]) -> Section:
@@ -432,7 +436,7 @@ def _predictions(one: Fitted) -> Table:
     rows = []
     for more in (ranks, 2 * ranks, 4 * ranks, 8 * ranks):
         if more <= largest.clients:
-            asked = Measured(largest.clients, more, largest.columns, nan)
+            asked = replace(largest, ranks=more)
             rows.append([f"{largest.clients:,.0f} clients on {more} ranks", number(1e3 * one.model(asked))])
     return Table(("predicted", "ms per round"), rows)
 
