@@ -25,7 +25,6 @@ import itertools
 import math
 import sys
 import time
-import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -37,7 +36,7 @@ from typing import Any, Literal, NamedTuple, NoReturn
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from hpcfed import methods
-from hpcfed.config import RunConfig, Settings, check, resolve
+from hpcfed.config import RunConfig, Settings, check, check_unchanged, load_toml, resolve
 from hpcfed.data import files
 from hpcfed.errors import UserError, count, did_you_mean, one_line, unknown
 from hpcfed.record.reading import RunRecord, mean_accuracy, read_seeds
@@ -47,8 +46,6 @@ CLOSE = 2.0
 """Points within which a baseline counts as reproduced."""
 OWN = ("method", "dataset", "clients", "seed", "seeds", "out", "overwrite", "data_root", "device")
 """Options that neither the file nor --set may give, because the study does."""
-ANYWHERE = ("out", "overwrite", "data_root", "download", "device")
-"""Options that may differ between calls on one --out, because no figure depends on them."""
 
 
 Figures = dict[str, dict[str, dict[str, float]]]
@@ -175,11 +172,7 @@ Outcomes = Mapping[tuple[str, str, str], Outcome]
 
 def read_study(path: Path) -> Study:
     try:
-        study = Study.model_validate(tomllib.loads(path.read_text()))
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is not valid TOML: {error}") from None
+        study = Study.model_validate(load_toml(path))
     except ValidationError as failure:
         first = failure.errors()[0]
         *_, key = first["loc"]
@@ -292,10 +285,7 @@ def _check_folder(cell: Cell) -> None:
     if lost and not set(cell.seeds) <= set(complete):
         raise UserError(f"{cell.folder} holds seed {lost[0]}, which a run would remove; name another --out")
     for seed, record in complete.items():
-        for name, value in cell.settings.of_seed(seed).flat().items():
-            had = record.config.get(name, value)
-            if had != value and name not in ANYWHERE:
-                raise UserError(f"{cell.folder} was run with {name} {had}, not {value}; name another --out")
+        check_unchanged(cell.folder, record.config, cell.settings.of_seed(seed).flat())
 
 
 def _complete(cell: Cell) -> dict[int, RunRecord]:

@@ -21,8 +21,6 @@ import argparse
 import json
 import platform
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
@@ -34,6 +32,7 @@ from hpcfed import methods
 from hpcfed.assembly import Setup, assemble
 from hpcfed.clients.engine import Engine
 from hpcfed.config import resolve
+from hpcfed.profile.ceilings import Ceilings
 from hpcfed.record.timing import Timer
 from hpcfed.runtime import world as worlds
 from hpcfed.runtime.world import World
@@ -75,37 +74,6 @@ def rounds_of(setup: Setup, *, warmup: int, rounds: int) -> tuple[np.ndarray, fl
 def synchronize(world: World) -> None:
     if world.device.type == "cuda":
         torch.cuda.synchronize()
-
-
-@dataclass(frozen=True)
-class Ceilings:
-    """Of the device, measured."""
-
-    bytes_per_second: float
-    flops: float
-
-    @classmethod
-    def of(cls, device: torch.device) -> "Ceilings":
-        source = torch.randn(2**28, device=device)
-        target = torch.empty_like(source)
-        matrix = torch.randn(8192, 8192, device=device)
-        torch.set_float32_matmul_precision("high")
-        return cls(
-            2 * source.numel() * source.element_size() / _seconds(lambda: target.copy_(source)),
-            2 * len(matrix) ** 3 / _seconds(lambda: matrix @ matrix),
-        )
-
-
-def _seconds(work: Callable[[], Any], repeats: int = 7) -> float:
-    times = []
-    for _ in range(repeats):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        work()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(begin.elapsed_time(end) / 1e3)
-    return float(np.median(times))
 
 
 def floors(setup: Setup, samples: float, ceilings: Ceilings) -> tuple[float, float]:

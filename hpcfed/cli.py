@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,13 +27,18 @@ _EXAMPLES = """examples:
   hpcfed run --method genfed --attack ipm --target-accuracy 80  attackers among the clients; when 80 % are reached
   hpcfed show runs/first                                      read a run back (--json for programs)
   hpcfed attack idlg --out stolen.png                         images that a server reconstructs from uploads
+  hpcfed study benchmarks/studies/strong.toml --dry-run       a sweep: its points, their commands, what they cost
+  hpcfed report runs/strong --out strong.html                 what runs and studies have found, on one page
   hpcfed list                                                 methods, data sets, models, partitions, attacks
 """
 _COMMANDS = """commands:
-  run    one run, or several seeds of it
-  show   what is in a run, or in its seeds
-  attack what a server can steal of clients' images
-  list   methods, data sets, models, partitions, attacks
+  run      one run, or several seeds of it
+  show     what is in a run, or in its seeds
+  profile  a run, and where its time goes
+  study    a sweep over any options, here or on Slurm
+  report   one page of runs and studies, and their figures for other programs
+  attack   what a server can steal of clients' images
+  list     methods, data sets, models, partitions, attacks
 
 """
 _GROUPS = {
@@ -70,7 +76,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _dispatch(arguments: list[str]) -> None:
-    commands = {"run": _run, "show": _show, "attack": _attack, "list": _list}
+    commands = {
+        "run": _run,
+        "show": _show,
+        "profile": _profile,
+        "study": _study,
+        "report": _report,
+        "attack": _attack,
+        "list": _list,
+    }
     parser = _Parser(
         prog="hpcfed",
         description="Benchmarks of federated learning on clusters: hundreds of clients as rows of one matrix.",
@@ -79,9 +93,7 @@ def _dispatch(arguments: list[str]) -> None:
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"hpcfed {__version__}")
-    parser.add_argument(
-        "command", nargs="?", metavar="COMMAND", help="run, show, attack or list; COMMAND --help says more"
-    )
+    parser.add_argument("command", nargs="?", metavar="COMMAND", help="COMMAND --help says more")
     if not arguments or arguments[0].startswith("-"):
         parser.parse_args(arguments)
         parser.print_help()
@@ -223,6 +235,93 @@ def _print_run(folder: Path) -> None:
         show_seeds(seeds, folder, console)
     else:
         show(read_run(folder), console)
+
+
+def _profile(arguments: list[str]) -> None:
+    parser = _Parser(
+        prog="hpcfed profile",
+        usage="hpcfed profile [--profile-rounds N] [--profile-warmup N] [--nvtx] [CONFIG.toml] [options of hpcfed run]",
+        description="A run, and where its time goes: phases of all ranks as a timeline, kernels, memory, and how near "
+        "the device is to what it can do. All other options are those of hpcfed run.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--profile-rounds", type=_positive, default=3, metavar="N", help="rounds, and steps of the "
+                        "server's networks, that are looked at by kernel (default: 3)")  # fmt: skip
+    parser.add_argument("--profile-warmup", type=_positive, default=2, metavar="N", help="before them (default: 2)")
+    parser.add_argument("--nvtx", action="store_true", help="phases as ranges for Nsight, in place of torch's profiler")
+    own, rest = parser.parse_known_args(arguments)
+    settings = parse_run(rest)
+    if settings.config.seeds is not None:
+        raise UserError("--seeds: a profile is of one seed; use --seed")
+    check(settings, launched())
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler would tell of missing GPUs; read when it loads
+    from hpcfed.profile.command import profile
+
+    profile(settings, warmup=own.profile_warmup, active=own.profile_rounds, nvtx=own.nvtx)
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise ValueError
+    return number
+
+
+def _study(arguments: list[str]) -> None:
+    own, extra = _split(arguments)
+    parser = _Parser(
+        prog="hpcfed study",
+        usage="hpcfed study STUDY.toml [options] [-- words for sbatch]",
+        description="Runs every point of a sweep; those that are finished are skipped. Exit code 1: some have failed.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("study", type=Path, metavar="STUDY.toml", help="what is swept; benchmarks/studies has examples")
+    parser.add_argument("--out", type=Path, help="folder of the study (default: runs/NAME of the file)")
+    parser.add_argument("--dry-run", action="store_true", help="print every point, its command and what it may cost")
+    parser.add_argument("--only", default="*", metavar="PATTERN", help="points whose names fit, as in 'ranks=4*'")
+    parser.add_argument("--points", type=_numbers, metavar="LIST", help="points by number, as in 0,3; gathers nothing")
+    parser.add_argument("--submit", action="store_true", help="hand the points to Slurm as arrays")
+    parser.add_argument("--gather", action="store_true", help="run nothing, bring finished runs into study.h5")
+    parser.add_argument(
+        "--launcher", choices=("auto", "mpirun", "srun"), default="auto", help="auto: srun in a Slurm job (default)"
+    )
+    options = parser.parse_args(own)
+    if extra and not options.submit:
+        raise UserError(f"unexpected argument '{extra[0]}'; words after -- are sbatch's, with --submit")
+    from hpcfed.study.command import study
+
+    if study(options, extra):
+        sys.exit(1)
+
+
+def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """Words before and after the first `--`."""
+    at = arguments.index("--") if "--" in arguments else len(arguments)
+    return arguments[:at], arguments[at + 1 :]
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(word) for word in text.split(",")]
+
+
+def _report(arguments: list[str]) -> None:
+    parser = _Parser(
+        prog="hpcfed report",
+        description="One page of runs and studies. Exit code 1: something could not be read and was left out.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "paths", type=Path, nargs="+", metavar="PATH", help="folders of runs or studies, or folders of such"
+    )
+    parser.add_argument("--out", type=Path, default=Path("report.html"), metavar="FILE.html", help="the page")
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="also every round of every run as CSV")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also all figures of the page as JSON")
+    parser.add_argument("--extrap", type=Path, metavar="FILE", help="also the times as Extra-P reads them (JSON Lines)")
+    options = parser.parse_args(arguments)
+    from hpcfed.study.report import report
+
+    if report(options):
+        sys.exit(1)
 
 
 def _attack(arguments: list[str]) -> None:

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", bound="Options")
 
+ANYWHERE = ("out", "overwrite", "data_root", "download", "device")
+"""Options that may differ between calls on one folder of results, because no figure depends on them."""
+
 MOST_SEEDS = 256
 """Seeds that a run advances together at most; each has a thread of its own."""
 
@@ -262,14 +265,19 @@ class Settings:
         return Settings(self.config.model_copy(update={"seed": seed, "seeds": None, "out": out}), self.options)
 
 
-def read_toml(path: Path) -> dict[str, Any]:
-    """The file's keys, with underscores; tables are refused, since options are flat."""
+def load_toml(path: Path) -> dict[str, Any]:
+    """The file as it is; one line for the user where it cannot be read."""
     try:
-        content = tomllib.loads(path.read_text())
+        return tomllib.loads(path.read_text())
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{path} is not valid TOML: {error}") from None
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The file's keys, with underscores; tables are refused, since options are flat."""
+    content = load_toml(path)
     for key, value in content.items():
         if isinstance(value, dict):
             raise UserError(f"{path}: '{key}' is a table; options are plain keys, such as rounds = 10")
@@ -411,6 +419,14 @@ def _check_ranks(settings: Settings, launch: Launch) -> None:
         if clients < workers:
             raise UserError(f"{flag} {clients} on {workers} ranks; use {flag} {workers} or more, or fewer ranks")
     settings.options.check_ranks(servers or launch.size)
+
+
+def check_unchanged(folder: Path, had: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """Refuses to mix figures of different options in one folder of results."""
+    for name, value in wanted.items():
+        before = had.get(name, value)
+        if before != value and name not in ANYWHERE:
+            raise UserError(f"{folder} was run with {name} {before}, not {value}; name another --out")
 
 
 def _check_out(out: Path, *, overwrite: bool) -> None:

@@ -30,7 +30,8 @@ from hpcfed.record.energy import joules
 from hpcfed.record.reading import at_target, mean_accuracy
 from hpcfed.record.results import RANK_SERIES, ResultsWriter, ServerSize
 from hpcfed.record.snapshots import SnapshotWriter
-from hpcfed.record.timing import PHASES, Timer
+from hpcfed.record.timing import PHASES
+from hpcfed.record.watching import onlooker
 from hpcfed.runtime import world as worlds
 from hpcfed.runtime.world import World, peak_memory
 from hpcfed.server.model import steps_of
@@ -61,14 +62,17 @@ def run(settings: Settings) -> Path | None:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it once, when it starts
     check_network(settings)
     world = worlds.enter(device=settings.config.device, server_ranks=settings.config.server_ranks)
+    watch = onlooker()
+    watch.begin(world)
     if world.role == "server":
         failing = _Failing(lambda: "server", _named_folders(settings.config))
         with _ending_all_ranks(world, failing):
             serve_model(settings, world)
+            watch.end(world, None)
             world.close()
         return None
     seeds = settings.config.seeds
-    timers = [Timer(world.device) for _ in seeds or [settings.config.seed]]
+    timers = [watch.timer(world.device) for _ in seeds or [settings.config.seed]]
     with _ending_all_ranks(world, _Failing(lambda: timers[0].current)) as failing:
         if seeds is None:
             setup = assemble(settings, world, timers[0])
@@ -81,6 +85,7 @@ def run(settings: Settings) -> Path | None:
             folder = _make_folder(settings.config, world)
             failing.folders = [folder / f"seed-{seed}" for seed in seeds]
             go_together(lockstep, setups, failing.folders)
+        watch.end(world, folder)
         world.close()
     return folder if world.is_root else None
 

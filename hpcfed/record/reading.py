@@ -67,6 +67,8 @@ class RunRecord:
     """Bytes: [ranks]."""
     client_accuracy: np.ndarray
     """[rounds done, clients]."""
+    train_samples: np.ndarray
+    """Of every client."""
     energy: float | None
     """Joules of all GPUs; None while the run goes on, NaN where they have no counter."""
     moves: tuple[int, ...]
@@ -187,7 +189,7 @@ class RunRecord:
             "newcomers_last_10": {start: _number(self.newcomers_last(start)) for start in self.newcomers},
             "newcomer_bytes": _number(self.newcomer_bytes),
             "printed_comm": _number(self.printed_comm()),
-            "server": [_plain(vars(learning)) for learning in self.learnings],
+            "server": [plain(vars(learning)) for learning in self.learnings],
             "peak_memory": _numbers(self.peak_memory),
             "energy": None if self.energy is None else _number(self.energy),
             "config": self.config,
@@ -211,13 +213,14 @@ def read_run(folder: Path) -> RunRecord:
         raise UserError(f"{folder} holds no run (there is no run.h5 in it)")
     try:
         with h5py.File(path, "r") as file:
-            return _record(folder, file)
+            return record_of(folder, file)
     except (OSError, KeyError, ValueError, TypeError) as error:
         reason = str(error).partition("\n")[0]
         raise UserError(f"{path} cannot be read as a run: {reason}") from None
 
 
-def _record(folder: Path, file: h5py.File) -> RunRecord:
+def record_of(folder: Path, file: h5py.Group) -> RunRecord:
+    """A run out of its file, or out of a copy of that file's content in another one."""
     facts = {key: value.item() if isinstance(value, np.generic) else value for key, value in file.attrs.items()}
     if facts.get("format") != "hpcfed run":
         raise ValueError("it was not written by hpcfed")
@@ -240,6 +243,7 @@ def _record(folder: Path, file: h5py.File) -> RunRecord:
         wall=file["timing/wall"][done],
         peak_memory=file["timing/peak_memory"][done].max(0, initial=0),
         client_accuracy=file["clients/accuracy"][done],
+        train_samples=file["clients/train_samples"][()],
         energy=float(file["timing/energy"][()].sum()) if "timing/energy" in file else None,
         moves=tuple(int(r) for r in file["moves/round"] if not np.isnan(r)) if "moves" in file else (),
         finals=_named(file, "finals/name", "finals/accuracy"),
@@ -294,10 +298,12 @@ def _series(file: h5py.File, name: str, done: slice) -> np.ndarray:
     return values
 
 
-def _plain(value: Any) -> Any:
-    """As JSON knows it."""
+def plain(value: Any) -> Any:
+    """As JSON knows it: NaN as null."""
     if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
     if isinstance(value, np.ndarray):
         return _numbers(value)
     return _number(value) if isinstance(value, float) else value

@@ -44,9 +44,10 @@ def leave(launch: Launch, code: int) -> NoReturn:
 
     The root just exits: a mistake that it finds is mostly every rank's, and the launcher ends the others. Another rank
     that is still alive has found what the root has not. It meets the others in MPI first, because a launcher that sees
-    a rank vanish while others connect may wait for ever (Open MPI 5.0, once in some hundred times).
+    a rank vanish while others connect may wait for ever (Open MPI 5.0, once in some hundred times). Under srun it must
+    not: unless told by --kill-on-bad-exit, srun lets the others go on, and they would wait for a root that has gone.
     """
-    if launch.rank:
+    if launch.rank and launch.launcher != "srun":
         try:
             from mpi4py import MPI
         except (ImportError, RuntimeError):

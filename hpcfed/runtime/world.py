@@ -82,6 +82,16 @@ class World:
         if self.role_comm is not None:
             self.role_comm.Barrier()
 
+    def meet(self) -> None:
+        """Waits until every rank of every role is here."""
+        if self.comm is not None:
+            self.comm.Barrier()
+
+    def gather(self, value: Any) -> list[Any] | None:
+        """The values of all ranks of every role, on the root; None elsewhere."""
+        answer: list[Any] | None = [value] if self.comm is None else self.comm.gather(value, root=0)
+        return answer
+
     def close(self) -> None:
         if dist.is_initialized():
             leave_groups()

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from hpcfed import streams
 from hpcfed.errors import UserError, one_line
+from hpcfed.record.watching import onlooker
 from hpcfed.server import diffusion
 from hpcfed.server.diffusion import Schedule, chunks
 from hpcfed.server.networks import Autoencoder, Denoiser, counted_once, num_parameters
@@ -71,6 +72,17 @@ def steps_of(options: ServerOptions) -> dict[str, int]:
     return {name: -(-number // options.batch(name)) for name, number in samples.items()}
 
 
+def _tellers(name: str, steps: int, told: Told) -> Callable[[int], None]:
+    """Tells of every step those who want to know."""
+    watch = onlooker()
+
+    def both(done: int) -> None:
+        told(name, done, steps)
+        watch.step(name, done, steps)
+
+    return both
+
+
 @contextmanager
 def _without_trials() -> Iterator[None]:
     """cuDNN guesses well which kernels suit these networks, and would try for seconds."""
@@ -117,8 +129,9 @@ class LatentDiffusion:
         x = self.standard(rows)
         self._fit("autoencoder", self.autoencoder, self._reconstruction(x), self.autoencoder.flops(), report, told)
         begin = self._clock()
-        z = self._encoded(x)
-        self.latents = LatentStandard.of(z)
+        with onlooker().span("encode"):
+            z = self._encoded(x)
+            self.latents = LatentStandard.of(z)
         report.seconds["encode"] = self._clock() - begin
         flops = self.denoiser.flops(self.options.size.latent)
         self._fit("denoiser", self.denoiser, self._denoising(self.latents(z)), flops, report, told)
@@ -133,7 +146,8 @@ class LatentDiffusion:
         report.parameters[name] = num_parameters(network)
         learning = trainer(network, self.options, self._batching[name], self.place, steps=steps)
         begin = self._clock()
-        report.losses[name] = learning.fit(loss, steps, lambda done: told(name, done, steps))
+        with onlooker().span(name):
+            report.losses[name] = learning.fit(loss, steps, _tellers(name, steps, told))
         report.seconds[name] = self._clock() - begin
         report.samples[name] = steps * self._batching[name].batch
         report.flops[name] = 3.0 * flops * report.samples[name]

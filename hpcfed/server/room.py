@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hpcfed.record.watching import onlooker
 from hpcfed.runtime.world import peak_memory
 from hpcfed.server.model import LatentDiffusion, Learnt, Told
 from hpcfed.server.options import ServerOptions
@@ -132,7 +133,8 @@ class Room:
                 before, after = _all_rows(requests).split(sum(len(r.clients) for r in requests))
                 rows = self.model(seed).guide(before, after, **details)
             case "recall" | "invert" | "reconstruct":
-                return self._generated(requests, begin)
+                with onlooker().span(first.verb):
+                    return self._generated(requests, begin)
             case _:
                 raise AssertionError(first.verb)
         return [Answer(rows=part, seconds=time.perf_counter() - begin) for part in _shares(rows, requests)]

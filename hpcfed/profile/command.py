@@ -1,0 +1,184 @@
+"""`hpcfed profile` after its command line has been understood: a run, looked at."""
+
+import json
+from dataclasses import asdict
+from math import isnan, nan
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from hpcfed.config import Settings
+from hpcfed.profile.ceilings import Ceilings
+from hpcfed.profile.verdict import Part, advice, words
+from hpcfed.profile.watch import PROFILER, ROUNDS, ProfileWatch, Session, Timeline, trace
+from hpcfed.record.publish import publish
+from hpcfed.record.reading import RunRecord, plain, read_run
+from hpcfed.record.timing import PHASES
+from hpcfed.record.watching import watched_by
+from hpcfed.run import run
+from hpcfed.runtime.launcher import launched
+from hpcfed.server.model import steps_of
+from hpcfed.server.options import NETWORKS, ServerOptions
+from hpcfed.show import bare_table, bytes_text, say
+from hpcfed.study.estimate import work
+
+PASSES = 10
+"""How often a training step of AdamW reads or writes a number for each parameter, at least: forward and backward pass,
+the gradient written and read, and weight and both moments read and written."""
+ROWS = 8
+"""Operators that are shown of a session."""
+
+
+def profile(settings: Settings, *, warmup: int, active: int, nvtx: bool) -> None:
+    """Runs, and on the root writes trace.json and profile.json beside run.h5 and tells what is in them."""
+    watch = ProfileWatch(warmup=warmup, active=active, rounds=settings.config.rounds, nvtx=nvtx)
+    with watched_by(watch):
+        folder = run(settings)
+    if folder is None:
+        return
+    record = read_run(folder)
+    ceilings = {"float32": Ceilings.of(watch.device)}
+    if getattr(settings.options, "server_precision", "fp32") == "bf16":
+        ceilings["bfloat16"] = Ceilings.of(watch.device, torch.bfloat16)
+    parts = _parts(settings, record, watch.timelines, ceilings)
+    publish(json.dumps(trace(watch.timelines)).encode(), folder / "trace.json")
+    publish(json.dumps(plain(_content(record, watch, ceilings, parts)), indent=1).encode(), folder / "profile.json")
+    _tell(record, watch, ceilings, parts, folder)
+
+
+def _parts(
+    settings: Settings, record: RunRecord, timelines: list[Timeline], ceilings: dict[str, Ceilings]
+) -> list[Part]:
+    """The clients' training, and both networks of the server, beside what the device can do."""
+    config = settings.config
+    todo, plain = work(settings), ceilings["float32"]
+    train = float(record.phases[:, :, PHASES.index("train")].sum(0).mean())
+    rate = train * record.facts["ranks"]
+    parts = [
+        Part(
+            "clients' training",
+            train,
+            _busy(timelines, ROUNDS),
+            todo.clients * record.rounds_done / config.rounds / rate / plain.flops if rate else nan,
+            todo.moved * record.rounds_done / config.rounds / rate / plain.bytes_per_second if rate else nan,
+        )
+    ]
+    options = settings.options
+    if isinstance(options, ServerOptions):
+        steps, best = steps_of(options), ceilings.get("bfloat16", plain)
+        for network in NETWORKS if record.learnings else ():
+            seconds = sum(one.seconds[network] for one in record.learnings) - _overhead(timelines, network)
+            ranks = len(record.learnings[-1].peak_memory)
+            flops = sum(one.flops[network] for one in record.learnings) / ranks
+            moved = 4.0 * PASSES * record.learnings[-1].parameters[network] * steps[network] * len(record.learnings)
+            shares = flops / seconds / best.flops, moved / seconds / plain.bytes_per_second
+            parts.append(Part(network, seconds, _busy(timelines, network), *shares))
+    return parts
+
+
+def _overhead(timelines: list[Timeline], name: str) -> float:
+    """Seconds that the profiler itself took within a part, on the rank where it took longest."""
+    own = [sum(s.seconds for s in line.spans if (s.track, s.name) == (PROFILER, name)) for line in timelines]
+    return max(own, default=0.0)
+
+
+def _sessions(timelines: list[Timeline], name: str) -> list[Session]:
+    return [session for line in timelines for session in line.sessions if session.name == name]
+
+
+def _busy(timelines: list[Timeline], name: str) -> float:
+    """Of the rank that was busy most; NaN where nobody has looked."""
+    return max((session.busy for session in _sessions(timelines, name)), default=nan)
+
+
+def _content(
+    record: RunRecord, watch: ProfileWatch, ceilings: dict[str, Ceilings], parts: list[Part]
+) -> dict[str, Any]:
+    cuda = watch.device.type == "cuda"
+    return {
+        "device": watch.own.device,
+        "ceilings": {name: asdict(own) for name, own in ceilings.items()},
+        "parts": [_judged(part, record, cuda) for part in parts],
+        "phases": {name: record.phases[:, :, i].sum(0).tolist() for i, name in enumerate(PHASES)},
+        "server": [{"round": one.round, "seconds": one.seconds} for one in record.learnings],
+        "ranks": [
+            {"rank": line.rank, "role": line.role, "host": line.host, "device": line.device,
+             "memory": line.memory, "sessions": [asdict(session) for session in line.sessions]}
+            for line in watch.timelines
+        ],
+        "config": record.config,
+        "environment": record.environment,
+    }  # fmt: skip
+
+
+def _judged(part: Part, record: RunRecord, cuda: bool) -> dict[str, Any]:
+    return asdict(part) | {"bound": part.bound, "words": words(part, cuda=cuda), "next": _next(part, record, cuda)}
+
+
+def _next(part: Part, record: RunRecord, cuda: bool) -> list[str]:
+    return advice(part, record.config, cuda=cuda, server=part.name in NETWORKS)
+
+
+def _tell(
+    record: RunRecord, watch: ProfileWatch, ceilings: dict[str, Ceilings], parts: list[Part], folder: Path
+) -> None:
+    console = Console(force_terminal=None if launched().alone else False)
+    cuda = watch.device.type == "cuda"
+    for made in (_phase_table(record), *_server_tables(record), *_operator_tables(watch.timelines, cuda)):
+        console.print(made)
+        console.print()
+    for name, own in ceilings.items():
+        say(console, f"{watch.own.device}, measured: {name} products {own.flops / 1e12:.3g} TFLOP/s, "
+                     f"copies {own.bytes_per_second / 1e9:.3g} GB/s")  # fmt: skip
+    beside = bare_table("beside these ceilings", "seconds", "busy", "MFU", "bandwidth, at least")
+    for part in parts:
+        beside.add_row(part.name, f"{part.seconds:.2f}", *map(_share, (part.busy, part.compute, part.bandwidth)))
+    console.print(beside)
+    console.print()
+    for part in sorted(parts, key=lambda p: -p.seconds):
+        say(console, words(part, cuda=cuda), *(f"   next: {tip}" for tip in _next(part, record, cuda)))
+    most = max((used, line.rank, at) for line in watch.timelines for at, used in line.memory)
+    say(console, f"most memory: {bytes_text(most[0])} on rank {most[1]}, {most[2]:.1f} s after the start")
+    say(console, f"timeline of all ranks: {folder / 'trace.json'} (open it in Perfetto, https://ui.perfetto.dev, or "
+                 f"chrome://tracing); all figures: {folder / 'profile.json'}")  # fmt: skip
+
+
+def _share(value: float) -> str:
+    return "" if isnan(value) else f"{value:.1%}"
+
+
+def _phase_table(record: RunRecord) -> Any:
+    """Every rank's seconds over the whole run."""
+    ranks = record.phases.shape[1]
+    made = bare_table("seconds by phase", *(f"rank {rank}" for rank in range(ranks)))
+    sums = record.phases.sum(0)
+    for i in sorted(range(len(PHASES)), key=lambda i: -sums[:, i].mean()):
+        if sums[:, i].any():
+            made.add_row(PHASES[i], *(f"{value:.3f}" for value in sums[:, i]))
+    return made
+
+
+def _server_tables(record: RunRecord) -> list[Any]:
+    if not record.learnings:
+        return []
+    made = bare_table("the server's seconds", *(f"after round {one.round + 1}" for one in record.learnings))
+    for phase in record.learnings[0].seconds:
+        made.add_row(phase, *(f"{one.seconds[phase]:.3f}" for one in record.learnings))
+    return [made]
+
+
+def _operator_tables(timelines: list[Timeline], cuda: bool) -> list[Any]:
+    """Of every kind of session, on the first rank that has one."""
+    names = dict.fromkeys(session.name for line in timelines for session in line.sessions)
+    made = []
+    for name in names:
+        session = _sessions(timelines, name)[0]
+        unit = "rounds" if name == ROUNDS else f"steps of the {name}"
+        title = f"{'kernels' if cuda else 'operators'} in {session.number} {unit}"
+        own, total = bare_table(title, "ms", "share", "calls"), sum(one.seconds for one in session.operators)
+        for one in session.operators[:ROWS]:
+            own.add_row(one.name[:70], f"{1e3 * one.seconds:.3f}", f"{one.seconds / total:.1%}", str(one.calls))
+        made.append(own)
+    return made

@@ -1,0 +1,1 @@
+"""Sweeps over options, what their runs have in common, and the page that shows it. Planning imports no torch."""

@@ -1,0 +1,139 @@
+"""`study.h5`: all raw samples of a study in one file, and reading it back.
+
+Every run's `run.h5` is in it whole, so whatever can be asked of a run can be asked of the study alone. The
+file is made in memory and published like a run's own: a reader sees the old one or the new one.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from hpcfed.errors import UserError, one_line
+from hpcfed.record.publish import publish
+from hpcfed.record.reading import RunRecord, read_run, record_of
+from hpcfed.study.plan import Study, Trial
+
+FORMAT, SCHEMA = "hpcfed study", 1
+TABLE = ("name", "status", "error", "command", "options")
+"""What is said of every trial, as text."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a trial went; `repeat-N.json` beside the run's folder."""
+
+    status: str
+    """`complete`, `failed` or, before it was started, `waiting`."""
+    error: str = ""
+    seconds: float = float("nan")
+    """Of the whole process, with its start and end."""
+    command: str = ""
+
+
+@dataclass(frozen=True)
+class TrialRecord:
+    name: str
+    outcome: Outcome
+    options: dict[str, Any]
+    runs: tuple[RunRecord, ...]
+    """One for every seed."""
+
+
+@dataclass(frozen=True)
+class StudyRecord:
+    path: Path
+    title: str
+    warmup: int
+    text: str
+    """The study's file."""
+    trials: tuple[TrialRecord, ...]
+
+
+def outcome_of(trial: Trial) -> Outcome:
+    """What is known of a trial."""
+    try:
+        return Outcome(**json.loads(trial.outcome.read_text()))
+    except FileNotFoundError:
+        return Outcome("waiting")
+    except (OSError, ValueError, TypeError) as error:  # somebody has put something else there
+        return Outcome("failed", f"{trial.outcome.name} cannot be read: {one_line(error)}")
+
+
+def write_outcome(trial: Trial, outcome: Outcome) -> None:
+    publish(json.dumps(asdict(outcome), indent=1).encode(), trial.outcome)
+
+
+def finished(trial: Trial) -> list[RunRecord] | None:
+    """The runs of a trial, one for every seed; None unless all are there and complete."""
+    folders = [trial.folder / f"seed-{seed}" for seed in trial.seeds]
+    folders = folders if trial.point.settings.config.seeds else [trial.folder]
+    try:
+        records = [read_run(folder) for folder in folders]
+    except UserError:
+        return None
+    return records if all(record.status == "complete" for record in records) else None
+
+
+def write_study(path: Path, study: Study, text: str, trials: Sequence[Trial]) -> None:
+    """Brings all trials' runs together."""
+    with h5py.File(path, "w", driver="core", backing_store=False) as file:
+        file.attrs.update(format=FORMAT, schema=SCHEMA, title=study.title, warmup=study.warmup)
+        file["study"] = text
+        said = [_said(trial) for trial in trials]
+        for column in TABLE:
+            file[f"trials/{column}"] = np.array([row[column] for row in said], dtype=h5py.string_dtype())
+        seconds = file.create_dataset("trials/seconds", data=[row["seconds"] for row in said])
+        seconds.attrs.update(units="s", description="wall time of the trial's process, with its start and end")
+        for number, trial in enumerate(trials):
+            for source in sorted([*trial.folder.glob("run.h5"), *trial.folder.glob("seed-*/run.h5")]):
+                _take(source, file, number)
+        file.flush()
+        publish(file.id.get_file_image(), path)
+
+
+def _said(trial: Trial) -> dict[str, Any]:
+    outcome = outcome_of(trial)
+    about = {"name": str(trial), "options": json.dumps({**trial.point.given, "ranks": trial.point.ranks}, default=str)}
+    return asdict(outcome) | about
+
+
+def _take(source: Path, file: h5py.File, number: int) -> None:
+    """Copies a run; one that cannot be read has been recorded as failed, and stays where it is."""
+    try:
+        with h5py.File(source, "r") as run:
+            seed = int(run.attrs["seed"])
+            run.copy(run["/"], file, f"runs/{number:05}/seed-{seed}")
+    except (OSError, KeyError, ValueError, RuntimeError):
+        file.pop(f"runs/{number:05}", None)
+
+
+def read_gathered(path: Path) -> StudyRecord:
+    """Reads a study.h5; anything else is one line for the user."""
+    try:
+        with h5py.File(path, "r") as file:
+            if file.attrs.get("format") != FORMAT or file.attrs["schema"] > SCHEMA:
+                raise ValueError("it was not written by this hpcfed, or by a newer one")
+            return StudyRecord(
+                path,
+                str(file.attrs["title"]),
+                int(file.attrs["warmup"]),
+                str(file["study"].asstr()[()]),
+                tuple(_trials(file, path.parent)),
+            )
+    except (OSError, KeyError, ValueError, TypeError, RuntimeError) as error:
+        raise UserError(f"{path} cannot be read as a study: {str(error).partition(chr(10))[0]}") from None
+
+
+def _trials(file: h5py.File, folder: Path) -> Iterator[TrialRecord]:
+    columns = {column: file[f"trials/{column}"].asstr()[()].tolist() for column in TABLE}
+    for number, seconds in enumerate(file["trials/seconds"][()].tolist()):
+        row = {column: values[number] for column, values in columns.items()}
+        group = file.get(f"runs/{number:05}", {})
+        runs = tuple(record_of(folder / f"trial {row['name']}" / seed, group[seed]) for seed in sorted(group))
+        outcome = Outcome(row["status"], row["error"], seconds, row["command"])
+        yield TrialRecord(row["name"], outcome, json.loads(row["options"]), runs)

@@ -1,0 +1,59 @@
+"""`hpcfed report` after its command line has been understood: one page that needs nothing beside it."""
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from hpcfed import __version__
+from hpcfed.errors import UserError, count
+from hpcfed.record.publish import publish
+from hpcfed.study.collect import Found, Group, find, groups
+from hpcfed.study.exports import csv_text, extrap_text, json_text
+from hpcfed.study.plots import COLOURS
+from hpcfed.study.sections import sections
+
+
+def report(options: argparse.Namespace) -> int:
+    """Writes the page and what else was asked for; the number of files that could not be read."""
+    found = find(options.paths)
+    for line in found.unread:
+        print(f"hpcfed: left out: {line}", file=sys.stderr)
+    if not found.samples:
+        raise UserError("there is no complete run among them; hpcfed show tells what became of one")
+    every = groups(found.samples)
+    texts = {options.out: page(every, found)}
+    for path, make in ((options.csv, csv_text), (options.json, json_text), (options.extrap, extrap_text)):
+        if path is not None:
+            texts[path] = make(every)
+    for path, text in texts.items():
+        _write(path, text)
+        print(f"{path}: {len(text.encode()) / 1024:,.0f} KiB", flush=True)
+    return len(found.unread)
+
+
+def page(every: list[Group], found: Found) -> str:
+    titles = [study.title or study.path.parent.name for study in found.studies]
+    runs = sum(len(group.samples) for group in every)
+    environment = Environment(
+        loader=PackageLoader("hpcfed.study", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+    )
+    return environment.get_template("page.html").render(
+        title="; ".join(titles) or "Runs",
+        lead=f"{count(runs, 'run')} of {count(len(every), 'choice')} of options.",
+        warnings=[f"left out: {line}" for line in found.unread]
+        + [f"{count(len(found.unfinished), 'run')} not finished; see the overview"] * bool(found.unfinished),
+        sections=sections(every, found),
+        colours=COLOURS,
+        footer=f"hpcfed {__version__}, {time.strftime('%Y-%m-%d %H:%M UTC', time.gmtime())}",
+    )
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        publish(text.encode(), path)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}") from None

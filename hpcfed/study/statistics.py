@@ -1,0 +1,71 @@
+"""Times with their uncertainty: what several runs of a point, or the rounds of one, say about it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import exp, hypot, inf, isnan, log, nan, sqrt
+from statistics import fmean, median, stdev
+
+from scipy import stats
+
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A figure with its confidence interval; the ends are NaN where there is too little to tell."""
+
+    centre: float
+    low: float = nan
+    high: float = nan
+
+    @property
+    def bounded(self) -> bool:
+        return not (isnan(self.low) or isnan(self.high))
+
+
+def of_runs(values: Sequence[float]) -> Estimate:
+    """Of positive figures, one for each independent run: their geometric mean, by Student's t on the logarithms.
+
+    Logarithms, because times are skewed, and because an interval of few runs must not reach below zero.
+    """
+    logs = [log(value) for value in values]
+    centre = exp(fmean(logs))
+    if len(logs) < 2:
+        return Estimate(centre)
+    factor = exp(_t(len(logs)) * stdev(logs) / sqrt(len(logs)))
+    return Estimate(centre, centre / factor, centre * factor)
+
+
+def of_rounds(values: Sequence[float]) -> Estimate:
+    """Of the rounds of one run: their median, between the order statistics that hold it, whatever the distribution.
+
+    Six rounds are the fewest for 95 %. Rounds of one run are more alike than runs are: repeat, where it matters.
+    """
+    ordered, middle = sorted(values), median(values)
+    below = int(stats.binom.ppf((1 - CONFIDENCE) / 2, len(ordered), 0.5))
+    if stats.binom.cdf(below, len(ordered), 0.5) > (1 - CONFIDENCE) / 2:
+        below -= 1
+    return Estimate(middle) if below < 0 else Estimate(middle, ordered[below], ordered[-1 - below])
+
+
+def of_seeds(values: Sequence[float], *, most: float = inf) -> Estimate:
+    """Of figures from 0 up to a known limit, such as accuracies: their mean, by Student's t, cut at the limits."""
+    centre = fmean(values)
+    if len(values) < 2:
+        return Estimate(centre)
+    half = _t(len(values)) * stdev(values) / sqrt(len(values))
+    return Estimate(centre, max(0.0, centre - half), min(most, centre + half))
+
+
+def ratio(top: Estimate, bottom: Estimate, scale: float = 1.0) -> Estimate:
+    """Of two independent positive figures: distances to the ends, on the scale of logarithms, add up as squares."""
+    centre = scale * top.centre / bottom.centre
+    if not (top.bounded and bottom.bounded) or min(top.low, bottom.low) <= 0:
+        return Estimate(centre)
+    down = hypot(log(top.centre / top.low), log(bottom.high / bottom.centre))
+    up = hypot(log(top.high / top.centre), log(bottom.centre / bottom.low))
+    return Estimate(centre, centre * exp(-down), centre * exp(up))
+
+
+def _t(number: int) -> float:
+    return float(stats.t.ppf((1 + CONFIDENCE) / 2, number - 1))

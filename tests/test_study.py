@@ -1,0 +1,268 @@
+"""Sweeps: what a file expands to, what runs, what is skipped, and what is left of a point that fails."""
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from hpcfed import cli
+from hpcfed.errors import UserError
+from hpcfed.record.reading import read_run
+from hpcfed.study import estimate, execute
+from hpcfed.study.gather import Outcome, finished, outcome_of, read_gathered, write_outcome
+from hpcfed.study.plan import Point, Trial, choose, flags, points, read_study, trials
+from tests.conftest import Finished
+from tests.test_cli import mistake
+
+
+def planned(folder: Path, text: str) -> list[Point]:
+    file = folder / "study.toml"
+    file.write_text(text)
+    return points(read_study(file), file)
+
+
+def test_every_variant_meets_every_combination_in_order(tmp_path: Path) -> None:
+    made = planned(
+        tmp_path,
+        "[common]\nrounds = 3\n[variants.a]\nlr = 0.1\n[variants.b]\nmethod = 'fedper'\n"
+        "[sweep]\nclients = [10, 20]\nranks = [1, 2]\n",
+    )
+    assert [point.number for point in made] == list(range(8))
+    assert [point.name for point in made][:3] == [
+        "a,clients=10,ranks=1",
+        "a,clients=10,ranks=2",
+        "a,clients=20,ranks=1",
+    ]
+    assert [(p.settings.config.method, p.settings.config.lr) for p in made[3:5]] == [("fedavg", 0.1), ("fedper", 0.05)]
+    assert all(point.settings.config.rounds == 3 for point in made)
+    assert [(point.settings.config.clients, point.ranks) for point in made[4:]] == [(10, 1), (10, 2), (20, 1), (20, 2)]
+
+
+def test_clients_per_rank_and_server_ranks(tmp_path: Path) -> None:
+    made = planned(
+        tmp_path,
+        "[common]\nclients_per_rank = 5\nmethod = 'pfedgpa'\nserver = 'small'\nserver_ranks = 2\n"
+        "[sweep]\nranks = [1, 4]\n",
+    )
+    assert [point.settings.config.clients for point in made] == [5, 20]
+    assert [point.processes for point in made] == [3, 6], "the server's ranks come on top"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("[swep]\nclients = [1]", "swep: unknown key; did you mean 'sweep'?"),
+        ("[sweep]\nclints = [1, 2]", "sweep.clints: unknown option; did you mean 'clients'?"),
+        ("[sweep]\nclients = []", "sweep.clients is empty"),
+        ("[common]\nrounds = 3", "nothing is swept"),
+        ("[sweep]\nclients = [4, 4]", "has a value twice"),
+        ("[sweep]\nclients = 4", "sweep.clients"),
+        ("[sweep]\nclients = ['x']", "sweep.clients"),
+        ("[sweep]\nranks = [0]", "sweep.ranks: must be a whole number from 1 on, got 0"),
+        ("[sweep]\nranks = [4]\nclients = [2]", "point ranks=4,clients=2: --clients 2 on 4 ranks"),
+        ("[common]\nout = 'x'\n[sweep]\nclients = [4]", "common.out: the study gives it to every run itself"),
+        ("[common]\nclients = 3\nclients_per_rank = 2\n[sweep]\nranks = [1]", "exclude each other"),
+        ("repeats = 0\n[sweep]\nclients = [4]", "repeats"),
+        ("[sweep]\nmethod = ['fedagv']", "did you mean 'fedavg'?"),
+        ("[variants.'a b']\n[variants.'a/b']\n", "two points would be called a-b"),
+        ("[sweep", "not valid TOML"),
+    ],
+)
+def test_a_mistake_in_a_study_is_one_line(
+    text: str, expected: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("s.toml").write_text(text)
+    assert expected in mistake(capsys, "study", "s.toml")
+    assert list(tmp_path.iterdir()) == [tmp_path / "s.toml"], "a mistake must leave nothing behind"
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("study nowhere.toml", "cannot read nowhere.toml"),
+        ("study s.toml --only x*", "leaves no point; they have names such as clients=4"),
+        ("study s.toml --points 7", "numbered from 0 to 1"),
+        ("study s.toml -- --partition gpu", "words after -- are sbatch's"),
+        ("study s.toml --launchr mpirun", "--launchr"),
+    ],
+)
+def test_a_mistake_on_the_command_line(
+    words: str, expected: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("s.toml").write_text("[sweep]\nclients = [4, 8]\n")
+    assert expected in mistake(capsys, *words.split())
+
+
+def test_options_become_flags_that_parse_back(tmp_path: Path) -> None:
+    text = "[common]\nseeds = [3, 5]\ndeterministic = true\ndownload = false\nlr = 1e-3\n[sweep]\nclients = [4]\n"
+    point = planned(tmp_path, text)[0]
+    assert cli.parse_run(flags(point.given)) == point.settings
+    assert "--no-download" in flags(point.given) and "3,5" in flags(point.given)
+
+
+def test_repeats_go_round(tmp_path: Path) -> None:
+    made = planned(tmp_path, "repeats = 2\n[sweep]\nclients = [4, 8]\n")
+    order = trials(read_study(tmp_path / "study.toml"), made, tmp_path)
+    assert [str(trial) for trial in order] == [
+        "clients=4/repeat-0",
+        "clients=8/repeat-0",
+        "clients=4/repeat-1",
+        "clients=8/repeat-1",
+    ]
+
+
+@pytest.mark.parametrize("file", sorted(Path("benchmarks/studies").glob("*.toml")), ids=lambda path: path.stem)
+def test_the_studies_that_come_along_are_right(file: Path) -> None:
+    made = points(read_study(file), file)
+    assert len(made) > 3
+    if file.stem == "weak":
+        assert len({point.settings.config.clients / point.ranks for point in made}) == 1
+    if file.stem == "strong":
+        assert len({point.settings.config.clients for point in made}) == 1
+        assert len({point.ranks for point in made}) == len(made)
+
+
+def test_a_dry_run_shows_every_command_and_cost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "s.toml"
+    file.write_text("[common]\nmodel = 'mlp'\n[sweep]\nclients = [4, 8]\nranks = [1, 3]\n")
+    cli.main(["study", str(file), "--dry-run", "--out", str(tmp_path / "out")])
+    said = capsys.readouterr().out
+    assert said.count("-m hpcfed run") == 4 and said.count("-n 3 ") == 2
+    assert "GFLOP of clients" in said and "a guess, since nothing is measured yet" in said
+    assert not (tmp_path / "out").exists()
+
+
+def test_work_counts_what_the_options_say(tmp_path: Path) -> None:
+    small, double, two_seeds = planned(
+        tmp_path,
+        "[common]\nmodel = 'mlp'\ndataset = 'synthetic'\npartition = 'iid'\ntrain_per_client = 10\nrounds = 2\n"
+        "[variants.small]\nclients = 3\n[variants.double]\nclients = 3\nepochs = 4\n"
+        "[variants.seeds]\nclients = 3\nseeds = [0, 1]\n",
+    )
+    base = estimate.work(small.settings)
+    inputs, hidden, classes = 3 * 32 * 32, 64, 10
+    multiply_adds = 2 * inputs * hidden + 3 * hidden * classes
+    assert base.clients == 2 * multiply_adds * 3 * 10 * 2 * 2, "two FLOPs each, samples, epochs, rounds"
+    assert base.server == 0
+    assert estimate.work(double.settings).clients == 2 * base.clients
+    assert estimate.work(two_seeds.settings).clients == 2 * base.clients
+    measured = estimate.speed([(small, base, 2.0, 5.0)], cuda=False)
+    assert measured.seconds(small, base) == pytest.approx(5.0)
+    assert measured.seconds(double, estimate.work(double.settings)) == pytest.approx(3.0 + 4.0)
+
+
+def test_finished_points_are_gathered_with_all_their_rounds(tiny_study: tuple[Path, Finished]) -> None:
+    folder, said = tiny_study
+    assert said.stdout.count(" s\n") == 4 and "all of 4 trials complete" in said.stdout
+    gathered = read_gathered(folder / "out/study.h5")
+    assert gathered.title == "a <tiny> study" and gathered.warmup == 1
+    assert len(gathered.trials) == 8, "points that were not asked for are there too, as waiting"
+    by_name = {trial.name: trial for trial in gathered.trials}
+    for clients in (4, 8):
+        for ranks in (1, 2):
+            name = f"plain,clients={clients},ranks={ranks}"
+            trial = by_name[f"{name}/repeat-0"]
+            own = read_run(folder / "out/points" / name / "repeat-0")
+            assert trial.outcome.status == "complete" and trial.options["ranks"] == ranks
+            (copied,) = trial.runs
+            assert copied.facts["clients"] == clients and copied.facts["ranks"] == ranks
+            np.testing.assert_array_equal(copied.rounds["seconds"], own.rounds["seconds"])
+            np.testing.assert_array_equal(copied.phases, own.phases)
+            assert copied.phases.shape[:2] == (7, ranks), "raw samples of every round and rank"
+    assert by_name["bad,clients=8,ranks=2/repeat-0"].outcome.status == "waiting"
+    with h5py.File(folder / "out/study.h5") as file:
+        assert file["runs/00000/seed-0/timing/wall"].attrs["units"] == "s"
+
+
+def test_again_and_with_a_failure(tiny_study: tuple[Path, Finished], hpcfed: Callable) -> None:
+    """Finished points are skipped, a failed one has its reason and is tried again, and the exit code is 1."""
+    folder, _ = tiny_study
+    words = ["study", folder / "tiny.toml", "--out", folder / "out"]
+    began = time.time()
+    again = hpcfed(*words, "--only", "*clients=4,ranks=1")
+    assert again.returncode == 1, again.stdout + again.stderr
+    lines = again.stdout.splitlines()
+    assert "plain,clients=4,ranks=1/repeat-0: there already" in lines[0]
+    assert "is not a saved server" in lines[2] and "exit code 2" in lines[2]
+    assert "1 trial of 2 failed" in lines[-1]
+    kept = folder / "out/points/plain,clients=4,ranks=1/repeat-0/run.h5"
+    assert kept.stat().st_mtime < began
+    trial = next(t for t in read_gathered(folder / "out/study.h5").trials if t.name.startswith("bad,clients=4,ranks=1"))
+    assert trial.outcome.status == "failed" and "is not a saved server" in trial.outcome.error
+    assert trial.runs == ()
+
+
+def test_other_options_in_the_same_folder_are_refused(
+    tiny_study: tuple[Path, Finished], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, _ = tiny_study
+    changed = tmp_path / "tiny.toml"
+    changed.write_text((folder / "tiny.toml").read_text().replace("rounds = 7", "rounds = 9"))
+    said = mistake(capsys, "study", changed, "--out", folder / "out", "--only", "plain,clients=4*")
+    assert "was run with rounds 7, not 9; name another --out" in said
+
+
+@pytest.fixture
+def trial(tmp_path: Path) -> Trial:
+    made = planned(tmp_path, "[common]\nmodel = 'mlp'\n[sweep]\nclients = [4]\n")
+    return trials(read_study(tmp_path / "study.toml"), made, tmp_path / "out")[0]
+
+
+def test_a_trial_that_takes_too_long_is_ended(trial: Trial) -> None:
+    sleeping = [sys.executable, "-c", "import time; print('started', flush=True); time.sleep(60)"]
+    began = time.monotonic()
+    outcome = execute.attempt(trial, sleeping, limit=1.0)
+    assert time.monotonic() - began < 15
+    assert outcome.status == "failed" and "limit of 1 s" in outcome.error
+    assert outcome_of(trial) == outcome
+    assert trial.log.read_text() == "started\n"
+
+
+def test_a_process_that_ends_well_without_a_run_has_failed(trial: Trial) -> None:
+    outcome = execute.attempt(trial, [sys.executable, "-c", "print('nothing done')"], limit=60)
+    assert outcome.status == "failed" and "nothing done" in outcome.error
+    assert finished(trial) is None
+
+
+def test_an_outcome_that_somebody_has_broken_is_a_failure(trial: Trial) -> None:
+    trial.folder.parent.mkdir(parents=True)
+    assert outcome_of(trial).status == "waiting"
+    write_outcome(trial, Outcome("complete", seconds=2.0))
+    assert outcome_of(trial).seconds == 2.0
+    trial.outcome.write_text("{broken")
+    assert outcome_of(trial).status == "failed"
+
+
+def test_launchers(monkeypatch: pytest.MonkeyPatch) -> None:
+    in_slurm = execute.launcher("auto", {"SLURM_JOB_ID": "7", "MPI": "pmi2", "SLURM_CPUS_PER_TASK": "8"})(3)
+    assert in_slurm == ["srun", "--mpi=pmi2", "--kill-on-bad-exit=1", "--cpus-per-task=8", "--ntasks=3"]
+    assert execute.launcher("auto", {})(1) == []
+    monkeypatch.setattr(execute, "_cores", lambda: 4)
+    assert execute.launcher("mpirun", {})(2)[1:] == ["--map-by", "slot:PE=2", "--bind-to", "core", "-n", "2"]
+    assert "--oversubscribe" in execute.launcher("mpirun", {})(5)
+
+
+def test_submitting_makes_an_array_for_every_number_of_ranks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "s.toml"
+    file.write_text("[sweep]\nclients = [4, 8]\nranks = [1, 2]\n")
+    cli.main(["study", str(file), "--out", str(tmp_path / "out"), "--submit", "--dry-run", "--", "--partition", "gpu"])
+    first, second, gather = capsys.readouterr().out.splitlines()
+    assert "--ntasks=1 --array=0,2 " in first and first.count("--partition gpu") == 1
+    assert "--ntasks=2 --array=1,3 " in second
+    assert "--dependency=afterany:" in gather and "--array" not in gather
+
+
+def test_choosing_points(tmp_path: Path) -> None:
+    made = planned(tmp_path, "[sweep]\nclients = [4, 8]\nranks = [1, 2]\n")
+    assert [p.name for p in choose(made, only="*ranks=2", numbers=None)] == ["clients=4,ranks=2", "clients=8,ranks=2"]
+    assert [p.number for p in choose(made, only="*", numbers=[0, 3])] == [0, 3]
+    with pytest.raises(UserError, match="leaves no point"):
+        choose(made, only="*ranks=2", numbers=[0])
