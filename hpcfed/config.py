@@ -101,6 +101,12 @@ class RunConfig(Options):
         le=100,
     )
     stop_at_target: bool = option(False, "end the run in the round that reaches --target-accuracy", group="run")
+    checkpoint_every: int = option(
+        0, "write a checkpoint every R rounds; 0: only when a signal stops the run", group="run", ge=0
+    )
+    resume: Path | None = option(
+        None, "go on with the run in this folder, from its last checkpoint; takes no other options", group="run"
+    )
     evaluate_every: int = option(1, "evaluate every N rounds, and after the last", group="run", ge=1)
     snapshot_every: int = option(0, "write clients' rows to params-RANK.h5 every N rounds; 0: never", group="run", ge=0)
 
@@ -306,7 +312,7 @@ def check(settings: Settings, launch: Launch) -> None:
     _check_aggregation(settings)
     _check_ranks(settings, launch)
     settings.options.check(config)
-    if config.out is not None:
+    if config.out is not None and config.resume is None:
         _check_out(config.out, overwrite=config.overwrite)
 
 
