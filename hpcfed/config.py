@@ -157,6 +157,10 @@ class RunConfig(Options):
     weight_decay: float = option(0.0, "L2 decay of the local SGD", group="training", ge=0)
     clip: float = option(0.0, "largest norm of a client's gradient; 0: no limit", group="training", ge=0)
 
+    on_bad_update: Literal["exclude", "stop"] = option(
+        "exclude", "what to do with clients whose update is NaN or infinite: leave them out, or end the run",
+        group="attacks",
+    )  # fmt: skip
     attack: str = option("none", "what malicious clients do; `hpcfed list` names all", group="attacks")
     attackers: float = option(
         0.2, "malicious clients: below 1 a share of the clients, from 1 on a number", group="attacks", gt=0

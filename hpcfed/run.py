@@ -253,6 +253,7 @@ def _record_round(
     with setup.timer.phase("record"):
         learned, traffic, wire = fed.learned, fed.traffic, collectives.bytes_sent
         fed.learned, fed.traffic, collectives.bytes_sent = Learned(), Traffic(), 0
+        excluded, fed.excluded = fed.excluded, 0
         reports = fed.server.reports() if setup.settings.options.has_server else []
         own = {"wall": wall, "peak_memory": peak_memory(setup.world.device), "wire": wire}
         own |= {"loss": float(learned.loss), "samples": learned.samples}
@@ -267,6 +268,7 @@ def _record_round(
             "bytes_up": traffic.up,
             "bytes_down": traffic.down,
             "cohort": fed.cohort_size,
+            "excluded": excluded,
             "seconds": by_rank["wall"].max(),
             "imbalance": imbalance(train_seconds),
         }

@@ -190,6 +190,8 @@ def _costs(record: RunRecord) -> Table:
     table.add_row("sent by clients", _bytes(record.rounds["bytes_up"].sum()))
     table.add_row("sent to clients", _bytes(record.rounds["bytes_down"].sum()))
     table.add_row("peak memory of a rank", _bytes(record.peak_memory.max()))
+    if bad := int(record.rounds["excluded"].sum()):
+        table.add_row("updates left out, because they were not finite", str(bad))
     table.add_row("wall time of all rounds", f"{record.rounds['seconds'].sum():.2f} s")
     if record.learnings:
         last = record.learnings[-1]

@@ -12,6 +12,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+import torch
 
 from hpcfed import methods
 from hpcfed.record import checkpoints
@@ -213,3 +214,41 @@ def test_a_run_of_several_seeds_goes_on(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     for seed in (0, 2):
         same(tmp_path / f"whole/seed-{seed}", tmp_path / f"cut/seed-{seed}")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_bad_update_is_left_out_and_counted(value: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The mean is that of the others, with their weights."""
+    s = assembled(clients=4)
+    fed = s.federation
+    cohort = fed.sample(0)
+    rows = torch.randn(4, 30, dtype=torch.float64)
+    weights = torch.from_numpy(cohort.weights)
+    torch.testing.assert_close(fed.mean(rows, cohort), weights @ rows)
+    good = [0, 1, 3]
+    expected = (weights[good] @ rows[good]) / weights[good].sum()
+    rows[2, 7] = value
+    torch.testing.assert_close(fed.mean(rows, cohort), expected)
+    assert fed.excluded == 1
+    fed.config = fed.config.model_copy(update={"on_bad_update": "stop"})
+    with pytest.raises(ArithmeticError, match="of clients 2 in round 1"):
+        fed.mean(rows, cohort)
+    rows[:] = value
+    fed.config = fed.config.model_copy(update={"on_bad_update": "exclude"})
+    with pytest.raises(ArithmeticError, match="of clients 0, 1, 2, 3"):
+        fed.mean(rows, cohort)
+
+
+def test_left_out_updates_are_recorded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    s = assembled(clients=4, rounds=3)
+    honest = s.federation.train
+
+    def train(rows: torch.Tensor, cohort: Any, **how: Any) -> torch.Tensor:
+        trained = honest(rows, cohort, **how)
+        trained[1] = float("nan") if cohort.round == 1 else trained[1]
+        return trained
+
+    monkeypatch.setattr(s.federation, "train", train)
+    go(s, tmp_path, quiet=True)
+    record = read_run(tmp_path)
+    assert record.rounds["excluded"].tolist() == [0, 1, 0] and record.last("accuracy") > 0.3

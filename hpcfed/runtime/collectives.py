@@ -129,6 +129,11 @@ class Collectives:
         return here if self.world.role_comm is None else any(self.world.role_comm.allgather(here))
 
     @_in_turn
+    def everyone(self, value: T) -> list[T]:
+        """Every worker's small value, on every worker, in rank order."""
+        return [value] if self.world.role_comm is None else list(self.world.role_comm.allgather(value))
+
+    @_in_turn
     def gather_numbers(self, numbers: np.ndarray) -> np.ndarray | None:
         """Every worker's vector of float64 as [ranks, numbers] on the role's first rank; None elsewhere."""
         if self.world.role_comm is None:

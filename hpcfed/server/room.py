@@ -63,6 +63,8 @@ class Bank:
         self._rounds: OrderedDict[int, tuple[np.ndarray, Tensor]] = OrderedDict()
 
     def add(self, round: int, clients: np.ndarray, rows: Tensor) -> None:
+        finite = torch.isfinite(rows).all(1)  # one bad upload would spoil all that is learnt
+        clients, rows = clients[finite.cpu().numpy()], rows[finite]
         order = np.argsort(clients)  # so that what is learnt does not depend on the placement of clients
         self._rounds[round] = clients[order], rows[torch.from_numpy(order).to(rows.device)]
         while len(self._rounds) > self._most:
