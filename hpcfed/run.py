@@ -139,9 +139,9 @@ def _rounds(setup: Setup, folder: Path, progress: RunProgress, stop: Stop) -> No
                 progress.stop(round)
                 break
             state = moving.after_round(state, cohort, train_seconds)
-            stopping = setup.collectives.any(stop.asked) and round + 1 < config.rounds
-            if stopping or _checkpointed(round, config):
-                with timer.phase("record"):
+            with timer.phase("record"):
+                stopping = setup.collectives.any(stop.asked) and round + 1 < config.rounds
+                if stopping or _checkpointed(round, config):
                     resuming.save(setup, folder, round + 1, state, results)
             if stopping:
                 stop.agreed = True
