@@ -187,6 +187,10 @@ class RunConfig(Options):
         0, "the last N ranks train the server's model and host no clients; 0: all ranks do both", group="machine", ge=0
     )
     device: Literal["auto", "cpu", "cuda"] = option("auto", "where clients live", group="machine")
+    stall_timeout: float = option(
+        3600.0, "seconds in one phase after which a rank takes the run for hung and ends it (ten times as many while "
+        "the server learns); 0: never", group="machine", ge=0,
+    )  # fmt: skip
     precision: Literal["bf16", "tf32", "fp32", "fp64"] = option(
         "tf32",
         "arithmetic; tf32 is float32 on devices without it; bf16 is for GPUs and clients that are trained one by one, "

@@ -35,6 +35,7 @@ from hpcfed.record.snapshots import SnapshotWriter
 from hpcfed.record.timing import PHASES, Timer
 from hpcfed.runtime import world as worlds
 from hpcfed.runtime.signals import STOPPED, Stop
+from hpcfed.runtime.watch import watching
 from hpcfed.runtime.world import World, peak_memory
 from hpcfed.server.model import steps_of
 from hpcfed.server.options import ServerOptions
@@ -73,7 +74,13 @@ def run(settings: Settings) -> Path | None:
     seeds = settings.config.seeds
     timers = [Timer(world.device) for _ in seeds or [settings.config.seed]]
     stop = Stop()
-    with stop.listening(), _ending_all_ranks(world, _Failing(lambda: timers[0].current)) as failing:
+    failing = _Failing(lambda: timers[0].current)
+    watched = watching(
+        lambda: (sum(timer.changes for timer in timers), failing.phase()),
+        settings.config.stall_timeout,
+        partial(_stalled, world, failing),
+    )
+    with stop.listening(), watched, _ending_all_ranks(world, failing):
         if seeds is None:
             setup = assemble(settings, world, timers[0])
             folder = _make_folder(settings.config, world)
@@ -462,6 +469,20 @@ class _Failing:
     """Where the reason of a failure is left."""
 
 
+def _stalled(world: World, failing: _Failing, phase: str, waited: float) -> None:
+    """Nothing has happened for too long: the last words of this rank."""
+    where = f"rank {world.rank} on {world.places[world.rank].host}"
+    line = f"{where} has been in phase {phase} for {waited:.0f} s: it hangs, or waits for a rank that does"
+    _last_words(world, failing, line)
+
+
+def _last_words(world: World, failing: _Failing, line: str, details: str = "") -> None:
+    print(f"hpcfed: {line}", file=sys.stderr, flush=True)
+    for folder in failing.folders:
+        with suppress(OSError):
+            (folder / f"error-{world.rank}.txt").write_text(f"{line}\n\n{details}")
+
+
 @contextmanager
 def _ending_all_ranks(world: World, failing: _Failing) -> Iterator[_Failing]:
     """An exception on one rank ends all ranks at once, and says where it came from."""
@@ -476,9 +497,6 @@ def _ending_all_ranks(world: World, failing: _Failing) -> Iterator[_Failing]:
         where = f"rank {world.rank} on {world.places[world.rank].host} failed in phase {failing.phase()}"
         line = f"{where}: {one_line(error)}"
         traceback.print_exc()
-        print(f"hpcfed: {line}", file=sys.stderr, flush=True)
-        for folder in failing.folders:
-            with suppress(OSError):
-                (folder / f"error-{world.rank}.txt").write_text(f"{line}\n\n{traceback.format_exc()}")
+        _last_words(world, failing, line, traceback.format_exc())
         world.abort(1)
         raise SystemExit(1) from None

