@@ -125,8 +125,29 @@ def parse_run(arguments: list[str]) -> Settings:
     if strange:
         raise UserError(_unknown_flag(strange[0], flags))
     given = {name: value for name, value in vars(known).items() if name != "config"}
+    if "resume" in given:
+        if len(given) > 1 or path is not None:
+            raise UserError("--resume takes everything from the run that it goes on with; give it no other option")
+        return _resumed(Path(given["resume"]))
     sources = {name: f"{path}: {name}" for name in from_file} | {name: f"{flags[name]} {given[name]}" for name in given}
     return resolve({**from_file, **given}, sources, method_options)
+
+
+def _resumed(folder: Path) -> Settings:
+    """The settings of a run that is there; of all its seeds, if it has several."""
+    from hpcfed.record.reading import read_run
+
+    seeds = sorted(int(path.name.removeprefix("seed-")) for path in folder.glob("seed-*") if path.name[5:].isdigit())
+    if not seeds and not (folder / "run.h5").is_file():
+        raise UserError(f"--resume {folder}: there is no run")
+    stored = read_run(folder / f"seed-{seeds[0]}" if seeds else folder).config
+    values = {name: value for name, value in stored.items() if value is not None}
+    values |= {"out": str(folder), "resume": str(folder), "overwrite": False}
+    if seeds:
+        del values["seed"]
+        values["seeds"] = ",".join(map(str, seeds))
+    sources = {name: f"{folder}: {name}" for name in values}
+    return resolve(values, sources, methods.load(str(values.get("method"))).Options)
 
 
 def _peek(arguments: list[str]) -> tuple[Path | None, str | None]:

@@ -113,6 +113,12 @@ class RunConfig(Options):
         le=100,
     )
     stop_at_target: bool = option(False, "end the run in the round that reaches --target-accuracy", group="run")
+    checkpoint_every: int = option(
+        0, "write a checkpoint every R rounds; 0: only when a signal stops the run", group="run", ge=0
+    )
+    resume: Path | None = option(
+        None, "go on with the run in this folder, from its last checkpoint; takes no other options", group="run"
+    )
     evaluate_every: int = option(1, "evaluate every N rounds, and after the last", group="run", ge=1)
     snapshot_every: int = option(0, "write clients' rows to params-RANK.h5 every N rounds; 0: never", group="run", ge=0)
 
@@ -170,6 +176,10 @@ class RunConfig(Options):
     weight_decay: float = option(0.0, "L2 decay of the local SGD", group="training", ge=0)
     clip: float = option(0.0, "largest norm of a client's gradient; 0: no limit", group="training", ge=0)
 
+    on_bad_update: Literal["exclude", "stop"] = option(
+        "exclude", "what to do with clients whose update is NaN or infinite: leave them out, or end the run",
+        group="attacks",
+    )  # fmt: skip
     attack: str = option("none", "what malicious clients do; `hpcfed list` names all", group="attacks")
     attackers: float = option(
         0.2, "malicious clients: below 1 a share of the clients, from 1 on a number", group="attacks", gt=0
@@ -196,6 +206,10 @@ class RunConfig(Options):
         0, "the last N ranks train the server's model and host no clients; 0: all ranks do both", group="machine", ge=0
     )
     device: Literal["auto", "cpu", "cuda"] = option("auto", "where clients live", group="machine")
+    stall_timeout: float = option(
+        3600.0, "seconds in one phase after which a rank takes the run for hung and ends it (ten times as many while "
+        "the server learns); 0: never", group="machine", ge=0,
+    )  # fmt: skip
     precision: Literal["bf16", "tf32", "fp32", "fp64"] = option(
         "tf32",
         "arithmetic; tf32 is float32 on devices without it; bf16 is for GPUs and clients that are trained one by one, "
@@ -334,7 +348,7 @@ def check(settings: Settings, launch: Launch) -> None:
     _check_aggregation(settings)
     _check_ranks(settings, launch)
     settings.options.check(config)
-    if config.out is not None:
+    if config.out is not None and config.resume is None:
         _check_out(config.out, overwrite=config.overwrite)
 
 

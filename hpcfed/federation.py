@@ -108,6 +108,8 @@ class Federation:
         self.round = 0
         """The round in progress."""
         self.cohort_size = 0
+        self.excluded = 0
+        """Updates of this round that were not finite, and left out."""
         self.traffic = Traffic()
         self.learned = Learned()
         self.on_trained: Callable[[Cohort, Tensor], None] | None = None
@@ -276,7 +278,22 @@ class Federation:
         with self._timer.phase("aggregate"):
             if isinstance(self.options, SelectionOptions):
                 rows, cohort = kept_rows(rows, cohort, self._kept)
-            return self._aggregation(rows, cohort)
+            made = self._aggregation(rows, cohort)
+            # Asked of the row that was made, the same on every rank: looking at all rows would cost a pass over them.
+            return made if bool(torch.isfinite(made).all()) else self._without_bad(rows, cohort)
+
+    def _without_bad(self, rows: Tensor, cohort: Cohort) -> Tensor:
+        """The same without updates that hold NaN or infinity."""
+        here = torch.isfinite(rows).all(1).cpu().numpy()
+        good = np.sort(np.concatenate(self._collectives.everyone(cohort.chosen[here])))
+        bad = np.delete(cohort.clients, good)
+        named = ", ".join(map(str, bad[:8])) + (", …" if len(bad) > 8 else "")
+        if self.config.on_bad_update == "stop" or not len(good):
+            raise ArithmeticError(f"updates that are not finite, of clients {named} in round {cohort.round + 1}")
+        if not len(bad):
+            raise ArithmeticError(f"all updates of round {cohort.round + 1} are finite, but not what is made of them")
+        self.excluded += len(bad)
+        return self._aggregation(*kept_rows(rows, cohort, good))
 
     def cluster_means(
         self, rows: Tensor, cohort: Cohort, cluster: Tensor, previous: Tensor, sent: Sent | None = None

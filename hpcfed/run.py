@@ -1,6 +1,7 @@
 """One run, or several seeds of it: enter the world, go round after round, write everything down."""
 
 import os
+import shutil
 import sys
 import time
 import traceback
@@ -15,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hpcfed import resuming
 from hpcfed.arrays import on_device
 from hpcfed.assembly import Newcomers, Setup, assemble, assemble_seeds, check_network, serve_model
 from hpcfed.clients.balance import MOVES, imbalance
@@ -33,6 +35,8 @@ from hpcfed.record.snapshots import SnapshotWriter
 from hpcfed.record.timing import PHASES
 from hpcfed.record.watching import onlooker
 from hpcfed.runtime import world as worlds
+from hpcfed.runtime.signals import STOPPED, Stop
+from hpcfed.runtime.stalls import ending_stalls
 from hpcfed.runtime.world import World, peak_memory
 from hpcfed.server.model import steps_of
 from hpcfed.server.options import ServerOptions
@@ -73,50 +77,67 @@ def run(settings: Settings) -> Path | None:
         return None
     seeds = settings.config.seeds
     timers = [watch.timer(world.device) for _ in seeds or [settings.config.seed]]
-    with _ending_all_ranks(world, _Failing(lambda: timers[0].current)) as failing:
+    stop = Stop()
+    failing = _Failing(lambda: timers[0].current)
+    stalls = ending_stalls(
+        lambda: (sum(timer.changes for timer in timers), failing.phase()),
+        settings.config.stall_timeout,
+        partial(_stalled, world, failing),
+    )
+    with stop.listening(), stalls, _ending_all_ranks(world, failing):
         if seeds is None:
             setup = assemble(settings, world, timers[0])
             folder = _make_folder(settings.config, world)
             failing.folders = [folder]
-            go(setup, folder)
+            go(setup, folder, stop=stop)
         else:
             lockstep, setups = assemble_seeds([settings.of_seed(seed) for seed in seeds], world, timers)
             failing.phase = lambda: lockstep.at_work.timer.current
             folder = _make_folder(settings.config, world)
             failing.folders = [folder / f"seed-{seed}" for seed in seeds]
-            go_together(lockstep, setups, failing.folders)
+            go_together(lockstep, setups, failing.folders, stop=stop)
         watch.end(world, folder)
         world.close()
+    if stop.agreed:
+        if world.is_root:
+            print(f"hpcfed: stopped; go on with: hpcfed run --resume {folder}", file=sys.stderr)
+        raise SystemExit(STOPPED)
     return folder if world.is_root else None
 
 
-def go(setup: Setup, folder: Path, *, quiet: bool = False) -> None:
+def go(setup: Setup, folder: Path, *, quiet: bool = False, stop: Stop | None = None) -> None:
     """All rounds, recorded in the folder."""
     with RunProgress(setup.settings.config.rounds, visible=setup.world.is_root and not quiet) as progress:
         _open(progress, setup)
-        _rounds(setup, folder, progress)
+        _rounds(setup, folder, progress, stop or Stop())
 
 
-def go_together(lockstep: Lockstep, setups: Sequence[Setup], folders: Sequence[Path]) -> None:
+def go_together(
+    lockstep: Lockstep, setups: Sequence[Setup], folders: Sequence[Path], *, stop: Stop | None = None
+) -> None:
     """All rounds of all seeds, each seed's recorded in its folder."""
     config, world = setups[0].settings.config, setups[0].world
     with SeedsProgress(config.rounds, seeds=len(setups), visible=world.is_root) as progress:
         _open(progress, setups[0])
-        programs = [partial(_rounds, setup, folder, progress) for setup, folder in zip(setups, folders, strict=True)]
+        own = stop or Stop()
+        pairs = zip(setups, folders, strict=True)
+        programs = [partial(_rounds, setup, folder, progress, own) for setup, folder in pairs]
         lockstep.run(programs, world.device)
 
 
-def _rounds(setup: Setup, folder: Path, progress: RunProgress) -> None:
+def _rounds(setup: Setup, folder: Path, progress: RunProgress, stop: Stop) -> None:
     config, world, fed, timer = setup.settings.config, setup.world, setup.federation, setup.timer
     results = _results(setup, folder) if world.is_root else None
     snapshots = _snapshots(setup, folder)
     with _closing(results, snapshots):
         energy_before = joules(world.places[world.rank].device)
-        state = setup.method.init(fed)
+        first, state = 0, setup.method.init(fed)
+        if config.resume is not None:
+            first, state = resuming.go_on(setup, folder, state, results, progress)
         moving = Moving(setup, results, progress)
         setup.collectives.barrier()
         timer.start()
-        for round in range(config.rounds):
+        for round in range(first, config.rounds):
             fed.on_trained = _listener(snapshots) if snapshots and snapshots.due(round) else None
             cohort = fed.sample(round)
             state = setup.method.round(fed, state, cohort)
@@ -130,18 +151,34 @@ def _rounds(setup: Setup, folder: Path, progress: RunProgress) -> None:
                 progress.stop(round)
                 break
             state = moving.after_round(state, cohort, train_seconds)
+            with timer.phase("record"):
+                stopping = setup.collectives.any(stop.asked) and round + 1 < config.rounds
+                if stopping or _checkpointed(round, config):
+                    resuming.save(setup, folder, round + 1, state, results)
+            if stopping:
+                stop.agreed = True
+                _leave(setup, results, status="stopped")
+                return
         _judge(setup, state, results)
         if setup.newcomers is not None:
             _welcome(setup, setup.newcomers, state, results)
         options = setup.settings.options
-        if isinstance(options, ServerOptions):
-            if options.server_save:
-                fed.server.save(str(folder / "server.h5"))
-            fed.server.leave()
+        if isinstance(options, ServerOptions) and options.server_save:
+            fed.server.save(str(folder / "server.h5"))
         energy = np.array([joules(world.places[world.rank].device) - energy_before])
         energies = setup.collectives.gather_numbers(energy)
-        if results is not None and energies is not None:
-            results.finish("complete", energy=energies[:, 0])
+        _leave(setup, results, status="complete", energy=None if energies is None else energies[:, 0])
+
+
+def _leave(setup: Setup, results: ResultsWriter | None, *, status: str, energy: np.ndarray | None = None) -> None:
+    if setup.settings.options.has_server:
+        setup.federation.server.leave()
+    if results is not None:
+        results.finish(status, energy=energy)
+
+
+def _checkpointed(round: int, config: RunConfig) -> bool:
+    return config.checkpoint_every > 0 and (round + 1) % config.checkpoint_every == 0
 
 
 def evaluate(setup: Setup, state: Any) -> Evaluation:
@@ -237,6 +274,7 @@ def _record_round(
     with setup.timer.phase("record"):
         learned, traffic, wire = fed.learned, fed.traffic, collectives.bytes_sent
         fed.learned, fed.traffic, collectives.bytes_sent = Learned(), Traffic(), 0
+        excluded, fed.excluded = fed.excluded, 0
         reports = fed.server.reports() if setup.settings.options.has_server else []
         own = {"wall": wall, "peak_memory": peak_memory(setup.world.device), "wire": wire}
         own |= {"loss": float(learned.loss), "samples": learned.samples, "parts": int(traffic.parts)}
@@ -251,6 +289,7 @@ def _record_round(
             "bytes_up": traffic.up + by_rank["parts"].sum(),
             "bytes_down": traffic.down,
             "cohort": fed.cohort_size,
+            "excluded": excluded,
             "seconds": by_rank["wall"].max(),
             "imbalance": imbalance(train_seconds),
         }
@@ -399,13 +438,18 @@ def _make_folder(config: RunConfig, world: World) -> Path:
     """The root makes the folder, after every rank has checked the command line, and tells the others."""
     unique = f"{config.method}-{Path(config.dataset).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     folder = Path(world.share(str(config.out or Path("runs") / unique)))
-    if world.is_root:
+    if world.is_root and config.resume is not None:
+        for failure in folder.glob("**/error-*.txt"):
+            failure.unlink()
+    elif world.is_root:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             for written in (folder, *folder.glob("seed-*")):
                 for pattern in ("run.h5", "server.h5", "params-*.h5", "error-*.txt"):  # only what a run has written
                     for old in written.glob(pattern):
                         old.unlink()
+                if (written / "checkpoints").is_dir():
+                    shutil.rmtree(written / "checkpoints")
                 if written != folder and not any(written.iterdir()):
                     written.rmdir()
             for seed in config.seeds or ():
@@ -439,6 +483,20 @@ class _Failing:
     """Where the reason of a failure is left."""
 
 
+def _stalled(world: World, failing: _Failing, phase: str, waited: float) -> None:
+    """Nothing has happened for too long: the last words of this rank."""
+    where = f"rank {world.rank} on {world.places[world.rank].host}"
+    line = f"{where} has been in phase {phase} for {waited:.0f} s: it hangs, or waits for a rank that does"
+    _last_words(world, failing, line)
+
+
+def _last_words(world: World, failing: _Failing, line: str, details: str = "") -> None:
+    print(f"hpcfed: {line}", file=sys.stderr, flush=True)
+    for folder in failing.folders:
+        with suppress(OSError):
+            (folder / f"error-{world.rank}.txt").write_text(f"{line}\n\n{details}")
+
+
 @contextmanager
 def _ending_all_ranks(world: World, failing: _Failing) -> Iterator[_Failing]:
     """An exception on one rank ends all ranks at once, and says where it came from."""
@@ -453,9 +511,6 @@ def _ending_all_ranks(world: World, failing: _Failing) -> Iterator[_Failing]:
         where = f"rank {world.rank} on {world.places[world.rank].host} failed in phase {failing.phase()}"
         line = f"{where}: {one_line(error)}"
         traceback.print_exc()
-        print(f"hpcfed: {line}", file=sys.stderr, flush=True)
-        for folder in failing.folders:
-            with suppress(OSError):
-                (folder / f"error-{world.rank}.txt").write_text(f"{line}\n\n{traceback.format_exc()}")
+        _last_words(world, failing, line, traceback.format_exc())
         world.abort(1)
         raise SystemExit(1) from None

@@ -197,6 +197,8 @@ def _costs(record: RunRecord) -> Table:
     if not isnan(record.newcomer_bytes):
         table.add_row("sent to a new client to begin with", bytes_text(record.newcomer_bytes))
     table.add_row("peak memory of a rank", bytes_text(record.peak_memory.max()))
+    if bad := int(record.rounds["excluded"].sum()):
+        table.add_row("updates left out, because they were not finite", str(bad))
     table.add_row("wall time of all rounds", f"{record.rounds['seconds'].sum():.2f} s")
     if record.learnings:
         last = record.learnings[-1]

@@ -209,7 +209,7 @@ def test_a_seed_that_fails_ends_all(
     for seed in range(3):
         record = read_run(tmp_path / f"runs/seed-{seed}")
         assert record.status == "failed" and "planted failure (in seed 1)" in record.error
-        assert record.rounds_done == (1 if seed < 2 else 0), "seed 2 was about to write its first round down"
+        assert record.rounds_done == 1
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("seed")]
 
 

@@ -36,6 +36,7 @@ ROUND_SERIES = {
     "bytes_up": Series("bytes", "sent by clients, by the method's own accounting"),
     "bytes_down": Series("bytes", "sent to clients, by the method's own accounting"),
     "cohort": Series("clients", "clients that took part"),
+    "excluded": Series("clients", "clients whose update was not finite, and left out"),
     "seconds": Series("s", "wall time of the slowest rank"),
     "imbalance": Series("1", "train seconds of the slowest rank by the mean over ranks"),
 }
@@ -271,6 +272,35 @@ class ResultsWriter:
             _describe(data, Series("J", "energy of each rank's GPU over the run; NaN where it cannot be read"), "rank")
         self._publish()
         self._file.close()
+
+    def publish(self) -> None:
+        """All rounds so far are on disk when this returns."""
+        self._publish()
+
+    def restore(self, path: Path, rounds: int) -> None:
+        """What another writer had put down of the first rounds, as far as it has the same shape."""
+        with h5py.File(path, "r") as old:
+            for name, array in self._arrays.items():
+                if name in old and old[name].shape == array.shape:
+                    array[:rounds] = old[name][:rounds]
+            for name in ("moves", "server"):
+                self._restore_small(old, name, rounds)
+            self._file.attrs["started"] = old.attrs["started"]
+            self._file.attrs["resumed"] = [*old.attrs.get("resumed", ()), rounds]
+        self._done = rounds
+
+    def _restore_small(self, old: h5py.File, group: str, rounds: int) -> None:
+        """What happened now and then, in these rounds."""
+        if group not in old or group not in self._file:
+            return
+        happened = int(np.count_nonzero(old[f"{group}/round"][()] < rounds))
+        for name, data in self._file[group].items():
+            if name in old[group] and old[group][name].shape == data.shape and data.dims[0].label in ("move", "time"):
+                data[:happened] = old[group][name][:happened]
+        if group == "moves":
+            self._moves = happened
+        else:
+            self._learnings = happened
 
     def _publish(self) -> None:
         begin = time.monotonic()

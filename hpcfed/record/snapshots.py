@@ -10,6 +10,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 
+from hpcfed.errors import UserError
 from hpcfed.models.layout import Layout
 
 
@@ -19,6 +20,9 @@ class SnapshotWriter:
     ) -> None:
         """`rounds` are the rounds after which snapshots will be taken; `with_global` adds the global row."""
         self._rounds = rounds
+        if path.exists():
+            self._go_on(path, clients)
+            return
         self._file = h5py.File(path, "w")  # not libver="latest": its files refuse to open after their writer was killed
         file = self._file
         file.attrs.update(format="hpcfed params", schema=1, columns=layout.num_columns)
@@ -34,6 +38,13 @@ class SnapshotWriter:
         if with_global:
             self._global = self._create("global", (len(rounds), layout.num_columns), dtype, "snapshot", "column")
         file.flush()
+
+    def _go_on(self, path: Path, clients: np.ndarray) -> None:
+        """With the file of a run that is resumed."""
+        self._file = h5py.File(path, "r+")
+        if not np.array_equal(self._file["client"][()], clients):
+            raise UserError(f"{path} holds rows of other clients; resume with as many ranks as before")
+        self._rows, self._taken, self._global = (self._file.get(name) for name in ("rows", "taken", "global"))
 
     def _create(self, name: str, shape: tuple[int, ...], dtype: np.dtype, *dimensions: str) -> h5py.Dataset:
         chunk = (*[1] * (len(shape) - 1), shape[-1])

@@ -28,6 +28,8 @@ class Timer:
         self._wall = 0.0
         self.current = "other"
         """The phase in progress, for error messages."""
+        self.changes = 0
+        """How often it has changed."""
         self.start()
 
     def start(self) -> None:
@@ -69,6 +71,7 @@ class Timer:
 
     def _mark(self, name: str) -> None:
         self.current = name
+        self.changes += 1
         self._marks.append((name, self._stamp()))
 
     def _stamp(self) -> Any:

@@ -116,6 +116,24 @@ class Collectives:
         return value if self.world.role_comm is None else self.world.role_comm.bcast(value, root=0)
 
     @_in_turn
+    def gather(self, value: T) -> list[T] | None:
+        """Every worker's small value on the role's first rank; None elsewhere."""
+        if self.world.role_comm is None:
+            return [value]
+        gathered: list[T] | None = self.world.role_comm.gather(value, root=0)
+        return gathered
+
+    @_in_turn
+    def any(self, here: bool) -> bool:
+        """Whether it is so on some rank; the same answer everywhere."""
+        return here if self.world.role_comm is None else any(self.world.role_comm.allgather(here))
+
+    @_in_turn
+    def everyone(self, value: T) -> list[T]:
+        """Every worker's small value, on every worker, in rank order."""
+        return [value] if self.world.role_comm is None else list(self.world.role_comm.allgather(value))
+
+    @_in_turn
     def gather_numbers(self, numbers: np.ndarray) -> np.ndarray | None:
         """Every worker's vector of float64 as [ranks, numbers] on the role's first rank; None elsewhere."""
         if self.world.role_comm is None:

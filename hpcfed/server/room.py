@@ -15,13 +15,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hpcfed.record import checkpoints
+from hpcfed.record.checkpoints import Part
 from hpcfed.record.watching import onlooker
 from hpcfed.runtime.world import peak_memory
 from hpcfed.server.model import LatentDiffusion, Learnt, Told
 from hpcfed.server.options import ServerOptions
 from hpcfed.server.training import Place
 
-Verb = Literal["bank", "learn", "recall", "invert", "reconstruct", "sample", "guide", "save", "leave"]
+Verb = Literal[
+    "bank", "learn", "recall", "invert", "reconstruct", "sample", "guide", "save", "store", "restore", "leave"
+]
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,8 @@ class Answer:
     """Of all workers' clients that were generated anew, the share that is still nearest to its own uploads' latents."""
     seconds: float = 0.0
     """What the server took."""
+    parts: tuple[Part, ...] = ()
+    """Files of a checkpoint that the server has written."""
 
 
 class Bank:
@@ -58,10 +64,27 @@ class Bank:
         self._rounds: OrderedDict[int, tuple[np.ndarray, Tensor]] = OrderedDict()
 
     def add(self, round: int, clients: np.ndarray, rows: Tensor) -> None:
+        finite = torch.isfinite(rows).all(1)  # one bad upload would spoil all that is learnt
+        clients, rows = clients[finite.cpu().numpy()], rows[finite]
         order = np.argsort(clients)  # so that what is learnt does not depend on the placement of clients
         self._rounds[round] = clients[order], rows[torch.from_numpy(order).to(rows.device)]
         while len(self._rounds) > self._most:
             self._rounds.popitem(last=False)
+
+    def store(self, folder: Path, seed: int) -> list[Part]:
+        """Writes everything to a checkpoint; an empty bank has nothing."""
+        parts = []
+        for round, (clients, rows) in self._rounds.items():
+            parts.append(checkpoints.write(folder, f"server-{seed}.bank-{round}.clients", clients))
+            parts.append(checkpoints.write(folder, f"server-{seed}.bank-{round}.rows", rows.cpu().numpy()))
+        return parts
+
+    def restore(self, folder: Path, seed: int, device: torch.device) -> None:
+        beginning, end = f"server-{seed}.bank-", ".rows.npy"
+        rounds = [int(path.name[len(beginning) : -len(end)]) for path in folder.glob(f"{beginning}*{end}")]
+        for round in sorted(rounds):
+            clients, rows = (np.load(folder / f"{beginning}{round}.{kind}.npy") for kind in ("clients", "rows"))
+            self._rounds[round] = clients, torch.from_numpy(rows).to(device)
 
     def rows(self) -> Tensor:
         return torch.cat([rows for _, rows in self._rounds.values()])
@@ -114,8 +137,9 @@ class Room:
         seed, details = first.seed, first.details
         match first.verb:
             case "bank":
-                bank = self._banks.setdefault(seed, Bank(self._options.bank_rounds))
-                bank.add(details["round"], np.concatenate([r.clients for r in requests]), _all_rows(requests))
+                self._bank(seed).add(
+                    details["round"], np.concatenate([r.clients for r in requests]), _all_rows(requests)
+                )
                 return [None] * len(requests)
             case "learn":
                 report = self.model(seed).learn(self._banks[seed].rows(), self._told)
@@ -124,6 +148,11 @@ class Room:
             case "save":
                 if self._place.rank == 0:
                     self.model(seed).save(Path(details["path"]))
+                return [Answer() for _ in requests]
+            case "store":
+                return [Answer(parts=tuple(self._store(seed, Path(details["folder"])))) for _ in requests]
+            case "restore":
+                self._restore(seed, Path(details["folder"]))
                 return [Answer() for _ in requests]
             case "sample":
                 order = np.argsort(np.concatenate([r.clients for r in requests]))
@@ -138,6 +167,25 @@ class Room:
             case _:
                 raise AssertionError(first.verb)
         return [Answer(rows=part, seconds=time.perf_counter() - begin) for part in _shares(rows, requests)]
+
+    def _store(self, seed: int, folder: Path) -> list[Part]:
+        """The first server rank writes: all of them have the same rows and networks."""
+        if self._place.rank:
+            return []
+        parts = self._bank(seed).store(folder, seed)
+        if seed in self._models and self._models[seed].learnt:
+            file = folder / f"server-{seed}.h5"
+            self._models[seed].save(file)
+            parts.append(checkpoints.existing(file))
+        return parts
+
+    def _restore(self, seed: int, folder: Path) -> None:
+        self._bank(seed).restore(folder, seed, self._place.device)
+        if (folder / f"server-{seed}.h5").exists():
+            self.model(seed).load(folder / f"server-{seed}.h5")
+
+    def _bank(self, seed: int) -> Bank:
+        return self._banks.setdefault(seed, Bank(self._options.bank_rounds))
 
     def _generated(self, requests: Sequence[Request], begin: float) -> list[Answer | None]:
         """Of the newest uploads of the clients; all at once, in the order of ids, wherever clients live."""

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hpcfed.record.checkpoints import Part
 from hpcfed.runtime.collectives import Collectives
 from hpcfed.runtime.link import Link
 from hpcfed.runtime.world import World, join_alone
@@ -82,6 +83,13 @@ class Server:
 
     def save(self, path: str) -> None:
         self._ask(Request("save", self._seed, details={"path": path}))
+
+    def store(self, folder: str) -> tuple[Part, ...]:
+        """Writes what the server knows to a checkpoint's folder; its files."""
+        return self._ask(Request("store", self._seed, details={"folder": folder}))[0].parts
+
+    def restore(self, folder: str) -> None:
+        self._ask(Request("restore", self._seed, details={"folder": folder}))
 
     def leave(self) -> None:
         """Nothing more will be asked."""

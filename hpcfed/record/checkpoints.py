@@ -1,0 +1,136 @@
+"""`checkpoints/<rounds done>/`: what a run needs to go on. Arrays without pickle, valid once the marker stands there.
+
+All ranks write files of their own, each under its name only when it is whole on disk; the marker, which comes last,
+names them all with their checksums. A checkpoint whose files do not match it is passed over for the one before, so two
+are kept.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hpcfed.record.publish import publish
+
+KEPT = 2
+MARKER = "complete.json"
+_FORMAT, _SCHEMA = "hpcfed checkpoint", 1
+
+
+@dataclass(frozen=True)
+class Part:
+    """A file of a checkpoint."""
+
+    name: str
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One that is whole."""
+
+    folder: Path
+    rounds: int
+    """Done."""
+    parts: tuple[Part, ...]
+
+    def read(self, name: str) -> np.ndarray:
+        array: np.ndarray = np.load(self.folder / f"{name}.npy", allow_pickle=False)
+        return array
+
+    def names(self, beginning: str) -> list[str]:
+        """Arrays whose names begin so."""
+        return [part.name.removesuffix(".npy") for part in self.parts if part.name.startswith(beginning)]
+
+
+def place(run: Path, rounds: int) -> Path:
+    """The folder of a checkpoint."""
+    return run / "checkpoints" / f"{rounds:08d}"
+
+
+def write(folder: Path, name: str, array: np.ndarray) -> Part:
+    """An array as NAME.npy; the folder must be there."""
+    path = folder / f"{name}.npy"
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            counted = _Counted(file.write)
+            np.lib.format.write_array(counted, np.ascontiguousarray(array), allow_pickle=False)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    return Part(path.name, counted.size, counted.hash.hexdigest())
+
+
+def existing(path: Path) -> Part:
+    """A file that something else has written to a checkpoint's folder."""
+    with open(path, "rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        os.fsync(file.fileno())
+    return Part(path.name, path.stat().st_size, digest)
+
+
+def complete(folder: Path, rounds: int, parts: Sequence[Part]) -> None:
+    """All parts are on disk: puts up the marker, and lets go of checkpoints that are too many."""
+    marker = {"format": _FORMAT, "schema": _SCHEMA, "rounds": rounds, "parts": [asdict(part) for part in parts]}
+    publish(json.dumps(marker, indent=1).encode(), folder / MARKER)
+    for old in sorted(_folders(folder.parent))[:-KEPT]:
+        (old / MARKER).unlink(missing_ok=True)  # first, so that nobody takes what is left for whole
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def newest(run: Path, *, say: Callable[[str], None], below: int | None = None) -> Checkpoint | None:
+    """The last checkpoint that is whole, of those after fewer than `below` rounds; `say` hears of damaged ones."""
+    for folder in sorted(_folders(run / "checkpoints"), reverse=True):
+        if below is not None and int(folder.name) >= below:
+            continue
+        if not (folder / MARKER).exists():  # it was not finished
+            continue
+        try:
+            found = _checked(folder)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            say(f"checkpoint {folder} is damaged ({error}); going back to the one before")
+            continue
+        return found
+    return None
+
+
+def _folders(checkpoints: Path) -> list[Path]:
+    return [folder for folder in checkpoints.glob("[0-9]*") if folder.name.isdigit() and folder.is_dir()]
+
+
+def _checked(folder: Path) -> Checkpoint:
+    marker: dict[str, Any] = json.loads((folder / MARKER).read_bytes())
+    if (marker["format"], marker["schema"]) != (_FORMAT, _SCHEMA):
+        raise ValueError("another version's")
+    parts = tuple(Part(**part) for part in marker["parts"])
+    for part in parts:
+        if Path(part.name).name != part.name:
+            raise ValueError(f"{part.name!r} is no file's name")
+        if existing(folder / part.name) != part:
+            raise ValueError(f"{part.name} is not what was written")
+    return Checkpoint(folder, int(marker["rounds"]), parts)
+
+
+class _Counted:
+    """Counts and hashes what is written."""
+
+    def __init__(self, write: Callable[[bytes], int]) -> None:
+        self._write = write
+        self.hash = hashlib.sha256()
+        self.size = 0
+
+    def write(self, data: bytes) -> int:
+        self.hash.update(data)
+        self.size += len(data)
+        return self._write(data)

@@ -1,0 +1,95 @@
+"""Going on with a run that was stopped: its state is written down every some rounds, and read back by client.
+
+Random numbers are keyed by round and client, so nothing but the method's state, the server's and the results must be
+kept. Rows are looked up by the ids of clients: any number of ranks can go on.
+"""
+
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from hpcfed.assembly import Setup
+from hpcfed.progress import RunProgress
+from hpcfed.record import checkpoints
+from hpcfed.record.checkpoints import Checkpoint
+from hpcfed.record.results import ResultsWriter
+
+
+def save(setup: Setup, folder: Path, rounds: int, state: Any, results: ResultsWriter | None) -> None:
+    """A checkpoint after so many rounds; the same call on every worker, who all know then that it is whole."""
+    there, rank = checkpoints.place(folder, rounds), setup.world.role_rank
+    if results is not None:
+        results.publish()
+        there.mkdir(parents=True, exist_ok=True)
+    setup.collectives.barrier()
+    parts = [checkpoints.write(there, f"worker-{rank}.clients", setup.federation.clients)]
+    for field in fields(state):
+        value = getattr(state, field.name)
+        if field.metadata.get("owned"):
+            parts.append(checkpoints.write(there, f"worker-{rank}.{field.name}", _array(value)))
+        elif results is not None:
+            parts.append(checkpoints.write(there, f"common.{field.name}", _array(value)))
+    if setup.settings.options.has_server:
+        kept = setup.federation.server.store(str(there))
+        parts += kept if results is not None else ()
+    everyones = setup.collectives.gather(parts)
+    if everyones is not None:
+        checkpoints.complete(there, rounds, [part for own in everyones for part in own])
+    setup.collectives.barrier()
+
+
+def load(setup: Setup, checkpoint: Checkpoint, state: Any) -> Any:
+    """The state as it was; `state` is the method's first, which says of what kind each tensor is."""
+    holders = checkpoint.names("worker-")
+    ranks = sorted({name.partition(".")[0] for name in holders})
+    ids = [checkpoint.read(f"{rank}.clients") for rank in ranks]
+    values = {}
+    for field in fields(state):
+        like = getattr(state, field.name)
+        if field.metadata.get("owned"):
+            rows = _of_clients(checkpoint, field.name, ranks, ids, setup.federation.clients)
+        else:
+            rows = checkpoint.read(f"common.{field.name}")
+        values[field.name] = torch.from_numpy(rows).to(like.device, like.dtype)
+    if setup.settings.options.has_server:
+        setup.federation.server.restore(str(checkpoint.folder))
+    return replace(state, **values)
+
+
+def _of_clients(
+    checkpoint: Checkpoint, name: str, ranks: Sequence[str], ids: Sequence[np.ndarray], clients: np.ndarray
+) -> np.ndarray:
+    """Rows of these clients, whichever ranks had them."""
+    found: np.ndarray | None = None
+    for rank, theirs in zip(ranks, ids, strict=True):
+        rows = checkpoint.read(f"{rank}.{name}")
+        if found is None:
+            found = np.empty((len(clients), *rows.shape[1:]), rows.dtype)
+        here = np.isin(clients, theirs)
+        found[here] = rows[np.searchsorted(theirs, clients[here])]
+    assert found is not None
+    return found
+
+
+def _array(tensor: torch.Tensor) -> np.ndarray:
+    array: np.ndarray = tensor.detach().cpu().numpy()
+    return array
+
+
+def go_on(
+    setup: Setup, folder: Path, state: Any, results: ResultsWriter | None, progress: RunProgress
+) -> tuple[int, Any]:
+    """Rounds that are done and the state after them, from the last whole checkpoint; without one a run begins anew."""
+    found = checkpoints.newest(folder, say=progress.say) if results is not None else None
+    found = setup.collectives.share(found)
+    if found is None:
+        progress.say(f"no checkpoint in {folder}: the run begins anew")
+        return 0, state
+    if results is not None:
+        results.restore(folder / "run.h5", found.rounds)
+    progress.say(f"going on after round {found.rounds}")
+    return found.rounds, load(setup, found, state)

