@@ -29,6 +29,8 @@ SMALL: dict[str, Any] = {"clients": 5, "rounds": ROUNDS, "model": "mlp", "precis
 OWN: dict[str, dict[str, Any]] = {
     "pfedgpa": {**SERVER, "bank_rounds": 4, "server_every": 2},
     "pfedhn": {"inner_steps": 3, "hn_hidden": 5},
+    "fedlg": {"gene_pools": "fc1"},
+    **{name: {"shared_layers": "fc1"} for name in ("parfed", "fedfina")},
 }
 
 
