@@ -73,7 +73,7 @@ def steps_of(options: ServerOptions) -> dict[str, int]:
 
 @contextmanager
 def _without_trials() -> Iterator[None]:
-    """cuDNN guesses well which kernels suit these networks, and would try for seconds."""
+    """cuDNN guesses well which kernels suit these networks: its trials take time, and found none that were quicker."""
     tries = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = False
     try:
