@@ -1,6 +1,7 @@
 """What is written down: every phase of every rank and round, with units, in files that any HDF5 tool opens."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -221,3 +222,14 @@ def test_a_failed_run_says_so_and_keeps_its_rounds(tmp_path: Path, hpcfed: Calla
         assert list(file["taken"]) == [1, 0, 0]
     shown = hpcfed("show", out)
     assert shown.returncode == 0 and "failed, 3 of 6 rounds" in shown.stdout
+
+
+def test_the_first_rank_that_failed_is_told(tmp_path: Path) -> None:
+    """Others may have failed because it was gone, whatever their numbers."""
+    write_round(results := writer(tmp_path, 2), 0)
+    results.finish("failed", error="somewhere")
+    for rank, when in ((0, 30), (1, 20), (2, 40)):
+        (tmp_path / f"error-{rank}.txt").write_text(f"rank {rank} failed\n\ntrace")
+        os.utime(tmp_path / f"error-{rank}.txt", (when, when))
+    record = read_run(tmp_path)
+    assert (record.status, record.error) == ("failed", "rank 1 failed")

@@ -227,7 +227,8 @@ def record_of(folder: Path, file: h5py.Group) -> RunRecord:
     if facts["schema"] > SCHEMA:
         raise ValueError(f"its schema is {facts['schema']}, this program reads up to {SCHEMA}; use a newer hpcfed")
     done = slice(0, facts["rounds_done"])
-    failures = sorted(folder.glob("error-*.txt"))
+    # The first to fail knows why; others may have failed because it was gone.
+    failures = sorted(folder.glob("error-*.txt"), key=lambda path: (path.stat().st_mtime_ns, path.name))
     status, error = facts["status"], facts.get("error", "")
     if failures:
         status, error = "failed", failures[0].read_text(errors="replace").partition("\n")[0]

@@ -85,7 +85,7 @@ def _tellers(name: str, steps: int, told: Told) -> Callable[[int], None]:
 
 @contextmanager
 def _without_trials() -> Iterator[None]:
-    """cuDNN guesses well which kernels suit these networks, and would try for seconds."""
+    """cuDNN guesses well which kernels suit these networks: its trials take time, and found none that were quicker."""
     tries = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = False
     try:

@@ -107,7 +107,7 @@ class _Captured(nn.Module):
             buffer.copy_(before)  # what the trial passes have counted
 
 
-def _in_hands(network: nn.Module, options: ServerOptions, batching: Batching, place: Place) -> nn.Module:
+def _captured_where_possible(network: nn.Module, options: ServerOptions, batching: Batching, place: Place) -> nn.Module:
     """What the loop calls: the network, captured where its parameters stay where they are and all passes are alike."""
     alike = batching.accumulation == 1 and not options.server_checkpointing and options.zero_stage < 3
     return _Captured(network) if place.device.type == "cuda" and alike else network
@@ -118,7 +118,7 @@ class Plain:
         self, network: nn.Module, options: ServerOptions, batching: Batching, place: Place, *, steps: int
     ) -> None:
         self.network = network.to(place.device)
-        self._called = _in_hands(network, options, batching, place)
+        self._called = _captured_where_possible(network, options, batching, place)
         self._accumulation = batching.accumulation
         self._bf16 = options.server_precision == "bf16"
         self._device = place.device
@@ -178,7 +178,7 @@ class DeepSpeed:
         with _silently():
             self._engine, self._optimizer, _, self._scheduler = deepspeed.initialize(
                 args=SimpleNamespace(device_rank=place.device.index or 0),
-                model=_in_hands(network, options, batching, place),
+                model=_captured_where_possible(network, options, batching, place),
                 optimizer=optimizer,
                 lr_scheduler=lambda o: torch.optim.lr_scheduler.LambdaLR(o, cosine(steps)),
                 config=configuration(options, batching),
