@@ -315,8 +315,8 @@ def set_arithmetic(config: RunConfig) -> None:
     if platform.machine() == "aarch64":
         # Measured on 2 ARM cores: oneDNN takes 1.1 to 2 times as long as torch's own kernels for small batches.
         setattr(torch.backends.mkldnn, "enabled", False)  # noqa: B010 (mypy takes the property for a value)
-    if config.deterministic != torch.are_deterministic_algorithms_enabled():  # the call alone imports for two seconds
-        torch.use_deterministic_algorithms(config.deterministic)
+    # What use_deterministic_algorithms also tells, the compiler, is not used here and takes two seconds to import.
+    torch.set_deterministic_debug_mode("error" if config.deterministic else "default")
 
 
 def _load(config: RunConfig, world: World) -> Dataset:

@@ -62,7 +62,7 @@ def test_as_many_attackers_as_benign_clients_hold_w_by_ipm(deterministic: bool) 
     cohort = s.federation.sample(0).equally()
     torch.testing.assert_close(s.federation.mean(sent, cohort), start[0], rtol=0, atol=1e-14)
     assert not torch.allclose(s.federation.mean(trained, cohort), start[0], rtol=0, atol=1e-3)
-    torch.use_deterministic_algorithms(False)
+    torch.set_deterministic_debug_mode("default")
 
 
 def test_a_flipped_sign_mirrors_the_own_update() -> None:

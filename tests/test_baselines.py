@@ -160,7 +160,7 @@ def test_either_part_may_be_empty(method: str, deterministic: bool) -> None:
         s = assembled(method=method, head_layers=layers, epochs=1, batch_size=60, deterministic=deterministic)
         *_, (_, state) = rounds(s, 1)
         assert np.isfinite(evaluate(s, state).accuracy)
-    torch.use_deterministic_algorithms(False)
+    torch.set_deterministic_debug_mode("default")
 
 
 @pytest.mark.parametrize(

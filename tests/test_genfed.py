@@ -71,7 +71,7 @@ def test_keeping_all_uploads_is_the_method_without_selection_bit_for_bit(
     for (_, state), (_, expected) in zip(rounds(one, 3), rounds(other, 3), strict=True):
         assert torch.equal(state.w, expected.w)
     assert one.federation.traffic == other.federation.traffic
-    torch.use_deterministic_algorithms(False)
+    torch.set_deterministic_debug_mode("default")
 
 
 def accuracy(s: Setup, weights: Weights) -> float:
@@ -289,7 +289,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[int, np.
     """All runs of `genfed_ranks` in this process, and the rows of clients that never moved."""
     folder = tmp_path_factory.mktemp("alone")
     genfed_ranks.run_all(folder)
-    torch.use_deterministic_algorithms(False)
+    torch.set_deterministic_debug_mode("default")
     return folder, dict(zip(*genfed_ranks.moved_rows(moving=False), strict=True))
 
 
@@ -298,8 +298,7 @@ def test_one_two_and_three_ranks_give_the_same_runs(
     ranks: int, alone: tuple[Path, dict[int, np.ndarray]], tmp_path: Path, mpirun: Callable
 ) -> None:
     """Methods, attacks, rules and stacked seeds; and clients that move in the middle, with what they keep."""
-    # Deterministic kernels take two seconds of every rank to import.
-    names = [name for name, words in genfed_ranks.RUNS.items() if ranks == 2 or "deterministic" not in words]
+    names = list(genfed_ranks.RUNS)
     result = mpirun(
         ranks, "-m", "mpi4py", genfed_ranks.__file__, tmp_path, *names, PYTHONPATH=str(Path(__file__).parent.parent)
     )

@@ -100,7 +100,7 @@ def test_both_ways_of_summing_agree() -> None:
     rows = torch.randn(7, plain.federation.layout.num_columns, dtype=torch.float64)
     means = [s.federation.mean(rows, s.federation.sample(0)) for s in (plain, ordered)]
     torch.testing.assert_close(*means, rtol=1e-12, atol=1e-14)
-    torch.use_deterministic_algorithms(False)
+    torch.set_deterministic_debug_mode("default")
 
 
 def test_the_cohort_depends_on_seed_and_round_alone() -> None:

@@ -81,7 +81,7 @@ def test_seeds_at_once_are_the_same_runs(words: list[object], tmp_path: Path) ->
     for seed in (0, 2, 5):
         alone = started(*words, *UNEVEN, "--seed", seed, "--out", tmp_path / f"alone-{seed}")
         assert_same_run(together / f"seed-{seed}", alone, tolerance=1e-12)
-    torch.use_deterministic_algorithms(False)
+    torch.set_deterministic_debug_mode("default")
 
 
 def test_two_ranks_whose_clients_need_different_numbers_of_calls(tmp_path: Path, mpirun: Callable) -> None:
