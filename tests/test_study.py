@@ -1,21 +1,16 @@
-"""Sweeps: what a file expands to, what runs, what is skipped, and what is left of a point that fails."""
+"""Sweeps: what a file expands to, what a trial leaves behind, how it is started, and what is submitted."""
 
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
-import h5py
-import numpy as np
 import pytest
 
 from hpcfed import cli
 from hpcfed.errors import UserError
-from hpcfed.record.reading import read_run
 from hpcfed.study import estimate, execute
-from hpcfed.study.gather import Outcome, finished, outcome_of, read_gathered, write_outcome
+from hpcfed.study.gather import Outcome, finished, outcome_of, write_outcome
 from hpcfed.study.plan import Point, Trial, choose, flags, points, read_study, trials
-from tests.conftest import Finished
 from tests.test_cli import mistake
 
 
@@ -155,57 +150,6 @@ def test_work_counts_what_the_options_say(tmp_path: Path) -> None:
     measured = estimate.speed([(small, base, 2.0, 5.0)], cuda=False)
     assert measured.seconds(small, base) == pytest.approx(5.0)
     assert measured.seconds(double, estimate.work(double.settings)) == pytest.approx(3.0 + 4.0)
-
-
-def test_finished_points_are_gathered_with_all_their_rounds(tiny_study: tuple[Path, Finished]) -> None:
-    folder, said = tiny_study
-    assert said.stdout.count(" s\n") == 4 and "all of 4 trials complete" in said.stdout
-    gathered = read_gathered(folder / "out/study.h5")
-    assert gathered.title == "a <tiny> study" and gathered.warmup == 1
-    assert len(gathered.trials) == 8, "points that were not asked for are there too, as waiting"
-    by_name = {trial.name: trial for trial in gathered.trials}
-    for clients in (4, 8):
-        for ranks in (1, 2):
-            name = f"plain,clients={clients},ranks={ranks}"
-            trial = by_name[f"{name}/repeat-0"]
-            own = read_run(folder / "out/points" / name / "repeat-0")
-            assert trial.outcome.status == "complete" and trial.options["ranks"] == ranks
-            (copied,) = trial.runs
-            assert copied.facts["clients"] == clients and copied.facts["ranks"] == ranks
-            np.testing.assert_array_equal(copied.rounds["seconds"], own.rounds["seconds"])
-            np.testing.assert_array_equal(copied.phases, own.phases)
-            assert copied.phases.shape[:2] == (7, ranks), "raw samples of every round and rank"
-    assert by_name["bad,clients=8,ranks=2/repeat-0"].outcome.status == "waiting"
-    with h5py.File(folder / "out/study.h5") as file:
-        assert file["runs/00000/seed-0/timing/wall"].attrs["units"] == "s"
-
-
-def test_again_and_with_a_failure(tiny_study: tuple[Path, Finished], hpcfed: Callable) -> None:
-    """Finished points are skipped, a failed one has its reason and is tried again, and the exit code is 1."""
-    folder, _ = tiny_study
-    words = ["study", folder / "tiny.toml", "--out", folder / "out"]
-    began = time.time()
-    again = hpcfed(*words, "--only", "*clients=4,ranks=1")
-    assert again.returncode == 1, again.stdout + again.stderr
-    lines = again.stdout.splitlines()
-    assert "plain,clients=4,ranks=1/repeat-0: there already" in lines[0]
-    assert "is not a saved server" in lines[2] and "exit code 2" in lines[2]
-    assert "1 trial of 2 failed" in lines[-1]
-    kept = folder / "out/points/plain,clients=4,ranks=1/repeat-0/run.h5"
-    assert kept.stat().st_mtime < began
-    trial = next(t for t in read_gathered(folder / "out/study.h5").trials if t.name.startswith("bad,clients=4,ranks=1"))
-    assert trial.outcome.status == "failed" and "is not a saved server" in trial.outcome.error
-    assert trial.runs == ()
-
-
-def test_other_options_in_the_same_folder_are_refused(
-    tiny_study: tuple[Path, Finished], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder, _ = tiny_study
-    changed = tmp_path / "tiny.toml"
-    changed.write_text((folder / "tiny.toml").read_text().replace("rounds = 7", "rounds = 9"))
-    said = mistake(capsys, "study", changed, "--out", folder / "out", "--only", "plain,clients=4*")
-    assert "was run with rounds 7, not 9; name another --out" in said
 
 
 @pytest.fixture

