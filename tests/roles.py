@@ -1,4 +1,7 @@
-"""Not a test: workers and servers each sum their ranks in a torch.distributed world of their own, and tell."""
+"""Not a test: workers and servers each sum their ranks in a torch.distributed world of their own, and tell.
+
+Arguments are numbers of server ranks; one such world after the other.
+"""
 
 import sys
 
@@ -8,11 +11,11 @@ import torch.distributed as dist
 from hpcfed.runtime import world as worlds
 from hpcfed.runtime.collectives import Collectives
 
-world = worlds.enter(device="cpu", server_ranks=int(sys.argv[1]))
-total = Collectives(world).sum(torch.tensor([float(world.rank)]))
-joined = dist.get_world_size() if dist.is_initialized() else 0
-print(
-    f"{world.role} {world.role_rank}/{world.role_size} sum {total.item():.0f} joined {joined} threads {world.threads}"
-)
-world.comm.Barrier()
-world.close()
+for servers in map(int, sys.argv[1:]):
+    world = worlds.enter(device="cpu", server_ranks=servers)
+    total = Collectives(world).sum(torch.tensor([float(world.rank)]))
+    joined = dist.get_world_size() if dist.is_initialized() else 0
+    place = f"{world.role} {world.role_rank}/{world.role_size}"
+    print(f"of {servers}: {place} sum {total.item():.0f} joined {joined} threads {world.threads}", flush=True)
+    world.comm.Barrier()
+    world.close()

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from hpcfed.record.reading import read_run
+from tests.test_seeds import started
 
 HERE = Path(__file__).parent
 OPTIONS = ["--method", "fedavg-ft", "--clients", 7, "--participation", 0.7, "--rounds", 3]
@@ -34,50 +35,62 @@ def distance(row: np.ndarray, expected: np.ndarray) -> float:
     return float(np.linalg.norm(row - expected) / np.linalg.norm(expected))
 
 
-@pytest.mark.parametrize(("precision", "model", "tolerance"), [("fp32", "mlp", 1e-5), ("fp64", "cnn-digits", 1e-12)])
-def test_one_two_and_three_ranks_give_the_same_run(
-    precision: str, model: str, tolerance: float, tmp_path: Path, hpcfed: Callable, mpirun: Callable
-) -> None:
-    """In float64 to the last digits; in float32 a rounding may flip a pooling winner or a ReLU, so the MLP there."""
-    options = [*OPTIONS, "--precision", precision, "--model", model]
-    alone = hpcfed("run", *options, "--out", tmp_path / "1")
-    assert alone.returncode == 0, alone.stderr
-    for ranks in (2, 3):
-        result = mpirun(ranks, "-m", "hpcfed", "run", *options, "--out", tmp_path / str(ranks))
+RUNS = {
+    "fp32": [*OPTIONS, "--precision", "fp32", "--model", "mlp"],
+    "fp64": [*OPTIONS, "--precision", "fp64", "--model", "cnn-digits"],
+    "ordered": [*OPTIONS, "--precision", "fp64", "--model", "cnn-digits", "--deterministic"],
+    "repeated": [*OPTIONS, "--deterministic"],
+}
+JOBS = {"2": ["fp32", "fp64", "repeated"], "2 again": ["repeated"], "3": ["fp32", "fp64", "ordered"]}
+"""The runs of every job, one after the other, since starting ranks takes longer than a run."""
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory, mpirun: Callable) -> Path:
+    """The runs of all jobs, JOB/NAME, and of this process alone, 1/NAME."""
+    folder = tmp_path_factory.mktemp("runs")
+    for name in ("fp32", "fp64"):
+        started(*RUNS[name], "--out", folder / "1" / name)
+    for job, names in JOBS.items():
+        words = [word for name in names for word in ("+", *RUNS[name], "--out", folder / job / name)]
+        result = mpirun(int(job[0]), "-m", "mpi4py", HERE / "several_runs.py", *words)
         assert result.returncode == 0, result.stderr
-    one, alone_rows = read_run(tmp_path / "1"), client_rows(tmp_path / "1")
+    return folder
+
+
+@pytest.mark.parametrize(("name", "tolerance"), [("fp32", 1e-5), ("fp64", 1e-12)])
+def test_one_two_and_three_ranks_give_the_same_run(name: str, tolerance: float, runs: Path) -> None:
+    """In float64 to the last digits; in float32 a rounding may flip a pooling winner or a ReLU, so the MLP there."""
+    alone = runs / "1" / name
+    one, alone_rows = read_run(alone), client_rows(alone)
     took_part = [client for client, row in alone_rows.items() if not np.isnan(row).any()]
     assert len(took_part) == 5
     for ranks in (2, 3):
-        many, rows = read_run(tmp_path / str(ranks)), client_rows(tmp_path / str(ranks))
+        folder = runs / str(ranks) / name
+        many, rows = read_run(folder), client_rows(folder)
         assert many.facts["ranks"] == ranks
-        for name in ("accuracy", "global_accuracy", "bytes_up", "bytes_down", "cohort"):
-            np.testing.assert_array_equal(many.rounds[name], one.rounds[name], err_msg=name)
+        for series in ("accuracy", "global_accuracy", "bytes_up", "bytes_down", "cohort"):
+            np.testing.assert_array_equal(many.rounds[series], one.rounds[series], err_msg=series)
         np.testing.assert_allclose(many.rounds["train_loss"], one.rounds["train_loss"], rtol=tolerance)
         np.testing.assert_array_equal(many.client_accuracy, one.client_accuracy)
-        assert distance(final_row(tmp_path / str(ranks)), final_row(tmp_path / "1")) < tolerance
+        assert distance(final_row(folder), final_row(alone)) < tolerance
         assert sorted(rows) == list(range(7))
         assert all(np.isnan(rows[client]).all() for client in set(range(7)) - set(took_part))
         assert max(distance(rows[client], alone_rows[client]) for client in took_part) < tolerance
 
 
-def test_summing_in_client_order_is_the_same_mean(tmp_path: Path, hpcfed: Callable, mpirun: Callable) -> None:
+def test_summing_in_client_order_is_the_same_mean(runs: Path) -> None:
     """Three ranks that exchange rows for columns against one process that sums as it likes."""
-    options = [*OPTIONS, "--precision", "fp64"]
-    alone = hpcfed("run", *options, "--out", tmp_path / "plain")
-    ordered = mpirun(3, "-m", "hpcfed", "run", *options, "--deterministic", "--out", tmp_path / "ordered")
-    assert alone.returncode == ordered.returncode == 0, alone.stderr + ordered.stderr
-    assert distance(final_row(tmp_path / "ordered"), final_row(tmp_path / "plain")) < 1e-12
+    assert distance(final_row(runs / "3/ordered"), final_row(runs / "1/fp64")) < 1e-12
 
 
-def test_deterministic_repeats_are_identical_to_the_byte(tmp_path: Path, mpirun: Callable) -> None:
-    for name in ("first", "again"):
-        result = mpirun(2, "-m", "hpcfed", "run", *OPTIONS, "--deterministic", "--out", tmp_path / name)
-        assert result.returncode == 0, result.stderr
-    assert final_row(tmp_path / "first").tobytes() == final_row(tmp_path / "again").tobytes()
-    first, again = client_rows(tmp_path / "first"), client_rows(tmp_path / "again")
+def test_deterministic_repeats_are_identical_to_the_byte(runs: Path) -> None:
+    """In two jobs, of which one did other things before."""
+    once, twice = runs / "2/repeated", runs / "2 again/repeated"
+    assert final_row(once).tobytes() == final_row(twice).tobytes()
+    first, again = client_rows(once), client_rows(twice)
     assert all(first[client].tobytes() == again[client].tobytes() for client in range(7))
-    with h5py.File(tmp_path / "first/run.h5") as a, h5py.File(tmp_path / "again/run.h5") as b:
+    with h5py.File(once / "run.h5") as a, h5py.File(twice / "run.h5") as b:
         for name in ("accuracy", "global_accuracy", "global_loss", "train_loss", "bytes_up", "bytes_down", "cohort"):
             assert a[f"rounds/{name}"][()].tobytes() == b[f"rounds/{name}"][()].tobytes(), name
         assert a["clients/accuracy"][()].tobytes() == b["clients/accuracy"][()].tobytes()
@@ -108,19 +121,19 @@ def test_a_raising_rank_ends_the_job_within_ten_seconds(tmp_path: Path, mpirun: 
     assert ended - failed < 10
 
 
-@pytest.mark.parametrize("servers", [1, 2])
-def test_roles_have_worlds_of_their_own(servers: int, mpirun: Callable) -> None:
-    result = mpirun(4, HERE / "roles.py", servers, OMP_NUM_THREADS="64")
+def test_roles_have_worlds_of_their_own(mpirun: Callable) -> None:
+    result = mpirun(4, HERE / "roles.py", 1, 2, OMP_NUM_THREADS="64")
     assert result.returncode == 0, result.stderr
-    threads = [int(line.rpartition(" ")[2]) for line in result.stdout.splitlines()]
-    assert sum(threads) <= max(4, len(os.sched_getaffinity(0))), "ranks share the cores, whatever was wished for"
-    lines = sorted(result.stdout.split("\n"))
-    workers = [line for line in lines if line.startswith("worker")]
-    server_lines = [line for line in lines if line.startswith("server")]
-    assert len(workers) == 4 - servers and len(server_lines) == servers
-    total = sum(range(4 - servers))
-    assert all(f"sum {total} joined {4 - servers}" in line for line in workers)
-    assert all(f"sum {6 - total} joined {servers}" in line for line in server_lines)
+    for servers in (1, 2):
+        lines = [line for line in result.stdout.splitlines() if line.startswith(f"of {servers}: ")]
+        threads = [int(line.rpartition(" ")[2]) for line in lines]
+        assert sum(threads) <= max(4, len(os.sched_getaffinity(0))), "ranks share the cores, whatever was wished for"
+        worker_lines = [line for line in lines if ": worker" in line]
+        server_lines = [line for line in lines if ": server" in line]
+        assert len(worker_lines) == 4 - servers and len(server_lines) == servers
+        total = sum(range(4 - servers))
+        assert all(f"sum {total} joined {4 - servers}" in line for line in worker_lines)
+        assert all(f"sum {6 - total} joined {servers}" in line for line in server_lines)
 
 
 def test_no_worker_left_is_the_users_mistake(mpirun: Callable) -> None:
