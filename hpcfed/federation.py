@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -45,6 +45,12 @@ class Traffic:
     parts: Tensor | int = 0
     """What this rank's clients alone send up, where each sends what it chooses; it stays on the device until it is
     read."""
+
+
+class Kept(NamedTuple):
+    uploads: int
+    malicious: int
+    """Attackers' among them."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +116,8 @@ class Federation:
         self.cohort_size = 0
         self.excluded = 0
         """Updates of this round that were not finite, and left out."""
+        self.kept: Kept | None = None
+        """What the server has selected in this round, where it does."""
         self.traffic = Traffic()
         self.learned = Learned()
         self.on_trained: Callable[[Cohort, Tensor], None] | None = None
@@ -268,6 +276,7 @@ class Federation:
             with self._timer.phase("server"):
                 count = self.options.keep(cohort.round, len(cohort.clients))
                 self._kept = best(self._validated(rows, cohort), count)
+                self.kept = Kept(len(self._kept), int(np.isin(cohort.clients[self._kept], self._attackers).sum()))
         return rows
 
     def mean(self, rows: Tensor, cohort: Cohort) -> Tensor:

@@ -275,6 +275,7 @@ def _record_round(
         learned, traffic, wire = fed.learned, fed.traffic, collectives.bytes_sent
         fed.learned, fed.traffic, collectives.bytes_sent = Learned(), Traffic(), 0
         excluded, fed.excluded = fed.excluded, 0
+        kept, fed.kept = fed.kept, None
         reports = fed.server.reports() if setup.settings.options.has_server else []
         own = {"wall": wall, "peak_memory": peak_memory(setup.world.device), "wire": wire}
         own |= {"loss": float(learned.loss), "samples": learned.samples, "parts": int(traffic.parts)}
@@ -290,6 +291,7 @@ def _record_round(
             "bytes_down": traffic.down,
             "cohort": fed.cohort_size,
             "excluded": excluded,
+            **({} if kept is None else {"kept": kept.uploads, "kept_attackers": kept.malicious}),
             "seconds": by_rank["wall"].max(),
             "imbalance": imbalance(train_seconds),
         }

@@ -5,6 +5,7 @@ from math import isnan, sqrt
 from pathlib import Path
 from statistics import mean, stdev
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 
@@ -197,7 +198,12 @@ def _costs(record: RunRecord) -> Table:
     if not isnan(record.newcomer_bytes):
         table.add_row("sent to a new client to begin with", bytes_text(record.newcomer_bytes))
     table.add_row("peak memory of a rank", bytes_text(record.peak_memory.max()))
-    if bad := int(record.rounds["excluded"].sum()):
+    if kept := int(np.nansum(record.rounds["kept"])):
+        malicious = int(np.nansum(record.rounds["kept_attackers"]))
+        table.add_row("uploads that the server selected", str(kept))
+        if record.config.get("attack", "none") != "none":
+            table.add_row("attackers' among them", f"{malicious} ({malicious / kept:.0%})")
+    if bad := int(np.nansum(record.rounds["excluded"])):
         table.add_row("updates left out, because they were not finite", str(bad))
     table.add_row("wall time of all rounds", f"{record.rounds['seconds'].sum():.2f} s")
     if record.learnings:

@@ -196,6 +196,18 @@ def test_a_poisoned_upload_with_the_worst_score_is_never_kept() -> None:
         torch.testing.assert_close(fed.mean(sent, cohort), weights @ kept_rows, rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.parametrize("attackers", [0, 10])
+def test_what_is_kept_and_whose_is_recorded(attackers: int, tmp_path: Path) -> None:
+    words = ["--method", "genfed", "--model", "mlp", "--clients", "10", "--rounds", "3", "--schedule-rounds", "5"]
+    words += ["--attack", "label-flip", "--attackers", str(attackers)] if attackers else []
+    record = read_run(started(*words, "--device", "cpu", "--out", tmp_path / "run"))
+    assert record.rounds["kept"].tolist() == [1, 2, 3]
+    assert record.rounds["kept_attackers"].tolist() == ([1, 2, 3] if attackers else [0, 0, 0])
+    said = io.StringIO()
+    show(record, Console(file=said, width=200))
+    assert "selected" in said.getvalue() and ("6 (100%)" in said.getvalue()) == bool(attackers)
+
+
 def test_uploads_are_scored_by_one_call_on_the_whole_validation_set(monkeypatch: pytest.MonkeyPatch) -> None:
     s = assembled(method="genfed", clients=6, participation=0.7, rho_max=2, validation=70)
     evaluate, calls = s.engine.evaluate, []

@@ -14,6 +14,8 @@ from hpcfed.record.results import ROUND_SERIES, SCHEMA
 from hpcfed.record.timing import PHASES
 
 LAST_UPDATES = 10
+ADDED = ("imbalance", "kept", "kept_attackers", "excluded")
+"""Series of rounds that older files of this schema do not have."""
 
 
 @dataclass(frozen=True)
@@ -178,6 +180,8 @@ class RunRecord:
             "bytes_up": _numbers(self.rounds["bytes_up"]),
             "bytes_down": _numbers(self.rounds["bytes_down"]),
             "imbalance": _numbers(self.rounds["imbalance"]),
+            "kept": _numbers(self.rounds["kept"]),
+            "kept_attackers": _numbers(self.rounds["kept_attackers"]),
             "moves": list(self.moves),
             "rounds_to_95_percent_of_peak": self.rounds_to(0.95),
             "finals": {name: _number(mean_accuracy(values)) for name, values in self.finals.items()},
@@ -293,7 +297,7 @@ def mean_accuracy(accuracy: np.ndarray) -> float:
 
 def _series(file: h5py.File, name: str, done: slice) -> np.ndarray:
     """A series of rounds; all NaN when the run was written before there was such a series."""
-    if name == "imbalance" and f"rounds/{name}" not in file:
+    if name in ADDED and f"rounds/{name}" not in file:
         return np.full(done.stop, np.nan)
     values: np.ndarray = file[f"rounds/{name}"][done]
     return values

@@ -36,6 +36,8 @@ ROUND_SERIES = {
     "bytes_up": Series("bytes", "sent by clients, by the method's own accounting"),
     "bytes_down": Series("bytes", "sent to clients, by the method's own accounting"),
     "cohort": Series("clients", "clients that took part"),
+    "kept": Series("clients", "clients whose uploads the server has selected, where it selects"),
+    "kept_attackers": Series("clients", "attackers among them"),
     "excluded": Series("clients", "clients whose update was not finite, and left out"),
     "seconds": Series("s", "wall time of the slowest rank"),
     "imbalance": Series("1", "train seconds of the slowest rank by the mean over ranks"),
