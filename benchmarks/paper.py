@@ -16,19 +16,24 @@ examples:
   python benchmarks/paper.py benchmarks/paper/pfedgpa.toml --out runs/try --methods fedavg,pfedgpa --seeds 0 \\
       --set rounds=3 bank_rounds=3
   python benchmarks/paper.py benchmarks/paper/pfedgpa.toml --out runs/paper --table
-  python benchmarks/paper.py benchmarks/paper/genfed.toml --out runs/genfed --only 'fashion-mnist/*' --seeds 0..4
+  python benchmarks/paper.py benchmarks/paper/genfed.toml --out runs/genfed --only 'mnist/*' --seeds 0..4 --jobs 8
 """
 
 import argparse
 import gc
+import glob
 import itertools
 import math
+import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, Literal, NamedTuple, NoReturn
@@ -306,26 +311,54 @@ def outcome(cell: Cell, study: Study) -> Outcome | None:
     return Outcome(accuracy, further, seconds, str(records[0].environment["ranks"][0]["device"]))
 
 
-def go(cells: Sequence[Cell], study: Study, *, budget: float) -> int:
+def go(cells: Sequence[Cell], study: Study, options: argparse.Namespace) -> int:
     """Runs what is not finished; the number of cells that failed."""
-    failed, begin = 0, time.monotonic()
-    with _data_read_once():
-        for number, cell in enumerate(cells):
-            started = time.monotonic()
-            done, reason = outcome(cell, study), None
-            if done is None and started - begin >= budget:
-                print(f"--budget {budget:g} is spent; cells not looked at: {len(cells) - number}", flush=True)
-                break
-            there = done is not None
-            if not there:
-                reason = _attempt(cell)
-                _clear()
-                done = outcome(cell, study)
-            failed += done is None
-            text = f"failed: {reason}" if done is None else _texts(cell, study, done)
-            seconds = "there already" if there else f"{time.monotonic() - started:.1f} s"
-            print(f"{cell!s:28} {text}  {seconds}", flush=True)
-    return failed
+    begin = time.monotonic()
+    attempt = _attempt_here if options.jobs == 1 else partial(_attempt_apart, options=options)
+
+    def settled(cell: Cell) -> bool | None:
+        """Whether the cell is finished now; None if there was no time left for it."""
+        started, done, reason = time.monotonic(), outcome(cell, study), None
+        there = done is not None
+        if not there:
+            if started - begin >= options.budget:
+                return None
+            reason = attempt(cell)
+            done = outcome(cell, study)
+        text = f"failed: {reason}" if done is None else _texts(cell, study, done)
+        seconds = "there already" if there else f"{time.monotonic() - started:.1f} s"
+        print(f"{cell!s:28} {text}  {seconds}", flush=True)
+        return done is not None
+
+    if options.jobs == 1:
+        with _data_read_once():
+            results = [settled(cell) for cell in cells]
+    else:
+        with ThreadPoolExecutor(options.jobs) as pool:
+            results = list(pool.map(settled, cells))
+    if left := results.count(None):
+        print(f"--budget {options.budget:g} is spent; cells left: {left}", flush=True)
+    return results.count(False)
+
+
+def _attempt_here(cell: Cell) -> str | None:
+    reason = _attempt(cell)
+    _clear()
+    return reason
+
+
+def _attempt_apart(cell: Cell, options: argparse.Namespace) -> str | None:
+    """Runs a cell in a process of its own; the reason when it fails."""
+    words = [str(options.study), "--out", str(options.out), "--only", glob.escape(str(cell)), "--seeds", options.seeds]
+    changes = [word for word in options.set if word.partition("=")[0].replace("-", "_") in cell.settings.flat()]
+    words += ["--device", options.device, *(["--set", *changes] if changes else [])]
+    words += ["--data-root", str(options.data_root)] if options.data_root else []
+    threads = {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // options.jobs))}
+    child = subprocess.run([sys.executable, __file__, *words], capture_output=True, text=True, env=threads | os.environ)
+    if not child.returncode:
+        return None
+    told = [line.partition("failed: ")[2] for line in child.stdout.splitlines() if line.startswith(f"{cell} ")]
+    return "".join(told) or (child.stderr.strip().splitlines() or [f"exit code {child.returncode}"])[-1]
 
 
 def _attempt(cell: Cell) -> str | None:
@@ -478,6 +511,12 @@ class _Parser(argparse.ArgumentParser):
         raise UserError(message)
 
 
+def _positive(word: str) -> int:
+    if not word.isdecimal() or not int(word):
+        raise argparse.ArgumentTypeError(f"{word} is no number from 1 on")
+    return int(word)
+
+
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = _Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     add = parser.add_argument
@@ -491,6 +530,14 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--set", nargs="+", action="extend", default=[], metavar="OPTION=VALUE", help="options, which win over the file"
     )
     add("--budget", type=float, default=math.inf, metavar="SECONDS", help="no cell begins after so many seconds")
+    add(
+        "--jobs",
+        type=_positive,
+        default=1,
+        metavar="N",
+        help="so many cells at once, each in a process of its own; on a GPU start nvidia-cuda-mps-control -d before, "
+        "or they take turns (default: 1)",
+    )
     add("--device", choices=["auto", "cpu", "cuda"], default="auto")
     add("--table", action="store_true", help="run nothing; print the tables of what is finished")
     return parser.parse_args(arguments)
@@ -507,7 +554,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if not launched().alone:
                 raise UserError("a study is one process; start it without mpirun or srun")
             cells = runnable(cells, study)
-            failed = go(cells, study, budget=options.budget)
+            failed = go(cells, study, options)
         print_tables(cells, study)
     except UserError as error:
         print(f"paper: {error}", file=sys.stderr)

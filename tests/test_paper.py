@@ -4,6 +4,7 @@ import argparse
 import gc
 import importlib.util
 import itertools
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -215,11 +216,25 @@ def test_a_failed_cell_is_told_and_only_it_is_run_again(
     assert not list(tmp_path.glob("out/digits/4/fedavg-ft/seed-*/error-*.txt"))
 
 
+def test_cells_at_once_are_the_same_cells(study: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+    text = STUDY.replace(
+        "[methods.fedavg]", "[methods.pfedgpa]\nserver_latent = 99999\nbank_rounds = 2\n[methods.fedavg]"
+    )
+    words = ["--seeds", "0..1", "--set", "finetune_epochs=1"]  # which FedAvg does not have
+    code, out, _ = study(*words, "--jobs", 2, text=text)
+    assert code == 1 and out.endswith("failed: 1 cell\n")
+    assert "pfedgpa" in out and "failed: a latent of 99999 is larger than" in out
+    parallel = table_of(out)
+    shutil.rmtree(tmp_path / "out")
+    code, out, _ = study(*words, text=text)
+    assert code == 1 and table_of(out) == parallel and len(parallel) > 2
+
+
 def test_filters_and_budget(study: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
     text = STUDY.replace("[methods.fedavg]", "[clients.5]\n[methods.fedavg]")
     code, out, _ = study("--budget", 0, text=text)
     assert code == 0
-    assert "--budget 0 is spent; cells not looked at: 4" in out
+    assert "--budget 0 is spent; cells left: 4" in out
     assert out.endswith("no cell is finished\n")
     words = ["--seeds", 0, "--set", "rounds=1", "finetune_epochs=1"]
     code, out, _ = study("--only", "*/5/*", "--methods", "fedavg-ft", *words, text=text)
@@ -254,6 +269,7 @@ def test_filters_and_budget(study: Callable[..., tuple[int, str, str]], tmp_path
         (("", ""), "--methods fedavg,fedagv", "unknown method 'fedagv'; did you mean 'fedavg'?"),
         (("", ""), "--only cifar*", "--only cifar* leaves no cell; they have names such as digits/4/fedavg"),
         (("", ""), "--budget soon", "argument --budget: invalid float value"),
+        (("", ""), "--jobs 0", "argument --jobs: 0 is no number from 1 on"),
         (("", ""), "--tables", "unrecognized arguments: --tables"),
     ],
 )
