@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hpcfed.study.collect import Group, scalings, slope
+from hpcfed.study.collect import Group, scalings, slope, telling
 from hpcfed.study.costmodel import CostModel, Measured, fit, hold_out
-from hpcfed.study.plots import Axis, Line, bars, chart
+from hpcfed.study.plots import MOST_MARKERS, Axis, Line, bars, chart, stripes
 from hpcfed.study.statistics import Estimate, of_rounds, of_runs, of_seeds, ratio
 from tests.test_cli import mistake
 
@@ -52,6 +52,35 @@ def test_a_ratio_adds_distances_as_squares() -> None:
     skewed = ratio(Estimate(8, 4, 8), Estimate(2, 2, 2))
     assert (skewed.low, skewed.high) == (pytest.approx(2), pytest.approx(4)), "each end has its own distance"
     assert isnan(ratio(Estimate(8), Estimate(2, 1, 4)).low)
+
+
+def test_names_hold_what_differs_and_not_what_follows_from_it() -> None:
+    common = {"clients": 4, "ranks": 1, "attack": "none", "attackers": 0.2, "lr": 0.1}
+    one = common | {"method": "fedavg", "dataset": "mnist", "model": "small", "rounds": 5, "supplement": False}
+    two = one | {"dataset": "cifar10", "model": "deep", "rounds": 9}
+    options = [one, two, one | {"supplement": True}, two | {"attack": "ipm"}, one | {"method": "genfed", "lr": 0.5}]
+    every = [Group(own, ()) for own in options]
+    names = telling(every)
+    assert names == ("dataset", "attack", "supplement"), (
+        "network and rounds follow from data, lr from the method"
+    )
+    assert [Group(own, (), names).label for own in options] == [
+        "fedavg, dataset mnist, no supplement",
+        "fedavg, dataset cifar10, no supplement",
+        "fedavg, dataset mnist, supplement",
+        "fedavg, dataset cifar10, attack ipm, no supplement",
+        "genfed, dataset mnist, no supplement",
+    ]
+    assert Group(one, (), names).label_without("dataset") == "fedavg, no supplement"
+    twice = [Group(one | {"model": "deep"}, ()), *every]
+    assert telling(twice) == ("dataset", "attack", "model", "supplement"), "now the data set does not tell the network"
+
+
+def test_a_long_line_has_some_markers_and_lying_bars_their_names() -> None:
+    drawn = chart([Line("a", list(range(200)), list(range(200)))], Axis("x"), Axis("y"))
+    assert MOST_MARKERS / 2 < drawn.count("<title>a: ") <= MOST_MARKERS
+    lying = stripes(["first <b>", "second"], {"train": [3.0, 1.0], "none": [0.0, 0.0]}, Axis("ms"))
+    assert lying.count("<rect") == 2 + 1 and "first &lt;b&gt;: train 3 (ms)" in lying and "none" not in lying
 
 
 class Timed(Group):

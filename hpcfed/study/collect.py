@@ -3,7 +3,7 @@
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import isnan, log, nan
 from pathlib import Path
@@ -21,8 +21,13 @@ from hpcfed.study.statistics import Estimate, of_rounds, of_runs, ratio
 
 WARMUP = 1
 """Rounds at the start of a run that do not count, where no study says otherwise."""
+MEASURING = ("on", "stacked_seeds")
+"""Not the user's options."""
 UNLABELLED = ("clients", "ranks")
 """What figures are drawn over, and no part of a line's name."""
+
+TOLD_FIRST = ("dataset", "attack", "aggregation")
+"""Part of a line's name wherever it differs, even where another option would tell the same."""
 
 ABOUT_ATTACKERS = ("attack", "attackers", "attack_strength")
 """What says nothing where there are none."""
@@ -55,8 +60,22 @@ class Group:
 
     options: dict[str, Any]
     samples: tuple[Sample, ...]
-    label: str = ""
-    """What sets it apart from the others, beyond clients and ranks."""
+    names: tuple[str, ...] = ()
+    """Options that set it apart from the others, beyond method, clients and ranks."""
+
+    @cached_property
+    def label(self) -> str:
+        """What sets it apart from the others, beyond clients and ranks."""
+        return self.label_without()
+
+    def label_without(self, *known: str) -> str:
+        """The same where some of these options are told elsewhere."""
+        honest = self.options.get("attack", "none") == "none"
+        own = [str(self.options["method"])]
+        for name in self.names:
+            if name in self.options and name not in known and not (honest and name in ABOUT_ATTACKERS):
+                own.append(_short(name, self.options[name]))
+        return ", ".join(own)
 
     @property
     def first(self) -> RunRecord:
@@ -188,8 +207,8 @@ def groups(samples: Sequence[Sample]) -> list[Group]:
     for sample in samples:
         by_options[json.dumps(_options(sample), sort_keys=True)].append(sample)
     every = [Group(json.loads(key), tuple(members)) for key, members in by_options.items()]
-    names = _telling(every)
-    made = [Group(group.options, group.samples, _label(group, names)) for group in every]
+    names = telling(every)
+    made = [replace(group, names=names) for group in every]
     return sorted(made, key=lambda group: (group.label, group.clients, group.ranks))
 
 
@@ -200,28 +219,29 @@ def _options(sample: Sample) -> dict[str, Any]:
     return own | {"ranks": run.facts["ranks"], "stacked_seeds": run.stacked_seeds, "on": ", ".join(devices)}
 
 
-def _telling(every: Sequence[Group]) -> list[str]:
-    """Options in which groups of one method differ: between methods, the method's name tells them apart."""
-    names = dict.fromkeys(name for group in every for name in group.options if name not in UNLABELLED)
-    values: dict[tuple[str, str], set[str]] = defaultdict(set)
-    for group in every:
-        for name, value in group.options.items():
-            values[group.options["method"], name].add(json.dumps(value))
-    several = {name for (_, name), found in values.items() if len(found) > 1}
-    return [name for name in names if name in several]
+def telling(every: Sequence[Group]) -> tuple[str, ...]:
+    """Options in which groups of one method differ, each only if those before it do not already tell.
+
+    Between methods the method's name tells them apart. A data set has its own network, rounds and target as a rule:
+    they would make names long and say nothing.
+    """
+    names = {name for group in every for name in group.options if name not in (*UNLABELLED, "method")}
+    told: list[str] = []
+    ordered = [*(name for name in TOLD_FIRST if name in names), *sorted(names - {*TOLD_FIRST, *MEASURING}), *MEASURING]
+    for name in ordered:
+        alike: dict[str, set[str]] = defaultdict(set)
+        for group in every:
+            known = [group.options.get(one) for one in ("method", *(told if name not in TOLD_FIRST else ()))]
+            alike[json.dumps(known)].add(json.dumps(group.options.get(name)))
+        if any(len(values) > 1 for values in alike.values()):
+            told.append(name)
+    return tuple(told)
 
 
-def _label(group: Group, names: Sequence[str]) -> str:
-    honest = group.options.get("attack", "none") == "none"
-    own = [str(group.options["method"])]
-    for name in names:
-        if name in group.options and not (honest and name in ABOUT_ATTACKERS):
-            own.append(f"{name} {_short(group.options[name])}")
-    return ", ".join(own)
-
-
-def _short(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+def _short(name: str, value: Any) -> str:
+    if isinstance(value, bool):
+        return name if value else f"no {name}"
+    return f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
 
 
 @dataclass(frozen=True)

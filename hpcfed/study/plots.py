@@ -12,6 +12,8 @@ from markupsafe import Markup, escape
 
 WIDTH, HEIGHT = 480, 300
 LEFT, RIGHT, TOP, BOTTOM = 62, 12, 12, 46
+STRIPE = 44
+"""Height of a lying bar with its name."""
 COLOURS = 10
 MARKERS = (
     "M-3.2 0a3.2 3.2 0 1 0 6.4 0a3.2 3.2 0 1 0 -6.4 0",
@@ -20,6 +22,8 @@ MARKERS = (
     "M0 -4L4 0L0 4L-4 0z",
 )
 MOST_TICKS = 7
+MOST_MARKERS = 24
+"""Of a line: more would hide it."""
 MOST_REACH = 2.5
 """How many times beyond the points an axis follows the ends of their intervals."""
 
@@ -105,6 +109,33 @@ def bars(categories: Sequence[str], parts: Mapping[str, Sequence[float]], y: Axi
     return _figure(f"{y.label} by {x_label}", inside, _entries({name: colours[name] for name in parts}))
 
 
+def stripes(categories: Sequence[str], parts: Mapping[str, Sequence[float]], x: Axis) -> Markup:
+    """A stacked bar for every category, lying under its name: for few bars that have long names."""
+    colours = {name: number for number, name in enumerate(parts)}
+    parts = {name: values for name, values in parts.items() if max(values, default=0.0) > 0}
+    x = Axis(x.label, zero=True).of([0.0, *(sum(values) for values in zip(*parts.values(), strict=True))])
+    bottom, right = TOP + STRIPE * len(categories), WIDTH - RIGHT
+
+    def place(value: float) -> float:
+        return RIGHT + x.at(value) * (right - RIGHT)
+
+    grid = "".join(f"M{place(tick):.1f} {TOP}V{bottom}" for tick in x.ticks)
+    inside = [Markup(f'<path class="grid" d="{grid}"/><path class="axis" d="M{RIGHT} {TOP}V{bottom}H{right}"/>')]
+    inside += [_word(_text(tick), place(tick), bottom + 16) for tick in _apart(x.ticks, place)]
+    inside.append(_word(x.label, (RIGHT + right) / 2, bottom + 38, kind="name"))
+    for number, category in enumerate(categories):
+        top, before = TOP + STRIPE * number, 0.0
+        inside.append(_word(category, RIGHT + 4, top + 14, anchor="start", kind="name"))
+        for name, values in parts.items():
+            after = before + values[number]
+            tip = f"{category}: {name} {_text(values[number])} ({x.label})"
+            width = place(after) - place(before)
+            inside.append(_rectangle(colours[name], place(before), width, top + 19, top + STRIPE - 6, tip))
+            before = after
+    legend = _entries({name: colours[name] for name in parts})
+    return _figure(f"{x.label} by options", inside, legend, height=bottom + BOTTOM)
+
+
 def _rectangle(colour: int, left: float, width: float, top: float, bottom: float, tip: str) -> Markup:
     shape = f'class="f{colour % COLOURS}" x="{left:.1f}" y="{top:.1f}" width="{width:.1f}" height="{bottom - top:.1f}"'
     return Markup("<rect {}><title>{}</title></rect>").format(Markup(shape), tip)
@@ -167,8 +198,8 @@ class _Plane:
             made.insert(0, Markup('<path class="b{}" d="{}Z"/>').format(colour, self._path(xs, ys)))
         elif not line.band:
             made += [self._bar(colour, *end) for end in ends]
-        if len(line.x) <= 60:
-            made += [self._marker(line, i, colour, marker) for i in range(len(line.x)) if isfinite(line.y[i])]
+        some = range(0, len(line.x), ceil(len(line.x) / MOST_MARKERS) or 1)
+        made += [self._marker(line, i, colour, marker) for i in some if isfinite(line.y[i])]
         return Markup("").join(made)
 
     def _bar(self, colour: int, at: float, low: float, high: float) -> Markup:
@@ -200,10 +231,10 @@ def _near(line: Line) -> list[float]:
     return [min(max(end, least), most) for end in (*line.low, *line.high) if isfinite(end)]
 
 
-def _figure(title: str, inside: Sequence[Markup], legend: Markup) -> Markup:
+def _figure(title: str, inside: Sequence[Markup], legend: Markup, *, height: int = HEIGHT) -> Markup:
     return Markup(
         '<figure><svg viewBox="0 0 {} {}" role="img" aria-label="{}">{}</svg><figcaption>{}</figcaption></figure>'
-    ).format(WIDTH, HEIGHT, title, Markup("").join(inside), legend)
+    ).format(WIDTH, height, title, Markup("").join(inside), legend)
 
 
 def _legend(lines: Sequence[Line]) -> Markup:

@@ -14,7 +14,7 @@ from markupsafe import Markup
 from hpcfed.record.reading import RunRecord
 from hpcfed.study.collect import Found, Group, Scaling, final_accuracy, scalings, slope
 from hpcfed.study.costmodel import TERMS, CostModel, HeldOut, Measured, fit, hold_out
-from hpcfed.study.plots import Axis, Line, bars, chart, spread
+from hpcfed.study.plots import Axis, Line, bars, chart, spread, stripes
 from hpcfed.study.statistics import Estimate, of_seeds
 
 MOST_LINES = 8
@@ -100,17 +100,17 @@ def _overview(every: Sequence[Group], found: Found) -> Section:
 
 def _accuracy(every: Sequence[Group]) -> Section:
     section = Section("accuracy", "Accuracy")
-    by_clients: dict[int, list[Group]] = defaultdict(list)
+    families: dict[tuple[str, int], list[Group]] = defaultdict(list)
     seen = set()
     for group in sorted(every, key=lambda g: g.ranks):  # ranks change nothing but rounding: one number of them will do
         if (group.label, group.clients) not in seen:
             seen.add((group.label, group.clients))
-            by_clients[group.clients].append(group)
-    for clients, members in sorted(by_clients.items()):
+            families[str(group.options["dataset"]), group.clients].append(group)
+    for (dataset, clients), members in sorted(families.items()):
         for start in range(0, len(members), MOST_LINES):
             lines = [_curve(group) for group in members[start : start + MOST_LINES]]
             drawn = chart([line for line in lines if line.x], Axis("rounds", whole=True), Axis("accuracy, %"))
-            section.charts.append((f"{clients:,} clients", drawn))
+            section.charts.append((f"{dataset}, {clients:,} clients", drawn))
     section.text.append(
         "Of the global model on the whole test set, or where there is none the clients' mean on their own. "
         "Bands are 95 % confidence over seeds."
@@ -130,7 +130,7 @@ def _curve(group: Group) -> Line:
     known = [round for round in range(shortest) if not np.isnan(series[:, round]).any()]
     points = [of_seeds((100 * series[:, round]).tolist(), most=100) for round in known]
     return Line(
-        group.label,
+        group.label_without("dataset"),
         [float(round + 1) for round in known],
         [p.centre for p in points],
         [p.low for p in points],
@@ -269,8 +269,15 @@ def _bar_names(members: Sequence[Group]) -> list[str]:
 
 def _phases(every: Sequence[Group]) -> Section:
     section = Section("phases", "Seconds per round by phase")
-    section.text.append("Bars are named clients on ranks. Means over ranks, counted rounds and runs.")
-    for label, members in _by_label(every).items():
+    section.text.append("Means over ranks, counted rounds and runs.")
+    families = _by_label(every)
+    if _single(families):
+        names = list(every[0].phase_seconds)
+        stacked = {name: [1e3 * group.phase_seconds[name] for group in every] for name in names}
+        section.charts += _lying(every, stacked, Axis("ms per round"))
+        return section
+    section.text.append("Bars are named clients on ranks.")
+    for label, members in families.items():
         for start in range(0, len(members), MOST_BARS):
             part = members[start : start + MOST_BARS]
             names = list(part[0].phase_seconds)
@@ -280,8 +287,28 @@ def _phases(every: Sequence[Group]) -> Section:
     return section
 
 
+def _single(families: dict[str, list[Group]]) -> bool:
+    """Whether each of several options was run with one number of clients and ranks: there is nothing to draw over."""
+    return len(families) > 1 and all(len(members) == 1 for members in families.values())
+
+
+def _lying(every: Sequence[Group], stacked: dict[str, list[float]], x: Axis) -> list[tuple[str, Markup]]:
+    charts = []
+    for start in range(0, len(every), MOST_BARS):
+        part = slice(start, start + MOST_BARS)
+        names = [f"{group.label}: {group.clients:,} on {group.ranks}" for group in every[part]]
+        drawn = stripes(names, {name: values[part] for name, values in stacked.items()}, x)
+        charts.append(("by options: clients on ranks", drawn))
+    return charts
+
+
 def _memory(every: Sequence[Group]) -> Section:
     section = Section("memory", "Memory")
+    section.text.append("Of the device's allocator on a GPU, of the whole process on a CPU.")
+    if _single(_by_label(every)):
+        peaks = {"of the rank that has most": [group.peak_memory / 2**20 for group in every]}
+        section.charts += _lying(every, peaks, Axis("peak memory of a rank, MiB"))
+        return section
     lines = []
     for (label, ranks), members in _by_ranks(every).items():
         values = [group.peak_memory / 2**20 for group in members]
@@ -291,7 +318,6 @@ def _memory(every: Sequence[Group]) -> Section:
         x = Axis("clients", log=True, ticks=sorted({value for line in part for value in line.x}))
         y = Axis("peak memory of a rank, MiB", zero=True)
         section.charts.append(("of the rank that has most", chart(part, x, y)))
-    section.text.append("Of the device's allocator on a GPU, of the whole process on a CPU.")
     return section
 
 
