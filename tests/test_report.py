@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hpcfed.study.collect import Group, scalings, slope, telling
+from hpcfed.study.collect import Group, named, scalings, slope
 from hpcfed.study.costmodel import CostModel, Measured, fit, hold_out
 from hpcfed.study.plots import MOST_MARKERS, Axis, Line, bars, chart, stripes
 from hpcfed.study.statistics import Estimate, of_rounds, of_runs, of_seeds, ratio
@@ -60,20 +60,16 @@ def test_names_hold_what_differs_and_not_what_follows_from_it() -> None:
     two = one | {"dataset": "cifar10", "model": "deep", "rounds": 9}
     options = [one, two, one | {"supplement": True}, two | {"attack": "ipm"}, one | {"method": "genfed", "lr": 0.5}]
     every = [Group(own, ()) for own in options]
-    names = telling(every)
-    assert names == ("dataset", "attack", "supplement"), (
-        "network and rounds follow from data, lr from the method"
-    )
-    assert [Group(own, (), names).label for own in options] == [
+    assert [group.label for group in named(every)] == [
         "fedavg, dataset mnist, no supplement",
         "fedavg, dataset cifar10, no supplement",
         "fedavg, dataset mnist, supplement",
         "fedavg, dataset cifar10, attack ipm, no supplement",
-        "genfed, dataset mnist, no supplement",
-    ]
-    assert Group(one, (), names).label_without("dataset") == "fedavg, no supplement"
-    twice = [Group(one | {"model": "deep"}, ()), *every]
-    assert telling(twice) == ("dataset", "attack", "model", "supplement"), "now the data set does not tell the network"
+        "genfed, dataset mnist",
+    ], "network and rounds follow from the data set, lr from the method"
+    assert named(every)[0].label_without("dataset") == "fedavg, no supplement"
+    more = named([Group(one | {"model": "deep"}, ()), *every])
+    assert more[1].label == "fedavg, dataset mnist, model small, no supplement", "now the data set does not tell it"
 
 
 def test_a_long_line_has_some_markers_and_lying_bars_their_names() -> None:

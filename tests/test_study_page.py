@@ -148,6 +148,8 @@ def test_the_page_is_whole(reported: Path) -> None:
         "seconds of learning", "autoencoder", "sign-flip", "ideal", "MiB sent", "server's share of the run, %",
         "per step of a client of a rank", "mean over points, each predicted by a fit of the others",
         "hpcfed run --model mlp", "repeat-0 --overwrite", "not finished", "waiting",
+        "digits, 6 clients: clients, own test data", "digits, 6 clients: global model, all test data",
+        "judged at the end", "pFedGPA-FT",
     ):  # fmt: skip
         assert expected in words, expected
     assert len(html) < 300_000

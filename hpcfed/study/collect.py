@@ -207,9 +207,7 @@ def groups(samples: Sequence[Sample]) -> list[Group]:
     for sample in samples:
         by_options[json.dumps(_options(sample), sort_keys=True)].append(sample)
     every = [Group(json.loads(key), tuple(members)) for key, members in by_options.items()]
-    names = telling(every)
-    made = [replace(group, names=names) for group in every]
-    return sorted(made, key=lambda group: (group.label, group.clients, group.ranks))
+    return sorted(named(every), key=lambda group: (group.label, group.clients, group.ranks))
 
 
 def _options(sample: Sample) -> dict[str, Any]:
@@ -219,20 +217,26 @@ def _options(sample: Sample) -> dict[str, Any]:
     return own | {"ranks": run.facts["ranks"], "stacked_seeds": run.stacked_seeds, "on": ", ".join(devices)}
 
 
-def telling(every: Sequence[Group]) -> tuple[str, ...]:
-    """Options in which groups of one method differ, each only if those before it do not already tell.
+def named(every: Sequence[Group]) -> list[Group]:
+    """The groups with the options that set each apart from the others of its method.
 
-    Between methods the method's name tells them apart. A data set has its own network, rounds and target as a rule:
-    they would make names long and say nothing.
+    An option is left out where those before it already tell: a data set has its own network, rounds and target as a
+    rule, which would make names long and say nothing.
     """
-    names = {name for group in every for name in group.options if name not in (*UNLABELLED, "method")}
-    told: list[str] = []
-    ordered = [*(name for name in TOLD_FIRST if name in names), *sorted(names - {*TOLD_FIRST, *MEASURING}), *MEASURING]
-    for name in ordered:
+    always = [name for name in TOLD_FIRST if len({json.dumps(group.options.get(name)) for group in every}) > 1]
+    of_method: dict[str, list[Group]] = defaultdict(list)
+    for group in every:
+        of_method[group.options["method"]].append(group)
+    return [replace(g, names=_telling(members, always)) for members in of_method.values() for g in members]
+
+
+def _telling(members: Sequence[Group], always: Sequence[str]) -> tuple[str, ...]:
+    names = {name for group in members for name in group.options} - {*UNLABELLED, *MEASURING, *always}
+    told = list(always)
+    for name in (*sorted(names), *MEASURING):
         alike: dict[str, set[str]] = defaultdict(set)
-        for group in every:
-            known = [group.options.get(one) for one in ("method", *(told if name not in TOLD_FIRST else ()))]
-            alike[json.dumps(known)].add(json.dumps(group.options.get(name)))
+        for group in members:
+            alike[json.dumps([group.options.get(one) for one in told])].add(json.dumps(group.options.get(name)))
         if any(len(values) > 1 for values in alike.values()):
             told.append(name)
     return tuple(told)

@@ -3,7 +3,7 @@
 import json
 import shlex
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import isnan, nan
 from statistics import fmean
@@ -11,7 +11,7 @@ from statistics import fmean
 import numpy as np
 from markupsafe import Markup
 
-from hpcfed.record.reading import RunRecord
+from hpcfed.record.reading import RunRecord, mean_accuracy
 from hpcfed.study.collect import Found, Group, Scaling, final_accuracy, scalings, slope
 from hpcfed.study.costmodel import TERMS, CostModel, HeldOut, Measured, fit, hold_out
 from hpcfed.study.plots import Axis, Line, bars, chart, spread, stripes
@@ -80,11 +80,12 @@ def _overview(every: Sequence[Group], found: Found) -> Section:
             str(len(group.seeds)),
             f"{group.columns:,}",
             interval(group.seconds, 1e3),
-            interval(_over_seeds(group), 100),
+            *(interval(_last(group, name), 100) for name in ACCURACIES),
         ]
         for group in every
     ]
-    columns = ("options", "clients", "ranks", "runs", "seeds", "columns", "ms per round", "last accuracy, %")
+    about = ("clients", "ranks", "runs", "seeds", "columns", "ms per round")
+    columns = ("options", *about, "clients' last accuracy, %", "global model's, %")
     section.tables.append(Table(columns, rows))
     section.text.append(
         "Times are of the slowest rank, without the rounds that warm up. In brackets: 95 % confidence, by Student's t "
@@ -98,6 +99,9 @@ def _overview(every: Sequence[Group], found: Found) -> Section:
     return section
 
 
+ACCURACIES = {"accuracy": "clients, own test data", "global_accuracy": "global model, all test data"}
+
+
 def _accuracy(every: Sequence[Group]) -> Section:
     section = Section("accuracy", "Accuracy")
     families: dict[tuple[str, int], list[Group]] = defaultdict(list)
@@ -107,26 +111,38 @@ def _accuracy(every: Sequence[Group]) -> Section:
             seen.add((group.label, group.clients))
             families[str(group.options["dataset"]), group.clients].append(group)
     for (dataset, clients), members in sorted(families.items()):
-        for start in range(0, len(members), MOST_LINES):
-            lines = [_curve(group) for group in members[start : start + MOST_LINES]]
-            drawn = chart([line for line in lines if line.x], Axis("rounds", whole=True), Axis("accuracy, %"))
-            section.charts.append((f"{dataset}, {clients:,} clients", drawn))
-    section.text.append(
-        "Of the global model on the whole test set, or where there is none the clients' mean on their own. "
-        "Bands are 95 % confidence over seeds."
-    )
+        for series, whose in ACCURACIES.items():
+            curves = [line for group in members if (line := _curve(group, series)).x]
+            for drawn in _curves(curves):
+                section.charts.append((f"{dataset}, {clients:,} clients: {whose}", drawn))
+    section.text.append("Bands are 95 % confidence over seeds.")
+    rows = [
+        [group.label, f"{group.clients:,}", str(group.ranks), name, interval(_final(group, name), 100)]
+        for group in every
+        for name in group.first.finals
+    ]
+    if rows:
+        columns = ("options", "clients", "ranks", "judged at the end", "clients, own test data, %")
+        section.tables.append(Table(columns, rows))
     return section
 
 
-def accuracy_series(run: RunRecord) -> np.ndarray:
-    common = run.rounds["global_accuracy"]
-    series: np.ndarray = run.rounds["accuracy"] if np.isnan(common).all() else common
-    return series
+def _curves(lines: Sequence[Line]) -> Iterator[Markup]:
+    """Over rounds, or lying bars where runs were evaluated once."""
+    once = all(len(line.x) == 1 for line in lines)
+    most = MOST_BARS if once else MOST_LINES
+    for start in range(0, len(lines), most):
+        part = lines[start : start + most]
+        if once:
+            ends = {"after the last round": [line.y[0] for line in part]}
+            yield stripes([line.name for line in part], ends, Axis("accuracy, %"))
+        else:
+            yield chart(part, Axis("rounds", whole=True), Axis("accuracy, %"))
 
 
-def _curve(group: Group) -> Line:
+def _curve(group: Group, name: str) -> Line:
     shortest = min(run.rounds_done for run in group.seeds)
-    series = np.array([accuracy_series(run)[:shortest] for run in group.seeds])
+    series = np.array([run.rounds[name][:shortest] for run in group.seeds])
     known = [round for round in range(shortest) if not np.isnan(series[:, round]).any()]
     points = [of_seeds((100 * series[:, round]).tolist(), most=100) for round in known]
     return Line(
@@ -137,6 +153,28 @@ def _curve(group: Group) -> Line:
         [p.high for p in points],
         band=True,
     )
+
+
+def _final(group: Group, name: str) -> Estimate:
+    """What the method had judged at the end, over the seeds that have it."""
+    return _known([mean_accuracy(run.finals[name]) for run in group.seeds if name in run.finals])
+
+
+def _last(group: Group, name: str) -> Estimate:
+    """The last value of a series, over seeds."""
+    return _known([run.last(name) for run in group.seeds])
+
+
+def _known(accuracies: Sequence[float]) -> Estimate:
+    known = [value for value in accuracies if not isnan(value)]
+    return of_seeds(known, most=1) if known else Estimate(nan)
+
+
+def best_series(run: RunRecord) -> np.ndarray:
+    """Accuracy of the global model, or where there is none of the clients."""
+    common = run.rounds["global_accuracy"]
+    series: np.ndarray = run.rounds["accuracy"] if np.isnan(common).all() else common
+    return series
 
 
 def _target(every: Sequence[Group]) -> Section:
@@ -390,7 +428,7 @@ def _attacks(every: Sequence[Group]) -> Section:
             f"{group.clients:,}",
             str(group.ranks),
             interval(_over_seeds(group), 100),
-            interval(of_seeds([float(np.nanmax(accuracy_series(run))) for run in group.seeds], most=1), 100),
+            interval(of_seeds([float(np.nanmax(best_series(run))) for run in group.seeds], most=1), 100),
         ]
         for group in every
     ]
