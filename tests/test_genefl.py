@@ -713,7 +713,14 @@ def test_a_whole_upload_gives_the_image_away_and_a_part_does_not(
     assert table["fedavg"][:2] == ["100.0%", "found"] and table["genefl"][1] == "given"
     from PIL import Image
 
-    assert Image.open(figure).size == (4 + 68, 4 + 6 * 68)
+    drawn = Image.open(figure)
+    assert drawn.size == (150 + 104, 8 + 6 * 104)
+    pixels = np.asarray(drawn.convert("L"), np.float64) / 255
+    original, whole, *_, part = (pixels[8 + 104 * n : 104 + 104 * n, 150:246] for n in range(6))
+    assert np.abs(original - whole).max() < 0.02 < 0.2 < np.abs(original - part).mean(), (
+        "rows are where their names stand"
+    )
+    assert pixels[:, :150].min() < 0.1, "which are written at the left"
 
 
 def test_the_label_follows_from_the_gradient() -> None:

@@ -7,9 +7,10 @@ layer, whose row is negative for the right class alone; where that layer is not 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import NamedTuple
 
 import torch
@@ -29,6 +30,10 @@ STEP = 0.01
 """Learning rate of the client's step, by which FedLG and GENE-FL judge their layers."""
 SMOOTH_LAYERS = {"parfed": "conv1,conv3", "fedlg": "conv1,conv2,conv3"}
 """What stands for ResNet-18's layers in the smooth network."""
+
+
+SIDE, GAP, NAMES = 96, 8, 150
+"""Pixels of the figure: of an image, between two, and for the names at the left."""
 
 
 class Theft(NamedTuple):
@@ -53,7 +58,7 @@ class Attack:
     """Variance of the noise on the gradient of fedavg-noise."""
     seed: int = 0
 
-    def steal(self, dataset: Dataset, methods: Sequence[str], images: int, device: torch.device) -> list[Theft]:
+    def steal(self, dataset: Dataset, methods: Sequence[str], images: int, device: torch.device) -> Iterator[Theft]:
         """Some images of the test set, drawn by the seed, by every method."""
         dtype = torch.float64 if self.model == "smooth" else torch.float32
         count = min(images, len(dataset.labels("test")))
@@ -62,11 +67,9 @@ class Attack:
         originals = (originals - originals.min()) / (originals.max() - originals.min())
         labels = dataset.labels("test")[index]
         nets = [self._network(dataset, number).to(device, dtype) for number in (0, 1)]
-        return [
-            self._stolen(method, nets, original.unsqueeze(0), int(label))
-            for method in methods
-            for original, label in zip(originals, labels, strict=True)
-        ]
+        for method in methods:
+            for original, label in zip(originals, labels, strict=True):
+                yield self._stolen(method, nets, original.unsqueeze(0), int(label))
 
     def _network(self, dataset: Dataset, number: int) -> nn.Module:
         """The client's is number 0; number 1 is what the server has where nothing is uploaded."""
@@ -182,15 +185,25 @@ def psnr(image: Tensor, original: Tensor) -> float:
 
 
 def save_figure(thefts: Sequence[Theft], path: Path) -> None:
-    """A PNG: the originals above, and below them what each method let the server see."""
-    from torchvision.utils import save_image
+    """A PNG: the originals above, and below them what each method let the server see, with its mean PSNR."""
+    from PIL import Image, ImageDraw, ImageFont
 
     methods = list(dict.fromkeys(theft.method for theft in thefts))
-    first = [theft.original for theft in thefts if theft.method == methods[0]]
-    rows = first + [theft.stolen for method in methods for theft in thefts if theft.method == method]
-    larger = F.interpolate(torch.stack(rows).float().cpu(), scale_factor=max(1, 64 // rows[0].shape[-1]))
+    rows = {"original": [theft.original for theft in thefts if theft.method == methods[0]]}
+    for method in methods:
+        own = [theft for theft in thefts if theft.method == method]
+        rows[f"{method}\n{fmean(theft.psnr for theft in own):.1f} dB"] = [theft.stolen for theft in own]
+    height = SIDE + GAP
+    sheet = Image.new("RGB", (NAMES + len(rows["original"]) * height, GAP + len(rows) * height), "white")
+    pen, font = ImageDraw.Draw(sheet), ImageFont.load_default(14)
+    for line, (name, images) in enumerate(rows.items()):
+        pen.text((GAP, GAP + line * height + SIDE // 2), name, "black", font, anchor="lm")
+        for place, image in enumerate(images):
+            pixels = (255 * image.expand(3, -1, -1).permute(1, 2, 0).float().cpu()).round().to(torch.uint8).numpy()
+            drawn = Image.fromarray(pixels).resize((SIDE, SIDE), Image.Resampling.NEAREST)
+            sheet.paste(drawn, (NAMES + place * height, GAP + line * height))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        save_image(larger, path, nrow=len(first), padding=4, pad_value=1.0)
+        sheet.save(path)
     except (OSError, ValueError) as error:
         raise UserError(f"cannot write --out {path}: {error}") from None

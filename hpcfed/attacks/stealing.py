@@ -1,6 +1,8 @@
 """`hpcfed attack`: the attack of a server, its table and its figure."""
 
 import argparse
+import sys
+import time
 from statistics import mean
 
 import torch
@@ -25,7 +27,12 @@ def steal(options: argparse.Namespace, config: RunConfig) -> None:
     size = SyntheticSize(shape=config.shape, classes=config.synthetic_classes, train=100, test=100)
     dataset = load(config.dataset, root=config.root, download=False, seed=options.seed, synthetic=size)
     attack = Attack(options.model, options.steps, options.noise, options.seed)
-    thefts = attack.steal(dataset, methods, options.images, torch.device("cuda" if cuda else "cpu"))
+    thefts, begin = [], time.monotonic()
+    for theft in attack.steal(dataset, methods, options.images, torch.device("cuda" if cuda else "cpu")):
+        thefts.append(theft)
+        seconds, begin = time.monotonic() - begin, time.monotonic()
+        number = sum(one.method == theft.method for one in thefts)
+        print(f"{theft.method}, image {number}: {theft.psnr:.1f} dB, {seconds:.1f} s", file=sys.stderr, flush=True)
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), show_edge=False)
     for number, column in enumerate(("what is uploaded", "of the network", "label", "PSNR, dB", "least to most")):
         table.add_column(column, justify="right" if number else "left", no_wrap=True)
