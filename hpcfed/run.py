@@ -274,10 +274,11 @@ def _record_round(
     with setup.timer.phase("record"):
         learned, traffic, wire = fed.learned, fed.traffic, collectives.bytes_sent
         fed.learned, fed.traffic, collectives.bytes_sent = Learned(), Traffic(), 0
-        excluded, fed.excluded = fed.excluded, 0
+        bad, fed.bad = fed.bad, set()
         reports = fed.server.reports() if setup.settings.options.has_server else []
         own = {"wall": wall, "peak_memory": peak_memory(setup.world.device), "wire": wire}
         own |= {"loss": float(learned.loss), "samples": learned.samples, "parts": int(traffic.parts)}
+        own["excluded"] = len(bad)
         gathered = collectives.gather_numbers(np.array([*own.values(), *phases]))
         if results is None or gathered is None:
             return None
@@ -289,7 +290,7 @@ def _record_round(
             "bytes_up": traffic.up + by_rank["parts"].sum(),
             "bytes_down": traffic.down,
             "cohort": fed.cohort_size,
-            "excluded": excluded,
+            "excluded": by_rank["excluded"].sum(),
             "seconds": by_rank["wall"].max(),
             "imbalance": imbalance(train_seconds),
         }

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ import pytest
 import torch
 
 from hpcfed import methods
+from hpcfed.assembly import Setup
+from hpcfed.federation import Sent
 from hpcfed.record import checkpoints
 from hpcfed.record.reading import read_run
 from hpcfed.run import go
@@ -237,7 +240,7 @@ def test_a_bad_update_is_left_out_and_counted(value: float, monkeypatch: pytest.
     expected = (weights[good] @ rows[good]) / weights[good].sum()
     rows[2, 7] = value
     torch.testing.assert_close(fed.mean(rows, cohort), expected)
-    assert fed.excluded == 1
+    assert fed.bad == {2}
     fed.config = fed.config.model_copy(update={"on_bad_update": "stop"})
     with pytest.raises(ArithmeticError, match="of clients 2 in round 1"):
         fed.mean(rows, cohort)
@@ -260,6 +263,77 @@ def test_left_out_updates_are_recorded(monkeypatch: pytest.MonkeyPatch, tmp_path
     go(s, tmp_path, quiet=True)
     record = read_run(tmp_path)
     assert record.rounds["excluded"].tolist() == [0, 1, 0] and record.last("accuracy") > 0.3
+
+
+MEETING: dict[str, dict[str, Any]] = {
+    "fedbn": {"model": "cnn-bn"},
+    "fedlps": {"model": "cnn-digits"},
+    "fedlp": {"send_probability": 1.0},
+}
+"""Methods that are about layers which the mlp does not have, or whose clients may send nothing at all."""
+
+
+def with_a_bad_client(method: str, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Setup:
+    """The first client of every cohort ends its training with NaN."""
+    own = OWN.get(method, {}) | MEETING.get(method, {})
+    s = assembled(**{**SMALL, "rounds": 3, "method": method, **own, **options})
+    honest = s.federation.train
+
+    def train(rows: torch.Tensor, cohort: Any, **how: Any) -> torch.Tensor:
+        trained = honest(rows, cohort, **how).clone()
+        trained[0] = float("nan")
+        return trained
+
+    monkeypatch.setattr(s.federation, "train", train)
+    return s
+
+
+@pytest.mark.parametrize("method", methods.names())
+def test_every_method_leaves_a_bad_update_out(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of it stays in the state, and it counts once."""
+    s = with_a_bad_client(method, monkeypatch)
+    fed, state = s.federation, s.method.init(s.federation)
+    for round in range(3):
+        cohort = fed.sample(round)
+        state = s.method.round(fed, state, cohort)
+        assert fed.bad == {cohort.clients[0]}
+        fed.bad = set()
+        for field in fields(state):
+            value = getattr(state, field.name)
+            assert torch.isfinite(value).all(), field.name
+
+
+@pytest.mark.parametrize("method", methods.names())
+def test_every_method_stops_at_a_bad_update_if_it_must(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    s = with_a_bad_client(method, monkeypatch, on_bad_update="stop")
+    fed = s.federation
+    cohort = fed.sample(0)
+    with pytest.raises(ArithmeticError, match=f"not finite, of clients {cohort.clients[0]} in round 1"):
+        s.method.round(fed, s.method.init(fed), cohort)
+
+
+def test_a_bad_update_leaves_its_cluster_to_the_others() -> None:
+    """Means of clusters are those of the other members; a cluster of bad updates alone stays as it was."""
+    s = assembled(clients=5)
+    fed = s.federation
+    cohort, rows, previous = fed.sample(0), torch.randn(5, 6, dtype=torch.float64), torch.randn(2, 6).double()
+    weights, cluster = torch.from_numpy(cohort.weights), torch.tensor([0, 0, 1, 0, 1])
+    rows[1, 3], rows[2], rows[4, 0] = float("inf"), float("nan"), float("nan")
+    means, heard = fed.cluster_means(rows, cohort, cluster, previous)
+    expected = (weights[[0, 3]] @ rows[[0, 3]]) / weights[[0, 3]].sum()
+    torch.testing.assert_close(means, torch.stack([expected, previous[1]]))
+    assert fed.bad == {1, 2, 4} and (heard > 0).flatten().tolist() == [True, False]
+
+
+def test_what_is_not_sent_may_be_anything() -> None:
+    s = assembled(clients=2)
+    fed = s.federation
+    rows = torch.tensor([[1.0, float("nan")], [3.0, 5.0]], dtype=torch.float64)
+    sent = Sent(torch.tensor([[True, False], [True, True]]), torch.tensor([0, 1]))
+    cohort = fed.sample(0).equally()
+    means, _ = fed.cluster_means(rows, cohort, torch.zeros(2, dtype=torch.int64), rows.new_zeros(1, 2), sent)
+    torch.testing.assert_close(means, torch.tensor([[2.0, 5.0]], dtype=torch.float64))
+    assert not fed.bad
 
 
 def test_a_rank_that_hangs_is_noticed(tmp_path: Path) -> None:
