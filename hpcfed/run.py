@@ -152,7 +152,7 @@ def _rounds(setup: Setup, folder: Path, progress: RunProgress, stop: Stop) -> No
                 break
             state = moving.after_round(state, cohort, train_seconds)
             with timer.phase("record"):
-                stopping = setup.collectives.any(stop.asked) and round + 1 < config.rounds
+                stopping = setup.collectives.any(stop.after(round)) and round + 1 < config.rounds
                 if stopping or _checkpointed(round, config):
                     resuming.save(setup, folder, round + 1, state, results)
             if stopping:

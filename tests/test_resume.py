@@ -44,13 +44,11 @@ class StopAfter(Stop):
     """Asked to stop in the round with this number, counted from 1."""
 
     def __init__(self, round: int) -> None:
-        self._left = round
-        self.agreed = False
+        super().__init__()
+        self._last = round
 
-    @property
-    def asked(self) -> bool:  # type: ignore[override]
-        self._left -= 1
-        return self._left == 0
+    def after(self, round: int) -> bool:
+        return round + 1 == self._last
 
 
 def recorded(folder: Path) -> dict[str, np.ndarray]:
@@ -225,6 +223,49 @@ def test_a_run_of_several_seeds_goes_on(tmp_path: Path) -> None:
         same(tmp_path / f"whole/seed-{seed}", tmp_path / f"cut/seed-{seed}")
         with h5py.File(tmp_path / f"cut/seed-{seed}/run.h5") as file:
             assert file.attrs["resumed"].tolist() == [2]
+
+
+class Between(Stop):
+    """Asked to stop when the first of two seeds has already been told to go on after the second round."""
+
+    def __init__(self) -> None:
+        self._times = 0
+        super().__init__()
+
+    @property
+    def asked(self) -> bool:
+        self._times += 1
+        return self._times > 3
+
+    @asked.setter
+    def asked(self, value: bool) -> None: ...
+
+
+def test_all_seeds_stop_after_the_same_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = flags(clients=4, rounds=6, method="fedper", seeds="0,2")
+    started(*options, "--out", tmp_path / "whole")
+    with monkeypatch.context() as patched, pytest.raises(SystemExit) as ended:
+        patched.setattr("hpcfed.run.Stop", Between)
+        started(*options, "--out", tmp_path / "cut")
+    assert ended.value.code == STOPPED
+    records = [read_run(tmp_path / f"cut/seed-{seed}") for seed in (0, 2)]
+    assert [(record.status, record.rounds_done) for record in records] == [("stopped", 3)] * 2
+    started("--resume", tmp_path / "cut")
+    for seed in (0, 2):
+        same(tmp_path / f"whole/seed-{seed}", tmp_path / f"cut/seed-{seed}")
+
+
+def test_a_signal_stops_all_seeds(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    words = [sys.executable, "-m", "hpcfed", "run", *LONG, "--seeds", "0,1,2", "--out", str(out)]
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+        wait_for_a_checkpoint(out / "seed-2")
+        process.send_signal(signal.SIGUSR2)
+        told = process.communicate(timeout=30)[1]
+    assert process.returncode == STOPPED, told
+    records = [read_run(out / f"seed-{seed}") for seed in range(3)]
+    assert {record.status for record in records} == {"stopped"}
+    assert len({record.rounds_done for record in records}) == 1
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

@@ -18,6 +18,7 @@ class Stop:
         self.asked = False
         self.agreed = False
         """Whether all ranks have stopped for it."""
+        self._answers: dict[int, bool] = {}
 
     @contextmanager
     def listening(self) -> Iterator["Stop"]:
@@ -31,6 +32,13 @@ class Stop:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+    def after(self, round: int) -> bool:
+        """Whether to stop after a round: the answer to the first who asks is everybody's.
+
+        Several seeds ask one after the other, and a signal that comes in between must not part them.
+        """
+        return self._answers.setdefault(round, self.asked)
 
     def _heard(self, number: int, frame: FrameType | None) -> None:
         if self.asked and number == signal.SIGINT:
