@@ -19,6 +19,7 @@ import torch
 
 from hpcfed import methods
 from hpcfed.assembly import Setup
+from hpcfed.clients.training import StackTraining
 from hpcfed.federation import Sent
 from hpcfed.record import checkpoints
 from hpcfed.record.reading import read_run
@@ -130,6 +131,54 @@ def test_a_damaged_checkpoint_is_passed_over(harm: str, tmp_path: Path, capsys: 
     go(assembled(**options, checkpoint_every=2, resume=str(cut), out=str(cut)), cut)
     assert "00000005 is damaged" in (told := capsys.readouterr().err) and "going on after round 4" in told
     same(tmp_path / "whole", cut)
+
+
+@pytest.mark.parametrize("harm", ["rounds", "flipped", "truncated"])
+def test_a_damaged_record_is_made_anew(harm: str, tmp_path: Path) -> None:
+    """run.h5 has no checksums of its own: its copy in the checkpoint tells what was asked for, and what came of it."""
+    options = {**SMALL, "method": "fedper", "out": str(tmp_path / "cut")}
+    go(assembled(**options), tmp_path_of(tmp_path, "whole"), quiet=True)
+    cut = tmp_path_of(tmp_path, "cut")
+    go(assembled(**options), cut, quiet=True, stop=StopAfter(STOPPED_AFTER))
+    file = cut / "run.h5"
+    content = file.read_bytes()
+    with h5py.File(file) as record:
+        at = record["rounds/accuracy"].id.get_offset() + 6  # the exponent of the first round's
+    match harm:
+        case "rounds":
+            assert content.count(b'"rounds": 6') == 1
+            content = content.replace(b'"rounds": 6', b'"rounds": 7')
+        case "flipped":
+            content = content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]
+        case "truncated":
+            content = content[:-900]
+    file.write_bytes(content)
+    started("--resume", cut)
+    same(tmp_path / "whole", cut)
+
+
+def test_only_whole_checkpoints_count_among_those_kept(tmp_path: Path) -> None:
+    """What a crash has left unfinished must not push out the checkpoint before."""
+    for rounds in (3, 4, 6):
+        there = checkpoints.place(tmp_path, rounds)
+        checkpoints.prepare(there)
+        part = checkpoints.write(there, "common.w", np.arange(float(rounds)))
+        if rounds != 4:
+            checkpoints.complete(there, rounds, [part])
+    assert sorted(os.listdir(tmp_path / "checkpoints")) == ["00000003", "00000006"]
+    checkpoints.discard_after(tmp_path, 3)
+    assert os.listdir(tmp_path / "checkpoints") == ["00000003"]
+
+
+def test_a_marker_is_of_its_folder(tmp_path: Path) -> None:
+    there = checkpoints.place(tmp_path, 3)
+    checkpoints.prepare(there)
+    checkpoints.complete(there, 3, [])
+    marker = there / checkpoints.MARKER
+    marker.write_text(marker.read_text().replace('"rounds": 3', '"rounds": 7'))
+    told: list[str] = []
+    assert checkpoints.newest(tmp_path, say=told.append) is None
+    assert "not of these rounds" in told[0]
 
 
 def test_an_unfinished_checkpoint_is_none(tmp_path: Path) -> None:
@@ -255,6 +304,14 @@ def test_all_seeds_stop_after_the_same_round(tmp_path: Path, monkeypatch: pytest
         same(tmp_path / f"whole/seed-{seed}", tmp_path / f"cut/seed-{seed}")
 
 
+def test_a_late_signal_does_not_end_a_complete_run() -> None:
+    for number, handler in ((signal.SIGUSR2, signal.SIG_IGN), (signal.SIGTERM, signal.SIG_DFL)):
+        signal.signal(number, signal.SIG_DFL)
+        with Stop().listening() as stop:
+            signal.raise_signal(number)
+        assert stop.asked and stop.after(0) and signal.getsignal(number) == handler
+
+
 def test_a_signal_stops_all_seeds(tmp_path: Path) -> None:
     out = tmp_path / "run"
     words = [sys.executable, "-m", "hpcfed", "run", *LONG, "--seeds", "0,1,2", "--out", str(out)]
@@ -304,6 +361,20 @@ def test_left_out_updates_are_recorded(monkeypatch: pytest.MonkeyPatch, tmp_path
     go(s, tmp_path, quiet=True)
     record = read_run(tmp_path)
     assert record.rounds["excluded"].tolist() == [0, 1, 0] and record.last("accuracy") > 0.3
+
+
+def test_memory_that_ran_out_is_recorded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    run = StackTraining.run
+
+    def limited(self: StackTraining, rows: torch.Tensor, *words: Any, **how: Any) -> torch.Tensor:
+        if len(rows) > 2 and (tmp_path / "run.h5").exists():  # from the second round on
+            raise torch.OutOfMemoryError("planted")
+        return run(self, rows, *words, **how)
+
+    monkeypatch.setattr(StackTraining, "run", limited)
+    go(assembled(clients=4, rounds=3), tmp_path, quiet=True)
+    with h5py.File(tmp_path / "run.h5") as file:
+        assert file.attrs["status"] == "complete" and file["timing/halvings"][()].tolist() == [[0], [1], [1]]
 
 
 MEETING: dict[str, dict[str, Any]] = {
