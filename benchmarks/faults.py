@@ -6,7 +6,7 @@ A fault that a run has to bear (a client's update is NaN, a rank is slow, the de
 life; the uninterrupted run has the same NaN. Every fault is a trial; one that came after the run's end is none.
 
   kill, killall         a rank, all ranks get SIGKILL
-  term                  SIGTERM, SIGINT or SIGUSR2 to mpirun, to a rank or to all: exit code 75
+  term                  SIGTERM, SIGINT or SIGUSR2 to mpirun, to a rank or to all: exit code 75 (or mpirun's own)
   hang                  a rank is halted; the others give up waiting for it
   raise                 a rank's training raises
   flip, truncate        all ranks are killed, and a file of the newest checkpoint, or run.h5, is damaged
@@ -160,6 +160,9 @@ class Campaign:
         self._pending: deque[str] = deque()
         self._chain: list[str] = []
         """The kinds of the faults that the present run has met."""
+        self._handed_on = True
+        """Whether a signal reaches the ranks as it is: to SIGTERM and SIGINT mpirun has an exit code of its own, and it
+        kills ranks that have not ended after a second or so."""
 
     @property
     def done(self) -> int:
@@ -289,12 +292,13 @@ class Campaign:
         tally = self._count(kind, reported)
         tally.hangs += not ended
         tally.slowest = max(tally.slowest, seconds)
-        if (code == STOPPED) != (kind == "term"):
+        asked = kind == "term" and self._handed_on
+        if (asked and code != STOPPED) or (kind != "term" and code == STOPPED):
             self._remark("not the exit code that it should be", job)
         try:
             record = read_run(out)
             tally.lost += max(0, reported - int(record.rounds_done))
-            if kind == "term" and record.status != "stopped":
+            if asked and record.status != "stopped":
                 self._remark(f"its status is {record.status}", job)
             bad: list[str] = []
             checkpoints.newest(out, say=bad.append)
@@ -321,8 +325,10 @@ class Campaign:
                         os.kill(rank, signal.SIGKILL)
                 case "term":
                     number = chance.choice((signal.SIGTERM, signal.SIGINT, signal.SIGUSR2))
-                    for rank in chance.choice(([job.process.pid], ranks, [chance.choice(ranks)])):
-                        os.kill(rank, number)
+                    targets = chance.choice(([job.process.pid], ranks, [chance.choice(ranks)]))
+                    self._handed_on = number == signal.SIGUSR2 or targets != [job.process.pid]
+                    for target in targets:
+                        os.kill(target, number)
                 case "hang":
                     os.kill(chance.choice(ranks), signal.SIGSTOP)
                 case "raise":
