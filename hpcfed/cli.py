@@ -135,12 +135,14 @@ def parse_run(arguments: list[str]) -> Settings:
 
 def _resumed(folder: Path) -> Settings:
     """The settings of a run that is there; of all its seeds, if it has several."""
+    from hpcfed.record.checkpoints import recorded
     from hpcfed.record.reading import read_run
 
     seeds = sorted(int(path.name.removeprefix("seed-")) for path in folder.glob("seed-*") if path.name[5:].isdigit())
-    if not seeds and not (folder / "run.h5").is_file():
+    record = recorded(folder / f"seed-{seeds[0]}" if seeds else folder)
+    if not (record / "run.h5").is_file():
         raise UserError(f"--resume {folder}: there is no run")
-    stored = read_run(folder / f"seed-{seeds[0]}" if seeds else folder).config
+    stored = read_run(record).config
     values = {name: value for name, value in stored.items() if value is not None}
     values |= {"out": str(folder), "resume": str(folder), "overwrite": False}
     if seeds:

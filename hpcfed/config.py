@@ -177,7 +177,7 @@ class RunConfig(Options):
     clip: float = option(0.0, "largest norm of a client's gradient; 0: no limit", group="training", ge=0)
 
     on_bad_update: Literal["exclude", "stop"] = option(
-        "exclude", "what to do with clients whose update is NaN or infinite: leave them out, or end the run",
+        "exclude", "clients whose update is NaN or infinite: leave them out and count them, or end the run",
         group="attacks",
     )  # fmt: skip
     attack: str = option("none", "what malicious clients do; `hpcfed list` names all", group="attacks")

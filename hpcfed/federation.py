@@ -114,10 +114,10 @@ class Federation:
         self.round = 0
         """The round in progress."""
         self.cohort_size = 0
-        self.excluded = 0
-        """Updates of this round that were not finite, and left out."""
         self.kept: Kept | None = None
         """What the server has selected in this round, where it does."""
+        self.bad: set[int] = set()
+        """Ids of this rank's clients whose update of this round was not finite, and left out."""
         self.traffic = Traffic()
         self.learned = Learned()
         self.on_trained: Callable[[Cohort, Tensor], None] | None = None
@@ -287,22 +287,45 @@ class Federation:
         with self._timer.phase("aggregate"):
             if isinstance(self.options, SelectionOptions):
                 rows, cohort = kept_rows(rows, cohort, self._kept)
+            if self.config.aggregation != "mean":  # a robust rule would bear them, and nobody would hear of it
+                rows, cohort = kept_rows(rows, cohort, self._good(rows, cohort))
             made = self._aggregation(rows, cohort)
             # Asked of the row that was made, the same on every rank: looking at all rows would cost a pass over them.
-            return made if bool(torch.isfinite(made).all()) else self._without_bad(rows, cohort)
+            if bool(torch.isfinite(made).all()):
+                return made
+            good = self._good(rows, cohort)
+            if len(good) == len(cohort.clients):
+                raise ArithmeticError(f"all updates of round {self.round + 1} are finite, but not what is made of them")
+            return self._aggregation(*kept_rows(rows, cohort, good))
 
-    def _without_bad(self, rows: Tensor, cohort: Cohort) -> Tensor:
-        """The same without updates that hold NaN or infinity."""
-        here = torch.isfinite(rows).all(1).cpu().numpy()
-        good = np.sort(np.concatenate(self._collectives.everyone(cohort.chosen[here])))
+    def _good(self, rows: Tensor, cohort: Cohort) -> np.ndarray:
+        """Positions of the cohort's members whose rows are finite, on every rank; others count as left out."""
+        finite = torch.isfinite(rows).all(1).cpu().numpy()
+        good = np.sort(np.concatenate(self._collectives.everyone(cohort.chosen[finite])))
         bad = np.delete(cohort.clients, good)
+        if len(bad) and (self.config.on_bad_update == "stop" or not len(good)):
+            raise self._complaint(bad)
+        self.bad.update(cohort.clients[cohort.chosen[~finite]].tolist())
+        return good
+
+    def _complaint(self, bad: np.ndarray) -> ArithmeticError:
         named = ", ".join(map(str, bad[:8])) + (", …" if len(bad) > 8 else "")
-        if self.config.on_bad_update == "stop" or not len(good):
-            raise ArithmeticError(f"updates that are not finite, of clients {named} in round {cohort.round + 1}")
-        if not len(bad):
-            raise ArithmeticError(f"all updates of round {cohort.round + 1} are finite, but not what is made of them")
-        self.excluded += len(bad)
-        return self._aggregation(*kept_rows(rows, cohort, good))
+        return ArithmeticError(f"updates that are not finite, of clients {named} in round {self.round + 1}")
+
+    def sound(self, rows: Tensor, before: Tensor, clients: np.ndarray) -> Tensor:
+        """What clients of this rank keep of their training, at these positions.
+
+        One whose row is not finite keeps the one that it had before, and counts as left out.
+        """
+        with self._timer.phase("upload"):
+            finite = torch.isfinite(rows).all(1)
+            if bool(finite.all()):
+                return rows
+            bad = self.clients[clients[~finite.cpu().numpy()]]
+            if self.config.on_bad_update == "stop" or not bool(torch.isfinite(before[~finite]).all()):
+                raise self._complaint(bad)
+            self.bad.update(bad.tolist())
+            return rows.where(finite[:, None], before)
 
     def cluster_means(
         self, rows: Tensor, cohort: Cohort, cluster: Tensor, previous: Tensor, sent: Sent | None = None
@@ -314,14 +337,21 @@ class Federation:
         there is one part.
         """
         with self._timer.phase("aggregate"):
-            width, count = rows.shape[1], len(previous)
-            own = cluster[on_device(cohort.clients, self.device)]
+            width = rows.shape[1]
             if sent is None:
-                sent = Sent(rows.new_ones(len(rows), 1, dtype=torch.bool), own.new_zeros(width))
-            told = torch.cat([rows * sent.columns(), sent.parts.to(rows.dtype)], 1)
-            sums, weights = self._aggregation.sums(told, cohort, own, count).split([width, sent.parts.shape[1]], 1)
+                sent = Sent(rows.new_ones(len(rows), 1, dtype=torch.bool), cluster.new_zeros(width))
+            told = torch.cat([rows.where(sent.columns(), 0), sent.parts.to(rows.dtype)], 1)
+            totals = self._cluster_sums(told, cohort, cluster, len(previous))
+            if not bool(torch.isfinite(totals).all()):
+                told, cohort = kept_rows(told, cohort, self._good(told, cohort))
+                totals = self._cluster_sums(told, cohort, cluster, len(previous))
+            sums, weights = totals.split([width, sent.parts.shape[1]], 1)
             by_column = weights[:, sent.part_of]
             return torch.where(by_column > 0, sums / by_column, previous), weights
+
+    def _cluster_sums(self, rows: Tensor, cohort: Cohort, cluster: Tensor, clusters: int) -> Tensor:
+        own = cluster[on_device(cohort.clients, self.device)]
+        return self._aggregation.sums(rows, cohort, own, clusters)
 
     def bases(self, vectors: int, *, by_class: bool = False) -> np.ndarray:
         """Left singular vectors of every client's training data, [clients, features, vectors], on every rank."""
@@ -384,13 +414,16 @@ class Federation:
     def _validated(self, rows: Tensor, cohort: Cohort) -> np.ndarray:
         """Right answers of all uploads on the server's data: each rank asks its own, only the counts travel.
 
-        They are read on the host, which decides whose rows go on; that is the one time in a round that it waits.
+        They are read on the host, which decides whose rows go on. Uploads that are not finite are below all others.
         """
         assert self._validation is not None
+        good = self._good(rows, cohort)
         score = self._engine.evaluate(rows, self._validation, np.zeros(len(rows), np.int64))
         right = torch.zeros(len(cohort.clients), dtype=torch.float64, device=self.device)
         right[on_device(cohort.chosen, self.device)] = score.correct.double()
-        return self._collectives.sum(right).cpu().numpy()
+        answers: np.ndarray = np.full(len(cohort.clients), -1.0)
+        answers[good] = self._collectives.sum(right).cpu().numpy()[good]
+        return answers
 
     def _sgd(self, epochs: int, round: int) -> Sgd:
         c = self.config

@@ -24,7 +24,7 @@ def save(setup: Setup, folder: Path, rounds: int, state: Any, results: ResultsWr
     there, rank = checkpoints.place(folder, rounds), setup.world.role_rank
     if results is not None:
         results.publish()
-        there.mkdir(parents=True, exist_ok=True)
+        checkpoints.prepare(there)
     setup.collectives.barrier()
     parts = [checkpoints.write(there, f"worker-{rank}.clients", setup.federation.clients)]
     for field in fields(state):
@@ -38,7 +38,8 @@ def save(setup: Setup, folder: Path, rounds: int, state: Any, results: ResultsWr
         parts += kept if results is not None else ()
     everyones = setup.collectives.gather(parts)
     if everyones is not None:
-        checkpoints.complete(there, rounds, [part for own in everyones for part in own])
+        record = checkpoints.copy(there, folder / checkpoints.RECORD)
+        checkpoints.complete(there, rounds, [record, *(part for own in everyones for part in own)])
     setup.collectives.barrier()
 
 
@@ -90,6 +91,8 @@ def go_on(
         progress.say(f"no checkpoint in {folder}: the run begins anew")
         return 0, state
     if results is not None:
-        results.restore(folder / "run.h5", found.rounds)
+        checkpoints.discard_after(folder, found.rounds)
+        kept = found.folder / checkpoints.RECORD
+        results.restore(kept if kept.exists() else folder / checkpoints.RECORD, found.rounds)
     progress.say(f"going on after round {found.rounds}")
     return found.rounds, load(setup, found, state)

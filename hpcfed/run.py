@@ -152,7 +152,7 @@ def _rounds(setup: Setup, folder: Path, progress: RunProgress, stop: Stop) -> No
                 break
             state = moving.after_round(state, cohort, train_seconds)
             with timer.phase("record"):
-                stopping = setup.collectives.any(stop.asked) and round + 1 < config.rounds
+                stopping = setup.collectives.any(stop.after(round)) and round + 1 < config.rounds
                 if stopping or _checkpointed(round, config):
                     resuming.save(setup, folder, round + 1, state, results)
             if stopping:
@@ -274,11 +274,13 @@ def _record_round(
     with setup.timer.phase("record"):
         learned, traffic, wire = fed.learned, fed.traffic, collectives.bytes_sent
         fed.learned, fed.traffic, collectives.bytes_sent = Learned(), Traffic(), 0
-        excluded, fed.excluded = fed.excluded, 0
+        bad, fed.bad = fed.bad, set()
         kept, fed.kept = fed.kept, None
         reports = fed.server.reports() if setup.settings.options.has_server else []
         own = {"wall": wall, "peak_memory": peak_memory(setup.world.device), "wire": wire}
+        own["halvings"] = setup.engine.halvings
         own |= {"loss": float(learned.loss), "samples": learned.samples, "parts": int(traffic.parts)}
+        own["excluded"] = len(bad)
         gathered = collectives.gather_numbers(np.array([*own.values(), *phases]))
         if results is None or gathered is None:
             return None
@@ -290,7 +292,7 @@ def _record_round(
             "bytes_up": traffic.up + by_rank["parts"].sum(),
             "bytes_down": traffic.down,
             "cohort": fed.cohort_size,
-            "excluded": excluded,
+            "excluded": by_rank["excluded"].sum(),
             **({} if kept is None else {"kept": kept.uploads, "kept_attackers": kept.malicious}),
             "seconds": by_rank["wall"].max(),
             "imbalance": imbalance(train_seconds),

@@ -2,8 +2,10 @@
 
 import copy
 import itertools
+import weakref
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,6 +27,7 @@ from hpcfed.clients.schedule import (
 )
 from hpcfed.clients.training import StackTraining, _rounded_up
 from hpcfed.data.shards import Shard
+from hpcfed.errors import one_line
 from hpcfed.models import MODELS
 from hpcfed.models.batch import MOVES
 from hpcfed.models.layout import Layout
@@ -482,3 +485,68 @@ def test_tensor_cores_stay_close_to_float64(name: str, monkeypatch: pytest.Monke
             expected = layout.row(naive(network, exact, client, sgd, keys[client]), dtype=torch.float64)
             # Winners of the pooling flip: cuDNN's own TensorFloat-32 is up to 0.058 away here, ours up to 0.040.
             assert relative(rows[client].double() - first, expected - first) < 0.06
+
+
+def refuse(monkeypatch: pytest.MonkeyPatch, above: int) -> None:
+    """Stacks of more clients find no memory."""
+    train, judge = StackTraining.run, Engine._evaluate_stack
+
+    def training(self: StackTraining, rows: Tensor, *words: Any, **more: Any) -> Tensor:
+        if len(rows) > above:
+            raise torch.OutOfMemoryError("planted")
+        return train(self, rows, *words, **more)
+
+    def judging(self: Engine, rows: Tensor, *words: Any) -> tuple[Tensor, Tensor]:
+        if len(rows) > above:
+            raise torch.OutOfMemoryError("planted")
+        return judge(self, rows, *words)
+
+    monkeypatch.setattr(StackTraining, "run", training)
+    monkeypatch.setattr(Engine, "_evaluate_stack", judging)
+
+
+def test_less_memory_than_thought_means_fewer_clients_at_a_time(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same bits as of an engine that takes so few from the start; each step down is said once, and lasts."""
+    network = build("mlp", shape=SHAPES["mlp"], classes=10, seed=3)
+    shard, layout, keys = make_shard(SHAPES["mlp"], SIZES, torch.float32), Layout.of(network), torch.arange(6)
+    clients, rows = np.arange(6), layout.row(network, dtype=torch.float32).repeat(6, 1)
+    few, many = (Engine(network, layout, shape=SHAPES["mlp"], mode="batched") for _ in range(2))
+    few._most = 2
+    expected = few.train(rows, shard, clients, SGD, keys=keys)[0]
+    refuse(monkeypatch, 3)
+    for _ in range(2):
+        found, losses = many.train(rows, shard, clients, SGD, keys=keys)
+        assert torch.equal(found, expected)
+        assert losses.isnan().tolist() == [False, True, False, False, False, False]
+    assert many.halvings == 1
+    score, scored = many.evaluate(found, shard, clients), few.evaluate(expected, shard, clients)
+    assert torch.equal(score.correct, scored.correct) and torch.equal(score.loss, scored.loss)
+    assert capsys.readouterr().err == "hpcfed: out of memory training 5 clients at a time; going on with 2\n"
+
+
+def test_captured_steps_are_given_back_before_another_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = build("mlp", shape=SHAPES["mlp"], classes=10, seed=3)
+    shard, layout = make_shard(SHAPES["mlp"], SIZES, torch.float32), Layout.of(network)
+    engine = Engine(network, layout, shape=SHAPES["mlp"], mode="batched")
+    train, failed = StackTraining.run, list[weakref.ref[StackTraining]]()
+
+    def running(self: StackTraining, rows: Tensor, *words: Any, **more: Any) -> Tensor:
+        assert all(other() is None for other in failed), "the memory of the larger stack is still there"
+        if len(rows) > 3:
+            failed.append(weakref.ref(self))
+            raise torch.OutOfMemoryError("planted")
+        return train(self, rows, *words, **more)
+
+    monkeypatch.setattr(StackTraining, "run", running)
+    rows = layout.row(network, dtype=torch.float32).repeat(6, 1)
+    engine.train(rows, shard, np.arange(6), SGD, keys=torch.arange(6))
+
+
+def test_one_client_that_does_not_fit_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = build("mlp", shape=SHAPES["mlp"], classes=10, seed=3)
+    refuse(monkeypatch, 0)
+    with pytest.raises(torch.OutOfMemoryError) as error:
+        trained("batched", network, make_shard(SHAPES["mlp"], SIZES, torch.float32), SGD, torch.arange(6))
+    assert "while training client 102" in one_line(error.value) and "not even one client" in one_line(error.value)

@@ -97,7 +97,7 @@ def writer(folder: Path, rounds: int) -> ResultsWriter:
 
 
 def write_round(results: ResultsWriter, round: int) -> bool:
-    rank_values = {"wall": np.ones(1), "peak_memory": np.ones(1), "wire": np.ones(1)}
+    rank_values = {"wall": np.ones(1), "peak_memory": np.ones(1), "wire": np.ones(1), "halvings": np.zeros(1)}
     phases = np.ones((1, len(PHASES)))
     return results.write_round(round, {"seconds": 1.0}, client_accuracy=None, rank_values=rank_values, phases=phases)
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,9 @@ import pytest
 import torch
 
 from hpcfed import methods
+from hpcfed.assembly import Setup
+from hpcfed.clients.training import StackTraining
+from hpcfed.federation import Sent
 from hpcfed.record import checkpoints
 from hpcfed.record.reading import read_run
 from hpcfed.run import go
@@ -41,13 +45,11 @@ class StopAfter(Stop):
     """Asked to stop in the round with this number, counted from 1."""
 
     def __init__(self, round: int) -> None:
-        self._left = round
-        self.agreed = False
+        super().__init__()
+        self._last = round
 
-    @property
-    def asked(self) -> bool:  # type: ignore[override]
-        self._left -= 1
-        return self._left == 0
+    def after(self, round: int) -> bool:
+        return round + 1 == self._last
 
 
 def recorded(folder: Path) -> dict[str, np.ndarray]:
@@ -129,6 +131,54 @@ def test_a_damaged_checkpoint_is_passed_over(harm: str, tmp_path: Path, capsys: 
     go(assembled(**options, checkpoint_every=2, resume=str(cut), out=str(cut)), cut)
     assert "00000005 is damaged" in (told := capsys.readouterr().err) and "going on after round 4" in told
     same(tmp_path / "whole", cut)
+
+
+@pytest.mark.parametrize("harm", ["rounds", "flipped", "truncated"])
+def test_a_damaged_record_is_made_anew(harm: str, tmp_path: Path) -> None:
+    """run.h5 has no checksums of its own: its copy in the checkpoint tells what was asked for, and what came of it."""
+    options = {**SMALL, "method": "fedper", "out": str(tmp_path / "cut")}
+    go(assembled(**options), tmp_path_of(tmp_path, "whole"), quiet=True)
+    cut = tmp_path_of(tmp_path, "cut")
+    go(assembled(**options), cut, quiet=True, stop=StopAfter(STOPPED_AFTER))
+    file = cut / "run.h5"
+    content = file.read_bytes()
+    with h5py.File(file) as record:
+        at = record["rounds/accuracy"].id.get_offset() + 6  # the exponent of the first round's
+    match harm:
+        case "rounds":
+            assert content.count(b'"rounds": 6') == 1
+            content = content.replace(b'"rounds": 6', b'"rounds": 7')
+        case "flipped":
+            content = content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]
+        case "truncated":
+            content = content[:-900]
+    file.write_bytes(content)
+    started("--resume", cut)
+    same(tmp_path / "whole", cut)
+
+
+def test_only_whole_checkpoints_count_among_those_kept(tmp_path: Path) -> None:
+    """What a crash has left unfinished must not push out the checkpoint before."""
+    for rounds in (3, 4, 6):
+        there = checkpoints.place(tmp_path, rounds)
+        checkpoints.prepare(there)
+        part = checkpoints.write(there, "common.w", np.arange(float(rounds)))
+        if rounds != 4:
+            checkpoints.complete(there, rounds, [part])
+    assert sorted(os.listdir(tmp_path / "checkpoints")) == ["00000003", "00000006"]
+    checkpoints.discard_after(tmp_path, 3)
+    assert os.listdir(tmp_path / "checkpoints") == ["00000003"]
+
+
+def test_a_marker_is_of_its_folder(tmp_path: Path) -> None:
+    there = checkpoints.place(tmp_path, 3)
+    checkpoints.prepare(there)
+    checkpoints.complete(there, 3, [])
+    marker = there / checkpoints.MARKER
+    marker.write_text(marker.read_text().replace('"rounds": 3', '"rounds": 7'))
+    told: list[str] = []
+    assert checkpoints.newest(tmp_path, say=told.append) is None
+    assert "not of these rounds" in told[0]
 
 
 def test_an_unfinished_checkpoint_is_none(tmp_path: Path) -> None:
@@ -224,6 +274,57 @@ def test_a_run_of_several_seeds_goes_on(tmp_path: Path) -> None:
             assert file.attrs["resumed"].tolist() == [2]
 
 
+class Between(Stop):
+    """Asked to stop when the first of two seeds has already been told to go on after the second round."""
+
+    def __init__(self) -> None:
+        self._times = 0
+        super().__init__()
+
+    @property
+    def asked(self) -> bool:
+        self._times += 1
+        return self._times > 3
+
+    @asked.setter
+    def asked(self, value: bool) -> None: ...
+
+
+def test_all_seeds_stop_after_the_same_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = flags(clients=4, rounds=6, method="fedper", seeds="0,2")
+    started(*options, "--out", tmp_path / "whole")
+    with monkeypatch.context() as patched, pytest.raises(SystemExit) as ended:
+        patched.setattr("hpcfed.run.Stop", Between)
+        started(*options, "--out", tmp_path / "cut")
+    assert ended.value.code == STOPPED
+    records = [read_run(tmp_path / f"cut/seed-{seed}") for seed in (0, 2)]
+    assert [(record.status, record.rounds_done) for record in records] == [("stopped", 3)] * 2
+    started("--resume", tmp_path / "cut")
+    for seed in (0, 2):
+        same(tmp_path / f"whole/seed-{seed}", tmp_path / f"cut/seed-{seed}")
+
+
+def test_a_late_signal_does_not_end_a_complete_run() -> None:
+    for number, handler in ((signal.SIGUSR2, signal.SIG_IGN), (signal.SIGTERM, signal.SIG_DFL)):
+        signal.signal(number, signal.SIG_DFL)
+        with Stop().listening() as stop:
+            signal.raise_signal(number)
+        assert stop.asked and stop.after(0) and signal.getsignal(number) == handler
+
+
+def test_a_signal_stops_all_seeds(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    words = [sys.executable, "-m", "hpcfed", "run", *LONG, "--seeds", "0,1,2", "--out", str(out)]
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+        wait_for_a_checkpoint(out / "seed-2")
+        process.send_signal(signal.SIGUSR2)
+        told = process.communicate(timeout=30)[1]
+    assert process.returncode == STOPPED, told
+    records = [read_run(out / f"seed-{seed}") for seed in range(3)]
+    assert {record.status for record in records} == {"stopped"}
+    assert len({record.rounds_done for record in records}) == 1
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_bad_update_is_left_out_and_counted(value: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The mean is that of the others, with their weights."""
@@ -237,7 +338,7 @@ def test_a_bad_update_is_left_out_and_counted(value: float, monkeypatch: pytest.
     expected = (weights[good] @ rows[good]) / weights[good].sum()
     rows[2, 7] = value
     torch.testing.assert_close(fed.mean(rows, cohort), expected)
-    assert fed.excluded == 1
+    assert fed.bad == {2}
     fed.config = fed.config.model_copy(update={"on_bad_update": "stop"})
     with pytest.raises(ArithmeticError, match="of clients 2 in round 1"):
         fed.mean(rows, cohort)
@@ -260,6 +361,91 @@ def test_left_out_updates_are_recorded(monkeypatch: pytest.MonkeyPatch, tmp_path
     go(s, tmp_path, quiet=True)
     record = read_run(tmp_path)
     assert record.rounds["excluded"].tolist() == [0, 1, 0] and record.last("accuracy") > 0.3
+
+
+def test_memory_that_ran_out_is_recorded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    run = StackTraining.run
+
+    def limited(self: StackTraining, rows: torch.Tensor, *words: Any, **how: Any) -> torch.Tensor:
+        if len(rows) > 2 and (tmp_path / "run.h5").exists():  # from the second round on
+            raise torch.OutOfMemoryError("planted")
+        return run(self, rows, *words, **how)
+
+    monkeypatch.setattr(StackTraining, "run", limited)
+    go(assembled(clients=4, rounds=3), tmp_path, quiet=True)
+    with h5py.File(tmp_path / "run.h5") as file:
+        assert file.attrs["status"] == "complete" and file["timing/halvings"][()].tolist() == [[0], [1], [1]]
+
+
+MEETING: dict[str, dict[str, Any]] = {
+    "fedbn": {"model": "cnn-bn"},
+    "fedlps": {"model": "cnn-digits"},
+    "fedlp": {"send_probability": 1.0},
+}
+"""Methods that are about layers which the mlp does not have, or whose clients may send nothing at all."""
+
+
+def with_a_bad_client(method: str, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Setup:
+    """The first client of every cohort ends its training with NaN."""
+    own = OWN.get(method, {}) | MEETING.get(method, {})
+    s = assembled(**{**SMALL, "rounds": 3, "method": method, **own, **options})
+    honest = s.federation.train
+
+    def train(rows: torch.Tensor, cohort: Any, **how: Any) -> torch.Tensor:
+        trained = honest(rows, cohort, **how).clone()
+        trained[0] = float("nan")
+        return trained
+
+    monkeypatch.setattr(s.federation, "train", train)
+    return s
+
+
+@pytest.mark.parametrize("method", methods.names())
+def test_every_method_leaves_a_bad_update_out(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of it stays in the state, and it counts once."""
+    s = with_a_bad_client(method, monkeypatch)
+    fed, state = s.federation, s.method.init(s.federation)
+    for round in range(3):
+        cohort = fed.sample(round)
+        state = s.method.round(fed, state, cohort)
+        assert fed.bad == {cohort.clients[0]}
+        fed.bad = set()
+        for field in fields(state):
+            value = getattr(state, field.name)
+            assert torch.isfinite(value).all(), field.name
+
+
+@pytest.mark.parametrize("method", methods.names())
+def test_every_method_stops_at_a_bad_update_if_it_must(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    s = with_a_bad_client(method, monkeypatch, on_bad_update="stop")
+    fed = s.federation
+    cohort = fed.sample(0)
+    with pytest.raises(ArithmeticError, match=f"not finite, of clients {cohort.clients[0]} in round 1"):
+        s.method.round(fed, s.method.init(fed), cohort)
+
+
+def test_a_bad_update_leaves_its_cluster_to_the_others() -> None:
+    """Means of clusters are those of the other members; a cluster of bad updates alone stays as it was."""
+    s = assembled(clients=5)
+    fed = s.federation
+    cohort, rows, previous = fed.sample(0), torch.randn(5, 6, dtype=torch.float64), torch.randn(2, 6).double()
+    weights, cluster = torch.from_numpy(cohort.weights), torch.tensor([0, 0, 1, 0, 1])
+    rows[1, 3], rows[2], rows[4, 0] = float("inf"), float("nan"), float("nan")
+    means, heard = fed.cluster_means(rows, cohort, cluster, previous)
+    expected = (weights[[0, 3]] @ rows[[0, 3]]) / weights[[0, 3]].sum()
+    torch.testing.assert_close(means, torch.stack([expected, previous[1]]))
+    assert fed.bad == {1, 2, 4} and (heard > 0).flatten().tolist() == [True, False]
+
+
+def test_what_is_not_sent_may_be_anything() -> None:
+    s = assembled(clients=2)
+    fed = s.federation
+    rows = torch.tensor([[1.0, float("nan")], [3.0, 5.0]], dtype=torch.float64)
+    sent = Sent(torch.tensor([[True, False], [True, True]]), torch.tensor([0, 1]))
+    cohort = fed.sample(0).equally()
+    means, _ = fed.cluster_means(rows, cohort, torch.zeros(2, dtype=torch.int64), rows.new_zeros(1, 2), sent)
+    torch.testing.assert_close(means, torch.tensor([[2.0, 5.0]], dtype=torch.float64))
+    assert not fed.bad
 
 
 def test_a_rank_that_hangs_is_noticed(tmp_path: Path) -> None:

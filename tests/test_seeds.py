@@ -231,6 +231,8 @@ class Doubling:
     fisher: Any = None
     mode = "toy"
 
+    halvings = 0
+
     def __init__(self) -> None:
         self.calls: list[list[int]] = []
 

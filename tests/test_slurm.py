@@ -4,6 +4,7 @@ Skipped, with the reason, where the packages or the rights are not there.
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -19,6 +20,8 @@ from tests.conftest import Finished, mpirun_path, start
 
 ROOT = Path(__file__).parents[1]
 QUICK = ["--clients", "4", "--model", "mlp", "--rounds", "3", "--partition", "iid"]
+ROUNDS = 80
+"""Of a run that is stopped on its way."""
 Command = Callable[..., Finished]
 
 
@@ -75,6 +78,44 @@ def test_a_run_by_sbatch(slurm: Command, pmix: None, tmp_path: Path) -> None:
     record = read_run(tmp_path / "run")
     assert record.status == "complete" and record.facts["ranks"] == 2
     assert record.environment["launcher"] == "srun" and "SLURM_JOB_ID" in record.environment["variables"]
+
+
+def submitted(slurm: Command, folder: Path) -> str:
+    """A run by run.sbatch that takes some seconds, once it has told of a round; the number of its job."""
+    words = ["--parsable", "--ntasks=2", f"--output={folder / 'log'}", ROOT / "slurm/run.sbatch", *QUICK[:-4]]
+    words += ["--rounds", ROUNDS, "--evaluate-every", 10, "--out", folder / "run"]
+    job = slurm("sbatch", *words)
+    assert job.returncode == 0, job.stderr
+    for _ in range(600):
+        if (folder / "log").exists() and "\nround " in (folder / "log").read_text():
+            return str(job.stdout.strip())
+        time.sleep(0.05)
+    pytest.fail("the job does not begin: " + slurm("squeue").stdout)
+
+
+@pytest.mark.parametrize("how", ["requeue", "signal"])
+def test_a_requeued_job_goes_on_where_it_was(slurm: Command, pmix: None, tmp_path: Path, how: str) -> None:
+    """As Slurm does it when a job is preempted, and when its time is nearly over: every round takes place once."""
+    job = submitted(slurm, tmp_path)
+    words = ["scontrol", "requeue", job] if how == "requeue" else ["scancel", "--batch", "--signal=USR2", job]
+    told = slurm(*words)
+    assert told.returncode == 0, told.stderr
+    for _ in range(300):  # Slurm lets two minutes pass before it begins a job again, unless told otherwise
+        if "Restarts=1" in (state := slurm("scontrol", "show", "job", job).stdout) and "JobState=PENDING" in state:
+            break
+        time.sleep(0.1)
+    stopped = read_run(tmp_path / "run")
+    log = (tmp_path / "log").read_text()
+    assert stopped.status == "stopped" and 0 < stopped.rounds_done < ROUNDS, log
+    time.sleep(2)  # the node takes no job whose credentials are not newer than the requeueing
+    slurm("scontrol", "update", f"JobId={job}", "StartTime=now")
+    wait(slurm)
+    log = (tmp_path / "log").read_text()
+    record = read_run(tmp_path / "run")
+    assert record.status == "complete" and record.rounds_done == ROUNDS, log
+    assert log.count("going on after round") == log.count(f"going on after round {stopped.rounds_done}\n") == 1
+    rounds = [int(number) for number in re.findall(r"^round (\d+)/", log, re.M)]
+    assert rounds == sorted(set(rounds)), "no round is told twice"
 
 
 @pytest.mark.parametrize(("ending", "code"), [(0, 2), (1, 143)])

@@ -1,6 +1,7 @@
 """Work of a GPU that is launched again and again is captured once and replayed whole."""
 
 from collections.abc import Callable, Hashable
+from contextlib import suppress
 
 import torch
 
@@ -29,12 +30,18 @@ class Replays:
             return
         graph = self._graphs[key]
         if graph is None:
-            graph = self._graphs[key] = torch.cuda.CUDAGraph()
+            graph = torch.cuda.CUDAGraph()
             self._stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self._stream):
                 graph.capture_begin(pool=self._pool)
-                function()
+                try:
+                    function()
+                except BaseException:
+                    with suppress(RuntimeError):  # what was begun must end, or nothing else could be launched
+                        graph.capture_end()
+                    raise
                 graph.capture_end()
+            self._graphs[key] = graph
         graph.replay()
 
     def forget(self) -> None:

@@ -4,7 +4,8 @@ Both ways are the same program over stacks of clients: as many as memory allows,
 torch's own kernels and serve networks that fill the device alone.
 """
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -73,6 +74,10 @@ class Engine:
         """Clients that fit into free memory, by the size of batches and whether they are pulled; asked once, because
         asking takes time."""
         self._trainings: dict[tuple[object, ...], StackTraining] = {}
+        self._most = 0
+        """Clients of a stack, since larger ones have found no memory; 0: that has not happened."""
+        self.halvings = 0
+        """How often it has."""
 
     def train(
         self,
@@ -98,18 +103,48 @@ class Engine:
         if len(order) < len(rows):
             idle = on_device(np.flatnonzero(sizes == 0), rows.device)
             trained[idle] = rows[idle]
-        for members in self._stacks(order, sgd.batch_size, rows, pulled=pull is not None):
+
+        def advance(members: np.ndarray) -> None:
             training = self._training(shard, sgd, columns, pull, rows.dtype)
-            with _naming(shard.clients[clients[members]], "training"):
-                if np.array_equal(members, np.arange(len(rows))):  # as it is when all clients have equally much to do
-                    losses = training.run(rows, trained, clients, keys, sgd.lr, pull)
-                    continue
-                at = on_device(members, rows.device)
-                own = torch.empty(len(members), rows.shape[1], dtype=rows.dtype, device=rows.device)
-                pulled = None if pull is None else pull.of(at)
-                losses[at] = training.run(rows[at], own, clients[members], keys[at], sgd.lr, pulled)
-                trained[at] = own
+            if np.array_equal(members, np.arange(len(rows))):  # as it is when all clients have equally much to do
+                losses.copy_(training.run(rows, trained, clients, keys, sgd.lr, pull))
+                return
+            at = on_device(members, rows.device)
+            own = torch.empty(len(members), rows.shape[1], dtype=rows.dtype, device=rows.device)
+            pulled = None if pull is None else pull.of(at)
+            losses[at] = training.run(rows[at], own, clients[members], keys[at], sgd.lr, pulled)
+            trained[at] = own
+
+        for members in self._stacks(order, sgd.batch_size, rows, pulled=pull is not None):
+            self._halving(advance, members, shard.clients[clients], "training")
         return trained, losses
+
+    def _halving(self, work: Callable[[np.ndarray], None], members: np.ndarray, named: np.ndarray, doing: str) -> None:
+        """Work on a stack; where memory does not suffice, half as many clients at a time from then on.
+
+        Memory and captured steps of the larger stack are given back first.
+        """
+        if self._most and len(members) > self._most:
+            for part in np.array_split(members, -(-len(members) // self._most)):
+                self._halving(work, part, named, doing)
+            return
+        try:
+            with _naming(named[members], doing):
+                work(members)
+            return
+        except torch.OutOfMemoryError as error:
+            if len(members) == 1:
+                error.add_note("not even one client finds memory: smaller batches or a smaller network need less")
+                raise
+        # Here, because the exception keeps alive whatever the failed work had in its hands.
+        self._most = len(members) // 2
+        self.halvings += 1
+        self._trainings.clear()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        line = f"hpcfed: out of memory {doing} {len(members)} clients at a time; going on with {self._most}"
+        print(line, file=sys.stderr, flush=True)
+        self._halving(work, members, named, doing)
 
     def _training(
         self, shard: Shard, sgd: Sgd, columns: Tensor | None, pull: Pull | None, dtype: torch.dtype
@@ -146,10 +181,13 @@ class Engine:
         loss = torch.zeros_like(correct)
         order = longest_first(sizes)
         most = min(int(sizes.max(initial=1)), max(1, EVALUATION_SAMPLES // max(1, len(rows))))
-        for members in self._stacks(order, most, rows):
+
+        def judge(members: np.ndarray) -> None:
             at = on_device(members, rows.device)
-            with _naming(shard.clients[clients[members]], "evaluating"):
-                correct[at], loss[at] = self._evaluate_stack(rows[at], shard, index[at], sizes[members])
+            correct[at], loss[at] = self._evaluate_stack(rows[at], shard, index[at], sizes[members])
+
+        for members in self._stacks(order, most, rows):
+            self._halving(judge, members, shard.clients[clients], "evaluating")
         return Score(correct, loss, sizes)
 
     def _evaluate_stack(self, rows: Tensor, shard: Shard, index: Tensor, sizes: np.ndarray) -> tuple[Tensor, Tensor]:
@@ -196,6 +234,7 @@ class Engine:
     ) -> Iterator[np.ndarray]:
         """The ordered clients, cut into stacks that are advanced together."""
         size = self._stack_size(batch_size, rows, pulled=pulled) if self.mode == "batched" else 1
+        size = min(size, self._most or size)
         count = -(-len(order) // size)
         return (np.asarray(part) for part in np.array_split(order, count)) if count else iter(())
 

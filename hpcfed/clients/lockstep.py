@@ -37,6 +37,9 @@ class RowEngine(Protocol):
     def mode(self) -> str: ...
 
     @property
+    def halvings(self) -> int: ...
+
+    @property
     def fisher(self) -> Fisher: ...
 
     def train(
@@ -129,6 +132,10 @@ class Seed:
     @property
     def mode(self) -> str:
         return self._engine.mode
+
+    @property
+    def halvings(self) -> int:
+        return self._engine.halvings
 
     @property
     def fisher(self) -> Fisher:

@@ -133,7 +133,8 @@ def upload(
     from hpcfed.federation import Sent
 
     if len(state.own_at):
-        state.own[cohort.here] = rows[:, state.own_at]  # in place: all clients' rows may fill half of the memory
+        # In place: all clients' rows may fill half of the memory.
+        state.own[cohort.here] = fed.sound(rows[:, state.own_at], state.own[cohort.here], cohort.here)
         rows = rows[:, state.shared_at]
     sent = None if parts is None else Sent(parts, state.part_of)
     rows = fed.upload(rows, cohort, sent)

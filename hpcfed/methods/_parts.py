@@ -68,7 +68,8 @@ def download(fed: Federation, state: State, cohort: Cohort) -> Tensor:
 
 def upload(fed: Federation, state: State, rows: Tensor, cohort: Cohort) -> State:
     """The state after a round: the mean of the shared columns, and every client's own as it trained them."""
-    state.own[cohort.here] = rows[:, state.own_at]  # in place: all clients' rows may fill half of the memory
+    # In place: all clients' rows may fill half of the memory.
+    state.own[cohort.here] = fed.sound(rows[:, state.own_at], state.own[cohort.here], cohort.here)
     return replace(state, shared=fed.mean(fed.upload(rows[:, state.shared_at], cohort), cohort))
 
 

@@ -54,7 +54,8 @@ def init(fed: Federation) -> State:
 def round(fed: Federation, state: State, cohort: Cohort) -> State:
     kept = state.kept[cohort.here]
     rows = fed.train(download(fed, state, cohort) * kept[:, state.part_of], cohort)
-    kept = _strongest(fed, rows).where(kept.all(1, keepdim=True), kept)
+    first = kept.all(1, keepdim=True) & rows.isfinite().all(1, keepdim=True)
+    kept = _strongest(fed, rows).where(first, kept)
     state.kept[cohort.here] = kept
     state, _ = upload(fed, state, rows * kept[:, state.part_of], cohort.equally(), parts=kept)  # type: ignore[assignment]
     return state

@@ -46,6 +46,7 @@ def round(fed: Federation, state: State, cohort: Cohort) -> State:
     rows = fed.train(start, cohort)
     rest = cohort.others(len(fed.clients))
     # In place: all clients' rows may fill half of the memory.
-    state.kept[rest] = fed.finetune(state.w.expand(len(rest), -1), rest) - state.w
+    learnt = fed.finetune(state.w.expand(len(rest), -1), rest) - state.w
+    state.kept[rest] = fed.sound(learnt, learnt.new_zeros(()).expand_as(learnt), rest)
     state.kept[cohort.here] = 0
     return State(fed.mean(fed.upload(rows, cohort), cohort), state.kept)

@@ -78,7 +78,7 @@ def round(fed: Federation, state: State, cohort: Cohort) -> State:
     options, here = cast(Options, fed.options), cohort.here
     cluster, before = fed.download(theirs(fed, state, here), cohort), personal(fed, state, here)
     rows = fed.train(before, cohort, pull=_pull(fed, options, before, cluster, cohort))
-    state.rows[here] = rows  # in place: all clients' rows may fill half of the memory
+    state.rows[here] = fed.sound(rows, before, here)  # in place: all clients' rows may fill half of the memory
     state.trained[here] = True
     parts = gene(options, scores(options, fed.layout, rows, before), cohort.round)
     after, weights = upload(fed, state, rows, cohort.equally(), parts=parts)

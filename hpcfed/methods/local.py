@@ -33,7 +33,8 @@ def init(fed: Federation) -> State:
 
 def round(fed: Federation, state: State, cohort: Cohort) -> State:
     # In place: all clients' rows may fill half of the memory.
-    state.rows[cohort.here] = fed.train(state.rows[cohort.here], cohort)
+    before = state.rows[cohort.here]
+    state.rows[cohort.here] = fed.sound(fed.train(before, cohort), before, cohort.here)
     return state
 
 

@@ -67,12 +67,13 @@ def round(fed: Federation, state: State, cohort: Cohort) -> State:
     theta = fed.download(personal(fed, state, cohort.here), cohort)
     trained = fed.upload(fed.train(theta, cohort, sgd=_inner(options)), cohort)
     with fed.timed("server"):
-        delta = (theta - trained)[:, : net.outputs]
+        delta = (theta - fed.sound(trained, theta, cohort.here))[:, : net.outputs]
         gradient = net.gradient(state.phi, _ids(fed, cohort.here), delta)
     gradient = fed.sum(gradient)
     with fed.timed("server"):
         if options.hn_combine == "mean":
-            gradient /= len(cohort.clients)
+            left_out = fed.sum(gradient.new_tensor(len(fed.bad)))
+            gradient /= (len(cohort.clients) - left_out).clamp(min=1)
         _step(options, state.phi[None], gradient[None], state.velocity[None])  # in place: φ is a hundred rows large
     return replace(state, statistics=fed.mean(trained[:, net.outputs :], cohort))
 

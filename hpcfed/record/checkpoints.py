@@ -2,7 +2,7 @@
 
 All ranks write files of their own, each under its name only when it is whole on disk; the marker, which comes last,
 names them all with their checksums. A checkpoint whose files do not match it is passed over for the one before, so two
-are kept.
+are kept. Each has a copy of `run.h5`, too: what was recorded must not depend on a single file without checksums.
 """
 
 import hashlib
@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from hpcfed.record.publish import publish
 
 KEPT = 2
 MARKER = "complete.json"
+RECORD = "run.h5"
 _FORMAT, _SCHEMA = "hpcfed checkpoint", 1
 
 
@@ -72,6 +74,19 @@ def write(folder: Path, name: str, array: np.ndarray) -> Part:
     return Part(path.name, counted.size, counted.hash.hexdigest())
 
 
+def prepare(folder: Path) -> None:
+    """An empty folder for a checkpoint, whatever was there before."""
+    _remove(folder)
+    folder.mkdir(parents=True)
+
+
+def copy(folder: Path, path: Path) -> Part:
+    """A file as it is, under its own name."""
+    content = path.read_bytes()
+    publish(content, folder / path.name)
+    return Part(path.name, len(content), hashlib.sha256(content).hexdigest())
+
+
 def existing(path: Path) -> Part:
     """A file that something else has written to a checkpoint's folder."""
     with open(path, "rb") as file:
@@ -84,9 +99,25 @@ def complete(folder: Path, rounds: int, parts: Sequence[Part]) -> None:
     """All parts are on disk: puts up the marker, and lets go of checkpoints that are too many."""
     marker = {"format": _FORMAT, "schema": _SCHEMA, "rounds": rounds, "parts": [asdict(part) for part in parts]}
     publish(json.dumps(marker, indent=1).encode(), folder / MARKER)
-    for old in sorted(_folders(folder.parent))[:-KEPT]:
-        (old / MARKER).unlink(missing_ok=True)  # first, so that nobody takes what is left for whole
-        shutil.rmtree(old, ignore_errors=True)
+    finished = [old for old in sorted(_folders(folder.parent)) if (old / MARKER).exists()]
+    for old in set(_folders(folder.parent)) - set(finished[-KEPT:]):
+        _remove(old)
+
+
+def discard_after(run: Path, rounds: int) -> None:
+    """A run goes on after so many rounds: checkpoints of later ones are damaged or unfinished."""
+    for folder in _folders(run / "checkpoints"):
+        if int(folder.name) > rounds:
+            _remove(folder)
+
+
+def recorded(run: Path) -> Path:
+    """The folder with the last `run.h5` that is known to be whole; the run's own, if no checkpoint has one."""
+    for folder in sorted(_folders(run / "checkpoints"), reverse=True):
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            if any(part == existing(folder / RECORD) for part in _parts(folder) if part.name == RECORD):
+                return folder
+    return run
 
 
 def newest(run: Path, *, say: Callable[[str], None], below: int | None = None) -> Checkpoint | None:
@@ -109,17 +140,28 @@ def _folders(checkpoints: Path) -> list[Path]:
     return [folder for folder in checkpoints.glob("[0-9]*") if folder.name.isdigit() and folder.is_dir()]
 
 
-def _checked(folder: Path) -> Checkpoint:
+def _remove(folder: Path) -> None:
+    (folder / MARKER).unlink(missing_ok=True)  # first, so that nobody takes what is left for whole
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _parts(folder: Path) -> tuple[Part, ...]:
     marker: dict[str, Any] = json.loads((folder / MARKER).read_bytes())
     if (marker["format"], marker["schema"]) != (_FORMAT, _SCHEMA):
         raise ValueError("another version's")
-    parts = tuple(Part(**part) for part in marker["parts"])
+    if marker["rounds"] != int(folder.name):
+        raise ValueError("its marker is not of these rounds")
+    return tuple(Part(**part) for part in marker["parts"])
+
+
+def _checked(folder: Path) -> Checkpoint:
+    parts = _parts(folder)
     for part in parts:
         if Path(part.name).name != part.name:
             raise ValueError(f"{part.name!r} is no file's name")
         if existing(folder / part.name) != part:
             raise ValueError(f"{part.name} is not what was written")
-    return Checkpoint(folder, int(marker["rounds"]), parts)
+    return Checkpoint(folder, int(folder.name), parts)
 
 
 class _Counted:

@@ -48,6 +48,7 @@ RANK_SERIES = {
         "bytes", "largest memory so far: of the device's allocator on a GPU, of the process on a CPU"
     ),
     "wire": Series("bytes", "payload handed to collectives in the round"),
+    "halvings": Series("1", "times so far that memory ran out, and half as many clients were advanced together"),
 }
 
 

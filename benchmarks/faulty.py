@@ -1,0 +1,95 @@
+"""hpcfed with faults planted on order, for benchmarks/faults.py; every round is told and on disk at once.
+
+Usage: faulty.py FOLDER hpcfed's words…. FOLDER/order-RANK holds the kind of fault that the rank commits in its next
+training, and is gone when that is done. What must happen again when the round is repeated is kept in FOLDER/ledger.
+With FOLDER/reference nothing runs out of memory: the rounds in which that happened have few clients at a time.
+"""
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from mpi4py import MPI
+from torch import Tensor
+
+from hpcfed import cli, progress
+from hpcfed.clients.training import StackTraining
+from hpcfed.federation import Federation
+from hpcfed.record import results
+
+SLOW_ROUNDS, SLOW_SECONDS = 3, 0.2
+
+
+class Planted:
+    def __init__(self, folder: Path) -> None:
+        self._rank = str(MPI.COMM_WORLD.rank)
+        self._order = folder / f"order-{self._rank}"
+        self._ledger = folder / "ledger"
+        self._reference = (folder / "reference").exists()
+        self._slow = 0
+        self.limit = 0
+        """Larger stacks of clients find no memory; 0: all do."""
+
+    def due(self, kind: str, round: int) -> bool:
+        if not self._ledger.exists():
+            return False
+        return f"{kind} {self._rank} {round}" in self._ledger.read_text().splitlines()
+
+    def train(self, fed: Federation, rows: Tensor, round: int, work: Any) -> tuple[Tensor, Tensor]:
+        self._obey(round)
+        if self._slow:
+            self._slow -= 1
+            time.sleep(SLOW_SECONDS)
+        engine: Any = fed._engine
+        if self.due("memory", round):
+            half = max(1, len(rows) // 2)
+            if self._reference:
+                engine._most = half
+            else:
+                self.limit = half
+        trained, losses = work()
+        self.limit = engine._most = 0
+        if self.due("nan", round):
+            trained[0] = float("nan")
+        return trained, losses
+
+    def _obey(self, round: int) -> None:
+        try:
+            kind = self._order.read_text()
+        except FileNotFoundError:
+            return
+        if kind in ("nan", "memory"):
+            with open(self._ledger, "a") as file:
+                file.write(f"{kind} {self._rank} {round}\n")
+        if kind == "straggler":
+            self._slow = SLOW_ROUNDS
+        self._order.unlink()
+        if kind == "raise":
+            raise FloatingPointError("planted")
+
+
+def main() -> None:
+    planted = Planted(Path(sys.argv[1]))
+    descend, run = Federation._descend, StackTraining.run
+
+    def training(self: Federation, purpose: str, rows: Tensor, *words: Any, round: int, **how: Any) -> Any:
+        def work() -> Any:
+            return descend(self, purpose, rows, *words, round=round, **how)
+
+        return planted.train(self, rows, round, work) if purpose == "training" else work()
+
+    def advancing(self: StackTraining, rows: Tensor, *words: Any, **how: Any) -> Tensor:
+        if planted.limit and len(rows) > planted.limit:
+            raise torch.OutOfMemoryError("planted")
+        return run(self, rows, *words, **how)
+
+    Federation._descend = training  # type: ignore[method-assign]
+    StackTraining.run = advancing  # type: ignore[method-assign]
+    progress.LINE_EVERY, results.PAUSE = 0.0, 0
+    cli.main(sys.argv[2:])
+
+
+if __name__ == "__main__":
+    main()
