@@ -11,11 +11,14 @@ import os
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from math import prod
 from pathlib import Path
+from re import fullmatch
 from typing import Any
 
 import numpy as np
 
+from hpcfed.errors import UserError
 from hpcfed.record.publish import publish
 
 KEPT = 2
@@ -42,8 +45,7 @@ class Checkpoint:
     parts: tuple[Part, ...]
 
     def read(self, name: str) -> np.ndarray:
-        array: np.ndarray = np.load(self.folder / f"{name}.npy", allow_pickle=False)
-        return array
+        return load(self.folder, name)
 
     def names(self, beginning: str) -> list[str]:
         """Arrays whose names begin so."""
@@ -72,6 +74,25 @@ def write(folder: Path, name: str, array: np.ndarray) -> Part:
     return Part(path.name, counted.size, counted.hash.hexdigest())
 
 
+def load(folder: Path, name: str) -> np.ndarray:
+    """An array that `write` has written; a header that promises more than the file holds is not believed."""
+    path = folder / f"{name}.npy"
+    with open(path, "rb") as file:
+        version = np.lib.format.read_magic(file)
+        header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
+        shape, _, dtype = header(file)
+        if dtype.hasobject or prod(shape) * dtype.itemsize != path.stat().st_size - file.tell():
+            raise ValueError(f"{path.name} is no array of numbers of its size")
+        file.seek(0)
+        array: np.ndarray = np.lib.format.read_array(file, allow_pickle=False)
+    return array
+
+
+def listed(folder: Path) -> list[str]:
+    """The names of a checkpoint's files, by its marker; others that lie there are nobody's."""
+    return [part.name for part in _marked(folder)[1]]
+
+
 def existing(path: Path) -> Part:
     """A file that something else has written to a checkpoint's folder."""
     with open(path, "rb") as file:
@@ -91,6 +112,8 @@ def complete(folder: Path, rounds: int, parts: Sequence[Part]) -> None:
 
 def newest(run: Path, *, say: Callable[[str], None], below: int | None = None) -> Checkpoint | None:
     """The last checkpoint that is whole, of those after fewer than `below` rounds; `say` hears of damaged ones."""
+    if (run / "checkpoints").is_symlink():
+        raise UserError(f"{run / 'checkpoints'} is a link, which is not followed; put the folder itself there")
     for folder in sorted(_folders(run / "checkpoints"), reverse=True):
         if below is not None and int(folder.name) >= below:
             continue
@@ -98,7 +121,7 @@ def newest(run: Path, *, say: Callable[[str], None], below: int | None = None) -
             continue
         try:
             found = _checked(folder)
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             say(f"checkpoint {folder} is damaged ({error}); going back to the one before")
             continue
         return found
@@ -106,20 +129,35 @@ def newest(run: Path, *, say: Callable[[str], None], below: int | None = None) -
 
 
 def _folders(checkpoints: Path) -> list[Path]:
-    return [folder for folder in checkpoints.glob("[0-9]*") if folder.name.isdigit() and folder.is_dir()]
+    return [
+        folder for folder in checkpoints.glob("[0-9]*") if fullmatch("[0-9]{8,18}", folder.name) and folder.is_dir()
+    ]
 
 
 def _checked(folder: Path) -> Checkpoint:
+    rounds, parts = _marked(folder)
+    for part in parts:
+        if existing(folder / part.name) != part:
+            raise ValueError(f"{part.name} is not what was written")
+    return Checkpoint(folder, rounds, parts)
+
+
+def _marked(folder: Path) -> tuple[int, tuple[Part, ...]]:
+    """What the marker says, if it speaks of files in this folder alone."""
+    if folder.is_symlink() or (folder / MARKER).is_symlink():
+        raise ValueError("it is a link, which is not followed")
     marker: dict[str, Any] = json.loads((folder / MARKER).read_bytes())
     if (marker["format"], marker["schema"]) != (_FORMAT, _SCHEMA):
         raise ValueError("another version's")
+    if marker["rounds"] != int(folder.name):
+        raise ValueError(f"it is of round {marker['rounds']!r}")
     parts = tuple(Part(**part) for part in marker["parts"])
     for part in parts:
-        if Path(part.name).name != part.name:
+        if not fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*\.(npy|h5)", part.name):
             raise ValueError(f"{part.name!r} is no file's name")
-        if existing(folder / part.name) != part:
-            raise ValueError(f"{part.name} is not what was written")
-    return Checkpoint(folder, int(marker["rounds"]), parts)
+        if not (folder / part.name).is_file() or (folder / part.name).is_symlink():
+            raise ValueError(f"{part.name} is missing, or no plain file")
+    return int(folder.name), parts
 
 
 class _Counted:
