@@ -308,7 +308,7 @@ def mutate(original: Path, path: Path, kind: str, random: random.Random) -> None
     with h5py.File(path, "r+") as file:
         for number in range(random.choice((1, 1, 1, 2, 5))):
             with suppress(
-                *((KeyError, ValueError, OSError, TypeError, RuntimeError) if number else ())
+                *((LookupError, ValueError, OSError, TypeError, RuntimeError) if number else ())
             ):  # of what is changed already
                 OBJECTS[kind](file, random)
 
@@ -509,6 +509,8 @@ def campaign(originals: Path, files: int, seed: int, keep: Path | None = None) -
                     if keep is not None:
                         keep.mkdir(parents=True, exist_ok=True)
                         shutil.copy(path, keep / f"{number}-{what}.h5")
+    except KeyboardInterrupt:
+        print("interrupted; so far:", file=sys.stderr)
     finally:
         light.end()
         heavy.end()

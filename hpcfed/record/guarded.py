@@ -35,6 +35,7 @@ MOST_FACTS = 1000
 
 PATIENCE, SPEED = 5, 4 * 2**20
 """Seconds of a core that trying a file may take, and bytes that give it one more."""
+DAMAGED = 3
 MEMORY = 2**30
 """Bytes that trying a file may take beyond thrice its size."""
 
@@ -155,18 +156,20 @@ def try_out(paths: Iterable[Path]) -> None:
     A child reads all that they hold. What is merely wrong with them is left to whoever reads them for a purpose.
     """
     for path in paths:
-        with readable(path, "HDF5"):
-            _check_heaps(path)
         child = os.fork()
         if not child:
             try:
                 _try(path)
+            except ValueError:
+                os._exit(DAMAGED)
             finally:
                 os._exit(0)
         ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         if ended < 0:
             reason = "takes too long with it" if ended == -signal.SIGXCPU else "crashes over it"
             raise UserError(f"{path} is damaged: the HDF5 library {reason}")
+        if ended == DAMAGED:
+            raise UserError(f"{path} is damaged: a heap of strings has an entry without a size")
 
 
 def _check_heaps(path: Path) -> None:
@@ -178,20 +181,22 @@ def _check_heaps(path: Path) -> None:
             while place + 16 <= end:
                 number, size = (int.from_bytes(content[place + i : place + j], "little") for i, j in ((0, 2), (8, 16)))
                 if not number and not size:
-                    raise ValueError("a heap of strings is damaged")
+                    raise ValueError(place)
                 place += size if not number else 16 + size + -size % 8
             at = content.find(b"GCOL\x01", at + 1)
 
 
 def _try(path: Path) -> None:
     size, page = path.stat().st_size, os.sysconf("SC_PAGE_SIZE")
-    resource.setrlimit(resource.RLIMIT_CPU, (PATIENCE + size // SPEED, resource.RLIM_INFINITY))
+    _limit(resource.RLIMIT_CPU, PATIENCE + size // SPEED)
     there = int(Path("/proc/self/statm").read_text().split()[0]) * page
-    resource.setrlimit(resource.RLIMIT_AS, (there + 3 * size + MEMORY, resource.RLIM_INFINITY))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    _limit(resource.RLIMIT_AS, there + 3 * size + MEMORY)
+    _limit(resource.RLIMIT_CORE, 0)
     silent = os.open(os.devnull, os.O_WRONLY)
     os.dup2(silent, 1)
     os.dup2(silent, 2)
+    if size:
+        _check_heaps(path)
     with suppress(Exception), h5py.File(path, "r") as file:
         left = size + SLACK
         for _, item in _objects(file):
@@ -201,6 +206,13 @@ def _try(path: Path) -> None:
                 if isinstance(opened, h5py.Dataset) and opened.size * opened.dtype.itemsize <= min(SLACK, left):
                     left -= opened.size * opened.dtype.itemsize
                     opened[()]
+
+
+def _limit(kind: int, most: int) -> None:
+    """Below what the system allows, which a process cannot raise."""
+    soft, hard = resource.getrlimit(kind)
+    set_already = [limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY]
+    resource.setrlimit(kind, (min(most, *set_already) if set_already else most, hard))
 
 
 def check(file: h5py.File) -> None:

@@ -240,9 +240,7 @@ def record_of(folder: Path, file: Reader) -> RunRecord:
     """A run out of its file, or out of a copy of that file's content in another one."""
     facts = _facts(file)
     config, environment = _config(parsed(file.text("config"))), parsed(file.text("environment"))
-    places = environment.get("ranks", [])
-    if not isinstance(places, list) or not all(isinstance(place, dict) for place in places):
-        raise ValueError("environment does not say where the ranks were")
+    _check_environment(environment)
     done, rounds, clients = facts["rounds_done"], config["rounds"], config["clients"]
     shape = (rounds, facts["ranks"])
     series = {name: _series(file, name, rounds, done) for name in ROUND_SERIES}
@@ -315,6 +313,17 @@ def _config(stored: dict[str, Any]) -> dict[str, Any]:
         if name not in known:
             raise ValueError(f"its config has no {name}")
     return config
+
+
+def _check_environment(environment: dict[str, Any]) -> None:
+    """What a page looks into has the form that a run gives it."""
+    lists = {"ranks": dict, "command": str}
+    fits = all(isinstance(environment.get(name) or {}, dict) for name in ("source", "packages")) and all(
+        isinstance(environment.get(name, []), list) and all(isinstance(one, kind) for one in environment.get(name, []))
+        for name, kind in lists.items()
+    )
+    if not fits:
+        raise ValueError("its environment is not as a run writes it")
 
 
 def _between(

@@ -297,9 +297,10 @@ class LatentDiffusion:
 
         def tensors(group: str) -> dict[str, Tensor]:
             own = file.within(group)
-            there = {key: own.numbers(key, own.shape(key)) for key in own.names()}
+            with np.errstate(over="ignore"):
+                there = {key: own.numbers(key, own.shape(key)).astype(np.float32) for key in own.names()}
             for key, value in there.items():
-                if value.dtype.kind != "f" or not np.isfinite(value).all():
+                if not np.isfinite(value).all():
                     raise ValueError(f"{group}/{key} holds what no training makes")
             return {key: torch.as_tensor(value, device=self.place.device) for key, value in there.items()}
 
