@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from re import fullmatch
 from typing import Any, Literal, NoReturn, get_args, get_origin
 
 from pydantic.fields import FieldInfo
@@ -135,14 +136,17 @@ def parse_run(arguments: list[str]) -> Settings:
 
 def _resumed(folder: Path) -> Settings:
     """The settings of a run that is there; of all its seeds, if it has several."""
-    from hpcfed.record.checkpoints import recorded
+    from hpcfed.record.checkpoints import RECORD, recorded
+    from hpcfed.record.guarded import try_out
     from hpcfed.record.reading import read_run
 
-    seeds = sorted(int(path.name.removeprefix("seed-")) for path in folder.glob("seed-*") if path.name[5:].isdigit())
-    record = recorded(folder / f"seed-{seeds[0]}" if seeds else folder)
-    if not (record / "run.h5").is_file():
+    seeds = sorted(int(path.name[5:]) for path in folder.glob("seed-*") if fullmatch(r"seed-[0-9]{1,19}", path.name))
+    files = [path for run in ([folder / f"seed-{seed}" for seed in seeds] or [folder]) for path in recorded(run)]
+    first = next(path for path in files if path.name == RECORD)
+    if not first.is_file():
         raise UserError(f"--resume {folder}: there is no run")
-    stored = read_run(record).config
+    try_out(path for path in files if path.is_file())
+    stored = read_run(first.parent).config
     values = {name: value for name, value in stored.items() if value is not None}
     values |= {"out": str(folder), "resume": str(folder), "overwrite": False}
     if seeds:
@@ -236,6 +240,9 @@ def _show(arguments: list[str]) -> None:
     )
     parser.add_argument("--json", action="store_true", help="everything as JSON, for programs")
     options = parser.parse_args(arguments)
+    from hpcfed.record.guarded import try_out
+
+    try_out(path for pattern in ("run.h5", "seed-*/run.h5") for path in options.folder.glob(pattern) if path.is_file())
     if options.json:
         from hpcfed.record.reading import read_run, read_seeds
 

@@ -285,7 +285,7 @@ def load_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text())
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # TOML's own, text that is none, and numbers and lists without end
         raise UserError(f"{path} is not valid TOML: {error}") from None
 
 
@@ -343,6 +343,7 @@ def check(settings: Settings, launch: Launch) -> None:
         )
     if config.join_rounds > 1 and settings.options.has_server:
         raise UserError(f"--join-rounds: the server of method {config.method} guides all new clients at once")
+    _check_size(config)
     _check_switches(config)
     _check_attacks(settings)
     _check_aggregation(settings)
@@ -350,6 +351,17 @@ def check(settings: Settings, launch: Launch) -> None:
     settings.options.check(config)
     if config.out is not None and config.resume is None:
         _check_out(config.out, overwrite=config.overwrite)
+
+
+def _check_size(config: RunConfig) -> None:
+    """Refuses a run whose results alone would fill the memory of the rank that writes them."""
+    entries = config.rounds * (4 * config.clients + 1000) + 24 * (config.new_updates + 1) * config.new_clients
+    needed, there = entries * len(config.seeds or (0,)), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > there:
+        raise UserError(
+            f"--rounds {config.rounds} of --clients {config.clients} would make {needed / 2**30:,.0f} GiB of results, "
+            f"this machine has {there / 2**30:,.0f}"
+        )
 
 
 def num_new_classes(classes: int, share: float) -> int:

@@ -18,7 +18,7 @@ def tell(error: UserError, rank: int) -> None:
     if rank:
         time.sleep(GRACE)
     where = f"rank {rank}: " if rank else ""
-    print(f"hpcfed: {where}{error}", file=sys.stderr, flush=True)
+    print(f"hpcfed: {where}{printable(str(error))}", file=sys.stderr, flush=True)
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
@@ -45,3 +45,8 @@ def one_line(error: BaseException) -> str:
 def count(number: int, noun: str) -> str:
     """`1 rank`, `2 ranks`."""
     return f"{number} {noun}" + ("" if number == 1 else "s")
+
+
+def printable(text: str) -> str:
+    """On one line, without characters that a terminal would obey: names may come from a file that was handed in."""
+    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)

@@ -8,8 +8,9 @@ from statistics import mean, stdev
 import numpy as np
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
-from hpcfed.errors import count
+from hpcfed.errors import count, printable
 from hpcfed.record.reading import LAST_UPDATES, RunRecord, mean_accuracy
 
 ACCURACIES = {"clients, own test data": "accuracy", "global model, all test data": "global_accuracy"}
@@ -59,7 +60,7 @@ def show_seeds(records: Sequence[RunRecord], folder: Path, console: Console) -> 
         )
         for name in records[0].finals:
             values = [mean_accuracy(record.finals[name]) for record in records if name in record.finals]
-            table.add_row(name, _mean_and_error(values) if len(values) > 1 else f"{values[0]:.2%}")
+            table.add_row(plain_text(name), _mean_and_error(values) if len(values) > 1 else f"{values[0]:.2%}")
         console.print()
         console.print(table)
     seconds = max(float(record.rounds["seconds"].sum()) for record in records)
@@ -118,10 +119,15 @@ def _status(record: RunRecord) -> str:
 
 def say(console: Console, *lines: str) -> None:
     for line in lines:
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        console.print(printable(line), highlight=False, markup=False, soft_wrap=True)
 
 
-def bare_table(*columns: str) -> Table:
+def plain_text(name: str) -> Text:
+    """A name out of a file, of which a table must not take brackets for styles."""
+    return Text(printable(name))
+
+
+def bare_table(*columns: str | Text) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), show_edge=False)
     for number, column in enumerate(columns):
         table.add_column(column, justify="right" if number else "left", no_wrap=True)
@@ -135,7 +141,7 @@ def _accuracy(record: RunRecord) -> Table:
         if not isnan(last):
             table.add_row(label, f"{last:.2%}", f"{record.best(name):.2%}")
     for name, accuracy in record.finals.items():
-        table.add_row(f"at the end: {name}", f"{mean_accuracy(accuracy):.2%}", "")
+        table.add_row(plain_text(f"at the end: {name}"), f"{mean_accuracy(accuracy):.2%}", "")
     return table
 
 
@@ -151,7 +157,7 @@ def _target(record: RunRecord) -> Table:
 
 def _newcomers(record: RunRecord) -> Table:
     """A row for every local update: there may be more of them than columns fit in a line."""
-    table = bare_table("new clients that start from", *record.newcomers)
+    table = bare_table("new clients that start from", *map(plain_text, record.newcomers))
     for update, accuracies in enumerate(zip(*record.newcomers.values(), strict=True)):
         table.add_row(f"after {count(update, 'local update')}", *(f"{mean_accuracy(own):.2%}" for own in accuracies))
     if update > LAST_UPDATES:
@@ -174,7 +180,7 @@ def _server(record: RunRecord) -> Table:
             used = last.utilisation[phase]
             about = [f"{last.parameters[phase]:,}", f"{last.samples_per_second[phase]:,.0f}"]
             about += [] if isnan(used) else [f"{used:.1%}"]
-        table.add_row(phase, f"{own:.2f}", f"{own / everything:.1%}", *about)
+        table.add_row(plain_text(phase), f"{own:.2f}", f"{own / everything:.1%}", *about)
     for name, part in {"server in all": total, "clients and the rest": everything - total}.items():
         table.add_row(name, f"{part:.2f}", f"{part / everything:.1%}")
     return table

@@ -42,6 +42,7 @@ def mistake(capsys: pytest.CaptureFixture[str], *words: object) -> str:
         ("run --participation 0", "--participation 0: must be greater than 0"),
         ("run --participation 1.5", "less than or equal to 1"),
         ("run --rounds 0", "--rounds 0: must be greater than or equal to 1"),
+        ("run --rounds 1000000000000", "--rounds 1000000000000 of --clients 20 would make"),
         ("run --rounds many", "--rounds many: must be a valid integer"),
         ("run --alpha nan", "--alpha nan"),
         ("run --lr -1", "--lr"),

@@ -12,11 +12,14 @@ import shutil
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from math import prod
 from pathlib import Path
+from re import fullmatch
 from typing import Any
 
 import numpy as np
 
+from hpcfed.errors import UserError
 from hpcfed.record.publish import publish
 
 KEPT = 2
@@ -44,8 +47,7 @@ class Checkpoint:
     parts: tuple[Part, ...]
 
     def read(self, name: str) -> np.ndarray:
-        array: np.ndarray = np.load(self.folder / f"{name}.npy", allow_pickle=False)
-        return array
+        return load(self.folder, name)
 
     def names(self, beginning: str) -> list[str]:
         """Arrays whose names begin so."""
@@ -87,6 +89,25 @@ def copy(folder: Path, path: Path) -> Part:
     return Part(path.name, len(content), hashlib.sha256(content).hexdigest())
 
 
+def load(folder: Path, name: str) -> np.ndarray:
+    """An array that `write` has written; a header that promises more than the file holds is not believed."""
+    path = folder / f"{name}.npy"
+    with open(path, "rb") as file:
+        version = np.lib.format.read_magic(file)
+        header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
+        shape, _, dtype = header(file)
+        if dtype.hasobject or prod(shape) * dtype.itemsize != path.stat().st_size - file.tell():
+            raise ValueError(f"{path.name} is no array of numbers of its size")
+        file.seek(0)
+        array: np.ndarray = np.lib.format.read_array(file, allow_pickle=False)
+    return array
+
+
+def listed(folder: Path) -> list[str]:
+    """The names of a checkpoint's files, by its marker; others that lie there are nobody's."""
+    return [part.name for part in _marked(folder)]
+
+
 def existing(path: Path) -> Part:
     """A file that something else has written to a checkpoint's folder."""
     with open(path, "rb") as file:
@@ -111,17 +132,23 @@ def discard_after(run: Path, rounds: int) -> None:
             _remove(folder)
 
 
-def recorded(run: Path) -> Path:
-    """The folder with the last `run.h5` that is known to be whole; the run's own, if no checkpoint has one."""
+def recorded(run: Path) -> list[Path]:
+    """The HDF5 files that going on may read, as they were written to checkpoints, the last first.
+
+    The run's own `run.h5` is one of them only if no checkpoint has it: it may be damaged.
+    """
+    found = []
     for folder in sorted(_folders(run / "checkpoints"), reverse=True):
         with suppress(OSError, ValueError, KeyError, TypeError):
-            if any(part == existing(folder / RECORD) for part in _parts(folder) if part.name == RECORD):
-                return folder
-    return run
+            files = [part for part in _marked(folder) if part.name.endswith(".h5")]
+            found += [folder / part.name for part in files if part == existing(folder / part.name)]
+    return found if any(path.name == RECORD for path in found) else [*found, run / RECORD]
 
 
 def newest(run: Path, *, say: Callable[[str], None], below: int | None = None) -> Checkpoint | None:
     """The last checkpoint that is whole, of those after fewer than `below` rounds; `say` hears of damaged ones."""
+    if (run / "checkpoints").is_symlink():
+        raise UserError(f"{run / 'checkpoints'} is a link, which is not followed; put the folder itself there")
     for folder in sorted(_folders(run / "checkpoints"), reverse=True):
         if below is not None and int(folder.name) >= below:
             continue
@@ -129,7 +156,7 @@ def newest(run: Path, *, say: Callable[[str], None], below: int | None = None) -
             continue
         try:
             found = _checked(folder)
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             say(f"checkpoint {folder} is damaged ({error}); going back to the one before")
             continue
         return found
@@ -137,7 +164,9 @@ def newest(run: Path, *, say: Callable[[str], None], below: int | None = None) -
 
 
 def _folders(checkpoints: Path) -> list[Path]:
-    return [folder for folder in checkpoints.glob("[0-9]*") if folder.name.isdigit() and folder.is_dir()]
+    return [
+        folder for folder in checkpoints.glob("[0-9]*") if fullmatch("[0-9]{8,18}", folder.name) and folder.is_dir()
+    ]
 
 
 def _remove(folder: Path) -> None:
@@ -145,23 +174,30 @@ def _remove(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _parts(folder: Path) -> tuple[Part, ...]:
+def _checked(folder: Path) -> Checkpoint:
+    parts = _marked(folder)
+    for part in parts:
+        if existing(folder / part.name) != part:
+            raise ValueError(f"{part.name} is not what was written")
+    return Checkpoint(folder, int(folder.name), parts)
+
+
+def _marked(folder: Path) -> tuple[Part, ...]:
+    """What the marker names, if it speaks of files in this folder alone."""
+    if folder.is_symlink() or (folder / MARKER).is_symlink():
+        raise ValueError("it is a link, which is not followed")
     marker: dict[str, Any] = json.loads((folder / MARKER).read_bytes())
     if (marker["format"], marker["schema"]) != (_FORMAT, _SCHEMA):
         raise ValueError("another version's")
     if marker["rounds"] != int(folder.name):
-        raise ValueError("its marker is not of these rounds")
-    return tuple(Part(**part) for part in marker["parts"])
-
-
-def _checked(folder: Path) -> Checkpoint:
-    parts = _parts(folder)
+        raise ValueError(f"its marker is of round {marker['rounds']!r}")
+    parts = tuple(Part(**part) for part in marker["parts"])
     for part in parts:
-        if Path(part.name).name != part.name:
+        if not fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*\.(npy|h5)", part.name):
             raise ValueError(f"{part.name!r} is no file's name")
-        if existing(folder / part.name) != part:
-            raise ValueError(f"{part.name} is not what was written")
-    return Checkpoint(folder, int(folder.name), parts)
+        if not (folder / part.name).is_file() or (folder / part.name).is_symlink():
+            raise ValueError(f"{part.name} is missing, or no plain file")
+    return parts
 
 
 class _Counted:

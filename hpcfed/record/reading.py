@@ -2,20 +2,30 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
+from pydantic import ValidationError
 
+from hpcfed.config import RunConfig
 from hpcfed.errors import UserError
+from hpcfed.record.guarded import Reader, readable, reading
 from hpcfed.record.results import ROUND_SERIES, SCHEMA
 from hpcfed.record.timing import PHASES
 
 LAST_UPDATES = 10
 ADDED = ("imbalance", "kept", "kept_attackers", "excluded")
 """Series of rounds that older files of this schema do not have."""
+FACTS = {name: str for name in ("method", "dataset", "model", "status")} | {
+    name: int for name in ("schema", "rounds_done", "clients", "ranks", "seed", "columns", "stacked_seeds")
+}
+"""Attributes that readers of a run count on."""
+MOST = 1e30
+"""No second, byte or client is counted beyond it."""
+MOST_LINE = 10_000
+"""Characters of an error."""
 
 
 @dataclass(frozen=True)
@@ -215,73 +225,156 @@ def read_run(folder: Path) -> RunRecord:
         raise UserError(f"no such folder: {folder}")
     if not path.is_file():
         raise UserError(f"{folder} holds no run (there is no run.h5 in it)")
-    try:
-        with h5py.File(path, "r") as file:
-            return record_of(folder, file)
-    except (OSError, KeyError, ValueError, TypeError) as error:
-        reason = str(error).partition("\n")[0]
-        raise UserError(f"{path} cannot be read as a run: {reason}") from None
+    with readable(path, "a run"), reading(path) as file:
+        record = record_of(folder, file)
+        # The first to fail knows why; others may have failed because it was gone.
+        failures = [failure for failure in folder.glob("error-*.txt") if failure.is_file()]
+        if failures:
+            first = min(failures, key=lambda failure: (failure.stat().st_mtime_ns, failure.name))
+            with open(first, errors="replace") as told:
+                record = replace(record, status="failed", error=told.readline(MOST_LINE).rstrip("\n"))
+    return record
 
 
-def record_of(folder: Path, file: h5py.Group) -> RunRecord:
+def record_of(folder: Path, file: Reader) -> RunRecord:
     """A run out of its file, or out of a copy of that file's content in another one."""
-    facts = {key: value.item() if isinstance(value, np.generic) else value for key, value in file.attrs.items()}
-    if facts.get("format") != "hpcfed run":
-        raise ValueError("it was not written by hpcfed")
-    if facts["schema"] > SCHEMA:
-        raise ValueError(f"its schema is {facts['schema']}, this program reads up to {SCHEMA}; use a newer hpcfed")
-    done = slice(0, facts["rounds_done"])
-    # The first to fail knows why; others may have failed because it was gone.
-    failures = sorted(folder.glob("error-*.txt"), key=lambda path: (path.stat().st_mtime_ns, path.name))
-    status, error = facts["status"], facts.get("error", "")
-    if failures:
-        status, error = "failed", failures[0].read_text(errors="replace").partition("\n")[0]
+    facts = _facts(file)
+    config, environment = _config(parsed(file.text("config"))), parsed(file.text("environment"))
+    _check_environment(environment)
+    done, rounds, clients = facts["rounds_done"], config["rounds"], config["clients"]
+    shape = (rounds, facts["ranks"])
+    series = {name: _series(file, name, rounds, done) for name in ROUND_SERIES}
+    if not (series["seconds"] > 0).all():
+        raise ValueError("rounds/seconds holds numbers that cannot be")
     return RunRecord(
         folder=folder,
-        status=status,
-        error=error,
+        status=facts["status"],
+        error=facts.get("error", ""),
         facts=facts,
-        config=json.loads(file["config"].asstr()[()]),
-        environment=json.loads(file["environment"].asstr()[()]),
-        rounds={name: _series(file, name, done) for name in ROUND_SERIES},
-        phases=file["timing/phases"][done],
-        wall=file["timing/wall"][done],
-        peak_memory=file["timing/peak_memory"][done].max(0, initial=0),
-        client_accuracy=file["clients/accuracy"][done],
-        train_samples=file["clients/train_samples"][()],
-        energy=float(file["timing/energy"][()].sum()) if "timing/energy" in file else None,
-        moves=tuple(int(r) for r in file["moves/round"] if not np.isnan(r)) if "moves" in file else (),
-        finals=_named(file, "finals/name", "finals/accuracy"),
-        newcomers=_named(file, "newcomers/start", "newcomers/accuracy"),
-        newcomer_bytes=float(file["newcomers/bytes"][()]) if "newcomers/bytes" in file else float("nan"),
-        learnings=tuple(_learnings(file["server"])) if "server" in file else (),
+        config=config,
+        environment=environment,
+        rounds=series,
+        phases=_between(file, "timing/phases", (*shape, len(PHASES)), done),
+        wall=_between(file, "timing/wall", shape, done),
+        peak_memory=_between(file, "timing/peak_memory", shape, done).max(0, initial=0),
+        client_accuracy=_between(file, "clients/accuracy", (rounds, clients), done, high=1),
+        train_samples=_between(file, "clients/train_samples", (clients,)),
+        energy=float(file.numbers("timing/energy", (None,)).sum()) if "timing/energy" in file else None,
+        moves=_moves(file),
+        finals=_named(file, "finals/name", "finals/accuracy", (None, clients)),
+        newcomers=_named(file, "newcomers/start", "newcomers/accuracy", (None, None, None)),
+        newcomer_bytes=float(_between(file, "newcomers/bytes", ())) if "newcomers/bytes" in file else float("nan"),
+        learnings=tuple(_learnings(file.within("server"))) if "server" in file else (),
     )
 
 
-def _named(file: h5py.File, names: str, values: str) -> dict[str, np.ndarray]:
+def _facts(file: Reader) -> dict[str, Any]:
+    """The attributes, those of which are checked that something depends on."""
+    facts = file.facts()
+    if facts.get("format") != "hpcfed run":
+        raise ValueError("it was not written by hpcfed")
+    facts.setdefault("stacked_seeds", 1)
+    for name, kind in FACTS.items():
+        if not isinstance(facts[name], kind) or isinstance(facts[name], bool):
+            raise ValueError(f"its {name} is {str(facts[name])[:100]!r}")
+        if isinstance(facts[name], int) and not 0 <= facts[name] < 2**63:
+            raise ValueError(f"its {name} is {facts[name]}")
+    if facts["schema"] > SCHEMA:
+        raise ValueError(f"its schema is {facts['schema']}, this program reads up to {SCHEMA}; use a newer hpcfed")
+    if not facts["ranks"] or not facts["stacked_seeds"]:
+        raise ValueError("it has no ranks or no seeds")
+    if not isinstance(facts.get("error", ""), str):
+        raise ValueError("its error is no text")
+    return facts
+
+
+def parsed(text: str) -> dict[str, Any]:
+    """A JSON object."""
+    try:
+        found = json.loads(text)
+    except RecursionError:
+        raise ValueError("its JSON is nested too deeply") from None
+    if not isinstance(found, dict):
+        raise ValueError("its JSON is no object")
+    json.dumps(found, ensure_ascii=False).encode()  # refuses halves of characters, which nothing could print
+    return found
+
+
+def _config(stored: dict[str, Any]) -> dict[str, Any]:
+    """As it was, its options of every run checked as those of a command line are; a method's are not needed here."""
+    known = {name: value for name, value in stored.items() if name in RunConfig.model_fields and value is not None}
+    try:
+        checked = RunConfig.model_validate(known)
+    except ValidationError as failure:
+        error = failure.errors()[0]
+        raise ValueError(f"its option {error['loc'][0]}: {error['msg']}") from None
+    config = stored | checked.model_dump(mode="json", include=set(known))
+    for name in ("rounds", "clients", "partition"):
+        if name not in known:
+            raise ValueError(f"its config has no {name}")
+    return config
+
+
+def _check_environment(environment: dict[str, Any]) -> None:
+    """What a page looks into has the form that a run gives it."""
+    lists = {"ranks": dict, "command": str}
+    fits = all(isinstance(environment.get(name) or {}, dict) for name in ("source", "packages")) and all(
+        isinstance(environment.get(name, []), list) and all(isinstance(one, kind) for one in environment.get(name, []))
+        for name, kind in lists.items()
+    )
+    if not fits:
+        raise ValueError("its environment is not as a run writes it")
+
+
+def _between(
+    file: Reader, name: str, shape: tuple[int | None, ...], first: int | None = None, *, high: float = MOST
+) -> np.ndarray:
+    """Numbers from 0 to `high`, or NaN."""
+    values = file.numbers(name, shape, first)
+    with np.errstate(over="ignore"):  # of short floats, which a file may have
+        wrong = (values < 0) | (values > high)
+    if wrong.any():
+        raise ValueError(f"{name} holds numbers that cannot be")
+    return values
+
+
+def _moves(file: Reader) -> tuple[int, ...]:
+    if "moves" not in file:
+        return ()
+    return tuple(int(round) for round in _between(file, "moves/round", (None,)) if not np.isnan(round))
+
+
+def _named(file: Reader, names: str, values: str, shape: tuple[int | None, ...]) -> dict[str, np.ndarray]:
     """Entries of a dataset by name, without those that nobody wrote."""
     if names not in file:
         return {}
-    pairs = zip(file[names].asstr()[()], file[values][()], strict=True)
-    return {str(name): value for name, value in pairs if not np.isnan(value).all()}
+    pairs = zip(file.texts(names), _between(file, values, shape, high=1), strict=True)
+    return {name: value for name, value in pairs if not np.isnan(value).all()}
 
 
-def _learnings(group: h5py.Group) -> Iterator[LearningRecord]:
-    phases, networks = (group[name].asstr()[()].tolist() for name in ("phase_names", "network_names"))
-    for time, round in enumerate(group["round"][()]):
+def _learnings(group: Reader) -> Iterator[LearningRecord]:
+    phases, networks = (group.texts(name) for name in ("phase_names", "network_names"))
+    rounds = _between(group, "round", (None,))
+    times = len(rounds)
+    by_network = {
+        name: _between(group, name, (times, len(networks)))
+        for name in ("samples_per_second", "flops", "utilisation", "parameters")
+    }
+    rows, kept = _between(group, "rows", (times,)), _between(group, "kept", (times,), high=1)
+    seconds, memory = _between(group, "seconds", (times, len(phases))), _between(group, "peak_memory", (times, None))
+    if not memory.shape[1]:
+        raise ValueError("server/peak_memory is of no rank")
+    for time, round in enumerate(rounds):
         if not np.isnan(round):
-            by_network = {
-                name: dict(zip(networks, group[name][time].tolist(), strict=True))
-                for name in ("samples_per_second", "flops", "utilisation")
-            }
+            own = {name: dict(zip(networks, values[time].tolist(), strict=True)) for name, values in by_network.items()}
+            own["parameters"] = {name: int(value) for name, value in own["parameters"].items()}
             yield LearningRecord(
                 round=int(round),
-                rows=int(group["rows"][time]),
-                seconds=dict(zip(phases, group["seconds"][time].tolist(), strict=True)),
-                parameters=dict(zip(networks, map(int, group["parameters"][time]), strict=True)),
-                peak_memory=group["peak_memory"][time],
-                kept=float(group["kept"][time]),
-                **by_network,
+                rows=int(rows[time]),
+                seconds=dict(zip(phases, seconds[time].tolist(), strict=True)),
+                peak_memory=memory[time],
+                kept=float(kept[time]),
+                **own,
             )
 
 
@@ -295,12 +388,14 @@ def mean_accuracy(accuracy: np.ndarray) -> float:
     return float("nan") if np.isnan(accuracy).all() else float(np.nanmean(accuracy))
 
 
-def _series(file: h5py.File, name: str, done: slice) -> np.ndarray:
+def _series(file: Reader, name: str, rounds: int, done: int) -> np.ndarray:
     """A series of rounds; all NaN when the run was written before there was such a series."""
-    if name in ADDED and f"rounds/{name}" not in file:
-        return np.full(done.stop, np.nan)
-    values: np.ndarray = file[f"rounds/{name}"][done]
-    return values
+    where = f"rounds/{name}"
+    if name in ADDED and where not in file:
+        return np.full(done, np.nan)
+    if ROUND_SERIES[name].unit == "nats":
+        return file.numbers(where, (rounds,), done)
+    return _between(file, where, (rounds,), done, high=1 if ROUND_SERIES[name].unit == "fraction" else MOST)
 
 
 def plain(value: Any) -> Any:

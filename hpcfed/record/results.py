@@ -8,17 +8,21 @@ time, because the next publishing waits a hundred times as long as the last one 
 import json
 import time
 from collections.abc import Sequence
+from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import h5py
 import numpy as np
 
+from hpcfed.record.guarded import Reader, readable, reading
 from hpcfed.record.publish import publish
 from hpcfed.record.timing import PHASES
 from hpcfed.server.options import NETWORKS
 
 SCHEMA = 1
+CHUNK = 2**16
+"""Bytes of a chunk, or a round where that is more."""
 PAUSE = 100
 """How many times longer than publishing the pause before the next publishing is."""
 
@@ -123,9 +127,8 @@ class ResultsWriter:
         file["environment"] = json.dumps(environment, indent=1)
         for name, values in clients.items():
             unit = {"rank": "rank", "attacker": "1"}.get(name, "samples")
-            _describe(
-                file.create_dataset(f"clients/{name}", data=values), Series(unit, f"{name} of each client"), "client"
-            )
+            data = self._make(f"clients/{name}", values.shape, values.dtype, data=values)
+            _describe(data, Series(unit, f"{name} of each client"), "client")
         for name, series in ROUND_SERIES.items():
             self._create(f"rounds/{name}", (rounds,), series, "round")
         accuracy = Series("fraction", "accuracy on the client's own test data; NaN: not evaluated, or no test data")
@@ -145,8 +148,16 @@ class ResultsWriter:
             self._create_server(server)
         file["timing/phase_names"] = np.array(PHASES, dtype=h5py.string_dtype())
 
+    def _make(self, name: str, shape: tuple[int, ...], dtype: str | np.dtype = "f8", **more: Any) -> h5py.Dataset:
+        """In chunks with checksums, so that a reader notices when bytes have changed on their way."""
+        if not shape:
+            return self._file.create_dataset(name, shape, dtype, **more)
+        row = max(1, prod(shape[1:]) * np.dtype(dtype).itemsize)
+        chunk = (min(shape[0], max(1, CHUNK // row)), *shape[1:])
+        return self._file.create_dataset(name, shape, dtype, chunks=chunk, fletcher32=True, **more)
+
     def _create(self, name: str, shape: tuple[int, ...], series: Series, *dimensions: str, dtype: str = "f8") -> None:
-        _describe(self._file.create_dataset(name, shape, dtype, fillvalue=np.nan), series, *dimensions)
+        _describe(self._make(name, shape, dtype, fillvalue=np.nan), series, *dimensions)
         self._arrays[name] = np.full(shape, np.nan, dtype)
 
     def _create_moves(self, moves: int, num_clients: int) -> None:
@@ -158,8 +169,9 @@ class ResultsWriter:
         }
         for name, (shape, series, dtype) in shapes.items():
             fill = np.nan if dtype == "f8" else -1
-            data = self._file.create_dataset(f"moves/{name}", shape, dtype, fillvalue=fill)
-            _describe(data, series, *("move", "client")[: len(shape)])
+            _describe(
+                self._make(f"moves/{name}", shape, dtype, fillvalue=fill), series, *("move", "client")[: len(shape)]
+            )
 
     def write_move(self, round: int, rank: np.ndarray, seconds: float) -> None:
         """Clients have moved before this round; on disk with the next rounds."""
@@ -169,7 +181,7 @@ class ResultsWriter:
 
     def _create_small(self, name: str, shape: tuple[int, ...], series: Series, *dimensions: str) -> None:
         """A dataset that is written as it happens, and on disk with the next rounds; NaN where nothing has come."""
-        _describe(self._file.create_dataset(name, shape, "f8", fillvalue=np.nan), series, *dimensions)
+        _describe(self._make(name, shape, fillvalue=np.nan), series, *dimensions)
 
     def _create_names(self, name: str, names: Sequence[str]) -> None:
         self._file[name] = np.array(names, dtype=h5py.string_dtype())
@@ -271,7 +283,7 @@ class ResultsWriter:
         if error:
             self._file.attrs["error"] = error
         if energy is not None:
-            data = self._file.create_dataset("timing/energy", data=energy)
+            data = self._make("timing/energy", energy.shape, data=energy)
             _describe(data, Series("J", "energy of each rank's GPU over the run; NaN where it cannot be read"), "rank")
         self._publish()
         self._file.close()
@@ -282,24 +294,27 @@ class ResultsWriter:
 
     def restore(self, path: Path, rounds: int) -> None:
         """What another writer had put down of the first rounds, as far as it has the same shape."""
-        with h5py.File(path, "r") as old:
+        with readable(path, "a run"), reading(path) as old:
             for name, array in self._arrays.items():
-                if name in old and old[name].shape == array.shape:
-                    array[:rounds] = old[name][:rounds]
+                if name in old and old.shape(name) == array.shape:
+                    array[:rounds] = old.numbers(name, array.shape, rounds)
             for name in ("moves", "server"):
                 self._restore_small(old, name, rounds)
-            self._file.attrs["started"] = old.attrs["started"]
-            self._file.attrs["resumed"] = [*old.attrs.get("resumed", ()), rounds]
+            facts = old.facts()
+            self._file.attrs["started"] = str(facts["started"])
+            self._file.attrs["resumed"] = [*map(int, facts.get("resumed", ())), rounds]
         self._done = rounds
 
-    def _restore_small(self, old: h5py.File, group: str, rounds: int) -> None:
+    def _restore_small(self, old: Reader, group: str, rounds: int) -> None:
         """What happened now and then, in these rounds."""
         if group not in old or group not in self._file:
             return
-        happened = int(np.count_nonzero(old[f"{group}/round"][()] < rounds))
-        for name, data in self._file[group].items():
-            if name in old[group] and old[group][name].shape == data.shape and data.dims[0].label in ("move", "time"):
-                data[:happened] = old[group][name][:happened]
+        own = self._file[group]
+        happened = int(np.count_nonzero(old.numbers(f"{group}/round", own["round"].shape) < rounds))
+        for name, data in own.items():
+            where = f"{group}/{name}"
+            if data.dims[0].label in ("move", "time") and where in old and old.shape(where) == data.shape:
+                data[:happened] = old.numbers(where, data.shape, happened)
         if group == "moves":
             self._moves = happened
         else:

@@ -12,6 +12,7 @@ import numpy as np
 
 from hpcfed.errors import UserError
 from hpcfed.models.layout import Layout
+from hpcfed.record.guarded import SLACK, Reader, check, readable
 
 
 class SnapshotWriter:
@@ -21,7 +22,7 @@ class SnapshotWriter:
         """`rounds` are the rounds after which snapshots will be taken; `with_global` adds the global row."""
         self._rounds = rounds
         if path.exists():
-            self._go_on(path, clients)
+            self._go_on(path, clients, (len(rounds), layout.num_columns), with_global=with_global)
             return
         self._file = h5py.File(path, "w")  # not libver="latest": its files refuse to open after their writer was killed
         file = self._file
@@ -39,11 +40,22 @@ class SnapshotWriter:
             self._global = self._create("global", (len(rounds), layout.num_columns), dtype, "snapshot", "column")
         file.flush()
 
-    def _go_on(self, path: Path, clients: np.ndarray) -> None:
-        """With the file of a run that is resumed."""
-        self._file = h5py.File(path, "r+")
-        if not np.array_equal(self._file["client"][()], clients):
-            raise UserError(f"{path} holds rows of other clients; resume with as many ranks as before")
+    def _go_on(self, path: Path, clients: np.ndarray, wide: tuple[int, int], *, with_global: bool) -> None:
+        """With the file of a run that is resumed; `wide` are the numbers of snapshots and columns."""
+        with readable(path, "this run's snapshots"):
+            self._file = h5py.File(path, "r+")
+            try:
+                check(self._file)
+                known = Reader(self._file, [SLACK])
+                if not np.array_equal(known.numbers("client", (None,)), clients):
+                    raise UserError(f"{path} holds rows of other clients; resume with as many ranks as before")
+                shapes = {"rows": (wide[0], len(clients), wide[1]), "taken": wide[:1]}
+                for name, shape in (shapes | ({"global": wide} if with_global else {})).items():
+                    if known.shape(name) != shape or self._file[name].dtype.kind not in "fu":
+                        raise ValueError(f"{name} has another shape or type")
+            except BaseException:
+                self._file.close()
+                raise
         self._rows, self._taken, self._global = (self._file.get(name) for name in ("rows", "taken", "global"))
 
     def _create(self, name: str, shape: tuple[int, ...], dtype: np.dtype, *dimensions: str) -> h5py.Dataset:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import h5py
 import numpy as np
@@ -16,6 +15,7 @@ from torch.nn import functional as F
 
 from hpcfed import streams
 from hpcfed.errors import UserError, one_line
+from hpcfed.record.guarded import Reader, reading
 from hpcfed.record.watching import onlooker
 from hpcfed.server import diffusion
 from hpcfed.server.diffusion import Schedule, chunks
@@ -268,44 +268,62 @@ class LatentDiffusion:
             file["options"] = json.dumps(self.options.model_dump(mode="json"), indent=1)
             for name in NETWORKS:
                 for key, tensor in getattr(self, name).state_dict().items():
-                    file[f"{name}/{key}"] = tensor.float().cpu().numpy()
+                    _put(file, f"{name}/{key}", tensor.float())
             for standard in (self.standard, self.latents):
                 name = "standard" if standard is self.standard else "latents"
-                file[f"{name}/mean"] = standard.mean.cpu().numpy()
-                file[f"{name}/scale"] = standard.scale.cpu().numpy()
+                _put(file, f"{name}/mean", standard.mean)
+                _put(file, f"{name}/scale", standard.scale)
 
     def load(self, path: Path) -> None:
         try:
-            with h5py.File(path, "r") as file:
-                self._load(file)
-        except (OSError, KeyError, TypeError, ValueError, RuntimeError) as error:
+            with reading(path, most=MOST_SERVER) as file:
+                self._load(file, path)
+        except UserError:
+            raise
+        except Exception as error:  # a damaged or hostile file makes libhdf5, h5py and torch raise anything
             raise UserError(f"--server-load {path} is not a saved server: {one_line(error)}") from None
 
-    def _load(self, file: h5py.File) -> None:
-        if (file.attrs.get("format"), file.attrs.get("schema")) != (_FORMAT, _SCHEMA):
-            raise UserError(f"--server-load {file.filename} is not a server that this version has saved")
-        if list(file.attrs["widths"]) != self._widths:
-            raise UserError(f"--server-load {file.filename} was made for other columns than this run generates")
-        written = json.loads(file["options"][()])
+    def _load(self, file: Reader, path: Path) -> None:
+        facts = file.facts()
+        if (facts.get("format"), facts.get("schema")) != (_FORMAT, _SCHEMA):
+            raise UserError(f"--server-load {path} is not a server that this version has saved")
+        if list(facts["widths"]) != self._widths:
+            raise UserError(f"--server-load {path} was made for other columns than this run generates")
+        written = json.loads(file.text("options"))
         saved = ServerOptions(**{name: written[name] for name in _SHAPING})
         if _shape(saved) != _shape(self.options):
             flags = " ".join(f"{flag} {value}" for flag, value in _shape(saved).items())
-            raise UserError(f"--server-load {file.filename} has another size; use {flags}")
+            raise UserError(f"--server-load {path} has another size; use {flags}")
 
         def tensors(group: str) -> dict[str, Tensor]:
-            there: dict[str, Any] = {}
-            file[group].visititems(lambda key, item: there.update({key: item[()]}) if hasattr(item, "shape") else None)
+            own = file.within(group)
+            with np.errstate(over="ignore"):
+                there = {key: own.numbers(key, own.shape(key)).astype(np.float32) for key in own.names()}
+            for key, value in there.items():
+                if not np.isfinite(value).all():
+                    raise ValueError(f"{group}/{key} holds what no training makes")
             return {key: torch.as_tensor(value, device=self.place.device) for key, value in there.items()}
 
         for name in NETWORKS:
             self._rebuilt(name, tensors(name))
         self.standard, self.latents = Standard(**tensors("standard")), LatentStandard(**tensors("latents"))
-        self._runs = int(file.attrs["runs"])
+        for standard, width in ((self.standard, sum(self._widths)), (self.latents, self.options.size.latent)):
+            if standard.mean.shape != (width,) or standard.scale.shape not in ((), (1,), (width,)):
+                raise ValueError("its means and scales are of other columns")
+        self._runs = int(facts["runs"])
 
 
 _FORMAT, _SCHEMA = "hpcfed server", 2
+MOST_SERVER = 2**40
+"""Bytes of a saved server that is read."""
 _SHAPING = ("server", "server_width", "server_latent", "server_depth", "diffusion_steps")
 """Options without which saved networks mean something else."""
+
+
+def _put(file: h5py.File, name: str, tensor: Tensor) -> None:
+    """With checksums, where HDF5 can have them."""
+    packed = {"chunks": True, "fletcher32": True} if tensor.numel() and tensor.ndim else {}
+    file.create_dataset(name, data=tensor.cpu().numpy(), **packed)
 
 
 def _shape(options: ServerOptions) -> dict[str, int]:

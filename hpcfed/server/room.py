@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from re import escape, fullmatch
 from typing import Any, Literal
 
 import numpy as np
@@ -81,9 +82,11 @@ class Bank:
 
     def restore(self, folder: Path, seed: int, device: torch.device) -> None:
         beginning, end = f"server-{seed}.bank-", ".rows.npy"
-        rounds = [int(path.name[len(beginning) : -len(end)]) for path in folder.glob(f"{beginning}*{end}")]
-        for round in sorted(rounds):
-            clients, rows = (np.load(folder / f"{beginning}{round}.{kind}.npy") for kind in ("clients", "rows"))
+        found = (
+            fullmatch(f"{escape(beginning)}([0-9]{{1,18}}){escape(end)}", name) for name in checkpoints.listed(folder)
+        )
+        for round in sorted(int(name[1]) for name in found if name):
+            clients, rows = (checkpoints.load(folder, f"{beginning}{round}.{kind}") for kind in ("clients", "rows"))
             self._rounds[round] = clients, torch.from_numpy(rows).to(device)
 
     def rows(self) -> Tensor:
@@ -181,7 +184,7 @@ class Room:
 
     def _restore(self, seed: int, folder: Path) -> None:
         self._bank(seed).restore(folder, seed, self._place.device)
-        if (folder / f"server-{seed}.h5").exists():
+        if f"server-{seed}.h5" in checkpoints.listed(folder):
             self.model(seed).load(folder / f"server-{seed}.h5")
 
     def _bank(self, seed: int) -> Bank:

@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from hpcfed.config import ANYWHERE
+from hpcfed.config import ANYWHERE, RunConfig
 from hpcfed.errors import UserError
+from hpcfed.record.guarded import try_out
 from hpcfed.record.reading import RunRecord, read_run
 from hpcfed.record.timing import PHASES
 from hpcfed.study.gather import StudyRecord, read_gathered
@@ -152,6 +153,7 @@ def find(paths: Iterable[Path]) -> Found:
             if file.resolve() not in seen:
                 seen.add(file.resolve())
                 try:
+                    try_out([file])
                     _add_study(found, file) if file.name == "study.h5" else _add_run(found, file.parent)
                 except UserError as error:
                     found.unread.append(str(error))
@@ -212,7 +214,8 @@ def groups(samples: Sequence[Sample]) -> list[Group]:
 
 def _options(sample: Sample) -> dict[str, Any]:
     run = sample.runs[0]
-    own = {name: value for name, value in run.config.items() if name not in (*ANYWHERE, "seed", "seeds")}
+    config = RunConfig().model_dump(mode="json") | run.config
+    own = {name: value for name, value in config.items() if name not in (*ANYWHERE, "seed", "seeds")}
     devices = sorted({str(place.get("device", "?")) for place in run.environment.get("ranks", [])})
     return own | {"ranks": run.facts["ranks"], "stacked_seeds": run.stacked_seeds, "on": ", ".join(devices)}
 

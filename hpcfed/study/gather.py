@@ -14,8 +14,9 @@ import h5py
 import numpy as np
 
 from hpcfed.errors import UserError, one_line
+from hpcfed.record.guarded import Reader, check, readable, reading
 from hpcfed.record.publish import publish
-from hpcfed.record.reading import RunRecord, read_run, record_of
+from hpcfed.record.reading import RunRecord, parsed, read_run, record_of
 from hpcfed.study.plan import Study, Trial
 
 FORMAT, SCHEMA = "hpcfed study", 1
@@ -106,6 +107,7 @@ def _take(source: Path, file: h5py.File, number: int) -> None:
     """Copies a run; one that cannot be read has been recorded as failed, and stays where it is."""
     try:
         with h5py.File(source, "r") as run:
+            check(run)
             seed = int(run.attrs["seed"])
             run.copy(run["/"], file, f"runs/{number:05}/seed-{seed}")
     except (OSError, KeyError, ValueError, RuntimeError):
@@ -114,26 +116,23 @@ def _take(source: Path, file: h5py.File, number: int) -> None:
 
 def read_gathered(path: Path) -> StudyRecord:
     """Reads a study.h5; anything else is one line for the user."""
-    try:
-        with h5py.File(path, "r") as file:
-            if file.attrs.get("format") != FORMAT or file.attrs["schema"] > SCHEMA:
-                raise ValueError("it was not written by this hpcfed, or by a newer one")
-            return StudyRecord(
-                path,
-                str(file.attrs["title"]),
-                int(file.attrs["warmup"]),
-                str(file["study"].asstr()[()]),
-                tuple(_trials(file, path.parent)),
-            )
-    except (OSError, KeyError, ValueError, TypeError, RuntimeError) as error:
-        raise UserError(f"{path} cannot be read as a study: {str(error).partition(chr(10))[0]}") from None
+    with readable(path, "a study"), reading(path) as file:
+        facts = file.facts()
+        if facts.get("format") != FORMAT or facts["schema"] > SCHEMA:
+            raise ValueError("it was not written by this hpcfed, or by a newer one")
+        title, warmup = facts["title"], facts["warmup"]
+        if not isinstance(title, str) or not isinstance(warmup, int) or warmup < 0:
+            raise ValueError("its title or warmup is not one")
+        return StudyRecord(path, title, warmup, file.text("study"), tuple(_trials(file, path.parent)))
 
 
-def _trials(file: h5py.File, folder: Path) -> Iterator[TrialRecord]:
-    columns = {column: file[f"trials/{column}"].asstr()[()].tolist() for column in TABLE}
-    for number, seconds in enumerate(file["trials/seconds"][()].tolist()):
-        row = {column: values[number] for column, values in columns.items()}
-        group = file.get(f"runs/{number:05}", {})
-        runs = tuple(record_of(folder / f"trial {row['name']}" / seed, group[seed]) for seed in sorted(group))
-        outcome = Outcome(row["status"], row["error"], seconds, row["command"])
-        yield TrialRecord(row["name"], outcome, json.loads(row["options"]), runs)
+def _trials(file: Reader, folder: Path) -> Iterator[TrialRecord]:
+    columns = {column: file.texts(f"trials/{column}") for column in TABLE}
+    every = file.numbers("trials/seconds", (len(columns["name"]),)).tolist()
+    for number, (seconds, *row) in enumerate(zip(every, *columns.values(), strict=True)):
+        name, status, error, command, options = row
+        group, records = f"runs/{number:05}", []
+        if group in file:
+            runs = file.within(group)
+            records = [record_of(folder / f"trial {name}" / seed, runs.within(seed)) for seed in runs.names()]
+        yield TrialRecord(name, Outcome(status, error, seconds, command), parsed(options), tuple(records))

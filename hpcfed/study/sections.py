@@ -513,9 +513,9 @@ def _environment(every: Sequence[Group]) -> Section:
         source = about.get("source") or {}
         facts.append([
             group.label, f"{group.clients:,} on {group.ranks}",
-            ", ".join(sorted({str(place["host"]) for place in about.get("ranks", [])})),
+            ", ".join(sorted({str(place.get("host", "?")) for place in about.get("ranks", [])})),
             str(group.options["on"]), str(about.get("threads_per_rank", "?")), str(about.get("launcher", "?")),
-            str(about.get("backend", "?")), str(about.get("packages", {}).get("torch", "?")),
+            str(about.get("backend", "?")), str((about.get("packages") or {}).get("torch", "?")),
             str(about.get("cuda") or "–"), str(source.get("commit", "?"))[:10] + "+" * bool(source.get("changed")),
             str(group.first.facts.get("started", "?")),
         ])  # fmt: skip
