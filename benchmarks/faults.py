@@ -476,6 +476,7 @@ def main() -> None:
         parser.error(f"unknown kind {sorted(strange)[0]}; there are {', '.join(KINDS)}")
     campaign = Campaign(kinds, trials=asked.trials, minutes=asked.minutes, rounds=asked.rounds, seed=asked.seed)
     interrupted = False
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the disk must not stay, nor the table be lost
     with tempfile.TemporaryDirectory() as scratch:
         try:
             campaign.go(Path(scratch))
