@@ -98,7 +98,7 @@ class Job:
         launcher = str(mpirun) if mpirun.exists() else "mpirun"
         program = str(Path(__file__).with_name("faulty.py"))
         root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMP_NUM_THREADS": "1"}
-        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 (it lives as long as the job)
+        self._log = tempfile.NamedTemporaryFile()  # noqa: SIM115 (it lives as long as the job)
         self.process = subprocess.Popen(
             [launcher, "--oversubscribe", "-n", "2", sys.executable, program, str(orders), *words],
             stdout=subprocess.DEVNULL,
@@ -142,8 +142,7 @@ class Job:
         self.process.wait()
 
     def told(self) -> str:
-        self._log.seek(0)
-        return self._log.read()
+        return Path(self._log.name).read_text(errors="replace")  # by a place of our own: the run writes at its own
 
     def reported(self) -> int:
         """The last round that the user has been told of."""
@@ -477,6 +476,7 @@ def main() -> None:
         parser.error(f"unknown kind {sorted(strange)[0]}; there are {', '.join(KINDS)}")
     campaign = Campaign(kinds, trials=asked.trials, minutes=asked.minutes, rounds=asked.rounds, seed=asked.seed)
     interrupted = False
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the disk must not stay, nor the table be lost
     with tempfile.TemporaryDirectory() as scratch:
         try:
             campaign.go(Path(scratch))

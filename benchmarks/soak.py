@@ -4,12 +4,11 @@ The exit code is 1 if something has grown by more than 5 %.
 
 examples:
   python benchmarks/soak.py
-  python benchmarks/soak.py --rounds 5000 -- --method pfedhn --checkpoint-every 10
+  python benchmarks/soak.py --rounds 5000 -- --method pfedhn
 """
 
 import argparse
 import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -19,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
+from hpcfed.record.checkpoints import MARKER
 from hpcfed.record.reading import read_run
 
 EARLY, WINDOW, MOST = 50, 50, 1.05
@@ -33,9 +33,9 @@ class Sample:
     files: list[int]
 
 
-def sample(ranks: list[int], told: str) -> Sample | None:
-    """None before the first round, and when a rank has gone."""
-    rounds = re.findall(r"^round (\d+)/", told, re.M)
+def sample(ranks: list[int], out: Path) -> Sample | None:
+    """None before the first checkpoint, and when a rank has gone."""
+    rounds = [int(marker.parent.name) for marker in out.glob(f"checkpoints/*/{MARKER}")]
     try:
         pages = [int(Path(f"/proc/{rank}/statm").read_text().split()[1]) for rank in ranks]
         files = [len(os.listdir(f"/proc/{rank}/fd")) for rank in ranks]
@@ -43,14 +43,15 @@ def sample(ranks: list[int], told: str) -> Sample | None:
         return None
     if not rounds or not ranks or not all(pages) or not all(files):
         return None
-    return Sample(int(rounds[-1]), [page * os.sysconf("SC_PAGE_SIZE") for page in pages], files)
+    return Sample(max(rounds), [page * os.sysconf("SC_PAGE_SIZE") for page in pages], files)
 
 
 def soak(rounds: int, words: list[str], out: Path) -> tuple[Sample, Sample]:
     """The run; how it was after the first rounds and at the end."""
     mpirun = Path(sys.executable).with_name("mpirun")
     command = [str(mpirun) if mpirun.exists() else "mpirun", "--oversubscribe", "-n", "2", sys.executable, "-m"]
-    command += ["hpcfed", "run", "--model", "mlp", "--clients", "8", "--rounds", str(rounds), "--out", str(out), *words]
+    command += ["hpcfed", "run", "--model", "mlp", "--clients", "8", "--rounds", str(rounds), "--out", str(out)]
+    command += ["--checkpoint-every", "10", *words]
     root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMP_NUM_THREADS": "1"}
     early = late = None
     with tempfile.TemporaryFile("w+") as log:
@@ -58,9 +59,8 @@ def soak(rounds: int, words: list[str], out: Path) -> tuple[Sample, Sample]:
         while process.poll() is None:
             time.sleep(0.1)
             found = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True).stdout
-            log.seek(0)
-            now = sample([int(number) for number in found.split()], log.read())
-            if now is not None and now.round >= EARLY:
+            now = sample([int(number) for number in found.split()], out)
+            if now is not None and EARLY <= now.round < rounds:  # not when the ranks are about to leave
                 early, late = early or now, now
         if process.returncode or early is None or late is None:
             log.seek(0)
