@@ -244,8 +244,8 @@ def record_of(folder: Path, file: Reader) -> RunRecord:
     done, rounds, clients = facts["rounds_done"], config["rounds"], config["clients"]
     shape = (rounds, facts["ranks"])
     series = {name: _series(file, name, rounds, done) for name in ROUND_SERIES}
-    if not (series["seconds"] > 0).all():
-        raise ValueError("rounds/seconds holds numbers that cannot be")
+    if not (series["seconds"] > 0).all() or (series["cohort"] <= 0).any():
+        raise ValueError("rounds without seconds or clients cannot be")
     return RunRecord(
         folder=folder,
         status=facts["status"],

@@ -5,6 +5,7 @@ start, and afterwards only numbers are written, never the file's own structure, 
 Rows of clients that did not take part are NaN.
 """
 
+from math import prod
 from pathlib import Path
 
 import h5py
@@ -53,6 +54,8 @@ class SnapshotWriter:
                 for name, shape in (shapes | ({"global": wide} if with_global else {})).items():
                     if known.shape(name) != shape or self._file[name].dtype.kind not in "fu":
                         raise ValueError(f"{name} has another shape or type")
+                    if name != "taken" and self._file[name].id.get_num_chunks() != prod(shape[:-1]):
+                        raise ValueError(f"{name} has lost some of its rows")
             except BaseException:
                 self._file.close()
                 raise
