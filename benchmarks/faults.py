@@ -389,7 +389,7 @@ def withdraw(orders: Path) -> None:
 
 
 def differences(one: Path, other: Path) -> list[str]:
-    """What two runs have recorded differently, but for times, and which arrays of their last checkpoints differ."""
+    """What two runs have recorded differently, but for times, and which arrays of their last common checkpoints."""
     expected, found = numbers(one), numbers(other)
     names = []
     for name, values in expected.items():
@@ -399,10 +399,12 @@ def differences(one: Path, other: Path) -> list[str]:
     if read_run(other).status != "complete":
         names.append("status")
     states = [checkpoints.newest(run, say=names.append) for run in (one, other)]
-    parts = [
-        {(p.name, p.sha256) for p in state.parts if p.name != checkpoints.RECORD} if state else {} for state in states
-    ]
-    return names + sorted({name for name, _ in set(parts[0]) ^ set(parts[1])})
+    last = min(state.rounds if state else 0 for state in states)  # one that a signal has made may be later
+    states = [checkpoints.newest(run, say=names.append, below=last + 1) for run in (one, other)]
+    if not all(state and state.rounds == last for state in states):
+        return [*names, "no checkpoints of the same round"]
+    parts = [{(p.name, p.sha256) for p in state.parts if p.name != checkpoints.RECORD} for state in states if state]
+    return names + sorted({name for name, _ in parts[0] ^ parts[1]})
 
 
 def numbers(out: Path) -> dict[str, np.ndarray]:
