@@ -334,6 +334,21 @@ def test_a_terminal_is_not_given_orders(run: Path, capsys: pytest.CaptureFixture
     assert "\x1b" not in said and "\r" not in said and "[red]digits" in said and "[/bold]" in said
 
 
+@pytest.mark.skipif(np.dtype(np.longdouble).itemsize == 8, reason="this machine has no longer numbers")
+@pytest.mark.parametrize("where", ["attribute", "dataset"])
+def test_longer_numbers_are_refused(run: Path, where: str) -> None:
+    """JSON knows none, nor does anything else that a record goes to."""
+    with h5py.File(run / "run.h5", "r+") as file:
+        if where == "attribute":
+            file.attrs["seed"] = np.longdouble(0)
+        else:
+            values = file["rounds/seconds"][()].astype(np.longdouble)
+            del file["rounds/seconds"]
+            file["rounds/seconds"] = values
+    with pytest.raises(UserError, match="no number"):
+        read_run(run)
+
+
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
     folder = checkpoints.place(tmp_path, 3)

@@ -73,6 +73,8 @@ class Reader:
             if prod(identifier.shape) > MOST_ENTRIES or identifier.get_storage_size() > MOST_TEXT:
                 raise ValueError(f"its attribute {name} is too large")
             value = attributes[name]
+            if isinstance(value, np.longdouble):  # of which there is no plain number
+                raise ValueError(f"its attribute {name} is no number of 64 bits")
             facts[name] = value.item() if isinstance(value, np.generic) else value
             if isinstance(facts[name], str):
                 self._text(name, facts[name])
@@ -84,7 +86,7 @@ class Reader:
         fits = len(data.shape) == len(shape) and all(n in (m, None) for m, n in zip(data.shape, shape, strict=True))
         if not fits:
             raise ValueError(f"{name} has the shape {data.shape}")
-        if data.dtype.kind not in "fiu":
+        if data.dtype.kind not in "fiu" or data.dtype.itemsize > 8:
             raise ValueError(f"{name} holds no numbers")
         taken = data.shape if first is None else (min(first, data.shape[0]), *data.shape[1:])
         if first is not None and first > data.shape[0]:
