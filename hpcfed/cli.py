@@ -108,6 +108,10 @@ def _dispatch(arguments: list[str]) -> None:
 def _run(arguments: list[str]) -> None:
     settings = parse_run(arguments)
     check(settings, launched())
+    if settings.config.resume is not None and _complete(settings.config.resume):
+        if not launched().rank:
+            print(f"hpcfed: {settings.config.resume} is complete; there is nothing to go on with", file=sys.stderr)
+        return
     from hpcfed.run import run
 
     folder = run(settings)
@@ -140,7 +144,7 @@ def _resumed(folder: Path) -> Settings:
     from hpcfed.record.guarded import try_out
     from hpcfed.record.reading import read_run
 
-    seeds = sorted(int(path.name[5:]) for path in folder.glob("seed-*") if fullmatch(r"seed-[0-9]{1,19}", path.name))
+    seeds = _seeds(folder)
     files = [path for run in ([folder / f"seed-{seed}" for seed in seeds] or [folder]) for path in recorded(run)]
     first = next(path for path in files if path.name == RECORD)
     if not first.is_file():
@@ -154,6 +158,24 @@ def _resumed(folder: Path) -> Settings:
         values["seeds"] = ",".join(map(str, seeds))
     sources = {name: f"{folder}: {name}" for name in values}
     return resolve(values, sources, methods.load(str(values.get("method"))).Options)
+
+
+def _seeds(folder: Path) -> list[int]:
+    """Those that have folders of their own in it."""
+    return sorted(int(path.name[5:]) for path in folder.glob("seed-*") if fullmatch(r"seed-[0-9]{1,19}", path.name))
+
+
+def _complete(folder: Path) -> bool:
+    """Whether a run, or every seed of it, has come to its end; one whose record is damaged has not."""
+    from hpcfed.record.guarded import try_out
+    from hpcfed.record.reading import read_run
+
+    runs = [folder / f"seed-{seed}" for seed in _seeds(folder)] or [folder]
+    try:
+        try_out(run / "run.h5" for run in runs if (run / "run.h5").is_file())
+        return all(read_run(run).status == "complete" for run in runs)
+    except UserError:
+        return False
 
 
 def _peek(arguments: list[str]) -> tuple[Path | None, str | None]:

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from hpcfed import methods
+from hpcfed import cli, methods
 from hpcfed.assembly import Setup
 from hpcfed.clients.training import StackTraining
 from hpcfed.federation import Sent
@@ -157,6 +157,21 @@ def test_a_damaged_record_is_made_anew(harm: str, tmp_path: Path) -> None:
     same(tmp_path / "whole", cut)
 
 
+@pytest.mark.parametrize("seeds", [(), ("--seeds", "0,1")])
+def test_a_complete_run_is_left_as_it_is(
+    seeds: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It has no checkpoint, so going on would begin anew, over results that are whole."""
+    words = ["run", "--model", "mlp", "--clients", "3", "--rounds", "2", "--device", "cpu"]
+    words += ["--out", str(tmp_path / "run")]
+    cli.main([*words, *seeds])
+    files = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    capsys.readouterr()
+    cli.main(["run", "--resume", str(tmp_path / "run")])
+    assert "is complete; there is nothing to go on with" in capsys.readouterr().err
+    assert files == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+
 def test_only_whole_checkpoints_count_among_those_kept(tmp_path: Path) -> None:
     """What a crash has left unfinished must not push out the checkpoint before."""
     for rounds in (3, 4, 6):
@@ -243,6 +258,8 @@ def test_other_numbers_of_ranks_go_on(tmp_path: Path, mpirun: Callable) -> None:
     cut = tmp_path / "3"
     result = mpirun(2, "-m", "hpcfed", "run", *words, "--checkpoint-every", "3", "--out", cut)
     assert result.returncode == 0, result.stderr
+    with h5py.File(cut / "run.h5", "r+") as file:
+        file.attrs["status"] = "running"  # as it is when a run is killed; one that is complete is left alone
     shutil.copytree(cut, tmp_path / "1")
     started("--resume", tmp_path / "1")
     result = mpirun(3, "-m", "hpcfed", "run", "--resume", cut)
