@@ -80,6 +80,19 @@ def test_a_run_by_sbatch(slurm: Command, pmix: None, tmp_path: Path) -> None:
     assert record.environment["launcher"] == "srun" and "SLURM_JOB_ID" in record.environment["variables"]
 
 
+def test_ranks_that_were_never_launched_are_no_success(slurm: Command, pmix: None, tmp_path: Path) -> None:
+    """srun says 0 when Slurm's PMIx cannot make its folder for the step."""
+    words = ["--parsable", "--hold", "--ntasks=2", f"--output={tmp_path / 'log'}", ROOT / "slurm/run.sbatch", *QUICK]
+    job = slurm("sbatch", *words, "--out", tmp_path / "run").stdout.strip()
+    blocked = Path(slurm("printenv", "SLURM_CONF").stdout.strip()).parent / f"pmix/spmix_appdir_0_{job}.0"
+    blocked.mkdir()
+    slurm("scontrol", "release", job)
+    wait(slurm)
+    blocked.rmdir()
+    assert "there is no complete run in" in (tmp_path / "log").read_text()
+    assert "ExitCode=1:0" in slurm("scontrol", "show", "job", job).stdout
+
+
 def submitted(slurm: Command, folder: Path) -> str:
     """A run by run.sbatch that takes some seconds, once it has told of a round; the number of its job."""
     words = ["--parsable", "--ntasks=2", f"--output={folder / 'log'}", ROOT / "slurm/run.sbatch", *QUICK[:-4]]
@@ -90,7 +103,8 @@ def submitted(slurm: Command, folder: Path) -> str:
         if (folder / "log").exists() and "\nround " in (folder / "log").read_text():
             return str(job.stdout.strip())
         time.sleep(0.05)
-    pytest.fail("the job does not begin: " + slurm("squeue").stdout)
+    log = (folder / "log").read_text() if (folder / "log").exists() else "no log"
+    pytest.fail(slurm("scontrol", "show", "job", job.stdout.strip()).stdout + log)
 
 
 @pytest.mark.parametrize("how", ["requeue", "signal"])
