@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from hpcfed.assembly import Setup
+from hpcfed.errors import count
 from hpcfed.progress import RunProgress
 from hpcfed.record import checkpoints
 from hpcfed.record.checkpoints import Checkpoint
@@ -29,6 +30,8 @@ def save(setup: Setup, folder: Path, rounds: int, state: Any, results: ResultsWr
     parts = [checkpoints.write(there, f"worker-{rank}.clients", setup.federation.clients)]
     for field in fields(state):
         value = getattr(state, field.name)
+        if field.metadata.get("fixed"):
+            continue
         if field.metadata.get("owned"):
             parts.append(checkpoints.write(there, f"worker-{rank}.{field.name}", _array(value)))
         elif results is not None:
@@ -45,31 +48,53 @@ def save(setup: Setup, folder: Path, rounds: int, state: Any, results: ResultsWr
 
 def load(setup: Setup, checkpoint: Checkpoint, state: Any) -> Any:
     """The state as it was; `state` is the method's first, which says of what kind each tensor is."""
-    holders = checkpoint.names("worker-")
-    ranks = sorted({name.partition(".")[0] for name in holders})
-    ids = [checkpoint.read(f"{rank}.clients") for rank in ranks]
-    values = {}
+    fed = setup.federation
+    held = _held(checkpoint, fed.clients)
+    values: dict[str, torch.Tensor] = {}
     for field in fields(state):
-        like = getattr(state, field.name)
-        if field.metadata.get("owned"):
-            rows = _of_clients(checkpoint, field.name, ranks, ids, setup.federation.clients)
+        like, told = getattr(state, field.name), field.metadata
+        dtype = _array(like.new_empty(0)).dtype
+        if told.get("fixed"):
+            continue
+        if told.get("owned"):
+            widths = [0, len(fed.generated)] if told.get("generated") else like.shape[1:2]
+            rows = _of_clients(checkpoint, field.name, held, fed.clients, dtype, widths)
         else:
-            rows = checkpoint.read(f"common.{field.name}")
-        values[field.name] = torch.from_numpy(rows).to(like.device, like.dtype)
+            rows = checkpoint.read(f"common.{field.name}", dtype, like.shape)
+        if "row_of" in told and not (rows.min() >= 0 and rows.max() < len(getattr(state, told["row_of"]))):
+            raise checkpoint.strange(f"common.{field.name}", f"numbers beyond its {told['row_of']}")
+        values[field.name] = torch.from_numpy(rows).to(like.device)
     if setup.settings.options.has_server:
         setup.federation.server.restore(str(checkpoint.folder))
     return replace(state, **values)
 
 
+def _held(checkpoint: Checkpoint, clients: np.ndarray) -> dict[str, np.ndarray]:
+    """Which clients each rank had that wrote the checkpoint, these among them."""
+    ranks = sorted({name.partition(".")[0] for name in checkpoint.names("worker-")})
+    held = {rank: checkpoint.read(f"{rank}.clients", clients.dtype, [None]) for rank in ranks}
+    ascending = all((np.diff(ids) > 0).all() for ids in held.values())
+    if not held or not ascending or not np.isin(clients, np.concatenate(list(held.values()))).all():
+        raise checkpoint.strange("worker-0.clients", "other clients")
+    return held
+
+
 def _of_clients(
-    checkpoint: Checkpoint, name: str, ranks: Sequence[str], ids: Sequence[np.ndarray], clients: np.ndarray
+    checkpoint: Checkpoint,
+    name: str,
+    held: dict[str, np.ndarray],
+    clients: np.ndarray,
+    dtype: np.dtype[Any],
+    widths: Sequence[int],
 ) -> np.ndarray:
-    """Rows of these clients, whichever ranks had them."""
+    """Rows of these clients, whichever ranks had them; as wide as one of these numbers says."""
     found: np.ndarray | None = None
-    for rank, theirs in zip(ranks, ids, strict=True):
-        rows = checkpoint.read(f"{rank}.{name}")
+    for rank, theirs in held.items():  # one after the other: all rows may be more than the memory of a node
+        rows = checkpoint.read(f"{rank}.{name}", dtype, [len(theirs), None])
         if found is None:
-            found = np.empty((len(clients), *rows.shape[1:]), rows.dtype)
+            found = np.empty((len(clients), rows.shape[1]), dtype)
+        if rows.shape[1] != found.shape[1] or rows.shape[1] not in widths:
+            raise checkpoint.strange(f"{rank}.{name}", f"rows of {count(rows.shape[1], 'column')}")
         here = np.isin(clients, theirs)
         found[here] = rows[np.searchsorted(theirs, clients[here])]
     assert found is not None

@@ -20,6 +20,7 @@ import torch
 from hpcfed import cli, methods
 from hpcfed.assembly import Setup
 from hpcfed.clients.training import StackTraining
+from hpcfed.errors import UserError
 from hpcfed.federation import Sent
 from hpcfed.record import checkpoints
 from hpcfed.record.reading import read_run
@@ -204,7 +205,7 @@ def test_an_unfinished_checkpoint_is_none(tmp_path: Path) -> None:
     checkpoints.complete(there, 3, [part])
     found = checkpoints.newest(tmp_path, say=pytest.fail)
     assert found is not None and found.rounds == 3
-    np.testing.assert_array_equal(found.read("common.w"), np.arange(3.0))
+    np.testing.assert_array_equal(found.read("common.w", np.float64, [3]), np.arange(3.0))
 
 
 def test_a_marker_cannot_name_files_elsewhere(tmp_path: Path) -> None:
@@ -221,8 +222,42 @@ def test_a_marker_cannot_name_files_elsewhere(tmp_path: Path) -> None:
 
 def test_pickles_are_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "common.w.npy", np.array([{}], object), allow_pickle=True)
-    with pytest.raises(ValueError, match="no array of numbers"):
-        checkpoints.Checkpoint(tmp_path, 1, ()).read("common.w")
+    with pytest.raises(UserError, match="no array of numbers"):
+        checkpoints.Checkpoint(tmp_path, 1, ()).read("common.w", np.dtype(object), [1])
+
+
+@pytest.mark.parametrize(
+    ("method", "part", "forged"),
+    [
+        ("fedper", "common.shared", np.zeros(7, np.float32)),
+        ("fedper", "common.shared", np.array("text")),
+        ("fedper", "worker-0.own", np.zeros((5, 3), np.float32)),
+        ("fedper", "worker-0.own", np.zeros((4, 650), np.float32)),
+        ("fedper", "worker-0.own", np.zeros((5, 650))),
+        ("fedper", "worker-0.clients", np.arange(5)[::-1]),
+        ("fedper", "worker-0.clients", np.arange(1, 6)),
+        ("fedper", "worker-0.clients", np.zeros((5, 1), np.int64)),
+        ("fedper", "worker-0.clients", None),
+        ("pfedgpa", "worker-0.generated", np.zeros((5, 9), np.float32)),
+        ("fedlp", "common.cluster", np.array([0, 1, 2, 9, 0])),
+        ("fedlp", "common.cluster", np.array([0, 1, -1, 1, 0])),
+        ("pfedgpa", "server-0.bank-2.rows", np.zeros((3, 9), np.float32)),
+        ("pfedgpa", "server-0.bank-2.clients", np.arange(2)),
+        ("pfedgpa", "server-0.bank-2.clients", np.array(["a", "b", "c"])),
+    ],
+)
+def test_arrays_of_another_run_are_refused(method: str, part: str, forged: np.ndarray | None, tmp_path: Path) -> None:
+    """Though all checksums are right."""
+    options = {**SMALL, "method": method, **OWN.get(method, {})}
+    go(assembled(**options), tmp_path, quiet=True, stop=StopAfter(STOPPED_AFTER))
+    there = checkpoints.place(tmp_path, STOPPED_AFTER)
+    names = [name for name in checkpoints.listed(there) if forged is not None or not name.startswith("worker-")]
+    if forged is not None:
+        assert f"{part}.npy" in names
+        np.save(there / f"{part}.npy", forged)
+    checkpoints.complete(there, STOPPED_AFTER, [checkpoints.existing(there / name) for name in names])
+    with pytest.raises(UserError, match="not of this run"):
+        go(assembled(**options, resume=str(tmp_path), out=str(tmp_path)), tmp_path, quiet=True)
 
 
 LONG = flags(clients=4, rounds=4000, checkpoint_every=5, method="fedper", evaluate_every=50)

@@ -24,6 +24,12 @@ if TYPE_CHECKING:
 
 OWNED = {"owned": True}
 """Metadata of a state's field with one entry per client of this rank; other fields are the same on every rank."""
+GENERATED = OWNED | {"generated": True}
+"""… with the columns that the server generates, or with none as long as it has not learnt."""
+FIXED = {"fixed": True}
+"""… that follows from the network alone: a run that goes on has it already."""
+CLUSTERS = {"row_of": "shared"}
+"""… whose numbers say which row of the field `shared` is meant."""
 
 
 class Method(Protocol):

@@ -6,13 +6,13 @@ joins later tells its basis too, belongs to the cluster whose mean is nearest, a
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar, Literal, cast
 
 from hpcfed import config
 from hpcfed.config import option
 from hpcfed.errors import UserError, count
-from hpcfed.methods import _parts
+from hpcfed.methods import CLUSTERS, FIXED, _parts
 
 if TYPE_CHECKING:
     import numpy as np
@@ -63,11 +63,11 @@ def require(names: list[str], layout: Layout, network: str, *, flag: str) -> Non
 class State(_parts.State):
     """`shared` has a row for every cluster."""
 
-    part_of: Tensor
+    part_of: Tensor = field(metadata=FIXED)
     """The part of the shared columns that each belongs to: what clients may choose to send is made of parts."""
     gene: Tensor
     """[clusters, parts], True for what a client that joins the cluster is given."""
-    cluster: Tensor
+    cluster: Tensor = field(metadata=CLUSTERS)
     """Of every client of the federation."""
     centres: Tensor
     """The mean basis of every cluster."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 from hpcfed import config
 from hpcfed.config import option
 from hpcfed.errors import UserError
-from hpcfed.methods import OWNED
+from hpcfed.methods import FIXED, OWNED
 from hpcfed.models import MODELS
 
 if TYPE_CHECKING:
@@ -35,9 +35,9 @@ class State:
     """The server's row of the shared columns."""
     own: Tensor = field(metadata=OWNED)
     """Every client's row of all other columns."""
-    shared_at: Tensor
+    shared_at: Tensor = field(metadata=FIXED)
     """Which columns the shared ones are, by position."""
-    own_at: Tensor
+    own_at: Tensor = field(metadata=FIXED)
 
 
 def body_and_head(fed: Federation) -> tuple[Tensor, Tensor]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, cast
 
 from hpcfed.config import RunConfig, option
 from hpcfed.errors import UserError
-from hpcfed.methods import OWNED
+from hpcfed.methods import GENERATED
 from hpcfed.server.options import ServerOptions
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Options(ServerOptions):
 class State:
     w: Tensor
     """FedAvg's row."""
-    generated: Tensor = field(metadata=OWNED)
+    generated: Tensor = field(metadata=GENERATED)
     """Every client's generated columns; none before the server has learnt."""
 
 

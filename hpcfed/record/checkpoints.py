@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from hpcfed.errors import UserError
+from hpcfed.errors import UserError, one_line
 from hpcfed.record.publish import publish
 
 KEPT = 2
@@ -46,8 +46,12 @@ class Checkpoint:
     """Done."""
     parts: tuple[Part, ...]
 
-    def read(self, name: str) -> np.ndarray:
-        return load(self.folder, name)
+    def read(self, name: str, dtype: np.dtype[Any] | type, shape: Sequence[int | None]) -> np.ndarray:
+        return load(self.folder, name, dtype, shape)
+
+    def strange(self, name: str, held: str) -> UserError:
+        """An array that cannot be this run's, for what it holds."""
+        return _strange(self.folder / f"{name}.npy", held)
 
     def names(self, beginning: str) -> list[str]:
         """Arrays whose names begin so."""
@@ -89,15 +93,31 @@ def copy(folder: Path, path: Path) -> Part:
     return Part(path.name, len(content), hashlib.sha256(content).hexdigest())
 
 
-def load(folder: Path, name: str) -> np.ndarray:
-    """An array that `write` has written; a header that promises more than the file holds is not believed."""
+def load(folder: Path, name: str, dtype: np.dtype[Any] | type, shape: Sequence[int | None]) -> np.ndarray:
+    """An array that `write` has written, of this kind (None: any length); a checksum does not say whose a file is."""
     path = folder / f"{name}.npy"
+    try:
+        array = _load(path)
+    except Exception as error:  # whatever numpy says of a header that somebody made up
+        raise UserError(f"{path} cannot be read: {one_line(error)}") from None
+    fits = array.ndim == len(shape) and all(asked in (None, has) for asked, has in zip(shape, array.shape, strict=True))
+    if not fits or array.dtype != dtype:
+        raise _strange(path, f"{array.dtype} of shape {array.shape}")
+    return array
+
+
+def _strange(path: Path, held: str) -> UserError:
+    return UserError(f"{path} holds {held}: it is not of this run")
+
+
+def _load(path: Path) -> np.ndarray:
+    """A header that promises more than the file holds is not believed."""
     with open(path, "rb") as file:
         version = np.lib.format.read_magic(file)
         header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
         shape, _, dtype = header(file)
         if dtype.hasobject or prod(shape) * dtype.itemsize != path.stat().st_size - file.tell():
-            raise ValueError(f"{path.name} is no array of numbers of its size")
+            raise ValueError("no array of numbers of its size")
         file.seek(0)
         array: np.ndarray = np.lib.format.read_array(file, allow_pickle=False)
     return array

@@ -80,13 +80,14 @@ class Bank:
             parts.append(checkpoints.write(folder, f"server-{seed}.bank-{round}.rows", rows.cpu().numpy()))
         return parts
 
-    def restore(self, folder: Path, seed: int, device: torch.device) -> None:
+    def restore(self, folder: Path, seed: int, width: int, device: torch.device) -> None:
         beginning, end = f"server-{seed}.bank-", ".rows.npy"
         found = (
             fullmatch(f"{escape(beginning)}([0-9]{{1,18}}){escape(end)}", name) for name in checkpoints.listed(folder)
         )
         for round in sorted(int(name[1]) for name in found if name):
-            clients, rows = (checkpoints.load(folder, f"{beginning}{round}.{kind}") for kind in ("clients", "rows"))
+            clients = checkpoints.load(folder, f"{beginning}{round}.clients", np.int64, [None])
+            rows = checkpoints.load(folder, f"{beginning}{round}.rows", np.float32, [len(clients), width])
             self._rounds[round] = clients, torch.from_numpy(rows).to(device)
 
     def rows(self) -> Tensor:
@@ -183,7 +184,7 @@ class Room:
         return parts
 
     def _restore(self, seed: int, folder: Path) -> None:
-        self._bank(seed).restore(folder, seed, self._place.device)
+        self._bank(seed).restore(folder, seed, sum(self._widths), self._place.device)
         if f"server-{seed}.h5" in checkpoints.listed(folder):
             self.model(seed).load(folder / f"server-{seed}.h5")
 
