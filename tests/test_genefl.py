@@ -1,7 +1,6 @@
 """GENE-FL and its baselines against naive loops of their rules; clusters, bytes, new clients, a server that steals."""
 
 import copy
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,6 @@ from hpcfed.models.layout import Layout, Workplace
 from hpcfed.models.networks import build
 from hpcfed.record.reading import RunRecord, read_run
 from hpcfed.run import evaluate
-from tests import genefl_ranks
 from tests.test_baselines import rounds
 from tests.test_cli import mistake
 from tests.test_engine import batches, make_shard
@@ -652,40 +650,6 @@ def same_newcomers(folder: Path, expected: Path) -> None:
     for start, accuracy in one.newcomers.items():
         np.testing.assert_array_equal(accuracy, other.newcomers[start])
     np.testing.assert_equal(one.newcomer_bytes, other.newcomer_bytes)
-
-
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[int, np.ndarray]]:
-    folder = tmp_path_factory.mktemp("alone")
-    genefl_ranks.run_all(folder)
-    torch.set_deterministic_debug_mode("default")
-    return folder, dict(zip(*genefl_ranks.moved_rows(moving=False), strict=True))
-
-
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_one_two_and_three_ranks_give_the_same_runs(
-    ranks: int, alone: tuple[Path, dict[int, np.ndarray]], tmp_path: Path, mpirun: Callable
-) -> None:
-    """Clusters span ranks, clients send different parts, new clients join; and clients move in the middle."""
-    # Every run costs every rank a second or two.
-    names = ["genefl", "fedbn", "fedlp", "fedlg", "seeds"] if ranks == 2 else ["genefl", "fedlps"]
-    result = mpirun(
-        ranks, "-m", "mpi4py", genefl_ranks.__file__, tmp_path, *names, PYTHONPATH=str(Path(__file__).parent.parent)
-    )
-    assert result.returncode == 0, result.stderr
-    folder, stayed = alone
-    for name in names:
-        for part in ("seed-1", "seed-3") if name == "seeds" else (".",):
-            assert read_run(tmp_path / name / part).facts["ranks"] == ranks
-            assert_same_run(tmp_path / name / part, folder / name / part, tolerance=1e-9)
-            same_newcomers(tmp_path / name / part, folder / name / part)
-    moved: dict[int, np.ndarray] = {}
-    for path in tmp_path.glob("moved-*.npz"):
-        with np.load(path) as part:
-            moved |= dict(zip(part["clients"].tolist(), part["rows"], strict=True))
-    assert sorted(moved) == sorted(stayed)
-    for client, row in stayed.items():
-        np.testing.assert_allclose(moved[client], row, rtol=0, atol=1e-10)
 
 
 # A server that steals

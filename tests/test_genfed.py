@@ -26,7 +26,6 @@ from hpcfed.record.reading import at_target, read_run, read_seeds
 from hpcfed.run import Evaluation
 from hpcfed.selection import SelectionOptions, best
 from hpcfed.show import show, show_seeds
-from tests import genfed_ranks
 from tests.test_baselines import HARSH, Weights, close, initial, rounds, trained, usual
 from tests.test_cli import mistake
 from tests.test_methods import assembled
@@ -294,39 +293,6 @@ def test_seeds_at_once_are_the_same_runs(words: list[object], tmp_path: Path) ->
         with h5py.File(together / f"seed-{seed}/run.h5") as one, h5py.File(alone / "run.h5") as other:
             for name in other["clients"]:
                 assert np.array_equal(one[f"clients/{name}"], other[f"clients/{name}"], equal_nan=True), name
-
-
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[int, np.ndarray]]:
-    """All runs of `genfed_ranks` in this process, and the rows of clients that never moved."""
-    folder = tmp_path_factory.mktemp("alone")
-    genfed_ranks.run_all(folder)
-    torch.set_deterministic_debug_mode("default")
-    return folder, dict(zip(*genfed_ranks.moved_rows(moving=False), strict=True))
-
-
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_one_two_and_three_ranks_give_the_same_runs(
-    ranks: int, alone: tuple[Path, dict[int, np.ndarray]], tmp_path: Path, mpirun: Callable
-) -> None:
-    """Methods, attacks, rules and stacked seeds; and clients that move in the middle, with what they keep."""
-    names = list(genfed_ranks.RUNS)
-    result = mpirun(
-        ranks, "-m", "mpi4py", genfed_ranks.__file__, tmp_path, *names, PYTHONPATH=str(Path(__file__).parent.parent)
-    )
-    assert result.returncode == 0, result.stderr
-    folder, stayed = alone
-    for name in names:
-        for part in ("seed-1", "seed-3") if name == "seeds" else (".",):
-            assert read_run(tmp_path / name / part).facts["ranks"] == ranks
-            assert_same_run(tmp_path / name / part, folder / name / part, tolerance=1e-9)
-    moved: dict[int, np.ndarray] = {}
-    for path in tmp_path.glob("moved-*.npz"):
-        with np.load(path) as part:
-            moved |= dict(zip(part["clients"].tolist(), part["rows"], strict=True))
-    assert sorted(moved) == sorted(stayed)
-    for client, row in stayed.items():
-        np.testing.assert_allclose(moved[client], row, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize(("method", "trained"), [("fedumf", 4), ("fedavg", 2)])

@@ -240,6 +240,7 @@ class _Recording:
         """Kineto's events as they are: torch's own objects for them would take a minute for some rounds on a CPU."""
         kineto: Any = self._profiler.profiler
         raw = kineto.kineto_results.events()
+        raw = [e for e in raw if _on_host(e) or not e.is_user_annotation()]  # ranges around kernels are no kernels
         events = [_Event(e.name(), e.start_ns(), e.duration_ns(), self._track(e)) for e in raw]
         shift = self._began - self._base - next(e.start for e in events if e.name == ANCHOR) / 1e9
         events = [event for event in events if event.length > 0 and event.name != ANCHOR]
@@ -250,9 +251,13 @@ class _Recording:
         return Session(self.name, self.number, self._seconds, busy / self._seconds, operators(own)), spans
 
     def _track(self, event: Any) -> str:
-        if event.device_type() != torch.autograd.DeviceType.CPU:
-            return f"kernels, stream {event.device_resource_id()}"
-        return f"operators, thread {event.start_thread_id()}"
+        if _on_host(event):
+            return f"operators, thread {event.start_thread_id()}"
+        return f"kernels, stream {event.device_resource_id()}"
+
+
+def _on_host(event: Any) -> bool:
+    return bool(event.device_type() == torch.autograd.DeviceType.CPU)
 
 
 class _Event(NamedTuple):

@@ -1,0 +1,96 @@
+"""Not a test: a family's runs one after the other on the ranks of one job, and a federation whose clients move halfway.
+
+Arguments are a folder, the family's name and names of its runs. Each run has a folder of its own in it. The rows of the
+clients that moved go to moved-<rank>.npz.
+"""
+
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from hpcfed.assembly import Setup, assemble
+from hpcfed.cli import parse_run
+from hpcfed.moving import move
+from hpcfed.record.timing import Timer
+from hpcfed.run import run
+from hpcfed.runtime import world as worlds
+
+
+@dataclass(frozen=True)
+class Family:
+    common: str
+    short: str
+    """Further options of all runs but the one whose clients move."""
+    runs: dict[str, str]
+    moving: str
+    rounds: int
+    """Of the one whose clients move, after two."""
+    rows: Callable[[Setup, Any], Tensor]
+    """What clients have in the end."""
+
+    def run_all(self, folder: Path, names: Iterable[str] = ()) -> None:
+        for name in names or self.runs:
+            words = f"{self.common} {self.short} {self.runs[name]}".split()
+            run(parse_run([*words, "--rounds=2", "--snapshot-every=1", f"--out={folder / name}"]))
+
+    def moved_rows(self, *, moving: bool) -> tuple[np.ndarray, np.ndarray]:
+        """Ids of this rank's clients in the end, and the row of each."""
+        world = worlds.enter(device="cpu")
+        words = f"{self.common} {self.moving} --rounds={self.rounds}".split()
+        setup = assemble(parse_run(words), world, Timer(world.device))
+        fed, state = setup.federation, setup.method.init(setup.federation)
+        for round in range(self.rounds):
+            if moving and round == 2:
+                state = move(setup, state, np.roll(setup.clients.rank, 4))
+            state = setup.method.round(fed, state, fed.sample(round))
+        world.close()
+        return fed.clients, self.rows(setup, state).numpy()
+
+
+LATER = "--new-clients 5 --new-updates 2 --join-rounds 2 --new-classes 0.4"
+GENFED = Family(
+    common="--clients 9 --participation 0.6 --alpha 0.3 --precision fp64 --device cpu --epochs 1 --model mlp",
+    short="",
+    runs={
+        "genfed": "--method genfed --schedule constant --rho-max 3 --attack ipm --supplement --supplement-share 0.1",
+        "genfedau": "--method genfedau --schedule-rounds 4 --attack mimic --attackers 3 --au-cutoff 2",
+        "genfedumf": "--method genfedumf --schedule power --schedule-base 0.3 --attack label-flip --attackers 4",
+        "fedper": "--method fedper --attack mimic --attackers 0.4 --aggregation median",
+        "trimmed": "--attack noise --attack-strength 5 --aggregation trimmed-mean --tolerance 0.3",
+        "krum": "--attack sign-flip --attackers 2 --aggregation krum",
+        "multi-krum": "--attack ipm --attack-strength 9 --aggregation multi-krum --deterministic",
+        "seeds": "--method genfedumf --attack mimic --attackers 0.3 --aggregation median --seeds 3,1 --umf-beta 0.5",
+    },
+    moving="--method genfedumf --attack mimic --attackers 3 --rho-max 2",
+    rounds=5,
+    rows=lambda setup, state: state.w + state.kept,
+)
+GENEFL = Family(
+    common="--clients 9 --participation 0.7 --partition sharding --classes-per-client 2 --precision fp64 --device cpu "
+    "--epochs 1 --clusters 3",
+    short="--model cnn-bn",
+    runs={
+        "genefl": f"--method genefl --gene-layers 2 {LATER}",
+        "fedbn": "--method fedbn --clustering angles --basis 2 --attack ipm --attackers 2",
+        "fedlp": "--method fedlp --deterministic",
+        "fedlps": "--method fedlps --prune-ratio 0.5",
+        "fedlg": f"--method fedlg --gene-pools conv1,conv2/fc1,head --gene-each 1 {LATER}",
+        "seeds": "--method genefl --seeds 3,1 --fisher layer --epsilon 0.01",
+    },
+    moving="--method genefl --model mlp",
+    rounds=4,
+    rows=lambda setup, state: setup.method.personal(setup.federation, state, np.arange(len(setup.federation.clients))),
+)
+FAMILIES = {"genfed": GENFED, "genefl": GENEFL}
+
+
+if __name__ == "__main__":
+    out, family = Path(sys.argv[1]), FAMILIES[sys.argv[2]]
+    family.run_all(out, sys.argv[3:])
+    ids, rows = family.moved_rows(moving=True)
+    np.savez(out / f"moved-{worlds.enter(device='cpu').rank}.npz", clients=ids, rows=rows)

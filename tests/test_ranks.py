@@ -1,0 +1,48 @@
+"""One, two and three ranks give the same runs: methods, attacks, rules, clusters that span ranks, clients that move."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from hpcfed.record.reading import read_run
+from tests import ranks as programs
+from tests.test_genefl import same_newcomers
+from tests.test_seeds import assert_same_run
+
+Alone = tuple[str, Path, dict[int, np.ndarray]]
+
+
+@pytest.fixture(scope="module", params=sorted(programs.FAMILIES))
+def alone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Alone:
+    """A family, the folder of all its runs in this process, and the rows of clients that never moved."""
+    folder, family = tmp_path_factory.mktemp("alone"), programs.FAMILIES[request.param]
+    family.run_all(folder)
+    torch.set_deterministic_debug_mode("default")
+    return request.param, folder, dict(zip(*family.moved_rows(moving=False), strict=True))
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_ranks_give_the_same_runs(ranks: int, alone: Alone, tmp_path: Path, mpirun: Callable) -> None:
+    """Also where clients send different parts or join later, and where they move in the middle with what they keep."""
+    family, folder, stayed = alone
+    names = list(programs.FAMILIES[family].runs)
+    if family == "genefl":  # every run costs every rank a second or two
+        names = ["genefl", "fedbn", "fedlp", "fedlg", "seeds"] if ranks == 2 else ["genefl", "fedlps"]
+    words = ["-m", "mpi4py", programs.__file__, tmp_path, family, *names]
+    result = mpirun(ranks, *words, PYTHONPATH=str(Path(__file__).parent.parent))
+    assert result.returncode == 0, result.stderr
+    for name in names:
+        for part in ("seed-1", "seed-3") if name == "seeds" else (".",):
+            assert read_run(tmp_path / name / part).facts["ranks"] == ranks
+            assert_same_run(tmp_path / name / part, folder / name / part, tolerance=1e-9)
+            same_newcomers(tmp_path / name / part, folder / name / part)
+    moved: dict[int, np.ndarray] = {}
+    for path in tmp_path.glob("moved-*.npz"):
+        with np.load(path) as part:
+            moved |= dict(zip(part["clients"].tolist(), part["rows"], strict=True))
+    assert sorted(moved) == sorted(stayed)
+    for client, row in stayed.items():
+        np.testing.assert_allclose(moved[client], row, rtol=0, atol=1e-10)
