@@ -52,17 +52,17 @@ def load(setup: Setup, checkpoint: Checkpoint, state: Any) -> Any:
     held = _held(checkpoint, fed.clients)
     values: dict[str, torch.Tensor] = {}
     for field in fields(state):
-        like, told = getattr(state, field.name), field.metadata
-        dtype = _array(like.new_empty(0)).dtype
-        if told.get("fixed"):
+        like, metadata = getattr(state, field.name), field.metadata
+        if metadata.get("fixed"):
             continue
-        if told.get("owned"):
-            widths = [0, len(fed.generated)] if told.get("generated") else like.shape[1:2]
+        dtype = _array(like.new_empty(0)).dtype
+        if metadata.get("owned"):
+            widths = [0, len(fed.generated)] if metadata.get("generated") else like.shape[1:2]
             rows = _of_clients(checkpoint, field.name, held, fed.clients, dtype, widths)
         else:
             rows = checkpoint.read(f"common.{field.name}", dtype, like.shape)
-        if "row_of" in told and not (rows.min() >= 0 and rows.max() < len(getattr(state, told["row_of"]))):
-            raise checkpoint.strange(f"common.{field.name}", f"numbers beyond its {told['row_of']}")
+        if "row_of" in metadata and not (rows.min() >= 0 and rows.max() < len(getattr(state, metadata["row_of"]))):
+            raise checkpoint.refusal(f"common.{field.name}", "numbers of rows that there are not")
         values[field.name] = torch.from_numpy(rows).to(like.device)
     if setup.settings.options.has_server:
         setup.federation.server.restore(str(checkpoint.folder))
@@ -75,7 +75,7 @@ def _held(checkpoint: Checkpoint, clients: np.ndarray) -> dict[str, np.ndarray]:
     held = {rank: checkpoint.read(f"{rank}.clients", clients.dtype, [None]) for rank in ranks}
     ascending = all((np.diff(ids) > 0).all() for ids in held.values())
     if not held or not ascending or not np.isin(clients, np.concatenate(list(held.values()))).all():
-        raise checkpoint.strange("worker-0.clients", "other clients")
+        raise checkpoint.refusal("worker-0.clients", "other clients")
     return held
 
 
@@ -94,7 +94,7 @@ def _of_clients(
         if found is None:
             found = np.empty((len(clients), rows.shape[1]), dtype)
         if rows.shape[1] != found.shape[1] or rows.shape[1] not in widths:
-            raise checkpoint.strange(f"{rank}.{name}", f"rows of {count(rows.shape[1], 'column')}")
+            raise checkpoint.refusal(f"{rank}.{name}", f"rows of {count(rows.shape[1], 'column')}")
         here = np.isin(clients, theirs)
         found[here] = rows[np.searchsorted(theirs, clients[here])]
     assert found is not None

@@ -20,6 +20,8 @@ from tests.conftest import Finished, mpirun_path, start
 
 ROOT = Path(__file__).parents[1]
 QUICK = ["--clients", "4", "--model", "mlp", "--rounds", "3", "--partition", "iid"]
+CPUS = 4
+"""Of the local Slurm's node."""
 ROUNDS = 80
 """Of a run that is stopped on its way."""
 Command = Callable[..., Finished]
@@ -39,7 +41,7 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
     """`slurm("sbatch", "--wait", …)`: a command that sees the local Slurm."""
     state = tmp_path_factory.mktemp("slurm")
     script = str(ROOT / "launch/local-slurm")
-    begun = start([script, "start", "4"], timeout=60, HPCFED_SLURM=str(state))
+    begun = start([script, "start", str(CPUS)], timeout=60, HPCFED_SLURM=str(state))
     if begun.returncode:
         pytest.skip(begun.stderr.strip() or "Slurm cannot be started here")
     variables = {"SLURM_CONF": begun.stdout.strip().rpartition("=")[2], "PYTHON": sys.executable, "MPI": "pmix"}
@@ -107,12 +109,12 @@ def submitted(slurm: Command, folder: Path) -> str:
     pytest.fail(slurm("scontrol", "show", "job", job.stdout.strip()).stdout + log)
 
 
-@pytest.mark.parametrize("how", ["requeue", "signal"])
+@pytest.mark.parametrize("how", ["preempted", "signal"])
 def test_a_requeued_job_goes_on_where_it_was(slurm: Command, pmix: None, tmp_path: Path, how: str) -> None:
-    """As Slurm does it when a job is preempted, and when its time is nearly over: every round takes place once."""
+    """Preempted by an urgent job that wants the whole node, or told that its time is nearly over: no round is lost."""
     job = submitted(slurm, tmp_path)
-    words = ["scontrol", "requeue", job] if how == "requeue" else ["scancel", "--batch", "--signal=USR2", job]
-    told = slurm(*words)
+    urgent = ["sbatch", "--partition=urgent", f"--ntasks={CPUS}", "--output=/dev/null", "--wrap=true"]
+    told = slurm(*(urgent if how == "preempted" else ["scancel", "--batch", "--signal=USR2", job]))
     assert told.returncode == 0, told.stderr
     for _ in range(300):  # Slurm lets two minutes pass before it begins a job again, unless told otherwise
         if "Restarts=1" in (state := slurm("scontrol", "show", "job", job).stdout) and "JobState=PENDING" in state:
@@ -121,6 +123,7 @@ def test_a_requeued_job_goes_on_where_it_was(slurm: Command, pmix: None, tmp_pat
     stopped = read_run(tmp_path / "run")
     log = (tmp_path / "log").read_text()
     assert stopped.status == "stopped" and 0 < stopped.rounds_done < ROUNDS, log
+    assert ("DUE TO PREEMPTION" in log) == (how == "preempted")
     time.sleep(2)  # the node takes no job whose credentials are not newer than the requeueing
     slurm("scontrol", "update", f"JobId={job}", "StartTime=now")
     wait(slurm)

@@ -49,9 +49,9 @@ class Checkpoint:
     def read(self, name: str, dtype: np.dtype[Any] | type, shape: Sequence[int | None]) -> np.ndarray:
         return load(self.folder, name, dtype, shape)
 
-    def strange(self, name: str, held: str) -> UserError:
-        """An array that cannot be this run's, for what it holds."""
-        return _strange(self.folder / f"{name}.npy", held)
+    def refusal(self, name: str, held: str) -> UserError:
+        """Of an array that cannot be this run's, for what it holds."""
+        return _refusal(self.folder / f"{name}.npy", held)
 
     def names(self, beginning: str) -> list[str]:
         """Arrays whose names begin so."""
@@ -102,11 +102,11 @@ def load(folder: Path, name: str, dtype: np.dtype[Any] | type, shape: Sequence[i
         raise UserError(f"{path} cannot be read: {one_line(error)}") from None
     fits = array.ndim == len(shape) and all(asked in (None, has) for asked, has in zip(shape, array.shape, strict=True))
     if not fits or array.dtype != dtype:
-        raise _strange(path, f"{array.dtype} of shape {array.shape}")
+        raise _refusal(path, f"{array.dtype} of shape {array.shape}")
     return array
 
 
-def _strange(path: Path, held: str) -> UserError:
+def _refusal(path: Path, held: str) -> UserError:
     return UserError(f"{path} holds {held}: it is not of this run")
 
 
