@@ -210,3 +210,20 @@ def test_choosing_points(tmp_path: Path) -> None:
     assert [p.number for p in choose(made, only="*", numbers=[0, 3])] == [0, 3]
     with pytest.raises(UserError, match="leaves no point"):
         choose(made, only="*ranks=2", numbers=[0])
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ("hpcfed: --lr is bad\n-----\nprterun ended.\nMore of it.\n-----\n", "--lr is bad"),
+        ("prterun has detected an attempt to run as root.\n\nPlease do not.\n-----\n", "prterun has detected an at"),
+        ("round 1\n-----\nA rank died.\nIts number is 3.\n-----\n", "A rank died."),
+        ("Traceback\nValueError: x\n", "ValueError: x"),
+        ("-----\n", "-----"),
+        ("", "it said nothing"),
+    ],
+)
+def test_why_a_trial_failed(said: str, reason: str, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text(said)
+    assert execute._reason(log, 1).startswith(f"exit code 1: {reason}")

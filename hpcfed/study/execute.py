@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from itertools import groupby
+from itertools import groupby, takewhile
 from pathlib import Path
 
 from hpcfed.config import check_unchanged
@@ -154,9 +154,11 @@ def _wait(process: subprocess.Popen[bytes], limit: float) -> int | None:
 
 
 def _reason(log: Path, code: int) -> str:
-    """What the run itself has said, or else its last line."""
+    """What the run itself has said; else the first line of a notice between rules, as mpirun's; else the last line."""
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
     own = [line for line in lines if line.startswith("hpcfed: ")]
+    if not own and lines and not lines[-1].strip("-"):
+        own = list(takewhile(lambda line: line.strip("-"), reversed(lines[:-1])))
     last = (own or lines or ["it said nothing"])[-1]
     return f"exit code {code}: {last.removeprefix('hpcfed: ')}"
 
