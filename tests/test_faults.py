@@ -9,7 +9,7 @@ import pytest
 from tests.conftest import mpirun_path, start
 
 ROOT = Path(__file__).parents[1]
-KINDS = ("kill", "flip", "nan", "memory")
+KINDS = ("kill", "flip", "disk", "nan", "memory")
 
 
 def test_faults_cost_no_round_that_was_told() -> None:

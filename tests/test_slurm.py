@@ -82,17 +82,24 @@ def test_a_run_by_sbatch(slurm: Command, pmix: None, tmp_path: Path) -> None:
     assert record.environment["launcher"] == "srun" and "SLURM_JOB_ID" in record.environment["variables"]
 
 
-def test_ranks_that_were_never_launched_are_no_success(slurm: Command, pmix: None, tmp_path: Path) -> None:
-    """srun says 0 when Slurm's PMIx cannot make its folder for the step."""
+@pytest.mark.parametrize(("failing", "code"), [(1, 0), (3, 1)])
+def test_ranks_that_were_never_launched_are_no_success(
+    slurm: Command, pmix: None, tmp_path: Path, failing: int, code: int
+) -> None:
+    """srun says 0 when Slurm's PMIx cannot make its folder for a step; the step after it is another try."""
     words = ["--parsable", "--hold", "--ntasks=2", f"--output={tmp_path / 'log'}", ROOT / "slurm/run.sbatch", *QUICK]
     job = slurm("sbatch", *words, "--out", tmp_path / "run").stdout.strip()
-    blocked = Path(slurm("printenv", "SLURM_CONF").stdout.strip()).parent / f"pmix/spmix_appdir_0_{job}.0"
-    blocked.mkdir()
+    state = Path(slurm("printenv", "SLURM_CONF").stdout.strip()).parent
+    blocked = [state / f"pmix/spmix_appdir_0_{job}.{step}" for step in range(failing)]
+    for folder in blocked:
+        folder.mkdir()
     slurm("scontrol", "release", job)
     wait(slurm)
-    blocked.rmdir()
-    assert "there is no complete run in" in (tmp_path / "log").read_text()
-    assert "ExitCode=1:0" in slurm("scontrol", "show", "job", job).stdout
+    for folder in blocked:
+        folder.rmdir()
+    log = (tmp_path / "log").read_text()
+    assert log.count("there is no complete run in") == failing and ("status: complete" in log) == (code == 0), log
+    assert f"ExitCode={code}:0" in slurm("scontrol", "show", "job", job).stdout
 
 
 def submitted(slurm: Command, folder: Path) -> str:
