@@ -98,6 +98,9 @@ class RunConfig(Options):
     )
     new_updates: int = option(5, "local updates of --epochs that new clients get", group="run", ge=1)
     join_rounds: int = option(1, "updates over which new clients join, as many in each", group="run", ge=1)
+    new_starts: Literal["all", "method"] = option(
+        "all", "where new clients begin: from a random row and the global model too, or as the method says", group="run"
+    )
     participation: float = option(1.0, "share of the clients sampled in a round, at least one", group="run", gt=0, le=1)
     seed: Seed = option(0, "seed of every random stream", group="run")
     seeds: Seeds = option(
@@ -396,6 +399,7 @@ def _check_switches(config: RunConfig) -> None:
         ("stop_at_target", "--target-accuracy 80", config.target_accuracy is not None),
         ("new_classes", "--new-clients 10", config.new_clients > 0),
         ("join_rounds", "--new-clients 10", config.new_clients > 0),
+        ("new_starts", "--new-clients 10", config.new_clients > 0),
     ):
         if getattr(config, flag) != RunConfig.model_fields[flag].default and not on:
             raise UserError(f"--{flag.replace('_', '-')} changes nothing without {switch}")

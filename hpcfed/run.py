@@ -223,12 +223,14 @@ def _welcome(setup: Setup, newcomers: Newcomers, state: Any, results: ResultsWri
     fed, method, config = newcomers.federation, setup.method, setup.settings.config
     here = np.arange(len(fed.clients))
     fed.round = config.rounds
-    common = method.global_row(state)
-    starts = {"random": fed.initial_row().expand(len(here), -1), "method": method.welcome(fed, state, here)}
+    starts = {"method": method.welcome(fed, state, here)}
     if results is not None:
         results.write_newcomer_bytes(fed.traffic.down / config.new_clients)
-    if common is not None:
-        starts["global model"] = common.expand(len(here), -1)
+    if config.new_starts == "all":
+        starts["random"] = fed.initial_row().expand(len(here), -1)
+        common = method.global_row(state)
+        if common is not None:
+            starts["global model"] = common.expand(len(here), -1)
     lead = getattr(method, "lead", None)
     joins = np.arange(config.new_clients) * config.join_rounds // config.new_clients
     for name, rows in starts.items():

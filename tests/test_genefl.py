@@ -610,7 +610,8 @@ def test_other_methods_are_compared_on_new_clients_too(method: str, columns: int
     words = ["--method", method, "--model", "mlp", *NEW.split(), "--new-updates", 5]
     once = read_run(started(*words, "--out", tmp_path / "once"))
     assert once.newcomer_bytes == 4 * columns
-    late = read_run(started(*words, "--join-rounds", 5, "--out", tmp_path / "late"))
+    late = read_run(started(*words, "--join-rounds", 5, "--new-starts", "method", "--out", tmp_path / "late"))
+    assert late.newcomers.keys() == {"method"} and once.newcomers.keys() >= {"method", "random"}
     assert not np.isnan(once.newcomers["method"]).any()
     for update in range(6):
         there = ~np.isnan(late.newcomers["method"][update])
