@@ -645,6 +645,18 @@ def test_seeds_at_once_are_the_same_runs(words: str, tmp_path: Path) -> None:
         same_newcomers(together / f"seed-{seed}", alone)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize(
+    "words", ["genefl --lambda2 0.3 --epsilon 0.01", "fedlps", "fedlp", "fedlg --gene-pools conv1", "fedbn"]
+)
+def test_a_gpu_computes_what_a_cpu_does(words: str, tmp_path: Path) -> None:
+    common = ["--method", *words.split(), *UNEVEN, "--model", "cnn-bn", "--clusters", 2, "--epochs", 1]
+    common += ["--new-clients", 3, "--new-updates", 1]
+    there = started(*common, "--device", "cuda", "--out", tmp_path / "cuda")
+    assert_same_run(there, started(*common, "--out", tmp_path / "cpu"), tolerance=1e-9)
+    same_newcomers(there, tmp_path / "cpu")
+
+
 def same_newcomers(folder: Path, expected: Path) -> None:
     one, other = read_run(folder), read_run(expected)
     assert one.newcomers.keys() == other.newcomers.keys()
