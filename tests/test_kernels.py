@@ -164,13 +164,18 @@ def test_a_step_of_sgd(rule: Rule, masked: bool, device: str) -> None:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_loss_and_its_gradient(device: str, dtype: torch.dtype) -> None:
-    """Three clients with 4, 2 and no samples in the second step, against autograd of the plain formula."""
+    """Three clients with 4, 2 and no samples in the second step, against autograd of the plain formula.
+
+    A client that has finished makes NaN of its empty slots where it normalises them.
+    """
     torch.manual_seed(0)
     labels = torch.randint(10, (50,), device=device)
     samples = torch.randint(50, (3, 5, 6), device=device)
     counts = torch.tensor([[6] * 5, [4, 2, 0, 6, 6], [1] * 5], device=device)
     step = torch.tensor([1], device=device)
-    logits = torch.randn(3 * 4, 10, device=device, dtype=dtype, requires_grad=True)
+    logits = torch.randn(3 * 4, 10, device=device, dtype=dtype)
+    logits[8:] = torch.nan
+    logits.requires_grad_()
     total = torch.ones(3, device=device, dtype=dtype)
     loss = batch.cross_entropy(logits, labels, samples, counts, step, total)
     (gradient,) = torch.autograd.grad(loss, logits)

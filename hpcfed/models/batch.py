@@ -107,10 +107,11 @@ def _gradient(logits: Tensor, labels: Tensor, samples: Tensor, counts: Tensor, s
     valid = torch.arange(slots, device=logits.device) < count
     right = labels[batch].flatten()
     losses = F.cross_entropy(logits, right, reduction="none").view_as(batch)
-    total += (losses * valid).sum(1)
+    total += torch.where(valid, losses, 0).sum(1)  # not a product: empty slots may hold NaN
     gradient = logits.softmax(1)
     gradient[torch.arange(len(right), device=logits.device), right] -= 1
-    return gradient * (valid.to(gradient.dtype) / count.clamp(min=1)).view(-1, 1)
+    means = gradient.unflatten(0, (clients, slots)) / count.clamp(min=1)[..., None]
+    return torch.where(valid[..., None], means, 0).flatten(0, 1)
 
 
 def _serves(tensor: Tensor) -> bool:
