@@ -1,10 +1,12 @@
 """The server's model in one process: diffusion, standardised residuals, networks, options, and what it learns."""
 
+import gc
 import io
 import itertools
 import json
 import pickle
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from hpcfed.config import RunConfig
 from hpcfed.errors import UserError
 from hpcfed.server import diffusion, training
+from hpcfed.server import model as model_module
 from hpcfed.server import networks as server_networks
 from hpcfed.server.diffusion import Schedule
 from hpcfed.server.model import NETWORKS, LatentDiffusion, Learnt, _checkpoint, steps_of
@@ -684,6 +687,49 @@ def test_learning_again_goes_on_from_what_was_learnt(one_thread: None) -> None:
     learning.learn(BANK)
     after = [p.detach() for name in NETWORKS for p in getattr(learning, name).parameters()]
     torch.testing.assert_close(after, before)
+
+
+def test_what_learning_needed_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """DeepSpeed's objects hold each other; a large server's moments must not wait for the collector's next turn."""
+    made: list[weakref.ref[Any]] = []
+
+    def circular(*args: Any, **kwargs: Any) -> Any:
+        learning: Any = trainer(*args, **kwargs)
+        learning.itself = learning
+        made.extend(weakref.ref(it) for it in (learning, learning.network))
+        return learning
+
+    monkeypatch.setattr(model_module, "trainer", circular)
+    gc.disable()
+    try:
+        LatentDiffusion(WIDTHS, QUICK, HERE, seed=1).learn(BANK)
+        assert len(made) == 4 and all(it() is None for it in made)
+    finally:
+        gc.enable()
+
+
+def test_rows_pass_in_parts_that_fit(quick: LatentDiffusion, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = made_by(quick)
+    widths: dict[str, int] = dict.fromkeys(NETWORKS, 0)
+    most = 0
+
+    def seen(name: str, output: Tensor) -> None:
+        nonlocal most
+        most = max(most, output.numel())
+        widths[name] = max(widths[name], output[0].numel())
+
+    hooks = [
+        stage.register_forward_hook(lambda module, inputs, output, name=name: seen(name, output))
+        for name in NETWORKS
+        for stage in [*getattr(getattr(quick, name), "encoder", []), *getattr(getattr(quick, name), "stages", [])]
+    ]
+    monkeypatch.setattr(model_module, "AT_ONCE", 3 * quick.autoencoder.widest)
+    for part, expected in zip(made_by(quick), whole, strict=True):
+        torch.testing.assert_close(part, expected)
+    for hook in hooks:
+        hook.remove()
+    assert widths == {name: getattr(quick, name).widest for name in NETWORKS}
+    assert most <= 3 * quick.autoencoder.widest
 
 
 def test_checkpointing_learns_the_same(quick: LatentDiffusion) -> None:

@@ -1,5 +1,6 @@
 """The latent diffusion model over rows: it learns from a bank of uploads, and generates rows."""
 
+import gc
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -24,8 +25,8 @@ from hpcfed.server.options import NETWORKS, ServerOptions, batching
 from hpcfed.server.standard import LatentStandard, Standard
 from hpcfed.server.training import Loss, Place, trainer
 
-AT_ONCE = 512
-"""Rows that pass through the networks together when nothing is learnt."""
+AT_ONCE = 2**28
+"""Numbers of one activation, when rows pass through the networks and nothing is learnt: a gigabyte."""
 PEAKS = {
     "B200": (1100.0, 2250.0),
     "H200": (494.7, 989.4),
@@ -153,6 +154,8 @@ class LatentDiffusion:
         report.flops[name] = 3.0 * flops * report.samples[name]
         tensors, _ = learning.save()
         self._rebuilt(name, tensors)
+        del learning, network
+        gc.collect()  # DeepSpeed's objects hold each other, and with them moments and captured passes
 
     def _rebuilt(self, name: str, tensors: dict[str, Tensor]) -> None:
         """What DeepSpeed has wrapped is left behind; plain networks with the same tensors generate."""
@@ -231,17 +234,17 @@ class LatentDiffusion:
 
     @_without_trials()
     def _epsilon(self, z: Tensor, t: Tensor) -> Tensor:
-        return torch.cat([self.denoiser(z[part], t[part]) for part in chunks(len(z), AT_ONCE)])
+        return torch.cat([self.denoiser(z[part], t[part]) for part in _parts(z, self.denoiser)])
 
     @torch.no_grad()
     @_without_trials()
     def _encoded(self, x: Tensor) -> Tensor:
-        return torch.cat([self.autoencoder.encode(x[part]) for part in chunks(len(x), AT_ONCE)])
+        return torch.cat([self.autoencoder.encode(x[part]) for part in _parts(x, self.autoencoder)])
 
     @torch.no_grad()
     @_without_trials()
     def _decoded(self, z: Tensor) -> Tensor:
-        return torch.cat([self.autoencoder.decode(z[part]) for part in chunks(len(z), AT_ONCE)])
+        return torch.cat([self.autoencoder.decode(z[part]) for part in _parts(z, self.autoencoder)])
 
     def _number(self, purpose: str) -> int:
         return int(streams.generator(self._seed, f"server {purpose}", self._runs).integers(2**62))
@@ -318,6 +321,10 @@ MOST_SERVER = 2**40
 """Bytes of a saved server that is read."""
 _SHAPING = ("server", "server_width", "server_latent", "server_depth", "diffusion_steps")
 """Options without which saved networks mean something else."""
+
+
+def _parts(rows: Tensor, network: Autoencoder | Denoiser) -> Iterator[slice]:
+    return chunks(len(rows), max(1, AT_ONCE // network.widest))
 
 
 def _put(file: h5py.File, name: str, tensor: Tensor) -> None:
