@@ -710,25 +710,31 @@ def test_what_learning_needed_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_rows_pass_in_parts_that_fit(quick: LatentDiffusion, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = made_by(quick)
-    widths: dict[str, int] = dict.fromkeys(NETWORKS, 0)
+    made: dict[str, dict[Any, int]] = {name: {} for name in NETWORKS}
     most = 0
 
-    def seen(name: str, output: Tensor) -> None:
+    def seen(name: str, stage: Any, output: Tensor) -> None:
         nonlocal most
         most = max(most, output.numel())
-        widths[name] = max(widths[name], output[0].numel())
+        made[name][stage] = output[0].numel()
 
+    stages = {
+        "autoencoder": [*quick.autoencoder.encoder, *quick.autoencoder.decoder],
+        "denoiser": quick.denoiser.stages,
+    }
     hooks = [
-        stage.register_forward_hook(lambda module, inputs, output, name=name: seen(name, output))
+        stage.register_forward_hook(lambda stage, inputs, output, name=name: seen(name, stage, output))
         for name in NETWORKS
-        for stage in [*getattr(getattr(quick, name), "encoder", []), *getattr(getattr(quick, name), "stages", [])]
+        for stage in stages[name]
     ]
     monkeypatch.setattr(model_module, "AT_ONCE", 3 * quick.autoencoder.widest)
     for part, expected in zip(made_by(quick), whole, strict=True):
         torch.testing.assert_close(part, expected)
     for hook in hooks:
         hook.remove()
-    assert widths == {name: getattr(quick, name).widest for name in NETWORKS}
+    for name, own in made.items():
+        assert max(own.values()) == getattr(quick, name).widest
+        assert sum(own.values()) == getattr(quick, name).activations
     assert most <= 3 * quick.autoencoder.widest
 
 

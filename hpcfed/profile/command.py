@@ -10,6 +10,7 @@ import torch
 from rich.console import Console
 
 from hpcfed.config import Settings
+from hpcfed.models.layout import Layout
 from hpcfed.profile.ceilings import Ceilings
 from hpcfed.profile.verdict import Part, advice, words
 from hpcfed.profile.watch import PROFILER, ROUNDS, ProfileWatch, Session, Timeline, trace
@@ -20,15 +21,19 @@ from hpcfed.record.watching import watched_by
 from hpcfed.run import run
 from hpcfed.runtime.launcher import launched
 from hpcfed.server.model import steps_of
-from hpcfed.server.options import NETWORKS, ServerOptions
+from hpcfed.server.options import NETWORKS, ServerOptions, batching
 from hpcfed.show import bare_table, bytes_text, say
-from hpcfed.study.estimate import work
+from hpcfed.study.estimate import client_network, server_networks, work
 
 PASSES = 10
 """How often a training step of AdamW reads or writes a number for each parameter, at least: forward and backward pass,
 the gradient written and read, and weight and both moments read and written."""
-ROWS = 8
-"""Operators that are shown of a session."""
+ACTIVATION_PASSES = 10
+"""How often a training step reads or writes every activation, at least. Forward, a convolution writes it, a norm reads
+it for its sums and once more to write it anew, the next convolution reads that. Backward, a norm reads gradient and
+activation and writes, and both gradients of a convolution read."""
+ROWS, NAME = 8, 42
+"""Operators that are shown of a session, and letters of their names."""
 
 
 def profile(settings: Settings, *, warmup: int, active: int, nvtx: bool) -> None:
@@ -68,11 +73,15 @@ def _parts(
     options = settings.options
     if isinstance(options, ServerOptions):
         steps, best = steps_of(options), ceilings.get("bfloat16", plain)
+        autoencoder, denoiser = server_networks(options, Layout.of(client_network(settings)))
+        activations = {"autoencoder": autoencoder.activations, "denoiser": denoiser.activations}
         for network in NETWORKS if record.learnings else ():
             seconds = sum(one.seconds[network] for one in record.learnings) - _overhead(timelines, network)
             ranks = len(record.learnings[-1].peak_memory)
             flops = sum(one.flops[network] for one in record.learnings) / ranks
             moved = 4.0 * PASSES * record.learnings[-1].parameters[network] * steps[network] * len(record.learnings)
+            samples = batching(options, ranks, network).batch // ranks * steps[network] * len(record.learnings)
+            moved += (2.0 if "bfloat16" in ceilings else 4.0) * ACTIVATION_PASSES * activations[network] * samples
             shares = flops / seconds / best.flops, moved / seconds / plain.bytes_per_second
             parts.append(Part(network, seconds, _busy(timelines, network), *shares))
     return parts
@@ -169,6 +178,11 @@ def _server_tables(record: RunRecord) -> list[Any]:
     return [made]
 
 
+def _short(name: str) -> str:
+    name = name.removeprefix("void ").replace("at::native::", "")
+    return name if len(name) <= NAME else name[: NAME - 1] + "…"
+
+
 def _operator_tables(timelines: list[Timeline], cuda: bool) -> list[Any]:
     """Of every kind of session, on the first rank that has one."""
     names = dict.fromkeys(session.name for line in timelines for session in line.sessions)
@@ -179,6 +193,6 @@ def _operator_tables(timelines: list[Timeline], cuda: bool) -> list[Any]:
         title = f"{'kernels' if cuda else 'operators'} in {session.number} {unit}"
         own, total = bare_table(title, "ms", "share", "calls"), sum(one.seconds for one in session.operators)
         for one in session.operators[:ROWS]:
-            own.add_row(one.name[:70], f"{1e3 * one.seconds:.3f}", f"{one.seconds / total:.1%}", str(one.calls))
+            own.add_row(_short(one.name), f"{1e3 * one.seconds:.3f}", f"{one.seconds / total:.1%}", str(one.calls))
         made.append(own)
     return made

@@ -7,6 +7,7 @@ wait for the device at their ends, which a run without a profile does not.
 
 import resource
 import time
+import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -227,6 +228,7 @@ class _Recording:
         self._cuda, self._base = device.type == "cuda", base
         kinds = [ProfilerActivity.CPU, ProfilerActivity.CUDA] if self._cuda else [ProfilerActivity.CPU]
         self._profiler = profile(activities=kinds)
+        warnings.filterwarnings("ignore", "(Warning: )?Profiler clears events")  # a session has one cycle
         self._profiler.start()
         self._began = time.perf_counter()
         with record_function(ANCHOR):

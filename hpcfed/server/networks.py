@@ -65,8 +65,11 @@ class Autoencoder(nn.Module):
             _up(before, after, last=i == len(channels) - 1) for i, (before, after) in enumerate(pairwise(backwards))
         )
         self._shape = (channels[-1], shortest)
-        self.widest = max(after * self.padded // 2**i for i, after in enumerate(channels, start=1))
+        made = [after * self.padded // 2**i for i, after in enumerate(channels, start=1)]
+        self.widest = max(made)
         """Numbers of a row's largest activation."""
+        self.activations = sum(made) + sum(made[:-1]) + self.padded
+        """Numbers of all stages' activations of a row, there and back."""
 
     def forward(self, rows: Tensor, noise: tuple[Tensor, Tensor] | None = None) -> Tensor:
         """The mean squared error of reconstruction; `noise` is standard normal, for rows and latents."""
@@ -209,7 +212,7 @@ class Denoiser(nn.Module):
             _Stage(before, after) for before, after in zip([1, *channels], channels, strict=False)
         )
         self.last = _Convolution(channels[-1], 1, KERNEL, padding=KERNEL // 2)
-        self.widest = max(channels) * size.latent
+        self.widest, self.activations = max(channels) * size.latent, sum(channels) * size.latent
 
     def flops(self, latent: int) -> int:
         """Of one latent's forward pass."""

@@ -10,6 +10,7 @@ import io
 import logging
 import math
 import os
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -99,6 +100,8 @@ class _Captured(nn.Module):
         return answer
 
     def _capture(self, inputs: tuple[Any, ...]) -> None:
+        # Said once of every captured backward pass, whose streams are torch's own business.
+        warnings.filterwarnings("ignore", "The AccumulateGrad node's stream does not match")
         buffers = [buffer.clone() for buffer in self.network.buffers()]
         bf16 = torch.is_autocast_enabled("cuda")
         with torch.autocast("cuda", torch.bfloat16, enabled=bf16, cache_enabled=False):

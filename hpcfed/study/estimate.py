@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from statistics import median
 
 import torch
+from torch import nn
 
 from hpcfed.config import Settings
 from hpcfed.models.cost import cost
@@ -59,8 +60,7 @@ class Speed:
 
 
 def work(settings: Settings) -> Work:
-    config, data = settings.config, settings.config.data()
-    network = build(config.network(), shape=data.shape, classes=data.classes, seed=0)
+    config, data, network = settings.config, settings.config.data(), client_network(settings)
     seeds = len(config.seeds or (0,))
     passes = seeds * config.rounds * config.epochs * _samples_per_round(settings)
     layout = Layout.of(network)
@@ -73,6 +73,11 @@ def work(settings: Settings) -> Work:
         4.0 * floats,
         2 * 4.0 * times * layout.num_columns if settings.options.uploads else 0.0,
     )
+
+
+def client_network(settings: Settings) -> nn.Module:
+    data = settings.config.data()
+    return build(settings.config.network(), shape=data.shape, classes=data.classes, seed=0)
 
 
 def speed(measured: Sequence[tuple[Point, Work, float, float]], *, cuda: bool) -> Speed:
@@ -95,13 +100,18 @@ def _samples_per_round(settings: Settings) -> float:
     return TRAINING_SAMPLES.get(config.dataset, math.nan) * config.cohort_size / config.clients
 
 
+def server_networks(options: ServerOptions, layout: Layout) -> tuple[Autoencoder, Denoiser]:
+    """Without any numbers in them."""
+    with torch.device("meta"):
+        autoencoder = Autoencoder(sum(generated(layout, options).widths), options.size, input_noise=0, latent_noise=0)
+        return autoencoder, Denoiser(options.size)
+
+
 def _learning(settings: Settings, layout: Layout) -> float:
     options, config = settings.options, settings.config
     if not isinstance(options, ServerOptions):
         return 0.0
-    with torch.device("meta"):
-        autoencoder = Autoencoder(sum(generated(layout, options).widths), options.size, input_noise=0, latent_noise=0)
-        denoiser = Denoiser(options.size)
+    autoencoder, denoiser = server_networks(options, layout)
     times = math.ceil(config.rounds / options.server_every) if options.server_every else 1
     both = autoencoder.flops() * options.autoencoder_samples
     both += denoiser.flops(options.size.latent) * options.denoiser_samples
