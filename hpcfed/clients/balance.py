@@ -106,8 +106,8 @@ def _paces(work: np.ndarray, seconds: np.ndarray) -> np.ndarray:
     """Seconds per load [rounds, ranks]; an idle rank is taken to be as quick as it was, or others were."""
     with np.errstate(divide="ignore", invalid="ignore"):
         paces = np.where(work > 0, seconds / work, np.nan)
-    overall = np.nanmedian(paces)
     known = ~np.isnan(paces)
+    overall = np.median(paces[known]) if known.any() else np.nan  # nanmedian would import for tens of milliseconds
     usual = np.array([np.median(p[k]) if k.any() else overall for p, k in zip(paces.T, known.T, strict=True)])
     return np.maximum(np.where(known, paces, usual), 1e-12)
 
