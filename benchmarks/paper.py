@@ -3,7 +3,8 @@
 A study file names data sets, numbers of clients (or columns of any kind, such as attacks) and methods, each with its
 options. Every combination, or those that the file's `cells` leave, is a cell: one run of all seeds at once, in the
 folder OUT/DATASET/CLIENTS/METHOD. Cells whose seeds are all complete are not run again, so a study that was stopped
-goes on where it was. A cell that fails is told in one line, the others go on, and the exit code is 1; a mistake in the
+goes on where it was. By SIGTERM, SIGUSR2 or Ctrl-C the cells at work end their round, the exit code is 75, and they go
+on after that round. A cell that fails is told in one line, the others go on, and the exit code is 1; a mistake in the
 file or in the flags ends everything before it begins, with 2.
 
 After every cell comes a line: what the study measures (accuracy of the clients on their own test data unless it says
@@ -25,6 +26,7 @@ import glob
 import itertools
 import math
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -33,19 +35,21 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import partial
 from pathlib import Path
 from statistics import mean, stdev
+from types import FrameType
 from typing import Any, Literal, NamedTuple, NoReturn
 
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from hpcfed import methods
+from hpcfed.cli import parse_run
 from hpcfed.config import RunConfig, Settings, check, check_unchanged, load_toml, resolve
 from hpcfed.data import files
 from hpcfed.errors import UserError, count, did_you_mean, one_line, unknown
 from hpcfed.record.reading import RunRecord, mean_accuracy, read_seeds
 from hpcfed.runtime.launcher import launched
+from hpcfed.runtime.signals import SIGNALS, STOPPED
 
 CLOSE = 2.0
 """Points within which a baseline counts as reproduced."""
@@ -55,6 +59,10 @@ OWN = ("method", "dataset", "clients", "seed", "seeds", "out", "overwrite", "dat
 
 Figures = dict[str, dict[str, dict[str, float]]]
 """A paper's: data set, method, column."""
+
+
+class Stopped(Exception):
+    """The study was asked to stop."""
 
 
 class Measure(NamedTuple):
@@ -313,18 +321,20 @@ def outcome(cell: Cell, study: Study) -> Outcome | None:
 
 def go(cells: Sequence[Cell], study: Study, options: argparse.Namespace) -> int:
     """Runs what is not finished; the number of cells that failed."""
-    begin = time.monotonic()
-    attempt = _attempt_here if options.jobs == 1 else partial(_attempt_apart, options=options)
+    begin, children = time.monotonic(), Children(options)
+    attempt = _attempt_here if options.jobs == 1 else children.attempt
 
     def settled(cell: Cell) -> bool | None:
         """Whether the cell is finished now; None if there was no time left for it."""
         started, done, reason = time.monotonic(), outcome(cell, study), None
         there = done is not None
         if not there:
-            if started - begin >= options.budget:
+            if started - begin >= options.budget or children.stopping:
                 return None
             reason = attempt(cell)
             done = outcome(cell, study)
+            if done is None and children.stopping:
+                return None
         text = f"failed: {reason}" if done is None else _texts(cell, study, done)
         seconds = "there already" if there else f"{time.monotonic() - started:.1f} s"
         print(f"{cell!s:28} {text}  {seconds}", flush=True)
@@ -334,11 +344,63 @@ def go(cells: Sequence[Cell], study: Study, options: argparse.Namespace) -> int:
         with _data_read_once():
             results = [settled(cell) for cell in cells]
     else:
-        with ThreadPoolExecutor(options.jobs) as pool:
+        with children.listening(), ThreadPoolExecutor(options.jobs) as pool:
             results = list(pool.map(settled, cells))
+    if children.stopping:
+        raise Stopped
     if left := results.count(None):
         print(f"--budget {options.budget:g} is spent; cells left: {left}", flush=True)
     return results.count(False)
+
+
+class Children:
+    """Cells in processes of their own, which are asked to stop when the study is."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._options = options
+        self._at_work: set[subprocess.Popen[str]] = set()
+        self.stopping = False
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        before = {number: signal.signal(number, self._heard) for number in SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _heard(self, number: int, frame: FrameType | None) -> None:
+        self.stopping = True
+        for child in list(self._at_work):
+            child.terminate()
+
+    def attempt(self, cell: Cell) -> str | None:
+        """Runs a cell; the reason when it fails."""
+        options = self._options
+        words = [str(options.study), "--out", str(options.out), "--only", glob.escape(str(cell))]
+        changes = [word for word in options.set if word.partition("=")[0].replace("-", "_") in cell.settings.flat()]
+        words += ["--seeds", options.seeds, "--device", options.device, *(["--set", *changes] if changes else [])]
+        words += ["--data-root", str(options.data_root)] if options.data_root else []
+        threads = {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // options.jobs))}
+        child = subprocess.Popen(
+            [sys.executable, __file__, *words],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=threads | os.environ,
+            start_new_session=True,  # Ctrl-C is for the study alone, which asks them in turn
+        )
+        self._at_work.add(child)
+        if self.stopping:  # meanwhile
+            child.terminate()
+        out, err = child.communicate()
+        self._at_work.discard(child)
+        self.stopping = self.stopping or child.returncode == STOPPED
+        if not child.returncode:
+            return None
+        told = [line.partition("failed: ")[2] for line in out.splitlines() if line.startswith(f"{cell} ")]
+        return "".join(told) or (err.strip().splitlines() or [f"exit code {child.returncode}"])[-1]
 
 
 def _attempt_here(cell: Cell) -> str | None:
@@ -347,31 +409,32 @@ def _attempt_here(cell: Cell) -> str | None:
     return reason
 
 
-def _attempt_apart(cell: Cell, options: argparse.Namespace) -> str | None:
-    """Runs a cell in a process of its own; the reason when it fails."""
-    words = [str(options.study), "--out", str(options.out), "--only", glob.escape(str(cell)), "--seeds", options.seeds]
-    changes = [word for word in options.set if word.partition("=")[0].replace("-", "_") in cell.settings.flat()]
-    words += ["--device", options.device, *(["--set", *changes] if changes else [])]
-    words += ["--data-root", str(options.data_root)] if options.data_root else []
-    threads = {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // options.jobs))}
-    child = subprocess.run([sys.executable, __file__, *words], capture_output=True, text=True, env=threads | os.environ)
-    if not child.returncode:
-        return None
-    told = [line.partition("failed: ")[2] for line in child.stdout.splitlines() if line.startswith(f"{cell} ")]
-    return "".join(told) or (child.stderr.strip().splitlines() or [f"exit code {child.returncode}"])[-1]
-
-
 def _attempt(cell: Cell) -> str | None:
-    """Runs a cell; the reason when it fails."""
+    """Runs a cell, or goes on with it; the reason when it fails."""
     from hpcfed.run import run
 
     try:
-        run(cell.settings)
+        run(_begun(cell) or cell.settings)
     except UserError as error:
         return str(error)
-    except SystemExit as end:  # the traceback has been shown, and is in the folder
-        return one_line(end.__context__ or end)
+    except SystemExit as end:
+        if end.code == STOPPED:
+            raise Stopped from None
+        return one_line(end.__context__ or end)  # the traceback has been shown, and is in the folder
     return None
+
+
+def _begun(cell: Cell) -> Settings | None:
+    """Settings that go on with the cell where it was stopped; None where there is nothing to go on with."""
+    there = {record.facts["seed"]: record for record in read_seeds(cell.folder)}
+    if set(there) != set(cell.seeds) or any(record.status != "stopped" for record in there.values()):
+        return None
+    try:
+        for seed, record in there.items():
+            check_unchanged(cell.folder, record.config, cell.settings.of_seed(seed).flat())
+    except UserError:
+        return None
+    return parse_run(["--resume", str(cell.folder)])
 
 
 def _clear() -> None:
@@ -559,6 +622,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"paper: {error}", file=sys.stderr)
         return 2
+    except Stopped:
+        print("paper: stopped; start it again to go on", file=sys.stderr)
+        return STOPPED
     except KeyboardInterrupt:
         print("paper: interrupted", file=sys.stderr)
         return 130

@@ -4,8 +4,11 @@ import argparse
 import gc
 import importlib.util
 import itertools
+import os
 import shutil
+import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -17,9 +20,11 @@ from hpcfed import assembly, cli
 from hpcfed.clients.engine import Engine
 from hpcfed.config import _check_attacks, _check_classes, _check_switches
 from hpcfed.data import DATASETS
+from hpcfed.errors import UserError
 from hpcfed.methods import fedavg_ft, pfedgpa
 from hpcfed.record.reading import read_seeds
 from hpcfed.run import run
+from hpcfed.runtime.signals import STOPPED
 from tests.conftest import start
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
@@ -228,6 +233,40 @@ def test_cells_at_once_are_the_same_cells(study: Callable[..., tuple[int, str, s
     shutil.rmtree(tmp_path / "out")
     code, out, _ = study(*words, text=text)
     assert code == 1 and table_of(out) == parallel and len(parallel) > 2
+
+
+def test_a_stopped_study_goes_on_within_its_cells(tmp_path: Path) -> None:
+    path, out = tmp_path / "study.toml", tmp_path / "out"
+    path.write_text(STUDY)
+    words = [path, "--out", out, "--data-root", tmp_path, "--device", "cpu", "--seeds", "0..1", "--jobs", 2]
+    words += ["--set", "rounds=300"]
+    command = [sys.executable, str(BENCHMARKS / "paper.py"), *map(str, words)]
+    environment = os.environ | {"PYTHONPATH": str(BENCHMARKS.parent), "OMP_NUM_THREADS": "1"}
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    cells = [out / "digits/4" / name for name in ("fedavg", "fedavg-ft")]
+    deadline = time.monotonic() + 100
+    while time.monotonic() < deadline and not all(_rounds(cell) > 5 for cell in cells):
+        time.sleep(0.1)
+    child.terminate()
+    _, err = child.communicate(timeout=60)
+    assert child.returncode == STOPPED and "paper: stopped; start it again to go on" in err
+    before = [read_seeds(cell) for cell in cells]
+    assert all(record.status == "stopped" and 5 < record.rounds_done < 300 for own in before for record in own)
+    again = start(command, PYTHONPATH=str(BENCHMARKS.parent))
+    assert again.returncode == 0, again.stderr
+    for cell, own in zip(cells, before, strict=True):
+        for record, old in zip(read_seeds(cell), own, strict=True):
+            assert record.status == "complete" and record.rounds_done == 300
+            done = old.rounds_done
+            assert (record.rounds["seconds"][:done] == old.rounds["seconds"][:done]).all(), "its rounds were made anew"
+
+
+def _rounds(cell: Path) -> int:
+    """That are recorded, as far as one can read while they are written."""
+    try:
+        return min((record.rounds_done for record in read_seeds(cell)), default=0)
+    except UserError:
+        return 0
 
 
 def test_filters_and_budget(study: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
