@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.linalg import vector_norm
 
 from hpcfed.models.layout import Workplace
 
@@ -75,19 +76,21 @@ class PullAtWork:
     def add(self, rows: Tensor, gradient: Tensor) -> None:
         """Adds the gradient of all terms, in place, to the gradient of the first clients' rows.
 
-        Also where columns are frozen, whose gradient is not used.
+        Also where columns are frozen, whose gradient is not used. Two operations a layer: networks have many layers.
         """
         between = rows - self._reference[0][: len(rows)]
         if self._strengths.layers:
-            for start, stop in self._spans:
-                _add(gradient[:, start:stop], between[:, start:stop], self._strengths.layers)
+            norms = torch.stack([vector_norm(between[:, start:stop], dim=1) for start, stop in self._spans])
+            strengths = _over(self._strengths.layers, norms).unsqueeze(2)
+            for (start, stop), strength in zip(self._spans, strengths, strict=True):
+                gradient[:, start:stop].addcmul_(between[:, start:stop], strength)
         if self._strengths.whole:
-            _add(gradient, between, self._strengths.whole)
+            gradient.addcmul_(between, _over(self._strengths.whole, vector_norm(between, dim=1, keepdim=True)))
         if self._mask is not None:
-            _add(gradient, between * self._mask[0][: len(rows)], self._strengths.masked)
+            between *= self._mask[0][: len(rows)]
+            gradient.addcmul_(between, _over(self._strengths.masked, vector_norm(between, dim=1, keepdim=True)))
 
 
-def _add(gradient: Tensor, between: Tensor, strength: float) -> None:
-    """The gradient of strength × the norm of what lies between."""
-    norm = (between.square().sum(1, keepdim=True) + _LEAST).sqrt()
-    gradient.addcmul_(between, strength / norm)
+def _over(strength: float, norm: Tensor) -> Tensor:
+    """What lies between, by so much, is the gradient of strength × its norm."""
+    return strength / (norm.square() + _LEAST).sqrt()
