@@ -11,6 +11,7 @@ from statistics import fmean
 import numpy as np
 from markupsafe import Markup
 
+from hpcfed.errors import count
 from hpcfed.record.reading import RunRecord, mean_accuracy
 from hpcfed.study.collect import Found, Group, Scaling, final_accuracy, scalings, slope
 from hpcfed.study.costmodel import TERMS, CostModel, HeldOut, Measured, fit, hold_out
@@ -128,8 +129,10 @@ def _accuracy(every: Sequence[Group]) -> Section:
 
 
 def _curves(lines: Sequence[Line]) -> Iterator[Markup]:
-    """Over rounds, or lying bars where runs were evaluated once."""
+    """Over rounds, or lying bars where runs were evaluated once; the overview has single values."""
     once = all(len(line.x) == 1 for line in lines)
+    if once and len(lines) == 1:
+        return
     most = MOST_BARS if once else MOST_LINES
     for start in range(0, len(lines), most):
         part = lines[start : start + most]
@@ -489,7 +492,7 @@ def _checks(one: Fitted) -> list[list[str]]:
     rows.append(["mean over points, each predicted by a fit of the others", number(100 * one.model.left_out_error)])
     if one.held_out is not None:
         point = one.held_out.point
-        what = f"{point.clients:,.0f} clients on {point.ranks} ranks, predicted by a fit of all smaller points"
+        what = f"{point.clients:,.0f} clients on {count(point.ranks, 'rank')}, predicted by a fit of all smaller points"
         rows.append([what, f"{100 * one.held_out.error:+.3g}"])
     return rows
 
@@ -501,7 +504,7 @@ def _predictions(one: Fitted) -> Table:
     for more in (ranks, 2 * ranks, 4 * ranks, 8 * ranks):
         if more <= largest.clients:
             asked = replace(largest, ranks=more)
-            rows.append([f"{largest.clients:,.0f} clients on {more} ranks", number(1e3 * one.model(asked))])
+            rows.append([f"{largest.clients:,.0f} clients on {count(more, 'rank')}", number(1e3 * one.model(asked))])
     return Table(("predicted", "ms per round"), rows)
 
 
