@@ -387,7 +387,7 @@ def test_the_study_of_genfed_is_whole() -> None:
     vars(options).update(only="*", methods=None, seeds="0..4", set=[], device="auto")
     study = paper.read_study(options.study)
     cells = paper.plan(study, options)
-    assert len(cells) == 4 * 16 + 15 * 4
+    assert len(cells) == 4 * 16 + 17 * 4
     known = set()
     for cell in cells:
         config = cell.settings.config
