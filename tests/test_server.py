@@ -700,6 +700,7 @@ def test_what_learning_needed_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None
         return learning
 
     monkeypatch.setattr(model_module, "trainer", circular)
+    monkeypatch.setattr(model_module, "LARGE", 1)
     gc.disable()
     try:
         LatentDiffusion(WIDTHS, QUICK, HERE, seed=1).learn(BANK)

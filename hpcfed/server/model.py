@@ -27,6 +27,8 @@ from hpcfed.server.training import Loss, Place, trainer
 
 AT_ONCE = 2**28
 """Numbers of one activation, when rows pass through the networks and nothing is learnt: a gigabyte."""
+LARGE = 10_000_000
+"""Parameters whose memory is worth the fifth of a second that looking for what nobody holds takes."""
 PEAKS = {
     "B200": (1100.0, 2250.0),
     "H200": (494.7, 989.4),
@@ -155,7 +157,8 @@ class LatentDiffusion:
         tensors, _ = learning.save()
         self._rebuilt(name, tensors)
         del learning, network
-        gc.collect()  # DeepSpeed's objects hold each other, and with them moments and captured passes
+        if report.parameters[name] >= LARGE:
+            gc.collect()  # DeepSpeed's objects hold each other, and with them moments and captured passes
 
     def _rebuilt(self, name: str, tensors: dict[str, Tensor]) -> None:
         """What DeepSpeed has wrapped is left behind; plain networks with the same tensors generate."""
