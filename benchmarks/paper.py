@@ -371,9 +371,13 @@ class Children:
                 signal.signal(number, handler)
 
     def _heard(self, number: int, frame: FrameType | None) -> None:
+        """A second Ctrl-C ends them as they are."""
+        at_once = self.stopping and number == signal.SIGINT
         self.stopping = True
         for child in list(self._at_work):
-            child.terminate()
+            child.send_signal(signal.SIGKILL if at_once else signal.SIGTERM)
+        if at_once:
+            raise KeyboardInterrupt
 
     def attempt(self, cell: Cell) -> str | None:
         """Runs a cell; the reason when it fails."""
