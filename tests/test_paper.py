@@ -239,7 +239,7 @@ def test_a_stopped_study_goes_on_within_its_cells(tmp_path: Path) -> None:
     path, out = tmp_path / "study.toml", tmp_path / "out"
     path.write_text(STUDY)
     words = [path, "--out", out, "--data-root", tmp_path, "--device", "cpu", "--seeds", "0..1", "--jobs", 2]
-    words += ["--set", "rounds=300"]
+    words += ["--set", "rounds=120"]
     command = [sys.executable, str(BENCHMARKS / "paper.py"), *map(str, words)]
     environment = os.environ | {"PYTHONPATH": str(BENCHMARKS.parent), "OMP_NUM_THREADS": "1"}
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
@@ -251,12 +251,12 @@ def test_a_stopped_study_goes_on_within_its_cells(tmp_path: Path) -> None:
     _, err = child.communicate(timeout=60)
     assert child.returncode == STOPPED and "paper: stopped; start it again to go on" in err
     before = [read_seeds(cell) for cell in cells]
-    assert all(record.status == "stopped" and 5 < record.rounds_done < 300 for own in before for record in own)
+    assert all(record.status == "stopped" and 5 < record.rounds_done < 120 for own in before for record in own)
     again = start(command, PYTHONPATH=str(BENCHMARKS.parent))
     assert again.returncode == 0, again.stderr
     for cell, own in zip(cells, before, strict=True):
         for record, old in zip(read_seeds(cell), own, strict=True):
-            assert record.status == "complete" and record.rounds_done == 300
+            assert record.status == "complete" and record.rounds_done == 120
             done = old.rounds_done
             assert (record.rounds["seconds"][:done] == old.rounds["seconds"][:done]).all(), "its rounds were made anew"
 
