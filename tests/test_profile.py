@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from hpcfed.profile.ceilings import Ceilings
+from hpcfed.profile.command import _short
 from hpcfed.profile.verdict import Part, advice, words
 from hpcfed.profile.watch import Timeline, _Event, covered, operators, trace
 from hpcfed.record.reading import read_run
@@ -83,6 +84,23 @@ def test_what_is_told(profiled: tuple[Path, str]) -> None:
         assert 0 < part["busy"] <= 1 and 0 < part["compute"] < 1 and 0 < part["bandwidth"] < 1, part
         assert part["words"].startswith(f"{part['name']} is {part['bound']}")
     assert all(seconds >= 0 for seconds in content["server"][0]["seconds"].values())
+
+
+def test_what_the_denoiser_moves_by_hand(profiled: tuple[Path, str]) -> None:
+    """200 samples in 10 steps: of every parameter ten floats a step, and of every activation ten a sample."""
+    folder, _ = profiled
+    content = json.loads((folder / "profile.json").read_text())
+    part = next(part for part in content["parts"] if part["name"] == "denoiser")
+    parameters = read_run(folder).learnings[0].parameters["denoiser"]
+    activations = (4 + 8 + 16 + 8 + 4) * 32
+    expected = 40 * parameters * 10 + 40 * activations * 200
+    moved = part["bandwidth"] * part["seconds"] * content["ceilings"]["float32"]["bytes_per_second"]
+    assert moved == pytest.approx(expected)
+
+
+def test_long_names_leave_room_for_numbers() -> None:
+    assert _short("void at::native::reduce_kernel<4>") == "reduce_kernel<4>"
+    assert len(_short("sm90_xmma_fprop_implicit_gemm_bf16bf16_bf16f32_f32_nhwckrsc_nhwc_tilesize128x128x64")) == 42
 
 
 def test_alone_and_without_a_server(tmp_path: Path, hpcfed: Callable) -> None:
