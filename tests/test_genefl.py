@@ -18,6 +18,7 @@ from hpcfed.clients import fisher as fishers
 from hpcfed.clients.engine import Engine, Sgd
 from hpcfed.clients.fisher import Fisher
 from hpcfed.clients.pull import Pull, Strengths
+from hpcfed.clients.training import StackTraining
 from hpcfed.clustering import assign, canonical, nearest_in_turn, principal_angles
 from hpcfed.data.partition import partition
 from hpcfed.federation import Sent
@@ -108,6 +109,24 @@ def test_the_pull_is_the_gradient_of_its_terms(mode: Any, monkeypatch: pytest.Mo
         torch.testing.assert_close(trained[client], expected, rtol=1e-9, atol=1e-11)
     free, _ = engine.train(rows, shard, np.arange(4), sgd, keys=keys)
     assert not torch.allclose(free, trained) and losses.isfinite().all()
+
+
+def test_a_client_that_diverged_leaves_nothing_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows as they lie on a GPU, with columns without meaning between the tensors."""
+    monkeypatch.setattr(engines, "Workplace", lambda layout, device: Workplace(layout, torch.device("cuda")))
+    shard, network = make_shard((1, 8, 8), (9, 12), torch.float64), build("cnn-bn", shape=(1, 8, 8), classes=10, seed=0)
+    layout = Layout.of(network)
+    rows = layout.row(network, dtype=torch.float64) + 0.1 * torch.rand(2, layout.num_columns, dtype=torch.float64)
+    pull = Pull(Strengths(0.3, 0.2, 0.5), torch.zeros_like(rows), torch.rand_like(rows) < 0.4)
+    sgd, clients, keys = Sgd(2, 4, 0.05, momentum=0.9, weight_decay=0.01, clip=1.0), np.arange(2), torch.arange(2)
+
+    def after(*starts: Tensor) -> Tensor:
+        engine = Engine(network, layout, shape=(1, 8, 8), mode="batched")
+        *_, (trained, _) = [engine.train(start, shard, clients, sgd, keys=keys, pull=pull) for start in starts]
+        return trained
+
+    expected = after(rows)
+    assert expected.isfinite().all() and torch.equal(after(torch.full_like(rows, torch.nan), rows), expected)
 
 
 def test_frozen_columns_keep_their_bits_under_a_pull() -> None:
@@ -645,16 +664,25 @@ def test_seeds_at_once_are_the_same_runs(words: str, tmp_path: Path) -> None:
         same_newcomers(together / f"seed-{seed}", alone)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize(
+    "device", ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))]
+)
 @pytest.mark.parametrize(
     "words", ["genefl --lambda2 0.3 --epsilon 0.01", "fedlps", "fedlp", "fedlg --gene-pools conv1", "fedbn"]
 )
-def test_a_gpu_computes_what_a_cpu_does(words: str, tmp_path: Path) -> None:
+def test_a_gpu_computes_what_a_cpu_does(
+    words: str, device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also on the CPU, with rows that lie as on a GPU and the few shapes of steps that are captured there."""
     common = ["--method", *words.split(), *UNEVEN, "--model", "cnn-bn", "--clusters", 2, "--epochs", 1]
     common += ["--new-clients", 3, "--new-updates", 1]
-    there = started(*common, "--device", "cuda", "--out", tmp_path / "cuda")
-    assert_same_run(there, started(*common, "--out", tmp_path / "cpu"), tolerance=1e-9)
-    same_newcomers(there, tmp_path / "cpu")
+    expected = started(*common, "--out", tmp_path / "expected")
+    if device == "cpu":
+        monkeypatch.setattr(engines, "Workplace", lambda layout, device: Workplace(layout, torch.device("cuda")))
+        monkeypatch.setattr(StackTraining, "_captured_shape", lambda self, *shape: (self._capacity, self._slots, False))
+    there = started(*common, "--device", device, "--out", tmp_path / device)
+    assert_same_run(there, expected, tolerance=1e-9)
+    same_newcomers(there, expected)
 
 
 def same_newcomers(folder: Path, expected: Path) -> None:

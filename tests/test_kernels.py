@@ -342,3 +342,11 @@ def test_sources_of_norms_compile(dtype: torch.dtype) -> None:
         macros = norms.batch_macros(32, dtype, 0.01, backward)
         assert cuda.compiled("norms.cu", macros, "sm_80").startswith(b"\x7fELF")
     assert cuda.compiled("norms.cu", norms.group_macros(512, 64, dtype, 1e-5), "sm_80").startswith(b"\x7fELF")
+
+
+def test_without_trials_cudnn_itself_stays_as_it_is() -> None:
+    before = torch.backends.cudnn.enabled, torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark
+    with cuda.without_trials():
+        assert (torch.backends.cudnn.enabled, torch.backends.cudnn.allow_tf32) == before[:2]
+        assert not torch.backends.cudnn.benchmark
+    assert (torch.backends.cudnn.enabled, torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark) == before

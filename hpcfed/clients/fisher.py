@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from hpcfed.data.shards import Shard
+from hpcfed.models import cuda
 from hpcfed.models.cost import Cost
 from hpcfed.models.layout import Layout
 
@@ -45,7 +46,7 @@ class Fisher:
         found = torch.zeros_like(rows)
         tensors, sums = self._layout.views(rows), self._layout.views(found)
         sizes = np.asarray(shard.sizes, np.int64)[clients]
-        with torch.backends.cudnn.flags(benchmark=False):  # its trials would take longer than these passes
+        with cuda.without_trials():  # which would take longer than these passes
             for i, (client, size) in enumerate(zip(clients, sizes, strict=True)):
                 row, sum_of = ({name: tensor[i] for name, tensor in own.items()} for own in (tensors, sums))
                 for batch in shard.index[client, :size].split(self._at_once):

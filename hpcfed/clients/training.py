@@ -98,6 +98,9 @@ class StackTraining:
         shapes = step_shapes(sizes, self._sgd.length)
         self._reserve(count)
         work = self._first(count)
+        if self._workplace.padded:  # and clients that diverged may have left NaN there
+            work[0].zero_()
+            self._gradient.zero_()
         self._workplace.load(rows, work)
         if self._pull is not None:
             assert pull is not None, "made for clients that are pulled"

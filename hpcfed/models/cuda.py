@@ -42,6 +42,17 @@ class Kernel:
         _checked(self._driver.cuLaunchKernel(self._kernel, *size, self._shared, stream, (values, types), 0))
 
 
+@contextmanager
+def without_trials() -> Iterator[None]:
+    """cuDNN guesses which of its kernels suit, for work that is too short for trials of them all."""
+    tries = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = False  # not by its `flags`, which turn cuDNN itself off
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = tries
+
+
 class Branch:
     """A second branch of a step that is being captured, for work whose result is needed only at the step's end.
 

@@ -119,7 +119,7 @@ class Workplace:
     """The same rows as the kernels like them: every tensor aligned, and weights of convolutions channels-last.
 
     Parameters and running statistics are matrices of their own. Columns without meaning may lie between the tensors;
-    they are zero and stay so. On the CPU tensors lie as in the plain rows.
+    they are zero at first, and stay so as long as a row is finite. On the CPU tensors lie as in the plain rows.
     """
 
     def __init__(self, layout: Layout, device: torch.device) -> None:
@@ -134,6 +134,11 @@ class Workplace:
             start, stop = self.widths[part], self.widths[part] + prod(e.shape)
             self.entries.append(replace(e, start=start, stop=stop))
             self.widths[part] = -(-stop // align) * align
+
+    @property
+    def padded(self) -> bool:
+        """Whether parameters have columns without meaning between them."""
+        return self.widths[0] > self.plain.num_parameters
 
     @property
     def block_spans(self) -> list[tuple[int, int]]:

@@ -4,7 +4,6 @@ import gc
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from torch.nn import functional as F
 
 from hpcfed import streams
 from hpcfed.errors import UserError, one_line
+from hpcfed.models import cuda
 from hpcfed.record.guarded import Reader, reading
 from hpcfed.record.watching import onlooker
 from hpcfed.server import diffusion
@@ -86,17 +86,6 @@ def _tellers(name: str, steps: int, told: Told) -> Callable[[int], None]:
     return both
 
 
-@contextmanager
-def _without_trials() -> Iterator[None]:
-    """cuDNN guesses well which kernels suit these networks: its trials take time, and found none that were quicker."""
-    tries = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = False
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.benchmark = tries
-
-
 class LatentDiffusion:
     """Calls are collective over the server's ranks, and every rank has the same rows."""
 
@@ -123,7 +112,7 @@ class LatentDiffusion:
     def learnt(self) -> bool:
         return self.latents is not None
 
-    @_without_trials()
+    @cuda.without_trials()  # which found none that were quicker
     def learn(self, rows: Tensor, told: Told = lambda network, done, steps: None) -> Learnt:
         """Learns the distribution of the rows; what was learnt before is where it starts."""
         started = self._clock()
@@ -235,17 +224,17 @@ class LatentDiffusion:
             diffusion.guide(self.schedule, self._epsilon, new, new - old, strength=strength, start=start, steps=steps)
         )
 
-    @_without_trials()
+    @cuda.without_trials()  # which found none that were quicker
     def _epsilon(self, z: Tensor, t: Tensor) -> Tensor:
         return torch.cat([self.denoiser(z[part], t[part]) for part in _parts(z, self.denoiser)])
 
     @torch.no_grad()
-    @_without_trials()
+    @cuda.without_trials()  # which found none that were quicker
     def _encoded(self, x: Tensor) -> Tensor:
         return torch.cat([self.autoencoder.encode(x[part]) for part in _parts(x, self.autoencoder)])
 
     @torch.no_grad()
-    @_without_trials()
+    @cuda.without_trials()  # which found none that were quicker
     def _decoded(self, z: Tensor) -> Tensor:
         return torch.cat([self.autoencoder.decode(z[part]) for part in _parts(z, self.autoencoder)])
 
