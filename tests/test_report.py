@@ -72,6 +72,17 @@ def test_names_hold_what_differs_and_not_what_follows_from_it() -> None:
     assert more[1].label == "fedavg, dataset mnist, model small, no supplement", "now the data set does not tell it"
 
 
+def test_names_leave_out_a_zero_that_stands_for_nothing() -> None:
+    common = {"clients": 4, "ranks": 1, "attack": "none"}
+    sizes = [{"server": "small", "server_latent": 0}, {"server": "paper", "server_latent": 0}]
+    sizes.append({"server": "paper", "server_latent": 512})
+    every = [Group(common | own | {"method": "pfedgpa"}, ()) for own in sizes]
+    labels = [group.label for group in named(every)]
+    assert labels == ["pfedgpa, server small", "pfedgpa, server paper", "pfedgpa, server paper, server_latent 512"]
+    pulls = [Group(common | {"method": "genefl", "lambda1": own}, ()) for own in (0.0, 0.5)]
+    assert [group.label for group in named(pulls)] == ["genefl, lambda1 0", "genefl, lambda1 0.5"], "0 is not usual"
+
+
 def test_a_long_line_has_some_markers_and_lying_bars_their_names() -> None:
     drawn = chart([Line("a", list(range(200)), list(range(200)))], Axis("x"), Axis("y"))
     assert MOST_MARKERS / 2 < drawn.count("<title>a: ") <= MOST_MARKERS

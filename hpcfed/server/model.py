@@ -143,8 +143,7 @@ class LatentDiffusion:
         report.seconds[name] = self._clock() - begin
         report.samples[name] = steps * self._batching[name].batch
         report.flops[name] = 3.0 * flops * report.samples[name]
-        tensors, _ = learning.save()
-        self._rebuilt(name, tensors)
+        self._rebuilt(name, dict(learning.tensors()))
         del learning, network
         if report.parameters[name] >= LARGE:
             gc.collect()  # DeepSpeed's objects hold each other, and with them moments and captured passes

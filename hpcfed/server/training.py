@@ -49,8 +49,11 @@ class Trainer(Protocol):
     def fit(self, loss: Loss, steps: int, told: Callable[[int], None]) -> np.ndarray:
         """Goes on for so many steps; the loss of each, over all ranks."""
 
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Whole parameters and buffers in float32 by name, where they are; they may go on changing with the network."""
+
     def save(self) -> tuple[dict[str, Tensor], Moments]:
-        """Whole parameters and buffers in float32 on the host, and the optimiser's moments."""
+        """The same, copied to the host, and the optimiser's moments."""
 
     def load(self, tensors: dict[str, Tensor], moments: Moments, steps: int, loss: Loss) -> None:
         """Goes on from what was saved after so many steps of this loss."""
@@ -148,8 +151,11 @@ class Plain:
         self.network.eval()
         return losses.double().cpu().numpy()
 
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        return ((name, tensor.detach().float()) for name, tensor in self.network.state_dict().items())
+
     def save(self) -> tuple[dict[str, Tensor], Moments]:
-        tensors = {name: _copy(t) for name, t in self.network.state_dict().items()}
+        tensors = {name: _copy(tensor) for name, tensor in self.tensors()}
         state = self._optimizer.state
         moments = {
             name: {kind: _copy(state[p][kind]) for kind in MOMENTS}
@@ -221,19 +227,24 @@ class DeepSpeed:
                     dist.all_reduce(buffer)
                     buffer /= self._place.size
 
-    def save(self) -> tuple[dict[str, Tensor], Moments]:
-        from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        from deepspeed.utils import safe_get_full_fp32_param
 
-        tensors = {name: _copy(b) for name, b in self.network.named_buffers()}
+        yield from ((name, buffer.detach().float()) for name, buffer in self.network.named_buffers())
+        for name, p in self.network.named_parameters():
+            yield name, (p if self._whole else safe_get_full_fp32_param(p)).detach()
+
+    def save(self) -> tuple[dict[str, Tensor], Moments]:
+        from deepspeed.utils import safe_get_full_optimizer_state
+
+        tensors = {name: _copy(tensor) for name, tensor in self.tensors()}
         moments: Moments = {}
         for name, p in self.network.named_parameters():
             if self._whole:
                 state = self._optimizer.state.get(p, {})
-                tensors[name] = _copy(p)
             else:
                 kinds = MOMENTS if self._done else ()  # before the first step there are none to ask for
                 state = {kind: safe_get_full_optimizer_state(p, kind) for kind in kinds}
-                tensors[name] = _copy(safe_get_full_fp32_param(p))
             if all(state.get(kind) is not None for kind in MOMENTS):
                 moments[name] = {kind: _copy(state[kind]) for kind in MOMENTS}
         return tensors, moments

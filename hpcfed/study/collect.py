@@ -4,7 +4,7 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from math import isnan, log, nan
 from pathlib import Path
 from statistics import fmean, median
@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from hpcfed.config import ANYWHERE, RunConfig
+from hpcfed import methods
+from hpcfed.config import ANYWHERE, Options, RunConfig
 from hpcfed.errors import UserError
 from hpcfed.record.guarded import try_out
 from hpcfed.record.reading import RunRecord, read_run
@@ -75,7 +76,7 @@ class Group:
         own = [str(self.options["method"])]
         for name in self.names:
             if name in self.options and name not in known and not (honest and name in ABOUT_ATTACKERS):
-                own.append(_short(name, self.options[name]))
+                own += _short(name, self.options[name], _usual(own[0]).get(name))
         return ", ".join(own)
 
     @property
@@ -245,10 +246,19 @@ def _telling(members: Sequence[Group], always: Sequence[str]) -> tuple[str, ...]
     return tuple(told)
 
 
-def _short(name: str, value: Any) -> str:
+def _short(name: str, value: Any, usual: Any) -> list[str]:
     if isinstance(value, bool):
-        return name if value else f"no {name}"
-    return f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
+        return [name if value else f"no {name}"]
+    if value == usual == 0:
+        return []  # 0 stands for none, or for what other options say, and the others have the name with their value
+    return [f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"]
+
+
+@cache
+def _usual(method: str) -> dict[str, Any]:
+    """The defaults of a method's own options, and of all runs'."""
+    own = methods.load(method).Options() if method in methods.names() else Options()
+    return RunConfig().model_dump(mode="json") | own.model_dump(mode="json")
 
 
 @dataclass(frozen=True)

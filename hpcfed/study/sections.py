@@ -3,8 +3,9 @@
 import json
 import shlex
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import isnan, nan
 from statistics import fmean
 
@@ -310,22 +311,30 @@ def _bar_names(members: Sequence[Group]) -> list[str]:
 
 def _phases(every: Sequence[Group]) -> Section:
     section = Section("phases", "Seconds per round by phase")
-    section.text.append("Means over ranks, counted rounds and runs.")
+    section.text.append("Means over ranks, counted rounds and runs. Bars are named clients on ranks.")
+    milliseconds = {name: partial(_phase_milliseconds, phase=name) for name in every[0].phase_seconds}
+    section.charts += _stacked_bars(every, milliseconds, Axis("ms per round"))
+    return section
+
+
+def _phase_milliseconds(group: Group, phase: str) -> float:
+    return 1e3 * group.phase_seconds[phase]
+
+
+def _stacked_bars(
+    every: Sequence[Group], parts: Mapping[str, Callable[[Group], float]], y: Axis
+) -> list[tuple[str, Markup]]:
+    """A chart for each of the options, or one for all of them where each has a single bar."""
     families = _by_label(every)
     if _single(families):
-        names = list(every[0].phase_seconds)
-        stacked = {name: [1e3 * group.phase_seconds[name] for group in every] for name in names}
-        section.charts += _lying(every, stacked, Axis("ms per round"))
-        return section
-    section.text.append("Bars are named clients on ranks.")
+        return _lying(every, {name: [part(group) for group in every] for name, part in parts.items()}, y)
+    charts = []
     for label, members in families.items():
         for start in range(0, len(members), MOST_BARS):
-            part = members[start : start + MOST_BARS]
-            names = list(part[0].phase_seconds)
-            stacked = {name: [1e3 * group.phase_seconds[name] for group in part] for name in names}
-            drawn = bars(_bar_names(part), stacked, Axis("ms per round"), "clients on ranks")
-            section.charts.append((label, drawn))
-    return section
+            own = members[start : start + MOST_BARS]
+            stacked = {name: [part(group) for group in own] for name, part in parts.items()}
+            charts.append((label, bars(_bar_names(own), stacked, y, "clients on ranks")))
+    return charts
 
 
 def _single(families: dict[str, list[Group]]) -> bool:
@@ -387,13 +396,11 @@ def _server(every: Sequence[Group]) -> Section:
     if not members:
         section.text.append("No run had a model on the server.")
         return section
+    names = list(members[0].first.learnings[0].seconds)
+    seconds = {name: partial(_learning_seconds, phase=name) for name in names}
+    section.charts += _stacked_bars(members, seconds, Axis("seconds of learning"))
     rows = []
     for label, own in _by_label(members).items():
-        names = list(own[0].first.learnings[0].seconds)
-        for start in range(0, len(own), MOST_BARS):
-            part = own[start : start + MOST_BARS]
-            stacked = {name: [_learning_seconds(group, name) for group in part] for name in names}
-            section.charts.append((label, bars(_bar_names(part), stacked, Axis("seconds of learning"), "runs")))
         for group in own:
             last = group.first.learnings[-1]
             server = sum(_learning_seconds(group, name) for name in names)
