@@ -3,16 +3,19 @@
 import json
 import sys
 from collections.abc import Callable
+from math import isnan
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from hpcfed.profile import watch as watching
 from hpcfed.profile.ceilings import Ceilings
-from hpcfed.profile.command import _short
+from hpcfed.profile.command import _short, busy
 from hpcfed.profile.verdict import Part, advice, words
-from hpcfed.profile.watch import Timeline, _Event, covered, operators, trace
+from hpcfed.profile.watch import Session, Timeline, _Event, covered, operators, trace
 from hpcfed.record.reading import read_run
 from hpcfed.record.timing import PHASES
 from hpcfed.record.watching import Onlooker, onlooker, watched_by
@@ -94,7 +97,7 @@ def test_what_the_denoiser_moves_by_hand(profiled: tuple[Path, str]) -> None:
     parameters = read_run(folder).learnings[0].parameters["denoiser"]
     activations = (4 + 8 + 16 + 8 + 4) * 32
     expected = 40 * parameters * 10 + 40 * activations * 200
-    moved = part["bandwidth"] * part["seconds"] * content["ceilings"]["float32"]["bytes_per_second"]
+    moved = part["bandwidth"] * part["warm"] * content["ceilings"]["float32"]["bytes_per_second"]
     assert moved == pytest.approx(expected)
 
 
@@ -137,6 +140,34 @@ def test_operators_count_without_what_they_call() -> None:
     assert [one.name for one in operators(events)] == ["outer", "inner", "leaf"]
 
 
+def test_the_pace_is_of_steps_after_the_profilers(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(watching, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    watch = watching.ProfileWatch(warmup=2, active=3, rounds=1, nvtx=False)
+    watch.device, watch.own, watch._base = torch.device("cpu"), Timeline(0, "server", "host", "cpu"), 0.0
+    with watch.span("denoiser"):
+        for done in range(1, 11):
+            clock[0] += 100 if done == 1 else 10 if done <= 5 else 2  # captured, seen, alone
+            watch.step("denoiser", done, 10)
+    assert watch.own.paces == {"denoiser": 2.0}
+    with watch.span("autoencoder"):
+        watch.step("autoencoder", 1, 1)
+    watch._close()
+    assert "autoencoder" not in watch.own.paces, "too short to look at"
+
+
+def test_a_gpu_is_as_busy_as_without_the_profiler() -> None:
+    """Three steps whose kernels took 3 s in all, in 12 s with the profiler; without it steps take 1.25 s, or 0.5."""
+    line, other = Timeline(0, "server", "host", "gpu"), Timeline(1, "server", "host", "gpu")
+    for each, pace in ((line, 1.25), (other, 0.5)):
+        each.sessions.append(Session("denoiser", 3, 12.0, 0.25, []))
+        each.paces["denoiser"] = pace
+    assert busy([line], "denoiser", cuda=True) == pytest.approx(0.8)
+    assert busy([line, other], "denoiser", cuda=True) == 1.0, "not more than always"
+    assert busy([line], "denoiser", cuda=False) == 0.25, "there the profiler slows the work itself"
+    assert isnan(busy([line], "autoencoder", cuda=True))
+
+
 def test_busy_time_counts_once() -> None:
     assert covered([(0, 2), (1, 3), (5, 6), (5.5, 5.7)]) == pytest.approx(4)
     assert covered([]) == 0
@@ -159,19 +190,19 @@ def test_a_trace_of_nothing_is_a_trace() -> None:
     ],
 )
 def test_verdicts(busy: float, compute: float, bandwidth: float, expected: str) -> None:
-    part = Part("it", 1.0, busy, compute, bandwidth)
+    part = Part("it", 1.0, 1.0, busy, compute, bandwidth)
     assert part.bound == expected
     assert "nan" not in words(part, cuda=True) and "nan" not in words(part, cuda=False)
 
 
 def test_advice_fits_what_was_asked_for() -> None:
-    slow = Part("autoencoder", 1.0, 0.2, 0.1, 0.1)
+    slow = Part("autoencoder", 1.0, 1.0, 0.2, 0.1, 0.1)
     assert "captured" in advice(slow, {"zero_stage": 3}, cuda=True, server=True)[0]
     assert not any("captured" in tip for tip in advice(slow, {"zero_stage": 1}, cuda=True, server=True))
-    full = Part("autoencoder", 1.0, 0.9, 0.8, 0.1)
+    full = Part("autoencoder", 1.0, 1.0, 0.9, 0.8, 0.1)
     assert "--server-precision bf16" in advice(full, {"server_precision": "fp32"}, cuda=True, server=True)
     assert "--server-precision bf16" not in advice(full, {"server_precision": "bf16"}, cuda=True, server=True)
-    assert "batched" in advice(Part("clients", 1.0, 0.9, 0.8, 0.1), {"engine": "loop"}, cuda=True, server=False)[0]
+    assert "batched" in advice(Part("clients", 1.0, 1.0, 0.9, 0.8, 0.1), {"engine": "loop"}, cuda=True, server=False)[0]
 
 
 def test_ceilings_are_of_the_device() -> None:

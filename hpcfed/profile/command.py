@@ -6,6 +6,7 @@ from math import isnan, nan
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from rich.console import Console
 
@@ -47,29 +48,24 @@ def profile(settings: Settings, *, warmup: int, active: int, nvtx: bool) -> None
     ceilings = {"float32": Ceilings.of(watch.device)}
     if getattr(settings.options, "server_precision", "fp32") == "bf16":
         ceilings["bfloat16"] = Ceilings.of(watch.device, torch.bfloat16)
-    parts = _parts(settings, record, watch.timelines, ceilings)
+    parts = _parts(settings, record, watch.timelines, ceilings, cuda=watch.device.type == "cuda")
     publish(json.dumps(trace(watch.timelines)).encode(), folder / "trace.json")
     publish(json.dumps(plain(_content(record, watch, ceilings, parts)), indent=1).encode(), folder / "profile.json")
     _tell(record, watch, ceilings, parts, folder)
 
 
 def _parts(
-    settings: Settings, record: RunRecord, timelines: list[Timeline], ceilings: dict[str, Ceilings]
+    settings: Settings, record: RunRecord, timelines: list[Timeline], ceilings: dict[str, Ceilings], *, cuda: bool
 ) -> list[Part]:
     """The clients' training, and both networks of the server, beside what the device can do."""
     config = settings.config
     todo, plain = work(settings), ceilings["float32"]
-    train = float(record.phases[:, :, PHASES.index("train")].sum(0).mean())
-    rate = train * record.facts["ranks"]
-    parts = [
-        Part(
-            "clients' training",
-            train,
-            _busy(timelines, ROUNDS),
-            todo.clients * record.rounds_done / config.rounds / rate / plain.flops if rate else nan,
-            todo.moved * record.rounds_done / config.rounds / rate / plain.bytes_per_second if rate else nan,
-        )
-    ]
+    done = record.rounds_done / config.rounds / record.facts["ranks"]
+    train = record.phases[:, :, PHASES.index("train")].mean(1)
+    alone = train[max(line.warm for line in timelines) :]
+    warm = float(alone.mean() if len(alone) else train.mean()) * record.rounds_done
+    shares = todo.clients * done / plain.flops, todo.moved * done / plain.bytes_per_second
+    parts = [_part("clients' training", float(train.sum()), warm, busy(timelines, ROUNDS, cuda=cuda), *shares)]
     options = settings.options
     if isinstance(options, ServerOptions):
         steps, best = steps_of(options), ceilings.get("bfloat16", plain)
@@ -77,14 +73,21 @@ def _parts(
         activations = {"autoencoder": autoencoder.activations, "denoiser": denoiser.activations}
         for network in NETWORKS if record.learnings else ():
             seconds = sum(one.seconds[network] for one in record.learnings) - _overhead(timelines, network)
-            ranks = len(record.learnings[-1].peak_memory)
+            ranks, every = len(record.learnings[-1].peak_memory), steps[network] * len(record.learnings)
+            pace = max((line.paces[network] for line in timelines if network in line.paces), default=nan)
+            warm = seconds if isnan(pace) else pace * every
             flops = sum(one.flops[network] for one in record.learnings) / ranks
-            moved = 4.0 * PASSES * record.learnings[-1].parameters[network] * steps[network] * len(record.learnings)
-            samples = batching(options, ranks, network).batch // ranks * steps[network] * len(record.learnings)
+            moved = 4.0 * PASSES * record.learnings[-1].parameters[network] * every
+            samples = batching(options, ranks, network).batch // ranks * every
             moved += (2.0 if "bfloat16" in ceilings else 4.0) * ACTIVATION_PASSES * activations[network] * samples
-            shares = flops / seconds / best.flops, moved / seconds / plain.bytes_per_second
-            parts.append(Part(network, seconds, _busy(timelines, network), *shares))
+            shares = flops / best.flops, moved / plain.bytes_per_second
+            parts.append(_part(network, seconds, warm, busy(timelines, network, cuda=cuda), *shares))
     return parts
+
+
+def _part(name: str, seconds: float, warm: float, busy: float, computing: float, moving: float) -> Part:
+    """With the seconds that its arithmetic and its bytes would take at the ceilings."""
+    return Part(name, seconds, warm, busy, *(least / warm if warm else nan for least in (computing, moving)))
 
 
 def _overhead(timelines: list[Timeline], name: str) -> float:
@@ -97,9 +100,18 @@ def _sessions(timelines: list[Timeline], name: str) -> list[Session]:
     return [session for line in timelines for session in line.sessions if session.name == name]
 
 
-def _busy(timelines: list[Timeline], name: str) -> float:
-    """Of the rank that was busy most; NaN where nobody has looked."""
-    return max((session.busy for session in _sessions(timelines, name)), default=nan)
+def busy(timelines: list[Timeline], name: str, *, cuda: bool) -> float:
+    """Of the rank that was busy most; NaN where nobody has looked.
+
+    On a GPU it is what a step's kernels took, by the pace of steps without the profiler, since that slows launches.
+    """
+    found = [nan]
+    for line in timelines:
+        for session in (session for session in line.sessions if session.name == name):
+            pace = line.paces.get(name, 0.0) if cuda else 0.0
+            own = session.busy * session.seconds / session.number
+            found.append(min(1.0, own / pace) if pace else session.busy)
+    return float(np.nanmax(found)) if len(found) > 1 else nan
 
 
 def _content(
@@ -141,10 +153,12 @@ def _tell(
     for name, own in ceilings.items():
         say(console, f"{watch.own.device}, measured: {name} products {own.flops / 1e12:.3g} TFLOP/s, "
                      f"copies {own.bytes_per_second / 1e9:.3g} GB/s")  # fmt: skip
-    beside = bare_table("beside these ceilings", "seconds", "busy", "MFU", "bandwidth, at least")
+    beside = bare_table("beside these ceilings", "seconds", "warm", "busy", "MFU", "bandwidth, at least")
     for part in parts:
-        beside.add_row(part.name, f"{part.seconds:.2f}", *map(_share, (part.busy, part.compute, part.bandwidth)))
+        shares = map(_share, (part.busy, part.compute, part.bandwidth))
+        beside.add_row(part.name, f"{part.seconds:.2f}", f"{part.warm:.2f}", *shares)
     console.print(beside)
+    say(console, "warm: at the pace of the last rounds or steps, which MFU and bandwidth are of")
     console.print()
     for part in sorted(parts, key=lambda p: -p.seconds):
         say(console, words(part, cuda=cuda), *(f"   next: {tip}" for tip in _next(part, record, cuda)))

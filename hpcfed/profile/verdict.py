@@ -17,12 +17,14 @@ class Part:
     name: str
     seconds: float
     """Of the whole run."""
+    warm: float
+    """The same at the pace of the rounds or steps that come last: without choosing and capturing kernels."""
     busy: float
     """NaN where no profiler has looked."""
     compute: float
-    """Achieved arithmetic by the measured ceiling (MFU)."""
+    """Achieved arithmetic by the measured ceiling (MFU), when warm."""
     bandwidth: float
-    """Bytes that must at least be moved, per second, by the measured ceiling."""
+    """Bytes that must at least be moved, per second, by the measured ceiling, when warm."""
 
     @property
     def bound(self) -> str:

@@ -76,6 +76,10 @@ class Timeline:
     memory: list[tuple[float, int]] = field(default_factory=list)
     """Seconds and bytes."""
     sessions: list[Session] = field(default_factory=list)
+    warm: int = 0
+    """Rounds that were done when the profiler had looked at some; those after them are warm, and alone."""
+    paces: dict[str, float] = field(default_factory=dict)
+    """Seconds of such a step of each of the server's networks."""
 
 
 class ProfileWatch(Onlooker):
@@ -86,6 +90,10 @@ class ProfileWatch(Onlooker):
         """
         self._warmup, self._active, self._rounds, self._nvtx = warmup, active, rounds, nvtx
         self._laps = 0
+        self._done: dict[str, int] = {}
+        """Steps of the server's networks."""
+        self._looked: dict[str, tuple[float, int]] = {}
+        """When the profiler had looked at rounds or a network, and how many rounds or steps were done then."""
         self._open: _Recording | None = None
         self._closed: list[_Recording] = []
         self.timelines: list[Timeline] = []
@@ -106,6 +114,7 @@ class ProfileWatch(Onlooker):
 
     def end(self, world: World, folder: Path | None) -> None:
         self._close()
+        self.own.warm = self._looked[ROUNDS][1] if ROUNDS in self._looked else 0
         for recording in self._closed:
             session, spans = recording.read()
             self.own.sessions.append(session)
@@ -123,10 +132,15 @@ class ProfileWatch(Onlooker):
         with self._on_track("server", name):
             yield
             self._synchronize()
+        if name in self._looked:
+            since, done = self._looked.pop(name)
+            if self._done[name] > done:
+                self.own.paces[name] = (time.perf_counter() - since) / (self._done[name] - done)
         self.pop()
         self.sample_memory()
 
     def step(self, network: str, done: int, steps: int) -> None:
+        self._done[network] = done
         self._tick(network, done, steps)
         self.sample_memory()
 
@@ -141,6 +155,7 @@ class ProfileWatch(Onlooker):
             self._open.number += 1
             if self._open.number == self._active:
                 self._close()
+                self._looked[name] = time.perf_counter(), done
                 return True
         elif done == max(1, min(self._warmup, whole - self._active - 1)):
             self._start(name)
