@@ -56,7 +56,7 @@ def rounds_of(setup: Setup, *, warmup: int, rounds: int) -> tuple[np.ndarray, fl
     samples = 0
     for round in range(warmup + rounds):
         if round == warmup:
-            samples = fed.learned.samples
+            samples = int(fed.learned.samples)
         setup.collectives.barrier()
         synchronize(world)
         begin = time.perf_counter()
@@ -64,7 +64,7 @@ def rounds_of(setup: Setup, *, warmup: int, rounds: int) -> tuple[np.ndarray, fl
         float(fed.learned.loss)
         synchronize(world)
         seconds.append(time.perf_counter() - begin)
-    samples = fed.learned.samples - samples
+    samples = int(fed.learned.samples) - samples
     gathered = setup.collectives.gather_numbers(np.array([samples, *seconds[warmup:]]))
     if gathered is None:
         return np.empty(0), 0.0

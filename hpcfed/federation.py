@@ -73,12 +73,14 @@ class Learned:
 
     loss: Tensor | float = 0.0
     """Sum of the training losses of all samples seen; it stays on the device until it is read."""
-    samples: int = 0
+    samples: Tensor | int = 0
+    """How many these are."""
 
     def add(self, losses: Tensor, samples: np.ndarray) -> None:
-        """Mean losses of some clients (NaN without data) over so many samples each."""
-        self.loss = self.loss + (losses.nan_to_num() * on_device(samples, losses.device)).sum()
-        self.samples += int(samples.sum())
+        """Mean losses of some clients over so many samples each; those that are not finite count for nothing."""
+        counted = on_device(samples, losses.device) * losses.isfinite()
+        self.loss = self.loss + (losses.nan_to_num() * counted).sum()
+        self.samples = self.samples + counted.sum()
 
 
 class Federation:
@@ -155,6 +157,7 @@ class Federation:
         self.clients = clients.on(self._collectives.world.role_rank)
         self._rank_of = clients.rank
         self._train_data = self._test_data = _NOTHING  # what was there is given up before new data comes
+        self._engine.forget()
         self._train_data = shards("train", self.clients)
         self._test_data = shards("test", self.clients)
 
@@ -196,10 +199,14 @@ class Federation:
                 per_rank=per_rank,
             )
 
-    def download(self, row: Tensor, cohort: Cohort) -> Tensor:
-        """The row, or some columns of it, for every member of the cohort on this rank; or a row for each of them."""
+    def download(self, row: Tensor, cohort: Cohort, *, everyone: bool = False) -> Tensor:
+        """The row, or some columns of it, for every member of the cohort on this rank; or a row for each of them.
+
+        `everyone` gets it where clients that are not sampled need it, too.
+        """
         with self._timer.phase("download"):
-            self.traffic.down += len(cohort.clients) * row.shape[-1] * row.element_size()
+            receivers = len(self.sizes) if everyone else len(cohort.clients)
+            self.traffic.down += receivers * row.shape[-1] * row.element_size()
             rows = row.expand(len(cohort.here), -1)
             self._sent = rows if len(self._attackers) else None
             return rows

@@ -281,7 +281,7 @@ def _record_round(
         reports = fed.server.reports() if setup.settings.options.has_server else []
         own = {"wall": wall, "peak_memory": peak_memory(setup.world.device), "wire": wire}
         own["halvings"] = setup.engine.halvings
-        own |= {"loss": float(learned.loss), "samples": learned.samples, "parts": int(traffic.parts)}
+        own |= {"loss": float(learned.loss), "samples": int(learned.samples), "parts": int(traffic.parts)}
         own["excluded"] = len(bad)
         gathered = collectives.gather_numbers(np.array([*own.values(), *phases]))
         if results is None or gathered is None:

@@ -26,9 +26,9 @@ from hpcfed.clients.schedule import (
     training_samples,
 )
 from hpcfed.clients.training import StackTraining, _rounded_up
-from hpcfed.data.shards import Shard
+from hpcfed.data.shards import Shard, part
 from hpcfed.errors import one_line
-from hpcfed.models import MODELS
+from hpcfed.models import MODELS, convolution
 from hpcfed.models.batch import MOVES
 from hpcfed.models.layout import Layout
 from hpcfed.models.networks import build
@@ -542,6 +542,60 @@ def test_captured_steps_are_given_back_before_another_try(monkeypatch: pytest.Mo
     monkeypatch.setattr(StackTraining, "run", running)
     rows = layout.row(network, dtype=torch.float32).repeat(6, 1)
     engine.train(rows, shard, np.arange(6), SGD, keys=torch.arange(6))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_no_memory_within_a_capture_means_fewer_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = build("cnn-cifar", shape=(3, 32, 32), classes=10, seed=3)
+    shard, layout = on("cuda", make_shard((3, 32, 32), (16,) * 6, torch.float32)), Layout.of(network)
+    rows, keys = layout.row(network).repeat(6, 1).cuda(), torch.arange(6).cuda()
+    plain, engine = (Engine(network, layout, shape=(3, 32, 32), mode="batched") for _ in range(2))
+    expected, _ = plain.train(rows, shard, np.arange(6), SGD, keys=keys)
+    work, failed = convolution._weight_gradient, list[int]()
+
+    def failing(*words: Any, **more: Any) -> Any:
+        """Where the branch is at work."""
+        if torch.cuda.is_current_stream_capturing() and not failed:
+            failed.append(1)
+            raise torch.OutOfMemoryError("planted")
+        return work(*words, **more)
+
+    monkeypatch.setattr(convolution, "_weight_gradient", failing)
+    found, _ = engine.train(rows, shard, np.arange(6), SGD, keys=keys)
+    assert failed and engine.halvings == 1
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+
+
+def test_a_part_of_a_wider_shard_trains_as_by_itself() -> None:
+    """The others of the whole have more samples than a batch, these have fewer."""
+    network = build("mlp", shape=SHAPES["mlp"], classes=10, seed=3)
+    whole, layout = make_shard(SHAPES["mlp"], (3, 2, 30), torch.float64), Layout.of(network)
+    own = part(whole, 0, whole.clients[:2])
+    rows = layout.row(network, dtype=torch.float64).repeat(3, 1)
+    engine = Engine(network, layout, shape=SHAPES["mlp"], mode="batched")
+    sgd, keys = replace(SGD, batch_size=8), torch.arange(3)
+    together, _ = engine.train(rows, whole, np.arange(3), sgd, keys=keys)
+    alone, _ = engine.train(rows[:2], own, np.arange(2), sgd, keys=keys[:2])
+    torch.testing.assert_close(alone, together[:2], rtol=1e-12, atol=1e-14)
+
+
+def test_a_stack_is_no_larger_than_a_grid(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = build("mlp", shape=SHAPES["mlp"], classes=10, seed=3)
+    engine = Engine(network, Layout.of(network), shape=SHAPES["mlp"], mode="batched")
+    monkeypatch.setattr(engine, "_stack_size", lambda *words, **more: 10**6)
+    stacks = [len(stack) for stack in engine._stacks(np.arange(70_000), 16, torch.empty(1))]
+    assert stacks == [35_000, 35_000]
+
+
+def test_forgetting_gives_up_the_shard() -> None:
+    network = build("mlp", shape=SHAPES["mlp"], classes=10, seed=3)
+    shard, layout = make_shard(SHAPES["mlp"], (3, 2), torch.float32), Layout.of(network)
+    engine, images = Engine(network, layout, shape=SHAPES["mlp"], mode="batched"), weakref.ref(shard.images)
+    engine.train(layout.row(network).repeat(2, 1), shard, np.arange(2), SGD, keys=torch.arange(2))
+    del shard
+    assert images() is not None
+    engine.forget()
+    assert images() is None
 
 
 def test_one_client_that_does_not_fit_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:

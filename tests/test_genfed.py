@@ -150,6 +150,14 @@ def test_fedumf_without_kept_updates_is_fedavg_bit_for_bit(options: dict[str, An
         assert state.kept.any() == (options == own), "with everybody there nobody keeps an update"
 
 
+def test_everyone_gets_the_row_that_fedumf_trains_from() -> None:
+    for method, receivers in (("fedumf", 4), ("fedavg", 2)):
+        s = assembled(method=method, participation=0.5)
+        s.method.round(s.federation, s.method.init(s.federation), s.federation.sample(0))
+        row = s.federation.initial_row()
+        assert s.federation.traffic.down == receivers * row.numel() * row.element_size()
+
+
 def test_an_update_of_fedumf_is_overwritten_each_round_and_used_once() -> None:
     s = assembled(method="fedumf", **HARSH)
     before = None

@@ -12,7 +12,7 @@ from torch import Tensor
 from hpcfed import methods
 from hpcfed.assembly import Setup, assemble
 from hpcfed.config import resolve
-from hpcfed.federation import shares
+from hpcfed.federation import Learned, shares
 from hpcfed.record.timing import Timer
 from hpcfed.run import evaluate
 from hpcfed.runtime import world as worlds
@@ -239,3 +239,10 @@ def test_the_learning_rate_decays_by_round(monkeypatch: pytest.MonkeyPatch) -> N
     for round in range(3):
         state = s.method.round(s.federation, state, s.federation.sample(round))
     assert rates == pytest.approx([0.5, 0.45, 0.405])
+
+
+def test_a_client_that_diverged_does_not_lower_the_training_loss() -> None:
+    learned = Learned()
+    learned.add(torch.tensor([2.0, torch.nan, torch.nan, torch.inf]), np.array([100, 100, 0, 50]))
+    learned.add(torch.tensor([5.0]), np.array([50]))
+    assert float(learned.loss) / int(learned.samples) == pytest.approx(3.0)

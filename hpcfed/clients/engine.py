@@ -31,6 +31,8 @@ LOOP_ABOVE_COLUMNS = 4_000_000
 """`auto` trains larger networks one client at a time: one client's batch of them fills a device by itself."""
 EVALUATION_SAMPLES = 4096
 """Samples in flight during evaluation, over all clients of a stack."""
+MOST_CLIENTS = 65_535
+"""Of a stack: a kernel has a block for each in the grid's second direction, which goes no further."""
 MEMORY_SHARE = 0.6
 """Of the device's free memory, for the rows and activations of a stack."""
 CPU_ACTIVATIONS = 2**24
@@ -139,12 +141,16 @@ class Engine:
         # Here, because the exception keeps alive whatever the failed work had in its hands.
         self._most = len(members) // 2
         self.halvings += 1
-        self._trainings.clear()
+        self.forget()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         line = f"hpcfed: out of memory {doing} {len(members)} clients at a time; going on with {self._most}"
         print(line, file=sys.stderr, flush=True)
         self._halving(work, members, named, doing)
+
+    def forget(self) -> None:
+        """Gives back what it keeps for training on the same shards again, and with it the shards."""
+        self._trainings.clear()
 
     def _training(
         self, shard: Shard, sgd: Sgd, columns: Tensor | None, pull: Pull | None, dtype: torch.dtype
@@ -234,7 +240,7 @@ class Engine:
     ) -> Iterator[np.ndarray]:
         """The ordered clients, cut into stacks that are advanced together."""
         size = self._stack_size(batch_size, rows, pulled=pulled) if self.mode == "batched" else 1
-        size = min(size, self._most or size)
+        size = min(size, self._most or size, MOST_CLIENTS)
         count = -(-len(order) // size)
         return (np.asarray(part) for part in np.array_split(order, count)) if count else iter(())
 

@@ -56,6 +56,8 @@ class RowEngine(Protocol):
 
     def evaluate(self, rows: Tensor, shard: Shard, clients: np.ndarray) -> Score: ...
 
+    def forget(self) -> None: ...
+
 
 class Stopped(Exception):
     """Raised in all programs after one has failed, so that they close their files."""
@@ -159,6 +161,9 @@ class Seed:
     def evaluate(self, rows: Tensor, shard: Shard, clients: np.ndarray) -> Score:
         answer: Score = self._wait(_Call(rows, shard, clients))
         return answer
+
+    def forget(self) -> None:
+        self._engine.forget()
 
     def turn(self, collective: "_Collective") -> Any:
         """The collective's result, once it was due."""

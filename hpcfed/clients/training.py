@@ -83,7 +83,7 @@ class StackTraining:
         self._sizes_there = on_device(self._sizes, self._device)
         self._epochs = num_epochs(self._sizes, sgd.length)
         self._steps = int(num_steps(self._sizes, sgd.length).max())
-        self._slots = int(min(self._sizes.max(), sgd.batch_size))
+        self._slots = min(shard.index.shape[1], sgd.batch_size)  # the index may be wider than these clients' samples
         self._rule = Rule(sgd.momentum, sgd.weight_decay, sgd.clip)
         self._lr = torch.zeros((), dtype=dtype, device=self._device)
         self._step = torch.zeros(1, dtype=torch.int64, device=self._device)
@@ -224,8 +224,10 @@ class StackTraining:
         logits = self._network(tensors, images, training=True, valid=valid, keys=keys, sinks=sinks, updates=updates)
         loss = cross_entropy(logits, self._shard.labels, self._samples, self._counts, self._step, self._total[:clients])
         # A client's loss depends on its own row alone, so one pass gives every client its own gradient.
-        parts = torch.autograd.grad(loss, leaves)
-        self._network.join()
+        try:
+            parts = torch.autograd.grad(loss, leaves)
+        finally:
+            self._network.join()
         elsewhere = [
             (sinks[e.name], part)
             for e, part in zip(learned, parts, strict=True)

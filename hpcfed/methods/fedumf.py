@@ -42,7 +42,7 @@ def init(fed: Federation) -> State:
 
 
 def round(fed: Federation, state: State, cohort: Cohort) -> State:
-    start = fed.download(state.w, cohort) + cast(Options, fed.options).umf_beta * state.kept[cohort.here]
+    start = fed.download(state.w, cohort, everyone=True) + cast(Options, fed.options).umf_beta * state.kept[cohort.here]
     rows = fed.train(start, cohort)
     rest = cohort.others(len(fed.clients))
     # In place: all clients' rows may fill half of the memory.

@@ -61,6 +61,7 @@ class Branch:
 
     def __init__(self) -> None:
         self._stream: torch.cuda.Stream | None = None
+        self._open = False
         self._held: list[Tensor | None] = []
 
     @contextmanager
@@ -71,14 +72,17 @@ class Branch:
             return
         if self._stream is None:
             self._stream = torch.cuda.Stream()
+        self._open = True
+        self._held += tensors
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             yield
-        self._held += tensors
 
     def join(self) -> None:
-        if self._held and self._stream is not None:
+        """Must come before the capture ends, whatever has become of the work."""
+        if self._open and self._stream is not None:
             torch.cuda.current_stream().wait_stream(self._stream)
+            self._open = False
             self._held.clear()
 
 
