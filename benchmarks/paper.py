@@ -49,7 +49,7 @@ from hpcfed.data import files
 from hpcfed.errors import UserError, count, did_you_mean, one_line, unknown
 from hpcfed.record.reading import RunRecord, mean_accuracy, read_seeds
 from hpcfed.runtime.launcher import launched
-from hpcfed.runtime.signals import SIGNALS, STOPPED
+from hpcfed.runtime.signals import SIGNALS, STOPPED, Stop
 
 CLOSE = 2.0
 """Points within which a baseline counts as reproduced."""
@@ -322,7 +322,7 @@ def outcome(cell: Cell, study: Study) -> Outcome | None:
 def go(cells: Sequence[Cell], study: Study, options: argparse.Namespace) -> int:
     """Runs what is not finished; the number of cells that failed."""
     begin, children = time.monotonic(), Children(options)
-    attempt = _attempt_here if options.jobs == 1 else children.attempt
+    attempt = children.attempt_here if options.jobs == 1 else children.attempt
 
     def settled(cell: Cell) -> bool | None:
         """Whether the cell is finished now; None if there was no time left for it."""
@@ -341,12 +341,12 @@ def go(cells: Sequence[Cell], study: Study, options: argparse.Namespace) -> int:
         return done is not None
 
     if options.jobs == 1:
-        with _data_read_once():
+        with children.listening(), _data_read_once():
             results = [settled(cell) for cell in cells]
     else:
         with children.listening(), ThreadPoolExecutor(options.jobs) as pool:
             results = list(pool.map(settled, cells))
-    if children.stopping:
+    if children.stopping and None in results:
         raise Stopped
     if left := results.count(None):
         print(f"--budget {options.budget:g} is spent; cells left: {left}", flush=True)
@@ -379,6 +379,15 @@ class Children:
         if at_once:
             raise KeyboardInterrupt
 
+    def attempt_here(self, cell: Cell) -> str | None:
+        """Runs a cell in this process; the reason when it fails."""
+        stop = Stop()
+        try:
+            return _attempt(cell, stop)
+        finally:
+            self.stopping = self.stopping or stop.asked  # perhaps in the cell's last round
+            _clear()
+
     def attempt(self, cell: Cell) -> str | None:
         """Runs a cell; the reason when it fails."""
         options = self._options
@@ -407,18 +416,12 @@ class Children:
         return "".join(told) or (err.strip().splitlines() or [f"exit code {child.returncode}"])[-1]
 
 
-def _attempt_here(cell: Cell) -> str | None:
-    reason = _attempt(cell)
-    _clear()
-    return reason
-
-
-def _attempt(cell: Cell) -> str | None:
+def _attempt(cell: Cell, stop: Stop) -> str | None:
     """Runs a cell, or goes on with it; the reason when it fails."""
     from hpcfed.run import run
 
     try:
-        run(_begun(cell) or cell.settings)
+        run(_begun(cell) or cell.settings, stop)
     except UserError as error:
         return str(error)
     except SystemExit as end:
@@ -431,7 +434,8 @@ def _attempt(cell: Cell) -> str | None:
 def _begun(cell: Cell) -> Settings | None:
     """Settings that go on with the cell where it was stopped; None where there is nothing to go on with."""
     there = {record.facts["seed"]: record for record in read_seeds(cell.folder)}
-    if set(there) != set(cell.seeds) or any(record.status != "stopped" for record in there.values()):
+    states = {record.status for record in there.values()}
+    if set(there) != set(cell.seeds) or "stopped" not in states or states - {"stopped", "complete"}:
         return None
     try:
         for seed, record in there.items():

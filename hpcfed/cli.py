@@ -5,6 +5,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from math import inf
 from pathlib import Path
 from re import fullmatch
 from typing import Any, Literal, NoReturn, get_args, get_origin
@@ -145,6 +146,7 @@ def _resumed(folder: Path) -> Settings:
     from hpcfed.record.reading import read_run
 
     seeds = _seeds(folder)
+    seeds = [seed for seed in seeds if not _complete(folder / f"seed-{seed}")] or seeds  # they are left as they are
     files = [path for run in ([folder / f"seed-{seed}" for seed in seeds] or [folder]) for path in recorded(run)]
     first = next(path for path in files if path.name == RECORD)
     if not first.is_file():
@@ -303,6 +305,8 @@ def _profile(arguments: list[str]) -> None:
     parser.add_argument("--nvtx", action="store_true", help="phases as ranges for Nsight, in place of torch's profiler")
     own, rest = parser.parse_known_args(arguments)
     settings = parse_run(rest)
+    if settings.config.resume is not None:
+        raise UserError("--resume: a profile is of a run from its start; give it the run's options and another --out")
     if settings.config.seeds is not None:
         raise UserError("--seeds: a profile is of one seed; use --seed")
     check(settings, launched())
@@ -402,8 +406,8 @@ def _attack(arguments: list[str]) -> None:
     for flag in ("images", "steps"):
         if getattr(options, flag) < 1:
             raise UserError(f"--{flag} {getattr(options, flag)}: must be at least 1")
-    if options.noise < 0 or options.seed < 0:
-        raise UserError("--noise and --seed must be at least 0")
+    if not 0 <= options.noise < inf or not 0 <= options.seed < 2**63:
+        raise UserError("--noise and --seed must be at least 0, and no larger than numbers are")
     config = RunConfig(dataset=options.dataset, data_root=options.data_root)
     config.data()
     from hpcfed.attacks.stealing import steal

@@ -4,6 +4,7 @@ Imports no torch: a command line is checked, and its mistakes are reported, befo
 """
 
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -171,8 +172,8 @@ class RunConfig(Options):
         "what training does to images: shift by up to 4 pixels each way and mirror, anew every time",
         group="training",
     )
-    epochs: int = option(2, "local epochs per round", group="training", ge=1)
-    batch_size: int = option(16, "samples per local step", group="training", ge=1)
+    epochs: int = option(2, "local epochs per round", group="training", ge=1, le=100_000)
+    batch_size: int = option(16, "samples per local step", group="training", ge=1, lt=2**31)
     lr: float = option(0.05, "learning rate", group="training", gt=0)
     lr_decay: float = option(1.0, "factor on the learning rate after every round", group="training", gt=0, le=1)
     momentum: float = option(0.9, "momentum of local SGD; starts anew each round", group="training", ge=0, lt=1)
@@ -467,8 +468,15 @@ def _check_out(out: Path, *, overwrite: bool) -> None:
     if (out / "run.h5").exists() or any(out.glob("seed-*/run.h5")):
         if not overwrite:
             raise UserError(f"--out {out} already holds a run; add --overwrite to replace it, or name another folder")
-    elif any(out.iterdir()):
+    elif not (overwrite and all(_of_a_run(path) for path in out.iterdir())) and any(out.iterdir()):
         raise UserError(f"--out {out} is not empty and holds no run; name another folder")
+
+
+def _of_a_run(path: Path) -> bool:
+    """Whether a run makes such a file or folder: one that was killed early has left some, and no record."""
+    if re.fullmatch(r"seed-[0-9]+", path.name):
+        return path.is_dir() and all(_of_a_run(own) for own in path.iterdir())
+    return bool(re.fullmatch(r"checkpoints|(params|error)-[0-9]+\.(h5|txt)|server\.h5|\..+\.tmp", path.name))
 
 
 def _validated(model: type[T], values: Mapping[str, Any], sources: Mapping[str, str]) -> T:

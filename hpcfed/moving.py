@@ -20,6 +20,7 @@ class Moving:
     def __init__(self, setup: Setup, results: ResultsWriter | None, progress: RunProgress) -> None:
         config, clients = setup.settings.config, setup.clients
         loads = client_loads(clients.train_samples, epochs=config.epochs, batch_size=config.batch_size)
+        made = results.moves if results is not None else 0
         self._setup = setup
         self._results = results
         self._progress = progress
@@ -29,6 +30,7 @@ class Moving:
             setup.world.num_workers,
             longest=LONGEST[setup.engine.mode],
             moving_seconds=setup.gather_seconds,
+            moves=setup.collectives.share(made) if config.resume is not None else 0,
         )
 
     def after_round(self, state: Any, cohort: Cohort, train_seconds: np.ndarray | None) -> Any:

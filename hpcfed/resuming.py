@@ -113,11 +113,14 @@ def go_on(
     found = checkpoints.newest(folder, say=progress.say) if results is not None else None
     found = setup.collectives.share(found)
     if found is None:
+        if results is not None:
+            checkpoints.discard_after(folder, 0)  # damaged ones would count as the newest
         progress.say(f"no checkpoint in {folder}: the run begins anew")
         return 0, state
     if results is not None:
         checkpoints.discard_after(folder, found.rounds)
         kept = found.folder / checkpoints.RECORD
         results.restore(kept if kept.exists() else folder / checkpoints.RECORD, found.rounds)
+    setup.federation.round = found.rounds - 1  # which is judged if it was the last
     progress.say(f"going on after round {found.rounds}")
     return found.rounds, load(setup, found, state)

@@ -57,11 +57,13 @@ class Evaluation:
         return target is not None and bool(at_target(self.accuracy, self.global_accuracy, target))
 
 
-def run(settings: Settings) -> Path | None:
+def run(settings: Settings, stop: Stop | None = None) -> Path | None:
     """Runs to the end, the same call on every rank; the root gets the folder of the results, other ranks None.
 
-    Each of several seeds has a folder `seed-N` in it.
+    Each of several seeds has a folder `seed-N` in it. `stop` remembers whether one was asked for, also where it came
+    too late.
     """
+    stop = stop or Stop()
     if settings.config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it once, when it starts
     check_network(settings)
@@ -70,14 +72,13 @@ def run(settings: Settings) -> Path | None:
     watch.begin(world)
     if world.role == "server":
         failing = _Failing(lambda: "server", _named_folders(settings.config))
-        with _ending_all_ranks(world, failing):
+        with stop.listening(), _ending_all_ranks(world, failing):  # asked to stop it goes on: workers tell it when
             serve_model(settings, world)
             watch.end(world, None)
             world.close()
         return None
     seeds = settings.config.seeds
     timers = [watch.timer(world.device) for _ in seeds or [settings.config.seed]]
-    stop = Stop()
     failing = _Failing(lambda: timers[0].current)
     stalls = ending_stalls(
         lambda: (sum(timer.changes for timer in timers), failing.phase()),

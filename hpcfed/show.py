@@ -172,7 +172,7 @@ def _server(record: RunRecord) -> Table:
         phase: sum(learning.seconds[phase] for learning in record.learnings) for phase in record.learnings[0].seconds
     }
     last, total = record.learnings[-1], float(sum(seconds.values()))
-    everything = float(record.rounds["seconds"].sum())
+    everything = float(record.rounds["seconds"].sum()) / record.stacked_seeds  # each had the server for itself
     table = bare_table("server", "seconds", "share", "parameters", "samples/s", "of peak")
     for phase, own in seconds.items():
         about = []

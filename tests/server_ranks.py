@@ -4,6 +4,7 @@ The loop to compare with is written here once more, from what training ought to 
 without MPI, one process has the whole latent diffusion model learn by both engines.
 """
 
+import gc
 import math
 import sys
 import time
@@ -179,7 +180,10 @@ def diffused(place: Place, **changed: Any) -> Told:
     counts = {"autoencoder_samples": 5 * BATCH, "denoiser_samples": 5 * BATCH, "inversion_depth": 10}
     model = LatentDiffusion([64, 32], options_of(**small, **counts, **changed), place, seed=3)
     report = model.learn(rows_of_clients())
+    gc.collect()
+    left = [one for one in gc.get_objects() if type(one).__name__ == "DeepSpeedEngine"]
     return {
+        "engines left": np.array(len(left)),
         **{f"{name} losses": losses for name, losses in report.losses.items()},
         "inverted": model.invert(rows_of_clients()[:6]).numpy(),
         "sampled": model.sample(4).numpy(),

@@ -128,6 +128,22 @@ def test_an_existing_out_is_refused_unless_told(capsys: pytest.CaptureFixture[st
     assert "is a file" in mistake(capsys, *QUICK, "--out", out / "notes.txt")
 
 
+def test_what_a_run_left_that_was_killed_early_may_be_overwritten(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    left = tmp_path / "left"
+    (left / "seed-3").mkdir(parents=True)
+    (left / "params-0.h5").write_text("")
+    (left / "seed-3/error-0.txt").write_text("")
+    assert "not empty and holds no run" in mistake(capsys, *QUICK, "--out", left)
+    (left / "seed-3/mine.txt").write_text("")
+    assert "not empty and holds no run" in mistake(capsys, *QUICK, "--out", left, "--overwrite")
+    (left / "seed-3/mine.txt").unlink()
+    cli.main([*QUICK, "--out", str(left), "--overwrite"])
+    capsys.readouterr()
+    assert summary_of(capsys, left)["status"] == "complete"
+
+
 def test_flags_win_over_the_file_and_both_are_stored(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "my.toml").write_text(
         'method = "fedavg-ft"\nrounds = 5\nfinetune-epochs = 3\nmodel = "mlp"\nlr = 0.2\n'

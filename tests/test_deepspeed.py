@@ -146,3 +146,8 @@ def test_a_process_alone_learns_the_same_by_both_engines(tmp_path: Path) -> None
     told = read(tmp_path / "worker-0.npz")
     for kind in ("autoencoder losses", "denoiser losses", "inverted", "sampled"):
         np.testing.assert_allclose(told[f"deepspeed/{kind}"], told[f"torch/{kind}"], rtol=1e-4, atol=1e-5, err_msg=kind)
+
+
+def test_what_has_been_learnt_leaves_no_engine_behind(servers: tuple[Told, Told]) -> None:
+    """Else every time that a server learns would cost its weights and moments for ever."""
+    assert [int(server["model/engines left"]) for server in servers] == [0, 0]

@@ -17,14 +17,15 @@ from typing import Any
 import pytest
 
 from hpcfed import assembly, cli
+from hpcfed import run as runs
 from hpcfed.clients.engine import Engine
-from hpcfed.config import _check_attacks, _check_classes, _check_switches
+from hpcfed.config import Settings, _check_attacks, _check_classes, _check_switches
 from hpcfed.data import DATASETS
 from hpcfed.errors import UserError
 from hpcfed.methods import fedavg_ft, pfedgpa
 from hpcfed.record.reading import RunRecord, read_seeds
 from hpcfed.run import run
-from hpcfed.runtime.signals import STOPPED
+from hpcfed.runtime.signals import STOPPED, Stop
 from tests.conftest import start
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
@@ -270,6 +271,23 @@ def _rounds(cell: Path) -> int:
         return min((record.rounds_done for record in read_seeds(cell)), default=0)
     except UserError:
         return 0
+
+
+def test_a_signal_in_a_cells_last_round_ends_the_study(
+    study: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = runs.run
+
+    def asked_late(settings: Settings, stop: Stop) -> Path | None:
+        folder = whole(settings, stop)
+        stop.asked = True
+        return folder
+
+    monkeypatch.setattr(runs, "run", asked_late)
+    code, said, _ = study(text=CELLS)
+    assert code == STOPPED and said.count("digits/") == 1
+    code, said, _ = study("--only", "digits/plain/fedavg", text=CELLS)
+    assert code == 0, "all that was asked for is there"
 
 
 def test_filters_and_budget(study: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:

@@ -101,6 +101,12 @@ def test_what_the_denoiser_moves_by_hand(profiled: tuple[Path, str]) -> None:
     assert moved == pytest.approx(expected)
 
 
+def test_a_run_that_is_there_is_not_profiled_over(
+    profiled: tuple[Path, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "a profile is of a run from its start" in mistake(capsys, "profile", "--resume", profiled[0])
+
+
 def test_long_names_leave_room_for_numbers() -> None:
     assert _short("void at::native::reduce_kernel<4>") == "reduce_kernel<4>"
     assert len(_short("sm90_xmma_fprop_implicit_gemm_bf16bf16_bf16f32_f32_nhwckrsc_nhwc_tilesize128x128x64")) == 42
@@ -152,8 +158,12 @@ def test_the_pace_is_of_steps_after_the_profilers(monkeypatch: pytest.MonkeyPatc
     assert watch.own.paces == {"denoiser": 2.0}
     with watch.span("autoencoder"):
         watch.step("autoencoder", 1, 1)
-    watch._close()
-    assert "autoencoder" not in watch.own.paces, "too short to look at"
+    assert watch._open is None, "too short to look at"
+    with watch.span("encoder"):
+        for done in (1, 2, 3):
+            watch.step("encoder", done, 3)
+        assert watch._open is None, "what comes after the last step is not the network's"
+    assert watch.own.paces.keys() == {"denoiser"} and [one.name for one in watch._closed] == ["denoiser", "encoder"]
 
 
 def test_a_gpu_is_as_busy_as_without_the_profiler() -> None:

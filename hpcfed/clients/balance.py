@@ -36,16 +36,19 @@ class Balance:
     """
 
     def __init__(
-        self, loads: np.ndarray, rank: np.ndarray, ranks: int, *, longest: float, moving_seconds: float
+        self, loads: np.ndarray, rank: np.ndarray, ranks: int, *, longest: float, moving_seconds: float, moves: int = 0
     ) -> None:
-        """`loads` and `rank` of every client; `longest` as for `rank_loads`; what moving costs, as far as one knows."""
+        """`loads` and `rank` of every client; `longest` as for `rank_loads`; what moving costs, as far as one knows.
+
+        `moves` have been made already, before the run went on.
+        """
         self._loads = loads
         self._rank = rank
         self._ranks = ranks
         self._longest = longest
         self._moving_seconds = moving_seconds
         self._warmup_seconds: float | None = None
-        self._moves = 0
+        self._moves = moves
         self._rounds = -1  # of the window; -1 while the first, which warms up, is still to come
         self._work: list[np.ndarray] = []
         self._seconds: list[np.ndarray] = []
@@ -54,7 +57,7 @@ class Balance:
     def note(self, clients: np.ndarray, seconds: np.ndarray | None) -> bool:
         """A finished round's cohort and every rank's train seconds, None where unknown; True at the window's end."""
         self._rounds += 1
-        if self._moves == MOVES:
+        if self._moves >= MOVES:
             return False
         if seconds is not None and self._rounds == 0:
             self._warmup_seconds = float(seconds.max())

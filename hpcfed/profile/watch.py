@@ -153,11 +153,11 @@ class ProfileWatch(Onlooker):
         """Another round or step is done; few of them leave less to warm up. True when a session begins or ends."""
         if self._open is not None and self._open.name == name:
             self._open.number += 1
-            if self._open.number == self._active:
+            if self._open.number == self._active or done == whole:
                 self._close()
                 self._looked[name] = time.perf_counter(), done
                 return True
-        elif done == max(1, min(self._warmup, whole - self._active - 1)):
+        elif done < whole and done == max(1, min(self._warmup, whole - self._active - 1)):
             self._start(name)
             return True
         return False

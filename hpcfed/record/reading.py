@@ -131,9 +131,16 @@ class RunRecord:
         sums = {name: float(self.rounds[name][:rounds].sum()) for name in ("seconds", "bytes_up", "bytes_down")}
         return Reached(rounds, sums["seconds"], sums["bytes_up"] + sums["bytes_down"])
 
+    @property
+    def untimed(self) -> int:
+        """First rounds without times of ranks: the run has gone on with another number of them since."""
+        unknown = np.isnan(self.phases).any((1, 2))
+        return int(unknown.sum()) if not unknown.all() else 0
+
     def phase_seconds(self) -> dict[str, float]:
         """Mean seconds per round by phase: the mean over ranks, of rounds after the first, which warms up."""
-        steady = self.phases[1:] if self.rounds_done > 1 else self.phases
+        timed = self.phases[self.untimed :]
+        steady = timed[1:] if len(timed) > 1 else timed
         if not len(steady):
             return dict.fromkeys(PHASES, float("nan"))
         return dict(zip(PHASES, steady.mean((0, 1)).tolist(), strict=True))
@@ -256,7 +263,7 @@ def record_of(folder: Path, file: Reader) -> RunRecord:
         rounds=series,
         phases=_between(file, "timing/phases", (*shape, len(PHASES)), done),
         wall=_between(file, "timing/wall", shape, done),
-        peak_memory=_between(file, "timing/peak_memory", shape, done).max(0, initial=0),
+        peak_memory=np.fmax.reduce(_between(file, "timing/peak_memory", shape, done), axis=0, initial=0),
         client_accuracy=_between(file, "clients/accuracy", (rounds, clients), done, high=1),
         train_samples=_between(file, "clients/train_samples", (clients,)),
         energy=float(file.numbers("timing/energy", (None,)).sum()) if "timing/energy" in file else None,

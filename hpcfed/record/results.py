@@ -110,7 +110,8 @@ class ResultsWriter:
         self._next_publish = 0.0
         self._arrays: dict[str, np.ndarray] = {}
         self._done = self._in_file = 0  # rounds
-        self._moves = 0
+        self.moves = 0
+        """How often clients have moved to other ranks."""
         self._started = time.time()
         rounds, num_clients = settings["rounds"], settings["clients"]
         file = self._file
@@ -176,8 +177,8 @@ class ResultsWriter:
     def write_move(self, round: int, rank: np.ndarray, seconds: float) -> None:
         """Clients have moved before this round; on disk with the next rounds."""
         for name, value in {"round": round, "seconds": seconds, "rank": rank}.items():
-            self._file[f"moves/{name}"][self._moves] = value
-        self._moves += 1
+            self._file[f"moves/{name}"][self.moves] = value
+        self.moves += 1
 
     def _create_small(self, name: str, shape: tuple[int, ...], series: Series, *dimensions: str) -> None:
         """A dataset that is written as it happens, and on disk with the next rounds; NaN where nothing has come."""
@@ -316,7 +317,7 @@ class ResultsWriter:
             if data.dims[0].label in ("move", "time") and where in old and old.shape(where) == data.shape:
                 data[:happened] = old.numbers(where, data.shape, happened)
         if group == "moves":
-            self._moves = happened
+            self.moves = happened
         else:
             self._learnings = happened
 

@@ -144,8 +144,9 @@ class LatentDiffusion:
         report.samples[name] = steps * self._batching[name].batch
         report.flops[name] = 3.0 * flops * report.samples[name]
         self._rebuilt(name, dict(learning.tensors()))
+        learning.close()
         del learning, network
-        if report.parameters[name] >= LARGE:
+        if report.parameters[name] >= LARGE or self.options.zero_stage:
             gc.collect()  # DeepSpeed's objects hold each other, and with them moments and captured passes
 
     def _rebuilt(self, name: str, tensors: dict[str, Tensor]) -> None:

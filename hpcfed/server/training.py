@@ -61,6 +61,9 @@ class Trainer(Protocol):
     def gathered(self) -> contextlib.AbstractContextManager[None]:
         """Within, the network can be called on every rank for itself."""
 
+    def close(self) -> None:
+        """Nothing is learnt any more; what was taken out by `tensors` stays."""
+
 
 def trainer(network: nn.Module, options: ServerOptions, batching: Batching, place: Place, *, steps: int) -> Trainer:
     """`steps` is the length of the learning rate's cosine."""
@@ -174,6 +177,8 @@ class Plain:
 
     def gathered(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
+
+    def close(self) -> None: ...
 
 
 class DeepSpeed:
@@ -292,6 +297,9 @@ class DeepSpeed:
             utils.safe_set_local_fp32_param(p, own)
         else:
             utils.safe_set_local_optimizer_state(p, own, moment)
+
+    def close(self) -> None:
+        self._engine.destroy()  # or hooks that only autograd knows of would keep all of it for ever
 
     @contextlib.contextmanager
     def gathered(self, *, change: bool = False) -> Iterator[None]:

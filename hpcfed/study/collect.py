@@ -47,7 +47,7 @@ class Sample:
     @cached_property
     def seconds(self) -> np.ndarray:
         """Of the counted rounds; the last one is kept even if all were to warm up."""
-        every: np.ndarray = self.runs[0].rounds["seconds"]
+        every: np.ndarray = self.runs[0].rounds["seconds"][self.runs[0].untimed :]
         return every[min(self.warmup, max(0, len(every) - 1)) :]
 
     @cached_property
@@ -249,8 +249,8 @@ def _telling(members: Sequence[Group], always: Sequence[str]) -> tuple[str, ...]
 def _short(name: str, value: Any, usual: Any) -> list[str]:
     if isinstance(value, bool):
         return [name if value else f"no {name}"]
-    if value == usual == 0:
-        return []  # 0 stands for none, or for what other options say, and the others have the name with their value
+    if value == usual and value in (0, ""):
+        return []  # that stands for none, or for what other options say, and the others have the name with their value
     return [f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"]
 
 

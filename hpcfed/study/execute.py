@@ -3,12 +3,15 @@
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import groupby, takewhile
 from pathlib import Path
+from types import FrameType
 
 from hpcfed.config import check_unchanged
 from hpcfed.errors import UserError, count
@@ -119,7 +122,7 @@ def attempt(trial: Trial, words: Sequence[str], limit: float) -> Outcome:
         shutil.rmtree(trial.folder)
     trial.folder.parent.mkdir(parents=True, exist_ok=True)
     begin = time.monotonic()
-    with open(trial.log, "w") as log:
+    with open(trial.log, "w") as log, _ending_with_us():
         try:
             code = _wait(subprocess.Popen(words, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL), limit)
         except OSError as error:
@@ -133,6 +136,20 @@ def attempt(trial: Trial, words: Sequence[str], limit: float) -> Outcome:
         outcome = Outcome("failed", reason, seconds, said)
     write_outcome(trial, outcome)
     return outcome
+
+
+@contextmanager
+def _ending_with_us() -> Iterator[None]:
+    """Within, SIGTERM ends what we wait for, as Ctrl-C does, and then us."""
+
+    def heard(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, heard)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _wait(process: subprocess.Popen[bytes], limit: float) -> int | None:

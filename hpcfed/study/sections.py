@@ -419,8 +419,8 @@ def _server(every: Sequence[Group]) -> Section:
 
 
 def _learning_seconds(group: Group, phase: str) -> float:
-    """Over all times that it learnt; mean over samples."""
-    return fmean(sum(one.seconds[phase] for one in sample.runs[0].learnings) for sample in group.samples)
+    """Over all times that it learnt, for all seeds of a sample; mean over samples."""
+    return fmean(sum(one.seconds[phase] for run in s.runs for one in run.learnings) for s in group.samples)
 
 
 def _attacks(every: Sequence[Group]) -> Section:
