@@ -131,7 +131,7 @@ def _rounds(setup: Setup, folder: Path, progress: RunProgress, stop: Stop) -> No
     results = _results(setup, folder) if world.is_root else None
     snapshots = _snapshots(setup, folder)
     with _closing(results, snapshots):
-        energy_before = joules(world.places[world.rank].device)
+        energy_before = _joules(world)
         first, state = 0, setup.method.init(fed)
         if config.resume is not None:
             first, state = resuming.go_on(setup, folder, state, results, progress)
@@ -166,9 +166,17 @@ def _rounds(setup: Setup, folder: Path, progress: RunProgress, stop: Stop) -> No
         options = setup.settings.options
         if isinstance(options, ServerOptions) and options.server_save:
             fed.server.save(str(folder / "server.h5"))
-        energy = np.array([joules(world.places[world.rank].device) - energy_before])
-        energies = setup.collectives.gather_numbers(energy)
+        energies = setup.collectives.gather_numbers(np.array([_joules(world) - energy_before]))
+        if config.resume is not None:
+            energies = None  # nobody knows what was used before it went on
         _leave(setup, results, status="complete", energy=None if energies is None else energies[:, 0])
+
+
+def _joules(world: World) -> float:
+    """Of this rank's GPU, which counts for the first of those that share it."""
+    places = [(place.host, place.device) for place in world.places]
+    first = places.index(places[world.rank]) == world.rank
+    return joules(places[world.rank][1]) if first else 0.0
 
 
 def _leave(setup: Setup, results: ResultsWriter | None, *, status: str, energy: np.ndarray | None = None) -> None:

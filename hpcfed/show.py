@@ -228,7 +228,8 @@ def _costs(record: RunRecord) -> Table:
     if record.moves:
         table.add_row("clients changed ranks after round", ", ".join(str(round) for round in record.moves))
     if record.energy is not None and not isnan(record.energy):
-        table.add_row("energy of all GPUs", f"{record.energy:,.0f} J")
+        whose = "of the workers' GPUs" if record.config.get("server_ranks") else "of all GPUs"
+        table.add_row(f"energy {whose}", f"{record.energy:,.0f} J")
     return table
 
 

@@ -222,3 +222,12 @@ def test_a_corrupt_file_among_good_ones_is_named_and_skipped(reported: Path, tmp
 def test_warm_up_leaves_at_least_a_round(reported: Path) -> None:
     run = find([reported / "runs/server"]).samples[0].runs
     assert [len(Sample(run, warmup, "").seconds) for warmup in (0, 1, 2, 3, 9)] == [3, 2, 1, 1, 1]
+
+
+def test_every_file_of_a_report_has_a_name_of_its_own(
+    tiny_study: tuple[Path, Finished], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, page = tiny_study[0], tmp_path / "page.html"
+    assert "is a folder" in mistake(capsys, "report", folder, "--out", tmp_path)
+    assert "named twice" in mistake(capsys, "report", folder, "--out", page, "--csv", page)
+    assert not page.exists()

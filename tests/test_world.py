@@ -1,13 +1,17 @@
 """Who we are: what launchers say, which backend is chosen and why, how cores and clients are shared out."""
 
+from types import SimpleNamespace
+from typing import cast
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hpcfed import run as runs
 from hpcfed.clients.placement import place
 from hpcfed.runtime.launcher import Launch, launched
-from hpcfed.runtime.world import Place, _threads, choose_backend
+from hpcfed.runtime.world import Place, World, _threads, choose_backend
 
 
 @pytest.mark.parametrize(
@@ -87,3 +91,10 @@ def test_every_client_has_one_place_and_loads_are_balanced(loads: list[int], ran
 
 def test_equal_clients_are_dealt_out_evenly() -> None:
     assert np.bincount(place(np.ones(10), 4)).tolist() == [3, 3, 2, 2]
+
+
+def test_a_gpu_counts_its_energy_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs, "joules", lambda device: {"a": 5.0, "b": 7.0}[device])
+    places = [Place(host, 0, device, "", ()) for host, device in (("x", "a"), ("x", "a"), ("x", "b"), ("y", "a"))]
+    worlds = [cast(World, SimpleNamespace(rank=rank, places=places)) for rank in range(4)]
+    assert [runs._joules(world) for world in worlds] == [5.0, 0.0, 7.0, 5.0]

@@ -3,6 +3,7 @@
 import argparse
 import shlex
 from collections.abc import Sequence
+from math import isnan
 from pathlib import Path
 
 from hpcfed.errors import UserError, count
@@ -85,11 +86,11 @@ def _show(asked: Study, own: Sequence[Trial], start: execute.Start) -> None:
         total += left * seconds
         print(f"{point.number}: {point.name}")
         print(f"   {_ranks(point)}, {_flops(work.clients)} of clients, {_flops(work.server)} of the server, "
-              f"{work.sent / 2**20:,.0f} MiB sent; about {_time(seconds)} × {left} of {asked.repeats}")  # fmt: skip
+              f"{work.sent / 2**20:,.0f} MiB sent; {_time(seconds)} × {left} of {asked.repeats}")  # fmt: skip
         print(f"   {shlex.join(execute.command(trial, start))}")
     basis = f"{count(speed.measured, 'finished run')}" if speed.measured else "a guess, since nothing is measured yet"
     print(f"{count(len({t.point.name for t in own}), 'point')}, {count(len(own), 'trial')}, {len(done)} finished; "
-          f"about {_time(total)} to go ({speed.flops / 1e9:,.1f} GFLOP/s a rank: {basis})")  # fmt: skip
+          f"{_time(total)} to go ({speed.flops / 1e9:,.1f} GFLOP/s a rank: {basis})")  # fmt: skip
 
 
 def _ranks(point: Point) -> str:
@@ -98,10 +99,14 @@ def _ranks(point: Point) -> str:
 
 
 def _flops(number: float) -> str:
+    if isnan(number):
+        return "unknown work"
     return f"{number / 1e12:,.2f} TFLOP" if number >= 1e10 else f"{number / 1e9:,.2f} GFLOP"
 
 
 def _time(seconds: float) -> str:
+    if isnan(seconds):
+        return "nobody knows how long"  # a data set whose size nobody has said
     if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+        return f"about {seconds:.0f} s"
+    return f"about {seconds / 60:.0f} min" if seconds < 7200 else f"about {seconds / 3600:.1f} h"
