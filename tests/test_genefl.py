@@ -111,6 +111,16 @@ def test_the_pull_is_the_gradient_of_its_terms(mode: Any, monkeypatch: pytest.Mo
     assert not torch.allclose(free, trained) and losses.isfinite().all()
 
 
+def test_fisher_information_leaves_cudnn_as_it_is() -> None:
+    network, seen = build("cnn-bn", shape=(1, 8, 8), classes=10, seed=0), list[bool]()
+    network.register_forward_hook(lambda *_: seen.append(torch.backends.cudnn.enabled))
+    shard, layout = make_shard((1, 8, 8), (5,), torch.float64), Layout.of(network)
+    engine = Engine(network, layout, shape=(1, 8, 8))
+    seen.clear()
+    engine.fisher(layout.row(network, dtype=torch.float64)[None], shard, np.arange(1))
+    assert seen and all(seen)
+
+
 def test_a_client_that_diverged_leaves_nothing_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows as they lie on a GPU, with columns without meaning between the tensors."""
     monkeypatch.setattr(engines, "Workplace", lambda layout, device: Workplace(layout, torch.device("cuda")))

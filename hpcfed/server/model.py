@@ -224,17 +224,17 @@ class LatentDiffusion:
             diffusion.guide(self.schedule, self._epsilon, new, new - old, strength=strength, start=start, steps=steps)
         )
 
-    @cuda.without_trials()  # which found none that were quicker
+    @cuda.without_trials()
     def _epsilon(self, z: Tensor, t: Tensor) -> Tensor:
         return torch.cat([self.denoiser(z[part], t[part]) for part in _parts(z, self.denoiser)])
 
     @torch.no_grad()
-    @cuda.without_trials()  # which found none that were quicker
+    @cuda.without_trials()
     def _encoded(self, x: Tensor) -> Tensor:
         return torch.cat([self.autoencoder.encode(x[part]) for part in _parts(x, self.autoencoder)])
 
     @torch.no_grad()
-    @cuda.without_trials()  # which found none that were quicker
+    @cuda.without_trials()
     def _decoded(self, z: Tensor) -> Tensor:
         return torch.cat([self.autoencoder.decode(z[part]) for part in _parts(z, self.autoencoder)])
 
