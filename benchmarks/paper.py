@@ -217,12 +217,11 @@ def plan(study: Study, options: argparse.Namespace) -> list[Cell]:
     for method in wanted:
         if method not in study.methods:
             raise unknown("method", method, study.methods)
-    changes: dict[str, str] = {}
-    for word in options.set:
-        name, equals, value = word.partition("=")
-        if not equals:
-            raise UserError(f"--set {word}: needs a value, as in --set rounds=3")
-        changes[name.replace("-", "_")] = value
+    changes = {name.replace("-", "_"): value for name, value in _pairs("--set", options.set, "rounds=3").items()}
+    sources = _pairs("--data", options.data, "svhn=file:svhn.npz")
+    for name in sources:
+        if name not in study.datasets:
+            raise UserError(f"--data: {unknown('data set', name, study.datasets)}")
     every = [
         names
         for names in itertools.product(study.datasets, study.across, study.methods)
@@ -231,7 +230,7 @@ def plan(study: Study, options: argparse.Namespace) -> list[Cell]:
     chosen = [names for names in every if names[2] in wanted and fnmatchcase("/".join(names), options.only)]
     if not chosen:
         raise UserError(f"--only {options.only} leaves no cell; they have names such as {'/'.join(every[0])}")
-    cells = [_cell(study, names, changes, options) for names in chosen]
+    cells = [_cell(study, names, changes, sources.get(names[0], names[0]), options) for names in chosen]
     known = {name for cell in cells for name in cell.settings.flat()}
     for name in changes:
         if name not in known:
@@ -239,7 +238,19 @@ def plan(study: Study, options: argparse.Namespace) -> list[Cell]:
     return cells
 
 
-def _cell(study: Study, names: tuple[str, str, str], changes: dict[str, str], options: argparse.Namespace) -> Cell:
+def _pairs(flag: str, words: Sequence[str], example: str) -> dict[str, str]:
+    pairs = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals:
+            raise UserError(f"{flag} {word}: needs a value, as in {flag} {example}")
+        pairs[name] = value
+    return pairs
+
+
+def _cell(
+    study: Study, names: tuple[str, str, str], changes: dict[str, str], source: str, options: argparse.Namespace
+) -> Cell:
     dataset, column, row = names
     own = dict(study.methods[row])
     method = own.pop("method", row)
@@ -261,9 +272,9 @@ def _cell(study: Study, names: tuple[str, str, str], changes: dict[str, str], op
         if name in values:
             raise UserError(f"{sources[name]}: the study gives it to every cell itself")
     folder = options.out.joinpath(*names)
-    values |= {"dataset": dataset, "method": method, "out": folder, "overwrite": True}
+    values |= {"dataset": source, "method": method, "out": folder, "overwrite": True}
     values |= {"seeds": options.seeds, "device": options.device, "data_root": options.data_root}
-    sources["seeds"] = f"--seeds {options.seeds}"
+    sources |= {"seeds": f"--seeds {options.seeds}", "dataset": f"--data {dataset}={source}"}
     if study.clients:
         values["clients"], sources["clients"] = column, f"{options.study}: clients.{column}"
     settings = resolve(values, sources, kind)
@@ -274,13 +285,13 @@ def runnable(cells: Sequence[Cell], study: Study) -> list[Cell]:
     """Without those whose data may be missing and is; refuses what cannot run, or would spoil what is there."""
     absent: dict[str, UserError] = {}
     for cell in cells:
-        config = cell.settings.config
+        config, name = cell.settings.config, cell.names[0]
         try:
             files.require(config.dataset, root=config.root, download=config.download)
         except UserError as error:
-            if config.dataset not in study.optional:
+            if name not in study.optional or config.dataset != name:  # what was named by hand should be there
                 raise
-            absent[config.dataset] = error
+            absent[name] = error
             continue
         try:
             check(cell.settings, launched())
@@ -289,7 +300,7 @@ def runnable(cells: Sequence[Cell], study: Study) -> list[Cell]:
         _check_folder(cell)
     for dataset, reason in absent.items():
         print(f"{dataset} is left out: {reason}", flush=True)
-    return [cell for cell in cells if cell.settings.config.dataset not in absent]
+    return [cell for cell in cells if cell.names[0] not in absent]
 
 
 def _check_folder(cell: Cell) -> None:
@@ -395,6 +406,7 @@ class Children:
         changes = [word for word in options.set if word.partition("=")[0].replace("-", "_") in cell.settings.flat()]
         words += ["--seeds", options.seeds, "--device", options.device, *(["--set", *changes] if changes else [])]
         words += ["--data-root", str(options.data_root)] if options.data_root else []
+        words += ["--data", *options.data] if options.data else []
         threads = {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // options.jobs))}
         child = subprocess.Popen(
             [sys.executable, __file__, *words],
@@ -594,6 +606,14 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("study", type=Path, metavar="STUDY.toml")
     add("--out", type=Path, required=True, help="folder of all cells")
     add("--data-root", type=Path, help="folder of the data sets (default: $HPCFED_DATA, else ./data)")
+    add(
+        "--data",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="NAME=DATASET",
+        help="what stands for a data set of the study, such as a part of it: svhn=file:svhn-part.npz",
+    )
     add("--only", default="*", metavar="PATTERN", help="cells whose DATASET/CLIENTS/METHOD fits the pattern")
     add("--methods", metavar="A,B", help="these methods alone")
     add("--seeds", default="0..2", metavar="LIST", help="0..4 or 0,3,7 (default: 0..2)")

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 
 from hpcfed import assembly, cli
@@ -306,6 +307,17 @@ def test_filters_and_budget(study: Callable[..., tuple[int, str, str]], tmp_path
     assert (record.config["rounds"], record.config["finetune_epochs"]) == (1, 1)
 
 
+def test_a_part_can_stand_for_a_data_set(study: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+    images, labels = np.zeros((400, 28, 28, 1), np.uint8), np.arange(400) % 10
+    np.savez(tmp_path / "part.npz", train_images=images, train_labels=labels, test_images=images, test_labels=labels)
+    words = ["--only", "emnist/*", "--methods", "fedavg", "--seeds", 0, "--set", "rounds=1", "evaluate_every=1"]
+    code, out, _ = study(*words, "--data", "emnist=file:part.npz", "--jobs", 2)
+    assert code == 0
+    assert table_of(out)[0] == "| method | emnist, 4 |"
+    (record,) = read_seeds(tmp_path / "out/emnist/4/fedavg")
+    assert record.config["dataset"] == "file:part.npz"
+
+
 @pytest.mark.parametrize(
     ("change", "words", "expected"),
     [
@@ -325,6 +337,10 @@ def test_filters_and_budget(study: Callable[..., tuple[int, str, str]], tmp_path
         (("", ""), "--set rounds=0", "--set rounds=0: must be greater than or equal to 1"),
         (("", ""), "--set seed=1", "--set seed=1: the study gives it"),
         (("", ""), "--set snapshot_every=9", "digits/4/fedavg: --snapshot-every 9, but the run has only 2 rounds"),
+        (("", ""), "--data emnist", "--data emnist: needs a value, as in --data svhn=file:svhn.npz"),
+        (("", ""), "--data mnist=digits", "--data: unknown data set 'mnist'; did you mean 'emnist'?"),
+        (("", ""), "--data emnist=file:part.npz", "file:part.npz: no file part.npz"),
+        (("", ""), "--data emnist=digitz", "unknown data set 'digitz'; did you mean 'digits'?"),
         (("", ""), "--seeds 3..1", "--seeds 3..1: must count upwards"),
         (("", ""), "--methods fedavg,fedagv", "unknown method 'fedagv'; did you mean 'fedavg'?"),
         (("", ""), "--only cifar*", "--only cifar* leaves no cell; they have names such as digits/4/fedavg"),
