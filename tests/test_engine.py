@@ -563,7 +563,7 @@ def test_no_memory_within_a_capture_means_fewer_clients(monkeypatch: pytest.Monk
     monkeypatch.setattr(convolution, "_weight_gradient", failing)
     found, _ = engine.train(rows, shard, np.arange(6), SGD, keys=keys)
     assert failed and engine.halvings == 1
-    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(found, expected, rtol=1e-2, atol=1e-3)  # TF32, by other kernels; weights move by 0.1
 
 
 def test_a_part_of_a_wider_shard_trains_as_by_itself() -> None:
