@@ -370,6 +370,9 @@ def _report(arguments: list[str]) -> None:
         "paths", type=Path, nargs="+", metavar="PATH", help="folders of runs or studies, or folders of such"
     )
     parser.add_argument("--out", type=Path, default=Path("report.html"), metavar="FILE.html", help="the page")
+    parser.add_argument(
+        "--unfinished", action="store_true", help="also runs at work, stopped or failed, with the rounds that they have"
+    )
     parser.add_argument("--csv", type=Path, metavar="FILE", help="also every round of every run as CSV")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also all figures of the page as JSON")
     parser.add_argument("--extrap", type=Path, metavar="FILE", help="also the times as Extra-P reads them (JSON Lines)")

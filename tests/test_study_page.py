@@ -14,6 +14,7 @@ import pytest
 
 from hpcfed import cli
 from hpcfed.record.reading import read_run
+from hpcfed.study import sections
 from hpcfed.study.collect import Sample, find, groups, scalings
 from hpcfed.study.gather import read_gathered
 from tests.conftest import Finished, mpirun_path, start
@@ -231,3 +232,30 @@ def test_every_file_of_a_report_has_a_name_of_its_own(
     assert "is a folder" in mistake(capsys, "report", folder, "--out", tmp_path)
     assert "named twice" in mistake(capsys, "report", folder, "--out", page, "--csv", page)
     assert not page.exists()
+
+
+def test_a_run_that_did_not_end_counts_where_that_is_asked_for(
+    reported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(reported / "runs/server", tmp_path / "run")
+    with h5py.File(tmp_path / "run/run.h5", "r+") as file:
+        file.attrs["status"] = "running"
+    page = tmp_path / "page.html"
+    assert "no complete run among them; --unfinished takes" in mistake(capsys, "report", tmp_path, "--out", page)
+    cli.main(["report", "--unfinished", str(tmp_path), "--out", str(page)])
+    words = " ".join(parsed(page.read_text()).text)
+    assert "1 run not finished" in words and "pfedgpa" in words
+
+
+def test_a_long_curve_is_drawn_in_means(reported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (group,) = groups(find([reported / "runs/attacked"]).samples)
+    values = np.array([run.rounds["accuracy"] for run in group.seeds])
+    assert values.shape == (2, 3) and np.isfinite(values).all()
+    whole = sections._curve(group, "accuracy")
+    assert whole.x == [1, 2, 3]
+    np.testing.assert_allclose(whole.y, 100 * values.mean(0))
+    monkeypatch.setattr(sections, "MOST_POINTS", 2)
+    short = sections._curve(group, "accuracy")
+    assert short.x == [1.5, 3]
+    np.testing.assert_allclose(short.y, 100 * np.array([values[:, :2].mean(), values[:, 2].mean()]))
+    assert short.low[0] < short.y[0], "the band is over seeds"

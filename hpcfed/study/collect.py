@@ -137,14 +137,17 @@ class Group:
 class Found:
     samples: list[Sample] = field(default_factory=list)
     unfinished: list[tuple[str, str, str]] = field(default_factory=list)
-    """Name, status and error of runs that do not count."""
+    """Name, status and error of runs that did not come to their end."""
     studies: list[StudyRecord] = field(default_factory=list)
     unread: list[str] = field(default_factory=list)
     """Why files were left out."""
 
 
-def find(paths: Iterable[Path]) -> Found:
-    """Every run and study under the paths; what cannot be read is named, and the rest goes on."""
+def find(paths: Iterable[Path], *, unfinished: bool = False) -> Found:
+    """Every run and study under the paths; what cannot be read is named, and the rest goes on.
+
+    A run that is still at work, or did not end well, counts with the rounds that it has if `unfinished` says so.
+    """
     found, seen = Found(), set()
     for path in paths:
         files = list(_files(path))
@@ -155,7 +158,7 @@ def find(paths: Iterable[Path]) -> Found:
                 seen.add(file.resolve())
                 try:
                     try_out([file])
-                    _add_study(found, file) if file.name == "study.h5" else _add_run(found, file.parent)
+                    _add_study(found, file) if file.name == "study.h5" else _add_run(found, file.parent, unfinished)
                 except UserError as error:
                     found.unread.append(str(error))
     found.samples = _stacked(found.samples)
@@ -184,11 +187,11 @@ def _add_study(found: Found, path: Path) -> None:
             found.unfinished.append((trial.name, trial.outcome.status, trial.outcome.error))
 
 
-def _add_run(found: Found, folder: Path) -> None:
+def _add_run(found: Found, folder: Path, unfinished: bool) -> None:
     run = read_run(folder)
-    if run.status == "complete" and run.rounds_done:
+    if run.rounds_done and (unfinished or run.status == "complete"):
         found.samples.append(Sample((run,), WARMUP, str(folder)))
-    else:
+    if run.status != "complete" or not run.rounds_done:
         found.unfinished.append((str(folder), run.status, run.error))
 
 

@@ -18,11 +18,12 @@ from hpcfed.study.sections import sections
 
 def report(options: argparse.Namespace) -> int:
     """Writes the page and what else was asked for; the number of files that could not be read."""
-    found = find(options.paths)
+    found = find(options.paths, unfinished=options.unfinished)
     for line in found.unread:
         print(f"hpcfed: left out: {line}", file=sys.stderr)
     if not found.samples:
-        raise UserError("there is no complete run among them; hpcfed show tells what became of one")
+        more = "" if options.unfinished else "; --unfinished takes runs with the rounds that they have"
+        raise UserError(f"there is no {'finished round' if options.unfinished else 'complete run'} among them{more}")
     wanted = [path for path in (options.out, options.csv, options.json, options.extrap) if path is not None]
     for path in wanted:
         if path.is_dir() or wanted.count(path) > 1:

@@ -22,6 +22,8 @@ from hpcfed.study.statistics import Estimate, of_seeds
 MOST_LINES = 8
 """In one chart; more could not be told apart."""
 MOST_BARS = 12
+MOST_POINTS = 60
+"""Of a curve; more would only be noise, and are drawn as means."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,23 @@ def _accuracy(every: Sequence[Group]) -> Section:
             curves = [line for group in members if (line := _curve(group, series)).x]
             for drawn in _curves(curves):
                 section.charts.append((f"{dataset}, {clients:,} clients: {whose}", drawn))
-    section.text.append("Bands are 95 % confidence over seeds.")
+    section.text.append(
+        f"Bands are 95 % confidence over seeds. Of more than {MOST_POINTS} evaluations a curve shows means of several "
+        "in a row."
+    )
+    repeated = [group for group in every if any(_evaluations(group.first, name) > 1 for name in ACCURACIES)]
+    if repeated:
+        best = [
+            [
+                group.label,
+                f"{group.clients:,}",
+                str(group.ranks),
+                *(interval(_best(group, name), 100) for name in ACCURACIES),
+            ]
+            for group in repeated
+        ]
+        columns = ("options", "clients", "ranks", "clients' best accuracy, %", "global model's, %")
+        section.tables.append(Table(columns, best))
     rows = [
         [group.label, f"{group.clients:,}", str(group.ranks), name, interval(_final(group, name), 100)]
         for group in every
@@ -147,11 +165,12 @@ def _curves(lines: Sequence[Line]) -> Iterator[Markup]:
 def _curve(group: Group, name: str) -> Line:
     shortest = min(run.rounds_done for run in group.seeds)
     series = np.array([run.rounds[name][:shortest] for run in group.seeds])
-    known = [round for round in range(shortest) if not np.isnan(series[:, round]).any()]
-    points = [of_seeds((100 * series[:, round]).tolist(), most=100) for round in known]
+    known = np.flatnonzero(~np.isnan(series).any(0))
+    windows = np.array_split(known, min(len(known), MOST_POINTS)) if len(known) else []
+    points = [of_seeds((100 * series[:, window].mean(1)).tolist(), most=100) for window in windows]
     return Line(
         group.label_without("dataset"),
-        [float(round + 1) for round in known],
+        [float(window.mean()) + 1 for window in windows],
         [p.centre for p in points],
         [p.low for p in points],
         [p.high for p in points],
@@ -162,6 +181,15 @@ def _curve(group: Group, name: str) -> Line:
 def _final(group: Group, name: str) -> Estimate:
     """What the method had judged at the end, over the seeds that have it."""
     return _known([mean_accuracy(run.finals[name]) for run in group.seeds if name in run.finals])
+
+
+def _evaluations(run: RunRecord, name: str) -> int:
+    return int(np.isfinite(run.rounds[name]).sum())
+
+
+def _best(group: Group, name: str) -> Estimate:
+    """The largest value of a series, over seeds."""
+    return _known([run.best(name) for run in group.seeds])
 
 
 def _last(group: Group, name: str) -> Estimate:
