@@ -33,7 +33,9 @@ class ServerOptions(config.Options):
     has_server: ClassVar[bool] = True
 
     server: Literal["small", "paper", "large"] = option("paper", "size of the server's networks", group="server")
-    server_width: int = option(0, "channels of their first convolution; 0: as --server says", group="server", ge=0)
+    server_width: int = option(
+        0, "channels of their first convolution, fastest as a power of two; 0: as --server says", group="server", ge=0
+    )
     server_latent: int = option(0, "size of the latent space; 0: as --server says", group="server", ge=0)
     server_depth: int = option(0, "convolutions of the encoder; 0: as --server says", group="server", ge=0, le=12)
     generated_layers: int = option(
