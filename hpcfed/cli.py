@@ -20,19 +20,34 @@ from hpcfed.errors import UserError, did_you_mean, tell, unknown
 from hpcfed.models import MODELS
 from hpcfed.runtime.launcher import launched, leave
 
-_EXAMPLES = """examples:
+_EXAMPLES = {
+    "run": """
   hpcfed run --method fedavg-ft --clients 20 --rounds 10      alone, on the embedded digits
   mpirun -n 4 python -m hpcfed run my.toml --clients 100      options from a file; flags win
   srun --mpi=pmix -n 16 python -m hpcfed run --dataset cifar10 --data-root /data --out runs/first
   mpirun -n 3 python -m hpcfed run --method pfedgpa --server-ranks 1 --server small
   hpcfed run --seeds 0..4 --out runs/five                     five seeds at once, one folder each
-  hpcfed run --method genfed --attack ipm --target-accuracy 80  attackers among the clients; when 80 % are reached
-  hpcfed show runs/first                                      read a run back (--json for programs)
-  hpcfed attack idlg --out stolen.png                         images that a server reconstructs from uploads
+  hpcfed run --method genfed --attack ipm --target-accuracy 80  attackers among the clients; when 80 % are reached""",
+    "show": """
+  hpcfed show runs/first                                      read a run back (--json for programs)""",
+    "profile": """
+  hpcfed profile --method pfedgpa --server small --bank-rounds 5 --autoencoder-samples 2000 --denoiser-samples 2000
+  mpirun -n 3 python -m hpcfed profile my.toml --server-ranks 1 --profile-rounds 5""",
+    "study": """
   hpcfed study benchmarks/studies/strong.toml --dry-run       a sweep: its points, their commands, what they cost
+  hpcfed study benchmarks/studies/strong.toml --only 'ranks=2*'
+  hpcfed study benchmarks/studies/strong.toml --submit -- --partition=gpu --time=2:00:00""",
+    "report": """
   hpcfed report runs/strong --out strong.html                 what runs and studies have found, on one page
-  hpcfed list                                                 methods, data sets, models, partitions, attacks
-"""
+  hpcfed report runs/first runs/second --csv rounds.csv       two runs beside each other, and their rounds as a table
+  hpcfed report runs/first --unfinished                       how far a long run has come""",
+    "attack": """
+  hpcfed attack idlg --out stolen.png                         images that a server reconstructs from uploads
+  hpcfed attack idlg --methods fedavg,genefl --dataset cifar10 --data-root /data --steps 100""",
+    "list": """
+  hpcfed list                                                 methods, data sets, models, partitions, attacks""",
+}
+"""By command; the first of each is in the help of all."""
 _COMMANDS = """commands:
   run      one run, or several seeds of it
   show     what is in a run, or in its seeds
@@ -54,8 +69,19 @@ _GROUPS = {
 }
 
 
+class _Help(argparse.HelpFormatter):
+    """Keeps the lines of examples, and fills all other text."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return text if "\n  hpcfed " in text else super()._fill_text(text, width, indent)
+
+
 class _Parser(argparse.ArgumentParser):
-    """Reports a mistake as one line."""
+    """Of one command, with its examples; reports a mistake as one line."""
+
+    def __init__(self, command: str, **options: Any) -> None:
+        own = {"prog": f"hpcfed {command}", "epilog": f"examples:{_EXAMPLES[command]}"}
+        super().__init__(**own | options, formatter_class=_Help, allow_abbrev=False)
 
     def error(self, message: str) -> NoReturn:
         raise UserError(message)
@@ -87,12 +113,12 @@ def _dispatch(arguments: list[str]) -> None:
         "attack": _attack,
         "list": _list,
     }
+    first = [lines if name == "run" else lines.split("\n")[1] for name, lines in _EXAMPLES.items()]
     parser = _Parser(
+        "run",
         prog="hpcfed",
         description="Benchmarks of federated learning on clusters: hundreds of clients as rows of one matrix.",
-        epilog=_COMMANDS + _EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+        epilog=f"{_COMMANDS}examples:" + "\n".join(first),
     )
     parser.add_argument("--version", action="version", version=f"hpcfed {__version__}")
     parser.add_argument("command", nargs="?", metavar="COMMAND", help="COMMAND --help says more")
@@ -201,13 +227,10 @@ def _run_parser(
 ) -> tuple[dict[str, str], argparse.ArgumentParser]:
     """A flag for every option; values stay as typed, the config's types judge them."""
     parser = _Parser(
-        prog="hpcfed run",
+        "run",
         usage="hpcfed run [CONFIG.toml] [options]",
         description="One run: alone, or started on every rank by mpirun or srun. Options of other methods: "
         "hpcfed run --method NAME --help.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
         add_help=add_help,
     )
     parser.add_argument("config", nargs="?", metavar="CONFIG.toml", help="options as keys, e.g. rounds = 10; flags win")
@@ -258,7 +281,7 @@ def _unknown_flag(word: str, flags: Mapping[str, str]) -> str:
 
 
 def _show(arguments: list[str]) -> None:
-    parser = _Parser(prog="hpcfed show", description="What is in a run.", allow_abbrev=False)
+    parser = _Parser("show", description="What is in a run.")
     parser.add_argument(
         "folder", type=Path, metavar="DIR", help="the folder of a run, or of its seeds, as given by --out"
     )
@@ -293,11 +316,10 @@ def _print_run(folder: Path) -> None:
 
 def _profile(arguments: list[str]) -> None:
     parser = _Parser(
-        prog="hpcfed profile",
+        "profile",
         usage="hpcfed profile [--profile-rounds N] [--profile-warmup N] [--nvtx] [CONFIG.toml] [options of hpcfed run]",
         description="A run, and where its time goes: phases of all ranks as a timeline, kernels, memory, and how near "
         "the device is to what it can do. All other options are those of hpcfed run.",
-        allow_abbrev=False,
     )
     parser.add_argument("--profile-rounds", type=_positive, default=3, metavar="N", help="rounds, and steps of the "
                         "server's networks, that are looked at by kernel (default: 3)")  # fmt: skip
@@ -326,10 +348,9 @@ def _positive(text: str) -> int:
 def _study(arguments: list[str]) -> None:
     own, extra = _split(arguments)
     parser = _Parser(
-        prog="hpcfed study",
+        "study",
         usage="hpcfed study STUDY.toml [options] [-- words for sbatch]",
         description="Runs every point of a sweep; those that are finished are skipped. Exit code 1: some have failed.",
-        allow_abbrev=False,
     )
     parser.add_argument("study", type=Path, metavar="STUDY.toml", help="what is swept; benchmarks/studies has examples")
     parser.add_argument("--out", type=Path, help="folder of the study (default: runs/NAME of the file)")
@@ -362,9 +383,8 @@ def _numbers(text: str) -> list[int]:
 
 def _report(arguments: list[str]) -> None:
     parser = _Parser(
-        prog="hpcfed report",
+        "report",
         description="One page of runs and studies. Exit code 1: something could not be read and was left out.",
-        allow_abbrev=False,
     )
     parser.add_argument(
         "paths", type=Path, nargs="+", metavar="PATH", help="folders of runs or studies, or folders of such"
@@ -385,9 +405,8 @@ def _report(arguments: list[str]) -> None:
 
 def _attack(arguments: list[str]) -> None:
     parser = _Parser(
-        prog="hpcfed attack",
+        "attack",
         description="What a malicious server can steal: images that iDLG reconstructs from what each method uploads.",
-        allow_abbrev=False,
     )
     add = parser.add_argument
     add("name", metavar="idlg", help="the attack")
@@ -419,9 +438,7 @@ def _attack(arguments: list[str]) -> None:
 
 
 def _list(arguments: list[str]) -> None:
-    parser = _Parser(
-        prog="hpcfed list", description="Methods, data sets, models, partitions and attacks.", allow_abbrev=False
-    )
+    parser = _Parser("list", description="Methods, data sets, models, partitions and attacks.")
     parser.parse_args(arguments)
     sections = {
         "methods": methods.summaries(),

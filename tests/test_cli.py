@@ -174,6 +174,20 @@ def test_the_help_explains_every_option(capsys: pytest.CaptureFixture[str], monk
     assert "examples:" in text
 
 
+@pytest.mark.parametrize("command", cli._EXAMPLES)
+def test_every_command_has_examples_that_it_understands(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main([command, "--help"])
+    assert ended.value.code == 0
+    _, _, examples = capsys.readouterr().out.partition("examples:\n")
+    lines = [line.strip().partition("   ")[0] for line in examples.splitlines()]
+    assert lines and all(f"hpcfed {command}" in line for line in lines)
+    if command == "run":
+        for line in lines:
+            words = line.partition("hpcfed run ")[2].partition("  ")[0].replace("my.toml", "").split()
+            cli.parse_run(words)
+
+
 def test_list_names_everything(capsys: pytest.CaptureFixture[str]) -> None:
     cli.main(["list"])
     text = capsys.readouterr().out
