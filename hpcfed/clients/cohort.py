@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 
 import numpy as np
+from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,20 @@ class Cohort:
         for rank, members in enumerate(self.per_rank):
             ranks[members] = rank
         return ranks
+
+
+@dataclass(frozen=True)
+class Sent:
+    """Which parts of its row every member of the cohort on this rank sends, where they do not send the same."""
+
+    parts: Tensor
+    """[members, parts], True where it is sent."""
+    part_of: Tensor
+    """The part that every column belongs to."""
+
+    def columns(self) -> Tensor:
+        """The same for every column."""
+        return self.parts[:, self.part_of]
 
 
 def shares(sizes: np.ndarray) -> np.ndarray:
