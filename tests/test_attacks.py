@@ -55,6 +55,17 @@ def test_ipm_is_the_negative_mean_of_benign_updates() -> None:
     torch.testing.assert_close(sent[bad], expected.expand(2, -1), rtol=1e-12, atol=1e-14)
 
 
+def test_ipm_goes_on_when_a_benign_client_has_diverged() -> None:
+    s, start, trained, _, bad = attacked("ipm")
+    fed, cohort, benign = s.federation, s.federation.sample(0), np.flatnonzero(~bad)
+    trained[benign[0], 5] = torch.nan
+    expected = start[0] - (trained - start)[benign[1:]].mean(0)
+    sent = fed.upload(trained, cohort)
+    torch.testing.assert_close(sent[bad], expected.expand(2, -1), rtol=1e-12, atol=1e-14)
+    fed.mean(sent, cohort)
+    assert fed.bad == {benign[0]}, "attackers are not taken for diverged clients"
+
+
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_as_many_attackers_as_benign_clients_hold_w_by_ipm(deterministic: bool) -> None:
     """ε = 1, equal counts, uniform weights: the updates cancel."""

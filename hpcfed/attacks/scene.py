@@ -53,14 +53,26 @@ class Scene:
         return (squares.sum(1, keepdim=True) / columns.clamp(min=1)).sqrt()
 
     def benign_update(self) -> Tensor:
-        """The mean over all benign members that send a column, each counts alike; 0 where nobody does."""
-        here, benign = self.cohort.only(self.benign)
+        """The mean over all benign members that send a column, each counts alike; 0 where nobody does.
+
+        Members that have diverged do not count, as long as there are others: the server leaves them out, too.
+        """
+        update = self._mean_update(self.benign)
+        if bool(update.isfinite().all()):
+            return update
+        finite = self.rows.isfinite().all(1).cpu().numpy()
+        everyones = np.concatenate(self.collectives.everyone(self.cohort.chosen[finite]))
+        sound = np.intersect1d(self.benign, everyones)
+        return self._mean_update(sound) if len(sound) else update
+
+    def _mean_update(self, members: np.ndarray) -> Tensor:
+        here, cohort = self.cohort.only(members)
         at = on_device(here, self.rows.device)
         updates = self.rows[at] - self.start[at]
         if self.sent is None:
-            return self.mean(updates, benign.equally())
+            return self.mean(updates, cohort.equally())
         parts = self.sent.parts[at].to(updates.dtype)
-        update, share = self.mean(torch.cat([updates, parts], 1), benign.equally()).split(
+        update, share = self.mean(torch.cat([updates, parts], 1), cohort.equally()).split(
             [updates.shape[1], parts.shape[1]]
         )
         by_column = share[self.sent.part_of]
