@@ -268,7 +268,8 @@ class Federation:
         if isinstance(self.options, SelectionOptions):
             with self._timer.phase("server"):
                 count = self.options.keep(cohort.round, len(cohort.clients))
-                self._kept = best(self._validated(rows, cohort), count)
+                answers = self._validated(rows, cohort)
+                self._kept = best(answers, min(count, int(np.count_nonzero(answers >= 0))))
                 self.kept = Kept(len(self._kept), int(np.isin(cohort.clients[self._kept], self._attackers).sum()))
         return rows
 

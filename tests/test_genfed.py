@@ -203,6 +203,15 @@ def test_a_poisoned_upload_with_the_worst_score_is_never_kept() -> None:
         torch.testing.assert_close(fed.mean(sent, cohort), weights @ kept_rows, rtol=1e-12, atol=1e-14)
 
 
+def test_fewer_are_kept_where_fewer_uploads_are_finite() -> None:
+    s = assembled(method="genfed", schedule="constant", rho_max=3, attack="label-flip", attackers=4)
+    fed, cohort = s.federation, s.federation.sample(0)
+    rows = fed.train(fed.download(fed.initial_row(), cohort), cohort)
+    rows[[0, 2]] = torch.nan
+    fed.upload(rows, cohort)
+    assert fed._kept.tolist() == [1, 3] and fed.kept == (2, 2) and fed.bad == {0, 2}
+
+
 @pytest.mark.parametrize("attackers", [0, 10])
 def test_what_is_kept_and_whose_is_recorded(attackers: int, tmp_path: Path) -> None:
     words = ["--method", "genfed", "--model", "mlp", "--clients", "10", "--rounds", "3", "--schedule-rounds", "5"]
