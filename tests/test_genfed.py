@@ -23,7 +23,7 @@ from hpcfed.models.networks import build
 from hpcfed.moving import Moving
 from hpcfed.progress import RunProgress, SeedsProgress
 from hpcfed.record.reading import at_target, read_run, read_seeds
-from hpcfed.run import Evaluation
+from hpcfed.run import Evaluation, go
 from hpcfed.selection import SelectionOptions, best
 from hpcfed.show import show, show_seeds
 from tests.test_baselines import HARSH, Weights, close, initial, rounds, trained, usual
@@ -366,6 +366,17 @@ def test_when_the_target_was_reached_is_recorded_and_may_end_the_run(tmp_path: P
     assert line.split()[2] == str(first + 1)
     told = json.loads(hpcfed("show", tmp_path / "short", "--json").stdout)
     assert told["reached_target"]["rounds"] == first + 1 and told["target_accuracy"] == 75
+
+
+def test_new_clients_join_after_the_round_that_reached_the_target(tmp_path: Path) -> None:
+    """Not after all rounds that might have been: the learning rate has not decayed so far."""
+    found = []
+    for most in (1, 60):
+        s = assembled(rounds=most, lr_decay=0.5, new_clients=2, new_updates=2, target_accuracy=2, stop_at_target=True)
+        go(s, tmp_path, quiet=True)
+        found.append(read_run(tmp_path))
+    assert [record.rounds_done for record in found] == [1, 1]
+    np.testing.assert_array_equal(found[0].newcomers["method"], found[1].newcomers["method"])
 
 
 def test_seeds_stop_each_at_its_own_round(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
