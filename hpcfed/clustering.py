@@ -13,6 +13,8 @@ from torch import Tensor
 from hpcfed.data.shards import Shard
 
 Clustering = Literal["kmeans", "angles"]
+_RANK = 1e-12
+"""A squared singular value below so much of the largest is none."""
 
 
 def left_vectors(shard: Shard, vectors: int, *, classes: int | None = None) -> Tensor:
@@ -30,9 +32,18 @@ def left_vectors(shard: Shard, vectors: int, *, classes: int | None = None) -> T
 
 
 def _first_vectors(images: Tensor, vectors: int) -> Tensor:
-    matrix = images.flatten(1).T.double()
-    left = torch.linalg.svd(matrix, full_matrices=False).U[:, :vectors]
-    left = canonical(left)
+    """From products of features with each other, or of samples where these are fewer; zeros beyond the data's rank.
+
+    That is quicker than to decompose the data, and LAPACK may fail at it: NVIDIA's for ARM ends the process.
+    """
+    x = images.flatten(1).double()
+    if not len(x):
+        return x.new_zeros(x.shape[1], vectors)
+    few = len(x) < x.shape[1]
+    values, found = torch.linalg.eigh(x @ x.T if few else x.T @ x)  # ascending
+    values, found = values.flip(0)[:vectors], found.flip(1)[:, :vectors]
+    left = torch.nn.functional.normalize(x.T @ found, dim=0) if few else found
+    left = canonical(left.where(values > _RANK * values[0], 0))
     return torch.nn.functional.pad(left, (0, vectors - left.shape[1]))
 
 

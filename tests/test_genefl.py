@@ -19,7 +19,7 @@ from hpcfed.clients.engine import Engine, Sgd
 from hpcfed.clients.fisher import Fisher
 from hpcfed.clients.pull import Pull, Strengths
 from hpcfed.clients.training import StackTraining
-from hpcfed.clustering import assign, canonical, nearest_in_turn, principal_angles
+from hpcfed.clustering import _first_vectors, assign, canonical, nearest_in_turn, principal_angles
 from hpcfed.data.partition import partition
 from hpcfed.federation import Sent
 from hpcfed.methods import genefl
@@ -225,16 +225,16 @@ def test_clusters_do_not_depend_on_the_order_of_clients(how: Any) -> None:
 
 
 def test_clusters_do_not_depend_on_the_signs_of_singular_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls, svd = [0], torch.linalg.svd
+    calls, eigh = [0], torch.linalg.eigh
     expected = small("clustered-fedavg", clients=9, clusters=3)
     before = expected.method.init(expected.federation)
 
-    def flipped(matrix: Tensor, **how: Any) -> Any:
+    def flipped(matrix: Tensor) -> tuple[Tensor, Tensor]:
         calls[0] += 1
-        u, s, v = svd(matrix, **how)
-        return type(svd(matrix, **how))((u * (-1.0 if calls[0] % 2 else 1.0), s, v))
+        values, vectors = eigh(matrix)
+        return values, vectors * (-1.0 if calls[0] % 2 else 1.0)
 
-    monkeypatch.setattr(torch.linalg, "svd", flipped)
+    monkeypatch.setattr(torch.linalg, "eigh", flipped)
     after = expected.method.init(expected.federation)
     assert calls[0] == 9 and torch.equal(before.cluster, after.cluster) and torch.equal(before.centres, after.centres)
     assert sorted(before.members.tolist())[-1] < 9, "the case needs several clusters"
@@ -251,6 +251,21 @@ def test_a_basis_is_the_left_singular_vectors_of_features_by_samples() -> None:
         for k in range(5):
             expected, own = vectors[:, np.argsort(-values)[k]], bases[client, :, k]
             assert own[np.abs(own).argmax()] > 0 and abs(expected @ own) == pytest.approx(1, abs=1e-6)
+
+
+@pytest.mark.parametrize("samples", [0, 2, 12, 30, 200])
+def test_a_basis_is_the_same_from_few_and_from_many_samples(samples: int) -> None:
+    """And has zeros where there are no more directions in the data, as in copies of three samples."""
+    draw = torch.Generator().manual_seed(samples)
+    images = torch.randn(samples, 1, 5, 6, generator=draw) * torch.arange(1, 31).view(1, 5, 6)
+    found, rank = _first_vectors(images, 4), min(samples, 4)
+    left = np.linalg.svd(images.flatten(1).numpy().T.astype(float), full_matrices=False)[0][:, :4]
+    np.testing.assert_allclose(np.abs((left * found.numpy()[:, :rank]).sum(0)), np.ones(rank), rtol=1e-9)
+    assert found.shape == (30, 4) and not found[:, rank:].any()
+    if samples:
+        thrice = _first_vectors(images[:3].repeat(20, 1, 1, 1), 4)
+        torch.testing.assert_close(thrice, _first_vectors(images[:3], 4), rtol=0, atol=1e-9)
+        assert not thrice[:, 3].any()
 
 
 def test_angles_between_lines_and_planes_by_hand() -> None:
