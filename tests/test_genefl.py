@@ -21,7 +21,7 @@ from hpcfed.clients.pull import Pull, Strengths
 from hpcfed.clients.training import StackTraining
 from hpcfed.clustering import _first_vectors, assign, canonical, nearest_in_turn, principal_angles
 from hpcfed.data.partition import partition
-from hpcfed.federation import Sent
+from hpcfed.federation import Cohort, Sent
 from hpcfed.methods import genefl
 from hpcfed.models.layout import Layout, Workplace
 from hpcfed.models.networks import build
@@ -296,6 +296,21 @@ def test_eq_10_by_hand() -> None:
     torch.testing.assert_close(3 * weights, torch.tensor([[2.0, 1], [0, 1], [0, 0]], dtype=torch.float64))
     s.federation.upload(rows, cohort, sent)
     assert int(s.federation.traffic.parts) == 8 * (2 + 3 + 1) and s.federation.traffic.up == 0
+
+
+@pytest.mark.parametrize("method", ["genefl", "fedlp", "fedlps", "fedlg"])
+def test_a_client_without_data_has_no_say_in_its_cluster(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    s = small(method, clients=4, clusters=1, participation=1.0)
+    fed, means, weights = s.federation, s.federation.cluster_means, list[np.ndarray]()
+    fed.sizes[2] = 0
+
+    def listening(rows: Tensor, cohort: Cohort, *rest: Any) -> tuple[Tensor, Tensor]:
+        weights.append(cohort.weights)
+        return means(rows, cohort, *rest)
+
+    monkeypatch.setattr(fed, "cluster_means", listening)
+    s.method.round(fed, s.method.init(fed), fed.sample(0))
+    np.testing.assert_allclose(weights[0], [1 / 3, 1 / 3, 0, 1 / 3])
 
 
 # The methods' rules

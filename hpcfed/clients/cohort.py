@@ -47,6 +47,10 @@ class Cohort:
         """The same clients with equal weights."""
         return replace(self, weights=shares(np.ones(len(self.clients))))
 
+    def equally_with_data(self) -> "Cohort":
+        """The same with equal weights of those that have data: others have trained nothing, and count for nothing."""
+        return replace(self, weights=shares((self.weights > 0).astype(np.float64)))
+
     def ranks(self) -> np.ndarray:
         """The worker rank of every member."""
         ranks = np.empty(len(self.clients), np.int64)
