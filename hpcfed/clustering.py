@@ -58,14 +58,19 @@ def canonical(left: Tensor) -> Tensor:
 def assign(bases: np.ndarray, clusters: int, *, how: Clustering, seed: int) -> np.ndarray:
     """The cluster of every client, a function of the set of their bases: the order of clients changes nothing.
 
-    Clients are put in the order of their numbers, and clusters are numbered as they first appear in it.
+    Clients are put in the order of their numbers, and clusters are numbered as they first appear in it. Those without
+    data have nothing in common that would make a cluster: they are put where most of the others are.
     """
-    flat = bases.reshape(len(bases), -1)
-    order = np.lexsort(np.round(flat, 8).T[::-1])
+    flat, found = bases.reshape(len(bases), -1), np.zeros(len(bases), np.int64)
+    telling = np.flatnonzero(flat.any(1))
+    if not len(telling):
+        return found
+    order = telling[np.lexsort(np.round(flat[telling], 8).T[::-1])]
+    clusters = min(clusters, len(order))
     labels = _kmeans(flat[order], clusters, seed) if how == "kmeans" else _linked(bases[order], clusters)
     _, first, inverse = np.unique(labels, return_index=True, return_inverse=True)
-    found = np.empty(len(bases), np.int64)
     found[order] = np.argsort(np.argsort(first))[inverse]
+    found[~flat.any(1)] = np.bincount(found[order]).argmax()
     return found
 
 
@@ -101,10 +106,16 @@ def principal_angles(bases: np.ndarray) -> np.ndarray:
 
 
 def nearest_in_turn(points: np.ndarray, centres: np.ndarray, members: np.ndarray) -> np.ndarray:
-    """For clients that join one after the other the nearest centre, which then moves to the mean that includes them."""
+    """For clients that join one after the other the nearest centre, which then moves to the mean that includes them.
+
+    Those without data, whose point is zero, go where most are, and move nothing.
+    """
     centres, members = centres.copy(), members.astype(np.float64)
     found = np.empty(len(points), np.int64)
     for i, point in enumerate(points):
+        if not point.any():
+            found[i] = members.argmax()
+            continue
         distance = np.where(members > 0, np.linalg.norm(centres - point, axis=1), np.inf)  # nobody is in an empty one
         k = found[i] = distance.argmin()
         centres[k] = (members[k] * centres[k] + point) / (members[k] + 1)

@@ -283,6 +283,19 @@ def test_new_clients_go_to_the_nearest_mean_which_then_moves() -> None:
     assert centres[0] == 0, "the caller's stay"
 
 
+@pytest.mark.parametrize("how", ["kmeans", "angles"])
+def test_clients_without_data_make_no_cluster_and_move_none(how: Any) -> None:
+    bases = three_groups()
+    expected = assign(bases, 3, how=how, seed=5)
+    with_empty = np.concatenate([np.zeros((2, 20, 3)), bases, np.zeros((3, 20, 3))])
+    found = assign(with_empty, 3, how=how, seed=5)
+    np.testing.assert_array_equal(found[2:-3], expected)
+    assert set(found[[0, 1, -3, -2, -1]]) == {np.bincount(expected).argmax()}
+    assert assign(bases[:2], 5, how=how, seed=5).max() <= 1 and not assign(0 * bases, 3, how=how, seed=5).any()
+    points, centres = np.array([[0.0, 0], [3, 3.1]]), np.array([[0.1, 0], [3.0, 3]])
+    assert nearest_in_turn(points, centres, np.array([2, 5])).tolist() == [1, 1]
+
+
 def test_eq_10_by_hand() -> None:
     """Three clients in clusters 0, 0, 1 of 2 (and 2, where nobody is); parts are columns {0, 1} and {2}."""
     s = assembled(clients=3)
