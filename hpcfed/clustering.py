@@ -13,6 +13,8 @@ from torch import Tensor
 from hpcfed.data.shards import Shard
 
 Clustering = Literal["kmeans", "angles"]
+_RANK = 1e-12
+"""A squared singular value below so much of the largest is none."""
 
 
 def left_vectors(shard: Shard, vectors: int, *, classes: int | None = None) -> Tensor:
@@ -30,9 +32,18 @@ def left_vectors(shard: Shard, vectors: int, *, classes: int | None = None) -> T
 
 
 def _first_vectors(images: Tensor, vectors: int) -> Tensor:
-    matrix = images.flatten(1).T.double()
-    left = torch.linalg.svd(matrix, full_matrices=False).U[:, :vectors]
-    left = canonical(left)
+    """From products of features with each other, or of samples where these are fewer; zeros beyond the data's rank.
+
+    That is quicker than to decompose the data, and LAPACK may fail at it: NVIDIA's for ARM ends the process.
+    """
+    x = images.flatten(1).double()
+    if not len(x):
+        return x.new_zeros(x.shape[1], vectors)
+    few = len(x) < x.shape[1]
+    values, found = torch.linalg.eigh(x @ x.T if few else x.T @ x)  # ascending
+    values, found = values.flip(0)[:vectors], found.flip(1)[:, :vectors]
+    left = torch.nn.functional.normalize(x.T @ found, dim=0) if few else found
+    left = canonical(left.where(values > _RANK * values[0], 0))
     return torch.nn.functional.pad(left, (0, vectors - left.shape[1]))
 
 
@@ -47,14 +58,19 @@ def canonical(left: Tensor) -> Tensor:
 def assign(bases: np.ndarray, clusters: int, *, how: Clustering, seed: int) -> np.ndarray:
     """The cluster of every client, a function of the set of their bases: the order of clients changes nothing.
 
-    Clients are put in the order of their numbers, and clusters are numbered as they first appear in it.
+    Clients are put in the order of their numbers, and clusters are numbered as they first appear in it. Those without
+    data have nothing in common that would make a cluster: they are put where most of the others are.
     """
-    flat = bases.reshape(len(bases), -1)
-    order = np.lexsort(np.round(flat, 8).T[::-1])
+    flat, found = bases.reshape(len(bases), -1), np.zeros(len(bases), np.int64)
+    telling = np.flatnonzero(flat.any(1))
+    if not len(telling):
+        return found
+    order = telling[np.lexsort(np.round(flat[telling], 8).T[::-1])]
+    clusters = min(clusters, len(order))
     labels = _kmeans(flat[order], clusters, seed) if how == "kmeans" else _linked(bases[order], clusters)
     _, first, inverse = np.unique(labels, return_index=True, return_inverse=True)
-    found = np.empty(len(bases), np.int64)
     found[order] = np.argsort(np.argsort(first))[inverse]
+    found[~flat.any(1)] = np.bincount(found[order]).argmax()
     return found
 
 
@@ -90,10 +106,16 @@ def principal_angles(bases: np.ndarray) -> np.ndarray:
 
 
 def nearest_in_turn(points: np.ndarray, centres: np.ndarray, members: np.ndarray) -> np.ndarray:
-    """For clients that join one after the other the nearest centre, which then moves to the mean that includes them."""
+    """For clients that join one after the other the nearest centre, which then moves to the mean that includes them.
+
+    Those without data, whose point is zero, go where most are, and move nothing.
+    """
     centres, members = centres.copy(), members.astype(np.float64)
     found = np.empty(len(points), np.int64)
     for i, point in enumerate(points):
+        if not point.any():
+            found[i] = members.argmax()
+            continue
         distance = np.where(members > 0, np.linalg.norm(centres - point, axis=1), np.inf)  # nobody is in an empty one
         k = found[i] = distance.argmin()
         centres[k] = (members[k] * centres[k] + point) / (members[k] + 1)

@@ -13,7 +13,7 @@ from hpcfed import streams
 from hpcfed.aggregation import Aggregation, kept_rows
 from hpcfed.arrays import on_device
 from hpcfed.attacks.scene import Scene, attacked
-from hpcfed.clients.cohort import Cohort, shares
+from hpcfed.clients.cohort import Cohort, Sent, shares
 from hpcfed.clients.engine import Score, Sgd
 from hpcfed.clients.lockstep import RowEngine
 from hpcfed.clients.placement import Clients
@@ -51,20 +51,6 @@ class Kept(NamedTuple):
     uploads: int
     malicious: int
     """Attackers' among them."""
-
-
-@dataclass(frozen=True)
-class Sent:
-    """Which parts of its row every member of the cohort on this rank sends, where they do not send the same."""
-
-    parts: Tensor
-    """[members, parts], True where it is sent."""
-    part_of: Tensor
-    """The part that every column belongs to."""
-
-    def columns(self) -> Tensor:
-        """The same for every column."""
-        return self.parts[:, self.part_of]
 
 
 @dataclass
@@ -273,7 +259,7 @@ class Federation:
         """What the server receives of the cohort's rows, or of some columns of them; all of it unless `sent` says."""
         if len(self._attackers):
             with self._timer.phase("attack"):
-                rows = self._attacked(rows, cohort)
+                rows = self._attacked(rows, cohort, sent)
         with self._timer.phase("upload"):
             if sent is None:
                 self.traffic.up += len(cohort.clients) * rows.shape[1] * rows.element_size()
@@ -282,7 +268,8 @@ class Federation:
         if isinstance(self.options, SelectionOptions):
             with self._timer.phase("server"):
                 count = self.options.keep(cohort.round, len(cohort.clients))
-                self._kept = best(self._validated(rows, cohort), count)
+                answers = self._validated(rows, cohort)
+                self._kept = best(answers, min(count, int(np.count_nonzero(answers >= 0))))
                 self.kept = Kept(len(self._kept), int(np.isin(cohort.clients[self._kept], self._attackers).sum()))
         return rows
 
@@ -402,8 +389,10 @@ class Federation:
         with self._timer.phase("evaluate"):
             return self._engine.evaluate(rows, self._test_data, clients)
 
-    def _attacked(self, rows: Tensor, cohort: Cohort) -> Tensor:
+    def _attacked(self, rows: Tensor, cohort: Cohort, sent: Sent | None) -> Tensor:
         assert self._sent is not None, "a method downloads before it uploads"
+        if sent is not None:
+            rows = rows.where(sent.columns(), self._sent)  # what stays with a client is no update that anybody sees
         malicious = np.isin(cohort.clients, self._attackers)
         scene = Scene(
             rows=rows,
@@ -415,6 +404,7 @@ class Federation:
             seed=self.config.seed,
             collectives=self._collectives,
             mean=self._aggregation.mean,
+            sent=sent,
         )
         return attacked(self.config.attack, scene)
 

@@ -231,7 +231,7 @@ def _welcome(setup: Setup, newcomers: Newcomers, state: Any, results: ResultsWri
     """New clients' accuracy after every local update, from different starts; NaN before they have joined."""
     fed, method, config = newcomers.federation, setup.method, setup.settings.config
     here = np.arange(len(fed.clients))
-    fed.round = config.rounds
+    fed.round = setup.federation.round + 1  # which may have ended at the target, long before the last round
     starts = {"method": method.welcome(fed, state, here)}
     if results is not None:
         results.write_newcomer_bytes(fed.traffic.down / config.new_clients)

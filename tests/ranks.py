@@ -77,8 +77,8 @@ GENEFL = Family(
     runs={
         "genefl": f"--method genefl --gene-layers 2 {LATER}",
         "fedbn": "--method fedbn --clustering angles --basis 2 --attack ipm --attackers 2",
-        "fedlp": "--method fedlp --deterministic",
-        "fedlps": "--method fedlps --prune-ratio 0.5",
+        "fedlp": "--method fedlp --deterministic --attack noise --attackers 2",
+        "fedlps": "--method fedlps --prune-ratio 0.5 --attack ipm --attackers 3",
         "fedlg": f"--method fedlg --gene-pools conv1,conv2/fc1,head --gene-each 1 {LATER}",
         "seeds": "--method genefl --seeds 3,1 --fisher layer --epsilon 0.01",
     },

@@ -16,7 +16,7 @@ from hpcfed.assembly import Setup
 from hpcfed.attacks import ATTACKS
 from hpcfed.attacks.label_flip import Flipped, flipped
 from hpcfed.attacks.noise import normal
-from hpcfed.clients.cohort import Cohort
+from hpcfed.clients.cohort import Cohort, Sent
 from hpcfed.data.datasets import SyntheticDataset, SyntheticSize
 from hpcfed.record.reading import read_run
 from hpcfed.record.timing import PHASES
@@ -53,6 +53,17 @@ def test_ipm_is_the_negative_mean_of_benign_updates() -> None:
     _, start, trained, sent, bad = attacked("ipm", attack_strength=2.5, alpha=0.2)
     expected = start[0] - 2.5 * (trained[~bad] - start[~bad]).mean(0)
     torch.testing.assert_close(sent[bad], expected.expand(2, -1), rtol=1e-12, atol=1e-14)
+
+
+def test_ipm_goes_on_when_a_benign_client_has_diverged() -> None:
+    s, start, trained, _, bad = attacked("ipm")
+    fed, cohort, benign = s.federation, s.federation.sample(0), np.flatnonzero(~bad)
+    trained[benign[0], 5] = torch.nan
+    expected = start[0] - (trained - start)[benign[1:]].mean(0)
+    sent = fed.upload(trained, cohort)
+    torch.testing.assert_close(sent[bad], expected.expand(2, -1), rtol=1e-12, atol=1e-14)
+    fed.mean(sent, cohort)
+    assert fed.bad == {benign[0]}, "attackers are not taken for diverged clients"
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
@@ -124,6 +135,27 @@ def test_normal_numbers_are_normal() -> None:
     assert abs(float(flat.mean())) < 0.01 and abs(float(flat.var()) - 1) < 0.01
     assert abs(float((flat**4).mean()) - 3) < 0.1 and abs(float((flat.abs() < 1).double().mean()) - 0.6827) < 0.005
     assert abs(float(torch.corrcoef(torch.stack([drawn[0, :25_000], drawn[0, 25_001:50_001]]))[0, 1])) < 0.02
+
+
+@pytest.mark.parametrize("attack", UPLOADS)
+def test_of_an_upload_only_what_was_sent_is_an_update(attack: str) -> None:
+    """FedLPS leaves zeros in the channels that a client has dropped: they are no step back from w to zero."""
+    s, start, trained, _, bad = attacked(attack)
+    fed, cohort = s.federation, s.federation.sample(0)
+    parts = torch.tensor([[1, 0, 1], [1, 1, 0], [0, 1, 0], [1, 0, 0], [1, 1, 0], [0, 1, 0]], dtype=torch.bool)
+    parts[torch.from_numpy(bad)] = torch.tensor([True, True, False])
+    sent = Sent(parts, torch.arange(start.shape[1]) % 3)
+    columns, got = sent.columns(), fed.upload(trained, cohort, sent)
+    assert torch.equal(fed.upload(trained * columns, cohort, sent), got), "what is kept back does not matter"
+    updates, forged = (trained - start) * columns, (got - start)[bad]
+    if attack == "ipm":
+        mean = updates[~bad].sum(0) / columns[~bad].sum(0).clamp(min=1)
+        torch.testing.assert_close(forged, -mean.expand(2, -1), rtol=1e-12, atol=1e-14)
+    if attack == "noise":
+        noise = (forged - updates[bad]) * columns[bad]
+        torch.testing.assert_close(noise.norm(dim=1), updates[bad].norm(dim=1), rtol=0.05, atol=0)
+    if attack == "mimic":
+        assert all(any(torch.equal(row, other) for other in updates[~bad]) for row in forged)
 
 
 @pytest.mark.parametrize("attack", UPLOADS)

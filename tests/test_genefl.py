@@ -19,9 +19,9 @@ from hpcfed.clients.engine import Engine, Sgd
 from hpcfed.clients.fisher import Fisher
 from hpcfed.clients.pull import Pull, Strengths
 from hpcfed.clients.training import StackTraining
-from hpcfed.clustering import assign, canonical, nearest_in_turn, principal_angles
+from hpcfed.clustering import _first_vectors, assign, canonical, nearest_in_turn, principal_angles
 from hpcfed.data.partition import partition
-from hpcfed.federation import Sent
+from hpcfed.federation import Cohort, Sent
 from hpcfed.methods import genefl
 from hpcfed.models.layout import Layout, Workplace
 from hpcfed.models.networks import build
@@ -225,16 +225,16 @@ def test_clusters_do_not_depend_on_the_order_of_clients(how: Any) -> None:
 
 
 def test_clusters_do_not_depend_on_the_signs_of_singular_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls, svd = [0], torch.linalg.svd
+    calls, eigh = [0], torch.linalg.eigh
     expected = small("clustered-fedavg", clients=9, clusters=3)
     before = expected.method.init(expected.federation)
 
-    def flipped(matrix: Tensor, **how: Any) -> Any:
+    def flipped(matrix: Tensor) -> tuple[Tensor, Tensor]:
         calls[0] += 1
-        u, s, v = svd(matrix, **how)
-        return type(svd(matrix, **how))((u * (-1.0 if calls[0] % 2 else 1.0), s, v))
+        values, vectors = eigh(matrix)
+        return values, vectors * (-1.0 if calls[0] % 2 else 1.0)
 
-    monkeypatch.setattr(torch.linalg, "svd", flipped)
+    monkeypatch.setattr(torch.linalg, "eigh", flipped)
     after = expected.method.init(expected.federation)
     assert calls[0] == 9 and torch.equal(before.cluster, after.cluster) and torch.equal(before.centres, after.centres)
     assert sorted(before.members.tolist())[-1] < 9, "the case needs several clusters"
@@ -253,6 +253,21 @@ def test_a_basis_is_the_left_singular_vectors_of_features_by_samples() -> None:
             assert own[np.abs(own).argmax()] > 0 and abs(expected @ own) == pytest.approx(1, abs=1e-6)
 
 
+@pytest.mark.parametrize("samples", [0, 2, 12, 30, 200])
+def test_a_basis_is_the_same_from_few_and_from_many_samples(samples: int) -> None:
+    """And has zeros where there are no more directions in the data, as in copies of three samples."""
+    draw = torch.Generator().manual_seed(samples)
+    images = torch.randn(samples, 1, 5, 6, generator=draw) * torch.arange(1, 31).view(1, 5, 6)
+    found, rank = _first_vectors(images, 4), min(samples, 4)
+    left = np.linalg.svd(images.flatten(1).numpy().T.astype(float), full_matrices=False)[0][:, :4]
+    np.testing.assert_allclose(np.abs((left * found.numpy()[:, :rank]).sum(0)), np.ones(rank), rtol=1e-9)
+    assert found.shape == (30, 4) and not found[:, rank:].any()
+    if samples:
+        thrice = _first_vectors(images[:3].repeat(20, 1, 1, 1), 4)
+        torch.testing.assert_close(thrice, _first_vectors(images[:3], 4), rtol=0, atol=1e-9)
+        assert not thrice[:, 3].any()
+
+
 def test_angles_between_lines_and_planes_by_hand() -> None:
     e = np.eye(4)
     bases = np.stack([e[:, [0, 1]], e[:, [0, 2]], e[:, [2, 3]], np.zeros((4, 2))])
@@ -268,6 +283,19 @@ def test_new_clients_go_to_the_nearest_mean_which_then_moves() -> None:
     assert centres[0] == 0, "the caller's stay"
 
 
+@pytest.mark.parametrize("how", ["kmeans", "angles"])
+def test_clients_without_data_make_no_cluster_and_move_none(how: Any) -> None:
+    bases = three_groups()
+    expected = assign(bases, 3, how=how, seed=5)
+    with_empty = np.concatenate([np.zeros((2, 20, 3)), bases, np.zeros((3, 20, 3))])
+    found = assign(with_empty, 3, how=how, seed=5)
+    np.testing.assert_array_equal(found[2:-3], expected)
+    assert set(found[[0, 1, -3, -2, -1]]) == {np.bincount(expected).argmax()}
+    assert assign(bases[:2], 5, how=how, seed=5).max() <= 1 and not assign(0 * bases, 3, how=how, seed=5).any()
+    points, centres = np.array([[0.0, 0], [3, 3.1]]), np.array([[0.1, 0], [3.0, 3]])
+    assert nearest_in_turn(points, centres, np.array([2, 5])).tolist() == [1, 1]
+
+
 def test_eq_10_by_hand() -> None:
     """Three clients in clusters 0, 0, 1 of 2 (and 2, where nobody is); parts are columns {0, 1} and {2}."""
     s = assembled(clients=3)
@@ -281,6 +309,21 @@ def test_eq_10_by_hand() -> None:
     torch.testing.assert_close(3 * weights, torch.tensor([[2.0, 1], [0, 1], [0, 0]], dtype=torch.float64))
     s.federation.upload(rows, cohort, sent)
     assert int(s.federation.traffic.parts) == 8 * (2 + 3 + 1) and s.federation.traffic.up == 0
+
+
+@pytest.mark.parametrize("method", ["genefl", "fedlp", "fedlps", "fedlg"])
+def test_a_client_without_data_has_no_say_in_its_cluster(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    s = small(method, clients=4, clusters=1, participation=1.0)
+    fed, means, weights = s.federation, s.federation.cluster_means, list[np.ndarray]()
+    fed.sizes[2] = 0
+
+    def listening(rows: Tensor, cohort: Cohort, *rest: Any) -> tuple[Tensor, Tensor]:
+        weights.append(cohort.weights)
+        return means(rows, cohort, *rest)
+
+    monkeypatch.setattr(fed, "cluster_means", listening)
+    s.method.round(fed, s.method.init(fed), fed.sample(0))
+    np.testing.assert_allclose(weights[0], [1 / 3, 1 / 3, 0, 1 / 3])
 
 
 # The methods' rules

@@ -23,7 +23,7 @@ from hpcfed.models.networks import build
 from hpcfed.moving import Moving
 from hpcfed.progress import RunProgress, SeedsProgress
 from hpcfed.record.reading import at_target, read_run, read_seeds
-from hpcfed.run import Evaluation
+from hpcfed.run import Evaluation, go
 from hpcfed.selection import SelectionOptions, best
 from hpcfed.show import show, show_seeds
 from tests.test_baselines import HARSH, Weights, close, initial, rounds, trained, usual
@@ -203,6 +203,15 @@ def test_a_poisoned_upload_with_the_worst_score_is_never_kept() -> None:
         torch.testing.assert_close(fed.mean(sent, cohort), weights @ kept_rows, rtol=1e-12, atol=1e-14)
 
 
+def test_fewer_are_kept_where_fewer_uploads_are_finite() -> None:
+    s = assembled(method="genfed", schedule="constant", rho_max=3, attack="label-flip", attackers=4)
+    fed, cohort = s.federation, s.federation.sample(0)
+    rows = fed.train(fed.download(fed.initial_row(), cohort), cohort)
+    rows[[0, 2]] = torch.nan
+    fed.upload(rows, cohort)
+    assert fed._kept.tolist() == [1, 3] and fed.kept == (2, 2) and fed.bad == {0, 2}
+
+
 @pytest.mark.parametrize("attackers", [0, 10])
 def test_what_is_kept_and_whose_is_recorded(attackers: int, tmp_path: Path) -> None:
     words = ["--method", "genfed", "--model", "mlp", "--clients", "10", "--rounds", "3", "--schedule-rounds", "5"]
@@ -357,6 +366,17 @@ def test_when_the_target_was_reached_is_recorded_and_may_end_the_run(tmp_path: P
     assert line.split()[2] == str(first + 1)
     told = json.loads(hpcfed("show", tmp_path / "short", "--json").stdout)
     assert told["reached_target"]["rounds"] == first + 1 and told["target_accuracy"] == 75
+
+
+def test_new_clients_join_after_the_round_that_reached_the_target(tmp_path: Path) -> None:
+    """Not after all rounds that might have been: the learning rate has not decayed so far."""
+    found = []
+    for most in (1, 60):
+        s = assembled(rounds=most, lr_decay=0.5, new_clients=2, new_updates=2, target_accuracy=2, stop_at_target=True)
+        go(s, tmp_path, quiet=True)
+        found.append(read_run(tmp_path))
+    assert [record.rounds_done for record in found] == [1, 1]
+    np.testing.assert_array_equal(found[0].newcomers["method"], found[1].newcomers["method"])
 
 
 def test_seeds_stop_each_at_its_own_round(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

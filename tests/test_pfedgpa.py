@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from io import StringIO
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
@@ -145,8 +146,11 @@ def test_only_uploads_that_will_be_learnt_from_are_banked(rounds: int, bank_roun
             assert bank.rows().flatten().tolist() == list(range(max(1, done - bank_rounds + 1), done + 1))
 
 
-def test_later_rounds_start_from_generated_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    s = assembled(**TINY, server_every=2, participation=0.5)
+def test_the_round_after_learning_starts_from_generated_rows_and_later_ones_go_on_from_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No round starts where another has started: what a round has learnt is in the next."""
+    s = assembled(**TINY | {"rounds": 6}, server_every=3, participation=0.5)
     fed, starts, train = s.federation, list[Tensor](), s.engine.train
 
     def listening(rows: Tensor, *arguments: Any, **options: Any) -> tuple[Tensor, Tensor]:
@@ -155,13 +159,15 @@ def test_later_rounds_start_from_generated_rows(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(s.engine, "train", listening)
     found = states(s)
-    assert [round for round, _ in fed.server.reports()] == [1, 3]
+    assert [round for round, _ in fed.server.reports()] == [2, 5]
     for round, start in enumerate(starts):
         state, here = found[round], fed.sample(round).here
         assert torch.equal(start, s.method.personal(fed, state, here))
-        assert torch.equal(start, state.w.expand(3, -1)) == (round < 2)
-    assert torch.equal(found[2].generated, found[3].generated) and not torch.equal(found[3].w, found[2].w)
-    assert not torch.equal(found[3].generated, found[4].generated)
+        assert torch.equal(start, state.w.expand(3, -1)) == (round != 3)
+    assert all(not torch.equal(one[0], other[0]) for one, other in pairwise(starts))
+    assert [state.generated.shape[1] for state in found] == [0, 0, 0, COLUMNS, 0, 0, COLUMNS]
+    down = 6 * len(starts[0]) * COLUMNS * 4  # in rounds, and what everybody gets in the end
+    assert fed.traffic.down == down + 6 * COLUMNS * 4
 
 
 def test_the_bank_keeps_the_last_rounds_in_the_order_of_clients() -> None:

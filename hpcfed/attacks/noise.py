@@ -13,8 +13,7 @@ if TYPE_CHECKING:
 
 def forge(scene: Scene) -> Tensor:
     start, update = scene.own()
-    size = update.square().mean(1, keepdim=True).sqrt()
-    return start + update + scene.strength * size * normal(scene.keys(), update.shape[1]).to(update.dtype)
+    return start + update + scene.strength * scene.own_size() * normal(scene.keys(), update.shape[1]).to(update.dtype)
 
 
 def normal(keys: Tensor, count: int) -> Tensor:

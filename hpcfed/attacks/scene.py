@@ -4,12 +4,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from hpcfed import streams
 from hpcfed.arrays import on_device
 from hpcfed.attacks import ipm, mimic, noise, sign_flip
-from hpcfed.clients.cohort import Cohort
+from hpcfed.clients.cohort import Cohort, Sent
 from hpcfed.runtime.collectives import Collectives
 
 
@@ -29,6 +30,8 @@ class Scene:
     collectives: Collectives
     mean: Callable[[Tensor, Cohort], Tensor]
     """Of rows over all ranks, by the weights of their cohort."""
+    sent: Sent | None = None
+    """Which parts each of them sends, where not all of it; elsewhere rows are as `start`."""
 
     @property
     def attackers_here(self) -> Tensor:
@@ -40,11 +43,40 @@ class Scene:
         at = self.attackers_here
         return self.start[at], self.rows[at] - self.start[at]
 
+    def own_size(self) -> Tensor:
+        """The root mean square of what each attacker of this rank would honestly send, [attackers, 1]."""
+        _, update = self.own()
+        squares = update.square()
+        if self.sent is None:
+            return squares.mean(1, keepdim=True).sqrt()
+        columns = self.sent.columns()[self.attackers_here].sum(1, keepdim=True)
+        return (squares.sum(1, keepdim=True) / columns.clamp(min=1)).sqrt()
+
     def benign_update(self) -> Tensor:
-        """The mean over all benign members, each counts alike."""
-        here, benign = self.cohort.only(self.benign)
+        """The mean over all benign members that send a column, each counts alike; 0 where nobody does.
+
+        Members that have diverged do not count, as long as there are others: the server leaves them out, too.
+        """
+        update = self._mean_update(self.benign)
+        if bool(update.isfinite().all()):
+            return update
+        finite = self.rows.isfinite().all(1).cpu().numpy()
+        everyones = np.concatenate(self.collectives.everyone(self.cohort.chosen[finite]))
+        sound = np.intersect1d(self.benign, everyones)
+        return self._mean_update(sound) if len(sound) else update
+
+    def _mean_update(self, members: np.ndarray) -> Tensor:
+        here, cohort = self.cohort.only(members)
         at = on_device(here, self.rows.device)
-        return self.mean(self.rows[at] - self.start[at], benign.equally())
+        updates = self.rows[at] - self.start[at]
+        if self.sent is None:
+            return self.mean(updates, cohort.equally())
+        parts = self.sent.parts[at].to(updates.dtype)
+        update, share = self.mean(torch.cat([updates, parts], 1), cohort.equally()).split(
+            [updates.shape[1], parts.shape[1]]
+        )
+        by_column = share[self.sent.part_of]
+        return torch.where(by_column > 0, update / by_column, 0)
 
     def copies(self, of: np.ndarray) -> Tensor:
         """For each attacker of this rank the row of another member; `of` are their positions, one for each attacker."""

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 
 import numpy as np
+from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -46,12 +47,30 @@ class Cohort:
         """The same clients with equal weights."""
         return replace(self, weights=shares(np.ones(len(self.clients))))
 
+    def equally_with_data(self) -> "Cohort":
+        """The same with equal weights of those that have data: others have trained nothing, and count for nothing."""
+        return replace(self, weights=shares((self.weights > 0).astype(np.float64)))
+
     def ranks(self) -> np.ndarray:
         """The worker rank of every member."""
         ranks = np.empty(len(self.clients), np.int64)
         for rank, members in enumerate(self.per_rank):
             ranks[members] = rank
         return ranks
+
+
+@dataclass(frozen=True)
+class Sent:
+    """Which parts of its row every member of the cohort on this rank sends, where they do not send the same."""
+
+    parts: Tensor
+    """[members, parts], True where it is sent."""
+    part_of: Tensor
+    """The part that every column belongs to."""
+
+    def columns(self) -> Tensor:
+        """The same for every column."""
+        return self.parts[:, self.part_of]
 
 
 def shares(sizes: np.ndarray) -> np.ndarray:

@@ -72,7 +72,7 @@ class State(_parts.State):
     centres: Tensor
     """The mean basis of every cluster."""
     members: Tensor
-    """Clients of every cluster."""
+    """Clients of every cluster that have data."""
 
 
 def begin(fed: Federation, *, shared: Tensor | None = None, part_of: Tensor | None = None) -> State:
@@ -90,7 +90,7 @@ def begin(fed: Federation, *, shared: Tensor | None = None, part_of: Tensor | No
     seed = int(fed.generator("clusters").integers(2**32))
     cluster = torch.from_numpy(fed.agreed(assign(judged, options.clusters, how=options.clustering, seed=seed)))
     told = torch.from_numpy(bases.reshape(len(bases), -1))
-    members = torch.bincount(cluster, minlength=options.clusters)
+    members = torch.bincount(cluster[told.any(1)], minlength=options.clusters)
     centres = told.new_zeros(options.clusters, told.shape[1]).index_add(0, cluster, told)
     if part_of is None:
         part_of = torch.zeros(len(parts.shared_at), dtype=torch.int64)

@@ -3,7 +3,8 @@
 Of every pool of layers a client sends those with the largest share of entries whose update is above a threshold, which
 is read here as a multiple of the row's mean update. Clients take all layers of the pools from their cluster; others are
 their own. The pools of ResNet-18 give what GENE-FL's paper counts: two convolutions of the first stage and two of the
-last. Every client that sends a layer counts alike. New clients get the layers that most of the last senders sent.
+last. Every client with data that sends a layer counts alike. New clients get the layers that most of the last senders
+sent.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def round(fed: Federation, state: State, cohort: Cohort) -> State:
     options, start = cast(Options, fed.options), download(fed, state, cohort)
     rows = fed.train(start, cohort)
     parts = chosen(options, fed.layout, shares(options, fed.layout, rows - start))
-    state, weights = upload(fed, state, rows, cohort.equally(), parts=parts)
+    state, weights = upload(fed, state, rows, cohort.equally_with_data(), parts=parts)
     return replace(state, gene=inherited(state, weights, chosen(options, fed.layout, weights)))
 
 

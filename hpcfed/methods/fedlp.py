@@ -1,6 +1,7 @@
 """FedLP (Zhu et al. 2023), in clusters: each client sends each layer with probability p; mean over what has come.
 
-A layer is a convolution or linear layer with the batch norm that follows it. Every client that sends one counts alike.
+A layer is a convolution or linear layer with the batch norm that follows it. Every client that sends one counts alike,
+unless it has no data.
 """
 
 from __future__ import annotations
@@ -31,4 +32,4 @@ def round(fed: Federation, state: State, cohort: Cohort) -> State:
     rows = fed.train(download(fed, state, cohort), cohort)
     drawn = streams.uniform(fed.keys("layers sent", cohort), state.gene.shape[1])
     parts = drawn < cast(Options, fed.options).send_probability
-    return upload(fed, state, rows, cohort.equally(), parts=parts)[0]
+    return upload(fed, state, rows, cohort.equally_with_data(), parts=parts)[0]

@@ -57,8 +57,8 @@ def round(fed: Federation, state: State, cohort: Cohort) -> State:
     first = kept.all(1, keepdim=True) & rows.isfinite().all(1, keepdim=True)
     kept = _strongest(fed, rows).where(first, kept)
     state.kept[cohort.here] = kept
-    state, _ = upload(fed, state, rows * kept[:, state.part_of], cohort.equally(), parts=kept)  # type: ignore[assignment]
-    return state
+    after, _ = upload(fed, state, rows * kept[:, state.part_of], cohort.equally_with_data(), parts=kept)
+    return cast(State, after)
 
 
 def personal(fed: Federation, state: State, clients: np.ndarray) -> Tensor:

@@ -9,6 +9,7 @@ Layers are scored by cos(θ, θ̃) / dim (Eq. 9, literally), and the γ highest 
 so the opposite order is an option. γ starts at all layers and shrinks to three quarters of them, one at a time: the
 paper adapts it to performance in a way that it does not tell. A layer is a convolution or linear layer with the batch
 norm that follows it. Eq. 10: a cluster's layer is the mean over the clients that sent it, each counts alike.
+Only one without data does not: it would send the row of its first round for ever.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ def round(fed: Federation, state: State, cohort: Cohort) -> State:
     state.rows[here] = fed.sound(rows, before, here)  # in place: all clients' rows may fill half of the memory
     state.trained[here] = True
     parts = gene(options, scores(options, fed.layout, rows, before), cohort.round)
-    after, weights = upload(fed, state, rows, cohort.equally(), parts=parts)
+    after, weights = upload(fed, state, rows, cohort.equally_with_data(), parts=parts)
     return cast(State, replace(after, gene=inherited(state, weights, weights > 0)))
 
 

@@ -3,7 +3,8 @@
 The server keeps the uploads of the last rounds, learns their distribution, and inverts every client's last upload: it
 is diffused some steps and generated anew, which keeps the client's own and adds what all clients have in common. Only
 the generated columns change hands; the others are FedAvg's. A client that was not sampled in those rounds keeps
-FedAvg's row. With --server-every later rounds start from generated rows.
+FedAvg's row. With --server-every the round after each time of learning starts from generated rows; FedAvg goes on from
+there until the server has learnt again.
 
 New clients start from FedAvg's row, and after each of their first local updates the server guides them.
 """
@@ -11,7 +12,7 @@ New clients start from FedAvg's row, and after each of their first local updates
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
 from hpcfed.config import RunConfig, option
@@ -53,7 +54,7 @@ class State:
     w: Tensor
     """FedAvg's row."""
     generated: Tensor = field(metadata=GENERATED)
-    """Every client's generated columns; none before the server has learnt."""
+    """Every client's generated columns; none before the server has learnt, and none from the next round on."""
 
 
 def init(fed: Federation) -> State:
@@ -72,13 +73,14 @@ def round(fed: Federation, state: State, cohort: Cohort) -> State:
     last = done == fed.config.rounds
     if _banked(done, fed.config.rounds, options):
         fed.bank(rows[:, fed.generated], cohort)
-    state = replace(state, w=fed.mean(rows, cohort))
-    if last or (options.server_every and done % options.server_every == 0):
-        fed.learn()
-        made = _known_or(fed, state.w, fed.server.invert)
+    w = fed.mean(rows, cohort)
+    if not last and not (options.server_every and done % options.server_every == 0):
+        return State(w, w.new_empty(len(fed.clients), 0))  # older columns know nothing of this round
+    fed.learn()
+    made = _known_or(fed, w, fed.server.invert)
+    if last:  # else the next round's download has them
         fed.traffic.down += len(fed.sizes) * made.shape[1] * made.element_size()
-        state = replace(state, generated=made)
-    return state
+    return State(w, made)
 
 
 def _banked(done: int, rounds: int, options: Options) -> bool:

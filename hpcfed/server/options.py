@@ -44,7 +44,7 @@ class ServerOptions(config.Options):
     )  # fmt: skip
     bank_rounds: int = option(20, "the server learns from the uploads of the last N rounds", group="server", ge=1)
     server_every: int = option(
-        0, "train the server after every R rounds too, and start later rounds from generated rows; 0: once, at the end",
+        0, "train the server after every R rounds too, and start the next one from generated rows; 0: once, at the end",
         group="server", ge=0,
     )  # fmt: skip
     autoencoder_samples: int = option(100_000, "samples that the autoencoder sees", group="server", ge=1)
