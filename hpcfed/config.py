@@ -27,6 +27,9 @@ T = TypeVar("T", bound="Options")
 ANYWHERE = ("out", "overwrite", "data_root", "download", "device")
 """Options that may differ between calls on one folder of results, because no figure depends on them."""
 
+CLAIM = ".claim"
+"""The file by which a run claims its folder while it goes on."""
+
 MOST_SEEDS = 256
 """Seeds that a run advances together at most; each has a thread of its own."""
 
@@ -354,7 +357,7 @@ def check(settings: Settings, launch: Launch) -> None:
     _check_ranks(settings, launch)
     settings.options.check(config)
     if config.out is not None and config.resume is None:
-        _check_out(config.out, overwrite=config.overwrite)
+        check_out(config.out, overwrite=config.overwrite)
 
 
 def _check_size(config: RunConfig) -> None:
@@ -460,7 +463,8 @@ def check_unchanged(folder: Path, had: Mapping[str, Any], wanted: Mapping[str, A
             raise UserError(f"{folder} was run with {name} {before}, not {value}; name another --out")
 
 
-def _check_out(out: Path, *, overwrite: bool) -> None:
+def check_out(out: Path, *, overwrite: bool) -> None:
+    """Refuses a folder with what this run may not replace."""
     if not out.exists():
         return
     if not out.is_dir():
@@ -468,7 +472,9 @@ def _check_out(out: Path, *, overwrite: bool) -> None:
     if (out / "run.h5").exists() or any(out.glob("seed-*/run.h5")):
         if not overwrite:
             raise UserError(f"--out {out} already holds a run; add --overwrite to replace it, or name another folder")
-    elif not (overwrite and all(_of_a_run(path) for path in out.iterdir())) and any(out.iterdir()):
+        return
+    others = [path for path in out.iterdir() if path.name != CLAIM]
+    if others and not (overwrite and all(_of_a_run(path) for path in others)):
         raise UserError(f"--out {out} is not empty and holds no run; name another folder")
 
 

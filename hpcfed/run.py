@@ -6,7 +6,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -22,12 +22,13 @@ from hpcfed.assembly import Newcomers, Setup, assemble, assemble_seeds, check_ne
 from hpcfed.clients.balance import MOVES, imbalance
 from hpcfed.clients.lockstep import Lockstep
 from hpcfed.clients.placement import Clients
-from hpcfed.config import RunConfig, Settings
+from hpcfed.config import RunConfig, Settings, check_out
 from hpcfed.errors import UserError, count, one_line, tell
 from hpcfed.federation import Cohort, Federation, Learned, Traffic
 from hpcfed.moving import Moving
 from hpcfed.progress import RunProgress, SeedsProgress
 from hpcfed.record import environment
+from hpcfed.record.claim import claimed
 from hpcfed.record.energy import joules
 from hpcfed.record.reading import at_target, mean_accuracy
 from hpcfed.record.results import RANK_SERIES, ResultsWriter, ServerSize
@@ -85,16 +86,16 @@ def run(settings: Settings, stop: Stop | None = None) -> Path | None:
         settings.config.stall_timeout,
         partial(_stalled, world, failing),
     )
-    with stop.listening(), stalls, _ending_all_ranks(world, failing):
+    with ExitStack() as claims, stop.listening(), stalls, _ending_all_ranks(world, failing):
         if seeds is None:
             setup = assemble(settings, world, timers[0])
-            folder = _make_folder(settings.config, world)
+            folder = _make_folder(settings.config, world, claims)
             failing.folders = [folder]
             go(setup, folder, stop=stop)
         else:
             lockstep, setups = assemble_seeds([settings.of_seed(seed) for seed in seeds], world, timers)
             failing.phase = lambda: lockstep.at_work.timer.current
-            folder = _make_folder(settings.config, world)
+            folder = _make_folder(settings.config, world, claims)
             failing.folders = [folder / f"seed-{seed}" for seed in seeds]
             go_together(lockstep, setups, failing.folders, stop=stop)
         watch.end(world, folder)
@@ -449,30 +450,48 @@ def _named_folders(config: RunConfig) -> list[Path]:
     return [config.out / f"seed-{seed}" for seed in config.seeds] if config.seeds else [config.out]
 
 
-def _make_folder(config: RunConfig, world: World) -> Path:
-    """The root makes the folder, after every rank has checked the command line, and tells the others."""
-    unique = f"{config.method}-{Path(config.dataset).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
-    folder = Path(world.share(str(config.out or Path("runs") / unique)))
-    if world.is_root and config.resume is not None:
-        for failure in folder.glob("**/error-*.txt"):
-            failure.unlink()
-    elif world.is_root:
+def _make_folder(config: RunConfig, world: World, claims: ExitStack) -> Path:
+    """The root makes the folder, after every rank has checked the command line, claims it, and tells the others."""
+    folder = config.out or Path("runs")
+    if world.is_root:
         try:
+            folder = config.out or _new_folder(config)
             folder.mkdir(parents=True, exist_ok=True)
-            for written in (folder, *folder.glob("seed-*")):
-                for pattern in ("run.h5", "server.h5", "params-*.h5", "error-*.txt"):  # only what a run has written
-                    for old in written.glob(pattern):
-                        old.unlink()
-                if (written / "checkpoints").is_dir():
-                    shutil.rmtree(written / "checkpoints")
-                if written != folder and not any(written.iterdir()):
-                    written.rmdir()
-            for seed in config.seeds or ():
-                (folder / f"seed-{seed}").mkdir(exist_ok=True)
+            claims.enter_context(claimed(folder))
+            if config.resume is not None:
+                for failure in folder.glob("**/error-*.txt"):
+                    failure.unlink()
+            else:
+                check_out(folder, overwrite=config.overwrite)  # again: another run may have come to its end meanwhile
+                _empty(folder)
+                for seed in config.seeds or ():
+                    (folder / f"seed-{seed}").mkdir(exist_ok=True)
         except OSError as error:
             raise UserError(f"cannot write to --out {folder}: {error.strerror}") from None
-    world.barrier()
+    return Path(world.share(str(folder)))
+
+
+def _new_folder(config: RunConfig) -> Path:
+    """Named by the time; with a number where several runs begin in the same second, as those of a job array do."""
+    unique = f"{config.method}-{Path(config.dataset).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+    for number in range(1, 1_000_000):
+        folder = Path("runs") / (unique if number == 1 else f"{unique}-{number}")
+        with suppress(FileExistsError):
+            folder.mkdir(parents=True)
+            break
     return folder
+
+
+def _empty(folder: Path) -> None:
+    """Removes what runs have written to it, and nothing else."""
+    for written in (folder, *folder.glob("seed-*")):
+        for pattern in ("run.h5", "server.h5", "params-*.h5", "error-*.txt"):
+            for old in written.glob(pattern):
+                old.unlink()
+        if (written / "checkpoints").is_dir():
+            shutil.rmtree(written / "checkpoints")
+        if written != folder and not any(written.iterdir()):
+            written.rmdir()
 
 
 @contextmanager

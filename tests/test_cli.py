@@ -13,6 +13,7 @@ import pytest
 
 from hpcfed import cli
 from hpcfed.config import RunConfig
+from hpcfed.record.claim import claimed
 
 QUICK = ["run", "--model", "mlp", "--rounds", "2", "--clients", "4"]
 
@@ -228,3 +229,20 @@ def test_show_of_something_else_is_one_line(capsys: pytest.CaptureFixture[str], 
 def test_an_unwritable_out_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("")
     assert str(tmp_path / "file") in mistake(capsys, *QUICK, "--out", tmp_path / "file" / "run")
+
+
+def test_a_folder_is_one_runs_at_a_time(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with claimed(tmp_path):
+        for words in ([*QUICK, "--out", tmp_path], [*QUICK, "--out", tmp_path, "--overwrite"]):
+            assert "another run is writing to" in mistake(capsys, *words)
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / ".claim").touch()  # as a run that was killed leaves it
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("time.strftime", lambda *_: "NOW")
+    for _ in range(2):  # begun in the same second, as those of a job array
+        cli.main([*QUICK, "--rounds", "1"])
+    assert sorted(path.name for path in Path("runs").iterdir()) == ["fedavg-digits-NOW", "fedavg-digits-NOW-2"]
+    cli.main([*QUICK, "--rounds", "1", "--out", str(tmp_path / "runs" / "new")])
+    assert [path.name for path in (tmp_path / "runs" / "new").iterdir()] == ["run.h5"]
