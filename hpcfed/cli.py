@@ -5,6 +5,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from errno import EIO, ENOSPC
 from math import inf
 from pathlib import Path
 from re import fullmatch
@@ -16,7 +17,7 @@ from hpcfed import __version__, methods
 from hpcfed.attacks import ATTACKS
 from hpcfed.config import RunConfig, Settings, check, read_toml, resolve
 from hpcfed.data import DATASETS, PARTITIONS
-from hpcfed.errors import UserError, did_you_mean, tell, unknown
+from hpcfed.errors import UserError, did_you_mean, remark, tell, unknown
 from hpcfed.models import MODELS
 from hpcfed.runtime.launcher import launched, leave
 
@@ -70,11 +71,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         tell(error, launch.rank)
         leave(launch, 2)
     except KeyboardInterrupt:
-        print("hpcfed: interrupted", file=sys.stderr)
+        remark("hpcfed: interrupted")
         sys.exit(130)
     except BrokenPipeError:  # the reader of our output has gone, as in `hpcfed show … | head`
         sys.stderr.close()
         sys.exit(0)
+    except OSError as error:
+        if error.filename is not None or error.errno not in (ENOSPC, EIO):
+            raise
+        remark(f"hpcfed: cannot write what is to be read: {error.strerror}")
+        sys.exit(1)
 
 
 def _dispatch(arguments: list[str]) -> None:
@@ -277,13 +283,11 @@ def _show(arguments: list[str]) -> None:
 
 
 def _print_run(folder: Path) -> None:
-    from rich.console import Console
-
     from hpcfed.record.reading import read_run, read_seeds
-    from hpcfed.show import show, show_seeds
+    from hpcfed.show import Output, show, show_seeds
 
     # Open MPI gives ranks a terminal of its own even when the user's output goes to a file.
-    console = Console(force_terminal=None if launched().alone else False)
+    console = Output(force_terminal=None if launched().alone else False)
     seeds = read_seeds(folder)
     if seeds:
         show_seeds(seeds, folder, console)

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +22,7 @@ from hpcfed.clients.balance import MOVES, imbalance
 from hpcfed.clients.lockstep import Lockstep
 from hpcfed.clients.placement import Clients
 from hpcfed.config import RunConfig, Settings, check_out
-from hpcfed.errors import UserError, count, one_line, tell
+from hpcfed.errors import UserError, count, one_line, remark, tell
 from hpcfed.federation import Cohort, Federation, Learned, Traffic
 from hpcfed.moving import Moving
 from hpcfed.progress import RunProgress, SeedsProgress
@@ -102,7 +101,7 @@ def run(settings: Settings, stop: Stop | None = None) -> Path | None:
         world.close()
     if stop.agreed:
         if world.is_root:
-            print(f"hpcfed: stopped; go on with: hpcfed run --resume {folder}", file=sys.stderr)
+            remark(f"hpcfed: stopped; go on with: hpcfed run --resume {folder}")
         raise SystemExit(STOPPED)
     return folder if world.is_root else None
 
@@ -402,9 +401,9 @@ def _listener(snapshots: SnapshotWriter) -> Callable[[Cohort, Tensor], None]:
 
 def _open(progress: RunProgress, setup: Setup) -> None:
     progress.say(_opening_line(setup))
-    for remark in (_arithmetic_line(setup), _supplement_line(setup)):
-        if remark is not None:
-            progress.say(remark)
+    for line in (_arithmetic_line(setup), _supplement_line(setup)):
+        if line is not None:
+            progress.say(line)
 
 
 def _opening_line(setup: Setup) -> str:
@@ -525,7 +524,7 @@ def _stalled(world: World, failing: _Failing, phase: str, waited: float) -> None
 
 
 def _last_words(world: World, failing: _Failing, line: str, details: str = "") -> None:
-    print(f"hpcfed: {line}", file=sys.stderr, flush=True)
+    remark(f"hpcfed: {line}")
     for folder in failing.folders:
         with suppress(OSError):
             (folder / f"error-{world.rank}.txt").write_text(f"{line}\n\n{details}")
@@ -544,7 +543,7 @@ def _ending_all_ranks(world: World, failing: _Failing) -> Iterator[_Failing]:
     except Exception as error:
         where = f"rank {world.rank} on {world.places[world.rank].host} failed in phase {failing.phase()}"
         line = f"{where}: {one_line(error)}"
-        traceback.print_exc()
+        remark(traceback.format_exc().rstrip())
         _last_words(world, failing, line, traceback.format_exc())
         world.abort(1)
         raise SystemExit(1) from None

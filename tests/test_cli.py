@@ -246,3 +246,23 @@ def test_a_folder_is_one_runs_at_a_time(
     assert sorted(path.name for path in Path("runs").iterdir()) == ["fedavg-digits-NOW", "fedavg-digits-NOW-2"]
     cli.main([*QUICK, "--rounds", "1", "--out", str(tmp_path / "runs" / "new")])
     assert [path.name for path in (tmp_path / "runs" / "new").iterdir()] == ["run.h5"]
+
+
+def test_a_run_outlives_its_terminal_and_its_log(tmp_path: Path) -> None:
+    """Output that cannot be written must not cost what was computed."""
+    words = [sys.executable, "-m", "hpcfed", *QUICK, "--out"]
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run([*words, str(tmp_path / "full")], stdout=subprocess.PIPE, stderr=full, text=True)
+    assert ended.returncode == 0
+    assert "status: complete" in ended.stdout
+    ended = subprocess.run(["sh", "-c", 'exec "$@" >&- 2>&-', "sh", *words, str(tmp_path / "closed")])
+    assert ended.returncode == 0
+    assert (tmp_path / "closed" / "run.h5").exists()
+
+
+def test_no_number_is_cut_to_a_narrow_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    cli.main([*QUICK, "--out", str(tmp_path / "run")])
+    assert "…" not in capsys.readouterr().out

@@ -6,13 +6,13 @@ import time
 from statistics import mean
 
 import torch
-from rich.console import Console
 from rich.table import Table
 
 from hpcfed.attacks.idlg import METHODS, Attack, save_figure
 from hpcfed.config import RunConfig
 from hpcfed.data.datasets import SyntheticSize, load
 from hpcfed.errors import UserError, unknown
+from hpcfed.show import Output
 
 
 def steal(options: argparse.Namespace, config: RunConfig) -> None:
@@ -41,7 +41,7 @@ def steal(options: argparse.Namespace, config: RunConfig) -> None:
         psnr = [theft.psnr for theft in own]
         label = "given" if own[0].label_given else "found"
         table.add_row(method, f"{own[0].share:.1%}", label, f"{mean(psnr):.2f}", f"{min(psnr):.1f} to {max(psnr):.1f}")
-    console = Console()
+    console = Output()
     console.print(f"iDLG on {config.dataset}, {options.model} network, {options.steps} steps", highlight=False)
     console.print(table)
     if options.out is not None:
