@@ -302,7 +302,20 @@ def read_toml(path: Path) -> dict[str, Any]:
     for key, value in content.items():
         if isinstance(value, dict):
             raise UserError(f"{path}: '{key}' is a table; options are plain keys, such as rounds = 10")
-    return {key.replace("-", "_"): value for key, value in content.items()}
+    if "resume" in content:
+        raise UserError(f"{path}: resume goes on the command line alone, as in hpcfed run --resume {content['resume']}")
+    return by_option(content, f"{path}")
+
+
+def by_option(table: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The table with underscores in its keys; an option that is spelt in both ways has two values."""
+    values: dict[str, Any] = {}
+    for key, value in table.items():
+        name = key.replace("-", "_")
+        if name in values:
+            raise UserError(f"{where}: {name} is there twice, once as {name.replace('_', '-')}; keep one of them")
+        values[name] = value
+    return values
 
 
 def resolve(values: Mapping[str, Any], sources: Mapping[str, str], method_options: type[Options]) -> Settings:
@@ -313,6 +326,12 @@ def resolve(values: Mapping[str, Any], sources: Mapping[str, str], method_option
             raise UserError(f"{sources[name]}: unknown option{did_you_mean(name, known)}")
     if "seed" in values and "seeds" in values:
         raise UserError(f"{sources['seed']} and {sources['seeds']} exclude each other; keep one of them")
+    for name, value in values.items():
+        field = method_options.model_fields.get(name) or RunConfig.model_fields[name]
+        if isinstance(value, bool) and field.annotation is not bool:  # pydantic would take it for 1 or 0
+            raise UserError(f"{sources[name]}: must have a value, got {str(value).lower()}")
+        if isinstance(value, str) and "\0" in value:
+            raise UserError(f"{sources[name]}: must be without a null character, got {value!r}")
     own = {name: value for name, value in values.items() if name in method_options.model_fields}
     common = {name: value for name, value in values.items() if name not in own}
     return Settings(_validated(RunConfig, common, sources), _validated(method_options, own, sources))

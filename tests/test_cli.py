@@ -86,6 +86,10 @@ def test_a_mistake_is_one_line_and_exit_2(
         ("rounds = ", "not valid TOML"),
         ("rounds = 2.5", "rounds"),
         ("clip = inf", "clip"),
+        ("lr = true", "lr: must have a value, got true"),
+        ("batch-size = 1\nbatch_size = 2", "batch_size is there twice"),
+        ("resume = 'runs/first'\nlr = 0.5", "resume goes on the command line alone"),
+        ('out = "a\\u0000b"', "out: must be without a null character"),
     ],
 )
 def test_a_mistake_in_the_file_names_the_file(
