@@ -197,8 +197,8 @@ def _peek(arguments: list[str]) -> tuple[Path | None, str | None]:
 
 def _all_method_fields() -> dict[str, FieldInfo]:
     fields: dict[str, FieldInfo] = {}
-    for name in methods.names():
-        fields |= methods.load(name).Options.model_fields
+    for own in methods.options().values():
+        fields |= own
     return fields
 
 
@@ -257,7 +257,7 @@ def _unknown_flag(word: str, flags: Mapping[str, str]) -> str:
     if not flag.startswith("-"):
         return f"unexpected argument '{word}'; options start with --, and there is one CONFIG.toml"
     name = flag.lstrip("-").removeprefix("no-").replace("-", "_")
-    owners = [m for m in methods.names() if name in methods.load(m).Options.model_fields]
+    owners = [method for method, own in methods.options().items() if name in own]
     if owners:
         return f"{flag} is an option of method {', '.join(owners)}; add --method {owners[0]}"
     return f"unknown option {flag}{did_you_mean(flag, flags.values())}"

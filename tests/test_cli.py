@@ -1,5 +1,6 @@
 """What a user sees: help, lists, and one clear line for every mistake."""
 
+import importlib
 import json
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import h5py
 import numpy as np
 import pytest
 
-from hpcfed import cli
+from hpcfed import cli, methods
 from hpcfed.config import RunConfig
 from hpcfed.record.claim import claimed
 
@@ -270,3 +271,32 @@ def test_no_number_is_cut_to_a_narrow_terminal(
     monkeypatch.setenv("COLUMNS", "40")
     cli.main([*QUICK, "--out", str(tmp_path / "run")])
     assert "…" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("from hpcfed.methods.fedavg import init, round, personal, global_row, welcome", None),
+        ("from hpcfed.methods.fedavg import init, round, personal", "lacks global_row, welcome"),
+        ("def round(", "cannot be imported: SyntaxError"),
+        (
+            "from hpcfed.methods.fedavg import *\nclass Options(Options): lr: float = 1.0",
+            "its option lr is one of every run",
+        ),
+        ("from hpcfed.methods.fedavg import *\nclass Options(Options): mu: float = 1.0", "make its option mu by"),
+    ],
+)
+def test_a_method_of_ones_own(
+    text: str, expected: str | None, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It needs no options; what it lacks is told in one line, and other methods do not suffer from it."""
+    (tmp_path / "my_own.py").write_text(text)
+    monkeypatch.setattr(methods, "__path__", [*methods.__path__, str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "hpcfed.methods.my_own", raising=False)
+    importlib.invalidate_caches()
+    if expected is None:
+        assert cli.parse_run(["--method", "my-own"]).config.method == "my-own"
+    else:
+        assert expected in mistake(capsys, "run", "--method", "my-own")
+    assert cli.parse_run(["--method", "fedavg-ft", "--finetune", "head"]).config.method == "fedavg-ft"
+    monkeypatch.delitem(sys.modules, "hpcfed.methods.my_own", raising=False)
