@@ -15,6 +15,7 @@ import numpy as np
 from hpcfed import methods
 from hpcfed.config import ANYWHERE, Options, RunConfig
 from hpcfed.errors import UserError
+from hpcfed.record.checkpoints import CHECKPOINTS
 from hpcfed.record.guarded import try_out
 from hpcfed.record.reading import RunRecord, read_run
 from hpcfed.record.timing import PHASES
@@ -163,14 +164,16 @@ def find(paths: Iterable[Path]) -> Found:
 
 
 def _files(path: Path) -> list[Path]:
-    """A study stands for the runs in its folder."""
+    """A study stands for the runs in its folder, and a run for its checkpoints, which hold copies of its record."""
     if path.is_file() and path.name in ("study.h5", "run.h5"):
         return [path]
     if not path.exists():
         raise UserError(f"no such folder: {path}")
-    studies = sorted(path.rglob("study.h5"))
+    studies = [study for study in sorted(path.rglob("study.h5")) if study.is_file()]
     covered = {study.parent for study in studies}
-    runs = [run for run in sorted(path.rglob("run.h5")) if not covered & set(run.parents)]
+    every = [run for run in sorted(path.rglob("run.h5")) if run.is_file() and not covered & set(run.parents)]
+    covered = {run.parent / CHECKPOINTS for run in every}
+    runs = [run for run in every if not covered & set(run.parents)]
     return [*studies, *runs]
 
 

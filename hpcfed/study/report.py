@@ -18,15 +18,17 @@ from hpcfed.study.sections import sections
 
 def report(options: argparse.Namespace) -> int:
     """Writes the page and what else was asked for; the number of files that could not be read."""
+    wanted = [path for path in (options.out, options.csv, options.json, options.extrap) if path is not None]
+    for path in wanted:
+        if path.is_dir() or wanted.count(path) > 1:
+            raise UserError(f"{path} {'is a folder' if path.is_dir() else 'is named twice'}; name a file for each")
+        if path.suffix == ".h5":
+            raise UserError(f"{path} is a name for results, which would be lost; name another file")
     found = find(options.paths)
     for line in found.unread:
         print(f"hpcfed: left out: {line}", file=sys.stderr)
     if not found.samples:
         raise UserError("there is no complete run among them; hpcfed show tells what became of one")
-    wanted = [path for path in (options.out, options.csv, options.json, options.extrap) if path is not None]
-    for path in wanted:
-        if path.is_dir() or wanted.count(path) > 1:
-            raise UserError(f"{path} {'is a folder' if path.is_dir() else 'is named twice'}; name a file for each")
     every = groups(found.samples)
     texts = {options.out: page(every, found)}
     for path, make in ((options.csv, csv_text), (options.json, json_text), (options.extrap, extrap_text)):
