@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from errno import EIO, ENOSPC
+from io import TextIOWrapper
 from math import inf
 from pathlib import Path
 from re import fullmatch
@@ -64,6 +65,8 @@ class _Parser(argparse.ArgumentParser):
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of `hpcfed` and `python -m hpcfed`; ends the process with 0, 1 (failed) or 2 (user's mistake)."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # where a locale has no ← and no ö, as stderr does already
     try:
         _dispatch(list(sys.argv[1:] if arguments is None else arguments))
     except UserError as error:
@@ -264,7 +267,7 @@ def _unknown_flag(word: str, flags: Mapping[str, str]) -> str:
 
 
 def _show(arguments: list[str]) -> None:
-    parser = _Parser(prog="hpcfed show", description="What is in a run.", allow_abbrev=False)
+    parser = _Parser(prog="hpcfed show", description="What is in a run, or in the seeds of one.", allow_abbrev=False)
     parser.add_argument(
         "folder", type=Path, metavar="DIR", help="the folder of a run, or of its seeds, as given by --out"
     )
@@ -321,10 +324,9 @@ def _profile(arguments: list[str]) -> None:
 
 
 def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise ValueError
-    return number
+    if not fullmatch("0*[1-9][0-9]{0,8}", text):
+        raise argparse.ArgumentTypeError(f"must be a whole number from 1 on, got '{text}'")
+    return int(text)
 
 
 def _study(arguments: list[str]) -> None:
@@ -361,6 +363,8 @@ def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _numbers(text: str) -> list[int]:
+    if not fullmatch("[0-9]{1,9}(,[0-9]{1,9})*", text):
+        raise argparse.ArgumentTypeError(f"must be numbers of points, as in 0,3, got '{text}'")
     return [int(word) for word in text.split(",")]
 
 
@@ -373,7 +377,9 @@ def _report(arguments: list[str]) -> None:
     parser.add_argument(
         "paths", type=Path, nargs="+", metavar="PATH", help="folders of runs or studies, or folders of such"
     )
-    parser.add_argument("--out", type=Path, default=Path("report.html"), metavar="FILE.html", help="the page")
+    parser.add_argument(
+        "--out", type=Path, default=Path("report.html"), metavar="FILE.html", help="the page (default: report.html)"
+    )
     parser.add_argument("--csv", type=Path, metavar="FILE", help="also every round of every run as CSV")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also all figures of the page as JSON")
     parser.add_argument("--extrap", type=Path, metavar="FILE", help="also the times as Extra-P reads them (JSON Lines)")
@@ -392,15 +398,20 @@ def _attack(arguments: list[str]) -> None:
     )
     add = parser.add_argument
     add("name", metavar="idlg", help="the attack")
-    add("--methods", default="fedavg,fedavg-noise,parfed,fedlg,genefl", metavar="A,B", help="whose uploads")
+    add(
+        "--methods",
+        default="fedavg,fedavg-noise,parfed,fedlg,genefl",
+        metavar="A,B",
+        help="whose uploads (default: all, %(default)s)",
+    )
     add("--images", type=int, default=2, metavar="N", help="images to steal (default: 2)")
     add("--model", default="smooth", help="smooth (default: sigmoids, for which the attack works) or resnet18")
     add("--steps", type=int, default=300, metavar="N", help="outer steps of L-BFGS (default: 300)")
     add("--noise", type=float, default=0.001, metavar="X", help="variance of fedavg-noise's (default: 0.001)")
-    add("--seed", type=int, default=0, metavar="N")
+    add("--seed", type=int, default=0, metavar="N", help="of the network, the images and the noise (default: 0)")
     add("--dataset", default="digits", help="whose test images (default: digits)")
     add("--data-root", type=Path, help="folder of the data sets (default: $HPCFED_DATA, else ./data)")
-    add("--device", choices=["auto", "cpu", "cuda"], default="auto")
+    add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: a GPU where there is one (default)")
     add("--out", type=Path, metavar="PNG", help="a figure: originals above, what was stolen below")
     options = parser.parse_args(arguments)
     if options.name != "idlg":

@@ -121,7 +121,7 @@ class RunConfig(Options):
     )
     stop_at_target: bool = option(False, "end the run in the round that reaches --target-accuracy", group="run")
     checkpoint_every: int = option(
-        0, "write a checkpoint every R rounds; 0: only when a signal stops the run", group="run", ge=0
+        0, "write a checkpoint every N rounds; 0: only when a signal stops the run", group="run", ge=0
     )
     resume: Path | None = option(
         None, "go on with the run in this folder, from its last checkpoint; takes no other options", group="run"
@@ -510,5 +510,8 @@ def _validated(model: type[T], values: Mapping[str, Any], sources: Mapping[str, 
     except ValidationError as failure:
         error = failure.errors()[0]
         name = str(error["loc"][0]) if error["loc"] else ""
+        if error["type"] == "string_pattern_mismatch":
+            usual = model.model_fields[name].default
+            raise UserError(f"{sources.get(name, name)}: must look like {usual}, got {error['input']!r}") from None
         message = error["msg"].replace("Input should be", "must be").replace("Value error, ", "")
         raise UserError(f"{sources.get(name, name)}: {message}, got {error['input']!r}") from None

@@ -60,7 +60,11 @@ def mistake(capsys: pytest.CaptureFixture[str], *words: object) -> str:
         ("run --dataset cifar10 --data-root /nowhere/at/all", "/nowhere/at/all"),
         ("run --dataset file:/nowhere/my.npz", "/nowhere/my.npz"),
         ("run --rounds 3 --snapshot-every 9", "--snapshot-every 9, but the run has only 3 rounds"),
-        ("run --synthetic-shape 3x32", "--synthetic-shape 3x32"),
+        ("run --synthetic-shape 3x32", "--synthetic-shape 3x32: must look like 3x32x32"),
+        ("attack idlg --out stolen.foo", "name a file that ends in .png"),
+        ("attack idlg --out a.toml/stolen.png", "a.toml cannot be written to"),
+        ("profile --profile-rounds 0", "must be a whole number from 1 on, got '0'"),
+        ("study a.toml --points x", "must be numbers of points, as in 0,3, got 'x'"),
         ("run nowhere.toml", "cannot read nowhere.toml"),
         ("run a.toml b.toml", "unexpected argument 'b.toml'"),
         ("runn", "did you mean 'run'?"),
@@ -300,3 +304,9 @@ def test_a_method_of_ones_own(
         assert expected in mistake(capsys, "run", "--method", "my-own")
     assert cli.parse_run(["--method", "fedavg-ft", "--finetune", "head"]).config.method == "fedavg-ft"
     monkeypatch.delitem(sys.modules, "hpcfed.methods.my_own", raising=False)
+
+
+def test_letters_that_the_locale_lacks_are_replaced(hpcfed: Callable[..., Any]) -> None:
+    listed = hpcfed("list", PYTHONIOENCODING="ascii")
+    assert listed.returncode == 0, listed.stderr
+    assert "w ? w" in listed.stdout

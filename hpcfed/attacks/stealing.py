@@ -8,7 +8,7 @@ from statistics import mean
 import torch
 from rich.table import Table
 
-from hpcfed.attacks.idlg import METHODS, Attack, save_figure
+from hpcfed.attacks.idlg import METHODS, Attack, check_figure, save_figure
 from hpcfed.config import RunConfig
 from hpcfed.data.datasets import SyntheticSize, load
 from hpcfed.errors import UserError, unknown
@@ -21,6 +21,8 @@ def steal(options: argparse.Namespace, config: RunConfig) -> None:
     for method in methods:
         if method not in METHODS:
             raise unknown("method", method, METHODS)
+    if options.out is not None:
+        check_figure(options.out)
     if options.device == "cuda" and not torch.cuda.is_available():
         raise UserError("--device cuda, but there is no CUDA device here")
     cuda = options.device != "cpu" and torch.cuda.is_available()
