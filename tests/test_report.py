@@ -254,7 +254,7 @@ def test_what_counts_as_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     (tmp_path / "pipe").mkdir()
     os.mkfifo(tmp_path / "pipe" / "run.h5")
     found = find([tmp_path])
-    assert (len(found.samples), found.unfinished, found.unread) == (1, [], [])
+    assert (len(found.samples), found.alone, found.unfinished, found.unread) == (1, 1, [], [])
     capsys.readouterr()
     assert "would be lost" in mistake(capsys, "report", run, "--csv", run / "run.h5")
     assert len(find([run]).samples) == 1

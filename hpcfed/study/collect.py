@@ -140,6 +140,8 @@ class Found:
     unfinished: list[tuple[str, str, str]] = field(default_factory=list)
     """Name, status and error of runs that do not count."""
     studies: list[StudyRecord] = field(default_factory=list)
+    alone: int = 0
+    """Runs that are of no study."""
     unread: list[str] = field(default_factory=list)
     """Why files were left out."""
 
@@ -189,6 +191,7 @@ def _add_study(found: Found, path: Path) -> None:
 
 def _add_run(found: Found, folder: Path) -> None:
     run = read_run(folder)
+    found.alone += 1
     if run.status == "complete" and run.rounds_done:
         found.samples.append(Sample((run,), WARMUP, str(folder)))
     else:

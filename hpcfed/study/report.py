@@ -47,7 +47,7 @@ def page(every: list[Group], found: Found) -> str:
         loader=PackageLoader("hpcfed.study", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
     return environment.get_template("page.html").render(
-        title="; ".join(titles) or "Runs",
+        title="; ".join([*titles, *["other runs"] * bool(found.alone)]) if titles else "Runs",
         lead=f"{count(runs, 'run')} of {count(len(every), 'choice')} of options.",
         warnings=[f"left out: {line}" for line in found.unread]
         + [f"{count(len(found.unfinished), 'run')} not finished; see the overview"] * bool(found.unfinished),
