@@ -144,6 +144,9 @@ def parse_run(arguments: list[str]) -> Settings:
         if len(given) > 1 or path is not None:
             raise UserError("--resume takes everything from the run that it goes on with; give it no other option")
         return _resumed(Path(given["resume"]))
+    for name in from_file:
+        if name not in flags and (owners := _owners(name)):
+            raise UserError(f"{path}: {name} is an option of method {', '.join(owners)}, and the method is {method}")
     sources = {name: f"{path}: {name}" for name in from_file} | {name: f"{flags[name]} {given[name]}" for name in given}
     return resolve({**from_file, **given}, sources, method_options)
 
@@ -260,10 +263,14 @@ def _unknown_flag(word: str, flags: Mapping[str, str]) -> str:
     if not flag.startswith("-"):
         return f"unexpected argument '{word}'; options start with --, and there is one CONFIG.toml"
     name = flag.lstrip("-").removeprefix("no-").replace("-", "_")
-    owners = [method for method, own in methods.options().items() if name in own]
-    if owners:
+    if owners := _owners(name):
         return f"{flag} is an option of method {', '.join(owners)}; add --method {owners[0]}"
     return f"unknown option {flag}{did_you_mean(flag, flags.values())}"
+
+
+def _owners(option: str) -> list[str]:
+    """Methods that have it."""
+    return [method for method, own in methods.options().items() if option in own]
 
 
 def _show(arguments: list[str]) -> None:

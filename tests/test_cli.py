@@ -91,6 +91,7 @@ def test_a_mistake_is_one_line_and_exit_2(
         ("rounds = ", "not valid TOML"),
         ("rounds = 2.5", "rounds"),
         ("clip = inf", "clip"),
+        ("finetune = 'head'", "finetune is an option of method fedavg-ft, fedbabu, and the method is fedavg"),
         ("lr = true", "lr: must have a value, got true"),
         ("batch-size = 1\nbatch_size = 2", "batch_size is there twice"),
         ("resume = 'runs/first'\nlr = 0.5", "resume goes on the command line alone"),
