@@ -5,6 +5,8 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from errno import EIO, ENOSPC
+from io import TextIOWrapper
 from math import inf
 from pathlib import Path
 from re import fullmatch
@@ -16,7 +18,7 @@ from hpcfed import __version__, methods
 from hpcfed.attacks import ATTACKS
 from hpcfed.config import RunConfig, Settings, check, read_toml, resolve
 from hpcfed.data import DATASETS, PARTITIONS
-from hpcfed.errors import UserError, did_you_mean, tell, unknown
+from hpcfed.errors import UserError, did_you_mean, remark, tell, unknown
 from hpcfed.models import MODELS
 from hpcfed.runtime.launcher import launched, leave
 
@@ -89,6 +91,8 @@ class _Parser(argparse.ArgumentParser):
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of `hpcfed` and `python -m hpcfed`; ends the process with 0, 1 (failed) or 2 (user's mistake)."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # where a locale has no ← and no ö, as stderr does already
     try:
         _dispatch(list(sys.argv[1:] if arguments is None else arguments))
     except UserError as error:
@@ -96,11 +100,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         tell(error, launch.rank)
         leave(launch, 2)
     except KeyboardInterrupt:
-        print("hpcfed: interrupted", file=sys.stderr)
+        remark("hpcfed: interrupted")
         sys.exit(130)
     except BrokenPipeError:  # the reader of our output has gone, as in `hpcfed show … | head`
         sys.stderr.close()
         sys.exit(0)
+    except OSError as error:
+        if error.filename is not None or error.errno not in (ENOSPC, EIO):
+            raise
+        remark(f"hpcfed: cannot write what is to be read: {error.strerror}")
+        sys.exit(1)
 
 
 def _dispatch(arguments: list[str]) -> None:
@@ -161,6 +170,9 @@ def parse_run(arguments: list[str]) -> Settings:
         if len(given) > 1 or path is not None:
             raise UserError("--resume takes everything from the run that it goes on with; give it no other option")
         return _resumed(Path(given["resume"]))
+    for name in from_file:
+        if name not in flags and (owners := _owners(name)):
+            raise UserError(f"{path}: {name} is an option of method {', '.join(owners)}, and the method is {method}")
     sources = {name: f"{path}: {name}" for name in from_file} | {name: f"{flags[name]} {given[name]}" for name in given}
     return resolve({**from_file, **given}, sources, method_options)
 
@@ -217,8 +229,8 @@ def _peek(arguments: list[str]) -> tuple[Path | None, str | None]:
 
 def _all_method_fields() -> dict[str, FieldInfo]:
     fields: dict[str, FieldInfo] = {}
-    for name in methods.names():
-        fields |= methods.load(name).Options.model_fields
+    for own in methods.options().values():
+        fields |= own
     return fields
 
 
@@ -274,14 +286,18 @@ def _unknown_flag(word: str, flags: Mapping[str, str]) -> str:
     if not flag.startswith("-"):
         return f"unexpected argument '{word}'; options start with --, and there is one CONFIG.toml"
     name = flag.lstrip("-").removeprefix("no-").replace("-", "_")
-    owners = [m for m in methods.names() if name in methods.load(m).Options.model_fields]
-    if owners:
+    if owners := _owners(name):
         return f"{flag} is an option of method {', '.join(owners)}; add --method {owners[0]}"
     return f"unknown option {flag}{did_you_mean(flag, flags.values())}"
 
 
+def _owners(option: str) -> list[str]:
+    """Methods that have it."""
+    return [method for method, own in methods.options().items() if option in own]
+
+
 def _show(arguments: list[str]) -> None:
-    parser = _Parser("show", description="What is in a run.")
+    parser = _Parser("show", description="What is in a run, or in the seeds of one.")
     parser.add_argument(
         "folder", type=Path, metavar="DIR", help="the folder of a run, or of its seeds, as given by --out"
     )
@@ -300,13 +316,11 @@ def _show(arguments: list[str]) -> None:
 
 
 def _print_run(folder: Path) -> None:
-    from rich.console import Console
-
     from hpcfed.record.reading import read_run, read_seeds
-    from hpcfed.show import show, show_seeds
+    from hpcfed.show import Output, show, show_seeds
 
     # Open MPI gives ranks a terminal of its own even when the user's output goes to a file.
-    console = Console(force_terminal=None if launched().alone else False)
+    console = Output(force_terminal=None if launched().alone else False)
     seeds = read_seeds(folder)
     if seeds:
         show_seeds(seeds, folder, console)
@@ -339,10 +353,9 @@ def _profile(arguments: list[str]) -> None:
 
 
 def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise ValueError
-    return number
+    if not fullmatch("0*[1-9][0-9]{0,8}", text):
+        raise argparse.ArgumentTypeError(f"must be a whole number from 1 on, got '{text}'")
+    return int(text)
 
 
 def _study(arguments: list[str]) -> None:
@@ -378,6 +391,8 @@ def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _numbers(text: str) -> list[int]:
+    if not fullmatch("[0-9]{1,9}(,[0-9]{1,9})*", text):
+        raise argparse.ArgumentTypeError(f"must be numbers of points, as in 0,3, got '{text}'")
     return [int(word) for word in text.split(",")]
 
 
@@ -389,7 +404,9 @@ def _report(arguments: list[str]) -> None:
     parser.add_argument(
         "paths", type=Path, nargs="+", metavar="PATH", help="folders of runs or studies, or folders of such"
     )
-    parser.add_argument("--out", type=Path, default=Path("report.html"), metavar="FILE.html", help="the page")
+    parser.add_argument(
+        "--out", type=Path, default=Path("report.html"), metavar="FILE.html", help="the page (default: report.html)"
+    )
     parser.add_argument(
         "--unfinished", action="store_true", help="also runs at work, stopped or failed, with the rounds that they have"
     )
@@ -410,15 +427,20 @@ def _attack(arguments: list[str]) -> None:
     )
     add = parser.add_argument
     add("name", metavar="idlg", help="the attack")
-    add("--methods", default="fedavg,fedavg-noise,parfed,fedlg,genefl", metavar="A,B", help="whose uploads")
+    add(
+        "--methods",
+        default="fedavg,fedavg-noise,parfed,fedlg,genefl",
+        metavar="A,B",
+        help="whose uploads (default: all, %(default)s)",
+    )
     add("--images", type=int, default=2, metavar="N", help="images to steal (default: 2)")
     add("--model", default="smooth", help="smooth (default: sigmoids, for which the attack works) or resnet18")
     add("--steps", type=int, default=300, metavar="N", help="outer steps of L-BFGS (default: 300)")
     add("--noise", type=float, default=0.001, metavar="X", help="variance of fedavg-noise's (default: 0.001)")
-    add("--seed", type=int, default=0, metavar="N")
+    add("--seed", type=int, default=0, metavar="N", help="of the network, the images and the noise (default: 0)")
     add("--dataset", default="digits", help="whose test images (default: digits)")
     add("--data-root", type=Path, help="folder of the data sets (default: $HPCFED_DATA, else ./data)")
-    add("--device", choices=["auto", "cpu", "cuda"], default="auto")
+    add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: a GPU where there is one (default)")
     add("--out", type=Path, metavar="PNG", help="a figure: originals above, what was stolen below")
     options = parser.parse_args(arguments)
     if options.name != "idlg":

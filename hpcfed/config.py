@@ -27,6 +27,9 @@ T = TypeVar("T", bound="Options")
 ANYWHERE = ("out", "overwrite", "data_root", "download", "device")
 """Options that may differ between calls on one folder of results, because no figure depends on them."""
 
+CLAIM = ".claim"
+"""The file by which a run claims its folder while it goes on."""
+
 MOST_SEEDS = 256
 """Seeds that a run advances together at most; each has a thread of its own."""
 
@@ -118,7 +121,7 @@ class RunConfig(Options):
     )
     stop_at_target: bool = option(False, "end the run in the round that reaches --target-accuracy", group="run")
     checkpoint_every: int = option(
-        0, "write a checkpoint every R rounds; 0: only when a signal stops the run", group="run", ge=0
+        0, "write a checkpoint every N rounds; 0: only when a signal stops the run", group="run", ge=0
     )
     resume: Path | None = option(
         None, "go on with the run in this folder, from its last checkpoint; takes no other options", group="run"
@@ -299,7 +302,20 @@ def read_toml(path: Path) -> dict[str, Any]:
     for key, value in content.items():
         if isinstance(value, dict):
             raise UserError(f"{path}: '{key}' is a table; options are plain keys, such as rounds = 10")
-    return {key.replace("-", "_"): value for key, value in content.items()}
+    if "resume" in content:
+        raise UserError(f"{path}: resume goes on the command line alone, as in hpcfed run --resume {content['resume']}")
+    return by_option(content, f"{path}")
+
+
+def by_option(table: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The table with underscores in its keys; an option that is spelt in both ways has two values."""
+    values: dict[str, Any] = {}
+    for key, value in table.items():
+        name = key.replace("-", "_")
+        if name in values:
+            raise UserError(f"{where}: {name} is there twice, once as {name.replace('_', '-')}; keep one of them")
+        values[name] = value
+    return values
 
 
 def resolve(values: Mapping[str, Any], sources: Mapping[str, str], method_options: type[Options]) -> Settings:
@@ -310,6 +326,12 @@ def resolve(values: Mapping[str, Any], sources: Mapping[str, str], method_option
             raise UserError(f"{sources[name]}: unknown option{did_you_mean(name, known)}")
     if "seed" in values and "seeds" in values:
         raise UserError(f"{sources['seed']} and {sources['seeds']} exclude each other; keep one of them")
+    for name, value in values.items():
+        field = method_options.model_fields.get(name) or RunConfig.model_fields[name]
+        if isinstance(value, bool) and field.annotation is not bool:  # pydantic would take it for 1 or 0
+            raise UserError(f"{sources[name]}: must have a value, got {str(value).lower()}")
+        if isinstance(value, str) and "\0" in value:
+            raise UserError(f"{sources[name]}: must be without a null character, got {value!r}")
     own = {name: value for name, value in values.items() if name in method_options.model_fields}
     common = {name: value for name, value in values.items() if name not in own}
     return Settings(_validated(RunConfig, common, sources), _validated(method_options, own, sources))
@@ -354,7 +376,7 @@ def check(settings: Settings, launch: Launch) -> None:
     _check_ranks(settings, launch)
     settings.options.check(config)
     if config.out is not None and config.resume is None:
-        _check_out(config.out, overwrite=config.overwrite)
+        check_out(config.out, overwrite=config.overwrite)
 
 
 def _check_size(config: RunConfig) -> None:
@@ -460,7 +482,8 @@ def check_unchanged(folder: Path, had: Mapping[str, Any], wanted: Mapping[str, A
             raise UserError(f"{folder} was run with {name} {before}, not {value}; name another --out")
 
 
-def _check_out(out: Path, *, overwrite: bool) -> None:
+def check_out(out: Path, *, overwrite: bool) -> None:
+    """Refuses a folder with what this run may not replace."""
     if not out.exists():
         return
     if not out.is_dir():
@@ -468,7 +491,9 @@ def _check_out(out: Path, *, overwrite: bool) -> None:
     if (out / "run.h5").exists() or any(out.glob("seed-*/run.h5")):
         if not overwrite:
             raise UserError(f"--out {out} already holds a run; add --overwrite to replace it, or name another folder")
-    elif not (overwrite and all(_of_a_run(path) for path in out.iterdir())) and any(out.iterdir()):
+        return
+    others = [path for path in out.iterdir() if path.name != CLAIM]
+    if others and not (overwrite and all(_of_a_run(path) for path in others)):
         raise UserError(f"--out {out} is not empty and holds no run; name another folder")
 
 
@@ -485,5 +510,8 @@ def _validated(model: type[T], values: Mapping[str, Any], sources: Mapping[str, 
     except ValidationError as failure:
         error = failure.errors()[0]
         name = str(error["loc"][0]) if error["loc"] else ""
+        if error["type"] == "string_pattern_mismatch":
+            usual = model.model_fields[name].default
+            raise UserError(f"{sources.get(name, name)}: must look like {usual}, got {error['input']!r}") from None
         message = error["msg"].replace("Input should be", "must be").replace("Value error, ", "")
         raise UserError(f"{sources.get(name, name)}: {message}, got {error['input']!r}") from None

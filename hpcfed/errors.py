@@ -1,6 +1,7 @@
 """The one exception that is the user's to mend, and how exceptions are told."""
 
 import difflib
+import os
 import sys
 import time
 from collections.abc import Iterable
@@ -18,7 +19,15 @@ def tell(error: UserError, rank: int) -> None:
     if rank:
         time.sleep(GRACE)
     where = f"rank {rank}: " if rank else ""
-    print(f"hpcfed: {where}{printable(str(error))}", file=sys.stderr, flush=True)
+    remark(f"hpcfed: {where}{printable(str(error))}")
+
+
+def remark(text: str) -> None:
+    """To stderr, if there is still one: no run ends because its terminal, pipe or log has gone, or is full."""
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except OSError:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 for all that is said from now on
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:

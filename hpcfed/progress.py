@@ -2,11 +2,14 @@
 
 import sys
 import time
+from contextlib import suppress
 from math import isnan
 from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from hpcfed.errors import remark
 
 LINE_EVERY = 1.0
 """Seconds between plain lines, so that a long run does not fill a log."""
@@ -20,25 +23,27 @@ class RunProgress:
         self._visible = visible
         self._next_line = 0.0
         self._bar: Progress | None = None
-        if visible and sys.stderr.isatty():
+        if visible and sys.stderr is not None and sys.stderr.isatty():
             columns = (TextColumn("round"), MofNCompleteColumn(), BarColumn(8), TextColumn("{task.description}"))
             self._bar = Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True))
             self._task = self._bar.add_task("", total=rounds)
 
     def __enter__(self) -> "RunProgress":
         if self._bar is not None:
-            self._bar.start()
+            with suppress(OSError):  # the terminal may go at any time
+                self._bar.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._bar is not None:
-            self._bar.stop()
+            with suppress(OSError):
+                self._bar.stop()
 
     def say(self, line: str) -> None:
         if self._visible:
-            print(line, file=sys.stderr, flush=True)
+            remark(line)
 
     def round(self, round: int, values: dict[str, float], *, on_disk: bool) -> None:
         """A plain line appears only for what is on disk: what the user has read survives any accident."""
@@ -46,7 +51,8 @@ class RunProgress:
             return
         text = _line(values)
         if self._bar is not None:  # short enough for 80 columns
-            self._bar.update(self._task, completed=round + 1, description=text)
+            with suppress(OSError):
+                self._bar.update(self._task, completed=round + 1, description=text)
             return
         last = round + 1 == self._rounds
         if (on_disk and time.monotonic() >= self._next_line) or last:

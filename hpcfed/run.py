@@ -2,11 +2,10 @@
 
 import os
 import shutil
-import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -22,12 +21,13 @@ from hpcfed.assembly import Newcomers, Setup, assemble, assemble_seeds, check_ne
 from hpcfed.clients.balance import MOVES, imbalance
 from hpcfed.clients.lockstep import Lockstep
 from hpcfed.clients.placement import Clients
-from hpcfed.config import RunConfig, Settings
-from hpcfed.errors import UserError, count, one_line, tell
+from hpcfed.config import RunConfig, Settings, check_out
+from hpcfed.errors import UserError, count, one_line, remark, tell
 from hpcfed.federation import Cohort, Federation, Learned, Traffic
 from hpcfed.moving import Moving
 from hpcfed.progress import RunProgress, SeedsProgress
 from hpcfed.record import environment
+from hpcfed.record.claim import claimed
 from hpcfed.record.energy import joules
 from hpcfed.record.reading import at_target, mean_accuracy
 from hpcfed.record.results import RANK_SERIES, ResultsWriter, ServerSize
@@ -85,23 +85,23 @@ def run(settings: Settings, stop: Stop | None = None) -> Path | None:
         settings.config.stall_timeout,
         partial(_stalled, world, failing),
     )
-    with stop.listening(), stalls, _ending_all_ranks(world, failing):
+    with ExitStack() as claims, stop.listening(), stalls, _ending_all_ranks(world, failing):
         if seeds is None:
             setup = assemble(settings, world, timers[0])
-            folder = _make_folder(settings.config, world)
+            folder = _make_folder(settings.config, world, claims)
             failing.folders = [folder]
             go(setup, folder, stop=stop)
         else:
             lockstep, setups = assemble_seeds([settings.of_seed(seed) for seed in seeds], world, timers)
             failing.phase = lambda: lockstep.at_work.timer.current
-            folder = _make_folder(settings.config, world)
+            folder = _make_folder(settings.config, world, claims)
             failing.folders = [folder / f"seed-{seed}" for seed in seeds]
             go_together(lockstep, setups, failing.folders, stop=stop)
         watch.end(world, folder)
         world.close()
     if stop.agreed:
         if world.is_root:
-            print(f"hpcfed: stopped; go on with: hpcfed run --resume {folder}", file=sys.stderr)
+            remark(f"hpcfed: stopped; go on with: hpcfed run --resume {folder}")
         raise SystemExit(STOPPED)
     return folder if world.is_root else None
 
@@ -401,9 +401,9 @@ def _listener(snapshots: SnapshotWriter) -> Callable[[Cohort, Tensor], None]:
 
 def _open(progress: RunProgress, setup: Setup) -> None:
     progress.say(_opening_line(setup))
-    for remark in (_arithmetic_line(setup), _supplement_line(setup)):
-        if remark is not None:
-            progress.say(remark)
+    for line in (_arithmetic_line(setup), _supplement_line(setup)):
+        if line is not None:
+            progress.say(line)
 
 
 def _opening_line(setup: Setup) -> str:
@@ -449,30 +449,48 @@ def _named_folders(config: RunConfig) -> list[Path]:
     return [config.out / f"seed-{seed}" for seed in config.seeds] if config.seeds else [config.out]
 
 
-def _make_folder(config: RunConfig, world: World) -> Path:
-    """The root makes the folder, after every rank has checked the command line, and tells the others."""
-    unique = f"{config.method}-{Path(config.dataset).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
-    folder = Path(world.share(str(config.out or Path("runs") / unique)))
-    if world.is_root and config.resume is not None:
-        for failure in folder.glob("**/error-*.txt"):
-            failure.unlink()
-    elif world.is_root:
+def _make_folder(config: RunConfig, world: World, claims: ExitStack) -> Path:
+    """The root makes the folder, after every rank has checked the command line, claims it, and tells the others."""
+    folder = config.out or Path("runs")
+    if world.is_root:
         try:
+            folder = config.out or _new_folder(config)
             folder.mkdir(parents=True, exist_ok=True)
-            for written in (folder, *folder.glob("seed-*")):
-                for pattern in ("run.h5", "server.h5", "params-*.h5", "error-*.txt"):  # only what a run has written
-                    for old in written.glob(pattern):
-                        old.unlink()
-                if (written / "checkpoints").is_dir():
-                    shutil.rmtree(written / "checkpoints")
-                if written != folder and not any(written.iterdir()):
-                    written.rmdir()
-            for seed in config.seeds or ():
-                (folder / f"seed-{seed}").mkdir(exist_ok=True)
+            claims.enter_context(claimed(folder))
+            if config.resume is not None:
+                for failure in folder.glob("**/error-*.txt"):
+                    failure.unlink()
+            else:
+                check_out(folder, overwrite=config.overwrite)  # again: another run may have come to its end meanwhile
+                _empty(folder)
+                for seed in config.seeds or ():
+                    (folder / f"seed-{seed}").mkdir(exist_ok=True)
         except OSError as error:
             raise UserError(f"cannot write to --out {folder}: {error.strerror}") from None
-    world.barrier()
+    return Path(world.share(str(folder)))
+
+
+def _new_folder(config: RunConfig) -> Path:
+    """Named by the time; with a number where several runs begin in the same second, as those of a job array do."""
+    unique = f"{config.method}-{Path(config.dataset).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+    for number in range(1, 1_000_000):
+        folder = Path("runs") / (unique if number == 1 else f"{unique}-{number}")
+        with suppress(FileExistsError):
+            folder.mkdir(parents=True)
+            break
     return folder
+
+
+def _empty(folder: Path) -> None:
+    """Removes what runs have written to it, and nothing else."""
+    for written in (folder, *folder.glob("seed-*")):
+        for pattern in ("run.h5", "server.h5", "params-*.h5", "error-*.txt"):
+            for old in written.glob(pattern):
+                old.unlink()
+        if (written / "checkpoints").is_dir():
+            shutil.rmtree(written / "checkpoints")
+        if written != folder and not any(written.iterdir()):
+            written.rmdir()
 
 
 @contextmanager
@@ -506,7 +524,7 @@ def _stalled(world: World, failing: _Failing, phase: str, waited: float) -> None
 
 
 def _last_words(world: World, failing: _Failing, line: str, details: str = "") -> None:
-    print(f"hpcfed: {line}", file=sys.stderr, flush=True)
+    remark(f"hpcfed: {line}")
     for folder in failing.folders:
         with suppress(OSError):
             (folder / f"error-{world.rank}.txt").write_text(f"{line}\n\n{details}")
@@ -525,7 +543,7 @@ def _ending_all_ranks(world: World, failing: _Failing) -> Iterator[_Failing]:
     except Exception as error:
         where = f"rank {world.rank} on {world.places[world.rank].host} failed in phase {failing.phase()}"
         line = f"{where}: {one_line(error)}"
-        traceback.print_exc()
+        remark(traceback.format_exc().rstrip())
         _last_words(world, failing, line, traceback.format_exc())
         world.abort(1)
         raise SystemExit(1) from None

@@ -13,7 +13,20 @@ from rich.text import Text
 from hpcfed.errors import count, printable
 from hpcfed.record.reading import LAST_UPDATES, RunRecord, mean_accuracy
 
+WIDEST = 200
+"""Columns that a table may take, whatever the terminal has."""
 ACCURACIES = {"clients, own test data": "accuracy", "global model, all test data": "global_accuracy"}
+
+
+class Output(Console):
+    """Tables as wide as they are: a number that a narrow terminal cuts is wrong. And `| head` is no error."""
+
+    def __init__(self, *, force_terminal: bool | None = None) -> None:
+        super().__init__(force_terminal=force_terminal)
+        self.width = max(self.width, WIDEST)
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
 
 
 def show(record: RunRecord, console: Console) -> None:

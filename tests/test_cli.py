@@ -1,5 +1,6 @@
 """What a user sees: help, lists, and one clear line for every mistake."""
 
+import importlib
 import json
 import subprocess
 import sys
@@ -11,8 +12,9 @@ import h5py
 import numpy as np
 import pytest
 
-from hpcfed import cli
+from hpcfed import cli, methods
 from hpcfed.config import RunConfig
+from hpcfed.record.claim import claimed
 
 QUICK = ["run", "--model", "mlp", "--rounds", "2", "--clients", "4"]
 
@@ -58,7 +60,11 @@ def mistake(capsys: pytest.CaptureFixture[str], *words: object) -> str:
         ("run --dataset cifar10 --data-root /nowhere/at/all", "/nowhere/at/all"),
         ("run --dataset file:/nowhere/my.npz", "/nowhere/my.npz"),
         ("run --rounds 3 --snapshot-every 9", "--snapshot-every 9, but the run has only 3 rounds"),
-        ("run --synthetic-shape 3x32", "--synthetic-shape 3x32"),
+        ("run --synthetic-shape 3x32", "--synthetic-shape 3x32: must look like 3x32x32"),
+        ("attack idlg --out stolen.foo", "name a file that ends in .png"),
+        ("attack idlg --out a.toml/stolen.png", "a.toml cannot be written to"),
+        ("profile --profile-rounds 0", "must be a whole number from 1 on, got '0'"),
+        ("study a.toml --points x", "must be numbers of points, as in 0,3, got 'x'"),
         ("run nowhere.toml", "cannot read nowhere.toml"),
         ("run a.toml b.toml", "unexpected argument 'b.toml'"),
         ("runn", "did you mean 'run'?"),
@@ -85,6 +91,11 @@ def test_a_mistake_is_one_line_and_exit_2(
         ("rounds = ", "not valid TOML"),
         ("rounds = 2.5", "rounds"),
         ("clip = inf", "clip"),
+        ("finetune = 'head'", "finetune is an option of method fedavg-ft, fedbabu, and the method is fedavg"),
+        ("lr = true", "lr: must have a value, got true"),
+        ("batch-size = 1\nbatch_size = 2", "batch_size is there twice"),
+        ("resume = 'runs/first'\nlr = 0.5", "resume goes on the command line alone"),
+        ('out = "a\\u0000b"', "out: must be without a null character"),
     ],
 )
 def test_a_mistake_in_the_file_names_the_file(
@@ -242,3 +253,75 @@ def test_show_of_something_else_is_one_line(capsys: pytest.CaptureFixture[str], 
 def test_an_unwritable_out_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("")
     assert str(tmp_path / "file") in mistake(capsys, *QUICK, "--out", tmp_path / "file" / "run")
+
+
+def test_a_folder_is_one_runs_at_a_time(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with claimed(tmp_path):
+        for words in ([*QUICK, "--out", tmp_path], [*QUICK, "--out", tmp_path, "--overwrite"]):
+            assert "another run is writing to" in mistake(capsys, *words)
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / ".claim").touch()  # as a run that was killed leaves it
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("time.strftime", lambda *_: "NOW")
+    for _ in range(2):  # begun in the same second, as those of a job array
+        cli.main([*QUICK, "--rounds", "1"])
+    assert sorted(path.name for path in Path("runs").iterdir()) == ["fedavg-digits-NOW", "fedavg-digits-NOW-2"]
+    cli.main([*QUICK, "--rounds", "1", "--out", str(tmp_path / "runs" / "new")])
+    assert [path.name for path in (tmp_path / "runs" / "new").iterdir()] == ["run.h5"]
+
+
+def test_a_run_outlives_its_terminal_and_its_log(tmp_path: Path) -> None:
+    """Output that cannot be written must not cost what was computed."""
+    words = [sys.executable, "-m", "hpcfed", *QUICK, "--out"]
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run([*words, str(tmp_path / "full")], stdout=subprocess.PIPE, stderr=full, text=True)
+    assert ended.returncode == 0
+    assert "status: complete" in ended.stdout
+    ended = subprocess.run(["sh", "-c", 'exec "$@" >&- 2>&-', "sh", *words, str(tmp_path / "closed")])
+    assert ended.returncode == 0
+    assert (tmp_path / "closed" / "run.h5").exists()
+
+
+def test_no_number_is_cut_to_a_narrow_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    cli.main([*QUICK, "--out", str(tmp_path / "run")])
+    assert "…" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("from hpcfed.methods.fedavg import init, round, personal, global_row, welcome", None),
+        ("from hpcfed.methods.fedavg import init, round, personal", "lacks global_row, welcome"),
+        ("def round(", "cannot be imported: SyntaxError"),
+        (
+            "from hpcfed.methods.fedavg import *\nclass Options(Options): lr: float = 1.0",
+            "its option lr is one of every run",
+        ),
+        ("from hpcfed.methods.fedavg import *\nclass Options(Options): mu: float = 1.0", "make its option mu by"),
+    ],
+)
+def test_a_method_of_ones_own(
+    text: str, expected: str | None, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It needs no options; what it lacks is told in one line, and other methods do not suffer from it."""
+    (tmp_path / "my_own.py").write_text(text)
+    monkeypatch.setattr(methods, "__path__", [*methods.__path__, str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "hpcfed.methods.my_own", raising=False)
+    importlib.invalidate_caches()
+    if expected is None:
+        assert cli.parse_run(["--method", "my-own"]).config.method == "my-own"
+    else:
+        assert expected in mistake(capsys, "run", "--method", "my-own")
+    assert cli.parse_run(["--method", "fedavg-ft", "--finetune", "head"]).config.method == "fedavg-ft"
+    monkeypatch.delitem(sys.modules, "hpcfed.methods.my_own", raising=False)
+
+
+def test_letters_that_the_locale_lacks_are_replaced(hpcfed: Callable[..., Any]) -> None:
+    listed = hpcfed("list", PYTHONIOENCODING="ascii")
+    assert listed.returncode == 0, listed.stderr
+    assert "w ? w" in listed.stdout

@@ -1,5 +1,6 @@
 """Figures computed by hand, a cost model with known coefficients, and drawings that are well-formed."""
 
+import os
 from html.parser import HTMLParser
 from math import exp, isnan, log, sqrt
 from pathlib import Path
@@ -7,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hpcfed.study.collect import Group, named, scalings, slope
+from hpcfed import cli
+from hpcfed.study.collect import Group, find, named, scalings, slope
 from hpcfed.study.costmodel import CostModel, Measured, fit, hold_out
 from hpcfed.study.plots import MOST_MARKERS, Axis, Line, bars, chart, stripes
 from hpcfed.study.statistics import Estimate, of_rounds, of_runs, of_seeds, ratio
@@ -242,3 +244,17 @@ def test_stacked_bars_reach_their_sum() -> None:
     assert heights[1] == pytest.approx(3 * heights[0], rel=0.01), "two is three times one"
     assert heights[2] == pytest.approx(2 * heights[0], rel=0.01)
     assert ">none<" not in str(drawn) and 'class="f2"' in str(drawn), "a part keeps its colour"
+
+
+def test_what_counts_as_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A checkpoint's copy of the record is no run of its own, a pipe is no file, and results are not written over."""
+    run = tmp_path / "run"
+    words = ["--model", "mlp", "--rounds", "2", "--clients", "2", "--checkpoint-every", "1", "--out", str(run)]
+    cli.main(["run", *words])
+    (tmp_path / "pipe").mkdir()
+    os.mkfifo(tmp_path / "pipe" / "run.h5")
+    found = find([tmp_path])
+    assert (len(found.samples), found.alone, found.unfinished, found.unread) == (1, 1, [], [])
+    capsys.readouterr()
+    assert "would be lost" in mistake(capsys, "report", run, "--csv", run / "run.h5")
+    assert len(find([run]).samples) == 1

@@ -7,6 +7,7 @@ layer, whose row is negative for the right class alone; where that layer is not 
 """
 
 import math
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -182,6 +183,17 @@ def psnr(image: Tensor, original: Tensor) -> float:
     """Peak signal-to-noise ratio in dB, of values in [0, 1]; infinite for the very image."""
     error = float((image - original).square().mean())
     return 10 * math.log10(1 / error) if error else math.inf
+
+
+def check_figure(path: Path) -> None:
+    """Refuses, before hours of work, what cannot become a figure."""
+    from PIL import Image
+
+    if path.is_dir() or path.suffix.lower() not in Image.registered_extensions():
+        raise UserError(f"--out {path}: name a file that ends in .png")
+    there = next(folder for folder in path.absolute().parents if folder.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        raise UserError(f"--out {path}: {there} cannot be written to")
 
 
 def save_figure(thefts: Sequence[Theft], path: Path) -> None:

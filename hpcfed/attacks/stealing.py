@@ -6,13 +6,13 @@ import time
 from statistics import mean
 
 import torch
-from rich.console import Console
 from rich.table import Table
 
-from hpcfed.attacks.idlg import METHODS, Attack, save_figure
+from hpcfed.attacks.idlg import METHODS, Attack, check_figure, save_figure
 from hpcfed.config import RunConfig
 from hpcfed.data.datasets import SyntheticSize, load
 from hpcfed.errors import UserError, unknown
+from hpcfed.show import Output
 
 
 def steal(options: argparse.Namespace, config: RunConfig) -> None:
@@ -21,6 +21,8 @@ def steal(options: argparse.Namespace, config: RunConfig) -> None:
     for method in methods:
         if method not in METHODS:
             raise unknown("method", method, METHODS)
+    if options.out is not None:
+        check_figure(options.out)
     if options.device == "cuda" and not torch.cuda.is_available():
         raise UserError("--device cuda, but there is no CUDA device here")
     cuda = options.device != "cpu" and torch.cuda.is_available()
@@ -41,7 +43,7 @@ def steal(options: argparse.Namespace, config: RunConfig) -> None:
         psnr = [theft.psnr for theft in own]
         label = "given" if own[0].label_given else "found"
         table.add_row(method, f"{own[0].share:.1%}", label, f"{mean(psnr):.2f}", f"{min(psnr):.1f} to {max(psnr):.1f}")
-    console = Console()
+    console = Output()
     console.print(f"iDLG on {config.dataset}, {options.model} network, {options.steps} steps", highlight=False)
     console.print(table)
     if options.out is not None:

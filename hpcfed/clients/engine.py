@@ -4,7 +4,6 @@ Both ways are the same program over stacks of clients: as many as memory allows,
 torch's own kernels and serve networks that fill the device alone.
 """
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -21,6 +20,7 @@ from hpcfed.clients.pull import Pull
 from hpcfed.clients.schedule import Length, evaluation_samples, longest_first, num_steps, step_shapes
 from hpcfed.clients.training import Sgd, StackTraining, Unfrozen
 from hpcfed.data.shards import Shard
+from hpcfed.errors import remark
 from hpcfed.models.cost import Cost, cost
 from hpcfed.models.layout import Layout, Workplace
 from hpcfed.models.stack import StackedNetwork
@@ -145,7 +145,7 @@ class Engine:
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         line = f"hpcfed: out of memory {doing} {len(members)} clients at a time; going on with {self._most}"
-        print(line, file=sys.stderr, flush=True)
+        remark(line)
         self._halving(work, members, named, doing)
 
     def forget(self) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from rich.console import Console
 
 from hpcfed.config import Settings
 from hpcfed.models.layout import Layout
@@ -23,7 +22,7 @@ from hpcfed.run import run
 from hpcfed.runtime.launcher import launched
 from hpcfed.server.model import steps_of
 from hpcfed.server.options import NETWORKS, ServerOptions, batching
-from hpcfed.show import bare_table, bytes_text, say
+from hpcfed.show import Output, bare_table, bytes_text, say
 from hpcfed.study.estimate import client_network, server_networks, work
 
 PASSES = 10
@@ -145,7 +144,7 @@ def _next(part: Part, record: RunRecord, cuda: bool) -> list[str]:
 def _tell(
     record: RunRecord, watch: ProfileWatch, ceilings: dict[str, Ceilings], parts: list[Part], folder: Path
 ) -> None:
-    console = Console(force_terminal=None if launched().alone else False)
+    console = Output(force_terminal=None if launched().alone else False)
     cuda = watch.device.type == "cuda"
     for made in (_phase_table(record), *_server_tables(record), *_operator_tables(watch.timelines, cuda)):
         console.print(made)

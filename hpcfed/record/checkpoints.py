@@ -25,6 +25,8 @@ from hpcfed.record.publish import publish
 KEPT = 2
 MARKER = "complete.json"
 RECORD = "run.h5"
+CHECKPOINTS = "checkpoints"
+"""Their folder in that of the run."""
 _FORMAT, _SCHEMA = "hpcfed checkpoint", 1
 
 
@@ -60,7 +62,7 @@ class Checkpoint:
 
 def place(run: Path, rounds: int) -> Path:
     """The folder of a checkpoint."""
-    return run / "checkpoints" / f"{rounds:08d}"
+    return run / CHECKPOINTS / f"{rounds:08d}"
 
 
 def write(folder: Path, name: str, array: np.ndarray) -> Part:
@@ -147,7 +149,7 @@ def complete(folder: Path, rounds: int, parts: Sequence[Part]) -> None:
 
 def discard_after(run: Path, rounds: int) -> None:
     """A run goes on after so many rounds: checkpoints of later ones are damaged or unfinished."""
-    for folder in _folders(run / "checkpoints"):
+    for folder in _folders(run / CHECKPOINTS):
         if int(folder.name) > rounds:
             _remove(folder)
 
@@ -158,7 +160,7 @@ def recorded(run: Path) -> list[Path]:
     The run's own `run.h5` is one of them only if no checkpoint has it: it may be damaged.
     """
     found = []
-    for folder in sorted(_folders(run / "checkpoints"), reverse=True):
+    for folder in sorted(_folders(run / CHECKPOINTS), reverse=True):
         with suppress(OSError, ValueError, KeyError, TypeError):
             files = [part for part in _marked(folder) if part.name.endswith(".h5")]
             found += [folder / part.name for part in files if part == existing(folder / part.name)]
@@ -167,9 +169,9 @@ def recorded(run: Path) -> list[Path]:
 
 def newest(run: Path, *, say: Callable[[str], None], below: int | None = None) -> Checkpoint | None:
     """The last checkpoint that is whole, of those after fewer than `below` rounds; `say` hears of damaged ones."""
-    if (run / "checkpoints").is_symlink():
+    if (run / CHECKPOINTS).is_symlink():
         raise UserError(f"{run / 'checkpoints'} is a link, which is not followed; put the folder itself there")
-    for folder in sorted(_folders(run / "checkpoints"), reverse=True):
+    for folder in sorted(_folders(run / CHECKPOINTS), reverse=True):
         if below is not None and int(folder.name) >= below:
             continue
         if not (folder / MARKER).exists():  # it was not finished

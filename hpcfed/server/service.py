@@ -1,6 +1,5 @@
 """The two ways to a server: ranks of its own, or the workers themselves."""
 
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -10,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hpcfed.errors import remark
 from hpcfed.record.checkpoints import Part
 from hpcfed.runtime.collectives import Collectives
 from hpcfed.runtime.link import Link
@@ -229,5 +229,5 @@ class _Teller:
         if network != self._network:
             self._network, self._next = network, now + LINE_EVERY
         if self._visible and (done == steps or now >= self._next):
-            print(f"server: {network} step {done}/{steps}", file=sys.stderr, flush=True)
+            remark(f"server: {network} step {done}/{steps}")
             self._next = now + LINE_EVERY

@@ -15,6 +15,7 @@ import numpy as np
 from hpcfed import methods
 from hpcfed.config import ANYWHERE, Options, RunConfig
 from hpcfed.errors import UserError
+from hpcfed.record.checkpoints import CHECKPOINTS
 from hpcfed.record.guarded import try_out
 from hpcfed.record.reading import RunRecord, read_run
 from hpcfed.record.timing import PHASES
@@ -139,6 +140,8 @@ class Found:
     unfinished: list[tuple[str, str, str]] = field(default_factory=list)
     """Name, status and error of runs that did not come to their end."""
     studies: list[StudyRecord] = field(default_factory=list)
+    alone: int = 0
+    """Runs that are of no study."""
     unread: list[str] = field(default_factory=list)
     """Why files were left out."""
 
@@ -166,14 +169,16 @@ def find(paths: Iterable[Path], *, unfinished: bool = False) -> Found:
 
 
 def _files(path: Path) -> list[Path]:
-    """A study stands for the runs in its folder."""
+    """A study stands for the runs in its folder, and a run for its checkpoints, which hold copies of its record."""
     if path.is_file() and path.name in ("study.h5", "run.h5"):
         return [path]
     if not path.exists():
         raise UserError(f"no such folder: {path}")
-    studies = sorted(path.rglob("study.h5"))
+    studies = [study for study in sorted(path.rglob("study.h5")) if study.is_file()]
     covered = {study.parent for study in studies}
-    runs = [run for run in sorted(path.rglob("run.h5")) if not covered & set(run.parents)]
+    every = [run for run in sorted(path.rglob("run.h5")) if run.is_file() and not covered & set(run.parents)]
+    covered = {run.parent / CHECKPOINTS for run in every}
+    runs = [run for run in every if not covered & set(run.parents)]
     return [*studies, *runs]
 
 
@@ -189,6 +194,7 @@ def _add_study(found: Found, path: Path) -> None:
 
 def _add_run(found: Found, folder: Path, unfinished: bool) -> None:
     run = read_run(folder)
+    found.alone += 1
     if run.rounds_done and (unfinished or run.status == "complete"):
         found.samples.append(Sample((run,), WARMUP, str(folder)))
     if run.status != "complete" or not run.rounds_done:

@@ -15,6 +15,7 @@ from types import FrameType
 
 from hpcfed.config import check_unchanged
 from hpcfed.errors import UserError, count
+from hpcfed.record.claim import claimed
 from hpcfed.record.reading import RunRecord
 from hpcfed.study.gather import Outcome, finished, write_outcome, write_study
 from hpcfed.study.plan import Point, Study, Trial
@@ -118,8 +119,9 @@ class Gathering:
 
 def attempt(trial: Trial, words: Sequence[str], limit: float) -> Outcome:
     """Runs a trial to its end and writes down how it went."""
-    if trial.folder.exists():  # what a run that did not end well has left
-        shutil.rmtree(trial.folder)
+    if trial.folder.exists():  # what a run that did not end well has left, unless the same study is also run elsewhere
+        with claimed(trial.folder):
+            shutil.rmtree(trial.folder)
     trial.folder.parent.mkdir(parents=True, exist_ok=True)
     begin = time.monotonic()
     with open(trial.log, "w") as log, _ending_with_us():

@@ -16,11 +16,11 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hpcfed import methods
-from hpcfed.config import RunConfig, Settings, check, load_toml, resolve
+from hpcfed.config import RunConfig, Settings, by_option, check, load_toml, resolve
 from hpcfed.errors import UserError, did_you_mean
 from hpcfed.runtime.launcher import Launch
 
-OWN = ("out", "overwrite")
+OWN = ("out", "overwrite", "resume")
 """Options that the study gives to every run itself."""
 MOST_RANKS = 1_000_000
 """Beyond that a number of ranks is a slip."""
@@ -152,9 +152,8 @@ def _point(number: int, name: str, tables: Mapping[str, Mapping[str, Any]], path
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
     for table, given in tables.items():
-        for key, value in given.items():
-            option = key.replace("-", "_")
-            values[option], sources[option] = value, f"{path}: {table}.{key}"
+        for option, value in by_option(given, f"{path}: {table}").items():
+            values[option], sources[option] = value, f"{path}: {table}.{option}"
     for option in OWN:
         if option in values:
             raise UserError(f"{sources[option]}: the study gives it to every run itself")

@@ -18,16 +18,18 @@ from hpcfed.study.sections import sections
 
 def report(options: argparse.Namespace) -> int:
     """Writes the page and what else was asked for; the number of files that could not be read."""
+    wanted = [path for path in (options.out, options.csv, options.json, options.extrap) if path is not None]
+    for path in wanted:
+        if path.is_dir() or wanted.count(path) > 1:
+            raise UserError(f"{path} {'is a folder' if path.is_dir() else 'is named twice'}; name a file for each")
+        if path.suffix == ".h5":
+            raise UserError(f"{path} is a name for results, which would be lost; name another file")
     found = find(options.paths, unfinished=options.unfinished)
     for line in found.unread:
         print(f"hpcfed: left out: {line}", file=sys.stderr)
     if not found.samples:
         more = "" if options.unfinished else "; --unfinished takes runs with the rounds that they have"
         raise UserError(f"there is no {'finished round' if options.unfinished else 'complete run'} among them{more}")
-    wanted = [path for path in (options.out, options.csv, options.json, options.extrap) if path is not None]
-    for path in wanted:
-        if path.is_dir() or wanted.count(path) > 1:
-            raise UserError(f"{path} {'is a folder' if path.is_dir() else 'is named twice'}; name a file for each")
     every = groups(found.samples)
     texts = {options.out: page(every, found)}
     for path, make in ((options.csv, csv_text), (options.json, json_text), (options.extrap, extrap_text)):
@@ -46,7 +48,7 @@ def page(every: list[Group], found: Found) -> str:
         loader=PackageLoader("hpcfed.study", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
     return environment.get_template("page.html").render(
-        title="; ".join(titles) or "Runs",
+        title="; ".join([*titles, *["other runs"] * bool(found.alone)]) if titles else "Runs",
         lead=f"{count(runs, 'run')} of {count(len(every), 'choice')} of options.",
         warnings=[f"left out: {line}" for line in found.unread]
         + [f"{count(len(found.unfinished), 'run')} not finished; see the overview"] * bool(found.unfinished),
