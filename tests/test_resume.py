@@ -500,15 +500,15 @@ MEETING: dict[str, dict[str, Any]] = {
 """Methods that are about layers which the mlp does not have, or whose clients may send nothing at all."""
 
 
-def with_a_bad_client(method: str, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Setup:
-    """The first client of every cohort ends its training with NaN."""
+def with_bad_clients(method: str, monkeypatch: pytest.MonkeyPatch, first: int | None = 1, **options: Any) -> Setup:
+    """The first clients of every cohort, or all, end their training with NaN."""
     own = OWN.get(method, {}) | MEETING.get(method, {})
     s = assembled(**{**SMALL, "rounds": 3, "method": method, **own, **options})
     honest = s.federation.train
 
     def train(rows: torch.Tensor, cohort: Any, **how: Any) -> torch.Tensor:
         trained = honest(rows, cohort, **how).clone()
-        trained[0] = float("nan")
+        trained[:first] = float("nan")
         return trained
 
     monkeypatch.setattr(s.federation, "train", train)
@@ -518,7 +518,7 @@ def with_a_bad_client(method: str, monkeypatch: pytest.MonkeyPatch, **options: A
 @pytest.mark.parametrize("method", methods.names())
 def test_every_method_leaves_a_bad_update_out(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing of it stays in the state, and it counts once."""
-    s = with_a_bad_client(method, monkeypatch)
+    s = with_bad_clients(method, monkeypatch)
     fed, state = s.federation, s.method.init(s.federation)
     for round in range(3):
         cohort = fed.sample(round)
@@ -532,11 +532,18 @@ def test_every_method_leaves_a_bad_update_out(method: str, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("method", methods.names())
 def test_every_method_stops_at_a_bad_update_if_it_must(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    s = with_a_bad_client(method, monkeypatch, on_bad_update="stop")
+    s = with_bad_clients(method, monkeypatch, on_bad_update="stop")
     fed = s.federation
     cohort = fed.sample(0)
     with pytest.raises(ArithmeticError, match=f"not finite, of clients {cohort.clients[0]} in round 1"):
         s.method.round(fed, s.method.init(fed), cohort)
+
+
+@pytest.mark.parametrize("method", [name for name in methods.names() if name != "local"])
+def test_no_method_goes_on_when_all_updates_are_bad(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    s = with_bad_clients(method, monkeypatch, first=None)
+    with pytest.raises(ArithmeticError, match=r"not finite|no update of round 1 is finite"):
+        s.method.round(s.federation, s.method.init(s.federation), s.federation.sample(0))
 
 
 def test_a_bad_update_leaves_its_cluster_to_the_others() -> None:

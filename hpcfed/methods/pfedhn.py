@@ -69,11 +69,12 @@ def round(fed: Federation, state: State, cohort: Cohort) -> State:
     with fed.timed("server"):
         delta = (theta - fed.sound(trained, theta, cohort.here))[:, : net.outputs]
         gradient = net.gradient(state.phi, _ids(fed, cohort.here), delta)
-    gradient = fed.sum(gradient)
+    gradient, left_out = fed.sum(gradient), int(fed.sum(gradient.new_tensor(len(fed.bad))))
+    if left_out == len(cohort.clients):
+        raise ArithmeticError(f"no update of round {fed.round + 1} is finite")
     with fed.timed("server"):
         if options.hn_combine == "mean":
-            left_out = fed.sum(gradient.new_tensor(len(fed.bad)))
-            gradient /= (len(cohort.clients) - left_out).clamp(min=1)
+            gradient /= len(cohort.clients) - left_out
         _step(options, state.phi[None], gradient[None], state.velocity[None])  # in place: φ is a hundred rows large
     return replace(state, statistics=fed.mean(trained[:, net.outputs :], cohort))
 
