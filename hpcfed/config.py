@@ -330,6 +330,8 @@ def resolve(values: Mapping[str, Any], sources: Mapping[str, str], method_option
         field = method_options.model_fields.get(name) or RunConfig.model_fields[name]
         if isinstance(value, bool) and field.annotation is not bool:  # pydantic would take it for 1 or 0
             raise UserError(f"{sources[name]}: must have a value, got {str(value).lower()}")
+        if value == "" and field.annotation == Path | None:  # a shell's variable that is not set; not this folder
+            raise UserError(f"{sources[name]}: must be a path, got nothing")
         if isinstance(value, str) and "\0" in value:
             raise UserError(f"{sources[name]}: must be without a null character, got {value!r}")
     own = {name: value for name, value in values.items() if name in method_options.model_fields}

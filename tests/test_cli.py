@@ -93,6 +93,7 @@ def test_a_mistake_is_one_line_and_exit_2(
         ("clip = inf", "clip"),
         ("finetune = 'head'", "finetune is an option of method fedavg-ft, fedbabu, and the method is fedavg"),
         ("lr = true", "lr: must have a value, got true"),
+        ("out = ''", "out: must be a path, got nothing"),
         ("batch-size = 1\nbatch_size = 2", "batch_size is there twice"),
         ("resume = 'runs/first'\nlr = 0.5", "resume goes on the command line alone"),
         ('out = "a\\u0000b"', "out: must be without a null character"),

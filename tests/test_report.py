@@ -72,6 +72,8 @@ def test_names_hold_what_differs_and_not_what_follows_from_it() -> None:
     assert named(every)[0].label_without("dataset") == "fedavg, no supplement"
     more = named([Group(one | {"model": "deep"}, ()), *every])
     assert more[1].label == "fedavg, dataset mnist, model small, no supplement", "now the data set does not tell it"
+    pair = named([Group(one, ()), Group(one | {"method": "genfed", "model": "deep"}, ())])
+    assert [group.label for group in pair] == ["fedavg, model small", "genfed, model deep"], "of different networks"
 
 
 def test_names_leave_out_a_zero_that_stands_for_nothing() -> None:

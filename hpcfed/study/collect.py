@@ -227,7 +227,8 @@ def _options(sample: Sample) -> dict[str, Any]:
     config = RunConfig().model_dump(mode="json") | run.config
     own = {name: value for name, value in config.items() if name not in (*ANYWHERE, "seed", "seeds")}
     devices = sorted({str(place.get("device", "?")) for place in run.environment.get("ranks", [])})
-    return own | {"ranks": run.facts["ranks"], "stacked_seeds": run.stacked_seeds, "on": ", ".join(devices)}
+    found = {"ranks": run.facts["ranks"], "model": run.facts["model"]}  # the network that auto stood for
+    return own | found | {"stacked_seeds": run.stacked_seeds, "on": ", ".join(devices)}
 
 
 def named(every: Sequence[Group]) -> list[Group]:
@@ -237,6 +238,9 @@ def named(every: Sequence[Group]) -> list[Group]:
     rule, which would make names long and say nothing.
     """
     always = [name for name in TOLD_FIRST if len({json.dumps(group.options.get(name)) for group in every}) > 1]
+    networks = {(group.options.get("dataset"), group.options.get("model")) for group in every}
+    if len(networks) > len({dataset for dataset, _ in networks}):  # methods would be compared by their networks
+        always.append("model")
     of_method: dict[str, list[Group]] = defaultdict(list)
     for group in every:
         of_method[group.options["method"]].append(group)
