@@ -1,6 +1,5 @@
 """benchmarks/paper.py: cells, their order and folders, going on after a stop, failures, mistakes, tables."""
 
-import argparse
 import gc
 import importlib.util
 import itertools
@@ -375,8 +374,7 @@ def test_a_server_learns_in_one_cell_after_the_other(tmp_path: Path) -> None:
 
 
 def test_the_study_of_pfedgpa_is_whole() -> None:
-    options = argparse.Namespace(study=BENCHMARKS / "paper/pfedgpa.toml", out=Path("out"), data_root=None)
-    vars(options).update(only="*", methods=None, seeds="0..2", set=[], device="auto")
+    options = paper._parse([str(BENCHMARKS / "paper/pfedgpa.toml"), "--out", "out", "--seeds", "0..2"])
     study = paper.read_study(options.study)
     cells = paper.plan(study, options)
     assert len(cells) == 3 * 3 * 9
@@ -420,8 +418,7 @@ def test_columns_of_any_kind_and_rows_that_are_variants(
 
 
 def test_the_study_of_genfed_is_whole() -> None:
-    options = argparse.Namespace(study=BENCHMARKS / "paper/genfed.toml", out=Path("out"), data_root=None)
-    vars(options).update(only="*", methods=None, seeds="0..4", set=[], device="auto")
+    options = paper._parse([str(BENCHMARKS / "paper/genfed.toml"), "--out", "out", "--seeds", "0..4"])
     study = paper.read_study(options.study)
     cells = paper.plan(study, options)
     assert len(cells) == 4 * 16 + 17 * 4
@@ -442,8 +439,7 @@ def test_the_study_of_genfed_is_whole() -> None:
 
 
 def test_the_study_of_genefl_is_whole() -> None:
-    options = argparse.Namespace(study=BENCHMARKS / "paper/genefl.toml", out=Path("out"), data_root=None)
-    vars(options).update(only="*", methods=None, seeds="0..2", set=[], device="auto")
+    options = paper._parse([str(BENCHMARKS / "paper/genefl.toml"), "--out", "out", "--seeds", "0..2"])
     study = paper.read_study(options.study)
     cells = paper.plan(study, options)
     eight = {cell.names for cell in cells if not cell.names[2].startswith("genefl-")}
