@@ -169,6 +169,8 @@ def parse_run(arguments: list[str]) -> Settings:
     if "resume" in given:
         if len(given) > 1 or path is not None:
             raise UserError("--resume takes everything from the run that it goes on with; give it no other option")
+        if not given["resume"]:
+            raise UserError("--resume: must be a path, got nothing")
         return _resumed(Path(given["resume"]))
     for name in from_file:
         if name not in flags and (owners := _owners(name)):

@@ -256,6 +256,11 @@ def test_an_unwritable_out_is_one_line(tmp_path: Path, capsys: pytest.CaptureFix
     assert str(tmp_path / "file") in mistake(capsys, *QUICK, "--out", tmp_path / "file" / "run")
 
 
+@pytest.mark.parametrize("flag", ["--out", "--resume", "--data-root"])
+def test_a_path_of_nothing_is_not_this_folder(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "must be a path, got nothing" in mistake(capsys, *QUICK[:1], flag, "")
+
+
 def test_a_folder_is_one_runs_at_a_time(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
