@@ -81,9 +81,11 @@ class _Help(argparse.HelpFormatter):
 class _Parser(argparse.ArgumentParser):
     """Of one command, with its examples; reports a mistake as one line."""
 
-    def __init__(self, command: str, **options: Any) -> None:
-        own = {"prog": f"hpcfed {command}", "epilog": f"examples:{_EXAMPLES[command]}"}
-        super().__init__(**own | options, formatter_class=_Help, allow_abbrev=False)
+    def __init__(self, command: str, examples: str = "", **options: Any) -> None:
+        epilog = examples or f"examples:{_EXAMPLES[command]}"
+        super().__init__(
+            f"hpcfed {command}".strip(), epilog=epilog, formatter_class=_Help, allow_abbrev=False, **options
+        )
 
     def error(self, message: str) -> NoReturn:
         raise UserError(message)
@@ -124,10 +126,9 @@ def _dispatch(arguments: list[str]) -> None:
     }
     first = [lines if name == "run" else lines.split("\n")[1] for name, lines in _EXAMPLES.items()]
     parser = _Parser(
-        "run",
-        prog="hpcfed",
+        "",
+        f"{_COMMANDS}examples:" + "\n".join(first),
         description="Benchmarks of federated learning on clusters: hundreds of clients as rows of one matrix.",
-        epilog=f"{_COMMANDS}examples:" + "\n".join(first),
     )
     parser.add_argument("--version", action="version", version=f"hpcfed {__version__}")
     parser.add_argument("command", nargs="?", metavar="COMMAND", help="COMMAND --help says more")
@@ -410,7 +411,9 @@ def _report(arguments: list[str]) -> None:
         "--out", type=Path, default=Path("report.html"), metavar="FILE.html", help="the page (default: report.html)"
     )
     parser.add_argument(
-        "--unfinished", action="store_true", help="also runs at work, stopped or failed, with the rounds that they have"
+        "--unfinished",
+        action="store_true",
+        help="also runs at work, stopped or failed, with the rounds that they have; not a study's",
     )
     parser.add_argument("--csv", type=Path, metavar="FILE", help="also every round of every run as CSV")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also all figures of the page as JSON")
@@ -453,7 +456,7 @@ def _attack(arguments: list[str]) -> None:
         if getattr(options, flag) < 1:
             raise UserError(f"--{flag} {getattr(options, flag)}: must be at least 1")
     if not 0 <= options.noise < inf or not 0 <= options.seed < 2**63:
-        raise UserError("--noise and --seed must be at least 0, and no larger than numbers are")
+        raise UserError("--noise must be a number from 0 on, and --seed one below 2^63")
     config = RunConfig(dataset=options.dataset, data_root=options.data_root)
     config.data()
     from hpcfed.attacks.stealing import steal
