@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", bound="Options")
 
-ANYWHERE = ("out", "overwrite", "data_root", "download", "device")
+ANYWHERE = ("out", "overwrite", "data_root", "download", "device", "backend")
 """Options that may differ between calls on one folder of results, because no figure depends on them."""
 
 CLAIM = ".claim"
@@ -213,6 +213,12 @@ class RunConfig(Options):
         0, "the last N ranks train the server's model and host no clients; 0: all ranks do both", group="machine", ge=0
     )
     device: Literal["auto", "cpu", "cuda"] = option("auto", "where clients live", group="machine")
+    backend: Literal["auto", "nccl", "gloo"] = option(
+        "auto",
+        "what ranks talk through; auto: NCCL where every rank has a GPU of its own, otherwise gloo; nccl also works "
+        "where ranks share a GPU, to prove that a run is right there, not to be fast",
+        group="machine",
+    )
     stall_timeout: float = option(
         3600.0, "seconds in one phase after which a rank takes the run for hung and ends it (ten times as many while "
         "the server learns); 0: never", group="machine", ge=0,

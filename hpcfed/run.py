@@ -67,7 +67,8 @@ def run(settings: Settings, stop: Stop | None = None) -> Path | None:
     if settings.config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it once, when it starts
     check_network(settings)
-    world = worlds.enter(device=settings.config.device, server_ranks=settings.config.server_ranks)
+    config = settings.config
+    world = worlds.enter(device=config.device, server_ranks=config.server_ranks, backend=config.backend)
     watch = onlooker()
     watch.begin(world)
     if world.role == "server":

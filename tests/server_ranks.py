@@ -200,6 +200,7 @@ def serve(world: worlds.World) -> Told:
     parts |= {f"reference {micro}": reference(micro) for micro in (4, 8)}
     parts |= {f"checkpoint {engine}".strip(): checkpointed(engine) for engine in ("", "torch", "deepspeed")}
     parts["model"] = diffused(place, zero_stage=2, server_checkpointing=True)
+    parts["model of zero 3"] = diffused(place, zero_stage=3)
     parts["model alone"] = diffused(Place(world.device), server_engine="torch", server_micro_batch=8)
     for name, changed in WAYS.items():
         parts[name] = trained(changed, place, resumed=name in RESUMED)

@@ -150,4 +150,5 @@ def test_a_process_alone_learns_the_same_by_both_engines(tmp_path: Path) -> None
 
 def test_what_has_been_learnt_leaves_no_engine_behind(servers: tuple[Told, Told]) -> None:
     """Else every time that a server learns would cost its weights and moments for ever."""
-    assert [int(server["model/engines left"]) for server in servers] == [0, 0]
+    for model in ("model", "model of zero 3"):
+        assert [int(server[f"{model}/engines left"]) for server in servers] == [0, 0], model

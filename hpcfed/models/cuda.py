@@ -11,6 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+WIDEST_LOAD = 16
+"""Bytes that a thread loads at once at most, and at whose multiples such a load must begin."""
+
 Macros = tuple[tuple[str, str | int], ...]
 
 
@@ -51,6 +54,15 @@ def without_trials() -> Iterator[None]:
         yield
     finally:
         torch.backends.cudnn.benchmark = tries
+
+
+def aligned(tensor: Tensor) -> Tensor:
+    """Return the tensor, or a copy of it where kernels that load sixteen bytes at once could not begin.
+
+    ZeRO lays parameters one after the other into flat buffers, so a parameter may begin at any multiple of its own
+    numbers' size.
+    """
+    return tensor.clone() if tensor.is_cuda and tensor.data_ptr() % WIDEST_LOAD else tensor
 
 
 class Branch:

@@ -37,8 +37,8 @@ def batch_norm(
     if training and _serves(x, x.shape[1]):
         y: Tensor = _BatchNorm.apply(x, weight.float(), bias.float(), running, eps, slope)
         return y
-    means = (running.mean, running.var, weight.float(), bias.float())
-    normal = F.batch_norm(x.float(), *means, training=training, momentum=running.momentum, eps=eps)
+    numbers = (running.mean, running.var, cuda.aligned(weight.float()), cuda.aligned(bias.float()))
+    normal = F.batch_norm(x.float(), *numbers, training=training, momentum=running.momentum, eps=eps)
     return F.leaky_relu(normal, slope).to(x.dtype)
 
 
@@ -48,7 +48,7 @@ def group_norm(x: Tensor, groups: int, weight: Tensor, bias: Tensor, shift: Tens
     if _serves(x, per) and x.shape[1] % _width(per) == 0:
         y: Tensor = _GroupNorm.apply(x, weight.float(), bias.float(), shift.float(), per, eps)
         return y
-    normal = F.group_norm(x.float(), groups, weight.float(), bias.float(), eps)
+    normal = F.group_norm(x.float(), groups, cuda.aligned(weight.float()), cuda.aligned(bias.float()), eps)
     return F.silu(normal + shift.float()[:, :, None, None]).to(x.dtype)
 
 

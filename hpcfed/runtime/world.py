@@ -20,6 +20,10 @@ from hpcfed.errors import UserError
 from hpcfed.runtime.launcher import Launch, launched
 
 Role = Literal["worker", "server"]
+Backend = Literal["auto", "nccl", "gloo"]
+"""What the user may ask for."""
+SHARES_GPUS = (2, 30)
+"""The first version of NCCL that lets ranks share a GPU when it is told to."""
 
 
 class Place(NamedTuple):
@@ -50,6 +54,8 @@ class World:
     """Why this backend."""
     threads: int
     launch: Launch
+    wanted: Backend = "auto"
+    """The backend that was asked for."""
     comm: Any = None
     """mpi4py's communicator of all ranks; None when alone."""
     role_comm: Any = None
@@ -100,8 +106,10 @@ class World:
             time.sleep(0.05)
 
 
-def enter(*, device: str = "auto", server_ranks: int = 0) -> World:
+def enter(*, device: str = "auto", server_ranks: int = 0, backend: Backend = "auto") -> World:
     """Finds out who we are and joins our role's process group. The last ranks are the server's."""
+    if backend == "nccl" and not (torch.cuda.is_available() and dist.is_nccl_available()):
+        raise UserError("--backend nccl, but torch finds no CUDA device with NCCL; use --backend gloo or auto")
     launch = launched()
     comm = None if launch.alone else _mpi(launch)
     rank, size = (0, 1) if comm is None else (comm.Get_rank(), comm.Get_size())
@@ -121,9 +129,11 @@ def enter(*, device: str = "auto", server_ranks: int = 0) -> World:
     role_comm = None if comm is None else comm.Split(int(role == "server"), rank)
     role_rank, role_size = (0, 1) if role_comm is None else (role_comm.Get_rank(), role_comm.Get_size())
     peers = places[first_server:] if role == "server" else places[:first_server]
-    backend, reason = choose_backend(peers)
+    chosen_backend, reason = choose_backend(peers, backend)
     if role_comm is not None and (role_size > 1 or role == "server"):
-        _join(role_comm, backend, chosen)
+        if chosen_backend == "nccl" and _shared(peers):
+            os.environ |= nccl_on_shared_gpus(rank, peers, torch.cuda.nccl.version())
+        _join(role_comm, _group_backend(chosen_backend, backend, chosen), chosen)
     return World(
         rank=rank,
         size=size,
@@ -134,10 +144,11 @@ def enter(*, device: str = "auto", server_ranks: int = 0) -> World:
         server_ranks=server_ranks if size > 1 else 0,
         device=chosen,
         places=places,
-        backend=backend,
+        backend=chosen_backend,
         reason=reason,
         threads=threads,
         launch=launch,
+        wanted=backend,
         comm=comm,
         role_comm=role_comm,
     )
@@ -146,7 +157,7 @@ def enter(*, device: str = "auto", server_ranks: int = 0) -> World:
 def join_alone(world: World) -> None:
     """A process group of one, for libraries that want one; nothing where there is a group already."""
     if not dist.is_initialized():
-        backend = "nccl" if world.device.type == "cuda" else "gloo"
+        backend = _group_backend("none", world.wanted, world.device)
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
 
 
@@ -163,15 +174,49 @@ def leave_groups() -> None:
     ending.destroy_process_group()
 
 
-def choose_backend(places: tuple[Place, ...]) -> tuple[str, str]:
-    """NCCL when every rank of the role has a GPU of its own, otherwise gloo; with the reason."""
+def choose_backend(places: tuple[Place, ...], wanted: Backend = "auto") -> tuple[str, str]:
+    """What the ranks of a role talk through, and why: NCCL when every rank has a GPU of its own, otherwise gloo."""
+    on_gpus = all(p.device != "cpu" for p in places)
+    if wanted == "nccl" and not on_gpus:
+        raise UserError("--backend nccl needs a GPU on every rank; use --backend gloo or auto")
     if len(places) == 1:
         return "none", "a single rank needs no collectives"
-    if any(p.device == "cpu" for p in places):
+    if wanted == "gloo":
+        return "gloo", "as --backend says"
+    if not on_gpus:
         return "gloo", "not every rank has a GPU"
-    if len({(p.host, p.device) for p in places}) < len(places):
-        return "gloo", "several ranks share a GPU, which NCCL refuses"
-    return "nccl", "every rank has a GPU of its own"
+    if not _shared(places):
+        return "nccl", "every rank has a GPU of its own"
+    if wanted == "nccl":
+        return "nccl", "as --backend says; ranks share a GPU, so this proves that a run is right and is not fast"
+    return "gloo", "several ranks share a GPU, which NCCL refuses unless --backend nccl asks for it"
+
+
+def nccl_on_shared_gpus(rank: int, places: tuple[Place, ...], version: tuple[int, ...]) -> dict[str, str]:
+    """Environment variables with which NCCL lets ranks share a GPU; what the user has set stays.
+
+    Newer versions just allow it. Older ones refuse two ranks of one host on one GPU, and so are told that every rank
+    has a host of its own; they then talk through sockets.
+    """
+    if version >= SHARES_GPUS:
+        own = {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}
+    else:
+        own = {"NCCL_HOSTID": f"{socket.gethostname()}-{rank}"}
+        if len({place.host for place in places}) == 1:
+            own["NCCL_SOCKET_IFNAME"] = "lo"
+    return {name: os.environ.get(name, value) for name, value in own.items()}
+
+
+def _shared(places: tuple[Place, ...]) -> bool:
+    """Whether some of the ranks have the same device."""
+    return len({(p.host, p.device) for p in places}) < len(places)
+
+
+def _group_backend(backend: str, wanted: Backend, device: torch.device) -> str:
+    """What torch.distributed is told; a rank alone needs a group for libraries that want one."""
+    if backend != "none":
+        return backend
+    return "nccl" if device.type == "cuda" and wanted != "gloo" else "gloo"
 
 
 def _mpi(launch: Launch) -> Any:
@@ -240,9 +285,9 @@ def _join(role_comm: Any, backend: str, device: torch.device) -> None:
         address = (host, store.port)
     host, port = role_comm.bcast(address, root=0)
     store = store or dist.TCPStore(host, port, size, is_master=False, timeout=timeout)
-    named = device if backend == "nccl" else None
+    named = device if backend == "nccl" and size > 1 else None  # a group of one has nobody to connect to
     dist.init_process_group(
-        backend if backend != "none" else "nccl" if device.type == "cuda" else "gloo",
+        backend,
         store=store,
         rank=rank,
         world_size=size,

@@ -146,7 +146,7 @@ class LatentDiffusion:
         self._rebuilt(name, dict(learning.tensors()))
         learning.close()
         del learning, network
-        if report.parameters[name] >= LARGE or self.options.zero_stage:
+        if report.parameters[name] >= LARGE or self.options.zero_stage or self.place.device.type == "cuda":
             gc.collect()  # DeepSpeed's objects hold each other, and with them moments and captured passes
 
     def _rebuilt(self, name: str, tensors: dict[str, Tensor]) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hpcfed.models import norms
+from hpcfed.models.cuda import aligned
 from hpcfed.server.options import Size
 
 KERNEL = 7
@@ -112,7 +113,8 @@ class _Convolution(nn.Conv1d):
     def forward(self, x: Tensor) -> Tensor:
         if x.is_cuda and self.in_channels == 1:
             return self._of_patches(x)
-        return F.conv2d(x, self.weight.unsqueeze(2), self.bias, (1, *self.stride), (0, KERNEL // 2))
+        weight = aligned(self.weight).unsqueeze(2)
+        return F.conv2d(x, weight, self.bias, (1, *self.stride), (0, KERNEL // 2))
 
     def _of_patches(self, x: Tensor) -> Tensor:
         """Of one channel as a matrix product: cuDNN is slow with less than eight. An eighth tap counts nothing."""
@@ -128,7 +130,7 @@ class _Transposed(nn.ConvTranspose1d):
     def forward(self, x: Tensor, output_size: list[int] | None = None) -> Tensor:
         if x.is_cuda and self.out_channels == 1:
             return self._of_parts(x)
-        weight = self.weight.unsqueeze(2)
+        weight = aligned(self.weight).unsqueeze(2)
         return F.conv_transpose2d(x, weight, self.bias, (1, *self.stride), (0, KERNEL // 2), (0, *self.output_padding))
 
     def _of_parts(self, x: Tensor) -> Tensor:

@@ -6,13 +6,16 @@ the same.
 """
 
 import contextlib
+import gc
 import io
 import logging
 import math
 import os
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from types import SimpleNamespace
 from typing import Any, Protocol
 
@@ -21,6 +24,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from hpcfed.errors import remark
 from hpcfed.server.options import Batching, ServerOptions
 
 Loss = Callable[[Callable[..., Tensor], int, int], Tensor]
@@ -28,6 +32,7 @@ Loss = Callable[[Callable[..., Tensor], int, int], Tensor]
 Moments = dict[str, dict[str, Tensor]]
 """AdamW's two moments of every parameter, by name."""
 MOMENTS = ("exp_avg", "exp_avg_sq")
+_LruCache = type(cache(lambda: None))
 NORM_MOMENTUM = 0.1
 """What a step's batch counts for in batch norm's running statistics."""
 
@@ -88,38 +93,72 @@ def _adamw(network: nn.Module, options: ServerOptions, device: torch.device) -> 
 
 
 class _Captured(nn.Module):
-    """The network in training, from its second pass on as two CUDA graphs, forward and backward: its kernels are small.
+    """The network in training, as two CUDA graphs from its first pass on, because its kernels are small.
 
-    DeepSpeed has this one in its hands, and its hooks with it.
+    DeepSpeed holds this module. What is captured sees aliases of the parameters: tensors of their own over the same
+    memory. ZeRO keeps the parameters' nodes of autograd, which belong to the legacy stream, and no capture may touch
+    that one; and its hooks must run after every backward pass, not once within the capture.
     """
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
         self.network = network
-        self._captured = False
+        self._graphed: Callable[..., Tensor] | None = None
 
     def forward(self, *inputs: Any) -> Tensor:
-        if not self._captured:
-            self._captured = True
-            self._capture(inputs)
-        answer: Tensor = self.network(*inputs)
-        return answer
+        parameters = tuple(self.network.parameters())
+        if self._graphed is None:
+            self._graphed = self._capture(inputs, parameters)
+        # A parameter that has moved since is copied to where the graph reads it; one that has not costs a look.
+        return self._graphed(inputs, parameters)
 
-    def _capture(self, inputs: tuple[Any, ...]) -> None:
+    def _capture(self, inputs: tuple[Any, ...], parameters: tuple[nn.Parameter, ...]) -> Callable[..., Tensor]:
+        names = [name for name, _ in self.network.named_parameters()]
+        aliases = tuple(p.detach().requires_grad_(p.requires_grad) for p in parameters)
+
+        def call(inputs: tuple[Any, ...], parameters: tuple[Tensor, ...]) -> Tensor:
+            named = dict(zip(names, parameters, strict=True))
+            answer: Tensor = torch.func.functional_call(self.network, named, inputs)
+            return answer
+
         # Said once of every captured backward pass, whose streams are torch's own business.
         warnings.filterwarnings("ignore", "The AccumulateGrad node's stream does not match")
         buffers = [buffer.clone() for buffer in self.network.buffers()]
         bf16 = torch.is_autocast_enabled("cuda")
+        capture: Any = torch.cuda.make_graphed_callables  # takes nested arguments, which its types do not tell
         with torch.autocast("cuda", torch.bfloat16, enabled=bf16, cache_enabled=False):
-            torch.cuda.make_graphed_callables(self.network, inputs)
+            graphed: Callable[..., Tensor] = capture(call, (inputs, aliases))
         for buffer, before in zip(self.network.buffers(), buffers, strict=True):
             buffer.copy_(before)  # what the trial passes have counted
+        return graphed
 
 
-def _captured_where_possible(network: nn.Module, options: ServerOptions, batching: Batching, place: Place) -> nn.Module:
-    """What the loop calls: the network, captured where its parameters stay where they are and all passes are alike."""
-    alike = batching.accumulation == 1 and not options.server_checkpointing and options.zero_stage < 3
-    return _Captured(network) if place.device.type == "cuda" and alike else network
+def uncaptured(options: ServerOptions, batching: Batching) -> str | None:
+    """Why steps on a GPU are launched kernel by kernel and not as captured graphs; None where they are captured."""
+    if options.zero_stage == 3:
+        return "ZeRO 3 fetches and frees parameters within a pass"
+    if options.server_checkpointing:
+        return "--server-checkpointing computes activations anew within a pass"
+    if batching.accumulation > 1:
+        return "gradients accumulate over micro-batches"
+    return None
+
+
+def _callable(network: nn.Module, options: ServerOptions, batching: Batching, place: Place) -> nn.Module:
+    """What the loop calls: on a GPU the captured network where that is right; elsewhere the network itself."""
+    if place.device.type != "cuda":
+        return network
+    reason = uncaptured(options, batching)
+    if reason is None:
+        return _Captured(network)
+    if place.rank == 0:
+        _say_once(f"server: steps run uncaptured, so that small networks wait for launches: {reason}")
+    return network
+
+
+@cache
+def _say_once(line: str) -> None:
+    remark(line)
 
 
 class Plain:
@@ -127,7 +166,7 @@ class Plain:
         self, network: nn.Module, options: ServerOptions, batching: Batching, place: Place, *, steps: int
     ) -> None:
         self.network = network.to(place.device)
-        self._called = _captured_where_possible(network, options, batching, place)
+        self._called = _callable(network, options, batching, place)
         self._accumulation = batching.accumulation
         self._bf16 = options.server_precision == "bf16"
         self._device = place.device
@@ -189,10 +228,10 @@ class DeepSpeed:
         self.network = network.to(place.device)
         self._batching, self._place, self._stage = batching, place, options.zero_stage
         optimizer = _adamw(network, options, place.device)
-        with _silently():
+        with _silently(), _one_local_rank():
             self._engine, self._optimizer, _, self._scheduler = deepspeed.initialize(
                 args=SimpleNamespace(device_rank=place.device.index or 0),
-                model=_captured_where_possible(network, options, batching, place),
+                model=_callable(network, options, batching, place),
                 optimizer=optimizer,
                 lr_scheduler=lambda o: torch.optim.lr_scheduler.LambdaLR(o, cosine(steps)),
                 config=configuration(options, batching),
@@ -300,6 +339,8 @@ class DeepSpeed:
 
     def close(self) -> None:
         self._engine.destroy()  # or hooks that only autograd knows of would keep all of it for ever
+        if self._stage == 3:
+            _forget(self.network)
 
     @contextlib.contextmanager
     def gathered(self, *, change: bool = False) -> Iterator[None]:
@@ -370,12 +411,25 @@ def _copy(tensor: Tensor) -> Tensor:
     return tensor.detach().to("cpu", torch.float32, copy=True)
 
 
+def _forget(network: nn.Module) -> None:
+    """Has DeepSpeed let go of a network that ZeRO 3 has trained, and with it of its engine, weights and moments.
+
+    DeepSpeed puts every such network on a list of modules and takes none off it, and caches calls of methods, whose
+    arguments are modules. Both would last as long as the process.
+    """
+    offload = sys.modules.get("deepspeed.runtime.zero.parameter_offload")
+    modules = getattr(offload, "FWD_MODULE_STACK", None)
+    if isinstance(modules, list):
+        modules[:] = [module for module in modules if module is not network]
+    for one in gc.get_objects():
+        if type(one) is _LruCache and str(one.__module__).startswith("deepspeed.runtime.zero"):
+            one.cache_clear()
+
+
 def _deepspeed(place: Place) -> Any:
     """DeepSpeed, in a process group that exists, without its remarks."""
     os.environ.setdefault("DS_ACCELERATOR", place.device.type)
-    # It wants the launcher's own word, which need not be the order of ranks on the node; our device goes in separately.
-    # A LOCAL_RANK that somebody left in the environment is not that word.
-    os.environ["LOCAL_RANK"] = os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK") or os.environ.get("LOCAL_RANK", "0")
+    os.environ["LOCAL_RANK"] = str(place.device.index or 0)  # ZeRO 3 takes it for the number of the device
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
     with _silently():
         import deepspeed
@@ -387,6 +441,22 @@ def _deepspeed(place: Place) -> Any:
             dist_backend=dist.get_backend(), dist_init_required=False, verbose=False, auto_mpi_discovery=False
         )
     return deepspeed
+
+
+@contextlib.contextmanager
+def _one_local_rank() -> Iterator[None]:
+    """Within, Open MPI's number of this rank on its node is out of sight.
+
+    DeepSpeed refuses to start where it differs from LOCAL_RANK, which has to be the device's number: ranks may share a
+    device, and a rank may see no other than its own.
+    """
+    name = "OMPI_COMM_WORLD_LOCAL_RANK"
+    launchers = os.environ.pop(name, None)
+    try:
+        yield
+    finally:
+        if launchers is not None:
+            os.environ[name] = launchers
 
 
 @contextlib.contextmanager
