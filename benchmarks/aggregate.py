@@ -9,6 +9,7 @@ alone, where nothing is reduced, and under mpirun or srun, on CPUs and GPUs.
 
 examples:
   mpirun -n 2 python benchmarks/aggregate.py --device cpu
+  mpirun -n 2 python benchmarks/aggregate.py --backend nccl --clients 10 --columns 1000000     ranks that share a GPU
   srun --ntasks 4 --gpus-per-task 1 python benchmarks/aggregate.py --clients 10 100 --columns 11000000
 """
 
@@ -94,10 +95,11 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=60)
     parser.add_argument("--max-gib", type=float, default=2.5, help="leave out work whose rows need more on a rank")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
+    parser.add_argument("--backend", choices=["auto", "nccl", "gloo"], default="auto")
     parser.add_argument("--deterministic", action="store_true", help="sums in client order")
     options = parser.parse_args()
 
-    world = worlds.enter(device=options.device)
+    world = worlds.enter(device=options.device, backend=options.backend)
     if world.is_root:
         ranks = f"{count(world.size, 'rank')} ({world.backend}), {count(world.threads, 'thread')}"
         machine = f"{world.places[0].device_name}, {ranks}"

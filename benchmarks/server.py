@@ -1,6 +1,7 @@
 """How long the server's model learns: through DeepSpeed, as a plain loop, and as one would write it first.
 
-All three see the same number of samples of a bank of rows that differ by little, as clients' uploads do: a common row,
+DeepSpeed may shard by ZeRO, too, which on one rank costs and gains nothing: zero1, zero2 and zero3 tell how much. All
+see the same number of samples of a bank of rows that differ by little, as clients' uploads do: a common row,
 a part of low rank for every client that drifts from round to round, and noise. Printed are seconds, the last losses,
 what DeepSpeed costs over the plain loop, and the share of the device's peak that was used. The first steps of a
 process, in which libraries load and compile kernels, are not counted, but for the loop that one would write first.
@@ -10,6 +11,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -31,9 +33,17 @@ _EXAMPLES = """examples:
   python benchmarks/server.py                                     Fashion-MNIST's setting: 400 rows of the whole network
   python benchmarks/server.py --server-batch 200 --engines deepspeed,torch
   python benchmarks/server.py --model cnn-cifar --samples 20000   40 million parameters over the last two layers
+  python benchmarks/server.py --engines torch,deepspeed,zero1,zero2,zero3 --model cnn-cifar --samples 20000
   python benchmarks/server.py --server small --samples 2000       a taste, on a CPU
 """
 SHAPES = {"cnn-fmnist": (1, 28, 28), "cnn-cifar": (3, 32, 32), "cnn-digits": (1, 8, 8), "mlp": (1, 8, 8)}
+ENGINES: dict[str, dict[str, Any]] = {
+    "first": {},
+    "torch": {"server_engine": "torch"},
+    "deepspeed": {},
+    **{f"zero{stage}": {"zero_stage": stage} for stage in (1, 2, 3)},
+}
+"""Options of each; `deepspeed` is without ZeRO."""
 FIRST_BATCH = 50
 """Of the loop that one would write first, as p-diff has it."""
 
@@ -126,10 +136,13 @@ def main() -> None:
     parser.add_argument("--server-precision", choices=("fp32", "bf16"), default="fp32")
     parser.add_argument("--server-lr", type=float, default=0.0, help="0: as --server says")
     parser.add_argument("--samples", type=int, default=100_000, help="that the autoencoder sees; the denoiser 4 times")
-    parser.add_argument("--engines", default="first,torch,deepspeed", help="of first, torch, deepspeed")
+    parser.add_argument("--engines", default="first,torch,deepspeed", help=f"of {', '.join(ENGINES)}")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
+    for engine in asked.engines.split(","):
+        if engine not in ENGINES:
+            parser.error(f"--engines: unknown engine '{engine}'; known: {', '.join(ENGINES)}")
 
     world = worlds.enter(device=asked.device)
     worlds.join_alone(world)
@@ -154,7 +167,7 @@ def main() -> None:
             seconds, losses = first_written(rows, columns.widths, options)
             found[engine] = seconds | dict(zip(("autoencoder loss", "denoiser loss"), losses, strict=True))
         else:
-            chosen = options.model_copy(update={"server_engine": engine})
+            chosen = options.model_copy(update=ENGINES[engine])
             prepare(chosen, place)
             report = ours(rows, columns.widths, chosen, place)
             found[engine] = {name: report.seconds[name] for name in ("prepare", "autoencoder", "denoiser")}
@@ -163,9 +176,10 @@ def main() -> None:
                 found[engine][f"{network} of peak"] = report.utilisation(network)
                 found[engine][f"{network} parameters"] = report.parameters[network]
         print(engine + ": " + ", ".join(f"{name} {value:,.4g}" for name, value in found[engine].items()), flush=True)
-    if {"torch", "deepspeed"} <= set(found):
-        for network in ("autoencoder", "denoiser"):
-            print(f"DeepSpeed / plain loop, {network}: {found['deepspeed'][network] / found['torch'][network]:.3f}")
+    for other, base in [("deepspeed", "torch"), ("zero1", "deepspeed"), ("zero2", "deepspeed"), ("zero3", "deepspeed")]:
+        if {other, base} <= set(found):
+            ratios = {name: found[other][name] / found[base][name] for name in ("autoencoder", "denoiser")}
+            print(f"{other} / {base}: " + ", ".join(f"{name} {ratio:.3f}" for name, ratio in ratios.items()))
     if asked.json:
         print(json.dumps(found))
     world.close()

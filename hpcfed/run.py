@@ -34,6 +34,7 @@ from hpcfed.record.results import RANK_SERIES, ResultsWriter, ServerSize
 from hpcfed.record.snapshots import SnapshotWriter
 from hpcfed.record.timing import PHASES
 from hpcfed.record.watching import onlooker
+from hpcfed.runtime import stalls
 from hpcfed.runtime import world as worlds
 from hpcfed.runtime.signals import STOPPED, Stop
 from hpcfed.runtime.stalls import ending_stalls
@@ -81,12 +82,13 @@ def run(settings: Settings, stop: Stop | None = None) -> Path | None:
     seeds = settings.config.seeds
     timers = [watch.timer(world.device) for _ in seeds or [settings.config.seed]]
     failing = _Failing(lambda: timers[0].current)
-    stalls = ending_stalls(
+    ending = ending_stalls(
         lambda: (sum(timer.changes for timer in timers), failing.phase()),
         settings.config.stall_timeout,
-        partial(_stalled, world, failing),
+        partial(_stalled, world, failing, settings.config.stall_timeout),
+        beat=world.pulse.beat if world.pulse else lambda: None,
     )
-    with ExitStack() as claims, stop.listening(), stalls, _ending_all_ranks(world, failing):
+    with ExitStack() as claims, stop.listening(), ending, _ending_all_ranks(world, failing):
         if seeds is None:
             setup = assemble(settings, world, timers[0])
             folder = _make_folder(settings.config, world, claims)
@@ -517,10 +519,14 @@ class _Failing:
     """Where the reason of a failure is left."""
 
 
-def _stalled(world: World, failing: _Failing, phase: str, waited: float) -> None:
+def _stalled(world: World, failing: _Failing, timeout: float, phase: str, waited: float) -> None:
     """Nothing has happened for too long: the last words of this rank."""
     where = f"rank {world.rank} on {world.places[world.rank].host}"
     line = f"{where} has been in phase {phase} for {waited:.0f} s: it hangs, or waits for a rank that does"
+    silent = [] if world.pulse is None else world.pulse.silent(seconds=3 * stalls.pause(timeout))
+    if silent:
+        ranks = ", ".join(f"{rank} on {world.places[rank].host}" for rank in silent)
+        line += f"; no sign of life from rank {ranks}"
     _last_words(world, failing, line)
 
 

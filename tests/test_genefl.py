@@ -717,9 +717,7 @@ def test_seeds_at_once_are_the_same_runs(words: str, tmp_path: Path) -> None:
         same_newcomers(together / f"seed-{seed}", alone)
 
 
-@pytest.mark.parametrize(
-    "device", ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))]
-)
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize(
     "words", ["genefl --lambda2 0.3 --epsilon 0.01", "fedlps", "fedlp", "fedlg --gene-pools conv1", "fedbn"]
 )

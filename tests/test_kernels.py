@@ -11,11 +11,7 @@ from hpcfed.models.convolution import Layer
 from hpcfed.models.networks import build
 from hpcfed.models.sgd import Rule, descend
 
-needs_gpu = pytest.mark.skipif(
-    not (torch.cuda.is_available() and cuda.available(torch.device("cuda", 0))),
-    reason="no CUDA device with TensorFloat-32",
-)
-DEVICES = ["cpu", pytest.param("cuda", marks=needs_gpu)]
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 TYPES = [torch.float32, torch.bfloat16]
 LAYERS = {
     "first of cnn-cifar": Layer(32, 32, 3, 16, 5, 0, True, 0.01, True),
@@ -40,7 +36,7 @@ def reference(x: Tensor, weight: Tensor, bias: Tensor | None, layer: Layer) -> T
     return F.max_pool2d(y, 2) if layer.pool else y
 
 
-@needs_gpu
+@pytest.mark.gpu
 @pytest.mark.parametrize("warp_groups", [True, False])
 @pytest.mark.parametrize(("clients", "slots"), [(3, 7), (1, 1), (40, 2)])
 @pytest.mark.parametrize("name", LAYERS)
@@ -79,7 +75,7 @@ def test_convolution_is_exact_on_small_integers(
         assert float((ours.detach().double() - theirs.detach()).norm() / theirs.detach().norm()) <= tolerance
 
 
-@needs_gpu
+@pytest.mark.gpu
 @pytest.mark.parametrize("name", ["no bias, no activation", "second of cnn-pfl"])
 def test_convolution_of_any_numbers_has_the_precision_of_tf32(name: str) -> None:
     layer = LAYERS[name]
@@ -95,7 +91,7 @@ def test_convolution_of_any_numbers_has_the_precision_of_tf32(name: str) -> None
     assert 1e-7 < float((y.double() - expected).norm() / expected.norm()) < 1e-3
 
 
-@needs_gpu
+@pytest.mark.gpu
 def test_dropout_draws_the_numbers_of_the_stream() -> None:
     keys = streams.client_keys(0, "dropout", 0, torch.arange(5)).cuda()
     x = torch.randn(15, 6, 4, 4, device="cuda")
@@ -284,7 +280,7 @@ def test_group_norm_shift_and_activation(
         assert_near(ours, theirs.detach(), dtype)
 
 
-@needs_gpu
+@pytest.mark.gpu
 def test_norms_of_the_usual_sizes_are_served_by_kernels() -> None:
     x = activations(2, 64, 8, device="cuda", dtype=torch.bfloat16)
     assert norms._serves(x, 64) and norms._serves(x, 8) and not norms._serves(x, 4)

