@@ -16,6 +16,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -29,13 +30,18 @@ COLUMNS = (3000, 658)
 ROWS, BATCH, STEPS = 100, 16, 3
 
 
-def learn(stage: int, learnings: int, server: str, device: str) -> list[dict[str, float]]:
+def learn(stage: int, learnings: int, server: Any, device: str) -> list[dict[str, float]]:
     """Memory after each learning, in MiB, and DeepSpeed's engines."""
     world = worlds.enter(device=device)
     worlds.join_alone(world)
     place = Place(world.device)
-    samples = {"autoencoder_samples": STEPS * BATCH, "denoiser_samples": STEPS * BATCH}
-    options = ServerOptions(server=server, server_batch=BATCH, zero_stage=stage, **samples)
+    options = ServerOptions(
+        server=server,
+        server_batch=BATCH,
+        zero_stage=stage,
+        autoencoder_samples=STEPS * BATCH,
+        denoiser_samples=STEPS * BATCH,
+    )
     prepare(options, place)
     rows = torch.randn(ROWS, sum(COLUMNS), device=world.device)
     model = LatentDiffusion(COLUMNS, options, place, seed=0)

@@ -123,8 +123,7 @@ class Outcome:
 
 def cells(options: argparse.Namespace) -> list[Cell]:
     """All cells that were asked for; further ones once per stage and layout."""
-    chosen = [Cell(size, precision, 0, AGAIN, "alone") for size in options.sizes for precision in options.precisions]
-    chosen += [
+    chosen = [
         Cell(size, precision, stage, "", layout)
         for layout in options.layouts
         for size in options.sizes
@@ -133,13 +132,15 @@ def cells(options: argparse.Namespace) -> list[Cell]:
     ]
     if options.plain:
         return chosen
-    return chosen + [
+    again = [Cell(size, precision, 0, AGAIN, "alone") for size in options.sizes for precision in options.precisions]
+    further = [
         Cell(options.sizes[-1], options.precisions[0], stage, name, layout)
         for layout in options.layouts
         for name, (_, stages) in FURTHER.items()
         for stage in stages
         if stage in options.stages
     ]
+    return again + chosen + further
 
 
 def run_jobs(layout: str, todo: dict[str, str], folder: Path) -> dict[str, str]:
@@ -300,7 +301,7 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--stages", nargs="+", type=int, choices=range(4), default=[0, 1, 2, 3])
     parser.add_argument("--precisions", nargs="+", choices=["fp32", "bf16"], default=["fp32", "bf16"])
     parser.add_argument("--layouts", nargs="+", choices=LAYOUTS, default=list(LAYOUTS))
-    parser.add_argument("--plain", action="store_true", help="without the further cells (offload, checkpointing)")
+    parser.add_argument("--plain", action="store_true", help="without offload, checkpointing, and a second plain loop")
     parser.add_argument("--fp32-tolerance", type=float, default=5e-3)
     parser.add_argument("--bf16-tolerance", type=float, default=5e-2)
     parser.add_argument("--keep", type=Path, help="keep the runs in this folder, which must be new")

@@ -5,7 +5,7 @@ import shutil
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -34,7 +34,6 @@ from hpcfed.record.results import RANK_SERIES, ResultsWriter, ServerSize
 from hpcfed.record.snapshots import SnapshotWriter
 from hpcfed.record.timing import PHASES
 from hpcfed.record.watching import onlooker
-from hpcfed.runtime import stalls
 from hpcfed.runtime import world as worlds
 from hpcfed.runtime.signals import STOPPED, Stop
 from hpcfed.runtime.stalls import ending_stalls
@@ -42,6 +41,8 @@ from hpcfed.runtime.world import World, peak_memory
 from hpcfed.server.model import steps_of
 from hpcfed.server.options import ServerOptions
 
+BEAT = 1.0
+"""Seconds between two signs of life of a rank."""
 PERSONAL_FLOATS = 2**28
 """Rows are evaluated in groups of clients that hold at most this many floats."""
 
@@ -85,10 +86,10 @@ def run(settings: Settings, stop: Stop | None = None) -> Path | None:
     ending = ending_stalls(
         lambda: (sum(timer.changes for timer in timers), failing.phase()),
         settings.config.stall_timeout,
-        partial(_stalled, world, failing, settings.config.stall_timeout),
-        beat=world.pulse.beat if world.pulse else lambda: None,
+        partial(_stalled, world, failing),
     )
-    with ExitStack() as claims, stop.listening(), ending, _ending_all_ranks(world, failing):
+    beating = world.pulse.beating(BEAT) if world.pulse and settings.config.stall_timeout else nullcontext()
+    with ExitStack() as claims, stop.listening(), ending, beating, _ending_all_ranks(world, failing):
         if seeds is None:
             setup = assemble(settings, world, timers[0])
             folder = _make_folder(settings.config, world, claims)
@@ -519,11 +520,11 @@ class _Failing:
     """Where the reason of a failure is left."""
 
 
-def _stalled(world: World, failing: _Failing, timeout: float, phase: str, waited: float) -> None:
+def _stalled(world: World, failing: _Failing, phase: str, waited: float) -> None:
     """Nothing has happened for too long: the last words of this rank."""
     where = f"rank {world.rank} on {world.places[world.rank].host}"
     line = f"{where} has been in phase {phase} for {waited:.0f} s: it hangs, or waits for a rank that does"
-    silent = [] if world.pulse is None else world.pulse.silent(seconds=3 * stalls.pause(timeout))
+    silent = [] if world.pulse is None else world.pulse.silent(3 * BEAT)
     if silent:
         ranks = ", ".join(f"{rank} on {world.places[rank].host}" for rank in silent)
         line += f"; no sign of life from rank {ranks}"

@@ -546,6 +546,7 @@ def test_captured_steps_are_given_back_before_another_try(monkeypatch: pytest.Mo
 
 @pytest.mark.gpu
 def test_no_memory_within_a_capture_means_fewer_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
     network = build("cnn-cifar", shape=(3, 32, 32), classes=10, seed=3)
     shard, layout = on("cuda", make_shard((3, 32, 32), (16,) * 6, torch.float32)), Layout.of(network)
     rows, keys = layout.row(network).repeat(6, 1).cuda(), torch.arange(6).cuda()

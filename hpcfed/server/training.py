@@ -33,8 +33,12 @@ Loss = Callable[[Callable[..., Tensor], int, int], Tensor]
 Moments = dict[str, dict[str, Tensor]]
 """AdamW's two moments of every parameter, by name."""
 MOMENTS = ("exp_avg", "exp_avg_sq")
+WARM_UPS = 3
+"""Passes before a capture."""
 BUCKET = 500_000_000
 """Numbers that DeepSpeed sends at once at most, as it has it. It allocates as many, however small the network is."""
+BUCKET_UNIT = 1024
+"""Buckets are multiples of it, as DeepSpeed wants them to be of some small number."""
 _LruCache = type(cache(lambda: None))
 NORM_MOMENTUM = 0.1
 """What a step's batch counts for in batch norm's running statistics."""
@@ -130,10 +134,31 @@ class _Captured(nn.Module):
         bf16 = torch.is_autocast_enabled("cuda")
         capture: Any = torch.cuda.make_graphed_callables  # takes nested arguments, which its types do not tell
         with torch.autocast("cuda", torch.bfloat16, enabled=bf16, cache_enabled=False):
-            graphed: Callable[..., Tensor] = capture(call, (inputs, aliases))
+            _warm_up(lambda: call(inputs, aliases), aliases)
+            graphed: Callable[..., Tensor] = capture(call, (inputs, aliases), num_warmup_iters=0)
         for buffer, before in zip(self.network.buffers(), buffers, strict=True):
             buffer.copy_(before)  # what the trial passes have counted
         return graphed
+
+
+def _warm_up(call: Callable[[], Tensor], parameters: tuple[Tensor, ...]) -> None:
+    """Makes some passes beside the current stream, in which libraries choose their kernels.
+
+    They are always made on the same stream. What captures would take a new one for each, and cuBLAS keeps 64 MiB for
+    every stream that it has worked on.
+    """
+    here = torch.cuda.current_stream()
+    side = _side_stream(here.device)
+    side.wait_stream(here)
+    with torch.cuda.stream(side):
+        for _ in range(WARM_UPS):
+            torch.autograd.grad(call(), [p for p in parameters if p.requires_grad])
+    here.wait_stream(side)
+
+
+@cache
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
 
 
 def uncaptured(options: ServerOptions, batching: Batching) -> str | None:
@@ -360,7 +385,7 @@ class DeepSpeed:
 def configuration(options: ServerOptions, batching: Batching, parameters: int) -> dict[str, Any]:
     """What DeepSpeed is told about a network of so many parameters."""
     bf16 = options.server_precision == "bf16"
-    bucket = min(parameters, BUCKET)
+    bucket = min(-(-parameters // BUCKET_UNIT) * BUCKET_UNIT, BUCKET)
     zero: dict[str, Any] = {
         "stage": options.zero_stage,
         "reduce_bucket_size": bucket,
