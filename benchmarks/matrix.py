@@ -13,13 +13,13 @@ AdamW's first steps enlarge: the table's first lines tell by how much a second p
 largest relative difference over all steps of both networks must stay below --fp32-tolerance or --bf16-tolerance. With
 bf16 and ZeRO 1 to 3 the parameters themselves are bfloat16, which the plain loop's are not.
 
-A job goes through many cells, because starting takes longer than learning. A cell that fails ends its job; the next job
-goes on behind it.
+A job goes through many cells, because starting takes longer than learning; several jobs run side by side. A cell that
+fails ends its job, and the next job goes on behind it.
 
 examples:
   python benchmarks/matrix.py                                       all 48 cells and the further ones
   python benchmarks/matrix.py --sizes small --layouts alone --json matrix.json
-  python benchmarks/matrix.py --sizes large --stages 0 2 3 --layouts 1+2 --plain    memory of 1.5 billion parameters
+  python benchmarks/matrix.py --sizes large --stages 0 2 3 --layouts 1+2 --precisions fp32 --plain --alone
 """
 
 import argparse
@@ -51,7 +51,7 @@ COMMON = f"--method pfedgpa --clients 20 --rounds 6 --bank-rounds 5 --evaluate-e
 COMMON += " --precision fp64 --no-server-save"
 DIGITS = "--autoencoder-samples 320 --denoiser-samples 640"
 CIFAR = "--dataset synthetic --model cnn-cifar --partition dominant --train-per-client 60 --test-per-client 10"
-CIFAR += f" --autoencoder-samples {3 * BATCH} --denoiser-samples {3 * BATCH}"
+CIFAR += f" --autoencoder-samples {2 * BATCH} --denoiser-samples {2 * BATCH} --inversion-depth 5"
 WORK = {"small": DIGITS, "paper": DIGITS, "large": CIFAR}
 """Options by size; the largest has its billion parameters over the last two layers of a CIFAR-10 network only."""
 FURTHER = {
@@ -61,6 +61,8 @@ FURTHER = {
 }
 """Options of further cells, and the stages that they are tried with."""
 AGAIN = "the plain loop again"
+JOBS = 2
+"""Of a layout, side by side."""
 JOB_SECONDS = 300.0
 """How long a job may say nothing of a further cell."""
 
@@ -115,6 +117,8 @@ class Outcome:
     error: str = ""
     difference: float = float("nan")
     """Of the losses to the plain loop's: relative, the largest over all steps of both networks."""
+    last_loss: float = float("nan")
+    """Of the denoiser."""
     seconds: float = float("nan")
     """Of learning."""
     peak_gib: tuple[float, ...] = ()
@@ -168,7 +172,7 @@ def _job(layout: str, todo: dict[str, str], folder: Path) -> str:
     else:
         command = [_mpirun(), "--oversubscribe", "-n", str(ranks), *command]
     root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    log = folder / f"{layout}.log"
+    log = folder / f"{next(iter(todo))}.log"
     with log.open("w") as file:
         job = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=root | dict(os.environ))
         _await(job, lambda: sum(_complete(folder / name) for name in todo))
@@ -234,32 +238,43 @@ def losses(folder: Path) -> np.ndarray:
         return np.concatenate([file[f"server/{name}_loss"][-1] for name in NETWORKS])
 
 
-def outcome(cell: Cell, folder: Path, errors: dict[str, str]) -> Outcome:
-    """Holds a cell's losses against the plain loop's."""
+def outcome(cell: Cell, folder: Path, errors: dict[str, str], *, compared: bool) -> Outcome:
+    """Reads what a cell's run has left, and holds its losses against the plain loop's if they are to be compared."""
     for name in (cell.folder, cell.reference):
         if name in errors:
             return Outcome(cell, errors[name])
-    own, plain = losses(folder / cell.folder), losses(folder / cell.reference)
+    own = losses(folder / cell.folder)
+    plain = losses(folder / cell.reference) if compared else own
     learning = read_run(folder / cell.folder).learnings[-1]
     return Outcome(
         cell,
-        difference=float(np.max(np.abs(own - plain) / plain)),
+        difference=float(np.max(np.abs(own - plain) / plain)) if compared else float("nan"),
+        last_loss=float(own[-1]),
         seconds=sum(learning.seconds[name] for name in NETWORKS),
         peak_gib=tuple(float(peak) / 2**30 for peak in learning.peak_memory),
     )
 
 
-def measure(chosen: Sequence[Cell], folder: Path) -> list[Outcome]:
-    """Runs all cells and their references: layouts side by side, cells of a layout one after the other."""
-    references = {cell.reference: cell.plain_words() for cell in chosen}
-    jobs: dict[str, dict[str, str]] = {"alone": dict(references)}
+def measure(chosen: Sequence[Cell], folder: Path, *, compared: bool) -> list[Outcome]:
+    """Runs all cells and, to be compared, their references: some jobs side by side, each with a share of the runs."""
+    runs: dict[str, dict[str, str]] = {layout: {} for layout in LAYOUTS}
     for cell in chosen:
-        jobs.setdefault(cell.layout, {})[cell.folder] = cell.words()
+        if compared:
+            runs["alone"][cell.reference] = cell.plain_words()
+        runs[cell.layout][cell.folder] = cell.words()
+    shares = [(layout, share) for layout, own in runs.items() for share in _shares(own, JOBS)]
     errors: dict[str, str] = {}
-    with ThreadPoolExecutor() as pool:
-        for failed in pool.map(lambda layout: run_jobs(layout, jobs[layout], folder), jobs):
+    with ThreadPoolExecutor(len(shares)) as pool:
+        for failed in pool.map(lambda share: run_jobs(share[0], share[1], folder), shares):
             errors |= failed
-    return [outcome(cell, folder, errors) for cell in chosen]
+    return [outcome(cell, folder, errors, compared=compared) for cell in chosen]
+
+
+def _shares(runs: dict[str, str], number: int) -> list[dict[str, str]]:
+    """Deals the runs out to so many jobs, or fewer."""
+    names = list(runs)
+    dealt = [names[first::number] for first in range(number)]
+    return [{name: runs[name] for name in share} for share in dealt if share]
 
 
 def table(outcomes: Sequence[Outcome], limits: dict[str, float]) -> str:
@@ -277,11 +292,13 @@ def _entry(one: Outcome, limits: dict[str, float]) -> str:
         return "FAILED"
     verdict = "" if good(one, limits) else " TOO FAR"
     memory = " + ".join(f"{gib:.1f}" for gib in one.peak_gib)
-    return f"{one.difference:.0e}, {memory} GiB{verdict}"
+    told = f"loss {one.last_loss:.5f}" if np.isnan(one.difference) else f"{one.difference:.0e}"
+    return f"{told}, {memory} GiB{verdict}"
 
 
 def good(one: Outcome, limits: dict[str, float]) -> bool:
-    return not one.error and one.difference < limits[one.cell.precision]
+    """Whether the cell completed with the losses that it should have, where they were compared."""
+    return not one.error and not one.difference >= limits[one.cell.precision] and np.isfinite(one.last_loss)
 
 
 def versions() -> str:
@@ -302,6 +319,7 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--precisions", nargs="+", choices=["fp32", "bf16"], default=["fp32", "bf16"])
     parser.add_argument("--layouts", nargs="+", choices=LAYOUTS, default=list(LAYOUTS))
     parser.add_argument("--plain", action="store_true", help="without offload, checkpointing, and a second plain loop")
+    parser.add_argument("--alone", action="store_true", help="without the plain loop to compare with")
     parser.add_argument("--fp32-tolerance", type=float, default=5e-3)
     parser.add_argument("--bf16-tolerance", type=float, default=5e-2)
     parser.add_argument("--keep", type=Path, help="keep the runs in this folder, which must be new")
@@ -319,9 +337,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.keep or Path(temporary)
         folder.mkdir(parents=True, exist_ok=options.keep is None)
-        outcomes = measure(cells(options), folder)
+        outcomes = measure(cells(options), folder, compared=not options.alone)
     print(f"{datetime.now(UTC):%Y-%m-%d}  {versions()}")
-    print("largest relative difference of a step's loss to the plain loop's, and peak memory of each server rank")
+    told = "the last loss" if options.alone else "largest relative difference of a step's loss to the plain loop's"
+    print(f"{told}, and peak memory of each server rank")
     print(table(outcomes, limits))
     bad = [one for one in outcomes if not good(one, limits)]
     for one in bad:

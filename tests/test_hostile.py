@@ -315,7 +315,9 @@ def _spoil(file: h5py.Group) -> None:
         file.attrs[name] = EVIL
     for name in ("config", "environment"):
         content = json.loads(file[name].asstr()[()])
-        content |= {"method": EVIL, "partition": EVIL, "command": ["hpcfed", EVIL], "launcher": EVIL, "backend": EVIL}
+        content |= {"method": EVIL, "partition": EVIL, "command": ["hpcfed", EVIL], "launcher": EVIL}
+        if name == "environment":
+            content["backend"] = EVIL
         content["ranks"] = [{"host": EVIL, "device": EVIL}]
         del file[name]
         file[name] = json.dumps(content)

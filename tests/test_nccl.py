@@ -8,6 +8,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import h5py
@@ -20,7 +21,9 @@ from hpcfed.record.reading import read_run
 from tests import jobs
 from tests.conftest import Finished
 
-pytestmark = [pytest.mark.gpu, pytest.mark.xdist_group("nccl"), pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(400)]
+together = pytest.mark.xdist_group("nccl")
+"""Tests that look at the same two jobs."""
 
 HERE = Path(__file__).parent
 NCCL = ("--device", "cuda", "--backend", "nccl")
@@ -83,19 +86,27 @@ def runs_on(ranks: int, names: dict[str, str], folder: Path, mpirun: Callable[..
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory, mpirun: Callable) -> Path:
-    """All runs on one rank."""
-    folder = tmp_path_factory.mktemp("alone")
-    runs_on(1, RUNS, folder, mpirun)
-    return folder
+def both(tmp_path_factory: pytest.TempPathFactory, mpirun: Callable) -> tuple[Path, Path]:
+    """All runs on one rank, and on two over NCCL, which also make one that is repeated."""
+    folders = tmp_path_factory.mktemp("alone"), tmp_path_factory.mktemp("two")
+    with ThreadPoolExecutor(2) as pool:
+        started = [
+            pool.submit(runs_on, 1, RUNS, folders[0], mpirun),
+            pool.submit(runs_on, 2, RUNS | {"repeated": REPEATED}, folders[1], mpirun),
+        ]
+    for job in started:
+        job.result()
+    return folders
 
 
-@pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory, mpirun: Callable) -> Path:
-    """All runs on two ranks over NCCL, and one that is repeated."""
-    folder = tmp_path_factory.mktemp("two")
-    runs_on(2, RUNS | {"repeated": REPEATED}, folder, mpirun)
-    return folder
+@pytest.fixture
+def alone(both: tuple[Path, Path]) -> Path:
+    return both[0]
+
+
+@pytest.fixture
+def two(both: tuple[Path, Path]) -> Path:
+    return both[1]
 
 
 def rows(folder: Path) -> dict[int, np.ndarray]:
@@ -127,6 +138,7 @@ def test_every_method_is_here() -> None:
     assert sorted(METHODS) == sorted(methods.names())
 
 
+@together
 @pytest.mark.parametrize("name", RUNS)
 def test_two_ranks_over_nccl_give_the_run_of_one(name: str, alone: Path, two: Path) -> None:
     for part in ("seed-1", "seed-3") if name == "seeds" else (".",):
@@ -135,6 +147,7 @@ def test_two_ranks_over_nccl_give_the_run_of_one(name: str, alone: Path, two: Pa
         assert_same(two / name / part, alone / name / part, tolerance=TOLERANCES.get(name, 1e-12))
 
 
+@together
 def test_the_server_learns_the_same_over_nccl(alone: Path, two: Path) -> None:
     """From micro-batches of the same size; its arithmetic is float32 rounded to TF32."""
     with h5py.File(two / "pfedgpa/run.h5") as one, h5py.File(alone / "pfedgpa/run.h5") as other:
@@ -143,6 +156,7 @@ def test_the_server_learns_the_same_over_nccl(alone: Path, two: Path) -> None:
             np.testing.assert_allclose(one[name][()], other[name][()], rtol=1e-2)
 
 
+@together
 @pytest.mark.parametrize("ranks", [4, 8])
 def test_more_ranks_give_the_same_fedavg(ranks: int, alone: Path, tmp_path: Path, mpirun: Callable) -> None:
     runs_on(ranks, {"fedavg": RUNS["fedavg"]}, tmp_path, mpirun)
@@ -150,6 +164,7 @@ def test_more_ranks_give_the_same_fedavg(ranks: int, alone: Path, tmp_path: Path
     assert_same(tmp_path / "fedavg", alone / "fedavg", tolerance=1e-12)
 
 
+@together
 def test_deterministic_runs_are_the_same_to_the_byte(two: Path, tmp_path: Path, mpirun: Callable) -> None:
     """In two jobs, of which one did other things before."""
     runs_on(2, {"repeated": REPEATED}, tmp_path, mpirun)

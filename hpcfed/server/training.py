@@ -152,7 +152,8 @@ def _warm_up(call: Callable[[], Tensor], parameters: tuple[Tensor, ...]) -> None
     side.wait_stream(here)
     with torch.cuda.stream(side):
         for _ in range(WARM_UPS):
-            torch.autograd.grad(call(), [p for p in parameters if p.requires_grad])
+            answer = call()
+            torch.autograd.grad(answer, [p for p in parameters if p.requires_grad], torch.ones_like(answer))
     here.wait_stream(side)
 
 
