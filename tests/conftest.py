@@ -21,10 +21,20 @@ LONGEST = (
 """Files of tests that take longer than others, roughly in order."""
 
 
+SLOW = (
+    "baselines", "deepspeed", "faults", "hostile", "learning", "mpi", "paper", "pfedgpa", "placement", "profile",
+    "ranks", "resume", "seeds", "slurm", "study_page",
+)  # fmt: skip
+"""Files whose tests make whole runs, or start jobs of several ranks: `launch/test --quick` leaves them out."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest files begin first, so that processes that share the files end at about the same time."""
     places = {f"test_{name}": place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path.stem, len(places)))
+    for item in items:
+        if item.path.stem.removeprefix("test_") in SLOW or "mpirun" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.slow)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,10 +12,12 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+import torch
 
 from hpcfed import cli, methods
 from hpcfed.config import RunConfig
 from hpcfed.record.claim import claimed
+from tests.conftest import start
 
 QUICK = ["run", "--model", "mlp", "--rounds", "2", "--clients", "4"]
 
@@ -333,3 +336,23 @@ def test_letters_that_the_locale_lacks_are_replaced(hpcfed: Callable[..., Any]) 
     listed = hpcfed("list", PYTHONIOENCODING="ascii")
     assert listed.returncode == 0, listed.stderr
     assert "w ? w" in listed.stdout
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_nccl_without_a_gpu_is_one_line(hpcfed: Callable, tmp_path: Path) -> None:
+    refused = hpcfed("run", "--backend", "nccl", "--out", tmp_path / "run")
+    assert refused.returncode == 2
+    assert refused.stderr.count("\n") == 1 and "--backend nccl, but torch finds no CUDA device" in refused.stderr
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_the_gpu_tests_without_a_gpu_are_one_line() -> None:
+    """In this process's own Python, so that nothing is installed."""
+    program = Path(__file__).parents[1] / "launch/test"
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    refused = start([str(program), "--gpu"], HPCFED_ENVIRONMENT="current", PATH=path)
+    assert refused.returncode == 2
+    assert refused.stderr.count("\n") == 1 and "torch finds no CUDA device here" in refused.stderr
+    wrong = start([str(program), "--gpu"], HPCFED_ENVIRONMENT="mine", PATH=path)
+    assert wrong.returncode == 2 and wrong.stderr.count("\n") == 1

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from hpcfed import run as runs
 from hpcfed.clients.placement import place
+from hpcfed.errors import UserError
 from hpcfed.runtime.launcher import Launch, launched
-from hpcfed.runtime.world import Place, World, _threads, choose_backend
+from hpcfed.runtime.world import Place, World, _threads, choose_backend, nccl_on_shared_gpus
 
 
 @pytest.mark.parametrize(
@@ -39,6 +40,32 @@ def test_the_backend_is_chosen_with_a_reason() -> None:
     assert choose_backend((rank_at("a", "gpu-1"), rank_at("a", "gpu-1")))[0] == "gloo"
     assert "share a GPU" in choose_backend((rank_at("a", "gpu-1"), rank_at("a", "gpu-1")))[1]
     assert "not every rank has a GPU" in choose_backend((rank_at("a", "gpu-1"), rank_at("b", "cpu")))[1]
+
+
+def test_the_backend_that_was_asked_for_is_taken() -> None:
+    own, shared = (rank_at("a", "gpu-1"), rank_at("a", "gpu-2")), (rank_at("a", "gpu-1"), rank_at("a", "gpu-1"))
+    assert choose_backend(own, "gloo") == ("gloo", "as --backend says")
+    assert choose_backend(own, "nccl") == ("nccl", "every rank has a GPU of its own")
+    backend, reason = choose_backend(shared, "nccl")
+    assert backend == "nccl" and "is not fast" in reason
+    assert choose_backend(shared[:1], "nccl")[0] == "none"
+    for ranks in (1, 2):
+        with pytest.raises(UserError, match="needs a GPU on every rank"):
+            choose_backend((rank_at("a", "cpu"),) * ranks, "nccl")
+
+
+def test_nccl_is_told_that_ranks_share_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Older versions by a host of its own for every rank, newer ones by a switch; what the user has set stays."""
+    for name in ("NCCL_HOSTID", "NCCL_SOCKET_IFNAME", "NCCL_MULTI_RANK_GPU_ENABLE"):
+        monkeypatch.delenv(name, raising=False)
+    here, apart = (rank_at("a", "gpu-1"),) * 2, (rank_at("a", "gpu-1"), rank_at("b", "gpu-1"))
+    old = [nccl_on_shared_gpus(rank, here, (2, 28, 9)) for rank in (0, 1)]
+    assert old[0]["NCCL_HOSTID"] != old[1]["NCCL_HOSTID"]
+    assert [variables["NCCL_SOCKET_IFNAME"] for variables in old] == ["lo", "lo"]
+    assert "NCCL_SOCKET_IFNAME" not in nccl_on_shared_gpus(0, apart, (2, 28, 9)), "lo leads to no other host"
+    assert nccl_on_shared_gpus(0, here, (2, 30, 1)) == {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "eth7")
+    assert nccl_on_shared_gpus(0, here, (2, 28, 9))["NCCL_SOCKET_IFNAME"] == "eth7"
 
 
 def test_ranks_never_oversubscribe_cores(monkeypatch: pytest.MonkeyPatch) -> None:

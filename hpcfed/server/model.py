@@ -18,6 +18,7 @@ from hpcfed.errors import UserError, one_line
 from hpcfed.models import cuda
 from hpcfed.record.guarded import Reader, reading
 from hpcfed.record.watching import onlooker
+from hpcfed.runtime.world import peak_memory
 from hpcfed.server import diffusion
 from hpcfed.server.diffusion import Schedule, chunks
 from hpcfed.server.networks import Autoencoder, Denoiser, counted_once, num_parameters
@@ -60,9 +61,15 @@ class Learnt:
     """Of one server rank's device, per second."""
     peak_memory: list[float] = field(default_factory=list)
     """Bytes, of every server rank."""
+    own_peak: int = 0
+    """Bytes, of this rank."""
     ranks: int = 1
     kept: float = float("nan")
     """The share of clients whose generated row is nearest to their own uploads' latents; known after generation."""
+
+    def note_peak(self, device: torch.device) -> None:
+        """Keeps the most memory that was ever seen: DeepSpeed sets the device's own count back when ZeRO starts."""
+        self.own_peak = max(self.own_peak, peak_memory(device))
 
     def utilisation(self, network: str) -> float:
         """Model FLOPs by those that the devices could have done meanwhile."""
@@ -136,11 +143,13 @@ class LatentDiffusion:
         if self.options.server_checkpointing:
             network.checkpoint = _checkpoint(self.options)  # type: ignore[assignment]
         report.parameters[name] = num_parameters(network)
+        report.note_peak(self.place.device)
         learning = trainer(network, self.options, self._batching[name], self.place, steps=steps)
         begin = self._clock()
         with onlooker().span(name):
             report.losses[name] = learning.fit(loss, steps, _tellers(name, steps, told))
         report.seconds[name] = self._clock() - begin
+        report.note_peak(self.place.device)
         report.samples[name] = steps * self._batching[name].batch
         report.flops[name] = 3.0 * flops * report.samples[name]
         self._rebuilt(name, dict(learning.tensors()))

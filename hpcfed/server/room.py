@@ -19,7 +19,6 @@ from torch import Tensor
 from hpcfed.record import checkpoints
 from hpcfed.record.checkpoints import Part
 from hpcfed.record.watching import onlooker
-from hpcfed.runtime.world import peak_memory
 from hpcfed.server.model import LatentDiffusion, Learnt, Told
 from hpcfed.server.options import ServerOptions
 from hpcfed.server.training import Place
@@ -147,7 +146,8 @@ class Room:
                 return [None] * len(requests)
             case "learn":
                 report = self.model(seed).learn(self._banks[seed].rows(), self._told)
-                report.peak_memory = self._gather(float(peak_memory(self._place.device)))
+                report.note_peak(self._place.device)
+                report.peak_memory = self._gather(float(report.own_peak))
                 return [Answer(report=report, seconds=time.perf_counter() - begin) for _ in requests]
             case "save":
                 if self._place.rank == 0:
