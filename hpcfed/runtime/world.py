@@ -61,7 +61,7 @@ class World:
     """mpi4py's communicator of all ranks; None when alone."""
     role_comm: Any = None
     pulse: Pulse | None = None
-    """Signs of life of the role's ranks; None where there is but one."""
+    """Signs of life of the role's ranks; None where the role has no group."""
 
     @property
     def num_workers(self) -> int:
