@@ -40,6 +40,7 @@ from hpcfed.runtime.stalls import ending_stalls
 from hpcfed.runtime.world import World, peak_memory
 from hpcfed.server.model import steps_of
 from hpcfed.server.options import ServerOptions
+from hpcfed.server.service import check_world
 
 BEAT = 1.0
 """Seconds between two signs of life of a rank."""
@@ -71,6 +72,8 @@ def run(settings: Settings, stop: Stop | None = None) -> Path | None:
     check_network(settings)
     config = settings.config
     world = worlds.enter(device=config.device, server_ranks=config.server_ranks, backend=config.backend)
+    if isinstance(settings.options, ServerOptions):
+        check_world(settings.options, world)
     watch = onlooker()
     watch.begin(world)
     if world.role == "server":

@@ -1,10 +1,12 @@
 """Who we are: what launchers say, which backend is chosen and why, how cores and clients are shared out."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import cast
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,6 +15,8 @@ from hpcfed.clients.placement import place
 from hpcfed.errors import UserError
 from hpcfed.runtime.launcher import Launch, launched
 from hpcfed.runtime.world import Place, World, _threads, choose_backend, nccl_on_shared_gpus
+from hpcfed.server.options import ServerOptions
+from hpcfed.server.service import check_world
 
 
 @pytest.mark.parametrize(
@@ -66,6 +70,27 @@ def test_nccl_is_told_that_ranks_share_a_gpu(monkeypatch: pytest.MonkeyPatch) ->
     assert nccl_on_shared_gpus(0, here, (2, 30, 1)) == {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "eth7")
     assert nccl_on_shared_gpus(0, here, (2, 28, 9))["NCCL_SOCKET_IFNAME"] == "eth7"
+
+
+GPU_WORLD = World(
+    rank=0, size=3, local_rank=0, role="worker", role_rank=0, role_size=1, server_ranks=2, device=torch.device("cpu"),
+    places=(rank_at("a", "gpu-1"),) * 3, backend="none", reason="", threads=1, launch=Launch("mpirun", 0, 3),
+)  # fmt: skip
+"""A worker and two server ranks that share a GPU."""
+
+
+def test_zero_is_refused_where_gloo_would_have_to_gather_on_gpus() -> None:
+    """Before the start, on all ranks alike; the remedy that is named is none of those that are refused."""
+    zero = ServerOptions(zero_stage=2)
+    with pytest.raises(UserError, match=r"--zero-stage 2 over gloo.*; add --backend nccl"):
+        check_world(zero, GPU_WORLD)
+    with pytest.raises(UserError, match="over gloo"):
+        check_world(zero, replace(GPU_WORLD, wanted="gloo", server_ranks=1))
+    check_world(zero, replace(GPU_WORLD, wanted="nccl"))
+    check_world(zero, replace(GPU_WORLD, server_ranks=1))
+    check_world(zero, replace(GPU_WORLD, places=(rank_at("a", "gpu-1"), rank_at("a", "gpu-2"), rank_at("a", "gpu-3"))))
+    check_world(zero, replace(GPU_WORLD, places=(rank_at("a", "cpu"),) * 3))
+    check_world(ServerOptions(), GPU_WORLD)
 
 
 def test_ranks_never_oversubscribe_cores(monkeypatch: pytest.MonkeyPatch) -> None:

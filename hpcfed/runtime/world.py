@@ -68,6 +68,11 @@ class World:
         return self.size - self.server_ranks
 
     @property
+    def server_places(self) -> tuple[Place, ...]:
+        """Where the ranks run that train the server's model: its own, or without such all workers."""
+        return self.places[self.num_workers :] if self.server_ranks else self.places
+
+    @property
     def alone(self) -> bool:
         """One process plays every role."""
         return self.comm is None
@@ -137,7 +142,7 @@ def enter(*, device: str = "auto", server_ranks: int = 0, backend: Backend = "au
     if role_comm is not None and (role_size > 1 or role == "server"):
         if chosen_backend == "nccl" and _shared(peers):
             os.environ |= nccl_on_shared_gpus(rank, peers, torch.cuda.nccl.version())
-        pulse = _join(role_comm, _group_backend(chosen_backend, backend, chosen), chosen)
+        pulse = _join(role_comm, group_backend(peers, backend), chosen)
     return World(
         rank=rank,
         size=size,
@@ -162,7 +167,7 @@ def enter(*, device: str = "auto", server_ranks: int = 0, backend: Backend = "au
 def join_alone(world: World) -> None:
     """A process group of one, for libraries that want one; nothing where there is a group already."""
     if not dist.is_initialized():
-        backend = _group_backend("none", world.wanted, world.device)
+        backend = group_backend((world.places[world.rank],), world.wanted)
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
 
 
@@ -217,11 +222,12 @@ def _shared(places: tuple[Place, ...]) -> bool:
     return len({(p.host, p.device) for p in places}) < len(places)
 
 
-def _group_backend(backend: str, wanted: Backend, device: torch.device) -> str:
-    """What torch.distributed is told; a rank alone needs a group for libraries that want one."""
+def group_backend(places: tuple[Place, ...], wanted: Backend) -> str:
+    """What torch.distributed is told about these ranks; one alone needs a group for libraries that want one."""
+    backend, _ = choose_backend(places, wanted)
     if backend != "none":
         return backend
-    return "nccl" if device.type == "cuda" and wanted != "gloo" else "gloo"
+    return "nccl" if places[0].device != "cpu" and wanted != "gloo" else "gloo"
 
 
 def _mpi(launch: Launch) -> Any:

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpcfed.errors import remark
+from hpcfed.errors import UserError, remark
 from hpcfed.record.checkpoints import Part
 from hpcfed.runtime.collectives import Collectives
 from hpcfed.runtime.link import Link
-from hpcfed.runtime.world import World, join_alone
+from hpcfed.runtime.world import World, group_backend, join_alone
 from hpcfed.server.model import Learnt
 from hpcfed.server.options import ServerOptions
 from hpcfed.server.room import Answer, Request, Room, Verb
@@ -21,6 +21,17 @@ from hpcfed.server.training import Place, prepare
 
 LINE_EVERY = 5.0
 """Seconds between two lines about the server's progress."""
+
+
+def check_world(options: ServerOptions, world: World) -> None:
+    """Refuses what the server's ranks cannot do where they are; every rank of the job finds the same."""
+    places = world.server_places
+    on_gpus = any(place.device != "cpu" for place in places)
+    if options.zero_stage and on_gpus and group_backend(places, world.wanted) == "gloo":
+        raise UserError(
+            f"--zero-stage {options.zero_stage} over gloo, which neither reduces to one rank nor gathers on GPUs; "
+            "add --backend nccl"
+        )
 
 
 class Transport(Protocol):
