@@ -60,6 +60,8 @@ _COMMANDS = """commands:
   list     methods, data sets, models, partitions, attacks
 
 """
+MACHINE = ("device", "backend")
+"""Options that may stand beside --resume."""
 _GROUPS = {
     "run": "the run",
     "data": "data and how it is spread over clients",
@@ -168,11 +170,14 @@ def parse_run(arguments: list[str]) -> Settings:
         raise UserError(_unknown_flag(strange[0], flags))
     given = {name: value for name, value in vars(known).items() if name != "config"}
     if "resume" in given:
-        if len(given) > 1 or path is not None:
-            raise UserError("--resume takes everything from the run that it goes on with; give it no other option")
+        if set(given) - {"resume", *MACHINE} or path is not None:
+            raise UserError(
+                "--resume takes everything from the run that it goes on with; give it no other option "
+                "than --device and --backend"
+            )
         if not given["resume"]:
             raise UserError("--resume: must be a path, got nothing")
-        return _resumed(Path(given["resume"]))
+        return _resumed(Path(given["resume"]), {name: given[name] for name in MACHINE if name in given})
     for name in from_file:
         if name not in flags and (owners := _owners(name)):
             raise UserError(f"{path}: {name} is an option of method {', '.join(owners)}, and the method is {method}")
@@ -180,8 +185,11 @@ def parse_run(arguments: list[str]) -> Settings:
     return resolve({**from_file, **given}, sources, method_options)
 
 
-def _resumed(folder: Path) -> Settings:
-    """The settings of a run that is there; of all its seeds, if it has several."""
+def _resumed(folder: Path, machine: Mapping[str, Any]) -> Settings:
+    """The settings of a run that is there; of all its seeds, if it has several.
+
+    `machine` replaces what it says about the machine, which may be another one now.
+    """
     from hpcfed.record.checkpoints import RECORD, recorded
     from hpcfed.record.guarded import try_out
     from hpcfed.record.reading import read_run
@@ -195,7 +203,7 @@ def _resumed(folder: Path) -> Settings:
     try_out(path for path in files if path.is_file())
     stored = read_run(first.parent).config
     values = {name: value for name, value in stored.items() if value is not None}
-    values |= {"out": str(folder), "resume": str(folder), "overwrite": False}
+    values |= {"out": str(folder), "resume": str(folder), "overwrite": False, **machine}
     if seeds:
         del values["seed"]
         values["seeds"] = ",".join(map(str, seeds))

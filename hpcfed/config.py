@@ -124,7 +124,9 @@ class RunConfig(Options):
         0, "write a checkpoint every N rounds; 0: only when a signal stops the run", group="run", ge=0
     )
     resume: Path | None = option(
-        None, "go on with the run in this folder, from its last checkpoint; takes no other options", group="run"
+        None,
+        "go on with the run in this folder, from its last checkpoint; only --device and --backend may stand beside it",
+        group="run",
     )
     evaluate_every: int = option(1, "evaluate every N rounds, and after the last", group="run", ge=1)
     snapshot_every: int = option(0, "write clients' rows to params-RANK.h5 every N rounds; 0: never", group="run", ge=0)

@@ -72,13 +72,12 @@ def run(settings: Settings, stop: Stop | None = None) -> Path | None:
     check_network(settings)
     config = settings.config
     world = worlds.enter(device=config.device, server_ranks=config.server_ranks, backend=config.backend)
-    if isinstance(settings.options, ServerOptions):
-        check_world(settings.options, world)
     watch = onlooker()
     watch.begin(world)
     if world.role == "server":
         failing = _Failing(lambda: "server", _named_folders(settings.config))
         with stop.listening(), _ending_all_ranks(world, failing):  # asked to stop it goes on: workers tell it when
+            _check_server(settings, world)
             serve_model(settings, world)
             watch.end(world, None)
             world.close()
@@ -93,6 +92,7 @@ def run(settings: Settings, stop: Stop | None = None) -> Path | None:
     )
     beating = world.pulse.beating(BEAT) if world.pulse and settings.config.stall_timeout else nullcontext()
     with ExitStack() as claims, stop.listening(), ending, beating, _ending_all_ranks(world, failing):
+        _check_server(settings, world)
         if seeds is None:
             setup = assemble(settings, world, timers[0])
             folder = _make_folder(settings.config, world, claims)
@@ -111,6 +111,11 @@ def run(settings: Settings, stop: Stop | None = None) -> Path | None:
             remark(f"hpcfed: stopped; go on with: hpcfed run --resume {folder}")
         raise SystemExit(STOPPED)
     return folder if world.is_root else None
+
+
+def _check_server(settings: Settings, world: World) -> None:
+    if isinstance(settings.options, ServerOptions):
+        check_world(settings.options, world)
 
 
 def go(setup: Setup, folder: Path, *, quiet: bool = False, stop: Stop | None = None) -> None:
@@ -295,7 +300,10 @@ def _record_round(
         bad, fed.bad = fed.bad, set()
         kept, fed.kept = fed.kept, None
         reports = fed.server.reports() if setup.settings.options.has_server else []
-        own = {"wall": wall, "peak_memory": peak_memory(setup.world.device), "wire": wire}
+        peaks = [peak_memory(setup.world.device)]
+        if not setup.world.server_ranks:  # this process has learnt, too, and DeepSpeed may have set the count back
+            peaks += [report.own_peak for _, report in reports]
+        own = {"wall": wall, "peak_memory": max(peaks), "wire": wire}
         own["halvings"] = setup.engine.halvings
         own |= {"loss": float(learned.loss), "samples": int(learned.samples), "parts": int(traffic.parts)}
         own["excluded"] = len(bad)
@@ -532,6 +540,8 @@ def _stalled(world: World, failing: _Failing, phase: str, waited: float) -> None
         ranks = ", ".join(f"{rank} on {world.places[rank].host}" for rank in silent)
         line += f"; no sign of life from rank {ranks}"
     _last_words(world, failing, line)
+    if world.role_rank == 0:
+        time.sleep(2 * BEAT)  # it keeps the store, in which others may still be looking
 
 
 def _last_words(world: World, failing: _Failing, line: str, details: str = "") -> None:

@@ -7,7 +7,7 @@ says; so they are made in threads that nobody waits for.
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -33,7 +33,10 @@ class Pulse:
             over.set()
 
     def silent(self, seconds: float) -> list[int]:
-        """Looks for so long, and returns the ranks that leave no sign of life meanwhile."""
+        """Looks for so long, and returns the ranks that leave no sign of life meanwhile.
+
+        Rank 0 is the answer when the store does not answer; nobody is when it has gone, since then rank 0 has ended.
+        """
         found: list[list[int]] = []
         looking = threading.Thread(target=lambda: found.append(self._look(seconds)), name="silent", daemon=True)
         looking.start()
@@ -41,13 +44,15 @@ class Pulse:
         return found[0] if found else [0]
 
     def _beat(self, seconds: float, over: threading.Event) -> None:
-        beats = 0
-        with suppress(RuntimeError):  # the store has gone, and with it the run
-            store = self._connected()
-            while not over.is_set():
-                beats += 1
+        beats, store = 0, None
+        while not over.is_set():
+            beats += 1
+            try:
+                store = store or self._connected()
                 store.set(f"pulse/{self._rank}", str(beats))
-                over.wait(seconds)
+            except RuntimeError:  # it is slow to start, or has gone and with it the run
+                store = None
+            over.wait(seconds)
 
     def _look(self, seconds: float) -> list[int]:
         try:
@@ -56,7 +61,7 @@ class Pulse:
             time.sleep(seconds)
             after = self._signs(store)
         except RuntimeError:
-            return [0]
+            return []
         return [rank for rank in range(self._size) if before[rank] == after[rank]]
 
     def _signs(self, store: dist.TCPStore) -> list[bytes]:
