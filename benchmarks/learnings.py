@@ -26,7 +26,7 @@ from hpcfed.server.options import ServerOptions
 from hpcfed.server.training import Place, prepare
 
 COLUMNS = (3000, 658)
-"""Of the generated tensors, as many as the digits' network has in all."""
+"""Widths of the generated tensors; together as many as the digits' network has."""
 ROWS, BATCH, STEPS = 100, 16, 3
 
 

@@ -63,7 +63,7 @@ FURTHER = {
 """Options of further cells, and the stages that they are tried with."""
 AGAIN = "the plain loop again"
 JOBS = 2
-"""Of a layout, side by side."""
+"""Jobs of one layout that run side by side."""
 JOB_SECONDS = 600.0
 """How long a job may say nothing of a further cell."""
 
@@ -117,13 +117,13 @@ class Outcome:
     cell: Cell
     error: str = ""
     difference: float | None = None
-    """Of the losses to the plain loop's: relative, the largest over all steps of both networks; None: not compared."""
+    """Largest relative difference of a step's loss to the plain loop's, over both networks; None: not compared."""
     last_loss: float = float("nan")
-    """Of the denoiser, NaN if any loss is."""
+    """The denoiser's last loss; NaN if any loss is."""
     seconds: float = float("nan")
-    """Of learning."""
+    """Seconds of learning."""
     peak_gib: tuple[float, ...] = ()
-    """Of every server rank."""
+    """Peak memory of each server rank."""
 
 
 def cells(options: argparse.Namespace) -> list[Cell]:
@@ -235,7 +235,7 @@ def job(words: Iterable[str]) -> None:
 
 
 def losses(folder: Path) -> np.ndarray:
-    """Of every step of both networks, the last time that they learnt."""
+    """Read the loss of every step of both networks, the last time that they learnt."""
     with h5py.File(folder / "run.h5") as file:
         return np.concatenate([file[f"server/{name}_loss"][-1] for name in NETWORKS])
 
