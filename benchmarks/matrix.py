@@ -19,7 +19,7 @@ fails ends its job, and the next job goes on behind it.
 examples:
   python benchmarks/matrix.py                                       all 48 cells and the further ones
   python benchmarks/matrix.py --sizes small --layouts alone --json matrix.json
-  python benchmarks/matrix.py --sizes large --stages 0 2 3 --layouts 1+2 --precisions fp32 --plain --alone
+  python benchmarks/matrix.py --sizes large --stages 0 2 3 --layouts 1+2 --precisions fp32 --basic --uncompared
 """
 
 import argparse
@@ -135,7 +135,7 @@ def cells(options: argparse.Namespace) -> list[Cell]:
         for precision in options.precisions
         for stage in options.stages
     ]
-    if options.plain:
+    if options.basic:
         return chosen
     again = [Cell(size, precision, 0, AGAIN, "alone") for size in options.sizes for precision in options.precisions]
     further = [
@@ -321,8 +321,8 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--stages", nargs="+", type=int, choices=range(4), default=[0, 1, 2, 3])
     parser.add_argument("--precisions", nargs="+", choices=["fp32", "bf16"], default=["fp32", "bf16"])
     parser.add_argument("--layouts", nargs="+", choices=LAYOUTS, default=list(LAYOUTS))
-    parser.add_argument("--plain", action="store_true", help="without offload, checkpointing, and a second plain loop")
-    parser.add_argument("--alone", action="store_true", help="without the plain loop to compare with")
+    parser.add_argument("--basic", action="store_true", help="without offload, checkpointing, and a second plain loop")
+    parser.add_argument("--uncompared", action="store_true", help="run no plain loop to compare with")
     parser.add_argument("--fp32-tolerance", type=float, default=5e-3)
     parser.add_argument("--bf16-tolerance", type=float, default=5e-2)
     parser.add_argument("--keep", type=Path, help="keep the runs in this folder, which must be new")
@@ -340,9 +340,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.keep or Path(temporary)
         folder.mkdir(parents=True, exist_ok=options.keep is None)
-        outcomes = measure(cells(options), folder, compared=not options.alone)
+        outcomes = measure(cells(options), folder, compared=not options.uncompared)
     print(f"{datetime.now(UTC):%Y-%m-%d}  {versions()}")
-    told = "the last loss" if options.alone else "largest relative difference of a step's loss to the plain loop's"
+    told = "the last loss" if options.uncompared else "largest relative difference of a step's loss to the plain loop's"
     print(f"{told}, and peak memory of each server rank")
     print(table(outcomes, limits))
     bad = [one for one in outcomes if not good(one, limits)]

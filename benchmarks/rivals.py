@@ -40,7 +40,7 @@ class Work:
     clients: int
     cohort: int
     images: int
-    """Of each client."""
+    """Images of each client."""
     sgd: Sgd
 
     @property
@@ -99,7 +99,7 @@ class Report:
     """What one process measured."""
 
     seconds: list[float]
-    """Of each counted round."""
+    """Seconds of each counted round."""
     loss_before: float | None = None
     loss_after: float | None = None
 

@@ -72,7 +72,7 @@ RUNS = {
 REPEATED = "--method fedavg --model cnn-digits --deterministic"
 """In TF32, on the kernels that users get."""
 TOLERANCES = {"fp32": 1e-5, "tf32": 1e-3}
-"""Of rows, by their norm; 1e-12 for all others. A GPU adds up float32 in any order, and rounds TF32 to 11 bits."""
+"""Largest relative distance of rows; others 1e-12. A GPU adds float32 in any order, and rounds TF32 to 11 bits."""
 
 
 def runs_on(ranks: int, names: dict[str, str], folder: Path, mpirun: Callable[..., Finished]) -> None:

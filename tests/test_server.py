@@ -800,7 +800,7 @@ def test_captured_passes_learn_the_same(precision: str, monkeypatch: pytest.Monk
 
 
 def test_the_peak_of_memory_outlasts_a_count_that_is_set_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As DeepSpeed does when it starts ZeRO for the second network, which needs less than the first."""
+    """DeepSpeed sets it back when it starts ZeRO for the second network, which needs less than the first."""
     counts = iter([100, 900, 10, 300])
     monkeypatch.setattr(model_module, "peak_memory", lambda device: next(counts))
     assert LatentDiffusion(WIDTHS, QUICK, HERE, seed=1).learn(BANK).own_peak == 900
