@@ -265,8 +265,9 @@ def measure(chosen: Sequence[Cell], folder: Path, *, compared: bool) -> list[Out
             runs["alone"][cell.reference] = cell.plain_words()
         runs[cell.layout][cell.folder] = cell.words()
     shares = [(layout, share) for layout, own in runs.items() for share in _shares(own, JOBS)]
+    at_once = 1 if any(cell.size == "large" for cell in chosen) else len(shares)  # of these one fills half a GPU
     errors: dict[str, str] = {}
-    with ThreadPoolExecutor(len(shares)) as pool:
+    with ThreadPoolExecutor(at_once) as pool:
         for failed in pool.map(lambda share: run_jobs(share[0], share[1], folder), shares):
             errors |= failed
     return [outcome(cell, folder, errors, compared=compared) for cell in chosen]

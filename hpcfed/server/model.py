@@ -152,13 +152,16 @@ class LatentDiffusion:
         report.note_peak(self.place.device)
         report.samples[name] = steps * self._batching[name].batch
         report.flops[name] = 3.0 * flops * report.samples[name]
-        self._rebuilt(name, dict(learning.tensors()))
+        # ZeRO gathers whole tensors beside what it holds itself: they wait on the host until that is gone.
+        tensors = dict(learning.tensors()) if not self.options.zero_stage else _on_host(learning.tensors())
+        rebuilt = self._rebuilt(name, tensors)
         learning.close()
         del learning, network
         if report.parameters[name] >= LARGE or self.options.zero_stage or self.place.device.type == "cuda":
             gc.collect()  # DeepSpeed's objects hold each other, and with them moments and captured passes
+        rebuilt.to(self.place.device)
 
-    def _rebuilt(self, name: str, tensors: dict[str, Tensor]) -> None:
+    def _rebuilt(self, name: str, tensors: dict[str, Tensor]) -> nn.Module:
         """What DeepSpeed has wrapped is left behind; plain networks with the same tensors generate."""
         size = self.options.size
         network: nn.Module
@@ -169,7 +172,7 @@ class LatentDiffusion:
             else:
                 self.denoiser = network = Denoiser(size)
         network.load_state_dict(tensors, assign=True)
-        network.to(self.place.device).eval()
+        return network.eval()
 
     def _reconstruction(self, x: Tensor) -> Loss:
         micro, latent = self._batching["autoencoder"].micro, self.options.size.latent
@@ -309,7 +312,7 @@ class LatentDiffusion:
             return {key: torch.as_tensor(value, device=self.place.device) for key, value in there.items()}
 
         for name in NETWORKS:
-            self._rebuilt(name, tensors(name))
+            self._rebuilt(name, tensors(name)).to(self.place.device)
         self.standard, self.latents = Standard(**tensors("standard")), LatentStandard(**tensors("latents"))
         for standard, width in ((self.standard, sum(self._widths)), (self.latents, self.options.size.latent)):
             if standard.mean.shape != (width,) or standard.scale.shape not in ((), (1,), (width,)):
@@ -322,6 +325,10 @@ MOST_SERVER = 2**40
 """Bytes of a saved server that is read."""
 _SHAPING = ("server", "server_width", "server_latent", "server_depth", "diffusion_steps")
 """Options without which saved networks mean something else."""
+
+
+def _on_host(tensors: Iterator[tuple[str, Tensor]]) -> dict[str, Tensor]:
+    return {name: tensor.cpu() for name, tensor in tensors}
 
 
 def _parts(rows: Tensor, network: Autoencoder | Denoiser) -> Iterator[slice]:

@@ -35,8 +35,8 @@ Moments = dict[str, dict[str, Tensor]]
 MOMENTS = ("exp_avg", "exp_avg_sq")
 WARM_UPS = 3
 """Passes before a capture."""
-BUCKET = 500_000_000
-"""Numbers that DeepSpeed sends at once at most, as it has it. It allocates as many, however small the network is."""
+BUCKET = 50_000_000
+"""Numbers that DeepSpeed sends at once at most. It allocates as many, some of them twice."""
 BUCKET_UNIT = 1024
 """Buckets are multiples of it, as DeepSpeed wants them to be of some small number."""
 _LruCache = type(cache(lambda: None))
@@ -392,6 +392,8 @@ def configuration(options: ServerOptions, batching: Batching, parameters: int) -
         "reduce_bucket_size": bucket,
         "allgather_bucket_size": bucket,
         "stage3_prefetch_bucket_size": bucket // 10,
+        "stage3_max_live_parameters": 2 * bucket,
+        "stage3_max_reuse_distance": 2 * bucket,
     }
     if options.server_offload != "none":
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
