@@ -15,7 +15,7 @@ from hpcfed.clients.engine import Engine
 from hpcfed.clients.lockstep import Lockstep, RowEngine
 from hpcfed.clients.placement import LONGEST, Clients, client_loads, place
 from hpcfed.config import RunConfig, Settings, num_new_classes
-from hpcfed.data.datasets import Dataset, Split, SyntheticSize, load
+from hpcfed.data.datasets import ArrayDataset, Dataset, Split, SyntheticSize, load
 from hpcfed.data.partition import Partition, partition
 from hpcfed.data.shards import Shard, join, part, shard
 from hpcfed.data.supplement import Supplement, nobody, supplemented
@@ -51,6 +51,8 @@ class Setup:
     """This rank's share of the global test set, as the data of one client."""
     global_test_size: int
     dealt: "Dealt"
+    data: str = ""
+    """A fingerprint of the data set, on the root; empty for one that its options describe."""
     shards: Shards | None = None
     """Gathers the data of clients that come from another rank; None when clients stay where they are."""
     gather_seconds: float = 0.0
@@ -258,10 +260,16 @@ def _setup(
         global_test=global_test,
         global_test_size=len(material.dataset.labels("test")),
         dealt=material.dealt,
+        data=_fingerprint(material.dataset) if world.is_root else "",
     )
     if material.newcomers is not None:
         setup.newcomers = Newcomers(federation(material.newcomers, *more), material.newcomers)
     return setup
+
+
+def _fingerprint(dataset: Dataset) -> str:
+    honest = dataset.honest if isinstance(dataset, Flipped) else dataset
+    return honest.fingerprint if isinstance(honest, ArrayDataset) else ""
 
 
 def _transport(settings: Sequence[Settings], layout: Layout, world: World) -> Transport | None:

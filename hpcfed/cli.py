@@ -18,7 +18,7 @@ from hpcfed import __version__, methods
 from hpcfed.attacks import ATTACKS
 from hpcfed.config import RunConfig, Settings, check, read_toml, resolve
 from hpcfed.data import DATASETS, PARTITIONS
-from hpcfed.errors import UserError, did_you_mean, remark, tell, unknown
+from hpcfed.errors import UserError, did_you_mean, no_checkpoint, remark, tell, unknown
 from hpcfed.models import MODELS
 from hpcfed.runtime.launcher import launched, leave
 
@@ -61,6 +61,7 @@ _COMMANDS = """commands:
 
 """
 MACHINE = ("device", "backend")
+BESIDE_RESUME = (*MACHINE, "overwrite")
 """Options that may stand beside --resume."""
 _GROUPS = {
     "run": "the run",
@@ -149,7 +150,7 @@ def _run(arguments: list[str]) -> None:
     check(settings, launched())
     if settings.config.resume is not None and _complete(settings.config.resume):
         if not launched().rank:
-            print(f"hpcfed: {settings.config.resume} is complete; there is nothing to go on with", file=sys.stderr)
+            remark(f"hpcfed: {settings.config.resume} is complete; there is nothing to go on with")
         return
     from hpcfed.run import run
 
@@ -170,14 +171,14 @@ def parse_run(arguments: list[str]) -> Settings:
         raise UserError(_unknown_flag(strange[0], flags))
     given = {name: value for name, value in vars(known).items() if name != "config"}
     if "resume" in given:
-        if set(given) - {"resume", *MACHINE} or path is not None:
+        if set(given) - {"resume", *BESIDE_RESUME} or path is not None:
             raise UserError(
                 "--resume takes everything from the run that it goes on with; give it no other option "
-                "than --device and --backend"
+                "than --device, --backend and --overwrite"
             )
         if not given["resume"]:
             raise UserError("--resume: must be a path, got nothing")
-        return _resumed(Path(given["resume"]), {name: given[name] for name in MACHINE if name in given})
+        return _resumed(Path(given["resume"]), {name: given[name] for name in BESIDE_RESUME if name in given})
     for name in from_file:
         if name not in flags and (owners := _owners(name)):
             raise UserError(f"{path}: {name} is an option of method {', '.join(owners)}, and the method is {method}")
@@ -185,48 +186,50 @@ def parse_run(arguments: list[str]) -> Settings:
     return resolve({**from_file, **given}, sources, method_options)
 
 
-def _resumed(folder: Path, machine: Mapping[str, Any]) -> Settings:
+def _resumed(folder: Path, beside: Mapping[str, Any]) -> Settings:
     """The settings of a run that is there; of all its seeds, if it has several.
 
-    `machine` replaces what it says about the machine, which may be another one now.
+    `beside` replaces what it says about the machine, which may be another one now.
     """
-    from hpcfed.record.checkpoints import RECORD, recorded
+    from hpcfed.record import checkpoints
+    from hpcfed.record.folder import RECORD, check_plain, seeds
     from hpcfed.record.guarded import try_out
     from hpcfed.record.reading import read_run
 
-    seeds = _seeds(folder)
-    seeds = [seed for seed in seeds if not _complete(folder / f"seed-{seed}")] or seeds  # they are left as they are
-    files = [path for run in ([folder / f"seed-{seed}" for seed in seeds] or [folder]) for path in recorded(run)]
+    check_plain(folder)
+    every = [] if (folder / RECORD).exists() else seeds(folder)
+    left = [seed for seed in every if not _complete(folder / f"seed-{seed}")] or every  # others are left as they are
+    runs = [folder / f"seed-{seed}" for seed in left] or [folder]
+    files = [path for run in runs for path in checkpoints.recorded(run)]
     first = next(path for path in files if path.name == RECORD)
     if not first.is_file():
         raise UserError(f"--resume {folder}: there is no run")
     try_out(path for path in files if path.is_file())
-    stored = read_run(first.parent).config
-    values = {name: value for name, value in stored.items() if value is not None}
-    values |= {"out": str(folder), "resume": str(folder), "overwrite": False, **machine}
-    if seeds:
+    record = read_run(first.parent)
+    lost = record.rounds_done if not all(checkpoints.exist(run) for run in runs) else 0
+    if lost and record.status != "complete" and not beside.get("overwrite"):
+        raise UserError(no_checkpoint(folder, lost))
+    values = {name: value for name, value in record.config.items() if value is not None}
+    # Nothing is fetched, or written elsewhere, because a folder says so that was handed in.
+    values |= {"out": str(folder), "resume": str(folder), "overwrite": False, "download": False, **beside}
+    if left:
         del values["seed"]
-        values["seeds"] = ",".join(map(str, seeds))
+        values["seeds"] = ",".join(map(str, left))
     sources = {name: f"{folder}: {name}" for name in values}
     return resolve(values, sources, methods.load(str(values.get("method"))).Options)
 
 
-def _seeds(folder: Path) -> list[int]:
-    """Those that have folders of their own in it."""
-    return sorted(int(path.name[5:]) for path in folder.glob("seed-*") if fullmatch(r"seed-[0-9]{1,19}", path.name))
-
-
 def _complete(folder: Path) -> bool:
     """Whether a run, or every seed of it, has come to its end; one whose record is damaged has not."""
+    from hpcfed.record.folder import RECORD, runs
     from hpcfed.record.guarded import try_out
-    from hpcfed.record.reading import read_run
+    from hpcfed.record.reading import is_complete
 
-    runs = [folder / f"seed-{seed}" for seed in _seeds(folder)] or [folder]
     try:
-        try_out(run / "run.h5" for run in runs if (run / "run.h5").is_file())
-        return all(read_run(run).status == "complete" for run in runs)
+        try_out(run / RECORD for run in runs(folder) if (run / RECORD).is_file())
     except UserError:
         return False
+    return is_complete(folder)
 
 
 def _peek(arguments: list[str]) -> tuple[Path | None, str | None]:

@@ -4,7 +4,6 @@ Imports no torch: a command line is checked, and its mistakes are reported, befo
 """
 
 import os
-import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from hpcfed.attacks import ATTACKS
 from hpcfed.data import PARTITIONS, DatasetInfo, files
 from hpcfed.errors import UserError, count, did_you_mean, unknown
 from hpcfed.models import MODELS
+from hpcfed.record.folder import check_out
 from hpcfed.runtime.launcher import Launch
 
 if TYPE_CHECKING:
@@ -24,11 +24,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", bound="Options")
 
-ANYWHERE = ("out", "overwrite", "data_root", "download", "device", "backend")
+ANYWHERE = ("out", "overwrite", "data_root", "download", "device", "backend", "checkpoint_every", "checkpoint_minutes")
 """Options that may differ between calls on one folder of results, because no figure depends on them."""
-
-CLAIM = ".claim"
-"""The file by which a run claims its folder while it goes on."""
 
 MOST_SEEDS = 256
 """Seeds that a run advances together at most; each has a thread of its own."""
@@ -121,11 +118,15 @@ class RunConfig(Options):
     )
     stop_at_target: bool = option(False, "end the run in the round that reaches --target-accuracy", group="run")
     checkpoint_every: int = option(
-        0, "write a checkpoint every N rounds; 0: only when a signal stops the run", group="run", ge=0
+        0, "write a checkpoint every N rounds, beside those of --checkpoint-minutes", group="run", ge=0
+    )
+    checkpoint_minutes: float = option(
+        10.0, "write a checkpoint when the last is so old; 0: never for that reason", group="run", ge=0
     )
     resume: Path | None = option(
         None,
-        "go on with the run in this folder, from its last checkpoint; only --device and --backend may stand beside it",
+        "go on with the run in this folder, from its last checkpoint; only --device, --backend and --overwrite (begin "
+        "anew where there is no checkpoint) may stand beside it",
         group="run",
     )
     evaluate_every: int = option(1, "evaluate every N rounds, and after the last", group="run", ge=1)
@@ -490,28 +491,6 @@ def check_unchanged(folder: Path, had: Mapping[str, Any], wanted: Mapping[str, A
         before = had.get(name, value)
         if before != value and name not in ANYWHERE:
             raise UserError(f"{folder} was run with {name} {before}, not {value}; name another --out")
-
-
-def check_out(out: Path, *, overwrite: bool) -> None:
-    """Refuses a folder with what this run may not replace."""
-    if not out.exists():
-        return
-    if not out.is_dir():
-        raise UserError(f"--out {out} is a file; name a folder")
-    if (out / "run.h5").exists() or any(out.glob("seed-*/run.h5")):
-        if not overwrite:
-            raise UserError(f"--out {out} already holds a run; add --overwrite to replace it, or name another folder")
-        return
-    others = [path for path in out.iterdir() if path.name != CLAIM]
-    if others and not (overwrite and all(_of_a_run(path) for path in others)):
-        raise UserError(f"--out {out} is not empty and holds no run; name another folder")
-
-
-def _of_a_run(path: Path) -> bool:
-    """Whether a run makes such a file or folder: one that was killed early has left some, and no record."""
-    if re.fullmatch(r"seed-[0-9]+", path.name):
-        return path.is_dir() and all(_of_a_run(own) for own in path.iterdir())
-    return bool(re.fullmatch(r"checkpoints|(params|error)-[0-9]+\.(h5|txt)|server\.h5|\..+\.tmp", path.name))
 
 
 def _validated(model: type[T], values: Mapping[str, Any], sources: Mapping[str, str]) -> T:

@@ -59,3 +59,11 @@ def count(number: int, noun: str) -> str:
 def printable(text: str) -> str:
     """On one line, without characters that a terminal would obey: names may come from a file that was handed in."""
     return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
+
+
+def no_checkpoint(folder: object, rounds: int) -> str:
+    """Why a run that has come so far cannot be gone on with."""
+    return (
+        f"--resume {folder}: there is no whole checkpoint, and {count(rounds, 'recorded round')} would be lost; "
+        "add --overwrite to begin anew"
+    )

@@ -4,7 +4,8 @@ Random numbers are keyed by round and client, so nothing but the method's state,
 kept. Rows are looked up by the ids of clients: any number of ranks can go on.
 """
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -13,15 +14,19 @@ import numpy as np
 import torch
 
 from hpcfed.assembly import Setup
-from hpcfed.errors import count
-from hpcfed.progress import RunProgress
+from hpcfed.errors import UserError, count, no_checkpoint
 from hpcfed.record import checkpoints
 from hpcfed.record.checkpoints import Checkpoint
+from hpcfed.record.reading import read_run
 from hpcfed.record.results import ResultsWriter
+from hpcfed.runtime.signals import Stop
+
+Say = Callable[[str], None]
 
 
 def save(setup: Setup, folder: Path, rounds: int, state: Any, results: ResultsWriter | None) -> None:
     """A checkpoint after so many rounds; the same call on every worker, who all know then that it is whole."""
+    check_shared(setup, state)
     there, rank = checkpoints.place(folder, rounds), setup.world.role_rank
     if results is not None:
         results.publish()
@@ -106,21 +111,72 @@ def _array(tensor: torch.Tensor) -> np.ndarray:
     return array
 
 
+def beginning(setup: Setup, runs: Sequence[Path], say: Say, stop: Stop) -> list[Checkpoint] | None:
+    """Checkpoints of all runs after the same round, from which they go on; None where they begin anew.
+
+    The same call on every worker. The runs' folders are claimed by now, so nobody else changes them.
+    """
+    config, world = setup.settings.config, setup.world
+    found: list[Checkpoint] | None = None
+    if world.is_root:
+        try:
+            found = checkpoints.common(runs, say=say, stopping=lambda: stop.asked)
+        except checkpoints.Interrupted:
+            stop.agreed = True
+        rounds = [] if found or stop.agreed else [_rounds_on_disk(run) for run in runs]
+        if any(rounds) and not config.overwrite:
+            raise UserError(no_checkpoint(config.resume, max(rounds)))
+    found, stop.agreed = world.share((found, stop.agreed))
+    return found
+
+
+def _rounds_on_disk(run: Path) -> int:
+    """Rounds that a run has recorded; of a damaged record nobody knows."""
+    try:
+        return read_run(run).rounds_done
+    except UserError:
+        return 0
+
+
 def go_on(
-    setup: Setup, folder: Path, state: Any, results: ResultsWriter | None, progress: RunProgress
+    setup: Setup, folder: Path, found: Checkpoint | None, state: Any, results: ResultsWriter | None, say: Say
 ) -> tuple[int, Any]:
-    """Rounds that are done and the state after them, from the last whole checkpoint; without one a run begins anew."""
-    found = checkpoints.newest(folder, say=progress.say) if results is not None else None
-    found = setup.collectives.share(found)
+    """Rounds that are done and the state after them, from a checkpoint; without one a run begins anew."""
     if found is None:
         if results is not None:
             checkpoints.discard_after(folder, 0)  # damaged ones would count as the newest
-        progress.say(f"no checkpoint in {folder}: the run begins anew")
+            results.begin_anew()
+        say(f"no checkpoint in {folder}: the run begins anew")
         return 0, state
     if results is not None:
         checkpoints.discard_after(folder, found.rounds)
         kept = found.folder / checkpoints.RECORD
         results.restore(kept if kept.exists() else folder / checkpoints.RECORD, found.rounds)
     setup.federation.round = found.rounds - 1  # which is judged if it was the last
-    progress.say(f"going on after round {found.rounds}")
+    say(f"going on after round {found.rounds}")
     return found.rounds, load(setup, found, state)
+
+
+def check_shared(setup: Setup, state: Any) -> None:
+    """Refuses a state whose shared fields differ between ranks: a checkpoint has only one rank's.
+
+    Ranks on different devices may round differently, so that a small difference is none.
+    """
+    shared = {f.name: getattr(state, f.name) for f in fields(state) if not f.metadata.keys() & {"fixed", "owned"}}
+    own = {name: _array(value) for name, value in shared.items()}
+    digests = {name: hashlib.sha256(array.tobytes()).hexdigest() for name, array in own.items()}
+    everyones = setup.collectives.everyone(digests)
+    for name in [name for name in digests if len({theirs.get(name) for theirs in everyones}) > 1]:
+        first = setup.collectives.share(own[name])
+        if setup.collectives.any(not _close(own[name], first)):
+            method = setup.settings.config.method
+            raise RuntimeError(
+                f"state field {name} of method {method} differs between ranks, so that no run could go on with it; "
+                "mark it OWNED if it has a row per client, otherwise make it the same on all ranks"
+            )
+
+
+def _close(one: np.ndarray, other: np.ndarray) -> bool:
+    if one.shape != other.shape or one.dtype.kind != "f":
+        return False
+    return bool(np.allclose(one, other, rtol=1e-3, atol=1e-6, equal_nan=True))

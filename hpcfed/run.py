@@ -1,7 +1,6 @@
 """One run, or several seeds of it: enter the world, go round after round, write everything down."""
 
 import os
-import shutil
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -21,15 +20,26 @@ from hpcfed.assembly import Newcomers, Setup, assemble, assemble_seeds, check_ne
 from hpcfed.clients.balance import MOVES, imbalance
 from hpcfed.clients.lockstep import Lockstep
 from hpcfed.clients.placement import Clients
-from hpcfed.config import RunConfig, Settings, check_out
+from hpcfed.config import RunConfig, Settings
 from hpcfed.errors import UserError, count, one_line, remark, tell
 from hpcfed.federation import Cohort, Federation, Learned, Traffic
 from hpcfed.moving import Moving
 from hpcfed.progress import RunProgress, SeedsProgress
 from hpcfed.record import environment
+from hpcfed.record.checkpoints import Checkpoint
 from hpcfed.record.claim import claimed
 from hpcfed.record.energy import joules
-from hpcfed.record.reading import at_target, mean_accuracy
+from hpcfed.record.folder import (
+    check_out,
+    check_plain,
+    empty,
+    failures,
+    leave_failure,
+    remove_empty_seeds,
+    seed_folder,
+    seed_folders,
+)
+from hpcfed.record.reading import at_target, is_complete, mean_accuracy
 from hpcfed.record.results import RANK_SERIES, ResultsWriter, ServerSize
 from hpcfed.record.snapshots import SnapshotWriter
 from hpcfed.record.timing import PHASES
@@ -66,7 +76,7 @@ def run(settings: Settings, stop: Stop | None = None) -> Path | None:
     Each of several seeds has a folder `seed-N` in it. `stop` remembers whether one was asked for, also where it came
     too late.
     """
-    stop = stop or Stop()
+    stop = stop or Stop(60 * settings.config.checkpoint_minutes)
     if settings.config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it once, when it starts
     check_network(settings)
@@ -95,15 +105,22 @@ def run(settings: Settings, stop: Stop | None = None) -> Path | None:
         _check_server(settings, world)
         if seeds is None:
             setup = assemble(settings, world, timers[0])
-            folder = _make_folder(settings.config, world, claims)
-            failing.folders = [folder]
-            go(setup, folder, stop=stop)
+            folder, complete = _make_folder(settings.config, world, claims)
+            if complete:
+                _leave(setup, None, status="complete")
+            else:
+                failing.folders = [folder]
+                go(setup, folder, stop=stop)
         else:
             lockstep, setups = assemble_seeds([settings.of_seed(seed) for seed in seeds], world, timers)
             failing.phase = lambda: lockstep.at_work.timer.current
-            folder = _make_folder(settings.config, world, claims)
-            failing.folders = [folder / f"seed-{seed}" for seed in seeds]
-            go_together(lockstep, setups, failing.folders, stop=stop)
+            folder, complete = _make_folder(settings.config, world, claims)
+            if complete:
+                for setup in setups:
+                    _leave(setup, None, status="complete")
+            else:
+                failing.folders = [folder / f"seed-{seed}" for seed in seeds]
+                go_together(lockstep, setups, failing.folders, stop=stop)
         watch.end(world, folder)
         world.close()
     if stop.agreed:
@@ -122,7 +139,10 @@ def go(setup: Setup, folder: Path, *, quiet: bool = False, stop: Stop | None = N
     """All rounds, recorded in the folder."""
     with RunProgress(setup.settings.config.rounds, visible=setup.world.is_root and not quiet) as progress:
         _open(progress, setup)
-        _rounds(setup, folder, progress, stop or Stop())
+        own = stop or Stop()
+        found = _found([setup], [folder], progress, own)
+        if not own.agreed:
+            _rounds(setup, folder, progress, own, found[0])
 
 
 def go_together(
@@ -133,12 +153,26 @@ def go_together(
     with SeedsProgress(config.rounds, seeds=len(setups), visible=world.is_root) as progress:
         _open(progress, setups[0])
         own = stop or Stop()
-        pairs = zip(setups, folders, strict=True)
-        programs = [partial(_rounds, setup, folder, progress, own) for setup, folder in pairs]
-        lockstep.run(programs, world.device)
+        triples = zip(setups, folders, _found(setups, folders, progress, own), strict=True)
+        programs = [partial(_rounds, setup, folder, progress, own, found) for setup, folder, found in triples]
+        if not own.agreed:
+            lockstep.run(programs, world.device)
 
 
-def _rounds(setup: Setup, folder: Path, progress: RunProgress, stop: Stop) -> None:
+def _found(
+    setups: Sequence[Setup], folders: Sequence[Path], progress: RunProgress, stop: Stop
+) -> Sequence[Checkpoint | None]:
+    """Where every run goes on; asked to stop meanwhile, the server's ranks are told to leave."""
+    found: Sequence[Checkpoint | None] | None = None
+    if setups[0].settings.config.resume is not None:
+        found = resuming.beginning(setups[0], folders, progress.say, stop)
+    if stop.agreed:
+        for setup in setups:
+            _leave(setup, None, status="stopped")
+    return found or [None] * len(folders)
+
+
+def _rounds(setup: Setup, folder: Path, progress: RunProgress, stop: Stop, found: Checkpoint | None) -> None:
     config, world, fed, timer = setup.settings.config, setup.world, setup.federation, setup.timer
     results = _results(setup, folder) if world.is_root else None
     snapshots = _snapshots(setup, folder)
@@ -146,7 +180,7 @@ def _rounds(setup: Setup, folder: Path, progress: RunProgress, stop: Stop) -> No
         energy_before = _joules(world)
         first, state = 0, setup.method.init(fed)
         if config.resume is not None:
-            first, state = resuming.go_on(setup, folder, state, results, progress)
+            first, state = resuming.go_on(setup, folder, found, state, results, progress.say)
         moving = Moving(setup, results, progress)
         setup.collectives.barrier()
         timer.start()
@@ -165,9 +199,13 @@ def _rounds(setup: Setup, folder: Path, progress: RunProgress, stop: Stop) -> No
                 break
             state = moving.after_round(state, cohort, train_seconds)
             with timer.phase("record"):
-                stopping = setup.collectives.any(stop.after(round)) and round + 1 < config.rounds
-                if stopping or _checkpointed(round, config):
-                    resuming.save(setup, folder, round + 1, state, results)
+                if round == first:
+                    resuming.check_shared(setup, state)
+                orders = setup.collectives.everyone((stop.after(round), stop.is_due(round)))
+                stopping = any(asked for asked, _ in orders) and round + 1 < config.rounds
+                if stopping or orders[0][1] or _checkpointed(round, config):
+                    with stop.checkpointing():
+                        resuming.save(setup, folder, round + 1, state, results)
             if stopping:
                 stop.agreed = True
                 _leave(setup, results, status="stopped")
@@ -368,10 +406,12 @@ def _results(setup: Setup, folder: Path) -> ResultsWriter:
             "stacked_seeds": setup.stacked,
             "validation_samples": len(setup.dealt.parts.validation),
             "leaked_samples": setup.dealt.supplement.leaked,
+            "data": setup.data,
         },
         moves=0 if setup.shards is None else MOVES,
         server=_server_size(setup),
         finals=getattr(setup.method, "FINALS", ()),
+        resumed=config.resume is not None,
     )
 
 
@@ -464,25 +504,58 @@ def _named_folders(config: RunConfig) -> list[Path]:
     return [config.out / f"seed-{seed}" for seed in config.seeds] if config.seeds else [config.out]
 
 
-def _make_folder(config: RunConfig, world: World, claims: ExitStack) -> Path:
-    """The root makes the folder, after every rank has checked the command line, claims it, and tells the others."""
-    folder = config.out or Path("runs")
+def _make_folder(config: RunConfig, world: World, claims: ExitStack) -> tuple[Path, bool]:
+    """The root makes the folder, after every rank has checked the command line, claims it, and tells the others.
+
+    Also tells whether a run that was to go on is complete: another may have brought it to its end meanwhile.
+    """
+    folder, complete = config.out or Path("runs"), False
     if world.is_root:
         try:
             folder = config.out or _new_folder(config)
             folder.mkdir(parents=True, exist_ok=True)
+            check_plain(folder)
             claims.enter_context(claimed(folder))
+            own = [seed_folder(folder, seed) for seed in config.seeds or ()]
             if config.resume is not None:
-                for failure in folder.glob("**/error-*.txt"):
-                    failure.unlink()
+                for path in own:
+                    claims.enter_context(claimed(path))
+                complete = _look_again(folder, own)
             else:
-                check_out(folder, overwrite=config.overwrite)  # again: another run may have come to its end meanwhile
-                _empty(folder)
-                for seed in config.seeds or ():
-                    (folder / f"seed-{seed}").mkdir(exist_ok=True)
+                _clear(folder, own, claims, overwrite=config.overwrite)
         except OSError as error:
             raise UserError(f"cannot write to --out {folder}: {error.strerror}") from None
-    return Path(world.share(str(folder)))
+    name, complete = world.share((str(folder), complete))
+    return Path(name), complete
+
+
+def _look_again(folder: Path, seeds: Sequence[Path]) -> bool:
+    """Whether the runs are complete by now; others are rid of the reasons why they have failed."""
+    check_plain(folder)
+    done = [is_complete(run) for run in seeds or [folder]]
+    if all(done):
+        remark(f"hpcfed: {folder} is complete; there is nothing to go on with")
+        return True
+    if any(done):
+        raise UserError(f"{seeds[done.index(True)]} has been completed meanwhile; give --resume once more")
+    for run in {folder, *seeds}:
+        for failure in failures(run):
+            failure.unlink()
+    return False
+
+
+def _clear(folder: Path, seeds: Sequence[Path], claims: ExitStack, *, overwrite: bool) -> None:
+    """Rids the folder of the run that was in it, and makes those of the seeds."""
+    with ExitStack() as others:
+        for path in seed_folders(folder):
+            (claims if path in seeds else others).enter_context(claimed(path))
+        check_out(folder, overwrite=overwrite, claimed=True)  # another run may have come to its end meanwhile
+        empty(folder)
+    remove_empty_seeds(folder)
+    for path in seeds:
+        if not path.exists():
+            path.mkdir()
+            claims.enter_context(claimed(path))
 
 
 def _new_folder(config: RunConfig) -> Path:
@@ -494,18 +567,6 @@ def _new_folder(config: RunConfig) -> Path:
             folder.mkdir(parents=True)
             break
     return folder
-
-
-def _empty(folder: Path) -> None:
-    """Removes what runs have written to it, and nothing else."""
-    for written in (folder, *folder.glob("seed-*")):
-        for pattern in ("run.h5", "server.h5", "params-*.h5", "error-*.txt"):
-            for old in written.glob(pattern):
-                old.unlink()
-        if (written / "checkpoints").is_dir():
-            shutil.rmtree(written / "checkpoints")
-        if written != folder and not any(written.iterdir()):
-            written.rmdir()
 
 
 @contextmanager
@@ -547,8 +608,7 @@ def _stalled(world: World, failing: _Failing, phase: str, waited: float) -> None
 def _last_words(world: World, failing: _Failing, line: str, details: str = "") -> None:
     remark(f"hpcfed: {line}")
     for folder in failing.folders:
-        with suppress(OSError):
-            (folder / f"error-{world.rank}.txt").write_text(f"{line}\n\n{details}")
+        leave_failure(folder, world.rank, f"{line}\n\n{details}")
 
 
 @contextmanager

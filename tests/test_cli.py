@@ -154,13 +154,12 @@ def test_what_a_run_left_that_was_killed_early_may_be_overwritten(
     (left / "seed-3").mkdir(parents=True)
     (left / "params-0.h5").write_text("")
     (left / "seed-3/error-0.txt").write_text("")
-    assert "not empty and holds no run" in mistake(capsys, *QUICK, "--out", left)
     (left / "seed-3/mine.txt").write_text("")
-    assert "not empty and holds no run" in mistake(capsys, *QUICK, "--out", left, "--overwrite")
-    (left / "seed-3/mine.txt").unlink()
+    assert "not empty and holds no run" in mistake(capsys, *QUICK, "--out", left)
     cli.main([*QUICK, "--out", str(left), "--overwrite"])
     capsys.readouterr()
     assert summary_of(capsys, left)["status"] == "complete"
+    assert [path.name for path in (left / "seed-3").iterdir()] == ["mine.txt"]
 
 
 def test_flags_win_over_the_file_and_both_are_stored(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from benchmarks import fuzz, publishing
 from hpcfed import cli
 from hpcfed.errors import UserError
 from hpcfed.record import checkpoints, guarded
+from hpcfed.record.folder import check_plain
 from hpcfed.record.publish import publish
 from hpcfed.record.reading import read_run
 from tests.test_cli import mistake
@@ -400,7 +401,11 @@ def test_other_tricks_of_a_checkpoint(what: str, checkpoint: Path, tmp_path: Pat
             found.read("common.w", np.float64, [1099511627776])
         return
     assert checkpoints.newest(tmp_path, say=said.append) is None
-    assert len(said) == 1 and re.search("link|plain file|of round", said[0])
+    if what == "folder":
+        with pytest.raises(UserError, match="is a link, which is not followed"):
+            check_plain(tmp_path)
+    else:
+        assert len(said) == 1 and re.search("link|plain file|of round", said[0])
 
 
 def test_a_linked_folder_of_checkpoints_is_refused(checkpoint: Path, tmp_path: Path) -> None:

@@ -318,7 +318,7 @@ def test_damaged_checkpoints_do_not_push_out_new_ones(tmp_path: Path, capsys: py
     go(assembled(**SMALL, checkpoint_every=1), tmp_path, quiet=True)
     for marker in tmp_path.glob(f"checkpoints/*/{checkpoints.MARKER}"):
         marker.write_text("{")
-    again = assembled(**SMALL, checkpoint_every=1, resume=str(tmp_path), out=str(tmp_path))
+    again = assembled(**SMALL, checkpoint_every=1, resume=str(tmp_path), out=str(tmp_path), overwrite=True)
     go(again, tmp_path, stop=StopAfter(STOPPED_AFTER))
     assert "the run begins anew" in capsys.readouterr().err
     newest = checkpoints.newest(tmp_path, say=pytest.fail)
@@ -367,6 +367,8 @@ def test_a_run_of_several_seeds_goes_on(tmp_path: Path) -> None:
     for seed in (0, 2):
         checkpoint = tmp_path / f"cut/seed-{seed}/checkpoints/00000004"
         (checkpoint / "complete.json").unlink()
+        with h5py.File(tmp_path / f"cut/seed-{seed}/run.h5", "r+") as file:
+            file.attrs["status"] = "running"
     started("--resume", tmp_path / "cut")
     for seed in (0, 2):
         same(tmp_path / f"whole/seed-{seed}", tmp_path / f"cut/seed-{seed}")
@@ -377,9 +379,9 @@ def test_a_run_of_several_seeds_goes_on(tmp_path: Path) -> None:
 class Between(Stop):
     """Asked to stop when the first of two seeds has already been told to go on after the second round."""
 
-    def __init__(self) -> None:
+    def __init__(self, every: float) -> None:
         self._times = 0
-        super().__init__()
+        super().__init__(every)
 
     @property
     def asked(self) -> bool:
@@ -467,7 +469,7 @@ def test_memory_that_ran_out_is_recorded(monkeypatch: pytest.MonkeyPatch, tmp_pa
     run = StackTraining.run
 
     def limited(self: StackTraining, rows: torch.Tensor, *words: Any, **how: Any) -> torch.Tensor:
-        if len(rows) > 2 and (tmp_path / "run.h5").exists():  # from the second round on
+        if len(rows) > 2 and read_run(tmp_path).rounds_done:  # from the second round on
             raise torch.OutOfMemoryError("planted")
         return run(self, rows, *words, **how)
 

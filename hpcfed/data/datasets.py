@@ -1,11 +1,13 @@
 """Images and labels: kept once on the host, or made when asked for, and standardised on the device."""
 
 import gzip
+import hashlib
 import importlib.util
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -19,6 +21,9 @@ from hpcfed.errors import UserError
 
 SYNTHETIC_BLOCK = 2**22  # values made at once: the hash takes a few int64 temporaries of that many
 SYNTHETIC_DISTANCE = 10.0  # measured: a small CNN has 44 %, 97 %, 99 % after three epochs of 4000 samples of 3×32×32
+
+WHOLE, SAMPLED = 2**26, 2**16
+"""Bytes of images of which a fingerprint is taken at most, in pieces of so many."""
 
 Split = Literal["train", "test"]
 _SPLITS: tuple[Split, Split] = ("train", "test")
@@ -103,6 +108,19 @@ class ArrayDataset:
         raw = torch.from_numpy(self._images[split][index]).to(device)
         # Mean and std are in units of the raw values, so that a division by 255 would cancel.
         return raw.to(precision).sub_(mean).div_(std).to(dtype)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A checksum over all labels and over images, of which large sets give samples."""
+        digest = hashlib.sha256()
+        for split in _SPLITS:
+            content = self._images[split].reshape(-1).view(np.uint8)
+            digest.update(f"{self._images[split].shape} {self._images[split].dtype}".encode())
+            digest.update(self._labels[split].tobytes())
+            step = max(1, -(-len(content) // WHOLE)) * SAMPLED
+            for start in range(0, len(content), step):
+                digest.update(content[start : start + SAMPLED].tobytes())
+        return digest.hexdigest()[:16]
 
 
 def channel_moments(images: np.ndarray, *, block: int = 2048) -> tuple[np.ndarray, np.ndarray]:

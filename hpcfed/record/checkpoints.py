@@ -20,13 +20,17 @@ from typing import Any
 import numpy as np
 
 from hpcfed.errors import UserError, one_line
+from hpcfed.record import folder as folders
+from hpcfed.record.folder import CHECKPOINTS, RECORD
+from hpcfed.record.guarded import check_file
 from hpcfed.record.publish import publish
 
 KEPT = 2
 MARKER = "complete.json"
-RECORD = "run.h5"
-CHECKPOINTS = "checkpoints"
-"""Their folder in that of the run."""
+MOST_MARKER = 16 * 2**20
+"""Bytes of a marker that is read."""
+BLOCK = 2**24
+"""Bytes that are read between two looks at whether to stop."""
 _FORMAT, _SCHEMA = "hpcfed checkpoint", 1
 
 
@@ -130,26 +134,35 @@ def listed(folder: Path) -> list[str]:
     return [part.name for part in _marked(folder)]
 
 
-def existing(path: Path) -> Part:
+class Interrupted(Exception):
+    """A stop was asked for while checkpoints were read."""
+
+
+def existing(path: Path, stopping: Callable[[], bool] = lambda: False) -> Part:
     """A file that something else has written to a checkpoint's folder."""
+    size, digest = check_file(path), hashlib.sha256()
     with open(path, "rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        while block := file.read(BLOCK):
+            if stopping():
+                raise Interrupted
+            digest.update(block)
         os.fsync(file.fileno())
-    return Part(path.name, path.stat().st_size, digest)
+    return Part(path.name, size, digest.hexdigest())
 
 
 def complete(folder: Path, rounds: int, parts: Sequence[Part]) -> None:
     """All parts are on disk: puts up the marker, and lets go of checkpoints that are too many."""
     marker = {"format": _FORMAT, "schema": _SCHEMA, "rounds": rounds, "parts": [asdict(part) for part in parts]}
     publish(json.dumps(marker, indent=1).encode(), folder / MARKER)
-    finished = [old for old in sorted(_folders(folder.parent)) if (old / MARKER).exists()]
-    for old in set(_folders(folder.parent)) - set(finished[-KEPT:]):
+    every = folders.checkpoint_folders(folder.parent.parent)
+    finished = [old for old in every if (old / MARKER).exists()]
+    for old in set(every) - set(finished[-KEPT:]):
         _remove(old)
 
 
 def discard_after(run: Path, rounds: int) -> None:
     """A run goes on after so many rounds: checkpoints of later ones are damaged or unfinished."""
-    for folder in _folders(run / CHECKPOINTS):
+    for folder in folders.checkpoint_folders(run):
         if int(folder.name) > rounds:
             _remove(folder)
 
@@ -160,35 +173,60 @@ def recorded(run: Path) -> list[Path]:
     The run's own `run.h5` is one of them only if no checkpoint has it: it may be damaged.
     """
     found = []
-    for folder in sorted(_folders(run / CHECKPOINTS), reverse=True):
-        with suppress(OSError, ValueError, KeyError, TypeError):
+    for folder in reversed(folders.checkpoint_folders(run)):
+        with suppress(*_DAMAGE):
             files = [part for part in _marked(folder) if part.name.endswith(".h5")]
-            found += [folder / part.name for part in files if part == existing(folder / part.name)]
+            found += [folder / part.name for part in files if _is_whole(folder, part)]
     return found if any(path.name == RECORD for path in found) else [*found, run / RECORD]
 
 
 def newest(run: Path, *, say: Callable[[str], None], below: int | None = None) -> Checkpoint | None:
     """The last checkpoint that is whole, of those after fewer than `below` rounds; `say` hears of damaged ones."""
-    if (run / CHECKPOINTS).is_symlink():
-        raise UserError(f"{run / 'checkpoints'} is a link, which is not followed; put the folder itself there")
-    for folder in sorted(_folders(run / CHECKPOINTS), reverse=True):
-        if below is not None and int(folder.name) >= below:
+    found = common([run], say=say, below=below)
+    return found[0] if found else None
+
+
+def common(
+    runs: Sequence[Path],
+    *,
+    say: Callable[[str], None],
+    stopping: Callable[[], bool] = lambda: False,
+    below: int | None = None,
+) -> list[Checkpoint] | None:
+    """Checkpoints of the last round after which every one of the runs has a whole one.
+
+    Seeds that advance together must go on from the same round, or their sums would be rounded otherwise.
+    """
+    for run in runs:
+        if (run / CHECKPOINTS).is_symlink():
+            raise UserError(f"{run / CHECKPOINTS} is a link, which is not followed; put the folder itself there")
+    rounds = [{folder.name for folder in folders.checkpoint_folders(run)} for run in runs]
+    for name in sorted(set.intersection(*rounds), reverse=True):
+        if below is not None and int(name) >= below:
             continue
-        if not (folder / MARKER).exists():  # it was not finished
+        there = [run / CHECKPOINTS / name for run in runs]
+        if not all((folder / MARKER).exists() for folder in there):  # it was not finished
             continue
-        try:
-            found = _checked(folder)
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-            say(f"checkpoint {folder} is damaged ({error}); going back to the one before")
-            continue
-        return found
+        found = [_whole(folder, say, stopping) for folder in there]
+        if all(found):
+            return [checkpoint for checkpoint in found if checkpoint is not None]
     return None
 
 
-def _folders(checkpoints: Path) -> list[Path]:
-    return [
-        folder for folder in checkpoints.glob("[0-9]*") if fullmatch("[0-9]{8,18}", folder.name) and folder.is_dir()
-    ]
+_DAMAGE = (OSError, ValueError, KeyError, TypeError, RecursionError)
+
+
+def _whole(folder: Path, say: Callable[[str], None], stopping: Callable[[], bool]) -> Checkpoint | None:
+    try:
+        return _checked(folder, stopping)
+    except _DAMAGE as error:
+        say(f"checkpoint {folder} is damaged ({error}); going back to the one before")
+        return None
+
+
+def exist(run: Path) -> bool:
+    """Whether a checkpoint was ever finished; nobody has looked whether it is whole."""
+    return any((folder / MARKER).exists() for folder in folders.checkpoint_folders(run))
 
 
 def _remove(folder: Path) -> None:
@@ -196,18 +234,25 @@ def _remove(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _checked(folder: Path) -> Checkpoint:
+def _checked(folder: Path, stopping: Callable[[], bool]) -> Checkpoint:
     parts = _marked(folder)
     for part in parts:
-        if existing(folder / part.name) != part:
+        if not _is_whole(folder, part, stopping):
             raise ValueError(f"{part.name} is not what was written")
     return Checkpoint(folder, int(folder.name), parts)
 
 
+def _is_whole(folder: Path, part: Part, stopping: Callable[[], bool] = lambda: False) -> bool:
+    """Its size tells sooner than its checksum."""
+    path = folder / part.name
+    return check_file(path) == part.size and existing(path, stopping) == part
+
+
 def _marked(folder: Path) -> tuple[Part, ...]:
     """What the marker names, if it speaks of files in this folder alone."""
-    if folder.is_symlink() or (folder / MARKER).is_symlink():
+    if folder.is_symlink():
         raise ValueError("it is a link, which is not followed")
+    check_file(folder / MARKER, MOST_MARKER)
     marker: dict[str, Any] = json.loads((folder / MARKER).read_bytes())
     if (marker["format"], marker["schema"]) != (_FORMAT, _SCHEMA):
         raise ValueError("another version's")

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from hpcfed.config import CLAIM
 from hpcfed.errors import UserError
+from hpcfed.record.folder import CLAIM
 
 
 @contextmanager
@@ -15,7 +15,7 @@ def claimed(folder: Path) -> Iterator[None]:
     """Refuses a folder that another run has claimed; file systems without locks are taken at their word."""
     path = folder / CLAIM
     while True:
-        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

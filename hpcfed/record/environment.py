@@ -1,5 +1,6 @@
 """What a result depends on besides its config: hosts, devices, versions, source, launcher."""
 
+import hashlib
 import os
 import platform
 import subprocess
@@ -8,6 +9,8 @@ from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+from hpcfed import __version__
 
 _PACKAGES = (
     "hpcfed",
@@ -69,21 +72,36 @@ def _cuda() -> str | None:
     return torch.version.cuda if torch.cuda.is_available() else None
 
 
-def _source() -> dict[str, Any] | None:
-    """Commit of the checkout that we run from, and whether it was changed since; None when installed otherwise."""
-    folder = Path(__file__).resolve().parents[2]
-    if not (folder / ".git").exists():
-        return None
+def _source() -> dict[str, Any]:
+    """What is run: version and checksum of the package as it lies there and, from a checkout, its commit.
+
+    `changed`: a file of the checkout, or any Python file in the package, is not as it was committed.
+    """
+    package = Path(__file__).resolve().parents[1]
+    found: dict[str, Any] = {"version": __version__, "sha256": _checksum(package)}
+    if not (package.parent / ".git").exists():
+        return found
+    status = ["status", "--porcelain"]
+    strangers = [*status, "--untracked-files=all", "--ignored=matching", "--", ":(glob)hpcfed/**/*.py"]
     try:
-        commit, changes = (
+        commit, changes, added = (
             subprocess.run(
-                ["git", "-C", str(folder), *words], capture_output=True, text=True, timeout=10, check=True
+                ["git", "-C", str(package.parent), *words], capture_output=True, text=True, timeout=10, check=True
             ).stdout
-            for words in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
+            for words in (["rev-parse", "HEAD"], [*status, "--untracked-files=no"], strangers)
         )
     except (OSError, subprocess.SubprocessError):
-        return None
-    return {"commit": commit.strip(), "changed": bool(changes.strip())}
+        return found
+    return found | {"commit": commit.strip(), "changed": bool(changes.strip() or added.strip())}
+
+
+def _checksum(package: Path) -> str:
+    """Over the names and contents of all its Python files."""
+    digest = hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        content = path.read_bytes()
+        digest.update(f"{path.relative_to(package).as_posix()}\0{len(content)}\0".encode() + content)
+    return digest.hexdigest()
 
 
 def _variables() -> dict[str, str]:

@@ -10,6 +10,7 @@ import mmap
 import os
 import resource
 import signal
+import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from math import prod
@@ -25,6 +26,8 @@ MOST_BYTES = 4 * 2**30
 """Of a file that is read as a whole."""
 SLACK = 64 * 2**20
 """Bytes that may be read beyond a file's size: what was declared and never written is not in it."""
+SPARSE = 2**30, 1000
+"""A file of so many bytes, of which the disk has not even one in so many, was never written as a whole."""
 MOST_TEXT = 16 * 2**20
 MOST_ENTRIES = 100_000
 """Strings of a list."""
@@ -141,6 +144,20 @@ def readable(path: Path, kind: str) -> Iterator[None]:
         raise UserError(f"{path} cannot be read as {kind}: {reason}") from None
 
 
+def check_file(path: Path, most: int = 2**62) -> int:
+    """The size of a plain file; a ValueError for what is none, is larger than `most`, or holds nothing but holes."""
+    found = path.lstat()
+    if stat.S_ISLNK(found.st_mode):
+        raise ValueError("it is a link, which is not followed")
+    if not stat.S_ISREG(found.st_mode):
+        raise ValueError("it is no plain file")
+    if found.st_size > most:
+        raise ValueError(f"it has {found.st_size:,} bytes, and {most:,} at most are read")
+    if found.st_size >= SPARSE[0] and found.st_blocks * 512 * SPARSE[1] < found.st_size:
+        raise ValueError("it was never written as a whole")
+    return found.st_size
+
+
 @contextmanager
 def reading(path: Path, most: int = MOST_BYTES) -> Iterator[Reader]:
     """A file that is read as a whole."""
@@ -158,6 +175,8 @@ def try_out(paths: Iterable[Path]) -> None:
     A child reads all that they hold. What is merely wrong with them is left to whoever reads them for a purpose.
     """
     for path in paths:
+        with readable(path, "HDF5"):
+            check_file(path.resolve())
         child = os.fork()
         if not child:
             try:

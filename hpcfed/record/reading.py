@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from hpcfed.config import RunConfig
 from hpcfed.errors import UserError
+from hpcfed.record.folder import failures, runs
 from hpcfed.record.guarded import Reader, readable, reading
 from hpcfed.record.results import ROUND_SERIES, SCHEMA
 from hpcfed.record.timing import PHASES
@@ -218,11 +219,18 @@ class RunRecord:
         }
 
 
+def is_complete(folder: Path) -> bool:
+    """Whether a run, or every seed of it, has come to its end; one whose record cannot be read has not."""
+    try:
+        return all(read_run(run).status == "complete" for run in runs(folder))
+    except UserError:
+        return False
+
+
 def read_seeds(folder: Path) -> list[RunRecord]:
     """The runs in `folder/seed-N`, in the order of their seeds; none when the folder holds a run of its own."""
-    if (folder / "run.h5").exists():
-        return []
-    return sorted((read_run(path.parent) for path in folder.glob("seed-*/run.h5")), key=lambda run: run.facts["seed"])
+    found = runs(folder)
+    return [] if found == [folder] else sorted(map(read_run, found), key=lambda run: run.facts["seed"])
 
 
 def read_run(folder: Path) -> RunRecord:
@@ -234,10 +242,10 @@ def read_run(folder: Path) -> RunRecord:
         raise UserError(f"{folder} holds no run (there is no run.h5 in it)")
     with readable(path, "a run"), reading(path) as file:
         record = record_of(folder, file)
-        # The first to fail knows why; others may have failed because it was gone.
-        failures = [failure for failure in folder.glob("error-*.txt") if failure.is_file()]
-        if failures:
-            first = min(failures, key=lambda failure: (failure.stat().st_mtime_ns, failure.name))
+        # The first to fail knows why; others may have failed because it was gone. What is complete has not failed.
+        found = [] if record.status == "complete" else failures(folder)
+        if found:
+            first = min(found, key=lambda failure: (failure.stat().st_mtime_ns, failure.name))
             with open(first, errors="replace") as told:
                 record = replace(record, status="failed", error=told.readline(MOST_LINE).rstrip("\n"))
     return record

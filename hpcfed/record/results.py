@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import h5py
 import numpy as np
 
+from hpcfed.errors import UserError
 from hpcfed.record.guarded import Reader, readable, reading
 from hpcfed.record.publish import publish
 from hpcfed.record.timing import PHASES
@@ -102,8 +103,12 @@ class ResultsWriter:
         moves: int = 0,
         server: ServerSize | None = None,
         finals: Sequence[str] = (),
+        resumed: bool = False,
     ) -> None:
-        """`finals` are the names of what will be judged at the end."""
+        """`finals` are the names of what will be judged at the end.
+
+        Where a run is `resumed`, the file on disk stays as it is until `restore` has read what it holds.
+        """
         self._path = folder / "run.h5"
         # In memory, but HDF5 refuses a name twice, and a process may have several runs in work.
         self._file = h5py.File(self._path, "w", driver="core", backing_store=False)
@@ -113,6 +118,9 @@ class ResultsWriter:
         self.moves = 0
         """How often clients have moved to other ranks."""
         self._started = time.time()
+        self._seconds_before = 0.0
+        self._reading = resumed
+        self._environment = environment
         rounds, num_clients = settings["rounds"], settings["clients"]
         file = self._file
         file.attrs.update(
@@ -148,6 +156,8 @@ class ResultsWriter:
         if server is not None:
             self._create_server(server)
         file["timing/phase_names"] = np.array(PHASES, dtype=h5py.string_dtype())
+        if not resumed:
+            self._mark()
 
     def _make(self, name: str, shape: tuple[int, ...], dtype: str | np.dtype = "f8", **more: Any) -> h5py.Dataset:
         """In chunks with checksums, so that a reader notices when bytes have changed on their way."""
@@ -278,9 +288,11 @@ class ResultsWriter:
         return True
 
     def finish(self, status: str, *, error: str = "", energy: np.ndarray | None = None) -> None:
-        """Marks the run `complete` or `failed`, and publishes a last time."""
-        now = time.time()
-        self._file.attrs.update(status=status, finished=_clock(now), seconds=now - self._started)
+        """Marks the run `complete`, `stopped` or `failed`, and publishes a last time."""
+        if self._reading:  # what is on disk is more than is known here
+            self._file.close()
+            return
+        self._file.attrs.update(status=status, finished=_clock(time.time()))
         if error:
             self._file.attrs["error"] = error
         if energy is not None:
@@ -293,18 +305,47 @@ class ResultsWriter:
         """All rounds so far are on disk when this returns."""
         self._publish()
 
+    def begin_anew(self) -> None:
+        """Nothing is restored: what is on disk is replaced."""
+        self._reading = False
+        self._mark()
+
+    def _mark(self) -> None:
+        """Makes the folder known as a run's from its first moment on; the first round waits for nothing."""
+        self._publish()
+        self._next_publish = 0.0
+
     def restore(self, path: Path, rounds: int) -> None:
         """What another writer had put down of the first rounds, as far as it has the same shape."""
         with readable(path, "a run"), reading(path) as old:
+            facts = old.facts()
+            self._check_data(path, facts.get("data"))
             for name, array in self._arrays.items():
                 if name in old and old.shape(name) == array.shape:
                     array[:rounds] = old.numbers(name, array.shape, rounds)
             for name in ("moves", "server"):
                 self._restore_small(old, name, rounds)
-            facts = old.facts()
+            self._restore_command(old.text("environment"))
             self._file.attrs["started"] = str(facts["started"])
             self._file.attrs["resumed"] = [*map(int, facts.get("resumed", ())), rounds]
+            counted = float(np.nansum(self._arrays["rounds/seconds"][:rounds]))
+            self._seconds_before = float(facts.get("seconds", counted))
         self._done = rounds
+        self._reading = False
+
+    def _check_data(self, path: Path, before: Any) -> None:
+        """Refuses to go on with other samples than the run began with."""
+        now = self._file.attrs.get("data")
+        if before is not None and before != now:
+            raise UserError(f"{path} was begun with other data: its fingerprint was {before}, and is {now} now")
+
+    def _restore_command(self, text: str) -> None:
+        """The command that began the run is the one that makes it anew; those that went on stand beside it."""
+        before = json.loads(text)
+        resumed = [*before.get("resumed_by", ()), self._environment["command"]]
+        self._environment = {**self._environment, "command": before["command"], "resumed_by": resumed}
+        del self._file["environment"]
+        self._file["environment"] = json.dumps(self._environment, indent=1)
 
     def _restore_small(self, old: Reader, group: str, rounds: int) -> None:
         """What happened now and then, in these rounds."""
@@ -323,6 +364,7 @@ class ResultsWriter:
 
     def _publish(self) -> None:
         begin = time.monotonic()
+        self._file.attrs["seconds"] = self._seconds_before + time.time() - self._started
         fresh = slice(self._in_file, self._done)
         for name, array in self._arrays.items():
             self._file[name][fresh] = array[fresh]

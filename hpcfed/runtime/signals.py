@@ -1,24 +1,35 @@
-"""Signals that ask a run to stop: it ends the round, writes a checkpoint, and leaves with exit code 75."""
+"""When a run stops, and when it writes a checkpoint.
+
+Asked by a signal, it ends the round, writes a checkpoint, and leaves with exit code 75.
+"""
 
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
 STOPPED = 75
 """Exit code of a run that was asked to stop and can go on: what sysexits.h calls a temporary failure."""
+PAUSE = 100
+"""How many times longer than writing a checkpoint the pause before the next is, at least."""
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
 
 
 class Stop:
-    """Whether this process was asked to stop."""
+    """Whether this process was asked to stop, and whether its last checkpoint is too old."""
 
-    def __init__(self) -> None:
+    def __init__(self, every: float = 0.0) -> None:
+        """`every`: seconds after which a checkpoint is too old; 0: it never is."""
         self.asked = False
         self.agreed = False
         """Whether all ranks have stopped for it."""
         self._answers: dict[int, bool] = {}
+        self._every = every
+        self._written = time.monotonic()
+        self._took = 0.0
+        self._due: dict[int, bool] = {}
 
     @contextmanager
     def listening(self) -> Iterator["Stop"]:
@@ -43,6 +54,22 @@ class Stop:
         Several seeds ask one after the other, and a signal that comes in between must not part them.
         """
         return self._answers.setdefault(round, self.asked)
+
+    def is_due(self, round: int) -> bool:
+        """Whether the last checkpoint is too old after a round; again one answer for all seeds.
+
+        Checkpoints take one hundredth of the time at most.
+        """
+        age = time.monotonic() - self._written
+        return self._due.setdefault(round, self._every > 0 and age > max(self._every, PAUSE * self._took))
+
+    @contextmanager
+    def checkpointing(self) -> Iterator[None]:
+        """Within, a checkpoint is written."""
+        begin = time.monotonic()
+        yield
+        self._written = time.monotonic()
+        self._took = self._written - begin
 
     def _heard(self, number: int, frame: FrameType | None) -> None:
         if self.asked and number == signal.SIGINT:

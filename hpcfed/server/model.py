@@ -2,6 +2,7 @@
 
 import gc
 import json
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -270,7 +271,9 @@ class LatentDiffusion:
     def save(self, path: Path) -> None:
         """The trained server, in a file that nobody needs to trust: numbers and JSON alone."""
         assert self.standard is not None and self.latents is not None
-        with h5py.File(path, "w") as file:
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # no link is followed, and nothing torn is left
+        temporary.unlink(missing_ok=True)
+        with h5py.File(temporary, "w") as file:
             file.attrs.update(format=_FORMAT, schema=_SCHEMA, widths=self._widths, runs=self._runs)
             file["options"] = json.dumps(self.options.model_dump(mode="json"), indent=1)
             for name in NETWORKS:
@@ -280,6 +283,7 @@ class LatentDiffusion:
                 name = "standard" if standard is self.standard else "latents"
                 _put(file, f"{name}/mean", standard.mean)
                 _put(file, f"{name}/scale", standard.scale)
+        os.replace(temporary, path)
 
     def load(self, path: Path) -> None:
         try:

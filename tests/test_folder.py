@@ -1,0 +1,383 @@
+"""A run's folder: what is the run's own, who may write to it, and what a folder that was handed in can do."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from hpcfed import cli
+from hpcfed.record import checkpoints, environment
+from hpcfed.record.claim import claimed
+from hpcfed.record.folder import check_out, empty
+from hpcfed.record.reading import read_run
+from hpcfed.run import run
+from hpcfed.runtime.signals import STOPPED, Stop
+from tests import jobs
+from tests.stopped_run import StopAfter
+from tests.test_cli import mistake
+from tests.test_pfedgpa import flags
+from tests.test_resume import LONG, same
+from tests.test_seeds import started
+
+QUICK = flags(clients=4, rounds=4, method="fedper")
+
+
+def stopped(out: Path, *words: object, after: int = 2) -> Path:
+    """A run that was stopped after some rounds."""
+    with pytest.raises(SystemExit) as ended:
+        run(cli.parse_run([*QUICK, *map(str, words), "--out", str(out)]), StopAfter(after))
+    assert ended.value.code == STOPPED
+    return out
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def without_checkpoints(out: Path) -> Path:
+    """A run that was killed before its first checkpoint."""
+    stopped(out)
+    for path in sorted(out.glob("checkpoints/**/*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+    return out
+
+
+def test_what_was_recorded_is_not_replaced_unasked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a checkpoint, --resume begins anew only when it is told to overwrite."""
+    out = without_checkpoints(tmp_path / "run")
+    before = contents(out)
+    capsys.readouterr()
+    assert "2 recorded rounds would be lost; add --overwrite" in mistake(capsys, "run", "--resume", out)
+    assert contents(out) == before
+    started("--resume", out, "--overwrite")
+    assert read_run(out).status == "complete"
+
+
+def test_damaged_checkpoints_are_no_reason_to_begin_anew(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = stopped(tmp_path / "run")
+    for marker in out.glob(f"checkpoints/*/{checkpoints.MARKER}"):
+        marker.write_text("[" * 100_000)
+    record = (out / "run.h5").read_bytes()
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["run", "--resume", str(out)])
+    said = capsys.readouterr().err
+    assert ended.value.code == 2 and "add --overwrite to begin anew" in said and "Traceback" not in said
+    assert (out / "run.h5").read_bytes() == record
+
+
+def test_a_run_outlives_its_terminal(tmp_path: Path) -> None:
+    """A hangup changes nothing, from the first moment on."""
+    out = tmp_path / "run"
+    words = [sys.executable, "-m", "hpcfed", "run", *LONG, "--out", str(out)]
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+        time.sleep(0.3)
+        process.send_signal(signal.SIGHUP)
+        jobs.wait_for_a_checkpoint(out)
+        process.send_signal(signal.SIGHUP)
+        time.sleep(0.5)
+        assert process.poll() is None
+        process.send_signal(signal.SIGUSR2)
+        told = process.communicate(timeout=30)[1]
+    assert process.returncode == STOPPED, told
+
+
+def test_an_early_interrupt_is_one_line() -> None:
+    for seconds in (0.1, 0.2, 0.3):
+        words = [sys.executable, "-m", "hpcfed", "run"]
+        with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+            while "SigCgt:\t0000000000000000" in Path(f"/proc/{process.pid}/status").read_text():
+                time.sleep(0.001)  # Python itself is not there yet
+            time.sleep(seconds)
+            process.send_signal(signal.SIGINT)
+            told = process.communicate(timeout=30)[1]
+        assert (process.returncode, told) == (130, "hpcfed: interrupted\n")
+
+
+def test_a_checkpoint_is_written_when_the_last_is_old(tmp_path: Path) -> None:
+    """After some minutes, in rounds that all seeds share."""
+    words = [*QUICK, "--seeds", "0,1", "--out", str(tmp_path / "run")]
+    run(cli.parse_run(words), Stop(1e-6))
+    for seed in (0, 1):
+        assert checkpoints.newest(tmp_path / f"run/seed-{seed}", say=pytest.fail) is not None
+    assert not Stop(0).is_due(3) and not Stop(60).is_due(3)
+
+
+def test_a_resumed_run_knows_how_it_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "run"
+    monkeypatch.setattr(sys, "argv", ["hpcfed", "run", "--first"])
+    stopped(out)
+    with h5py.File(out / "checkpoints/00000002/run.h5") as file:
+        before = file.attrs["seconds"]
+    monkeypatch.setattr(sys, "argv", ["hpcfed", "run", "--resume"])
+    time.sleep(0.2)
+    started("--resume", out)
+    about = read_run(out).environment
+    assert about["command"] == ["hpcfed", "run", "--first"]
+    assert about["resumed_by"] == [["hpcfed", "run", "--resume"]]
+    with h5py.File(out / "run.h5") as file:
+        assert file.attrs["seconds"] > before > 0
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_an_added_method_is_a_change(ignored: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "hpcfed"
+    (package / "record").mkdir(parents=True)
+    (package / "record/environment.py").write_text("")
+    (tmp_path / ".gitignore").write_text("mine.py\n" if ignored else "")
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "first"]):
+        subprocess.run([*git, *words], check=True)
+    monkeypatch.setattr(environment, "__file__", str(package / "record/environment.py"))
+    first = environment._source()
+    assert first["changed"] is False and len(first["commit"]) == 40
+    (tmp_path / "notes.txt").write_text("no part of the program")
+    assert environment._source() == first
+    (package / "mine.py").write_text("x = 1")
+    second = environment._source()
+    assert second["changed"] is True and second["sha256"] != first["sha256"]
+
+
+def test_a_wheel_says_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "hpcfed/record").mkdir(parents=True)
+    monkeypatch.setattr(environment, "__file__", str(tmp_path / "hpcfed/record/environment.py"))
+    about = environment._source()
+    assert set(about) == {"version", "sha256"} and len(about["sha256"]) == 64
+
+
+FILES = ["run.h5", "server.h5", ".claim", "params-0.h5", "error-0.txt", "profile.json"]
+LINKED = [*FILES, "seed-3", "checkpoints/00000009"]
+    "run.h5",
+    "server.h5",
+    ".claim",
+    "params-0.h5",
+    "error-0.txt",
+    "seed-3",
+    "checkpoints/00000009",
+    "profile.json",
+]
+
+
+@pytest.mark.parametrize("name", LINKED)
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_no_link_is_followed(name: str, kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Neither going on nor overwriting touches what is elsewhere, or waits for a pipe."""
+    elsewhere = tmp_path / "other"
+    started(*QUICK, "--out", elsewhere)
+    out = stopped(tmp_path / "run")
+    capsys.readouterr()
+    (out / name).unlink(missing_ok=True)
+    if kind == "pipe":
+        os.mkfifo(out / name)
+    else:
+        (out / name).symlink_to(elsewhere / "run.h5" if "." in name else elsewhere)
+    before = contents(elsewhere)
+    for words in (["--resume", out], [*QUICK, "--out", out, "--overwrite"]):
+        said = mistake(capsys, "run", *words)
+        assert str(out / name) in said and ("is a link, which is not followed" in said or "is no f" in said)
+    assert contents(elsewhere) == before
+
+
+def test_overwriting_removes_only_what_a_run_has_made(tmp_path: Path) -> None:
+    out = stopped(tmp_path / "run", "--snapshot-every", 1)
+    own = ["params-mine.h5", "error-bars.txt", "notes.md", "checkpoints/why.txt", "seed-bank/run.h5", "data/a.npz"]
+    for name in own:
+        (out / name).parent.mkdir(exist_ok=True)
+        (out / name).write_text("mine")
+    empty(out)
+    left = {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()}
+    assert left == set(own)
+
+
+def test_a_killed_run_can_be_overwritten_beside_other_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Killed before its first round, it has left its claim; a folder without one is somebody's own."""
+    out = tmp_path / "run"
+    out.mkdir()
+    (out / "report.html").write_text("mine")
+    assert "is not empty and holds no run" in mistake(capsys, *("run", *QUICK, "--out", out, "--overwrite"))
+    (out / ".claim").touch()
+    check_out(out, overwrite=True)
+    started(*QUICK, "--out", out, "--overwrite")
+    assert (out / "report.html").read_text() == "mine" and read_run(out).status == "complete"
+
+
+def test_a_run_is_known_from_its_first_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("hpcfed.run.resuming.check_shared", fail)
+    with pytest.raises(KeyboardInterrupt):
+        started(*QUICK, "--out", tmp_path / "run")
+    record = read_run(tmp_path / "run")
+    assert (record.status, record.error) == ("failed", "interrupted")
+
+
+@pytest.mark.parametrize("words", [["--resume", "{}/seed-0"], [*QUICK, "--overwrite", "--out", "{}/seed-0"]])
+def test_seeds_are_claimed_with_their_run(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = stopped(tmp_path / "run", "--seeds", "0,1")
+    before = contents(out)
+    capsys.readouterr()
+    said: list[str] = []
+
+    def meanwhile(*_: object, **__: object) -> None:
+        said.append(mistake(capsys, "run", *[word.format(out) for word in words]))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("hpcfed.run.go_together", meanwhile)
+    with pytest.raises(KeyboardInterrupt):
+        started("--resume", out)
+    assert f"another run is writing to {out}/seed-0" in said[0]
+    assert contents(out) == before
+
+
+def test_a_seed_that_is_at_work_is_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = stopped(tmp_path / "run", "--seeds", "0,1")
+    with claimed(out / "seed-1"):
+        for words in (["--resume", out], [*QUICK, "--out", out, "--overwrite"]):
+            capsys.readouterr()
+            with pytest.raises(SystemExit):
+                cli.main(["run", *map(str, words)])
+            assert f"another run is writing to {out}/seed-1" in capsys.readouterr().err
+    assert read_run(out / "seed-0").status == "stopped"
+
+
+@pytest.mark.parametrize("seeds", [(), ("--seeds", "0,1")])
+def test_what_has_been_completed_meanwhile_is_left(
+    seeds: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Another process brings the run to its end after this one has read its options."""
+    out = stopped(tmp_path / "run", *seeds)
+    late = cli.parse_run(["--resume", str(out)])
+    started("--resume", out)
+    before = contents(out)
+    assert run(late) == out
+    assert "is complete; there is nothing to go on with" in capsys.readouterr().err
+    assert contents(out) == before
+
+
+def test_notes_on_errors_do_not_make_a_run_fail(tmp_path: Path) -> None:
+    out = started(*QUICK, "--out", tmp_path / "run")
+    for name in ("error-bars.txt", "error-0.txt"):
+        (out / name).write_text("mine")
+    assert read_run(out).status == "complete"
+    before = contents(out)
+    cli.main(["run", "--resume", str(out)])
+    assert contents(out) == before
+    cut = stopped(tmp_path / "cut")
+    (cut / "notes").mkdir()
+    for name in ("error-bars.txt", "notes/error-0.txt"):
+        (cut / name).write_text("mine")
+    assert read_run(cut).status == "stopped"
+    started("--resume", cut)
+    assert (cut / "error-bars.txt").exists() and (cut / "notes/error-0.txt").exists()
+
+
+def test_seeds_go_on_from_a_common_round(tmp_path: Path) -> None:
+    """One seed's last checkpoint is gone: bit for bit the uninterrupted run, which stacked them in every round."""
+    words = flags(clients=4, rounds=6, method="genefl", model="cnn-bn", precision="fp32", seeds="0,2")
+    started(*words, "--out", tmp_path / "whole")
+    out = started(*words, "--checkpoint-every", 2, "--out", tmp_path / "cut")
+    for seed, kept in ((0, (4, 6)), (2, (4,))):
+        for rounds in {4, 6} - set(kept):
+            (out / f"seed-{seed}/checkpoints/{rounds:08d}/complete.json").unlink()
+        with h5py.File(out / f"seed-{seed}/run.h5", "r+") as file:
+            file.attrs["status"] = "running"
+    started("--resume", out)
+    for seed in (0, 2):
+        same(tmp_path / f"whole/seed-{seed}", out / f"seed-{seed}")
+        with h5py.File(out / f"seed-{seed}/run.h5") as file:
+            assert file.attrs["resumed"].tolist() == [4]
+
+
+def test_a_stop_is_heard_while_checkpoints_are_read(tmp_path: Path) -> None:
+    out = stopped(tmp_path / "run")
+    before = contents(out)
+    stop = Stop()
+    stop.asked = True
+    with pytest.raises(SystemExit) as ended:
+        run(cli.parse_run(["--resume", str(out)]), stop)
+    assert ended.value.code == STOPPED and contents(out) == before
+
+
+@pytest.mark.parametrize("size", ["other", "named"])
+def test_a_file_of_holes_is_not_read(size: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A terabyte that was never written takes no time, whether or not the marker names its size."""
+    out = stopped(tmp_path / "run", "--checkpoint-every", 1)
+    there = out / "checkpoints/00000002"
+    with open(there / "common.shared.npy", "r+b") as file:
+        file.truncate(2**40)
+    if size == "named":
+        marker = json.loads((there / checkpoints.MARKER).read_text())
+        for part in marker["parts"]:
+            part["size"] = 2**40 if part["name"] == "common.shared.npy" else part["size"]
+        (there / checkpoints.MARKER).write_text(json.dumps(marker))
+    begin = time.monotonic()
+    started("--resume", out)
+    assert time.monotonic() - begin < 20
+    assert "00000002 is damaged" in capsys.readouterr().err
+    with open(out / "run.h5", "r+b") as file:
+        file.truncate(2**40)
+    assert "never written as a whole" in mistake(capsys, "show", out)
+
+
+def test_nothing_is_fetched_because_a_folder_says_so(tmp_path: Path) -> None:
+    out = stopped(tmp_path / "run")
+    for path in out.rglob("run.h5"):
+        with h5py.File(path, "r+") as file:
+            config = json.loads(file["config"].asstr()[()]) | {"download": True}
+            del file["config"]
+            file["config"] = json.dumps(config)
+    for marker in out.glob("checkpoints/*/complete.json"):
+        names = checkpoints.listed(marker.parent)
+        checkpoints.complete(
+            marker.parent, int(marker.parent.name), [checkpoints.existing(marker.parent / name) for name in names]
+        )
+    assert cli.parse_run(["--resume", str(out)]).config.download is False
+
+
+def test_other_data_is_not_mixed_in(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    random = np.random.default_rng(0)
+    images = {split: random.integers(0, 255, (200, 8, 8), dtype=np.uint8) for split in ("train", "test")}
+    labels = {split: np.arange(200) % 10 for split in ("train", "test")}
+
+    def write() -> None:
+        arrays = {f"{split}_images": images[split] for split in images}
+        np.savez(tmp_path / "mine.npz", **arrays, **{f"{split}_labels": labels[split] for split in labels})
+
+    write()
+    out = stopped(tmp_path / "run", "--dataset", f"file:{tmp_path / 'mine.npz'}")
+    record = (out / "run.h5").read_bytes()
+    images["test"][7] = 0
+    write()
+    capsys.readouterr()
+    with pytest.raises(SystemExit):
+        cli.main(["run", "--resume", str(out)])
+    assert "was begun with other data" in capsys.readouterr().err
+    assert (out / "run.h5").read_bytes() == record, "what was recorded stays"
+
+
+def test_shared_fields_differ_on_no_rank(tmp_path: Path, mpirun: Callable) -> None:
+    """A field that is not marked as owned, but is another on every rank, could not be gone on with."""
+    program = tmp_path / "parted.py"
+    program.write_text(
+        "import sys\nfrom dataclasses import replace\nfrom hpcfed import methods\nfrom hpcfed.cli import main\n"
+        "method = methods.load('fedavg')\nround = method.round\n"
+        "def parted(fed, state, cohort):\n"
+        "    state = round(fed, state, cohort)\n"
+        "    return replace(state, w=state.w + float(sys.argv[1]) * fed.clients[0])\n"
+        "method.round = parted\nmain(sys.argv[2:])\n"
+    )
+    words = ["run", *flags(clients=4, rounds=2), "--out"]
+    ended = mpirun(2, program, "1", *words, tmp_path / "far")
+    assert ended.returncode == 1 and "state field w of method fedavg differs between ranks" in ended.stderr
+    ended = mpirun(2, program, "1e-9", *words, tmp_path / "near")
+    assert ended.returncode == 0, ended.stderr
