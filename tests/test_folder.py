@@ -154,15 +154,6 @@ def test_a_wheel_says_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 FILES = ["run.h5", "server.h5", ".claim", "params-0.h5", "error-0.txt", "profile.json"]
 LINKED = [*FILES, "seed-3", "checkpoints/00000009"]
-    "run.h5",
-    "server.h5",
-    ".claim",
-    "params-0.h5",
-    "error-0.txt",
-    "seed-3",
-    "checkpoints/00000009",
-    "profile.json",
-]
 
 
 @pytest.mark.parametrize("name", LINKED)
