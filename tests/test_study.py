@@ -1,11 +1,13 @@
 """Sweeps: what a file expands to, what a trial leaves behind, how it is started, and what is submitted."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+from math import isnan
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,8 @@ import pytest
 from hpcfed import cli
 from hpcfed.errors import UserError
 from hpcfed.study import estimate, execute
-from hpcfed.study.gather import Outcome, finished, outcome_of, write_outcome
+from hpcfed.study.collect import find
+from hpcfed.study.gather import Outcome, finished, outcome_of, read_gathered, write_outcome
 from hpcfed.study.plan import Point, Trial, choose, flags, points, read_study, trials
 from tests.test_cli import mistake
 
@@ -162,6 +165,16 @@ def trial(tmp_path: Path) -> Trial:
     return trials(read_study(tmp_path / "study.toml"), made, tmp_path / "out")[0]
 
 
+@pytest.fixture(scope="module")
+def finished_trial(tmp_path_factory: pytest.TempPathFactory) -> Trial:
+    """A trial whose run is complete, and of which no outcome was written."""
+    folder = tmp_path_factory.mktemp("finished")
+    made = planned(folder, "[common]\nmodel = 'mlp'\nrounds = 2\n[sweep]\nclients = [4]\n")
+    (only,) = trials(read_study(folder / "study.toml"), made, folder / "out")
+    cli.main(only.words)
+    return only
+
+
 def test_a_trial_that_takes_too_long_is_ended(trial: Trial) -> None:
     sleeping = [sys.executable, "-c", "import time; print('started', flush=True); time.sleep(60)"]
     began = time.monotonic()
@@ -185,6 +198,43 @@ def test_an_outcome_that_somebody_has_broken_is_a_failure(trial: Trial) -> None:
     assert outcome_of(trial).seconds == 2.0
     trial.outcome.write_text("{broken")
     assert outcome_of(trial).status == "failed"
+
+
+@pytest.mark.parametrize("how", [[], ["--gather"], ["--points", "0"]], ids=["again", "gather", "array"])
+@pytest.mark.parametrize("before", [None, "failed", "complete"])
+def test_a_run_that_outlived_its_study_is_not_lost(
+    how: list[str], before: str | None, finished_trial: Trial, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The study was killed while a trial ran; the trial's own processes went on and came to their end."""
+    folder = finished_trial.folder.parents[2]
+    finished_trial.outcome.unlink(missing_ok=True)
+    if before is not None:  # what an earlier attempt has left
+        write_outcome(finished_trial, Outcome(before, "exit code 1: x" * (before == "failed"), 2.5, "words"))
+    words = ["study", str(folder.parent / "study.toml"), "--out", str(folder)]
+    cli.main([*words, *how])
+    assert "all of 1 trial complete" in capsys.readouterr().out
+    if "--points" in how:
+        cli.main([*words, "--gather"])
+    found = find([folder])
+    assert len(found.samples) == 1 and found.unfinished == []
+    outcome = read_gathered(folder / "study.h5").trials[0].outcome
+    assert outcome.status == "complete" and outcome.error == ""
+    if before == "complete":
+        assert outcome.seconds == 2.5, "what was measured stays"
+    else:
+        assert isnan(outcome.seconds) and "-m hpcfed run" in outcome.command
+        assert json.loads(finished_trial.outcome.read_text(), parse_constant=pytest.fail)["seconds"] is None
+    cli.main([*words, "--dry-run"])
+    assert "1 finished" in (said := capsys.readouterr().out) and "nan" not in said and "nobody knows" not in said
+
+
+def test_a_new_attempt_forgets_how_the_last_one_went(trial: Trial) -> None:
+    """Killed now, the study must not find the old word beside no run."""
+    trial.folder.parent.mkdir(parents=True)
+    write_outcome(trial, Outcome("complete", seconds=2.0))
+    with pytest.raises(UserError, match="cannot start"):
+        execute.attempt(trial, ["/nowhere/mpirun"], limit=60)
+    assert outcome_of(trial).status == "waiting"
 
 
 def test_launchers(monkeypatch: pytest.MonkeyPatch) -> None:

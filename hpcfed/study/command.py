@@ -33,9 +33,11 @@ def study(options: argparse.Namespace, extra: Sequence[str]) -> int:
     all_trials, own = trials(asked, every, out), trials(asked, chosen, out)
     _make(out)
     if options.gather:
+        execute.settle(all_trials, start)
         write_study(out / "study.h5", asked, text, all_trials)
         failed = sum(outcome_of(trial).status != "complete" for trial in own)
     elif options.points is not None:  # one job of an array: others write beside it, and the last job gathers
+        execute.settle(own, start)
         failed = sum(_alone(asked, trial, start) for trial in own if not execute.check_finished([trial]))
     else:
         failed = execute.go(asked, text, all_trials, own, out, start)

@@ -17,7 +17,7 @@ from hpcfed.config import check_unchanged
 from hpcfed.errors import UserError, count
 from hpcfed.record.claim import claimed
 from hpcfed.record.reading import RunRecord
-from hpcfed.study.gather import Outcome, finished, write_outcome, write_study
+from hpcfed.study.gather import Outcome, finished, outcome_of, write_outcome, write_study
 from hpcfed.study.plan import Point, Study, Trial
 
 Start = Callable[[int], list[str]]
@@ -82,9 +82,23 @@ def check_finished(trials: Sequence[Trial]) -> dict[Path, list[RunRecord]]:
     return done
 
 
+def settle(trials: Sequence[Trial], start: Start) -> None:
+    """Writes the outcome of trials that are finished without one: their run outlived a study that was killed."""
+    for trial in trials:
+        if outcome_of(trial).status == "complete":
+            continue
+        try:
+            done = check_finished([trial])
+        except UserError:  # a run that other options have made is no trial of this study
+            continue
+        if done:
+            write_outcome(trial, Outcome("complete", command=shlex.join(command(trial, start))))
+
+
 def go(study: Study, text: str, every: Sequence[Trial], chosen: Sequence[Trial], out: Path, start: Start) -> int:
     """Runs the chosen trials that are not finished and gathers all; the number of those that failed."""
     done, failed, gathering = check_finished(chosen), 0, Gathering(out / "study.h5", study, text, every)
+    settle(every, start)
     for number, trial in enumerate(chosen):
         told = f"[{number + 1}/{len(chosen)}] {trial}"
         if trial.folder in done:
@@ -123,6 +137,7 @@ def attempt(trial: Trial, words: Sequence[str], limit: float) -> Outcome:
         with claimed(trial.folder):
             shutil.rmtree(trial.folder)
     trial.folder.parent.mkdir(parents=True, exist_ok=True)
+    trial.outcome.unlink(missing_ok=True)  # of an earlier attempt, which would speak for this one if we are killed
     begin = time.monotonic()
     with open(trial.log, "w") as log, _ending_with_us():
         try:

@@ -7,16 +7,18 @@ file is made in memory and published like a run's own: a reader sees the old one
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from math import nan
 from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
+from pydantic import TypeAdapter
 
 from hpcfed.errors import UserError, one_line
 from hpcfed.record.guarded import Reader, check, readable, reading
 from hpcfed.record.publish import publish
-from hpcfed.record.reading import RunRecord, parsed, read_run, record_of
+from hpcfed.record.reading import RunRecord, parsed, plain, read_run, record_of
 from hpcfed.study.plan import Study, Trial
 
 FORMAT, SCHEMA = "hpcfed study", 1
@@ -31,9 +33,12 @@ class Outcome:
     status: str
     """`complete`, `failed` or, before it was started, `waiting`."""
     error: str = ""
-    seconds: float = float("nan")
-    """Of the whole process, with its start and end."""
+    seconds: float = nan
+    """Wall time of the whole process, with its start and end; NaN where nobody saw its end."""
     command: str = ""
+
+
+_OUTCOME = TypeAdapter(Outcome)
 
 
 @dataclass(frozen=True)
@@ -58,15 +63,18 @@ class StudyRecord:
 def outcome_of(trial: Trial) -> Outcome:
     """What is known of a trial."""
     try:
-        return Outcome(**json.loads(trial.outcome.read_text()))
+        told = json.loads(trial.outcome.read_text())
+        if told["seconds"] is None:
+            told["seconds"] = nan
+        return _OUTCOME.validate_python(told)
     except FileNotFoundError:
         return Outcome("waiting")
-    except (OSError, ValueError, TypeError) as error:  # somebody has put something else there
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:  # somebody has put something else there
         return Outcome("failed", f"{trial.outcome.name} cannot be read: {one_line(error)}")
 
 
 def write_outcome(trial: Trial, outcome: Outcome) -> None:
-    publish(json.dumps(asdict(outcome), indent=1).encode(), trial.outcome)
+    publish(json.dumps(plain(asdict(outcome)), indent=1).encode(), trial.outcome)
 
 
 def finished(trial: Trial) -> list[RunRecord] | None:
