@@ -260,3 +260,28 @@ def test_what_counts_as_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     capsys.readouterr()
     assert "would be lost" in mistake(capsys, "report", run, "--csv", run / "run.h5")
     assert len(find([run]).samples) == 1
+
+
+@pytest.mark.parametrize("flag", ["--out", "--csv", "--json", "--extrap"])
+def test_what_is_no_regular_file_is_not_replaced(
+    flag: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Renaming a new file over a device, a pipe or a link would remove it; it is refused before any run is read."""
+    monkeypatch.chdir(tmp_path)
+    Path("target").write_text("mine")
+    Path("link").symlink_to("target")
+    Path("dangling").symlink_to("nowhere")
+    os.mkfifo("pipe")
+    before = {path.name: path.lstat() for path in tmp_path.iterdir()}
+    for name, kind in {"link": "a link", "dangling": "a link", "pipe": "a pipe", "/dev/null": "a device"}.items():
+        said = mistake(capsys, "report", "runs", flag, name)
+        assert f"{flag} {name} is {kind}; name a regular file" in said
+    assert {path.name: path.lstat() for path in tmp_path.iterdir()} == before
+    assert "cannot write" in mistake(capsys, "report", "runs", flag, "x" * 300)
+
+
+def test_a_figure_replaces_regular_files_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    os.mkfifo(tmp_path / "pipe.png")
+    (tmp_path / "link.png").symlink_to("nowhere.png")
+    assert "is a pipe; name a regular file" in mistake(capsys, "attack", "idlg", "--out", tmp_path / "pipe.png")
+    assert "is a link; name a regular file" in mistake(capsys, "attack", "idlg", "--out", tmp_path / "link.png")

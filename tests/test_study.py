@@ -237,6 +237,14 @@ def test_a_new_attempt_forgets_how_the_last_one_went(trial: Trial) -> None:
     assert outcome_of(trial).status == "waiting"
 
 
+def test_a_study_replaces_no_link(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    planned(tmp_path, "[sweep]\nclients = [4]\n")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/study.h5").symlink_to("elsewhere")
+    said = mistake(capsys, "study", tmp_path / "study.toml", "--out", tmp_path / "out")
+    assert "out/study.h5 is a link; name a regular file" in said
+
+
 def test_launchers(monkeypatch: pytest.MonkeyPatch) -> None:
     in_slurm = execute.launcher("auto", {"SLURM_JOB_ID": "7", "MPI": "pmi2", "SLURM_CPUS_PER_TASK": "8"})(3)
     assert in_slurm == ["srun", "--mpi=pmi2", "--kill-on-bad-exit=1", "--cpus-per-task=8", "--ntasks=3"]

@@ -7,6 +7,7 @@ from math import isnan
 from pathlib import Path
 
 from hpcfed.errors import UserError, count
+from hpcfed.record.publish import check_target
 from hpcfed.runtime.launcher import launched
 from hpcfed.study import execute
 from hpcfed.study.gather import outcome_of, write_study
@@ -56,6 +57,7 @@ def _make(out: Path) -> None:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot write to --out {out}: {error.strerror}") from None
+    check_target("--out: its", out / "study.h5")
 
 
 def _closing(failed: int, own: Sequence[Trial], out: Path) -> str:

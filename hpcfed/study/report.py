@@ -9,7 +9,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from hpcfed import __version__
 from hpcfed.errors import UserError, count
-from hpcfed.record.publish import publish
+from hpcfed.record.publish import check_target, publish
 from hpcfed.study.collect import Found, Group, find, groups
 from hpcfed.study.exports import csv_text, extrap_text, json_text
 from hpcfed.study.plots import COLOURS
@@ -18,12 +18,7 @@ from hpcfed.study.sections import sections
 
 def report(options: argparse.Namespace) -> int:
     """Writes the page and what else was asked for; the number of files that could not be read."""
-    wanted = [path for path in (options.out, options.csv, options.json, options.extrap) if path is not None]
-    for path in wanted:
-        if path.is_dir() or wanted.count(path) > 1:
-            raise UserError(f"{path} {'is a folder' if path.is_dir() else 'is named twice'}; name a file for each")
-        if path.suffix == ".h5":
-            raise UserError(f"{path} is a name for results, which would be lost; name another file")
+    _check_targets(options)
     found = find(options.paths, unfinished=options.unfinished)
     for line in found.unread:
         print(f"hpcfed: left out: {line}", file=sys.stderr)
@@ -39,6 +34,21 @@ def report(options: argparse.Namespace) -> int:
         _write(path, text)
         print(f"{path}: {len(text.encode()) / 1024:,.0f} KiB", flush=True)
     return len(found.unread)
+
+
+def _check_targets(options: argparse.Namespace) -> None:
+    """Refuses, before any run is read, what the page and the exports must not replace."""
+    seen = set()
+    for name in ("out", "csv", "json", "extrap"):
+        path = getattr(options, name)
+        if path is None:
+            continue
+        check_target(f"--{name}", path)
+        if path.resolve() in seen:
+            raise UserError(f"{path} is named twice; name a file for each")
+        seen.add(path.resolve())
+        if path.suffix == ".h5":
+            raise UserError(f"{path} is a name for results, which would be lost; name another file")
 
 
 def page(every: list[Group], found: Found) -> str:
