@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from math import isnan
 from pathlib import Path
 
@@ -252,6 +253,25 @@ def test_launchers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(execute, "_cores", lambda: 4)
     assert execute.launcher("mpirun", {})(2)[1:] == ["--map-by", "slot:PE=2", "--bind-to", "core", "-n", "2"]
     assert "--oversubscribe" in execute.launcher("mpirun", {})(5)
+
+
+def test_mpirun_is_told_that_root_means_it(
+    trial: Trial, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Open MPI refuses to run as root, as in a container, without two variables; nobody else needs them."""
+    execute._remark_root.cache_clear()
+    for name in execute.ALLOW_ROOT:
+        monkeypatch.delenv(name, raising=False)
+    program = tmp_path / "mpirun"
+    program.write_text('#!/bin/sh\necho "told $OMPI_ALLOW_RUN_AS_ROOT$OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"\n')
+    program.chmod(0o755)
+    monkeypatch.setattr(execute, "_mpirun", lambda: str(program))
+    words = execute.command(replace(trial, point=replace(trial.point, ranks=2)), execute.launcher("mpirun", {}))
+    for user, told in ((0, "told 11"), (0, "told 11"), (1000, "told ")):
+        monkeypatch.setattr(os, "geteuid", lambda user=user: user)
+        execute.attempt(trial, words, limit=60)
+        assert trial.log.read_text().strip() == told.strip()
+    assert capsys.readouterr().err.count("hpcfed: we are root") == 1, "one remark for all trials"
 
 
 def test_submitting_makes_an_array_for_every_number_of_ranks(

@@ -9,12 +9,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from itertools import groupby, takewhile
 from pathlib import Path
 from types import FrameType
 
 from hpcfed.config import check_unchanged
-from hpcfed.errors import UserError, count
+from hpcfed.errors import UserError, count, remark
 from hpcfed.record.claim import claimed
 from hpcfed.record.reading import RunRecord
 from hpcfed.study.gather import Outcome, finished, outcome_of, write_outcome, write_study
@@ -22,6 +23,8 @@ from hpcfed.study.plan import Point, Study, Trial
 
 Start = Callable[[int], list[str]]
 """The words that start so many ranks."""
+ALLOW_ROOT = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
+"""Variables without which Open MPI's mpirun refuses to run as root, as one is in a container."""
 GATHER_PAUSE = 20
 """How many times longer than gathering the pause before the next gathering is, at least."""
 
@@ -41,6 +44,22 @@ def _mpirun() -> str:
     """The one beside Python, which fits the library that Python loads, or else the first on the path."""
     beside = Path(sys.executable).with_name("mpirun")
     return str(beside) if beside.exists() else "mpirun"
+
+
+def _environment(words: Sequence[str]) -> dict[str, str]:
+    """Return the environment of a command; mpirun is told to run as root where we do."""
+    variables = dict(os.environ)
+    missing = [name for name in ALLOW_ROOT if name not in variables]
+    if os.geteuid() == 0 and missing and words[0] == _mpirun():
+        _remark_root()
+        variables |= dict.fromkeys(missing, "1")
+    return variables
+
+
+@cache
+def _remark_root() -> None:
+    """Says it once, not for every trial."""
+    remark(f"hpcfed: we are root, which mpirun refuses; {' and '.join(ALLOW_ROOT)} are set for it")
 
 
 def _binding(ranks: int) -> list[str]:
@@ -141,7 +160,10 @@ def attempt(trial: Trial, words: Sequence[str], limit: float) -> Outcome:
     begin = time.monotonic()
     with open(trial.log, "w") as log, _ending_with_us():
         try:
-            code = _wait(subprocess.Popen(words, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL), limit)
+            process = subprocess.Popen(
+                words, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=_environment(words)
+            )
+            code = _wait(process, limit)
         except OSError as error:
             raise UserError(f"cannot start {words[0]}: {error.strerror}") from None
     seconds = time.monotonic() - begin
