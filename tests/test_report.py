@@ -1,16 +1,22 @@
 """Figures computed by hand, a cost model with known coefficients, and drawings that are well-formed."""
 
+import json
 import os
+import shutil
 from html.parser import HTMLParser
 from math import exp, isnan, log, sqrt
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 
+from benchmarks import fuzz
 from hpcfed import cli
 from hpcfed.study.collect import Group, find, named, scalings, slope
 from hpcfed.study.costmodel import CostModel, Measured, fit, hold_out
+from hpcfed.study.gather import Outcome, write_outcome, write_study
+from hpcfed.study.plan import points, read_study, trials
 from hpcfed.study.plots import MOST_MARKERS, Axis, Line, bars, chart, stripes
 from hpcfed.study.statistics import Estimate, of_rounds, of_runs, of_seeds, ratio
 from tests.test_cli import mistake
@@ -285,3 +291,99 @@ def test_a_figure_replaces_regular_files_alone(tmp_path: Path, capsys: pytest.Ca
     (tmp_path / "link.png").symlink_to("nowhere.png")
     assert "is a pipe; name a regular file" in mistake(capsys, "attack", "idlg", "--out", tmp_path / "pipe.png")
     assert "is a link; name a regular file" in mistake(capsys, "attack", "idlg", "--out", tmp_path / "link.png")
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of FedAvg, and two seeds of a run with a server."""
+    folder = tmp_path_factory.mktemp("good")
+    size = [*fuzz.SIZE, "--rounds", "4", "--out"]
+    server = [*fuzz.SERVER, *size]
+    cli.main(["run", *size, str(folder / "plain")])
+    cli.main(["run", *server, str(folder / "server")])
+    cli.main(["run", "--seed", "1", *server, str(folder / "other")])
+    return folder
+
+
+def change(path: Path, name: str, content: object) -> None:
+    """Puts other content in place of a dataset; a dict is merged into the JSON that is there."""
+    with h5py.File(path, "r+") as file:
+        old = file[name]
+        if isinstance(content, dict):
+            content = json.dumps(json.loads(old.asstr()[()]) | content)
+        elif isinstance(content, float):
+            content = np.full(old.shape, content)
+        elif isinstance(content, type):
+            content = np.ceil(old[()]).astype(content)
+        elif isinstance(content, str):
+            content = np.array([content + name.decode() for name in old[()]], dtype=h5py.string_dtype())
+        del file[name]
+        file[name] = content
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("config", {"epochs": None}, "its option epochs is null"),
+        ("config", {"batch_size": None}, "its option batch_size is null"),
+        ("clients/train_samples", float("nan"), "clients/train_samples holds numbers that cannot be"),
+        ("rounds/seconds", 5e-324, "rounds without seconds"),
+        ("rounds/cohort", 5e-324, "rounds without seconds or clients"),
+        ("server/phase_names", "my ", ""),
+        ("rounds/seconds", np.int64, ""),
+        ("rounds/seconds", np.float32, ""),
+        ("rounds/global_loss", float("inf"), ""),
+        ("environment", {"odd": [float("inf"), float("nan")]}, ""),
+        ("config", {"odd": float("-inf")}, ""),
+    ],
+)  # fmt: skip
+@pytest.mark.filterwarnings("error")
+def test_a_damaged_run_costs_no_good_one(
+    name: str, content: object, reason: str, good: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What cannot be is left out by name, what is merely unusual is reported, and JSON stays JSON."""
+    runs = tmp_path / "runs"
+    shutil.copytree(good, runs)
+    change(runs / "other/run.h5", name, content)
+    shutil.copytree(runs / "other", tmp_path / "alone/other")
+    for folders in ([runs], [tmp_path / "alone", good / "plain"]):
+        exports = {flag: tmp_path / flag for flag in ("out", "csv", "json", "extrap")}
+        words = [word for flag, path in exports.items() for word in (f"--{flag}", str(path))]
+        capsys.readouterr()
+        if reason:
+            with pytest.raises(SystemExit, match="1"):
+                cli.main(["report", *map(str, folders), *words])
+        else:
+            cli.main(["report", *map(str, folders), *words])
+        told = capsys.readouterr().err
+        assert (f"other/run.h5 cannot be read as a run: {reason}" in told) if reason else told == ""
+        groups = json.loads(exports["json"].read_text(), parse_constant=pytest.fail)["groups"]
+        expected = {"fedavg"} | ({"pfedgpa"} if folders == [runs] or not reason else set())
+        assert {group["options"]["method"] for group in groups} == expected
+        for line in exports["extrap"].read_text().splitlines():
+            json.loads(line, parse_constant=pytest.fail)
+        parsed(exports["out"].read_text())
+    if not reason:
+        cli.main(["show", "--json", str(runs / "other")])
+        json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+
+
+def test_a_damaged_run_in_a_study_costs_no_other_trial(good: Path, tmp_path: Path) -> None:
+    study = tmp_path / "study.toml"
+    study.write_text("[common]\nmodel = 'mlp'\nrounds = 4\n[sweep]\nclients = [4, 5]\n")
+    every = trials(read_study(study), points(read_study(study), study), tmp_path)
+    for trial in every:
+        shutil.copytree(good / "plain", trial.folder)
+        write_outcome(trial, Outcome("complete"))
+    change(every[0].folder / "run.h5", "rounds/seconds", 0.0)
+    write_study(tmp_path / "study.h5", read_study(study), "", every)
+    found = find([tmp_path])
+    assert [sample.source.rpartition(": ")[2] for sample in found.samples] == ["clients=5/repeat-0"]
+    assert found.unfinished == [("clients=4/repeat-0", "unreadable", "")]
+    (why,) = found.unread
+    assert "study.h5 cannot be read as a study: trial clients=4/repeat-0: rounds without seconds" in why
+
+
+def test_an_interval_of_figures_far_apart_ends_where_floats_do() -> None:
+    found = of_runs([1e-9, 1e30])
+    assert ratio(found, found).high < float("inf")

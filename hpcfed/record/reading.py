@@ -24,6 +24,8 @@ FACTS = {name: str for name in ("method", "dataset", "model", "status")} | {
 """Attributes that readers of a run count on."""
 MOST = 1e30
 """No second, byte or client is counted beyond it."""
+LEAST_SECONDS = 1e-9
+"""No round is shorter."""
 MOST_LINE = 10_000
 """Characters of an error."""
 
@@ -175,7 +177,7 @@ class RunRecord:
         return float(np.median(known)) if len(known) else float("nan")
 
     def summary(self) -> dict[str, Any]:
-        """The run as JSON values, with NaN as null."""
+        """The run as JSON values, with NaN and infinite numbers as null."""
         reached = self.reached()
         return {
             "folder": str(self.folder),
@@ -213,8 +215,8 @@ class RunRecord:
             "server": [plain(vars(learning)) for learning in self.learnings],
             "peak_memory": _numbers(self.peak_memory),
             "energy": None if self.energy is None else _number(self.energy),
-            "config": self.config,
-            "environment": self.environment,
+            "config": plain(self.config),
+            "environment": plain(self.environment),
         }
 
 
@@ -251,8 +253,11 @@ def record_of(folder: Path, file: Reader) -> RunRecord:
     done, rounds, clients = facts["rounds_done"], config["rounds"], config["clients"]
     shape = (rounds, facts["ranks"])
     series = {name: _series(file, name, rounds, done) for name in ROUND_SERIES}
-    if not (series["seconds"] > 0).all() or (series["cohort"] <= 0).any():
+    if not (series["seconds"] >= LEAST_SECONDS).all() or not (series["cohort"] >= 1).all():
         raise ValueError("rounds without seconds or clients cannot be")
+    train_samples = _between(file, "clients/train_samples", (clients,))
+    if np.isnan(train_samples).any():
+        raise ValueError("clients/train_samples holds numbers that cannot be")
     return RunRecord(
         folder=folder,
         status=facts["status"],
@@ -265,7 +270,7 @@ def record_of(folder: Path, file: Reader) -> RunRecord:
         wall=_between(file, "timing/wall", shape, done),
         peak_memory=np.fmax.reduce(_between(file, "timing/peak_memory", shape, done), axis=0, initial=0),
         client_accuracy=_between(file, "clients/accuracy", (rounds, clients), done, high=1),
-        train_samples=_between(file, "clients/train_samples", (clients,)),
+        train_samples=train_samples,
         energy=float(file.numbers("timing/energy", (None,)).sum()) if "timing/energy" in file else None,
         moves=_moves(file),
         finals=_named(file, "finals/name", "finals/accuracy", (None, clients)),
@@ -316,6 +321,9 @@ def _config(stored: dict[str, Any]) -> dict[str, Any]:
         error = failure.errors()[0]
         raise ValueError(f"its option {error['loc'][0]}: {error['msg']}") from None
     config = stored | checked.model_dump(mode="json", include=set(known))
+    for name, field in RunConfig.model_fields.items():
+        if name in stored and stored[name] is None and field.default is not None:
+            raise ValueError(f"its option {name} is null")
     for name in ("rounds", "clients", "partition"):
         if name not in known:
             raise ValueError(f"its config has no {name}")
@@ -336,13 +344,13 @@ def _check_environment(environment: dict[str, Any]) -> None:
 def _between(
     file: Reader, name: str, shape: tuple[int | None, ...], first: int | None = None, *, high: float = MOST
 ) -> np.ndarray:
-    """Numbers from 0 to `high`, or NaN."""
+    """Numbers from 0 to `high`, or NaN; as floats of 64 bits, whatever the file has."""
     values = file.numbers(name, shape, first)
     with np.errstate(over="ignore"):  # of short floats, which a file may have
         wrong = (values < 0) | (values > high)
     if wrong.any():
         raise ValueError(f"{name} holds numbers that cannot be")
-    return values
+    return values.astype(np.float64, copy=False)
 
 
 def _moves(file: Reader) -> tuple[int, ...]:
@@ -401,23 +409,25 @@ def _series(file: Reader, name: str, rounds: int, done: int) -> np.ndarray:
     if name in ADDED and where not in file:
         return np.full(done, np.nan)
     if ROUND_SERIES[name].unit == "nats":
-        return file.numbers(where, (rounds,), done)
+        return file.numbers(where, (rounds,), done).astype(np.float64, copy=False)
     return _between(file, where, (rounds,), done, high=1 if ROUND_SERIES[name].unit == "fraction" else MOST)
 
 
 def plain(value: Any) -> Any:
-    """As JSON knows it: NaN as null."""
+    """Return a value as JSON knows it: NaN and infinite numbers as null."""
     if isinstance(value, dict):
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
     if isinstance(value, np.ndarray):
         return _numbers(value)
+    if isinstance(value, np.generic):
+        value = value.item()
     return _number(value) if isinstance(value, float) else value
 
 
 def _number(value: float) -> float | None:
-    return None if np.isnan(value) else float(value)
+    return float(value) if np.isfinite(value) else None
 
 
 def _numbers(values: np.ndarray) -> list[float | None]:

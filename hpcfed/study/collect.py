@@ -185,6 +185,7 @@ def _files(path: Path) -> list[Path]:
 def _add_study(found: Found, path: Path) -> None:
     study = read_gathered(path)
     found.studies.append(study)
+    found.unread += study.unread
     for trial in study.trials:
         if trial.outcome.status == "complete" and trial.runs:
             found.samples.append(Sample(trial.runs, study.warmup, f"{path.parent.name}: {trial.name}"))

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
+import numpy as np
+
 from hpcfed.record.reading import plain
 from hpcfed.record.results import ROUND_SERIES
 from hpcfed.record.timing import PHASES
@@ -45,7 +47,7 @@ def json_text(every: Sequence[Group]) -> str:
         "scaling": [asdict(one) for one in scalings(every)],
         "cost_models": [asdict(one) for one in fitted(every)],
     }
-    return json.dumps(plain(content), indent=1)
+    return json.dumps(plain(content), indent=1, allow_nan=False)
 
 
 def _group(group: Group) -> dict[str, Any]:
@@ -69,7 +71,7 @@ def extrap_text(every: Sequence[Group]) -> str:
             paths = {"round": sample.seconds}
             paths |= {f"round->{name}": sample.phases[:, :, i].mean(1) for i, name in enumerate(PHASES)}
             for path, values in paths.items():
-                for value in values:
+                for value in values[np.isfinite(values)]:
                     line = {"params": parameters, "callpath": f"{group.label}->{path}", "metric": "time"}
                     lines.append(json.dumps(line | {"value": float(value)}))
     return "\n".join(lines) + "\n"

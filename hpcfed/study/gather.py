@@ -6,7 +6,7 @@ file is made in memory and published like a run's own: a reader sees the old one
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import nan
 from pathlib import Path
 from typing import Any
@@ -58,6 +58,8 @@ class StudyRecord:
     text: str
     """The study's file."""
     trials: tuple[TrialRecord, ...]
+    unread: tuple[str, ...] = ()
+    """Why runs of it were left out."""
 
 
 def outcome_of(trial: Trial) -> Outcome:
@@ -131,16 +133,31 @@ def read_gathered(path: Path) -> StudyRecord:
         title, warmup = facts["title"], facts["warmup"]
         if not isinstance(title, str) or not isinstance(warmup, int) or warmup < 0:
             raise ValueError("its title or warmup is not one")
-        return StudyRecord(path, title, warmup, file.text("study"), tuple(_trials(file, path.parent)))
+        unread: list[str] = []
+        every = tuple(_trials(file, path, unread))
+        return StudyRecord(path, title, warmup, file.text("study"), every, tuple(unread))
 
 
-def _trials(file: Reader, folder: Path) -> Iterator[TrialRecord]:
+def _trials(file: Reader, path: Path, unread: list[str]) -> Iterator[TrialRecord]:
+    """Every trial; one of whose runs cannot be read has none, and `unread` says why."""
     columns = {column: file.texts(f"trials/{column}") for column in TABLE}
     every = file.numbers("trials/seconds", (len(columns["name"]),)).tolist()
     for number, (seconds, *row) in enumerate(zip(every, *columns.values(), strict=True)):
         name, status, error, command, options = row
-        group, records = f"runs/{number:05}", []
-        if group in file:
-            runs = file.within(group)
-            records = [record_of(folder / f"trial {name}" / seed, runs.within(seed)) for seed in runs.names()]
-        yield TrialRecord(name, Outcome(status, error, seconds, command), parsed(options), tuple(records))
+        outcome = Outcome(status, error, seconds, command)
+        records: tuple[RunRecord, ...] = ()
+        try:
+            with readable(path, f"a study: trial {name}"):
+                records = tuple(_runs(file, f"runs/{number:05}", path.parent / f"trial {name}"))
+        except UserError as reason:
+            unread.append(str(reason))
+            outcome = replace(outcome, status="unreadable")
+        yield TrialRecord(name, outcome, parsed(options), records)
+
+
+def _runs(file: Reader, group: str, folder: Path) -> Iterator[RunRecord]:
+    """The runs of a trial, one for every seed."""
+    if group in file:
+        seeds = file.within(group)
+        for seed in seeds.names():
+            yield record_of(folder / seed, seeds.within(seed))
