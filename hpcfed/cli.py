@@ -149,7 +149,7 @@ def _run(arguments: list[str]) -> None:
     check(settings, launched())
     if settings.config.resume is not None and _complete(settings.config.resume):
         if not launched().rank:
-            print(f"hpcfed: {settings.config.resume} is complete; there is nothing to go on with", file=sys.stderr)
+            remark(f"hpcfed: {settings.config.resume} is complete; there is nothing to go on with")
         return
     from hpcfed.run import run
 

@@ -23,11 +23,27 @@ def tell(error: UserError, rank: int) -> None:
 
 
 def remark(text: str) -> None:
-    """To stderr, if there is still one: no run ends because its terminal, pipe or log has gone, or is full."""
+    """Writes lines to stderr, if there is still one, without characters that a terminal would obey.
+
+    No run ends because its terminal, pipe or log has gone, or is full.
+    """
     try:
-        print(text, file=sys.stderr, flush=True)
+        print(_safe(text), file=sys.stderr, flush=True)
     except OSError:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115 for all that is said from now on
+
+
+def say(text: str) -> None:
+    """Writes lines to stdout as `remark` does to stderr: for what is told on the way, not for what was asked for."""
+    try:
+        print(_safe(text), flush=True)
+    except OSError as error:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 for all that is said from now on
+        remark(f"hpcfed: cannot write to stdout: {error.strerror}; going on without it")
+
+
+def _safe(text: str) -> str:
+    return "\n".join(printable(line) for line in text.split("\n"))
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:

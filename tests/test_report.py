@@ -13,6 +13,7 @@ import pytest
 
 from benchmarks import fuzz
 from hpcfed import cli
+from hpcfed.errors import remark, say
 from hpcfed.study.collect import Group, find, named, scalings, slope
 from hpcfed.study.costmodel import CostModel, Measured, fit, hold_out
 from hpcfed.study.gather import Outcome, write_outcome, write_study
@@ -387,3 +388,21 @@ def test_a_damaged_run_in_a_study_costs_no_other_trial(good: Path, tmp_path: Pat
 def test_an_interval_of_figures_far_apart_ends_where_floats_do() -> None:
     found = of_runs([1e-9, 1e30])
     assert ratio(found, found).high < float("inf")
+
+
+def test_names_cannot_command_a_terminal(good: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Names of folders, titles and errors may come from others: what is told of them holds no escapes."""
+    odd = tmp_path / "\x1b]0;mine\x07\x1b[31m\nhpcfed: all is well"
+    shutil.copytree(good, odd)
+    (odd / "other/run.h5").write_text("no run")
+    with pytest.raises(SystemExit, match="1"):
+        cli.main(["report", str(odd), "--out", str(odd / "page.html")])
+    said = capsys.readouterr()
+    assert "left out: " in said.err and said.err.count("\n") == 1
+    assert "page.html: " in said.out and said.out.count("\n") == 1
+    remark("\x1b[2Jdamaged\nline 2\r")
+    say("\x1b[2J\x9b31m")
+    last = capsys.readouterr()
+    assert last.err == "\N{REPLACEMENT CHARACTER}[2Jdamaged\nline 2\N{REPLACEMENT CHARACTER}\n"
+    for text in (said.err, said.out, last.out):
+        assert not set("\x1b\x07\r\x9b") & set(text)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import isnan
 from pathlib import Path
 
-from hpcfed.errors import UserError, count
+from hpcfed.errors import UserError, count, printable, say
 from hpcfed.record.publish import check_target
 from hpcfed.runtime.launcher import launched
 from hpcfed.study import execute
@@ -42,13 +42,13 @@ def study(options: argparse.Namespace, extra: Sequence[str]) -> int:
         failed = sum(_alone(asked, trial, start) for trial in own if not execute.check_finished([trial]))
     else:
         failed = execute.go(asked, text, all_trials, own, out, start)
-    print(_closing(failed, own, out), flush=True)
+    say(_closing(failed, own, out))
     return failed
 
 
 def _alone(asked: Study, trial: Trial, start: execute.Start) -> bool:
     outcome = execute.attempt(trial, execute.command(trial, start), asked.limit)
-    print(f"{trial}: {outcome.error or f'{outcome.seconds:.1f} s'}", flush=True)
+    say(f"{trial}: {outcome.error or f'{outcome.seconds:.1f} s'}")
     return outcome.status != "complete"
 
 
@@ -91,7 +91,7 @@ def _show(asked: Study, own: Sequence[Trial], start: execute.Start) -> None:
         print(f"{point.number}: {point.name}")
         print(f"   {_ranks(point)}, {_flops(work.clients)} of clients, {_flops(work.server)} of the server, "
               f"{work.sent / 2**20:,.0f} MiB sent; {_time(seconds)} × {left} of {asked.repeats}")  # fmt: skip
-        print(f"   {shlex.join(execute.command(trial, start))}")
+        print(f"   {printable(shlex.join(execute.command(trial, start)))}")
     basis = f"{count(speed.measured, 'finished run')}" if speed.measured else "a guess, since nothing is measured yet"
     print(f"{count(len({t.point.name for t in own}), 'point')}, {count(len(own), 'trial')}, {len(done)} finished; "
           f"{_time(total)} to go ({speed.flops / 1e9:,.1f} GFLOP/s a rank: {basis})")  # fmt: skip

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 
 from hpcfed.config import check_unchanged
-from hpcfed.errors import UserError, count, remark
+from hpcfed.errors import UserError, count, printable, remark, say
 from hpcfed.record.claim import claimed
 from hpcfed.record.reading import RunRecord
 from hpcfed.study.gather import Outcome, finished, outcome_of, write_outcome, write_study
@@ -121,12 +121,12 @@ def go(study: Study, text: str, every: Sequence[Trial], chosen: Sequence[Trial],
     for number, trial in enumerate(chosen):
         told = f"[{number + 1}/{len(chosen)}] {trial}"
         if trial.folder in done:
-            print(f"{told}: there already", flush=True)
+            say(f"{told}: there already")
             continue
-        print(f"{told}: {count(trial.point.processes, 'rank')} …", flush=True)
+        say(f"{told}: {count(trial.point.processes, 'rank')} …")
         outcome = attempt(trial, command(trial, start), study.limit)
         failed += outcome.status != "complete"
-        print(f"{told}: {outcome.error or f'{outcome.seconds:.1f} s'}", flush=True)
+        say(f"{told}: {outcome.error or f'{outcome.seconds:.1f} s'}")
         gathering.after_trial()
     gathering.gather()
     return failed
@@ -241,7 +241,7 @@ def submit(file: Path, out: Path, points: Sequence[Point], script: Path, extra: 
 def _sbatch(words: Sequence[str], script: Path, file: Path, out: Path, *, dry: bool) -> list[str]:
     """The job's number, as a list of one; nothing when it is only shown."""
     line = ["sbatch", "--parsable", *words, str(script), str(file), "--out", str(out)]
-    print(shlex.join(line), flush=True)
+    print(printable(shlex.join(line)), flush=True)
     if dry:
         return []
     try:

@@ -1,14 +1,13 @@
 """`hpcfed report` after its command line has been understood: one page that needs nothing beside it."""
 
 import argparse
-import sys
 import time
 from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from hpcfed import __version__
-from hpcfed.errors import UserError, count
+from hpcfed.errors import UserError, count, printable, remark, say
 from hpcfed.record.publish import check_target, publish
 from hpcfed.study.collect import Found, Group, find, groups
 from hpcfed.study.exports import csv_text, extrap_text, json_text
@@ -21,7 +20,7 @@ def report(options: argparse.Namespace) -> int:
     _check_targets(options)
     found = find(options.paths, unfinished=options.unfinished)
     for line in found.unread:
-        print(f"hpcfed: left out: {line}", file=sys.stderr)
+        remark(f"hpcfed: left out: {printable(line)}")
     if not found.samples:
         more = "" if options.unfinished else "; --unfinished takes runs with the rounds that they have"
         raise UserError(f"there is no {'finished round' if options.unfinished else 'complete run'} among them{more}")
@@ -32,7 +31,7 @@ def report(options: argparse.Namespace) -> int:
             texts[path] = make(every)
     for path, text in texts.items():
         _write(path, text)
-        print(f"{path}: {len(text.encode()) / 1024:,.0f} KiB", flush=True)
+        say(f"{printable(str(path))}: {len(text.encode()) / 1024:,.0f} KiB")
     return len(found.unread)
 
 
