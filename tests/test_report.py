@@ -14,6 +14,7 @@ import pytest
 from benchmarks import fuzz
 from hpcfed import cli
 from hpcfed.errors import remark, say
+from hpcfed.study import collect
 from hpcfed.study.collect import Group, find, named, scalings, slope
 from hpcfed.study.costmodel import CostModel, Measured, fit, hold_out
 from hpcfed.study.gather import Outcome, write_outcome, write_study
@@ -92,6 +93,16 @@ def test_names_leave_out_a_zero_that_stands_for_nothing() -> None:
     assert labels == ["pfedgpa, server small", "pfedgpa, server paper", "pfedgpa, server paper, server_latent 512"]
     pulls = [Group(common | {"method": "genefl", "lambda1": own}, ()) for own in (0.0, 0.5)]
     assert [group.label for group in named(pulls)] == ["genefl, lambda1 0", "genefl, lambda1 0.5"], "0 is not usual"
+
+
+def test_names_of_many_groups_are_found_once_for_a_method(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Finding them looks at every option of every group: done for each group, a thousand runs took minutes."""
+    common = {"clients": 4, "ranks": 1, "attack": "none"}
+    every = [Group(common | {"method": name, "lr": lr}, ()) for name in ("fedavg", "genfed") for lr in range(50)]
+    found, calls = collect._telling, []
+    monkeypatch.setattr(collect, "_telling", lambda *words: calls.append(1) or found(*words))
+    assert len({group.label for group in named(every)}) == 100
+    assert len(calls) == 2
 
 
 def test_a_long_line_has_some_markers_and_lying_bars_their_names() -> None:

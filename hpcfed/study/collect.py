@@ -245,7 +245,11 @@ def named(every: Sequence[Group]) -> list[Group]:
     of_method: dict[str, list[Group]] = defaultdict(list)
     for group in every:
         of_method[group.options["method"]].append(group)
-    return [replace(g, names=_telling(members, always)) for members in of_method.values() for g in members]
+    made = []
+    for members in of_method.values():
+        names = _telling(members, always)  # once for all of a method: it looks at every option of every one
+        made += [replace(group, names=names) for group in members]
+    return made
 
 
 def _telling(members: Sequence[Group], always: Sequence[str]) -> tuple[str, ...]:
