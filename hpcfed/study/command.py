@@ -28,7 +28,7 @@ def study(options: argparse.Namespace, extra: Sequence[str]) -> int:
         _show(asked, trials(asked, chosen, out), start)
         return 0
     if options.submit:
-        script = Path(__file__).parents[2] / "slurm" / "study.sbatch"
+        script = Path(__file__).with_name("study.sbatch").resolve()  # of the repository's slurm/, or the wheel's copy
         execute.submit(options.study.resolve(), out.resolve(), chosen, script, extra, dry=options.dry_run)
         return 0
     all_trials, own = trials(asked, every, out), trials(asked, chosen, out)
