@@ -321,7 +321,8 @@ def _show(arguments: list[str]) -> None:
         from hpcfed.record.reading import read_run, read_seeds
 
         seeds = [record.summary() for record in read_seeds(options.folder)]
-        print(json.dumps({"seeds": seeds} if seeds else read_run(options.folder).summary(), indent=1))
+        content = {"seeds": seeds} if seeds else read_run(options.folder).summary()
+        print(json.dumps(content, indent=1, allow_nan=False))
     else:
         _print_run(options.folder)
 
@@ -423,7 +424,13 @@ def _report(arguments: list[str]) -> None:
         action="store_true",
         help="also runs at work, stopped or failed, with the rounds that they have; not a study's",
     )
-    parser.add_argument("--csv", type=Path, metavar="FILE", help="also every round of every run as CSV")
+    parser.add_argument(
+        "--csv",
+        type=Path,
+        metavar="FILE.csv",
+        help="also a line for every round of every run, with a column for each option that differs; and FILE-ranks.csv "
+        "with the times of every rank",
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="also all figures of the page as JSON")
     parser.add_argument("--extrap", type=Path, metavar="FILE", help="also the times as Extra-P reads them (JSON Lines)")
     options = parser.parse_args(arguments)

@@ -1,5 +1,6 @@
 """Figures computed by hand, a cost model with known coefficients, and drawings that are well-formed."""
 
+import csv
 import json
 import os
 import shutil
@@ -14,6 +15,7 @@ import pytest
 from benchmarks import fuzz
 from hpcfed import cli
 from hpcfed.errors import remark, say
+from hpcfed.record.reading import read_run
 from hpcfed.study import collect
 from hpcfed.study.collect import Group, find, named, scalings, slope
 from hpcfed.study.costmodel import CostModel, Measured, fit, hold_out
@@ -417,3 +419,36 @@ def test_names_cannot_command_a_terminal(good: Path, tmp_path: Path, capsys: pyt
     assert last.err == "\N{REPLACEMENT CHARACTER}[2Jdamaged\nline 2\N{REPLACEMENT CHARACTER}\n"
     for text in (said.err, said.out, last.out):
         assert not set("\x1b\x07\r\x9b") & set(text)
+
+
+def test_swept_options_are_columns(good: Path, tmp_path: Path) -> None:
+    """One line for a round of a run, as pandas wants it; the label alone would have to be taken apart."""
+    for lr in (0.1, 0.2):
+        shutil.copytree(good / "plain", tmp_path / f"runs/{lr}")
+        change(tmp_path / f"runs/{lr}/run.h5", "config", {"lr": lr})
+    table = tmp_path / "rounds.csv"
+    cli.main(["report", str(tmp_path / "runs"), "--out", str(tmp_path / "page.html"), "--csv", str(table)])
+    rows = list(csv.DictReader(table.read_text().splitlines()))
+    assert [(row["lr"], row["round"]) for row in rows] == [(lr, n) for lr in ("0.1", "0.2") for n in "1234"]
+    assert "epochs" not in rows[0] and "rank" not in rows[0]
+    ranks = list(csv.DictReader((tmp_path / "rounds-ranks.csv").read_text().splitlines()))
+    assert [(row["round"], row["rank"]) for row in ranks] == [(n, "0") for n in "1234"] * 2
+
+
+def test_neither_file_of_a_table_replaces_another(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "t-ranks.csv").symlink_to("nowhere")
+    assert "t-ranks.csv is a link" in mistake(capsys, "report", "runs", "--csv", tmp_path / "t.csv")
+    words = ["--csv", tmp_path / "u.csv", "--json", tmp_path / "u-ranks.csv"]
+    assert "named twice" in mistake(capsys, "report", "runs", *words)
+    assert "is a folder" in mistake(capsys, "report", "runs", "--csv", "")
+
+
+def test_show_has_what_a_run_measured(good: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cli.main(["show", "--json", str(good / "plain")])
+    told, record = json.loads(capsys.readouterr().out), read_run(good / "plain")
+    for name in ("global_loss", "cohort"):
+        assert told[name] == record.rounds[name].tolist()
+    assert told["excluded"] == [0.0] * 4
+    assert told["client_accuracy"] == record.client_accuracy[-1].tolist(), "of every client, after the last round"
+    (tmp_path / "study.h5").write_bytes(b"")
+    assert f"holds a study; look at all of its runs: hpcfed report {tmp_path}" in mistake(capsys, "show", tmp_path)

@@ -111,6 +111,12 @@ class RunRecord:
         known = values[~np.isnan(values)]
         return float(known[-1]) if len(known) else float("nan")
 
+    @property
+    def last_client_accuracy(self) -> np.ndarray:
+        """Every client's accuracy at the last evaluation; NaN for clients without test data. Empty when there was none."""
+        evaluated = np.flatnonzero(~np.isnan(self.client_accuracy).all(1))
+        return self.client_accuracy[evaluated[-1]] if len(evaluated) else self.client_accuracy[:0, 0]
+
     def best(self, name: str) -> float:
         """The largest value of a series; NaN when there is none."""
         values = self.rounds[name]
@@ -193,12 +199,16 @@ class RunRecord:
             "best_global_accuracy": _number(self.best("global_accuracy")),
             "target_accuracy": self.target,
             "reached_target": None if reached is None else vars(reached),
+            "client_accuracy": _numbers(self.last_client_accuracy),
+            "global_loss": _numbers(self.rounds["global_loss"]),
             "train_loss": _numbers(self.rounds["train_loss"]),
             "seconds_per_round": _numbers(self.rounds["seconds"]),
             "seconds_per_phase": {name: _number(value) for name, value in self.phase_seconds().items()},
             "bytes_up": _numbers(self.rounds["bytes_up"]),
             "bytes_down": _numbers(self.rounds["bytes_down"]),
             "imbalance": _numbers(self.rounds["imbalance"]),
+            "cohort": _numbers(self.rounds["cohort"]),
+            "excluded": _numbers(self.rounds["excluded"]),
             "kept": _numbers(self.rounds["kept"]),
             "kept_attackers": _numbers(self.rounds["kept_attackers"]),
             "moves": list(self.moves),
@@ -233,6 +243,8 @@ def read_run(folder: Path) -> RunRecord:
     if not folder.exists():
         raise UserError(f"no such folder: {folder}")
     if not path.is_file():
+        if (folder / "study.h5").is_file():
+            raise UserError(f"{folder} holds a study; look at all of its runs: hpcfed report {folder}")
         raise UserError(f"{folder} holds no run (there is no run.h5 in it)")
     with readable(path, "a run"), reading(path) as file:
         record = record_of(folder, file)

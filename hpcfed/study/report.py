@@ -10,7 +10,7 @@ from hpcfed import __version__
 from hpcfed.errors import UserError, count, printable, remark, say
 from hpcfed.record.publish import check_target, publish
 from hpcfed.study.collect import Found, Group, find, groups
-from hpcfed.study.exports import csv_text, extrap_text, json_text
+from hpcfed.study.exports import csv_text, extrap_text, json_text, ranks_csv_text
 from hpcfed.study.plots import COLOURS
 from hpcfed.study.sections import sections
 
@@ -26,7 +26,9 @@ def report(options: argparse.Namespace) -> int:
         raise UserError(f"there is no {'finished round' if options.unfinished else 'complete run'} among them{more}")
     every = groups(found.samples)
     texts = {options.out: page(every, found)}
-    for path, make in ((options.csv, csv_text), (options.json, json_text), (options.extrap, extrap_text)):
+    if options.csv is not None:
+        texts |= {options.csv: csv_text(every), _of_ranks(options.csv): ranks_csv_text(every)}
+    for path, make in ((options.json, json_text), (options.extrap, extrap_text)):
         if path is not None:
             texts[path] = make(every)
     for path, text in texts.items():
@@ -37,17 +39,24 @@ def report(options: argparse.Namespace) -> int:
 
 def _check_targets(options: argparse.Namespace) -> None:
     """Refuses, before any run is read, what the page and the exports must not replace."""
+    wanted = {f"--{name}": getattr(options, name) for name in ("out", "csv", "json", "extrap")}
+    if options.csv is not None:
+        wanted["--csv: its"] = _of_ranks(options.csv)
     seen = set()
-    for name in ("out", "csv", "json", "extrap"):
-        path = getattr(options, name)
+    for option, path in wanted.items():
         if path is None:
             continue
-        check_target(f"--{name}", path)
+        check_target(option, path)
         if path.resolve() in seen:
             raise UserError(f"{path} is named twice; name a file for each")
         seen.add(path.resolve())
         if path.suffix == ".h5":
             raise UserError(f"{path} is a name for results, which would be lost; name another file")
+
+
+def _of_ranks(path: Path) -> Path:
+    """`rounds-ranks.csv`, beside `rounds.csv`."""
+    return path.parent / f"{path.stem}-ranks{path.suffix}"
 
 
 def page(every: list[Group], found: Found) -> str:
