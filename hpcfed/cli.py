@@ -18,7 +18,7 @@ from hpcfed import __version__, methods
 from hpcfed.attacks import ATTACKS
 from hpcfed.config import RunConfig, Settings, check, read_toml, resolve
 from hpcfed.data import DATASETS, PARTITIONS
-from hpcfed.errors import UserError, did_you_mean, remark, tell, unknown
+from hpcfed.errors import UserError, did_you_mean, remark, tell, unknown, unless_full
 from hpcfed.models import MODELS
 from hpcfed.runtime.launcher import launched, leave
 
@@ -155,7 +155,8 @@ def _run(arguments: list[str]) -> None:
 
     folder = run(settings)
     if folder is not None:
-        _print_run(folder)
+        with unless_full(f"the run is complete: hpcfed show {folder}"):
+            _print_run(folder)
 
 
 def parse_run(arguments: list[str]) -> Settings:

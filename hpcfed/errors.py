@@ -4,7 +4,8 @@ import difflib
 import os
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 
 GRACE = 2.0
 """Seconds that the root has to tell a mistake which every rank has found, before the launcher ends the job."""
@@ -35,11 +36,30 @@ def remark(text: str) -> None:
 
 def say(text: str) -> None:
     """Writes lines to stdout as `remark` does to stderr: for what is told on the way, not for what was asked for."""
-    try:
+    with unless_full("going on without it"):
         print(_safe(text), flush=True)
+
+
+@contextmanager
+def unless_full(otherwise: str) -> Iterator[None]:
+    """Within, stdout may be full: that is a remark and no failure, because what matters is on disk.
+
+    A reader who has gone, as in `| head`, is left to the caller.
+    """
+    try:
+        yield
+        if sys.stdout is not None:  # as it is where the process was started without one
+            sys.stdout.flush()
+    except BrokenPipeError:
+        raise
     except OSError as error:
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 for all that is said from now on
-        remark(f"hpcfed: cannot write to stdout: {error.strerror}; going on without it")
+        if error.filename is not None:
+            raise
+        nowhere = open(os.devnull, "w")  # noqa: SIM115 for all that is said from now on
+        with suppress(OSError, ValueError):  # what stdout still holds is written at the end of the process
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+        sys.stdout = nowhere
+        remark(f"hpcfed: cannot write to stdout: {error.strerror}; {otherwise}")
 
 
 def _safe(text: str) -> str:

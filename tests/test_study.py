@@ -10,6 +10,7 @@ import threading
 import time
 import zipfile
 from dataclasses import replace
+from errno import ENOSPC
 from math import isnan
 from pathlib import Path
 
@@ -246,6 +247,37 @@ def test_a_study_replaces_no_link(tmp_path: Path, capsys: pytest.CaptureFixture[
     (tmp_path / "out/study.h5").symlink_to("elsewhere")
     said = mistake(capsys, "study", tmp_path / "study.toml", "--out", tmp_path / "out")
     assert "out/study.h5 is a link; name a regular file" in said
+
+
+@pytest.mark.parametrize("lost", ["repeat-0.json", "study.h5"])
+def test_a_full_disk_is_one_line_that_names_the_file(
+    lost: str, finished_trial: Trial, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = finished_trial.folder.parents[2]
+    finished_trial.outcome.unlink(missing_ok=True)
+    if lost == "study.h5":
+        write_outcome(finished_trial, Outcome("complete"))
+
+    def full(file: int) -> None:
+        raise OSError(ENOSPC, os.strerror(ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(SystemExit) as end:
+        cli.main(["study", str(folder.parent / "study.toml"), "--out", str(folder), "--gather"])
+    said = capsys.readouterr().err
+    assert end.value.code == 2 and said.count("\n") == 1
+    assert f"{lost}: {os.strerror(ENOSPC)}" in said
+
+
+def test_a_study_goes_on_where_stdout_is_full(finished_trial: Trial) -> None:
+    folder = finished_trial.folder.parents[2]
+    words = ["study", str(folder.parent / "study.toml"), "--out", str(folder)]
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(
+            [sys.executable, "-m", "hpcfed", *words], stdout=full, stderr=subprocess.PIPE, text=True, timeout=120
+        )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stderr.count("\n") == 1 and "cannot write to stdout: No space left" in ended.stderr
 
 
 def test_launchers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,12 +27,13 @@ def study(options: argparse.Namespace, extra: Sequence[str]) -> int:
     if options.dry_run and not options.submit:
         _show(asked, trials(asked, chosen, out), start)
         return 0
+    if not options.dry_run:
+        _make(out)
     if options.submit:
         script = Path(__file__).with_name("study.sbatch").resolve()  # of the repository's slurm/, or the wheel's copy
         execute.submit(options.study.resolve(), out.resolve(), chosen, script, extra, dry=options.dry_run)
         return 0
     all_trials, own = trials(asked, every, out), trials(asked, chosen, out)
-    _make(out)
     if options.gather:
         execute.settle(all_trials, start)
         write_study(out / "study.h5", asked, text, all_trials)

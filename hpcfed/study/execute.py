@@ -18,7 +18,7 @@ from hpcfed.config import check_unchanged
 from hpcfed.errors import UserError, count, printable, remark, say
 from hpcfed.record.claim import claimed
 from hpcfed.record.reading import RunRecord
-from hpcfed.study.gather import Outcome, finished, outcome_of, write_outcome, write_study
+from hpcfed.study.gather import Outcome, finished, outcome_of, write_outcome, write_study, writing
 from hpcfed.study.plan import Point, Study, Trial
 
 Start = Callable[[int], list[str]]
@@ -152,13 +152,11 @@ class Gathering:
 
 def attempt(trial: Trial, words: Sequence[str], limit: float) -> Outcome:
     """Runs a trial to its end and writes down how it went."""
-    if trial.folder.exists():  # what a run that did not end well has left, unless the same study is also run elsewhere
-        with claimed(trial.folder):
-            shutil.rmtree(trial.folder)
-    trial.folder.parent.mkdir(parents=True, exist_ok=True)
-    trial.outcome.unlink(missing_ok=True)  # of an earlier attempt, which would speak for this one if we are killed
+    with writing(trial.log):
+        _make_room(trial)
+        log = open(trial.log, "w")  # noqa: SIM115 closed below
     begin = time.monotonic()
-    with open(trial.log, "w") as log, _ending_with_us():
+    with log, _ending_with_us():
         try:
             process = subprocess.Popen(
                 words, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=_environment(words)
@@ -175,6 +173,15 @@ def attempt(trial: Trial, words: Sequence[str], limit: float) -> Outcome:
         outcome = Outcome("failed", reason, seconds, said)
     write_outcome(trial, outcome)
     return outcome
+
+
+def _make_room(trial: Trial) -> None:
+    """Removes what a run that did not end well has left, unless the same study is also run elsewhere."""
+    if trial.folder.exists():
+        with claimed(trial.folder):
+            shutil.rmtree(trial.folder)
+    trial.folder.parent.mkdir(parents=True, exist_ok=True)
+    trial.outcome.unlink(missing_ok=True)  # it would speak for the new attempt if we are killed
 
 
 @contextmanager
@@ -222,8 +229,6 @@ def _reason(log: Path, code: int) -> str:
 def submit(file: Path, out: Path, points: Sequence[Point], script: Path, extra: Sequence[str], *, dry: bool) -> None:
     """An array for every number of ranks, since all jobs of an array are alike, and a last job that gathers."""
     jobs: list[str] = []
-    if not dry:
-        out.mkdir(parents=True, exist_ok=True)
     by_size = sorted(points, key=lambda point: point.processes)
     for processes, members in groupby(by_size, key=lambda point: point.processes):
         numbers = ",".join(str(point.number) for point in members)

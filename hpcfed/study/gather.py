@@ -6,6 +6,7 @@ file is made in memory and published like a run's own: a reader sees the old one
 
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from math import nan
 from pathlib import Path
@@ -75,8 +76,18 @@ def outcome_of(trial: Trial) -> Outcome:
         return Outcome("failed", f"{trial.outcome.name} cannot be read: {one_line(error)}")
 
 
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Within, a full disk or a folder that cannot be written to is one line that names the file."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}; what is finished stays, start again later") from None
+
+
 def write_outcome(trial: Trial, outcome: Outcome) -> None:
-    publish(json.dumps(plain(asdict(outcome)), indent=1).encode(), trial.outcome)
+    with writing(trial.outcome):
+        publish(json.dumps(plain(asdict(outcome)), indent=1).encode(), trial.outcome)
 
 
 def finished(trial: Trial) -> list[RunRecord] | None:
@@ -104,7 +115,8 @@ def write_study(path: Path, study: Study, text: str, trials: Sequence[Trial]) ->
             for source in sorted([*trial.folder.glob("run.h5"), *trial.folder.glob("seed-*/run.h5")]):
                 _take(source, file, number)
         file.flush()
-        publish(file.id.get_file_image(), path)
+        with writing(path):
+            publish(file.id.get_file_image(), path)
 
 
 def _said(trial: Trial) -> dict[str, Any]:
