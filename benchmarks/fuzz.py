@@ -377,7 +377,7 @@ class Readers:
 
     def report(self, path: Path) -> None:
         from hpcfed.study.collect import find, groups
-        from hpcfed.study.exports import csv_text, extrap_text, json_text
+        from hpcfed.study.exports import csv_text, extrap_text, json_text, ranks_csv_text
         from hpcfed.study.report import page
 
         found = find([path])
@@ -385,7 +385,8 @@ class Readers:
             raise UserError(found.unread[0])
         if found.samples:
             every = groups(found.samples)
-            for text in (page(every, found), csv_text(every), json_text(every), extrap_text(every)):
+            tables = csv_text(every), ranks_csv_text(every)
+            for text in (page(every, found), *tables, json_text(every), extrap_text(every)):
                 text.encode()
 
     def resume(self, path: Path) -> None:

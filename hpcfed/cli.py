@@ -18,7 +18,7 @@ from hpcfed import __version__, methods
 from hpcfed.attacks import ATTACKS
 from hpcfed.config import RunConfig, Settings, check, read_toml, resolve
 from hpcfed.data import DATASETS, PARTITIONS
-from hpcfed.errors import UserError, did_you_mean, no_checkpoint, remark, tell, unknown
+from hpcfed.errors import UserError, did_you_mean, no_checkpoint, remark, tell, unknown, unless_full
 from hpcfed.models import MODELS
 from hpcfed.runtime.launcher import launched, leave
 
@@ -156,7 +156,8 @@ def _run(arguments: list[str]) -> None:
 
     folder = run(settings)
     if folder is not None:
-        _print_run(folder)
+        with unless_full(f"the run is complete: hpcfed show {folder}"):
+            _print_run(folder)
 
 
 def parse_run(arguments: list[str]) -> Settings:
@@ -324,7 +325,8 @@ def _show(arguments: list[str]) -> None:
         from hpcfed.record.reading import read_run, read_seeds
 
         seeds = [record.summary() for record in read_seeds(options.folder)]
-        print(json.dumps({"seeds": seeds} if seeds else read_run(options.folder).summary(), indent=1))
+        content = {"seeds": seeds} if seeds else read_run(options.folder).summary()
+        print(json.dumps(content, indent=1, allow_nan=False))
     else:
         _print_run(options.folder)
 
@@ -426,7 +428,13 @@ def _report(arguments: list[str]) -> None:
         action="store_true",
         help="also runs at work, stopped or failed, with the rounds that they have; not a study's",
     )
-    parser.add_argument("--csv", type=Path, metavar="FILE", help="also every round of every run as CSV")
+    parser.add_argument(
+        "--csv",
+        type=Path,
+        metavar="FILE.csv",
+        help="also a line for every round of every run, with a column for each option that differs; and FILE-ranks.csv "
+        "with the times of every rank",
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="also all figures of the page as JSON")
     parser.add_argument("--extrap", type=Path, metavar="FILE", help="also the times as Extra-P reads them (JSON Lines)")
     options = parser.parse_args(arguments)

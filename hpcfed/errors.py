@@ -4,7 +4,8 @@ import difflib
 import os
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 
 GRACE = 2.0
 """Seconds that the root has to tell a mistake which every rank has found, before the launcher ends the job."""
@@ -23,11 +24,46 @@ def tell(error: UserError, rank: int) -> None:
 
 
 def remark(text: str) -> None:
-    """To stderr, if there is still one: no run ends because its terminal, pipe or log has gone, or is full."""
+    """Writes lines to stderr, if there is still one, without characters that a terminal would obey.
+
+    No run ends because its terminal, pipe or log has gone, or is full.
+    """
     try:
-        print(text, file=sys.stderr, flush=True)
+        print(_safe(text), file=sys.stderr, flush=True)
     except OSError:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115 for all that is said from now on
+
+
+def say(text: str) -> None:
+    """Writes lines to stdout as `remark` does to stderr: for what is told on the way, not for what was asked for."""
+    with unless_full("going on without it"):
+        print(_safe(text), flush=True)
+
+
+@contextmanager
+def unless_full(otherwise: str) -> Iterator[None]:
+    """Within, stdout may be full: that is a remark and no failure, because what matters is on disk.
+
+    A reader who has gone, as in `| head`, is left to the caller.
+    """
+    try:
+        yield
+        if sys.stdout is not None:  # as it is where the process was started without one
+            sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        nowhere = open(os.devnull, "w")  # noqa: SIM115 for all that is said from now on
+        with suppress(OSError, ValueError):  # what stdout still holds is written at the end of the process
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+        sys.stdout = nowhere
+        remark(f"hpcfed: cannot write to stdout: {error.strerror}; {otherwise}")
+
+
+def _safe(text: str) -> str:
+    return "\n".join(printable(line) for line in text.split("\n"))
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:

@@ -289,6 +289,10 @@ def test_a_run_outlives_its_terminal_and_its_log(tmp_path: Path) -> None:
         ended = subprocess.run([*words, str(tmp_path / "full")], stdout=subprocess.PIPE, stderr=full, text=True)
     assert ended.returncode == 0
     assert "status: complete" in ended.stdout
+        ended = subprocess.run([*words, str(tmp_path / "mute")], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert ended.returncode == 0, ended.stderr
+    assert "cannot write to stdout: No space left on device; the run is complete" in ended.stderr
+    assert "Traceback" not in ended.stderr and "Exception" not in ended.stderr
     ended = subprocess.run(["sh", "-c", 'exec "$@" >&- 2>&-', "sh", *words, str(tmp_path / "closed")])
     assert ended.returncode == 0
     assert (tmp_path / "closed" / "run.h5").exists()

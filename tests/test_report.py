@@ -1,16 +1,26 @@
 """Figures computed by hand, a cost model with known coefficients, and drawings that are well-formed."""
 
+import csv
+import json
 import os
+import shutil
 from html.parser import HTMLParser
 from math import exp, isnan, log, sqrt
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 
+from benchmarks import fuzz
 from hpcfed import cli
+from hpcfed.errors import remark, say
+from hpcfed.record.reading import read_run
+from hpcfed.study import collect
 from hpcfed.study.collect import Group, find, named, scalings, slope
 from hpcfed.study.costmodel import CostModel, Measured, fit, hold_out
+from hpcfed.study.gather import Outcome, write_outcome, write_study
+from hpcfed.study.plan import points, read_study, trials
 from hpcfed.study.plots import MOST_MARKERS, Axis, Line, bars, chart, stripes
 from hpcfed.study.statistics import Estimate, of_rounds, of_runs, of_seeds, ratio
 from tests.test_cli import mistake
@@ -85,6 +95,16 @@ def test_names_leave_out_a_zero_that_stands_for_nothing() -> None:
     assert labels == ["pfedgpa, server small", "pfedgpa, server paper", "pfedgpa, server paper, server_latent 512"]
     pulls = [Group(common | {"method": "genefl", "lambda1": own}, ()) for own in (0.0, 0.5)]
     assert [group.label for group in named(pulls)] == ["genefl, lambda1 0", "genefl, lambda1 0.5"], "0 is not usual"
+
+
+def test_names_of_many_groups_are_found_once_for_a_method(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Finding them looks at every option of every group: done for each group, a thousand runs took minutes."""
+    common = {"clients": 4, "ranks": 1, "attack": "none"}
+    every = [Group(common | {"method": name, "lr": lr}, ()) for name in ("fedavg", "genfed") for lr in range(50)]
+    found, calls = collect._telling, []
+    monkeypatch.setattr(collect, "_telling", lambda *words: calls.append(1) or found(*words))
+    assert len({group.label for group in named(every)}) == 100
+    assert len(calls) == 2
 
 
 def test_a_long_line_has_some_markers_and_lying_bars_their_names() -> None:
@@ -260,3 +280,175 @@ def test_what_counts_as_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     capsys.readouterr()
     assert "would be lost" in mistake(capsys, "report", run, "--csv", run / "run.h5")
     assert len(find([run]).samples) == 1
+
+
+@pytest.mark.parametrize("flag", ["--out", "--csv", "--json", "--extrap"])
+def test_what_is_no_regular_file_is_not_replaced(
+    flag: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Renaming a new file over a device, a pipe or a link would remove it; it is refused before any run is read."""
+    monkeypatch.chdir(tmp_path)
+    Path("target").write_text("mine")
+    Path("link").symlink_to("target")
+    Path("dangling").symlink_to("nowhere")
+    os.mkfifo("pipe")
+    before = {path.name: path.lstat() for path in tmp_path.iterdir()}
+    for name, kind in {"link": "a link", "dangling": "a link", "pipe": "a pipe", "/dev/null": "a device"}.items():
+        said = mistake(capsys, "report", "runs", flag, name)
+        assert f"{flag} {name} is {kind}; name a regular file" in said
+    assert {path.name: path.lstat() for path in tmp_path.iterdir()} == before
+    assert "cannot write" in mistake(capsys, "report", "runs", flag, "x" * 300)
+
+
+def test_a_figure_replaces_regular_files_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    os.mkfifo(tmp_path / "pipe.png")
+    (tmp_path / "link.png").symlink_to("nowhere.png")
+    assert "is a pipe; name a regular file" in mistake(capsys, "attack", "idlg", "--out", tmp_path / "pipe.png")
+    assert "is a link; name a regular file" in mistake(capsys, "attack", "idlg", "--out", tmp_path / "link.png")
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of FedAvg, and two seeds of a run with a server."""
+    folder = tmp_path_factory.mktemp("good")
+    size = [*fuzz.SIZE, "--rounds", "4", "--out"]
+    server = [*fuzz.SERVER, *size]
+    cli.main(["run", *size, str(folder / "plain")])
+    cli.main(["run", *server, str(folder / "server")])
+    cli.main(["run", "--seed", "1", *server, str(folder / "other")])
+    return folder
+
+
+def change(path: Path, name: str, content: object) -> None:
+    """Puts other content in place of a dataset; a dict is merged into the JSON that is there."""
+    with h5py.File(path, "r+") as file:
+        old = file[name]
+        if isinstance(content, dict):
+            content = json.dumps(json.loads(old.asstr()[()]) | content)
+        elif isinstance(content, float):
+            content = np.full(old.shape, content)
+        elif isinstance(content, type):
+            content = np.ceil(old[()]).astype(content)
+        elif isinstance(content, str):
+            content = np.array([content + name.decode() for name in old[()]], dtype=h5py.string_dtype())
+        del file[name]
+        file[name] = content
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("config", {"epochs": None}, "its option epochs is null"),
+        ("config", {"batch_size": None}, "its option batch_size is null"),
+        ("clients/train_samples", float("nan"), "clients/train_samples holds numbers that cannot be"),
+        ("rounds/seconds", 5e-324, "rounds without seconds"),
+        ("rounds/cohort", 5e-324, "rounds without seconds or clients"),
+        ("server/phase_names", "my ", ""),
+        ("rounds/seconds", np.int64, ""),
+        ("rounds/seconds", np.float32, ""),
+        ("rounds/global_loss", float("inf"), ""),
+        ("environment", {"odd": [float("inf"), float("nan")]}, ""),
+        ("config", {"odd": float("-inf")}, ""),
+    ],
+)  # fmt: skip
+@pytest.mark.filterwarnings("error")
+def test_a_damaged_run_costs_no_good_one(
+    name: str, content: object, reason: str, good: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What cannot be is left out by name, what is merely unusual is reported, and JSON stays JSON."""
+    runs = tmp_path / "runs"
+    shutil.copytree(good, runs)
+    change(runs / "other/run.h5", name, content)
+    shutil.copytree(runs / "other", tmp_path / "alone/other")
+    for folders in ([runs], [tmp_path / "alone", good / "plain"]):
+        exports = {flag: tmp_path / flag for flag in ("out", "csv", "json", "extrap")}
+        words = [word for flag, path in exports.items() for word in (f"--{flag}", str(path))]
+        capsys.readouterr()
+        if reason:
+            with pytest.raises(SystemExit, match="1"):
+                cli.main(["report", *map(str, folders), *words])
+        else:
+            cli.main(["report", *map(str, folders), *words])
+        told = capsys.readouterr().err
+        assert (f"other/run.h5 cannot be read as a run: {reason}" in told) if reason else told == ""
+        groups = json.loads(exports["json"].read_text(), parse_constant=pytest.fail)["groups"]
+        expected = {"fedavg"} | ({"pfedgpa"} if folders == [runs] or not reason else set())
+        assert {group["options"]["method"] for group in groups} == expected
+        for line in exports["extrap"].read_text().splitlines():
+            json.loads(line, parse_constant=pytest.fail)
+        parsed(exports["out"].read_text())
+    if not reason:
+        cli.main(["show", "--json", str(runs / "other")])
+        json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+
+
+def test_a_damaged_run_in_a_study_costs_no_other_trial(good: Path, tmp_path: Path) -> None:
+    study = tmp_path / "study.toml"
+    study.write_text("[common]\nmodel = 'mlp'\nrounds = 4\n[sweep]\nclients = [4, 5]\n")
+    every = trials(read_study(study), points(read_study(study), study), tmp_path)
+    for trial in every:
+        shutil.copytree(good / "plain", trial.folder)
+        write_outcome(trial, Outcome("complete"))
+    change(every[0].folder / "run.h5", "rounds/seconds", 0.0)
+    write_study(tmp_path / "study.h5", read_study(study), "", every)
+    found = find([tmp_path])
+    assert [sample.source.rpartition(": ")[2] for sample in found.samples] == ["clients=5/repeat-0"]
+    assert found.unfinished == [("clients=4/repeat-0", "unreadable", "")]
+    (why,) = found.unread
+    assert "study.h5 cannot be read as a study: trial clients=4/repeat-0: rounds without seconds" in why
+
+
+def test_an_interval_of_figures_far_apart_ends_where_floats_do() -> None:
+    found = of_runs([1e-9, 1e30])
+    assert ratio(found, found).high < float("inf")
+
+
+def test_names_cannot_command_a_terminal(good: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Names of folders, titles and errors may come from others: what is told of them holds no escapes."""
+    odd = tmp_path / "\x1b]0;mine\x07\x1b[31m\nhpcfed: all is well"
+    shutil.copytree(good, odd)
+    (odd / "other/run.h5").write_text("no run")
+    with pytest.raises(SystemExit, match="1"):
+        cli.main(["report", str(odd), "--out", str(odd / "page.html")])
+    said = capsys.readouterr()
+    assert "left out: " in said.err and said.err.count("\n") == 1
+    assert "page.html: " in said.out and said.out.count("\n") == 1
+    remark("\x1b[2Jdamaged\nline 2\r")
+    say("\x1b[2J\x9b31m")
+    last = capsys.readouterr()
+    assert last.err == "\N{REPLACEMENT CHARACTER}[2Jdamaged\nline 2\N{REPLACEMENT CHARACTER}\n"
+    for text in (said.err, said.out, last.out):
+        assert not set("\x1b\x07\r\x9b") & set(text)
+
+
+def test_swept_options_are_columns(good: Path, tmp_path: Path) -> None:
+    """One line for a round of a run, as pandas wants it; the label alone would have to be taken apart."""
+    for lr in (0.1, 0.2):
+        shutil.copytree(good / "plain", tmp_path / f"runs/{lr}")
+        change(tmp_path / f"runs/{lr}/run.h5", "config", {"lr": lr})
+    table = tmp_path / "rounds.csv"
+    cli.main(["report", str(tmp_path / "runs"), "--out", str(tmp_path / "page.html"), "--csv", str(table)])
+    rows = list(csv.DictReader(table.read_text().splitlines()))
+    assert [(row["lr"], row["round"]) for row in rows] == [(lr, n) for lr in ("0.1", "0.2") for n in "1234"]
+    assert "epochs" not in rows[0] and "rank" not in rows[0]
+    ranks = list(csv.DictReader((tmp_path / "rounds-ranks.csv").read_text().splitlines()))
+    assert [(row["round"], row["rank"]) for row in ranks] == [(n, "0") for n in "1234"] * 2
+
+
+def test_neither_file_of_a_table_replaces_another(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "t-ranks.csv").symlink_to("nowhere")
+    assert "t-ranks.csv is a link" in mistake(capsys, "report", "runs", "--csv", tmp_path / "t.csv")
+    words = ["--csv", tmp_path / "u.csv", "--json", tmp_path / "u-ranks.csv"]
+    assert "named twice" in mistake(capsys, "report", "runs", *words)
+    assert "is a folder" in mistake(capsys, "report", "runs", "--csv", "")
+
+
+def test_show_has_what_a_run_measured(good: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cli.main(["show", "--json", str(good / "plain")])
+    told, record = json.loads(capsys.readouterr().out), read_run(good / "plain")
+    for name in ("global_loss", "cohort"):
+        assert told[name] == record.rounds[name].tolist()
+    assert told["excluded"] == [0.0] * 4
+    assert told["client_accuracy"] == record.client_accuracy[-1].tolist(), "of every client, after the last round"
+    (tmp_path / "study.h5").write_bytes(b"")
+    assert f"holds a study; look at all of its runs: hpcfed report {tmp_path}" in mistake(capsys, "show", tmp_path)

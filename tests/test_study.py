@@ -1,11 +1,17 @@
 """Sweeps: what a file expands to, what a trial leaves behind, how it is started, and what is submitted."""
 
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
+import zipfile
+from dataclasses import replace
+from errno import ENOSPC
+from math import isnan
 from pathlib import Path
 
 import pytest
@@ -13,7 +19,8 @@ import pytest
 from hpcfed import cli
 from hpcfed.errors import UserError
 from hpcfed.study import estimate, execute
-from hpcfed.study.gather import Outcome, finished, outcome_of, write_outcome
+from hpcfed.study.collect import find
+from hpcfed.study.gather import Outcome, finished, outcome_of, read_gathered, write_outcome
 from hpcfed.study.plan import Point, Trial, choose, flags, points, read_study, trials
 from tests.test_cli import mistake
 
@@ -162,6 +169,16 @@ def trial(tmp_path: Path) -> Trial:
     return trials(read_study(tmp_path / "study.toml"), made, tmp_path / "out")[0]
 
 
+@pytest.fixture(scope="module")
+def finished_trial(tmp_path_factory: pytest.TempPathFactory) -> Trial:
+    """A trial whose run is complete, and of which no outcome was written."""
+    folder = tmp_path_factory.mktemp("finished")
+    made = planned(folder, "[common]\nmodel = 'mlp'\nrounds = 2\n[sweep]\nclients = [4]\n")
+    (only,) = trials(read_study(folder / "study.toml"), made, folder / "out")
+    cli.main(only.words)
+    return only
+
+
 def test_a_trial_that_takes_too_long_is_ended(trial: Trial) -> None:
     sleeping = [sys.executable, "-c", "import time; print('started', flush=True); time.sleep(60)"]
     began = time.monotonic()
@@ -187,6 +204,82 @@ def test_an_outcome_that_somebody_has_broken_is_a_failure(trial: Trial) -> None:
     assert outcome_of(trial).status == "failed"
 
 
+@pytest.mark.parametrize("how", [[], ["--gather"], ["--points", "0"]], ids=["again", "gather", "array"])
+@pytest.mark.parametrize("before", [None, "failed", "complete"])
+def test_a_run_that_outlived_its_study_is_not_lost(
+    how: list[str], before: str | None, finished_trial: Trial, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The study was killed while a trial ran; the trial's own processes went on and came to their end."""
+    folder = finished_trial.folder.parents[2]
+    finished_trial.outcome.unlink(missing_ok=True)
+    if before is not None:  # what an earlier attempt has left
+        write_outcome(finished_trial, Outcome(before, "exit code 1: x" * (before == "failed"), 2.5, "words"))
+    words = ["study", str(folder.parent / "study.toml"), "--out", str(folder)]
+    cli.main([*words, *how])
+    assert "all of 1 trial complete" in capsys.readouterr().out
+    if "--points" in how:
+        cli.main([*words, "--gather"])
+    found = find([folder])
+    assert len(found.samples) == 1 and found.unfinished == []
+    outcome = read_gathered(folder / "study.h5").trials[0].outcome
+    assert outcome.status == "complete" and outcome.error == ""
+    if before == "complete":
+        assert outcome.seconds == 2.5, "what was measured stays"
+    else:
+        assert isnan(outcome.seconds) and "-m hpcfed run" in outcome.command
+        assert json.loads(finished_trial.outcome.read_text(), parse_constant=pytest.fail)["seconds"] is None
+    cli.main([*words, "--dry-run"])
+    assert "1 finished" in (said := capsys.readouterr().out) and "nan" not in said and "nobody knows" not in said
+
+
+def test_a_new_attempt_forgets_how_the_last_one_went(trial: Trial) -> None:
+    """Killed now, the study must not find the old word beside no run."""
+    trial.folder.parent.mkdir(parents=True)
+    write_outcome(trial, Outcome("complete", seconds=2.0))
+    with pytest.raises(UserError, match="cannot start"):
+        execute.attempt(trial, ["/nowhere/mpirun"], limit=60)
+    assert outcome_of(trial).status == "waiting"
+
+
+def test_a_study_replaces_no_link(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    planned(tmp_path, "[sweep]\nclients = [4]\n")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/study.h5").symlink_to("elsewhere")
+    said = mistake(capsys, "study", tmp_path / "study.toml", "--out", tmp_path / "out")
+    assert "out/study.h5 is a link; name a regular file" in said
+
+
+@pytest.mark.parametrize("lost", ["repeat-0.json", "study.h5"])
+def test_a_full_disk_is_one_line_that_names_the_file(
+    lost: str, finished_trial: Trial, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = finished_trial.folder.parents[2]
+    finished_trial.outcome.unlink(missing_ok=True)
+    if lost == "study.h5":
+        write_outcome(finished_trial, Outcome("complete"))
+
+    def full(file: int) -> None:
+        raise OSError(ENOSPC, os.strerror(ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(SystemExit) as end:
+        cli.main(["study", str(folder.parent / "study.toml"), "--out", str(folder), "--gather"])
+    said = capsys.readouterr().err
+    assert end.value.code == 2 and said.count("\n") == 1
+    assert f"{lost}: {os.strerror(ENOSPC)}" in said
+
+
+def test_a_study_goes_on_where_stdout_is_full(finished_trial: Trial) -> None:
+    folder = finished_trial.folder.parents[2]
+    words = ["study", str(folder.parent / "study.toml"), "--out", str(folder)]
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(
+            [sys.executable, "-m", "hpcfed", *words], stdout=full, stderr=subprocess.PIPE, text=True, timeout=120
+        )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stderr.count("\n") == 1 and "cannot write to stdout: No space left" in ended.stderr
+
+
 def test_launchers(monkeypatch: pytest.MonkeyPatch) -> None:
     in_slurm = execute.launcher("auto", {"SLURM_JOB_ID": "7", "MPI": "pmi2", "SLURM_CPUS_PER_TASK": "8"})(3)
     assert in_slurm == ["srun", "--mpi=pmi2", "--kill-on-bad-exit=1", "--cpus-per-task=8", "--ntasks=3"]
@@ -194,6 +287,25 @@ def test_launchers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(execute, "_cores", lambda: 4)
     assert execute.launcher("mpirun", {})(2)[1:] == ["--map-by", "slot:PE=2", "--bind-to", "core", "-n", "2"]
     assert "--oversubscribe" in execute.launcher("mpirun", {})(5)
+
+
+def test_mpirun_is_told_that_root_means_it(
+    trial: Trial, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Open MPI refuses to run as root, as in a container, without two variables; nobody else needs them."""
+    execute._remark_root.cache_clear()
+    for name in execute.ALLOW_ROOT:
+        monkeypatch.delenv(name, raising=False)
+    program = tmp_path / "mpirun"
+    program.write_text('#!/bin/sh\necho "told $OMPI_ALLOW_RUN_AS_ROOT$OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"\n')
+    program.chmod(0o755)
+    monkeypatch.setattr(execute, "_mpirun", lambda: str(program))
+    words = execute.command(replace(trial, point=replace(trial.point, ranks=2)), execute.launcher("mpirun", {}))
+    for user, told in ((0, "told 11"), (0, "told 11"), (1000, "told ")):
+        monkeypatch.setattr(os, "geteuid", lambda user=user: user)
+        execute.attempt(trial, words, limit=60)
+        assert trial.log.read_text().strip() == told.strip()
+    assert capsys.readouterr().err.count("hpcfed: we are root") == 1, "one remark for all trials"
 
 
 def test_submitting_makes_an_array_for_every_number_of_ranks(
@@ -206,6 +318,32 @@ def test_submitting_makes_an_array_for_every_number_of_ranks(
     assert "--ntasks=1 --array=0,2 " in first and first.count("--partition gpu") == 1
     assert "--ntasks=2 --array=1,3 " in second
     assert "--dependency=afterany:" in gather and "--array" not in gather
+
+
+def test_a_wheel_has_the_script_that_is_submitted(tmp_path: Path) -> None:
+    """Installed without the repository, --submit names a script that is there, and is the repository's."""
+    pytest.importorskip("setuptools", minversion="77")
+    root = Path(__file__).parents[1]
+    source = tmp_path / "source"
+    shutil.copytree(root / "hpcfed", source / "hpcfed", symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(root / "slurm", source / "slurm")
+    for name in ("pyproject.toml", "README.md"):
+        shutil.copy(root / name, source)
+    build = "import setuptools.build_meta as build, sys; print(build.build_wheel(sys.argv[1]))"
+    made = subprocess.run(
+        [sys.executable, "-c", build, str(tmp_path)], cwd=source, capture_output=True, text=True, timeout=120
+    )
+    assert made.returncode == 0, made.stderr
+    with zipfile.ZipFile(tmp_path / made.stdout.split()[-1]) as wheel:
+        wheel.extractall(tmp_path / "installed")
+    (tmp_path / "s.toml").write_text("[sweep]\nclients = [4]\n")
+    words = [sys.executable, "-m", "hpcfed", "study", "s.toml", "--submit", "--dry-run"]
+    environment = os.environ | {"PYTHONPATH": str(tmp_path / "installed")}
+    said = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, env=environment, timeout=120)
+    assert said.returncode == 0, said.stderr
+    script = Path(next(word for word in said.stdout.split() if word.endswith(".sbatch")))
+    assert script.is_relative_to(tmp_path / "installed")
+    assert script.read_text() == (root / "slurm/study.sbatch").read_text()
 
 
 def test_choosing_points(tmp_path: Path) -> None:

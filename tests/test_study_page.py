@@ -175,21 +175,29 @@ def test_labels_say_what_differs(reported: Path, tiny_study: tuple[Path, Finishe
     assert {one.kind for one in scalings(made)} == {"strong", "weak"}, "4 clients on 1 rank and 8 on 2"
 
 
-def test_csv_has_every_round_of_every_rank(reported: Path) -> None:
-    with open(reported / "rounds.csv") as file:
-        rows = list(csv.DictReader(file))
-    assert len(rows) == 2 * 7 * 1 + 2 * 7 * 2 + 2 * 3 + 3
+def rows_of(path: Path) -> list[dict[str, str]]:
+    with open(path) as file:
+        return list(csv.DictReader(file))
+
+
+def test_csv_has_a_line_for_every_round_and_beside_it_for_every_rank(reported: Path) -> None:
+    rows, of_ranks = rows_of(reported / "rounds.csv"), rows_of(reported / "rounds-ranks.csv")
+    assert len(rows) == 4 * 7 + 2 * 3 + 3
+    assert len(of_ranks) == 2 * 7 * 1 + 2 * 7 * 2 + 2 * 3 + 3
     one = [row for row in rows if row["clients"] == "8" and row["ranks"] == "2"]
-    assert [(row["round"], row["rank"], row["counted"]) for row in one[:3]] == [
-        ("1", "0", "0"),
-        ("1", "1", "0"),
-        ("2", "0", "1"),
-    ]
+    assert [(row["round"], row["counted"]) for row in one[:2]] == [("1", "0"), ("2", "1")]
+    assert {row["attack"] for row in rows} == {"none", "sign-flip"}, "a column for every option that differs"
+    assert {row["aggregation"] for row in rows} == {"mean", "median"} and "momentum" not in rows[0]
+    assert {row["server"] for row in rows if row["method"] == "fedavg"} == {""}, "which has no such option"
+    names = [name for name in rows[0] if name.endswith("_seconds")]
     for row in one:
-        phases = sum(
-            float(value) for name, value in row.items() if name.endswith("_seconds") and name != "rank_seconds"
-        )
-        assert phases == pytest.approx(float(row["rank_seconds"]), rel=0.05, abs=1e-3)
+        own = [o for o in of_ranks if all(o[key] == row[key] for key in ("source", "seed", "round"))]
+        assert [rank["rank"] for rank in own] == ["0", "1"]
+        for rank in own:
+            phases = sum(float(rank[name]) for name in names)
+            assert phases == pytest.approx(float(rank["rank_seconds"]), rel=0.05, abs=1e-3)
+        for name in names:
+            assert float(row[name]) == pytest.approx(sum(float(rank[name]) for rank in own) / 2)
 
 
 def test_json_and_extrap_have_the_page_s_figures(reported: Path) -> None:

@@ -25,6 +25,7 @@ from hpcfed.errors import UserError
 from hpcfed.methods import fedlg, genefl, parfed
 from hpcfed.models.layout import Layout
 from hpcfed.models.networks import build
+from hpcfed.record.publish import check_target
 
 METHODS = ("fedavg", "fedavg-noise", "parfed", "fedlg", "genefl")
 STEP = 0.01
@@ -191,6 +192,7 @@ def check_figure(path: Path) -> None:
 
     if path.is_dir() or path.suffix.lower() not in Image.registered_extensions():
         raise UserError(f"--out {path}: name a file that ends in .png")
+    check_target("--out", path)
     there = next(folder for folder in path.absolute().parents if folder.exists())
     if not there.is_dir() or not os.access(there, os.W_OK):
         raise UserError(f"--out {path}: {there} cannot be written to")

@@ -1,7 +1,6 @@
 """`hpcfed attack`: the attack of a server, its table and its figure."""
 
 import argparse
-import sys
 import time
 from statistics import mean
 
@@ -11,8 +10,8 @@ from rich.table import Table
 from hpcfed.attacks.idlg import METHODS, Attack, check_figure, save_figure
 from hpcfed.config import RunConfig
 from hpcfed.data.datasets import SyntheticSize, load
-from hpcfed.errors import UserError, unknown
-from hpcfed.show import Output
+from hpcfed.errors import UserError, remark, unknown
+from hpcfed.show import Output, say
 
 
 def steal(options: argparse.Namespace, config: RunConfig) -> None:
@@ -34,7 +33,7 @@ def steal(options: argparse.Namespace, config: RunConfig) -> None:
         thefts.append(theft)
         seconds, begin = time.monotonic() - begin, time.monotonic()
         number = sum(one.method == theft.method for one in thefts)
-        print(f"{theft.method}, image {number}: {theft.psnr:.1f} dB, {seconds:.1f} s", file=sys.stderr, flush=True)
+        remark(f"{theft.method}, image {number}: {theft.psnr:.1f} dB, {seconds:.1f} s")
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), show_edge=False)
     for number, column in enumerate(("what is uploaded", "of the network", "label", "PSNR, dB", "least to most")):
         table.add_column(column, justify="right" if number else "left", no_wrap=True)
@@ -44,8 +43,8 @@ def steal(options: argparse.Namespace, config: RunConfig) -> None:
         label = "given" if own[0].label_given else "found"
         table.add_row(method, f"{own[0].share:.1%}", label, f"{mean(psnr):.2f}", f"{min(psnr):.1f} to {max(psnr):.1f}")
     console = Output()
-    console.print(f"iDLG on {config.dataset}, {options.model} network, {options.steps} steps", highlight=False)
+    say(console, f"iDLG on {config.dataset}, {options.model} network, {options.steps} steps")
     console.print(table)
     if options.out is not None:
         save_figure(thefts, options.out)
-        console.print(f"figure in {options.out}", highlight=False)
+        say(console, f"figure in {options.out}")

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from hpcfed.config import Settings
+from hpcfed.errors import unless_full
 from hpcfed.models.layout import Layout
 from hpcfed.profile.ceilings import Ceilings
 from hpcfed.profile.verdict import Part, advice, words
@@ -50,7 +51,8 @@ def profile(settings: Settings, *, warmup: int, active: int, nvtx: bool) -> None
     parts = _parts(settings, record, watch.timelines, ceilings, cuda=watch.device.type == "cuda")
     publish(json.dumps(trace(watch.timelines)).encode(), folder / "trace.json")
     publish(json.dumps(plain(_content(record, watch, ceilings, parts)), indent=1).encode(), folder / "profile.json")
-    _tell(record, watch, ceilings, parts, folder)
+    with unless_full(f"all figures are in {folder / 'profile.json'}"):
+        _tell(record, watch, ceilings, parts, folder)
 
 
 def _parts(

@@ -2,7 +2,35 @@
 
 import os
 import socket
+import stat
 from pathlib import Path
+
+from hpcfed.errors import UserError
+
+KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFLNK: "a link",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+"""What may be at a path that is no regular file."""
+
+
+def check_target(option: str, path: Path) -> None:
+    """Refuses an output path where something other than a regular file is.
+
+    A rename would put a file in its place: nobody wants /dev/null or a link to be lost by that.
+    """
+    try:
+        kind = stat.S_IFMT(path.lstat().st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return  # a parent that is no folder is told when the file is written
+    except OSError as error:
+        raise UserError(f"cannot write {option} {path}: {error.strerror}") from None
+    if kind != stat.S_IFREG:
+        raise UserError(f"{option} {path} is {KINDS.get(kind, 'no regular file')}; name a regular file, or a new one")
 
 
 def publish(content: bytes | memoryview, path: Path) -> None:

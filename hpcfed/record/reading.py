@@ -25,6 +25,8 @@ FACTS = {name: str for name in ("method", "dataset", "model", "status")} | {
 """Attributes that readers of a run count on."""
 MOST = 1e30
 """No second, byte or client is counted beyond it."""
+LEAST_SECONDS = 1e-9
+"""No round is shorter."""
 MOST_LINE = 10_000
 """Characters of an error."""
 
@@ -110,6 +112,12 @@ class RunRecord:
         known = values[~np.isnan(values)]
         return float(known[-1]) if len(known) else float("nan")
 
+    @property
+    def last_client_accuracy(self) -> np.ndarray:
+        """Every client's accuracy at the last evaluation; NaN for clients without test data. Empty when there was none."""
+        evaluated = np.flatnonzero(~np.isnan(self.client_accuracy).all(1))
+        return self.client_accuracy[evaluated[-1]] if len(evaluated) else self.client_accuracy[:0, 0]
+
     def best(self, name: str) -> float:
         """The largest value of a series; NaN when there is none."""
         values = self.rounds[name]
@@ -176,7 +184,7 @@ class RunRecord:
         return float(np.median(known)) if len(known) else float("nan")
 
     def summary(self) -> dict[str, Any]:
-        """The run as JSON values, with NaN as null."""
+        """The run as JSON values, with NaN and infinite numbers as null."""
         reached = self.reached()
         return {
             "folder": str(self.folder),
@@ -192,12 +200,16 @@ class RunRecord:
             "best_global_accuracy": _number(self.best("global_accuracy")),
             "target_accuracy": self.target,
             "reached_target": None if reached is None else vars(reached),
+            "client_accuracy": _numbers(self.last_client_accuracy),
+            "global_loss": _numbers(self.rounds["global_loss"]),
             "train_loss": _numbers(self.rounds["train_loss"]),
             "seconds_per_round": _numbers(self.rounds["seconds"]),
             "seconds_per_phase": {name: _number(value) for name, value in self.phase_seconds().items()},
             "bytes_up": _numbers(self.rounds["bytes_up"]),
             "bytes_down": _numbers(self.rounds["bytes_down"]),
             "imbalance": _numbers(self.rounds["imbalance"]),
+            "cohort": _numbers(self.rounds["cohort"]),
+            "excluded": _numbers(self.rounds["excluded"]),
             "kept": _numbers(self.rounds["kept"]),
             "kept_attackers": _numbers(self.rounds["kept_attackers"]),
             "moves": list(self.moves),
@@ -214,8 +226,8 @@ class RunRecord:
             "server": [plain(vars(learning)) for learning in self.learnings],
             "peak_memory": _numbers(self.peak_memory),
             "energy": None if self.energy is None else _number(self.energy),
-            "config": self.config,
-            "environment": self.environment,
+            "config": plain(self.config),
+            "environment": plain(self.environment),
         }
 
 
@@ -239,6 +251,8 @@ def read_run(folder: Path) -> RunRecord:
     if not folder.exists():
         raise UserError(f"no such folder: {folder}")
     if not path.is_file():
+        if (folder / "study.h5").is_file():
+            raise UserError(f"{folder} holds a study; look at all of its runs: hpcfed report {folder}")
         raise UserError(f"{folder} holds no run (there is no run.h5 in it)")
     with readable(path, "a run"), reading(path) as file:
         record = record_of(folder, file)
@@ -259,8 +273,11 @@ def record_of(folder: Path, file: Reader) -> RunRecord:
     done, rounds, clients = facts["rounds_done"], config["rounds"], config["clients"]
     shape = (rounds, facts["ranks"])
     series = {name: _series(file, name, rounds, done) for name in ROUND_SERIES}
-    if not (series["seconds"] > 0).all() or (series["cohort"] <= 0).any():
+    if not (series["seconds"] >= LEAST_SECONDS).all() or not (series["cohort"] >= 1).all():
         raise ValueError("rounds without seconds or clients cannot be")
+    train_samples = _between(file, "clients/train_samples", (clients,))
+    if np.isnan(train_samples).any():
+        raise ValueError("clients/train_samples holds numbers that cannot be")
     return RunRecord(
         folder=folder,
         status=facts["status"],
@@ -273,7 +290,7 @@ def record_of(folder: Path, file: Reader) -> RunRecord:
         wall=_between(file, "timing/wall", shape, done),
         peak_memory=np.fmax.reduce(_between(file, "timing/peak_memory", shape, done), axis=0, initial=0),
         client_accuracy=_between(file, "clients/accuracy", (rounds, clients), done, high=1),
-        train_samples=_between(file, "clients/train_samples", (clients,)),
+        train_samples=train_samples,
         energy=float(file.numbers("timing/energy", (None,)).sum()) if "timing/energy" in file else None,
         moves=_moves(file),
         finals=_named(file, "finals/name", "finals/accuracy", (None, clients)),
@@ -324,6 +341,9 @@ def _config(stored: dict[str, Any]) -> dict[str, Any]:
         error = failure.errors()[0]
         raise ValueError(f"its option {error['loc'][0]}: {error['msg']}") from None
     config = stored | checked.model_dump(mode="json", include=set(known))
+    for name, field in RunConfig.model_fields.items():
+        if name in stored and stored[name] is None and field.default is not None:
+            raise ValueError(f"its option {name} is null")
     for name in ("rounds", "clients", "partition"):
         if name not in known:
             raise ValueError(f"its config has no {name}")
@@ -344,13 +364,13 @@ def _check_environment(environment: dict[str, Any]) -> None:
 def _between(
     file: Reader, name: str, shape: tuple[int | None, ...], first: int | None = None, *, high: float = MOST
 ) -> np.ndarray:
-    """Numbers from 0 to `high`, or NaN."""
+    """Numbers from 0 to `high`, or NaN; as floats of 64 bits, whatever the file has."""
     values = file.numbers(name, shape, first)
     with np.errstate(over="ignore"):  # of short floats, which a file may have
         wrong = (values < 0) | (values > high)
     if wrong.any():
         raise ValueError(f"{name} holds numbers that cannot be")
-    return values
+    return values.astype(np.float64, copy=False)
 
 
 def _moves(file: Reader) -> tuple[int, ...]:
@@ -409,23 +429,25 @@ def _series(file: Reader, name: str, rounds: int, done: int) -> np.ndarray:
     if name in ADDED and where not in file:
         return np.full(done, np.nan)
     if ROUND_SERIES[name].unit == "nats":
-        return file.numbers(where, (rounds,), done)
+        return file.numbers(where, (rounds,), done).astype(np.float64, copy=False)
     return _between(file, where, (rounds,), done, high=1 if ROUND_SERIES[name].unit == "fraction" else MOST)
 
 
 def plain(value: Any) -> Any:
-    """As JSON knows it: NaN as null."""
+    """Return a value as JSON knows it: NaN and infinite numbers as null."""
     if isinstance(value, dict):
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
     if isinstance(value, np.ndarray):
         return _numbers(value)
+    if isinstance(value, np.generic):
+        value = value.item()
     return _number(value) if isinstance(value, float) else value
 
 
 def _number(value: float) -> float | None:
-    return None if np.isnan(value) else float(value)
+    return float(value) if np.isfinite(value) else None
 
 
 def _numbers(values: np.ndarray) -> list[float | None]:

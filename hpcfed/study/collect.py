@@ -185,6 +185,7 @@ def _files(path: Path) -> list[Path]:
 def _add_study(found: Found, path: Path) -> None:
     study = read_gathered(path)
     found.studies.append(study)
+    found.unread += study.unread
     for trial in study.trials:
         if trial.outcome.status == "complete" and trial.runs:
             found.samples.append(Sample(trial.runs, study.warmup, f"{path.parent.name}: {trial.name}"))
@@ -244,7 +245,11 @@ def named(every: Sequence[Group]) -> list[Group]:
     of_method: dict[str, list[Group]] = defaultdict(list)
     for group in every:
         of_method[group.options["method"]].append(group)
-    return [replace(g, names=_telling(members, always)) for members in of_method.values() for g in members]
+    made = []
+    for members in of_method.values():
+        names = _telling(members, always)  # once for all of a method: it looks at every option of every one
+        made += [replace(group, names=names) for group in members]
+    return made
 
 
 def _telling(members: Sequence[Group], always: Sequence[str]) -> tuple[str, ...]:

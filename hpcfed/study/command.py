@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from math import isnan
 from pathlib import Path
 
-from hpcfed.errors import UserError, count
+from hpcfed.errors import UserError, count, printable, say
+from hpcfed.record.publish import check_target
 from hpcfed.runtime.launcher import launched
 from hpcfed.study import execute
 from hpcfed.study.gather import outcome_of, write_study
@@ -26,26 +27,29 @@ def study(options: argparse.Namespace, extra: Sequence[str]) -> int:
     if options.dry_run and not options.submit:
         _show(asked, trials(asked, chosen, out), start)
         return 0
+    if not options.dry_run:
+        _make(out)
     if options.submit:
-        script = Path(__file__).parents[2] / "slurm" / "study.sbatch"
+        script = Path(__file__).with_name("study.sbatch").resolve()  # of the repository's slurm/, or the wheel's copy
         execute.submit(options.study.resolve(), out.resolve(), chosen, script, extra, dry=options.dry_run)
         return 0
     all_trials, own = trials(asked, every, out), trials(asked, chosen, out)
-    _make(out)
     if options.gather:
+        execute.settle(all_trials, start)
         write_study(out / "study.h5", asked, text, all_trials)
         failed = sum(outcome_of(trial).status != "complete" for trial in own)
     elif options.points is not None:  # one job of an array: others write beside it, and the last job gathers
+        execute.settle(own, start)
         failed = sum(_alone(asked, trial, start) for trial in own if not execute.check_finished([trial]))
     else:
         failed = execute.go(asked, text, all_trials, own, out, start)
-    print(_closing(failed, own, out), flush=True)
+    say(_closing(failed, own, out))
     return failed
 
 
 def _alone(asked: Study, trial: Trial, start: execute.Start) -> bool:
     outcome = execute.attempt(trial, execute.command(trial, start), asked.limit)
-    print(f"{trial}: {outcome.error or f'{outcome.seconds:.1f} s'}", flush=True)
+    say(f"{trial}: {outcome.error or f'{outcome.seconds:.1f} s'}")
     return outcome.status != "complete"
 
 
@@ -54,6 +58,7 @@ def _make(out: Path) -> None:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot write to --out {out}: {error.strerror}") from None
+    check_target("--out: its", out / "study.h5")
 
 
 def _closing(failed: int, own: Sequence[Trial], out: Path) -> str:
@@ -87,7 +92,7 @@ def _show(asked: Study, own: Sequence[Trial], start: execute.Start) -> None:
         print(f"{point.number}: {point.name}")
         print(f"   {_ranks(point)}, {_flops(work.clients)} of clients, {_flops(work.server)} of the server, "
               f"{work.sent / 2**20:,.0f} MiB sent; {_time(seconds)} × {left} of {asked.repeats}")  # fmt: skip
-        print(f"   {shlex.join(execute.command(trial, start))}")
+        print(f"   {printable(shlex.join(execute.command(trial, start)))}")
     basis = f"{count(speed.measured, 'finished run')}" if speed.measured else "a guess, since nothing is measured yet"
     print(f"{count(len({t.point.name for t in own}), 'point')}, {count(len(own), 'trial')}, {len(done)} finished; "
           f"{_time(total)} to go ({speed.flops / 1e9:,.1f} GFLOP/s a rank: {basis})")  # fmt: skip

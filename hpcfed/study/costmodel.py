@@ -69,14 +69,16 @@ def fit(points: Sequence[Measured]) -> CostModel | None:
     chosen = _terms(points)
     if len(chosen) < 2:
         return None
-    model = _solve(points, chosen)
-    errors = [abs(model(point) / point.seconds - 1) for point in points]
+    costs = _relative_costs(points, chosen)
+    coefficients = _solve(costs)
+    errors = np.abs(costs @ coefficients - 1)
     alone = []
-    for number, point in enumerate(points):
-        others = [*points[:number], *points[number + 1 :]]
-        if len(others) >= len(chosen):
-            alone.append(abs(_solve(others, chosen)(point) / point.seconds - 1))
-    return CostModel(model.coefficients, fmean(errors), fmean(alone) if alone else nan)
+    if len(points) > len(chosen):
+        for number, own in enumerate(costs):
+            others = np.delete(costs, number, axis=0)
+            alone.append(abs(float(own @ _solve(others)) - 1))
+    by_name = dict(zip(chosen, coefficients.tolist(), strict=True))
+    return CostModel(by_name, float(errors.mean()), fmean(alone) if alone else nan)
 
 
 def hold_out(points: Sequence[Measured]) -> HeldOut | None:
@@ -99,9 +101,14 @@ def _matrix(points: Sequence[Measured], names: Sequence[str]) -> np.ndarray:
     return np.array([[TERMS[name][1](point) for name in names] for point in points])
 
 
-def _solve(points: Sequence[Measured], names: Sequence[str]) -> CostModel:
+def _relative_costs(points: Sequence[Measured], names: Sequence[str]) -> np.ndarray:
+    """What every coefficient is multiplied with, by the point's seconds: [points, terms]. A model that fits gives 1."""
     seconds = np.array([point.seconds for point in points])
-    matrix = _matrix(points, names) / seconds[:, None]
-    size = np.maximum(np.abs(matrix).max(0), 1e-300)  # so that the solver's tolerance means the same for every term
-    coefficients, _ = nnls(matrix / size, np.ones(len(points)))
-    return CostModel(dict(zip(names, (coefficients / size).tolist(), strict=True)), nan, nan)
+    return _matrix(points, names) / seconds[:, None]
+
+
+def _solve(costs: np.ndarray) -> np.ndarray:
+    """Coefficients that are not negative, by least squares of the relative errors."""
+    size = np.maximum(np.abs(costs).max(0), 1e-300)  # so that the solver's tolerance means the same for every term
+    coefficients, _ = nnls(costs / size, np.ones(len(costs)))
+    return np.asarray(coefficients / size)

@@ -89,7 +89,8 @@ def speed(measured: Sequence[tuple[Point, Work, float, float]], *, cuda: bool) -
             rates.append(unit / rounds)
     if not rates:
         return Speed(UNMEASURED["cuda" if cuda else "cpu"], START, 0)
-    return Speed(median(rates), median(process - rounds for _, _, rounds, process in measured), len(rates))
+    starts = [process - rounds for _, _, rounds, process in measured if not math.isnan(process)]
+    return Speed(median(rates), median(starts) if starts else START, len(rates))
 
 
 def _samples_per_round(settings: Settings) -> float:

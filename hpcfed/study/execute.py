@@ -9,19 +9,22 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from itertools import groupby, takewhile
 from pathlib import Path
 from types import FrameType
 
 from hpcfed.config import check_unchanged
-from hpcfed.errors import UserError, count
+from hpcfed.errors import UserError, count, printable, remark, say
 from hpcfed.record.claim import claimed
 from hpcfed.record.reading import RunRecord
-from hpcfed.study.gather import Outcome, finished, write_outcome, write_study
+from hpcfed.study.gather import Outcome, finished, outcome_of, write_outcome, write_study, writing
 from hpcfed.study.plan import Point, Study, Trial
 
 Start = Callable[[int], list[str]]
 """The words that start so many ranks."""
+ALLOW_ROOT = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
+"""Variables without which Open MPI's mpirun refuses to run as root, as one is in a container."""
 GATHER_PAUSE = 20
 """How many times longer than gathering the pause before the next gathering is, at least."""
 
@@ -41,6 +44,22 @@ def _mpirun() -> str:
     """The one beside Python, which fits the library that Python loads, or else the first on the path."""
     beside = Path(sys.executable).with_name("mpirun")
     return str(beside) if beside.exists() else "mpirun"
+
+
+def _environment(words: Sequence[str]) -> dict[str, str]:
+    """Return the environment of a command; mpirun is told to run as root where we do."""
+    variables = dict(os.environ)
+    missing = [name for name in ALLOW_ROOT if name not in variables]
+    if os.geteuid() == 0 and missing and words[0] == _mpirun():
+        _remark_root()
+        variables |= dict.fromkeys(missing, "1")
+    return variables
+
+
+@cache
+def _remark_root() -> None:
+    """Says it once, not for every trial."""
+    remark(f"hpcfed: we are root, which mpirun refuses; {' and '.join(ALLOW_ROOT)} are set for it")
 
 
 def _binding(ranks: int) -> list[str]:
@@ -82,18 +101,32 @@ def check_finished(trials: Sequence[Trial]) -> dict[Path, list[RunRecord]]:
     return done
 
 
+def settle(trials: Sequence[Trial], start: Start) -> None:
+    """Writes the outcome of trials that are finished without one: their run outlived a study that was killed."""
+    for trial in trials:
+        if outcome_of(trial).status == "complete":
+            continue
+        try:
+            done = check_finished([trial])
+        except UserError:  # a run that other options have made is no trial of this study
+            continue
+        if done:
+            write_outcome(trial, Outcome("complete", command=shlex.join(command(trial, start))))
+
+
 def go(study: Study, text: str, every: Sequence[Trial], chosen: Sequence[Trial], out: Path, start: Start) -> int:
     """Runs the chosen trials that are not finished and gathers all; the number of those that failed."""
     done, failed, gathering = check_finished(chosen), 0, Gathering(out / "study.h5", study, text, every)
+    settle(every, start)
     for number, trial in enumerate(chosen):
         told = f"[{number + 1}/{len(chosen)}] {trial}"
         if trial.folder in done:
-            print(f"{told}: there already", flush=True)
+            say(f"{told}: there already")
             continue
-        print(f"{told}: {count(trial.point.processes, 'rank')} …", flush=True)
+        say(f"{told}: {count(trial.point.processes, 'rank')} …")
         outcome = attempt(trial, command(trial, start), study.limit)
         failed += outcome.status != "complete"
-        print(f"{told}: {outcome.error or f'{outcome.seconds:.1f} s'}", flush=True)
+        say(f"{told}: {outcome.error or f'{outcome.seconds:.1f} s'}")
         gathering.after_trial()
     gathering.gather()
     return failed
@@ -119,14 +152,16 @@ class Gathering:
 
 def attempt(trial: Trial, words: Sequence[str], limit: float) -> Outcome:
     """Runs a trial to its end and writes down how it went."""
-    if trial.folder.exists():  # what a run that did not end well has left, unless the same study is also run elsewhere
-        with claimed(trial.folder):
-            shutil.rmtree(trial.folder)
-    trial.folder.parent.mkdir(parents=True, exist_ok=True)
+    with writing(trial.log):
+        _make_room(trial)
+        log = open(trial.log, "w")  # noqa: SIM115 closed below
     begin = time.monotonic()
-    with open(trial.log, "w") as log, _ending_with_us():
+    with log, _ending_with_us():
         try:
-            code = _wait(subprocess.Popen(words, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL), limit)
+            process = subprocess.Popen(
+                words, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=_environment(words)
+            )
+            code = _wait(process, limit)
         except OSError as error:
             raise UserError(f"cannot start {words[0]}: {error.strerror}") from None
     seconds = time.monotonic() - begin
@@ -138,6 +173,15 @@ def attempt(trial: Trial, words: Sequence[str], limit: float) -> Outcome:
         outcome = Outcome("failed", reason, seconds, said)
     write_outcome(trial, outcome)
     return outcome
+
+
+def _make_room(trial: Trial) -> None:
+    """Removes what a run that did not end well has left, unless the same study is also run elsewhere."""
+    if trial.folder.exists():
+        with claimed(trial.folder):
+            shutil.rmtree(trial.folder)
+    trial.folder.parent.mkdir(parents=True, exist_ok=True)
+    trial.outcome.unlink(missing_ok=True)  # it would speak for the new attempt if we are killed
 
 
 @contextmanager
@@ -185,8 +229,6 @@ def _reason(log: Path, code: int) -> str:
 def submit(file: Path, out: Path, points: Sequence[Point], script: Path, extra: Sequence[str], *, dry: bool) -> None:
     """An array for every number of ranks, since all jobs of an array are alike, and a last job that gathers."""
     jobs: list[str] = []
-    if not dry:
-        out.mkdir(parents=True, exist_ok=True)
     by_size = sorted(points, key=lambda point: point.processes)
     for processes, members in groupby(by_size, key=lambda point: point.processes):
         numbers = ",".join(str(point.number) for point in members)
@@ -204,7 +246,7 @@ def submit(file: Path, out: Path, points: Sequence[Point], script: Path, extra: 
 def _sbatch(words: Sequence[str], script: Path, file: Path, out: Path, *, dry: bool) -> list[str]:
     """The job's number, as a list of one; nothing when it is only shown."""
     line = ["sbatch", "--parsable", *words, str(script), str(file), "--out", str(out)]
-    print(shlex.join(line), flush=True)
+    print(printable(shlex.join(line)), flush=True)
     if dry:
         return []
     try:

@@ -6,17 +6,20 @@ file is made in memory and published like a run's own: a reader sees the old one
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from math import nan
 from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
+from pydantic import TypeAdapter
 
 from hpcfed.errors import UserError, one_line
 from hpcfed.record.guarded import Reader, check, readable, reading
 from hpcfed.record.publish import publish
-from hpcfed.record.reading import RunRecord, parsed, read_run, record_of
+from hpcfed.record.reading import RunRecord, parsed, plain, read_run, record_of
 from hpcfed.study.plan import Study, Trial
 
 FORMAT, SCHEMA = "hpcfed study", 1
@@ -31,9 +34,12 @@ class Outcome:
     status: str
     """`complete`, `failed` or, before it was started, `waiting`."""
     error: str = ""
-    seconds: float = float("nan")
-    """Of the whole process, with its start and end."""
+    seconds: float = nan
+    """Wall time of the whole process, with its start and end; NaN where nobody saw its end."""
     command: str = ""
+
+
+_OUTCOME = TypeAdapter(Outcome)
 
 
 @dataclass(frozen=True)
@@ -53,20 +59,35 @@ class StudyRecord:
     text: str
     """The study's file."""
     trials: tuple[TrialRecord, ...]
+    unread: tuple[str, ...] = ()
+    """Why runs of it were left out."""
 
 
 def outcome_of(trial: Trial) -> Outcome:
     """What is known of a trial."""
     try:
-        return Outcome(**json.loads(trial.outcome.read_text()))
+        told = json.loads(trial.outcome.read_text())
+        if told["seconds"] is None:
+            told["seconds"] = nan
+        return _OUTCOME.validate_python(told)
     except FileNotFoundError:
         return Outcome("waiting")
-    except (OSError, ValueError, TypeError) as error:  # somebody has put something else there
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:  # somebody has put something else there
         return Outcome("failed", f"{trial.outcome.name} cannot be read: {one_line(error)}")
 
 
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Within, a full disk or a folder that cannot be written to is one line that names the file."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}; what is finished stays, start again later") from None
+
+
 def write_outcome(trial: Trial, outcome: Outcome) -> None:
-    publish(json.dumps(asdict(outcome), indent=1).encode(), trial.outcome)
+    with writing(trial.outcome):
+        publish(json.dumps(plain(asdict(outcome)), indent=1).encode(), trial.outcome)
 
 
 def finished(trial: Trial) -> list[RunRecord] | None:
@@ -94,7 +115,8 @@ def write_study(path: Path, study: Study, text: str, trials: Sequence[Trial]) ->
             for source in sorted([*trial.folder.glob("run.h5"), *trial.folder.glob("seed-*/run.h5")]):
                 _take(source, file, number)
         file.flush()
-        publish(file.id.get_file_image(), path)
+        with writing(path):
+            publish(file.id.get_file_image(), path)
 
 
 def _said(trial: Trial) -> dict[str, Any]:
@@ -123,16 +145,31 @@ def read_gathered(path: Path) -> StudyRecord:
         title, warmup = facts["title"], facts["warmup"]
         if not isinstance(title, str) or not isinstance(warmup, int) or warmup < 0:
             raise ValueError("its title or warmup is not one")
-        return StudyRecord(path, title, warmup, file.text("study"), tuple(_trials(file, path.parent)))
+        unread: list[str] = []
+        every = tuple(_trials(file, path, unread))
+        return StudyRecord(path, title, warmup, file.text("study"), every, tuple(unread))
 
 
-def _trials(file: Reader, folder: Path) -> Iterator[TrialRecord]:
+def _trials(file: Reader, path: Path, unread: list[str]) -> Iterator[TrialRecord]:
+    """Every trial; one of whose runs cannot be read has none, and `unread` says why."""
     columns = {column: file.texts(f"trials/{column}") for column in TABLE}
     every = file.numbers("trials/seconds", (len(columns["name"]),)).tolist()
     for number, (seconds, *row) in enumerate(zip(every, *columns.values(), strict=True)):
         name, status, error, command, options = row
-        group, records = f"runs/{number:05}", []
-        if group in file:
-            runs = file.within(group)
-            records = [record_of(folder / f"trial {name}" / seed, runs.within(seed)) for seed in runs.names()]
-        yield TrialRecord(name, Outcome(status, error, seconds, command), parsed(options), tuple(records))
+        outcome = Outcome(status, error, seconds, command)
+        records: tuple[RunRecord, ...] = ()
+        try:
+            with readable(path, f"a study: trial {name}"):
+                records = tuple(_runs(file, f"runs/{number:05}", path.parent / f"trial {name}"))
+        except UserError as reason:
+            unread.append(str(reason))
+            outcome = replace(outcome, status="unreadable")
+        yield TrialRecord(name, outcome, parsed(options), records)
+
+
+def _runs(file: Reader, group: str, folder: Path) -> Iterator[RunRecord]:
+    """The runs of a trial, one for every seed."""
+    if group in file:
+        seeds = file.within(group)
+        for seed in seeds.names():
+            yield record_of(folder / seed, seeds.within(seed))

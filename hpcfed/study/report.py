@@ -1,44 +1,62 @@
 """`hpcfed report` after its command line has been understood: one page that needs nothing beside it."""
 
 import argparse
-import sys
 import time
 from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from hpcfed import __version__
-from hpcfed.errors import UserError, count
-from hpcfed.record.publish import publish
+from hpcfed.errors import UserError, count, printable, remark, say
+from hpcfed.record.publish import check_target, publish
 from hpcfed.study.collect import Found, Group, find, groups
-from hpcfed.study.exports import csv_text, extrap_text, json_text
+from hpcfed.study.exports import csv_text, extrap_text, json_text, ranks_csv_text
 from hpcfed.study.plots import COLOURS
 from hpcfed.study.sections import sections
 
 
 def report(options: argparse.Namespace) -> int:
     """Writes the page and what else was asked for; the number of files that could not be read."""
-    wanted = [path for path in (options.out, options.csv, options.json, options.extrap) if path is not None]
-    for path in wanted:
-        if path.is_dir() or wanted.count(path) > 1:
-            raise UserError(f"{path} {'is a folder' if path.is_dir() else 'is named twice'}; name a file for each")
-        if path.suffix == ".h5":
-            raise UserError(f"{path} is a name for results, which would be lost; name another file")
+    _check_targets(options)
     found = find(options.paths, unfinished=options.unfinished)
     for line in found.unread:
-        print(f"hpcfed: left out: {line}", file=sys.stderr)
+        remark(f"hpcfed: left out: {printable(line)}")
     if not found.samples:
         more = "" if options.unfinished else "; --unfinished takes runs with the rounds that they have"
         raise UserError(f"there is no {'finished round' if options.unfinished else 'complete run'} among them{more}")
     every = groups(found.samples)
     texts = {options.out: page(every, found)}
-    for path, make in ((options.csv, csv_text), (options.json, json_text), (options.extrap, extrap_text)):
+    if options.csv is not None:
+        texts |= {options.csv: csv_text(every), _of_ranks(options.csv): ranks_csv_text(every)}
+    for path, make in ((options.json, json_text), (options.extrap, extrap_text)):
         if path is not None:
             texts[path] = make(every)
     for path, text in texts.items():
         _write(path, text)
-        print(f"{path}: {len(text.encode()) / 1024:,.0f} KiB", flush=True)
+        say(f"{printable(str(path))}: {len(text.encode()) / 1024:,.0f} KiB")
     return len(found.unread)
+
+
+def _check_targets(options: argparse.Namespace) -> None:
+    """Refuses, before any run is read, what the page and the exports must not replace."""
+    wanted = {f"--{name}": getattr(options, name) for name in ("out", "csv", "json", "extrap")}
+    if options.csv is not None:
+        wanted["--csv: its"] = _of_ranks(options.csv)
+    seen = set()
+    for option, path in wanted.items():
+        if path is None:
+            continue
+        check_target(option, path)
+        if path.resolve() in seen:
+            raise UserError(f"{path} is named twice; name a file for each")
+        seen.add(path.resolve())
+        if path.suffix == ".h5":
+            raise UserError(f"{path} is a name for results, which would be lost; name another file")
+
+
+def _of_ranks(path: Path) -> Path:
+    """`rounds-ranks.csv`, beside `rounds.csv`."""
+    return path.parent / f"{path.stem}-ranks{path.suffix}"
 
 
 def page(every: list[Group], found: Found) -> str:

@@ -424,7 +424,8 @@ def _server(every: Sequence[Group]) -> Section:
     if not members:
         section.text.append("No run had a model on the server.")
         return section
-    names = list(members[0].first.learnings[0].seconds)
+    every_run = [run for group in members for sample in group.samples for run in sample.runs]
+    names = list(dict.fromkeys(name for run in every_run for one in run.learnings for name in one.seconds))
     seconds = {name: partial(_learning_seconds, phase=name) for name in names}
     section.charts += _stacked_bars(members, seconds, Axis("seconds of learning"))
     rows = []
@@ -448,7 +449,7 @@ def _server(every: Sequence[Group]) -> Section:
 
 def _learning_seconds(group: Group, phase: str) -> float:
     """Over all times that it learnt, for all seeds of a sample; mean over samples."""
-    return fmean(sum(one.seconds[phase] for run in s.runs for one in run.learnings) for s in group.samples)
+    return fmean(sum(one.seconds.get(phase, 0.0) for run in s.runs for one in run.learnings) for s in group.samples)
 
 
 def _attacks(every: Sequence[Group]) -> Section:

@@ -8,6 +8,8 @@ from statistics import fmean, median, stdev
 from scipy import stats
 
 CONFIDENCE = 0.95
+MOST_POWER = 600.0
+"""Of e, so that a product of such numbers with seconds is still finite."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,7 @@ def of_runs(values: Sequence[float]) -> Estimate:
     centre = exp(fmean(logs))
     if len(logs) < 2:
         return Estimate(centre)
-    factor = exp(_t(len(logs)) * stdev(logs) / sqrt(len(logs)))
+    factor = _exp(_t(len(logs)) * stdev(logs) / sqrt(len(logs)))
     return Estimate(centre, centre / factor, centre * factor)
 
 
@@ -64,7 +66,12 @@ def ratio(top: Estimate, bottom: Estimate, scale: float = 1.0) -> Estimate:
         return Estimate(centre)
     down = hypot(log(top.centre / top.low), log(bottom.high / bottom.centre))
     up = hypot(log(top.high / top.centre), log(bottom.centre / bottom.low))
-    return Estimate(centre, centre * exp(-down), centre * exp(up))
+    return Estimate(centre, centre * _exp(-down), centre * _exp(up))
+
+
+def _exp(power: float) -> float:
+    """exp, cut where floats end: an interval of few figures that are far apart may reach beyond."""
+    return exp(min(power, MOST_POWER))
 
 
 def _t(number: int) -> float:
