@@ -24,11 +24,14 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", bound="Options")
 
-ANYWHERE = ("out", "overwrite", "data_root", "download", "device", "backend")
+ANYWHERE = ("out", "overwrite", "requeue", "data_root", "download", "device", "backend")
 """Options that may differ between calls on one folder of results, because no figure depends on them."""
 
 CLAIM = ".claim"
 """The file by which a run claims its folder while it goes on."""
+
+JOB = ".job"
+"""The file that names the Slurm job which began a run, in the run's folder."""
 
 MOST_SEEDS = 256
 """Seeds that a run advances together at most; each has a thread of its own."""
@@ -126,6 +129,12 @@ class RunConfig(Options):
     resume: Path | None = option(
         None,
         "go on with the run in this folder, from its last checkpoint; only --device and --backend may stand beside it",
+        group="run",
+    )
+    requeue: bool = option(
+        False,
+        "in a job that Slurm may requeue: begin, or go on with what this job itself has written to --out "
+        "(default: runs/slurm-JOB)",
         group="run",
     )
     evaluate_every: int = option(1, "evaluate every N rounds, and after the last", group="run", ge=1)
@@ -502,7 +511,7 @@ def check_out(out: Path, *, overwrite: bool) -> None:
         if not overwrite:
             raise UserError(f"--out {out} already holds a run; add --overwrite to replace it, or name another folder")
         return
-    others = [path for path in out.iterdir() if path.name != CLAIM]
+    others = [path for path in out.iterdir() if path.name not in (CLAIM, JOB)]
     if others and not (overwrite and all(_of_a_run(path) for path in others)):
         raise UserError(f"--out {out} is not empty and holds no run; name another folder")
 

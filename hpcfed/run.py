@@ -29,6 +29,7 @@ from hpcfed.progress import RunProgress, SeedsProgress
 from hpcfed.record import environment
 from hpcfed.record.claim import claimed
 from hpcfed.record.energy import joules
+from hpcfed.record.job import sign
 from hpcfed.record.reading import at_target, mean_accuracy
 from hpcfed.record.results import RANK_SERIES, ResultsWriter, ServerSize
 from hpcfed.record.snapshots import SnapshotWriter
@@ -478,6 +479,7 @@ def _make_folder(config: RunConfig, world: World, claims: ExitStack) -> Path:
             else:
                 check_out(folder, overwrite=config.overwrite)  # again: another run may have come to its end meanwhile
                 _empty(folder)
+                sign(folder)
                 for seed in config.seeds or ():
                     (folder / f"seed-{seed}").mkdir(exist_ok=True)
         except OSError as error:

@@ -5,8 +5,10 @@ A mistake on the command line must be reported before MPI or a device starts, an
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NoReturn
 
 _VARIABLES = (  # launcher, rank, size
@@ -14,6 +16,8 @@ _VARIABLES = (  # launcher, rank, size
     ("mpiexec (PMI)", "PMI_RANK", "PMI_SIZE"),
     ("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
 )
+ENDED = "HPCFED_ENDED"
+"""The environment variable in which a script names a file, to be told there of a good end."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,28 @@ def launched(environment: Mapping[str, str] = os.environ) -> Launch:
                 continue
             return Launch(launcher, int(environment[rank]), int(environment[size]))
     return Launch("no launcher", 0, 1)
+
+
+@contextmanager
+def telling_a_good_end() -> Iterator[None]:
+    """Within, a good end makes the root write to the file that ENDED names.
+
+    srun may end with 0 although it has launched nobody, so a script cannot tell by its exit code.
+    """
+    try:
+        yield
+    except SystemExit as ending:
+        if not ending.code:
+            _tell_a_good_end()
+        raise
+    _tell_a_good_end()
+
+
+def _tell_a_good_end() -> None:
+    file = os.environ.get(ENDED)
+    if file and not launched().rank:
+        with suppress(OSError):
+            Path(file).write_text("ended well\n")
 
 
 def leave(launch: Launch, code: int) -> NoReturn:
