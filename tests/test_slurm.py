@@ -158,15 +158,16 @@ def test_a_requeued_job_goes_on_where_it_was(slurm: Command, pmix: None, tmp_pat
     assert rounds == sorted(set(rounds)), "no round is told twice"
 
 
-@pytest.mark.parametrize(("ending", "code"), [(0, 2), (1, 143)])
+@pytest.mark.parametrize(("mpi", "ending", "code"), [("pmix", 0, 2), ("pmix", 1, 143), ("pmi2", 0, 2)])
 def test_a_mistake_under_srun_ends_all_ranks(
-    slurm: Command, pmix: None, tmp_path: Path, ending: int, code: int
+    slurm: Command, pmix: None, tmp_path: Path, mpi: str, ending: int, code: int
 ) -> None:
     """Also where srun is not told to end the others; where it is, the mistake is told once, but srun says SIGTERM."""
     words = [sys.executable, "-m", "hpcfed", "run", "--clients", "1", "--out", tmp_path / "run"]
-    ended = slurm("srun", "--mpi=pmix", f"--kill-on-bad-exit={ending}", "--ntasks=2", *words)
+    ended = slurm("srun", f"--mpi={mpi}", f"--kill-on-bad-exit={ending}", "--ntasks=2", *words)
     assert ended.returncode == code
     assert ended.stderr.count("--clients 1 on 2 ranks") == 2 - ending and "Traceback" not in ended.stderr
+    assert "abort" not in ended.stderr, "MPI was not started for it"
 
 
 def test_a_study_as_arrays(slurm: Command, pmix: None, tmp_path: Path) -> None:
