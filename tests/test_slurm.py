@@ -5,6 +5,7 @@ Skipped, with the reason, where the packages or the rights are not there.
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -75,20 +76,35 @@ def wait(slurm: Command) -> None:
 
 
 def test_a_run_by_sbatch(slurm: Command, pmix: None, tmp_path: Path) -> None:
+    """Another job that wants its folder is refused, also when it was requeued."""
     said = by_sbatch(slurm, "run.sbatch", tmp_path)
     assert "status: complete" in said
     record = read_run(tmp_path / "run")
     assert record.status == "complete" and record.facts["ranks"] == 2
     assert record.environment["launcher"] == "srun" and "SLURM_JOB_ID" in record.environment["variables"]
+    before = (tmp_path / "run/run.h5").read_bytes()
+    again = ["env", "SLURM_RESTART_COUNT=1", "salloc", "--ntasks=2", "bash", ROOT / "slurm/run.sbatch", *QUICK]
+    other = slurm(*again, "--out", tmp_path / "run")
+    assert other.returncode and "already holds a run" in other.stderr, other.stderr
+    assert (tmp_path / "run/run.h5").read_bytes() == before
 
 
-@pytest.mark.parametrize(("failing", "code"), [(1, 0), (3, 1)])
+@pytest.mark.parametrize(
+    ("script", "failing", "code"),
+    [("run.sbatch", 1, 0), ("run.sbatch", 3, 1), ("profile.sbatch", 3, 1), ("srun", 1, 1)],
+)
 def test_ranks_that_were_never_launched_are_no_success(
-    slurm: Command, pmix: None, tmp_path: Path, failing: int, code: int
+    slurm: Command, pmix: None, tmp_path: Path, script: str, failing: int, code: int
 ) -> None:
     """srun says 0 when Slurm's PMIx cannot make its folder for a step; the step after it is another try."""
-    words = ["--parsable", "--hold", "--ntasks=2", f"--output={tmp_path / 'log'}", ROOT / "slurm/run.sbatch", *QUICK]
-    job = slurm("sbatch", *words, "--out", tmp_path / "run").stdout.strip()
+    options = [*QUICK, "--out", str(tmp_path / "run")]
+    started = [str(ROOT / "slurm" / script), *options]
+    if script == "srun":
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        command = shlex.join([str(ROOT / "launch/srun"), "2", "run", *options])
+        started = [f"--export=ALL,HPCFED_ENVIRONMENT=current,PATH={path}", f"--wrap={command}"]
+    words = ["--parsable", "--hold", "--ntasks=2", f"--output={tmp_path / 'log'}", *started]
+    job = slurm("sbatch", *words).stdout.strip()
     state = Path(slurm("printenv", "SLURM_CONF").stdout.strip()).parent
     blocked = [state / f"pmix/spmix_appdir_0_{job}.{step}" for step in range(failing)]
     for folder in blocked:
@@ -98,7 +114,7 @@ def test_ranks_that_were_never_launched_are_no_success(
     for folder in blocked:
         folder.rmdir()
     log = (tmp_path / "log").read_text()
-    assert log.count("there is no complete run in") == failing and ("status: complete" in log) == (code == 0), log
+    assert log.count("hpcfed has not run to its end") == failing and ("status: complete" in log) == (code == 0), log
     assert f"ExitCode={code}:0" in slurm("scontrol", "show", "job", job).stdout
 
 
@@ -142,15 +158,16 @@ def test_a_requeued_job_goes_on_where_it_was(slurm: Command, pmix: None, tmp_pat
     assert rounds == sorted(set(rounds)), "no round is told twice"
 
 
-@pytest.mark.parametrize(("ending", "code"), [(0, 2), (1, 143)])
+@pytest.mark.parametrize(("mpi", "ending", "code"), [("pmix", 0, 2), ("pmix", 1, 143), ("pmi2", 0, 2)])
 def test_a_mistake_under_srun_ends_all_ranks(
-    slurm: Command, pmix: None, tmp_path: Path, ending: int, code: int
+    slurm: Command, pmix: None, tmp_path: Path, mpi: str, ending: int, code: int
 ) -> None:
     """Also where srun is not told to end the others; where it is, the mistake is told once, but srun says SIGTERM."""
     words = [sys.executable, "-m", "hpcfed", "run", "--clients", "1", "--out", tmp_path / "run"]
-    ended = slurm("srun", "--mpi=pmix", f"--kill-on-bad-exit={ending}", "--ntasks=2", *words)
+    ended = slurm("srun", f"--mpi={mpi}", f"--kill-on-bad-exit={ending}", "--ntasks=2", *words)
     assert ended.returncode == code
     assert ended.stderr.count("--clients 1 on 2 ranks") == 2 - ending and "Traceback" not in ended.stderr
+    assert "abort" not in ended.stderr, "MPI was not started for it"
 
 
 def test_a_study_as_arrays(slurm: Command, pmix: None, tmp_path: Path) -> None:

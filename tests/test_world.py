@@ -19,13 +19,36 @@ from hpcfed.server.options import ServerOptions
 from hpcfed.server.service import check_world
 
 
+def step(rank: int, size: int) -> dict[str, str]:
+    """Variables of a task of a Slurm step, whatever --mpi is."""
+    return {"SLURM_PROCID": str(rank), "SLURM_STEP_NUM_TASKS": str(size), "SLURM_STEP_ID": "0", "SLURM_JOB_ID": "5"}
+
+
+def pmi(rank: int, size: int) -> dict[str, str]:
+    return {"PMI_RANK": str(rank), "PMI_SIZE": str(size)}
+
+
+HYDRA = {"MPI_LOCALNRANKS": "1", "MPI_LOCALRANKID": "0"}
+"""Variables of MPICH's and Intel's mpiexec."""
+
+
 @pytest.mark.parametrize(
     ("variables", "expected"),
     [
         ({}, Launch("no launcher", 0, 1)),
         ({"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4"}, Launch("Open MPI's mpirun", 2, 4)),
-        ({"PMI_RANK": "1", "PMI_SIZE": "2"}, Launch("mpiexec (PMI)", 1, 2)),
-        ({"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "8", "SLURM_STEP_ID": "0"}, Launch("srun", 3, 8)),
+        # mpirun starts its daemons by srun, one per node.
+        ({"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4"} | step(1, 2), Launch("Open MPI's mpirun", 2, 4)),
+        (pmi(1, 2), Launch("mpiexec (PMI)", 1, 2)),
+        (pmi(1, 2) | HYDRA, Launch("mpiexec (PMI)", 1, 2)),
+        # So does mpiexec; with a rank per node only its own variables tell.
+        (pmi(3, 4) | HYDRA | step(1, 2), Launch("mpiexec (PMI)", 3, 4)),
+        (pmi(1, 2) | HYDRA | step(1, 2), Launch("mpiexec (PMI)", 1, 2)),
+        # mpiexec in a shell that srun has started with --mpi=pmi2.
+        (pmi(1, 2) | step(0, 1) | {"PMI_JOBID": "5.0", "SLURM_MPI_TYPE": "pmi2"}, Launch("mpiexec (PMI)", 1, 2)),
+        (step(3, 8) | {"PMIX_RANK": "3"}, Launch("srun", 3, 8)),
+        (step(3, 8) | pmi(3, 8) | {"PMI_JOBID": "5.0", "SLURM_MPI_TYPE": "pmi2"}, Launch("srun", 3, 8)),
+        (step(3, 8), Launch("srun", 3, 8)),  # --mpi=none
         # A batch script sees its job's variables, but no launcher has started it.
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "5"}, Launch("no launcher", 0, 1)),
     ],

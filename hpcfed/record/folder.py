@@ -17,10 +17,12 @@ from hpcfed.errors import UserError
 RECORD = "run.h5"
 CLAIM = ".claim"
 """The file by which a run claims its folder while it goes on."""
+JOB = ".job"
+"""The file that names the Slurm job which began the run."""
 CHECKPOINTS = "checkpoints"
 _MADE = r"run\.h5|server\.h5|params-[0-9]{1,9}\.h5|error-[0-9]{1,9}\.txt|\.(run|server)\.h5\..+\.tmp"
 """Files that a run makes, and that --overwrite removes."""
-_FILES = rf"{_MADE}|trace\.json|profile\.json|\.claim"
+_FILES = rf"{_MADE}|trace\.json|profile\.json|\.claim|\.job"
 """Files that are written to."""
 _SEED = r"seed-([0-9]{1,19})"
 _CHECKPOINT = r"[0-9]{8,18}"
@@ -109,7 +111,7 @@ def check_out(out: Path, *, overwrite: bool, claimed: bool = False) -> None:
         if not overwrite:
             raise UserError(f"--out {out} already holds a run; add --overwrite to replace it, or name another folder")
         return
-    others = [path for path in _entries(out) if path.name != CLAIM]
+    others = [path for path in _entries(out) if path.name not in (CLAIM, JOB)]
     own = [path for path in others if _is_own(path)]
     killed = claimed or len(own) > 0 or (out / CLAIM).exists()
     if others and not (overwrite and killed):

@@ -12,8 +12,12 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
+from hpcfed.runtime.awake import Awake
+
 ANSWER = 2.0
 """Seconds that the rank with the store may take to answer."""
+PAUSE = 0.25
+"""Seconds between two looks at the clock while waiting for signs of life."""
 
 
 class Pulse:
@@ -36,11 +40,14 @@ class Pulse:
         """Looks for so long, and returns the ranks that leave no sign of life meanwhile.
 
         Rank 0 is the answer when the store does not answer; nobody is when it has gone, since then rank 0 has ended.
+        While this rank is suspended it does not look: others may be suspended with it.
         """
         found: list[list[int]] = []
         looking = threading.Thread(target=lambda: found.append(self._look(seconds)), name="silent", daemon=True)
         looking.start()
-        looking.join(seconds + 2 * ANSWER)
+        awake = Awake(PAUSE)
+        while looking.is_alive() and awake.look() < seconds + 2 * ANSWER:
+            looking.join(PAUSE)
         return found[0] if found else [0]
 
     def _beat(self, seconds: float, over: threading.Event) -> None:
@@ -58,7 +65,9 @@ class Pulse:
         try:
             store = self._connected()
             before = self._signs(store)
-            time.sleep(seconds)
+            awake = Awake(PAUSE)
+            while awake.look() < seconds:
+                time.sleep(PAUSE)
             after = self._signs(store)
         except RuntimeError:
             return []

@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from hpcfed.runtime.awake import Awake, Clock
+
 PATIENCE = {"server": 10}
 """Times as long as usual: there workers wait while the server's model learns."""
 
@@ -21,7 +23,8 @@ def ending_stalls(progress: Progress, seconds: float, give_up: GiveUp) -> Iterat
     """Within, a thread looks on.
 
     When a phase lasts for so many seconds, `give_up` is told of it, and the process ends with 1, whatever it waits for:
-    the launcher then ends the other ranks. 0 seconds: nobody looks.
+    the launcher then ends the other ranks. Time for which this process was suspended does not count. 0 seconds: nobody
+    looks.
     """
     if not seconds:
         yield
@@ -36,14 +39,17 @@ def ending_stalls(progress: Progress, seconds: float, give_up: GiveUp) -> Iterat
         thread.join()
 
 
-def _watch(progress: Progress, seconds: float, give_up: GiveUp, over: threading.Event) -> None:
-    seen, since = progress(), time.monotonic()
-    while not over.wait(min(1.0, seconds / 4)):
-        now = progress()
+def _watch(
+    progress: Progress, seconds: float, give_up: GiveUp, over: threading.Event, clock: Clock = time.monotonic
+) -> None:
+    awake = Awake(min(1.0, seconds / 8), clock)
+    seen, since = progress(), awake.look()
+    while not over.wait(awake.pause):
+        now, passed = progress(), awake.look()
         if now != seen:
-            seen, since = now, time.monotonic()
+            seen, since = now, passed
             continue
-        waited = time.monotonic() - since
+        waited = passed - since
         if waited > seconds * PATIENCE.get(now[1], 1):
             give_up(now[1], waited)
             os._exit(1)

@@ -27,6 +27,16 @@ SHARES_GPUS = (2, 30)
 """The first version of NCCL that lets ranks share a GPU when it is told to."""
 
 
+CONNECTING = timedelta(minutes=30)
+"""How long the ranks of a role may take to find each other."""
+COLLECTIVE = timedelta(days=24)
+"""How long a collective may take, which is to say for ever.
+
+--stall-timeout ends a run that hangs. torch counts on while a job is suspended, and would end it. Milliseconds of more
+days do not fit into 31 bits.
+"""
+
+
 class Place(NamedTuple):
     """Where a rank runs."""
 
@@ -286,23 +296,31 @@ def _threads(place: Place, places: tuple[Place, ...]) -> int:
 def _join(role_comm: Any, backend: str, device: torch.device) -> Pulse:
     """Joins the role's group: its rank 0 opens a store on a free port and tells the others over MPI."""
     rank, size = role_comm.Get_rank(), role_comm.Get_size()
-    timeout = timedelta(minutes=30)
     hosts = role_comm.allgather(socket.gethostname())
     store = None
     address: tuple[str, int] | None = None
     if rank == 0:
         host = "127.0.0.1" if len(set(hosts)) == 1 else os.environ.get("MASTER_ADDR", hosts[0])
-        store = dist.TCPStore(host, 0, size, is_master=True, wait_for_workers=False, timeout=timeout)
+        store = dist.TCPStore(host, 0, size, is_master=True, wait_for_workers=False, timeout=CONNECTING)
         address = (host, store.port)
     host, port = role_comm.bcast(address, root=0)
-    store = store or dist.TCPStore(host, port, size, is_master=False, timeout=timeout)
+    store = store or dist.TCPStore(host, port, size, is_master=False, timeout=CONNECTING)
     named = device if backend == "nccl" and size > 1 else None  # a group of one has nobody to connect to
     dist.init_process_group(
         backend,
         store=store,
         rank=rank,
         world_size=size,
-        timeout=timeout,
+        timeout=CONNECTING,
         device_id=named,
     )
+    _set_timeout(COLLECTIVE)
     return Pulse(host, port, rank=rank, size=size)
+
+
+def _set_timeout(timeout: timedelta) -> None:
+    """Set how long collectives of the role's group may take from now on."""
+    if hasattr(dist, "set_timeout"):
+        dist.set_timeout(timeout)
+    else:  # torch before 2.15
+        dist.distributed_c10d._set_pg_timeout(timeout)

@@ -20,7 +20,7 @@ from hpcfed.config import RunConfig, Settings, by_option, check, load_toml, reso
 from hpcfed.errors import UserError, did_you_mean
 from hpcfed.runtime.launcher import Launch
 
-OWN = ("out", "overwrite", "resume")
+OWN = ("out", "overwrite", "resume", "requeue")
 """Options that the study gives to every run itself."""
 MOST_RANKS = 1_000_000
 """Beyond that a number of ranks is a slip."""

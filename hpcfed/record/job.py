@@ -1,0 +1,44 @@
+"""`.job` in a run's folder names the Slurm job that began the run: no other job takes the folder for its own."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from hpcfed.record.folder import JOB
+
+LONGEST = 1000
+"""Bytes of a name that are read; the file may be anything that somebody put there."""
+
+
+def this_job(environment: Mapping[str, str] = os.environ) -> str | None:
+    """Name the Slurm job that this process is part of; None outside Slurm.
+
+    A requeued job keeps its name. Clusters that share a file system may give two jobs the same number.
+    """
+    number = environment.get("SLURM_JOB_ID", "")
+    if not number.isdigit():
+        return None
+    return f"{number} on {environment.get('SLURM_CLUSTER_NAME', 'cluster')}"
+
+
+def was_requeued(environment: Mapping[str, str] = os.environ) -> bool:
+    """Tell whether Slurm has begun this job before."""
+    restarts = environment.get("SLURM_RESTART_COUNT", "")
+    return restarts.isdigit() and int(restarts) > 0
+
+
+def begun_by(folder: Path) -> str | None:
+    """Read which job has begun the run in a folder; None where no job has, or no run is."""
+    path = folder / JOB
+    if not path.is_file():
+        return None
+    with open(path, "rb") as file:
+        return file.read(LONGEST).decode(errors="replace").strip() or None
+
+
+def sign(folder: Path) -> None:
+    """Leave this job's name in the folder of a run that begins; outside Slurm just drop the one that was there."""
+    (folder / JOB).unlink(missing_ok=True)
+    job = this_job()
+    if job is not None:
+        (folder / JOB).write_text(f"{job}\n")

@@ -1,0 +1,28 @@
+"""Time as a process knows it that may be suspended, as by SIGSTOP or `scontrol suspend`."""
+
+import time
+from collections.abc import Callable
+
+Clock = Callable[[], float]
+
+
+class Awake:
+    """Counts seconds, but not those for which this process was suspended.
+
+    Nothing tells a process that it was. Whoever counts must look again after every `pause` seconds: when much more
+    have passed, the process was not there to look. A busy machine may make looks late, so a gap counts up to twice
+    the pause.
+    """
+
+    def __init__(self, pause: float, clock: Clock = time.monotonic) -> None:
+        self.pause = pause
+        self._clock = clock
+        self._last = clock()
+        self._seconds = 0.0
+
+    def look(self) -> float:
+        """Return the seconds so far."""
+        now = self._clock()
+        self._seconds += min(now - self._last, 2 * self.pause)
+        self._last = now
+        return self._seconds
