@@ -380,6 +380,22 @@ def _partition(config: RunConfig, dataset: Dataset, validation: int) -> Partitio
     )
 
 
+def dataless_lines(setup: Setup) -> list[str]:
+    """Tell how many clients have no data, and what helps; of the first seed, where there are several."""
+    config = setup.settings.config
+    helps = "use fewer clients" + (" or a larger --alpha" if config.partition == "dirichlet" else "")
+    lines = []
+    for whose, clients in (("", setup.clients), ("new ", setup.newcomers and setup.newcomers.clients)):
+        if clients is None or (clients.train_samples.all() and clients.test_samples.all()):
+            continue
+        untrained, unjudged = (int(np.count_nonzero(n == 0)) for n in (clients.train_samples, clients.test_samples))
+        lines.append(
+            f"of {len(clients.rank):,} {whose}clients {untrained:,} have no training data and count for nothing in "
+            f"training, {unjudged:,} have no test data and are not judged; {helps}"
+        )
+    return lines
+
+
 def _place(
     config: RunConfig, train: Sequence[np.ndarray], test: Sequence[np.ndarray], world: World, *, longest: float
 ) -> Clients:
