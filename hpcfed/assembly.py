@@ -291,6 +291,8 @@ def check_network(settings: Settings) -> None:
     """What can be wrong with a method's options and is seen only when the network is known."""
     options, config = settings.options, settings.config
     if isinstance(options, ServerOptions):
+        if options.server == "auto":  # the device is not known yet: what fits no device is wrong
+            options = options.model_copy(update={"server": "small"})
         check_columns(options, len(generated(Layout.of(_network(config)), options).at))
     if options.names_layers:
         options.check_layout(Layout.of(_network(config)), config.network())

@@ -182,7 +182,7 @@ def parse_run(arguments: list[str]) -> Settings:
         if name not in flags and (owners := _owners(name)):
             raise UserError(f"{path}: {name} is an option of method {', '.join(owners)}, and the method is {method}")
     sources = {name: f"{path}: {name}" for name in from_file} | {name: f"{flags[name]} {given[name]}" for name in given}
-    return resolve({**from_file, **given}, sources, method_options)
+    return resolve({**from_file, **given}, sources, method_options, ranks=launched().size)
 
 
 def _resumed(folder: Path, machine: Mapping[str, Any]) -> Settings:
@@ -208,7 +208,7 @@ def _resumed(folder: Path, machine: Mapping[str, Any]) -> Settings:
         del values["seed"]
         values["seeds"] = ",".join(map(str, seeds))
     sources = {name: f"{folder}: {name}" for name in values}
-    return resolve(values, sources, methods.load(str(values.get("method"))).Options)
+    return resolve(values, sources, methods.load(str(values.get("method"))).Options, shared=values)
 
 
 def _seeds(folder: Path) -> list[int]:
