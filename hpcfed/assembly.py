@@ -387,8 +387,11 @@ def dataless_lines(setup: Setup) -> list[str]:
     config = setup.settings.config
     helps = "use fewer clients" + (" or a larger --alpha" if config.partition == "dirichlet" else "")
     lines = []
-    for whose, clients in (("", setup.clients), ("new ", setup.newcomers and setup.newcomers.clients)):
-        if clients is None or (clients.train_samples.all() and clients.test_samples.all()):
+    both = {"": setup.clients}
+    if setup.newcomers is not None:
+        both["new "] = setup.newcomers.clients
+    for whose, clients in both.items():
+        if clients.train_samples.all() and clients.test_samples.all():
             continue
         untrained, unjudged = (int(np.count_nonzero(n == 0)) for n in (clients.train_samples, clients.test_samples))
         lines.append(

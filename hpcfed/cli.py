@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 
 from hpcfed import __version__, methods
 from hpcfed.attacks import ATTACKS
-from hpcfed.config import RunConfig, Settings, check, read_toml, resolve
+from hpcfed.config import RunConfig, Settings, check, check_text, read_toml, resolve
 from hpcfed.data import DATASETS, PARTITIONS
 from hpcfed.errors import UserError, did_you_mean, remark, tell, unknown
 from hpcfed.models import MODELS
@@ -161,6 +161,8 @@ def _run(arguments: list[str]) -> None:
 def parse_run(arguments: list[str]) -> Settings:
     """Settings from a TOML file and flags; flags win."""
     path, method = _peek(arguments)
+    if path is not None:
+        check_text(str(path), "CONFIG.toml")  # the record keeps the command line
     from_file = {} if path is None else read_toml(path)
     method = method or from_file.get("method", RunConfig.model_fields["method"].default)
     method_options = methods.load(str(method)).Options
@@ -177,6 +179,7 @@ def parse_run(arguments: list[str]) -> Settings:
             )
         if not given["resume"]:
             raise UserError("--resume: must be a path, got nothing")
+        check_text(given["resume"], "--resume")
         return _resumed(Path(given["resume"]), {name: given[name] for name in MACHINE if name in given})
     for name in from_file:
         if name not in flags and (owners := _owners(name)):
@@ -377,7 +380,7 @@ def _study(arguments: list[str]) -> None:
         description="Runs every point of a sweep; those that are finished are skipped. Exit code 1: some have failed.",
     )
     parser.add_argument("study", type=Path, metavar="STUDY.toml", help="what is swept; benchmarks/studies has examples")
-    parser.add_argument("--out", type=Path, help="folder of the study (default: runs/NAME of the file)")
+    parser.add_argument("--out", type=_folder, help="folder of the study (default: runs/NAME of the file)")
     parser.add_argument("--dry-run", action="store_true", help="print every point, its command and what it may cost")
     parser.add_argument("--only", default="*", metavar="PATTERN", help="points whose names fit, as in 'ranks=4*'")
     parser.add_argument("--points", type=_numbers, metavar="LIST", help="points by number, as in 0,3; gathers nothing")
@@ -399,6 +402,11 @@ def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
     """Words before and after the first `--`."""
     at = arguments.index("--") if "--" in arguments else len(arguments)
     return arguments[:at], arguments[at + 1 :]
+
+
+def _folder(text: str) -> Path:
+    check_text(text, "--out")
+    return Path(text)
 
 
 def _numbers(text: str) -> list[int]:

@@ -8,11 +8,15 @@ import re
 import tomllib
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from math import prod
 from pathlib import Path
+from stat import S_ISDIR, S_ISREG
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
+from unicodedata import category
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from hpcfed import memory
 from hpcfed.attacks import ATTACKS, NEED_BENIGN
 from hpcfed.data import PARTITIONS, DatasetInfo, files
 from hpcfed.errors import UserError, count, did_you_mean, unknown
@@ -33,6 +37,15 @@ CHOSEN_LATER = {"server": "auto", "autoencoder_samples": 0, "denoiser_samples": 
 CLAIM = ".claim"
 """The file by which a run claims its folder while it goes on."""
 
+MOST_TOML = 2**20
+"""Bytes of a file of options at most."""
+
+FLOATS = (2.0**-126, 2.0**128 * (1 - 2.0**-24))
+"""The least and the largest number above 0 that float32 holds in full, in which runs compute."""
+
+MOST = 10**12
+"""The largest whole number of an option: more of anything is a slip, and products would overflow 64 bits."""
+
 MOST_SEEDS = 256
 """Seeds that a run advances together at most; each has a thread of its own."""
 
@@ -44,6 +57,8 @@ def read_seeds(written: Any) -> Any:
     words = written.split("..") if ".." in written else written.split(",")
     if not all(word.strip().isdecimal() for word in words) or (".." in written and len(words) != 2):
         raise ValueError("must be a range such as 0..4 or a list such as 0,3,7")
+    if any(len(word.strip()) > 19 for word in words):
+        raise ValueError("must be seeds below 2^63")
     numbers = [int(word) for word in words]
     if ".." not in written:
         return numbers
@@ -364,7 +379,12 @@ class Settings:
 def load_toml(path: Path) -> dict[str, Any]:
     """The file as it is; one line for the user where it cannot be read."""
     try:
-        return tomllib.loads(path.read_text())
+        found = path.stat()  # before it is opened: a pipe may have no end, nor may it ever begin
+        if not S_ISREG(found.st_mode) and not S_ISDIR(found.st_mode):
+            raise UserError(f"{path} is no regular file; options are read from a file of text")
+        if found.st_size > MOST_TOML:
+            raise UserError(f"{path} has {found.st_size:,} bytes, which no file of options has")
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:  # TOML's own, text that is none, and numbers and lists without end
@@ -418,8 +438,8 @@ def resolve(
             raise UserError(f"{sources[name]}: must have a value, got {str(value).lower()}")
         if value == "" and field.annotation == Path | None:  # a shell's variable that is not set; not this folder
             raise UserError(f"{sources[name]}: must be a path, got nothing")
-        if isinstance(value, str) and "\0" in value:
-            raise UserError(f"{sources[name]}: must be without a null character, got {value!r}")
+        if isinstance(value, str):
+            check_text(value, sources.get(name, name))
     own = {name: value for name, value in values.items() if name in method_options.model_fields}
     common = {name: value for name, value in values.items() if name not in own}
     settings = Settings(
@@ -429,6 +449,16 @@ def resolve(
     )
     wanted = [*settings.config.fit(settings.config, ranks), *settings.options.fit(settings.config, ranks)]
     return settings.adapted(choice for choice in wanted if values.get(choice.option, "auto") == "auto")
+
+
+def check_text(text: str, source: str) -> None:
+    """Refuse what a record could not hold: bytes that are no UTF-8, and characters that a terminal obeys."""
+    if "\0" in text:
+        raise UserError(f"{source}: must be without a null character, got {text!r}")
+    if any(category(letter) == "Cs" for letter in text):  # how Python keeps bytes of the command line that are none
+        raise UserError(f"{source}: must be UTF-8, got {text!r}")
+    if any(category(letter) == "Cc" for letter in text):
+        raise UserError(f"{source}: must be without control characters, got {text!r}")
 
 
 def check(settings: Settings, launch: Launch) -> None:
@@ -464,6 +494,7 @@ def check(settings: Settings, launch: Launch) -> None:
     if config.join_rounds > 1 and settings.options.has_server:
         raise UserError(f"--join-rounds: the server of method {config.method} guides all new clients at once")
     _check_size(config)
+    _check_synthetic(config, max(1, launch.size - config.server_ranks))
     _check_switches(settings)
     _check_attacks(settings)
     _check_aggregation(settings)
@@ -476,12 +507,37 @@ def check(settings: Settings, launch: Launch) -> None:
 def _check_size(config: RunConfig) -> None:
     """Refuses a run whose results alone would fill the memory of the rank that writes them."""
     entries = config.rounds * (4 * config.clients + 1000) + 24 * (config.new_updates + 1) * config.new_clients
-    needed, there = entries * len(config.seeds or (0,)), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    needed, there = entries * len(config.seeds or (0,)), memory.usable()
     if needed > there:
         raise UserError(
             f"--rounds {config.rounds} of --clients {config.clients} would make {needed / 2**30:,.0f} GiB of results, "
             f"this machine has {there / 2**30:,.0f}"
         )
+
+
+def _check_synthetic(config: RunConfig, workers: int) -> None:
+    """Refuse synthetic data that would fill the host's memory; a GPU has its own, and says itself when it is full."""
+    if config.dataset != "synthetic" or (config.device != "cpu" and Path("/dev/nvidiactl").exists()):
+        return
+    needed, there = synthetic_bytes(config, workers), memory.usable()
+    if needed > there:
+        raise UserError(
+            f"--synthetic-shape {config.synthetic_shape}: a rank would need about {needed / 2**30:,.0f} GiB, this "
+            f"machine has {there / 2**30:,.0f}; use smaller images, fewer --clients, --train-per-client or "
+            "--test-per-client"
+        )
+
+
+def synthetic_bytes(config: RunConfig, workers: int) -> int:
+    """Estimate what a rank holds at least: labels, prototypes, its clients' images, and rows of an mlp."""
+    pixels, number = prod(config.shape), 8 if config.precision == "fp64" else 4
+    clients, seeds = config.clients + config.new_clients, len(config.seeds or (0,))
+    samples = clients * (config.train_per_client + config.test_per_client)
+    shared_out = samples + clients * config.test_per_client  # the global test set, too
+    images = -(-shared_out // workers) * pixels * number * seeds
+    making = pixels * 8 * 3  # hashes of one image, of which numbers are made
+    rows = 4 * 64 * pixels * number if config.network() == "mlp" else 0  # before and after, gradient, momentum
+    return images + making + rows + 2 * config.synthetic_classes * pixels * 4 + 3 * 8 * samples
 
 
 def num_new_classes(classes: int, share: float) -> int:
@@ -644,9 +700,21 @@ def _of_a_run(path: Path) -> bool:
     return bool(re.fullmatch(r"checkpoints|(params|error)-[0-9]+\.(h5|txt)|server\.h5|\..+\.tmp", path.name))
 
 
+def _check_number(value: Any, source: str, *, whole: int) -> None:
+    """Refuse numbers that no run can compute with."""
+    least, largest = FLOATS
+    if isinstance(value, int) and abs(value) > whole:
+        raise UserError(f"{source}: must be at most {whole:,}")
+    if isinstance(value, float) and value and not least <= abs(value) <= largest:
+        raise UserError(f"{source}: must be 0 or between {least:.2g} and {largest:.2g}, as float32 has them")
+
+
 def _validated(model: type[T], values: Mapping[str, Any], sources: Mapping[str, str]) -> T:
     try:
-        return model.model_validate(values)
+        found = model.model_validate(values)
+        for name in values:
+            _check_number(getattr(found, name), sources.get(name, name), whole=MOST if "seed" not in name else 2**63)
+        return found
     except ValidationError as failure:
         error = failure.errors()[0]
         name = str(error["loc"][0]) if error["loc"] else ""

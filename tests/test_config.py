@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from hpcfed import cli, methods
+from hpcfed import cli, memory, methods
 from hpcfed.assembly import check_network
-from hpcfed.config import RunConfig, Settings, check, check_unchanged, read_toml, resolve
+from hpcfed.config import RunConfig, Settings, check, check_unchanged, read_toml, resolve, synthetic_bytes
 from hpcfed.errors import UserError, printable
 from hpcfed.runtime.launcher import Launch
 
@@ -124,6 +124,7 @@ def test_no_method_is_refused_for_its_own_defaults(method: str, words: str) -> N
         ("--method genefl --clients 3", "clusters", 3),
         ("--method fedbn", "model", "cnn-bn"),
         ("--method fedbn --model resnet18", "model", "resnet18"),
+        ("--method fedlps --dataset synthetic --synthetic-shape 1x9x9 --model auto", "model", "cnn-digits"),
         ("--method parfed", "shared_layers", "conv1,conv2"),
         ("--method fedfina --model mlp", "shared_layers", "fc1"),
         ("--method fedlg", "gene_pools", "conv1,conv2/fc1,head"),
@@ -248,3 +249,47 @@ def test_a_stored_config_holds_all_options_and_is_not_refused_for_those_that_can
     check(resolve(stored, {name: name for name in stored}, options, shared=stored), Launch("none", 0, 1))
     with pytest.raises(UserError, match="changes nothing without"):
         check(resolve(stored, {name: name for name in stored}, options), Launch("none", 0, 1))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--synthetic-shape 3x99999x99999",
+        "--synthetic-shape 3x99999x99999 --clients 1 --train-per-client 1 --test-per-client 1",
+        "--synthetic-shape 3x9999x9999 --clients 1 --train-per-client 1 --test-per-client 1",
+        "--train-per-client 1000000000000",
+        "--synthetic-classes 1000000000000",
+    ],
+)
+def test_synthetic_data_larger_than_memory_is_refused(words: str) -> None:
+    with pytest.raises(UserError, match=r"a rank would need about [\d,]+ GiB, this machine has \d"):
+        checked("--dataset", "synthetic", "--partition", "iid", "--device", "cpu", *words.split())
+
+
+def test_the_estimate_of_synthetic_data_is_what_a_rank_holds() -> None:
+    """Its images for certain, and little beside them; as much less as there are ranks."""
+    words = ["--dataset", "synthetic", "--clients", "100", "--train-per-client", "900", "--test-per-client", "50"]
+    config = checked(*words).config
+    images = 4 * 3 * 32 * 32 * 100 * (900 + 50 + 50)
+    assert images < synthetic_bytes(config, 1) < 1.05 * images
+    assert synthetic_bytes(config, 4) < 0.3 * images
+    double = checked(*words, "--precision", "fp64", "--seeds", "0..2").config
+    assert 6 * images < synthetic_bytes(double, 1) < 6.2 * images
+
+
+def test_a_job_may_use_what_its_control_group_grants(tmp_path: Path) -> None:
+    groups, mounted = tmp_path / "cgroup", tmp_path / "fs"
+    whole = memory.usable(groups, mounted)
+    assert whole > 2**28, "no control group: the machine's"
+    job = mounted / "slurm" / "job"
+    job.mkdir(parents=True)
+    groups.write_text("0::/slurm/job\n")
+    (job / "memory.max").write_text("max\n")
+    assert memory.usable(groups, mounted) == whole
+    (job.parent / "memory.max").write_text(f"{2**27}\n")
+    assert memory.usable(groups, mounted) == 2**27, "the folder above limits it, too"
+    old = mounted / "memory" / "slurm"
+    old.mkdir(parents=True)
+    (old / "memory.limit_in_bytes").write_text(f"{2**26}\n")
+    groups.write_text("3:cpu:/other\n4:memory:/slurm\n")
+    assert memory.usable(groups, mounted) == 2**26

@@ -32,7 +32,7 @@ class Options(config.Options):
         "kmeans",
         "by K-Means on clients' bases, or by angles between bases of single classes with average linkage, as PACFL",
     )
-    basis: int = option(5, "d, left singular vectors of a client's data", ge=1)
+    basis: int = option(5, "d, left singular vectors of a client's data", ge=1, le=10_000)
 
     def fit(self, config: config.RunConfig, ranks: int) -> Iterable[Choice]:
         if self.clusters > config.clients:

@@ -23,8 +23,8 @@ __all__ = ["Options", "State", "global_row", "init", "personal", "round", "welco
 class Options(_parts.Options):
     trains_by: ClassVar[Mapping[str, str]] = {"epochs": "body_epochs"}
 
-    head_epochs: int = option(1, "epochs of the head, which come first", ge=1)
-    body_epochs: int = option(1, "epochs of the body, which follow", ge=1)
+    head_epochs: int = option(1, "epochs of the head, which come first", ge=1, le=100_000)
+    body_epochs: int = option(1, "epochs of the body, which follow", ge=1, le=100_000)
 
 
 def round(fed: Federation, state: State, cohort: Cohort) -> State:

@@ -33,7 +33,7 @@ FINALS = ("FedAvg", "FedAvg-FT", "upload", "reconstruction", "pFedGPA", "pFedGPA
 
 
 class Options(ServerOptions):
-    finetune_epochs: int = option(0, "epochs of fine-tuning at the end; 0: as many as --epochs", ge=0)
+    finetune_epochs: int = option(0, "epochs of fine-tuning at the end; 0: as many as --epochs", ge=0, le=100_000)
     direct: bool = option(False, "also judge rows that are generated without inversion, as in the paper's ablation")
     warm_start: bool = option(False, "the first global row has columns that the loaded server generates")
     guided_updates: int = option(3, "new clients: local updates after which the server guides them", ge=0)

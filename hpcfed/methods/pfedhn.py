@@ -40,16 +40,18 @@ class Options(config.Options):
         "clip": "inner_clip",
     }
 
-    hn_hidden: int = option(100, "width of the hypernetwork", ge=1)
-    hn_layers: int = option(3, "hidden layers of the hypernetwork, after the one that takes the embedding", ge=0)
-    hn_embedding: int = option(0, "size of a client's embedding; 0: 1 + a quarter of the clients", ge=0)
+    hn_hidden: int = option(100, "width of the hypernetwork", ge=1, le=2**16)
+    hn_layers: int = option(
+        3, "hidden layers of the hypernetwork, after the one that takes the embedding", ge=0, le=1000
+    )
+    hn_embedding: int = option(0, "size of a client's embedding; 0: 1 + a quarter of the clients", ge=0, le=2**16)
     hn_lr: float = option(1e-2, "learning rate of the hypernetwork", gt=0)
     hn_momentum: float = option(0.9, "momentum of the hypernetwork", ge=0, lt=1)
     hn_decay: float = option(1e-3, "L2 decay of the hypernetwork", ge=0)
     hn_clip: float = option(50.0, "largest norm of the hypernetwork's gradient; 0: no limit", ge=0)
     hn_combine: Literal["sum", "mean"] = option("sum", "how gradients of a cohort's clients become one")
-    inner_steps: int = option(50, "steps of a client in a round", ge=1)
-    inner_batch: int = option(64, "samples of a client's step", ge=1)
+    inner_steps: int = option(50, "steps of a client in a round", ge=1, le=10**7)
+    inner_batch: int = option(64, "samples of a client's step", ge=1, lt=2**31)
     inner_lr: float = option(5e-3, "learning rate of a client", gt=0)
     inner_momentum: float = option(0.9, "momentum of a client; starts anew each round", ge=0, lt=1)
     inner_decay: float = option(5e-5, "L2 decay of a client", ge=0)

@@ -43,9 +43,13 @@ class ServerOptions(config.Options):
         "auto", "size of the server's networks; auto: paper on a GPU, small with fewer samples on a CPU", group="server"
     )
     server_width: int = option(
-        0, "channels of their first convolution, fastest as a power of two; 0: as --server says", group="server", ge=0
+        0,
+        "channels of their first convolution, fastest as a power of two; 0: as --server says",
+        group="server",
+        ge=0,
+        le=2**16,
     )
-    server_latent: int = option(0, "size of the latent space; 0: as --server says", group="server", ge=0)
+    server_latent: int = option(0, "size of the latent space; 0: as --server says", group="server", ge=0, le=2**20)
     server_depth: int = option(0, "convolutions of the encoder; 0: as --server says", group="server", ge=0, le=12)
     generated_layers: int = option(
         0, "the server generates the last N layers with weights; 0: all, or the last two of more than 20,000 columns",
@@ -76,7 +80,7 @@ class ServerOptions(config.Options):
     server_decay: float = option(2e-6, "AdamW's weight decay", group="server", ge=0)
     input_noise: float = option(1e-3, "noise on the autoencoder's input while it learns", group="server", ge=0)
     latent_noise: float = option(0.1, "noise on its latents while it learns", group="server", ge=0)
-    diffusion_steps: int = option(1000, "T: steps from data to noise", group="server", ge=2)
+    diffusion_steps: int = option(1000, "T: steps from data to noise", group="server", ge=2, le=10**6)
     inversion_depth: int = option(100, "t0 ≤ T: how far an upload is diffused before it is generated anew",
                                   group="server", ge=0)  # fmt: skip
     inversion_noise: Literal["recorded", "fresh", "none"] = option(
