@@ -277,7 +277,9 @@ def _cell(
     sources |= {"seeds": f"--seeds {options.seeds}", "dataset": f"--data {dataset}={source}"}
     if study.clients:
         values["clients"], sources["clients"] = column, f"{options.study}: clients.{column}"
-    settings = resolve(values, sources, kind)
+    # The tables are for all methods, of which some have no use for some of their options.
+    shared = set(values) - set(own) - set(changes)
+    settings = resolve(values, sources, kind, shared=shared)
     return Cell(names, folder, settings, settings.config.seeds or ())
 
 

@@ -3,7 +3,8 @@
 The robust rules see columns: every rank gets its share of the columns of all rows, so that no rank holds all rows.
 Clients without data have no say in them, as in the mean.
 
-- median, trimmed-mean (Yin et al. 2018): of every column by itself, each client counts alike.
+- median, trimmed-mean (Yin et al. 2018): of every column by itself, each client counts alike. Where so few uploads are
+  left that the trimmed mean would drop them all, as after others were excluded, it is the median.
 - krum (Blanchard et al. 2017): the row with the least sum of squared distances to its K − f − 2 nearest.
 - multi-krum: the weighted mean of the rows whose sums are the least.
 """
@@ -37,7 +38,8 @@ class Aggregation:
             count = 1 if rule == "krum" else self._config.krum_keep or len(least) - malicious
             return self.mean(*kept_rows(rows, cohort, np.sort(least[:count])))
         columns = self._columns(rows, cohort)
-        cut = (len(columns) - 1) // 2 if rule == "median" else malicious
+        middle = (len(columns) - 1) // 2
+        cut = middle if rule == "median" else min(malicious, middle)
         return self._collectives.columns_to_row(trimmed_mean(columns, cut), rows.shape[1])
 
     def mean(self, rows: Tensor, cohort: Cohort) -> Tensor:

@@ -299,6 +299,8 @@ def check_network(settings: Settings) -> None:
     """What can be wrong with a method's options and is seen only when the network is known."""
     options, config = settings.options, settings.config
     if isinstance(options, ServerOptions):
+        if options.server == "auto":  # the device is not known yet: what fits no device is wrong
+            options = options.model_copy(update={"server": "small"})
         check_columns(options, len(generated(Layout.of(_network(config)), options).at))
     if options.names_layers:
         options.check_layout(Layout.of(_network(config)), config.network())
@@ -386,6 +388,25 @@ def _partition(config: RunConfig, dataset: Dataset, validation: int) -> Partitio
         test_per_client=config.test_per_client,
         validation=validation,
     )
+
+
+def dataless_lines(setup: Setup) -> list[str]:
+    """Tell how many clients have no data, and what helps; of the first seed, where there are several."""
+    config = setup.settings.config
+    helps = "use fewer clients" + (" or a larger --alpha" if config.partition == "dirichlet" else "")
+    lines = []
+    both = {"": setup.clients}
+    if setup.newcomers is not None:
+        both["new "] = setup.newcomers.clients
+    for whose, clients in both.items():
+        if clients.train_samples.all() and clients.test_samples.all():
+            continue
+        untrained, unjudged = (int(np.count_nonzero(n == 0)) for n in (clients.train_samples, clients.test_samples))
+        lines.append(
+            f"of {len(clients.rank):,} {whose}clients {untrained:,} have no training data and count for nothing in "
+            f"training, {unjudged:,} have no test data and are not judged; {helps}"
+        )
+    return lines
 
 
 def _place(

@@ -5,6 +5,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from errno import EIO, ENOSPC
 from io import TextIOWrapper
 from math import inf
@@ -16,7 +17,7 @@ from pydantic.fields import FieldInfo
 
 from hpcfed import __version__, methods
 from hpcfed.attacks import ATTACKS
-from hpcfed.config import RunConfig, Settings, check, read_toml, resolve
+from hpcfed.config import RunConfig, Settings, check, check_text, read_toml, resolve
 from hpcfed.data import DATASETS, PARTITIONS
 from hpcfed.errors import UserError, did_you_mean, no_checkpoint, remark, tell, unknown, unless_full
 from hpcfed.models import MODELS
@@ -166,6 +167,8 @@ def _run(arguments: list[str]) -> None:
 def parse_run(arguments: list[str]) -> Settings:
     """Settings from a TOML file and flags; flags win."""
     path, method = _peek(arguments)
+    if path is not None:
+        check_text(str(path), "CONFIG.toml")  # the record keeps the command line
     from_file = {} if path is None else read_toml(path)
     method = method or from_file.get("method", RunConfig.model_fields["method"].default)
     method_options = methods.load(str(method)).Options
@@ -182,12 +185,13 @@ def parse_run(arguments: list[str]) -> Settings:
             )
         if not given["resume"]:
             raise UserError("--resume: must be a path, got nothing")
+        check_text(given["resume"], "--resume")
         return _resumed(Path(given["resume"]), {name: given[name] for name in BESIDE_RESUME if name in given})
     for name in from_file:
         if name not in flags and (owners := _owners(name)):
             raise UserError(f"{path}: {name} is an option of method {', '.join(owners)}, and the method is {method}")
     sources = {name: f"{path}: {name}" for name in from_file} | {name: f"{flags[name]} {given[name]}" for name in given}
-    return resolve({**from_file, **given}, sources, method_options)
+    return resolve({**from_file, **given}, sources, method_options, ranks=launched().size)
 
 
 def _resumed(folder: Path, beside: Mapping[str, Any]) -> Settings:
@@ -220,7 +224,7 @@ def _resumed(folder: Path, beside: Mapping[str, Any]) -> Settings:
         del values["seed"]
         values["seeds"] = ",".join(map(str, left))
     sources = {name: f"{folder}: {name}" for name in values}
-    return resolve(values, sources, methods.load(str(values.get("method"))).Options)
+    return resolve(values, sources, methods.load(str(values.get("method"))).Options, shared=values)
 
 
 def _requeued(settings: Settings) -> Settings:
@@ -242,7 +246,7 @@ def _requeued(settings: Settings) -> Settings:
     if ours and (any(map(checkpoints.exist, runs(out))) or _complete(out)):
         return _resumed(out, {"overwrite": True})  # what the job has begun itself, it may begin anew
     changes = {"out": out, "overwrite": config.overwrite or ours}
-    return Settings(config.model_copy(update=changes), settings.options)
+    return replace(settings, config=config.model_copy(update=changes))
 
 
 def _complete(folder: Path) -> bool:
@@ -409,7 +413,7 @@ def _study(arguments: list[str]) -> None:
         description="Runs every point of a sweep; those that are finished are skipped. Exit code 1: some have failed.",
     )
     parser.add_argument("study", type=Path, metavar="STUDY.toml", help="what is swept; benchmarks/studies has examples")
-    parser.add_argument("--out", type=Path, help="folder of the study (default: runs/NAME of the file)")
+    parser.add_argument("--out", type=_folder, help="folder of the study (default: runs/NAME of the file)")
     parser.add_argument("--dry-run", action="store_true", help="print every point, its command and what it may cost")
     parser.add_argument("--only", default="*", metavar="PATTERN", help="points whose names fit, as in 'ranks=4*'")
     parser.add_argument("--points", type=_numbers, metavar="LIST", help="points by number, as in 0,3; gathers nothing")
@@ -431,6 +435,11 @@ def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
     """Words before and after the first `--`."""
     at = arguments.index("--") if "--" in arguments else len(arguments)
     return arguments[:at], arguments[at + 1 :]
+
+
+def _folder(text: str) -> Path:
+    check_text(text, "--out")
+    return Path(text)
 
 
 def _numbers(text: str) -> list[int]:

@@ -5,14 +5,18 @@ Imports no torch: a command line is checked, and its mistakes are reported, befo
 
 import os
 import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
+from stat import S_ISDIR, S_ISREG
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
+from unicodedata import category
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from hpcfed.attacks import ATTACKS
+from hpcfed import memory
+from hpcfed.attacks import ATTACKS, NEED_BENIGN
 from hpcfed.data import PARTITIONS, DatasetInfo, files
 from hpcfed.errors import UserError, count, did_you_mean, unknown
 from hpcfed.models import MODELS
@@ -24,9 +28,32 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", bound="Options")
 
-ANYWHERE = ("out", "overwrite", "requeue", "data_root", "download", "device", "backend")
-ANYWHERE += ("checkpoint_every", "checkpoint_minutes")
+ANYWHERE = frozenset(
+    [
+        "out",
+        "overwrite",
+        "requeue",
+        "data_root",
+        "download",
+        "device",
+        "backend",
+        "checkpoint_every",
+        "checkpoint_minutes",
+    ]
+)
 """Options that may differ between calls on one folder of results, because no figure depends on them."""
+
+CHOSEN_LATER = {"server": "auto", "autoencoder_samples": 0, "denoiser_samples": 0}
+"""Values for which a run puts its own choice when it knows the device; its record holds the choice."""
+
+MOST_TOML = 2**20
+"""Bytes of a file of options at most."""
+
+FLOATS = (2.0**-126, 2.0**128 * (1 - 2.0**-24))
+"""The least and the largest number above 0 that float32 holds in full, in which runs compute."""
+
+MOST = 10**12
+"""The largest whole number of an option: more of anything is a slip, and products would overflow 64 bits."""
 
 MOST_SEEDS = 256
 """Seeds that a run advances together at most; each has a thread of its own."""
@@ -39,6 +66,8 @@ def read_seeds(written: Any) -> Any:
     words = written.split("..") if ".." in written else written.split(",")
     if not all(word.strip().isdecimal() for word in words) or (".." in written and len(words) != 2):
         raise ValueError("must be a range such as 0..4 or a list such as 0,3,7")
+    if any(len(word.strip()) > 19 for word in words):
+        raise ValueError("must be seeds below 2^63")
     numbers = [int(word) for word in words]
     if ".." not in written:
         return numbers
@@ -60,6 +89,31 @@ Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Seeds = Annotated[tuple[Seed, ...] | None, BeforeValidator(read_seeds), AfterValidator(check_seeds)]
 
 
+class Choice(NamedTuple):
+    """What stands in place of a default that does not suit the run."""
+
+    option: str
+    value: Any
+    because: str
+    """The reason, and how to get something else."""
+
+    def __str__(self) -> str:
+        return f"{flag_of(self.option)} is {self.value}: {self.because}"
+
+
+class Switch(NamedTuple):
+    """An option that acts only where something else is on."""
+
+    option: str
+    wanted: str
+    """What turns it on, as one types it."""
+    on: bool
+
+
+def flag_of(option: str) -> str:
+    return f"--{option.replace('_', '-')}"
+
+
 class Options(BaseModel):
     """What `hpcfed run` shows as flags; a method adds its own by a class `Options(config.Options)` in its file."""
 
@@ -75,6 +129,20 @@ class Options(BaseModel):
     """Whether clients train in rounds for which they were not sampled."""
     names_layers: ClassVar[bool] = False
     """Whether the method is about layers that a network may not have; `check_layout` then judges the network."""
+    trains_by: ClassVar[Mapping[str, str]] = {}
+    """Options of local training that the method replaces by its own; they then act on new clients alone."""
+
+    def fit(self, config: "RunConfig", ranks: int) -> Iterable[Choice]:
+        """Name defaults that do not suit the run on so many ranks, and what suits; whatever the user gave stays."""
+        return ()
+
+    def choose(self, *, gpu: bool) -> Iterable[Choice]:
+        """Name what `CHOSEN_LATER` stands for, now that the device of the server's model is known."""
+        return ()
+
+    def switches(self, config: "RunConfig") -> Iterable[Switch]:
+        """Name the method's options that act only where something else is on."""
+        return ()
 
     def check(self, config: "RunConfig") -> None:
         """Refuses, before anything starts, options of a method that do not fit the rest of the run."""
@@ -276,6 +344,11 @@ class RunConfig(Options):
             return 0
         return round(self.attackers * self.clients) if self.attackers < 1 else int(self.attackers)
 
+    def fit(self, config: "RunConfig", ranks: int) -> Iterable[Choice]:
+        if self.attack != "none" and not self.num_attackers:
+            reason = f"a share of {self.attackers} of {count(self.clients, 'client')} would be none"
+            yield Choice("attackers", 1.0, f"{reason}; --attackers takes other numbers")
+
     @property
     def movable(self) -> bool:
         """Clients may move: no snapshot file counts on its clients, and no bits depend on the clock."""
@@ -291,6 +364,10 @@ class Settings:
 
     config: RunConfig
     options: Options
+    asked: frozenset[str] = field(default=frozenset(), compare=False)
+    """Options that the user gave for this very run; those that cannot act are refused."""
+    choices: tuple[Choice, ...] = field(default=(), compare=False)
+    """What was chosen in place of defaults; the run says so when it starts."""
 
     def flat(self) -> dict[str, Any]:
         """All options by name, as JSON values."""
@@ -299,13 +376,34 @@ class Settings:
     def of_seed(self, seed: int) -> "Settings":
         """The same run with this seed alone, in its own folder."""
         out = self.config.out and self.config.out / f"seed-{seed}"
-        return Settings(self.config.model_copy(update={"seed": seed, "seeds": None, "out": out}), self.options)
+        return replace(self, config=self.config.model_copy(update={"seed": seed, "seeds": None, "out": out}))
+
+    def adapted(self, choices: Iterable[Choice]) -> "Settings":
+        """The same run with these values in place of its own."""
+        found = self
+        for choice in choices:
+            change = {choice.option: choice.value}
+            if choice.option in RunConfig.model_fields:
+                found = replace(found, config=found.config.model_copy(update=change))
+            else:
+                found = replace(found, options=found.options.model_copy(update=change))
+            found = replace(found, choices=(*found.choices, choice))
+        return found
+
+    def on_device(self, *, gpu: bool) -> "Settings":
+        """The same run with what it chooses by the device of the server's model."""
+        return self.adapted(self.options.choose(gpu=gpu))
 
 
 def load_toml(path: Path) -> dict[str, Any]:
     """The file as it is; one line for the user where it cannot be read."""
     try:
-        return tomllib.loads(path.read_text())
+        found = path.stat()  # before it is opened: a pipe may have no end, nor may it ever begin
+        if not S_ISREG(found.st_mode) and not S_ISDIR(found.st_mode):
+            raise UserError(f"{path} is no regular file; options are read from a file of text")
+        if found.st_size > MOST_TOML:
+            raise UserError(f"{path} has {found.st_size:,} bytes, which no file of options has")
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:  # TOML's own, text that is none, and numbers and lists without end
@@ -334,8 +432,19 @@ def by_option(table: Mapping[str, Any], where: str) -> dict[str, Any]:
     return values
 
 
-def resolve(values: Mapping[str, Any], sources: Mapping[str, str], method_options: type[Options]) -> Settings:
-    """Typed settings from raw values; `sources` says how the user wrote each name, for error messages."""
+def resolve(
+    values: Mapping[str, Any],
+    sources: Mapping[str, str],
+    method_options: type[Options],
+    *,
+    shared: Collection[str] = (),
+    ranks: int = 1,
+) -> Settings:
+    """Typed settings from raw values; `sources` says how the user wrote each name, for error messages.
+
+    Values of `shared` names were given for several runs, of which some may have no use for them. Defaults that do not
+    suit the run on so many ranks give way to others.
+    """
     known = [*RunConfig.model_fields, *method_options.model_fields]
     for name in values:
         if name not in known:
@@ -348,11 +457,27 @@ def resolve(values: Mapping[str, Any], sources: Mapping[str, str], method_option
             raise UserError(f"{sources[name]}: must have a value, got {str(value).lower()}")
         if value == "" and field.annotation == Path | None:  # a shell's variable that is not set; not this folder
             raise UserError(f"{sources[name]}: must be a path, got nothing")
-        if isinstance(value, str) and "\0" in value:
-            raise UserError(f"{sources[name]}: must be without a null character, got {value!r}")
+        if isinstance(value, str):
+            check_text(value, sources.get(name, name))
     own = {name: value for name, value in values.items() if name in method_options.model_fields}
     common = {name: value for name, value in values.items() if name not in own}
-    return Settings(_validated(RunConfig, common, sources), _validated(method_options, own, sources))
+    settings = Settings(
+        _validated(RunConfig, common, sources),
+        _validated(method_options, own, sources),
+        asked=frozenset(values) - frozenset(shared),
+    )
+    wanted = [*settings.config.fit(settings.config, ranks), *settings.options.fit(settings.config, ranks)]
+    return settings.adapted(choice for choice in wanted if values.get(choice.option, "auto") == "auto")
+
+
+def check_text(text: str, source: str) -> None:
+    """Refuse what a record could not hold: bytes that are no UTF-8, and characters that a terminal obeys."""
+    if "\0" in text:
+        raise UserError(f"{source}: must be without a null character, got {text!r}")
+    if any(category(letter) == "Cs" for letter in text):  # how Python keeps bytes of the command line that are none
+        raise UserError(f"{source}: must be UTF-8, got {text!r}")
+    if any(category(letter) == "Cc" for letter in text):
+        raise UserError(f"{source}: must be without control characters, got {text!r}")
 
 
 def check(settings: Settings, launch: Launch) -> None:
@@ -388,7 +513,8 @@ def check(settings: Settings, launch: Launch) -> None:
     if config.join_rounds > 1 and settings.options.has_server:
         raise UserError(f"--join-rounds: the server of method {config.method} guides all new clients at once")
     _check_size(config)
-    _check_switches(config)
+    _check_synthetic(config, max(1, launch.size - config.server_ranks))
+    _check_switches(settings)
     _check_attacks(settings)
     _check_aggregation(settings)
     _check_ranks(settings, launch)
@@ -400,12 +526,37 @@ def check(settings: Settings, launch: Launch) -> None:
 def _check_size(config: RunConfig) -> None:
     """Refuses a run whose results alone would fill the memory of the rank that writes them."""
     entries = config.rounds * (4 * config.clients + 1000) + 24 * (config.new_updates + 1) * config.new_clients
-    needed, there = entries * len(config.seeds or (0,)), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    needed, there = entries * len(config.seeds or (0,)), memory.usable()
     if needed > there:
         raise UserError(
             f"--rounds {config.rounds} of --clients {config.clients} would make {needed / 2**30:,.0f} GiB of results, "
             f"this machine has {there / 2**30:,.0f}"
         )
+
+
+def _check_synthetic(config: RunConfig, workers: int) -> None:
+    """Refuse synthetic data that would fill the host's memory; a GPU has its own, and says itself when it is full."""
+    if config.dataset != "synthetic" or (config.device != "cpu" and Path("/dev/nvidiactl").exists()):
+        return
+    needed, there = synthetic_bytes(config, workers), memory.usable()
+    if needed > there:
+        raise UserError(
+            f"--synthetic-shape {config.synthetic_shape}: a rank would need about {needed / 2**30:,.0f} GiB, this "
+            f"machine has {there / 2**30:,.0f}; use smaller images, fewer --clients, --train-per-client or "
+            "--test-per-client"
+        )
+
+
+def synthetic_bytes(config: RunConfig, workers: int) -> int:
+    """Estimate what a rank holds at least: labels, prototypes, its clients' images, and rows of an mlp."""
+    pixels, number = prod(config.shape), 8 if config.precision == "fp64" else 4
+    clients, seeds = config.clients + config.new_clients, len(config.seeds or (0,))
+    samples = clients * (config.train_per_client + config.test_per_client)
+    shared_out = samples + clients * config.test_per_client  # the global test set, too
+    images = -(-shared_out // workers) * pixels * number * seeds
+    making = pixels * 8 * 3  # hashes of one image, of which numbers are made
+    rows = 4 * 64 * pixels * number if config.network() == "mlp" else 0  # before and after, gradient, momentum
+    return images + making + rows + 2 * config.synthetic_classes * pixels * 4 + 3 * 8 * samples
 
 
 def num_new_classes(classes: int, share: float) -> int:
@@ -428,22 +579,56 @@ def expected_malicious(tolerance: float, uploads: int) -> int:
     return int(tolerance * uploads + 1e-9)  # 0.29 of 100 are 29, whatever floats make of it
 
 
-def _check_switches(config: RunConfig) -> None:
+def idle(settings: Settings) -> dict[str, str]:
+    """Find options that would be without effect, and what each of them needs; a value that means off needs nothing."""
+    config, options = settings.config, settings.options
+    values = {**dict(config), **dict(options)}
+    found = {}
+    for option, wanted, on in (*_switches(config), *options.switches(config), *_training_switches(config, options)):
+        field = type(options).model_fields.get(option) or RunConfig.model_fields[option]
+        off = not field.default and values[option] == field.default
+        if not on and not off:
+            found[option] = wanted
+    return found
+
+
+def _switches(config: RunConfig) -> Iterable[Switch]:
+    attacked, robust = config.attack != "none", config.aggregation in ("trimmed-mean", "krum", "multi-krum")
+    own_size = config.partition == "dominant" or config.dataset == "synthetic"
+    new = config.new_clients > 0
+    yield Switch("attackers", "--attack ipm", attacked)
+    yield Switch("attack_strength", "--attack ipm, sign-flip or noise", config.attack in ("ipm", "sign-flip", "noise"))
+    yield Switch("tolerance", "--aggregation trimmed-mean", robust)
+    yield Switch("krum_keep", "--aggregation multi-krum", config.aggregation == "multi-krum")
+    yield Switch("supplement_below", "--supplement", config.supplement)
+    yield Switch("supplement_share", "--supplement", config.supplement)
+    yield Switch("stop_at_target", "--target-accuracy 80", config.target_accuracy is not None)
+    for option in ("new_classes", "new_updates", "join_rounds", "new_starts"):
+        yield Switch(option, "--new-clients 10", new)
+    yield Switch("alpha", "--partition dirichlet", config.partition == "dirichlet")
+    yield Switch("classes_per_client", "--partition sharding", config.partition == "sharding")
+    yield Switch("uniform_share", "--partition dominant", config.partition == "dominant")
+    for option in ("train_per_client", "test_per_client"):
+        yield Switch(option, "--partition dominant or --dataset synthetic", own_size)
+    for option in ("synthetic_shape", "synthetic_classes"):
+        yield Switch(option, "--dataset synthetic", config.dataset == "synthetic")
+    yield Switch("overwrite", "--out", config.out is not None)
+    yield Switch("lr_decay", "a second round", config.rounds > 1 or new)
+
+
+def _training_switches(config: RunConfig, options: Options) -> Iterable[Switch]:
+    """Name options of local training in whose place the method has its own."""
+    for option, own in options.trains_by.items():
+        asks = option == "batch_size" and config.supplement and not config.supplement_below
+        wanted = f"--new-clients 10: method {config.method} trains by {flag_of(own)}"
+        yield Switch(option, wanted, config.new_clients > 0 or asks)
+
+
+def _check_switches(settings: Settings) -> None:
     """Refuses options that would be without effect, because what they are about was not asked for."""
-    for flag, switch, on in (
-        ("attackers", "--attack ipm", config.attack != "none"),
-        ("attack_strength", "--attack ipm", config.attack != "none"),
-        ("supplement_below", "--supplement", config.supplement),
-        ("supplement_share", "--supplement", config.supplement),
-        ("tolerance", "--aggregation trimmed-mean", config.aggregation in ("trimmed-mean", "krum", "multi-krum")),
-        ("krum_keep", "--aggregation multi-krum", config.aggregation == "multi-krum"),
-        ("stop_at_target", "--target-accuracy 80", config.target_accuracy is not None),
-        ("new_classes", "--new-clients 10", config.new_clients > 0),
-        ("join_rounds", "--new-clients 10", config.new_clients > 0),
-        ("new_starts", "--new-clients 10", config.new_clients > 0),
-    ):
-        if getattr(config, flag) != RunConfig.model_fields[flag].default and not on:
-            raise UserError(f"--{flag.replace('_', '-')} changes nothing without {switch}")
+    for option, wanted in idle(settings).items():
+        if option in settings.asked:
+            raise UserError(f"{flag_of(option)} changes nothing without {wanted}")
 
 
 def _check_attacks(settings: Settings) -> None:
@@ -458,6 +643,11 @@ def _check_attacks(settings: Settings) -> None:
         raise UserError(
             f"--attackers {config.attackers} of {count(config.clients, 'client')} are none; use --attackers 1"
         )
+    if config.attack in NEED_BENIGN and config.num_attackers == config.clients:
+        raise UserError(
+            f"--attack {config.attack} needs benign clients, and all {config.clients} are attackers; "
+            "use fewer --attackers, or --attack sign-flip"
+        )
     if config.attack not in ("none", "label-flip") and not settings.options.uploads:
         raise UserError(f"--attack {config.attack}, but clients of method {config.method} upload nothing")
 
@@ -468,7 +658,13 @@ def _check_aggregation(settings: Settings) -> None:
         raise UserError(f"--aggregation {config.aggregation}, but method {config.method} takes no mean of uploads")
     if config.krum_keep > uploads:
         raise UserError(f"--krum-keep {config.krum_keep}, but a round has {count(uploads, 'upload')}")
-    least = 2 * expected_malicious(config.tolerance, uploads) + 3
+    malicious = expected_malicious(config.tolerance, uploads)
+    if config.aggregation == "trimmed-mean" and 2 * malicious >= uploads:
+        raise UserError(
+            f"--tolerance {config.tolerance} of {count(uploads, 'upload')} makes trimmed-mean drop all of them; "
+            "lower it, or use --aggregation median"
+        )
+    least = 2 * malicious + 3
     if "krum" in config.aggregation and uploads < least:
         raise UserError(
             f"{config.aggregation} needs at least {least} uploads to bear --tolerance {config.tolerance}, "
@@ -496,13 +692,26 @@ def check_unchanged(folder: Path, had: Mapping[str, Any], wanted: Mapping[str, A
     """Refuses to mix figures of different options in one folder of results."""
     for name, value in wanted.items():
         before = had.get(name, value)
-        if before != value and name not in ANYWHERE:
+        left_open = name in CHOSEN_LATER and value == CHOSEN_LATER[name]
+        if before != value and name not in ANYWHERE and not left_open:
             raise UserError(f"{folder} was run with {name} {before}, not {value}; name another --out")
+
+
+def _check_number(value: Any, source: str, *, whole: int) -> None:
+    """Refuse numbers that no run can compute with."""
+    least, largest = FLOATS
+    if isinstance(value, int) and abs(value) > whole:
+        raise UserError(f"{source}: must be at most {whole:,}")
+    if isinstance(value, float) and value and not least <= abs(value) <= largest:
+        raise UserError(f"{source}: must be 0 or between {least:.2g} and {largest:.2g}, as float32 has them")
 
 
 def _validated(model: type[T], values: Mapping[str, Any], sources: Mapping[str, str]) -> T:
     try:
-        return model.model_validate(values)
+        found = model.model_validate(values)
+        for name in values:
+            _check_number(getattr(found, name), sources.get(name, name), whole=MOST if "seed" not in name else 2**63)
+        return found
     except ValidationError as failure:
         error = failure.errors()[0]
         name = str(error["loc"][0]) if error["loc"] else ""

@@ -12,6 +12,7 @@ from torch import Tensor
 from hpcfed import streams
 from hpcfed.aggregation import Aggregation, kept_rows
 from hpcfed.arrays import on_device
+from hpcfed.attacks import NEED_BENIGN
 from hpcfed.attacks.scene import Scene, attacked
 from hpcfed.clients.cohort import Cohort, Sent, shares
 from hpcfed.clients.engine import Score, Sgd
@@ -23,6 +24,7 @@ from hpcfed.clustering import left_vectors
 from hpcfed.config import Options, RunConfig
 from hpcfed.data.datasets import Split
 from hpcfed.data.shards import Shard
+from hpcfed.errors import remark
 from hpcfed.models.layout import Layout
 from hpcfed.record.timing import Timer
 from hpcfed.runtime.collectives import Collectives
@@ -124,6 +126,7 @@ class Federation:
         self._aggregation = Aggregation(config, collectives)
         self._kept = NOBODY
         """Of the round's uploads those that the server keeps, where it selects."""
+        self._told_of_no_benign = False
         self._sent: Tensor | None = None
         """What the server has sent to the cohort, where attackers want to know it."""
 
@@ -164,7 +167,11 @@ class Federation:
         return streams.generator(self.config.seed, purpose, *numbers)
 
     def sample(self, round: int) -> Cohort:
-        """The cohort of a round, drawn without replacement."""
+        """The cohort of a round, drawn without replacement from all clients.
+
+        Whoever has been drawn and has no training data takes no part: it is sent nothing, sends nothing and has no
+        weight. A cohort in which nobody has data stays as drawn, leaves all rows as they are, and counts as empty.
+        """
         self.round = round
         with self._timer.phase("sample"):
             total = len(self.sizes)
@@ -172,9 +179,12 @@ class Federation:
             clients = np.arange(total)
             if count < total:
                 clients = np.sort(self.generator("cohort", round).choice(total, count, replace=False))
+            holders = clients[self.sizes[clients] > 0]
+            self.cohort_size = len(holders)
+            if len(holders):
+                clients = holders
             hosts = self._rank_of[clients]
             per_rank = [np.flatnonzero(hosts == rank) for rank in range(self._collectives.size)]
-            self.cohort_size = len(clients)
             chosen = per_rank[self._collectives.world.role_rank]
             return Cohort(
                 round=round,
@@ -185,13 +195,22 @@ class Federation:
                 per_rank=per_rank,
             )
 
+    @property
+    def num_holders(self) -> int:
+        """Clients of the federation that have training data."""
+        return int(np.count_nonzero(self.sizes))
+
+    def _taking_part(self, cohort: Cohort) -> int:
+        """Members of the cohort that have training data: what others are said to send or get counts for nothing."""
+        return int(np.count_nonzero(self.sizes[cohort.clients]))
+
     def download(self, row: Tensor, cohort: Cohort, *, everyone: bool = False) -> Tensor:
         """The row, or some columns of it, for every member of the cohort on this rank; or a row for each of them.
 
         `everyone` gets it where clients that are not sampled need it, too.
         """
         with self._timer.phase("download"):
-            receivers = len(self.sizes) if everyone else len(cohort.clients)
+            receivers = self.num_holders if everyone else self._taking_part(cohort)
             self.traffic.down += receivers * row.shape[-1] * row.element_size()
             rows = row.expand(len(cohort.here), -1)
             self._sent = rows if len(self._attackers) else None
@@ -262,15 +281,17 @@ class Federation:
                 rows = self._attacked(rows, cohort, sent)
         with self._timer.phase("upload"):
             if sent is None:
-                self.traffic.up += len(cohort.clients) * rows.shape[1] * rows.element_size()
-            else:
+                self.traffic.up += self._taking_part(cohort) * rows.shape[1] * rows.element_size()
+            elif self._taking_part(cohort):
                 self.traffic.parts = self.traffic.parts + sent.columns().sum() * rows.element_size()
         if isinstance(self.options, SelectionOptions):
             with self._timer.phase("server"):
                 count = self.options.keep(cohort.round, len(cohort.clients))
                 answers = self._validated(rows, cohort)
                 self._kept = best(answers, min(count, int(np.count_nonzero(answers >= 0))))
-                self.kept = Kept(len(self._kept), int(np.isin(cohort.clients[self._kept], self._attackers).sum()))
+                kept = cohort.clients[self._kept]
+                kept = kept[self.sizes[kept] > 0]
+                self.kept = Kept(len(kept), int(np.isin(kept, self._attackers).sum()))
         return rows
 
     def mean(self, rows: Tensor, cohort: Cohort) -> Tensor:
@@ -360,8 +381,11 @@ class Federation:
         return answer
 
     def greet(self, rows: Tensor, columns: int | None = None) -> Tensor:
-        """What clients that join are given to begin with; so many columns of all of them, if not whole rows."""
-        width = rows.shape[-1] * len(self.sizes) if columns is None else columns
+        """What clients that join are given to begin with; so many columns of all of them, if not whole rows.
+
+        Those without training data count for nothing, as in a round.
+        """
+        width = rows.shape[-1] * self.num_holders if columns is None else columns
         self.traffic.down += width * rows.element_size()
         return rows
 
@@ -394,6 +418,8 @@ class Federation:
         if sent is not None:
             rows = rows.where(sent.columns(), self._sent)  # what stays with a client is no update that anybody sees
         malicious = np.isin(cohort.clients, self._attackers)
+        if malicious.all() and self.config.attack in NEED_BENIGN:
+            self._tell_of_no_benign()
         scene = Scene(
             rows=rows,
             start=self._sent,
@@ -407,6 +433,14 @@ class Federation:
             sent=sent,
         )
         return attacked(self.config.attack, scene)
+
+    def _tell_of_no_benign(self) -> None:
+        if self._collectives.world.is_root and not self._told_of_no_benign:
+            remark(
+                f"hpcfed: all clients of round {self.round + 1} are attackers, and {self.config.attack} needs benign "
+                "ones: in such rounds they upload what they trained"
+            )
+        self._told_of_no_benign = True
 
     def _validated(self, rows: Tensor, cohort: Cohort) -> np.ndarray:
         """Right answers of all uploads on the server's data: each rank asks its own, only the counts travel.

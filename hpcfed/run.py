@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hpcfed import resuming
 from hpcfed.arrays import on_device
-from hpcfed.assembly import Newcomers, Setup, assemble, assemble_seeds, check_network, serve_model
+from hpcfed.assembly import Newcomers, Setup, assemble, assemble_seeds, check_network, dataless_lines, serve_model
 from hpcfed.clients.balance import MOVES, imbalance
 from hpcfed.clients.lockstep import Lockstep
 from hpcfed.clients.placement import Clients
@@ -83,6 +83,7 @@ def run(settings: Settings, stop: Stop | None = None) -> Path | None:
     check_network(settings)
     config = settings.config
     world = worlds.enter(device=config.device, server_ranks=config.server_ranks, backend=config.backend)
+    settings = settings.on_device(gpu=all(place.device != "cpu" for place in world.server_places))
     watch = onlooker()
     watch.begin(world)
     if world.role == "server":
@@ -133,6 +134,7 @@ def run(settings: Settings, stop: Stop | None = None) -> Path | None:
 
 def _check_server(settings: Settings, world: World) -> None:
     if isinstance(settings.options, ServerOptions):
+        check_network(settings)  # again: what the device has decided may not fit
         check_world(settings.options, world)
 
 
@@ -285,7 +287,7 @@ def _welcome(setup: Setup, newcomers: Newcomers, state: Any, results: ResultsWri
     fed.round = setup.federation.round + 1  # which may have ended at the target, long before the last round
     starts = {"method": method.welcome(fed, state, here)}
     if results is not None:
-        results.write_newcomer_bytes(fed.traffic.down / config.new_clients)
+        results.write_newcomer_bytes(fed.traffic.down / max(1, fed.num_holders))
     if config.new_starts == "all":
         starts["random"] = fed.initial_row().expand(len(here), -1)
         common = method.global_row(state)
@@ -457,7 +459,8 @@ def _listener(snapshots: SnapshotWriter) -> Callable[[Cohort, Tensor], None]:
 
 def _open(progress: RunProgress, setup: Setup) -> None:
     progress.say(_opening_line(setup))
-    for line in (_arithmetic_line(setup), _supplement_line(setup)):
+    chosen = [str(choice) for choice in setup.settings.choices]
+    for line in (*chosen, _arithmetic_line(setup), _supplement_line(setup), *dataless_lines(setup)):
         if line is not None:
             progress.say(line)
 

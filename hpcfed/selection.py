@@ -6,11 +6,12 @@ b and c.
 """
 
 import math
+from collections.abc import Iterable
 from typing import Literal
 
 import numpy as np
 
-from hpcfed.config import Options, option
+from hpcfed.config import Options, RunConfig, Switch, option
 
 
 class SelectionOptions(Options):
@@ -24,6 +25,11 @@ class SelectionOptions(Options):
     rho_max: int = option(5, "ρ_max, the most uploads that are kept", ge=1)
     schedule_base: float = option(0.98, "b of the schedule power", gt=0, lt=1)
     schedule_rounds: int = option(200, "c of the schedules linear, sine and arch, in rounds", ge=1)
+
+    def switches(self, config: RunConfig) -> Iterable[Switch]:
+        yield from super().switches(config)
+        yield Switch("schedule_base", "--schedule power", self.schedule == "power")
+        yield Switch("schedule_rounds", "--schedule linear", self.schedule in ("linear", "sine", "arch"))
 
     def keep(self, round: int, uploads: int) -> int:
         """ρ_t, of so many uploads."""

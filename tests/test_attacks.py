@@ -159,9 +159,20 @@ def test_of_an_upload_only_what_was_sent_is_an_update(attack: str) -> None:
 
 
 @pytest.mark.parametrize("attack", UPLOADS)
-def test_attackers_among_themselves_are_honest(attack: str) -> None:
-    _, _, trained, sent, bad = attacked(attack, attackers=6)
-    assert bad.all() and torch.equal(sent, trained)
+def test_attackers_among_themselves_need_benign_clients_only_to_copy_them(
+    attack: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    s, start, trained, sent, bad = attacked(attack, attackers=6)
+    assert bad.all()
+    assert (sent != trained).any(1).all() == (attack in ("sign-flip", "noise"))
+    if attack == "sign-flip":
+        torch.testing.assert_close(sent, 2 * start - trained)
+    if attack in ("ipm", "mimic"):
+        assert torch.equal(sent, trained)
+        s.federation.upload(trained, s.federation.sample(1))
+        said = capsys.readouterr().err
+        assert said.count(f"all clients of round 1 are attackers, and {attack} needs benign ones") == 1
+        assert said.count("\n") == 1, "it is told once"
 
 
 def test_an_attack_is_about_the_clients_that_were_sampled() -> None:
@@ -320,6 +331,15 @@ def test_clients_without_data_have_no_say(name: str) -> None:
     )
 
 
+def test_a_trimmed_mean_of_too_few_uploads_is_the_median() -> None:
+    """As when the others were excluded: two of ten are left, and each end would drop one."""
+    rows = random_rows(10)
+    rows[2:] = torch.nan
+    fed = assembled(clients=10, aggregation="trimmed-mean", tolerance=0.4999999999).federation
+    torch.testing.assert_close(fed.mean(rows, cohort_of([1] * 10)), rows[:2].mean(0))
+    assert len(fed.bad) == 8
+
+
 def test_trimming_counts_nan_as_the_largest() -> None:
     columns = torch.tensor([[1.0], [float("nan")], [2.0], [3.0], [-9.0]])
     assert trimmed_mean(columns, 1).tolist() == [2.0]
@@ -366,6 +386,12 @@ def test_an_attack_has_its_phase_and_hurts_and_a_defence_helps(tmp_path: Path) -
         ("--aggregation multi-krum --participation 0.3 --tolerance 0.4", "needs at least 7 uploads"),
         ("--aggregation multi-krum --krum-keep 21", "--krum-keep 21, but a round has 20 uploads"),
         ("--aggregation krum --krum-keep 2", "--krum-keep changes nothing without --aggregation multi-krum"),
+        ("--attack ipm --attackers 20", "--attack ipm needs benign clients, and all 20 are attackers"),
+        ("--attack mimic --clients 1", "--attack mimic needs benign clients, and all 1 are attackers"),
+        (
+            "--aggregation trimmed-mean --clients 2 --tolerance 0.4999999999",
+            "--tolerance 0.4999999999 of 2 uploads makes trimmed-mean drop all of them",
+        ),
         ("--attack ipm --method local", "--attack ipm, but clients of method local upload nothing"),
         ("--aggregation median --method local", "but method local takes no mean of uploads"),
         ("--aggregation krum --method pfedhn", "but method pfedhn takes no mean of uploads"),

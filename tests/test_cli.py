@@ -16,6 +16,7 @@ import torch
 
 from hpcfed import cli, methods
 from hpcfed.config import RunConfig
+from hpcfed.errors import SYNONYMS
 from hpcfed.record.claim import claimed
 from tests.conftest import start
 
@@ -82,6 +83,41 @@ def test_a_mistake_is_one_line_and_exit_2(
     (tmp_path / "a.toml").write_text("rounds = 1\n")
     assert expected in mistake(capsys, *words.split())
     assert list(tmp_path.iterdir()) == [tmp_path / "a.toml"], "a mistake must leave nothing behind"
+
+
+@pytest.mark.parametrize(
+    ("strange", "meant"),
+    [
+        ("learning-rate", "lr"), ("eta", "lr"), ("cohort", "participation"), ("fraction", "participation"),
+        ("sample-rate", "participation"), ("C", "participation"), ("local-epochs", "epochs"), ("E", "epochs"),
+        ("num-clients", "clients"), ("n", "clients"), ("num-rounds", "rounds"), ("T", "rounds"),
+        ("batch", "batch-size"), ("bs", "batch-size"), ("data", "dataset"), ("data-dir", "data-root"),
+        ("output-dir", "out"), ("save", "out"), ("gpus", "device"), ("cuda", "device"), ("algorithm", "method"),
+        ("strategy", "method"), ("algo", "method"), ("network", "model"), ("arch", "model"), ("beta", "alpha"),
+        ("heterogeneity", "alpha"), ("concentration", "alpha"), ("partiton", "partition"), ("modle", "model"),
+        ("server-size", "server"), ("dropout", None), ("patience", None), ("optimizer", None), ("workers", None),
+        ("verbose", None), ("temperature", None), ("mu", None), ("LR", "lr"), ("x", None),
+    ],
+)  # fmt: skip
+def test_an_unknown_option_is_guessed_by_its_meaning_or_not_at_all(
+    strange: str, meant: str | None, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    flag = f"-{strange}" if len(strange) == 1 else f"--{strange}"
+    line = mistake(capsys, "run", "--method", "pfedgpa", flag, "1")
+    assert line == f"hpcfed: unknown option {flag}" + (f"; did you mean '--{meant}'?\n" if meant else "\n")
+    path = tmp_path / "my.toml"
+    name = strange.replace("-", "_")
+    path.write_text(f"method = 'pfedgpa'\n{name} = 1")
+    guess = f"; did you mean '{meant.replace('-', '_')}'?" if meant else ""
+    assert mistake(capsys, "run", path) == f"hpcfed: {path}: {name}: unknown option{guess}\n"
+
+
+def test_every_guess_is_an_option() -> None:
+    known = {*RunConfig.model_fields, *cli._all_method_fields()}
+    assert set(SYNONYMS) <= known
+    assert not known & {word for words in SYNONYMS.values() for word in words.split()}
+    words = [word for words in SYNONYMS.values() for word in words.split()]
+    assert len(words) == len(set(words))
 
 
 @pytest.mark.parametrize(
@@ -265,6 +301,65 @@ def test_a_path_of_nothing_is_not_this_folder(flag: str, capsys: pytest.CaptureF
     assert "must be a path, got nothing" in mistake(capsys, *QUICK[:1], flag, "")
 
 
+@pytest.mark.parametrize("flag", ["--out", "--resume", "--data-root", "--dataset", ""])
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [("a\udcffb", "must be UTF-8"), ("a\nb", "must be without control"), ("a\x1bb", "must be without control")],
+)
+def test_a_path_that_no_record_can_hold_is_refused_at_the_start(
+    flag: str, path: str, expected: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Bytes of a command line that are no UTF-8 reach Python as surrogates."""
+    line = mistake(capsys, "run", *([flag] if flag else []), tmp_path / path)
+    assert expected in line and (flag or "CONFIG.toml") in line
+    assert list(tmp_path.iterdir()) == []
+    assert expected in mistake(capsys, "study", "a.toml", "--out", path)
+
+
+def test_a_file_of_options_is_a_file_of_sane_size(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with (tmp_path / "large.toml").open("wb") as file:
+        file.truncate(2**40)
+    for path in ("/dev/zero", "/dev/stdin", tmp_path / "pipe"):
+        assert f"{path} is no regular file" in mistake(capsys, "run", path)
+    assert "has 1,099,511,627,776 bytes" in mistake(capsys, "run", tmp_path / "large.toml")
+    assert "Is a directory" in mistake(capsys, "run", tmp_path)
+    assert "is no regular file" in mistake(capsys, "study", "/dev/zero")
+
+
+HUGE = "9" * 5000
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("--rounds 1e400", "--rounds 1e400: must be a valid integer"),
+        (f"--rounds {HUGE}", "--rounds 9999999999…: "),
+        (f"--seeds 0..{HUGE}", "must be seeds below 2^63"),
+        (f"--lr {HUGE}", "--lr 9999999999…: "),
+        ("--lr 1e39", "--lr 1e39: must be 0 or between 1.2e-38 and 3.4e+38"),
+        ("--lr 1e-60", "--lr 1e-60: must be 0 or between"),
+        ("--weight-decay 1e39", "--weight-decay 1e39: must be 0 or between"),
+        ("--method pfedhn --inner-lr 1e39", "--inner-lr 1e39: must be 0 or between"),
+        ("--dataset synthetic --train-per-client 99999999999999999999", "must be at most 1,000,000,000,000"),
+        ("--dataset synthetic --synthetic-classes 99999999999999999999", "must be at most 1,000,000,000,000"),
+        ("--method fedau --participation 0.5 --au-cutoff 99999999999999999999", "must be at most"),
+        ("--method fedavg-ft --finetune-epochs 99999999999999999999", "less than or equal to 100000"),
+        ("--method genefl --basis 99999999999999999999", "less than or equal to 10000"),
+    ],
+)
+def test_a_number_that_no_run_can_compute_with_is_refused(
+    words: str, expected: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    line = mistake(capsys, "run", *words.split())
+    assert expected in line and len(line) < 250
+    *_, name, value = words.split()
+    path = tmp_path / "my.toml"
+    method = f"method = '{words.split()[1]}'\n" if words.startswith("--method") else ""
+    path.write_text(f"{method}{name.removeprefix('--')} = {value if '..' not in value else repr(value)}")
+    assert len(mistake(capsys, "run", path)) < 400
+
+
 def test_a_folder_is_one_runs_at_a_time(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -289,6 +384,7 @@ def test_a_run_outlives_its_terminal_and_its_log(tmp_path: Path) -> None:
         ended = subprocess.run([*words, str(tmp_path / "full")], stdout=subprocess.PIPE, stderr=full, text=True)
     assert ended.returncode == 0
     assert "status: complete" in ended.stdout
+    with open("/dev/full", "w") as full:
         ended = subprocess.run([*words, str(tmp_path / "mute")], stdout=full, stderr=subprocess.PIPE, text=True)
     assert ended.returncode == 0, ended.stderr
     assert "cannot write to stdout: No space left on device; the run is complete" in ended.stderr

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from hpcfed import cli, methods
-from hpcfed.config import RunConfig, Settings, check, read_toml, resolve
+from hpcfed import cli, memory, methods
+from hpcfed.assembly import check_network
+from hpcfed.config import RunConfig, Settings, check, check_unchanged, read_toml, resolve, synthetic_bytes
 from hpcfed.errors import UserError, printable
 from hpcfed.runtime.launcher import Launch
 
@@ -89,3 +90,206 @@ def assert_read_back(found: Settings) -> None:
 def test_every_method_reads_its_settings_back(method: str) -> None:
     options = methods.load(method).Options
     assert_read_back(resolve({"method": method, "out": "a/b", "alpha": 0.1, "seeds": "1,2"}, {}, options))
+
+
+def checked(*words: str, ranks: int = 1) -> Settings:
+    """The settings of a command line that nothing is wrong with."""
+    found = cli.parse_run(list(words))
+    check(found, Launch("none", 0, ranks))
+    return found
+
+
+@pytest.mark.parametrize("method", methods.names())
+@pytest.mark.parametrize("words", ["--rounds 1", "--rounds 6", "--clients 3", "--clients 2 --attack label-flip"])
+def test_no_method_is_refused_for_its_own_defaults(method: str, words: str) -> None:
+    """Defaults give way, the settings hold what was chosen, and what was chosen is told."""
+    found = checked("--method", method, *words.split())
+    check_network(found)
+    assert_read_back(found)
+    values = found.flat()
+    for choice in found.choices:
+        assert values[choice.option] == choice.value
+        assert f"--{choice.option.replace('_', '-')}" in str(choice)
+    again = Settings(found.config, found.options)
+    assert again == found.adapted(()), "what was chosen once is chosen for good"
+
+
+@pytest.mark.parametrize(
+    ("words", "option", "value"),
+    [
+        ("--method pfedgpa --rounds 6", "bank_rounds", 6),
+        ("--method pfedgpa --rounds 30", "bank_rounds", 20),
+        ("--method pfedgpa --diffusion-steps 10", "inversion_depth", 10),
+        ("--method pfedgpa --diffusion-steps 10", "guided_start", 10),
+        ("--method genefl --clients 3", "clusters", 3),
+        ("--method fedbn", "model", "cnn-bn"),
+        ("--method fedbn --model resnet18", "model", "resnet18"),
+        ("--method fedlps --dataset synthetic --synthetic-shape 1x9x9 --model auto", "model", "cnn-digits"),
+        ("--method parfed", "shared_layers", "conv1,conv2"),
+        ("--method fedfina --model mlp", "shared_layers", "fc1"),
+        ("--method fedlg", "gene_pools", "conv1,conv2/fc1,head"),
+        ("--attack ipm --clients 2", "attackers", 1.0),
+        ("--attack ipm", "attackers", 0.2),
+    ],
+)
+def test_a_default_that_does_not_suit_the_run_gives_way(words: str, option: str, value: Any) -> None:
+    assert checked(*words.split()).flat()[option] == value
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("--method pfedgpa --rounds 6 --bank-rounds 20", "--bank-rounds 20, but the run has only 6 rounds"),
+        ("--method genefl --clients 3 --clusters 4", "--clusters 4, but there are 3 clients"),
+        ("--attack ipm --clients 2 --attackers 0.2", "--attackers 0.2 of 2 clients are none"),
+        ("--method pfedgpa --diffusion-steps 10 --inversion-depth 20", "--inversion-depth 20 is beyond"),
+    ],
+)
+def test_what_the_user_gave_does_not_give_way(words: str, expected: str) -> None:
+    with pytest.raises(UserError, match=expected):
+        checked(*words.split())
+
+
+def test_ranks_share_the_servers_usual_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "launched", lambda: Launch("mpirun", 0, 4))
+    assert checked("--method", "pfedgpa", ranks=4).flat()["server_batch"] == 52
+    with pytest.raises(UserError, match="--server-batch 50 cannot be shared by 4 server ranks"):
+        checked("--method", "pfedgpa", "--server-batch", "50", ranks=4)
+
+
+def test_the_server_is_chosen_by_its_device_and_the_choice_is_kept() -> None:
+    names = ("server", "autoencoder_samples", "denoiser_samples")
+    for words, gpu, expected in (
+        ("", False, ("small", 20_000, 80_000)),
+        ("", True, ("paper", 100_000, 400_000)),
+        ("--server paper", False, ("paper", 100_000, 400_000)),
+        ("--denoiser-samples 7", False, ("small", 20_000, 7)),
+    ):
+        given = checked("--method", "pfedgpa", *words.split())
+        found = given.on_device(gpu=gpu)
+        flat = found.flat()
+        assert tuple(flat[name] for name in names) == expected
+        assert found.on_device(gpu=not gpu) == found, "a run that goes on elsewhere keeps its server"
+        told = " ".join(map(str, found.choices))
+        assert ("--server is" in told) == (words != "--server paper")
+        check_unchanged(Path("x"), flat, given.flat())
+    with pytest.raises(UserError, match="was run with denoiser_samples 80000, not 7"):
+        check_unchanged(Path("x"), flat | {"denoiser_samples": 80_000}, given.flat())
+
+
+@pytest.mark.parametrize(
+    ("words", "needed"),
+    [
+        ("--partition iid --alpha 0.1", "--partition dirichlet"),
+        ("--partition iid --alpha 0.5", "--partition dirichlet"),
+        ("--classes-per-client 3", "--partition sharding"),
+        ("--uniform-share 0.5", "--partition dominant"),
+        ("--train-per-client 50", "--partition dominant or --dataset synthetic"),
+        ("--test-per-client 50", "--partition dominant or --dataset synthetic"),
+        ("--synthetic-classes 5", "--dataset synthetic"),
+        ("--synthetic-shape 1x8x8", "--dataset synthetic"),
+        ("--method pfedhn --lr 0.3", "--new-clients 10: method pfedhn trains by --inner-lr"),
+        ("--method pfedhn --epochs 3", "--new-clients 10: method pfedhn trains by --inner-steps"),
+        ("--method fedrep --epochs 3", "--new-clients 10: method fedrep trains by --body-epochs"),
+        ("--method pfedhn --welcome-rounds 3", "--new-clients 10"),
+        ("--new-updates 3", "--new-clients 10"),
+        ("--join-rounds 3", "--new-clients 10"),
+        ("--attackers 3", "--attack ipm"),
+        ("--attack mimic --attack-strength 2", "--attack ipm, sign-flip or noise"),
+        ("--tolerance 0.1", "--aggregation trimmed-mean"),
+        ("--aggregation krum --krum-keep 2", "--aggregation multi-krum"),
+        ("--stop-at-target", "--target-accuracy 80"),
+        ("--supplement-share 0.5", "--supplement"),
+        ("--rounds 1 --lr-decay 0.9", "a second round"),
+        ("--overwrite", "--out"),
+        ("--method genfed --schedule-base 0.9", "--schedule power"),
+        ("--method genfed --schedule power --schedule-rounds 9", "--schedule linear"),
+        ("--method genefl --clusters 1 --basis 3", "a second of --clusters"),
+        ("--method genefl --lambda2 0 --epsilon 0.1", "a --lambda2 above 0"),
+        ("--method genefl --lambda1 0 --smooth whole", "a --lambda1 above 0"),
+        ("--method fedumf --umf-beta 0.5", "a --participation below 1"),
+        ("--method genfedumf --umf-beta 0.5", "a --participation below 1"),
+        ("--method fedau --au-cutoff 5", "a --participation below 1"),
+        ("--method pfedgpa --guidance 1", "--new-clients 10 and --guided-updates"),
+        ("--method pfedgpa --inversion-depth 0 --inversion-noise none", "an --inversion-depth above 0"),
+    ],
+)
+def test_an_option_that_cannot_act_is_refused(words: str, needed: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError) as caught:
+        checked(*words.split())
+    assert str(caught.value).endswith(f" changes nothing without {needed}")
+    assert str(caught.value).split()[0] in words
+    lines = [word.replace("--", "").replace(" ", "=", 1) for word in words.split(" --")]
+    pairs = [line.partition("=")[::2] for line in lines]
+    text = "\n".join(f"{name} = {json.dumps(value) if value else 'true'}" for name, value in pairs)
+    (tmp_path / "my.toml").write_text(text)
+    with pytest.raises(UserError, match="changes nothing without"):
+        checked(str(tmp_path / "my.toml"))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--partition iid",
+        "--dataset synthetic --partition iid --train-per-client 50 --synthetic-classes 5 --synthetic-shape 1x8x8",
+        "--partition dominant --test-per-client 50 --uniform-share 0.5",
+        "--method pfedhn --lr 0.3 --new-clients 10",
+        "--method pfedhn --batch-size 8 --supplement",
+        "--method fedumf --umf-beta 0.5 --participation 0.5",
+        "--no-stop-at-target --krum-keep 0 --new-classes 0",
+    ],
+)
+def test_an_option_that_acts_or_means_off_is_not(words: str) -> None:
+    checked(*words.split())
+
+
+def test_a_stored_config_holds_all_options_and_is_not_refused_for_those_that_cannot_act() -> None:
+    stored = {name: value for name, value in cli.parse_run([]).flat().items() if value is not None}
+    options = methods.load("fedavg").Options
+    check(resolve(stored, {name: name for name in stored}, options, shared=stored), Launch("none", 0, 1))
+    with pytest.raises(UserError, match="changes nothing without"):
+        check(resolve(stored, {name: name for name in stored}, options), Launch("none", 0, 1))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--synthetic-shape 3x99999x99999",
+        "--synthetic-shape 3x99999x99999 --clients 1 --train-per-client 1 --test-per-client 1",
+        "--synthetic-shape 3x9999x9999 --clients 1 --train-per-client 1 --test-per-client 1",
+        "--train-per-client 1000000000000",
+        "--synthetic-classes 1000000000000",
+    ],
+)
+def test_synthetic_data_larger_than_memory_is_refused(words: str) -> None:
+    with pytest.raises(UserError, match=r"a rank would need about [\d,]+ GiB, this machine has \d"):
+        checked("--dataset", "synthetic", "--partition", "iid", "--device", "cpu", *words.split())
+
+
+def test_the_estimate_of_synthetic_data_is_what_a_rank_holds() -> None:
+    """Its images for certain, and little beside them; as much less as there are ranks."""
+    words = ["--dataset", "synthetic", "--clients", "100", "--train-per-client", "900", "--test-per-client", "50"]
+    config = checked(*words).config
+    images = 4 * 3 * 32 * 32 * 100 * (900 + 50 + 50)
+    assert images < synthetic_bytes(config, 1) < 1.05 * images
+    assert synthetic_bytes(config, 4) < 0.3 * images
+    double = checked(*words, "--precision", "fp64", "--seeds", "0..2").config
+    assert 6 * images < synthetic_bytes(double, 1) < 6.2 * images
+
+
+def test_a_job_may_use_what_its_control_group_grants(tmp_path: Path) -> None:
+    groups, mounted = tmp_path / "cgroup", tmp_path / "fs"
+    whole = memory.usable(groups, mounted)
+    assert whole > 2**28, "no control group: the machine's"
+    job = mounted / "slurm" / "job"
+    job.mkdir(parents=True)
+    groups.write_text("0::/slurm/job\n")
+    (job / "memory.max").write_text("max\n")
+    assert memory.usable(groups, mounted) == whole
+    (job.parent / "memory.max").write_text(f"{2**27}\n")
+    assert memory.usable(groups, mounted) == 2**27, "the folder above limits it, too"
+    old = mounted / "memory" / "slurm"
+    old.mkdir(parents=True)
+    (old / "memory.limit_in_bytes").write_text(f"{2**26}\n")
+    groups.write_text("3:cpu:/other\n4:memory:/slurm\n")
+    assert memory.usable(groups, mounted) == 2**26

@@ -2,11 +2,14 @@
 
 import gzip
 import hashlib
+import io
 import os
 import pickle
 import subprocess
 import sys
 import threading
+import warnings
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -459,6 +462,42 @@ def test_pickles_in_an_own_file_are_never_loaded(array: str, own: dict[str, np.n
     with np.load(tmp_path / "own.npz", allow_pickle=True) as npz, pytest.raises(FileExistsError):
         npz[array]  # the bomb is live: it goes off once, and the folder is in its own way the second time
     assert (tmp_path / "exploded").exists()
+
+
+@pytest.mark.parametrize("array", files.ARRAYS)
+@pytest.mark.parametrize("second", ["without a suffix", "twice", "an object"])
+def test_members_beside_those_that_were_checked_are_refused(
+    array: str, second: str, own: dict[str, np.ndarray], tmp_path: Path
+) -> None:
+    """numpy.load would take the member `train_images` for the array, and a zip file may hold a name twice."""
+    name = save(tmp_path, own)
+    stream = io.BytesIO()
+    other = own[array][:1] if second != "an object" else np.array([Bomb(tmp_path / "exploded")], dtype=object)
+    np.save(stream, other, allow_pickle=True)
+    with warnings.catch_warnings(), zipfile.ZipFile(tmp_path / "own.npz", "a") as archive:
+        warnings.simplefilter("ignore")  # zipfile minds a name that is there
+        archive.writestr(f"{array}.npy" if second == "twice" else array, stream.getvalue())
+    line = refused(name)
+    assert f"{array} is there twice or without .npy" in line
+    with pytest.raises(UserError, match="is there twice or without"):
+        load(name)
+    assert not (tmp_path / "exploded").exists()
+
+
+def test_other_members_do_no_harm(own: dict[str, np.ndarray], tmp_path: Path) -> None:
+    name = save(tmp_path, own)
+    with zipfile.ZipFile(tmp_path / "own.npz", "a") as archive:
+        archive.writestr("notes", "mine")
+    files.require(name, root=None, download=False)
+    assert load(name).classes == 3
+
+
+def test_an_own_file_that_unpacks_to_more_than_memory_is_refused(
+    own: dict[str, np.ndarray], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = save(tmp_path, own)
+    monkeypatch.setattr("hpcfed.memory.usable", lambda: 100)
+    assert "its arrays have 0 GiB, this machine has 0" in refused(name)
 
 
 def foreign_files(folder: Path) -> Iterator[Path]:

@@ -323,7 +323,7 @@ def test_a_client_without_data_has_no_say_in_its_cluster(method: str, monkeypatc
 
     monkeypatch.setattr(fed, "cluster_means", listening)
     s.method.round(fed, s.method.init(fed), fed.sample(0))
-    np.testing.assert_allclose(weights[0], [1 / 3, 1 / 3, 0, 1 / 3])
+    np.testing.assert_allclose(weights[0], [1 / 3, 1 / 3, 1 / 3])
 
 
 # The methods' rules
@@ -798,16 +798,16 @@ def test_the_label_follows_from_the_gradient() -> None:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ("run --method genefl --clients 3", "--clusters 4, but there are 3 clients"),
+        ("run --method genefl --clients 3 --clusters 4", "--clusters 4, but there are 3 clients"),
         ("run --method genefl --gene-layers 5", "--gene-layers 5, but cnn-digits has 4 layers with weights"),
         (
-            "run --method parfed",
+            "run --method parfed --shared-layers layer1.1.conv2",
             "model cnn-digits has no layer 'layer1.1.conv2'; name others, as in --shared-layers conv1",
         ),
         ("run --method fedfina --shared-layers conv1,cnv2", "has no layer 'cnv2'"),
         ("run --method fedlg --gene-pools conv1/conv9", "has no layer 'conv9'"),
         (
-            "run --method fedbn",
+            "run --method fedbn --model cnn-digits",
             "model cnn-digits has no batch norm, which fedbn is about; use --model resnet18 or cnn-bn",
         ),
         ("run --method fedlps --model mlp", "model mlp has no convolutions"),

@@ -1,5 +1,6 @@
 """FedAvg, FedAvg-FT and Local-only against their definitions, in one process."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hpcfed import methods
+from hpcfed import cli, methods
 from hpcfed.assembly import Setup, assemble
 from hpcfed.config import resolve
 from hpcfed.federation import Learned, shares
+from hpcfed.record.reading import read_run
 from hpcfed.record.timing import Timer
 from hpcfed.run import evaluate
 from hpcfed.runtime import world as worlds
@@ -72,18 +74,55 @@ def test_weights_sum_to_one_and_follow_sizes(sizes: list[int]) -> None:
 
 
 def test_a_client_without_data_changes_nothing() -> None:
-    """Twenty clients of which many are empty give, bit for bit, the mean of those that have data."""
-    s = assembled(clients=20, alpha=0.01, deterministic=False)
+    """Twenty clients of which many are empty: only the others are in the cohort, in its weights and in its bytes."""
+    s = assembled(clients=20, alpha=0.01, participation=0.5, method="fedau")
     fed = s.federation
-    empty = np.flatnonzero(fed.sizes == 0)
-    assert len(empty), "the partition has no empty client: choose a smaller alpha"
-    state = s.method.init(fed)
-    cohort = fed.sample(0)
-    rows = fed.train(fed.download(state.w, cohort), cohort)
-    assert torch.equal(rows[empty], state.w.expand(len(empty), -1))
-    with_garbage = rows.clone()
-    with_garbage[empty] = 1e30
-    assert torch.equal(fed.mean(rows, cohort), fed.mean(with_garbage, cohort))
+    holders = np.flatnonzero(fed.sizes)
+    assert len(holders) < 20, "the partition has no empty client: choose a smaller alpha"
+    whole, state = assembled(clients=20, alpha=100.0, participation=0.5).federation, s.method.init(fed)
+    for round in range(6):
+        drawn, cohort = whole.sample(round).clients, fed.sample(round)
+        assert len(drawn) == 10, "where all have data, all that are drawn take part"
+        assert np.array_equal(cohort.clients, np.intersect1d(drawn, holders)), "the draw is the same"
+        assert np.array_equal(cohort.weights, fed.sizes[cohort.clients] / fed.sizes[drawn].sum())
+        fed.traffic.up = fed.traffic.down = 0
+        before, state = state, s.method.round(fed, state, cohort)
+        assert fed.cohort_size == len(cohort.clients) < 10
+        assert fed.traffic.up == fed.traffic.down == fed.cohort_size * fed.layout.num_columns * 8
+        rows = fed._descend("training", before.w.expand(len(cohort.here), -1), cohort.here,
+                            fed._sgd(2, round), round=round, columns=None)[0]  # fmt: skip
+        step = before.omega[cohort.clients] @ (rows - before.w) / len(holders)
+        torch.testing.assert_close(state.w, before.w + step, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedper", "fedlp", "genfed", "fedumf"])
+def test_a_cohort_in_which_nobody_has_data_counts_for_nothing(method: str) -> None:
+    s = assembled(clients=20, alpha=0.01, participation=0.05, method=method)
+    fed, state = s.federation, s.method.init(s.federation)
+    round = next(round for round in range(100) if not fed.sizes[fed.sample(round).clients].any())
+    before = s.method.personal(fed, state, np.arange(20)).clone()
+    state = s.method.round(fed, state, fed.sample(round))
+    torch.testing.assert_close(s.method.personal(fed, state, np.arange(20)), before)
+    assert (fed.cohort_size, fed.traffic.up, int(fed.traffic.parts)) == (0, 0, 0)
+    everyone = np.count_nonzero(fed.sizes) * fed.layout.num_columns * 8
+    assert fed.traffic.down == (everyone if method == "fedumf" else 0)
+    assert fed.kept is None or fed.kept == (0, 0)
+
+
+def test_clients_without_data_are_told_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--model", "mlp", "--clients", "2500", "--new-clients", "2500", "--rounds", "1", "--epochs", "1"]
+    cli.main(["run", *words, "--new-updates", "1", "--device", "cpu", "--out", str(tmp_path / "many")])
+    said, record = capsys.readouterr().err, read_run(tmp_path / "many")
+    empty, unjudged = np.count_nonzero(record.train_samples == 0), np.count_nonzero(np.isnan(record.client_accuracy[0]))
+    assert f"of 2,500 clients {empty:,} have no training data and count for nothing in training" in said
+    assert f" {unjudged:,} have no test data and are not judged; use fewer clients or a larger --alpha" in said
+    assert "of 2,500 new clients " in said
+    assert record.rounds["cohort"].tolist() == [2500 - empty]
+    assert record.newcomer_bytes == 4 * record.facts["columns"], "of those that have data, each is sent a row"
+    cli.main(
+        ["run", "--model", "mlp", "--clients", "4", "--alpha", "9", "--rounds", "1", "--out", str(tmp_path / "few")]
+    )
+    assert "no training data" not in capsys.readouterr().err
 
 
 def test_a_cohort_without_any_data_keeps_the_model() -> None:

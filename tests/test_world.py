@@ -130,6 +130,9 @@ def test_ranks_never_oversubscribe_cores(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     assert _threads(elsewhere[0], elsewhere) == 3, "less than our share, if that is what the user wants"
     assert _threads(unbound[0], unbound) == 2, "but never more"
+    for strange in ("abc", "-1", "", "²", "4,2", "1000000000", "9" * 5000):
+        monkeypatch.setenv("OMP_NUM_THREADS", strange)
+        assert _threads(unbound[0], unbound) == 2, "what is no number of threads is as if it were not there"
 
 
 CORES = st.sets(st.integers(0, 15), min_size=1).map(lambda cores: tuple(sorted(cores)))

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hpcfed import streams
 from hpcfed.arrays import on_device
-from hpcfed.attacks import ipm, mimic, noise, sign_flip
+from hpcfed.attacks import NEED_BENIGN, ipm, mimic, noise, sign_flip
 from hpcfed.clients.cohort import Cohort, Sent
 from hpcfed.runtime.collectives import Collectives
 
@@ -105,7 +105,7 @@ _FORGES: dict[str, Callable[[Scene], Tensor]] = {
 
 def attacked(attack: str, scene: Scene) -> Tensor:
     """What this rank's members upload."""
-    if attack not in _FORGES or not len(scene.attackers) or not len(scene.benign):
+    if attack not in _FORGES or not len(scene.attackers) or (attack in NEED_BENIGN and not len(scene.benign)):
         return scene.rows
     forged = _FORGES[attack](scene)
     return scene.rows.index_copy(0, scene.attackers_here, forged)

@@ -218,8 +218,8 @@ def _digits_table() -> np.ndarray:
 
 
 def _npz(path: Path, shape: tuple[int, int, int]) -> dict[str, np.ndarray]:
-    with files.readable(path), np.load(path, allow_pickle=False) as npz:
-        arrays = {array: npz[array] for array in files.ARRAYS}
+    with files.opened(path) as archive:
+        arrays = {array: files.read(archive, array) for array in files.ARRAYS}
     return {name: _channels_first(a, shape) if "images" in name else a for name, a in arrays.items()}
 
 

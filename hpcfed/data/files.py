@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from hpcfed import memory
 from hpcfed.data import DATASETS, DatasetInfo
 from hpcfed.errors import UserError, unknown
 
@@ -128,26 +129,55 @@ def _missing_files(name: str, root: Path) -> str:
 
 def _require_npz(path: Path) -> None:
     _npz_info(path)
-    with readable(path), np.load(path, allow_pickle=False) as npz:
+    with opened(path) as archive:
         for array in ("train_images", "test_images"):
             # Integers need no look at their values, so that files of uint8 images are checked by their headers alone.
-            if _header(npz.zip, path, array)[1].kind == "f" and not np.isfinite(npz[array]).all():
+            if _header(archive, path, array)[1].kind == "f" and not np.isfinite(read(archive, array)).all():
                 raise UserError(f"{path}: {array} holds NaN or infinite values; remove or replace them")
 
 
 def _npz_info(path: Path) -> tuple[tuple[int, int, int], int]:
     """Shape and number of classes of a user's file, which is refused when it is not what it should be."""
-    if not zipfile.is_zipfile(path):
-        raise UserError(f"{path}: not an .npz file; write one with numpy.savez and the arrays {_listed(ARRAYS)}")
-    with readable(path), np.load(path, allow_pickle=False) as npz:
-        headers = {array: _header(npz.zip, path, array) for array in ARRAYS}
+    with opened(path) as archive:
+        headers = {array: _header(archive, path, array) for array in ARRAYS}
         shapes = [_image_shape(path, array, *headers[array]) for array in ("train_images", "test_images")]
         for split in ("train", "test"):
             _check_labels(path, split, headers)
-        labels = {array: npz[array] for array in ("train_labels", "test_labels")}
+        _check_memory(path, headers)
+        labels = {array: read(archive, array) for array in ("train_labels", "test_labels")}
     if headers["train_images"][0][1:] != headers["test_images"][0][1:]:
         raise UserError(f"{path}: test_images are {shapes[1]}, train_images are {shapes[0]}; give both the same shape")
     return shapes[0], _classes(path, labels)
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[zipfile.ZipFile]:
+    """The archive that an .npz is, if its arrays have one member each, by the name that was checked.
+
+    numpy.load would prefer a member `train_images` to `train_images.npy`, whatever is in it.
+    """
+    if not zipfile.is_zipfile(path):
+        raise UserError(f"{path}: not an .npz file; write one with numpy.savez and the arrays {_listed(ARRAYS)}")
+    with readable(path), zipfile.ZipFile(path) as archive:
+        names = archive.namelist()
+        for array in ARRAYS:
+            if names.count(f"{array}.npy") > 1 or array in names:
+                raise UserError(f"{path}: {array} is there twice or without .npy; write the file with numpy.savez")
+        yield archive
+
+
+def read(archive: zipfile.ZipFile, array: str) -> np.ndarray:
+    """Return an array of an archive that was opened here; never unpickles."""
+    with archive.open(f"{array}.npy") as file:
+        found: np.ndarray = np.lib.format.read_array(file, allow_pickle=False)
+        return found
+
+
+def _check_memory(path: Path, headers: dict[str, tuple[tuple[int, ...], np.dtype]]) -> None:
+    """Refuse what unpacks to more than the machine holds: a few bytes of a zip file may stand for a great many."""
+    needed, there = sum(math.prod(shape) * dtype.itemsize for shape, dtype in headers.values()), memory.usable()
+    if needed > there:
+        raise UserError(f"{path}: its arrays have {needed / 2**30:,.0f} GiB, this machine has {there / 2**30:,.0f}")
 
 
 def _header(archive: zipfile.ZipFile, path: Path, array: str) -> tuple[tuple[int, ...], np.dtype]:

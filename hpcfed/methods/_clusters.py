@@ -6,13 +6,15 @@ joins later tells its basis too, belongs to the cluster whose mean is nearest, a
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar, Literal, cast
 
 from hpcfed import config
-from hpcfed.config import option
+from hpcfed.config import Choice, Switch, option
 from hpcfed.errors import UserError, count
 from hpcfed.methods import CLUSTERS, FIXED, _parts
+from hpcfed.models import MODELS
 
 if TYPE_CHECKING:
     import numpy as np
@@ -30,7 +32,15 @@ class Options(config.Options):
         "kmeans",
         "by K-Means on clients' bases, or by angles between bases of single classes with average linkage, as PACFL",
     )
-    basis: int = option(5, "d, left singular vectors of a client's data", ge=1)
+    basis: int = option(5, "d, left singular vectors of a client's data", ge=1, le=10_000)
+
+    def fit(self, config: config.RunConfig, ranks: int) -> Iterable[Choice]:
+        if self.clusters > config.clients:
+            yield Choice("clusters", config.clients, "there are no more clients; --clients makes more")
+
+    def switches(self, config: config.RunConfig) -> Iterable[Switch]:
+        yield Switch("clustering", "a second of --clusters", self.clusters > 1)
+        yield Switch("basis", "a second of --clusters", self.clusters > 1)
 
     def check(self, config: config.RunConfig) -> None:
         if self.clusters > config.clients:
@@ -44,6 +54,14 @@ class NamedLayers(Options):
     usual: ClassVar[str]
 
     shared_layers: str = option("", "layers that are shared, as in conv1,conv2; needed for networks but resnet18")
+
+    def fit(self, config: config.RunConfig, ranks: int) -> Iterable[Choice]:
+        yield from super().fit(config, ranks)
+        layers = MODELS[config.network()].named if config.network() in MODELS else ()
+        if layers and not self.shared_layers:
+            convolutions = [name for name in layers if name.startswith("conv")] or [layers[0]]
+            reason = f"{config.network()} has none of ResNet-18's stages; --shared-layers takes other layers"
+            yield Choice("shared_layers", ",".join(convolutions[-4:]), reason)
 
     @property
     def names(self) -> list[str]:
@@ -168,4 +186,5 @@ def welcome(fed: Federation, state: State, clients: np.ndarray) -> Tensor:
     rows = join(state, state.shared[own], first[state.own_at].expand(len(clients), -1)).clone()
     given = state.gene[:, state.part_of]
     rows[:, state.shared_at] = state.shared[own].where(given[own], first[state.shared_at])
-    return fed.greet(rows, int(given.sum(1)[cluster].sum()))
+    holders = torch.from_numpy(fed.sizes > 0).to(fed.device)
+    return fed.greet(rows, int(given.sum(1)[cluster[holders]].sum()))

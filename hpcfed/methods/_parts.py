@@ -84,4 +84,4 @@ def global_row(state: State) -> None:
 def welcome(fed: Federation, state: State, clients: np.ndarray) -> Tensor:
     """A new client: the server's columns, and the others from the common initial row."""
     rows = join(state, state.shared, fed.initial_row()[state.own_at].expand(len(clients), -1))
-    return fed.greet(rows, len(fed.sizes) * len(state.shared_at))
+    return fed.greet(rows, fed.num_holders * len(state.shared_at))

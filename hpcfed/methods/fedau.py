@@ -1,16 +1,18 @@
 """FedAU (Wang & Ji 2024): w ← w + η (1 / N) Σ ωᵢ Δᵢ with N all clients; ωᵢ grows with the time between participations.
 
 ωᵢ is the mean of the intervals between client i's participations so far, 1 before the first; an interval ends at the
-cutoff at the latest. The interval that this participation ends counts from the next one on.
+cutoff at the latest. The interval that this participation ends counts from the next one on. Clients without data are
+none of the N.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
 from hpcfed import config
-from hpcfed.config import option
+from hpcfed.config import RunConfig, Switch, option
 from hpcfed.methods.fedavg import global_row, personal, welcome
 
 if TYPE_CHECKING:
@@ -24,6 +26,10 @@ __all__ = ["Options", "State", "global_row", "init", "personal", "round", "welco
 class Options(config.Options):
     au_cutoff: int = option(50, "rounds after which an interval between participations ends at the latest", ge=1)
     au_lr: float = option(1.0, "η, the server's learning rate", gt=0)
+
+    def switches(self, config: RunConfig) -> Iterable[Switch]:
+        yield from super().switches(config)
+        yield Switch("au_cutoff", "a --participation below 1", config.cohort_size < config.clients)
 
 
 @dataclass(frozen=True)
@@ -48,7 +54,7 @@ def round(fed: Federation, state: State, cohort: Cohort) -> State:
     rows = fed.upload(fed.train(fed.download(state.w, cohort), cohort), cohort)
     omega = state.omega[cohort.clients[cohort.chosen]]
     mean = fed.mean(omega[:, None] * (rows - state.w), cohort.equally())
-    rate = cast(Options, fed.options).au_lr * len(cohort.clients) / len(fed.sizes)
+    rate = cast(Options, fed.options).au_lr * len(cohort.clients) / max(1, fed.num_holders)
     return _counted(fed, replace(state, w=state.w + rate * mean), cohort)
 
 

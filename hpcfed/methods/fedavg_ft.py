@@ -21,7 +21,9 @@ __all__ = ["Options", "State", "global_row", "init", "personal", "round", "welco
 
 
 class Options(config.Options):
-    finetune_epochs: int = option(0, "epochs of fine-tuning before a client is judged; 0: as many as --epochs", ge=0)
+    finetune_epochs: int = option(
+        0, "epochs of fine-tuning before a client is judged; 0: as many as --epochs", ge=0, le=100_000
+    )
     finetune: Literal["all", "head"] = option("all", "what fine-tuning may change")
 
 

@@ -22,7 +22,7 @@ __all__ = ["Options", "State", "global_row", "init", "personal", "round", "welco
 
 
 class Options(_parts.Options):
-    finetune_epochs: int = option(5, "epochs of fine-tuning before a client is judged", ge=1)
+    finetune_epochs: int = option(5, "epochs of fine-tuning before a client is judged", ge=1, le=100_000)
     finetune: Literal["all", "head", "body"] = option("all", "what fine-tuning may change")
 
 

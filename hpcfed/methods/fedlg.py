@@ -9,12 +9,14 @@ sent.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
-from hpcfed.config import option
+from hpcfed.config import Choice, RunConfig, option
 from hpcfed.methods import _clusters
 from hpcfed.methods._clusters import State, begin, download, global_row, inherited, personal, require, upload, welcome
+from hpcfed.models import MODELS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,6 +36,15 @@ class Options(_clusters.Options):
     )
     gene_each: int = option(2, "layers of every pool that a client sends, or all if there are fewer", ge=1)
     gene_threshold: float = option(1.0, "an update counts above so many times the row's mean", ge=0)
+
+    def fit(self, config: RunConfig, ranks: int) -> Iterable[Choice]:
+        yield from super().fit(config, ranks)
+        layers = MODELS[config.network()].named if config.network() in MODELS else ()
+        if layers:
+            convolutions = [name for name in layers if name.startswith("conv")]
+            pools = [pool for pool in (convolutions, [name for name in layers if name not in convolutions]) if pool]
+            reason = f"{config.network()} has none of ResNet-18's stages; --gene-pools takes other layers"
+            yield Choice("gene_pools", "/".join(",".join(pool) for pool in pools), reason)
 
     @property
     def pools(self) -> list[list[str]]:

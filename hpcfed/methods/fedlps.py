@@ -7,13 +7,15 @@ cluster's row without them, and drops again what training has brought back. A ch
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
-from hpcfed.config import option
+from hpcfed.config import Choice, RunConfig, option
 from hpcfed.errors import UserError
 from hpcfed.methods import OWNED, _clusters
 from hpcfed.methods._clusters import begin, download, global_row, upload, welcome
+from hpcfed.models import MODELS
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,6 +31,12 @@ class Options(_clusters.Options):
     names_layers = True
 
     prune_ratio: float = option(0.8, "share of each convolution's channels that a client drops", ge=0, lt=1)
+
+    def fit(self, config: RunConfig, ranks: int) -> Iterable[Choice]:
+        yield from super().fit(config, ranks)
+        if config.network() == "mlp" and min(config.data().shape[1:]) >= MODELS["cnn-digits"].smallest:
+            reason = "mlp, the data set's usual one, has no convolutions, whose channels fedlps prunes"
+            yield Choice("model", "cnn-digits", f"{reason}; --model takes others")
 
     def check_layout(self, layout: Layout, network: str) -> None:
         if not _convolutions(layout):

@@ -6,7 +6,8 @@ as one epoch of each; the authors take 10 of the head and 1 of the body.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar, cast
 
 from hpcfed.config import option
 from hpcfed.methods import _parts
@@ -20,8 +21,10 @@ __all__ = ["Options", "State", "global_row", "init", "personal", "round", "welco
 
 
 class Options(_parts.Options):
-    head_epochs: int = option(1, "epochs of the head, which come first", ge=1)
-    body_epochs: int = option(1, "epochs of the body, which follow", ge=1)
+    trains_by: ClassVar[Mapping[str, str]] = {"epochs": "body_epochs"}
+
+    head_epochs: int = option(1, "epochs of the head, which come first", ge=1, le=100_000)
+    body_epochs: int = option(1, "epochs of the body, which follow", ge=1, le=100_000)
 
 
 def round(fed: Federation, state: State, cohort: Cohort) -> State:

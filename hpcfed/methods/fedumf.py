@@ -6,11 +6,12 @@ the one before; a sampled client starts from w + β × the update it has kept, a
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
 from hpcfed import config
-from hpcfed.config import option
+from hpcfed.config import RunConfig, Switch, option
 from hpcfed.methods import OWNED
 from hpcfed.methods.fedavg import global_row, personal, welcome
 
@@ -26,6 +27,10 @@ class Options(config.Options):
     all_train = True
 
     umf_beta: float = option(1.0, "β: what a kept update counts for where a client starts", ge=0)
+
+    def switches(self, config: RunConfig) -> Iterable[Switch]:
+        yield from super().switches(config)
+        yield Switch("umf_beta", "a --participation below 1", config.cohort_size < config.clients)
 
 
 @dataclass(frozen=True)

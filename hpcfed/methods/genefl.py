@@ -14,10 +14,11 @@ Only one without data does not: it would send the row of its first round for eve
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, cast
 
-from hpcfed.config import RunConfig, option
+from hpcfed.config import RunConfig, Switch, option
 from hpcfed.errors import UserError
 from hpcfed.methods import OWNED, _clusters
 from hpcfed.methods._clusters import begin, inherited, theirs, upload, welcome
@@ -47,6 +48,12 @@ class Options(_clusters.Options):
     gene_score: Literal["same", "changed"] = option(
         "same", "what is sent: the highest cos / dim, or the lowest (1 − cos) / dim"
     )
+
+    def switches(self, config: RunConfig) -> Iterable[Switch]:
+        yield from super().switches(config)
+        yield Switch("smooth", "a --lambda1 above 0", self.lambda1 > 0)
+        yield Switch("epsilon", "a --lambda2 above 0", self.lambda2 > 0)
+        yield Switch("fisher", "a --lambda2 above 0", self.lambda2 > 0)
 
     def check(self, config: RunConfig) -> None:
         super().check(config)

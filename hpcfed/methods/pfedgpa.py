@@ -11,11 +11,11 @@ New clients start from FedAvg's row, and after each of their first local updates
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
-from hpcfed.config import RunConfig, option
+from hpcfed.config import Choice, RunConfig, Switch, option
 from hpcfed.errors import UserError
 from hpcfed.methods import GENERATED
 from hpcfed.server.options import ServerOptions
@@ -33,13 +33,25 @@ FINALS = ("FedAvg", "FedAvg-FT", "upload", "reconstruction", "pFedGPA", "pFedGPA
 
 
 class Options(ServerOptions):
-    finetune_epochs: int = option(0, "epochs of fine-tuning at the end; 0: as many as --epochs", ge=0)
+    finetune_epochs: int = option(0, "epochs of fine-tuning at the end; 0: as many as --epochs", ge=0, le=100_000)
     direct: bool = option(False, "also judge rows that are generated without inversion, as in the paper's ablation")
     warm_start: bool = option(False, "the first global row has columns that the loaded server generates")
     guided_updates: int = option(3, "new clients: local updates after which the server guides them", ge=0)
     guidance: float = option(0.0, "new clients: ω, what their own progress counts for beyond once", ge=-1)
     guided_start: int = option(20, "new clients: diffusion time at which guidance starts", ge=1)
     guided_steps: int = option(20, "new clients: reverse steps of one guidance", ge=1)
+
+    def fit(self, config: RunConfig, ranks: int) -> Iterable[Choice]:
+        yield from super().fit(config, ranks)
+        if self.guided_start > self.diffusion_steps:
+            yield Choice("guided_start", self.diffusion_steps, "it goes no further than --diffusion-steps")
+
+    def switches(self, config: RunConfig) -> Iterable[Switch]:
+        yield from super().switches(config)
+        guided = config.new_clients > 0 and self.guided_updates > 0
+        yield Switch("guided_updates", "--new-clients 10", config.new_clients > 0)
+        for name in ("guidance", "guided_start", "guided_steps"):
+            yield Switch(name, "--new-clients 10 and --guided-updates", guided)
 
     def check(self, config: RunConfig) -> None:
         super().check(config)
@@ -79,7 +91,7 @@ def round(fed: Federation, state: State, cohort: Cohort) -> State:
     fed.learn()
     made = _known_or(fed, w, fed.server.invert)
     if last:  # else the next round's download has them
-        fed.traffic.down += len(fed.sizes) * made.shape[1] * made.element_size()
+        fed.traffic.down += fed.num_holders * made.shape[1] * made.element_size()
     return State(w, made)
 
 

@@ -4,16 +4,18 @@
 gradient of φ, which holds the embeddings vᵢ too. The authors update φ after every single client. Read here: a round's
 cohort trains in parallel from one φ, and the sum of its gradients makes one step, so that as many clients' steps count
 as in their sequence; the mean is an option. No gradient leads to running statistics of batch norm: they are averaged
-as in FedAvg. Every rank holds φ and differentiates for its own clients. --epochs, --lr and the like are not used.
+as in FedAvg. Every rank holds φ and differentiates for its own clients. --epochs, --lr and the like are for new clients
+alone.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, ClassVar, Literal, cast
 
 from hpcfed import config
-from hpcfed.config import option
+from hpcfed.config import RunConfig, Switch, option
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,22 +30,36 @@ __all__ = ["Options", "State", "global_row", "init", "personal", "round", "welco
 
 class Options(config.Options):
     averages = False  # but for running statistics
+    trains_by: ClassVar[Mapping[str, str]] = {
+        "epochs": "inner_steps",
+        "batch_size": "inner_batch",
+        "lr": "inner_lr",
+        "lr_decay": "inner_lr",
+        "momentum": "inner_momentum",
+        "weight_decay": "inner_decay",
+        "clip": "inner_clip",
+    }
 
-    hn_hidden: int = option(100, "width of the hypernetwork", ge=1)
-    hn_layers: int = option(3, "hidden layers of the hypernetwork, after the one that takes the embedding", ge=0)
-    hn_embedding: int = option(0, "size of a client's embedding; 0: 1 + a quarter of the clients", ge=0)
+    hn_hidden: int = option(100, "width of the hypernetwork", ge=1, le=2**16)
+    hn_layers: int = option(
+        3, "hidden layers of the hypernetwork, after the one that takes the embedding", ge=0, le=1000
+    )
+    hn_embedding: int = option(0, "size of a client's embedding; 0: 1 + a quarter of the clients", ge=0, le=2**16)
     hn_lr: float = option(1e-2, "learning rate of the hypernetwork", gt=0)
     hn_momentum: float = option(0.9, "momentum of the hypernetwork", ge=0, lt=1)
     hn_decay: float = option(1e-3, "L2 decay of the hypernetwork", ge=0)
     hn_clip: float = option(50.0, "largest norm of the hypernetwork's gradient; 0: no limit", ge=0)
     hn_combine: Literal["sum", "mean"] = option("sum", "how gradients of a cohort's clients become one")
-    inner_steps: int = option(50, "steps of a client in a round", ge=1)
-    inner_batch: int = option(64, "samples of a client's step", ge=1)
+    inner_steps: int = option(50, "steps of a client in a round", ge=1, le=10**7)
+    inner_batch: int = option(64, "samples of a client's step", ge=1, lt=2**31)
     inner_lr: float = option(5e-3, "learning rate of a client", gt=0)
     inner_momentum: float = option(0.9, "momentum of a client; starts anew each round", ge=0, lt=1)
     inner_decay: float = option(5e-5, "L2 decay of a client", ge=0)
     inner_clip: float = option(50.0, "largest norm of a client's gradient; 0: no limit", ge=0)
     welcome_rounds: int = option(20, "rounds in which a new client's embedding is trained, and nothing else", ge=0)
+
+    def switches(self, config: RunConfig) -> Iterable[Switch]:
+        yield Switch("welcome_rounds", "--new-clients 10", config.new_clients > 0)
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,7 @@ def profile(settings: Settings, *, warmup: int, active: int, nvtx: bool) -> None
         folder = run(settings)
     if folder is None:
         return
+    settings = settings.on_device(gpu=watch.device.type == "cuda")
     record = read_run(folder)
     ceilings = {"float32": Ceilings.of(watch.device)}
     if getattr(settings.options, "server_precision", "fp32") == "bf16":

@@ -114,7 +114,7 @@ class RunRecord:
 
     @property
     def last_client_accuracy(self) -> np.ndarray:
-        """Every client's accuracy at the last evaluation; NaN for clients without test data. Empty when there was none."""
+        """Every client's accuracy at the last evaluation, NaN without test data; empty where nothing was evaluated."""
         evaluated = np.flatnonzero(~np.isnan(self.client_accuracy).all(1))
         return self.client_accuracy[evaluated[-1]] if len(evaluated) else self.client_accuracy[:0, 0]
 

@@ -290,7 +290,8 @@ def _threads(place: Place, places: tuple[Place, ...]) -> int:
     sharing = sum(p.host == place.host and bool(set(p.cores) & set(place.cores)) for p in places)
     share = len(place.cores) // sharing
     wanted = os.environ.get("OMP_NUM_THREADS", "")
-    return max(1, min(share, int(wanted)) if wanted.isdigit() else share)
+    known = wanted.isascii() and wanted.isdigit() and len(wanted) < 10  # more than nine digits is more than our share
+    return max(1, min(share, int(wanted)) if known else share)
 
 
 def _join(role_comm: Any, backend: str, device: torch.device) -> Pulse:

@@ -79,8 +79,7 @@ class Learnt:
 
 def steps_of(options: ServerOptions) -> dict[str, int]:
     """Steps of both networks."""
-    samples = {"autoencoder": options.autoencoder_samples, "denoiser": options.denoiser_samples}
-    return {name: -(-number // options.batch(name)) for name, number in samples.items()}
+    return {name: -(-options.samples(name) // options.batch(name)) for name in NETWORKS}
 
 
 def _tellers(name: str, steps: int, told: Told) -> Callable[[int], None]:

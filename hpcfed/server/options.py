@@ -1,11 +1,12 @@
 """What can be said about the server's model; imports no torch."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
 from hpcfed import config
-from hpcfed.config import option
+from hpcfed.config import Choice, Switch, option
 from hpcfed.errors import UserError, count
 from hpcfed.models import MODELS
 
@@ -25,6 +26,12 @@ class Size:
     """AdamW's learning rate."""
 
 
+SAMPLES = {"autoencoder": 100_000, "denoiser": 400_000}
+"""Samples that the networks see while they learn."""
+CPU_SAMPLES = {"autoencoder": 20_000, "denoiser": 80_000}
+"""The same for a server that is chosen for a CPU: measured on one core, two minutes for 3,658 generated columns."""
+BATCH = 50
+
 SIZES = {"small": Size(4, 32, 2, 3e-3), "paper": Size(64, 256, 5), "large": Size(512, 1024, 5)}
 """`paper`: 40 million parameters of the autoencoder for the CIFAR-10 network's last two layers; `large`: a billion."""
 
@@ -32,11 +39,17 @@ SIZES = {"small": Size(4, 32, 2, 3e-3), "paper": Size(64, 256, 5), "large": Size
 class ServerOptions(config.Options):
     has_server: ClassVar[bool] = True
 
-    server: Literal["small", "paper", "large"] = option("paper", "size of the server's networks", group="server")
-    server_width: int = option(
-        0, "channels of their first convolution, fastest as a power of two; 0: as --server says", group="server", ge=0
+    server: Literal["auto", "small", "paper", "large"] = option(
+        "auto", "size of the server's networks; auto: paper on a GPU, small with fewer samples on a CPU", group="server"
     )
-    server_latent: int = option(0, "size of the latent space; 0: as --server says", group="server", ge=0)
+    server_width: int = option(
+        0,
+        "channels of their first convolution, fastest as a power of two; 0: as --server says",
+        group="server",
+        ge=0,
+        le=2**16,
+    )
+    server_latent: int = option(0, "size of the latent space; 0: as --server says", group="server", ge=0, le=2**20)
     server_depth: int = option(0, "convolutions of the encoder; 0: as --server says", group="server", ge=0, le=12)
     generated_layers: int = option(
         0, "the server generates the last N layers with weights; 0: all, or the last two of more than 20,000 columns",
@@ -47,9 +60,15 @@ class ServerOptions(config.Options):
         0, "train the server after every R rounds too, and start the next one from generated rows; 0: once, at the end",
         group="server", ge=0,
     )  # fmt: skip
-    autoencoder_samples: int = option(100_000, "samples that the autoencoder sees", group="server", ge=1)
-    denoiser_samples: int = option(400_000, "samples that the denoiser sees", group="server", ge=1)
-    server_batch: int = option(50, "samples per step, over all server ranks", group="server", ge=1)
+    autoencoder_samples: int = option(
+        0, "samples that the autoencoder sees; 0: 100,000, or 20,000 where --server auto meets a CPU",
+        group="server", ge=0,
+    )  # fmt: skip
+    denoiser_samples: int = option(
+        0, "samples that the denoiser sees; 0: 400,000, or 80,000 where --server auto meets a CPU",
+        group="server", ge=0,
+    )  # fmt: skip
+    server_batch: int = option(BATCH, "samples per step, over all server ranks", group="server", ge=1)
     denoiser_batch: int = option(0, "samples per step of the denoiser; 0: as --server-batch", group="server", ge=0)
     server_micro_batch: int = option(
         0, "samples that a server rank takes at once; 0: its share of a step, smaller: gradients accumulate",
@@ -61,7 +80,7 @@ class ServerOptions(config.Options):
     server_decay: float = option(2e-6, "AdamW's weight decay", group="server", ge=0)
     input_noise: float = option(1e-3, "noise on the autoencoder's input while it learns", group="server", ge=0)
     latent_noise: float = option(0.1, "noise on its latents while it learns", group="server", ge=0)
-    diffusion_steps: int = option(1000, "T: steps from data to noise", group="server", ge=2)
+    diffusion_steps: int = option(1000, "T: steps from data to noise", group="server", ge=2, le=10**6)
     inversion_depth: int = option(100, "t0 ≤ T: how far an upload is diffused before it is generated anew",
                                   group="server", ge=0)  # fmt: skip
     inversion_noise: Literal["recorded", "fresh", "none"] = option(
@@ -87,6 +106,34 @@ class ServerOptions(config.Options):
     )  # fmt: skip
     server_load: str = option("", "start from this server.h5, saved by an earlier run", group="server")
     server_save: bool = option(True, "keep the trained server as server.h5 in the run's folder", group="server")
+
+    def fit(self, config: config.RunConfig, ranks: int) -> Iterable[Choice]:
+        if self.bank_rounds > config.rounds:
+            yield Choice(
+                "bank_rounds", config.rounds, f"the run has only {count(config.rounds, 'round')}; --rounds makes more"
+            )
+        if self.inversion_depth > self.diffusion_steps:
+            yield Choice("inversion_depth", self.diffusion_steps, "it goes no further than --diffusion-steps")
+        learning = config.server_ranks or ranks
+        if self.server_batch % learning or self.server_batch < 2 * learning:
+            share = max(2, -(-self.server_batch // learning))
+            reason = f"{learning} ranks share it evenly; --server-batch takes other multiples of {learning}"
+            yield Choice("server_batch", share * learning, reason)
+
+    def choose(self, *, gpu: bool) -> Iterable[Choice]:
+        few = self.server == "auto" and not gpu
+        if self.server == "auto":
+            other = "--server small asks for less" if gpu else "--server paper asks for the paper's"
+            device = "a GPU" if gpu else "a CPU, where larger ones take hours"
+            yield Choice("server", "paper" if gpu else "small", f"it learns on {device}; {other}")
+        for network in NETWORKS:
+            name, samples = f"{network}_samples", (CPU_SAMPLES if few else SAMPLES)[network]
+            if not getattr(self, name):
+                reason = "it learns on a CPU" if few else f"as --server {self.server} says"
+                yield Choice(name, samples, f"{reason}; {config.flag_of(name)} asks for others")
+
+    def switches(self, config: config.RunConfig) -> Iterable[Switch]:
+        yield Switch("inversion_noise", "an --inversion-depth above 0", self.inversion_depth > 0)
 
     def check(self, config: config.RunConfig) -> None:
         most = MODELS[config.network()].layers
@@ -119,9 +166,14 @@ class ServerOptions(config.Options):
         """Samples of one step."""
         return self.denoiser_batch or self.server_batch if network == "denoiser" else self.server_batch
 
+    def samples(self, network: str) -> int:
+        """Samples that a network sees while it learns."""
+        given: int = getattr(self, f"{network}_samples")
+        return given or SAMPLES[network]
+
     @property
     def size(self) -> Size:
-        preset = SIZES[self.server]
+        preset = SIZES["paper" if self.server == "auto" else self.server]
         return Size(
             self.server_width or preset.width,
             self.server_latent or preset.latent,

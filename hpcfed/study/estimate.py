@@ -114,6 +114,6 @@ def _learning(settings: Settings, layout: Layout) -> float:
         return 0.0
     autoencoder, denoiser = server_networks(options, layout)
     times = math.ceil(config.rounds / options.server_every) if options.server_every else 1
-    both = autoencoder.flops() * options.autoencoder_samples
-    both += denoiser.flops(options.size.latent) * options.denoiser_samples
+    both = autoencoder.flops() * options.samples("autoencoder")
+    both += denoiser.flops(options.size.latent) * options.samples("denoiser")
     return 3.0 * times * both

@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hpcfed import methods
-from hpcfed.config import RunConfig, Settings, by_option, check, load_toml, resolve
+from hpcfed.config import RunConfig, Settings, by_option, check, idle, load_toml, resolve
 from hpcfed.errors import UserError, did_you_mean
 from hpcfed.runtime.launcher import Launch
 
@@ -168,7 +168,13 @@ def _point(number: int, name: str, tables: Mapping[str, Mapping[str, Any]], path
         if option not in RunConfig.model_fields and option not in kind.model_fields:
             known = [*RunConfig.model_fields, *kind.model_fields, "ranks", "clients_per_rank"]
             raise UserError(f"{sources[option]}: unknown option{did_you_mean(option, known)}")
-    point = Point(number, name, values, resolve(values, sources, kind), ranks)
+    servers = values.get("server_ranks")
+    processes = ranks + (servers if isinstance(servers, int) else 0)
+    shared = [option for option in values if sources[option] == f"{path}: common.{option}"]
+    settings = resolve(values, sources, kind, shared=shared, ranks=processes)
+    unused = {option for option in idle(settings) if option in shared}  # what some points need, and this one does not
+    values = {option: value for option, value in values.items() if option not in unused}
+    point = Point(number, name, values, resolve(values, sources, kind, ranks=processes), ranks)
     try:
         check(point.settings, Launch("study", 0, point.processes))
     except UserError as error:

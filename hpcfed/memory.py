@@ -1,0 +1,32 @@
+"""How much memory this machine lets us use; imports no torch."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+
+def usable(groups: Path = Path("/proc/self/cgroup"), mounted: Path = Path("/sys/fs/cgroup")) -> int:
+    """Return the bytes of the machine's memory, or those that our control group may use where that is less."""
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min([machine, *_limits(groups, mounted)])
+
+
+def _limits(groups: Path, mounted: Path) -> Iterator[int]:
+    """Limits of our control group and of all above it; a batch system sets one for a job."""
+    try:
+        lines = groups.read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        root, name = (mounted / "memory", "memory.limit_in_bytes") if controllers else (mounted, "memory.max")
+        own = root / path.lstrip("/")
+        for folder in (own, *own.parents):
+            if not folder.is_relative_to(root):
+                break
+            try:
+                yield int((folder / name).read_text())
+            except (OSError, ValueError):  # there is none, or it says `max`
+                continue
