@@ -355,7 +355,7 @@ def test_clients_that_join_later_take_data_and_nothing_else() -> None:
 
 ROLES = TINY | {
     "server_engine": "deepspeed",
-    "server_micro_batch": 10,
+    "precision": "fp64",
     "autoencoder_samples": 400,
     "denoiser_samples": 400,
     "participation": 0.5,
@@ -364,7 +364,7 @@ ROLES = TINY | {
     "new_updates": 2,
     "direct": True,
 }
-"""Two micro-batches of ten for every step, on however many ranks."""
+"""Batches of twenty for every step, shared by however many ranks."""
 
 
 @pytest.fixture(scope="module")
@@ -385,6 +385,8 @@ def assert_same_run(folder: Path, expected: Path) -> None:
     assert one.newcomers.keys() == two.newcomers.keys() == {"random", "global model", "method"}
     for name in one.newcomers:
         np.testing.assert_allclose(one.newcomers[name], two.newcomers[name], atol=1e-6, err_msg=name)
+    first, expected_first = (losses(run, "autoencoder")[0, 0] for run in (folder, expected))
+    assert first == pytest.approx(expected_first, rel=1e-5), "of the same weights, samples and noise"
     for name, tolerance in {"autoencoder": 1e-4, "denoiser": 1e-3}.items():
         np.testing.assert_allclose(losses(folder, name), losses(expected, name), rtol=tolerance, err_msg=name)
     assert one.learnings[0].rows == two.learnings[0].rows == 9

@@ -934,7 +934,7 @@ def test_a_saved_server_is_numbers_and_json_and_nothing_is_unpickled(
 @settings(deadline=None)
 def test_a_batch_is_divided_without_rest_or_refused(batch: int, micro: int, ranks: int) -> None:
     options = ServerOptions(server_batch=batch, server_micro_batch=micro)
-    possible = batch % ranks == 0 and batch // ranks % (micro or 1) == 0 and (micro or batch // ranks) >= 2
+    possible = batch % ranks == 0 and batch // ranks % (micro or 1) == 0 and (micro or batch) >= 2
     if not possible:
         with pytest.raises(UserError, match=r"--server-(batch|micro-batch) \d+ "):
             batching(options, ranks, "autoencoder")
@@ -943,6 +943,11 @@ def test_a_batch_is_divided_without_rest_or_refused(batch: int, micro: int, rank
     assert divided.batch == batch and divided.ranks == ranks
     assert divided.micro == (micro or batch // ranks)
     assert divided.micro * divided.accumulation * ranks == batch
+    parts = [divided.part(number) for number in range(divided.accumulation * ranks)]
+    samples = [(draw, at) for draw, own in parts for at in range(divided.drawn)[own]]
+    assert len(set(samples)) == batch, "every sample that is drawn belongs to one micro-batch"
+    if not micro:
+        assert samples == [(0, at) for at in range(batch)], "on any number of ranks the same draw"
 
 
 def test_a_batch_that_cannot_be_divided_is_explained() -> None:

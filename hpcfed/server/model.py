@@ -172,27 +172,31 @@ class LatentDiffusion:
         network.to(self.place.device).eval()
 
     def _reconstruction(self, x: Tensor) -> Loss:
-        micro, latent = self._batching["autoencoder"].micro, self.options.size.latent
+        divided, latent = self._batching["autoencoder"], self.options.size.latent
         draw = self._draws("autoencoder")
+        count = divided.drawn
 
         def loss(network: Callable[..., Tensor], step: int, number: int) -> Tensor:
-            random = draw(step, number)
-            batch = x[torch.randint(len(x), (micro,), device=x.device, generator=random)]
-            noise = [torch.randn(shape, device=x.device, generator=random) for shape in (batch.shape, (micro, latent))]
-            return network(batch, (noise[0], noise[1]))
+            together, own = divided.part(number)
+            random = draw(step, together)
+            which = torch.randint(len(x), (count,), device=x.device, generator=random)
+            noise = [torch.randn(count, width, device=x.device, generator=random) for width in (x.shape[1], latent)]
+            return network(x[which[own]], (noise[0][own], noise[1][own]))
 
         return loss
 
     def _denoising(self, z: Tensor) -> Loss:
-        micro, schedule = self._batching["denoiser"].micro, self.schedule
+        divided, schedule = self._batching["denoiser"], self.schedule
         draw = self._draws("denoiser")
+        count = divided.drawn
 
         def loss(network: Callable[..., Tensor], step: int, number: int) -> Tensor:
-            random = draw(step, number)
-            batch = z[torch.randint(len(z), (micro,), device=z.device, generator=random)]
-            t = torch.randint(1, schedule.steps + 1, (micro,), device=z.device, generator=random)
-            noise = torch.randn(batch.shape, device=z.device, generator=random)
-            return F.mse_loss(network(schedule.noised(batch, t, noise), t), noise)
+            together, own = divided.part(number)
+            random = draw(step, together)
+            which = torch.randint(len(z), (count,), device=z.device, generator=random)[own]
+            t = torch.randint(1, schedule.steps + 1, (count,), device=z.device, generator=random)[own]
+            noise = torch.randn(count, z.shape[1], device=z.device, generator=random)[own]
+            return F.mse_loss(network(schedule.noised(z[which], t, noise), t), noise)
 
         return loss
 
@@ -251,7 +255,7 @@ class LatentDiffusion:
         return int(streams.generator(self._seed, f"server {purpose}", self._runs).integers(2**62))
 
     def _draws(self, purpose: str) -> Callable[[int, int], torch.Generator]:
-        """A generator that stands where (step, number of the micro-batch) says."""
+        """A generator that stands where (step, number of the draw) says."""
         base, random = self._number(purpose), torch.Generator(self.place.device)
         return lambda step, number: random.manual_seed((base + (step << 16) + number) % 2**63)
 

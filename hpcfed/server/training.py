@@ -1,8 +1,10 @@
 """Steps of AdamW on one of the server's networks: through DeepSpeed, or as a plain loop to compare with.
 
-A step's batch is divided into micro-batches; which samples and which noise a micro-batch has depends on the seed, the
-step and its number alone. So any division into micro-batches of one size, among ranks and accumulated passes, learns
-the same.
+A step's samples and noise are drawn for the whole batch, of which every rank takes its part, and batch norm takes its
+statistics over all of it. So any number of ranks learns the same, up to rounding. With --server-micro-batch each
+micro-batch is drawn and normalised by itself, as in DeepSpeed without synchronised statistics; which samples and which
+noise it has depends on the seed, the step and its number alone. So any division into micro-batches of that size, among
+ranks and accumulated passes, learns the same, but not what whole batches learn.
 """
 
 import contextlib
@@ -25,7 +27,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from hpcfed.errors import remark
-from hpcfed.server.networks import num_parameters
+from hpcfed.server.networks import num_parameters, share_statistics
 from hpcfed.server.options import Batching, ServerOptions
 
 Loss = Callable[[Callable[..., Tensor], int, int], Tensor]
@@ -178,6 +180,8 @@ def _callable(network: nn.Module, options: ServerOptions, batching: Batching, pl
     if place.device.type != "cuda":
         return network
     reason = uncaptured(options, batching)
+    if reason is None and batching.shared and _norms(network):
+        reason = f"ranks share batch norm's statistics (--server-micro-batch {batching.micro} has each its own)"
     if reason is None:
         return _Captured(network)
     if place.rank == 0:
@@ -256,6 +260,8 @@ class DeepSpeed:
         deepspeed = _deepspeed(place)
         self.network = network.to(place.device)
         self._batching, self._place, self._stage = batching, place, options.zero_stage
+        if batching.shared:
+            share_statistics(network)
         optimizer = _adamw(network, options, place.device)
         with _silently(), _one_local_rank():
             self._engine, self._optimizer, _, self._scheduler = deepspeed.initialize(
@@ -293,7 +299,7 @@ class DeepSpeed:
         return mean.double().cpu().numpy()
 
     def _agree(self) -> None:
-        """Batch norm saw other samples on every rank; its statistics become the mean over ranks."""
+        """Batch norm may have seen other samples on every rank; its statistics become the mean over ranks."""
         if self._place.size > 1:
             for buffer in self.network.buffers():
                 if buffer.is_floating_point():
