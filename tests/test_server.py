@@ -767,6 +767,18 @@ def test_accumulated_micro_batches_are_one_step(one_thread: None) -> None:
         assert losses[step] == pytest.approx(loss.item(), rel=1e-5)
 
 
+def test_a_network_that_diverges_is_named_and_stops_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "LOOK_EVERY", 4)
+    options = QUICK.model_copy(update={"server_lr": 1e30, "autoencoder_samples": 40 * QUICK.server_batch})
+    done: list[int] = []
+    with pytest.raises(ArithmeticError, match=r"autoencoder .* from step 2 of 40 on; try --server-lr below 1e\+30$"):
+        LatentDiffusion(WIDTHS, options, HERE, seed=1).learn(BANK, lambda name, step, steps: done.append(step))
+    assert done == [1, 2, 3, 4]
+    learning = LatentDiffusion(WIDTHS, QUICK.model_copy(update={"server_precision": "bf16"}), HERE, seed=1)
+    with pytest.raises(ArithmeticError, match=r"denoiser .* or --server-precision fp32$"):
+        learning._check_losses("denoiser", np.array([1.0, np.inf]))
+
+
 def test_the_denoiser_may_have_a_batch_of_its_own(one_thread: None) -> None:
     options = QUICK.model_copy(update={"denoiser_batch": 2 * QUICK.server_batch})
     report = LatentDiffusion(WIDTHS, options, HERE, seed=1).learn(BANK)

@@ -43,6 +43,10 @@ Told = Callable[[str, int, int], None]
 """Told of progress: the network, its steps done and their number."""
 
 
+class Diverged(ArithmeticError):
+    """What the server has learnt, or made, is not finite; every server rank finds the same."""
+
+
 @dataclass
 class Learnt:
     """What learning took, and how it went."""
@@ -148,6 +152,7 @@ class LatentDiffusion:
         begin = self._clock()
         with onlooker().span(name):
             report.losses[name] = learning.fit(loss, steps, _tellers(name, steps, told))
+        self._check_losses(name, report.losses[name])
         report.seconds[name] = self._clock() - begin
         report.note_peak(self.place.device)
         report.samples[name] = steps * self._batching[name].batch
@@ -157,6 +162,30 @@ class LatentDiffusion:
         del learning, network
         if report.parameters[name] >= LARGE or self.options.zero_stage or self.place.device.type == "cuda":
             gc.collect()  # DeepSpeed's objects hold each other, and with them moments and captured passes
+
+    def _check_losses(self, name: str, losses: np.ndarray) -> None:
+        bad = np.flatnonzero(~np.isfinite(losses))
+        if len(bad):
+            raise Diverged(
+                f"the server's {name} has diverged: its loss is not finite from step {bad[0] + 1} of {len(losses)} on; "
+                f"{self._advice()}"
+            )
+
+    def check_rows(self, verb: str, rows: Tensor, sound: Tensor | None = None) -> None:
+        """Raise where generated rows are not finite; `sound` says for which rows they should be, else for all."""
+        bad = ~rows.isfinite().all(1)
+        if sound is not None:
+            bad &= sound
+        number = int(bad.sum())
+        if number:
+            raise Diverged(
+                f"{number} of {len(rows)} rows that the server made ({verb}) are not finite; {self._advice()}"
+            )
+
+    def _advice(self) -> str:
+        """Name the options that keep networks from diverging."""
+        precision = " or --server-precision fp32" if self.options.server_precision == "bf16" else ""
+        return f"try --server-lr below {self.options.size.lr:g}{precision}"
 
     def _rebuilt(self, name: str, tensors: dict[str, Tensor]) -> None:
         """What DeepSpeed has wrapped is left behind; plain networks with the same tensors generate."""

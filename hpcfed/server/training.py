@@ -41,6 +41,8 @@ BUCKET = 500_000_000
 """Numbers that DeepSpeed sends at once at most, as it has it. It allocates as many, however small the network is."""
 BUCKET_UNIT = 1024
 """Buckets are multiples of it, as DeepSpeed wants them to be of some small number."""
+LOOK_EVERY = 500
+"""Steps between two looks at whether losses are still finite; a look waits for the device."""
 _LruCache = type(cache(lambda: None))
 NORM_MOMENTUM = 0.1
 """What a step's batch counts for in batch norm's running statistics."""
@@ -61,7 +63,10 @@ class Trainer(Protocol):
     network: nn.Module
 
     def fit(self, loss: Loss, steps: int, told: Callable[[int], None]) -> np.ndarray:
-        """Goes on for so many steps; the loss of each, over all ranks."""
+        """Goes on for so many steps; the loss of each, over all ranks.
+
+        Soon after a loss that is not finite it ends early; the losses of steps that were not made are zero.
+        """
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Whole parameters and buffers in float32 by name, where they are; they may go on changing with the network."""
@@ -222,6 +227,8 @@ class Plain:
             self._optimizer.zero_grad()
             self._scheduler.step()
             told(step + 1)
+            if _look(step) and not bool(losses.isfinite().all()):
+                break
         self._done += steps
         self.network.eval()
         return losses.double().cpu().numpy()
@@ -290,6 +297,8 @@ class DeepSpeed:
                 self._engine.step()
                 losses[step] += value.detach().float() / self._batching.accumulation
             told(step + 1)
+            if _look(step) and not self._finite(losses):
+                break
         self._done += steps
         self._engine.eval()
         self._agree()
@@ -297,6 +306,13 @@ class DeepSpeed:
         if self._place.size > 1:
             dist.all_reduce(mean)
         return mean.double().cpu().numpy()
+
+    def _finite(self, losses: Tensor) -> bool:
+        """Return whether the losses of all ranks are finite; every rank gets the same answer."""
+        bad = (~losses.isfinite()).sum()
+        if self._place.size > 1:
+            dist.all_reduce(bad)
+        return not bool(bad)
 
     def _agree(self) -> None:
         """Batch norm may have seen other samples on every rank; its statistics become the mean over ranks."""
@@ -416,6 +432,11 @@ def configuration(options: ServerOptions, batching: Batching, parameters: int) -
         "steps_per_print": 2**31,
         "timers": {"throughput": {"enabled": False}},  # it would wait for the device twice a step
     }
+
+
+def _look(step: int) -> bool:
+    """Return whether losses are looked at after this step."""
+    return (step + 1) % LOOK_EVERY == 0
 
 
 def _norms(network: nn.Module) -> list[nn.BatchNorm1d]:
