@@ -102,7 +102,7 @@ class Cell:
             return self.plain_words()
         own = f"--server {self.size} --server-precision {self.precision} --zero-stage {self.stage}"
         own += f" {FURTHER[self.further][0]}" if self.further else ""
-        own += f" --server-ranks {servers}" if servers else ""
+        own += f" --server-ranks {servers} --server-micro-batch {self.micro}" if servers else ""
         return f"{COMMON} {WORK[self.size]} {own} --backend {'nccl' if ranks > 2 else 'auto'}"
 
     def plain_words(self) -> str:

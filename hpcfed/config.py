@@ -28,19 +28,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", bound="Options")
 
-ANYWHERE = frozenset(
-    [
-        "out",
-        "overwrite",
-        "requeue",
-        "data_root",
-        "download",
-        "device",
-        "backend",
-        "checkpoint_every",
-        "checkpoint_minutes",
-    ]
-)
+_FOLDERS, _MACHINE = {"out", "overwrite", "requeue", "data_root", "download"}, {"device", "backend"}
+ANYWHERE = _FOLDERS | _MACHINE | {"checkpoint_every", "checkpoint_minutes"}
 """Options that may differ between calls on one folder of results, because no figure depends on them."""
 
 CHOSEN_LATER = {"server": "auto", "autoencoder_samples": 0, "denoiser_samples": 0}

@@ -79,20 +79,30 @@ def flat(tensors: dict[str, Tensor], *, buffers: bool) -> np.ndarray:
     return torch.cat([t for name, t in there.items() if ("running" in name) is buffers]).numpy()
 
 
-def reference(micro: int) -> Told:
-    """Every micro-batch of a step, one after the other, on this rank alone."""
+def reference(micro: int, *, shared: bool) -> Told:
+    """Every micro-batch of a step on this rank alone: one after the other, or `shared` as one batch."""
     model, loss, parts = network(0), loss_of(micro), BATCH // micro
+
+    def together(step: int) -> Tensor:
+        """The loss of what all micro-batches give to the network."""
+        given: list[Any] = []
+        for number in range(parts):
+            loss(lambda *inputs: given.append(inputs) or torch.zeros(()), step, number)
+        rows = torch.cat([batch for batch, _ in given])
+        return model(rows, (torch.cat([n[0] for _, n in given]), torch.cat([n[1] for _, n in given])))
+
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR, weight_decay=DECAY)
     losses = []
     for step in range(2 * HALF):
         for group in optimizer.param_groups:
             group["lr"] = LR * (1 + math.cos(math.pi * step / LENGTH)) / 2
-        values = [loss(model, step, number) for number in range(parts)]
+        values = [together(step)] if shared else [loss(model, step, number) for number in range(parts)]
         optimizer.zero_grad()
         torch.stack(values).mean().backward()
         optimizer.step()
-        losses.append(sum(value.item() for value in values) / parts)
-    return {"losses": np.array(losses), "weights": flat(dict(model.named_parameters()), buffers=False)}
+        losses.append(sum(value.item() for value in values) / len(values))
+    told = {"losses": np.array(losses), "weights": flat(dict(model.named_parameters()), buffers=False)}
+    return told | {"statistics": flat(model.state_dict(), buffers=True)}
 
 
 def held(learning: Trainer) -> Told:
@@ -197,11 +207,13 @@ def serve(world: worlds.World) -> Told:
 
     told = {"worlds": np.array([dist.get_world_size(), deepspeed.comm.get_world_size(), deepspeed.comm.get_rank()])}
     parts = {"initial": {"statistics": flat(network(0).state_dict(), buffers=True)}}
-    parts |= {f"reference {micro}": reference(micro) for micro in (4, 8)}
+    parts |= {"reference accumulated": reference(4, shared=False), "reference": reference(8, shared=True)}
     parts |= {f"checkpoint {engine}".strip(): checkpointed(engine) for engine in ("", "torch", "deepspeed")}
     parts["model"] = diffused(place, zero_stage=2, server_checkpointing=True)
     parts["model of zero 3"] = diffused(place, zero_stage=3)
-    parts["model alone"] = diffused(Place(world.device), server_engine="torch", server_micro_batch=8)
+    parts["model alone"] = diffused(Place(world.device), server_engine="torch")
+    parts["model of micro-batches"] = diffused(place, server_micro_batch=8)
+    parts["model of micro-batches alone"] = diffused(Place(world.device), server_engine="torch", server_micro_batch=8)
     for name, changed in WAYS.items():
         parts[name] = trained(changed, place, resumed=name in RESUMED)
     return told | {f"{name}/{key}": value for name, part in parts.items() for key, value in part.items()}

@@ -333,6 +333,14 @@ def test_pfedhn_has_the_authors_numbers() -> None:
     assert 0.0999 < float(first.abs().max()) <= 0.1 and abs(float(state.phi[:22].std()) - 1) < 0.5
 
 
+def test_pfedhn_does_not_end_with_a_hypernetwork_that_has_diverged() -> None:
+    """Also not in the last round, after which no client would complain of it."""
+    s = assembled(**HYPER, clients=4, rounds=1, hn_lr=1e30, precision="fp32")
+    state = s.method.round(s.federation, s.method.init(s.federation), s.federation.sample(0))
+    with pytest.raises(ArithmeticError, match=r"hypernetwork has diverged.*in round 1; try --hn-lr below 1e\+30$"):
+        evaluate(s, state)
+
+
 def test_pfedhn_generates_no_running_statistics() -> None:
     """They are the cohort's weighted mean, the same for every client; the rest of the row is generated."""
     small = {"hn_hidden": 1, "hn_layers": 0, "inner_steps": 1, "inner_batch": 2, "clients": 3, "precision": "fp32"}

@@ -30,7 +30,7 @@ from hpcfed.run import _welcome
 from hpcfed.server.model import LatentDiffusion
 from hpcfed.server.networks import Autoencoder
 from hpcfed.server.options import Batching
-from hpcfed.server.room import Bank, Request, Room
+from hpcfed.server.room import Answer, Bank, Request, Room
 from hpcfed.server.service import Among
 from hpcfed.server.training import Place, Plain
 from hpcfed.show import show
@@ -355,7 +355,7 @@ def test_clients_that_join_later_take_data_and_nothing_else() -> None:
 
 ROLES = TINY | {
     "server_engine": "deepspeed",
-    "server_micro_batch": 10,
+    "precision": "fp64",
     "autoencoder_samples": 400,
     "denoiser_samples": 400,
     "participation": 0.5,
@@ -364,7 +364,7 @@ ROLES = TINY | {
     "new_updates": 2,
     "direct": True,
 }
-"""Two micro-batches of ten for every step, on however many ranks."""
+"""Batches of twenty for every step, shared by however many ranks."""
 
 
 @pytest.fixture(scope="module")
@@ -385,6 +385,8 @@ def assert_same_run(folder: Path, expected: Path) -> None:
     assert one.newcomers.keys() == two.newcomers.keys() == {"random", "global model", "method"}
     for name in one.newcomers:
         np.testing.assert_allclose(one.newcomers[name], two.newcomers[name], atol=1e-6, err_msg=name)
+    first, expected_first = (losses(run, "autoencoder")[0, 0] for run in (folder, expected))
+    assert first == pytest.approx(expected_first, rel=1e-5), "of the same weights, samples and noise"
     for name, tolerance in {"autoencoder": 1e-4, "denoiser": 1e-3}.items():
         np.testing.assert_allclose(losses(folder, name), losses(expected, name), rtol=tolerance, err_msg=name)
     assert one.learnings[0].rows == two.learnings[0].rows == 9
@@ -497,6 +499,44 @@ def test_a_failing_rank_ends_all(culprit: str, ranks: int, rank: int, tmp_path: 
     assert when is not None and ended - float(when[1]) < 10
     record = read_run(tmp_path / "run")
     assert record.status == "failed" and "planted failure" in record.error
+
+
+def test_rows_that_are_not_finite_are_no_answer() -> None:
+    """They would be evaluated as if nothing had happened. What a client itself has spoilt is not the server's."""
+    room, clients = small_room(), np.arange(5)
+    rows = torch.randn(5, 20, generator=torch.Generator().manual_seed(0))
+
+    def ask(verb: Any, own: Tensor | None = None, **details: Any) -> Answer:
+        answer = room.handle([Request(verb, 0, clients, details, own)])[0]
+        assert answer is not None
+        return answer
+
+    room.handle([Request("bank", 0, clients, {"round": 0}, rows)])
+    assert not ask("learn").failure
+    spoilt = rows.clone()
+    spoilt[2, 3] = torch.nan
+    led = ask("guide", torch.cat([rows, spoilt]), strength=0.0, start=9, steps=4)
+    assert led.rows is not None and not led.failure and led.rows.isfinite().all(1).tolist() == [1, 1, 0, 1, 1]
+    with torch.no_grad():
+        cast(Tensor, room.model(0).denoiser.last.bias).fill_(torch.inf)
+    for verb in ("invert", "sample"):
+        assert re.match(rf"5 of 5 rows .* \({verb}\) are not finite; try --server-lr below 0.003", ask(verb).failure)
+    assert "(guide) are not finite" in ask("guide", torch.cat([rows, rows]), strength=0.0, start=9, steps=4).failure
+    assert not ask("reconstruct").failure, "which asks the autoencoder alone"
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_a_server_that_diverges_fails_the_run(ranks: int, tmp_path: Path, mpirun: Callable, hpcfed: Callable) -> None:
+    words = ["run", *flags(**TINY, server_lr=1e30, server_ranks=int(ranks > 1), out=tmp_path / "run")]
+    result = hpcfed(*words) if ranks == 1 else mpirun(ranks, "-m", "hpcfed", *words)
+    assert result.returncode == 1, result.stderr
+    line = (
+        "the server's autoencoder has diverged: its loss is not finite from step 2 of 5 on; try --server-lr below 1e+30"
+    )
+    told = [text for text in result.stderr.splitlines() if "hpcfed: rank" in text]
+    assert len(told) == 1 and "rank 0" in told[0] and line in told[0], result.stderr
+    record = read_run(tmp_path / "run")
+    assert record.status == "failed" and line in record.error and record.rounds_done == 3
 
 
 # A trained server in a file

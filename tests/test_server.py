@@ -767,6 +767,18 @@ def test_accumulated_micro_batches_are_one_step(one_thread: None) -> None:
         assert losses[step] == pytest.approx(loss.item(), rel=1e-5)
 
 
+def test_a_network_that_diverges_is_named_and_stops_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "LOOK_EVERY", 4)
+    options = QUICK.model_copy(update={"server_lr": 1e30, "autoencoder_samples": 40 * QUICK.server_batch})
+    done: list[int] = []
+    with pytest.raises(ArithmeticError, match=r"autoencoder .* from step 2 of 40 on; try --server-lr below 1e\+30$"):
+        LatentDiffusion(WIDTHS, options, HERE, seed=1).learn(BANK, lambda name, step, steps: done.append(step))
+    assert done == [1, 2, 3, 4]
+    learning = LatentDiffusion(WIDTHS, QUICK.model_copy(update={"server_precision": "bf16"}), HERE, seed=1)
+    with pytest.raises(ArithmeticError, match=r"denoiser .* or --server-precision fp32$"):
+        learning._check_losses("denoiser", np.array([1.0, np.inf]))
+
+
 def test_the_denoiser_may_have_a_batch_of_its_own(one_thread: None) -> None:
     options = QUICK.model_copy(update={"denoiser_batch": 2 * QUICK.server_batch})
     report = LatentDiffusion(WIDTHS, options, HERE, seed=1).learn(BANK)
@@ -934,7 +946,7 @@ def test_a_saved_server_is_numbers_and_json_and_nothing_is_unpickled(
 @settings(deadline=None)
 def test_a_batch_is_divided_without_rest_or_refused(batch: int, micro: int, ranks: int) -> None:
     options = ServerOptions(server_batch=batch, server_micro_batch=micro)
-    possible = batch % ranks == 0 and batch // ranks % (micro or 1) == 0 and (micro or batch // ranks) >= 2
+    possible = batch % ranks == 0 and batch // ranks % (micro or 1) == 0 and (micro or batch) >= 2
     if not possible:
         with pytest.raises(UserError, match=r"--server-(batch|micro-batch) \d+ "):
             batching(options, ranks, "autoencoder")
@@ -943,6 +955,11 @@ def test_a_batch_is_divided_without_rest_or_refused(batch: int, micro: int, rank
     assert divided.batch == batch and divided.ranks == ranks
     assert divided.micro == (micro or batch // ranks)
     assert divided.micro * divided.accumulation * ranks == batch
+    parts = [divided.part(number) for number in range(divided.accumulation * ranks)]
+    samples = [(draw, at) for draw, own in parts for at in range(divided.drawn)[own]]
+    assert len(set(samples)) == batch, "every sample that is drawn belongs to one micro-batch"
+    if not micro:
+        assert samples == [(0, at) for at in range(batch)], "on any number of ranks the same draw"
 
 
 def test_a_batch_that_cannot_be_divided_is_explained() -> None:

@@ -96,7 +96,14 @@ def round(fed: Federation, state: State, cohort: Cohort) -> State:
 
 
 def personal(fed: Federation, state: State, clients: np.ndarray) -> Tensor:
-    return _rows(fed, state, _hypernetwork(fed).embeddings(state.phi, _ids(fed, clients)))
+    rows = _rows(fed, state, _hypernetwork(fed).embeddings(state.phi, _ids(fed, clients)))
+    # Evaluation asks for them, too: after the last round no client would complain of them.
+    if not bool(rows.isfinite().all()):
+        lr = cast(Options, fed.options).hn_lr
+        raise ArithmeticError(
+            f"the hypernetwork has diverged: its rows are not finite in round {fed.round + 1}; try --hn-lr below {lr:g}"
+        )
+    return rows
 
 
 def global_row(state: State) -> None:

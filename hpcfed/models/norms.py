@@ -9,6 +9,7 @@ from functools import cache
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
@@ -19,6 +20,8 @@ _THREADS = 256
 _WIDTH = 64
 """Channels that a block takes of a sample, if groups are not larger."""
 _MOST = 8 * _THREADS
+_POSITIONS = (0, 2, 3)
+"""Dimensions of activations that batch norm sums over."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,12 @@ def batch_norm(
         return y
     numbers = (running.mean, running.var, cuda.aligned(weight.float()), cuda.aligned(bias.float()))
     normal = F.batch_norm(x.float(), *numbers, training=training, momentum=running.momentum, eps=eps)
+    return F.leaky_relu(normal, slope).to(x.dtype)
+
+
+def shared_batch_norm(x: Tensor, weight: Tensor, bias: Tensor, running: Running, *, eps: float, slope: float) -> Tensor:
+    """Batch norm in training and leaky ReLU, over the samples of all ranks; each must have equally many."""
+    normal: Tensor = _SharedBatchNorm.apply(x.float(), weight.float(), bias.float(), running, eps)
     return F.leaky_relu(normal, slope).to(x.dtype)
 
 
@@ -78,6 +87,40 @@ class _BatchNorm(torch.autograd.Function):
         means = (sums / (x.numel() // x.shape[1])).float()
         dx = _batch_apply(x, dy, numbers, means, ctx.slope)
         return dx, sums[1].float(), sums[0].float(), None, None, None
+
+
+class _SharedBatchNorm(torch.autograd.Function):
+    """One small collective each way. torch.nn.SyncBatchNorm would need GPUs, and a backend that gathers on them."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, running: Running, eps: float) -> Tensor:
+        own_var, own_mean = torch.var_mean(x, _POSITIONS, correction=0)
+        everyones = x.new_zeros(dist.get_world_size(), 2, x.shape[1])
+        everyones[dist.get_rank()] = torch.stack([own_mean, own_var])
+        dist.all_reduce(everyones)
+        means, variances = everyones.unbind(1)
+        mean = means.mean(0)
+        var = variances.mean(0) + (means - mean).square().mean(0)
+        ctx.rows = len(everyones) * (x.numel() // x.shape[1])
+        if running.momentum:
+            running.mean.lerp_(mean.to(running.mean.dtype), running.momentum)
+            unbiased = var * (ctx.rows / max(1, ctx.rows - 1))
+            running.var.lerp_(unbiased.to(running.var.dtype), running.momentum)
+        weight, bias = cuda.aligned(weight), cuda.aligned(bias)
+        ctx.save_for_backward(x, mean, (var + eps).rsqrt(), weight)
+        return F.batch_norm(x, mean, var, weight, bias, training=False, eps=eps)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        x, mean, rstd, weight = (t if t.ndim > 1 else t[:, None, None] for t in ctx.saved_tensors)
+        hat = (x - mean) * rstd
+        own = torch.stack([dy.sum(_POSITIONS), (dy * hat).sum(_POSITIONS)])
+        everyones = own.clone()
+        dist.all_reduce(everyones)
+        mean_dy, mean_dy_hat = (everyones / ctx.rows)[:, :, None, None]
+        dx = weight * rstd * (dy - mean_dy - hat * mean_dy_hat)
+        return dx, own[1], own[0], None, None  # weights' gradients are averaged over ranks with all others
 
 
 def _batch_sums(x: Tensor, dy: Tensor | None, numbers: Any, slope: float) -> Tensor:

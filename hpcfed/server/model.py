@@ -44,6 +44,10 @@ Told = Callable[[str, int, int], None]
 """Told of progress: the network, its steps done and their number."""
 
 
+class Diverged(ArithmeticError):
+    """What the server has learnt, or made, is not finite; every server rank finds the same."""
+
+
 @dataclass
 class Learnt:
     """What learning took, and how it went."""
@@ -148,6 +152,7 @@ class LatentDiffusion:
         begin = self._clock()
         with onlooker().span(name):
             report.losses[name] = learning.fit(loss, steps, _tellers(name, steps, told))
+        self._check_losses(name, report.losses[name])
         report.seconds[name] = self._clock() - begin
         report.note_peak(self.place.device)
         report.samples[name] = steps * self._batching[name].batch
@@ -160,6 +165,30 @@ class LatentDiffusion:
         if report.parameters[name] >= LARGE or self.options.zero_stage or self.place.device.type == "cuda":
             gc.collect()  # DeepSpeed's objects hold each other, and with them moments and captured passes
         rebuilt.to(self.place.device)
+
+    def _check_losses(self, name: str, losses: np.ndarray) -> None:
+        bad = np.flatnonzero(~np.isfinite(losses))
+        if len(bad):
+            raise Diverged(
+                f"the server's {name} has diverged: its loss is not finite from step {bad[0] + 1} of {len(losses)} on; "
+                f"{self._advice()}"
+            )
+
+    def check_rows(self, verb: str, rows: Tensor, sound: Tensor | None = None) -> None:
+        """Raise where generated rows are not finite; `sound` says for which rows they should be, else for all."""
+        bad = ~rows.isfinite().all(1)
+        if sound is not None:
+            bad &= sound
+        number = int(bad.sum())
+        if number:
+            raise Diverged(
+                f"{number} of {len(rows)} rows that the server made ({verb}) are not finite; {self._advice()}"
+            )
+
+    def _advice(self) -> str:
+        """Name the options that keep networks from diverging."""
+        precision = " or --server-precision fp32" if self.options.server_precision == "bf16" else ""
+        return f"try --server-lr below {self.options.size.lr:g}{precision}"
 
     def _rebuilt(self, name: str, tensors: dict[str, Tensor]) -> nn.Module:
         """What DeepSpeed has wrapped is left behind; plain networks with the same tensors generate."""
@@ -175,27 +204,31 @@ class LatentDiffusion:
         return network.eval()
 
     def _reconstruction(self, x: Tensor) -> Loss:
-        micro, latent = self._batching["autoencoder"].micro, self.options.size.latent
+        divided, latent = self._batching["autoencoder"], self.options.size.latent
         draw = self._draws("autoencoder")
+        count = divided.drawn
 
         def loss(network: Callable[..., Tensor], step: int, number: int) -> Tensor:
-            random = draw(step, number)
-            batch = x[torch.randint(len(x), (micro,), device=x.device, generator=random)]
-            noise = [torch.randn(shape, device=x.device, generator=random) for shape in (batch.shape, (micro, latent))]
-            return network(batch, (noise[0], noise[1]))
+            together, own = divided.part(number)
+            random = draw(step, together)
+            which = torch.randint(len(x), (count,), device=x.device, generator=random)
+            noise = [torch.randn(count, width, device=x.device, generator=random) for width in (x.shape[1], latent)]
+            return network(x[which[own]], (noise[0][own], noise[1][own]))
 
         return loss
 
     def _denoising(self, z: Tensor) -> Loss:
-        micro, schedule = self._batching["denoiser"].micro, self.schedule
+        divided, schedule = self._batching["denoiser"], self.schedule
         draw = self._draws("denoiser")
+        count = divided.drawn
 
         def loss(network: Callable[..., Tensor], step: int, number: int) -> Tensor:
-            random = draw(step, number)
-            batch = z[torch.randint(len(z), (micro,), device=z.device, generator=random)]
-            t = torch.randint(1, schedule.steps + 1, (micro,), device=z.device, generator=random)
-            noise = torch.randn(batch.shape, device=z.device, generator=random)
-            return F.mse_loss(network(schedule.noised(batch, t, noise), t), noise)
+            together, own = divided.part(number)
+            random = draw(step, together)
+            which = torch.randint(len(z), (count,), device=z.device, generator=random)[own]
+            t = torch.randint(1, schedule.steps + 1, (count,), device=z.device, generator=random)[own]
+            noise = torch.randn(count, z.shape[1], device=z.device, generator=random)[own]
+            return F.mse_loss(network(schedule.noised(z[which], t, noise), t), noise)
 
         return loss
 
@@ -254,7 +287,7 @@ class LatentDiffusion:
         return int(streams.generator(self._seed, f"server {purpose}", self._runs).integers(2**62))
 
     def _draws(self, purpose: str) -> Callable[[int, int], torch.Generator]:
-        """A generator that stands where (step, number of the micro-batch) says."""
+        """A generator that stands where (step, number of the draw) says."""
         base, random = self._number(purpose), torch.Generator(self.place.device)
         return lambda step, number: random.manual_seed((base + (step << 16) + number) % 2**63)
 

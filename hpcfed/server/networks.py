@@ -148,11 +148,15 @@ class _BatchNorm(nn.BatchNorm1d):
 
     counts = True
     """Whether a batch in training changes the statistics."""
+    shared = False
+    """Whether all ranks' samples are normalised together, as one batch."""
 
     def forward(self, x: Tensor) -> Tensor:
         assert self.running_mean is not None and self.running_var is not None
         momentum = (self.momentum or 0.0) if self.counts else 0.0
         running = norms.Running(self.running_mean, self.running_var, momentum)
+        if self.training and self.shared:
+            return norms.shared_batch_norm(x, self.weight, self.bias, running, eps=self.eps, slope=LEAK)
         return norms.batch_norm(x, self.weight, self.bias, running, training=self.training, eps=self.eps, slope=LEAK)
 
 
@@ -161,6 +165,13 @@ class _GroupNorm(nn.GroupNorm):
 
     def forward(self, x: Tensor, shift: Tensor) -> Tensor:  # type: ignore[override]
         return norms.group_norm(x, self.num_groups, self.weight, self.bias, shift, eps=self.eps)
+
+
+def share_statistics(network: nn.Module) -> None:
+    """Have batch norm normalise all ranks' samples together."""
+    for part in network.modules():
+        if isinstance(part, _BatchNorm):
+            part.shared = True
 
 
 def counted_once(module: nn.Module) -> Callable[..., Tensor]:

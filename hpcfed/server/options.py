@@ -71,7 +71,7 @@ class ServerOptions(config.Options):
     server_batch: int = option(BATCH, "samples per step, over all server ranks", group="server", ge=1)
     denoiser_batch: int = option(0, "samples per step of the denoiser; 0: as --server-batch", group="server", ge=0)
     server_micro_batch: int = option(
-        0, "samples that a server rank takes at once; 0: its share of a step, smaller: gradients accumulate",
+        0, "samples that a server rank takes at once, and batch norm normalises by; 0: a step's, over all ranks",
         group="server", ge=0,
     )  # fmt: skip
     server_lr: float = option(
@@ -189,15 +189,32 @@ class Batching:
     micro: int
     accumulation: int
     ranks: int
+    shared: bool = False
+    """Ranks normalise and draw for the whole batch, of which each has a part; else for every micro-batch by itself."""
 
     @property
     def batch(self) -> int:
         return self.micro * self.accumulation * self.ranks
 
+    @property
+    def drawn(self) -> int:
+        """Samples that are drawn together."""
+        return self.batch if self.shared else self.micro
+
+    def part(self, number: int) -> tuple[int, slice]:
+        """Return the draw that a micro-batch of a step belongs to, and its place in it."""
+        if not self.shared:
+            return number, slice(None)
+        return 0, slice(number * self.micro, (number + 1) * self.micro)
+
 
 def batching(options: ServerOptions, ranks: int, network: str) -> Batching:
-    """Micro-batch, accumulation and ranks, whose product is the network's batch."""
+    """Divide the network's batch among micro-batch, accumulation and ranks.
+
+    Without --server-micro-batch every number of ranks learns the same: ranks share the statistics of one batch.
+    """
     batch, micro = options.batch(network), options.server_micro_batch
+    shared = not micro and ranks > 1
     flag = "--denoiser-batch" if network == "denoiser" and options.denoiser_batch else "--server-batch"
     if batch % ranks:
         raise UserError(f"{flag} {batch} cannot be shared by {ranks} server ranks; use a multiple of {ranks}")
@@ -208,9 +225,9 @@ def batching(options: ServerOptions, ranks: int, network: str) -> Batching:
             f"--server-micro-batch {micro} does not divide the {share} samples of a server rank "
             f"({flag} {batch} on {ranks})"
         )
-    if micro < 2:
+    if (batch if shared else micro) < 2:
         raise UserError(f"{flag} {batch} leaves a micro-batch of {micro}; batch norm needs two samples")
-    return Batching(micro, share // micro, ranks)
+    return Batching(micro, share // micro, ranks, shared)
 
 
 def check_columns(options: ServerOptions, columns: int) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor
 from hpcfed.record import checkpoints
 from hpcfed.record.checkpoints import Part
 from hpcfed.record.watching import onlooker
-from hpcfed.server.model import LatentDiffusion, Learnt, Told
+from hpcfed.server.model import Diverged, LatentDiffusion, Learnt, Told
 from hpcfed.server.options import ServerOptions
 from hpcfed.server.training import Place
 
@@ -54,6 +54,8 @@ class Answer:
     """What the server took."""
     parts: tuple[Part, ...] = ()
     """Files of a checkpoint that the server has written."""
+    failure: str = ""
+    """Why there is no answer: the server has diverged."""
 
 
 class Bank:
@@ -135,6 +137,12 @@ class Room:
 
     def handle(self, requests: Sequence[Request]) -> list[Answer | None]:
         """Every worker's answer; None where nobody waits for one."""
+        try:
+            return self._handle(requests)
+        except Diverged as error:  # workers end the run: they know its folder, and who is to speak
+            return [Answer(failure=str(error)) for _ in requests]
+
+    def _handle(self, requests: Sequence[Request]) -> list[Answer | None]:
         begin = time.perf_counter()
         first = requests[0]
         seed, details = first.seed, first.details
@@ -161,10 +169,13 @@ class Room:
             case "sample":
                 order = np.argsort(np.concatenate([r.clients for r in requests]))
                 made = self.model(seed).sample(len(order))
+                self.model(seed).check_rows("sample", made)
                 rows = made[torch.from_numpy(np.argsort(order)).to(made.device)]  # the same for a client anywhere
             case "guide":
                 before, after = _all_rows(requests).split(sum(len(r.clients) for r in requests))
                 rows = self.model(seed).guide(before, after, **details)
+                trained = torch.isfinite(before).all(1) & torch.isfinite(after).all(1)
+                self.model(seed).check_rows("guide", rows, trained)  # a client may itself have failed
             case "recall" | "invert" | "reconstruct":
                 with onlooker().span(first.verb):
                     return self._generated(requests, begin)
@@ -206,6 +217,7 @@ class Room:
             case _:
                 made = model.invert(uploads, depth=requests[0].details.get("depth"))
                 kept = _kept(model, bank, clients[order][known], made)
+        model.check_rows(requests[0].verb, made)
         rows = made.new_zeros(len(clients), made.shape[1])
         rows[torch.from_numpy(order[known]).to(rows.device)] = made
         everyone = np.zeros(len(clients), bool)

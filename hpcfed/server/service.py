@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpcfed.errors import UserError, remark
+from hpcfed.errors import GRACE, UserError, remark
 from hpcfed.record.checkpoints import Part
 from hpcfed.runtime.collectives import Collectives
 from hpcfed.runtime.link import Link
@@ -114,7 +114,12 @@ class Server:
             return self._transport.ask(request), time.perf_counter() - begin
 
         self._count(request)
-        return self._collectives.in_turn(ask)
+        answer, seconds = self._collectives.in_turn(ask)
+        if answer.failure:
+            if not self._collectives.world.is_root:
+                time.sleep(GRACE)  # the root says it for all, and ends them
+            raise ArithmeticError(answer.failure)
+        return answer, seconds
 
     def _tell(self, request: Request) -> None:
         self._count(request)

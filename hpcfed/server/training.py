@@ -1,8 +1,10 @@
 """Steps of AdamW on one of the server's networks: through DeepSpeed, or as a plain loop to compare with.
 
-A step's batch is divided into micro-batches; which samples and which noise a micro-batch has depends on the seed, the
-step and its number alone. So any division into micro-batches of one size, among ranks and accumulated passes, learns
-the same.
+A step's samples and noise are drawn for the whole batch, of which every rank takes its part, and batch norm takes its
+statistics over all of it. So any number of ranks learns the same, up to rounding. With --server-micro-batch each
+micro-batch is drawn and normalised by itself, as in DeepSpeed without synchronised statistics; which samples and which
+noise it has depends on the seed, the step and its number alone. So any division into micro-batches of that size, among
+ranks and accumulated passes, learns the same, but not what whole batches learn.
 """
 
 import contextlib
@@ -25,7 +27,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from hpcfed.errors import remark
-from hpcfed.server.networks import num_parameters
+from hpcfed.server.networks import num_parameters, share_statistics
 from hpcfed.server.options import Batching, ServerOptions
 
 Loss = Callable[[Callable[..., Tensor], int, int], Tensor]
@@ -39,6 +41,8 @@ BUCKET = 50_000_000
 """Numbers that DeepSpeed sends at once at most. It allocates as many, some of them twice."""
 BUCKET_UNIT = 1024
 """Buckets are multiples of it, as DeepSpeed wants them to be of some small number."""
+LOOK_EVERY = 500
+"""Steps between two looks at whether losses are still finite; a look waits for the device."""
 _LruCache = type(cache(lambda: None))
 NORM_MOMENTUM = 0.1
 """What a step's batch counts for in batch norm's running statistics."""
@@ -59,7 +63,10 @@ class Trainer(Protocol):
     network: nn.Module
 
     def fit(self, loss: Loss, steps: int, told: Callable[[int], None]) -> np.ndarray:
-        """Goes on for so many steps; the loss of each, over all ranks."""
+        """Goes on for so many steps; the loss of each, over all ranks.
+
+        Soon after a loss that is not finite it ends early; the losses of steps that were not made are zero.
+        """
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Whole parameters and buffers in float32 by name, where they are; they may go on changing with the network."""
@@ -178,6 +185,8 @@ def _callable(network: nn.Module, options: ServerOptions, batching: Batching, pl
     if place.device.type != "cuda":
         return network
     reason = uncaptured(options, batching)
+    if reason is None and batching.shared and _norms(network):
+        reason = f"ranks share batch norm's statistics (--server-micro-batch {batching.micro} has each its own)"
     if reason is None:
         return _Captured(network)
     if place.rank == 0:
@@ -218,6 +227,8 @@ class Plain:
             self._optimizer.zero_grad()
             self._scheduler.step()
             told(step + 1)
+            if _look(step) and not bool(losses.isfinite().all()):
+                break
         self._done += steps
         self.network.eval()
         return losses.double().cpu().numpy()
@@ -256,6 +267,8 @@ class DeepSpeed:
         deepspeed = _deepspeed(place)
         self.network = network.to(place.device)
         self._batching, self._place, self._stage = batching, place, options.zero_stage
+        if batching.shared:
+            share_statistics(network)
         optimizer = _adamw(network, options, place.device)
         with _silently(), _one_local_rank():
             self._engine, self._optimizer, _, self._scheduler = deepspeed.initialize(
@@ -284,6 +297,8 @@ class DeepSpeed:
                 self._engine.step()
                 losses[step] += value.detach().float() / self._batching.accumulation
             told(step + 1)
+            if _look(step) and not self._finite(losses):
+                break
         self._done += steps
         self._engine.eval()
         self._agree()
@@ -292,8 +307,15 @@ class DeepSpeed:
             dist.all_reduce(mean)
         return mean.double().cpu().numpy()
 
+    def _finite(self, losses: Tensor) -> bool:
+        """Return whether the losses of all ranks are finite; every rank gets the same answer."""
+        bad = (~losses.isfinite()).sum()
+        if self._place.size > 1:
+            dist.all_reduce(bad)
+        return not bool(bad)
+
     def _agree(self) -> None:
-        """Batch norm saw other samples on every rank; its statistics become the mean over ranks."""
+        """Batch norm may have seen other samples on every rank; its statistics become the mean over ranks."""
         if self._place.size > 1:
             for buffer in self.network.buffers():
                 if buffer.is_floating_point():
@@ -412,6 +434,11 @@ def configuration(options: ServerOptions, batching: Batching, parameters: int) -
         "steps_per_print": 2**31,
         "timers": {"throughput": {"enabled": False}},  # it would wait for the device twice a step
     }
+
+
+def _look(step: int) -> bool:
+    """Return whether losses are looked at after this step."""
+    return (step + 1) % LOOK_EVERY == 0
 
 
 def _norms(network: nn.Module) -> list[nn.BatchNorm1d]:
