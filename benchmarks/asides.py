@@ -3,6 +3,7 @@
 The undisturbed runs that they are compared to are made once and shared by all trials.
 """
 
+import contextlib
 import json
 import os
 import random
@@ -16,7 +17,7 @@ from pathlib import Path
 
 import canaries
 import h5py
-from lives import PATIENCE, WORK, Job, Tally, differences, figures, program
+from lives import PATIENCE, WORK, Job, Tally, differences, figures, on_ranks, program
 
 from hpcfed.errors import one_line
 from hpcfed.record.checkpoints import CHECKPOINTS, MARKER
@@ -60,12 +61,13 @@ class References:
     def __init__(self, scratch: Path) -> None:
         self._scratch, self._lock = scratch, threading.Lock()
 
-    def run(self, *words: str) -> Path:
+    def run(self, *words: str, ranks: int = 1) -> Path:
         """The folder of a run with these words more."""
-        out = self._scratch / ("run" + "".join(words).replace("/", ""))
+        out = self._scratch / f"run-{ranks}{''.join(words)}"
         with self._lock:
             if not out.exists():
-                self._make(program(self._scratch, work(out, *words)))
+                command = program if ranks == 1 else on_ranks
+                self._make(command(self._scratch, work(out, *words)))
         return out
 
     def study(self) -> Path:
@@ -252,9 +254,11 @@ class Aside:
             self._remark("it has taken another job's run for its own", job)
 
     def _seeds(self) -> None:
-        """Two seeds of which one lacks its last checkpoint, or has it damaged."""
+        """Two seeds of which one lacks its last checkpoint, or has it damaged; some are stopped once more."""
+        ranks = self._chance.choice((1, 2))
+        command = program if ranks == 1 else on_ranks
         pace(self._orders, PACE)
-        job = self._start(program(self._orders, work(self._out, "--seeds", "0..1")))
+        job = self._start(command(self._orders, work(self._out, "--seeds", "0..1")))
         if not self._reach(job, done=6):  # two checkpoints are there
             return
         job.end()
@@ -268,10 +272,24 @@ class Aside:
                 shutil.rmtree(newest)
             else:
                 damage(self._chance.choice(sorted(newest.iterdir())), self._chance)
+        if self._chance.random() < 0.4:
+            self._stop_again(command(self._orders, ["run", "--resume", str(self._out)]))
         pace(self._orders, 0)
-        self._resume(self._out)
-        whole = self._references.run("--seeds", "0..1")
+        self._resume(self._out, command)
+        whole = self._references.run("--seeds", "0..1", ranks=ranks)
         self._compare([(whole / f"seed-{seed}", self._out / f"seed-{seed}") for seed in (0, 1)])
+
+    def _stop_again(self, command: list[str]) -> None:
+        """Ask a run that goes on with uneven seeds to stop: all seeds must agree."""
+        job = self._start(command)
+        job.begin()
+        job.until(lambda: False, self._chance.uniform(0, 4 * PACE))
+        begin = time.monotonic()
+        for process in job.ranks() or [job.process.pid]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGUSR2)
+        if self._end(job, begin) and job.process.returncode not in (0, STOPPED):
+            self._remark("it has not stopped as it should", job)
 
     def _twice(self) -> None:
         """A run whose folder, or one seed's, is meant for a second run while the first is at work."""
@@ -332,8 +350,8 @@ class Aside:
             self.tally.slowest = max(self.tally.slowest, time.monotonic() - begin)
         return ended
 
-    def _resume(self, out: Path) -> None:
-        job = self._start(program(self._orders, ["run", "--resume", str(out)]))
+    def _resume(self, out: Path, command: Callable[[Path, list[str]], list[str]] = program) -> None:
+        job = self._start(command(self._orders, ["run", "--resume", str(out)]))
         if self._end(job) and job.process.returncode:
             self._remark("it cannot go on", job)
 

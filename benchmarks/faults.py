@@ -159,7 +159,7 @@ class Campaign:
             withdraw(orders)
             job = Job(on_ranks(orders, words))
             try:
-                job.begin(PATIENCE / 2 if self._laid else PATIENCE)
+                job.begin()
                 if self._laid and self._was_refused(job, out):
                     continue
                 if not self._own and job.reported():
@@ -379,7 +379,7 @@ class Campaign:
         self._own = canaries.own(again)
         self._lay(kind, again, how="--overwrite")
         job = Job([sys.executable, "-m", "hpcfed", *WORK, "--rounds", "3", "--out", str(again), "--overwrite"])
-        job.until(lambda: False, PATIENCE / 2)
+        job.until(lambda: False, PATIENCE)
         self._judge(job)
         self._look(again)
         self._take_up(again)

@@ -94,9 +94,9 @@ class Job:
         found = subprocess.run(["pgrep", "-P", str(self.process.pid)], capture_output=True, text=True).stdout
         return [int(number) for number in found.split()]
 
-    def begin(self, seconds: float) -> None:
-        """Wait until it has told of a round, for so many seconds at most."""
-        self.until(lambda: self.reported() > 0, seconds)
+    def begin(self) -> None:
+        """Wait until it has told of a round."""
+        self.until(lambda: self.reported() > 0, PATIENCE)
 
     def until(self, condition: Callable[[], bool], seconds: float) -> bool:
         """Return whether it has come true while the run was alive, or at its end."""
