@@ -192,14 +192,19 @@ def fifo(case: Path, chance: random.Random) -> Commands:
 
 def device(case: Path, chance: random.Random) -> Commands:
     """A device that never ends, holds nothing or takes nothing, or a link to it."""
-    what, path = _victim(case, chance)
     name, number = chance.choice((("zero", 5), ("null", 3), ("full", 7), ("random", 8)))
+    if chance.random() < 0.2:  # results that are written to one, as to /dev/null, must not take its place
+        with contextlib.suppress(PermissionError):  # root alone may make them
+            os.mknod(case / "outside/null", 0o20666, os.makedev(1, 3))
+            out = ["--unfinished", chance.choice(("--out", "--csv", "--json")), str(case / "outside/null")]
+            return [["report", str(case / "run"), "--out", str(case / "page.html"), *out]]
+    what, path = _victim(case, chance)
     canaries.remove(path)
     try:
         if chance.random() < 0.5:
             raise PermissionError
         os.mknod(path, 0o20666, os.makedev(1, number))
-    except PermissionError:  # root alone may make them
+    except PermissionError:
         path.symlink_to(f"/dev/{name}")
     return commands(case, what)
 
@@ -492,8 +497,10 @@ def judge(code: Any, out: str, err: str) -> tuple[str, str]:
         return "tracebacks", err[-2000:]
     if any(not (letter in "\n\t" or letter.isprintable() or letter > "\x9f") for letter in out + err):
         return "raw escapes", repr((out + err)[-2000:])
-    lines = [line for line in err.splitlines() if not line.startswith("hpcfed: left out: ")]  # one for every file
-    if code == 2 and (len(lines) != 1 or out):
+    # A report names every file that it leaves out; a run may have begun to speak before it is refused.
+    lines = [line for line in err.splitlines() if not line.startswith("hpcfed: left out: ")]
+    refusals = [line for line in lines if line.startswith("hpcfed: ")]
+    if code == 2 and (out or len(refusals) != 1 or refusals != lines[-1:]):
         return "many lines", err[-2000:]
     return ("refused in one line", err) if code == 2 else ("read fine", "")
 
