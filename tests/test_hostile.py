@@ -22,7 +22,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from benchmarks import fuzz, publishing
 from hpcfed import cli
 from hpcfed.errors import UserError
 from hpcfed.record import checkpoints, guarded
@@ -30,6 +29,12 @@ from hpcfed.record.folder import check_plain
 from hpcfed.record.publish import publish
 from hpcfed.record.reading import read_run
 from tests.test_cli import mistake
+
+# Benchmarks import their siblings as scripts do.
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
+
+import fuzz
+import publishing
 
 ROOT = Path(__file__).parents[1]
 
@@ -50,12 +55,32 @@ def run(originals: Path, tmp_path: Path) -> Path:
 
 
 def test_hundreds_of_changed_files(originals: Path) -> None:
-    """A short form of the benchmark: all kinds of changes to all kinds of files."""
-    table = fuzz.campaign(originals, 2 * len(fuzz.KINDS) * len(fuzz.FILES), seed=1)
-    total = sum(table.values(), Counter())
-    assert set(table) == set(fuzz.KINDS)
-    assert set(total) == {"read fine", "refused in one line"}, total
-    assert min(total.values()) > 10, total
+    """A short form of the benchmark: all kinds of changes to all kinds of HDF5 files, and all other cases."""
+    files = fuzz.campaign(originals, len(fuzz.KINDS) * len(fuzz.FILES), seed=1, kinds=fuzz.KINDS)
+    cases = fuzz.campaign(originals, 3 * len(fuzz.CASES), seed=1, kinds=tuple(fuzz.CASES))
+    for table, kinds in ((files, fuzz.KINDS), (cases, fuzz.CASES)):
+        total = sum(table.values(), Counter())
+        assert set(table) == set(kinds)
+        assert set(total) == {"read fine", "refused in one line"}, total
+        assert min(total.values()) > 5, total
+
+
+@pytest.mark.parametrize(
+    ("code", "out", "err", "outcome"),
+    [
+        (0, "status: complete\n", "", "read fine"),
+        (2, "", "hpcfed: no such folder: x\n", "refused in one line"),
+        (2, "", "hpcfed: left out: x\nhpcfed: there is no run\n", "refused in one line"),
+        (2, "", "hpcfed: this\nand that\n", "many lines"),
+        (2, "", "hpcfed: this\nhpcfed: that\n", "many lines"),
+        (1, "", "Traceback (most recent call last):\n", "tracebacks"),
+        (75, "", "", "tracebacks"),
+        (0, "a\x1b[2Jb\n", "", "raw escapes"),
+        (2, "", "hpcfed: a\x9bb\n", "raw escapes"),
+    ],
+)
+def test_what_a_command_has_said_is_judged(code: int, out: str, err: str, outcome: str) -> None:
+    assert fuzz.cases.judge(code, out, err)[0] == outcome
 
 
 def external_link(file: h5py.File, outside: Path) -> None:

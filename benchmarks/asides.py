@@ -1,0 +1,449 @@
+"""Trials of benchmarks/faults.py that have short runs of their own, of a single process each.
+
+The undisturbed runs that they are compared to are made once and shared by all trials.
+"""
+
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import canaries
+import h5py
+from lives import PATIENCE, WORK, Job, Tally, differences, figures, on_ranks, program
+
+from hpcfed.errors import one_line
+from hpcfed.record.checkpoints import CHECKPOINTS, MARKER
+from hpcfed.record.reading import read_run
+from hpcfed.runtime.signals import STOPPED
+from hpcfed.study.gather import TrialRecord, read_gathered
+
+ASIDE = ("hangup-alone", "study", "requeue", "seeds", "twice")
+ROUNDS = 15
+PACE = 0.1
+"""Seconds of a round while a fault is waited for."""
+ROOT = Path(__file__).parents[1]
+STUDY = """title = "two points"
+[common]
+model = "mlp"
+method = "fedper"
+precision = "fp32"
+deterministic = true
+device = "cpu"
+rounds = 5
+epochs = 1
+ranks = 1
+[sweep]
+clients = [3, 4]
+"""
+SRUN = """#!/usr/bin/env bash
+# Starts one process in place of Slurm's, with faults on order.
+while [[ $1 == -* ]]; do shift; done
+python=$1
+shift 3
+exec "$python" "{faulty}" "{orders}" "$@"
+"""
+SCONTROL = """#!/usr/bin/env bash
+echo "$@" >> "{folder}/requeued"
+"""
+
+
+class References:
+    """Undisturbed runs, each made when it is first asked for."""
+
+    def __init__(self, scratch: Path) -> None:
+        self._scratch, self._lock = scratch, threading.Lock()
+
+    def run(self, *words: str, ranks: int = 1) -> Path:
+        """The folder of a run with these words more."""
+        out = self._scratch / f"run-{ranks}{''.join(words)}"
+        with self._lock:
+            if not out.exists():
+                command = program if ranks == 1 else on_ranks
+                self._make(command(self._scratch, work(out, *words)))
+        return out
+
+    def study(self) -> Path:
+        out = self._scratch / "study"
+        with self._lock:
+            if not out.exists():
+                (self._scratch / "study.toml").write_text(STUDY)
+                self._make(study(self._scratch / "study.toml", out))
+        return out
+
+    def of_another_job(self) -> Path:
+        """A run that a job has left unfinished, to go on with it later."""
+        out = self._scratch / "another"
+        with self._lock:
+            if not out.exists():
+                queue = Queue(self._scratch / "queue", job=41)
+                pace(queue.orders, PACE)
+                job = queue.start(0, work(out))
+                job.until(lambda: job.reported() > 6, PATIENCE)
+                os.kill(job.process.pid, signal.SIGUSR2)
+                ended = job.wait(PATIENCE)
+                if not ended or not list(out.glob(f"{CHECKPOINTS}/*/{MARKER}")):
+                    raise RuntimeError(f"a run cannot be stopped:\n{job.told()}")
+        return out
+
+    def _make(self, command: list[str]) -> None:
+        job = Job(command)
+        if not job.wait(2 * PATIENCE) or job.process.returncode:
+            raise RuntimeError(f"an undisturbed run does not work:\n{job.told()}")
+
+
+class Queue:
+    """What slurm/run.sbatch sees of Slurm: variables, and stubs of its commands."""
+
+    def __init__(self, folder: Path, *, job: int) -> None:
+        self.orders, self._bin, self._job = folder / "orders", folder / "bin", job
+        self.requeued = folder / "requeued"
+        self.orders.mkdir(parents=True)
+        self._bin.mkdir()
+        faulty = Path(__file__).with_name("faulty.py")
+        for name, text in {"srun": SRUN, "scontrol": SCONTROL}.items():
+            (self._bin / name).write_text(text.format(faulty=faulty, orders=self.orders, folder=folder))
+            (self._bin / name).chmod(0o755)
+
+    def start(self, restarts: int, words: list[str], folder: Path | None = None) -> Job:
+        """Start the script as Slurm does when a job has been queued again so many times."""
+        variables = {"SLURM_JOB_ID": str(self._job), "SLURM_SUBMIT_DIR": str(ROOT), "PYTHON": sys.executable}
+        if restarts:
+            variables["SLURM_RESTART_COUNT"] = str(restarts)
+        variables["PATH"] = f"{self._bin}:{os.environ['PATH']}"
+        return Job(["bash", str(ROOT / "slurm/run.sbatch"), *words[1:]], folder=folder, **variables)
+
+
+class Aside:
+    """One trial in a folder of its own."""
+
+    def __init__(self, kind: str, place: Path, chance: random.Random, references: References) -> None:
+        self.kind, self.tally = kind, Tally()
+        self._place, self._chance, self._references = place, chance, references
+        self._orders, self._out, self._outside = place / "orders", place / "run", place / "outside"
+        self._jobs: list[Job] = []
+
+    def go(self) -> Tally:
+        """Do it; without a trial in the tally the fault came too late."""
+        self._orders.mkdir(parents=True)
+        canaries.build(self._outside)
+        before = canaries.snapshot(self._outside)
+        trials: dict[str, Callable[[], None]] = {
+            "hangup-alone": self._hangup,
+            "study": self._study,
+            "requeue": self._requeue,
+            "seeds": self._seeds,
+            "twice": self._twice,
+        }
+        try:
+            trials[self.kind]()
+        except Exception as error:
+            self._remark(f"the trial itself has failed: {one_line(error)}")
+        finally:
+            for job in self._jobs:
+                job.end()
+        self._count_touched(canaries.touched(before, canaries.snapshot(self._outside)))
+        shutil.rmtree(self._place)
+        return self.tally
+
+    def _hangup(self) -> None:
+        """A run without mpirun whose terminal goes away."""
+        pace(self._orders, PACE)
+        job = self._start(program(self._orders, work(self._out)))
+        if not self._reach(job):
+            return
+        os.kill(job.process.pid, signal.SIGHUP)
+        time.sleep(PACE)
+        self._strike(job)
+        pace(self._orders, 0)
+        self._end(job)
+        self._count_lost(job, self._out)
+        if job.process.returncode:
+            self._remark("the run has ended", job)
+            self._resume(self._out)
+        self._compare([(self._references.run(), self._out)])
+
+    def _study(self) -> None:
+        """A study that is killed, and started again until it is complete; its run may live on meanwhile."""
+        file, out = self._place / "study.toml", self._out
+        file.write_text(STUDY)
+        whole = self._references.study()
+        job = self._start(study(file, out))
+        job.until(lambda: False, self._chance.uniform(0.5, 9.0))
+        if not job.alive:
+            return
+        orphan = self._chance.random() < 0.5
+        if orphan:
+            os.kill(job.process.pid, signal.SIGKILL)
+        else:
+            os.killpg(job.process.pid, signal.SIGKILL)
+        self._strike(job)
+        job.process.wait()
+        for _ in range(20):
+            living = alive(job.process.pid)
+            again = self._start(study(file, out))
+            if not self._end(again) or again.process.returncode == 0:
+                break
+            if not living:
+                self._remark("the study cannot go on", again)
+                break
+            if again.process.returncode == 2 and again.refusal() is None:
+                self._remark("not refused in one line", again)
+            time.sleep(0.5)
+        self._compare_studies(whole, out)
+
+    def _requeue(self) -> None:
+        """A job that is queued again twice; or one that finds the folder of another job."""
+        queue = Queue(self._place / "queue", job=42)
+        if self._chance.random() < 0.4:
+            self._find_another(queue)
+            return
+        pace(queue.orders, PACE)
+        named = self._chance.random() < 0.5
+        words = work(self._out) if named else work()
+        out = self._out if named else self._place / "runs/slurm-42"
+        done = 0
+        for restarts in (0, 1):
+            job = self._keep(queue.start(restarts, words, self._place))
+            if not self._hit_job(job, queue, out, done):
+                return
+            done = max(done, job.reported())
+        pace(queue.orders, 0)
+        job = self._keep(queue.start(2, words, self._place))
+        if self._end(job) and job.process.returncode:
+            self._remark("it cannot go on", job)
+        self._compare([(self._references.run(), out)])
+
+    def _hit_job(self, job: Job, queue: Queue, out: Path, done: int) -> bool:
+        """End a job early or in a later round, as a node that fails or as a limit of time; False: it was too late."""
+        if self._chance.random() < 0.25:
+            job.until(lambda: False, self._chance.uniform(0.2, 3.0))
+        elif not self._reach(job, done):
+            return False
+        asked = job.reported() > 0 and self._chance.random() < 0.6
+        begin = time.monotonic()
+        if asked:
+            os.kill(job.process.pid, signal.SIGUSR2)
+        else:
+            job.end()
+        self._strike(job)
+        self._end(job, begin)
+        told = job.reported()
+        if told:
+            self._count_lost(job, out)
+        if asked and (job.process.returncode != STOPPED or not queue.requeued.exists()):
+            self._remark("it does not ask to be queued again", job)
+        return True
+
+    def _find_another(self, queue: Queue) -> None:
+        """A job that is queued again before it has made its folder, in which another job's run is."""
+        shutil.copytree(self._references.of_another_job(), self._out)
+        before = canaries.snapshot(self._out, folders=False)
+        job = self._keep(queue.start(self._chance.choice((1, 2)), work(self._out), self._place))
+        self._strike(job)
+        self._end(job)
+        self._count_touched(canaries.touched(before, canaries.snapshot(self._out, folders=False)))
+        if job.process.returncode == 0:
+            self._remark("it has taken another job's run for its own", job)
+
+    def _seeds(self) -> None:
+        """Two seeds of which one lacks its last checkpoint, or has it damaged; some are stopped once more."""
+        ranks = self._chance.choice((1, 2))
+        command = program if ranks == 1 else on_ranks
+        pace(self._orders, PACE)
+        job = self._start(command(self._orders, work(self._out, "--seeds", "0..1")))
+        if not self._reach(job, done=6):  # two checkpoints are there
+            return
+        job.end()
+        self._strike(job)
+        for seed in (0, 1):
+            self._count_lost(job, self._out / f"seed-{seed}")
+        found = sorted(self._out.glob(f"seed-{self._chance.randrange(2)}/{CHECKPOINTS}/*/{MARKER}"))
+        if found:
+            newest = found[-1].parent
+            if self._chance.random() < 0.5:
+                shutil.rmtree(newest)
+            else:
+                damage(self._chance.choice(sorted(newest.iterdir())), self._chance)
+        if self._chance.random() < 0.4:
+            self._stop_again(command(self._orders, ["run", "--resume", str(self._out)]))
+        pace(self._orders, 0)
+        self._resume(self._out, command)
+        whole = self._references.run("--seeds", "0..1", ranks=ranks)
+        self._compare([(whole / f"seed-{seed}", self._out / f"seed-{seed}") for seed in (0, 1)])
+
+    def _stop_again(self, command: list[str]) -> None:
+        """Ask a run that goes on with uneven seeds to stop: all seeds must agree."""
+        job = self._start(command)
+        job.begin()
+        job.until(lambda: False, self._chance.uniform(0, 4 * PACE))
+        begin = time.monotonic()
+        for process in job.ranks() or [job.process.pid]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGUSR2)
+        if self._end(job, begin) and job.process.returncode not in (0, STOPPED):
+            self._remark("it has not stopped as it should", job)
+
+    def _twice(self) -> None:
+        """A run whose folder, or one seed's, is meant for a second run while the first is at work."""
+        pace(self._orders, PACE)
+        job = self._start(program(self._orders, work(self._out, "--seeds", "0..1")))
+        if not self._reach(job, most=ROUNDS // 2):
+            return
+        pace(self._orders, 1.0)
+        other = self._chance.choice((self._out, self._out / "seed-0"))
+        seeds = ["--seeds", "0..1"] if other == self._out else []
+        resume = self._chance.random() < 0.5
+        words = ["run", "--resume", str(other)] if resume else work(other, *seeds, "--overwrite")
+        second = self._start([sys.executable, "-m", "hpcfed", *words])
+        self._end(second)
+        if not job.alive:
+            if job.process.returncode:
+                self._strike(job)
+                self._remark("the second has ended the first", job)
+            return
+        self._strike(job)
+        if second.refusal() is None:
+            self._remark(f"{' '.join(words[1:3])} is not refused while a run is at work there", second)
+        pace(self._orders, 0)
+        if self._end(job) and job.process.returncode:
+            self._remark("the first run is disturbed", job)
+        whole = self._references.run("--seeds", "0..1")
+        self._compare([(whole / f"seed-{seed}", self._out / f"seed-{seed}") for seed in (0, 1)])
+
+    def _start(self, command: list[str]) -> Job:
+        return self._keep(Job(command, folder=self._place))
+
+    def _keep(self, job: Job) -> Job:
+        """End it with the trial, whatever happens."""
+        self._jobs.append(job)
+        return job
+
+    def _reach(self, job: Job, done: int = 0, most: int = ROUNDS - 2) -> bool:
+        """Wait for some round beyond those that are done; False where the run has ended before."""
+        aim = self._chance.randint(min(done + 1, most), most)
+        job.until(lambda: job.reported() >= aim, PATIENCE)
+        if job.alive:
+            return True
+        if job.process.returncode:
+            self._strike(job)
+            self._remark("it has ended, though nothing was done to it", job)
+        return False
+
+    def _strike(self, job: Job) -> None:
+        """Count the fault, once in a trial."""
+        self.tally.trials = 1
+        self.tally.reported = max(self.tally.reported, job.reported())
+
+    def _end(self, job: Job, begin: float | None = None) -> bool:
+        """Wait for the end of a run."""
+        ended = job.wait(PATIENCE)
+        self.tally.hangs += not ended
+        if begin is not None:
+            self.tally.slowest = max(self.tally.slowest, time.monotonic() - begin)
+        return ended
+
+    def _resume(self, out: Path, command: Callable[[Path, list[str]], list[str]] = program) -> None:
+        job = self._start(command(self._orders, ["run", "--resume", str(out)]))
+        if self._end(job) and job.process.returncode:
+            self._remark("it cannot go on", job)
+
+    def _count_lost(self, job: Job, out: Path) -> None:
+        try:
+            self.tally.lost += max(0, job.reported() - int(read_run(out).rounds_done))
+        except Exception as error:
+            self.tally.corrupt += 1
+            self._remark(one_line(error), job)
+
+    def _count_touched(self, names: Sequence[str]) -> None:
+        self.tally.touched += len(names)
+        if names:
+            self._remark(f"touched: {', '.join(names[:4])}")
+
+    def _compare(self, pairs: Sequence[tuple[Path, Path]]) -> None:
+        self.tally.compared = 1
+        try:
+            different = [name for whole, out in pairs for name in differences(whole, out)]
+        except Exception as error:
+            different = [one_line(error)]
+        self.tally.same = int(not different)
+        if different:
+            self._remark(f"different from an undisturbed run: {', '.join(different)}")
+
+    def _compare_studies(self, whole: Path, out: Path) -> None:
+        """Every point once, complete and as it should be, in study.h5 and in the report."""
+        self.tally.compared = 1
+        expected, found = ([(t.name, t.outcome.status, len(t.runs)) for t in trials(one)] for one in (whole, out))
+        if expected != found:
+            self._remark(f"study.h5 holds {found}")
+            return
+        with h5py.File(whole / "study.h5") as one, h5py.File(out / "study.h5") as other:
+            for run in sorted(one["runs"]):
+                first, second = (figures(file[f"runs/{run}/seed-0"]) for file in (one, other))
+                if any(first[name].tobytes() != second[name].tobytes() for name in first):
+                    self._remark(f"run {run} is not the undisturbed one")
+                    return
+        page, exported = self._place / "page.html", self._place / "page.json"
+        command = [sys.executable, "-m", "hpcfed", "report", str(out), "--out", str(page), "--json", str(exported)]
+        report = self._start(command)
+        if not self._end(report) or report.process.returncode:
+            self._remark("no report", report)
+            return
+        clients = sorted(group["options"]["clients"] for group in json.loads(exported.read_text())["groups"])
+        if clients != [3, 4]:
+            self._remark(f"the report has points of {clients} clients")
+            return
+        self.tally.same = 1
+
+    def _remark(self, text: str, job: Job | None = None) -> None:
+        if job is not None:
+            text += f" (exit code {job.process.poll()})\n    " + "\n    ".join(job.told().splitlines()[-6:])
+        self.tally.remarks.append(text)
+
+
+def work(out: Path | None = None, *words: str) -> list[str]:
+    """The words of a short run."""
+    return [*WORK, "--rounds", str(ROUNDS), *words, *([] if out is None else ["--out", str(out)])]
+
+
+def study(file: Path, out: Path) -> list[str]:
+    """The command of a study."""
+    return [sys.executable, "-m", "hpcfed", "study", str(file), "--out", str(out)]
+
+
+def trials(out: Path) -> Sequence[TrialRecord]:
+    """The trials of a study."""
+    return read_gathered(out / "study.h5").trials
+
+
+def pace(orders: Path, seconds: float) -> None:
+    """Have every round of a run take so many seconds longer from now on."""
+    temporary = orders / "unfinished-pace"
+    temporary.write_text(str(seconds))
+    temporary.rename(orders / "pace")
+
+
+def damage(file: Path, chance: random.Random, *, cut: bool | None = None) -> None:
+    """Truncate a file, or flip one of its bits."""
+    content = bytearray(file.read_bytes())
+    if chance.random() < 0.5 if cut is None else cut:
+        content = content[: chance.randrange(len(content))]
+    else:
+        content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
+    file.write_bytes(content)
+
+
+def alive(group: int) -> bool:
+    """Whether a process of this group is left."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True

@@ -1,0 +1,191 @@
+"""Real runs that a campaign of faults starts, watches, ends and compares; for benchmarks/faults.py."""
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+
+import h5py
+import numpy as np
+
+from hpcfed.record import checkpoints
+from hpcfed.record.reading import read_run
+
+WORK = [
+    "run", "--model", "mlp", "--clients", "8", "--method", "fedper", "--participation", "0.75", "--precision", "fp32",
+    "--deterministic", "--device", "cpu", "--epochs", "1", "--batch-size", "64", "--evaluate-every", "5",
+    "--checkpoint-every", "3", "--stall-timeout", "8",
+]  # fmt: skip
+STALL = 8.0
+"""The --stall-timeout of that work."""
+PATIENCE = 60.0
+"""Seconds after which a run counts as hung."""
+_TIMES = ("seconds", "imbalance", "rank")
+_VARIABLES = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMP_NUM_THREADS": "1"}
+
+
+@dataclass
+class Tally:
+    """What was found in trials of one kind of fault."""
+
+    trials: int = 0
+    reported: int = 0
+    """Rounds that users had been told of."""
+    lost: int = 0
+    corrupt: int = 0
+    hangs: int = 0
+    touched: int = 0
+    """Files outside the run's folder, or users' own in it, that are not as they were."""
+    slowest: float = 0.0
+    compared: int = 0
+    same: int = 0
+    remarks: list[str] = field(default_factory=list)
+
+    @property
+    def clean(self) -> bool:
+        bad = self.lost or self.corrupt or self.hangs or self.touched or self.remarks
+        return not bad and self.same == self.compared
+
+    def add(self, other: "Tally") -> None:
+        """Take in what other trials have found."""
+        for name in (one.name for one in fields(self)):
+            both = getattr(self, name), getattr(other, name)
+            setattr(self, name, max(both) if name == "slowest" else both[0] + both[1])
+
+    def line(self, name: str) -> str:
+        counts = f"{self.trials:7}{self.reported:10}{self.lost:6}{self.corrupt:9}{self.hangs:7}{self.touched:9}"
+        return f"{name:13}{counts}{self.slowest:12.1f} s{self.same:6}"
+
+
+HEADING = (
+    f"{'fault':13}{'trials':>7}{'reported':>10}{'lost':>6}{'corrupt':>9}{'hangs':>7}{'touched':>9}"
+    f"{'slowest exit':>14}{'same':>6}"
+)
+
+
+class Job:
+    """A process, and those that it starts."""
+
+    def __init__(self, command: list[str], *, folder: Path | None = None, **variables: str) -> None:
+        self._log = tempfile.NamedTemporaryFile()  # noqa: SIM115 (it lives as long as the job)
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=self._log,
+            cwd=folder,
+            env=os.environ | _VARIABLES | variables,
+            start_new_session=True,
+        )
+
+    @property
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+    def ranks(self) -> list[int]:
+        """The processes that mpirun has started."""
+        found = subprocess.run(["pgrep", "-P", str(self.process.pid)], capture_output=True, text=True).stdout
+        return [int(number) for number in found.split()]
+
+    def begin(self) -> None:
+        """Wait until it has told of a round."""
+        self.until(lambda: self.reported() > 0, PATIENCE)
+
+    def until(self, condition: Callable[[], bool], seconds: float) -> bool:
+        """Return whether it has come true while the run was alive, or at its end."""
+        end = time.monotonic() + seconds
+        while self.alive and time.monotonic() < end:
+            if condition():
+                return True
+            time.sleep(0.01)
+        return condition()
+
+    def wait(self, seconds: float) -> bool:
+        """Return whether it has ended by itself; end it otherwise."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(seconds)
+            return True
+        self.end()
+        return False
+
+    def end(self) -> None:
+        """Kill it with all that it has started."""
+        for number in [*self.ranks(), self.process.pid]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(number, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # what has lived on without its parent
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def told(self) -> str:
+        return Path(self._log.name).read_text(errors="replace")  # by a place of our own: the run writes at its own
+
+    def reported(self) -> int:
+        """The last round that the user has been told of."""
+        return max((int(n) for n in re.findall(r"^round (\d+)/", self.told(), re.M)), default=0)
+
+    def refusal(self) -> str | None:
+        """The one line with which it was refused; None if it went on, or said more than that."""
+        lines = [line for line in self.told().splitlines() if line.startswith("hpcfed: ")]
+        refused = self.process.poll() == 2 and len(lines) == 1 and "Traceback" not in self.told()
+        return lines[0] if refused else None
+
+
+def program(orders: Path, words: list[str]) -> list[str]:
+    """The command of a single process that commits what is ordered in a folder."""
+    return [sys.executable, str(Path(__file__).with_name("faulty.py")), str(orders), *words]
+
+
+def on_ranks(orders: Path, words: list[str]) -> list[str]:
+    """The same on two ranks."""
+    mpirun = Path(sys.executable).with_name("mpirun")
+    launcher = str(mpirun) if mpirun.exists() else "mpirun"
+    return [launcher, "--oversubscribe", "-n", "2", *program(orders, words)]
+
+
+def complete(out: Path) -> bool:
+    with contextlib.suppress(Exception):
+        return read_run(out).status == "complete"
+    return False
+
+
+def differences(one: Path, other: Path) -> list[str]:
+    """What two runs have recorded differently, but for times, and which arrays of their last common checkpoints."""
+    expected, found = numbers(one), numbers(other)
+    names = []
+    for name, values in expected.items():
+        if not np.array_equal(values, found[name], equal_nan=True):
+            unequal = (values != found[name]) & ~(np.isnan(values) & np.isnan(found[name]))
+            names.append(f"{name} (first at {np.argwhere(unequal)[0].tolist()})")
+    if read_run(other).status != "complete":
+        names.append("status")
+    states = [checkpoints.newest(run, say=names.append) for run in (one, other)]
+    last = min(state.rounds if state else 0 for state in states)  # one that a signal has made may be later
+    states = [checkpoints.newest(run, say=names.append, below=last + 1) for run in (one, other)]
+    if not all(state and state.rounds == last for state in states):
+        return [*names, "no checkpoints of the same round"]
+    parts = [{(p.name, p.sha256) for p in state.parts if p.name != checkpoints.RECORD} for state in states if state]
+    return names + sorted({name for name, _ in parts[0] ^ parts[1]})
+
+
+def numbers(out: Path) -> dict[str, np.ndarray]:
+    """All that a run has recorded, but for times."""
+    with h5py.File(out / "run.h5") as file:
+        return figures(file)
+
+
+def figures(file: h5py.Group) -> dict[str, np.ndarray]:
+    """The same of an open file, or of a run in a study's."""
+    return {
+        f"{group}/{name}": data[()]
+        for group in ("rounds", "clients")
+        for name, data in file[group].items()
+        if name not in _TIMES
+    }
