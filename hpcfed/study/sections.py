@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from math import isnan, nan
 from statistics import fmean
+from typing import Any
 
 import numpy as np
 from markupsafe import Markup
@@ -555,11 +556,11 @@ def _environment(every: Sequence[Group]) -> Section:
             ", ".join(sorted({str(place.get("host", "?")) for place in about.get("ranks", [])})),
             str(group.options["on"]), str(about.get("threads_per_rank", "?")), str(about.get("launcher", "?")),
             str(about.get("backend", "?")), str((about.get("packages") or {}).get("torch", "?")),
-            str(about.get("cuda") or "–"), str(source.get("commit", "?"))[:10] + "+" * bool(source.get("changed")),
+            str(about.get("cuda") or "–"), _version(source),
             str(group.first.facts.get("started", "?")),
         ])  # fmt: skip
     columns = ("options", "clients on ranks", "hosts", "devices", "threads per rank", "launcher", "collectives",
-               "torch", "CUDA", "commit (+: changed)", "started")  # fmt: skip
+               "torch", "CUDA", "commit (+: changed) or version and checksum", "started")  # fmt: skip
     section.tables.append(Table(columns, facts, words=True))
     shared = {
         name: value
@@ -569,6 +570,13 @@ def _environment(every: Sequence[Group]) -> Section:
     section.listings.append(("options that all runs share", json.dumps(shared, indent=1)))
     section.listings.append(("environment of the first run", json.dumps(every[0].first.environment, indent=1)))
     return section
+
+
+def _version(source: Mapping[str, Any]) -> str:
+    """What was run: a commit or, from a wheel, a version and the checksum of its files."""
+    if source.get("commit"):
+        return str(source["commit"])[:10] + "+" * bool(source.get("changed"))
+    return f"{source.get('version', '?')} {str(source.get('sha256', ''))[:10]}".strip()
 
 
 def _reproduce(every: Sequence[Group], found: Found) -> Section:
