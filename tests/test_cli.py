@@ -290,6 +290,7 @@ def test_a_run_outlives_its_terminal_and_its_log(tmp_path: Path) -> None:
         ended = subprocess.run([*words, str(tmp_path / "full")], stdout=subprocess.PIPE, stderr=full, text=True)
     assert ended.returncode == 0
     assert "status: complete" in ended.stdout
+    with open("/dev/full", "w") as full:
         ended = subprocess.run([*words, str(tmp_path / "mute")], stdout=full, stderr=subprocess.PIPE, text=True)
     assert ended.returncode == 0, ended.stderr
     assert "cannot write to stdout: No space left on device; the run is complete" in ended.stderr
