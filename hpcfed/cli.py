@@ -5,7 +5,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from errno import EIO, ENOSPC
+from errno import EIO, ENAMETOOLONG, ENOSPC
 from io import TextIOWrapper
 from math import inf
 from pathlib import Path
@@ -110,6 +110,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.stderr.close()
         sys.exit(0)
     except OSError as error:
+        if error.errno == ENAMETOOLONG and error.filename is not None:  # of a path on the command line
+            tell(UserError(f"{error.filename}: {error.strerror}"), launched().rank)
+            leave(launched(), 2)
         if error.filename is not None or error.errno not in (ENOSPC, EIO):
             raise
         remark(f"hpcfed: cannot write what is to be read: {error.strerror}")
@@ -213,7 +216,12 @@ def _resumed(folder: Path, machine: Mapping[str, Any]) -> Settings:
 
 
 def _seeds(folder: Path) -> list[int]:
-    """Those that have folders of their own in it."""
+    """Those that have folders of their own in it; none in the folder of a single run."""
+    from hpcfed.record.reading import check_one_kind
+
+    check_one_kind(folder)
+    if (folder / "run.h5").is_file():
+        return []
     return sorted(int(path.name[5:]) for path in folder.glob("seed-*") if fullmatch(r"seed-[0-9]{1,19}", path.name))
 
 

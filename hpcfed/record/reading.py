@@ -113,7 +113,7 @@ class RunRecord:
 
     @property
     def last_client_accuracy(self) -> np.ndarray:
-        """Every client's accuracy at the last evaluation; NaN for clients without test data. Empty when there was none."""
+        """Every client's accuracy at the last evaluation, NaN for those without test data; empty when there was none."""
         evaluated = np.flatnonzero(~np.isnan(self.client_accuracy).all(1))
         return self.client_accuracy[evaluated[-1]] if len(evaluated) else self.client_accuracy[:0, 0]
 
@@ -237,6 +237,15 @@ def read_seeds(folder: Path) -> list[RunRecord]:
     return sorted((read_run(path.parent) for path in folder.glob("seed-*/run.h5")), key=lambda run: run.facts["seed"])
 
 
+def check_one_kind(folder: Path) -> None:
+    """Refuses a folder that holds a run and also seeds of one: nobody can tell which of them is meant."""
+    seeds = sorted(path.parent.name for path in folder.glob("seed-*/run.h5") if path.is_file())
+    if seeds and (folder / "run.h5").is_file():
+        raise UserError(
+            f"{folder} holds both a run (run.h5) and a seed of one ({seeds[0]}); move one of them elsewhere"
+        )
+
+
 def read_run(folder: Path) -> RunRecord:
     """Reads `folder/run.h5`; anything that is not a run's folder is one line for the user."""
     path = folder / "run.h5"
@@ -246,6 +255,7 @@ def read_run(folder: Path) -> RunRecord:
         if (folder / "study.h5").is_file():
             raise UserError(f"{folder} holds a study; look at all of its runs: hpcfed report {folder}")
         raise UserError(f"{folder} holds no run (there is no run.h5 in it)")
+    check_one_kind(folder)
     with readable(path, "a run"), reading(path) as file:
         record = record_of(folder, file)
         # The first to fail knows why; others may have failed because it was gone.
