@@ -344,6 +344,7 @@ def change(path: Path, name: str, content: object) -> None:
         ("clients/train_samples", float("nan"), "clients/train_samples holds numbers that cannot be"),
         ("rounds/seconds", 5e-324, "rounds without seconds"),
         ("rounds/cohort", 5e-324, "rounds without seconds or clients"),
+        ("rounds/cohort", float("nan"), ""),
         ("server/phase_names", "my ", ""),
         ("rounds/seconds", np.int64, ""),
         ("rounds/seconds", np.float32, ""),

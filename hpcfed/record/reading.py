@@ -113,7 +113,7 @@ class RunRecord:
 
     @property
     def last_client_accuracy(self) -> np.ndarray:
-        """Every client's accuracy at the last evaluation, NaN for those without test data; empty when there was none."""
+        """Every client's accuracy at the last evaluation; NaN without test data, empty when there was none."""
         evaluated = np.flatnonzero(~np.isnan(self.client_accuracy).all(1))
         return self.client_accuracy[evaluated[-1]] if len(evaluated) else self.client_accuracy[:0, 0]
 
@@ -275,7 +275,7 @@ def record_of(folder: Path, file: Reader) -> RunRecord:
     done, rounds, clients = facts["rounds_done"], config["rounds"], config["clients"]
     shape = (rounds, facts["ranks"])
     series = {name: _series(file, name, rounds, done) for name in ROUND_SERIES}
-    if not (series["seconds"] >= LEAST_SECONDS).all() or not (series["cohort"] >= 1).all():
+    if not (series["seconds"] >= LEAST_SECONDS).all() or (series["cohort"] < 1).any():
         raise ValueError("rounds without seconds or clients cannot be")
     train_samples = _between(file, "clients/train_samples", (clients,))
     if np.isnan(train_samples).any():

@@ -104,7 +104,9 @@ class Group:
 
     @property
     def cohort(self) -> float:
-        return float(np.nanmean(self.first.rounds["cohort"]))
+        """Clients that take part in a round: the mean, or all where nobody has counted."""
+        counted = self.first.rounds["cohort"]
+        return float(self.clients) if np.isnan(counted).all() else float(np.nanmean(counted))
 
     @cached_property
     def seconds(self) -> Estimate:
