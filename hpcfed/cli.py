@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from errno import EIO, ENOSPC
+from errno import EIO, ENAMETOOLONG, ENOSPC
 from io import TextIOWrapper
 from math import inf
 from pathlib import Path
@@ -113,6 +113,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.stderr.close()
         sys.exit(0)
     except OSError as error:
+        if error.errno == ENAMETOOLONG and error.filename is not None:  # of a path on the command line
+            tell(UserError(f"{error.filename}: {error.strerror}"), launched().rank)
+            leave(launched(), 2)
         if error.filename is not None or error.errno not in (ENOSPC, EIO):
             raise
         remark(f"hpcfed: cannot write what is to be read: {error.strerror}")
@@ -200,11 +203,12 @@ def _resumed(folder: Path, beside: Mapping[str, Any]) -> Settings:
     `beside` replaces what it says about the machine, which may be another one now.
     """
     from hpcfed.record import checkpoints
-    from hpcfed.record.folder import RECORD, check_plain, seeds
+    from hpcfed.record.folder import RECORD, check_one_kind, check_plain, seeds
     from hpcfed.record.guarded import try_out
     from hpcfed.record.reading import read_run
 
     check_plain(folder)
+    check_one_kind(folder)
     every = [] if (folder / RECORD).exists() else seeds(folder)
     left = [seed for seed in every if not _complete(folder / f"seed-{seed}")] or every  # others are left as they are
     runs = [folder / f"seed-{seed}" for seed in left] or [folder]

@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import shutil
+from errno import ENAMETOOLONG
 from html.parser import HTMLParser
 from math import exp, isnan, log, sqrt
 from pathlib import Path
@@ -343,6 +344,7 @@ def change(path: Path, name: str, content: object) -> None:
         ("clients/train_samples", float("nan"), "clients/train_samples holds numbers that cannot be"),
         ("rounds/seconds", 5e-324, "rounds without seconds"),
         ("rounds/cohort", 5e-324, "rounds without seconds or clients"),
+        ("rounds/cohort", float("nan"), ""),
         ("server/phase_names", "my ", ""),
         ("rounds/seconds", np.int64, ""),
         ("rounds/seconds", np.float32, ""),
@@ -452,3 +454,28 @@ def test_show_has_what_a_run_measured(good: Path, tmp_path: Path, capsys: pytest
     assert told["client_accuracy"] == record.client_accuracy[-1].tolist(), "of every client, after the last round"
     (tmp_path / "study.h5").write_bytes(b"")
     assert f"holds a study; look at all of its runs: hpcfed report {tmp_path}" in mistake(capsys, "show", tmp_path)
+
+
+def test_a_run_and_seeds_in_one_folder_are_refused_by_all(
+    good: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Show, report and resume read such a folder in ways of their own; now none of them guesses."""
+    mixed = tmp_path / "mixed"
+    shutil.copytree(good / "plain", mixed)
+    (mixed / "seed-7").mkdir()
+    cli.main(["show", str(mixed)])
+    cli.main(["run", "--resume", str(mixed)])
+    said = capsys.readouterr()
+    assert "status: complete" in said.out and "is complete; there is nothing to go on with" in said.err
+    shutil.copy(good / "server/run.h5", mixed / "seed-7")
+    reason = f"{mixed} holds both a run (run.h5) and a seed of one (seed-7); move one of them elsewhere"
+    for words in (["show", mixed], ["show", "--json", mixed], ["run", "--resume", mixed]):
+        assert reason in mistake(capsys, *words)
+    found = find([tmp_path])
+    assert found.unread == [reason] and found.samples == []
+    assert len(find([mixed / "seed-7"]).samples) == 1, "asked for by name, it is a run as any other"
+
+
+@pytest.mark.parametrize("words", ["show LONG", "report LONG", "run --out LONG", "run LONG", "study LONG"])
+def test_a_name_that_no_file_can_have_is_one_line(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert os.strerror(ENAMETOOLONG) in mistake(capsys, *words.replace("LONG", "x" * 300).split())

@@ -20,8 +20,8 @@ from hpcfed import cli
 from hpcfed.errors import UserError
 from hpcfed.study import estimate, execute
 from hpcfed.study.collect import find
-from hpcfed.study.gather import Outcome, finished, outcome_of, read_gathered, write_outcome
-from hpcfed.study.plan import Point, Trial, choose, flags, points, read_study, trials
+from hpcfed.study.gather import Outcome, finished, outcome_of, read_gathered, write_outcome, write_study
+from hpcfed.study.plan import Point, Study, Trial, choose, flags, points, read_study, trials
 from tests.test_cli import mistake
 
 
@@ -76,6 +76,8 @@ def test_clients_per_rank_and_server_ranks(tmp_path: Path) -> None:
         ("[sweep]\nmethod = ['fedagv']", "did you mean 'fedavg'?"),
         ("[variants.'a b']\n[variants.'a/b']\n", "two points would be called a-b"),
         ("[sweep", "not valid TOML"),
+        (f"[variants.'{'é' * 200}']\nclients = 4", "has 400 bytes, a folder's has 255 at most; give such options in"),
+        ("title = 'x\\u0000'\n[sweep]\nclients = [4]".replace("'", '"'), "title: must be without a null character"),
     ],
 )
 def test_a_mistake_in_a_study_is_one_line(
@@ -200,8 +202,11 @@ def test_an_outcome_that_somebody_has_broken_is_a_failure(trial: Trial) -> None:
     assert outcome_of(trial).status == "waiting"
     write_outcome(trial, Outcome("complete", seconds=2.0))
     assert outcome_of(trial).seconds == 2.0
-    trial.outcome.write_text("{broken")
-    assert outcome_of(trial).status == "failed"
+    for broken in ("{broken", "[]", '{"status": 1, "seconds": "x"}', '{"status": "failed", "seconds": []}'):
+        trial.outcome.write_text(broken)
+        assert outcome_of(trial).status == "failed" and "cannot be read" in outcome_of(trial).error
+    write_outcome(trial, Outcome("failed", "\0\ud800", 1.0, "\0"))
+    write_study(trial.folder.parent / "study.h5", Study(), "", [trial])
 
 
 @pytest.mark.parametrize("how", [[], ["--gather"], ["--points", "0"]], ids=["again", "gather", "array"])
@@ -363,6 +368,7 @@ def test_choosing_points(tmp_path: Path) -> None:
         ("Traceback\nValueError: x\n", "ValueError: x"),
         ("-----\n", "-----"),
         ("", "it said nothing"),
+        ("hpcfed: \x00\x1b[31m", "\N{REPLACEMENT CHARACTER}\N{REPLACEMENT CHARACTER}[31m"),
     ],
 )
 def test_why_a_trial_failed(said: str, reason: str, tmp_path: Path) -> None:

@@ -44,10 +44,15 @@ def seed_folders(folder: Path) -> list[Path]:
 
 def runs(folder: Path) -> list[Path]:
     """Folders of the runs in it: its seeds', or itself."""
-    own = [path for path in seed_folders(folder) if os.path.lexists(path / RECORD)]
-    if own and os.path.lexists(folder / RECORD):
-        raise UserError(f"{folder} holds a run and, in {own[0].name}, another; move one of them elsewhere")
-    return own or [folder]
+    check_one_kind(folder)
+    return [path for path in seed_folders(folder) if os.path.lexists(path / RECORD)] or [folder]
+
+
+def check_one_kind(folder: Path) -> None:
+    """Refuses a folder that holds a run and also seeds of one: nobody can tell which of them is meant."""
+    own = [path.name for path in seed_folders(folder) if (path / RECORD).is_file()]
+    if own and (folder / RECORD).is_file():
+        raise UserError(f"{folder} holds both a run (run.h5) and a seed of one ({own[0]}); move one of them elsewhere")
 
 
 def checkpoint_folders(folder: Path) -> list[Path]:

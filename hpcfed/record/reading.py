@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from hpcfed.config import RunConfig
 from hpcfed.errors import UserError
-from hpcfed.record.folder import failures, runs
+from hpcfed.record.folder import check_one_kind, failures, runs
 from hpcfed.record.guarded import Reader, readable, reading
 from hpcfed.record.results import ROUND_SERIES, SCHEMA
 from hpcfed.record.timing import PHASES
@@ -114,7 +114,7 @@ class RunRecord:
 
     @property
     def last_client_accuracy(self) -> np.ndarray:
-        """Every client's accuracy at the last evaluation, NaN without test data; empty where nothing was evaluated."""
+        """Every client's accuracy at the last evaluation; NaN without test data, empty when there was none."""
         evaluated = np.flatnonzero(~np.isnan(self.client_accuracy).all(1))
         return self.client_accuracy[evaluated[-1]] if len(evaluated) else self.client_accuracy[:0, 0]
 
@@ -254,6 +254,7 @@ def read_run(folder: Path) -> RunRecord:
         if (folder / "study.h5").is_file():
             raise UserError(f"{folder} holds a study; look at all of its runs: hpcfed report {folder}")
         raise UserError(f"{folder} holds no run (there is no run.h5 in it)")
+    check_one_kind(folder)
     with readable(path, "a run"), reading(path) as file:
         record = record_of(folder, file)
         # The first to fail knows why; others may have failed because it was gone. What is complete has not failed.
@@ -273,7 +274,7 @@ def record_of(folder: Path, file: Reader) -> RunRecord:
     done, rounds, clients = facts["rounds_done"], config["rounds"], config["clients"]
     shape = (rounds, facts["ranks"])
     series = {name: _series(file, name, rounds, done) for name in ROUND_SERIES}
-    if not (series["seconds"] >= LEAST_SECONDS).all() or not (series["cohort"] >= 1).all():
+    if not (series["seconds"] >= LEAST_SECONDS).all() or (series["cohort"] < 1).any():
         raise ValueError("rounds without seconds or clients cannot be")
     train_samples = _between(file, "clients/train_samples", (clients,))
     if np.isnan(train_samples).any():

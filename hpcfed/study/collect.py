@@ -104,7 +104,9 @@ class Group:
 
     @property
     def cohort(self) -> float:
-        return float(np.nanmean(self.first.rounds["cohort"]))
+        """Clients that take part in a round: the mean, or all where nobody has counted."""
+        counted = self.first.rounds["cohort"]
+        return float(self.clients) if np.isnan(counted).all() else float(np.nanmean(counted))
 
     @cached_property
     def seconds(self) -> Estimate:
@@ -169,7 +171,11 @@ def find(paths: Iterable[Path], *, unfinished: bool = False) -> Found:
 
 
 def _files(path: Path) -> list[Path]:
-    """A study stands for the runs in its folder, and a run for its checkpoints, which hold copies of its record."""
+    """Every study and run under a path.
+
+    A study stands for the runs in its folder, a run for its checkpoints, which hold copies of its record, and a run
+    with seeds of another beside it for these: reading it refuses both.
+    """
     if path.is_file() and path.name in ("study.h5", "run.h5"):
         return [path]
     if not path.exists():
@@ -179,6 +185,8 @@ def _files(path: Path) -> list[Path]:
     every = [run for run in sorted(path.rglob("run.h5")) if run.is_file() and not covered & set(run.parents)]
     covered = {run.parent / CHECKPOINTS for run in every}
     runs = [run for run in every if not covered & set(run.parents)]
+    alone = {run.parent for run in runs}
+    runs = [run for run in runs if not (run.parent.parent in alone and run.parent.name.startswith("seed-"))]
     return [*studies, *runs]
 
 

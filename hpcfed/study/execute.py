@@ -223,7 +223,7 @@ def _reason(log: Path, code: int) -> str:
     if not own and lines and not lines[-1].strip("-"):
         own = list(takewhile(lambda line: line.strip("-"), reversed(lines[:-1])))
     last = (own or lines or ["it said nothing"])[-1]
-    return f"exit code {code}: {last.removeprefix('hpcfed: ')}"
+    return f"exit code {code}: {printable(last.removeprefix('hpcfed: '))}"
 
 
 def submit(file: Path, out: Path, points: Sequence[Point], script: Path, extra: Sequence[str], *, dry: bool) -> None:

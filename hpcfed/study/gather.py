@@ -16,7 +16,7 @@ import h5py
 import numpy as np
 from pydantic import TypeAdapter
 
-from hpcfed.errors import UserError, one_line
+from hpcfed.errors import UserError, one_line, printable
 from hpcfed.record.guarded import Reader, check, readable, reading
 from hpcfed.record.publish import publish
 from hpcfed.record.reading import RunRecord, parsed, plain, read_run, record_of
@@ -122,7 +122,8 @@ def write_study(path: Path, study: Study, text: str, trials: Sequence[Trial]) ->
 def _said(trial: Trial) -> dict[str, Any]:
     outcome = outcome_of(trial)
     about = {"name": str(trial), "options": json.dumps({**trial.point.given, "ranks": trial.point.ranks}, default=str)}
-    return asdict(outcome) | about
+    texts = {"error": printable(outcome.error), "command": printable(outcome.command)}  # HDF5 holds no null character
+    return asdict(outcome) | texts | about
 
 
 def _take(source: Path, file: h5py.File, number: int) -> None:

@@ -25,6 +25,9 @@ OWN = ("out", "overwrite", "resume", "requeue")
 MOST_RANKS = 1_000_000
 """Beyond that a number of ranks is a slip."""
 
+MOST_NAME = 255
+"""Bytes of a folder's name on Linux."""
+
 
 class Study(BaseModel):
     """What is in the file."""
@@ -103,6 +106,8 @@ def read_study(path: Path) -> Study:
             raise UserError(f"{path}: sweep.{name} is empty; give it values, as in {name} = [1, 2]")
         if len({repr(value) for value in values}) < len(values):
             raise UserError(f"{path}: sweep.{name} has a value twice")
+    if "\0" in study.title:  # which HDF5 cannot hold
+        raise UserError(f"{path}: title: must be without a null character, got {study.title!r}")
     return study
 
 
@@ -121,10 +126,16 @@ def points(study: Study, path: Path) -> list[Point]:
     for variant, *chosen in itertools.product(study.variants or {"": {}}, *swept):
         tables = {"common": study.common, f"variants.{variant}": study.variants.get(variant, {}), "sweep": dict(chosen)}
         made.append(_point(len(made), _name(variant, chosen), tables, path))
-    names = [point.name for point in made]
-    for name in names:
-        if names.count(name) > 1:
+    seen = set()
+    for name in (point.name for point in made):
+        if name in seen:
             raise UserError(f"{path}: two points would be called {name}; give the variants clearer names")
+        if (size := len(name.encode())) > MOST_NAME:
+            raise UserError(
+                f"{path}: the name of point {name[:40]}… has {size} bytes, a folder's has {MOST_NAME} at most; "
+                "give such options in [variants.NAME] with a short name"
+            )
+        seen.add(name)
     return made
 
 
