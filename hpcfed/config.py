@@ -594,7 +594,7 @@ def _switches(config: RunConfig) -> Iterable[Switch]:
     for option in ("synthetic_shape", "synthetic_classes"):
         yield Switch(option, "--dataset synthetic", config.dataset == "synthetic")
     yield Switch("overwrite", "--out", config.out is not None)
-    yield Switch("lr_decay", "a second round", config.rounds > 1 or new)
+    yield Switch("lr_decay", "--rounds 2 or more", config.rounds > 1 or new)
 
 
 def _training_switches(config: RunConfig, options: Options) -> Iterable[Switch]:
