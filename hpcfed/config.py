@@ -503,8 +503,8 @@ def check(settings: Settings, launch: Launch) -> None:
         raise UserError(f"--join-rounds: the server of method {config.method} guides all new clients at once")
     _check_size(config)
     _check_synthetic(config, max(1, launch.size - config.server_ranks))
-    _check_switches(settings)
     _check_attacks(settings)
+    _check_switches(settings)
     _check_aggregation(settings)
     _check_ranks(settings, launch)
     settings.options.check(config)
@@ -602,7 +602,7 @@ def _switches(config: RunConfig) -> Iterable[Switch]:
     for option in ("synthetic_shape", "synthetic_classes"):
         yield Switch(option, "--dataset synthetic", config.dataset == "synthetic")
     yield Switch("overwrite", "--out", config.out is not None)
-    yield Switch("lr_decay", "a second round", config.rounds > 1 or new)
+    yield Switch("lr_decay", "--rounds 2 or more", config.rounds > 1 or new)
 
 
 def _training_switches(config: RunConfig, options: Options) -> Iterable[Switch]:

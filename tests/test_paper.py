@@ -425,7 +425,7 @@ def test_the_study_of_genfed_is_whole() -> None:
     known = set()
     for cell in cells:
         config = cell.settings.config
-        _check_switches(config)
+        _check_switches(cell.settings)
         _check_attacks(cell.settings)
         assert config.cohort_size == 10 and config.validation == 1000
         assert ("supplement" in cell.names[2] or cell.names[2] in study.ours) == config.supplement

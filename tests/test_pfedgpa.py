@@ -886,3 +886,24 @@ def test_generated_rows_keep_their_clients_identity(learnt: Learnt) -> None:
     [lost] = room_of(learnt.setup).handle([Request("invert", 0, fed.clients, {"depth": 200})])
     assert lost is not None and lost.rows is not None
     assert learnt.own_centre(lost.rows) < 10 and lost.kept == pytest.approx(learnt.own_centre(lost.rows) / 20)
+
+
+def test_the_first_try_works_and_tells_what_was_chosen(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Few rounds, and a server for a CPU: the record holds what was used, so that the run can go on as it was."""
+    words = ["--method", "pfedgpa", "--rounds", "2", "--clients", "4", "--model", "mlp", "--device", "cpu"]
+    few = ["--autoencoder-samples", "100", "--server-engine", "torch", "--diffusion-steps", "20", "--no-server-save"]
+    monkeypatch.setattr("hpcfed.server.options.CPU_SAMPLES", {"autoencoder": 200, "denoiser": 100})  # to be quick
+    cli.main(["run", *words, *few, "--out", str(tmp_path)])
+    said, config = capsys.readouterr().err, read_run(tmp_path).config
+    chosen = {"server": "small", "bank_rounds": 2, "denoiser_samples": 100, "inversion_depth": 20}
+    chosen["autoencoder_samples"] = 100  # as it was given
+    assert {name: config[name] for name in chosen} == chosen
+    for line in (
+        "--bank-rounds is 2: the run has only 2 rounds",
+        "--server is small: it learns on a CPU",
+        "--server paper",
+    ):
+        assert line in said
+    assert cli.parse_run(["--resume", str(tmp_path)]).flat()["server"] == "small"

@@ -17,7 +17,9 @@ from pathlib import Path
 import pytest
 
 from hpcfed import cli
+from hpcfed.config import check
 from hpcfed.errors import UserError
+from hpcfed.runtime.launcher import Launch
 from hpcfed.study import estimate, execute
 from hpcfed.study.collect import find
 from hpcfed.study.gather import Outcome, finished, outcome_of, read_gathered, write_outcome, write_study
@@ -112,6 +114,17 @@ def test_options_become_flags_that_parse_back(tmp_path: Path) -> None:
     point = planned(tmp_path, text)[0]
     assert cli.parse_run(flags(point.given)) == point.settings
     assert "--no-download" in flags(point.given) and "3,5" in flags(point.given)
+
+
+def test_what_all_points_share_reaches_those_that_have_use_for_it(tmp_path: Path) -> None:
+    text = "[common]\nlr = 0.3\nalpha = 0.1\n[sweep]\nmethod = ['fedavg', 'pfedhn']\npartition = ['iid', 'dirichlet']\n"
+    lent = [{"lr", "alpha"} & set(point.given) for point in planned(tmp_path, text)]
+    assert lent == [{"lr"}, {"lr", "alpha"}, set(), {"alpha"}]
+    for point in planned(tmp_path, text):
+        check(cli.parse_run(flags(point.given)), Launch("study", 0, 1))
+        assert cli.parse_run(flags(point.given)) == point.settings
+    with pytest.raises(UserError, match=r"point method=pfedhn,lr=0\.3: --lr changes nothing without"):
+        planned(tmp_path, "[sweep]\nmethod = ['pfedhn']\nlr = [0.3]\n")
 
 
 def test_repeats_go_round(tmp_path: Path) -> None:

@@ -39,8 +39,8 @@ class Options(config.Options):
             yield Choice("clusters", config.clients, "there are no more clients; --clients makes more")
 
     def switches(self, config: config.RunConfig) -> Iterable[Switch]:
-        yield Switch("clustering", "a second of --clusters", self.clusters > 1)
-        yield Switch("basis", "a second of --clusters", self.clusters > 1)
+        yield Switch("clustering", "--clusters 2 or more", self.clusters > 1)
+        yield Switch("basis", "--clusters 2 or more", self.clusters > 1)
 
     def check(self, config: config.RunConfig) -> None:
         if self.clusters > config.clients:
