@@ -77,7 +77,11 @@ def _source() -> dict[str, Any] | None:
     try:
         commit, changes = (
             subprocess.run(
-                ["git", "-C", str(folder), *words], capture_output=True, text=True, timeout=10, check=True
+                ["git", "--no-optional-locks", "-C", str(folder), *words],
+                capture_output=True,
+                text=True,
+                timeout=10,
+                check=True,
             ).stdout
             for words in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
         )
