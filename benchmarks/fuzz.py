@@ -433,8 +433,14 @@ class Readers:
 
         clients, rounds, rows = self._rows["client"], self._rows["round"], self._rows["rows"][0]
         layout = Layout((Entry("fc.weight", rows.shape[1:], 0, rows.shape[1], True),), "fc")
-        writer = SnapshotWriter(path, clients=clients, layout=layout, rounds=rounds, dtype=rows.dtype, with_global=True)
+        folder = path.parent / "resumed"
+        folder.mkdir(exist_ok=True)
+        for old in folder.iterdir():
+            old.unlink()
+        shutil.copy(path, folder / "params-0.h5")
+        writer = SnapshotWriter(folder, 0, clients=clients, layout=layout, rounds=rounds, dtype=rows.dtype, root=True)
         try:
+            writer.begin(int(rounds[-1]), lambda: None)
             writer.write_rows(int(rounds[-1]), np.arange(len(rows)), rows)
             writer.close_round(int(rounds[-1]), rows[0])
         finally:

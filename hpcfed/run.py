@@ -184,6 +184,8 @@ def _rounds(setup: Setup, folder: Path, progress: RunProgress, stop: Stop, found
         first, state = 0, setup.method.init(fed)
         if config.resume is not None:
             first, state = resuming.go_on(setup, folder, found, state, results, progress.say)
+        if snapshots is not None:
+            snapshots.begin(first, setup.collectives.barrier)
         moving = Moving(setup, results, progress)
         setup.collectives.barrier()
         timer.start()
@@ -444,12 +446,13 @@ def _snapshots(setup: Setup, folder: Path) -> SnapshotWriter | None:
         return None
     rounds = np.arange(config.snapshot_every - 1, config.rounds, config.snapshot_every)
     return SnapshotWriter(
-        folder / f"params-{setup.world.role_rank}.h5",
+        folder,
+        setup.world.role_rank,
         clients=fed.clients,
         layout=fed.layout,
         rounds=rounds,
         dtype=np.dtype("f8" if config.precision == "fp64" else "f4"),
-        with_global=setup.world.is_root,
+        root=setup.world.is_root,
     )
 
 

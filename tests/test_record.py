@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -179,6 +180,20 @@ def test_the_environment_keeps_secrets_out(monkeypatch: pytest.MonkeyPatch) -> N
     assert "private" not in json.dumps(facts)
 
 
+def test_the_checkout_is_looked_at_and_not_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """git would write its index anew; one that is killed meanwhile, as by `ulimit -f`, leaves the checkout locked."""
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
+    (tmp_path / "file").write_text("same")
+    for words in (["init", "-q"], ["add", "file"], ["commit", "-q", "-m", "first"]):
+        subprocess.run([*git, *words], check=True)
+    os.utime(tmp_path / "file", (1e9, 1e9))
+    index = (tmp_path / ".git/index").read_bytes()
+    monkeypatch.setattr(environment, "__file__", str(tmp_path / "hpcfed/record/environment.py"))
+    source = environment._source()
+    assert source is not None and not source["changed"]
+    assert (tmp_path / ".git/index").read_bytes() == index
+
+
 def test_a_killed_run_leaves_readable_files(tmp_path: Path) -> None:
     out = tmp_path / "run"
     words = ["--model", "mlp", "--clients", "5", "--rounds", "5000", "--snapshot-every", "1", "--out", str(out)]
@@ -222,6 +237,22 @@ def test_a_failed_run_says_so_and_keeps_its_rounds(tmp_path: Path, hpcfed: Calla
         assert list(file["taken"]) == [1, 0, 0]
     shown = hpcfed("show", out)
     assert shown.returncode == 0 and "failed, 3 of 6 rounds" in shown.stdout
+
+
+@pytest.mark.parametrize("kilobytes", [4, 200])
+def test_a_limit_on_files_is_one_line(kilobytes: int, tmp_path: Path) -> None:
+    """libhdf5 crashes over the smaller one, which leaves no room for the headers of a file."""
+    words = ["run", "--model", "mlp", "--clients", 3, "--rounds", 6, "--snapshot-every", 1, "--out", tmp_path / "run"]
+    command = f"ulimit -f {kilobytes}; exec {shlex.join([sys.executable, '-m', 'hpcfed', *map(str, words)])}"
+    result = start(["bash", "-c", command])
+    assert result.returncode == 1, result.stderr
+    line = result.stderr.splitlines()[-1]
+    assert line.startswith("hpcfed: rank 0") and f"File too large: '{tmp_path}/run/params-0.h5'" in line
+    assert f"ulimit -f allows {1024 * kilobytes:,}" in line
+    assert not (tmp_path / "run/params-0.h5").exists()
+    if kilobytes == 200:  # which is enough for the results
+        record = read_run(tmp_path / "run")
+        assert record.status == "failed" and "File too large" in record.error
 
 
 def test_the_first_rank_that_failed_is_told(tmp_path: Path) -> None:

@@ -23,8 +23,11 @@ from hpcfed.clients.balance import MOVES, WINDOW, Balance
 from hpcfed.clients.training import StackTraining
 from hpcfed.errors import UserError
 from hpcfed.federation import Sent
+from hpcfed.models.layout import Layout
+from hpcfed.models.networks import build
 from hpcfed.record import checkpoints
 from hpcfed.record.reading import read_run
+from hpcfed.record.snapshots import SnapshotWriter
 from hpcfed.run import go
 from hpcfed.runtime.signals import STOPPED, Stop
 from hpcfed.study.collect import Sample
@@ -334,7 +337,7 @@ def test_clients_move_no_more_often_because_a_run_goes_on() -> None:
 
 def test_other_numbers_of_ranks_go_on(tmp_path: Path, mpirun: Callable) -> None:
     """Where two ranks were after three rounds, one and three go on: as one rank would, up to the order of sums."""
-    words = flags(**SMALL | {"rounds": 5, "method": "fedper", "precision": "fp64"})
+    words = flags(**SMALL | {"rounds": 5, "method": "fedper", "precision": "fp64", "snapshot_every": 1})
     whole = read_run(started(*words, "--out", tmp_path / "whole"))
     cut = tmp_path / "3"
     result = mpirun(2, "-m", "hpcfed", "run", *words, "--checkpoint-every", "3", "--out", cut)
@@ -353,6 +356,56 @@ def test_other_numbers_of_ranks_go_on(tmp_path: Path, mpirun: Callable) -> None:
         assert len(Sample((found,), 0, "").seconds) == 2 and np.isfinite(found.peak_memory).all()
         np.testing.assert_array_equal(found.client_accuracy, whole.client_accuracy)
         np.testing.assert_allclose(found.rounds["train_loss"], whole.rounds["train_loss"], rtol=1e-12)
+        rows, expected = snapshots(tmp_path / str(ranks)), snapshots(tmp_path / "whole")
+        assert rows.keys() == expected.keys() and len(rows) == 5 * 6
+        for key, row in expected.items():
+            np.testing.assert_allclose(rows[key], row, rtol=1e-9, atol=1e-12, err_msg=str(key))
+
+
+def snapshots(folder: Path) -> dict[tuple[int, int], np.ndarray]:
+    """Rows of all snapshots that were taken, by round and client, which must be there once; -1 is the global row."""
+    found: dict[tuple[int, int], np.ndarray] = {}
+    for path in folder.glob("params-*.h5"):
+        with h5py.File(path) as file:
+            for number in np.flatnonzero(file["taken"][()]):
+                ids, rows = file["client"][()].tolist(), list(file["rows"][number])
+                if "global" in file:
+                    ids, rows = [*ids, -1], [*rows, file["global"][number]]
+                own = {(int(file["round"][number]), client): row for client, row in zip(ids, rows, strict=True)}
+                assert not own.keys() & found.keys(), "nothing is there twice"
+                found |= own
+    return found
+
+
+def test_snapshots_of_changing_ranks_hold_every_client_once(tmp_path: Path) -> None:
+    """Two ranks, one from round 4 on, two others from round 6; rounds that are made again have other rows."""
+    layout = Layout.of(build("mlp", shape=(1, 8, 8), classes=10, seed=0))
+    parts = [(0, 6, [[0, 2], [1, 3]]), (4, 8, [[0, 1, 2, 3]]), (6, 8, [[0, 2], [1, 3]]), (7, 9, [[3], [0, 2], [1]])]
+    expected: dict[tuple[int, int], float] = {}
+    for number, (first, end, placement) in enumerate(parts):
+        writers = [
+            SnapshotWriter(
+                tmp_path, rank, clients=np.array(own), layout=layout, rounds=np.arange(1, 10, 2), dtype=np.dtype("f4"),
+                root=rank == 0,
+            )
+            for rank, own in enumerate(placement)
+        ]  # fmt: skip
+        for writer, own in zip(writers, placement, strict=True):
+            writer.begin(first, lambda: None)
+            for round in range(first, end):
+                if writer.due(round):
+                    values = np.array(own) + 10 * round + 1000.0 * number
+                    writer.write_rows(round, np.arange(len(own)), np.repeat(values[:, None], layout.num_columns, 1))
+                    writer.close_round(round, np.full(layout.num_columns, -number))
+                    expected |= {(round, client): value for client, value in zip(own, values, strict=True)}
+                    expected[round, -1] = -number
+            writer.close()
+        found = snapshots(tmp_path)
+        assert {key: row[0] for key, row in found.items()} == {k: v for k, v in expected.items() if k[0] < end}
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"params-0.h5", "params-1.h5", "params-0-after-4.h5", "params-0-after-7.h5"} | {
+        "params-1-after-7.h5", "params-2.h5"
+    }  # fmt: skip
 
 
 def test_mistakes_with_resume(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

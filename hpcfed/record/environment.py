@@ -86,7 +86,11 @@ def _source() -> dict[str, Any]:
     try:
         commit, changes, added = (
             subprocess.run(
-                ["git", "-C", str(package.parent), *words], capture_output=True, text=True, timeout=10, check=True
+                ["git", "--no-optional-locks", "-C", str(package.parent), *words],
+                capture_output=True,
+                text=True,
+                timeout=10,
+                check=True,
             ).stdout
             for words in (["rev-parse", "HEAD"], [*status, "--untracked-files=no"], strangers)
         )

@@ -3,92 +3,167 @@
 All datasets exist, with their full size on disk, before the first snapshot: a disk that is too small says so at the
 start, and afterwards only numbers are written, never the file's own structure, so a killed run leaves a readable file.
 Rows of clients that did not take part are NaN.
+
+A resumed run whose ranks have other clients, because there are more or fewer of them, goes on in new files,
+`params-<rank>-after-<rounds>.h5`. Of the folder's files, those that have `taken` a snapshot hold every client once.
 """
 
+from collections.abc import Callable
 from math import prod
 from pathlib import Path
 
 import h5py
 import numpy as np
 
-from hpcfed.errors import UserError
 from hpcfed.models.layout import Layout
 from hpcfed.record.guarded import SLACK, Reader, check, readable
+from hpcfed.record.writing import check_limit, writing
+
+KIND = "this run's snapshots"
+PER_ROW, PER_FILE = 160, 2**17
+"""Bytes that HDF5 adds at most: to a row its checksum and place in the index, to a file names and headers."""
 
 
 class SnapshotWriter:
     def __init__(
-        self, path: Path, *, clients: np.ndarray, layout: Layout, rounds: np.ndarray, dtype: np.dtype, with_global: bool
+        self,
+        folder: Path,
+        rank: int,
+        *,
+        clients: np.ndarray,
+        layout: Layout,
+        rounds: np.ndarray,
+        dtype: np.dtype,
+        root: bool,
     ) -> None:
-        """`rounds` are the rounds after which snapshots will be taken; `with_global` adds the global row."""
+        """`rounds` are the rounds after which snapshots are taken; the `root` writes the global row, too."""
+        self._folder, self._rank, self._root = folder, rank, root
+        self._clients, self._layout, self._dtype = clients, layout, dtype
         self._rounds = rounds
-        if path.exists():
-            self._go_on(path, clients, (len(rounds), layout.num_columns), with_global=with_global)
+        self._file: h5py.File | None = None
+
+    def begin(self, first: int, barrier: Callable[[], None]) -> None:
+        """Open this rank's file for the rounds from `first` on; the same call on every rank."""
+        if self._root:
+            _rewind(self._folder, first)
+        barrier()
+        self._rounds = self._rounds[self._rounds >= first]
+        if not len(self._rounds):
             return
-        self._file = h5py.File(path, "w")  # not libver="latest": its files refuse to open after their writer was killed
-        file = self._file
-        file.attrs.update(format="hpcfed params", schema=1, columns=layout.num_columns)
-        file["client"] = clients
-        file["round"] = rounds
-        file["column_names"] = np.array([e.name for e in layout.entries], dtype=h5py.string_dtype())
-        file["column_starts"] = np.array([e.start for e in layout.entries])
-        shape = (len(rounds), len(clients), layout.num_columns)
-        self._rows = self._create("rows", shape, dtype, "snapshot", "client", "column")
-        self._taken = file.create_dataset("taken", (len(rounds),), "u1", fillvalue=0)
-        self._taken.attrs["description"] = "1 once the snapshot is whole"
-        self._global = None
-        if with_global:
-            self._global = self._create("global", (len(rounds), layout.num_columns), dtype, "snapshot", "column")
-        file.flush()
+        beginning = self._folder / f"params-{self._rank}.h5"
+        for path in (beginning, *sorted(self._folder.glob(f"params-{self._rank}-after-*.h5"))):
+            if path.exists() and self._go_on(path):
+                return
+        self._start(self._folder / f"params-{self._rank}-after-{first}.h5" if beginning.exists() else beginning)
 
-    def _go_on(self, path: Path, clients: np.ndarray, wide: tuple[int, int], *, with_global: bool) -> None:
-        """With the file of a run that is resumed; `wide` are the numbers of snapshots and columns."""
-        with readable(path, "this run's snapshots"):
-            self._file = h5py.File(path, "r+")
+    def _start(self, path: Path) -> None:
+        """Make a file with room for all snapshots that are to come."""
+        clients, layout = self._clients, self._layout
+        shape = (len(self._rounds), len(clients), layout.num_columns)
+        rows = shape[0] * (shape[1] + self._root)
+        check_limit(path, rows * (shape[2] * self._dtype.itemsize + PER_ROW) + PER_FILE)
+        with writing(path):
+            # Not libver="latest": its files refuse to open after their writer was killed.
+            self._file = file = h5py.File(path, "w")
+            file.attrs.update(format="hpcfed params", schema=1, columns=layout.num_columns)
+            file["client"] = clients
+            file["round"] = self._rounds
+            file["column_names"] = np.array([e.name for e in layout.entries], dtype=h5py.string_dtype())
+            file["column_starts"] = np.array([e.start for e in layout.entries])
+            self._create("rows", shape, "snapshot", "client", "column")
+            taken = file.create_dataset("taken", shape[:1], "u1", fillvalue=0)
+            taken.attrs["description"] = "1 once the snapshot is whole"
+            if self._root:
+                self._create("global", (shape[0], shape[2]), "snapshot", "column")
+            file.flush()
+
+    def _go_on(self, path: Path) -> bool:
+        """Take up a file of the run that is resumed; False if it is of other clients."""
+        check_limit(path, path.stat().st_size)
+        with readable(path, KIND):
+            file = h5py.File(path, "r+")
             try:
-                check(self._file)
-                known = Reader(self._file, [SLACK])
-                if not np.array_equal(known.numbers("client", (None,)), clients):
-                    raise UserError(f"{path} holds rows of other clients; resume with as many ranks as before")
-                shapes = {"rows": (wide[0], len(clients), wide[1]), "taken": wide[:1]}
-                for name, shape in (shapes | ({"global": wide} if with_global else {})).items():
-                    if known.shape(name) != shape or self._file[name].dtype.kind not in "fu":
-                        raise ValueError(f"{name} has another shape or type")
-                    if name != "taken" and self._file[name].id.get_num_chunks() != prod(shape[:-1]):
-                        raise ValueError(f"{name} has lost some of its rows")
+                check(file)
+                fits = self._fits(file)
             except BaseException:
-                self._file.close()
+                file.close()
                 raise
-        self._rows, self._taken, self._global = (self._file.get(name) for name in ("rows", "taken", "global"))
+        if fits:
+            self._file = file
+        else:
+            file.close()
+        return fits
 
-    def _create(self, name: str, shape: tuple[int, ...], dtype: np.dtype, *dimensions: str) -> h5py.Dataset:
+    def _fits(self, file: h5py.File) -> bool:
+        known = Reader(file, [SLACK])
+        rounds = known.numbers("round", (None,))
+        to_come = rounds[-len(self._rounds) :]
+        if not np.array_equal(known.numbers("client", (None,)), self._clients):
+            return False
+        if not np.array_equal(to_come, self._rounds):
+            raise ValueError("round has other rounds")
+        wide = (len(rounds), self._layout.num_columns)
+        shapes = {"rows": (wide[0], len(self._clients), wide[1]), "taken": wide[:1]}
+        for name, shape in (shapes | ({"global": wide} if self._root else {})).items():
+            if known.shape(name) != shape or file[name].dtype.kind not in "fu":
+                raise ValueError(f"{name} has another shape or type")
+            if name != "taken" and file[name].id.get_num_chunks() != prod(shape[:-1]):
+                raise ValueError(f"{name} has lost some of its rows")
+        return True
+
+    def _create(self, name: str, shape: tuple[int, ...], *dimensions: str) -> None:
+        assert self._file is not None
         chunk = (*[1] * (len(shape) - 1), shape[-1])
         creation = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
         creation.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
         data = self._file.create_dataset(
-            name, shape, dtype, chunks=chunk, fletcher32=True, fillvalue=np.nan, dcpl=creation
+            name, shape, self._dtype, chunks=chunk, fletcher32=True, fillvalue=np.nan, dcpl=creation
         )
         data.attrs["units"] = "parameter"
         for axis, dimension in enumerate(dimensions):
             data.dims[axis].label = dimension
-        return data
 
     def due(self, round: int) -> bool:
         return bool(np.isin(round, self._rounds))
 
     def write_rows(self, round: int, positions: np.ndarray, rows: np.ndarray) -> None:
         """Rows of the clients at these positions; called again in the same round, the later rows stay."""
-        snapshot = int(np.searchsorted(self._rounds, round))
-        for position, row in zip(positions, rows, strict=True):
-            self._rows[snapshot, int(position)] = row
+        file, snapshot = self._place(round)
+        with writing(Path(file.filename)):
+            for position, row in zip(positions, rows, strict=True):
+                file["rows"][snapshot, int(position)] = row
 
     def close_round(self, round: int, global_row: np.ndarray | None) -> None:
-        snapshot = int(np.searchsorted(self._rounds, round))
-        if self._global is not None and global_row is not None:
-            self._global[snapshot] = global_row
-        self._file.flush()
-        self._taken[snapshot] = 1
-        self._file.flush()
+        file, snapshot = self._place(round)
+        with writing(Path(file.filename)):
+            if self._root and global_row is not None:
+                file["global"][snapshot] = global_row
+            file.flush()
+            file["taken"][snapshot] = 1
+            file.flush()
+
+    def _place(self, round: int) -> tuple[h5py.File, int]:
+        """Return the file and the number that a round's snapshot has in it: this run's are the last ones."""
+        assert self._file is not None
+        earlier = len(self._file["round"]) - len(self._rounds)
+        return self._file, earlier + int(np.searchsorted(self._rounds, round))
 
     def close(self) -> None:
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
+
+
+def _rewind(folder: Path, first: int) -> None:
+    """Take back the snapshots of rounds from `first` on, which will be made anew; remove files that have no other."""
+    for path in sorted(folder.glob("params-*.h5")):
+        check_limit(path, path.stat().st_size)
+        with readable(path, KIND), h5py.File(path, "r+") as file:
+            check(file)
+            known = Reader(file, [SLACK])
+            rounds = known.numbers("round", (None,))
+            taken = known.numbers("taken", rounds.shape)
+            kept = np.where(rounds < first, taken, 0)
+            if not np.array_equal(kept, taken):
+                file["taken"][()] = kept
+        if not kept.any():
+            path.unlink()

@@ -19,6 +19,7 @@ from hpcfed.errors import UserError, one_line
 from hpcfed.models import cuda
 from hpcfed.record.guarded import Reader, reading
 from hpcfed.record.watching import onlooker
+from hpcfed.record.writing import check_limit, writing
 from hpcfed.runtime.world import peak_memory
 from hpcfed.server import diffusion
 from hpcfed.server.diffusion import Schedule, chunks
@@ -303,9 +304,11 @@ class LatentDiffusion:
     def save(self, path: Path) -> None:
         """The trained server, in a file that nobody needs to trust: numbers and JSON alone."""
         assert self.standard is not None and self.latents is not None
+        numbers = sum(tensor.numel() for name in NETWORKS for tensor in getattr(self, name).state_dict().values())
+        check_limit(path, 4 * numbers)
         temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # no link is followed, and nothing torn is left
         temporary.unlink(missing_ok=True)
-        with h5py.File(temporary, "w") as file:
+        with writing(path), h5py.File(temporary, "w") as file:
             file.attrs.update(format=_FORMAT, schema=_SCHEMA, widths=self._widths, runs=self._runs)
             file["options"] = json.dumps(self.options.model_dump(mode="json"), indent=1)
             for name in NETWORKS:
