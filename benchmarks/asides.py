@@ -129,6 +129,8 @@ class Aside:
         self._place, self._chance, self._references = place, chance, references
         self._orders, self._out, self._outside = place / "orders", place / "run", place / "outside"
         self._jobs: list[Job] = []
+        self._how = ""
+        """What exactly was done, for remarks."""
 
     def go(self) -> Tally:
         """Do it; without a trial in the tally the fault came too late."""
@@ -180,6 +182,7 @@ class Aside:
         if not job.alive:
             return
         orphan = self._chance.random() < 0.5
+        self._how = "its run lives on" if orphan else "killed with its run"
         if orphan:
             os.kill(job.process.pid, signal.SIGKILL)
         else:
@@ -268,11 +271,15 @@ class Aside:
         found = sorted(self._out.glob(f"seed-{self._chance.randrange(2)}/{CHECKPOINTS}/*/{MARKER}"))
         if found:
             newest = found[-1].parent
+            self._how = f"{ranks} ranks, {newest.relative_to(self._out)} gone"
             if self._chance.random() < 0.5:
                 shutil.rmtree(newest)
             else:
-                damage(self._chance.choice(sorted(newest.iterdir())), self._chance)
+                file = self._chance.choice(sorted(newest.iterdir()))
+                self._how = f"{ranks} ranks, {file.relative_to(self._out)} damaged"
+                damage(file, self._chance)
         if self._chance.random() < 0.4:
+            self._how += ", stopped once more"
             self._stop_again(command(self._orders, ["run", "--resume", str(self._out)]))
         pace(self._orders, 0)
         self._resume(self._out, command)
@@ -300,8 +307,9 @@ class Aside:
         pace(self._orders, 1.0)
         other = self._chance.choice((self._out, self._out / "seed-0"))
         seeds = ["--seeds", "0..1"] if other == self._out else []
-        resume = self._chance.random() < 0.5
-        words = ["run", "--resume", str(other)] if resume else work(other, *seeds, "--overwrite")
+        how = self._chance.choice(("--resume", "--overwrite"))
+        self._how = f"{how} {other.relative_to(self._place)}"
+        words = ["run", how, str(other)] if how == "--resume" else work(other, *seeds, how)
         second = self._start([sys.executable, "-m", "hpcfed", *words])
         self._end(second)
         if not job.alive:
@@ -311,7 +319,7 @@ class Aside:
             return
         self._strike(job)
         if second.refusal() is None:
-            self._remark(f"{' '.join(words[1:3])} is not refused while a run is at work there", second)
+            self._remark("not refused while a run is at work there", second)
         pace(self._orders, 0)
         if self._end(job) and job.process.returncode:
             self._remark("the first run is disturbed", job)
@@ -405,7 +413,7 @@ class Aside:
     def _remark(self, text: str, job: Job | None = None) -> None:
         if job is not None:
             text += f" (exit code {job.process.poll()})\n    " + "\n    ".join(job.told().splitlines()[-6:])
-        self.tally.remarks.append(text)
+        self.tally.remarks.append(f"{self._how}: {text}" if self._how else text)
 
 
 def work(out: Path | None = None, *words: str) -> list[str]:

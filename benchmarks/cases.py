@@ -214,7 +214,8 @@ def link(case: Path, chance: random.Random) -> Commands:
     what, path = _victim(case, chance)
     outside = case / "outside"
     targets = [outside / "file", outside / "tree", outside / "empty/nothing", path, path.parent]
-    if path.exists() and chance.random() < 0.4:
+    named = path.parent == case and path.is_dir()  # by the user: such a link may well be followed
+    if path.exists() and not named and chance.random() < 0.4:
         targets = [outside / "moved"]
         shutil.move(path, targets[0])
     canaries.remove(path)
