@@ -20,7 +20,8 @@ CLAIM = ".claim"
 JOB = ".job"
 """The file that names the Slurm job which began the run."""
 CHECKPOINTS = "checkpoints"
-_MADE = r"run\.h5|server\.h5|params-[0-9]{1,9}\.h5|error-[0-9]{1,9}\.txt|\.(run|server)\.h5\..+\.tmp"
+_PARAMS = r"params-[0-9]{1,9}(-after-[0-9]{1,18})?\.h5"
+_MADE = rf"run\.h5|server\.h5|{_PARAMS}|error-[0-9]{{1,9}}\.txt|\.(run|server)\.h5\..+\.tmp"
 """Files that a run makes, and that --overwrite removes."""
 _FILES = rf"{_MADE}|trace\.json|profile\.json|\.claim|\.job"
 """Files that are written to."""
@@ -66,6 +67,11 @@ def failures(folder: Path) -> list[Path]:
     """What ranks have left that failed."""
     names = (path for path in _entries(folder) if fullmatch(r"error-[0-9]{1,9}\.txt", path.name))
     return [path for path in names if stat.S_ISREG(path.lstat().st_mode)]
+
+
+def snapshots(folder: Path) -> list[Path]:
+    """Files with the rows of clients."""
+    return [path for path in _entries(folder) if fullmatch(_PARAMS, path.name)]
 
 
 def leave_failure(folder: Path, rank: int, text: str) -> None:

@@ -16,6 +16,7 @@ import h5py
 import numpy as np
 
 from hpcfed.models.layout import Layout
+from hpcfed.record.folder import snapshots
 from hpcfed.record.guarded import SLACK, Reader, check, readable
 from hpcfed.record.writing import check_limit, writing
 
@@ -155,7 +156,7 @@ class SnapshotWriter:
 
 def _rewind(folder: Path, first: int) -> None:
     """Take back the snapshots of rounds from `first` on, which will be made anew; remove files that have no other."""
-    for path in sorted(folder.glob("params-*.h5")):
+    for path in snapshots(folder):
         check_limit(path, path.stat().st_size)
         with readable(path, KIND), h5py.File(path, "r+") as file:
             check(file)
