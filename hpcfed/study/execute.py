@@ -2,7 +2,6 @@
 
 import os
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from types import FrameType
 from hpcfed.config import check_unchanged
 from hpcfed.errors import UserError, count, printable, remark, say
 from hpcfed.record.claim import claimed
+from hpcfed.record.folder import JOB, check_plain, empty, remove_empty_seeds
 from hpcfed.record.reading import RunRecord
 from hpcfed.study.gather import Outcome, finished, outcome_of, write_outcome, write_study, writing
 from hpcfed.study.plan import Point, Study, Trial
@@ -158,8 +158,14 @@ def attempt(trial: Trial, words: Sequence[str], limit: float) -> Outcome:
     begin = time.monotonic()
     with log, _ending_with_us():
         try:
+            # In a session of its own, because mpirun and srun end their ranks when the terminal goes.
             process = subprocess.Popen(
-                words, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=_environment(words)
+                words,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                env=_environment(words),
+                start_new_session=True,
             )
             code = _wait(process, limit)
         except OSError as error:
@@ -178,8 +184,14 @@ def attempt(trial: Trial, words: Sequence[str], limit: float) -> Outcome:
 def _make_room(trial: Trial) -> None:
     """Removes what a run that did not end well has left, unless the same study is also run elsewhere."""
     if trial.folder.exists():
+        check_plain(trial.folder)
         with claimed(trial.folder):
-            shutil.rmtree(trial.folder)
+            empty(trial.folder)
+        remove_empty_seeds(trial.folder)
+        (trial.folder / JOB).unlink(missing_ok=True)
+        others = sorted(path.name for path in trial.folder.iterdir())
+        if others:
+            raise UserError(f"{trial.folder} holds what no run has made ({others[0]}); move it elsewhere")
     trial.folder.parent.mkdir(parents=True, exist_ok=True)
     trial.outcome.unlink(missing_ok=True)  # it would speak for the new attempt if we are killed
 
