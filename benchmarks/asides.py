@@ -216,7 +216,9 @@ class Aside:
         for restarts in (0, 1):
             job = self._keep(queue.start(restarts, words, self._place))
             if not self._hit_job(job, queue, out, done):
-                return
+                if not self.tally.trials:
+                    return
+                break  # the first fault counts, and what became of the run is compared
             done = max(done, job.reported())
         pace(queue.orders, 0)
         job = self._keep(queue.start(2, words, self._place))
