@@ -16,7 +16,7 @@ import torch
 from mpi4py import MPI
 from torch import Tensor
 
-from hpcfed import cli, progress
+from hpcfed import __main__, progress
 from hpcfed.clients.training import StackTraining
 from hpcfed.federation import Federation
 from hpcfed.record import results
@@ -102,7 +102,8 @@ def main() -> None:
     StackTraining.run = advancing  # type: ignore[method-assign]
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # as in a terminal, also where the campaign was started by nohup
     progress.LINE_EVERY, results.PAUSE = 0.0, 0
-    cli.main(sys.argv[2:])
+    sys.argv[1:] = sys.argv[2:]
+    __main__.main()
 
 
 if __name__ == "__main__":
