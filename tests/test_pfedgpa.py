@@ -763,7 +763,7 @@ def test_another_method_has_none_of_it_but_welcomes_new_clients(
             4,
             "--server-batch 20 cannot be shared by 3 server ranks; use a multiple of 3",
         ),
-        ({"server_batch": 2, "server_engine": "deepspeed"}, 2, "batch norm needs two samples"),
+        ({"server_batch": 2, "server_micro_batch": 1, "server_engine": "deepspeed"}, 2, "batch norm needs two samples"),
         ({"zero_stage": 1}, 1, "--server-engine torch is a plain loop on one rank"),
         ({"server_engine": "torch"}, 2, "--server-engine torch is a plain loop on one rank"),
         ({"new_clients": 2, "server_ranks": 1}, 4, "--new-clients 2 on 3 ranks; use --new-clients 3 or more"),
