@@ -46,6 +46,7 @@ clients = [3, 4]
 SRUN = """#!/usr/bin/env bash
 # Starts one process in place of Slurm's, with faults on order.
 while [[ $1 == -* ]]; do shift; done
+[[ $1 == env ]] && export "$2" && shift 2
 python=$1
 shift 3
 exec "$python" "{faulty}" "{orders}" "$@"

@@ -132,10 +132,14 @@ class Job:
         return max((int(n) for n in re.findall(r"^round (\d+)/", self.told(), re.M)), default=0)
 
     def refusal(self) -> str | None:
-        """The one line with which it was refused; None if it went on, or said more than that."""
-        lines = [line for line in self.told().splitlines() if line.startswith("hpcfed: ")]
-        refused = self.process.poll() == 2 and len(lines) == 1 and "Traceback" not in self.told()
-        return lines[0] if refused else None
+        """The one line with which it was refused; None if it went on, or said more than that.
+
+        Another rank says the same where mpirun is slow to end it.
+        """
+        lines = [line.strip() for line in self.told().splitlines()]
+        said = {re.sub("^hpcfed: (rank [0-9]+: )?", "", line) for line in lines if line.startswith("hpcfed: ")}
+        refused = self.process.poll() == 2 and len(said) == 1 and "Traceback" not in self.told()
+        return said.pop() if refused else None
 
 
 def program(orders: Path, words: list[str]) -> list[str]:
