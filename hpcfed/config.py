@@ -55,7 +55,7 @@ def read_seeds(written: Any) -> Any:
     words = written.split("..") if ".." in written else written.split(",")
     if not all(word.strip().isdecimal() for word in words) or (".." in written and len(words) != 2):
         raise ValueError("must be a range such as 0..4 or a list such as 0,3,7")
-    if any(len(word.strip()) > 19 for word in words):
+    if any(len(word) > 100 for word in words):
         raise ValueError("must be seeds below 2^63")
     numbers = [int(word) for word in words]
     if ".." not in written:
