@@ -50,7 +50,7 @@ METHODS = {
     "lg-fedavg": "",
     "local": "",
     "parfed": f"{CLUSTERS} --shared-layers conv2",
-    "pfedgpa": "--server small --bank-rounds 2 --server-batch 16 --server-micro-batch 8 --autoencoder-samples 64 "
+    "pfedgpa": "--server small --bank-rounds 2 --server-batch 16 --autoencoder-samples 64 "
     "--denoiser-samples 64",
     "pfedhn": "",
 }
@@ -149,7 +149,7 @@ def test_two_ranks_over_nccl_give_the_run_of_one(name: str, alone: Path, two: Pa
 
 @together
 def test_the_server_learns_the_same_over_nccl(alone: Path, two: Path) -> None:
-    """From micro-batches of the same size; its arithmetic is float32 rounded to TF32."""
+    """Its arithmetic is float32 rounded to TF32; batch norm goes over the samples of both ranks."""
     with h5py.File(two / "pfedgpa/run.h5") as one, h5py.File(alone / "pfedgpa/run.h5") as other:
         for network in ("autoencoder", "denoiser"):
             name = f"server/{network}_loss"
