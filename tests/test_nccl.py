@@ -50,8 +50,7 @@ METHODS = {
     "lg-fedavg": "",
     "local": "",
     "parfed": f"{CLUSTERS} --shared-layers conv2",
-    "pfedgpa": "--server small --bank-rounds 2 --server-batch 16 --autoencoder-samples 64 "
-    "--denoiser-samples 64",
+    "pfedgpa": "--server small --bank-rounds 2 --server-batch 16 --autoencoder-samples 64 --denoiser-samples 64",
     "pfedhn": "",
 }
 """Options of every method; all but the learning of pFedGPA's server are computed in float64."""
