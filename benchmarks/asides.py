@@ -17,7 +17,7 @@ from pathlib import Path
 
 import canaries
 import h5py
-from lives import PATIENCE, WORK, Job, Tally, differences, figures, on_ranks, program
+from lives import PATIENCE, WORK, Job, Tally, complete, differences, figures, on_ranks, program
 
 from hpcfed.errors import one_line
 from hpcfed.record.checkpoints import CHECKPOINTS, MARKER
@@ -182,16 +182,17 @@ class Aside:
         job.until(lambda: False, self._chance.uniform(0.5, 9.0))
         if not job.alive:
             return
+        runs = job.ranks()
         orphan = self._chance.random() < 0.5
         self._how = "its run lives on" if orphan else "killed with its run"
-        if orphan:
-            os.kill(job.process.pid, signal.SIGKILL)
-        else:
-            os.killpg(job.process.pid, signal.SIGKILL)
+        os.kill(job.process.pid, signal.SIGKILL)
+        for run in runs if not orphan else ():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(run, signal.SIGKILL)  # each is in a session of its own
         self._strike(job)
         job.process.wait()
         for _ in range(20):
-            living = alive(job.process.pid)
+            living = any(map(alive, runs))
             again = self._start(study(file, out))
             if not self._end(again) or again.process.returncode == 0:
                 break
@@ -244,7 +245,8 @@ class Aside:
         told = job.reported()
         if told:
             self._count_lost(job, out)
-        if asked and (job.process.returncode != STOPPED or not queue.requeued.exists()):
+        late = job.process.returncode == 0 and complete(out)  # it came in the last round
+        if asked and not late and (job.process.returncode != STOPPED or not queue.requeued.exists()):
             self._remark("it does not ask to be queued again", job)
         return True
 

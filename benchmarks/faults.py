@@ -175,7 +175,7 @@ class Campaign:
                 self._remark("the run cannot go on", job)
                 return False
             self._go_aside()
-            words = ["run", "--resume", str(out)]
+            words = ["run", "--resume", str(out), "--overwrite"]  # a fault may have come before the first checkpoint
 
     def _live(self, job: Job, orders: Path, out: Path) -> bool:
         """One life of a run: faults that it bears, and at most one that ends it; whether a file is damaged then."""
@@ -265,8 +265,8 @@ class Campaign:
                 "nan": lambda: np.nanmax(file["rounds/excluded"][before:]) == 1,
                 "straggler": lambda: np.nanmax(file["rounds/imbalance"][before:]) > 1.5,
                 "memory": lambda: np.nanmax(file["timing/halvings"][before:]) > 0 and "out of memory" in job.told(),
-                "suspend": lambda: job.reported() > before,
-                "hangup": lambda: job.reported() > before,
+                "suspend": lambda: job.reported() > before or complete(out),
+                "hangup": lambda: job.reported() > before or complete(out),
             }[kind]()
         if not found:
             self._remark("nothing of it is in the record", job)

@@ -55,7 +55,7 @@ MEMORY = 2 * 2**30
 SIZE = ["--clients", "4", "--model", "mlp", "--epochs", "1", "--rounds", "3"]
 SERVER = [
     "--method", "pfedgpa", "--server-width", "8", "--server-latent", "4", "--server-depth", "1", "--bank-rounds", "2",
-    "--diffusion-steps", "10", "--inversion-depth", "5", "--guided-start", "5",
+    "--diffusion-steps", "10", "--inversion-depth", "5",
     "--server-engine", "torch", "--autoencoder-samples", "40", "--denoiser-samples", "40", "--server-batch", "20",
 ]  # fmt: skip
 STUDY = """title = "two points"
@@ -78,7 +78,7 @@ def make_originals(folder: Path) -> None:
     out = sys.stdout
     try:
         sys.stdout = io.StringIO()
-        new = ["--new-clients", "2", "--snapshot-every", "1", "--target-accuracy", "50"]
+        new = ["--new-clients", "2", "--guided-start", "5", "--snapshot-every", "1", "--target-accuracy", "50"]
         cli.main(["run", *SERVER, *SIZE, *new, "--out", str(folder / "made")])
         (folder / "study.toml").write_text(STUDY)
         study = read_study(folder / "study.toml")
@@ -420,7 +420,13 @@ class Readers:
 
         made, clients = self._made, {"rank": np.zeros(4, int)}
         results = ResultsWriter(
-            path.parent, settings=made.config, environment={}, clients=clients, ranks=1, facts={"columns": 3}
+            path.parent,
+            settings=made.config,
+            environment={"command": ["hpcfed"]},
+            clients=clients,
+            ranks=1,
+            facts={"columns": 3, "data": made.facts["data"]},
+            resumed=True,
         )
         try:
             results.restore(path, 2)

@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import shutil
+import sys
 from errno import ENAMETOOLONG
 from html.parser import HTMLParser
 from math import exp, isnan, log, sqrt
@@ -13,7 +14,6 @@ import h5py
 import numpy as np
 import pytest
 
-from benchmarks import fuzz
 from hpcfed import cli
 from hpcfed.errors import remark, say
 from hpcfed.record.reading import read_run
@@ -25,6 +25,10 @@ from hpcfed.study.plan import points, read_study, trials
 from hpcfed.study.plots import MOST_MARKERS, Axis, Line, bars, chart, stripes
 from hpcfed.study.statistics import Estimate, of_rounds, of_runs, of_seeds, ratio
 from tests.test_cli import mistake
+
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
+
+import fuzz
 
 VOID = {"meta", "path", "rect", "br"}
 T_OF_TWO, T_OF_THREE = 12.7062, 4.30265

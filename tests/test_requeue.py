@@ -6,8 +6,8 @@ import h5py
 import pytest
 
 from hpcfed import cli
-from hpcfed.config import JOB
 from hpcfed.record.claim import claimed
+from hpcfed.record.folder import JOB
 from hpcfed.record.reading import read_run
 from hpcfed.run import run
 from hpcfed.runtime.launcher import ENDED

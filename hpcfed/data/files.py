@@ -2,7 +2,6 @@
 
 import math
 import zipfile
-import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -91,11 +90,13 @@ def npz_path(name: str, *, root: Path | None) -> Path:
 
 @contextmanager
 def readable(path: Path) -> Iterator[None]:
-    """Everything that a damaged or foreign file can raise while it is read, as one line."""
+    """Whatever a damaged or foreign file makes zipfile, zlib and numpy raise, as one line."""
     try:
         yield
-    except (zipfile.BadZipFile, zlib.error, ValueError, EOFError, OSError, NotImplementedError, RuntimeError) as error:
-        reason = " ".join(str(error).split())
+    except UserError:
+        raise
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200]
         raise UserError(f"{path}: cannot be read ({reason}); save or download it again") from error
 
 

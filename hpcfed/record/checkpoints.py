@@ -23,7 +23,7 @@ from hpcfed.errors import UserError, one_line
 from hpcfed.record import folder as folders
 from hpcfed.record.folder import CHECKPOINTS, RECORD
 from hpcfed.record.guarded import check_file
-from hpcfed.record.publish import publish
+from hpcfed.record.publish import name_file, publish
 
 KEPT = 2
 MARKER = "complete.json"
@@ -80,8 +80,9 @@ def write(folder: Path, name: str, array: np.ndarray) -> Part:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        name_file(error, path)
         raise
     return Part(path.name, counted.size, counted.hash.hexdigest())
 

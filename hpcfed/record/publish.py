@@ -33,6 +33,12 @@ def check_target(option: str, path: Path) -> None:
         raise UserError(f"{option} {path} is {KINDS.get(kind, 'no regular file')}; name a regular file, or a new one")
 
 
+def name_file(error: BaseException, path: Path) -> None:
+    """Adds the file to an error of the system that names none."""
+    if isinstance(error, OSError) and error.filename is None:
+        error.filename = str(path)
+
+
 def publish(content: bytes | memoryview, path: Path) -> None:
     """Writes beside the path, syncs, renames over it, and syncs the folder.
 
@@ -46,8 +52,9 @@ def publish(content: bytes | memoryview, path: Path) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        name_file(error, path)
         raise
     _remove_leftovers(path.parent, mine)
     folder = os.open(path.parent, os.O_RDONLY)

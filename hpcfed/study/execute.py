@@ -17,6 +17,7 @@ from hpcfed.config import check_unchanged
 from hpcfed.errors import UserError, count, printable, remark, say
 from hpcfed.record.claim import claimed
 from hpcfed.record.folder import JOB, check_plain, empty, remove_empty_seeds
+from hpcfed.record.publish import check_target
 from hpcfed.record.reading import RunRecord
 from hpcfed.study.gather import Outcome, finished, outcome_of, write_outcome, write_study, writing
 from hpcfed.study.plan import Point, Study, Trial
@@ -152,6 +153,7 @@ class Gathering:
 
 def attempt(trial: Trial, words: Sequence[str], limit: float) -> Outcome:
     """Runs a trial to its end and writes down how it went."""
+    check_target("the log", trial.log)
     with writing(trial.log):
         _make_room(trial)
         log = open(trial.log, "w")  # noqa: SIM115 closed below

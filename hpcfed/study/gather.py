@@ -17,7 +17,7 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from hpcfed.errors import UserError, one_line, printable
-from hpcfed.record.guarded import Reader, check, readable, reading
+from hpcfed.record.guarded import Reader, check, check_file, readable, reading
 from hpcfed.record.publish import publish
 from hpcfed.record.reading import RunRecord, parsed, plain, read_run, record_of
 from hpcfed.study.plan import Study, Trial
@@ -63,9 +63,14 @@ class StudyRecord:
     """Why runs of it were left out."""
 
 
+MOST_OUTCOME = 2**20
+"""Bytes of an outcome that is read."""
+
+
 def outcome_of(trial: Trial) -> Outcome:
     """What is known of a trial."""
     try:
+        check_file(trial.outcome, MOST_OUTCOME)
         told = json.loads(trial.outcome.read_text())
         if told["seconds"] is None:
             told["seconds"] = nan
