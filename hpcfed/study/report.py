@@ -32,8 +32,9 @@ def report(options: argparse.Namespace) -> int:
         if path is not None:
             texts[path] = make(every)
     for path, text in texts.items():
-        _write(path, text)
-        say(f"{printable(str(path))}: {len(text.encode()) / 1024:,.0f} KiB")
+        content = text.encode(errors="replace")  # names of folders may be no text at all
+        _write(path, content)
+        say(f"{printable(str(path))}: {len(content) / 1024:,.0f} KiB")
     return len(found.unread)
 
 
@@ -76,9 +77,9 @@ def page(every: list[Group], found: Found) -> str:
     )
 
 
-def _write(path: Path, text: str) -> None:
+def _write(path: Path, content: bytes) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        publish(text.encode(), path)
+        publish(content, path)
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}") from None
