@@ -14,13 +14,14 @@ from errno import ENOSPC
 from math import isnan
 from pathlib import Path
 
+import h5py
 import pytest
 
 from hpcfed import cli
 from hpcfed.config import check
 from hpcfed.errors import UserError
 from hpcfed.runtime.launcher import Launch
-from hpcfed.study import estimate, execute
+from hpcfed.study import estimate, execute, gather
 from hpcfed.study.collect import find
 from hpcfed.study.gather import Outcome, finished, outcome_of, read_gathered, write_outcome, write_study
 from hpcfed.study.plan import Point, Study, Trial, choose, flags, points, read_study, trials
@@ -397,3 +398,11 @@ def test_sigterm_ends_a_trial_with_the_study(tmp_path: Path) -> None:
         execute._wait(process, float("inf"))
     assert end.value.code == 143 and process.poll() is not None
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_a_pipe_is_no_run(tmp_path: Path) -> None:
+    """Nobody waits for what will never come."""
+    os.mkfifo(tmp_path / "run.h5")
+    with h5py.File(tmp_path / "study.h5", "w") as file:
+        gather._take(tmp_path / "run.h5", file, 0)
+        assert "runs" not in file

@@ -134,6 +134,7 @@ def _said(trial: Trial) -> dict[str, Any]:
 def _take(source: Path, file: h5py.File, number: int) -> None:
     """Copies a run; one that cannot be read has been recorded as failed, and stays where it is."""
     try:
+        check_file(source)
         with h5py.File(source, "r") as run:
             check(run)
             seed = int(run.attrs["seed"])
