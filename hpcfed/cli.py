@@ -184,7 +184,7 @@ def parse_run(arguments: list[str]) -> Settings:
         if set(given) - {"resume", "requeue", *BESIDE_RESUME} or path is not None:
             raise UserError(
                 "--resume takes everything from the run that it goes on with; give it no other option "
-                "than --device, --backend and --overwrite"
+                "than --device, --backend, --overwrite and --requeue"
             )
         if not given["resume"]:
             raise UserError("--resume: must be a path, got nothing")
@@ -200,16 +200,17 @@ def parse_run(arguments: list[str]) -> Settings:
 def _resumed(folder: Path, beside: Mapping[str, Any]) -> Settings:
     """The settings of a run that is there; of all its seeds, if it has several.
 
-    `beside` replaces what it says about the machine, which may be another one now.
+    `beside` are options that were given, too; the machine may be another one now.
     """
     from hpcfed.record import checkpoints
-    from hpcfed.record.folder import RECORD, check_one_kind, check_plain, seeds
+    from hpcfed.record.folder import RECORD, check_one_kind, check_plain, holds_run, seeds
     from hpcfed.record.guarded import try_out
     from hpcfed.record.reading import read_run
 
     check_plain(folder)
     check_one_kind(folder)
-    every = [] if (folder / RECORD).exists() else seeds(folder)
+    own = [seed for seed in seeds(folder) if holds_run(folder / f"seed-{seed}")]
+    every = [] if (folder / RECORD).exists() else own
     left = [seed for seed in every if not _complete(folder / f"seed-{seed}")] or every  # others are left as they are
     runs = [folder / f"seed-{seed}" for seed in left] or [folder]
     files = [path for run in runs for path in checkpoints.recorded(run)]
@@ -223,7 +224,8 @@ def _resumed(folder: Path, beside: Mapping[str, Any]) -> Settings:
         raise UserError(no_checkpoint(folder, lost))
     values = {name: value for name, value in record.config.items() if value is not None}
     # Nothing is fetched, or written elsewhere, because a folder says so that was handed in.
-    values |= {"out": str(folder), "resume": str(folder), "overwrite": False, "download": False, **beside}
+    values |= {"out": str(folder), "resume": str(folder), "overwrite": False, "requeue": False, "download": False}
+    values |= beside
     if left:
         del values["seed"]
         values["seeds"] = ",".join(map(str, left))
@@ -247,7 +249,7 @@ def _requeued(settings: Settings) -> Settings:
         return settings
     out = config.out or Path("runs") / f"slurm-{job.split()[0]}"
     ours = was_requeued() and begun_by(out) == job
-    if ours and (any(map(checkpoints.exist, runs(out))) or _complete(out)):
+    if ours and any(checkpoints.exist(run) or _complete(run) for run in runs(out)):
         return _resumed(out, {"overwrite": True})  # what the job has begun itself, it may begin anew
     changes = {"out": out, "overwrite": config.overwrite or ours}
     return replace(settings, config=config.model_copy(update=changes))

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", bound="Options")
 
-_FOLDERS, _MACHINE = {"out", "overwrite", "requeue", "data_root", "download"}, {"device", "backend"}
+_FOLDERS, _MACHINE = {"out", "overwrite", "resume", "requeue", "data_root", "download"}, {"device", "backend"}
 ANYWHERE = _FOLDERS | _MACHINE | {"checkpoint_every", "checkpoint_minutes"}
 """Options that may differ between calls on one folder of results, because no figure depends on them."""
 

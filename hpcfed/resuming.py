@@ -149,12 +149,14 @@ def go_on(
         say(f"no checkpoint in {folder}: the run begins anew")
         return 0, state
     if results is not None:
-        checkpoints.discard_after(folder, found.rounds)
         kept = found.folder / checkpoints.RECORD
         results.restore(kept if kept.exists() else folder / checkpoints.RECORD, found.rounds)
     setup.federation.round = found.rounds - 1  # which is judged if it was the last
+    loaded = load(setup, found, state)
+    if results is not None:  # nothing has been refused
+        checkpoints.discard_after(folder, found.rounds)
     say(f"going on after round {found.rounds}")
-    return found.rounds, load(setup, found, state)
+    return found.rounds, loaded
 
 
 def check_shared(setup: Setup, state: Any) -> None:
@@ -162,9 +164,11 @@ def check_shared(setup: Setup, state: Any) -> None:
 
     Ranks on different devices may round differently, so that a small difference is none.
     """
+    if setup.collectives.size == 1:
+        return
     shared = {f.name: getattr(state, f.name) for f in fields(state) if not f.metadata.keys() & {"fixed", "owned"}}
     own = {name: _array(value) for name, value in shared.items()}
-    digests = {name: hashlib.sha256(array.tobytes()).hexdigest() for name, array in own.items()}
+    digests = {name: hashlib.sha256(np.ascontiguousarray(array).data).hexdigest() for name, array in own.items()}
     everyones = setup.collectives.everyone(digests)
     for name in [name for name in digests if len({theirs.get(name) for theirs in everyones}) > 1]:
         first = setup.collectives.share(own[name])

@@ -118,8 +118,7 @@ def run(settings: Settings, stop: Stop | None = None) -> Path | None:
             failing.phase = lambda: lockstep.at_work.timer.current
             folder, complete = _make_folder(settings.config, world, claims)
             if complete:
-                for setup in setups:
-                    _leave(setup, None, status="complete")
+                lockstep.run([partial(_leave, setup, None, status="complete") for setup in setups], world.device)
             else:
                 failing.folders = [folder / f"seed-{seed}" for seed in seeds]
                 go_together(lockstep, setups, failing.folders, stop=stop)
@@ -144,7 +143,9 @@ def go(setup: Setup, folder: Path, *, quiet: bool = False, stop: Stop | None = N
         _open(progress, setup)
         own = stop or Stop()
         found = _found([setup], [folder], progress, own)
-        if not own.agreed:
+        if own.agreed:
+            _leave(setup, None, status="stopped")
+        else:
             _rounds(setup, folder, progress, own, found[0])
 
 
@@ -158,20 +159,23 @@ def go_together(
         own = stop or Stop()
         triples = zip(setups, folders, _found(setups, folders, progress, own), strict=True)
         programs = [partial(_rounds, setup, folder, progress, own, found) for setup, folder, found in triples]
-        if not own.agreed:
-            lockstep.run(programs, world.device)
+        leaving = [partial(_leave, setup, None, status="stopped") for setup in setups]
+        lockstep.run(leaving if own.agreed else programs, world.device)
 
 
 def _found(
     setups: Sequence[Setup], folders: Sequence[Path], progress: RunProgress, stop: Stop
 ) -> Sequence[Checkpoint | None]:
-    """Where every run goes on; asked to stop meanwhile, the server's ranks are told to leave."""
-    found: Sequence[Checkpoint | None] | None = None
-    if setups[0].settings.config.resume is not None:
-        found = resuming.beginning(setups[0], folders, progress.say, stop)
-    if stop.agreed:
-        for setup in setups:
-            _leave(setup, None, status="stopped")
+    """Where every run goes on, rid of the reasons why it has failed.
+
+    `stop` has agreed if a stop was asked for meanwhile.
+    """
+    if setups[0].settings.config.resume is None:
+        return [None] * len(folders)
+    found = resuming.beginning(setups[0], folders, progress.say, stop)
+    if setups[0].world.is_root and not stop.agreed:
+        for failure in [path for folder in folders for path in failures(folder)]:
+            failure.unlink()
     return found or [None] * len(folders)
 
 
@@ -193,6 +197,9 @@ def _rounds(setup: Setup, folder: Path, progress: RunProgress, stop: Stop, found
             fed.on_trained = _listener(snapshots) if snapshots and snapshots.due(round) else None
             cohort = fed.sample(round)
             state = setup.method.round(fed, state, cohort)
+            if round == first:
+                with timer.phase("record"):
+                    resuming.check_shared(setup, state)
             evaluation = evaluate(setup, state) if _due(round, config) else None
             if fed.on_trained and snapshots:
                 with timer.phase("record"):
@@ -204,8 +211,6 @@ def _rounds(setup: Setup, folder: Path, progress: RunProgress, stop: Stop, found
                 break
             state = moving.after_round(state, cohort, train_seconds)
             with timer.phase("record"):
-                if round == first:
-                    resuming.check_shared(setup, state)
                 orders = setup.collectives.everyone((stop.after(round), stop.is_due(round)))
                 stopping = any(asked for asked, _ in orders) and round + 1 < config.rounds
                 if stopping or orders[0][1] or _checkpointed(round, config):
@@ -538,7 +543,7 @@ def _make_folder(config: RunConfig, world: World, claims: ExitStack) -> tuple[Pa
 
 
 def _look_again(folder: Path, seeds: Sequence[Path]) -> bool:
-    """Whether the runs are complete by now; others are rid of the reasons why they have failed."""
+    """Whether the runs are complete by now."""
     check_plain(folder)
     done = [is_complete(run) for run in seeds or [folder]]
     if all(done):
@@ -546,9 +551,6 @@ def _look_again(folder: Path, seeds: Sequence[Path]) -> bool:
         return True
     if any(done):
         raise UserError(f"{seeds[done.index(True)]} has been completed meanwhile; give --resume once more")
-    for run in {folder, *seeds}:
-        for failure in failures(run):
-            failure.unlink()
     return False
 
 

@@ -23,7 +23,7 @@ from hpcfed.runtime.signals import STOPPED, Stop
 from tests import jobs
 from tests.stopped_run import StopAfter
 from tests.test_cli import mistake
-from tests.test_pfedgpa import flags
+from tests.test_pfedgpa import SERVER, flags
 from tests.test_resume import LONG, same
 from tests.test_seeds import started
 
@@ -372,3 +372,26 @@ def test_shared_fields_differ_on_no_rank(tmp_path: Path, mpirun: Callable) -> No
     assert ended.returncode == 1 and "state field w of method fedavg differs between ranks" in ended.stderr
     ended = mpirun(2, program, "1e-9", *words, tmp_path / "near")
     assert ended.returncode == 0, ended.stderr
+
+
+def test_seeds_with_a_server_leave_when_there_is_nothing_to_do(tmp_path: Path) -> None:
+    """Stopped while checkpoints are read, or completed meanwhile: nobody waits for a turn that never comes."""
+    words = flags(**SERVER, clients=3, rounds=4, method="pfedgpa", bank_rounds=4, seeds="0,1")
+    out = tmp_path / "run"
+    with pytest.raises(SystemExit):
+        run(cli.parse_run([*words, "--out", str(out)]), StopAfter(2))
+    stop = Stop()
+    stop.asked = True
+    with pytest.raises(SystemExit) as ended:
+        run(cli.parse_run(["--resume", str(out)]), stop)
+    assert ended.value.code == STOPPED
+    late = cli.parse_run(["--resume", str(out)])
+    started("--resume", out)
+    assert run(late) == out
+
+
+def test_a_folder_of_notes_is_no_seed(tmp_path: Path) -> None:
+    out = stopped(tmp_path / "run", "--seeds", "0,1")
+    (out / "seed-7").mkdir()
+    (out / "seed-7/notes.md").write_text("mine")
+    assert cli.parse_run(["--resume", str(out)]).config.seeds == (0, 1)

@@ -14,6 +14,8 @@ from hpcfed.runtime.launcher import ENDED
 from hpcfed.runtime.signals import STOPPED
 from tests.stopped_run import StopAfter
 from tests.test_cli import mistake
+from tests.test_pfedgpa import flags
+from tests.test_seeds import started
 
 ROUNDS = 4
 WORDS = ["run", "--clients", "3", "--model", "mlp", "--rounds", str(ROUNDS), "--partition", "iid", "--requeue"]
@@ -172,3 +174,20 @@ def test_a_script_is_told_of_good_ends_alone(
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
     cli.main(["list"])
     assert not told.exists(), "the root tells it"
+
+
+def test_a_job_keeps_seeds_that_are_complete(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Its run can also be gone on with outside of Slurm."""
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    out = started(*flags(clients=3, rounds=2, seeds="0,1"), "--requeue", "--out", tmp_path / "run")
+    with h5py.File(out / "seed-1/run.h5", "r+") as file:
+        file.attrs["status"] = "running"
+    before = (out / "seed-0/run.h5").read_bytes()
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    cli.main(["run", *flags(clients=3, rounds=2, seeds="0,1"), "--requeue", "--out", str(out)])
+    assert (out / "seed-0/run.h5").read_bytes() == before
+    assert read_run(out / "seed-1").status == "complete"
+    with h5py.File(out / "seed-1/run.h5", "r+") as file:
+        file.attrs["status"] = "running"
+    monkeypatch.delenv("SLURM_JOB_ID")
+    cli.main(["run", "--resume", str(out), "--overwrite"])

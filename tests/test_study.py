@@ -18,8 +18,9 @@ import h5py
 import pytest
 
 from hpcfed import cli
-from hpcfed.config import check
+from hpcfed.config import check, check_unchanged
 from hpcfed.errors import UserError
+from hpcfed.record.claim import claimed
 from hpcfed.runtime.launcher import Launch
 from hpcfed.study import estimate, execute, gather
 from hpcfed.study.collect import find
@@ -406,3 +407,30 @@ def test_a_pipe_is_no_run(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "study.h5", "w") as file:
         gather._take(tmp_path / "run.h5", file, 0)
         assert "runs" not in file
+
+
+def test_other_seeds_do_not_replace_a_complete_run(finished_trial: Trial, tmp_path: Path) -> None:
+    shutil.copytree(finished_trial.folder.parents[2], tmp_path / "out")
+    text = "[common]\nmodel = 'mlp'\nrounds = 2\nseeds = [0, 1]\n[sweep]\nclients = [4]\n"
+    (more,) = trials(Study(), planned(tmp_path, text), tmp_path / "out")
+    with pytest.raises(UserError, match="was run with other seeds"):
+        execute.check_finished([more])
+
+
+def test_a_failed_trial_makes_room_for_nobody_else(trial: Trial) -> None:
+    """A seed that is at work, and a user's own file, stay where they are."""
+    (trial.folder / "seed-0").mkdir(parents=True)
+    (trial.folder / "seed-0/run.h5").touch()
+    with claimed(trial.folder / "seed-0"), pytest.raises(UserError, match="another run is writing to"):
+        execute._make_room(trial)
+    (trial.folder / "notes.md").touch()
+    with pytest.raises(UserError, match=r"notes.md was made by no run"):
+        execute._make_room(trial)
+    assert (trial.folder / "seed-0/run.h5").exists()
+
+
+def test_a_trial_may_have_been_resumed(finished_trial: Trial) -> None:
+    (record,) = finished(finished_trial) or []
+    had = record.config | {"resume": "somewhere", "requeue": True, "ranks": 1}
+    settings = finished_trial.point.settings
+    check_unchanged(finished_trial.folder, had, settings.flat() | {"ranks": 1})

@@ -1,7 +1,7 @@
 """A run's folder: which names in it are the run's own, and what may be done to them.
 
-Nothing else in the folder is ever changed or removed. No link is followed, and what is no plain file is refused: a
-folder may have been handed in, and a name in it may lead anywhere.
+Nothing else in the folder is ever changed or removed; a checkpoint's folder goes as a whole. No link is followed, and
+what is no plain file is refused: a folder may have been handed in, and a name in it may lead anywhere.
 """
 
 import os
@@ -47,6 +47,11 @@ def runs(folder: Path) -> list[Path]:
     """Folders of the runs in it: its seeds', or itself."""
     check_one_kind(folder)
     return [path for path in seed_folders(folder) if os.path.lexists(path / RECORD)] or [folder]
+
+
+def holds_run(folder: Path) -> bool:
+    """Whether a run has begun in it, whatever has become of its record."""
+    return any(os.path.lexists(folder / name) for name in (RECORD, CHECKPOINTS, CLAIM))
 
 
 def check_one_kind(folder: Path) -> None:
@@ -135,6 +140,11 @@ def _is_own(path: Path) -> bool:
     if fullmatch(_SEED, path.name):
         return _is_folder(path) and all(_is_own(own) for own in _entries(path))
     return path.name == CHECKPOINTS or fullmatch(_FILES, path.name) is not None
+
+
+def strangers(folder: Path) -> list[Path]:
+    """What no run has made."""
+    return [path for path in _entries(folder) if not _is_own(path)]
 
 
 def empty(folder: Path) -> None:

@@ -107,7 +107,8 @@ class ResultsWriter:
     ) -> None:
         """`finals` are the names of what will be judged at the end.
 
-        Where a run is `resumed`, the file on disk stays as it is until `restore` has read what it holds.
+        Where a run is `resumed`, the file on disk stays as it is until `restore` has read it, or `begin_anew` is told
+        not to.
         """
         self._path = folder / "run.h5"
         # In memory, but HDF5 refuses a name twice, and a process may have several runs in work.

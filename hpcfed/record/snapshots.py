@@ -52,7 +52,8 @@ class SnapshotWriter:
         if not len(self._rounds):
             return
         beginning = self._folder / f"params-{self._rank}.h5"
-        for path in (beginning, *sorted(self._folder.glob(f"params-{self._rank}-after-*.h5"))):
+        own = (beginning.name, f"params-{self._rank}-after-")
+        for path in (path for path in snapshots(self._folder) if path.name.startswith(own)):
             if path.exists() and self._go_on(path):
                 return
         self._start(self._folder / f"params-{self._rank}-after-{first}.h5" if beginning.exists() else beginning)

@@ -58,7 +58,7 @@ class Stop:
     def is_due(self, round: int) -> bool:
         """Whether the last checkpoint is too old after a round; again one answer for all seeds.
 
-        Checkpoints take one hundredth of the time at most.
+        Those that are written for this reason take one hundredth of the time at most.
         """
         age = time.monotonic() - self._written
         return self._due.setdefault(round, self._every > 0 and age > max(self._every, PAUSE * self._took))

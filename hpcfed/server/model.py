@@ -306,19 +306,23 @@ class LatentDiffusion:
         assert self.standard is not None and self.latents is not None
         numbers = sum(tensor.numel() for name in NETWORKS for tensor in getattr(self, name).state_dict().values())
         check_limit(path, 4 * numbers)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # no link is followed, and nothing torn is left
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # no link is followed
         temporary.unlink(missing_ok=True)
-        with writing(path), h5py.File(temporary, "w") as file:
-            file.attrs.update(format=_FORMAT, schema=_SCHEMA, widths=self._widths, runs=self._runs)
-            file["options"] = json.dumps(self.options.model_dump(mode="json"), indent=1)
-            for name in NETWORKS:
-                for key, tensor in getattr(self, name).state_dict().items():
-                    _put(file, f"{name}/{key}", tensor.float())
-            for standard in (self.standard, self.latents):
-                name = "standard" if standard is self.standard else "latents"
-                _put(file, f"{name}/mean", standard.mean)
-                _put(file, f"{name}/scale", standard.scale)
-        os.replace(temporary, path)
+        try:
+            with writing(path), h5py.File(temporary, "w") as file:
+                file.attrs.update(format=_FORMAT, schema=_SCHEMA, widths=self._widths, runs=self._runs)
+                file["options"] = json.dumps(self.options.model_dump(mode="json"), indent=1)
+                for name in NETWORKS:
+                    for key, tensor in getattr(self, name).state_dict().items():
+                        _put(file, f"{name}/{key}", tensor.float())
+                for standard in (self.standard, self.latents):
+                    name = "standard" if standard is self.standard else "latents"
+                    _put(file, f"{name}/mean", standard.mean)
+                    _put(file, f"{name}/scale", standard.scale)
+            os.replace(temporary, path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
 
     def load(self, path: Path) -> None:
         try:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from itertools import groupby, takewhile
 from pathlib import Path
@@ -16,9 +16,9 @@ from types import FrameType
 from hpcfed.config import check_unchanged
 from hpcfed.errors import UserError, count, printable, remark, say
 from hpcfed.record.claim import claimed
-from hpcfed.record.folder import JOB, check_plain, empty, remove_empty_seeds
+from hpcfed.record.folder import JOB, check_plain, empty, remove_empty_seeds, runs, seed_folder, seed_folders, strangers
 from hpcfed.record.publish import check_target
-from hpcfed.record.reading import RunRecord
+from hpcfed.record.reading import RunRecord, is_complete
 from hpcfed.study.gather import Outcome, finished, outcome_of, write_outcome, write_study, writing
 from hpcfed.study.plan import Point, Study, Trial
 
@@ -92,7 +92,9 @@ def check_finished(trials: Sequence[Trial]) -> dict[Path, list[RunRecord]]:
     done = {}
     for trial in trials:
         records = finished(trial)
-        if records is not None:
+        if records is None:
+            _check_seeds(trial)
+        else:
             for seed, record in zip(trial.seeds, records, strict=True):
                 settings = trial.point.settings
                 wanted = settings.of_seed(seed) if settings.config.seeds else settings
@@ -100,6 +102,16 @@ def check_finished(trials: Sequence[Trial]) -> dict[Path, list[RunRecord]]:
                 check_unchanged(trial.folder, had, wanted.flat() | {"ranks": trial.point.ranks})
             done[trial.folder] = records
     return done
+
+
+def _check_seeds(trial: Trial) -> None:
+    """Refuses to replace complete runs of other seeds, which a trial that is run again would do."""
+    several = trial.point.settings.config.seeds is not None
+    wanted = [seed_folder(trial.folder, seed) for seed in trial.seeds] if several else [trial.folder]
+    for folder in runs(trial.folder):
+        others = folder not in wanted or not all(path.exists() for path in wanted)
+        if others and is_complete(folder):
+            raise UserError(f"{folder} was run with other seeds; name another --out")
 
 
 def settle(trials: Sequence[Trial], start: Start) -> None:
@@ -187,13 +199,14 @@ def _make_room(trial: Trial) -> None:
     """Removes what a run that did not end well has left, unless the same study is also run elsewhere."""
     if trial.folder.exists():
         check_plain(trial.folder)
-        with claimed(trial.folder):
+        if others := strangers(trial.folder):
+            raise UserError(f"{others[0]} was made by no run; move it elsewhere")
+        with ExitStack() as claims:
+            for folder in (trial.folder, *seed_folders(trial.folder)):
+                claims.enter_context(claimed(folder))
             empty(trial.folder)
         remove_empty_seeds(trial.folder)
         (trial.folder / JOB).unlink(missing_ok=True)
-        others = sorted(path.name for path in trial.folder.iterdir())
-        if others:
-            raise UserError(f"{trial.folder} holds what no run has made ({others[0]}); move it elsewhere")
     trial.folder.parent.mkdir(parents=True, exist_ok=True)
     trial.outcome.unlink(missing_ok=True)  # it would speak for the new attempt if we are killed
 
@@ -221,13 +234,21 @@ def _wait(process: subprocess.Popen[bytes], limit: float) -> int | None:
         try:
             process.wait(10)
         except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+            _kill(process)
         return None
     except BaseException:  # the user has had enough
         process.terminate()
-        process.wait()
+        try:
+            process.wait()
+        except BaseException:  # more than enough
+            _kill(process)
         raise
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """Ends a launcher and its ranks at once: they are a session of their own."""
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def _reason(log: Path, code: int) -> str:
