@@ -219,7 +219,7 @@ def link(case: Path, chance: random.Random) -> Commands:
         targets = [outside / "moved"]
         shutil.move(path, targets[0])
     canaries.remove(path)
-    path.symlink_to(chance.choice(targets))
+    path.symlink_to(chance.choice([target for target in targets if not named or target != outside / "tree"]))
     return commands(case, what)
 
 

@@ -27,7 +27,7 @@ from hpcfed.errors import UserError
 from hpcfed.record import checkpoints, guarded
 from hpcfed.record.folder import check_plain
 from hpcfed.record.publish import publish
-from hpcfed.record.reading import read_run
+from hpcfed.record.reading import parsed, read_run
 from tests.test_cli import mistake
 
 # Benchmarks import their siblings as scripts do.
@@ -431,6 +431,13 @@ def test_other_tricks_of_a_checkpoint(what: str, checkpoint: Path, tmp_path: Pat
             check_plain(tmp_path)
     else:
         assert len(said) == 1 and re.search("link|plain file|of round", said[0])
+
+
+def test_json_has_an_end() -> None:
+    assert parsed('{"a": [[{"b": 1}]]}') == {"a": [[{"b": 1}]]}
+    for depth in (40, 900, 100_000):
+        with pytest.raises(ValueError, match="nested too deeply"):
+            parsed('{"a": ' + "[" * depth + "]" * depth + "}")
 
 
 def test_a_linked_folder_of_checkpoints_is_refused(checkpoint: Path, tmp_path: Path) -> None:

@@ -27,6 +27,8 @@ MOST = 1e30
 """No second, byte or client is counted beyond it."""
 LEAST_SECONDS = 1e-9
 """No round is shorter."""
+MOST_DEPTH = 32
+"""Levels of JSON that is read."""
 MOST_LINE = 10_000
 """Characters of an error."""
 
@@ -329,8 +331,23 @@ def parsed(text: str) -> dict[str, Any]:
         raise ValueError("its JSON is nested too deeply") from None
     if not isinstance(found, dict):
         raise ValueError("its JSON is no object")
+    _check_depth(found)
     json.dumps(found, ensure_ascii=False).encode()  # refuses halves of characters, which nothing could print
     return found
+
+
+def _check_depth(value: Any) -> None:
+    """Refuses JSON that those who go through it could not get to the end of."""
+    level = [value]
+    for _ in range(MOST_DEPTH):
+        level = [item for one in level if isinstance(one, dict | list) for item in _items(one)]
+        if not level:
+            return
+    raise ValueError("its JSON is nested too deeply")
+
+
+def _items(value: dict[str, Any] | list[Any]) -> list[Any]:
+    return list(value.values()) if isinstance(value, dict) else value
 
 
 def _config(stored: dict[str, Any]) -> dict[str, Any]:
