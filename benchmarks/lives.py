@@ -148,7 +148,7 @@ def program(orders: Path, words: list[str]) -> list[str]:
 
 
 def on_ranks(orders: Path, words: list[str]) -> list[str]:
-    """The same on two ranks."""
+    """The command of two ranks that commit what is ordered in a folder."""
     mpirun = Path(sys.executable).with_name("mpirun")
     launcher = str(mpirun) if mpirun.exists() else "mpirun"
     return [launcher, "--oversubscribe", "-n", "2", *program(orders, words)]
@@ -186,7 +186,7 @@ def numbers(out: Path) -> dict[str, np.ndarray]:
 
 
 def figures(file: h5py.Group) -> dict[str, np.ndarray]:
-    """The same of an open file, or of a run in a study's."""
+    """Figures of an open file, or of a run in a study's."""
     return {
         f"{group}/{name}": data[()]
         for group in ("rounds", "clients")

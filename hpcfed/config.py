@@ -368,7 +368,7 @@ class Settings:
         return replace(self, config=self.config.model_copy(update={"seed": seed, "seeds": None, "out": out}))
 
     def adapted(self, choices: Iterable[Choice]) -> "Settings":
-        """The same run with these values in place of its own."""
+        """Settings of a run with these values in place of its own."""
         found = self
         for choice in choices:
             change = {choice.option: choice.value}
@@ -380,7 +380,7 @@ class Settings:
         return found
 
     def on_device(self, *, gpu: bool) -> "Settings":
-        """The same run with what it chooses by the device of the server's model."""
+        """Settings with what is chosen by the device of the server's model."""
         return self.adapted(self.options.choose(gpu=gpu))
 
 

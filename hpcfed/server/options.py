@@ -29,7 +29,7 @@ class Size:
 SAMPLES = {"autoencoder": 100_000, "denoiser": 400_000}
 """Samples that the networks see while they learn."""
 CPU_SAMPLES = {"autoencoder": 20_000, "denoiser": 80_000}
-"""The same for a server that is chosen for a CPU: measured on one core, two minutes for 3,658 generated columns."""
+"""Samples for a server that is chosen for a CPU: measured on one core, two minutes for 3,658 generated columns."""
 BATCH = 50
 
 SIZES = {"small": Size(4, 32, 2, 3e-3), "paper": Size(64, 256, 5), "large": Size(512, 1024, 5)}

@@ -9,7 +9,7 @@ from scipy import stats
 
 CONFIDENCE = 0.95
 MOST_POWER = 600.0
-"""Of e, so that a product of such numbers with seconds is still finite."""
+"""Largest exponent of e, so that a product of such numbers with seconds is still finite."""
 
 
 @dataclass(frozen=True)
