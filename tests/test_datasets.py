@@ -616,3 +616,12 @@ def test_digits_are_those_of_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> No
     assert np.array_equal(datasets._digits_table(), table), (
         "without the file, the library's own loader must give the same"
     )
+
+
+def test_images_beyond_all_measure_are_one_line(tmp_path: Path) -> None:
+    """They are finite, and their squares are not."""
+    images, labels = np.full((4, 6, 6), 1e300), np.array([0, 1, 0, 1])
+    path = tmp_path / "own.npz"
+    np.savez(path, train_images=images, train_labels=labels, test_images=images, test_labels=labels)
+    with pytest.raises(UserError, match="holds values beyond 1e\\+15"):
+        files.require(f"file:{path}", root=None, download=False)

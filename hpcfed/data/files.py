@@ -12,6 +12,8 @@ from hpcfed import memory
 from hpcfed.data import DATASETS, DatasetInfo
 from hpcfed.errors import UserError, unknown
 
+MOST_VALUE = 1e15
+"""The largest value of an image: squares of it are summed in float32."""
 ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
 DEBIAN_FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")  # Debian package dataset-fashion-mnist
 
@@ -133,8 +135,13 @@ def _require_npz(path: Path) -> None:
     with opened(path) as archive:
         for array in ("train_images", "test_images"):
             # Integers need no look at their values, so that files of uint8 images are checked by their headers alone.
-            if _header(archive, path, array)[1].kind == "f" and not np.isfinite(read(archive, array)).all():
+            if _header(archive, path, array)[1].kind != "f":
+                continue
+            values = read(archive, array)
+            if not np.isfinite(values).all():
                 raise UserError(f"{path}: {array} holds NaN or infinite values; remove or replace them")
+            if np.abs(values).max() > MOST_VALUE:
+                raise UserError(f"{path}: {array} holds values beyond {MOST_VALUE:g}; scale them down")
 
 
 def _npz_info(path: Path) -> tuple[tuple[int, int, int], int]:
