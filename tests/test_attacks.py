@@ -332,7 +332,7 @@ def test_clients_without_data_have_no_say(name: str) -> None:
 
 
 def test_a_trimmed_mean_of_too_few_uploads_is_the_median() -> None:
-    """As when the others were excluded: two of ten are left, and each end would drop one."""
+    """Two of ten uploads are left, the others were excluded, and each end would drop one."""
     rows = random_rows(10)
     rows[2:] = torch.nan
     fed = assembled(clients=10, aggregation="trimmed-mean", tolerance=0.4999999999).federation
