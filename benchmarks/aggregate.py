@@ -24,9 +24,9 @@ import torch
 import torch.distributed as dist
 
 from hpcfed import methods
-from hpcfed.assembly import Setup, assemble
 from hpcfed.config import resolve
 from hpcfed.errors import count
+from hpcfed.experiment.assemble import Setup, assemble
 from hpcfed.record.timing import Timer
 from hpcfed.runtime import world as worlds
 from hpcfed.runtime.world import World
@@ -60,7 +60,7 @@ def milliseconds(actions: dict[str, Callable[[], object]], setup: Setup, *, repe
             synchronize(setup.world)
             if repeat >= 0:
                 times[number, repeat] = 1e3 * (time.perf_counter() - begin)
-    gathered = setup.collectives.gather_numbers(times.ravel())
+    gathered = setup.collectives.gather_vectors(times.ravel())
     slowest = np.empty((len(actions), 0)) if gathered is None else gathered.max(0).reshape(times.shape)
     return dict(zip(actions, slowest, strict=True))
 

@@ -44,12 +44,12 @@ rounds = 2
 
 def make_originals(folder: Path) -> None:
     """Add what cases begin with to the originals of benchmarks/fuzz.py, by real runs in this process."""
-    from hpcfed import cli
+    from hpcfed.cli import commands as cli
 
     folder = folder / "cases"
     run = folder / "run"
     cli.main([*STOPPED, "--out", str(run)])
-    with h5py.File(run / "run.h5", "r+") as file:
+    with h5py.File(run / "loop.h5", "r+") as file:
         file.attrs["status"] = "stopped"
     shutil.rmtree(_newest(run))  # the last round is left to do
     (folder / "config.toml").write_text(CONFIG)
@@ -136,7 +136,7 @@ def _json_texts(case: Path) -> list[tuple[str, Path, str]]:
     outcome = sorted(case.glob("study/points/*/*.json"))[0]
     texts = [("run", newest / MARKER, ""), ("run", newest / MARKER, ""), ("study", outcome, "")]
     for name in ("config", "environment"):
-        texts += [("run", case / "run/run.h5", name), ("run", newest / "run.h5", name)]
+        texts += [("run", case / "run/loop.h5", name), ("run", newest / "loop.h5", name)]
     return texts
 
 
@@ -226,11 +226,11 @@ def link(case: Path, chance: random.Random) -> Commands:
 def _victim(case: Path, chance: random.Random, *, folders: bool = True) -> tuple[str, Path]:
     """One of the files, or folders, that commands come across, and whose commands those are."""
     newest = _newest(case / "run")
-    inside = ["run.h5", "error-0.txt", "server.h5", "params-0.h5", ".claim"]
+    inside = ["loop.h5", "error-0.txt", "server.h5", "params-0.h5", ".claim"]
     files = [("run", case / "run" / name) for name in inside]
-    files += [("run", newest / name) for name in (MARKER, MARKER, "run.h5", "common.shared.npy", "worker-0.own.npy")]
+    files += [("run", newest / name) for name in (MARKER, MARKER, "loop.h5", "common.shared.npy", "worker-0.own.npy")]
     files += [("study", path) for path in (case / "study/study.h5", *sorted(case.glob("study/points/*/*.json")))]
-    files += [("study", sorted(case.glob("study/points/*/*/run.h5"))[0])]
+    files += [("study", sorted(case.glob("study/points/*/*/loop.h5"))[0])]
     files += [(name, case / name) for name in ("config.toml", "study.toml", "data.npz")]
     if folders:
         files += [("run", path) for path in (case / "run", newest.parent, newest, case / "run/seed-3")]
@@ -368,7 +368,7 @@ def _renamed(case: Path, what: str, name: str, chance: random.Random) -> Command
 
 
 def _escape_attribute(case: Path, chance: random.Random) -> Commands:
-    for path in (case / "run/run.h5", _newest(case / "run") / "run.h5"):
+    for path in (case / "run/loop.h5", _newest(case / "run") / "loop.h5"):
         with h5py.File(path, "r+") as file:
             texts = sorted(name for name, value in file.attrs.items() if isinstance(value, str))
             file.attrs[chance.choice([*texts, "error"])] = f"a{ESCAPE}\nb"
@@ -379,7 +379,7 @@ def _escape_attribute(case: Path, chance: random.Random) -> Commands:
 def _escape_config(case: Path, chance: random.Random) -> Commands:
     """In an option or in what is known of the machine."""
     name = chance.choice(("config", "environment"))
-    path = chance.choice((case / "run/run.h5", _newest(case / "run") / "run.h5"))
+    path = chance.choice((case / "run/loop.h5", _newest(case / "run") / "loop.h5"))
     content = json.loads(_read_json(path, name))
     texts = [(holder, key) for holder, key in _places(content) if isinstance(holder[key], str)]
     holder, key = chance.choice(texts)
@@ -457,10 +457,11 @@ def prepare(originals: Path, case: Path, kind: str, chance: random.Random) -> Co
 
 def limit_runs(originals: Path) -> None:
     """Have only those runs go on, or begin, whose options are the originals': others may be of any length."""
-    from hpcfed import cli, run
+    from hpcfed.cli import commands as cli
     from hpcfed.config import Settings
+    from hpcfed.experiment import loop
 
-    begin = run.run
+    begin = loop.run
     known = cli.parse_run(["--resume", str(originals / "cases/run")]).flat()
     quick = cli.parse_run(["--dataset", "digits", *QUICK]).flat()
 
@@ -470,12 +471,12 @@ def limit_runs(originals: Path) -> None:
         same = any(asked == {name: like[name] for name in asked if name in like} for like in (known, quick))
         return begin(settings, *words) if same else None
 
-    run.run = limited  # type: ignore[assignment]
+    loop.run = limited  # type: ignore[assignment]
 
 
 def start(words: list[str]) -> tuple[str, str]:
     """Start a command in this process; the outcome, and what it has said."""
-    from hpcfed import cli
+    from hpcfed.cli import commands as cli
 
     raw = io.BytesIO(), io.BytesIO()
     streams = [io.TextIOWrapper(file, "utf-8", errors="backslashreplace") for file in raw]

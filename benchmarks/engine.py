@@ -25,8 +25,8 @@ import torch
 import torch.nn.functional as F
 
 from hpcfed import methods
-from hpcfed.assembly import Setup, assemble, assemble_seeds
 from hpcfed.config import Settings, resolve
+from hpcfed.experiment.assemble import Setup, assemble, assemble_seeds
 from hpcfed.models.networks import build
 from hpcfed.record.timing import Timer
 from hpcfed.runtime import world as worlds

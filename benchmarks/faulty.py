@@ -16,9 +16,10 @@ import torch
 from mpi4py import MPI
 from torch import Tensor
 
-from hpcfed import __main__, progress
+from hpcfed import __main__
 from hpcfed.clients.training import StackTraining
-from hpcfed.federation import Federation
+from hpcfed.experiment import progress
+from hpcfed.federation.federation import Federation
 from hpcfed.record import results
 
 SLOW_ROUNDS, SLOW_SECONDS = 3, 0.2

@@ -71,7 +71,7 @@ clients = [3, 4]
 
 def make_originals(folder: Path) -> None:
     """One file of each kind, by real runs in this process."""
-    from hpcfed import cli
+    from hpcfed.cli import commands as cli
     from hpcfed.study.gather import Outcome, write_outcome, write_study
     from hpcfed.study.plan import points, read_study, trials
 
@@ -339,13 +339,13 @@ class Readers:
     """All that reads a kind of file, with what it needs."""
 
     def __init__(self, originals: Path) -> None:
-        from hpcfed.record import guarded
+        from hpcfed.record import safe
         from hpcfed.record.reading import read_run
-        from hpcfed.study import collect
+        from hpcfed.report import collect
 
         self._tried: set[int] = set()
-        self._try_out = guarded.try_out
-        guarded.try_out = collect.try_out = self.try_once  # every command does it, and once is enough here
+        self._try_out = safe.try_out
+        safe.try_out = collect.try_out = self.try_once  # every command does it, and once is enough here
         self._made = read_run(originals / "made")
         with h5py.File(originals / "params.h5") as file:
             self._rows = {name: file[name][()] for name in ("client", "round", "rows")}
@@ -360,7 +360,7 @@ class Readers:
 
     def __call__(self, kind: str, path: Path) -> None:
         """Reads a file as every command would that gets it; the first refusal is raised."""
-        from hpcfed.record.guarded import try_out
+        from hpcfed.record.safe import try_out
 
         ways = {
             "run": (self.show, self.report, self.resume, self.restore),
@@ -384,9 +384,9 @@ class Readers:
     def show(self, path: Path) -> None:
         from rich.console import Console
 
-        from hpcfed.record.guarded import try_out
         from hpcfed.record.reading import read_run
-        from hpcfed.show import show
+        from hpcfed.record.safe import try_out
+        from hpcfed.report.console import show
 
         try_out([path])
         record = read_run(path.parent)
@@ -395,9 +395,9 @@ class Readers:
         json.dumps(record.summary())
 
     def report(self, path: Path) -> None:
-        from hpcfed.study.collect import find, groups
-        from hpcfed.study.exports import csv_text, extrap_text, json_text, ranks_csv_text
-        from hpcfed.study.report import page
+        from hpcfed.report.collect import find, groups
+        from hpcfed.report.command import page
+        from hpcfed.report.exports import csv_text, extrap_text, json_text, ranks_csv_text
 
         found = find([path])
         if found.unread:
@@ -409,7 +409,7 @@ class Readers:
                 text.encode()
 
     def resume(self, path: Path) -> None:
-        from hpcfed import cli
+        from hpcfed.cli import commands as cli
         from hpcfed.config import check
         from hpcfed.runtime.launcher import Launch
 

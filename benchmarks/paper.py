@@ -43,7 +43,7 @@ from typing import Any, Literal, NamedTuple, NoReturn
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from hpcfed import methods
-from hpcfed.cli import parse_run
+from hpcfed.cli.commands import parse_run
 from hpcfed.config import RunConfig, Settings, check, check_unchanged, load_toml, resolve
 from hpcfed.data import files
 from hpcfed.errors import UserError, count, did_you_mean, one_line, unknown
@@ -432,7 +432,7 @@ class Children:
 
 def _attempt(cell: Cell, stop: Stop) -> str | None:
     """Runs a cell, or goes on with it; the reason when it fails."""
-    from hpcfed.run import run
+    from hpcfed.experiment.loop import run
 
     try:
         run(_begun(cell) or cell.settings, stop)
@@ -477,9 +477,9 @@ def _clear() -> None:
 @contextmanager
 def _data_read_once() -> Iterator[None]:
     """All cells of a data set share its images in host memory; synthetic ones depend on the cell."""
-    from hpcfed import assembly
+    from hpcfed.experiment import assemble
 
-    load = assembly.load
+    load = assemble.load
     kept: dict[str, Any] = {}
 
     def load_once(name: str, **how: Any) -> Any:
@@ -490,11 +490,11 @@ def _data_read_once() -> Iterator[None]:
             kept[name] = load(name, **how)
         return kept[name]
 
-    assembly.load = load_once
+    assemble.load = load_once
     try:
         yield
     finally:
-        assembly.load = load
+        assemble.load = load
 
 
 def _texts(cell: Cell, study: Study, done: Outcome) -> str:

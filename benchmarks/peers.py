@@ -50,9 +50,9 @@ from rivals import Gate, Job, Report, Work, pfl, run_pfl, run_plain, work_of
 from round import WORKS, rounds_of
 
 from hpcfed import methods
-from hpcfed.assembly import assemble
 from hpcfed.config import resolve
 from hpcfed.errors import UserError, one_line
+from hpcfed.experiment.assemble import assemble
 from hpcfed.record.timing import Timer
 from hpcfed.runtime import world as worlds
 

@@ -15,9 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from hpcfed import methods, run
-from hpcfed.assembly import assemble
+from hpcfed import methods
 from hpcfed.config import Settings, resolve
+from hpcfed.experiment import loop
+from hpcfed.experiment.assemble import assemble
 from hpcfed.record.timing import Timer
 from hpcfed.runtime import world as worlds
 from hpcfed.runtime.world import World
@@ -30,12 +31,12 @@ def seconds(settings: Settings, world: World, *, recorded: bool) -> float:
     with tempfile.TemporaryDirectory() as folder:
         begin = time.perf_counter()
         if recorded:
-            run.go(setup, Path(folder), quiet=True)
+            loop.go(setup, Path(folder), quiet=True)
         else:
             state = method.init(fed)
             for round in range(settings.config.rounds):
                 state = method.round(fed, state, fed.sample(round))
-                run.evaluate(setup, state)
+                loop.evaluate(setup, state)
         return time.perf_counter() - begin
 
 

@@ -29,9 +29,9 @@ import numpy as np
 import torch
 
 from hpcfed import methods
-from hpcfed.assembly import Setup, assemble
 from hpcfed.clients.engine import Engine
 from hpcfed.config import resolve
+from hpcfed.experiment.assemble import Setup, assemble
 from hpcfed.profile.ceilings import Ceilings
 from hpcfed.record.timing import Timer
 from hpcfed.runtime import world as worlds
@@ -65,7 +65,7 @@ def rounds_of(setup: Setup, *, warmup: int, rounds: int) -> tuple[np.ndarray, fl
         synchronize(world)
         seconds.append(time.perf_counter() - begin)
     samples = int(fed.learned.samples) - samples
-    gathered = setup.collectives.gather_numbers(np.array([samples, *seconds[warmup:]]))
+    gathered = setup.collectives.gather_vectors(np.array([samples, *seconds[warmup:]]))
     if gathered is None:
         return np.empty(0), 0.0
     return gathered[:, 1:].max(0), gathered[:, 0].sum() / rounds

@@ -17,8 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hpcfed.assembly import set_arithmetic
 from hpcfed.config import RunConfig
+from hpcfed.experiment.assemble import set_arithmetic
 from hpcfed.models.layout import Layout
 from hpcfed.models.networks import build
 from hpcfed.runtime import world as worlds
@@ -26,7 +26,7 @@ from hpcfed.server.columns import generated
 from hpcfed.server.model import LatentDiffusion, Learnt
 from hpcfed.server.networks import Autoencoder, Denoiser
 from hpcfed.server.options import ServerOptions
-from hpcfed.server.standard import LatentStandard, Standard
+from hpcfed.server.scaling import LatentStandard, Standard
 from hpcfed.server.training import Place, prepare
 
 _EXAMPLES = """examples:

@@ -19,7 +19,7 @@ def main() -> None:
     taken = signal.signal(signal.SIGINT, _leave)
     if sys.argv[1:2] and sys.argv[1] in LASTING:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    from hpcfed.cli import main as command
+    from hpcfed.cli.commands import main as command
 
     signal.signal(signal.SIGINT, taken)
     command()

@@ -8,7 +8,7 @@ import sys
 
 import torch
 
-from hpcfed import cli
+from hpcfed.cli import commands as cli
 from hpcfed.clients import engine
 
 HOLD = """

@@ -8,12 +8,12 @@ import sys
 import time
 from typing import NoReturn
 
-from hpcfed import cli
+from hpcfed.cli import commands as cli
 from hpcfed.methods import pfedgpa
 from hpcfed.runtime.launcher import launched
-from hpcfed.server import room
+from hpcfed.server import rank
 
-handle, round = room.Room.handle, pfedgpa.round
+handle, round = rank.ServerRank.handle, pfedgpa.round
 
 
 def fail() -> NoReturn:
@@ -37,5 +37,5 @@ if os.environ.get("FAIL") == "worker":
     if launched().rank == launched().size - 2:
         pfedgpa.round = failing_round
 else:
-    room.Room.handle = failing_handle  # type: ignore[method-assign]
+    rank.ServerRank.handle = failing_handle  # type: ignore[method-assign]
 cli.main(sys.argv[1:])

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from hpcfed.assembly import Setup, assemble
-from hpcfed.cli import parse_run
-from hpcfed.moving import move
+from hpcfed.cli.commands import parse_run
+from hpcfed.experiment.assemble import Setup, assemble
+from hpcfed.experiment.loop import run
+from hpcfed.experiment.rebalance import move
 from hpcfed.record.timing import Timer
-from hpcfed.run import run
 from hpcfed.runtime import world as worlds
 
 

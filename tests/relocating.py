@@ -30,6 +30,6 @@ for _ in range(4):
         assert moved.dtype == whole.dtype and torch.equal(moved, expected), f"{name} on rank {world.rank}"
         assert collectives.bytes_sent - before == sent * whole[0].numel() * whole.element_size(), "only movers are sent"
     rank = after
-assert collectives.share(world.rank) == 0
+assert collectives.bcast(world.rank) == 0
 print("all arrived")
 world.close()

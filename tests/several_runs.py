@@ -3,8 +3,8 @@
 import sys
 from itertools import groupby
 
-from hpcfed.cli import parse_run
-from hpcfed.run import run
+from hpcfed.cli.commands import parse_run
+from hpcfed.experiment.loop import run
 
 for parting, words in groupby(sys.argv[1:], key="+".__eq__):
     if not parting:

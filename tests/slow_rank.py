@@ -12,13 +12,14 @@ from pathlib import Path
 import numpy as np
 from mpi4py import MPI
 
-from hpcfed import cli, run
+from hpcfed.cli import commands as cli
 from hpcfed.clients import engine
 from hpcfed.clients.placement import LONGEST, client_loads, rank_loads
+from hpcfed.experiment import loop
 
 SECONDS_PER_LOAD = 1.5e-3
 slow = float(os.environ.get("SLOW", "1")) if MPI.COMM_WORLD.rank == MPI.COMM_WORLD.size - 1 else 1.0
-train, evaluate = engine.Engine.train, run.evaluate
+train, evaluate = engine.Engine.train, loop.evaluate
 
 
 def slow_train(self, rows, shard, clients, sgd, **options):  # type: ignore[no-untyped-def]
@@ -43,5 +44,5 @@ def keeping_rows(setup, state):  # type: ignore[no-untyped-def]
 
 
 engine.Engine.train = slow_train  # type: ignore[method-assign]
-run.evaluate = keeping_rows
+loop.evaluate = keeping_rows
 cli.main(sys.argv[1:])

@@ -2,8 +2,8 @@
 
 import sys
 
-from hpcfed.cli import parse_run
-from hpcfed.run import run
+from hpcfed.cli.commands import parse_run
+from hpcfed.experiment.loop import run
 from hpcfed.runtime.signals import Stop
 
 

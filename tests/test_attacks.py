@@ -10,17 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hpcfed import cli
-from hpcfed.aggregation import least_krum, trimmed_mean
-from hpcfed.assembly import Setup
 from hpcfed.attacks import ATTACKS
 from hpcfed.attacks.label_flip import Flipped, flipped
 from hpcfed.attacks.noise import normal
-from hpcfed.clients.cohort import Cohort, Sent
+from hpcfed.cli import commands as cli
 from hpcfed.data.datasets import SyntheticDataset, SyntheticSize
+from hpcfed.experiment.assemble import Setup
+from hpcfed.federation.aggregation import least_krum, trimmed_mean
+from hpcfed.federation.cohort import Cohort, Sent
 from hpcfed.record.reading import read_run
 from hpcfed.record.timing import PHASES
-from hpcfed.streams import client_keys
+from hpcfed.runtime.randomness import client_keys
 from tests.test_cli import mistake
 from tests.test_methods import assembled
 from tests.test_seeds import started

@@ -11,15 +11,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hpcfed import methods, streams
-from hpcfed.assembly import Setup
+from hpcfed import methods
 from hpcfed.clients.engine import Sgd
+from hpcfed.experiment.assemble import Setup
+from hpcfed.experiment.loop import evaluate
 from hpcfed.methods import _parts
 from hpcfed.models import MODELS
 from hpcfed.models.layout import Layout
 from hpcfed.models.networks import build
 from hpcfed.record.reading import read_run
-from hpcfed.run import evaluate
+from hpcfed.runtime import randomness
 from tests.test_cli import mistake
 from tests.test_engine import naive, shape_of
 from tests.test_methods import assembled
@@ -44,7 +45,7 @@ def trained(s: Setup, weights: Weights, client: int, purpose: str, round: int, s
     network.load_state_dict(weights)
     for name, parameter in network.named_parameters():
         parameter.requires_grad_(name.startswith(part))
-    key = streams.client_keys(s.settings.config.seed, purpose, round, torch.tensor([client]))[0]
+    key = randomness.client_keys(s.settings.config.seed, purpose, round, torch.tensor([client]))[0]
     network = naive(network, s.federation._train_data, client, sgd, key)
     return {name: tensor.detach() for name, tensor in network.named_parameters()}
 

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 import torch
 
-from hpcfed import cli, methods
+from hpcfed import methods
+from hpcfed.cli import commands as cli
 from hpcfed.config import RunConfig
 from hpcfed.errors import SYNONYMS
 from hpcfed.record.claim import claimed

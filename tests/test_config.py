@@ -10,10 +10,12 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from hpcfed import cli, memory, methods
-from hpcfed.assembly import check_network
+from hpcfed import methods
+from hpcfed.cli import commands as cli
 from hpcfed.config import RunConfig, Settings, check, check_unchanged, read_toml, resolve, synthetic_bytes
 from hpcfed.errors import UserError, printable
+from hpcfed.experiment.assemble import check_network
+from hpcfed.runtime import memory
 from hpcfed.runtime.launcher import Launch
 
 OPTIONS = {name: methods.load(name).Options for name in ("fedavg", "pfedgpa", "genefl", "genfed", "fedavg-ft")}

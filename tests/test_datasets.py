@@ -496,7 +496,7 @@ def test_an_own_file_that_unpacks_to_more_than_memory_is_refused(
     own: dict[str, np.ndarray], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = save(tmp_path, own)
-    monkeypatch.setattr("hpcfed.memory.usable", lambda: 100)
+    monkeypatch.setattr("hpcfed.runtime.memory.usable", lambda: 100)
     assert "its arrays have 0 GiB, this machine has 0" in refused(name)
 
 

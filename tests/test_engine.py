@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from scipy import stats
 from torch import Tensor, nn
 
-from hpcfed import streams
 from hpcfed.clients.engine import Engine, Sgd
 from hpcfed.clients.schedule import (
     Length,
@@ -28,11 +27,13 @@ from hpcfed.clients.schedule import (
 from hpcfed.clients.training import StackTraining, _rounded_up
 from hpcfed.data.shards import Shard, part
 from hpcfed.errors import one_line
-from hpcfed.models import MODELS, convolution
-from hpcfed.models.batch import MOVES
+from hpcfed.kernels import convolution
+from hpcfed.kernels.batch import MOVES
+from hpcfed.models import MODELS
 from hpcfed.models.layout import Layout
 from hpcfed.models.networks import build
 from hpcfed.models.stack import StackedNetwork
+from hpcfed.runtime import randomness
 
 SHAPES = {
     "mlp": (1, 8, 8),
@@ -90,7 +91,7 @@ def on(device: str, shard: Shard) -> Shard:
 
 def sample_order(shard: Shard, client: int, key: Tensor, epoch: int) -> Tensor:
     """The documented order, written anew: the client's samples sorted by the random numbers of its epoch."""
-    numbers = streams.bits(streams.child_keys(streams.child_keys(key, 0), epoch), shard.sizes[client])
+    numbers = randomness.bits(randomness.child_keys(randomness.child_keys(key, 0), epoch), shard.sizes[client])
     return shard.index[client, : shard.sizes[client]][torch.argsort(numbers >> 1 & 0x3FFFFFFFFFFFFFFF)]
 
 
@@ -144,7 +145,7 @@ def test_batched_equals_loop_equals_naive(name: str, dtype: torch.dtype, device:
         sizes, sgd, shape = SIZES, SGD, shape_of(name)
     network = without_dropout(build(name, shape=shape, classes=10, seed=0))
     layout, shard = Layout.of(network), make_shard(shape, sizes, dtype)
-    keys = streams.client_keys(3, "test", 5, torch.arange(len(sizes)))
+    keys = randomness.client_keys(3, "test", 5, torch.arange(len(sizes)))
     last = {size % sgd.batch_size for size in sizes if size > sgd.batch_size}
     assert len(last) > 1, "clients must share a step with different numbers of samples, or padding is not tested"
     batched, batched_loss = trained("batched", network, shard, sgd, keys, device)
@@ -176,7 +177,7 @@ def test_steps_in_place_of_epochs(steps: int, device: str, monkeypatch: pytest.M
     network = build("cnn-digits", shape=(1, 8, 8), classes=10, seed=0)
     sizes = (*SIZES, 7)  # three samples in a batch: a third is no float32 number
     layout, shard = Layout.of(network), make_shard((1, 8, 8), sizes, torch.float64)
-    keys = streams.client_keys(3, "test", 5, torch.arange(len(sizes)))
+    keys = randomness.client_keys(3, "test", 5, torch.arange(len(sizes)))
     sgd = replace(SGD, epochs=0, steps=steps)
     batched, batched_loss = trained("batched", network, shard, sgd, keys, device)
     loop, loop_loss = trained("loop", network, shard, sgd, keys, device)
@@ -202,7 +203,7 @@ def test_augmented_images_are_the_same_in_a_stack_and_alone(device: str) -> None
     """And wherever a client lives: with other clients' data beside its own."""
     network = build("cnn-digits", shape=(1, 8, 8), classes=10, seed=0)
     shard = replace(make_shard((1, 8, 8), (9, 0, 3, 10), torch.float64), blank=torch.zeros(1, dtype=torch.float64))
-    keys = streams.client_keys(3, "test", 5, torch.arange(4))
+    keys = randomness.client_keys(3, "test", 5, torch.arange(4))
     sgd = replace(SGD, augment=True)
     batched, loop = (trained(mode, network, shard, sgd, keys, device)[0] for mode in ("batched", "loop"))
     torch.testing.assert_close(batched, loop, rtol=1e-9, atol=1e-10)
@@ -213,7 +214,7 @@ def test_augmented_images_are_the_same_in_a_stack_and_alone(device: str) -> None
 
 
 def test_moves_are_uniform() -> None:
-    moves = training_moves(streams.client_keys(0, "test", 0, torch.arange(50)), 40, steps=30)
+    moves = training_moves(randomness.client_keys(0, "test", 0, torch.arange(50)), 40, steps=30)
     assert moves.shape == (30, 50, 40)
     counts = np.bincount(moves.flatten().numpy(), minlength=MOVES)
     assert len(counts) == MOVES and stats.chisquare(counts).pvalue > 1e-3
@@ -226,7 +227,7 @@ def test_stacks_that_grow_and_shrink(device: str) -> None:
     shard = on(device, make_shard((1, 8, 8), (9, 12, 10, 11, 8, 13), torch.float32))
     layout = Layout.of(network)
     engine = Engine(network, layout, shape=image_shape(shard), mode="batched")
-    keys = streams.client_keys(3, "test", 5, torch.arange(6)).to(device)
+    keys = randomness.client_keys(3, "test", 5, torch.arange(6)).to(device)
     start = layout.row(network).repeat(6, 1).to(device)
     found: dict[int, Tensor] = {}
     for count in (2, 2, 2, 6, 6, 6, 2, 2, 6):
@@ -238,7 +239,7 @@ def test_stacks_that_grow_and_shrink(device: str) -> None:
 def test_as_many_steps_as_epochs_have_are_these_epochs(device: str) -> None:
     network = build("cnn-digits", shape=(1, 8, 8), classes=10, seed=0)
     shard = make_shard((1, 8, 8), (9, 12, 10), torch.float64)
-    keys = streams.client_keys(3, "test", 5, torch.arange(3))
+    keys = randomness.client_keys(3, "test", 5, torch.arange(3))
     for mode in ("batched", "loop"):
         by_epochs = trained(mode, network, shard, replace(SGD, epochs=4), keys, device)
         by_steps = trained(mode, network, shard, replace(SGD, epochs=0, steps=12), keys, device)
@@ -254,7 +255,7 @@ def test_every_epoch_is_a_new_order_of_all_samples(length: Length) -> None:
     """Whatever the lengths: steps that the host expects, no sample twice in an epoch, none of others."""
     sizes = np.array([1, 40, 3, 0, 9, 4, 17])
     index = torch.arange(len(sizes))[:, None] * 100 + torch.arange(40)
-    keys = streams.client_keys(0, "test", 0, torch.arange(len(sizes)))
+    keys = randomness.client_keys(0, "test", 0, torch.arange(len(sizes)))
     steps = int(num_steps(sizes, length).max())
     samples, counts = training_samples(
         index, torch.from_numpy(sizes), keys, length, epochs=num_epochs(sizes, length), steps=steps
@@ -276,7 +277,7 @@ def test_dropout_is_the_clients_own(device: str) -> None:
     """A client draws the same masks in a stack, alone, and beside other clients; and other masks in another round."""
     network = build("cnn-pfl", shape=(3, 12, 12), classes=10, seed=0)
     shard = make_shard((3, 12, 12), SIZES, torch.float64)
-    keys = streams.client_keys(3, "test", 5, torch.arange(len(SIZES)))
+    keys = randomness.client_keys(3, "test", 5, torch.arange(len(SIZES)))
     batched, _ = trained("batched", network, shard, SGD, keys)
     loop, _ = trained("loop", network, shard, SGD, keys, device)
     torch.testing.assert_close(batched, loop, rtol=1e-9, atol=1e-12)
@@ -289,7 +290,7 @@ def test_dropout_is_the_clients_own(device: str) -> None:
         rows, shard, some, SGD, keys=keys[some]
     )
     torch.testing.assert_close(rows, batched[some], rtol=1e-9, atol=1e-12)
-    later, _ = trained("batched", network, shard, SGD, streams.client_keys(3, "test", 6, torch.arange(6)))
+    later, _ = trained("batched", network, shard, SGD, randomness.client_keys(3, "test", 6, torch.arange(6)))
     assert relative(later[0], batched[0]) > 1e-3
 
 
@@ -297,7 +298,7 @@ def test_dropout_scales_what_it_keeps() -> None:
     """Kept values grow by 1 / (1 − p), so that the mean stays; outside of training nothing happens."""
     network = StackedNetwork(nn.Sequential(nn.Linear(1, 1), nn.Dropout(0.25)))
     tensors = {"0.weight": torch.ones(3, 1, 1), "0.bias": torch.zeros(3, 1)}
-    keys = streams.client_keys(0, "dropout", 0, torch.arange(3))
+    keys = randomness.client_keys(0, "dropout", 0, torch.arange(3))
     ones = torch.ones(3 * 20_000, 1)
     dropped = network(tensors, ones, training=True, keys=keys[None])
     torch.testing.assert_close(dropped.unique(), torch.tensor([0.0, 1 / 0.75]))
@@ -306,11 +307,11 @@ def test_dropout_scales_what_it_keeps() -> None:
 
 
 def test_dropout_keeps_the_right_share() -> None:
-    keys = streams.client_keys(0, "dropout", 0, torch.arange(50))
-    kept = (streams.uniform(keys, 10_000) >= 0.25).double().mean(1)
+    keys = randomness.client_keys(0, "dropout", 0, torch.arange(50))
+    kept = (randomness.uniform(keys, 10_000) >= 0.25).double().mean(1)
     assert abs(float(kept.mean()) - 0.75) < 0.002
     assert float(kept.std()) < 0.01, "clients' shares spread more than chance allows"
-    assert float(torch.corrcoef(streams.uniform(keys, 10_000))[0, 1:].abs().max()) < 0.05, (
+    assert float(torch.corrcoef(randomness.uniform(keys, 10_000))[0, 1:].abs().max()) < 0.05, (
         "clients' streams are related"
     )
 
@@ -324,7 +325,7 @@ def test_frozen_columns_keep_their_bits(name: str, mode: str) -> None:
     layout, shard = Layout.of(network), make_shard((1, 8, 8), sizes, torch.float32)
     head = layout.mask([layout.head])
     first = layout.row(network).repeat(len(sizes), 1)
-    keys = streams.client_keys(0, "test", 0, torch.arange(len(sizes)))
+    keys = randomness.client_keys(0, "test", 0, torch.arange(len(sizes)))
     engine = Engine(network, layout, shape=image_shape(shard), mode=mode)  # type: ignore[arg-type]
     rows, _ = engine.train(first, shard, np.arange(len(sizes)), SGD, keys=keys, columns=head)
     assert torch.equal(rows[:, ~head], first[:, ~head])
@@ -334,7 +335,7 @@ def test_frozen_columns_keep_their_bits(name: str, mode: str) -> None:
 def test_frozen_training_equals_naive_training_of_the_rest() -> None:
     network = build("cnn-digits", shape=(1, 8, 8), classes=10, seed=0)
     layout, shard = Layout.of(network), make_shard((1, 8, 8), (6, 9), torch.float64)
-    keys = streams.client_keys(0, "test", 0, torch.arange(2))
+    keys = randomness.client_keys(0, "test", 0, torch.arange(2))
     rows = layout.row(network, dtype=torch.float64).repeat(2, 1)
     engine = Engine(network, layout, shape=image_shape(shard), mode="batched")
     rows, _ = engine.train(rows, shard, np.arange(2), SGD, keys=keys, columns=layout.mask([layout.head]))
@@ -373,7 +374,7 @@ def test_an_exception_names_the_clients() -> None:
     layout, shard = Layout.of(network), make_shard((1, 8, 8), (3, 3), torch.float32)
     broken = Shard(shard.images, shard.labels + 1000, shard.index, shard.sizes, shard.clients)
     rows = layout.row(network).repeat(2, 1)
-    keys = streams.client_keys(0, "test", 0, torch.arange(2))
+    keys = randomness.client_keys(0, "test", 0, torch.arange(2))
     with pytest.raises(IndexError) as caught:
         Engine(network, layout, shape=image_shape(shard), mode="loop").train(rows, broken, np.arange(2), SGD, keys=keys)
     assert "client 100" in caught.value.__notes__[0]
@@ -398,7 +399,7 @@ def test_auto_chooses_by_size() -> None:
 def test_clients_in_several_stacks_are_as_in_one(size: int, monkeypatch: pytest.MonkeyPatch, device: str) -> None:
     network = build("cnn-digits", shape=(1, 8, 8), classes=10, seed=0)
     shard = make_shard((1, 8, 8), SIZES, torch.float64)
-    keys = streams.client_keys(3, "test", 5, torch.arange(len(SIZES)))
+    keys = randomness.client_keys(3, "test", 5, torch.arange(len(SIZES)))
     whole, whole_loss = trained("batched", network, shard, SGD, keys, device)
     monkeypatch.setattr(Engine, "_stack_size", lambda self, batch_size, rows, **_: size)
     cut, cut_loss = trained("batched", network, shard, SGD, keys, device)
@@ -423,7 +424,7 @@ def test_steps_rounded_up_to_larger_shapes_change_nothing(monkeypatch: pytest.Mo
     """On a GPU few shapes are captured: more clients and more slots than are active go through a step."""
     network = build("cnn-digits", shape=(1, 8, 8), classes=10, seed=0)
     shard = make_shard((1, 8, 8), SIZES, torch.float64)
-    keys = streams.client_keys(3, "test", 5, torch.arange(len(SIZES)))
+    keys = randomness.client_keys(3, "test", 5, torch.arange(len(SIZES)))
     exact, exact_loss = trained("batched", network, shard, SGD, keys)
     monkeypatch.setattr(StackTraining, "_captured_shape", lambda self, *shape: (self._capacity, self._slots, False))
     rounded, rounded_loss = trained("batched", network, shard, SGD, keys)
@@ -435,11 +436,11 @@ def test_steps_rounded_up_to_larger_shapes_change_nothing(monkeypatch: pytest.Mo
 def test_weights_that_update_themselves_end_the_same(momentum: float, monkeypatch: pytest.MonkeyPatch) -> None:
     network = build("cnn-digits", shape=(1, 8, 8), classes=10, seed=0)
     shard = make_shard((1, 8, 8), SIZES, torch.float64)
-    keys = streams.client_keys(3, "test", 5, torch.arange(len(SIZES)))
+    keys = randomness.client_keys(3, "test", 5, torch.arange(len(SIZES)))
     sgd = Sgd(epochs=2, batch_size=4, lr=0.05, momentum=momentum, weight_decay=1e-3)
     expected, _ = trained("batched", network, shard, sgd, keys)
     asked = []
-    monkeypatch.setattr("hpcfed.models.linear.updates_itself", lambda weight, slots: asked.append(slots) or True)
+    monkeypatch.setattr("hpcfed.kernels.linear.updates_itself", lambda weight, slots: asked.append(slots) or True)
     got, _ = trained("batched", network, shard, sgd, keys)
     assert asked
     torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-12)
@@ -461,7 +462,7 @@ def test_steps_are_captured_on_a_gpu() -> None:
     layout, shard = Layout.of(network), on("cuda", make_shard((1, 8, 8), (40, 40), torch.float32))
     engine = Engine(network, layout, shape=(1, 8, 8))
     rows = layout.row(network).cuda().expand(2, -1)
-    keys = streams.client_keys(3, "test", 5, torch.arange(2)).cuda()
+    keys = randomness.client_keys(3, "test", 5, torch.arange(2)).cuda()
     engine.train(rows, shard, np.arange(2), SGD, keys=keys)
     (training,) = engine._trainings.values()
     assert any(graph is not None for graph in training._replays._graphs.values())
@@ -476,7 +477,7 @@ def test_tensor_cores_stay_close_to_float64(name: str, monkeypatch: pytest.Monke
     network = without_dropout(build(name, shape=shape, classes=10, seed=0))
     sizes, sgd = (50, 13, 1, 0, 32), Sgd(epochs=1, batch_size=50, lr=1.0)
     layout, shard = Layout.of(network), make_shard(shape, sizes, torch.float32)
-    keys = streams.client_keys(3, "test", 5, torch.arange(len(sizes)))
+    keys = randomness.client_keys(3, "test", 5, torch.arange(len(sizes)))
     rows, _ = trained("batched", network, shard, sgd, keys, "cuda")
     first = layout.row(network, dtype=torch.float64)
     exact = replace(shard, images=shard.images.double())

@@ -13,12 +13,12 @@ import h5py
 import numpy as np
 import pytest
 
-from hpcfed import cli
+from hpcfed.cli import commands as cli
+from hpcfed.experiment.loop import run
 from hpcfed.record import checkpoints, environment
 from hpcfed.record.claim import claimed
 from hpcfed.record.folder import check_out, empty
 from hpcfed.record.reading import read_run
-from hpcfed.run import run
 from hpcfed.runtime.signals import STOPPED, Stop
 from tests import jobs
 from tests.stopped_run import StopAfter
@@ -203,7 +203,7 @@ def test_a_run_is_known_from_its_first_moment(tmp_path: Path, monkeypatch: pytes
     def fail(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("hpcfed.run.resuming.check_shared", fail)
+    monkeypatch.setattr("hpcfed.experiment.loop.resuming.check_shared", fail)
     with pytest.raises(KeyboardInterrupt):
         started(*QUICK, "--out", tmp_path / "run")
     record = read_run(tmp_path / "run")
@@ -223,7 +223,7 @@ def test_seeds_are_claimed_with_their_run(
         said.append(mistake(capsys, "run", *[word.format(out) for word in words]))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("hpcfed.run.go_together", meanwhile)
+    monkeypatch.setattr("hpcfed.experiment.loop.go_together", meanwhile)
     with pytest.raises(KeyboardInterrupt):
         started("--resume", out)
     assert f"another run is writing to {out}/seed-0" in said[0]
@@ -360,7 +360,8 @@ def test_shared_fields_differ_on_no_rank(tmp_path: Path, mpirun: Callable) -> No
     """A field that is not marked as owned, but is another on every rank, could not be gone on with."""
     program = tmp_path / "parted.py"
     program.write_text(
-        "import sys\nfrom dataclasses import replace\nfrom hpcfed import methods\nfrom hpcfed.cli import main\n"
+        "import sys\nfrom dataclasses import replace\nfrom hpcfed import methods\n"
+        "from hpcfed.cli import commands as cli\n"
         "method = methods.load('fedavg')\nround = method.round\n"
         "def parted(fed, state, cohort):\n"
         "    state = round(fed, state, cohort)\n"

@@ -10,8 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hpcfed import methods, streams
-from hpcfed.assembly import Setup
+from hpcfed import methods
 from hpcfed.attacks import idlg
 from hpcfed.clients import engine as engines
 from hpcfed.clients import fisher as fishers
@@ -19,14 +18,16 @@ from hpcfed.clients.engine import Engine, Sgd
 from hpcfed.clients.fisher import Fisher
 from hpcfed.clients.pull import Pull, Strengths
 from hpcfed.clients.training import StackTraining
-from hpcfed.clustering import _first_vectors, assign, canonical, nearest_in_turn, principal_angles
 from hpcfed.data.partition import partition
-from hpcfed.federation import Cohort, Sent
+from hpcfed.experiment.assemble import Setup
+from hpcfed.experiment.loop import evaluate
+from hpcfed.federation.clustering import _first_vectors, assign, canonical, nearest_in_turn, principal_angles
+from hpcfed.federation.federation import Cohort, Sent
 from hpcfed.methods import genefl
 from hpcfed.models.layout import Layout, Workplace
 from hpcfed.models.networks import build
 from hpcfed.record.reading import RunRecord, read_run
-from hpcfed.run import evaluate
+from hpcfed.runtime import randomness
 from tests.test_baselines import rounds
 from tests.test_cli import mistake
 from tests.test_engine import batches, make_shard
@@ -421,8 +422,8 @@ def naive_sent(
     fed, layout, opts = s.federation, s.federation.layout, s.settings.options
     sent = torch.ones_like(after, dtype=torch.bool)
     if method == "fedlp":
-        key = streams.client_keys(fed.config.seed, "layers sent", round, torch.tensor([client]))
-        sent = (streams.uniform(key, 4)[0] < opts.send_probability)[layout.block_of]
+        key = randomness.client_keys(fed.config.seed, "layers sent", round, torch.tensor([client]))
+        sent = (randomness.uniform(key, 4)[0] < opts.send_probability)[layout.block_of]
     elif method == "fedlps":
         assert kept is not None
         sent = kept.bool()
@@ -756,7 +757,7 @@ def test_psnr_by_hand() -> None:
 def test_a_whole_upload_gives_the_image_away_and_a_part_does_not(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from hpcfed import cli
+    from hpcfed.cli import commands as cli
 
     figure = tmp_path / "figures" / "stolen.png"
     words = f"attack idlg --steps 8 --images 1 --device cpu --out {figure}"

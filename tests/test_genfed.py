@@ -14,18 +14,18 @@ import torch
 from rich.console import Console
 
 from hpcfed import methods
-from hpcfed.assembly import Setup
 from hpcfed.config import RunConfig
 from hpcfed.data.partition import Partition
 from hpcfed.data.supplement import supplemented
 from hpcfed.errors import UserError
+from hpcfed.experiment.assemble import Setup
+from hpcfed.experiment.loop import Evaluation, go
+from hpcfed.experiment.progress import RunProgress, SeedsProgress
+from hpcfed.experiment.rebalance import Moving
+from hpcfed.federation.selection import SelectionOptions, best
 from hpcfed.models.networks import build
-from hpcfed.moving import Moving
-from hpcfed.progress import RunProgress, SeedsProgress
 from hpcfed.record.reading import at_target, read_run, read_seeds
-from hpcfed.run import Evaluation, go
-from hpcfed.selection import SelectionOptions, best
-from hpcfed.show import show, show_seeds
+from hpcfed.report.console import show, show_seeds
 from tests.test_baselines import HARSH, Weights, close, initial, rounds, trained, usual
 from tests.test_cli import mistake
 from tests.test_methods import assembled

@@ -22,9 +22,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hpcfed import cli
+from hpcfed.cli import commands as cli
 from hpcfed.errors import UserError
-from hpcfed.record import checkpoints, guarded
+from hpcfed.record import checkpoints, safe
 from hpcfed.record.folder import check_plain
 from hpcfed.record.publish import publish
 from hpcfed.record.reading import parsed, read_run
@@ -157,7 +157,7 @@ def test_soft_links_and_circles_do_no_harm(run: Path) -> None:
         file["round and round"] = h5py.SoftLink("/round and round")
         file.move("config", "elsewhere")
         file["config"] = h5py.SoftLink("/top/top/elsewhere")
-    guarded.try_out([run / "run.h5"])
+    safe.try_out([run / "run.h5"])
     assert json.dumps(read_run(run).summary()) == json.dumps(before)
 
 
@@ -238,18 +238,18 @@ def test_files_without_checksums_are_still_read(run: Path) -> None:
 
 
 def test_a_library_that_loops_or_crashes_is_one_line(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guarded, "PATIENCE", 1)
-    monkeypatch.setattr(guarded, "_check_dataset", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+    monkeypatch.setattr(safe, "PATIENCE", 1)
+    monkeypatch.setattr(safe, "_check_dataset", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
     with pytest.raises(UserError, match=r"run\.h5 is damaged: the HDF5 library crashes over it"):
-        guarded.try_out([run / "run.h5"])
+        safe.try_out([run / "run.h5"])
 
     def loop(*_: object) -> None:
         while True:
             pass
 
-    monkeypatch.setattr(guarded, "_check_dataset", loop)
+    monkeypatch.setattr(safe, "_check_dataset", loop)
     with pytest.raises(UserError, match=r"run\.h5 is damaged: the HDF5 library takes too long with it"):
-        guarded.try_out([run / "run.h5"])
+        safe.try_out([run / "run.h5"])
 
 
 def test_zeros_in_a_heap_of_strings_are_refused_at_once(run: Path) -> None:
@@ -259,7 +259,7 @@ def test_zeros_in_a_heap_of_strings_are_refused_at_once(run: Path) -> None:
     content[place : place + 64] = bytes(64)
     (run / "run.h5").write_bytes(content)
     with pytest.raises(UserError, match="a heap of strings has an entry without a size"):
-        guarded.try_out([run / "run.h5"])
+        safe.try_out([run / "run.h5"])
 
 
 def stored_config(run: Path, **changes: Any) -> None:

@@ -5,11 +5,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hpcfed import streams
-from hpcfed.models import MODELS, batch, convolution, cuda, dropout, linear, norms
-from hpcfed.models.convolution import Layer
+from hpcfed.kernels import batch, convolution, cuda, dropout, linear, norms
+from hpcfed.kernels.convolution import Layer
+from hpcfed.kernels.sgd import Rule, descend
+from hpcfed.models import MODELS
 from hpcfed.models.networks import build
-from hpcfed.models.sgd import Rule, descend
+from hpcfed.runtime import randomness
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 TYPES = [torch.float32, torch.bfloat16]
@@ -93,9 +94,9 @@ def test_convolution_of_any_numbers_has_the_precision_of_tf32(name: str) -> None
 
 @pytest.mark.gpu
 def test_dropout_draws_the_numbers_of_the_stream() -> None:
-    keys = streams.client_keys(0, "dropout", 0, torch.arange(5)).cuda()
+    keys = randomness.client_keys(0, "dropout", 0, torch.arange(5)).cuda()
     x = torch.randn(15, 6, 4, 4, device="cuda")
-    keep = streams.uniform(keys, 3 * 6 * 4 * 4).view_as(x) >= 0.25
+    keep = randomness.uniform(keys, 3 * 6 * 4 * 4).view_as(x) >= 0.25
     for given in (x, x.contiguous(memory_format=torch.channels_last)):
         given = given.detach().requires_grad_()
         y = dropout.dropout(given, keys, 0.25)

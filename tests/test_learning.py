@@ -2,7 +2,7 @@
 
 import pytest
 
-from hpcfed.run import evaluate
+from hpcfed.experiment.loop import evaluate
 from tests.test_methods import assembled
 
 

@@ -10,13 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hpcfed import cli, methods
-from hpcfed.assembly import Setup, assemble
+from hpcfed import methods
+from hpcfed.cli import commands as cli
 from hpcfed.config import resolve
-from hpcfed.federation import Learned, shares
+from hpcfed.experiment.assemble import Setup, assemble
+from hpcfed.experiment.loop import evaluate
+from hpcfed.federation.federation import Learned, shares
 from hpcfed.record.reading import read_run
 from hpcfed.record.timing import Timer
-from hpcfed.run import evaluate
 from hpcfed.runtime import world as worlds
 
 

@@ -16,15 +16,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hpcfed import assembly, cli
-from hpcfed import run as runs
+from hpcfed.cli import commands as cli
 from hpcfed.clients.engine import Engine
 from hpcfed.config import Settings, _check_attacks, _check_classes, _check_switches
 from hpcfed.data import DATASETS
 from hpcfed.errors import UserError
+from hpcfed.experiment import assemble
+from hpcfed.experiment import loop as runs
+from hpcfed.experiment.loop import run
 from hpcfed.methods import fedavg_ft, pfedgpa
 from hpcfed.record.reading import RunRecord, read_seeds
-from hpcfed.run import run
 from hpcfed.runtime.signals import STOPPED, Stop
 from tests.conftest import start
 
@@ -145,17 +146,17 @@ def test_a_study_runs_every_cell_once_and_tells_its_table_again(
     study: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded = []
-    load = assembly.load
+    load = assemble.load
 
     def counted(name: str, **how: Any) -> Any:
         loaded.append(name)
         return load(name, **how)
 
-    monkeypatch.setattr(assembly, "load", counted)
+    monkeypatch.setattr(assemble, "load", counted)
     code, out, _ = study()
     assert code == 0
     assert loaded == ["digits"]
-    assert assembly.load is counted
+    assert assemble.load is counted
     gc.collect()
     assert not [thing for thing in gc.get_objects() if type(thing) is Engine], "an engine outlived its cell"
     lines = out.splitlines()

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from hpcfed import methods
-from hpcfed.assembly import Setup, assemble
 from hpcfed.clients.engine import Sgd
 from hpcfed.config import resolve
+from hpcfed.experiment.assemble import Setup, assemble
 from hpcfed.models.networks import build
 from hpcfed.record.timing import Timer
 from hpcfed.runtime import world as worlds

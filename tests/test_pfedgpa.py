@@ -19,21 +19,21 @@ from hypothesis import strategies as st
 from rich.console import Console
 from torch import Tensor
 
-from hpcfed import cli
-from hpcfed.assembly import Newcomers, Setup
-from hpcfed.federation import Cohort
+from hpcfed.cli import commands as cli
+from hpcfed.experiment.assemble import Newcomers, Setup
+from hpcfed.experiment.loop import _welcome
+from hpcfed.federation.federation import Cohort
 from hpcfed.methods import pfedgpa
 from hpcfed.record.reading import RunRecord, mean_accuracy, read_run
 from hpcfed.record.results import NETWORKS, SERVER_PHASES
 from hpcfed.record.timing import PHASES
-from hpcfed.run import _welcome
+from hpcfed.report.console import show
+from hpcfed.server.client import Among
 from hpcfed.server.model import LatentDiffusion
 from hpcfed.server.networks import Autoencoder
 from hpcfed.server.options import Batching
-from hpcfed.server.room import Answer, Bank, Request, Room
-from hpcfed.server.service import Among
+from hpcfed.server.rank import Answer, Bank, Request, ServerRank
 from hpcfed.server.training import Place, Plain
-from hpcfed.show import show
 from tests.test_cli import mistake
 from tests.test_methods import assembled
 from tests.test_seeds import started
@@ -70,7 +70,7 @@ def states(s: Setup) -> list[Any]:
     return found
 
 
-def room_of(s: Setup) -> Room:
+def room_of(s: Setup) -> ServerRank:
     transport = s.federation.server._transport
     assert isinstance(transport, Among)
     return transport._room
@@ -199,7 +199,7 @@ def test_what_the_server_makes_does_not_depend_on_where_clients_live() -> None:
             verb: Any,
             *rows: Tensor,
             own: Sequence[np.ndarray] = placement,
-            room: Room = room,
+            room: ServerRank = room,
             known: bool = False,
             **details: Any,
         ) -> Tensor | None:
@@ -231,11 +231,11 @@ def test_what_the_server_makes_does_not_depend_on_where_clients_live() -> None:
         assert len(rows[:6].unique(dim=0)) == 6, f"{verb}: every client has a row of its own"
 
 
-def small_room() -> Room:
+def small_room() -> ServerRank:
     """For rows of 20 columns."""
     options = pfedgpa.Options(**SERVER | {"bank_rounds": 2, "autoencoder_samples": 40, "denoiser_samples": 40})
     place = Place(torch.device("cpu"))
-    return Room([5, 12, 3], options, place, seeds=[0], told=lambda *_: None, gather=lambda number: [number])
+    return ServerRank([5, 12, 3], options, place, seeds=[0], told=lambda *_: None, gather=lambda number: [number])
 
 
 def test_finals_are_what_their_names_say(finished: Finished, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,16 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from hpcfed import run
-from hpcfed.assembly import Setup, assemble
-from hpcfed.cli import parse_run
+from hpcfed.cli.commands import parse_run
 from hpcfed.clients.balance import MOVES, WINDOW, Balance, imbalance
 from hpcfed.clients.placement import client_loads, place, rank_loads
 from hpcfed.config import RunConfig
+from hpcfed.experiment import loop
+from hpcfed.experiment.assemble import Setup, assemble
 from hpcfed.record.reading import RunRecord, read_run
 from hpcfed.record.timing import PHASES, Timer
+from hpcfed.report.console import show
 from hpcfed.runtime import world as worlds
-from hpcfed.show import show
 
 HERE = Path(__file__).parent
 LOADS = st.lists(st.integers(0, 1000), min_size=1, max_size=100)
@@ -171,17 +171,17 @@ def run_alone(options: list[object], folder: Path, monkeypatch: pytest.MonkeyPat
     """The same run in this process: every client's row after the last round."""
     rows = np.empty(0)
 
-    def keeping_rows(setup: Setup, state: Any) -> run.Evaluation:
+    def keeping_rows(setup: Setup, state: Any) -> loop.Evaluation:
         nonlocal rows
         fed = setup.federation
         rows = setup.method.personal(fed, state, fed.clients).numpy().copy()
         return evaluate(setup, state)
 
-    evaluate = run.evaluate
-    monkeypatch.setattr(run, "evaluate", keeping_rows)
+    evaluate = loop.evaluate
+    monkeypatch.setattr(loop, "evaluate", keeping_rows)
     world = worlds.enter(device="cpu")
     folder.mkdir()
-    run.go(assemble(parse_run([str(word) for word in options]), world, Timer(world.device)), folder, quiet=True)
+    loop.go(assemble(parse_run([str(word) for word in options]), world, Timer(world.device)), folder, quiet=True)
     return rows
 
 
@@ -211,7 +211,7 @@ def test_moving_clients_changes_no_result(
 
     seconds = moved.phases[:, :, PHASES.index("train")]
     np.testing.assert_allclose(moved.rounds["imbalance"], seconds.max(1) / seconds.mean(1), rtol=1e-12)
-    with h5py.File(tmp_path / "moved/run.h5") as file:
+    with h5py.File(tmp_path / "moved/loop.h5") as file:
         before, after = file["clients/rank"][()], file["moves/rank"][0]
         assert set(after) == set(range(ranks)) and (before != after).any()
         assert np.count_nonzero(after == ranks - 1) < np.count_nonzero(before == ranks - 1), "the slow rank has fewer"

@@ -16,9 +16,9 @@ from hpcfed.profile.ceilings import Ceilings
 from hpcfed.profile.command import _short, busy
 from hpcfed.profile.verdict import Part, advice, words
 from hpcfed.profile.watch import Session, Timeline, _Event, covered, operators, trace
+from hpcfed.record.observer import Observer, observed_by, observer
 from hpcfed.record.reading import read_run
 from hpcfed.record.timing import PHASES
-from hpcfed.record.watching import Onlooker, onlooker, watched_by
 from tests.conftest import mpirun_path, start
 from tests.test_cli import mistake
 
@@ -222,8 +222,8 @@ def test_ceilings_are_of_the_device() -> None:
     assert torch.get_float32_matmul_precision() == before, "a run's arithmetic stays as it was"
 
 
-def test_a_run_that_nobody_watches_has_an_onlooker_that_does_nothing() -> None:
-    other = Onlooker()
-    with watched_by(other):
-        assert onlooker() is other
-    assert onlooker() is not other and type(onlooker()) is Onlooker
+def test_a_run_that_nobody_watches_has_an_observer_that_does_nothing() -> None:
+    other = Observer()
+    with observed_by(other):
+        assert observer() is other
+    assert observer() is not other and type(observer()) is Observer

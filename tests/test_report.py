@@ -14,16 +14,16 @@ import h5py
 import numpy as np
 import pytest
 
-from hpcfed import cli
+from hpcfed.cli import commands as cli
 from hpcfed.errors import remark, say
 from hpcfed.record.reading import read_run
-from hpcfed.study import collect
-from hpcfed.study.collect import Group, find, named, scalings, slope
-from hpcfed.study.costmodel import CostModel, Measured, fit, hold_out
+from hpcfed.report import collect
+from hpcfed.report.charts import MOST_MARKERS, Axis, Line, bars, chart, stripes
+from hpcfed.report.collect import Group, find, named, scalings, slope
+from hpcfed.report.costmodel import CostModel, Measured, fit, hold_out
+from hpcfed.report.statistics import Estimate, of_rounds, of_runs, of_seeds, ratio
 from hpcfed.study.gather import Outcome, write_outcome, write_study
 from hpcfed.study.plan import points, read_study, trials
-from hpcfed.study.plots import MOST_MARKERS, Axis, Line, bars, chart, stripes
-from hpcfed.study.statistics import Estimate, of_rounds, of_runs, of_seeds, ratio
 from tests.test_cli import mistake
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))

@@ -5,11 +5,11 @@ from pathlib import Path
 import h5py
 import pytest
 
-from hpcfed import cli
+from hpcfed.cli import commands as cli
+from hpcfed.experiment.loop import run
 from hpcfed.record.claim import claimed
 from hpcfed.record.folder import JOB
 from hpcfed.record.reading import read_run
-from hpcfed.run import run
 from hpcfed.runtime.launcher import ENDED
 from hpcfed.runtime.signals import STOPPED
 from tests.stopped_run import StopAfter

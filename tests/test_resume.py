@@ -17,20 +17,21 @@ import numpy as np
 import pytest
 import torch
 
-from hpcfed import cli, methods
-from hpcfed.assembly import Setup
+from hpcfed import methods
+from hpcfed.cli import commands as cli
 from hpcfed.clients.balance import MOVES, WINDOW, Balance
 from hpcfed.clients.training import StackTraining
 from hpcfed.errors import UserError
-from hpcfed.federation import Sent
+from hpcfed.experiment.assemble import Setup
+from hpcfed.experiment.loop import go
+from hpcfed.federation.federation import Sent
 from hpcfed.models.layout import Layout
 from hpcfed.models.networks import build
 from hpcfed.record import checkpoints
 from hpcfed.record.reading import read_run
 from hpcfed.record.snapshots import SnapshotWriter
-from hpcfed.run import go
+from hpcfed.report.collect import Sample
 from hpcfed.runtime.signals import STOPPED, Stop
-from hpcfed.study.collect import Sample
 from tests import jobs
 from tests.conftest import mpirun_path
 from tests.stopped_run import StopAfter
@@ -449,7 +450,7 @@ def test_all_seeds_stop_after_the_same_round(tmp_path: Path, monkeypatch: pytest
     options = flags(clients=4, rounds=6, method="fedper", seeds="0,2")
     started(*options, "--out", tmp_path / "whole")
     with monkeypatch.context() as patched, pytest.raises(SystemExit) as ended:
-        patched.setattr("hpcfed.run.Stop", Between)
+        patched.setattr("hpcfed.experiment.loop.Stop", Between)
         started(*options, "--out", tmp_path / "cut")
     assert ended.value.code == STOPPED
     records = [read_run(tmp_path / f"cut/seed-{seed}") for seed in (0, 2)]

@@ -16,15 +16,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from hpcfed import cli
+from hpcfed.cli import commands as cli
 from hpcfed.clients.engine import Engine, Score, Sgd
 from hpcfed.clients.lockstep import Lockstep, Stopped
 from hpcfed.clients.pull import Pull
 from hpcfed.data.shards import Shard, join, part
+from hpcfed.experiment.loop import run
 from hpcfed.methods import fedavg
 from hpcfed.record.reading import read_run
 from hpcfed.record.timing import Timer
-from hpcfed.run import run
 from tests.test_cli import mistake
 
 HERE = Path(__file__).parent

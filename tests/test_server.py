@@ -37,7 +37,7 @@ from hpcfed.server.networks import (
     time_features,
 )
 from hpcfed.server.options import SIZES, ServerOptions, Size, batching, check_columns
-from hpcfed.server.standard import LatentStandard, Standard
+from hpcfed.server.scaling import LatentStandard, Standard
 from hpcfed.server.training import Place, Plain, configuration, trainer
 
 T = 1000

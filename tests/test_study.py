@@ -17,13 +17,13 @@ from pathlib import Path
 import h5py
 import pytest
 
-from hpcfed import cli
+from hpcfed.cli import commands as cli
 from hpcfed.config import check, check_unchanged
 from hpcfed.errors import UserError
 from hpcfed.record.claim import claimed
+from hpcfed.report.collect import find
 from hpcfed.runtime.launcher import Launch
 from hpcfed.study import estimate, execute, gather
-from hpcfed.study.collect import find
 from hpcfed.study.gather import Outcome, finished, outcome_of, read_gathered, write_outcome, write_study
 from hpcfed.study.plan import Point, Study, Trial, choose, flags, points, read_study, trials
 from tests.test_cli import mistake

@@ -12,10 +12,10 @@ import h5py
 import numpy as np
 import pytest
 
-from hpcfed import cli
+from hpcfed.cli import commands as cli
 from hpcfed.record.reading import read_run
-from hpcfed.study import sections
-from hpcfed.study.collect import Sample, find, groups, scalings
+from hpcfed.report import sections
+from hpcfed.report.collect import Sample, find, groups, scalings
 from hpcfed.study.gather import read_gathered
 from tests.conftest import Finished, mpirun_path, start
 from tests.test_cli import mistake

@@ -10,13 +10,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcfed import run as runs
 from hpcfed.clients.placement import place
 from hpcfed.errors import UserError
+from hpcfed.experiment import loop as runs
 from hpcfed.runtime.launcher import Launch, launched
 from hpcfed.runtime.world import Place, World, _threads, choose_backend, nccl_on_shared_gpus
+from hpcfed.server.client import check_world
 from hpcfed.server.options import ServerOptions
-from hpcfed.server.service import check_world
 
 
 def step(rank: int, size: int) -> dict[str, str]:

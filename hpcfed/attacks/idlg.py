@@ -19,13 +19,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from hpcfed import streams
 from hpcfed.data.datasets import Dataset
 from hpcfed.errors import UserError
 from hpcfed.methods import fedlg, genefl, parfed
 from hpcfed.models.layout import Layout
 from hpcfed.models.networks import build
 from hpcfed.record.publish import check_target
+from hpcfed.runtime import randomness
 
 METHODS = ("fedavg", "fedavg-noise", "parfed", "fedlg", "genefl")
 STEP = 0.01
@@ -64,7 +64,7 @@ class Attack:
         """Some images of the test set, drawn by the seed, by every method."""
         dtype = torch.float64 if self.model == "smooth" else torch.float32
         count = min(images, len(dataset.labels("test")))
-        index = streams.generator(self.seed, "victims").choice(len(dataset.labels("test")), count, replace=False)
+        index = randomness.generator(self.seed, "victims").choice(len(dataset.labels("test")), count, replace=False)
         originals = dataset.images("test", index, device=device, dtype=dtype)
         originals = (originals - originals.min()) / (originals.max() - originals.min())
         labels = dataset.labels("test")[index]
@@ -75,7 +75,7 @@ class Attack:
 
     def _network(self, dataset: Dataset, number: int) -> nn.Module:
         """The client's is number 0; number 1 is what the server has where nothing is uploaded."""
-        seed = int(streams.generator(self.seed, "networks", number).integers(2**62))
+        seed = int(randomness.generator(self.seed, "networks", number).integers(2**62))
         if self.model == "smooth":
             return smooth(dataset.shape, dataset.classes, seed)
         return build(self.model, shape=dataset.shape, classes=dataset.classes, seed=seed).eval()

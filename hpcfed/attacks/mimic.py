@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hpcfed.attacks.scene import Scene
+    from hpcfed.attacks.view import Scene
 
 
 def forge(scene: Scene) -> Tensor:

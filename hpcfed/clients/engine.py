@@ -14,7 +14,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hpcfed.arrays import on_device
 from hpcfed.clients.fisher import Fisher
 from hpcfed.clients.pull import Pull
 from hpcfed.clients.schedule import Length, evaluation_samples, longest_first, num_steps, step_shapes
@@ -24,6 +23,7 @@ from hpcfed.errors import remark
 from hpcfed.models.cost import Cost, cost
 from hpcfed.models.layout import Layout, Workplace
 from hpcfed.models.stack import StackedNetwork
+from hpcfed.runtime.device import on_device
 
 __all__ = ["Engine", "Score", "Sgd"]
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from hpcfed.data.shards import Shard
-from hpcfed.models import cuda
+from hpcfed.kernels import cuda
 from hpcfed.models.cost import Cost
 from hpcfed.models.layout import Layout
 

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpcfed import streams
-from hpcfed.models.batch import MOVES
+from hpcfed.kernels.batch import MOVES
+from hpcfed.runtime import randomness
 
 
 class Length(NamedTuple):
@@ -83,7 +83,7 @@ def training_samples(
     orders, starts, end = [], [], 0
     for block, width in _blocks(longest, length, epochs):
         own = torch.arange(block.start, block.stop, device=device)
-        ranks = streams.bits(streams.child_keys(keys.unsqueeze(1), own), width) >> 1 & 0x3FFFFFFFFFFFFFFF
+        ranks = randomness.bits(randomness.child_keys(keys.unsqueeze(1), own), width) >> 1 & 0x3FFFFFFFFFFFFFFF
         absent = torch.arange(width, device=device) >= sizes[:, None]
         order = torch.argsort(ranks.masked_fill(absent[:, None], 2**62), dim=2)  # absent samples sort last
         orders.append(index[:, None, :width].expand(-1, len(block), -1).gather(2, order).flatten(1))
@@ -103,7 +103,7 @@ def training_samples(
 
 def training_moves(keys: Tensor, batch_size: int, steps: int) -> Tensor:
     """How every sample's image is moved, [steps, clients, batch size]: a number below `batch.MOVES`."""
-    numbers = (streams.bits(keys, steps * batch_size) >> 1 & 0x3FFFFFFFFFFFFFFF) % MOVES
+    numbers = (randomness.bits(keys, steps * batch_size) >> 1 & 0x3FFFFFFFFFFFFFFF) % MOVES
     return numbers.unflatten(1, (steps, batch_size)).transpose(0, 1)
 
 

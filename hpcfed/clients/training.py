@@ -7,17 +7,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpcfed import streams
-from hpcfed.arrays import on_device
 from hpcfed.clients.capture import Replays
 from hpcfed.clients.pull import Pull, PullAtWork, Strengths
 from hpcfed.clients.schedule import Length, num_epochs, num_steps, step_shapes, training_moves, training_samples
 from hpcfed.data.shards import Shard
-from hpcfed.models.batch import cross_entropy, gather_images
+from hpcfed.kernels.batch import cross_entropy, gather_images
+from hpcfed.kernels.linear import Update
+from hpcfed.kernels.sgd import Rule, descend
 from hpcfed.models.layout import Work, Workplace
-from hpcfed.models.linear import Update
-from hpcfed.models.sgd import Rule, descend
 from hpcfed.models.stack import StackedNetwork
+from hpcfed.runtime import randomness
+from hpcfed.runtime.device import on_device
 
 
 @dataclass(frozen=True)
@@ -173,19 +173,19 @@ class StackTraining:
         self._samples[:, :clients], self._counts[:, :clients] = training_samples(
             self._shard.index[own],
             self._owned[:clients],
-            streams.child_keys(keys, 0),
+            randomness.child_keys(keys, 0),
             self._sgd.length,
             epochs=self._epochs,
             steps=self._steps,
         )
         if self._moves is not None:
-            moves = training_moves(streams.child_keys(keys, 2), self._sgd.batch_size, self._steps)
+            moves = training_moves(randomness.child_keys(keys, 2), self._sgd.batch_size, self._steps)
             self._moves[:, :clients] = moves[:, :, : self._slots]
         if self._network.random_layers:
             steps = torch.arange(self._steps, device=self._device)[:, None]
             layers = torch.arange(self._network.random_layers, device=self._device)[:, None]
-            step_keys = streams.child_keys(streams.child_keys(keys, 1), steps)
-            self._layer_keys[:, :, :clients] = streams.child_keys(step_keys[:, None], layers)
+            step_keys = randomness.child_keys(randomness.child_keys(keys, 1), steps)
+            self._layer_keys[:, :, :clients] = randomness.child_keys(step_keys[:, None], layers)
         self._total.zero_()
         self._step.zero_()
         if self._velocity is not None:

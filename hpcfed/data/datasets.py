@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpcfed import streams
 from hpcfed.data import DATASETS, files
 from hpcfed.errors import UserError
+from hpcfed.runtime import randomness
 
 SYNTHETIC_BLOCK = 2**22  # values made at once: the hash takes a few int64 temporaries of that many
 SYNTHETIC_DISTANCE = 10.0  # measured: a small CNN has 44 %, 97 %, 99 % after three epochs of 4000 samples of 3×32×32
@@ -150,7 +150,9 @@ class SyntheticDataset:
         self.classes = size.classes
         self._seed = seed
         self._labels = {
-            split: streams.generator(seed, f"synthetic {split} labels").permutation(np.arange(samples) % size.classes)
+            split: randomness.generator(seed, f"synthetic {split} labels").permutation(
+                np.arange(samples) % size.classes
+            )
             for split, samples in zip(_SPLITS, (size.train, size.test), strict=True)
         }
         self._signal = signal_amplitude(size.shape)
@@ -167,7 +169,7 @@ class SyntheticDataset:
         block = max(1, SYNTHETIC_BLOCK // math.prod(self.shape))
         for part in range(0, len(index), block):
             rows = slice(part, part + block)
-            keys = streams.client_keys(self._seed, f"synthetic {split} noise", 0, samples[rows])
+            keys = randomness.client_keys(self._seed, f"synthetic {split} noise", 0, samples[rows])
             noise = _centred(keys, self.shape).mul_(math.sqrt(1 - self._signal**2))
             images[rows] = noise.add_(prototypes[labels[rows]])
         return images
@@ -175,7 +177,7 @@ class SyntheticDataset:
     def _prototypes(self, device: torch.device) -> Tensor:
         """[classes, *shape]: coarse patterns of 8 × 8 cells, because that is what convolutions and pooling can see."""
         channels, height, width = self.shape
-        keys = streams.client_keys(self._seed, "synthetic prototype", 0, torch.arange(self.classes, device=device))
+        keys = randomness.client_keys(self._seed, "synthetic prototype", 0, torch.arange(self.classes, device=device))
         cells = _centred(keys, (channels, 8, 8)).mul_(self._signal)
         rows, columns = (torch.arange(side, device=device) * 8 // side for side in (height, width))
         return cells[:, :, rows][:, :, :, columns]
@@ -192,7 +194,7 @@ def signal_amplitude(shape: tuple[int, int, int]) -> float:
 
 def _centred(keys: Tensor, shape: tuple[int, int, int]) -> Tensor:
     """Uniform numbers of mean 0 and variance 1; in two steps, for a fused one is not rounded alike on every device."""
-    return streams.uniform(keys, math.prod(shape)).view(len(keys), *shape).sub_(0.5).mul_(math.sqrt(12))
+    return randomness.uniform(keys, math.prod(shape)).view(len(keys), *shape).sub_(0.5).mul_(math.sqrt(12))
 
 
 def _digits() -> dict[str, np.ndarray]:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from hpcfed import memory
 from hpcfed.data import DATASETS, DatasetInfo
 from hpcfed.errors import UserError, unknown
+from hpcfed.runtime import memory
 
 MOST_VALUE = 1e15
 """The largest value of an image: squares of it are summed in float32."""

@@ -7,9 +7,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from hpcfed import streams
 from hpcfed.data import PARTITIONS
 from hpcfed.errors import UserError, unknown
+from hpcfed.runtime import randomness
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def partition(
 
     if not new_classes:
         return Partition(*deal(train, test, clients), validation=held_out)
-    drawn = streams.generator(seed, "new classes").permutation(classes)
+    drawn = randomness.generator(seed, "new classes").permutation(classes)
     known, new = np.sort(drawn[new_classes:]), np.sort(drawn[:new_classes])
     (known_train, known_test), (new_train, new_test) = (
         deal([train[label] for label in own], [test[label] for label in own], number)
@@ -105,7 +105,7 @@ def _carve_validation(pools: Pools, samples: int, *, seed: int) -> tuple[Pools, 
     for label, pool in enumerate(pools):
         if len(pool) < share:
             raise UserError(f"validation: {share} samples per class, but class {label} has only {len(pool)}; ask fewer")
-    rng = streams.generator(seed, "validation")
+    rng = randomness.generator(seed, "validation")
     shuffled = [rng.permutation(pool) for pool in pools]
     return [np.sort(pool[share:]) for pool in shuffled], _sorted([pool[:share] for pool in shuffled])
 
@@ -118,13 +118,15 @@ def _iid(train: Pools, test: Pools, *, clients: int, seed: int) -> Lists:
     def deal(pools: Pools, rng: np.random.Generator) -> list[np.ndarray]:
         return [np.sort(part) for part in np.array_split(rng.permutation(_sorted(pools)), clients)]
 
-    return deal(train, streams.generator(seed, "partition")), deal(test, streams.generator(seed, "partition test"))
+    return deal(train, randomness.generator(seed, "partition")), deal(
+        test, randomness.generator(seed, "partition test")
+    )
 
 
 def _dirichlet(train: Pools, test: Pools, *, clients: int, seed: int, alpha: float) -> Lists:
     if not (alpha > 0 and math.isfinite(alpha)):
         raise UserError(f"dirichlet: alpha must be above 0, not {alpha}; 0.1 is very uneven, 100 nearly even")
-    draw = streams.generator(seed, "partition")
+    draw = randomness.generator(seed, "partition")
     ends = np.array([np.cumsum(draw.dirichlet(np.full(clients, alpha))) for _ in train])
 
     def cuts(label: int, samples: int) -> np.ndarray:
@@ -140,14 +142,14 @@ def _cut(train: Pools, test: Pools, cuts: Callable[[int, int], np.ndarray], *, s
         pieces = [np.split(rng.permutation(pool), cuts(label, len(pool))) for label, pool in enumerate(pools)]
         return [_sorted(own) for own in zip(*pieces, strict=True)]
 
-    return deal(train, streams.generator(seed, "shuffle")), deal(test, streams.generator(seed, "shuffle test"))
+    return deal(train, randomness.generator(seed, "shuffle")), deal(test, randomness.generator(seed, "shuffle test"))
 
 
 def _sharding(train: Pools, test: Pools, *, clients: int, seed: int, classes_per_client: int) -> Lists:
     classes = len(train)
     if not 1 <= classes_per_client <= classes:
         raise UserError(f"sharding: a client can hold 1 to {classes} classes, not {classes_per_client}")
-    held = _held_classes(clients, classes, classes_per_client, streams.generator(seed, "partition"))
+    held = _held_classes(clients, classes, classes_per_client, randomness.generator(seed, "partition"))
     holders = held.sum(axis=0)
     ends = np.cumsum(held, axis=0)
 
@@ -182,11 +184,11 @@ def _dominant(
     if sizes[0] < 1 or sizes[1] < 0:
         raise UserError(f"dominant: a client needs training samples, not {sizes[0]} (and {sizes[1]} test samples)")
     groups = dominant_groups(len(train))
-    order = streams.generator(seed, "partition")
+    order = randomness.generator(seed, "partition")
     orders = [order.permutation(len(train)) for _ in range(clients)]
 
     def deal(split: str, pools: Pools, samples: int) -> list[np.ndarray]:
-        deck = _Deck(split, pools, streams.generator(seed, f"shuffle {split}"))
+        deck = _Deck(split, pools, randomness.generator(seed, f"shuffle {split}"))
         counts = [_dominant_counts(orders[i], groups[i % len(groups)], samples, uniform_share) for i in range(clients)]
         return [_sorted([deck.draw(label, count) for label, count in enumerate(own) if count]) for own in counts]
 

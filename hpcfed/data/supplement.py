@@ -4,9 +4,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hpcfed import streams
 from hpcfed.data.partition import Partition
 from hpcfed.errors import UserError
+from hpcfed.runtime import randomness
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,9 @@ def supplemented(
             f"use --supplement-share {1 / len(parts.validation):.2g} or a larger --validation"
         )
     asking = [i for i in range(clients) if len(parts.train[i]) < below]
-    draws = {i: streams.generator(seed, "supplement", i).choice(parts.validation, size, replace=False) for i in asking}
+    draws = {
+        i: randomness.generator(seed, "supplement", i).choice(parts.validation, size, replace=False) for i in asking
+    }
     train = [np.sort(np.concatenate([own, draws[i]])) if i in draws else own for i, own in enumerate(parts.train)]
     samples = np.array([size if i in draws else 0 for i in range(clients)])
     leaked = len(np.unique(np.concatenate([np.empty(0, np.int64), *draws.values()])))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
     from torch import Tensor
 
-    from hpcfed.federation import Cohort, Federation
+    from hpcfed.federation.federation import Cohort, Federation
 
 OWNED = {"owned": True}
 """Metadata of a state's field with one entry per client of this rank; other fields are the same on every rank."""

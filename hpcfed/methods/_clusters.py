@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-    from hpcfed.federation import Cohort, Federation
+    from hpcfed.federation.federation import Cohort, Federation
     from hpcfed.models.layout import Layout
 
 
@@ -97,7 +97,7 @@ def begin(fed: Federation, *, shared: Tensor | None = None, part_of: Tensor | No
     """All clients have the common initial row, and a cluster. All columns are shared, as one part, unless given."""
     import torch
 
-    from hpcfed.clustering import assign
+    from hpcfed.federation.clustering import assign
 
     options = cast(Options, fed.options)
     if shared is None:
@@ -127,7 +127,7 @@ def begin(fed: Federation, *, shared: Tensor | None = None, part_of: Tensor | No
 
 def theirs(fed: Federation, state: State, clients: np.ndarray) -> Tensor:
     """The row of the cluster of each of these clients of the rank."""
-    from hpcfed.arrays import on_device
+    from hpcfed.runtime.device import on_device
 
     return state.shared[state.cluster[on_device(fed.clients[clients], fed.device)]]
 
@@ -148,7 +148,7 @@ def upload(
 
     `parts` says what each client sends, all of it unless given. Beside the state: who sent what, by cluster and weight.
     """
-    from hpcfed.federation import Sent
+    from hpcfed.federation.federation import Sent
 
     if len(state.own_at):
         # In place: all clients' rows may fill half of the memory.
@@ -177,7 +177,7 @@ def welcome(fed: Federation, state: State, clients: np.ndarray) -> Tensor:
     """A new client: the gene of the nearest cluster, and the rest from the common initial row."""
     import torch
 
-    from hpcfed.clustering import nearest_in_turn
+    from hpcfed.federation.clustering import nearest_in_turn
 
     bases = fed.bases(cast(Options, fed.options).basis)
     found = nearest_in_turn(bases.reshape(len(bases), -1), state.centres.numpy(), state.members.numpy())

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-    from hpcfed.federation import Cohort, Federation
+    from hpcfed.federation.federation import Cohort, Federation
 
 
 class Options(config.Options):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from hpcfed.methods._clusters import Options, State, begin, download, global_row, personal, upload, welcome
 
 if TYPE_CHECKING:
-    from hpcfed.federation import Cohort, Federation
+    from hpcfed.federation.federation import Cohort, Federation
 
 __all__ = ["Options", "State", "global_row", "init", "personal", "round", "welcome"]
 

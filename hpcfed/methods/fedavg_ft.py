@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-    from hpcfed.federation import Federation
+    from hpcfed.federation.federation import Federation
 
 __all__ = ["Options", "State", "global_row", "init", "personal", "round", "welcome"]
 

@@ -16,7 +16,7 @@ from hpcfed.methods.clustered_fedavg import global_row, personal, round, welcome
 from hpcfed.models import MODELS
 
 if TYPE_CHECKING:
-    from hpcfed.federation import Federation
+    from hpcfed.federation.federation import Federation
     from hpcfed.models.layout import Layout
 
 __all__ = ["Options", "State", "global_row", "init", "personal", "round", "welcome"]

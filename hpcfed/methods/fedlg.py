@@ -21,7 +21,7 @@ from hpcfed.models import MODELS
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hpcfed.federation import Cohort, Federation
+    from hpcfed.federation.federation import Cohort, Federation
     from hpcfed.models.layout import Layout
 
 __all__ = ["Options", "State", "global_row", "init", "personal", "round", "welcome"]

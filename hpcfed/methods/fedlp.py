@@ -13,7 +13,7 @@ from hpcfed.methods import _clusters
 from hpcfed.methods._clusters import State, begin, download, global_row, personal, upload, welcome
 
 if TYPE_CHECKING:
-    from hpcfed.federation import Cohort, Federation
+    from hpcfed.federation.federation import Cohort, Federation
 
 __all__ = ["Options", "State", "global_row", "init", "personal", "round", "welcome"]
 
@@ -27,9 +27,9 @@ def init(fed: Federation) -> State:
 
 
 def round(fed: Federation, state: State, cohort: Cohort) -> State:
-    from hpcfed import streams
+    from hpcfed.runtime import randomness
 
     rows = fed.train(download(fed, state, cohort), cohort)
-    drawn = streams.uniform(fed.keys("layers sent", cohort), state.gene.shape[1])
+    drawn = randomness.uniform(fed.keys("layers sent", cohort), state.gene.shape[1])
     parts = drawn < cast(Options, fed.options).send_probability
     return upload(fed, state, rows, cohort.equally_with_data(), parts=parts)[0]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-    from hpcfed.federation import Cohort, Federation
+    from hpcfed.federation.federation import Cohort, Federation
     from hpcfed.models.layout import Entry, Layout
 
 __all__ = ["Options", "State", "global_row", "init", "personal", "round", "welcome"]

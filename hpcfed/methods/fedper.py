@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from hpcfed.methods._parts import Options, State, begin, body_and_head, download, global_row, personal, upload, welcome
 
 if TYPE_CHECKING:
-    from hpcfed.federation import Cohort, Federation
+    from hpcfed.federation.federation import Cohort, Federation
 
 __all__ = ["Options", "State", "global_row", "init", "personal", "round", "welcome"]
 

@@ -15,7 +15,7 @@ from hpcfed.methods._parts import body_and_head, download, upload
 from hpcfed.methods.fedper import State, global_row, init, personal, welcome
 
 if TYPE_CHECKING:
-    from hpcfed.federation import Cohort, Federation
+    from hpcfed.federation.federation import Cohort, Federation
 
 __all__ = ["Options", "State", "global_row", "init", "personal", "round", "welcome"]
 

@@ -18,7 +18,7 @@ from hpcfed.methods.fedavg import global_row, personal, welcome
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hpcfed.federation import Cohort, Federation
+    from hpcfed.federation.federation import Cohort, Federation
 
 __all__ = ["Options", "State", "global_row", "init", "personal", "round", "welcome"]
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from hpcfed.clients.pull import Pull
-    from hpcfed.federation import Cohort, Federation
+    from hpcfed.federation.federation import Cohort, Federation
     from hpcfed.models.layout import Layout
 
 __all__ = ["Options", "State", "global_row", "init", "personal", "round", "welcome"]

@@ -3,9 +3,9 @@
 Read here: w ← w + η (K / ρ_t) (1 / N) Σ ωᵢ Δᵢ over the kept, so that a step is as long as if all K had been.
 """
 
+from hpcfed.federation.selection import SelectionOptions
 from hpcfed.methods import fedau
 from hpcfed.methods.fedau import State, global_row, init, personal, round, welcome
-from hpcfed.selection import SelectionOptions
 
 __all__ = ["Options", "State", "global_row", "init", "personal", "round", "welcome"]
 

@@ -11,7 +11,7 @@ from hpcfed.methods._parts import begin, body_and_head
 from hpcfed.methods.fedper import Options, State, global_row, personal, round, welcome
 
 if TYPE_CHECKING:
-    from hpcfed.federation import Federation
+    from hpcfed.federation.federation import Federation
 
 __all__ = ["Options", "State", "global_row", "init", "personal", "round", "welcome"]
 

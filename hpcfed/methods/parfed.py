@@ -12,7 +12,7 @@ from hpcfed.methods._clusters import NamedLayers, State, begin
 from hpcfed.methods.clustered_fedavg import global_row, personal, round, welcome
 
 if TYPE_CHECKING:
-    from hpcfed.federation import Federation
+    from hpcfed.federation.federation import Federation
 
 __all__ = ["Options", "State", "global_row", "init", "personal", "round", "welcome"]
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-    from hpcfed.federation import Cohort, Federation
+    from hpcfed.federation.federation import Cohort, Federation
 
 __all__ = ["FINALS", "Options", "State", "finals", "global_row", "init", "lead", "personal", "round", "welcome"]
 

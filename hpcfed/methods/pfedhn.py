@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from hpcfed.clients.engine import Sgd
-    from hpcfed.federation import Cohort, Federation
+    from hpcfed.federation.federation import Cohort, Federation
     from hpcfed.models.hypernetwork import Hypernetwork
 
 __all__ = ["Options", "State", "global_row", "init", "personal", "round", "welcome"]
@@ -141,7 +141,7 @@ def _rows(fed: Federation, state: State, embeddings: Tensor) -> Tensor:
 
 
 def _ids(fed: Federation, clients: np.ndarray) -> Tensor:
-    from hpcfed.arrays import on_device
+    from hpcfed.runtime.device import on_device
 
     return on_device(fed.clients[clients], fed.device)
 
@@ -155,6 +155,6 @@ def _inner(o: Options) -> Sgd:
 
 def _step(o: Options, phi: Tensor, gradient: Tensor, velocity: Tensor) -> None:
     """One step of the server's SGD, in place, on rows that are clipped each by itself."""
-    from hpcfed.models.sgd import Rule, descend
+    from hpcfed.kernels.sgd import Rule, descend
 
     descend(phi, gradient, velocity, None, phi.new_full((), o.hn_lr), Rule(o.hn_momentum, o.hn_decay, o.hn_clip))

@@ -7,9 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from hpcfed import streams
 from hpcfed.errors import unknown
 from hpcfed.models import MODELS
+from hpcfed.runtime import randomness
 
 Shape = tuple[int, int, int]
 
@@ -26,7 +26,7 @@ def build(name: str, *, shape: Shape, classes: int, seed: int) -> nn.Module:
     if name not in MODELS:
         raise unknown("model", name, MODELS)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int(streams.generator(seed, "initial weights").integers(2**62)))
+        torch.manual_seed(int(randomness.generator(seed, "initial weights").integers(2**62)))
         return _build(name, shape, classes)
 
 

@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hpcfed import streams
-from hpcfed.models import convolution, cuda, dropout, linear
+from hpcfed.kernels import convolution, cuda, dropout, linear
+from hpcfed.runtime import randomness
 
 
 @dataclass
@@ -285,7 +285,7 @@ class _Dropout(_Layer):
         keys = self.batch.keys[self.number]
         if cuda.available(x.device) and x.dtype == torch.float32:
             return dropout.dropout(x, keys, self.p)
-        keep = streams.uniform(keys, x.numel() // len(keys)).view_as(x) >= self.p
+        keep = randomness.uniform(keys, x.numel() // len(keys)).view_as(x) >= self.p
         return x * keep / (1 - self.p)
 
 

@@ -11,19 +11,19 @@ import torch
 
 from hpcfed.config import Settings
 from hpcfed.errors import unless_full
+from hpcfed.experiment.loop import run
 from hpcfed.models.layout import Layout
 from hpcfed.profile.ceilings import Ceilings
 from hpcfed.profile.verdict import Part, advice, words
 from hpcfed.profile.watch import PROFILER, ROUNDS, ProfileWatch, Session, Timeline, trace
+from hpcfed.record.observer import observed_by
 from hpcfed.record.publish import publish
 from hpcfed.record.reading import RunRecord, plain, read_run
 from hpcfed.record.timing import PHASES
-from hpcfed.record.watching import watched_by
-from hpcfed.run import run
+from hpcfed.report.console import Output, bare_table, bytes_text, say
 from hpcfed.runtime.launcher import launched
 from hpcfed.server.model import steps_of
 from hpcfed.server.options import NETWORKS, ServerOptions, batching
-from hpcfed.show import Output, bare_table, bytes_text, say
 from hpcfed.study.estimate import client_network, server_networks, work
 
 PASSES = 10
@@ -40,7 +40,7 @@ ROWS, NAME = 8, 42
 def profile(settings: Settings, *, warmup: int, active: int, nvtx: bool) -> None:
     """Runs, and on the root writes trace.json and profile.json beside run.h5 and tells what is in them."""
     watch = ProfileWatch(warmup=warmup, active=active, rounds=settings.config.rounds, nvtx=nvtx)
-    with watched_by(watch):
+    with observed_by(watch):
         folder = run(settings)
     if folder is None:
         return

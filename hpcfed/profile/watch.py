@@ -1,4 +1,4 @@
-"""The onlooker of a profile: a timeline of phases, spans and memory on every rank, and some rounds and steps by kernel.
+"""The observer of a profile: a timeline of phases, spans and memory on every rank, and some rounds and steps by kernel.
 
 Times are seconds since all ranks met at the start of the run, so the ranks' timelines lie over each other as closely as
 they left that meeting. On a GPU phases are read from events in the stream, as the timer has them; spans of the server
@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from hpcfed.record.observer import Observer
 from hpcfed.record.timing import Timer
-from hpcfed.record.watching import Onlooker
 from hpcfed.runtime.world import World
 
 ROUNDS = "rounds"
@@ -82,7 +82,7 @@ class Timeline:
     """Seconds of such a step of each of the server's networks."""
 
 
-class ProfileWatch(Onlooker):
+class ProfileWatch(Observer):
     def __init__(self, *, warmup: int, active: int, rounds: int, nvtx: bool) -> None:
         """Torch's profiler sees `active` of the rounds, and as many steps of each network, after `warmup` of them.
 
@@ -105,7 +105,7 @@ class ProfileWatch(Onlooker):
         self.device = world.device
         self.own = Timeline(world.rank, world.role, place.host, place.device_name)
         self._nvtx = self._nvtx and self.device.type == "cuda"
-        world.meet()
+        world.barrier_all_roles()
         self._synchronize()
         self._base = time.perf_counter()
         if self.device.type == "cuda":
@@ -119,7 +119,7 @@ class ProfileWatch(Onlooker):
             session, spans = recording.read()
             self.own.sessions.append(session)
             self.own.spans += spans
-        self.timelines = world.gather(self.own) or []
+        self.timelines = world.gather_all_roles(self.own) or []
 
     def timer(self, device: torch.device) -> Timer:
         return _TracedTimer(device, self)

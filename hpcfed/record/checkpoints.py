@@ -22,8 +22,8 @@ import numpy as np
 from hpcfed.errors import UserError, one_line
 from hpcfed.record import folder as folders
 from hpcfed.record.folder import CHECKPOINTS, RECORD
-from hpcfed.record.guarded import check_file
 from hpcfed.record.publish import name_file, publish
+from hpcfed.record.safe import check_file
 
 KEPT = 2
 MARKER = "complete.json"

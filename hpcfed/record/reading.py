@@ -12,8 +12,8 @@ from pydantic import ValidationError
 from hpcfed.config import RunConfig
 from hpcfed.errors import UserError
 from hpcfed.record.folder import check_one_kind, failures, runs
-from hpcfed.record.guarded import Reader, readable, reading
 from hpcfed.record.results import ROUND_SERIES, SCHEMA
+from hpcfed.record.safe import Reader, readable, reading
 from hpcfed.record.timing import PHASES
 
 LAST_UPDATES = 10

@@ -16,8 +16,8 @@ import h5py
 import numpy as np
 
 from hpcfed.errors import UserError
-from hpcfed.record.guarded import Reader, readable, reading
 from hpcfed.record.publish import publish
+from hpcfed.record.safe import Reader, readable, reading
 from hpcfed.record.timing import PHASES
 from hpcfed.server.options import NETWORKS
 

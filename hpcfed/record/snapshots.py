@@ -17,7 +17,7 @@ import numpy as np
 
 from hpcfed.models.layout import Layout
 from hpcfed.record.folder import snapshots
-from hpcfed.record.guarded import SLACK, Reader, check, readable
+from hpcfed.record.safe import SLACK, Reader, check, readable
 from hpcfed.record.writing import check_limit, writing
 
 KIND = "this run's snapshots"

@@ -45,7 +45,7 @@ class Collectives:
         return self.world.role_size
 
     @_in_turn
-    def sum(self, tensor: Tensor) -> Tensor:
+    def allreduce(self, tensor: Tensor) -> Tensor:
         """The sum over ranks, on every rank; may overwrite its argument."""
         if self.size == 1:
             return tensor
@@ -111,7 +111,7 @@ class Collectives:
         return result
 
     @_in_turn
-    def share(self, value: Any) -> Any:
+    def bcast(self, value: Any) -> Any:
         """The value of the role's first rank, on every rank of the role."""
         return value if self.world.role_comm is None else self.world.role_comm.bcast(value, root=0)
 
@@ -124,17 +124,17 @@ class Collectives:
         return gathered
 
     @_in_turn
-    def any(self, here: bool) -> bool:
+    def any_rank(self, here: bool) -> bool:
         """Whether it is so on some rank; the same answer everywhere."""
         return here if self.world.role_comm is None else any(self.world.role_comm.allgather(here))
 
     @_in_turn
-    def everyone(self, value: T) -> list[T]:
+    def allgather(self, value: T) -> list[T]:
         """Every worker's small value, on every worker, in rank order."""
         return [value] if self.world.role_comm is None else list(self.world.role_comm.allgather(value))
 
     @_in_turn
-    def gather_numbers(self, numbers: np.ndarray) -> np.ndarray | None:
+    def gather_vectors(self, numbers: np.ndarray) -> np.ndarray | None:
         """Every worker's vector of float64 as [ranks, numbers] on the role's first rank; None elsewhere."""
         if self.world.role_comm is None:
             return numbers[None]
@@ -142,7 +142,7 @@ class Collectives:
         self.world.role_comm.Gather(np.ascontiguousarray(numbers, np.float64), gathered, root=0)
         return gathered
 
-    def everyones(self, value: Any, rows: Tensor | None) -> list[tuple[Any, Tensor | None]]:
+    def allgather_rows(self, value: Any, rows: Tensor | None) -> list[tuple[Any, Tensor | None]]:
         """Every rank's small value and rows, on every rank, in rank order; rows have the same columns everywhere.
 
         To be called `in_turn`.

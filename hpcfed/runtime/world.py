@@ -97,7 +97,7 @@ class World:
         if self.comm is not None:
             self.comm.Abort(code)
 
-    def share(self, value: Any) -> Any:
+    def bcast(self, value: Any) -> Any:
         """The value of the role's first rank, on every rank of the role."""
         return value if self.role_comm is None else self.role_comm.bcast(value, root=0)
 
@@ -106,12 +106,12 @@ class World:
         if self.role_comm is not None:
             self.role_comm.Barrier()
 
-    def meet(self) -> None:
+    def barrier_all_roles(self) -> None:
         """Waits until every rank of every role is here."""
         if self.comm is not None:
             self.comm.Barrier()
 
-    def gather(self, value: Any) -> list[Any] | None:
+    def gather_all_roles(self, value: Any) -> list[Any] | None:
         """The values of all ranks of every role, on the root; None elsewhere."""
         answer: list[Any] | None = [value] if self.comm is None else self.comm.gather(value, root=0)
         return answer

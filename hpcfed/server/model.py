@@ -14,18 +14,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hpcfed import streams
 from hpcfed.errors import UserError, one_line
-from hpcfed.models import cuda
-from hpcfed.record.guarded import Reader, reading
-from hpcfed.record.watching import onlooker
+from hpcfed.kernels import cuda
+from hpcfed.record.observer import observer
+from hpcfed.record.safe import Reader, reading
 from hpcfed.record.writing import check_limit, writing
+from hpcfed.runtime import randomness
 from hpcfed.runtime.world import peak_memory
 from hpcfed.server import diffusion
 from hpcfed.server.diffusion import Schedule, chunks
 from hpcfed.server.networks import Autoencoder, Denoiser, counted_once, num_parameters
 from hpcfed.server.options import NETWORKS, ServerOptions, batching
-from hpcfed.server.standard import LatentStandard, Standard
+from hpcfed.server.scaling import LatentStandard, Standard
 from hpcfed.server.training import Loss, Place, trainer
 
 AT_ONCE = 2**28
@@ -89,7 +89,7 @@ def steps_of(options: ServerOptions) -> dict[str, int]:
 
 def _tellers(name: str, steps: int, told: Told) -> Callable[[int], None]:
     """Tells of every step those who want to know."""
-    watch = onlooker()
+    watch = observer()
 
     def both(done: int) -> None:
         told(name, done, steps)
@@ -133,7 +133,7 @@ class LatentDiffusion:
         x = self.standard(rows)
         self._fit("autoencoder", self.autoencoder, self._reconstruction(x), self.autoencoder.flops(), report, told)
         begin = self._clock()
-        with onlooker().span("encode"):
+        with observer().span("encode"):
             z = self._encoded(x)
             self.latents = LatentStandard.of(z)
         report.seconds["encode"] = self._clock() - begin
@@ -151,7 +151,7 @@ class LatentDiffusion:
         report.note_peak(self.place.device)
         learning = trainer(network, self.options, self._batching[name], self.place, steps=steps)
         begin = self._clock()
-        with onlooker().span(name):
+        with observer().span(name):
             report.losses[name] = learning.fit(loss, steps, _tellers(name, steps, told))
         self._check_losses(name, report.losses[name])
         report.seconds[name] = self._clock() - begin
@@ -285,7 +285,7 @@ class LatentDiffusion:
         return torch.cat([self.autoencoder.decode(z[part]) for part in _parts(z, self.autoencoder)])
 
     def _number(self, purpose: str) -> int:
-        return int(streams.generator(self._seed, f"server {purpose}", self._runs).integers(2**62))
+        return int(randomness.generator(self._seed, f"server {purpose}", self._runs).integers(2**62))
 
     def _draws(self, purpose: str) -> Callable[[int, int], torch.Generator]:
         """A generator that stands where (step, number of the draw) says."""

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hpcfed.models import norms
-from hpcfed.models.cuda import aligned
+from hpcfed.kernels import norms
+from hpcfed.kernels.cuda import aligned
 from hpcfed.server.options import Size
 
 KERNEL = 7

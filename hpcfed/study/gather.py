@@ -17,9 +17,9 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from hpcfed.errors import UserError, one_line, printable
-from hpcfed.record.guarded import Reader, check, check_file, readable, reading
 from hpcfed.record.publish import publish
 from hpcfed.record.reading import RunRecord, parsed, plain, read_run, record_of
+from hpcfed.record.safe import Reader, check, check_file, readable, reading
 from hpcfed.study.plan import Study, Trial
 
 FORMAT, SCHEMA = "hpcfed study", 1

@@ -9,10 +9,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from hpcfed import __version__
 from hpcfed.errors import UserError, count, printable, remark, say
 from hpcfed.record.publish import check_target, publish
-from hpcfed.study.collect import Found, Group, find, groups
-from hpcfed.study.exports import csv_text, extrap_text, json_text, ranks_csv_text
-from hpcfed.study.plots import COLOURS
-from hpcfed.study.sections import sections
+from hpcfed.report.charts import COLOURS
+from hpcfed.report.collect import Found, Group, find, groups
+from hpcfed.report.exports import csv_text, extrap_text, json_text, ranks_csv_text
+from hpcfed.report.sections import sections
 
 
 def report(options: argparse.Namespace) -> int:
@@ -64,7 +64,7 @@ def page(every: list[Group], found: Found) -> str:
     titles = [study.title or study.path.parent.name for study in found.studies]
     runs = sum(len(group.samples) for group in every)
     environment = Environment(
-        loader=PackageLoader("hpcfed.study", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+        loader=PackageLoader("hpcfed.report", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
     return environment.get_template("page.html").render(
         title="; ".join([*titles, *["other runs"] * bool(found.alone)]) if titles else "Runs",

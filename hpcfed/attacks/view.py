@@ -7,11 +7,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpcfed import streams
-from hpcfed.arrays import on_device
 from hpcfed.attacks import NEED_BENIGN, ipm, mimic, noise, sign_flip
-from hpcfed.clients.cohort import Cohort, Sent
+from hpcfed.federation.cohort import Cohort, Sent
+from hpcfed.runtime import randomness
 from hpcfed.runtime.collectives import Collectives
+from hpcfed.runtime.device import on_device
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Scene:
         if bool(update.isfinite().all()):
             return update
         finite = self.rows.isfinite().all(1).cpu().numpy()
-        everyones = np.concatenate(self.collectives.everyone(self.cohort.chosen[finite]))
+        everyones = np.concatenate(self.collectives.allgather(self.cohort.chosen[finite]))
         sound = np.intersect1d(self.benign, everyones)
         return self._mean_update(sound) if len(sound) else update
 
@@ -87,12 +87,12 @@ class Scene:
 
     def generator(self) -> np.random.Generator:
         """Random numbers for what all ranks decide alike."""
-        return streams.generator(self.seed, "attack", self.cohort.round)
+        return randomness.generator(self.seed, "attack", self.cohort.round)
 
     def keys(self) -> Tensor:
         """Of this rank's attackers, for their own random numbers."""
         ids = self.cohort.clients[np.intersect1d(self.cohort.chosen, self.attackers)]
-        return streams.client_keys(self.seed, "attack", self.cohort.round, on_device(ids, self.rows.device))
+        return randomness.client_keys(self.seed, "attack", self.cohort.round, on_device(ids, self.rows.device))
 
 
 _FORGES: dict[str, Callable[[Scene], Tensor]] = {

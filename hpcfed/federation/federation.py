@@ -9,27 +9,27 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpcfed import streams
-from hpcfed.aggregation import Aggregation, kept_rows
-from hpcfed.arrays import on_device
 from hpcfed.attacks import NEED_BENIGN
-from hpcfed.attacks.scene import Scene, attacked
-from hpcfed.clients.cohort import Cohort, Sent, shares
+from hpcfed.attacks.view import Scene, attacked
 from hpcfed.clients.engine import Score, Sgd
 from hpcfed.clients.lockstep import RowEngine
 from hpcfed.clients.placement import Clients
 from hpcfed.clients.pull import Pull
 from hpcfed.clients.schedule import num_samples
-from hpcfed.clustering import left_vectors
 from hpcfed.config import Options, RunConfig
 from hpcfed.data.datasets import Split
 from hpcfed.data.shards import Shard
 from hpcfed.errors import remark
+from hpcfed.federation.aggregation import Aggregation, kept_rows
+from hpcfed.federation.clustering import left_vectors
+from hpcfed.federation.cohort import Cohort, Sent, shares
+from hpcfed.federation.selection import SelectionOptions, best
 from hpcfed.models.layout import Layout
 from hpcfed.record.timing import Timer
+from hpcfed.runtime import randomness
 from hpcfed.runtime.collectives import Collectives
-from hpcfed.selection import SelectionOptions, best
-from hpcfed.server.service import Server
+from hpcfed.runtime.device import on_device
+from hpcfed.server.client import ServerClient
 
 T = TypeVar("T")
 Shards = Callable[[Split, np.ndarray], Shard]
@@ -86,7 +86,7 @@ class Federation:
         first_row: Tensor,
         collectives: Collectives,
         timer: Timer,
-        server: Server | None = None,
+        server: ServerClient | None = None,
         generated: Tensor | None = None,
         validation: Shard | None = None,
         attackers: np.ndarray = NOBODY,
@@ -131,7 +131,7 @@ class Federation:
         """What the server has sent to the cohort, where attackers want to know it."""
 
     @property
-    def server(self) -> Server:
+    def server(self) -> ServerClient:
         """The server's model, for methods that have one."""
         assert self._server is not None
         return self._server
@@ -164,7 +164,7 @@ class Federation:
 
     def generator(self, purpose: str, *numbers: int) -> np.random.Generator:
         """Random numbers for a decision that all ranks take alike."""
-        return streams.generator(self.config.seed, purpose, *numbers)
+        return randomness.generator(self.config.seed, purpose, *numbers)
 
     def sample(self, round: int) -> Cohort:
         """The cohort of a round, drawn without replacement from all clients.
@@ -272,7 +272,7 @@ class Federation:
     def keys(self, purpose: str, cohort: Cohort) -> Tensor:
         """Of the cohort's members on this rank, for random numbers that each draws for itself."""
         ids = on_device(self.clients[cohort.here], self.device)
-        return streams.client_keys(self.config.seed, purpose, cohort.round, ids)
+        return randomness.client_keys(self.config.seed, purpose, cohort.round, ids)
 
     def upload(self, rows: Tensor, cohort: Cohort, sent: Sent | None = None) -> Tensor:
         """What the server receives of the cohort's rows, or of some columns of them; all of it unless `sent` says."""
@@ -316,7 +316,7 @@ class Federation:
     def _good(self, rows: Tensor, cohort: Cohort) -> np.ndarray:
         """Positions of the cohort's members whose rows are finite, on every rank; others count as left out."""
         finite = torch.isfinite(rows).all(1).cpu().numpy()
-        good = np.sort(np.concatenate(self._collectives.everyone(cohort.chosen[finite])))
+        good = np.sort(np.concatenate(self._collectives.allgather(cohort.chosen[finite])))
         bad = np.delete(cohort.clients, good)
         if len(bad) and (self.config.on_bad_update == "stop" or not len(good)):
             raise self._complaint(bad)
@@ -373,11 +373,11 @@ class Federation:
         own = left_vectors(self._train_data, vectors, classes=self.config.data().classes if by_class else None)
         everyones = own.new_zeros(len(self.sizes), *own.shape[1:])
         everyones[on_device(self.clients, own.device)] = own
-        return self._collectives.sum(everyones).cpu().numpy()
+        return self._collectives.allreduce(everyones).cpu().numpy()
 
     def agreed(self, value: T) -> T:
         """The first rank's value on every rank, so that no rounding can make ranks decide differently."""
-        answer: T = self._collectives.share(value)
+        answer: T = self._collectives.bcast(value)
         return answer
 
     def greet(self, rows: Tensor, columns: int | None = None) -> Tensor:
@@ -402,7 +402,7 @@ class Federation:
     def sum(self, tensor: Tensor) -> Tensor:
         """Σ over the ranks of what each has summed over its own clients, on every rank; may overwrite its argument."""
         with self._timer.phase("aggregate"):
-            return self._collectives.sum(tensor)
+            return self._collectives.allreduce(tensor)
 
     def timed(self, phase: str) -> AbstractContextManager[None]:
         """Counts what a method computes by itself, such as a server's model, as time of this phase."""
@@ -453,7 +453,7 @@ class Federation:
         right = torch.zeros(len(cohort.clients), dtype=torch.float64, device=self.device)
         right[on_device(cohort.chosen, self.device)] = score.correct.double()
         answers: np.ndarray = np.full(len(cohort.clients), -1.0)
-        answers[good] = self._collectives.sum(right).cpu().numpy()[good]
+        answers[good] = self._collectives.allreduce(right).cpu().numpy()[good]
         return answers
 
     def _sgd(self, epochs: int, round: int) -> Sgd:
@@ -474,7 +474,7 @@ class Federation:
     ) -> tuple[Tensor, Tensor]:
         sgd = replace(sgd, augment=self.config.augment == "crop-flip")
         ids = on_device(self.clients[clients], self.device)
-        keys = streams.client_keys(self.config.seed, purpose, round, ids)
+        keys = randomness.client_keys(self.config.seed, purpose, round, ids)
         return self._engine.train(rows, self._train_data, clients, sgd, keys=keys, columns=columns, pull=pull)
 
 

@@ -11,7 +11,7 @@ from hpcfed.attacks.idlg import METHODS, Attack, check_figure, save_figure
 from hpcfed.config import RunConfig
 from hpcfed.data.datasets import SyntheticSize, load
 from hpcfed.errors import UserError, remark, unknown
-from hpcfed.show import Output, say
+from hpcfed.report.console import Output, say
 
 
 def steal(options: argparse.Namespace, config: RunConfig) -> None:

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from hpcfed.assembly import Setup
 from hpcfed.errors import UserError, count, no_checkpoint
+from hpcfed.experiment.assemble import Setup
 from hpcfed.record import checkpoints
 from hpcfed.record.checkpoints import Checkpoint
 from hpcfed.record.reading import read_run
@@ -126,7 +126,7 @@ def beginning(setup: Setup, runs: Sequence[Path], say: Say, stop: Stop) -> list[
         rounds = [] if found or stop.agreed else [_rounds_on_disk(run) for run in runs]
         if any(rounds) and not config.overwrite:
             raise UserError(no_checkpoint(config.resume, max(rounds)))
-    found, stop.agreed = world.share((found, stop.agreed))
+    found, stop.agreed = world.bcast((found, stop.agreed))
     return found
 
 
@@ -169,10 +169,10 @@ def check_shared(setup: Setup, state: Any) -> None:
     shared = {f.name: getattr(state, f.name) for f in fields(state) if not f.metadata.keys() & {"fixed", "owned"}}
     own = {name: _array(value) for name, value in shared.items()}
     digests = {name: hashlib.sha256(np.ascontiguousarray(array).data).hexdigest() for name, array in own.items()}
-    everyones = setup.collectives.everyone(digests)
+    everyones = setup.collectives.allgather(digests)
     for name in [name for name in digests if len({theirs.get(name) for theirs in everyones}) > 1]:
-        first = setup.collectives.share(own[name])
-        if setup.collectives.any(not _close(own[name], first)):
+        first = setup.collectives.bcast(own[name])
+        if setup.collectives.any_rank(not _close(own[name], first)):
             method = setup.settings.config.method
             raise RuntimeError(
                 f"state field {name} of method {method} differs between ranks, so that no run could go on with it; "

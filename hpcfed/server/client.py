@@ -16,7 +16,7 @@ from hpcfed.runtime.link import Link
 from hpcfed.runtime.world import World, group_backend, join_alone
 from hpcfed.server.model import Learnt
 from hpcfed.server.options import ServerOptions
-from hpcfed.server.room import Answer, Request, Room, Verb
+from hpcfed.server.rank import Answer, Request, ServerRank, Verb
 from hpcfed.server.training import Place, prepare
 
 LINE_EVERY = 5.0
@@ -43,7 +43,7 @@ class Transport(Protocol):
         """Without waiting for anything."""
 
 
-class Server:
+class ServerClient:
     """The server as a worker's federation sees it. All workers call the same verbs in the same order."""
 
     def __init__(self, transport: Transport, seed: int, collectives: Collectives) -> None:
@@ -150,7 +150,7 @@ class Among:
         self._collectives = collectives
         place = Place(world.device, world.role_rank, world.role_size)
         told = _Teller(visible=world.is_root)
-        self._room = Room(widths, options, place, seeds=seeds, told=told, gather=_gather(world))
+        self._room = ServerRank(widths, options, place, seeds=seeds, told=told, gather=_gather(world))
 
     def ask(self, request: Request) -> Answer:
         answer = self._handle(request)
@@ -163,7 +163,7 @@ class Among:
 
     def _handle(self, request: Request) -> Answer | None:
         join_alone(self._collectives.world)
-        parts = self._collectives.everyones(replace(request, rows=None), request.rows)
+        parts = self._collectives.allgather_rows(replace(request, rows=None), request.rows)
         answers = self._room.handle([replace(other, rows=rows) for other, rows in parts])
         return answers[self._collectives.world.role_rank]
 
@@ -192,7 +192,7 @@ def serve(world: World, widths: Sequence[int], options: ServerOptions, *, seeds:
     place = Place(world.device, world.role_rank, world.role_size)
     link, workers = Link(world), range(world.num_workers)
     told = _Teller(visible=world.role_rank == 0)
-    room = Room(widths, options, place, seeds=seeds, told=told, gather=_gather(world))
+    room = ServerRank(widths, options, place, seeds=seeds, told=told, gather=_gather(world))
     prepare(options, place)
     staying = set(seeds)
     while staying:

@@ -15,10 +15,10 @@ from markupsafe import Markup
 
 from hpcfed.errors import count
 from hpcfed.record.reading import RunRecord, mean_accuracy
-from hpcfed.study.collect import Found, Group, Scaling, final_accuracy, scalings, slope
-from hpcfed.study.costmodel import TERMS, CostModel, HeldOut, Measured, fit, hold_out
-from hpcfed.study.plots import Axis, Line, bars, chart, spread, stripes
-from hpcfed.study.statistics import Estimate, of_seeds
+from hpcfed.report.charts import Axis, Line, bars, chart, spread, stripes
+from hpcfed.report.collect import Found, Group, Scaling, final_accuracy, scalings, slope
+from hpcfed.report.costmodel import TERMS, CostModel, HeldOut, Measured, fit, hold_out
+from hpcfed.report.statistics import Estimate, of_seeds
 
 MOST_LINES = 8
 """In one chart; more could not be told apart."""

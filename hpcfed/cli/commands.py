@@ -159,7 +159,7 @@ def _run(arguments: list[str]) -> None:
         if not launched().rank:
             remark(f"hpcfed: {settings.config.resume} is complete; there is nothing to go on with")
         return
-    from hpcfed.run import run
+    from hpcfed.experiment.loop import run
 
     folder = run(settings)
     if folder is not None:
@@ -204,8 +204,8 @@ def _resumed(folder: Path, beside: Mapping[str, Any]) -> Settings:
     """
     from hpcfed.record import checkpoints
     from hpcfed.record.folder import RECORD, check_one_kind, check_plain, holds_run, seeds
-    from hpcfed.record.guarded import try_out
     from hpcfed.record.reading import read_run
+    from hpcfed.record.safe import try_out
 
     check_plain(folder)
     check_one_kind(folder)
@@ -258,8 +258,8 @@ def _requeued(settings: Settings) -> Settings:
 def _complete(folder: Path) -> bool:
     """Whether a run, or every seed of it, has come to its end; one whose record is damaged has not."""
     from hpcfed.record.folder import RECORD, runs
-    from hpcfed.record.guarded import try_out
     from hpcfed.record.reading import is_complete
+    from hpcfed.record.safe import try_out
 
     try:
         try_out(run / RECORD for run in runs(folder) if (run / RECORD).is_file())
@@ -353,7 +353,7 @@ def _show(arguments: list[str]) -> None:
     )
     parser.add_argument("--json", action="store_true", help="everything as JSON, for programs")
     options = parser.parse_args(arguments)
-    from hpcfed.record.guarded import try_out
+    from hpcfed.record.safe import try_out
 
     try_out(path for pattern in ("run.h5", "seed-*/run.h5") for path in options.folder.glob(pattern) if path.is_file())
     if options.json:
@@ -368,7 +368,7 @@ def _show(arguments: list[str]) -> None:
 
 def _print_run(folder: Path) -> None:
     from hpcfed.record.reading import read_run, read_seeds
-    from hpcfed.show import Output, show, show_seeds
+    from hpcfed.report.console import Output, show, show_seeds
 
     # Open MPI gives ranks a terminal of its own even when the user's output goes to a file.
     console = Output(force_terminal=None if launched().alone else False)
@@ -480,7 +480,7 @@ def _report(arguments: list[str]) -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="also all figures of the page as JSON")
     parser.add_argument("--extrap", type=Path, metavar="FILE", help="also the times as Extra-P reads them (JSON Lines)")
     options = parser.parse_args(arguments)
-    from hpcfed.study.report import report
+    from hpcfed.report.command import report
 
     if report(options):
         sys.exit(1)
@@ -520,7 +520,7 @@ def _attack(arguments: list[str]) -> None:
         raise UserError("--noise must be a number from 0 on, and --seed one below 2^63")
     config = RunConfig(dataset=options.dataset, data_root=options.data_root)
     config.data()
-    from hpcfed.attacks.stealing import steal
+    from hpcfed.cli.attack import steal
 
     steal(options, config)
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from hpcfed.assembly import Setup
 from hpcfed.clients.balance import Balance, Proposal
 from hpcfed.clients.placement import LONGEST, client_loads
-from hpcfed.federation import Cohort
-from hpcfed.progress import RunProgress
+from hpcfed.experiment.assemble import Setup
+from hpcfed.experiment.progress import RunProgress
+from hpcfed.federation.federation import Cohort
 from hpcfed.record.results import ResultsWriter
 
 
@@ -30,7 +30,7 @@ class Moving:
             setup.world.num_workers,
             longest=LONGEST[setup.engine.mode],
             moving_seconds=setup.gather_seconds,
-            moves=setup.collectives.share(made) if config.resume is not None else 0,
+            moves=setup.collectives.bcast(made) if config.resume is not None else 0,
         )
 
     def after_round(self, state: Any, cohort: Cohort, train_seconds: np.ndarray | None) -> Any:
@@ -43,7 +43,7 @@ class Moving:
             self._balance.next_window()
         else:
             proposal = self._balance.propose(self._setup.settings.config.rounds - cohort.round - 1)
-        proposal = self._setup.collectives.share(proposal)
+        proposal = self._setup.collectives.bcast(proposal)
         return state if proposal is None else self._move(state, cohort.round, proposal)
 
     def _move(self, state: Any, round: int, proposal: Proposal) -> Any:

@@ -6,7 +6,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from hpcfed.models import cuda
+from hpcfed.kernels import cuda
 
 _THREADS = 256
 

@@ -16,11 +16,11 @@ from hpcfed import methods
 from hpcfed.config import ANYWHERE, Options, RunConfig
 from hpcfed.errors import UserError
 from hpcfed.record.checkpoints import CHECKPOINTS
-from hpcfed.record.guarded import try_out
 from hpcfed.record.reading import RunRecord, read_run
+from hpcfed.record.safe import try_out
 from hpcfed.record.timing import PHASES
+from hpcfed.report.statistics import Estimate, of_rounds, of_runs, ratio
 from hpcfed.study.gather import StudyRecord, read_gathered
-from hpcfed.study.statistics import Estimate, of_rounds, of_runs, ratio
 
 WARMUP = 1
 """Rounds at the start of a run that do not count, where no study says otherwise."""

@@ -12,8 +12,8 @@ import numpy as np
 from hpcfed.record.reading import RunRecord, plain
 from hpcfed.record.results import ROUND_SERIES
 from hpcfed.record.timing import PHASES
-from hpcfed.study.collect import Group, Sample, scalings
-from hpcfed.study.sections import fitted
+from hpcfed.report.collect import Group, Sample, scalings
+from hpcfed.report.sections import fitted
 
 ABOUT = ("source", "options", "method", "dataset", "clients", "ranks", "columns", "seed", "stacked_seeds", "counted")
 SECONDS = [f"{phase}_seconds" for phase in PHASES]

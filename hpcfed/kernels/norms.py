@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from hpcfed.models import cuda
+from hpcfed.kernels import cuda
 
 _THREADS = 256
 _WIDTH = 64

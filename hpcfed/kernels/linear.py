@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from hpcfed.models import cuda, sgd
-from hpcfed.models.sgd import Rule
+from hpcfed.kernels import cuda, sgd
+from hpcfed.kernels.sgd import Rule
 
 MANY_WEIGHTS = 2**18
 FEW_SAMPLES = 16

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from hpcfed.record import checkpoints
 from hpcfed.record.checkpoints import Part
-from hpcfed.record.watching import onlooker
+from hpcfed.record.observer import observer
 from hpcfed.server.model import Diverged, LatentDiffusion, Learnt, Told
 from hpcfed.server.options import ServerOptions
 from hpcfed.server.training import Place
@@ -108,7 +108,7 @@ class Bank:
         return known, torch.stack(found) if found else self.rows()[:0]
 
 
-class Room:
+class ServerRank:
     """All seeds' servers, on one server rank."""
 
     def __init__(
@@ -177,7 +177,7 @@ class Room:
                 trained = torch.isfinite(before).all(1) & torch.isfinite(after).all(1)
                 self.model(seed).check_rows("guide", rows, trained)  # a client may itself have failed
             case "recall" | "invert" | "reconstruct":
-                with onlooker().span(first.verb):
+                with observer().span(first.verb):
                     return self._generated(requests, begin)
             case _:
                 raise AssertionError(first.verb)

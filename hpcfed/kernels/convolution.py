@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from hpcfed.models.cuda import Branch, Kernel, Macros
+from hpcfed.kernels.cuda import Branch, Kernel, Macros
 
 Kind = Literal["forward", "weight", "input"]
 SHARED = 224 * 1024

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from hpcfed import methods, streams
+from hpcfed import methods
 from hpcfed.attacks.label_flip import Flipped
 from hpcfed.clients.engine import Engine
 from hpcfed.clients.lockstep import Lockstep, RowEngine
@@ -19,17 +19,18 @@ from hpcfed.data.datasets import ArrayDataset, Dataset, Split, SyntheticSize, lo
 from hpcfed.data.partition import Partition, partition
 from hpcfed.data.shards import Shard, join, part, shard
 from hpcfed.data.supplement import Supplement, nobody, supplemented
-from hpcfed.federation import NOBODY, Federation, Shards
+from hpcfed.federation.federation import NOBODY, Federation, Shards
+from hpcfed.federation.selection import SelectionOptions
 from hpcfed.methods import Method
 from hpcfed.models.layout import Layout
 from hpcfed.models.networks import build
 from hpcfed.record.timing import Timer
+from hpcfed.runtime import randomness
 from hpcfed.runtime.collectives import Collectives
 from hpcfed.runtime.world import World
-from hpcfed.selection import SelectionOptions
+from hpcfed.server.client import Among, Apart, ServerClient, Transport, serve
 from hpcfed.server.columns import generated
 from hpcfed.server.options import ServerOptions, check_columns
-from hpcfed.server.service import Among, Apart, Server, Transport, serve
 
 VALIDATION_PER_CLASS = 100
 """Samples of a validation set whose size nobody has named."""
@@ -225,7 +226,7 @@ def _setup(
     server = columns = None
     if transport is not None:
         assert isinstance(settings.options, ServerOptions)
-        server = Server(transport, config.seed, collectives)
+        server = ServerClient(transport, config.seed, collectives)
         columns = generated(engine.layout, settings.options).at.to(world.device)
     first_row = engine.layout.row(material.network, dtype=_dtype(config)).to(world.device)
 
@@ -358,7 +359,7 @@ def _deal(config: RunConfig, dataset: Dataset, *, validated: bool) -> Dealt:
         below = config.supplement_below or config.batch_size
         share, seed = config.supplement_share, config.seed
         parts, supplement = supplemented(parts, clients=config.clients, below=below, share=share, seed=seed)
-    drawn = streams.generator(config.seed, "attackers").permutation(config.clients)
+    drawn = randomness.generator(config.seed, "attackers").permutation(config.clients)
     attackers = np.sort(drawn[: config.num_attackers])
     if isinstance(dataset, Flipped):
         parts = replace(parts, train=dataset.poison(parts.train, attackers))

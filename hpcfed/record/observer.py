@@ -1,6 +1,6 @@
 """Who looks on while a run goes on: nobody, unless a profile was asked for.
 
-A process has one onlooker, as it has one profiler: the run tells it of its beginning and end, makes its timers through
+A process has one observer, as it has one profiler: the run tells it of its beginning and end, makes its timers through
 it, and the server tells it of its parts and steps.
 """
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hpcfed.runtime.world import World
 
 
-class Onlooker:
+class Observer:
     """Sees everything, does nothing."""
 
     def begin(self, world: "World") -> None:
@@ -37,18 +37,18 @@ class Onlooker:
         """The server's network has made so many of its steps."""
 
 
-_onlooker = Onlooker()
+_observer = Observer()
 
 
-def onlooker() -> Onlooker:
-    return _onlooker
+def observer() -> Observer:
+    return _observer
 
 
 @contextmanager
-def watched_by(other: Onlooker) -> Iterator[None]:
-    global _onlooker
-    before, _onlooker = _onlooker, other
+def observed_by(other: Observer) -> Iterator[None]:
+    global _observer
+    before, _observer = _observer, other
     try:
         yield
     finally:
-        _onlooker = before
+        _observer = before

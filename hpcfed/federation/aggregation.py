@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpcfed.arrays import on_device
-from hpcfed.clients.cohort import Cohort
 from hpcfed.config import RunConfig, expected_malicious
+from hpcfed.federation.cohort import Cohort
 from hpcfed.runtime.collectives import Collectives
+from hpcfed.runtime.device import on_device
 
 
 class Aggregation:
@@ -49,7 +49,7 @@ class Aggregation:
         if self._config.deterministic:
             return self._mean_in_client_order(rows, cohort)
         weights = on_device(cohort.weights[cohort.chosen], rows.device).to(rows.dtype)
-        return self._collectives.sum(weights @ rows)
+        return self._collectives.allreduce(weights @ rows)
 
     def sums(self, rows: Tensor, cohort: Cohort, cluster: Tensor, clusters: int) -> Tensor:
         """Σ weightᵢ rowᵢ over the members of every cluster, [clusters, columns]: local sums, then one all-reduce.
@@ -62,7 +62,7 @@ class Aggregation:
         own = cluster[on_device(cohort.chosen, rows.device)]
         counted = (own == torch.arange(clusters, device=rows.device)[:, None]) * weights
         # Row by row: a product of matrices would be rounded to TensorFloat-32 on a GPU.
-        return self._collectives.sum(torch.stack([of_cluster @ rows for of_cluster in counted]))
+        return self._collectives.allreduce(torch.stack([of_cluster @ rows for of_cluster in counted]))
 
     def _sums_in_client_order(self, rows: Tensor, cohort: Cohort, cluster: list[int], clusters: int) -> Tensor:
         columns = self._columns(rows, cohort)
@@ -89,7 +89,7 @@ class Aggregation:
         In float64, because rows differ by little; on the host, because the choice among clients is made there.
         """
         columns = self._columns(rows, cohort).double()
-        products = self._collectives.sum(columns @ columns.T)
+        products = self._collectives.allreduce(columns @ columns.T)
         norms, places = products.diagonal(), _places(cohort)
         squares = norms[:, None] + norms - 2 * products
         return squares.cpu().numpy()[np.ix_(places, places)]

@@ -15,12 +15,12 @@ from unicodedata import category
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from hpcfed import memory
 from hpcfed.attacks import ATTACKS, NEED_BENIGN
 from hpcfed.data import PARTITIONS, DatasetInfo, files
 from hpcfed.errors import UserError, count, did_you_mean, unknown
 from hpcfed.models import MODELS
 from hpcfed.record.folder import check_out
+from hpcfed.runtime import memory
 from hpcfed.runtime.launcher import Launch
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from hpcfed.models.cuda import Kernel
+from hpcfed.kernels.cuda import Kernel
 
 _THREADS = 256
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from hpcfed.models import cuda
+from hpcfed.kernels import cuda
 
 _THREADS = 128
 REACH = 4

@@ -14,17 +14,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpcfed import resuming
-from hpcfed.arrays import on_device
-from hpcfed.assembly import Newcomers, Setup, assemble, assemble_seeds, check_network, dataless_lines, serve_model
 from hpcfed.clients.balance import MOVES, imbalance
 from hpcfed.clients.lockstep import Lockstep
 from hpcfed.clients.placement import Clients
 from hpcfed.config import RunConfig, Settings
 from hpcfed.errors import UserError, count, one_line, remark, tell
-from hpcfed.federation import Cohort, Federation, Learned, Traffic
-from hpcfed.moving import Moving
-from hpcfed.progress import RunProgress, SeedsProgress
+from hpcfed.experiment import resume
+from hpcfed.experiment.assemble import (
+    Newcomers,
+    Setup,
+    assemble,
+    assemble_seeds,
+    check_network,
+    dataless_lines,
+    serve_model,
+)
+from hpcfed.experiment.progress import RunProgress, SeedsProgress
+from hpcfed.experiment.rebalance import Moving
+from hpcfed.federation.federation import Cohort, Federation, Learned, Traffic
 from hpcfed.record import environment
 from hpcfed.record.checkpoints import Checkpoint
 from hpcfed.record.claim import claimed
@@ -40,18 +47,19 @@ from hpcfed.record.folder import (
     seed_folders,
 )
 from hpcfed.record.job import sign
+from hpcfed.record.observer import observer
 from hpcfed.record.reading import at_target, is_complete, mean_accuracy
 from hpcfed.record.results import RANK_SERIES, ResultsWriter, ServerSize
 from hpcfed.record.snapshots import SnapshotWriter
 from hpcfed.record.timing import PHASES
-from hpcfed.record.watching import onlooker
 from hpcfed.runtime import world as worlds
+from hpcfed.runtime.device import on_device
 from hpcfed.runtime.signals import STOPPED, Stop
 from hpcfed.runtime.stalls import ending_stalls
 from hpcfed.runtime.world import World, peak_memory
+from hpcfed.server.client import check_world
 from hpcfed.server.model import steps_of
 from hpcfed.server.options import ServerOptions
-from hpcfed.server.service import check_world
 
 BEAT = 1.0
 """Seconds between two signs of life of a rank."""
@@ -84,7 +92,7 @@ def run(settings: Settings, stop: Stop | None = None) -> Path | None:
     config = settings.config
     world = worlds.enter(device=config.device, server_ranks=config.server_ranks, backend=config.backend)
     settings = settings.on_device(gpu=all(place.device != "cpu" for place in world.server_places))
-    watch = onlooker()
+    watch = observer()
     watch.begin(world)
     if world.role == "server":
         failing = _Failing(lambda: "server", _named_folders(settings.config))
@@ -172,7 +180,7 @@ def _found(
     """
     if setups[0].settings.config.resume is None:
         return [None] * len(folders)
-    found = resuming.beginning(setups[0], folders, progress.say, stop)
+    found = resume.beginning(setups[0], folders, progress.say, stop)
     if setups[0].world.is_root and not stop.agreed:
         for failure in [path for folder in folders for path in failures(folder)]:
             failure.unlink()
@@ -187,7 +195,7 @@ def _rounds(setup: Setup, folder: Path, progress: RunProgress, stop: Stop, found
         energy_before = _joules(world)
         first, state = 0, setup.method.init(fed)
         if config.resume is not None:
-            first, state = resuming.go_on(setup, folder, found, state, results, progress.say)
+            first, state = resume.go_on(setup, folder, found, state, results, progress.say)
         if snapshots is not None:
             snapshots.begin(first, setup.collectives.barrier)
         moving = Moving(setup, results, progress)
@@ -199,7 +207,7 @@ def _rounds(setup: Setup, folder: Path, progress: RunProgress, stop: Stop, found
             state = setup.method.round(fed, state, cohort)
             if round == first:
                 with timer.phase("record"):
-                    resuming.check_shared(setup, state)
+                    resume.check_shared(setup, state)
             evaluation = evaluate(setup, state) if _due(round, config) else None
             if fed.on_trained and snapshots:
                 with timer.phase("record"):
@@ -211,11 +219,11 @@ def _rounds(setup: Setup, folder: Path, progress: RunProgress, stop: Stop, found
                 break
             state = moving.after_round(state, cohort, train_seconds)
             with timer.phase("record"):
-                orders = setup.collectives.everyone((stop.after(round), stop.is_due(round)))
+                orders = setup.collectives.allgather((stop.after(round), stop.is_due(round)))
                 stopping = any(asked for asked, _ in orders) and round + 1 < config.rounds
                 if stopping or orders[0][1] or _checkpointed(round, config):
                     with stop.checkpointing():
-                        resuming.save(setup, folder, round + 1, state, results)
+                        resume.save(setup, folder, round + 1, state, results)
             if stopping:
                 stop.agreed = True
                 _leave(setup, results, status="stopped")
@@ -226,7 +234,7 @@ def _rounds(setup: Setup, folder: Path, progress: RunProgress, stop: Stop, found
         options = setup.settings.options
         if isinstance(options, ServerOptions) and options.server_save:
             fed.server.save(str(folder / "server.h5"))
-        energies = setup.collectives.gather_numbers(np.array([_joules(world) - energy_before]))
+        energies = setup.collectives.gather_vectors(np.array([_joules(world) - energy_before]))
         if config.resume is not None:
             energies = None  # nobody knows what was used before it went on
         _leave(setup, results, status="complete", energy=None if energies is None else energies[:, 0])
@@ -265,7 +273,7 @@ def evaluate(setup: Setup, state: Any) -> Evaluation:
         if row is not None:
             score = setup.engine.evaluate(row.unsqueeze(0), setup.global_test, np.zeros(1, np.int64))
             sums[total], sums[total + 1] = score.correct.double().sum(), score.loss.double().sum()
-        answers = setup.collectives.sum(sums).cpu().numpy()
+        answers = setup.collectives.allreduce(sums).cpu().numpy()
     accuracy = _accuracies(answers[:total], clients)
     everything = float(setup.global_test_size) if row is not None else float("nan")
     return Evaluation(
@@ -325,7 +333,7 @@ def _client_accuracy(setup: Setup, fed: Federation, rows: Tensor, clients: Clien
         sums = torch.zeros(len(clients.rank), dtype=torch.float64, device=fed.device)
         score = fed.evaluate(rows, np.arange(len(fed.clients)))
         sums[on_device(fed.clients, fed.device)] = score.correct.double()
-        return _accuracies(setup.collectives.sum(sums).cpu().numpy(), clients)
+        return _accuracies(setup.collectives.allreduce(sums).cpu().numpy(), clients)
 
 
 def _accuracies(correct: np.ndarray, clients: Clients) -> np.ndarray:
@@ -355,7 +363,7 @@ def _record_round(
         own["halvings"] = setup.engine.halvings
         own |= {"loss": float(learned.loss), "samples": int(learned.samples), "parts": int(traffic.parts)}
         own["excluded"] = len(bad)
-        gathered = collectives.gather_numbers(np.array([*own.values(), *phases]))
+        gathered = collectives.gather_vectors(np.array([*own.values(), *phases]))
         if results is None or gathered is None:
             return None
         by_rank = dict(zip(own, gathered.T, strict=False))
@@ -538,7 +546,7 @@ def _make_folder(config: RunConfig, world: World, claims: ExitStack) -> tuple[Pa
                 sign(folder)
         except OSError as error:
             raise UserError(f"cannot write to --out {folder}: {error.strerror}") from None
-    name, complete = world.share((str(folder), complete))
+    name, complete = world.bcast((str(folder), complete))
     return Path(name), complete
 
 

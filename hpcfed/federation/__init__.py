@@ -1,0 +1,1 @@
+"""What a method sees: the federation, its cohorts, aggregation, selection and clustering."""

@@ -1,0 +1,1 @@
+"""CUDA kernels, each with its Python side."""
