@@ -1,11 +1,13 @@
 """What aggregation costs over a bare all-reduce of the same bytes.
 
-`mean` is what a method calls: the weighted sum of a rank's rows, then one all-reduce of a single row. `sum` is its
-local part alone, `bare` is torch's all-reduce of one row. A time is the slowest rank's; repetitions of the three take
-turns, so that a busy machine treats them alike. Of the repetitions the quickest tenth's bound is shown: ranks that
-share cores wait for the scheduler at times, which makes medians of small messages jump tenfold. `over bare` is mean /
-bare, `beyond sum` is mean / (bare + sum), which leaves hpcfed's own share once the arithmetic is taken away. Works
-alone, where nothing is reduced, and under mpirun or srun, on CPUs and GPUs.
+`mean` is what a method calls: the weighted sum of a rank's rows, then one all-reduce of
+a single row. `sum` is its local part alone, `bare` is torch's all-reduce of one row. A
+time is the slowest rank's; repetitions of the three take turns, so that a busy machine
+treats them alike. Of the repetitions the quickest tenth's bound is shown: ranks that
+share cores wait for the scheduler at times, which makes medians of small messages jump
+tenfold. `over bare` is mean / bare, `beyond sum` is mean / (bare + sum), which leaves
+hpcfed's own share once the arithmetic is taken away. Works alone, where nothing is
+reduced, and under mpirun or srun, on CPUs and GPUs.
 
 examples:
   mpirun -n 2 python benchmarks/aggregate.py --device cpu
@@ -44,12 +46,18 @@ def federation_of(clients_per_rank: int, world: World, *, deterministic: bool) -
         "clients": clients_per_rank * world.num_workers,
         "deterministic": deterministic,
     }
-    settings = resolve(values, {key: key for key in values}, methods.load("fedavg").Options)
+    settings = resolve(
+        values, {key: key for key in values}, methods.load("fedavg").Options
+    )
     return assemble(settings, world, Timer(world.device))
 
 
-def milliseconds(actions: dict[str, Callable[[], object]], setup: Setup, *, repeats: int) -> dict[str, np.ndarray]:
-    """Each action's times, of the slowest rank, taken in turn; empty on ranks other than the first."""
+def milliseconds(
+    actions: dict[str, Callable[[], object]], setup: Setup, *, repeats: int
+) -> dict[str, np.ndarray]:
+    """Each action's times, of the slowest rank, taken in turn; empty on ranks other
+    than the first.
+    """
     times = np.empty((len(actions), repeats))
     for repeat in range(-2, repeats):  # two more to warm up
         for number, action in enumerate(actions.values()):
@@ -61,7 +69,11 @@ def milliseconds(actions: dict[str, Callable[[], object]], setup: Setup, *, repe
             if repeat >= 0:
                 times[number, repeat] = 1e3 * (time.perf_counter() - begin)
     gathered = setup.collectives.gather_vectors(times.ravel())
-    slowest = np.empty((len(actions), 0)) if gathered is None else gathered.max(0).reshape(times.shape)
+    slowest = (
+        np.empty((len(actions), 0))
+        if gathered is None
+        else gathered.max(0).reshape(times.shape)
+    )
     return dict(zip(actions, slowest, strict=True))
 
 
@@ -74,7 +86,9 @@ def measure(setup: Setup, columns: int, *, repeats: int) -> dict[str, np.ndarray
     fed, world = setup.federation, setup.world
     cohort = fed.sample(0)
     rows = torch.randn(len(cohort.here), columns, device=world.device)
-    row = torch.zeros(columns, device=world.device)  # zeros, so that repeated sums stay what they are
+    row = torch.zeros(
+        columns, device=world.device
+    )  # zeros, so that repeated sums stay what they are
 
     def local_sum() -> None:
         torch.from_numpy(cohort.weights[cohort.chosen]).to(rows) @ rows
@@ -84,26 +98,47 @@ def measure(setup: Setup, columns: int, *, repeats: int) -> dict[str, np.ndarray
             dist.all_reduce(row)
 
     return milliseconds(
-        {"bare": bare, "sum": local_sum, "mean": lambda: fed.mean(rows, cohort)}, setup, repeats=repeats
+        {"bare": bare, "sum": local_sum, "mean": lambda: fed.mean(rows, cohort)},
+        setup,
+        repeats=repeats,
     )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--columns", type=int, nargs="+", default=[10_000, 100_000, 1_000_000, 11_000_000])
-    parser.add_argument("--clients", type=int, nargs="+", default=[1, 10, 50], help="clients per rank")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--columns",
+        type=int,
+        nargs="+",
+        default=[10_000, 100_000, 1_000_000, 11_000_000],
+    )
+    parser.add_argument(
+        "--clients", type=int, nargs="+", default=[1, 10, 50], help="clients per rank"
+    )
     parser.add_argument("--repeats", type=int, default=60)
-    parser.add_argument("--max-gib", type=float, default=2.5, help="leave out work whose rows need more on a rank")
+    parser.add_argument(
+        "--max-gib",
+        type=float,
+        default=2.5,
+        help="leave out work whose rows need more on a rank",
+    )
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     parser.add_argument("--backend", choices=["auto", "nccl", "gloo"], default="auto")
-    parser.add_argument("--deterministic", action="store_true", help="sums in client order")
+    parser.add_argument(
+        "--deterministic", action="store_true", help="sums in client order"
+    )
     options = parser.parse_args()
 
     world = worlds.enter(device=options.device, backend=options.backend)
     if world.is_root:
         ranks = f"{count(world.size, 'rank')} ({world.backend}), {count(world.threads, 'thread')}"
         machine = f"{world.places[0].device_name}, {ranks}"
-        print(f"{datetime.now(UTC):%Y-%m-%d}  {machine}, torch {torch.__version__}, Python {platform.python_version()}")
+        print(
+            f"{datetime.now(UTC):%Y-%m-%d}  {machine}, torch {torch.__version__}, "
+            f"Python {platform.python_version()}"
+        )
         print(
             f"{'columns':>10} {'clients/rank':>12} {'bare ms':>9} {'sum ms':>9} {'mean ms':>9} "
             f"{'50 % … 90 %':>19} {'over bare':>9} {'beyond sum':>10}"
@@ -115,12 +150,21 @@ def main() -> None:
                 continue
             times = measure(setup, columns, repeats=options.repeats)
             if world.is_root:
-                bare, local, mean = (float(np.quantile(times[name], 0.1)) for name in ("bare", "sum", "mean"))
+                bare, local, mean = (
+                    float(np.quantile(times[name], 0.1))
+                    for name in ("bare", "sum", "mean")
+                )
                 middle, high = np.quantile(times["mean"], [0.5, 0.9])
-                over = f"{mean / bare:9.2f} {mean / (bare + local):10.2f}" if world.role_size > 1 else f"{'':20}"
+                over = (
+                    f"{mean / bare:9.2f} {mean / (bare + local):10.2f}"
+                    if world.role_size > 1
+                    else f"{'':20}"
+                )
                 spread = f"{middle:.3f} … {high:.3f}"
                 print(
-                    f"{columns:10,} {clients:12} {bare:9.3f} {local:9.3f} {mean:9.3f} {spread:>19} {over}", flush=True
+                    f"{columns:10,} {clients:12} {bare:9.3f} {local:9.3f} {mean:9.3f} "
+                    f"{spread:>19} {over}",
+                    flush=True,
                 )
     world.close()
 

@@ -1,4 +1,5 @@
-"""Trials of benchmarks/faults.py that have short runs of their own, of a single process each.
+"""Trials of benchmarks/faults.py that have short runs of their own, of a single process
+each.
 
 The undisturbed runs that they are compared to are made once and shared by all trials.
 """
@@ -17,7 +18,17 @@ from pathlib import Path
 
 import canaries
 import h5py
-from lives import PATIENCE, WORK, Job, Tally, complete, differences, figures, on_ranks, program
+from lives import (
+    PATIENCE,
+    WORK,
+    Job,
+    Tally,
+    complete,
+    differences,
+    figures,
+    on_ranks,
+    program,
+)
 
 from hpcfed.errors import one_line
 from hpcfed.record.checkpoints import CHECKPOINTS, MARKER
@@ -110,25 +121,43 @@ class Queue:
         self._bin.mkdir()
         faulty = Path(__file__).with_name("faulty.py")
         for name, text in {"srun": SRUN, "scontrol": SCONTROL}.items():
-            (self._bin / name).write_text(text.format(faulty=faulty, orders=self.orders, folder=folder))
+            (self._bin / name).write_text(
+                text.format(faulty=faulty, orders=self.orders, folder=folder)
+            )
             (self._bin / name).chmod(0o755)
 
     def start(self, restarts: int, words: list[str], folder: Path | None = None) -> Job:
-        """Start the script as Slurm does when a job has been queued again so many times."""
-        variables = {"SLURM_JOB_ID": str(self._job), "SLURM_SUBMIT_DIR": str(ROOT), "PYTHON": sys.executable}
+        """Start the script as Slurm does when a job has been queued again so many
+        times.
+        """
+        variables = {
+            "SLURM_JOB_ID": str(self._job),
+            "SLURM_SUBMIT_DIR": str(ROOT),
+            "PYTHON": sys.executable,
+        }
         if restarts:
             variables["SLURM_RESTART_COUNT"] = str(restarts)
         variables["PATH"] = f"{self._bin}:{os.environ['PATH']}"
-        return Job(["bash", str(ROOT / "slurm/run.sbatch"), *words[1:]], folder=folder, **variables)
+        return Job(
+            ["bash", str(ROOT / "slurm/run.sbatch"), *words[1:]],
+            folder=folder,
+            **variables,
+        )
 
 
 class Aside:
     """One trial in a folder of its own."""
 
-    def __init__(self, kind: str, place: Path, chance: random.Random, references: References) -> None:
+    def __init__(
+        self, kind: str, place: Path, chance: random.Random, references: References
+    ) -> None:
         self.kind, self.tally = kind, Tally()
         self._place, self._chance, self._references = place, chance, references
-        self._orders, self._out, self._outside = place / "orders", place / "run", place / "outside"
+        self._orders, self._out, self._outside = (
+            place / "orders",
+            place / "run",
+            place / "outside",
+        )
         self._jobs: list[Job] = []
         self._how = ""
         """What exactly was done, for remarks."""
@@ -174,7 +203,9 @@ class Aside:
         self._compare([(self._references.run(), self._out)])
 
     def _study(self) -> None:
-        """A study that is killed, and started again until it is complete; its run may live on meanwhile."""
+        """A study that is killed, and started again until it is complete; its run may
+        live on meanwhile.
+        """
         file, out = self._place / "study.toml", self._out
         file.write_text(STUDY)
         whole = self._references.study()
@@ -205,7 +236,9 @@ class Aside:
         self._compare_studies(whole, out)
 
     def _requeue(self) -> None:
-        """A job that is queued again twice; or one that finds the folder of another job."""
+        """A job that is queued again twice; or one that finds the folder of another
+        job.
+        """
         queue = Queue(self._place / "queue", job=42)
         if self._chance.random() < 0.4:
             self._find_another(queue)
@@ -229,7 +262,9 @@ class Aside:
         self._compare([(self._references.run(), out)])
 
     def _hit_job(self, job: Job, queue: Queue, out: Path, done: int) -> bool:
-        """End a job early or in a later round, as a node that fails or as a limit of time; False: it was too late."""
+        """End a job early or in a later round, as a node that fails or as a limit of
+        time; False: it was too late.
+        """
         if self._chance.random() < 0.25:
             job.until(lambda: False, self._chance.uniform(0.2, 3.0))
         elif not self._reach(job, done):
@@ -245,24 +280,38 @@ class Aside:
         told = job.reported()
         if told:
             self._count_lost(job, out)
-        late = job.process.returncode == 0 and complete(out)  # it came in the last round
-        if asked and not late and (job.process.returncode != STOPPED or not queue.requeued.exists()):
+        late = job.process.returncode == 0 and complete(
+            out
+        )  # it came in the last round
+        if (
+            asked
+            and not late
+            and (job.process.returncode != STOPPED or not queue.requeued.exists())
+        ):
             self._remark("it does not ask to be queued again", job)
         return True
 
     def _find_another(self, queue: Queue) -> None:
-        """A job that is queued again before it has made its folder, in which another job's run is."""
+        """A job that is queued again before it has made its folder, in which another
+        job's run is.
+        """
         shutil.copytree(self._references.of_another_job(), self._out)
         before = canaries.snapshot(self._out, folders=False)
-        job = self._keep(queue.start(self._chance.choice((1, 2)), work(self._out), self._place))
+        job = self._keep(
+            queue.start(self._chance.choice((1, 2)), work(self._out), self._place)
+        )
         self._strike(job)
         self._end(job)
-        self._count_touched(canaries.touched(before, canaries.snapshot(self._out, folders=False)))
+        self._count_touched(
+            canaries.touched(before, canaries.snapshot(self._out, folders=False))
+        )
         if job.process.returncode == 0:
             self._remark("it has taken another job's run for its own", job)
 
     def _seeds(self) -> None:
-        """Two seeds of which one lacks its last checkpoint, or has it damaged; some are stopped once more."""
+        """Two seeds of which one lacks its last checkpoint, or has it damaged; some are
+        stopped once more.
+        """
         ranks = self._chance.choice((1, 2))
         command = program if ranks == 1 else on_ranks
         pace(self._orders, PACE)
@@ -273,7 +322,9 @@ class Aside:
         self._strike(job)
         for seed in (0, 1):
             self._count_lost(job, self._out / f"seed-{seed}")
-        found = sorted(self._out.glob(f"seed-{self._chance.randrange(2)}/{CHECKPOINTS}/*/{MARKER}"))
+        found = sorted(
+            self._out.glob(f"seed-{self._chance.randrange(2)}/{CHECKPOINTS}/*/{MARKER}")
+        )
         if found:
             newest = found[-1].parent
             self._how = f"{ranks} ranks, {newest.relative_to(self._out)} gone"
@@ -289,7 +340,9 @@ class Aside:
         pace(self._orders, 0)
         self._resume(self._out, command)
         whole = self._references.run("--seeds", "0..1", ranks=ranks)
-        self._compare([(whole / f"seed-{seed}", self._out / f"seed-{seed}") for seed in (0, 1)])
+        self._compare(
+            [(whole / f"seed-{seed}", self._out / f"seed-{seed}") for seed in (0, 1)]
+        )
 
     def _stop_again(self, command: list[str]) -> None:
         """Ask a run that goes on with uneven seeds to stop: all seeds must agree."""
@@ -304,7 +357,9 @@ class Aside:
             self._remark("it has not stopped as it should", job)
 
     def _twice(self) -> None:
-        """A run whose folder, or one seed's, is meant for a second run while the first is at work."""
+        """A run whose folder, or one seed's, is meant for a second run while the first
+        is at work.
+        """
         pace(self._orders, PACE)
         job = self._start(program(self._orders, work(self._out, "--seeds", "0..1")))
         if not self._reach(job, most=ROUNDS // 2):
@@ -314,7 +369,9 @@ class Aside:
         seeds = ["--seeds", "0..1"] if other == self._out else []
         how = self._chance.choice(("--resume", "--overwrite"))
         self._how = f"{how} {other.relative_to(self._place)}"
-        words = ["run", how, str(other)] if how == "--resume" else work(other, *seeds, how)
+        words = (
+            ["run", how, str(other)] if how == "--resume" else work(other, *seeds, how)
+        )
         second = self._start([sys.executable, "-m", "hpcfed", *words])
         self._end(second)
         if not job.alive:
@@ -329,7 +386,9 @@ class Aside:
         if self._end(job) and job.process.returncode:
             self._remark("the first run is disturbed", job)
         whole = self._references.run("--seeds", "0..1")
-        self._compare([(whole / f"seed-{seed}", self._out / f"seed-{seed}") for seed in (0, 1)])
+        self._compare(
+            [(whole / f"seed-{seed}", self._out / f"seed-{seed}") for seed in (0, 1)]
+        )
 
     def _start(self, command: list[str]) -> Job:
         return self._keep(Job(command, folder=self._place))
@@ -340,7 +399,9 @@ class Aside:
         return job
 
     def _reach(self, job: Job, done: int = 0, most: int = ROUNDS - 2) -> bool:
-        """Wait for some round beyond those that are done; False where the run has ended before."""
+        """Wait for some round beyond those that are done; False where the run has ended
+        before.
+        """
         aim = self._chance.randint(min(done + 1, most), most)
         job.until(lambda: job.reported() >= aim, PATIENCE)
         if job.alive:
@@ -363,7 +424,9 @@ class Aside:
             self.tally.slowest = max(self.tally.slowest, time.monotonic() - begin)
         return ended
 
-    def _resume(self, out: Path, command: Callable[[Path, list[str]], list[str]] = program) -> None:
+    def _resume(
+        self, out: Path, command: Callable[[Path, list[str]], list[str]] = program
+    ) -> None:
         job = self._start(command(self._orders, ["run", "--resume", str(out)]))
         if self._end(job) and job.process.returncode:
             self._remark("it cannot go on", job)
@@ -383,7 +446,9 @@ class Aside:
     def _compare(self, pairs: Sequence[tuple[Path, Path]]) -> None:
         self.tally.compared = 1
         try:
-            different = [name for whole, out in pairs for name in differences(whole, out)]
+            different = [
+                name for whole, out in pairs for name in differences(whole, out)
+            ]
         except Exception as error:
             different = [one_line(error)]
         self.tally.same = int(not different)
@@ -391,25 +456,47 @@ class Aside:
             self._remark(f"different from an undisturbed run: {', '.join(different)}")
 
     def _compare_studies(self, whole: Path, out: Path) -> None:
-        """Every point once, complete and as it should be, in study.h5 and in the report."""
+        """Every point once, complete and as it should be, in study.h5 and in the
+        report.
+        """
         self.tally.compared = 1
-        expected, found = ([(t.name, t.outcome.status, len(t.runs)) for t in trials(one)] for one in (whole, out))
+        expected, found = (
+            [(t.name, t.outcome.status, len(t.runs)) for t in trials(one)]
+            for one in (whole, out)
+        )
         if expected != found:
             self._remark(f"study.h5 holds {found}")
             return
         with h5py.File(whole / "study.h5") as one, h5py.File(out / "study.h5") as other:
             for run in sorted(one["runs"]):
-                first, second = (figures(file[f"runs/{run}/seed-0"]) for file in (one, other))
-                if any(first[name].tobytes() != second[name].tobytes() for name in first):
+                first, second = (
+                    figures(file[f"runs/{run}/seed-0"]) for file in (one, other)
+                )
+                if any(
+                    first[name].tobytes() != second[name].tobytes() for name in first
+                ):
                     self._remark(f"run {run} is not the undisturbed one")
                     return
         page, exported = self._place / "page.html", self._place / "page.json"
-        command = [sys.executable, "-m", "hpcfed", "report", str(out), "--out", str(page), "--json", str(exported)]
+        command = [
+            sys.executable,
+            "-m",
+            "hpcfed",
+            "report",
+            str(out),
+            "--out",
+            str(page),
+            "--json",
+            str(exported),
+        ]
         report = self._start(command)
         if not self._end(report) or report.process.returncode:
             self._remark("no report", report)
             return
-        clients = sorted(group["options"]["clients"] for group in json.loads(exported.read_text())["groups"])
+        clients = sorted(
+            group["options"]["clients"]
+            for group in json.loads(exported.read_text())["groups"]
+        )
         if clients != [3, 4]:
             self._remark(f"the report has points of {clients} clients")
             return
@@ -417,13 +504,21 @@ class Aside:
 
     def _remark(self, text: str, job: Job | None = None) -> None:
         if job is not None:
-            text += f" (exit code {job.process.poll()})\n    " + "\n    ".join(job.told().splitlines()[-6:])
+            text += f" (exit code {job.process.poll()})\n    " + "\n    ".join(
+                job.told().splitlines()[-6:]
+            )
         self.tally.remarks.append(f"{self._how}: {text}" if self._how else text)
 
 
 def work(out: Path | None = None, *words: str) -> list[str]:
     """The words of a short run."""
-    return [*WORK, "--rounds", str(ROUNDS), *words, *([] if out is None else ["--out", str(out)])]
+    return [
+        *WORK,
+        "--rounds",
+        str(ROUNDS),
+        *words,
+        *([] if out is None else ["--out", str(out)]),
+    ]
 
 
 def study(file: Path, out: Path) -> list[str]:

@@ -1,7 +1,9 @@
-"""Files that no run may touch, and what leads a run to them; for benchmarks/faults.py and benchmarks/fuzz.py.
+"""Files that no run may touch, and what leads a run to them; for benchmarks/faults.py
+and benchmarks/fuzz.py.
 
-A tree of canaries lies outside a run's folder. A snapshot of it before and after a trial tells whether a file was read
-only. Entries of the run's folder are replaced by links to canaries, or by FIFOs; users' own files are put beside them.
+A tree of canaries lies outside a run's folder. A snapshot of it before and after a
+trial tells whether a file was read only. Entries of the run's folder are replaced by
+links to canaries, or by FIFOs; users' own files are put beside them.
 """
 
 import hashlib
@@ -21,7 +23,9 @@ ENTRIES = (
 )  # fmt: skip
 """What is replaced in a run's folder; NEWEST stands for its last checkpoint."""
 FORMS = ("file", "folder", "nowhere", "moved", "fifo")
-"""A link to a canary, to a folder of canaries, to a place where nothing is, to the entry itself outside; or a FIFO."""
+"""A link to a canary, to a folder of canaries, to a place where nothing is, to the
+entry itself outside; or a FIFO.
+"""
 OWN = (
     "notes.md", "figures/first.svg", "params-mine.h5", "error-bars.txt", "report.html", "run.h5.bak",
     "seed-notes.txt", ".hidden", "seed-plots/params-0.h5", "old/error-0.txt", "old/run.h5",
@@ -32,7 +36,14 @@ OWN = (
 def build(folder: Path) -> None:
     """Make a tree of canaries, anew if there is one."""
     shutil.rmtree(folder, ignore_errors=True)
-    for name in ("file", "table.csv", "tree/run.h5", "tree/error-0.txt", "tree/params-0.h5", "tree/deep/notes.md"):
+    for name in (
+        "file",
+        "table.csv",
+        "tree/run.h5",
+        "tree/error-0.txt",
+        "tree/params-0.h5",
+        "tree/deep/notes.md",
+    ):
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"nobody may change {name}\n" * 10)
@@ -43,7 +54,9 @@ def build(folder: Path) -> None:
 
 
 def snapshot(folder: Path, *, folders: bool = True) -> Snapshot:
-    """Describe everything in a folder without following links; `folders`: also when folders have changed."""
+    """Describe everything in a folder without following links; `folders`: also when
+    folders have changed.
+    """
     found: Snapshot = {}
     for root, names, files in os.walk(folder):
         for name in (*names, *files):
@@ -61,17 +74,25 @@ def snapshot(folder: Path, *, folders: bool = True) -> Snapshot:
 
 def touched(before: Snapshot, after: Snapshot) -> list[str]:
     """Name what was changed, made or removed between two snapshots."""
-    return sorted(path for path in before.keys() | after.keys() if before.get(path) != after.get(path))
+    return sorted(
+        path
+        for path in before.keys() | after.keys()
+        if before.get(path) != after.get(path)
+    )
 
 
 def plant(run: Path, entry: str, form: str, outside: Path) -> None:
     """Put a link or a FIFO where an entry of a run's folder is, or could be."""
     path = run / entry
     if "NEWEST" in entry:
-        checkpoints = sorted((run / "checkpoints").glob("[0-9]*")) or [run / "checkpoints/00000003"]
+        checkpoints = sorted((run / "checkpoints").glob("[0-9]*")) or [
+            run / "checkpoints/00000003"
+        ]
         path = run / entry.replace("NEWEST", checkpoints[-1].name)
     path.parent.mkdir(parents=True, exist_ok=True)
-    target = {"folder": outside / "tree", "nowhere": outside / "empty/nothing"}.get(form, outside / "file")
+    target = {"folder": outside / "tree", "nowhere": outside / "empty/nothing"}.get(
+        form, outside / "file"
+    )
     if form == "moved" and path.exists():
         target = outside / "moved" / path.name
         target.parent.mkdir()
@@ -113,7 +134,11 @@ def leave_own(run: Path, names: Sequence[str] = OWN) -> Snapshot:
 def own(run: Path) -> Snapshot:
     """Describe the users' files that are in a run's folder."""
     names = {str(run / name) for name in OWN}
-    return {path: facts for path, facts in snapshot(run, folders=False).items() if path in names}
+    return {
+        path: facts
+        for path, facts in snapshot(run, folders=False).items()
+        if path in names
+    }
 
 
 def pick(chance: random.Random) -> tuple[str, str]:

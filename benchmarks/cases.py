@@ -1,7 +1,9 @@
-"""Folders, files, texts and names that somebody else has made, and the commands that get them; for benchmarks/fuzz.py.
+"""Folders, files, texts and names that somebody else has made, and the commands that
+get them; for benchmarks/fuzz.py.
 
-A case is a copy of real files (a run that was stopped, a study, a config, a data set) in which one thing is changed.
-All commands that would meet it are started in the reader's process, as the program itself would start them.
+A case is a copy of real files (a run that was stopped, a study, a config, a data set)
+in which one thing is changed. All commands that would meet it are started in the
+reader's process, as the program itself would start them.
 """
 
 import contextlib
@@ -30,7 +32,18 @@ Change = Callable[[Path, random.Random], Commands]
 """What is done to the copies in a folder, and which commands get them then."""
 ESCAPE = "\x1b[2J\x1b]0;owned\x07\x9b31m"
 """What would clear a terminal, rename its window and colour its text."""
-QUICK = ["--rounds", "1", "--clients", "2", "--model", "mlp", "--epochs", "1", "--device", "cpu"]
+QUICK = [
+    "--rounds",
+    "1",
+    "--clients",
+    "2",
+    "--model",
+    "mlp",
+    "--epochs",
+    "1",
+    "--device",
+    "cpu",
+]
 STOPPED = [
     "run", "--method", "fedper", "--model", "mlp", "--clients", "2", "--epochs", "1", "--rounds", "4",
     "--checkpoint-every", "1", "--snapshot-every", "1", "--device", "cpu",
@@ -43,7 +56,9 @@ rounds = 2
 
 
 def make_originals(folder: Path) -> None:
-    """Add what cases begin with to the originals of benchmarks/fuzz.py, by real runs in this process."""
+    """Add what cases begin with to the originals of benchmarks/fuzz.py, by real runs in
+    this process.
+    """
     from hpcfed.cli import commands as cli
 
     folder = folder / "cases"
@@ -63,13 +78,22 @@ def make_originals(folder: Path) -> None:
 def _arrays() -> dict[str, Any]:
     images = np.arange(24 * 64, dtype=np.uint8).reshape(24, 8, 8)
     labels = np.arange(24) % 3
-    return {"train_images": images, "train_labels": labels, "test_images": images[:9], "test_labels": labels[:9]}
+    return {
+        "train_images": images,
+        "train_labels": labels,
+        "test_images": images[:9],
+        "test_labels": labels[:9],
+    }
 
 
 def commands(case: Path, what: str, chance: random.Random | None = None) -> Commands:
     """The commands that get one of the copies: all of them, or two by chance."""
     page = ["--out", str(case / "page.html")]
-    run, study, out = str(case / "run"), str(case / "study"), ["--out", str(case / "out")]
+    run, study, out = (
+        str(case / "run"),
+        str(case / "study"),
+        ["--out", str(case / "out")],
+    )
     every = {
         "run": [
             ["show", run],
@@ -134,9 +158,16 @@ def _json_texts(case: Path) -> list[tuple[str, Path, str]]:
     """All JSON of a case: whose commands read it, its file and, within HDF5, its name."""
     newest = _newest(case / "run")
     outcome = sorted(case.glob("study/points/*/*.json"))[0]
-    texts = [("run", newest / MARKER, ""), ("run", newest / MARKER, ""), ("study", outcome, "")]
+    texts = [
+        ("run", newest / MARKER, ""),
+        ("run", newest / MARKER, ""),
+        ("study", outcome, ""),
+    ]
     for name in ("config", "environment"):
-        texts += [("run", case / "run/loop.h5", name), ("run", newest / "loop.h5", name)]
+        texts += [
+            ("run", case / "run/loop.h5", name),
+            ("run", newest / "loop.h5", name),
+        ]
     return texts
 
 
@@ -164,7 +195,10 @@ def sign(path: Path) -> None:
         content = json.loads(marker.read_text())
         for part in content["parts"]:
             if part["name"] == path.name:
-                part |= {"size": path.stat().st_size, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+                part |= {
+                    "size": path.stat().st_size,
+                    "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+                }
         marker.write_text(json.dumps(content))
 
 
@@ -193,11 +227,19 @@ def fifo(case: Path, chance: random.Random) -> Commands:
 def device(case: Path, chance: random.Random) -> Commands:
     """A device that never ends, holds nothing or takes nothing, or a link to it."""
     name, number = chance.choice((("zero", 5), ("null", 3), ("full", 7), ("random", 8)))
-    if chance.random() < 0.2:  # results that are written to one, as to /dev/null, must not take its place
+    if (
+        chance.random() < 0.2
+    ):  # results that are written to one, as to /dev/null, must not take its place
         with contextlib.suppress(PermissionError):  # root alone may make them
             os.mknod(case / "outside/null", 0o20666, os.makedev(1, 3))
-            out = ["--unfinished", chance.choice(("--out", "--csv", "--json")), str(case / "outside/null")]
-            return [["report", str(case / "run"), "--out", str(case / "page.html"), *out]]
+            out = [
+                "--unfinished",
+                chance.choice(("--out", "--csv", "--json")),
+                str(case / "outside/null"),
+            ]
+            return [
+                ["report", str(case / "run"), "--out", str(case / "page.html"), *out]
+            ]
     what, path = _victim(case, chance)
     canaries.remove(path)
     try:
@@ -210,30 +252,60 @@ def device(case: Path, chance: random.Random) -> Commands:
 
 
 def link(case: Path, chance: random.Random) -> Commands:
-    """A link to a file, a folder or nothing outside, to the file itself that was moved away, or to itself."""
+    """A link to a file, a folder or nothing outside, to the file itself that was moved
+    away, or to itself.
+    """
     what, path = _victim(case, chance)
     outside = case / "outside"
-    targets = [outside / "file", outside / "tree", outside / "empty/nothing", path, path.parent]
-    named = path.parent == case and path.is_dir()  # by the user: such a link may well be followed
+    targets = [
+        outside / "file",
+        outside / "tree",
+        outside / "empty/nothing",
+        path,
+        path.parent,
+    ]
+    named = (
+        path.parent == case and path.is_dir()
+    )  # by the user: such a link may well be followed
     if path.exists() and not named and chance.random() < 0.4:
         targets = [outside / "moved"]
         shutil.move(path, targets[0])
     canaries.remove(path)
-    path.symlink_to(chance.choice([target for target in targets if not named or target != outside / "tree"]))
+    path.symlink_to(
+        chance.choice(
+            [target for target in targets if not named or target != outside / "tree"]
+        )
+    )
     return commands(case, what)
 
 
-def _victim(case: Path, chance: random.Random, *, folders: bool = True) -> tuple[str, Path]:
-    """One of the files, or folders, that commands come across, and whose commands those are."""
+def _victim(
+    case: Path, chance: random.Random, *, folders: bool = True
+) -> tuple[str, Path]:
+    """One of the files, or folders, that commands come across, and whose commands those
+    are.
+    """
     newest = _newest(case / "run")
     inside = ["loop.h5", "error-0.txt", "server.h5", "params-0.h5", ".claim"]
     files = [("run", case / "run" / name) for name in inside]
-    files += [("run", newest / name) for name in (MARKER, MARKER, "loop.h5", "common.shared.npy", "worker-0.own.npy")]
-    files += [("study", path) for path in (case / "study/study.h5", *sorted(case.glob("study/points/*/*.json")))]
+    files += [
+        ("run", newest / name)
+        for name in (MARKER, MARKER, "loop.h5", "common.shared.npy", "worker-0.own.npy")
+    ]
+    files += [
+        ("study", path)
+        for path in (
+            case / "study/study.h5",
+            *sorted(case.glob("study/points/*/*.json")),
+        )
+    ]
     files += [("study", sorted(case.glob("study/points/*/*/loop.h5"))[0])]
     files += [(name, case / name) for name in ("config.toml", "study.toml", "data.npz")]
     if folders:
-        files += [("run", path) for path in (case / "run", newest.parent, newest, case / "run/seed-3")]
+        files += [
+            ("run", path)
+            for path in (case / "run", newest.parent, newest, case / "run/seed-3")
+        ]
         files += [("study", case / "study"), ("study", case / "study/points")]
     return chance.choice(files)
 
@@ -259,21 +331,49 @@ def npz(case: Path, chance: random.Random) -> Commands:
         case 0 | 1:
             members[file] = _npy(chance.choice(odd))
         case 2:
-            huge = chance.choice(("(1000000000000,)", "(-1,)", "(2,) * 9", "(" * 5000, "(4611686018427387904, 8)", "5"))
+            huge = chance.choice(
+                (
+                    "(1000000000000,)",
+                    "(-1,)",
+                    "(2,) * 9",
+                    "(" * 5000,
+                    "(4611686018427387904, 8)",
+                    "5",
+                )
+            )
             members[file] = _with_header(header + huge + "}")
         case 3:
-            texts = ("", "{}", "[]", "__import__('os')", "{'descr': " + "[" * 3000, "\x00", "{" + "'a': 1, " * 9000)
+            texts = (
+                "",
+                "{}",
+                "[]",
+                "__import__('os')",
+                "{'descr': " + "[" * 3000,
+                "\x00",
+                "{" + "'a': 1, " * 9000,
+            )
             members[file] = _with_header(chance.choice(texts))
         case 4:
             members[file] = members[file][: chance.randrange(len(members[file]))]
         case 5:
             del members[file]
         case 6:
-            strange = ("../../outside/file", "/outside/new", "a\x1b[2Jb.npy", "x" * 5000, "é.npy", "train_images", "")
+            strange = (
+                "../../outside/file",
+                "/outside/new",
+                "a\x1b[2Jb.npy",
+                "x" * 5000,
+                "é.npy",
+                "train_images",
+                "",
+            )
             members |= {chance.choice(strange): b"more"}
         case _:  # a gigabyte of zeros, packed to one thousandth
             zeros = bytes(2**24)
-            members[file] = _with_header(header + f"({64 * len(zeros) // dtype.itemsize},)}}") + zeros
+            members[file] = (
+                _with_header(header + f"({64 * len(zeros) // dtype.itemsize},)}}")
+                + zeros
+            )
     _zip(path, members, chance)
     return commands(case, "data.npz")
 
@@ -291,7 +391,9 @@ def _with_header(header: str) -> bytes:
 
 def _zip(path: Path, members: dict[str, bytes], chance: random.Random) -> None:
     """Pack them, now and then with a method, a size or a flag that is not theirs."""
-    packed = chance.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA))
+    packed = chance.choice(
+        (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA)
+    )
     with zipfile.ZipFile(path, "w", packed) as archive:
         for name, content in members.items():
             with archive.open(name, "w") as file:
@@ -326,18 +428,34 @@ def toml(case: Path, chance: random.Random) -> Commands:
         "stall_timeout", "device", "target_accuracy", "new_clients", "partition", "alpha", "out", "backend",
         '"a\\u001b[2Jb"', '"a\\nb"', '""', "é",
     ]  # fmt: skip
-    tables = ["", "title", "repeats", "warmup", "limit", "[common]", "[sweep]", "[variants.a]", "[[sweep]]"]
+    tables = [
+        "",
+        "title",
+        "repeats",
+        "warmup",
+        "limit",
+        "[common]",
+        "[sweep]",
+        "[variants.a]",
+        "[[sweep]]",
+    ]
     lines = path.read_text().splitlines()
     line = f"{chance.choice(options)} = {chance.choice(values)}"
     if what == "study.toml" and chance.random() < 0.7:
         table = chance.choice(tables)
-        line = f"{table} = {chance.choice(values)}" if table.isalpha() else f"{table}\n{line}"
+        line = (
+            f"{table} = {chance.choice(values)}"
+            if table.isalpha()
+            else f"{table}\n{line}"
+        )
         lines = [kept for kept in lines if kept.partition(" ")[0] != table]
     at = chance.randrange(len(lines) + 1)
     lines.insert(at, line)
     content = "\n".join(lines).encode()
     if chance.random() < 0.1:
-        content += chance.choice((b"\xff\xfe", b"\x1b[2J", b"\x00", b"a = '\x1b'", b"a = 1\ra = 2"))
+        content += chance.choice(
+            (b"\xff\xfe", b"\x1b[2J", b"\x00", b"a = '\x1b'", b"a = 1\ra = 2")
+        )
     path.write_bytes(content)
     return commands(case, what)
 
@@ -359,7 +477,9 @@ def _escape_name(case: Path, chance: random.Random) -> Commands:
 
 
 def _renamed(case: Path, what: str, name: str, chance: random.Random) -> Commands:
-    """The commands of a file or folder that is in a folder of this name now; some are refused, by their name."""
+    """The commands of a file or folder that is in a folder of this name now; some are
+    refused, by their name.
+    """
     (case / name).mkdir()
     shutil.move(case / what, case / name / what)
     if what not in ("run", "study") and chance.random() < 0.5:
@@ -370,7 +490,9 @@ def _renamed(case: Path, what: str, name: str, chance: random.Random) -> Command
 def _escape_attribute(case: Path, chance: random.Random) -> Commands:
     for path in (case / "run/loop.h5", _newest(case / "run") / "loop.h5"):
         with h5py.File(path, "r+") as file:
-            texts = sorted(name for name, value in file.attrs.items() if isinstance(value, str))
+            texts = sorted(
+                name for name, value in file.attrs.items() if isinstance(value, str)
+            )
             file.attrs[chance.choice([*texts, "error"])] = f"a{ESCAPE}\nb"
         sign(path)
     return commands(case, "run")
@@ -381,7 +503,11 @@ def _escape_config(case: Path, chance: random.Random) -> Commands:
     name = chance.choice(("config", "environment"))
     path = chance.choice((case / "run/loop.h5", _newest(case / "run") / "loop.h5"))
     content = json.loads(_read_json(path, name))
-    texts = [(holder, key) for holder, key in _places(content) if isinstance(holder[key], str)]
+    texts = [
+        (holder, key)
+        for holder, key in _places(content)
+        if isinstance(holder[key], str)
+    ]
     holder, key = chance.choice(texts)
     holder[key] = f"a{ESCAPE}\nb"
     _write_json(path, name, json.dumps(content))
@@ -419,9 +545,20 @@ def _escape_outcome(case: Path, chance: random.Random) -> Commands:
 def _escape_toml(case: Path, chance: random.Random) -> Commands:
     what = chance.choice(("config.toml", "study.toml"))
     text = json.dumps(f"a{ESCAPE}\nb")
-    lines = [f"title = {text}", f"[variants.{text}]\nlr = 0.1", f"[common]\n{text} = 1", f"[sweep]\nmodel = [{text}]"]
+    lines = [
+        f"title = {text}",
+        f"[variants.{text}]\nlr = 0.1",
+        f"[common]\n{text} = 1",
+        f"[sweep]\nmodel = [{text}]",
+    ]
     if what == "config.toml":
-        lines = [f"{text} = 1", f"dataset = {text}", f"seeds = {text}", f"method = {text}", f"partition = {text}"]
+        lines = [
+            f"{text} = 1",
+            f"dataset = {text}",
+            f"seeds = {text}",
+            f"method = {text}",
+            f"partition = {text}",
+        ]
     (case / what).write_text(chance.choice(lines))
     return commands(case, what)
 
@@ -430,7 +567,16 @@ def rename(case: Path, chance: random.Random) -> Commands:
     """Names that are no UTF-8, or as long as names may be."""
     what = chance.choice(("run", "study", "config.toml", "study.toml", "data.npz"))
     strange = os.fsdecode(
-        chance.choice((b"a\xff\xfeb", b"\xc3", b"a" * 255, "é\u202e".encode(), b"a b\\'\"$`;*", b"-"))
+        chance.choice(
+            (
+                b"a\xff\xfeb",
+                b"\xc3",
+                b"a" * 255,
+                "é\u202e".encode(),
+                b"a b\\'\"$`;*",
+                b"-",
+            )
+        )
     )
     if chance.random() < 0.3:  # a user's file in the folder
         (case / "run" / strange).write_text("my own")
@@ -456,7 +602,9 @@ def prepare(originals: Path, case: Path, kind: str, chance: random.Random) -> Co
 
 
 def limit_runs(originals: Path) -> None:
-    """Have only those runs go on, or begin, whose options are the originals': others may be of any length."""
+    """Have only those runs go on, or begin, whose options are the originals': others
+    may be of any length.
+    """
     from hpcfed.cli import commands as cli
     from hpcfed.config import Settings
     from hpcfed.experiment import loop
@@ -467,8 +615,13 @@ def limit_runs(originals: Path) -> None:
 
     def limited(settings: Settings, *words: Any) -> Path | None:
         free = ("out", "resume", "overwrite", "dataset")
-        asked = {name: value for name, value in settings.flat().items() if name not in free}
-        same = any(asked == {name: like[name] for name in asked if name in like} for like in (known, quick))
+        asked = {
+            name: value for name, value in settings.flat().items() if name not in free
+        }
+        same = any(
+            asked == {name: like[name] for name in asked if name in like}
+            for like in (known, quick)
+        )
         return begin(settings, *words) if same else None
 
     loop.run = limited  # type: ignore[assignment]
@@ -479,10 +632,15 @@ def start(words: list[str]) -> tuple[str, str]:
     from hpcfed.cli import commands as cli
 
     raw = io.BytesIO(), io.BytesIO()
-    streams = [io.TextIOWrapper(file, "utf-8", errors="backslashreplace") for file in raw]
+    streams = [
+        io.TextIOWrapper(file, "utf-8", errors="backslashreplace") for file in raw
+    ]
     code: Any = 0
     try:
-        with contextlib.redirect_stdout(streams[0]), contextlib.redirect_stderr(streams[1]):
+        with (
+            contextlib.redirect_stdout(streams[0]),
+            contextlib.redirect_stderr(streams[1]),
+        ):
             cli.main(words)
     except SystemExit as ended:
         code = ended.code or 0
@@ -497,10 +655,16 @@ def judge(code: Any, out: str, err: str) -> tuple[str, str]:
     """What a command's exit code and words amount to."""
     if "Traceback (most" in err or code not in (0, 1, 2):
         return "tracebacks", err[-2000:]
-    if any(not (letter in "\n\t" or letter.isprintable() or letter > "\x9f") for letter in out + err):
+    if any(
+        not (letter in "\n\t" or letter.isprintable() or letter > "\x9f")
+        for letter in out + err
+    ):
         return "raw escapes", repr((out + err)[-2000:])
-    # A report names every file that it leaves out; a run may have begun to speak before it is refused.
-    lines = [line for line in err.splitlines() if not line.startswith("hpcfed: left out: ")]
+    # A report names every file that it leaves out; a run may have begun to speak before
+    # it is refused.
+    lines = [
+        line for line in err.splitlines() if not line.startswith("hpcfed: left out: ")
+    ]
     refusals = [line for line in lines if line.startswith("hpcfed: ")]
     if code == 2 and (out or len(refusals) != 1 or refusals != lines[-1:]):
         return "many lines", err[-2000:]
@@ -510,7 +674,13 @@ def judge(code: Any, out: str, err: str) -> tuple[str, str]:
 def start_all(asked: Commands) -> tuple[str, str]:
     """Start commands one after the other; the worst outcome."""
     found = [start(words) for words in asked]
-    order = ("tracebacks", "raw escapes", "many lines", "refused in one line", "read fine")
+    order = (
+        "tracebacks",
+        "raw escapes",
+        "many lines",
+        "refused in one line",
+        "read fine",
+    )
     worst = min(found, key=lambda one: order.index(one[0]))
     words = asked[found.index(worst)]
     return worst[0], f"hpcfed {' '.join(words)!r}: {worst[1]}"

@@ -1,4 +1,5 @@
-"""Promises of the engine beyond a round's speed, each measured against what it is promised against.
+"""Promises of the engine beyond a round's speed, each measured against what it is
+promised against.
 
   uneven   100 clients of Dirichlet(0.1) against the same number of samples spread evenly
   large    ResNet-18 clients one after another against a well-tuned plain training loop of the same steps
@@ -38,14 +39,22 @@ SYNTHETIC: dict[str, Any] = {
     "test_per_client": 1,
     "model": "cnn-cifar",
 }
-CIFAR = SYNTHETIC | {"batch_size": 50, "epochs": 2, "lr": 0.02, "momentum": 0.5, "weight_decay": 5e-4}
+CIFAR = SYNTHETIC | {
+    "batch_size": 50,
+    "epochs": 2,
+    "lr": 0.02,
+    "momentum": 0.5,
+    "weight_decay": 5e-4,
+}
 
 
 def settings_of(values: dict[str, Any]) -> Settings:
     return resolve(values, {key: key for key in values}, methods.load("fedavg").Options)
 
 
-def milliseconds(work: Callable[[int], None], world: World, *, rounds: int, warmup: int = 3) -> np.ndarray:
+def milliseconds(
+    work: Callable[[int], None], world: World, *, rounds: int, warmup: int = 3
+) -> np.ndarray:
     """Of each counted round of work."""
     seconds = []
     for round in range(warmup + rounds):
@@ -75,29 +84,60 @@ def uneven(world: World, rounds: int, device: str) -> None:
         "Dirichlet(0.1)": {"partition": "dirichlet", "alpha": 0.1},
     }
     for name, partition in partitions.items():
-        values = CIFAR | partition | {"clients": 100, "train_per_client": 600, "device": device}
+        values = (
+            CIFAR
+            | partition
+            | {"clients": 100, "train_per_client": 600, "device": device}
+        )
         setup = assemble(settings_of(values), world, Timer(world.device))
         sizes = setup.federation.sizes
         times[name] = milliseconds(rounds_of(setup), world, rounds=rounds)
         print(
-            f"  {name:15} {np.median(times[name]):9.2f} ms a round, {sizes.sum()} samples, {sizes.max()} of one client"
+            f"  {name:15} {np.median(times[name]):9.2f} ms a round, {sizes.sum()} "
+            f"samples, {sizes.max()} of one client"
         )
-    print(f"  ratio {np.median(times['Dirichlet(0.1)']) / np.median(times['even']):.3f} (promised: at most 1.3)")
+    print(
+        f"  ratio {np.median(times['Dirichlet(0.1)']) / np.median(times['even']):.3f} "
+        "(promised: at most 1.3)"
+    )
 
 
-def large(world: World, rounds: int, device: str, *, clients: int = 4, samples: int = 600, batch: int = 50) -> None:
+def large(
+    world: World,
+    rounds: int,
+    device: str,
+    *,
+    clients: int = 4,
+    samples: int = 600,
+    batch: int = 50,
+) -> None:
     for precision in ("tf32", "bf16") if world.device.type == "cuda" else ("tf32",):
-        config = CIFAR | {"model": "resnet18", "clients": clients, "train_per_client": samples, "partition": "iid"}
-        config |= {"epochs": 1, "batch_size": batch, "precision": precision, "device": device}
+        config = CIFAR | {
+            "model": "resnet18",
+            "clients": clients,
+            "train_per_client": samples,
+            "partition": "iid",
+        }
+        config |= {
+            "epochs": 1,
+            "batch_size": batch,
+            "precision": precision,
+            "device": device,
+        }
         setup = assemble(settings_of(config), world, Timer(world.device))
         fed = setup.federation
         rows = fed.initial_row().expand(clients, -1)
-        ours = milliseconds(lambda round, f=fed, r=rows: _train(f, r, round), world, rounds=rounds)  # type: ignore[misc]
-        plain = milliseconds(_plain_loop(setup, clients, batch, precision), world, rounds=rounds)
+        train = partial(_train, fed, rows)
+        ours = milliseconds(train, world, rounds=rounds)
+        plain = milliseconds(
+            _plain_loop(setup, clients, batch, precision), world, rounds=rounds
+        )
         steps = clients * samples // batch
         print(
-            f"  {precision}: engine ({setup.engine.mode}) {np.median(ours) / steps:.3f} ms a step, tuned loop "
-            f"{np.median(plain) / steps:.3f}, ratio {np.median(ours) / np.median(plain):.3f} (promised: at most 1.05)"
+            f"  {precision}: engine ({setup.engine.mode}) "
+            f"{np.median(ours) / steps:.3f} ms a step, tuned loop "
+            f"{np.median(plain) / steps:.3f}, ratio "
+            f"{np.median(ours) / np.median(plain):.3f} (promised: at most 1.05)"
         )
 
 
@@ -105,19 +145,33 @@ def _train(fed: Any, rows: torch.Tensor, round: int) -> None:
     fed.train(rows, fed.sample(round))
 
 
-def _plain_loop(setup: Setup, clients: int, batch: int, precision: str) -> Callable[[int], None]:
-    """As a careful user would write it: channels-last, fused optimiser, data on the device, no waiting."""
+def _plain_loop(
+    setup: Setup, clients: int, batch: int, precision: str
+) -> Callable[[int], None]:
+    """As a careful user would write it: channels-last, fused optimiser, data on the
+    device, no waiting.
+    """
     device, shard = setup.world.device, setup.federation._train_data
     images = shard.images.contiguous(memory_format=torch.channels_last)
-    network = build("resnet18", shape=(3, 32, 32), classes=10, seed=0).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    network = build("resnet18", shape=(3, 32, 32), classes=10, seed=0).to(
+        device, memory_format=torch.channels_last
+    )  # type: ignore[call-overload]
     start = {name: tensor.clone() for name, tensor in network.state_dict().items()}
     cast = torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
 
     def one(round: int) -> None:
         for client in range(clients):
             network.load_state_dict(start)
-            optimiser = torch.optim.SGD(network.parameters(), lr=0.02, momentum=0.5, weight_decay=5e-4, fused=True)
-            order = shard.index[client][torch.randperm(shard.sizes[client], device=device)]
+            optimiser = torch.optim.SGD(
+                network.parameters(),
+                lr=0.02,
+                momentum=0.5,
+                weight_decay=5e-4,
+                fused=True,
+            )
+            order = shard.index[client][
+                torch.randperm(shard.sizes[client], device=device)
+            ]
             for own in order.split(batch):
                 optimiser.zero_grad(set_to_none=True)
                 with cast:
@@ -143,47 +197,86 @@ def many(world: World, rounds: int, device: str) -> None:
             torch.cuda.reset_peak_memory_stats()
         each = np.median(milliseconds(rounds_of(setup), world, rounds=rounds)) / clients
         first = first or each
-        memory = f", {torch.cuda.max_memory_allocated() / 2**30:.2f} GiB" if world.device.type == "cuda" else ""
-        print(f"  {clients:5} clients: {each:.4f} ms a client, {each / first:.3f} of that with 100{memory}")
+        memory = (
+            f", {torch.cuda.max_memory_allocated() / 2**30:.2f} GiB"
+            if world.device.type == "cuda"
+            else ""
+        )
+        print(
+            f"  {clients:5} clients: {each:.4f} ms a client, {each / first:.3f} of "
+            f"that with 100{memory}"
+        )
         del setup
 
 
 def stacks(world: World, rounds: int, device: str) -> None:
     works: dict[str, dict[str, Any]] = {
-        "cnn-digits": {"synthetic_shape": "1x8x8", "clients": 20, "train_per_client": 72, "batch_size": 16},
+        "cnn-digits": {
+            "synthetic_shape": "1x8x8",
+            "clients": 20,
+            "train_per_client": 72,
+            "batch_size": 16,
+        },
         "cnn-cifar": {"clients": 10, "train_per_client": 100, "batch_size": 50},
         "cnn-pfl": {"clients": 10, "train_per_client": 50, "batch_size": 10},
-        "mlp": {"synthetic_shape": "1x8x8", "clients": 20, "train_per_client": 72, "batch_size": 16},
+        "mlp": {
+            "synthetic_shape": "1x8x8",
+            "clients": 20,
+            "train_per_client": 72,
+            "batch_size": 16,
+        },
     }
     for model, work in works.items():
-        values = CIFAR | work | {"model": model, "partition": "iid", "epochs": 1, "device": device}
+        values = (
+            CIFAR
+            | work
+            | {"model": model, "partition": "iid", "epochs": 1, "device": device}
+        )
         times = {}
         for engine in ("batched", "loop"):
-            setup = assemble(settings_of(values | {"engine": engine}), world, Timer(world.device))
-            times[engine] = np.median(milliseconds(rounds_of(setup), world, rounds=rounds))
+            setup = assemble(
+                settings_of(values | {"engine": engine}), world, Timer(world.device)
+            )
+            times[engine] = np.median(
+                milliseconds(rounds_of(setup), world, rounds=rounds)
+            )
         print(
-            f"  {model:10} {times['batched']:8.1f} ms a round together, {times['loop']:8.1f} one by one, "
+            f"  {model:10} {times['batched']:8.1f} ms a round together, "
+            f"{times['loop']:8.1f} one by one, "
             f"ratio {times['batched'] / times['loop']:.2f} (promised on a CPU: at most 1)"
         )
 
 
 def seeds(world: World, rounds: int, device: str) -> None:
     for model, shape in {"cnn-fmnist": "1x28x28", "cnn-cifar": "3x32x32"}.items():
-        values = CIFAR | {"model": model, "synthetic_shape": shape, "clients": 20, "train_per_client": 200}
+        values = CIFAR | {
+            "model": model,
+            "synthetic_shape": shape,
+            "clients": 20,
+            "train_per_client": 200,
+        }
         values |= {"participation": 0.5, "device": device, "partition": "iid"}
         settings = [settings_of(values | {"seed": seed}) for seed in range(5)]
         setups = [assemble(one, world, Timer(world.device)) for one in settings]
-        alone = sum(np.median(milliseconds(rounds_of(setup), world, rounds=rounds)) for setup in setups)
+        alone = sum(
+            np.median(milliseconds(rounds_of(setup), world, rounds=rounds))
+            for setup in setups
+        )
         together = _stacked(settings, world, rounds)
         print(
-            f"  {model:10} {alone:.2f} ms a round for five seeds one by one, {together:.2f} stacked, "
+            f"  {model:10} {alone:.2f} ms a round for five seeds one by one, "
+            f"{together:.2f} stacked, "
             f"{alone / together:.2f} times faster"
         )
 
 
-def _stacked(settings: list[Settings], world: World, rounds: int, *, warmup: int = 3) -> float:
+def _stacked(
+    settings: list[Settings], world: World, rounds: int, *, warmup: int = 3
+) -> float:
     """Milliseconds of a round of all seeds together."""
-    lockstep, setups = assemble_seeds(settings, world, [Timer(world.device) for _ in settings])
+    lockstep, setups = assemble_seeds(
+        settings, world, [Timer(world.device) for _ in settings]
+    )
     ends: list[float] = []
 
     def program(setup: Setup) -> None:
@@ -198,17 +291,29 @@ def _stacked(settings: list[Settings], world: World, rounds: int, *, warmup: int
     return 1e3 * float(np.median(np.diff(ends)[warmup - 1 :]))
 
 
-PARTS = {"uneven": uneven, "large": large, "many": many, "stacks": stacks, "seeds": seeds}
+PARTS = {
+    "uneven": uneven,
+    "large": large,
+    "many": many,
+    "stacks": stacks,
+    "seeds": seeds,
+}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
-    parser.add_argument("--rounds", type=int, default=10, help="counted rounds (default: 10)")
+    parser.add_argument(
+        "--rounds", type=int, default=10, help="counted rounds (default: 10)"
+    )
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     options = parser.parse_args()
     world = worlds.enter(device=options.device)
-    print(f"{datetime.now(UTC):%Y-%m-%d}  {world.places[0].device_name}, torch {torch.__version__}")
+    print(
+        f"{datetime.now(UTC):%Y-%m-%d}  {world.places[0].device_name}, torch {torch.__version__}"
+    )
     for name in options.parts:
         print(name)
         PARTS[name](world, options.rounds, options.device)

@@ -1,10 +1,12 @@
-"""A campaign of faults against real runs: what is lost, what is corrupt, who hangs, what else is touched.
+"""A campaign of faults against real runs: what is lost, what is corrupt, who hangs,
+what else is touched.
 
-One long run under mpirun is hit by a fault at a random moment, resumed, hit again, and so on until it is complete. Then
-its numbers and its last state are compared, bit for bit, to those of a run that nothing has interrupted, and the next
-run begins. A fault that a run has to bear (a client's update is NaN, a rank is slow, the device is out of memory) does
-not end its life; the uninterrupted run has the same NaN. Every fault is a trial; one that came after the run's end is
-none.
+One long run under mpirun is hit by a fault at a random moment, resumed, hit again, and
+so on until it is complete. Then its numbers and its last state are compared, bit for
+bit, to those of a run that nothing has interrupted, and the next run begins. A fault
+that a run has to bear (a client's update is NaN, a rank is slow, the device is out of
+memory) does not end its life; the uninterrupted run has the same NaN. Every fault is a
+trial; one that came after the run's end is none.
 
   kill, killall         a rank, all ranks get SIGKILL
   term                  SIGTERM, SIGINT or SIGUSR2 to mpirun, to a rank or to all: exit code 75 (or mpirun's own)
@@ -28,11 +30,13 @@ Other trials have short runs of their own:
   seeds                 one of two seeds lacks its newest checkpoint, or has it damaged
   twice                 a second --resume or --overwrite of a folder, or of its seed-0, while the first run is at work
 
-Every round is told and on disk at once. Printed is for every kind: trials, rounds that had been told, those of them
-that are not on disk, files that are damaged or cannot be read, runs that had not ended after a minute, files outside
-the run's folder or users' own that were touched, the longest time from a fault to the end, and in how many trials the
-whole run was the uninterrupted one in the end. The exit code is 1 if anything was lost, corrupt, hung, touched,
-different or otherwise not as it should be. Small disks need root.
+Every round is told and on disk at once. Printed is for every kind: trials, rounds that
+had been told, those of them that are not on disk, files that are damaged or cannot be
+read, runs that had not ended after a minute, files outside the run's folder or users'
+own that were touched, the longest time from a fault to the end, and in how many trials
+the whole run was the uninterrupted one in the end. The exit code is 1 if anything was
+lost, corrupt, hung, touched, different or otherwise not as it should be. Small disks
+need root.
 
 examples:
   python benchmarks/faults.py --trials 24
@@ -59,15 +63,39 @@ import canaries
 import h5py
 import numpy as np
 from asides import ASIDE, Aside, References, damage, pace
-from lives import HEADING, PATIENCE, STALL, WORK, Job, Tally, complete, differences, on_ranks
+from lives import (
+    HEADING,
+    PATIENCE,
+    STALL,
+    WORK,
+    Job,
+    Tally,
+    complete,
+    differences,
+    on_ranks,
+)
 
 from hpcfed.record import checkpoints
 from hpcfed.record.reading import read_run
 from hpcfed.runtime.signals import STOPPED
 
 PAUSE = 0.4
-"""Seconds from a life's first round, or the last fault that it bore, to the next fault; the mean."""
-ENDING = ("kill", "killall", "term", "hang", "raise", "flip", "truncate", "disk", "unwritable", "links", "files")
+"""Seconds from a life's first round, or the last fault that it bore, to the next fault;
+the mean.
+"""
+ENDING = (
+    "kill",
+    "killall",
+    "term",
+    "hang",
+    "raise",
+    "flip",
+    "truncate",
+    "disk",
+    "unwritable",
+    "links",
+    "files",
+)
 BORNE = ("nan", "straggler", "memory", "suspend", "hangup")
 KINDS = ENDING + BORNE + ASIDE
 KILLED = ("killall", "flip", "truncate", "links", "files")
@@ -79,7 +107,9 @@ BESIDE = 2
 class Campaign:
     """Trials of all kinds in turn."""
 
-    def __init__(self, kinds: list[str], *, trials: int, minutes: float, rounds: int, seed: int) -> None:
+    def __init__(
+        self, kinds: list[str], *, trials: int, minutes: float, rounds: int, seed: int
+    ) -> None:
         self.tallies = {kind: Tally() for kind in kinds}
         self._trials, self._rounds, self._seed = trials, rounds, seed
         self._begin = time.monotonic()
@@ -90,14 +120,18 @@ class Campaign:
         self._chain: list[str] = []
         """The kinds of the faults that the present run has met."""
         self._laid: tuple[str, str] | None = None
-        """The kind of fault that has put something into the folder before the present life, and what it is."""
+        """The kind of fault that has put something into the folder before the present
+        life, and what it is.
+        """
         self._outside = Path()
         self._canaries: canaries.Snapshot = {}
         self._own: canaries.Snapshot = {}
         """The users' files in the folder."""
         self._handed_on = True
-        """Whether a signal reaches the ranks as it is: to SIGTERM and SIGINT mpirun has an exit code of its own, and it
-        kills ranks that have not ended after a second or so."""
+        """Whether a signal reaches the ranks as it is: to SIGTERM and SIGINT mpirun has
+        an exit code of its own, and it kills ranks that have not ended after a second
+        or so.
+        """
 
     @property
     def done(self) -> int:
@@ -131,7 +165,9 @@ class Campaign:
         if not self._pending:
             self._refill()
         while not self.enough:
-            kinds = [kind for kind in self._pending if kind in ASIDE][: min(BESIDE, self._trials - self.done)]
+            kinds = [kind for kind in self._pending if kind in ASIDE][
+                : min(BESIDE, self._trials - self.done)
+            ]
             if not kinds:
                 return
             with ThreadPoolExecutor(BESIDE) as pool:
@@ -149,7 +185,9 @@ class Campaign:
     def _aside(self, kind: str) -> Tally:
         self._tried += 1
         place = self._asides / f"{kind}-{self._tried}"
-        return Aside(kind, place, random.Random(f"{self._seed} {place.name}"), self._references).go()
+        return Aside(
+            kind, place, random.Random(f"{self._seed} {place.name}"), self._references
+        ).go()
 
     def _run(self, orders: Path, disk: Path) -> bool:
         """A run with as many lives as it takes; False if it cannot go on."""
@@ -175,10 +213,17 @@ class Campaign:
                 self._remark("the run cannot go on", job)
                 return False
             self._go_aside()
-            words = ["run", "--resume", str(out), "--overwrite"]  # a fault may have come before the first checkpoint
+            words = [
+                "run",
+                "--resume",
+                str(out),
+                "--overwrite",
+            ]  # a fault may have come before the first checkpoint
 
     def _live(self, job: Job, orders: Path, out: Path) -> bool:
-        """One life of a run: faults that it bears, and at most one that ends it; whether a file is damaged then."""
+        """One life of a run: faults that it bears, and at most one that ends it;
+        whether a file is damaged then.
+        """
         while not self.enough:
             time.sleep(min(5 * PAUSE, self._chance.expovariate(1 / PAUSE)))
             if not job.alive:
@@ -186,7 +231,9 @@ class Campaign:
             kind = self._next()
             if kind in BORNE and not (kind == "hangup" and self._chance.random() < 0.5):
                 self._bear(kind, job, orders, out)
-                if job.process.poll():  # it should not have ended, which is remarked already
+                if (
+                    job.process.poll()
+                ):  # it should not have ended, which is remarked already
                     self._look(out)
                     self._take_up(out)
                     return False
@@ -195,7 +242,10 @@ class Campaign:
         if not job.wait(2 * PATIENCE):
             self._remark("it does not end", job)
         elif job.process.returncode:
-            self._remark(f"it has ended with {job.process.returncode}, though nothing was done to it", job)
+            self._remark(
+                f"it has ended with {job.process.returncode}, though nothing was done to it",
+                job,
+            )
         self._look(out)
         self._take_up(out)
         return False
@@ -225,9 +275,13 @@ class Campaign:
         each = (time.monotonic() - self._begin) / self.done
         left = min(each * (self._trials - self.done), self._end - time.monotonic())
         line = f"trial {self.done} of {self._trials}: {kind} in round {reported}; {each:.1f} s each"
-        print(f"{line}, {max(0.0, left) / 60:.1f} min left", file=sys.stderr, flush=True)
+        print(
+            f"{line}, {max(0.0, left) / 60:.1f} min left", file=sys.stderr, flush=True
+        )
 
-    def _remark(self, text: str, job: Job | None = None, *, kind: str | None = None) -> None:
+    def _remark(
+        self, text: str, job: Job | None = None, *, kind: str | None = None
+    ) -> None:
         kind = kind or (self._chain[-1] if self._chain else next(iter(self.tallies)))
         where = f"--seed {self._seed}, trial {self.done}, {kind}"
         if job is not None:
@@ -245,7 +299,9 @@ class Campaign:
         return order
 
     def _bear(self, kind: str, job: Job, orders: Path, out: Path) -> None:
-        """A fault that must not end the run, and must be seen in its record some rounds later."""
+        """A fault that must not end the run, and must be seen in its record some rounds
+        later.
+        """
         before = job.reported()
         if kind in ("suspend", "hangup"):
             if not self._signal(kind, job, orders):
@@ -264,7 +320,10 @@ class Campaign:
             found: bool = {
                 "nan": lambda: np.nanmax(file["rounds/excluded"][before:]) == 1,
                 "straggler": lambda: np.nanmax(file["rounds/imbalance"][before:]) > 1.5,
-                "memory": lambda: np.nanmax(file["timing/halvings"][before:]) > 0 and "out of memory" in job.told(),
+                "memory": lambda: (
+                    np.nanmax(file["timing/halvings"][before:]) > 0
+                    and "out of memory" in job.told()
+                ),
                 "suspend": lambda: job.reported() > before or complete(out),
                 "hangup": lambda: job.reported() > before or complete(out),
             }[kind]()
@@ -272,8 +331,12 @@ class Campaign:
             self._remark("nothing of it is in the record", job)
 
     def _signal(self, kind: str, job: Job, orders: Path) -> bool:
-        """Halt all ranks for too long, or tell some that their terminal has gone; False: they had ended before."""
-        if kind == "suspend":  # in the midst of a phase that whoever looks out for stalls has seen begin
+        """Halt all ranks for too long, or tell some that their terminal has gone;
+        False: they had ended before.
+        """
+        if (
+            kind == "suspend"
+        ):  # in the midst of a phase that whoever looks out for stalls has seen begin
             pace(orders, 2.0)
             time.sleep(1.2)
         ranks = job.ranks()
@@ -291,10 +354,16 @@ class Campaign:
         return bool(ranks)
 
     def _strike(self, kind: str, job: Job, orders: Path, out: Path) -> bool:
-        """A fault that ends the run; whether a file is damaged in a way that the next life must notice."""
+        """A fault that ends the run; whether a file is damaged in a way that the next
+        life must notice.
+        """
         begin, mend = time.monotonic(), self._inject(kind, job, orders, out)
         ended = job.wait(PATIENCE)
-        seconds, code, reported = time.monotonic() - begin, job.process.returncode, job.reported()
+        seconds, code, reported = (
+            time.monotonic() - begin,
+            job.process.returncode,
+            job.reported(),
+        )
         mend()
         if self._laid:
             self._look(out)
@@ -302,13 +371,17 @@ class Campaign:
         if code == 0 or complete(out):  # it was so before the fault
             return False
         target = self._target(out) if kind in ("flip", "truncate") else None
-        if kind in ("flip", "truncate") and target is None:  # nothing there yet that may be damaged
+        if (
+            kind in ("flip", "truncate") and target is None
+        ):  # nothing there yet that may be damaged
             return False
         tally = self._count(kind, reported)
         tally.hangs += not ended
         tally.slowest = max(tally.slowest, seconds)
         asked = kind == "term" and self._handed_on
-        if (asked and code != STOPPED) or (kind not in ("term", "hangup") and code == STOPPED):
+        if (asked and code != STOPPED) or (
+            kind not in ("term", "hangup") and code == STOPPED
+        ):
             self._remark("not the exit code that it should be", job)
         self._check(tally, job, out, stopped=asked)
         self._look(out)
@@ -323,7 +396,9 @@ class Campaign:
         damage(target, self._chance, cut=kind == "truncate")
         return target.suffix == ".npy"
 
-    def _check(self, tally: Tally, job: Job, out: Path, *, stopped: bool = False) -> None:
+    def _check(
+        self, tally: Tally, job: Job, out: Path, *, stopped: bool = False
+    ) -> None:
         """Count what is lost or corrupt in the folder of a run that has ended."""
         try:
             record = read_run(out)
@@ -351,7 +426,9 @@ class Campaign:
         self._laid = kind, f"{how}, {entry} as {form}"
 
     def _was_refused(self, job: Job, out: Path) -> bool:
-        """Return whether a resume was refused for what was laid in the folder, which is then as it was before."""
+        """Return whether a resume was refused for what was laid in the folder, which is
+        then as it was before.
+        """
         if job.reported() or job.process.poll() == 0:
             return False
         self._judge(job)
@@ -362,7 +439,9 @@ class Campaign:
         return True
 
     def _judge(self, job: Job) -> None:
-        """Look at a run that has not gone on over what was laid in its folder: it should have been refused."""
+        """Look at a run that has not gone on over what was laid in its folder: it
+        should have been refused.
+        """
         assert self._laid is not None
         kind, laid = self._laid
         if job.alive:
@@ -370,7 +449,9 @@ class Campaign:
             self.tallies[kind].hangs += 1
             self._remark(f"{laid}: it hangs", job, kind=kind)
         elif job.process.returncode and job.refusal() is None:
-            self._remark(f"{laid}: neither refused in one line nor passed over", job, kind=kind)
+            self._remark(
+                f"{laid}: neither refused in one line nor passed over", job, kind=kind
+            )
 
     def _overwrite(self, kind: str, out: Path) -> None:
         """Have a copy of the folder overwritten by another run."""
@@ -378,7 +459,19 @@ class Campaign:
         shutil.copytree(out, again)
         self._own = canaries.own(again)
         self._lay(kind, again, how="--overwrite")
-        job = Job([sys.executable, "-m", "hpcfed", *WORK, "--rounds", "3", "--out", str(again), "--overwrite"])
+        job = Job(
+            [
+                sys.executable,
+                "-m",
+                "hpcfed",
+                *WORK,
+                "--rounds",
+                "3",
+                "--out",
+                str(again),
+                "--overwrite",
+            ]
+        )
         job.until(lambda: False, PATIENCE)
         self._judge(job)
         self._look(again)
@@ -410,7 +503,9 @@ class Campaign:
         canaries.build(self._outside)
         self._canaries = canaries.snapshot(self._outside)
 
-    def _inject(self, kind: str, job: Job, orders: Path, out: Path) -> Callable[[], None]:
+    def _inject(
+        self, kind: str, job: Job, orders: Path, out: Path
+    ) -> Callable[[], None]:
         """Does it, and returns what undoes it once the run has ended."""
         chance, ranks = self._chance, job.ranks()
         with contextlib.suppress(ProcessLookupError, IndexError):
@@ -421,9 +516,15 @@ class Campaign:
                     for rank in ranks:
                         os.kill(rank, signal.SIGKILL)
                 case "term":
-                    number = chance.choice((signal.SIGTERM, signal.SIGINT, signal.SIGUSR2))
-                    targets = chance.choice(([job.process.pid], ranks, [chance.choice(ranks)]))
-                    self._handed_on = number == signal.SIGUSR2 or targets != [job.process.pid]
+                    number = chance.choice(
+                        (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
+                    )
+                    targets = chance.choice(
+                        ([job.process.pid], ranks, [chance.choice(ranks)])
+                    )
+                    self._handed_on = number == signal.SIGUSR2 or targets != [
+                        job.process.pid
+                    ]
                     for target in targets:
                         os.kill(target, number)
                 case "hangup":
@@ -440,18 +541,26 @@ class Campaign:
 
     def _target(self, out: Path) -> Path | None:
         """A file whose damage can be borne: there must be another checkpoint."""
-        whole = sorted(path.parent for path in out.glob(f"checkpoints/*/{checkpoints.MARKER}"))
+        whole = sorted(
+            path.parent for path in out.glob(f"checkpoints/*/{checkpoints.MARKER}")
+        )
         files = [out / "run.h5"] if whole else []
         if len(whole) > 1 and (not files or self._chance.random() < 0.7):
             files = sorted(whole[-1].iterdir())
         return self._chance.choice(files) if files else None
 
     def _compare(self, orders: Path, disk: Path) -> None:
-        """With a run that was not interrupted; what is found holds for all faults of the run."""
+        """With a run that was not interrupted; what is found holds for all faults of
+        the run.
+        """
         withdraw(orders)
         (orders / "reference").touch()
         whole = disk / "whole"
-        job = Job(on_ranks(orders, [*WORK, "--rounds", str(self._rounds), "--out", str(whole)]))
+        job = Job(
+            on_ranks(
+                orders, [*WORK, "--rounds", str(self._rounds), "--out", str(whole)]
+            )
+        )
         try:
             if not job.wait(2 * PATIENCE) or job.process.returncode:
                 self._remark("the uninterrupted run does not work", job)
@@ -460,7 +569,11 @@ class Campaign:
         finally:
             job.end()
         if different:
-            planted = (orders / "ledger").read_text().split("\n") if (orders / "ledger").exists() else []
+            planted = (
+                (orders / "ledger").read_text().split("\n")
+                if (orders / "ledger").exists()
+                else []
+            )
             text = f"different from an uninterrupted run: {', '.join(different)}; faults {' '.join(self._chain)}"
             self._remark(f"{text}; planted {', '.join(planted)}")
         for kind in self._chain:
@@ -484,7 +597,9 @@ def fill(folder: Path) -> Callable[[], None]:
 
 
 def read_only(out: Path, job: Job) -> Callable[[], None]:
-    """The disk can be read only; that must wait for a moment in which no file is being written."""
+    """The disk can be read only; that must wait for a moment in which no file is being
+    written.
+    """
     job.until(lambda: _mount("-o", "remount,ro", str(out.parent)), PATIENCE)
 
     def mend() -> None:
@@ -522,19 +637,43 @@ def small_disk(folder: Path) -> Iterator[None]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--trials", type=int, default=24, help="in all; the kinds take turns (default: 24)")
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="end after these, whatever is left")
-    parser.add_argument("--rounds", type=int, default=200, help="of a run (default: 200)")
-    parser.add_argument("--kinds", default=",".join(KINDS), help="of " + ", ".join(KINDS))
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--trials",
+        type=int,
+        default=24,
+        help="in all; the kinds take turns (default: 24)",
+    )
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=float("inf"),
+        help="end after these, whatever is left",
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=200, help="of a run (default: 200)"
+    )
+    parser.add_argument(
+        "--kinds", default=",".join(KINDS), help="of " + ", ".join(KINDS)
+    )
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
     kinds = asked.kinds.split(",")
     if strange := set(kinds) - set(KINDS):
         parser.error(f"unknown kind {sorted(strange)[0]}; there are {', '.join(KINDS)}")
-    campaign = Campaign(kinds, trials=asked.trials, minutes=asked.minutes, rounds=asked.rounds, seed=asked.seed)
+    campaign = Campaign(
+        kinds,
+        trials=asked.trials,
+        minutes=asked.minutes,
+        rounds=asked.rounds,
+        seed=asked.seed,
+    )
     interrupted = False
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the disk must not stay, nor the table be lost
+    signal.signal(
+        signal.SIGTERM, signal.default_int_handler
+    )  # the disk must not stay, nor the table be lost
     with tempfile.TemporaryDirectory() as scratch:
         try:
             campaign.go(Path(scratch))

@@ -1,9 +1,12 @@
-"""hpcfed with faults planted on order, for benchmarks/faults.py; every round is told and on disk at once.
+"""hpcfed with faults planted on order, for benchmarks/faults.py; every round is told
+and on disk at once.
 
-Usage: faulty.py FOLDER hpcfed's words…. FOLDER/order-RANK holds the kind of fault that the rank commits in its next
-training, and is gone when that is done. What must happen again when the round is repeated is kept in FOLDER/ledger.
-With FOLDER/reference nothing runs out of memory: the rounds in which that happened have few clients at a time.
-FOLDER/pace holds the seconds by which every round takes longer, so that a short run can be hit in any of its rounds.
+Usage: faulty.py FOLDER hpcfed's words…. FOLDER/order-RANK holds the kind of fault that
+the rank commits in its next training, and is gone when that is done. What must happen
+again when the round is repeated is kept in FOLDER/ledger. With FOLDER/reference nothing
+runs out of memory: the rounds in which that happened have few clients at a time.
+FOLDER/pace holds the seconds by which every round takes longer, so that a short run can
+be hit in any of its rounds.
 """
 
 import signal
@@ -24,7 +27,9 @@ from hpcfed.record import results
 
 SLOW_ROUNDS, SLOW_SECONDS = 3, 0.2
 MOMENT = 0.01
-"""Seconds of one of the many sleeps of a round: a rank that was halted must not find them all over."""
+"""Seconds of one of the many sleeps of a round: a rank that was halted must not find
+them all over.
+"""
 
 
 class Planted:
@@ -43,7 +48,9 @@ class Planted:
             return False
         return f"{kind} {self._rank} {round}" in self._ledger.read_text().splitlines()
 
-    def train(self, fed: Federation, rows: Tensor, round: int, work: Any) -> tuple[Tensor, Tensor]:
+    def train(
+        self, fed: Federation, rows: Tensor, round: int, work: Any
+    ) -> tuple[Tensor, Tensor]:
         self._obey(round)
         for _ in range(int(self._pace() / MOMENT)):
             time.sleep(MOMENT)
@@ -88,11 +95,20 @@ def main() -> None:
     planted = Planted(Path(sys.argv[1]))
     descend, run = Federation._descend, StackTraining.run
 
-    def training(self: Federation, purpose: str, rows: Tensor, *words: Any, round: int, **how: Any) -> Any:
+    def training(
+        self: Federation,
+        purpose: str,
+        rows: Tensor,
+        *words: Any,
+        round: int,
+        **how: Any,
+    ) -> Any:
         def work() -> Any:
             return descend(self, purpose, rows, *words, round=round, **how)
 
-        return planted.train(self, rows, round, work) if purpose == "training" else work()
+        return (
+            planted.train(self, rows, round, work) if purpose == "training" else work()
+        )
 
     def advancing(self: StackTraining, rows: Tensor, *words: Any, **how: Any) -> Tensor:
         if planted.limit and len(rows) > planted.limit:
@@ -101,7 +117,9 @@ def main() -> None:
 
     Federation._descend = training  # type: ignore[method-assign]
     StackTraining.run = advancing  # type: ignore[method-assign]
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # as in a terminal, also where the campaign was started by nohup
+    signal.signal(
+        signal.SIGHUP, signal.SIG_DFL
+    )  # as in a terminal, also where the campaign was started by nohup
     progress.LINE_EVERY, results.PAUSE = 0.0, 0
     sys.argv[1:] = sys.argv[2:]
     __main__.main()

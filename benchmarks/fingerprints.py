@@ -1,11 +1,13 @@
-"""Fingerprint the numbers of deterministic runs, to show that a change of the code changes none of them.
+"""Fingerprint the numbers of deterministic runs, to show that a change of the code
+changes none of them.
 
-Runs every method, attack and aggregation rule on the embedded digits, on one rank and on two. Each data set
-of metrics and parameters in the files of a run becomes one SHA-256. Times, memory and energy are left out, and
-so is what describes the machine. Two versions of the code compute the same if their fingerprints are equal.
+Runs every method, attack and aggregation rule on the embedded digits, on one rank and
+on two. Each data set of metrics and parameters in the files of a run becomes one
+SHA-256. Times, memory and energy are left out, and so is what describes the machine.
+Two versions of the code compute the same if their fingerprints are equal.
 
-Options that begin with `--package` name the folder that holds the version to run, so that a checkout of an
-older version can be measured by this script.
+Options that begin with `--package` name the folder that holds the version to run, so
+that a checkout of an older version can be measured by this script.
 
 examples:
   python benchmarks/fingerprints.py --out before.json
@@ -78,13 +80,28 @@ FURTHER = {
     "seeds": "--seeds 0,3",
 }
 """Options of runs beyond those of the methods."""
-SKIPPED = ("timing/", "environment", "config", "rounds/seconds", "rounds/imbalance", "options")
-SKIPPED_OF_SERVER = ("seconds", "samples_per_second", "peak_memory", "utilisation", "flops")
+SKIPPED = (
+    "timing/",
+    "environment",
+    "config",
+    "rounds/seconds",
+    "rounds/imbalance",
+    "options",
+)
+SKIPPED_OF_SERVER = (
+    "seconds",
+    "samples_per_second",
+    "peak_memory",
+    "utilisation",
+    "flops",
+)
 
 
 def cases() -> dict[str, tuple[int, str]]:
     """Return the ranks and the options of every run, by name."""
-    runs = {name: f"--method {name} {NEWCOMERS} {words}" for name, words in METHODS.items()}
+    runs = {
+        name: f"--method {name} {NEWCOMERS} {words}" for name, words in METHODS.items()
+    }
     runs |= FURTHER
     found = {}
     for name, words in runs.items():
@@ -100,10 +117,21 @@ def measure(package: Path, ranks: int, words: str) -> dict[str, str]:
     variables |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(scratch) / "run"
-        command = [sys.executable, "-m", "hpcfed", "run", *COMMON.split(), *words.split(), "--out", str(out)]
+        command = [
+            sys.executable,
+            "-m",
+            "hpcfed",
+            "run",
+            *COMMON.split(),
+            *words.split(),
+            "--out",
+            str(out),
+        ]
         if ranks > 1:
             command = [_mpirun(), "--oversubscribe", "-n", str(ranks), *command]
-        done = subprocess.run(command, capture_output=True, text=True, env=os.environ | variables)
+        done = subprocess.run(
+            command, capture_output=True, text=True, env=os.environ | variables
+        )
         if done.returncode:
             return {"failed": done.stderr.strip().splitlines()[-1]}
         prints: dict[str, str] = {}
@@ -114,15 +142,24 @@ def measure(package: Path, ranks: int, words: str) -> dict[str, str]:
 
 
 def _fingerprints(path: Path, name: str) -> dict[str, str]:
-    """Return a fingerprint of every data set of a file that does not depend on the machine."""
+    """Return a fingerprint of every data set of a file that does not depend on the
+    machine.
+    """
     found: dict[str, str] = {}
 
     def visit(key: str, item: h5py.HLObject) -> None:
-        timed = key.startswith("server/") and key.removeprefix("server/") in SKIPPED_OF_SERVER
+        timed = (
+            key.startswith("server/")
+            and key.removeprefix("server/") in SKIPPED_OF_SERVER
+        )
         if not isinstance(item, h5py.Dataset) or key.startswith(SKIPPED) or timed:
             return
         values = np.asarray(item[()])
-        content = repr(values.tolist()).encode() if values.dtype == object else values.tobytes()
+        content = (
+            repr(values.tolist()).encode()
+            if values.dtype == object
+            else values.tobytes()
+        )
         shape = f"{values.dtype} {values.shape}".encode()
         found[f"{name}:{key}"] = hashlib.sha256(shape + content).hexdigest()
 
@@ -140,27 +177,45 @@ def _mpirun() -> str:
 
 
 def compare(before: dict[str, dict[str, str]], after: dict[str, dict[str, str]]) -> int:
-    """Print what differs and return how many data sets do; one that is new counts for nothing."""
+    """Print what differs and return how many data sets do; one that is new counts for
+    nothing.
+    """
     differing = 0
     for case, old in before.items():
         new = after.get(case, {})
         for name, fingerprint in old.items():
             if new.get(name) != fingerprint:
                 differing += 1
-                print(f"{case}: {name} {'differs' if name in new else 'is missing'} {new.get('failed', '')}")
+                print(
+                    f"{case}: {name} {'differs' if name in new else 'is missing'} "
+                    f"{new.get('failed', '')}"
+                )
         for name in new.keys() - old.keys():
             print(f"{case}: {name} is new")
     return differing
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     here = Path(__file__).resolve().parents[1]
-    parser.add_argument("--package", type=Path, default=here, help="folder that holds the version to run")
+    parser.add_argument(
+        "--package",
+        type=Path,
+        default=here,
+        help="folder that holds the version to run",
+    )
     parser.add_argument("--only", default="", help="runs whose name contains this")
     parser.add_argument("--out", type=Path, help="file for the fingerprints")
-    parser.add_argument("--compare", type=Path, help="file of an earlier call: exit 1 if anything differs")
-    parser.add_argument("--jobs", type=int, default=2, help="runs at a time (default: 2)")
+    parser.add_argument(
+        "--compare",
+        type=Path,
+        help="file of an earlier call: exit 1 if anything differs",
+    )
+    parser.add_argument(
+        "--jobs", type=int, default=2, help="runs at a time (default: 2)"
+    )
     asked = parser.parse_args()
     wanted = {name: case for name, case in cases().items() if asked.only in name}
     with ThreadPoolExecutor(asked.jobs) as pool:

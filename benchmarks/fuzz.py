@@ -1,12 +1,16 @@
-"""What damaged and hostile files do to whoever reads them: one line and exit 2, or figures; nothing else.
+"""What damaged and hostile files do to whoever reads them: one line and exit 2, or
+figures; nothing else.
 
-Real HDF5 files (a run's, its snapshots', its server's, a study's) are changed in many ways, byte by byte and through
-h5py, and handed to all that reads them: show, report and its exports, resume. Other cases are about everything else
-that is handed in: JSON, TOML, npz, names, texts with control characters, and what is no plain file (a terabyte of
-nothing, FIFOs, devices, links); commands get them as the program itself would start them. See benchmarks/cases.py.
+Real HDF5 files (a run's, its snapshots', its server's, a study's) are changed in many
+ways, byte by byte and through h5py, and handed to all that reads them: show, report and
+its exports, resume. Other cases are about everything else that is handed in: JSON,
+TOML, npz, names, texts with control characters, and what is no plain file (a terabyte
+of nothing, FIFOs, devices, links); commands get them as the program itself would start
+them. See benchmarks/cases.py.
 
-A process of its own reads, so that a crash of libhdf5 is one more row of the table. It may take 2 GiB of memory, and
-20 seconds for a file; more is a traceback or a hang. Files outside the case's own folder must stay as they are.
+A process of its own reads, so that a crash of libhdf5 is one more row of the table. It
+may take 2 GiB of memory, and 20 seconds for a file; more is a traceback or a hang.
+Files outside the case's own folder must stay as they are.
 
 example:
   python benchmarks/fuzz.py --files 5000
@@ -78,19 +82,34 @@ def make_originals(folder: Path) -> None:
     out = sys.stdout
     try:
         sys.stdout = io.StringIO()
-        new = ["--new-clients", "2", "--guided-start", "5", "--snapshot-every", "1", "--target-accuracy", "50"]
+        new = [
+            "--new-clients",
+            "2",
+            "--guided-start",
+            "5",
+            "--snapshot-every",
+            "1",
+            "--target-accuracy",
+            "50",
+        ]
         cli.main(["run", *SERVER, *SIZE, *new, "--out", str(folder / "made")])
         (folder / "study.toml").write_text(STUDY)
         study = read_study(folder / "study.toml")
         every = trials(study, points(study, folder / "study.toml"), folder)
         for trial in every:
             cli.main(trial.words)
-            write_outcome(trial, Outcome("complete", "", 1.0, "hpcfed " + " ".join(trial.words)))
+            write_outcome(
+                trial, Outcome("complete", "", 1.0, "hpcfed " + " ".join(trial.words))
+            )
         write_study(folder / "study.h5", study, STUDY, every)
         cases.make_originals(folder)
     finally:
         sys.stdout = out
-    for kind, name in {"run": "run.h5", "params": "params-0.h5", "server": "server.h5"}.items():
+    for kind, name in {
+        "run": "run.h5",
+        "params": "params-0.h5",
+        "server": "server.h5",
+    }.items():
         shutil.copy(folder / "made" / name, folder / f"{kind}.h5")
 
 
@@ -106,7 +125,13 @@ def overwrite(content: bytearray, random: random.Random) -> None:
     for _ in range(random.choice((1, 2, 4))):
         at = _place(content, random)
         value = random.choice(
-            (b"\xff" * 8, b"\0" * 8, b"\x7f" * 4, random.randbytes(8), bytes([random.randrange(256)]))
+            (
+                b"\xff" * 8,
+                b"\0" * 8,
+                b"\x7f" * 4,
+                random.randbytes(8),
+                bytes([random.randrange(256)]),
+            )
         )
         content[at : at + len(value)] = value
 
@@ -117,7 +142,9 @@ def truncate(content: bytearray, random: random.Random) -> None:
 
 def swap(content: bytearray, random: random.Random) -> None:
     size = random.choice((8, 64, 512, 4096))
-    one, other = (random.randrange(max(1, len(content) - size)) // 8 * 8 for _ in range(2))
+    one, other = (
+        random.randrange(max(1, len(content) - size)) // 8 * 8 for _ in range(2)
+    )
     content[one : one + size], content[other : other + size] = (
         content[other : other + size],
         content[one : one + size],
@@ -131,12 +158,16 @@ def zero(content: bytearray, random: random.Random) -> None:
 
 def _place(content: bytearray, random: random.Random) -> int:
     """Half of them where a file says what it holds."""
-    return random.randrange(len(content) if random.random() < 0.5 else min(len(content), 8192))
+    return random.randrange(
+        len(content) if random.random() < 0.5 else min(len(content), 8192)
+    )
 
 
 def _items(file: h5py.File, kind: type = object) -> list[str]:
     names: list[str] = []
-    file.visititems(lambda name, item: names.append(name) if isinstance(item, kind) else None)
+    file.visititems(
+        lambda name, item: names.append(name) if isinstance(item, kind) else None
+    )
     return names
 
 
@@ -157,8 +188,24 @@ def retype(file: h5py.File, random: random.Random) -> None:
     name = random.choice(_items(file, h5py.Dataset))
     shape = file[name].shape
     del file[name]
-    kinds: list[Any] = ["i1", "u8", ">f4", "f2", "c16", "S5", "?", "O", [("a", "f8"), ("b", "i4")], h5py.ref_dtype]
-    kinds += [h5py.vlen_dtype("f8"), h5py.enum_dtype({"A": 1, "B": 2}), h5py.opaque_dtype(np.dtype("M8[s]")), "g"]
+    kinds: list[Any] = [
+        "i1",
+        "u8",
+        ">f4",
+        "f2",
+        "c16",
+        "S5",
+        "?",
+        "O",
+        [("a", "f8"), ("b", "i4")],
+        h5py.ref_dtype,
+    ]
+    kinds += [
+        h5py.vlen_dtype("f8"),
+        h5py.enum_dtype({"A": 1, "B": 2}),
+        h5py.opaque_dtype(np.dtype("M8[s]")),
+        "g",
+    ]
     kind = random.choice(kinds)
     if random.random() < 0.2:
         file[name] = h5py.Empty("f8")
@@ -180,16 +227,28 @@ def reshape(file: h5py.File, random: random.Random) -> None:
         shape.pop()
     else:
         shape[random.randrange(len(shape))] = random.choice((0, 1, 2, 7, 2**20))
-    file.create_dataset(name, shape, dtype, chunks=tuple(min(n, 8) for n in shape) if all(shape) and shape else None)
+    file.create_dataset(
+        name,
+        shape,
+        dtype,
+        chunks=tuple(min(n, 8) for n in shape) if all(shape) and shape else None,
+    )
 
 
 def huge(file: h5py.File, random: random.Random) -> None:
-    """Shapes that the file declares and does not hold; and a run that says it has so many rounds."""
+    """Shapes that the file declares and does not hold; and a run that says it has so
+    many rounds.
+    """
     name = random.choice(_items(file, h5py.Dataset))
     dtype, dimensions = file[name].dtype, max(1, len(file[name].shape))
     del file[name]
     length = random.choice((2**31, 2**40, 2**50))
-    file.create_dataset(name, (length, *[4] * (dimensions - 1)), dtype, chunks=(1024, *[1] * (dimensions - 1)))
+    file.create_dataset(
+        name,
+        (length, *[4] * (dimensions - 1)),
+        dtype,
+        chunks=(1024, *[1] * (dimensions - 1)),
+    )
     for attribute in ("rounds_done", "clients", "ranks", "columns"):
         if attribute in file.attrs and random.random() < 0.3:
             file.attrs[attribute] = length
@@ -205,9 +264,23 @@ def attribute(file: h5py.File, random: random.Random) -> None:
         case 0:
             attributes.pop(name, None)
         case 1:
-            attributes[name] = random.choice(("x" * 60000, "\ud800".encode("utf-8", "surrogatepass"), b"\xff\xfe"))
+            attributes[name] = random.choice(
+                ("x" * 60000, "\ud800".encode("utf-8", "surrogatepass"), b"\xff\xfe")
+            )
         case 2:
-            attributes[name] = random.choice((-1, 2**62, 1.5, float("nan"), True, [1, 2], np.zeros(5000), "", "<b>'\""))
+            attributes[name] = random.choice(
+                (
+                    -1,
+                    2**62,
+                    1.5,
+                    float("nan"),
+                    True,
+                    [1, 2],
+                    np.zeros(5000),
+                    "",
+                    "<b>'\"",
+                )
+            )
         case _:
             for number in range(random.choice((20, 1200))):
                 attributes[f"more {number}"] = number
@@ -215,20 +288,34 @@ def attribute(file: h5py.File, random: random.Random) -> None:
 
 def numbers(file: h5py.File, random: random.Random) -> None:
     """Numbers that cannot be."""
-    names = [name for name in _items(file, h5py.Dataset) if file[name].dtype.kind in "fiu" and file[name].size]
+    names = [
+        name
+        for name in _items(file, h5py.Dataset)
+        if file[name].dtype.kind in "fiu" and file[name].size
+    ]
     data = file[random.choice(names)]
     values = data[()].reshape(-1) if data.shape else np.array([data[()]])
-    bad = [0, -1, 1e-300, 1e300, float("inf"), float("nan"), 2**53] if data.dtype.kind == "f" else [0, -1, 2**30]
+    bad = (
+        [0, -1, 1e-300, 1e300, float("inf"), float("nan"), 2**53]
+        if data.dtype.kind == "f"
+        else [0, -1, 2**30]
+    )
     many = random.choice((1, len(values)))
     for _ in range(many):
         with np.errstate(over="ignore"):
-            values[random.randrange(len(values))] = np.array(random.choice(bad)).astype(values.dtype)
+            values[random.randrange(len(values))] = np.array(random.choice(bad)).astype(
+                values.dtype
+            )
     data[...] = values.reshape(data.shape)
 
 
 def words(file: h5py.File, random: random.Random) -> None:
     """Text and JSON that say something else."""
-    names = [name for name in _items(file, h5py.Dataset) if h5py.check_string_dtype(file[name].dtype)]
+    names = [
+        name
+        for name in _items(file, h5py.Dataset)
+        if h5py.check_string_dtype(file[name].dtype)
+    ]
     name = random.choice(names)
     strange = [
         "",
@@ -274,7 +361,9 @@ def words(file: h5py.File, random: random.Random) -> None:
 
 def _replace(file: h5py.File, name: str, value: Any) -> None:
     del file[name]
-    file[name] = value if isinstance(value, str) else np.array(value, dtype=h5py.string_dtype())
+    file[name] = (
+        value if isinstance(value, str) else np.array(value, dtype=h5py.string_dtype())
+    )
 
 
 def link(file: h5py.File, random: random.Random) -> None:
@@ -289,7 +378,9 @@ def link(file: h5py.File, random: random.Random) -> None:
         case 0:
             file[place] = h5py.ExternalLink(secret, "/" + name)
         case 1:
-            file[place] = h5py.SoftLink(random.choice(("/nowhere", "/" + place, "/", "../x")))
+            file[place] = h5py.SoftLink(
+                random.choice(("/nowhere", "/" + place, "/", "../x"))
+            )
         case 2:
             file[place] = file["/"]
         case 3:
@@ -297,9 +388,18 @@ def link(file: h5py.File, random: random.Random) -> None:
             layout[...] = h5py.VirtualSource(secret, "data", shape)
             file.create_virtual_dataset(place, layout)
         case 4:
-            file.create_dataset(place, shape, "f8", external=[("/etc/passwd", 0, h5py.h5f.UNLIMITED)])
+            file.create_dataset(
+                place, shape, "f8", external=[("/etc/passwd", 0, h5py.h5f.UNLIMITED)]
+            )
         case _:
-            file.create_dataset(place, (2**16,), "f8", data=np.zeros(2**16), compression="gzip", compression_opts=9)
+            file.create_dataset(
+                place,
+                (2**16,),
+                "f8",
+                data=np.zeros(2**16),
+                compression="gzip",
+                compression_opts=9,
+            )
 
 
 BYTES: dict[str, Callable[[bytearray, random.Random], None]] = {
@@ -327,7 +427,11 @@ def mutate(original: Path, path: Path, kind: str, random: random.Random) -> None
     with h5py.File(path, "r+") as file:
         for number in range(random.choice((1, 1, 1, 2, 5))):
             with suppress(
-                *((LookupError, ValueError, OSError, TypeError, RuntimeError) if number else ())
+                *(
+                    (LookupError, ValueError, OSError, TypeError, RuntimeError)
+                    if number
+                    else ()
+                )
             ):  # of what is changed already
                 OBJECTS[kind](file, random)
 
@@ -345,7 +449,9 @@ class Readers:
 
         self._tried: set[int] = set()
         self._try_out = safe.try_out
-        safe.try_out = collect.try_out = self.try_once  # every command does it, and once is enough here
+        safe.try_out = collect.try_out = (
+            self.try_once
+        )  # every command does it, and once is enough here
         self._made = read_run(originals / "made")
         with h5py.File(originals / "params.h5") as file:
             self._rows = {name: file[name][()] for name in ("client", "round", "rows")}
@@ -359,7 +465,9 @@ class Readers:
                 self._tried.add(path.stat().st_mtime_ns)
 
     def __call__(self, kind: str, path: Path) -> None:
-        """Reads a file as every command would that gets it; the first refusal is raised."""
+        """Reads a file as every command would that gets it; the first refusal is
+        raised.
+        """
         from hpcfed.record.safe import try_out
 
         ways = {
@@ -397,7 +505,12 @@ class Readers:
     def report(self, path: Path) -> None:
         from hpcfed.report.collect import find, groups
         from hpcfed.report.command import page
-        from hpcfed.report.exports import csv_text, extrap_text, json_text, ranks_csv_text
+        from hpcfed.report.exports import (
+            csv_text,
+            extrap_text,
+            json_text,
+            ranks_csv_text,
+        )
 
         found = find([path])
         if found.unread:
@@ -405,7 +518,12 @@ class Readers:
         if found.samples:
             every = groups(found.samples)
             tables = csv_text(every), ranks_csv_text(every)
-            for text in (page(every, found), *tables, json_text(every), extrap_text(every)):
+            for text in (
+                page(every, found),
+                *tables,
+                json_text(every),
+                extrap_text(every),
+            ):
                 text.encode()
 
     def resume(self, path: Path) -> None:
@@ -437,14 +555,28 @@ class Readers:
         from hpcfed.models.layout import Entry, Layout
         from hpcfed.record.snapshots import SnapshotWriter
 
-        clients, rounds, rows = self._rows["client"], self._rows["round"], self._rows["rows"][0]
-        layout = Layout((Entry("fc.weight", rows.shape[1:], 0, rows.shape[1], True),), "fc")
+        clients, rounds, rows = (
+            self._rows["client"],
+            self._rows["round"],
+            self._rows["rows"][0],
+        )
+        layout = Layout(
+            (Entry("fc.weight", rows.shape[1:], 0, rows.shape[1], True),), "fc"
+        )
         folder = path.parent / "resumed"
         folder.mkdir(exist_ok=True)
         for old in folder.iterdir():
             old.unlink()
         shutil.copy(path, folder / "params-0.h5")
-        writer = SnapshotWriter(folder, 0, clients=clients, layout=layout, rounds=rounds, dtype=rows.dtype, root=True)
+        writer = SnapshotWriter(
+            folder,
+            0,
+            clients=clients,
+            layout=layout,
+            rounds=rounds,
+            dtype=rows.dtype,
+            root=True,
+        )
         try:
             writer.begin(int(rounds[-1]), lambda: None)
             writer.write_rows(int(rounds[-1]), np.arange(len(rows)), rows)
@@ -459,31 +591,49 @@ class Readers:
         from hpcfed.server.options import ServerOptions
         from hpcfed.server.training import Place
 
-        own = {name: value for name, value in self._made.config.items() if name in ServerOptions.model_fields}
-        model = LatentDiffusion(self._widths, ServerOptions(**own), Place(torch.device("cpu")), seed=0)
+        own = {
+            name: value
+            for name, value in self._made.config.items()
+            if name in ServerOptions.model_fields
+        }
+        model = LatentDiffusion(
+            self._widths, ServerOptions(**own), Place(torch.device("cpu")), seed=0
+        )
         model.load(path)
         model.sample(2)
 
 
 def read(originals: Path, kinds: Iterable[str]) -> None:
-    """In a process of its own: on every line a file's kind and path come in, and what became of it goes out."""
+    """In a process of its own: on every line a file's kind and path come in, and what
+    became of it goes out.
+    """
     readers = Readers(originals)
     for kind in kinds:
         _warm_up(readers, kind, originals)
-    here = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    here = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf(
+        "SC_PAGE_SIZE"
+    )
     resource.setrlimit(resource.RLIMIT_AS, (here + MEMORY, resource.RLIM_INFINITY))
     answers, sys.stdout = sys.stdout, sys.stderr
     print("ready", file=answers, flush=True)
     for line in sys.stdin:
         kind, what = json.loads(line)
-        told = cases.start_all(what) if kind == COMMANDS else _told(readers, kind, Path(what))
+        told = (
+            cases.start_all(what)
+            if kind == COMMANDS
+            else _told(readers, kind, Path(what))
+        )
         print(json.dumps(told), file=answers, flush=True)
 
 
 def _warm_up(readers: Readers, kind: str, originals: Path) -> None:
     """Import all that reading needs, before memory is counted."""
     if kind != COMMANDS:
-        _told(readers, kind, originals / f"{kind}.h5" if kind != "run" else originals / "made/run.h5")
+        _told(
+            readers,
+            kind,
+            originals / f"{kind}.h5" if kind != "run" else originals / "made/run.h5",
+        )
         return
     cases.limit_runs(originals)
     with tempfile.TemporaryDirectory() as folder:
@@ -512,8 +662,16 @@ class Process:
 
     def __call__(self, kind: str, what: str | cases.Commands) -> tuple[str, str]:
         if self._process is None:
-            words = [sys.executable, __file__, "--reader", str(self._originals), ",".join(self._kinds)]
-            self._process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            words = [
+                sys.executable,
+                __file__,
+                "--reader",
+                str(self._originals),
+                ",".join(self._kinds),
+            ]
+            self._process = subprocess.Popen(
+                words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            )
             self._answer(120)
         assert self._process.stdin is not None
         print(json.dumps((kind, what)), file=self._process.stdin, flush=True)
@@ -541,8 +699,21 @@ class Process:
 class Campaign:
     """Changed files of all kinds in turn, and what became of each."""
 
-    def __init__(self, originals: Path, folder: Path, kinds: Sequence[str], seed: int, keep: Path | None) -> None:
-        self._originals, self._folder, self._kinds, self._seed, self._keep = originals, folder, kinds, seed, keep
+    def __init__(
+        self,
+        originals: Path,
+        folder: Path,
+        kinds: Sequence[str],
+        seed: int,
+        keep: Path | None,
+    ) -> None:
+        self._originals, self._folder, self._kinds, self._seed, self._keep = (
+            originals,
+            folder,
+            kinds,
+            seed,
+            keep,
+        )
         self._light = Process(originals, FILES[:2])  # torch makes forks slow
         self._heavy = Process(originals, FILES[2:])
         self._commands = Process(originals, (COMMANDS,))
@@ -550,12 +721,25 @@ class Campaign:
 
     def one(self, number: int) -> None:
         """Change a file and have it read."""
-        kind, chance = self._kinds[number % len(self._kinds)], random.Random(f"{self._seed} {number}")
-        what = "case" if kind in CASES else FILES[number // len(self._kinds) % len(FILES)]
-        outcome, why = self._case(kind, chance) if kind in CASES else self._file(kind, what, chance)
+        kind, chance = (
+            self._kinds[number % len(self._kinds)],
+            random.Random(f"{self._seed} {number}"),
+        )
+        what = (
+            "case" if kind in CASES else FILES[number // len(self._kinds) % len(FILES)]
+        )
+        outcome, why = (
+            self._case(kind, chance)
+            if kind in CASES
+            else self._file(kind, what, chance)
+        )
         self.table[kind][outcome] += 1
         if outcome not in OUTCOMES[:2]:
-            print(f"{what}, {kind}, number {number}: {outcome}\n{why}", file=sys.stderr, flush=True)
+            print(
+                f"{what}, {kind}, number {number}: {outcome}\n{why}",
+                file=sys.stderr,
+                flush=True,
+            )
             if self._keep is not None:
                 self._keep_file(f"{number}-{what}")
 
@@ -579,7 +763,9 @@ class Campaign:
         return outcome, why
 
     def _keep_file(self, name: str) -> None:
-        """Keep what was not read as it should; of a case only how to make it again, since it may be endless."""
+        """Keep what was not read as it should; of a case only how to make it again,
+        since it may be endless.
+        """
         assert self._keep is not None
         self._keep.mkdir(parents=True, exist_ok=True)
         what = name.partition("-")[2]
@@ -593,9 +779,16 @@ class Campaign:
 
 
 def campaign(
-    originals: Path, files: int, seed: int, keep: Path | None = None, kinds: Sequence[str] = ALL, jobs: int = 1
+    originals: Path,
+    files: int,
+    seed: int,
+    keep: Path | None = None,
+    kinds: Sequence[str] = ALL,
+    jobs: int = 1,
 ) -> dict[str, Counter[str]]:
-    """How many files of every kind of change had which outcome; what is kept are those that are nobody's wish."""
+    """How many files of every kind of change had which outcome; what is kept are those
+    that are nobody's wish.
+    """
     table: dict[str, Counter[str]] = {kind: Counter() for kind in kinds}
     over = threading.Event()
 
@@ -624,12 +817,33 @@ def campaign(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--files", type=int, default=5000, metavar="N", help="changed files (default: 5000)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--files",
+        type=int,
+        default=5000,
+        metavar="N",
+        help="changed files (default: 5000)",
+    )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--kinds", metavar="A,B", help="only these, of " + ", ".join(ALL))
-    parser.add_argument("--jobs", type=int, default=2, metavar="N", help="readers at a time (default: 2)")
-    parser.add_argument("--keep", type=Path, metavar="DIR", help="where to put files that were not read as they should")
+    parser.add_argument(
+        "--kinds", metavar="A,B", help="only these, of " + ", ".join(ALL)
+    )
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        default=2,
+        metavar="N",
+        help="readers at a time (default: 2)",
+    )
+    parser.add_argument(
+        "--keep",
+        type=Path,
+        metavar="DIR",
+        help="where to put files that were not read as they should",
+    )
     parser.add_argument("--reader", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.reader is not None:
@@ -640,12 +854,20 @@ def main() -> None:
         parser.error(f"unknown kind {sorted(strange)[0]}; there are {', '.join(ALL)}")
     with tempfile.TemporaryDirectory() as folder:
         make_originals(Path(folder))
-        table = campaign(Path(folder), options.files, options.seed, options.keep, kinds, options.jobs)
-    print(f"{'change':20}{'files':>7}" + "".join(f"  {outcome}" for outcome in OUTCOMES))
+        table = campaign(
+            Path(folder), options.files, options.seed, options.keep, kinds, options.jobs
+        )
+    print(
+        f"{'change':20}{'files':>7}" + "".join(f"  {outcome}" for outcome in OUTCOMES)
+    )
     for kind, outcomes in (*table.items(), ("all", sum(table.values(), Counter()))):
-        counts = "".join(f"  {outcomes[outcome]:{len(outcome)}}" for outcome in OUTCOMES)
+        counts = "".join(
+            f"  {outcomes[outcome]:{len(outcome)}}" for outcome in OUTCOMES
+        )
         print(f"{kind:20}{outcomes.total():7}{counts}")
-    if any(outcomes[outcome] for outcomes in table.values() for outcome in OUTCOMES[2:]):
+    if any(
+        outcomes[outcome] for outcomes in table.values() for outcome in OUTCOMES[2:]
+    ):
         sys.exit(1)
 
 

@@ -1,8 +1,9 @@
-"""Whether a process that learns again and again keeps its memory: the server's model learns many times, by ZeRO stage.
+"""Whether a process that learns again and again keeps its memory: the server's model
+learns many times, by ZeRO stage.
 
-After every tenth learning and the first two, a line has the process's memory, what the GPU's allocator has given out
-and what it holds, and the engines of DeepSpeed that are still alive. Stages run one after the other, each in a process
-of its own.
+After every tenth learning and the first two, a line has the process's memory, what the
+GPU's allocator has given out and what it holds, and the engines of DeepSpeed that are
+still alive. Stages run one after the other, each in a process of its own.
 
 examples:
   python benchmarks/learnings.py                              50 learnings with ZeRO 0, 1, 2 and 3
@@ -30,7 +31,9 @@ COLUMNS = (3000, 658)
 ROWS, BATCH, STEPS = 100, 16, 3
 
 
-def learn(stage: int, learnings: int, server: Any, device: str) -> list[dict[str, float]]:
+def learn(
+    stage: int, learnings: int, server: Any, device: str
+) -> list[dict[str, float]]:
     """Memory after each learning, in MiB, and DeepSpeed's engines."""
     world = worlds.enter(device=device)
     worlds.join_alone(world)
@@ -54,37 +57,75 @@ def learn(stage: int, learnings: int, server: Any, device: str) -> list[dict[str
 
 
 def memory(device: torch.device) -> dict[str, float]:
-    resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf(
+        "SC_PAGE_SIZE"
+    )
     found = {"process": resident / 2**20}
     if device.type == "cuda":
         found["allocated"] = torch.cuda.memory_allocated(device) / 2**20
         found["reserved"] = torch.cuda.memory_reserved(device) / 2**20
-    found["engines"] = sum(type(one).__name__ == "DeepSpeedEngine" for one in gc.get_objects())
+    found["engines"] = sum(
+        type(one).__name__ == "DeepSpeedEngine" for one in gc.get_objects()
+    )
     return found
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--stages", nargs="+", type=int, choices=range(4), default=[0, 1, 2, 3])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--stages", nargs="+", type=int, choices=range(4), default=[0, 1, 2, 3]
+    )
     parser.add_argument("--learnings", type=int, default=50)
     parser.add_argument("--server", choices=("small", "paper"), default="small")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
-    parser.add_argument("--json", type=Path, help="also write every learning's figures to this file")
+    parser.add_argument(
+        "--json", type=Path, help="also write every learning's figures to this file"
+    )
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
-        print(json.dumps(learn(options.stages[0], options.learnings, options.server, options.device)))
+        print(
+            json.dumps(
+                learn(
+                    options.stages[0], options.learnings, options.server, options.device
+                )
+            )
+        )
         return
     found: dict[int, list[dict[str, float]]] = {}
     for stage in options.stages:
-        words = ["--stages", stage, "--learnings", options.learnings, "--server", options.server]
-        command = [sys.executable, __file__, "--child", *map(str, words), "--device", options.device]
+        words = [
+            "--stages",
+            stage,
+            "--learnings",
+            options.learnings,
+            "--server",
+            options.server,
+        ]
+        command = [
+            sys.executable,
+            __file__,
+            "--child",
+            *map(str, words),
+            "--device",
+            options.device,
+        ]
         child = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
         found[stage] = json.loads(child.stdout.splitlines()[-1])
         for number, line in enumerate(found[stage], start=1):
             if number <= 2 or number % 10 == 0:
-                told = ", ".join(f"{name} {value:,.1f}" for name, value in line.items() if name != "engines")
-                print(f"ZeRO {stage}, learning {number:3}: MiB: {told}; engines {line['engines']:.0f}", flush=True)
+                told = ", ".join(
+                    f"{name} {value:,.1f}"
+                    for name, value in line.items()
+                    if name != "engines"
+                )
+                print(
+                    f"ZeRO {stage}, learning {number:3}: MiB: {told}; engines "
+                    f"{line['engines']:.0f}",
+                    flush=True,
+                )
     if options.json:
         options.json.write_text(json.dumps(found))
 

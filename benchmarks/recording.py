@@ -1,7 +1,8 @@
 """What recording costs: the same rounds with and without it, in turn.
 
-Compares whole runs of the digits, evaluation in every round, with everything that a run writes down (results every
-round, and with --snapshots also the clients' rows) against the bare loop of rounds and evaluations.
+Compares whole runs of the digits, evaluation in every round, with everything that a run
+writes down (results every round, and with --snapshots also the clients' rows) against
+the bare loop of rounds and evaluations.
 
 example:
   python benchmarks/recording.py --rounds 60 --repeats 5
@@ -41,12 +42,19 @@ def seconds(settings: Settings, world: World, *, recorded: bool) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--clients", type=int, default=20)
     parser.add_argument("--model", default="cnn-digits")
-    parser.add_argument("--snapshots", type=int, default=0, help="also write clients' rows every N rounds")
+    parser.add_argument(
+        "--snapshots",
+        type=int,
+        default=0,
+        help="also write clients' rows every N rounds",
+    )
     options = parser.parse_args()
     values: dict[str, Any] = {
         "rounds": options.rounds,
@@ -54,16 +62,27 @@ def main() -> None:
         "model": options.model,
         "snapshot_every": options.snapshots,
     }
-    settings = resolve(values, {key: key for key in values}, methods.load("fedavg").Options)
+    settings = resolve(
+        values, {key: key for key in values}, methods.load("fedavg").Options
+    )
     world = worlds.enter()
     seconds(settings, world, recorded=True)  # warm-up
-    pairs = np.array([[seconds(settings, world, recorded=r) for r in (False, True)] for _ in range(options.repeats)])
+    pairs = np.array(
+        [
+            [seconds(settings, world, recorded=r) for r in (False, True)]
+            for _ in range(options.repeats)
+        ]
+    )
     bare, recorded = np.median(pairs, 0)
     costs = pairs[:, 1] / pairs[:, 0] - 1
     print(
-        f"bare loop {1e3 * bare / options.rounds:.2f} ms per round, recorded {1e3 * recorded / options.rounds:.2f} ms"
+        f"bare loop {1e3 * bare / options.rounds:.2f} ms per round, recorded "
+        f"{1e3 * recorded / options.rounds:.2f} ms"
     )
-    print(f"recording costs {np.median(costs):.2%} (each pair: {', '.join(f'{cost:.2%}' for cost in costs)})")
+    print(
+        f"recording costs {np.median(costs):.2%} (each pair: "
+        f"{', '.join(f'{cost:.2%}' for cost in costs)})"
+    )
 
 
 if __name__ == "__main__":

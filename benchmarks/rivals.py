@@ -1,4 +1,6 @@
-"""The rivals that benchmarks/peers.py measures: pfl-research, a vmap loop and a plain loop."""
+"""The rivals that benchmarks/peers.py measures: pfl-research, a vmap loop and a plain
+loop.
+"""
 
 import importlib
 import multiprocessing
@@ -51,7 +53,9 @@ class Work:
     def check(self, samples: float) -> None:
         """Raise unless a round was trained on as many samples as it should."""
         if samples != self.samples:
-            raise RuntimeError(f"trained on {samples:,.1f} samples a round, not {self.samples:,}")
+            raise RuntimeError(
+                f"trained on {samples:,.1f} samples a round, not {self.samples:,}"
+            )
 
 
 def work_of(name: str, scale: float) -> Work:
@@ -110,8 +114,8 @@ class Report:
 class Gate:
     """Lets several processes go at one instant of the clock that they share.
 
-    A barrier alone releases them one by one: of ten processes on two cores, the last started
-    50 to 80 ms after the first.
+    A barrier alone releases them one by one: of ten processes on two cores, the last
+    started 50 to 80 ms after the first.
     """
 
     def __init__(self, processes: int) -> None:
@@ -120,7 +124,9 @@ class Gate:
         self._instant = context.Value("d", 0.0)
 
     def wait(self) -> float:
-        """Return at the agreed instant, or as soon after as there is a core; return the instant."""
+        """Return at the agreed instant, or as soon after as there is a core; return the
+        instant.
+        """
         if self._barrier.wait() == 0:
             self._instant.value = time.monotonic() + HEAD_START
         self._barrier.wait()
@@ -164,7 +170,9 @@ def set_up(job: Job) -> torch.device:
 
 
 def data_of(work: Work, clients: np.ndarray, device: torch.device) -> Data:
-    """Return images [clients, images, *SHAPE] and labels [clients, images] of some clients."""
+    """Return images [clients, images, *SHAPE] and labels [clients, images] of some
+    clients.
+    """
     total = work.clients * work.images
     size = SyntheticSize(shape=SHAPE, classes=CLASSES, train=total, test=1)
     dataset = load("synthetic", root=None, download=False, seed=SEED, synthetic=size)
@@ -180,7 +188,9 @@ def network_of(work: Work, device: torch.device) -> nn.Module:
 
 
 def weights_of(network: nn.Module) -> Weights:
-    return {name: weight.detach().clone() for name, weight in network.named_parameters()}
+    return {
+        name: weight.detach().clone() for name, weight in network.named_parameters()
+    }
 
 
 @torch.no_grad()
@@ -200,7 +210,9 @@ def loss_of(network: nn.Module, images: Tensor, labels: Tensor) -> float:
 
 
 def batches(images: int, sgd: Sgd) -> Iterator[slice]:
-    """Yield which images of a client each step sees; the order is the same in every epoch."""
+    """Yield which images of a client each step sees; the order is the same in every
+    epoch.
+    """
     for _ in range(sgd.epochs):
         for start in range(0, images, sgd.batch_size):
             yield slice(start, start + sgd.batch_size)
@@ -210,7 +222,13 @@ def batches(images: int, sgd: Sgd) -> Iterator[slice]:
 
 
 def vmap_round(
-    network: nn.Module, weights: Weights, data: Data, cohort: Tensor, sgd: Sgd, *, chunk: int = 0
+    network: nn.Module,
+    weights: Weights,
+    data: Data,
+    cohort: Tensor,
+    sgd: Sgd,
+    *,
+    chunk: int = 0,
 ) -> Weights:
     """Train the cohort `chunk` clients at a time, and return the mean of their weights."""
     total = {name: torch.zeros_like(weight) for name, weight in weights.items()}
@@ -233,11 +251,19 @@ def train_stack(
     def loss(own: Weights, images: Tensor, labels: Tensor) -> Tensor:
         return F.cross_entropy(functional_call(network, own, (images,)), labels)
 
-    gradient = vmap(grad(loss), randomness="different")  # dropout differs between clients
+    gradient = vmap(
+        grad(loss), randomness="different"
+    )  # dropout differs between clients
     images, labels = data
     members = members.to(images.device)  # once, and not in every step
-    rows = {name: torch.stack([weight] * len(members)) for name, weight in weights.items()}
-    velocity = {name: torch.zeros_like(row) for name, row in rows.items()} if sgd.momentum else {}
+    rows = {
+        name: torch.stack([weight] * len(members)) for name, weight in weights.items()
+    }
+    velocity = (
+        {name: torch.zeros_like(row) for name, row in rows.items()}
+        if sgd.momentum
+        else {}
+    )
     for batch in batches(images.shape[1], sgd):
         step = gradient(rows, images[members, batch], labels[members, batch])
         descend(rows, step, velocity, sgd)
@@ -266,7 +292,9 @@ def loop_round(
     cohort: Tensor,
     sgd: Sgd,
 ) -> Weights:
-    """Train the cohort one by one in the same module, and return the mean of their weights."""
+    """Train the cohort one by one in the same module, and return the mean of their
+    weights.
+    """
     total = {name: torch.zeros_like(weight) for name, weight in weights.items()}
     for client in cohort.tolist():
         load_weights(network, weights)
@@ -297,10 +325,16 @@ def run_plain(job: Job) -> Report:
     data = data_of(work, np.arange(work.clients), device)
     before = loss_of(network, *data)
     train = partial(vmap_round, chunk=job.chunk) if job.who == "vmap" else loop_round
-    weights, random, laps = weights_of(network), np.random.default_rng(SEED), Laps(device)
+    weights, random, laps = (
+        weights_of(network),
+        np.random.default_rng(SEED),
+        Laps(device),
+    )
     for _ in range(job.warmup + job.rounds):
         laps.begin()
-        cohort = torch.from_numpy(random.choice(work.clients, work.cohort, replace=False))
+        cohort = torch.from_numpy(
+            random.choice(work.clients, work.cohort, replace=False)
+        )
         weights = train(network, weights, data, cohort, work.sgd)
         laps.end()
     load_weights(network, weights)
@@ -329,7 +363,9 @@ class Classifier(nn.Module):
         return F.cross_entropy(self.network(images), labels)
 
     def metrics(self, images: Tensor, labels: Tensor) -> dict[str, Any]:
-        """Return the loss; pfl-research always evaluates in its first round, which is warm-up."""
+        """Return the loss; pfl-research always evaluates in its first round, which is
+        warm-up.
+        """
         loss = loss_of(self.network, images[None], labels[None])
         return {"loss": pfl("metrics").Weighted(loss * len(labels), len(labels))}
 
@@ -367,9 +403,15 @@ def pfl_rounds(
 ) -> None:
     """Train with pfl-research's FederatedAveraging on its simulated backend."""
     device = data[0].device
-    os.environ["PFL_PYTORCH_DEVICE"] = str(device)  # else it looks for a GPU in every step
-    users = [pfl("data.dataset").Dataset(raw_data=user) for user in zip(*data, strict=True)]
-    sampler = pfl("data.sampling").get_user_sampler("minimize_reuse", list(range(len(users))))
+    os.environ["PFL_PYTORCH_DEVICE"] = str(
+        device
+    )  # else it looks for a GPU in every step
+    users = [
+        pfl("data.dataset").Dataset(raw_data=user) for user in zip(*data, strict=True)
+    ]
+    sampler = pfl("data.sampling").get_user_sampler(
+        "minimize_reuse", list(range(len(users)))
+    )
     # The same Dataset comes back each time, so its batches are cut only once.
     dataset = pfl("data.federated_dataset").FederatedDataset(users.__getitem__, sampler)
     local_optimizer = partial(
@@ -385,7 +427,9 @@ def pfl_rounds(
             train_cohort_size=cohort,
             val_cohort_size=0,
         ),
-        backend=pfl("aggregate.simulate").SimulatedBackend(training_data=dataset, val_data=dataset),
+        backend=pfl("aggregate.simulate").SimulatedBackend(
+            training_data=dataset, val_data=dataset
+        ),
         model=pfl("model.pytorch").PyTorchModel(
             model=model,
             local_optimizer_create=local_optimizer,
@@ -402,7 +446,9 @@ def pfl_rounds(
 
 
 def run_pfl(job: Job, rank: int, gate: Gate | None) -> Report:
-    """Measure one of the processes of pfl-research, which has its own share of the users."""
+    """Measure one of the processes of pfl-research, which has its own share of the
+    users.
+    """
     # pfl-research sets itself up, when imported, only in a process of this name.
     multiprocessing.current_process().name = "MainProcess"
     np.random.seed(SEED + rank)  # noqa: NPY002 (pfl-research draws from it)

@@ -1,15 +1,19 @@
-"""Seconds per round and client samples per second of two fixed pieces of work, to compare simulators by.
+"""Seconds per round and client samples per second of two fixed pieces of work, to
+compare simulators by.
 
   pfl-cifar10      1000 users × 50 images, cohort 50, batch 10, 1 epoch: the CIFAR-10 benchmark of pfl-research
   pfedgpa-cifar10  100 clients × 600 images, all take part, batch 50, 2 epochs: pFedGPA's CIFAR-10 setting
 
-A round is sampling, download, local training, aggregation and the training loss; evaluation is apart. Images are
-synthetic, 3×32×32. Warm-up rounds are not counted. Works alone and under mpirun or srun.
+A round is sampling, download, local training, aggregation and the training loss;
+evaluation is apart. Images are synthetic, 3×32×32. Warm-up rounds are not counted.
+Works alone and under mpirun or srun.
 
-On a GPU two floors stand beside, from its own speed, measured first: `arithmetic` is the multiply-adds of training at
-the rate of a large matrix product; `memory` is the bytes of a plain implementation at the speed of a large copy: every
-layer's output written and read once, and in every step all clients' weights read twice, gradients written and read, and
-rows (with momentum) read and written once. Kernels that join layers may stay under `memory`.
+On a GPU two floors stand beside, from its own speed, measured first: `arithmetic` is
+the multiply-adds of training at the rate of a large matrix product; `memory` is the
+bytes of a plain implementation at the speed of a large copy: every layer's output
+written and read once, and in every step all clients' weights read twice, gradients
+written and read, and rows (with momentum) read and written once. Kernels that join
+layers may stay under `memory`.
 
 examples:
   python benchmarks/round.py
@@ -37,19 +41,42 @@ from hpcfed.record.timing import Timer
 from hpcfed.runtime import world as worlds
 from hpcfed.runtime.world import World
 
-SYNTHETIC = {"dataset": "synthetic", "synthetic_shape": "3x32x32", "partition": "iid", "test_per_client": 1}
+SYNTHETIC = {
+    "dataset": "synthetic",
+    "synthetic_shape": "3x32x32",
+    "partition": "iid",
+    "test_per_client": 1,
+}
 WORKS: dict[str, dict[str, Any]] = {
     "pfl-cifar10": SYNTHETIC
-    | {"model": "cnn-pfl", "clients": 1000, "train_per_client": 50, "participation": 0.05}
+    | {
+        "model": "cnn-pfl",
+        "clients": 1000,
+        "train_per_client": 50,
+        "participation": 0.05,
+    }
     | {"batch_size": 10, "epochs": 1, "lr": 0.1, "momentum": 0.0},
     "pfedgpa-cifar10": SYNTHETIC
-    | {"model": "cnn-cifar", "clients": 100, "train_per_client": 600, "participation": 1.0}
-    | {"batch_size": 50, "epochs": 2, "lr": 0.02, "momentum": 0.5, "weight_decay": 5e-4},
+    | {
+        "model": "cnn-cifar",
+        "clients": 100,
+        "train_per_client": 600,
+        "participation": 1.0,
+    }
+    | {
+        "batch_size": 50,
+        "epochs": 2,
+        "lr": 0.02,
+        "momentum": 0.5,
+        "weight_decay": 5e-4,
+    },
 }
 
 
 def rounds_of(setup: Setup, *, warmup: int, rounds: int) -> tuple[np.ndarray, float]:
-    """Seconds of each counted round, of the slowest rank, and samples trained on per round."""
+    """Seconds of each counted round, of the slowest rank, and samples trained on per
+    round.
+    """
     fed, world = setup.federation, setup.world
     state = setup.method.init(fed)
     seconds = []
@@ -81,32 +108,59 @@ def floors(setup: Setup, samples: float, ceilings: Ceilings) -> tuple[float, flo
     config, cost = setup.settings.config, cast(Engine, setup.engine).cost
     client_steps = samples / config.batch_size
     passes = 8 if config.momentum else 6
-    floats = 2 * samples * cost.activations + passes * client_steps * setup.federation.layout.num_parameters
-    return 2e3 * samples * cost.training / ceilings.flops, 4e3 * floats / ceilings.bytes_per_second
+    floats = (
+        2 * samples * cost.activations
+        + passes * client_steps * setup.federation.layout.num_parameters
+    )
+    return (
+        2e3 * samples * cost.training / ceilings.flops,
+        4e3 * floats / ceilings.bytes_per_second,
+    )
 
 
 def profile(setup: Setup, *, rows: int = 16) -> None:
-    """Prints where the time of one more round goes: by kernel on a GPU, by operator on a CPU."""
+    """Prints where the time of one more round goes: by kernel on a GPU, by operator on
+    a CPU.
+    """
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as profiled
 
     fed, cuda = setup.federation, setup.world.device.type == "cuda"
     state = setup.method.init(fed)
-    with profiled(activities=[ProfilerActivity.CUDA if cuda else ProfilerActivity.CPU]) as seen:
+    with profiled(
+        activities=[ProfilerActivity.CUDA if cuda else ProfilerActivity.CPU]
+    ) as seen:
         setup.method.round(fed, state, fed.sample(0))
         synchronize(setup.world)
-    times = [(e.self_device_time_total if cuda else e.self_cpu_time_total, e.count, e.key) for e in seen.key_averages()]
+    times = [
+        (e.self_device_time_total if cuda else e.self_cpu_time_total, e.count, e.key)
+        for e in seen.key_averages()
+    ]
     total = sum(time for time, _, _ in times)
-    print(f"  {total / 1e3:.2f} ms of {'kernels, some side by side' if cuda else 'operators'}:")
+    print(
+        f"  {total / 1e3:.2f} ms of {'kernels, some side by side' if cuda else 'operators'}:"
+    )
     for time_, count, name in sorted(times, reverse=True)[:rows]:
-        print(f"  {time_ / 1e3:9.3f} ms {100 * time_ / total:5.1f} % {count:6} × {name[:90]}")
+        print(
+            f"  {time_ / 1e3:9.3f} ms {100 * time_ / total:5.1f} % {count:6} × {name[:90]}"
+        )
 
 
 def measure(
-    name: str, engine: str, options: argparse.Namespace, world: World, ceilings: Ceilings | None
+    name: str,
+    engine: str,
+    options: argparse.Namespace,
+    world: World,
+    ceilings: Ceilings | None,
 ) -> dict[str, Any] | None:
-    values = WORKS[name] | {"engine": engine, "precision": options.precision, "device": options.device}
-    settings = resolve(values, {key: key for key in values}, methods.load("fedavg").Options)
+    values = WORKS[name] | {
+        "engine": engine,
+        "precision": options.precision,
+        "device": options.device,
+    }
+    settings = resolve(
+        values, {key: key for key in values}, methods.load("fedavg").Options
+    )
     setup = assemble(settings, world, Timer(world.device))
     if world.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
@@ -115,8 +169,14 @@ def measure(
         profile(setup)
     if not len(seconds):
         return None
-    arithmetic, memory_floor = (float("nan"),) * 2 if ceilings is None else floors(setup, samples, ceilings)
-    memory = torch.cuda.max_memory_allocated() / 2**30 if world.device.type == "cuda" else float("nan")
+    arithmetic, memory_floor = (
+        (float("nan"),) * 2 if ceilings is None else floors(setup, samples, ceilings)
+    )
+    memory = (
+        torch.cuda.max_memory_allocated() / 2**30
+        if world.device.type == "cuda"
+        else float("nan")
+    )
     return {
         "work": name,
         "engine": engine,
@@ -133,17 +193,31 @@ def measure(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--works", nargs="+", choices=WORKS, default=list(WORKS))
-    parser.add_argument("--engines", nargs="+", choices=["batched", "loop"], default=["batched", "loop"])
-    parser.add_argument("--rounds", type=int, default=10, help="counted rounds (default: 10)")
-    parser.add_argument("--warmup", type=int, default=2, help="rounds before (default: 2)")
+    parser.add_argument(
+        "--engines", nargs="+", choices=["batched", "loop"], default=["batched", "loop"]
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=10, help="counted rounds (default: 10)"
+    )
+    parser.add_argument(
+        "--warmup", type=int, default=2, help="rounds before (default: 2)"
+    )
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     parser.add_argument("--precision", choices=["bf16", "tf32", "fp32"], default="tf32")
     parser.add_argument(
-        "--profile", action="store_true", help="also print the kernels of a round by their share (alone)"
+        "--profile",
+        action="store_true",
+        help="also print the kernels of a round by their share (alone)",
     )
-    parser.add_argument("--json", type=Path, help="also write everything, every round's time included, to this file")
+    parser.add_argument(
+        "--json",
+        type=Path,
+        help="also write everything, every round's time included, to this file",
+    )
     options = parser.parse_args()
 
     world = worlds.enter(device=options.device)
@@ -157,10 +231,12 @@ def main() -> None:
         print(f"{datetime.now(UTC):%Y-%m-%d}  {machine}, {versions}")
         if ceilings:
             print(
-                f"measured: copy {ceilings.bytes_per_second / 1e12:.2f} TB/s, TF32 {ceilings.flops / 1e12:.0f} TFLOP/s"
+                f"measured: copy {ceilings.bytes_per_second / 1e12:.2f} TB/s, TF32 "
+                f"{ceilings.flops / 1e12:.0f} TFLOP/s"
             )
         print(
-            f"{'work':16} {'engine':8} {'ms per round':>12} {'10 % … 90 %':>19} {'arithmetic':>10} {'memory':>7} "
+            f"{'work':16} {'engine':8} {'ms per round':>12} {'10 % … 90 %':>19} "
+            f"{'arithmetic':>10} {'memory':>7} "
             f"{'samples/s':>11} {'GiB':>7}"
         )
     results = []
@@ -179,7 +255,10 @@ def main() -> None:
             )
     if options.json and world.is_root:
         options.json.write_text(
-            json.dumps({"device": place.device_name, "ranks": world.size, "results": results}, indent=1)
+            json.dumps(
+                {"device": place.device_name, "ranks": world.size, "results": results},
+                indent=1,
+            )
         )
     world.close()
 

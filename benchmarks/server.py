@@ -1,10 +1,13 @@
-"""How long the server's model learns: through DeepSpeed, as a plain loop, and as one would write it first.
+"""How long the server's model learns: through DeepSpeed, as a plain loop, and as one
+would write it first.
 
-DeepSpeed may shard by ZeRO, too, which on one rank costs and gains nothing: zero1, zero2 and zero3 tell how much. All
-see the same number of samples of a bank of rows that differ by little, as clients' uploads do: a common row,
-a part of low rank for every client that drifts from round to round, and noise. Printed are seconds, the last losses,
-what DeepSpeed costs over the plain loop, and the share of the device's peak that was used. The first steps of a
-process, in which libraries load and compile kernels, are not counted, but for the loop that one would write first.
+DeepSpeed may shard by ZeRO, too, which on one rank costs and gains nothing: zero1,
+zero2 and zero3 tell how much. All see the same number of samples of a bank of rows that
+differ by little, as clients' uploads do: a common row, a part of low rank for every
+client that drifts from round to round, and noise. Printed are seconds, the last losses,
+what DeepSpeed costs over the plain loop, and the share of the device's peak that was
+used. The first steps of a process, in which libraries load and compile kernels, are not
+counted, but for the loop that one would write first.
 """
 
 import argparse
@@ -36,7 +39,12 @@ _EXAMPLES = """examples:
   python benchmarks/server.py --engines torch,deepspeed,zero1,zero2,zero3 --model cnn-cifar --samples 20000
   python benchmarks/server.py --server small --samples 2000       a taste, on a CPU
 """
-SHAPES = {"cnn-fmnist": (1, 28, 28), "cnn-cifar": (3, 32, 32), "cnn-digits": (1, 8, 8), "mlp": (1, 8, 8)}
+SHAPES = {
+    "cnn-fmnist": (1, 28, 28),
+    "cnn-cifar": (3, 32, 32),
+    "cnn-digits": (1, 8, 8),
+    "mlp": (1, 8, 8),
+}
 ENGINES: dict[str, dict[str, Any]] = {
     "first": {},
     "torch": {"server_engine": "torch"},
@@ -56,16 +64,30 @@ def bank(columns: int, *, clients: int, rounds: int, device: torch.device) -> Te
         return torch.randn(shape, device=device, generator=random)
 
     common, directions = normal(columns), normal(8, columns) / 8**0.5
-    own, drift = normal(clients, 1, 8), 0.3 * normal(clients, rounds, 8).cumsum(1) / rounds**0.5
-    rows = common + 0.05 * (own + drift) @ directions + 0.01 * normal(clients, rounds, columns)
+    own, drift = (
+        normal(clients, 1, 8),
+        0.3 * normal(clients, rounds, 8).cumsum(1) / rounds**0.5,
+    )
+    rows = (
+        common
+        + 0.05 * (own + drift) @ directions
+        + 0.01 * normal(clients, rounds, columns)
+    )
     return rows.transpose(0, 1).reshape(-1, columns)
 
 
-def first_written(rows: Tensor, widths: Sequence[int], options: ServerOptions) -> tuple[dict[str, float], list[float]]:
-    """Both networks, step by step in plain torch with small batches: what there is to gain from."""
+def first_written(
+    rows: Tensor, widths: Sequence[int], options: ServerOptions
+) -> tuple[dict[str, float], list[float]]:
+    """Both networks, step by step in plain torch with small batches: what there is to
+    gain from.
+    """
     device, size = rows.device, options.size
     autoencoder = Autoencoder(
-        rows.shape[1], size, input_noise=options.input_noise, latent_noise=options.latent_noise
+        rows.shape[1],
+        size,
+        input_noise=options.input_noise,
+        latent_noise=options.latent_noise,
     ).to(device)
     denoiser = Denoiser(size).to(device)
     x = Standard.of(rows, widths)(rows)
@@ -75,13 +97,21 @@ def first_written(rows: Tensor, widths: Sequence[int], options: ServerOptions) -
     def reconstruction() -> Tensor:
         batch = x[torch.randint(len(x), (FIRST_BATCH,), device=device)]
         loss: Tensor = autoencoder(
-            batch, (torch.randn_like(batch), torch.randn(FIRST_BATCH, size.latent, device=device))
+            batch,
+            (
+                torch.randn_like(batch),
+                torch.randn(FIRST_BATCH, size.latent, device=device),
+            ),
         )
         return loss
 
-    def descend(network: nn.Module, loss: Callable[[], Tensor], samples: int) -> tuple[float, float]:
+    def descend(
+        network: nn.Module, loss: Callable[[], Tensor], samples: int
+    ) -> tuple[float, float]:
         steps = -(-samples // FIRST_BATCH)
-        optimizer = torch.optim.AdamW(network.parameters(), lr=size.lr, weight_decay=options.server_decay)
+        optimizer = torch.optim.AdamW(
+            network.parameters(), lr=size.lr, weight_decay=options.server_decay
+        )
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
         begin, last = _clock(device), 0.0
         for _ in range(steps):
@@ -95,7 +125,9 @@ def first_written(rows: Tensor, widths: Sequence[int], options: ServerOptions) -
         return _clock(device) - begin, last
 
     seconds = {}
-    seconds["autoencoder"], first = descend(autoencoder, reconstruction, options.autoencoder_samples)
+    seconds["autoencoder"], first = descend(
+        autoencoder, reconstruction, options.autoencoder_samples
+    )
     with torch.no_grad():
         latents = autoencoder.encode(x)
         z = LatentStandard.of(latents)(latents)
@@ -104,15 +136,24 @@ def first_written(rows: Tensor, widths: Sequence[int], options: ServerOptions) -
         batch = z[torch.randint(len(z), (FIRST_BATCH,), device=device)]
         t = torch.randint(options.diffusion_steps, (FIRST_BATCH,), device=device)
         noise, kept = torch.randn_like(batch), bars[t].unsqueeze(1)
-        return F.mse_loss(denoiser(kept.sqrt() * batch + (1 - kept).sqrt() * noise, t + 1), noise)
+        return F.mse_loss(
+            denoiser(kept.sqrt() * batch + (1 - kept).sqrt() * noise, t + 1), noise
+        )
 
     seconds["denoiser"], second = descend(denoiser, denoising, options.denoiser_samples)
     return seconds, [first, second]
 
 
-def ours(rows: Tensor, widths: Sequence[int], options: ServerOptions, place: Place) -> Learnt:
-    """As a run has it, after a few steps for nothing: libraries load and compile their kernels in the first ones."""
-    few = {"autoencoder_samples": 3 * options.batch("autoencoder"), "denoiser_samples": 3 * options.batch("denoiser")}
+def ours(
+    rows: Tensor, widths: Sequence[int], options: ServerOptions, place: Place
+) -> Learnt:
+    """As a run has it, after a few steps for nothing: libraries load and compile their
+    kernels in the first ones.
+    """
+    few = {
+        "autoencoder_samples": 3 * options.batch("autoencoder"),
+        "denoiser_samples": 3 * options.batch("denoiser"),
+    }
     LatentDiffusion(widths, options.model_copy(update=few), place, seed=0).learn(rows)
     return LatentDiffusion(widths, options, place, seed=0).learn(rows)
 
@@ -125,30 +166,51 @@ def _clock(device: torch.device) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        description=__doc__, epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=__doc__,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--model", choices=SHAPES, default="cnn-fmnist", help="the clients' network")
+    parser.add_argument(
+        "--model", choices=SHAPES, default="cnn-fmnist", help="the clients' network"
+    )
     parser.add_argument("--clients", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=20, help="rounds in the bank")
-    parser.add_argument("--server", choices=("small", "paper", "large"), default="paper")
+    parser.add_argument(
+        "--server", choices=("small", "paper", "large"), default="paper"
+    )
     parser.add_argument("--server-batch", type=int, default=50)
-    parser.add_argument("--denoiser-batch", type=int, default=0, help="0: as --server-batch")
+    parser.add_argument(
+        "--denoiser-batch", type=int, default=0, help="0: as --server-batch"
+    )
     parser.add_argument("--server-precision", choices=("fp32", "bf16"), default="fp32")
-    parser.add_argument("--server-lr", type=float, default=0.0, help="0: as --server says")
-    parser.add_argument("--samples", type=int, default=100_000, help="that the autoencoder sees; the denoiser 4 times")
-    parser.add_argument("--engines", default="first,torch,deepspeed", help=f"of {', '.join(ENGINES)}")
+    parser.add_argument(
+        "--server-lr", type=float, default=0.0, help="0: as --server says"
+    )
+    parser.add_argument(
+        "--samples",
+        type=int,
+        default=100_000,
+        help="that the autoencoder sees; the denoiser 4 times",
+    )
+    parser.add_argument(
+        "--engines", default="first,torch,deepspeed", help=f"of {', '.join(ENGINES)}"
+    )
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
     for engine in asked.engines.split(","):
         if engine not in ENGINES:
-            parser.error(f"--engines: unknown engine '{engine}'; known: {', '.join(ENGINES)}")
+            parser.error(
+                f"--engines: unknown engine '{engine}'; known: {', '.join(ENGINES)}"
+            )
 
     world = worlds.enter(device=asked.device)
     worlds.join_alone(world)
     set_arithmetic(RunConfig(precision="tf32"))
     place = Place(world.device)
-    layout = Layout.of(build(asked.model, shape=SHAPES[asked.model], classes=10, seed=0))
+    layout = Layout.of(
+        build(asked.model, shape=SHAPES[asked.model], classes=10, seed=0)
+    )
     options = ServerOptions(
         server=asked.server,
         server_batch=asked.server_batch,
@@ -159,27 +221,60 @@ def main() -> None:
         denoiser_samples=4 * asked.samples,
     )
     columns = generated(layout, options)
-    rows = bank(sum(columns.widths), clients=asked.clients, rounds=asked.rounds, device=world.device)
-    print(f"{len(rows)} rows of {rows.shape[1]:,} columns on {world.places[0].device_name}, torch {torch.__version__}")
+    rows = bank(
+        sum(columns.widths),
+        clients=asked.clients,
+        rounds=asked.rounds,
+        device=world.device,
+    )
+    print(
+        f"{len(rows)} rows of {rows.shape[1]:,} columns on "
+        f"{world.places[0].device_name}, torch {torch.__version__}"
+    )
     found: dict[str, dict[str, float]] = {}
     for engine in asked.engines.split(","):
         if engine == "first":
             seconds, losses = first_written(rows, columns.widths, options)
-            found[engine] = seconds | dict(zip(("autoencoder loss", "denoiser loss"), losses, strict=True))
+            found[engine] = seconds | dict(
+                zip(("autoencoder loss", "denoiser loss"), losses, strict=True)
+            )
         else:
             chosen = options.model_copy(update=ENGINES[engine])
             prepare(chosen, place)
             report = ours(rows, columns.widths, chosen, place)
-            found[engine] = {name: report.seconds[name] for name in ("prepare", "autoencoder", "denoiser")}
+            found[engine] = {
+                name: report.seconds[name]
+                for name in ("prepare", "autoencoder", "denoiser")
+            }
             for network, losses_of in report.losses.items():
-                found[engine][f"{network} loss"] = float(losses_of[-max(1, len(losses_of) // 50) :].mean())
+                found[engine][f"{network} loss"] = float(
+                    losses_of[-max(1, len(losses_of) // 50) :].mean()
+                )
                 found[engine][f"{network} of peak"] = report.utilisation(network)
                 found[engine][f"{network} parameters"] = report.parameters[network]
-        print(engine + ": " + ", ".join(f"{name} {value:,.4g}" for name, value in found[engine].items()), flush=True)
-    for other, base in [("deepspeed", "torch"), ("zero1", "deepspeed"), ("zero2", "deepspeed"), ("zero3", "deepspeed")]:
+        print(
+            engine
+            + ": "
+            + ", ".join(
+                f"{name} {value:,.4g}" for name, value in found[engine].items()
+            ),
+            flush=True,
+        )
+    for other, base in [
+        ("deepspeed", "torch"),
+        ("zero1", "deepspeed"),
+        ("zero2", "deepspeed"),
+        ("zero3", "deepspeed"),
+    ]:
         if {other, base} <= set(found):
-            ratios = {name: found[other][name] / found[base][name] for name in ("autoencoder", "denoiser")}
-            print(f"{other} / {base}: " + ", ".join(f"{name} {ratio:.3f}" for name, ratio in ratios.items()))
+            ratios = {
+                name: found[other][name] / found[base][name]
+                for name in ("autoencoder", "denoiser")
+            }
+            print(
+                f"{other} / {base}: "
+                + ", ".join(f"{name} {ratio:.3f}" for name, ratio in ratios.items())
+            )
     if asked.json:
         print(json.dumps(found))
     world.close()

@@ -1,4 +1,5 @@
-"""A long run under mpirun: whether its ranks need more memory, open files or time at the end than near the beginning.
+"""A long run under mpirun: whether its ranks need more memory, open files or time at
+the end than near the beginning.
 
 The exit code is 1 if something has grown by more than 5 %.
 
@@ -37,39 +38,75 @@ def sample(ranks: list[int], out: Path) -> Sample | None:
     """None before the first checkpoint, and when a rank has gone."""
     rounds = [int(marker.parent.name) for marker in out.glob(f"checkpoints/*/{MARKER}")]
     try:
-        pages = [int(Path(f"/proc/{rank}/statm").read_text().split()[1]) for rank in ranks]
+        pages = [
+            int(Path(f"/proc/{rank}/statm").read_text().split()[1]) for rank in ranks
+        ]
         files = [len(os.listdir(f"/proc/{rank}/fd")) for rank in ranks]
     except OSError:
         return None
     if not rounds or not ranks or not all(pages) or not all(files):
         return None
-    return Sample(max(rounds), [page * os.sysconf("SC_PAGE_SIZE") for page in pages], files)
+    return Sample(
+        max(rounds), [page * os.sysconf("SC_PAGE_SIZE") for page in pages], files
+    )
 
 
 def soak(rounds: int, words: list[str], out: Path) -> tuple[Sample, Sample]:
     """The run; how it was after the first rounds and at the end."""
     mpirun = Path(sys.executable).with_name("mpirun")
-    command = [str(mpirun) if mpirun.exists() else "mpirun", "--oversubscribe", "-n", "2", sys.executable, "-m"]
-    command += ["hpcfed", "run", "--model", "mlp", "--clients", "8", "--rounds", str(rounds), "--out", str(out)]
+    command = [
+        str(mpirun) if mpirun.exists() else "mpirun",
+        "--oversubscribe",
+        "-n",
+        "2",
+        sys.executable,
+        "-m",
+    ]
+    command += [
+        "hpcfed",
+        "run",
+        "--model",
+        "mlp",
+        "--clients",
+        "8",
+        "--rounds",
+        str(rounds),
+        "--out",
+        str(out),
+    ]
     command += ["--checkpoint-every", "10", *words]
-    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMP_NUM_THREADS": "1"}
+    root = {
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "OMP_NUM_THREADS": "1",
+    }
     early = late = None
     with tempfile.TemporaryFile("w+") as log:
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=log, env=os.environ | root)
+        process = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=log, env=os.environ | root
+        )
         while process.poll() is None:
             time.sleep(0.1)
-            found = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True).stdout
+            found = subprocess.run(
+                ["pgrep", "-P", str(process.pid)], capture_output=True, text=True
+            ).stdout
             now = sample([int(number) for number in found.split()], out)
-            if now is not None and EARLY <= now.round < rounds:  # not when the ranks are about to leave
+            if (
+                now is not None and EARLY <= now.round < rounds
+            ):  # not when the ranks are about to leave
                 early, late = early or now, now
         if process.returncode or early is None or late is None:
             log.seek(0)
-            sys.exit(f"the run has ended with {process.returncode}:\n{log.read()[-2000:]}")
+            sys.exit(
+                f"the run has ended with {process.returncode}:\n{log.read()[-2000:]}"
+            )
     return early, late
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=1000)
     parser.add_argument("words", nargs="*", help="options of hpcfed run, after --")
     asked = parser.parse_args()
@@ -78,10 +115,17 @@ def main() -> None:
         seconds = read_run(Path(scratch) / "run").rounds["seconds"]
     places = (slice(EARLY - WINDOW // 2, EARLY + WINDOW // 2), slice(-WINDOW, None))
     before, after = (1e3 * float(np.median(seconds[place])) for place in places)
-    figures = {f"memory of rank {i}, MiB": (early.memory[i] / 2**20, late.memory[i] / 2**20) for i in range(2)}
-    figures |= {f"open files of rank {i}": (early.files[i], late.files[i]) for i in range(2)}
+    figures = {
+        f"memory of rank {i}, MiB": (early.memory[i] / 2**20, late.memory[i] / 2**20)
+        for i in range(2)
+    }
+    figures |= {
+        f"open files of rank {i}": (early.files[i], late.files[i]) for i in range(2)
+    }
     figures["a round, ms (median of 50)"] = (before, after)
-    print(f"{'':28}{f'round {early.round}':>12}{f'round {late.round}':>12}{'change':>9}")
+    print(
+        f"{'':28}{f'round {early.round}':>12}{f'round {late.round}':>12}{'change':>9}"
+    )
     for name, (first, last) in figures.items():
         print(f"{name:28}{first:12.1f}{last:12.1f}{last / first - 1:9.1%}")
     sys.exit(any(last > MOST * first for first, last in figures.values()))

@@ -1,4 +1,6 @@
-"""The program `hpcfed`. From its first moment on it takes Ctrl-C, and what lasts outlives its terminal."""
+"""The program `hpcfed`. From its first moment on it takes Ctrl-C, and what lasts
+outlives its terminal.
+"""
 
 import os
 import signal
@@ -10,7 +12,9 @@ LASTING = ("run", "profile", "study")
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
-    """Ends a program that has done nothing yet. An exception could be caught by what is being imported."""
+    """Ends a program that has done nothing yet. An exception could be caught by what is
+    being imported.
+    """
     os.write(2, b"hpcfed: interrupted\n")
     os._exit(130)
 

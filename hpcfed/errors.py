@@ -9,7 +9,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 
 GRACE = 2.0
-"""Seconds that the root has to tell a mistake which every rank has found, before the launcher ends the job."""
+"""Seconds that the root has to tell a mistake which every rank has found, before the
+launcher ends the job.
+"""
 
 SYNONYMS = {
     "lr": "learning_rate eta local_lr client_lr step_size learningrate",
@@ -57,11 +59,15 @@ SYNONYMS = {
 
 
 class UserError(Exception):
-    """A mistake that the user can mend: shown as one line, without a traceback, with exit code 2."""
+    """A mistake that the user can mend: shown as one line, without a traceback, with
+    exit code 2.
+    """
 
 
 def tell(error: UserError, rank: int) -> None:
-    """One line for a mistake that is mostly found by every rank: others speak only if the root had no reason to."""
+    """One line for a mistake that is mostly found by every rank: others speak only if
+    the root had no reason to.
+    """
     if rank:
         time.sleep(GRACE)
     where = f"rank {rank}: " if rank else ""
@@ -69,7 +75,8 @@ def tell(error: UserError, rank: int) -> None:
 
 
 def remark(text: str) -> None:
-    """Writes lines to stderr, if there is still one, without characters that a terminal would obey.
+    """Writes lines to stderr, if there is still one, without characters that a terminal
+    would obey.
 
     No run ends because its terminal, pipe or log has gone, or is full.
     """
@@ -80,14 +87,17 @@ def remark(text: str) -> None:
 
 
 def say(text: str) -> None:
-    """Writes lines to stdout as `remark` does to stderr: for what is told on the way, not for what was asked for."""
+    """Writes lines to stdout as `remark` does to stderr: for what is told on the way,
+    not for what was asked for.
+    """
     with unless_full("going on without it"):
         print(_safe(text), flush=True)
 
 
 @contextmanager
 def unless_full(otherwise: str) -> Iterator[None]:
-    """Within, stdout may be full: that is a remark and no failure, because what matters is on disk.
+    """Within, stdout may be full: that is a remark and no failure, because what matters
+    is on disk.
 
     A reader who has gone, as in `| head`, is left to the caller.
     """
@@ -101,7 +111,9 @@ def unless_full(otherwise: str) -> Iterator[None]:
         if error.filename is not None:
             raise
         nowhere = open(os.devnull, "w")  # noqa: SIM115 for all that is said from now on
-        with suppress(OSError, ValueError):  # what stdout still holds is written at the end of the process
+        with suppress(
+            OSError, ValueError
+        ):  # what stdout still holds is written at the end of the process
             os.dup2(nowhere.fileno(), sys.stdout.fileno())
         sys.stdout = nowhere
         remark(f"hpcfed: cannot write to stdout: {error.strerror}; {otherwise}")
@@ -112,19 +124,29 @@ def _safe(text: str) -> str:
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
-    """`unknown method 'fedagv'; did you mean 'fedavg'?`, or the list of what is known when nothing is close."""
+    """`unknown method 'fedagv'; did you mean 'fedavg'?`, or the list of what is known
+    when nothing is close.
+    """
     names = list(known)
-    return UserError(f"unknown {kind} '{name}'{did_you_mean(name, names) or '; known: ' + ', '.join(names)}")
+    return UserError(
+        f"unknown {kind} '{name}'{did_you_mean(name, names) or '; known: ' + ', '.join(names)}"
+    )
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """`; did you mean 'fedavg'?` when something known means the same as the word or is spelt nearly so, else nothing.
+    """`; did you mean 'fedavg'?` when something known means the same as the word or is
+    spelt nearly so, else nothing.
 
-    A guess that misleads is worse than none: letters in another order are near, others must agree in four of five.
+    A guess that misleads is worse than none: letters in another order are near, others
+    must agree in four of five.
     """
     names = {_plain(name): name for name in known}
     plain = _plain(word)
-    meant = [option for option, words in SYNONYMS.items() if plain in words.split() or plain.lower() in words.split()]
+    meant = [
+        option
+        for option, words in SYNONYMS.items()
+        if plain in words.split() or plain.lower() in words.split()
+    ]
     shuffled = [name for name in names if sorted(name) == sorted(plain)]
     near = difflib.get_close_matches(plain.lower(), list(names), n=1, cutoff=0.8)
     for name in (*meant, *shuffled, *near):
@@ -158,13 +180,19 @@ def shortened(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    """On one line, without characters that a terminal would obey: names may come from a file that was handed in."""
-    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
+    """On one line, without characters that a terminal would obey: names may come from a
+    file that was handed in.
+    """
+    return "".join(
+        letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}"
+        for letter in text
+    )
 
 
 def no_checkpoint(folder: object, rounds: int) -> str:
     """Why a run that has come so far cannot be gone on with."""
     return (
-        f"--resume {folder}: there is no whole checkpoint, and {count(rounds, 'recorded round')} would be lost; "
+        f"--resume {folder}: there is no whole checkpoint, and "
+        f"{count(rounds, 'recorded round')} would be lost; "
         "add --overwrite to begin anew"
     )

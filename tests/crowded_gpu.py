@@ -1,6 +1,8 @@
-"""Not a test: a run whose GPU another process fills as soon as the run has seen how much memory is free.
+"""Not a test: a run whose GPU another process fills as soon as the run has seen how
+much memory is free.
 
-Arguments are the MiB that are left, and those of hpcfed. The other process holds the memory until the run ends.
+Arguments are the MiB that are left, and those of hpcfed. The other process holds the
+memory until the run ends.
 """
 
 import subprocess
@@ -29,7 +31,11 @@ def then_crowd(self, *arguments, **options):  # type: ignore[no-untyped-def]
     if not holders:
         torch.cuda.empty_cache()
         command = [sys.executable, "-c", HOLD, left]
-        holders.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+        holders.append(
+            subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            )
+        )
         assert holders[0].stdout is not None
         assert int(holders[0].stdout.readline()) > 2**30, "there was memory to take"
     return clients

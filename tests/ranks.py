@@ -1,7 +1,8 @@
-"""Not a test: a family's runs one after the other on the ranks of one job, and a federation whose clients move halfway.
+"""Not a test: a family's runs one after the other on the ranks of one job, and a
+federation whose clients move halfway.
 
-Arguments are a folder, the family's name and names of its runs. Each run has a folder of its own in it. The rows of the
-clients that moved go to moved-<rank>.npz.
+Arguments are a folder, the family's name and names of its runs. Each run has a folder
+of its own in it. The rows of the clients that moved go to moved-<rank>.npz.
 """
 
 import sys
@@ -36,7 +37,16 @@ class Family:
     def run_all(self, folder: Path, names: Iterable[str] = ()) -> None:
         for name in names or self.runs:
             words = f"{self.common} {self.short} {self.runs[name]}".split()
-            run(parse_run([*words, "--rounds=2", "--snapshot-every=1", f"--out={folder / name}"]))
+            run(
+                parse_run(
+                    [
+                        *words,
+                        "--rounds=2",
+                        "--snapshot-every=1",
+                        f"--out={folder / name}",
+                    ]
+                )
+            )
 
     def moved_rows(self, *, moving: bool) -> tuple[np.ndarray, np.ndarray]:
         """Ids of this rank's clients in the end, and the row of each."""
@@ -84,7 +94,9 @@ GENEFL = Family(
     },
     moving="--method genefl --model mlp",
     rounds=4,
-    rows=lambda setup, state: setup.method.personal(setup.federation, state, np.arange(len(setup.federation.clients))),
+    rows=lambda setup, state: setup.method.personal(
+        setup.federation, state, np.arange(len(setup.federation.clients))
+    ),
 )
 FAMILIES = {"genfed": GENFED, "genefl": GENEFL}
 
@@ -93,4 +105,6 @@ if __name__ == "__main__":
     out, family = Path(sys.argv[1]), FAMILIES[sys.argv[2]]
     family.run_all(out, sys.argv[3:])
     ids, rows = family.moved_rows(moving=True)
-    np.savez(out / f"moved-{worlds.enter(device='cpu').rank}.npz", clients=ids, rows=rows)
+    np.savez(
+        out / f"moved-{worlds.enter(device='cpu').rank}.npz", clients=ids, rows=rows
+    )

@@ -1,4 +1,6 @@
-"""Not a test: clients change ranks at random, with entries of several types and shapes that name their client."""
+"""Not a test: clients change ranks at random, with entries of several types and shapes
+that name their client.
+"""
 
 import numpy as np
 import torch
@@ -27,8 +29,13 @@ for _ in range(4):
         before = collectives.bytes_sent
         moved = collectives.relocate(whole[here], rank, after)
         expected = whole[np.flatnonzero(after == world.rank)]
-        assert moved.dtype == whole.dtype and torch.equal(moved, expected), f"{name} on rank {world.rank}"
-        assert collectives.bytes_sent - before == sent * whole[0].numel() * whole.element_size(), "only movers are sent"
+        assert moved.dtype == whole.dtype and torch.equal(moved, expected), (
+            f"{name} on rank {world.rank}"
+        )
+        assert (
+            collectives.bytes_sent - before
+            == sent * whole[0].numel() * whole.element_size()
+        ), "only movers are sent"
     rank = after
 assert collectives.bcast(world.rank) == 0
 print("all arrived")

@@ -1,4 +1,5 @@
-"""Not a test: workers and servers each sum their ranks in a torch.distributed world of their own, and tell.
+"""Not a test: workers and servers each sum their ranks in a torch.distributed world of
+their own, and tell.
 
 Arguments are numbers of server ranks; one such world after the other.
 """
@@ -16,6 +17,9 @@ for servers in map(int, sys.argv[1:]):
     total = Collectives(world).sum(torch.tensor([float(world.rank)]))
     joined = dist.get_world_size() if dist.is_initialized() else 0
     place = f"{world.role} {world.role_rank}/{world.role_size}"
-    print(f"of {servers}: {place} sum {total.item():.0f} joined {joined} threads {world.threads}", flush=True)
+    print(
+        f"of {servers}: {place} sum {total.item():.0f} joined {joined} threads {world.threads}",
+        flush=True,
+    )
     world.comm.Barrier()
     world.close()

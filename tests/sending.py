@@ -1,4 +1,6 @@
-"""Not a test: a worker sends 64 MiB and a small message to a server rank that sleeps, and both tell how it went."""
+"""Not a test: a worker sends 64 MiB and a small message to a server rank that sleeps,
+and both tell how it went.
+"""
 
 import time
 
@@ -21,14 +23,19 @@ if world.role == "worker":
     link.send(1, "none")
     sent = time.perf_counter()
     link.flush()
-    print(f"sent in {sent - prepared:.3f} s, gone after {time.perf_counter() - begin:.3f} s", flush=True)
+    print(
+        f"sent in {sent - prepared:.3f} s, gone after {time.perf_counter() - begin:.3f} s",
+        flush=True,
+    )
 else:
     time.sleep(NAP)
     received = [link.receive(0) for _ in range(3)]
     assert [header for header, _ in received] == ["large", "empty", "none"]
     large, empty, none = (rows for _, rows in received)
     assert large is not None and empty is not None and none is None
-    assert torch.equal(torch.from_numpy(large).flatten(), torch.arange(2**24, dtype=torch.float32))
+    assert torch.equal(
+        torch.from_numpy(large).flatten(), torch.arange(2**24, dtype=torch.float32)
+    )
     assert empty.shape == (0, large.shape[1])
     print("received as sent", flush=True)
 world.close()

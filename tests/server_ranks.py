@@ -1,7 +1,9 @@
-"""Not a test: server ranks train through DeepSpeed in many ways while a worker goes on, and all write what came out.
+"""Not a test: server ranks train through DeepSpeed in many ways while a worker goes on,
+and all write what came out.
 
-The loop to compare with is written here once more, from what training ought to be, and shares no code with it. Alone,
-without MPI, one process has the whole latent diffusion model learn by both engines.
+The loop to compare with is written here once more, from what training ought to be, and
+shares no code with it. Alone, without MPI, one process has the whole latent diffusion
+model learn by both engines.
 """
 
 import gc
@@ -24,9 +26,13 @@ from hpcfed.server.options import ServerOptions, batching
 from hpcfed.server.training import DeepSpeed, Loss, Place, Trainer, prepare, trainer
 
 COLUMNS = 999
-LENGTH, HALF = 9, 3  # steps of the cosine, and of each of the two parts that are trained
+LENGTH, HALF = (
+    9,
+    3,
+)  # steps of the cosine, and of each of the two parts that are trained
 BATCH, LR, DECAY = 16, 5e-3, 0.1
-# The two linear layers have more than 10^5 weights each: fewer would never leave a rank under ZeRO 3.
+# The two linear layers have more than 10^5 weights each: fewer would never leave a rank
+# under ZeRO 3.
 SIZE = {"server": "small", "server_width": 8, "server_latent": 128, "server_depth": 2}
 RESUMED: dict[str, dict[str, Any]] = {
     **{f"zero {stage}": {"zero_stage": stage} for stage in range(4)},
@@ -39,7 +45,11 @@ WAYS: dict[str, dict[str, Any]] = {
     **RESUMED,
     "zero 0 accumulated": {"server_micro_batch": 4},
     "zero 2 accumulated": {"zero_stage": 2, "server_micro_batch": 4},
-    "zero 3 accumulated, checkpointed": {"zero_stage": 3, "server_micro_batch": 4, "server_checkpointing": True},
+    "zero 3 accumulated, checkpointed": {
+        "zero_stage": 3,
+        "server_micro_batch": 4,
+        "server_checkpointing": True,
+    },
     "checkpointed": {"server_checkpointing": True},
     "offloaded optimizer": {"zero_stage": 2, "server_offload": "optimizer"},
     "bf16 zero 3": {"zero_stage": 3, "server_precision": "bf16"},
@@ -49,7 +59,15 @@ Told = dict[str, np.ndarray]
 
 
 def options_of(**changed: Any) -> ServerOptions:
-    return ServerOptions(**{**SIZE, "server_batch": BATCH, "server_lr": LR, "server_decay": DECAY, **changed})
+    return ServerOptions(
+        **{
+            **SIZE,
+            "server_batch": BATCH,
+            "server_lr": LR,
+            "server_decay": DECAY,
+            **changed,
+        }
+    )
 
 
 def network(seed: int) -> Autoencoder:
@@ -75,12 +93,20 @@ def loss_of(micro: int) -> Loss:
 
 def flat(tensors: dict[str, Tensor], *, buffers: bool) -> np.ndarray:
     """Weights, or what batch norm has seen."""
-    there = {name: t.detach().float().flatten() for name, t in sorted(tensors.items()) if "batches" not in name}
-    return torch.cat([t for name, t in there.items() if ("running" in name) is buffers]).numpy()
+    there = {
+        name: t.detach().float().flatten()
+        for name, t in sorted(tensors.items())
+        if "batches" not in name
+    }
+    return torch.cat(
+        [t for name, t in there.items() if ("running" in name) is buffers]
+    ).numpy()
 
 
 def reference(micro: int, *, shared: bool) -> Told:
-    """Every micro-batch of a step on this rank alone: one after the other, or `shared` as one batch."""
+    """Every micro-batch of a step on this rank alone: one after the other, or `shared`
+    as one batch.
+    """
     model, loss, parts = network(0), loss_of(micro), BATCH // micro
 
     def together(step: int) -> Tensor:
@@ -89,36 +115,52 @@ def reference(micro: int, *, shared: bool) -> Told:
         for number in range(parts):
             loss(lambda *inputs: given.append(inputs) or torch.zeros(()), step, number)
         rows = torch.cat([batch for batch, _ in given])
-        return model(rows, (torch.cat([n[0] for _, n in given]), torch.cat([n[1] for _, n in given])))
+        return model(
+            rows,
+            (torch.cat([n[0] for _, n in given]), torch.cat([n[1] for _, n in given])),
+        )
 
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR, weight_decay=DECAY)
     losses = []
     for step in range(2 * HALF):
         for group in optimizer.param_groups:
             group["lr"] = LR * (1 + math.cos(math.pi * step / LENGTH)) / 2
-        values = [together(step)] if shared else [loss(model, step, number) for number in range(parts)]
+        values = (
+            [together(step)]
+            if shared
+            else [loss(model, step, number) for number in range(parts)]
+        )
         optimizer.zero_grad()
         torch.stack(values).mean().backward()
         optimizer.step()
         losses.append(sum(value.item() for value in values) / len(values))
-    told = {"losses": np.array(losses), "weights": flat(dict(model.named_parameters()), buffers=False)}
+    told = {
+        "losses": np.array(losses),
+        "weights": flat(dict(model.named_parameters()), buffers=False),
+    }
     return told | {"statistics": flat(model.state_dict(), buffers=True)}
 
 
 def held(learning: Trainer) -> Told:
     """Elements that this rank itself holds: of one moment, and of parameters."""
     assert isinstance(learning, DeepSpeed)
-    states = getattr(learning._optimizer, "optimizer", learning._optimizer).state.values()
+    states = getattr(
+        learning._optimizer, "optimizer", learning._optimizer
+    ).state.values()
     parameters = list(learning.network.parameters())
     moments = sum(state["exp_avg"].numel() for state in states)
     return {
         "held": np.array([moments, sum(p.numel() for p in parameters)]),
-        "parameters": np.array(sum(getattr(p, "ds_numel", p.numel()) for p in parameters)),
+        "parameters": np.array(
+            sum(getattr(p, "ds_numel", p.numel()) for p in parameters)
+        ),
     }
 
 
 def trained(changed: dict[str, Any], place: Place, *, resumed: bool) -> Told:
-    """Two parts of training in one go; and the second one anew, from what was saved, in a trainer of other weights."""
+    """Two parts of training in one go; and the second one anew, from what was saved, in
+    a trainer of other weights.
+    """
     options = options_of(**changed)
     divided = batching(options, place.size, "autoencoder")
     loss = loss_of(divided.micro)
@@ -144,7 +186,9 @@ def trained(changed: dict[str, Any], place: Place, *, resumed: bool) -> Told:
         "weights": flat(ended, buffers=False),
         "first statistics": flat(begun, buffers=True),
         "statistics": flat(ended, buffers=True),
-        "saved moments": np.array(sum(m["exp_avg_sq"].numel() for m in saved[1].values())),
+        "saved moments": np.array(
+            sum(m["exp_avg_sq"].numel() for m in saved[1].values())
+        ),
         "latents": latents.numpy(),
     }
     if resumed:
@@ -152,15 +196,23 @@ def trained(changed: dict[str, Any], place: Place, *, resumed: bool) -> Told:
         other.load(*saved, HALF, loss)
         told["continued losses"] = other.fit(loss, HALF, lambda done: None)
         ended, _ = other.save()
-        told |= {"continued weights": flat(ended, buffers=False), "continued statistics": flat(ended, buffers=True)}
+        told |= {
+            "continued weights": flat(ended, buffers=False),
+            "continued statistics": flat(ended, buffers=True),
+        }
     return told | held(learning)
 
 
 def checkpointed(engine: str) -> Told:
-    """Loss and gradients of both networks, and batch norm's statistics after, with activations computed anew."""
+    """Loss and gradients of both networks, and batch norm's statistics after, with
+    activations computed anew.
+    """
     options = options_of(server_engine=engine or "torch")
     random = torch.Generator().manual_seed(7)
-    rows, z = torch.randn(6, COLUMNS, generator=random), torch.randn(6, 16, generator=random)
+    rows, z = (
+        torch.randn(6, COLUMNS, generator=random),
+        torch.randn(6, 16, generator=random),
+    )
     t = torch.randint(1, 1001, (6,), generator=random)
     autoencoder = network(2)
     denoiser = Denoiser(options.size)
@@ -169,7 +221,9 @@ def checkpointed(engine: str) -> Told:
     losses = [autoencoder(rows), denoiser(z, t).square().mean()]
     torch.stack(losses).sum().backward()
     parameters = [*autoencoder.parameters(), *denoiser.parameters()]
-    gradients = [torch.full_like(p, torch.nan) if p.grad is None else p.grad for p in parameters]
+    gradients = [
+        torch.full_like(p, torch.nan) if p.grad is None else p.grad for p in parameters
+    ]
     return {
         "losses": np.array([loss.item() for loss in losses]),
         "gradients": torch.cat([g.flatten() for g in gradients]).numpy(),
@@ -180,15 +234,32 @@ def checkpointed(engine: str) -> Told:
 def rows_of_clients() -> Tensor:
     """Five clients, eight uploads each."""
     random = torch.Generator().manual_seed(8)
-    base, own = torch.randn(96, generator=random), torch.randn(5, 1, 96, generator=random)
-    return (base + 0.02 * own + 0.003 * torch.randn(5, 8, 96, generator=random)).flatten(0, 1)
+    base, own = (
+        torch.randn(96, generator=random),
+        torch.randn(5, 1, 96, generator=random),
+    )
+    return (
+        base + 0.02 * own + 0.003 * torch.randn(5, 8, 96, generator=random)
+    ).flatten(0, 1)
 
 
 def diffused(place: Place, **changed: Any) -> Told:
     """The whole model, learnt and used."""
-    small = {"server_width": 4, "server_latent": 8, "server_depth": 3, "server_decay": 0.0, "diffusion_steps": 50}
-    counts = {"autoencoder_samples": 5 * BATCH, "denoiser_samples": 5 * BATCH, "inversion_depth": 10}
-    model = LatentDiffusion([64, 32], options_of(**small, **counts, **changed), place, seed=3)
+    small = {
+        "server_width": 4,
+        "server_latent": 8,
+        "server_depth": 3,
+        "server_decay": 0.0,
+        "diffusion_steps": 50,
+    }
+    counts = {
+        "autoencoder_samples": 5 * BATCH,
+        "denoiser_samples": 5 * BATCH,
+        "inversion_depth": 10,
+    }
+    model = LatentDiffusion(
+        [64, 32], options_of(**small, **counts, **changed), place, seed=3
+    )
     report = model.learn(rows_of_clients())
     gc.collect()
     left = [one for one in gc.get_objects() if type(one).__name__ == "DeepSpeedEngine"]
@@ -205,22 +276,44 @@ def serve(world: worlds.World) -> Told:
     prepare(options_of(), place)
     import deepspeed
 
-    told = {"worlds": np.array([dist.get_world_size(), deepspeed.comm.get_world_size(), deepspeed.comm.get_rank()])}
+    told = {
+        "worlds": np.array(
+            [
+                dist.get_world_size(),
+                deepspeed.comm.get_world_size(),
+                deepspeed.comm.get_rank(),
+            ]
+        )
+    }
     parts = {"initial": {"statistics": flat(network(0).state_dict(), buffers=True)}}
-    parts |= {"reference accumulated": reference(4, shared=False), "reference": reference(8, shared=True)}
-    parts |= {f"checkpoint {engine}".strip(): checkpointed(engine) for engine in ("", "torch", "deepspeed")}
+    parts |= {
+        "reference accumulated": reference(4, shared=False),
+        "reference": reference(8, shared=True),
+    }
+    parts |= {
+        f"checkpoint {engine}".strip(): checkpointed(engine)
+        for engine in ("", "torch", "deepspeed")
+    }
     parts["model"] = diffused(place, zero_stage=2, server_checkpointing=True)
     parts["model of zero 3"] = diffused(place, zero_stage=3)
     parts["model alone"] = diffused(Place(world.device), server_engine="torch")
     parts["model of micro-batches"] = diffused(place, server_micro_batch=8)
-    parts["model of micro-batches alone"] = diffused(Place(world.device), server_engine="torch", server_micro_batch=8)
+    parts["model of micro-batches alone"] = diffused(
+        Place(world.device), server_engine="torch", server_micro_batch=8
+    )
     for name, changed in WAYS.items():
         parts[name] = trained(changed, place, resumed=name in RESUMED)
-    return told | {f"{name}/{key}": value for name, part in parts.items() for key, value in part.items()}
+    return told | {
+        f"{name}/{key}": value
+        for name, part in parts.items()
+        for key, value in part.items()
+    }
 
 
 def work(world: worlds.World) -> Told:
-    """Gradient descent to the mean of some numbers, until a server rank says that it has ended."""
+    """Gradient descent to the mean of some numbers, until a server rank says that it
+    has ended.
+    """
     there, numbers = torch.zeros(()), torch.arange(9.0)
     steps = 0
     while not world.comm.Iprobe():
@@ -239,8 +332,15 @@ def work(world: worlds.World) -> Told:
 def main(world: worlds.World, folder: Path) -> None:
     if world.alone:
         worlds.join_alone(world)
-        engines = {engine: diffused(Place(world.device), server_engine=engine) for engine in ("torch", "deepspeed")}
-        told = {f"{engine}/{key}": value for engine, part in engines.items() for key, value in part.items()}
+        engines = {
+            engine: diffused(Place(world.device), server_engine=engine)
+            for engine in ("torch", "deepspeed")
+        }
+        told = {
+            f"{engine}/{key}": value
+            for engine, part in engines.items()
+            for key, value in part.items()
+        }
     elif world.role == "server":
         told = serve(world)
         if world.role_rank == 0:

@@ -1,4 +1,6 @@
-"""Not a test: runs one after the other on the ranks of one job. Arguments are their options, parted by plus signs."""
+"""Not a test: runs one after the other on the ranks of one job. Arguments are their
+options, parted by plus signs.
+"""
 
 import sys
 from itertools import groupby

@@ -1,7 +1,8 @@
 """Not a test: a run whose last MPI rank trains SLOW times as long as its work takes.
 
-Arguments are those of hpcfed. With STEADY=1 every rank's training is drawn out to 1.5 ms per load, so that
-little depends on how busy the machine is. Every client's row after the last round goes to ROWS-<rank>.npz.
+Arguments are those of hpcfed. With STEADY=1 every rank's training is drawn out to 1.5
+ms per load, so that little depends on how busy the machine is. Every client's row after
+the last round goes to ROWS-<rank>.npz.
 """
 
 import os
@@ -18,7 +19,11 @@ from hpcfed.clients.placement import LONGEST, client_loads, rank_loads
 from hpcfed.experiment import loop
 
 SECONDS_PER_LOAD = 1.5e-3
-slow = float(os.environ.get("SLOW", "1")) if MPI.COMM_WORLD.rank == MPI.COMM_WORLD.size - 1 else 1.0
+slow = (
+    float(os.environ.get("SLOW", "1"))
+    if MPI.COMM_WORLD.rank == MPI.COMM_WORLD.size - 1
+    else 1.0
+)
 train, evaluate = engine.Engine.train, loop.evaluate
 
 
@@ -27,7 +32,9 @@ def slow_train(self, rows, shard, clients, sgd, **options):  # type: ignore[no-u
     result = train(self, rows, shard, clients, sgd, **options)
     wanted = slow * (time.perf_counter() - begin)
     if os.environ.get("STEADY"):
-        loads = client_loads(np.array(shard.sizes)[clients], epochs=sgd.epochs, batch_size=sgd.batch_size)
+        loads = client_loads(
+            np.array(shard.sizes)[clients], epochs=sgd.epochs, batch_size=sgd.batch_size
+        )
         nobody = np.zeros(len(loads), np.int64)
         work = rank_loads(loads, nobody, 1, longest=LONGEST[self.mode])[0]
         wanted = slow * SECONDS_PER_LOAD * work
@@ -39,7 +46,11 @@ def keeping_rows(setup, state):  # type: ignore[no-untyped-def]
     fed = setup.federation
     if "ROWS" in os.environ and fed.round == fed.config.rounds - 1:
         rows = setup.method.personal(fed, state, np.arange(len(fed.clients)))
-        np.savez(Path(f"{os.environ['ROWS']}-{setup.world.rank}.npz"), clients=fed.clients, rows=rows.cpu().numpy())
+        np.savez(
+            Path(f"{os.environ['ROWS']}-{setup.world.rank}.npz"),
+            clients=fed.clients,
+            rows=rows.cpu().numpy(),
+        )
     return evaluate(setup, state)
 
 

@@ -1,4 +1,6 @@
-"""Not a test: a run that all ranks stop after some rounds. Arguments are their number, and the options of the run."""
+"""Not a test: a run that all ranks stop after some rounds. Arguments are their number,
+and the options of the run.
+"""
 
 import sys
 

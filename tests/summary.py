@@ -1,4 +1,6 @@
-"""Not a test: one line about the tests that have run on a GPU. Arguments are seconds, and pytest's XML reports."""
+"""Not a test: one line about the tests that have run on a GPU. Arguments are seconds,
+and pytest's XML reports.
+"""
 
 import sys
 from xml.etree import ElementTree
@@ -15,4 +17,7 @@ bad = counts["failures"] + counts["errors"]
 passed = counts["tests"] - bad - counts["skipped"]
 nccl = ".".join(map(str, torch.cuda.nccl.version()))
 machine = f"{torch.cuda.get_device_name()}, torch {torch.__version__}, NCCL {nccl}"
-print(f"GPU tests: {passed} passed, {bad} failed, {counts['skipped']} skipped in {seconds} s ({machine})")
+print(
+    f"GPU tests: {passed} passed, {bad} failed, {counts['skipped']} skipped in "
+    f"{seconds} s ({machine})"
+)

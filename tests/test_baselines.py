@@ -1,4 +1,6 @@
-"""FedPer, FedRep, LG-FedAvg, FedBABU and pFedHN against naive loops of their published rules, client by client."""
+"""FedPer, FedRep, LG-FedAvg, FedBABU and pFedHN against naive loops of their published
+rules, client by client.
+"""
 
 import copy
 from collections.abc import Callable, Iterator
@@ -29,38 +31,76 @@ from tests.test_seeds import UNEVEN, assert_same_run, started
 
 PARTS = ["fedper", "fedrep", "lg-fedavg", "fedbabu"]
 BODY, HEAD, WHOLE = 64 * 64 + 64, 64 * 10 + 10, 64 * 64 + 64 + 64 * 10 + 10
-HARSH = {"momentum": 0.9, "weight_decay": 0.02, "clip": 1.5, "lr_decay": 0.9, "participation": 0.5, "batch_size": 60}
+HARSH = {
+    "momentum": 0.9,
+    "weight_decay": 0.02,
+    "clip": 1.5,
+    "lr_decay": 0.9,
+    "participation": 0.5,
+    "batch_size": 60,
+}
 """Whatever could move a column that must stay, and half of the clients in a round."""
 Weights = dict[str, Tensor]
 
 
 def initial(s: Setup) -> Weights:
     network = build("mlp", shape=(1, 8, 8), classes=10, seed=s.settings.config.seed)
-    return {name: tensor.detach().double() for name, tensor in network.named_parameters()}
+    return {
+        name: tensor.detach().double() for name, tensor in network.named_parameters()
+    }
 
 
-def trained(s: Setup, weights: Weights, client: int, purpose: str, round: int, sgd: Sgd, part: str = "") -> Weights:
-    """One client alone, in plain torch; only tensors whose name starts with `part` are trained."""
+def trained(
+    s: Setup,
+    weights: Weights,
+    client: int,
+    purpose: str,
+    round: int,
+    sgd: Sgd,
+    part: str = "",
+) -> Weights:
+    """One client alone, in plain torch; only tensors whose name starts with `part` are
+    trained.
+    """
     network = build("mlp", shape=(1, 8, 8), classes=10, seed=0).double()
     network.load_state_dict(weights)
     for name, parameter in network.named_parameters():
         parameter.requires_grad_(name.startswith(part))
-    key = randomness.client_keys(s.settings.config.seed, purpose, round, torch.tensor([client]))[0]
+    key = randomness.client_keys(
+        s.settings.config.seed, purpose, round, torch.tensor([client])
+    )[0]
     network = naive(network, s.federation._train_data, client, sgd, key)
     return {name: tensor.detach() for name, tensor in network.named_parameters()}
 
 
 def usual(s: Setup, round: int, epochs: int) -> Sgd:
     c = s.settings.config
-    return Sgd(epochs, c.batch_size, c.lr * c.lr_decay**round, c.momentum, c.weight_decay, c.clip)
+    return Sgd(
+        epochs,
+        c.batch_size,
+        c.lr * c.lr_decay**round,
+        c.momentum,
+        c.weight_decay,
+        c.clip,
+    )
 
 
 def flat(weights: Weights) -> Tensor:
-    return torch.cat([weights[name].flatten() for name in ("fc1.weight", "fc1.bias", "head.weight", "head.bias")])
+    return torch.cat(
+        [
+            weights[name].flatten()
+            for name in ("fc1.weight", "fc1.bias", "head.weight", "head.bias")
+        ]
+    )
 
 
 def close(rows: Tensor, expected: list[Weights]) -> None:
-    torch.testing.assert_close(rows, torch.stack([flat(weights) for weights in expected]), rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(
+        rows,
+        torch.stack([flat(weights) for weights in expected]),
+        rtol=1e-10,
+        atol=1e-12,
+    )
 
 
 def rounds(s: Setup, count: int) -> Iterator[tuple[int, Any]]:
@@ -80,11 +120,17 @@ def rounds(s: Setup, count: int) -> Iterator[tuple[int, Any]]:
         ("fedbabu", "fc1", [("fc1", 2)]),
     ],
 )
-def test_the_published_rule(method: str, shared: str, phases: list[tuple[str, int]]) -> None:
-    """Shared tensors are the cohort's weighted mean, a client's others are its own, from its last round on."""
+def test_the_published_rule(
+    method: str, shared: str, phases: list[tuple[str, int]]
+) -> None:
+    """Shared tensors are the cohort's weighted mean, a client's others are its own,
+    from its last round on.
+    """
     options = {"head_epochs": 3, "body_epochs": 2} if method == "fedrep" else {}
     s = assembled(method=method, **HARSH, **options)
-    server = {name: tensor for name, tensor in initial(s).items() if name.startswith(shared)}
+    server = {
+        name: tensor for name, tensor in initial(s).items() if name.startswith(shared)
+    }
     clients, sizes = [initial(s) for _ in range(4)], s.federation.sizes
     for round, state in rounds(s, 3):
         cohort = s.federation.sample(round).clients
@@ -93,10 +139,24 @@ def test_the_published_rule(method: str, shared: str, phases: list[tuple[str, in
             clients[client] |= server
             for number, (part, epochs) in enumerate(phases):
                 purpose = f"training, phase {number}" if number else "training"
-                clients[client] = trained(s, clients[client], client, purpose, round, usual(s, round, epochs), part)
+                clients[client] = trained(
+                    s,
+                    clients[client],
+                    client,
+                    purpose,
+                    round,
+                    usual(s, round, epochs),
+                    part,
+                )
         share = {client: sizes[client] / sizes[cohort].sum() for client in cohort}
-        server = {name: sum(share[client] * clients[client][name] for client in cohort) for name in server}
-        close(_parts.personal(s.federation, state, np.arange(4)), [own | server for own in clients])
+        server = {
+            name: sum(share[client] * clients[client][name] for client in cohort)
+            for name in server
+        }
+        close(
+            _parts.personal(s.federation, state, np.arange(4)),
+            [own | server for own in clients],
+        )
 
 
 def test_fedbabu_fine_tunes_what_it_judges() -> None:
@@ -106,7 +166,10 @@ def test_fedbabu_fine_tunes_what_it_judges() -> None:
         *_, (_, state) = rounds(s, 2)
         views = s.federation.layout.views(s.method.global_row(state)[None])
         common = {name: view[0] for name, view in views.items()}
-        expected = [trained(s, common, client, "fine-tuning", 1, usual(s, 1, 3), part) for client in range(4)]
+        expected = [
+            trained(s, common, client, "fine-tuning", 1, usual(s, 1, 3), part)
+            for client in range(4)
+        ]
         close(s.method.personal(s.federation, state, np.arange(4)), expected)
 
 
@@ -116,16 +179,22 @@ def test_fedbabu_heads_are_all_the_first_until_fine_tuning() -> None:
     for _, state in rounds(s, 3):
         assert torch.equal(state.own, head.expand(4, -1))
         assert torch.equal(s.method.global_row(state)[BODY:], head)
-        assert not torch.equal(s.method.global_row(state)[:BODY], s.federation.initial_row()[:BODY])
+        assert not torch.equal(
+            s.method.global_row(state)[:BODY], s.federation.initial_row()[:BODY]
+        )
         tuned = s.method.personal(s.federation, state, np.arange(4))
         assert all(not torch.equal(row[BODY:], head) for row in tuned)
 
 
-def test_phases_freeze_the_rest_bit_for_bit_and_draw_new_orders(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_phases_freeze_the_rest_bit_for_bit_and_draw_new_orders(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     s = assembled(method="fedrep", **HARSH)
     train, seen = s.engine.train, []
 
-    def watched(rows: Tensor, *arguments: Any, keys: Tensor, columns: Tensor, pull: None) -> tuple[Tensor, Tensor]:
+    def watched(
+        rows: Tensor, *arguments: Any, keys: Tensor, columns: Tensor, pull: None
+    ) -> tuple[Tensor, Tensor]:
         after, losses = train(rows, *arguments, keys=keys, columns=columns, pull=pull)
         assert torch.equal(after[:, ~columns], rows[:, ~columns])
         assert (after[:, columns] != rows[:, columns]).any(1).all()
@@ -139,8 +208,13 @@ def test_phases_freeze_the_rest_bit_for_bit_and_draw_new_orders(monkeypatch: pyt
 
 
 def test_an_empty_head_is_fedavg_bit_for_bit() -> None:
-    personal, average = assembled(method="fedper", head_layers=0, **HARSH), assembled(method="fedavg", **HARSH)
-    for (_, state), (_, expected) in zip(rounds(personal, 3), rounds(average, 3), strict=True):
+    personal, average = (
+        assembled(method="fedper", head_layers=0, **HARSH),
+        assembled(method="fedavg", **HARSH),
+    )
+    for (_, state), (_, expected) in zip(
+        rounds(personal, 3), rounds(average, 3), strict=True
+    ):
         assert torch.equal(state.shared, expected.w)
         rows = personal.method.personal(personal.federation, state, np.arange(4))
         assert torch.equal(rows, expected.w.expand(4, -1))
@@ -148,9 +222,17 @@ def test_an_empty_head_is_fedavg_bit_for_bit() -> None:
 
 
 def test_a_head_that_is_everything_is_local_only() -> None:
-    personal, local = assembled(method="fedper", head_layers=2, **HARSH), assembled(method="local", **HARSH)
-    for (_, state), (_, expected) in zip(rounds(personal, 3), rounds(local, 3), strict=True):
-        assert torch.equal(personal.method.personal(personal.federation, state, np.arange(4)), expected.rows)
+    personal, local = (
+        assembled(method="fedper", head_layers=2, **HARSH),
+        assembled(method="local", **HARSH),
+    )
+    for (_, state), (_, expected) in zip(
+        rounds(personal, 3), rounds(local, 3), strict=True
+    ):
+        assert torch.equal(
+            personal.method.personal(personal.federation, state, np.arange(4)),
+            expected.rows,
+        )
     assert personal.federation.traffic.up == personal.federation.traffic.down == 0
 
 
@@ -158,7 +240,13 @@ def test_a_head_that_is_everything_is_local_only() -> None:
 @pytest.mark.parametrize("method", PARTS)
 def test_either_part_may_be_empty(method: str, deterministic: bool) -> None:
     for layers in (0, 2):
-        s = assembled(method=method, head_layers=layers, epochs=1, batch_size=60, deterministic=deterministic)
+        s = assembled(
+            method=method,
+            head_layers=layers,
+            epochs=1,
+            batch_size=60,
+            deterministic=deterministic,
+        )
         *_, (_, state) = rounds(s, 1)
         assert np.isfinite(evaluate(s, state).accuracy)
     torch.set_deterministic_debug_mode("default")
@@ -166,25 +254,38 @@ def test_either_part_may_be_empty(method: str, deterministic: bool) -> None:
 
 @pytest.mark.parametrize(
     ("method", "columns"),
-    [("fedper", BODY), ("fedrep", BODY), ("lg-fedavg", HEAD), ("fedbabu", BODY), ("pfedhn", WHOLE)],
+    [
+        ("fedper", BODY),
+        ("fedrep", BODY),
+        ("lg-fedavg", HEAD),
+        ("fedbabu", BODY),
+        ("pfedhn", WHOLE),
+    ],
 )
 def test_bytes_are_those_of_the_shared_columns(method: str, columns: int) -> None:
     s = assembled(method=method, clients=10, participation=0.3)
     *_, (_, state) = rounds(s, 1)
     assert s.federation.traffic.up == s.federation.traffic.down == 3 * columns * 8
     s.method.personal(s.federation, state, np.arange(10))
-    assert s.federation.traffic.up == 3 * columns * 8, "what a client does for itself sends nothing"
+    assert s.federation.traffic.up == 3 * columns * 8, (
+        "what a client does for itself sends nothing"
+    )
 
 
 @pytest.mark.parametrize("method", PARTS)
 def test_a_new_client_has_the_servers_columns_and_the_initial_rest(method: str) -> None:
     s = assembled(method=method)
     *_, (_, state) = rounds(s, 2)
-    rows, first = s.method.welcome(s.federation, state, np.arange(2)), s.federation.initial_row()
+    rows, first = (
+        s.method.welcome(s.federation, state, np.arange(2)),
+        s.federation.initial_row(),
+    )
     shared = slice(BODY, WHOLE) if method == "lg-fedavg" else slice(0, BODY)
     expected = first.clone()
     expected[shared] = state.shared
-    assert torch.equal(rows, expected.expand(2, -1)) and not torch.equal(expected[shared], first[shared])
+    assert torch.equal(rows, expected.expand(2, -1)) and not torch.equal(
+        expected[shared], first[shared]
+    )
 
 
 def test_the_catalogue_counts_layers_as_the_networks_have_them() -> None:
@@ -194,25 +295,47 @@ def test_the_catalogue_counts_layers_as_the_networks_have_them() -> None:
         assert not layout.mask(layout.last(info.layers - 1)).all(), name
         assert layout.last(1) == (layout.head,) and layout.last(0) == ()
     resnet = Layout.of(build("resnet18", shape=(3, 16, 16), classes=10, seed=0))
-    assert resnet.last(2) == ("layer4.1.conv2", "layer4.1.bn2", "fc"), "batch norm goes with its convolution"
+    assert resnet.last(2) == ("layer4.1.conv2", "layer4.1.bn2", "fc"), (
+        "batch norm goes with its convolution"
+    )
 
 
 @pytest.mark.parametrize("method", PARTS)
 def test_more_head_layers_than_layers_is_one_line(
-    method: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    method: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     words = ["run", "--method", method, "--head-layers"]
-    assert "--head-layers 5, but cnn-digits has 4 layers with weights" in mistake(capsys, *words, 5)
-    assert "--head-layers 3, but mlp has 2" in mistake(capsys, *words, 3, "--model", "mlp")
-    assert "must be greater than or equal to 0" in mistake(capsys, *words[:-1], "--head-layers=-1")
+    assert "--head-layers 5, but cnn-digits has 4 layers with weights" in mistake(
+        capsys, *words, 5
+    )
+    assert "--head-layers 3, but mlp has 2" in mistake(
+        capsys, *words, 3, "--model", "mlp"
+    )
+    assert "must be greater than or equal to 0" in mistake(
+        capsys, *words[:-1], "--head-layers=-1"
+    )
     assert list(tmp_path.iterdir()) == []
 
 
 class NaiveHypernetwork(nn.Module):
-    """As the paper draws it: embeddings, an MLP, and a linear head for every tensor of the clients' network."""
+    """As the paper draws it: embeddings, an MLP, and a linear head for every tensor of
+    the clients' network.
+    """
 
-    def __init__(self, phi: Tensor, *, clients: int, embedding: int, hidden: int, layers: int, target: Weights) -> None:
+    def __init__(
+        self,
+        phi: Tensor,
+        *,
+        clients: int,
+        embedding: int,
+        hidden: int,
+        layers: int,
+        target: Weights,
+    ) -> None:
         super().__init__()
         self.embeddings = nn.Embedding(clients, embedding)
         mlp: list[nn.Module] = [nn.Linear(embedding, hidden)]
@@ -220,15 +343,21 @@ class NaiveHypernetwork(nn.Module):
             mlp += [nn.ReLU(), nn.Linear(hidden, hidden)]
         self.mlp = nn.Sequential(*mlp)
         self.shapes = {name: tensor.shape for name, tensor in target.items()}
-        self.heads = nn.ModuleList(nn.Linear(hidden, tensor.numel()) for tensor in target.values())
+        self.heads = nn.ModuleList(
+            nn.Linear(hidden, tensor.numel()) for tensor in target.values()
+        )
         self.double()
         tensors = self.in_order()
-        for tensor, values in zip(tensors, phi.split([tensor.numel() for tensor in tensors]), strict=True):
+        for tensor, values in zip(
+            tensors, phi.split([tensor.numel() for tensor in tensors]), strict=True
+        ):
             tensor.data = values.view_as(tensor).clone()
 
     def in_order(self) -> list[Tensor]:
         """As φ holds them: the heads' weights side by side, then their biases."""
-        weights, biases = ([getattr(head, kind) for head in self.heads] for kind in ("weight", "bias"))
+        weights, biases = (
+            [getattr(head, kind) for head in self.heads] for kind in ("weight", "bias")
+        )
         return [self.embeddings.weight, *self.mlp.parameters(), *weights, *biases]
 
     def forward(self, client: int) -> Weights:
@@ -237,25 +366,47 @@ class NaiveHypernetwork(nn.Module):
     def generate(self, embedding: Tensor) -> Weights:
         features = self.mlp(embedding)
         outputs = (head(features) for head in self.heads)
-        return {name: out.view(shape) for (name, shape), out in zip(self.shapes.items(), outputs, strict=True)}
+        return {
+            name: out.view(shape)
+            for (name, shape), out in zip(self.shapes.items(), outputs, strict=True)
+        }
 
     def phi(self) -> Tensor:
         return torch.cat([tensor.detach().flatten() for tensor in self.in_order()])
 
 
-HYPER = {"method": "pfedhn", "hn_hidden": 7, "hn_layers": 2, "inner_steps": 5, "inner_batch": 16}
+HYPER = {
+    "method": "pfedhn",
+    "hn_hidden": 7,
+    "hn_layers": 2,
+    "inner_steps": 5,
+    "inner_batch": 16,
+}
 
 
 def hypernetwork(s: Setup, phi: Tensor) -> NaiveHypernetwork:
     o: Any = s.settings.options
     return NaiveHypernetwork(
-        phi, clients=4, embedding=o.hn_embedding or 2, hidden=o.hn_hidden, layers=o.hn_layers, target=initial(s)
+        phi,
+        clients=4,
+        embedding=o.hn_embedding or 2,
+        hidden=o.hn_hidden,
+        layers=o.hn_layers,
+        target=initial(s),
     )
 
 
 def inner(s: Setup) -> Sgd:
     o: Any = s.settings.options
-    return Sgd(0, o.inner_batch, o.inner_lr, o.inner_momentum, o.inner_decay, o.inner_clip, steps=o.inner_steps)
+    return Sgd(
+        0,
+        o.inner_batch,
+        o.inner_lr,
+        o.inner_momentum,
+        o.inner_decay,
+        o.inner_clip,
+        steps=o.inner_steps,
+    )
 
 
 @pytest.mark.parametrize(
@@ -263,8 +414,20 @@ def inner(s: Setup) -> Sgd:
     [
         {},
         {"hn_combine": "mean", "participation": 0.5},
-        {"hn_clip": 1e-3, "inner_clip": 0.05, "hn_embedding": 3, "hn_decay": 0.5, "hn_lr": 0.1},
-        {"hn_layers": 0, "hn_momentum": 0.0, "inner_momentum": 0.0, "inner_decay": 0.1, "inner_lr": 0.05},
+        {
+            "hn_clip": 1e-3,
+            "inner_clip": 0.05,
+            "hn_embedding": 3,
+            "hn_decay": 0.5,
+            "hn_lr": 0.1,
+        },
+        {
+            "hn_layers": 0,
+            "hn_momentum": 0.0,
+            "inner_momentum": 0.0,
+            "inner_decay": 0.1,
+            "inner_lr": 0.05,
+        },
     ],
     ids=["defaults", "mean", "clipped", "shallow"],
 )
@@ -273,13 +436,22 @@ def test_pfedhn_is_autograd_through_the_hypernetwork(options: dict[str, Any]) ->
     o: Any = s.settings.options
     net = hypernetwork(s, s.method.init(s.federation).phi)
     parameters = net.in_order()
-    optimiser = torch.optim.SGD(parameters, lr=o.hn_lr, momentum=o.hn_momentum, weight_decay=o.hn_decay)
+    optimiser = torch.optim.SGD(
+        parameters, lr=o.hn_lr, momentum=o.hn_momentum, weight_decay=o.hn_decay
+    )
     for round, state in rounds(s, 3):
         optimiser.zero_grad()
         cohort = s.federation.sample(round).clients
         for client in cohort:
             theta = net(client)
-            after = trained(s, {n: t.detach() for n, t in theta.items()}, client, "training", round, inner(s))
+            after = trained(
+                s,
+                {n: t.detach() for n, t in theta.items()},
+                client,
+                "training",
+                round,
+                inner(s),
+            )
             delta = [theta[name].detach() - after[name] for name in theta]
             torch.autograd.backward(list(theta.values()), delta)
         if o.hn_combine == "mean":
@@ -290,14 +462,36 @@ def test_pfedhn_is_autograd_through_the_hypernetwork(options: dict[str, Any]) ->
         optimiser.step()
         torch.testing.assert_close(state.phi, net.phi(), rtol=1e-9, atol=1e-12)
         rows = s.method.personal(s.federation, state, np.arange(4))
-        close(rows, [{name: tensor.detach() for name, tensor in net(client).items()} for client in range(4)])
+        close(
+            rows,
+            [
+                {name: tensor.detach() for name, tensor in net(client).items()}
+                for client in range(4)
+            ],
+        )
 
 
 def test_one_plain_step_of_rate_eta_gives_eta_times_the_gradient_of_the_loss() -> None:
-    """Autograd through everything at once: embedding, hypernetwork, network, loss over all the client's data."""
+    """Autograd through everything at once: embedding, hypernetwork, network, loss over
+    all the client's data.
+    """
     eta = 0.03
-    plain = dict.fromkeys(("hn_momentum", "hn_decay", "hn_clip", "inner_momentum", "inner_decay", "inner_clip"), 0.0)
-    s = assembled(**HYPER | plain | {"inner_steps": 1, "inner_batch": 10_000, "inner_lr": eta, "hn_lr": 1.0})
+    plain = dict.fromkeys(
+        (
+            "hn_momentum",
+            "hn_decay",
+            "hn_clip",
+            "inner_momentum",
+            "inner_decay",
+            "inner_clip",
+        ),
+        0.0,
+    )
+    s = assembled(
+        **HYPER
+        | plain
+        | {"inner_steps": 1, "inner_batch": 10_000, "inner_lr": eta, "hn_lr": 1.0}
+    )
     before = s.method.init(s.federation).phi
     net, target, shard = (
         hypernetwork(s, before),
@@ -313,7 +507,9 @@ def test_one_plain_step_of_rate_eta_gives_eta_times_the_gradient_of_the_loss() -
     expected = torch.cat([tensor.grad.flatten() for tensor in net.in_order()])
     *_, (_, state) = rounds(s, 1)
     assert float(expected.norm()) > 0.1
-    torch.testing.assert_close(before - state.phi, eta * expected, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(
+        before - state.phi, eta * expected, rtol=1e-9, atol=1e-12
+    )
 
 
 def test_pfedhn_has_the_authors_numbers() -> None:
@@ -321,40 +517,69 @@ def test_pfedhn_has_the_authors_numbers() -> None:
     state, o = s.method.init(s.federation), methods.load("pfedhn").Options()
     embedding, hidden = int(1 + 11 / 4), 100
     linear = [(embedding, hidden), *[(hidden, hidden)] * 3, (hidden, WHOLE)]
-    assert len(state.phi) == 11 * embedding + sum(inputs * outputs + outputs for inputs, outputs in linear)
+    assert len(state.phi) == 11 * embedding + sum(
+        inputs * outputs + outputs for inputs, outputs in linear
+    )
     assert o.model_dump() == {
         "hn_hidden": 100, "hn_layers": 3, "hn_embedding": 0, "hn_lr": 1e-2, "hn_momentum": 0.9, "hn_decay": 1e-3,
         "hn_clip": 50, "hn_combine": "sum", "inner_steps": 50, "inner_batch": 64, "inner_lr": 5e-3,
         "inner_momentum": 0.9, "inner_decay": 5e-5, "inner_clip": 50, "welcome_rounds": 20,
     }  # fmt: skip
-    again, other = (assembled(method="pfedhn", clients=11, seed=seed) for seed in (0, 1))
+    again, other = (
+        assembled(method="pfedhn", clients=11, seed=seed) for seed in (0, 1)
+    )
     assert torch.equal(again.method.init(again.federation).phi, state.phi)
     assert not torch.equal(other.method.init(other.federation).phi, state.phi)
     first = state.phi[-WHOLE * 101 :]
-    assert 0.0999 < float(first.abs().max()) <= 0.1 and abs(float(state.phi[:22].std()) - 1) < 0.5
+    assert (
+        0.0999 < float(first.abs().max()) <= 0.1
+        and abs(float(state.phi[:22].std()) - 1) < 0.5
+    )
 
 
 def test_pfedhn_does_not_end_with_a_hypernetwork_that_has_diverged() -> None:
     """Also not in the last round, after which no client would complain of it."""
     s = assembled(**HYPER, clients=4, rounds=1, hn_lr=1e30, precision="fp32")
-    state = s.method.round(s.federation, s.method.init(s.federation), s.federation.sample(0))
-    with pytest.raises(ArithmeticError, match=r"hypernetwork has diverged.*in round 1; try --hn-lr below 1e\+30$"):
+    state = s.method.round(
+        s.federation, s.method.init(s.federation), s.federation.sample(0)
+    )
+    with pytest.raises(
+        ArithmeticError,
+        match=r"hypernetwork has diverged.*in round 1; try --hn-lr below 1e\+30$",
+    ):
         evaluate(s, state)
 
 
 def test_pfedhn_generates_no_running_statistics() -> None:
-    """They are the cohort's weighted mean, the same for every client; the rest of the row is generated."""
-    small = {"hn_hidden": 1, "hn_layers": 0, "inner_steps": 1, "inner_batch": 2, "clients": 3, "precision": "fp32"}
+    """They are the cohort's weighted mean, the same for every client; the rest of the
+    row is generated.
+    """
+    small = {
+        "hn_hidden": 1,
+        "hn_layers": 0,
+        "inner_steps": 1,
+        "inner_batch": 2,
+        "clients": 3,
+        "precision": "fp32",
+    }
     s = assembled(**HYPER | small | {"model": "resnet18", "engine": "loop"})
     fed, statistics = s.federation, slice(s.federation.layout.num_parameters, None)
     state, trained_rows = s.method.init(fed), []
-    assert torch.equal(s.method.personal(fed, state, np.arange(1))[0, statistics], fed.initial_row()[statistics])
-    fed.on_trained = lambda cohort, rows: trained_rows.append(rows[:, statistics].clone())
+    assert torch.equal(
+        s.method.personal(fed, state, np.arange(1))[0, statistics],
+        fed.initial_row()[statistics],
+    )
+    fed.on_trained = lambda cohort, rows: trained_rows.append(
+        rows[:, statistics].clone()
+    )
     state = s.method.round(fed, state, fed.sample(0))
     expected = torch.from_numpy(fed.sizes / fed.sizes.sum()).float() @ trained_rows[0]
     torch.testing.assert_close(state.statistics, expected)
     assert not torch.equal(expected, fed.initial_row()[statistics])
-    assert torch.equal(s.method.personal(fed, state, np.arange(3))[:, statistics], state.statistics.expand(3, -1))
+    assert torch.equal(
+        s.method.personal(fed, state, np.arange(3))[:, statistics],
+        state.statistics.expand(3, -1),
+    )
 
 
 def test_pfedhn_trains_a_new_clients_embedding_and_nothing_else() -> None:
@@ -365,22 +590,38 @@ def test_pfedhn_trains_a_new_clients_embedding_and_nothing_else() -> None:
     expected = []
     for client in (1, 3):
         embedding = drawn[client].clone().requires_grad_()
-        optimiser = torch.optim.SGD([embedding], lr=1e-2, momentum=0.9, weight_decay=1e-3)
+        optimiser = torch.optim.SGD(
+            [embedding], lr=1e-2, momentum=0.9, weight_decay=1e-3
+        )
         for number in range(3):
             theta = net.generate(embedding)
             purpose = f"fine-tuning, phase {number}" if number else "fine-tuning"
-            after = trained(s, {n: t.detach() for n, t in theta.items()}, client, purpose, round, inner(s))
+            after = trained(
+                s,
+                {n: t.detach() for n, t in theta.items()},
+                client,
+                purpose,
+                round,
+                inner(s),
+            )
             optimiser.zero_grad()
             delta = [theta[name].detach() - after[name] for name in theta]
             torch.autograd.backward(list(theta.values()), delta, inputs=[embedding])
             nn.utils.clip_grad_norm_([embedding], 0.01)
             optimiser.step()
-        expected.append({name: tensor.detach() for name, tensor in net.generate(embedding).items()})
+        expected.append(
+            {name: tensor.detach() for name, tensor in net.generate(embedding).items()}
+        )
     close(s.method.welcome(fed, state, np.array([1, 3])), expected)
-    assert all(torch.equal(a, b) for a, b in zip(vars(state).values(), vars(before).values(), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(vars(state).values(), vars(before).values(), strict=True)
+    )
 
 
-@pytest.mark.parametrize("words", [["fedrep"], ["pfedhn", "--inner-steps", 6, "--hn-hidden", 8]])
+@pytest.mark.parametrize(
+    "words", [["fedrep"], ["pfedhn", "--inner-steps", 6, "--hn-hidden", 8]]
+)
 def test_seeds_at_once_are_the_same_runs(words: list[object], tmp_path: Path) -> None:
     words = ["--method", *words, "--model", "mlp", *UNEVEN]
     together = started(*words, "--seeds", "4,1", "--out", tmp_path / "together")
@@ -391,23 +632,47 @@ def test_seeds_at_once_are_the_same_runs(words: list[object], tmp_path: Path) ->
 
 @pytest.mark.parametrize(
     ("words", "moved"),
-    [(["fedrep"], True), (["pfedhn", "--inner-steps", 4, "--hn-hidden", 8, "--participation", 0.15], False)],
+    [
+        (["fedrep"], True),
+        (
+            ["pfedhn", "--inner-steps", 4, "--hn-hidden", 8, "--participation", 0.15],
+            False,
+        ),
+    ],
     ids=["fedrep", "pfedhn"],
 )
 def test_two_ranks_are_as_one(
-    words: list[object], moved: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mpirun: Callable
+    words: list[object],
+    moved: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    mpirun: Callable,
 ) -> None:
-    """With clients, and what they own, that move between ranks; and with ranks that no client of a round is on."""
-    options = [*OPTIONS[:-2], "--method", *words, "--precision", "fp64"]  # both have --epochs of their own
+    """With clients, and what they own, that move between ranks; and with ranks that no
+    client of a round is on.
+    """
+    options = [
+        *OPTIONS[:-2],
+        "--method",
+        *words,
+        "--precision",
+        "fp64",
+    ]  # both have --epochs of their own
     slow = {"SLOW": "4", "STEADY": "1"} if moved else {}
     words = [*options, "--out", tmp_path / "two"]
-    result = mpirun(2, HERE / "slow_rank.py", "run", *words, ROWS=str(tmp_path / "rows"), **slow)
+    result = mpirun(
+        2, HERE / "slow_rank.py", "run", *words, ROWS=str(tmp_path / "rows"), **slow
+    )
     assert result.returncode == 0, result.stderr
     expected = run_alone(options, tmp_path / "one", monkeypatch)
-    np.testing.assert_allclose(rows_of(tmp_path / "rows"), expected, rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(
+        rows_of(tmp_path / "rows"), expected, rtol=1e-10, atol=1e-12
+    )
     two, one = read_run(tmp_path / "two"), read_run(tmp_path / "one")
     assert bool(two.moves) == moved
     for name in ("bytes_up", "bytes_down", "cohort"):
         np.testing.assert_array_equal(two.rounds[name], one.rounds[name])
-    np.testing.assert_allclose(two.rounds["train_loss"], one.rounds["train_loss"], rtol=1e-10)
+    np.testing.assert_allclose(
+        two.rounds["train_loss"], one.rounds["train_loss"], rtol=1e-10
+    )
     np.testing.assert_array_equal(two.client_accuracy, one.client_accuracy)

@@ -25,7 +25,9 @@ QUICK = ["run", "--model", "mlp", "--rounds", "2", "--clients", "4"]
 
 
 def mistake(capsys: pytest.CaptureFixture[str], *words: object) -> str:
-    """Runs the command in this process; it must end with 2 and a single line, which is returned."""
+    """Runs the command in this process; it must end with 2 and a single line, which is
+    returned.
+    """
     with pytest.raises(SystemExit) as ended:
         cli.main([str(word) for word in words])
     assert ended.value.code == 2
@@ -53,19 +55,34 @@ def mistake(capsys: pytest.CaptureFixture[str], *words: object) -> str:
         ("run --participation 0", "--participation 0: must be greater than 0"),
         ("run --participation 1.5", "less than or equal to 1"),
         ("run --rounds 0", "--rounds 0: must be greater than or equal to 1"),
-        ("run --rounds 1000000000000", "--rounds 1000000000000 of --clients 20 would make"),
+        (
+            "run --rounds 1000000000000",
+            "--rounds 1000000000000 of --clients 20 would make",
+        ),
         ("run --rounds many", "--rounds many: must be a valid integer"),
         ("run --alpha nan", "--alpha nan"),
         ("run --lr -1", "--lr"),
         ("run --engine turbo", "'auto', 'batched' or 'loop'"),
-        ("run --model cnn-cifar", "needs images of at least 20 pixels a side, digits has 1x8x8"),
+        (
+            "run --model cnn-cifar",
+            "needs images of at least 20 pixels a side, digits has 1x8x8",
+        ),
         ("run --partition sharding --classes-per-client 11", "digits has 10 classes"),
         ("run --validation 5", "cannot hold all 10 classes"),
-        ("run --finetune head", "--finetune is an option of method fedavg-ft, fedbabu; add --method fedavg-ft"),
+        (
+            "run --finetune head",
+            "--finetune is an option of method fedavg-ft, fedbabu; add --method fedavg-ft",
+        ),
         ("run --dataset cifar10 --data-root /nowhere/at/all", "/nowhere/at/all"),
         ("run --dataset file:/nowhere/my.npz", "/nowhere/my.npz"),
-        ("run --rounds 3 --snapshot-every 9", "--snapshot-every 9, but the run has only 3 rounds"),
-        ("run --synthetic-shape 3x32", "--synthetic-shape 3x32: must look like 3x32x32"),
+        (
+            "run --rounds 3 --snapshot-every 9",
+            "--snapshot-every 9, but the run has only 3 rounds",
+        ),
+        (
+            "run --synthetic-shape 3x32",
+            "--synthetic-shape 3x32: must look like 3x32x32",
+        ),
         ("attack idlg --out stolen.foo", "name a file that ends in .png"),
         ("attack idlg --out a.toml/stolen.png", "a.toml cannot be written to"),
         ("profile --profile-rounds 0", "must be a whole number from 1 on, got '0'"),
@@ -78,12 +95,18 @@ def mistake(capsys: pytest.CaptureFixture[str], *words: object) -> str:
     ],
 )
 def test_a_mistake_is_one_line_and_exit_2(
-    words: str, expected: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    words: str,
+    expected: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.toml").write_text("rounds = 1\n")
     assert expected in mistake(capsys, *words.split())
-    assert list(tmp_path.iterdir()) == [tmp_path / "a.toml"], "a mistake must leave nothing behind"
+    assert list(tmp_path.iterdir()) == [tmp_path / "a.toml"], (
+        "a mistake must leave nothing behind"
+    )
 
 
 @pytest.mark.parametrize(
@@ -105,12 +128,17 @@ def test_an_unknown_option_is_guessed_by_its_meaning_or_not_at_all(
 ) -> None:
     flag = f"-{strange}" if len(strange) == 1 else f"--{strange}"
     line = mistake(capsys, "run", "--method", "pfedgpa", flag, "1")
-    assert line == f"hpcfed: unknown option {flag}" + (f"; did you mean '--{meant}'?\n" if meant else "\n")
+    assert line == f"hpcfed: unknown option {flag}" + (
+        f"; did you mean '--{meant}'?\n" if meant else "\n"
+    )
     path = tmp_path / "my.toml"
     name = strange.replace("-", "_")
     path.write_text(f"method = 'pfedgpa'\n{name} = 1")
     guess = f"; did you mean '{meant.replace('-', '_')}'?" if meant else ""
-    assert mistake(capsys, "run", path) == f"hpcfed: {path}: {name}: unknown option{guess}\n"
+    assert (
+        mistake(capsys, "run", path)
+        == f"hpcfed: {path}: {name}: unknown option{guess}\n"
+    )
 
 
 def test_every_guess_is_an_option() -> None:
@@ -131,7 +159,10 @@ def test_every_guess_is_an_option() -> None:
         ("rounds = ", "not valid TOML"),
         ("rounds = 2.5", "rounds"),
         ("clip = inf", "clip"),
-        ("finetune = 'head'", "finetune is an option of method fedavg-ft, fedbabu, and the method is fedavg"),
+        (
+            "finetune = 'head'",
+            "finetune is an option of method fedavg-ft, fedbabu, and the method is fedavg",
+        ),
         ("lr = true", "lr: must have a value, got true"),
         ("out = ''", "out: must be a path, got nothing"),
         ("batch-size = 1\nbatch_size = 2", "batch_size is there twice"),
@@ -153,11 +184,15 @@ def test_a_mistake_in_the_file_names_the_file(
 def test_mistakes_are_found_before_torch_or_mpi_are_loaded() -> None:
     program = (
         "import sys\nfrom hpcfed import cli\n"
-        "try: cli.main(['run', '--model', 'cnn-cifar'])\nexcept SystemExit as end: assert end.code == 2\n"
+        "try: cli.main(['run', '--model', 'cnn-cifar'])\nexcept SystemExit as end: "
+        "assert end.code == 2\n"
         "cli.main(['list'])\n"
-        "assert not {'torch', 'mpi4py.MPI', 'torchvision', 'sklearn'} & set(sys.modules), 'heavy import'\n"
+        "assert not {'torch', 'mpi4py.MPI', 'torchvision', 'sklearn'} & "
+        "set(sys.modules), 'heavy import'\n"
     )
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True
+    )
     assert result.returncode == 0, result.stderr
 
 
@@ -168,19 +203,27 @@ def summary_of(capsys: pytest.CaptureFixture[str], folder: Path) -> dict[str, An
     return summary
 
 
-def test_an_existing_out_is_refused_unless_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_an_existing_out_is_refused_unless_told(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     out = tmp_path / "run"
     cli.main([*QUICK, "--out", str(out)])
     capsys.readouterr()
     before = (out / "run.h5").read_bytes()
-    assert "already holds a run; add --overwrite" in mistake(capsys, *QUICK, "--out", out)
+    assert "already holds a run; add --overwrite" in mistake(
+        capsys, *QUICK, "--out", out
+    )
     assert (out / "run.h5").read_bytes() == before
     (out / "notes.txt").write_text("mine")
     cli.main([*QUICK, "--seed", "1", "--out", str(out), "--overwrite"])
     assert summary_of(capsys, out)["seed"] == 1
-    assert (out / "notes.txt").read_text() == "mine", "--overwrite may only remove what a run wrote"
+    assert (out / "notes.txt").read_text() == "mine", (
+        "--overwrite may only remove what a run wrote"
+    )
     (out / "run.h5").unlink()
-    assert "not empty and holds no run" in mistake(capsys, *QUICK, "--out", out, "--overwrite")
+    assert "not empty and holds no run" in mistake(
+        capsys, *QUICK, "--out", out, "--overwrite"
+    )
     assert "is a file" in mistake(capsys, *QUICK, "--out", out / "notes.txt")
 
 
@@ -199,18 +242,40 @@ def test_what_a_run_left_that_was_killed_early_may_be_overwritten(
     assert [path.name for path in (left / "seed-3").iterdir()] == ["mine.txt"]
 
 
-def test_flags_win_over_the_file_and_both_are_stored(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_flags_win_over_the_file_and_both_are_stored(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     (tmp_path / "my.toml").write_text(
         'method = "fedavg-ft"\nrounds = 5\nfinetune-epochs = 3\nmodel = "mlp"\nlr = 0.2\n'
     )
-    cli.main(["run", str(tmp_path / "my.toml"), "--rounds", "2", "--clients", "4", "--out", str(tmp_path / "run")])
+    cli.main(
+        [
+            "run",
+            str(tmp_path / "my.toml"),
+            "--rounds",
+            "2",
+            "--clients",
+            "4",
+            "--out",
+            str(tmp_path / "run"),
+        ]
+    )
     summary = summary_of(capsys, tmp_path / "run")
-    expected = {"method": "fedavg-ft", "rounds": 2, "finetune_epochs": 3, "lr": 0.2, "clients": 4, "finetune": "all"}
+    expected = {
+        "method": "fedavg-ft",
+        "rounds": 2,
+        "finetune_epochs": 3,
+        "lr": 0.2,
+        "clients": 4,
+        "finetune": "all",
+    }
     assert {name: summary["config"][name] for name in expected} == expected
     assert set(RunConfig.model_fields) <= set(summary["config"])
 
 
-def test_the_help_explains_every_option(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_help_explains_every_option(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", "500")  # no wrapping inside of words
     with pytest.raises(SystemExit) as ended:
         cli.main(["run", "--method", "fedavg-ft", "--help"])
@@ -237,19 +302,35 @@ def test_every_command_has_examples_and_those_of_run_are_understood(
     assert lines and all(f"hpcfed {command}" in line for line in lines)
     if command == "run":
         for line in lines:
-            words = line.partition("hpcfed run ")[2].partition("  ")[0].replace("my.toml", "").split()
+            words = (
+                line.partition("hpcfed run ")[2]
+                .partition("  ")[0]
+                .replace("my.toml", "")
+                .split()
+            )
             cli.parse_run(words)
 
 
 def test_list_names_everything(capsys: pytest.CaptureFixture[str]) -> None:
     cli.main(["list"])
     text = capsys.readouterr().out
-    for name in ("fedavg-ft", "local", "digits", "fashion-mnist", "resnet18", "cnn-cifar", "dirichlet", "dominant"):
+    for name in (
+        "fedavg-ft",
+        "local",
+        "digits",
+        "fashion-mnist",
+        "resnet18",
+        "cnn-cifar",
+        "dirichlet",
+        "dominant",
+    ):
         assert f"\n  {name} " in text
 
 
 def test_show_reads_a_run_back(tmp_path: Path, hpcfed: Callable) -> None:
-    done = hpcfed(*QUICK, "--evaluate-every", 2, "--rounds", 3, "--out", tmp_path / "run")
+    done = hpcfed(
+        *QUICK, "--evaluate-every", 2, "--rounds", 3, "--out", tmp_path / "run"
+    )
     assert done.returncode == 0, done.stderr
     assert "round 1/3" in done.stderr and "round 3/3" in done.stderr
     assert "\x1b" not in done.stdout + done.stderr, "no terminal, no colours"
@@ -258,19 +339,32 @@ def test_show_reads_a_run_back(tmp_path: Path, hpcfed: Callable) -> None:
     assert shown.stdout == done.stdout, "the summary at the end is what show shows"
     summary = json.loads(hpcfed("show", tmp_path / "run", "--json").stdout)
     assert summary["status"] == "complete"
-    assert (summary["rounds_done"], summary["clients"], summary["ranks"], summary["seed"]) == (3, 4, 1, 0)
+    assert (
+        summary["rounds_done"],
+        summary["clients"],
+        summary["ranks"],
+        summary["seed"],
+    ) == (3, 4, 1, 0)
     assert (summary["method"], summary["dataset"]) == ("fedavg", "digits")
     assert summary["accuracy"][0] is None, "round 1 was not evaluated"
-    assert all(0 <= value <= 1 for value in summary["accuracy"][1:]), "round 2 is due, round 3 the last"
-    assert len(summary["seconds_per_round"]) == 3 and min(summary["seconds_per_round"]) > 0
+    assert all(0 <= value <= 1 for value in summary["accuracy"][1:]), (
+        "round 2 is due, round 3 the last"
+    )
+    assert (
+        len(summary["seconds_per_round"]) == 3 and min(summary["seconds_per_round"]) > 0
+    )
     assert summary["seconds_per_phase"]["train"] > 0
-    assert summary["bytes_up"] == summary["bytes_down"] == [4 * 4 * summary["columns"]] * 3
+    assert (
+        summary["bytes_up"] == summary["bytes_down"] == [4 * 4 * summary["columns"]] * 3
+    )
 
 
 def test_a_users_own_data(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     labels = rng.integers(3, size=90)
-    images = (rng.integers(60, size=(90, 6, 6)) + 60 * labels[:, None, None]).astype(np.uint8)
+    images = (rng.integers(60, size=(90, 6, 6)) + 60 * labels[:, None, None]).astype(
+        np.uint8
+    )
     np.savez(
         tmp_path / "own.npz",
         train_images=images[:60],
@@ -278,12 +372,23 @@ def test_a_users_own_data(capsys: pytest.CaptureFixture[str], tmp_path: Path) ->
         test_images=images[60:],
         test_labels=labels[60:],
     )
-    options = ["--dataset", f"file:{tmp_path}/own.npz", "--clients", "3", "--rounds", "5", "--partition", "iid"]
+    options = [
+        "--dataset",
+        f"file:{tmp_path}/own.npz",
+        "--clients",
+        "3",
+        "--rounds",
+        "5",
+        "--partition",
+        "iid",
+    ]
     cli.main(["run", *options, "--out", str(tmp_path / "run")])
     assert summary_of(capsys, tmp_path / "run")["global_accuracy"][-1] > 0.9
 
 
-def test_show_of_something_else_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_show_of_something_else_is_one_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     assert "holds no run" in mistake(capsys, "show", tmp_path)
     (tmp_path / "run.h5").write_bytes(b"not HDF5 at all")
     assert "cannot be read as a run" in mistake(capsys, "show", tmp_path)
@@ -292,23 +397,37 @@ def test_show_of_something_else_is_one_line(capsys: pytest.CaptureFixture[str], 
     assert "not written by hpcfed" in mistake(capsys, "show", tmp_path)
 
 
-def test_an_unwritable_out_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unwritable_out_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "file").write_text("")
-    assert str(tmp_path / "file") in mistake(capsys, *QUICK, "--out", tmp_path / "file" / "run")
+    assert str(tmp_path / "file") in mistake(
+        capsys, *QUICK, "--out", tmp_path / "file" / "run"
+    )
 
 
 @pytest.mark.parametrize("flag", ["--out", "--resume", "--data-root"])
-def test_a_path_of_nothing_is_not_this_folder(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_path_of_nothing_is_not_this_folder(
+    flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert "must be a path, got nothing" in mistake(capsys, *QUICK[:1], flag, "")
 
 
 @pytest.mark.parametrize("flag", ["--out", "--resume", "--data-root", "--dataset", ""])
 @pytest.mark.parametrize(
     ("path", "expected"),
-    [("a\udcffb", "must be UTF-8"), ("a\nb", "must be without control"), ("a\x1bb", "must be without control")],
+    [
+        ("a\udcffb", "must be UTF-8"),
+        ("a\nb", "must be without control"),
+        ("a\x1bb", "must be without control"),
+    ],
 )
 def test_a_path_that_no_record_can_hold_is_refused_at_the_start(
-    flag: str, path: str, expected: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    flag: str,
+    path: str,
+    expected: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
 ) -> None:
     """Bytes of a command line that are no UTF-8 reach Python as surrogates."""
     line = mistake(capsys, "run", *([flag] if flag else []), tmp_path / path)
@@ -317,13 +436,17 @@ def test_a_path_that_no_record_can_hold_is_refused_at_the_start(
     assert expected in mistake(capsys, "study", "a.toml", "--out", path)
 
 
-def test_a_file_of_options_is_a_file_of_sane_size(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_file_of_options_is_a_file_of_sane_size(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     os.mkfifo(tmp_path / "pipe")
     with (tmp_path / "large.toml").open("wb") as file:
         file.truncate(2**40)
     for path in ("/dev/zero", "/dev/stdin", tmp_path / "pipe"):
         assert f"{path} is no regular file" in mistake(capsys, "run", path)
-    assert "has 1,099,511,627,776 bytes" in mistake(capsys, "run", tmp_path / "large.toml")
+    assert "has 1,099,511,627,776 bytes" in mistake(
+        capsys, "run", tmp_path / "large.toml"
+    )
     assert "Is a directory" in mistake(capsys, "run", tmp_path)
     assert "is no regular file" in mistake(capsys, "study", "/dev/zero")
 
@@ -342,10 +465,22 @@ HUGE = "9" * 5000
         ("--lr 1e-60", "--lr 1e-60: must be 0 or between"),
         ("--weight-decay 1e39", "--weight-decay 1e39: must be 0 or between"),
         ("--method pfedhn --inner-lr 1e39", "--inner-lr 1e39: must be 0 or between"),
-        ("--dataset synthetic --train-per-client 99999999999999999999", "must be at most 1,000,000,000,000"),
-        ("--dataset synthetic --synthetic-classes 99999999999999999999", "must be at most 1,000,000,000,000"),
-        ("--method fedau --participation 0.5 --au-cutoff 99999999999999999999", "must be at most"),
-        ("--method fedavg-ft --finetune-epochs 99999999999999999999", "less than or equal to 100000"),
+        (
+            "--dataset synthetic --train-per-client 99999999999999999999",
+            "must be at most 1,000,000,000,000",
+        ),
+        (
+            "--dataset synthetic --synthetic-classes 99999999999999999999",
+            "must be at most 1,000,000,000,000",
+        ),
+        (
+            "--method fedau --participation 0.5 --au-cutoff 99999999999999999999",
+            "must be at most",
+        ),
+        (
+            "--method fedavg-ft --finetune-epochs 99999999999999999999",
+            "less than or equal to 100000",
+        ),
         ("--method genefl --basis 99999999999999999999", "less than or equal to 10000"),
     ],
 )
@@ -357,7 +492,9 @@ def test_a_number_that_no_run_can_compute_with_is_refused(
     *_, name, value = words.split()
     path = tmp_path / "my.toml"
     method = f"method = '{words.split()[1]}'\n" if words.startswith("--method") else ""
-    path.write_text(f"{method}{name.removeprefix('--')} = {value if '..' not in value else repr(value)}")
+    path.write_text(
+        f"{method}{name.removeprefix('--')} = {value if '..' not in value else repr(value)}"
+    )
     assert len(mistake(capsys, "run", path)) < 400
 
 
@@ -365,7 +502,10 @@ def test_a_folder_is_one_runs_at_a_time(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with claimed(tmp_path):
-        for words in ([*QUICK, "--out", tmp_path], [*QUICK, "--out", tmp_path, "--overwrite"]):
+        for words in (
+            [*QUICK, "--out", tmp_path],
+            [*QUICK, "--out", tmp_path, "--overwrite"],
+        ):
             assert "another run is writing to" in mistake(capsys, *words)
     assert list(tmp_path.iterdir()) == []
     (tmp_path / ".claim").touch()  # as a run that was killed leaves it
@@ -373,7 +513,10 @@ def test_a_folder_is_one_runs_at_a_time(
     monkeypatch.setattr("time.strftime", lambda *_: "NOW")
     for _ in range(2):  # begun in the same second, as those of a job array
         cli.main([*QUICK, "--rounds", "1"])
-    assert sorted(path.name for path in Path("runs").iterdir()) == ["fedavg-digits-NOW", "fedavg-digits-NOW-2"]
+    assert sorted(path.name for path in Path("runs").iterdir()) == [
+        "fedavg-digits-NOW",
+        "fedavg-digits-NOW-2",
+    ]
     cli.main([*QUICK, "--rounds", "1", "--out", str(tmp_path / "runs" / "new")])
     assert [path.name for path in (tmp_path / "runs" / "new").iterdir()] == ["run.h5"]
 
@@ -382,15 +525,30 @@ def test_a_run_outlives_its_terminal_and_its_log(tmp_path: Path) -> None:
     """Output that cannot be written must not cost what was computed."""
     words = [sys.executable, "-m", "hpcfed", *QUICK, "--out"]
     with open("/dev/full", "w") as full:
-        ended = subprocess.run([*words, str(tmp_path / "full")], stdout=subprocess.PIPE, stderr=full, text=True)
+        ended = subprocess.run(
+            [*words, str(tmp_path / "full")],
+            stdout=subprocess.PIPE,
+            stderr=full,
+            text=True,
+        )
     assert ended.returncode == 0
     assert "status: complete" in ended.stdout
     with open("/dev/full", "w") as full:
-        ended = subprocess.run([*words, str(tmp_path / "mute")], stdout=full, stderr=subprocess.PIPE, text=True)
+        ended = subprocess.run(
+            [*words, str(tmp_path / "mute")],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
     assert ended.returncode == 0, ended.stderr
-    assert "cannot write to stdout: No space left on device; the run is complete" in ended.stderr
+    assert (
+        "cannot write to stdout: No space left on device; the run is complete"
+        in ended.stderr
+    )
     assert "Traceback" not in ended.stderr and "Exception" not in ended.stderr
-    ended = subprocess.run(["sh", "-c", 'exec "$@" >&- 2>&-', "sh", *words, str(tmp_path / "closed")])
+    ended = subprocess.run(
+        ["sh", "-c", 'exec "$@" >&- 2>&-', "sh", *words, str(tmp_path / "closed")]
+    )
     assert ended.returncode == 0
     assert (tmp_path / "closed" / "run.h5").exists()
 
@@ -406,20 +564,35 @@ def test_no_number_is_cut_to_a_narrow_terminal(
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("from hpcfed.methods.fedavg import init, round, personal, global_row, welcome", None),
-        ("from hpcfed.methods.fedavg import init, round, personal", "lacks global_row, welcome"),
+        (
+            "from hpcfed.methods.fedavg import init, round, personal, global_row, welcome",
+            None,
+        ),
+        (
+            "from hpcfed.methods.fedavg import init, round, personal",
+            "lacks global_row, welcome",
+        ),
         ("def round(", "cannot be imported: SyntaxError"),
         (
             "from hpcfed.methods.fedavg import *\nclass Options(Options): lr: float = 1.0",
             "its option lr is one of every run",
         ),
-        ("from hpcfed.methods.fedavg import *\nclass Options(Options): mu: float = 1.0", "make its option mu by"),
+        (
+            "from hpcfed.methods.fedavg import *\nclass Options(Options): mu: float = 1.0",
+            "make its option mu by",
+        ),
     ],
 )
 def test_a_method_of_ones_own(
-    text: str, expected: str | None, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    text: str,
+    expected: str | None,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It needs no options; what it lacks is told in one line, and other methods do not suffer from it."""
+    """It needs no options; what it lacks is told in one line, and other methods do not
+    suffer from it.
+    """
     (tmp_path / "my_own.py").write_text(text)
     monkeypatch.setattr(methods, "__path__", [*methods.__path__, str(tmp_path)])
     monkeypatch.delitem(sys.modules, "hpcfed.methods.my_own", raising=False)
@@ -428,7 +601,10 @@ def test_a_method_of_ones_own(
         assert cli.parse_run(["--method", "my-own"]).config.method == "my-own"
     else:
         assert expected in mistake(capsys, "run", "--method", "my-own")
-    assert cli.parse_run(["--method", "fedavg-ft", "--finetune", "head"]).config.method == "fedavg-ft"
+    assert (
+        cli.parse_run(["--method", "fedavg-ft", "--finetune", "head"]).config.method
+        == "fedavg-ft"
+    )
     monkeypatch.delitem(sys.modules, "hpcfed.methods.my_own", raising=False)
 
 
@@ -442,7 +618,10 @@ def test_letters_that_the_locale_lacks_are_replaced(hpcfed: Callable[..., Any]) 
 def test_nccl_without_a_gpu_is_one_line(hpcfed: Callable, tmp_path: Path) -> None:
     refused = hpcfed("run", "--backend", "nccl", "--out", tmp_path / "run")
     assert refused.returncode == 2
-    assert refused.stderr.count("\n") == 1 and "--backend nccl, but torch finds no CUDA device" in refused.stderr
+    assert (
+        refused.stderr.count("\n") == 1
+        and "--backend nccl, but torch finds no CUDA device" in refused.stderr
+    )
     assert not (tmp_path / "run").exists()
 
 
@@ -453,6 +632,9 @@ def test_the_gpu_tests_without_a_gpu_are_one_line() -> None:
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     refused = start([str(program), "--gpu"], HPCFED_ENVIRONMENT="current", PATH=path)
     assert refused.returncode == 2
-    assert refused.stderr.count("\n") == 1 and "torch finds no CUDA device here" in refused.stderr
+    assert (
+        refused.stderr.count("\n") == 1
+        and "torch finds no CUDA device here" in refused.stderr
+    )
     wrong = start([str(program), "--gpu"], HPCFED_ENVIRONMENT="mine", PATH=path)
     assert wrong.returncode == 2 and wrong.stderr.count("\n") == 1

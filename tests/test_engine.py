@@ -1,4 +1,6 @@
-"""The batched engine, the loop engine and a naive torch loop agree, for every model and for uneven clients."""
+"""The batched engine, the loop engine and a naive torch loop agree, for every model and
+for uneven clients.
+"""
 
 import copy
 import itertools
@@ -43,7 +45,14 @@ SHAPES = {
     "cnn-emnist": (1, 28, 28),
 }
 SMALL = {"resnet18": (3, 16, 16), "cnn-pfl": (3, 12, 12), "cnn-cifar": (3, 20, 20)}
-SIZES = (5, 0, 13, 8, 1, 16)  # an empty client, a single sample, full and short last batches with batches of 4
+SIZES = (
+    5,
+    0,
+    13,
+    8,
+    1,
+    16,
+)  # an empty client, a single sample, full and short last batches with batches of 4
 FEW = (5, 0, 13)  # of them, for the network whose rows are large
 SGD = Sgd(epochs=2, batch_size=4, lr=0.05, momentum=0.9, weight_decay=1e-3, clip=1.0)
 
@@ -64,7 +73,9 @@ def shape_of(name: str) -> tuple[int, int, int]:
     return (SHAPES | SMALL).get(name, (3, 16, 16))
 
 
-def make_shard(shape: tuple[int, int, int], sizes: tuple[int, ...], dtype: torch.dtype) -> Shard:
+def make_shard(
+    shape: tuple[int, int, int], sizes: tuple[int, ...], dtype: torch.dtype
+) -> Shard:
     torch.manual_seed(7)
     total, longest = sum(sizes), max(sizes)
     index = torch.zeros(len(sizes), longest, dtype=torch.int64)
@@ -85,27 +96,50 @@ def image_shape(shard: Shard) -> tuple[int, int, int]:
 
 
 def on(device: str, shard: Shard) -> Shard:
-    there = {name: getattr(shard, name).to(device) for name in ("images", "labels", "index")}
-    return replace(shard, **there, blank=None if shard.blank is None else shard.blank.to(device))
+    there = {
+        name: getattr(shard, name).to(device) for name in ("images", "labels", "index")
+    }
+    return replace(
+        shard, **there, blank=None if shard.blank is None else shard.blank.to(device)
+    )
 
 
 def sample_order(shard: Shard, client: int, key: Tensor, epoch: int) -> Tensor:
-    """The documented order, written anew: the client's samples sorted by the random numbers of its epoch."""
-    numbers = randomness.bits(randomness.child_keys(randomness.child_keys(key, 0), epoch), shard.sizes[client])
-    return shard.index[client, : shard.sizes[client]][torch.argsort(numbers >> 1 & 0x3FFFFFFFFFFFFFFF)]
+    """The documented order, written anew: the client's samples sorted by the random
+    numbers of its epoch.
+    """
+    numbers = randomness.bits(
+        randomness.child_keys(randomness.child_keys(key, 0), epoch), shard.sizes[client]
+    )
+    return shard.index[client, : shard.sizes[client]][
+        torch.argsort(numbers >> 1 & 0x3FFFFFFFFFFFFFFF)
+    ]
 
 
 def batches(shard: Shard, client: int, sgd: Sgd, key: Tensor) -> Iterator[Tensor]:
-    """A client's samples, step by step: epoch after epoch, for so many epochs or so many steps."""
+    """A client's samples, step by step: epoch after epoch, for so many epochs or so
+    many steps.
+    """
     epochs = itertools.count() if sgd.steps else range(sgd.epochs)
-    steps = (batch for epoch in epochs for batch in sample_order(shard, client, key, epoch).split(sgd.batch_size))
+    steps = (
+        batch
+        for epoch in epochs
+        for batch in sample_order(shard, client, key, epoch).split(sgd.batch_size)
+    )
     return itertools.islice(steps, sgd.steps or None)
 
 
-def naive(network: nn.Module, shard: Shard, client: int, sgd: Sgd, key: Tensor) -> nn.Module:
+def naive(
+    network: nn.Module, shard: Shard, client: int, sgd: Sgd, key: Tensor
+) -> nn.Module:
     """One client trained alone, as anyone would write it, where its data is."""
     network = copy.deepcopy(network).to(shard.images).train()
-    optimiser = torch.optim.SGD(network.parameters(), lr=sgd.lr, momentum=sgd.momentum, weight_decay=sgd.weight_decay)
+    optimiser = torch.optim.SGD(
+        network.parameters(),
+        lr=sgd.lr,
+        momentum=sgd.momentum,
+        weight_decay=sgd.weight_decay,
+    )
     for batch in batches(shard, client, sgd, key):
         optimiser.zero_grad()
         F.cross_entropy(network(shard.images[batch]), shard.labels[batch]).backward()
@@ -127,53 +161,95 @@ def relative(a: Tensor, b: Tensor) -> float:
 
 
 def trained(
-    mode: str, network: nn.Module, shard: Shard, sgd: Sgd, keys: Tensor, device: str = "cpu"
+    mode: str,
+    network: nn.Module,
+    shard: Shard,
+    sgd: Sgd,
+    keys: Tensor,
+    device: str = "cpu",
 ) -> tuple[Tensor, Tensor]:
     layout = Layout.of(network)
-    rows = layout.row(network, dtype=shard.images.dtype).repeat(len(shard.sizes), 1).to(device)
+    rows = (
+        layout.row(network, dtype=shard.images.dtype)
+        .repeat(len(shard.sizes), 1)
+        .to(device)
+    )
     engine = Engine(network, layout, shape=image_shape(shard), mode=mode)  # type: ignore[arg-type]
-    rows, losses = engine.train(rows, on(device, shard), np.arange(len(shard.sizes)), sgd, keys=keys.to(device))
+    rows, losses = engine.train(
+        rows, on(device, shard), np.arange(len(shard.sizes)), sgd, keys=keys.to(device)
+    )
     return rows.cpu(), losses.cpu()
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
-def test_batched_equals_loop_equals_naive(name: str, dtype: torch.dtype, device: str) -> None:
-    if name == "resnet18":  # torch refuses batch statistics of a single value, so the naive loop needs two samples
-        sizes, sgd, shape = (7, 0, 6), Sgd(1, 4, 0.002, momentum=0.9, weight_decay=1e-3), shape_of(name)
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64], ids=["float32", "float64"]
+)
+def test_batched_equals_loop_equals_naive(
+    name: str, dtype: torch.dtype, device: str
+) -> None:
+    if (
+        name == "resnet18"
+    ):  # torch refuses batch statistics of a single value, so the naive loop needs two samples
+        sizes, sgd, shape = (
+            (7, 0, 6),
+            Sgd(1, 4, 0.002, momentum=0.9, weight_decay=1e-3),
+            shape_of(name),
+        )
     else:
         sizes, sgd, shape = SIZES, SGD, shape_of(name)
     network = without_dropout(build(name, shape=shape, classes=10, seed=0))
     layout, shard = Layout.of(network), make_shard(shape, sizes, dtype)
     keys = randomness.client_keys(3, "test", 5, torch.arange(len(sizes)))
     last = {size % sgd.batch_size for size in sizes if size > sgd.batch_size}
-    assert len(last) > 1, "clients must share a step with different numbers of samples, or padding is not tested"
+    assert len(last) > 1, (
+        "clients must share a step with different numbers of samples, or padding is not tested"
+    )
     batched, batched_loss = trained("batched", network, shard, sgd, keys, device)
     loop, loop_loss = trained("loop", network, shard, sgd, keys, device)
-    tolerance = 1e-10 if dtype == torch.float64 else 2e-5 if name == "resnet18" else 1e-5
+    tolerance = (
+        1e-10 if dtype == torch.float64 else 2e-5 if name == "resnet18" else 1e-5
+    )
     first = layout.row(network, dtype=dtype)
     for client, size in enumerate(sizes):
         if size == 0:
-            assert torch.equal(batched[client], first), "a client without data must not change"
+            assert torch.equal(batched[client], first), (
+                "a client without data must not change"
+            )
             assert torch.equal(loop[client], first)
             assert batched_loss[client].isnan()
             continue
-        # Rounding can flip a ReLU: torch's own loop on a GPU differs from itself on the CPU by 1.2e-5 for one client of
-        # ResNet-18 in float32 (2e-16 in float64). Either answer of torch is right, and one of the two must be met.
+        # Rounding can flip a ReLU: torch's own loop on a GPU differs from itself on the
+        # CPU by 1.2e-5 for one client of ResNet-18 in float32 (2e-16 in float64).
+        # Either answer of torch is right, and one of the two must be met.
         references = [
-            layout.row(naive(network, on(place, shard), client, sgd, keys[client].to(place)), dtype=dtype).cpu()
+            layout.row(
+                naive(network, on(place, shard), client, sgd, keys[client].to(place)),
+                dtype=dtype,
+            ).cpu()
             for place in dict.fromkeys((device, "cpu"))
         ]
-        assert relative(references[0], first) > 1e-4, "training moved nothing: the comparison would be empty"
+        assert relative(references[0], first) > 1e-4, (
+            "training moved nothing: the comparison would be empty"
+        )
         for rows in (batched, loop):
-            assert min(relative(rows[client], expected) for expected in references) < tolerance
+            assert (
+                min(relative(rows[client], expected) for expected in references)
+                < tolerance
+            )
     has_data = torch.tensor(sizes) > 0
-    torch.testing.assert_close(batched_loss[has_data], loop_loss[has_data], rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(
+        batched_loss[has_data], loop_loss[has_data], rtol=1e-4, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("steps", [1, 3, 11, 40])
-def test_steps_in_place_of_epochs(steps: int, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every client with data takes so many steps, over its samples again and again; its loss is the mean over them."""
+def test_steps_in_place_of_epochs(
+    steps: int, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every client with data takes so many steps, over its samples again and again; its
+    loss is the mean over them.
+    """
     network = build("cnn-digits", shape=(1, 8, 8), classes=10, seed=0)
     sizes = (*SIZES, 7)  # three samples in a batch: a third is no float32 number
     layout, shard = Layout.of(network), make_shard((1, 8, 8), sizes, torch.float64)
@@ -181,9 +257,15 @@ def test_steps_in_place_of_epochs(steps: int, device: str, monkeypatch: pytest.M
     sgd = replace(SGD, epochs=0, steps=steps)
     batched, batched_loss = trained("batched", network, shard, sgd, keys, device)
     loop, loop_loss = trained("loop", network, shard, sgd, keys, device)
-    still, still_loss = trained("batched", network, shard, replace(sgd, lr=0.0), keys, device)
+    still, still_loss = trained(
+        "batched", network, shard, replace(sgd, lr=0.0), keys, device
+    )
     if device == "cpu":
-        monkeypatch.setattr(StackTraining, "_captured_shape", lambda self, *shape: (self._capacity, self._slots, False))
+        monkeypatch.setattr(
+            StackTraining,
+            "_captured_shape",
+            lambda self, *shape: (self._capacity, self._slots, False),
+        )
     rounded, _ = trained("batched", network, shard, sgd, keys, device)
     first = layout.row(network, dtype=torch.float64)
     assert torch.equal(still, first.expand(len(sizes), -1))
@@ -191,30 +273,55 @@ def test_steps_in_place_of_epochs(steps: int, device: str, monkeypatch: pytest.M
         if size == 0:
             assert torch.equal(batched[client], first) and batched_loss[client].isnan()
             continue
-        expected = layout.row(naive(network, shard, client, sgd, keys[client]), dtype=torch.float64)
-        assert max(relative(rows[client], expected) for rows in (batched, loop, rounded)) < 1e-10
+        expected = layout.row(
+            naive(network, shard, client, sgd, keys[client]), dtype=torch.float64
+        )
+        assert (
+            max(relative(rows[client], expected) for rows in (batched, loop, rounded))
+            < 1e-10
+        )
         seen = torch.cat(list(batches(shard, client, sgd, keys[client])))
-        losses = F.cross_entropy(copy.deepcopy(network).double()(shard.images[seen]), shard.labels[seen])
-        torch.testing.assert_close(still_loss[client], losses.detach(), rtol=1e-10, atol=0)
-    torch.testing.assert_close(batched_loss, loop_loss, rtol=1e-10, atol=0, equal_nan=True)
+        losses = F.cross_entropy(
+            copy.deepcopy(network).double()(shard.images[seen]), shard.labels[seen]
+        )
+        torch.testing.assert_close(
+            still_loss[client], losses.detach(), rtol=1e-10, atol=0
+        )
+    torch.testing.assert_close(
+        batched_loss, loop_loss, rtol=1e-10, atol=0, equal_nan=True
+    )
 
 
 def test_augmented_images_are_the_same_in_a_stack_and_alone(device: str) -> None:
     """And wherever a client lives: with other clients' data beside its own."""
     network = build("cnn-digits", shape=(1, 8, 8), classes=10, seed=0)
-    shard = replace(make_shard((1, 8, 8), (9, 0, 3, 10), torch.float64), blank=torch.zeros(1, dtype=torch.float64))
+    shard = replace(
+        make_shard((1, 8, 8), (9, 0, 3, 10), torch.float64),
+        blank=torch.zeros(1, dtype=torch.float64),
+    )
     keys = randomness.client_keys(3, "test", 5, torch.arange(4))
     sgd = replace(SGD, augment=True)
-    batched, loop = (trained(mode, network, shard, sgd, keys, device)[0] for mode in ("batched", "loop"))
+    batched, loop = (
+        trained(mode, network, shard, sgd, keys, device)[0]
+        for mode in ("batched", "loop")
+    )
     torch.testing.assert_close(batched, loop, rtol=1e-9, atol=1e-10)
-    alone = replace(shard, index=shard.index[2:3, :3], sizes=(3,), clients=shard.clients[2:3])
-    torch.testing.assert_close(trained("loop", network, alone, sgd, keys[2:3], device)[0], loop[2:3])
+    alone = replace(
+        shard, index=shard.index[2:3, :3], sizes=(3,), clients=shard.clients[2:3]
+    )
+    torch.testing.assert_close(
+        trained("loop", network, alone, sgd, keys[2:3], device)[0], loop[2:3]
+    )
     plain = trained("batched", network, shard, SGD, keys, device)[0]
-    assert torch.equal(plain[1], batched[1]) and (plain != batched)[[0, 2, 3]].any(1).all()
+    assert (
+        torch.equal(plain[1], batched[1]) and (plain != batched)[[0, 2, 3]].any(1).all()
+    )
 
 
 def test_moves_are_uniform() -> None:
-    moves = training_moves(randomness.client_keys(0, "test", 0, torch.arange(50)), 40, steps=30)
+    moves = training_moves(
+        randomness.client_keys(0, "test", 0, torch.arange(50)), 40, steps=30
+    )
     assert moves.shape == (30, 50, 40)
     counts = np.bincount(moves.flatten().numpy(), minlength=MOVES)
     assert len(counts) == MOVES and stats.chisquare(counts).pvalue > 1e-3
@@ -222,7 +329,9 @@ def test_moves_are_uniform() -> None:
 
 
 def test_stacks_that_grow_and_shrink(device: str) -> None:
-    """Graphs of smaller stacks are given up when memory has to grow, and captured again afterwards."""
+    """Graphs of smaller stacks are given up when memory has to grow, and captured again
+    afterwards.
+    """
     network = build("cnn-digits", shape=(1, 8, 8), classes=10, seed=0)
     shard = on(device, make_shard((1, 8, 8), (9, 12, 10, 11, 8, 13), torch.float32))
     layout = Layout.of(network)
@@ -231,8 +340,12 @@ def test_stacks_that_grow_and_shrink(device: str) -> None:
     start = layout.row(network).repeat(6, 1).to(device)
     found: dict[int, Tensor] = {}
     for count in (2, 2, 2, 6, 6, 6, 2, 2, 6):
-        rows, _ = engine.train(start[:count], shard, np.arange(count), SGD, keys=keys[:count])
-        torch.testing.assert_close(rows, found.setdefault(count, rows.clone()), rtol=1e-5, atol=1e-6)
+        rows, _ = engine.train(
+            start[:count], shard, np.arange(count), SGD, keys=keys[:count]
+        )
+        torch.testing.assert_close(
+            rows, found.setdefault(count, rows.clone()), rtol=1e-5, atol=1e-6
+        )
     torch.testing.assert_close(found[2], found[6][:2], rtol=1e-4, atol=1e-5)
 
 
@@ -242,23 +355,40 @@ def test_as_many_steps_as_epochs_have_are_these_epochs(device: str) -> None:
     keys = randomness.client_keys(3, "test", 5, torch.arange(3))
     for mode in ("batched", "loop"):
         by_epochs = trained(mode, network, shard, replace(SGD, epochs=4), keys, device)
-        by_steps = trained(mode, network, shard, replace(SGD, epochs=0, steps=12), keys, device)
-        # On a GPU cuDNN adds in an order of its own choice; another sample would differ by far more.
+        by_steps = trained(
+            mode, network, shard, replace(SGD, epochs=0, steps=12), keys, device
+        )
+        # On a GPU cuDNN adds in an order of its own choice; another sample would differ
+        # by far more.
         tolerance = 0.0 if device == "cpu" else 1e-12
         torch.testing.assert_close(by_epochs, by_steps, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize(
-    "length", [Length(3, 4), Length(0, 4, 1), Length(0, 4, 23), Length(0, 50, 9), Length(0, 1, 64)]
+    "length",
+    [
+        Length(3, 4),
+        Length(0, 4, 1),
+        Length(0, 4, 23),
+        Length(0, 50, 9),
+        Length(0, 1, 64),
+    ],
 )
 def test_every_epoch_is_a_new_order_of_all_samples(length: Length) -> None:
-    """Whatever the lengths: steps that the host expects, no sample twice in an epoch, none of others."""
+    """Whatever the lengths: steps that the host expects, no sample twice in an epoch,
+    none of others.
+    """
     sizes = np.array([1, 40, 3, 0, 9, 4, 17])
     index = torch.arange(len(sizes))[:, None] * 100 + torch.arange(40)
     keys = randomness.client_keys(0, "test", 0, torch.arange(len(sizes)))
     steps = int(num_steps(sizes, length).max())
     samples, counts = training_samples(
-        index, torch.from_numpy(sizes), keys, length, epochs=num_epochs(sizes, length), steps=steps
+        index,
+        torch.from_numpy(sizes),
+        keys,
+        length,
+        epochs=num_epochs(sizes, length),
+        steps=steps,
     )
     assert counts.sum(0).tolist() == num_samples(sizes, length).tolist()
     assert (counts > 0).sum(0).tolist() == num_steps(sizes, length).tolist()
@@ -266,22 +396,34 @@ def test_every_epoch_is_a_new_order_of_all_samples(length: Length) -> None:
     assert [shape.clients for shape in shapes] == (counts > 0).sum(1).tolist()
     assert [shape.slots for shape in shapes] == counts.max(1).values.tolist()
     for client, size in enumerate(sizes):
-        seen = [int(i) - 100 * client for step in range(steps) for i in samples[step, client, : counts[step, client]]]
-        epochs = [seen[first : first + size] for first in range(0, len(seen), max(size, 1))]
+        seen = [
+            int(i) - 100 * client
+            for step in range(steps)
+            for i in samples[step, client, : counts[step, client]]
+        ]
+        epochs = [
+            seen[first : first + size] for first in range(0, len(seen), max(size, 1))
+        ]
         assert all(sorted(epoch) == list(range(size)) for epoch in epochs[:-1])
-        assert all(len(set(epoch)) == len(epoch) and max(epoch) < size for epoch in epochs)
+        assert all(
+            len(set(epoch)) == len(epoch) and max(epoch) < size for epoch in epochs
+        )
         assert size < 9 or all(a != b for a, b in itertools.pairwise(epochs))
 
 
 def test_dropout_is_the_clients_own(device: str) -> None:
-    """A client draws the same masks in a stack, alone, and beside other clients; and other masks in another round."""
+    """A client draws the same masks in a stack, alone, and beside other clients; and
+    other masks in another round.
+    """
     network = build("cnn-pfl", shape=(3, 12, 12), classes=10, seed=0)
     shard = make_shard((3, 12, 12), SIZES, torch.float64)
     keys = randomness.client_keys(3, "test", 5, torch.arange(len(SIZES)))
     batched, _ = trained("batched", network, shard, SGD, keys)
     loop, _ = trained("loop", network, shard, SGD, keys, device)
     torch.testing.assert_close(batched, loop, rtol=1e-9, atol=1e-12)
-    plain, _ = trained("batched", without_dropout(copy.deepcopy(network)), shard, SGD, keys)
+    plain, _ = trained(
+        "batched", without_dropout(copy.deepcopy(network)), shard, SGD, keys
+    )
     assert relative(plain[0], batched[0]) > 1e-3, "dropout did nothing"
     layout = Layout.of(network)
     some = np.array([4, 2])
@@ -290,12 +432,20 @@ def test_dropout_is_the_clients_own(device: str) -> None:
         rows, shard, some, SGD, keys=keys[some]
     )
     torch.testing.assert_close(rows, batched[some], rtol=1e-9, atol=1e-12)
-    later, _ = trained("batched", network, shard, SGD, randomness.client_keys(3, "test", 6, torch.arange(6)))
+    later, _ = trained(
+        "batched",
+        network,
+        shard,
+        SGD,
+        randomness.client_keys(3, "test", 6, torch.arange(6)),
+    )
     assert relative(later[0], batched[0]) > 1e-3
 
 
 def test_dropout_scales_what_it_keeps() -> None:
-    """Kept values grow by 1 / (1 − p), so that the mean stays; outside of training nothing happens."""
+    """Kept values grow by 1 / (1 − p), so that the mean stays; outside of training
+    nothing happens.
+    """
     network = StackedNetwork(nn.Sequential(nn.Linear(1, 1), nn.Dropout(0.25)))
     tensors = {"0.weight": torch.ones(3, 1, 1), "0.bias": torch.zeros(3, 1)}
     keys = randomness.client_keys(0, "dropout", 0, torch.arange(3))
@@ -311,9 +461,10 @@ def test_dropout_keeps_the_right_share() -> None:
     kept = (randomness.uniform(keys, 10_000) >= 0.25).double().mean(1)
     assert abs(float(kept.mean()) - 0.75) < 0.002
     assert float(kept.std()) < 0.01, "clients' shares spread more than chance allows"
-    assert float(torch.corrcoef(randomness.uniform(keys, 10_000))[0, 1:].abs().max()) < 0.05, (
-        "clients' streams are related"
-    )
+    assert (
+        float(torch.corrcoef(randomness.uniform(keys, 10_000))[0, 1:].abs().max())
+        < 0.05
+    ), "clients' streams are related"
 
 
 @pytest.mark.parametrize("mode", ["batched", "loop"])
@@ -327,7 +478,9 @@ def test_frozen_columns_keep_their_bits(name: str, mode: str) -> None:
     first = layout.row(network).repeat(len(sizes), 1)
     keys = randomness.client_keys(0, "test", 0, torch.arange(len(sizes)))
     engine = Engine(network, layout, shape=image_shape(shard), mode=mode)  # type: ignore[arg-type]
-    rows, _ = engine.train(first, shard, np.arange(len(sizes)), SGD, keys=keys, columns=head)
+    rows, _ = engine.train(
+        first, shard, np.arange(len(sizes)), SGD, keys=keys, columns=head
+    )
     assert torch.equal(rows[:, ~head], first[:, ~head])
     assert not torch.equal(rows[:, head], first[:, head])
 
@@ -338,18 +491,26 @@ def test_frozen_training_equals_naive_training_of_the_rest() -> None:
     keys = randomness.client_keys(0, "test", 0, torch.arange(2))
     rows = layout.row(network, dtype=torch.float64).repeat(2, 1)
     engine = Engine(network, layout, shape=image_shape(shard), mode="batched")
-    rows, _ = engine.train(rows, shard, np.arange(2), SGD, keys=keys, columns=layout.mask([layout.head]))
+    rows, _ = engine.train(
+        rows, shard, np.arange(2), SGD, keys=keys, columns=layout.mask([layout.head])
+    )
     for name, parameter in network.named_parameters():
         parameter.requires_grad_(name.startswith(layout.head))
     for client in range(2):
-        expected = layout.row(naive(network, shard, client, SGD, keys[client]), dtype=torch.float64)
+        expected = layout.row(
+            naive(network, shard, client, SGD, keys[client]), dtype=torch.float64
+        )
         assert relative(rows[client], expected) < 1e-10
 
 
 @pytest.mark.parametrize("mode", ["batched", "loop"])
 @pytest.mark.parametrize("name", ["cnn-digits", "resnet18"])
-def test_evaluation_counts_right_answers(name: str, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hpcfed.clients.engine.EVALUATION_SAMPLES", 12)  # several batches per client, the last short
+def test_evaluation_counts_right_answers(
+    name: str, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "hpcfed.clients.engine.EVALUATION_SAMPLES", 12
+    )  # several batches per client, the last short
     shape, sizes = ((1, 8, 8), SIZES) if name == "cnn-digits" else ((3, 16, 16), FEW)
     network = build(name, shape=shape, classes=10, seed=0)
     layout, shard = Layout.of(network), make_shard(shape, sizes, torch.float64)
@@ -361,22 +522,37 @@ def test_evaluation_counts_right_answers(name: str, mode: str, monkeypatch: pyte
         score = engine.evaluate(given, shard, np.arange(len(sizes)))
         for client, size in enumerate(sizes):
             own = shard.index[client, :size]
-            tensors = {key: view[0] for key, view in layout.views(given[client : client + 1]).items()}
+            tensors = {
+                key: view[0]
+                for key, view in layout.views(given[client : client + 1]).items()
+            }
             logits = torch.func.functional_call(plain, tensors, (shard.images[own],))
-            assert float(score.correct[client]) == float((logits.argmax(1) == shard.labels[own]).sum())
-            expected = F.cross_entropy(logits, shard.labels[own], reduction="sum") if size else torch.zeros(())
-            torch.testing.assert_close(score.loss[client].double(), expected.double(), rtol=1e-9, atol=1e-9)
+            assert float(score.correct[client]) == float(
+                (logits.argmax(1) == shard.labels[own]).sum()
+            )
+            expected = (
+                F.cross_entropy(logits, shard.labels[own], reduction="sum")
+                if size
+                else torch.zeros(())
+            )
+            torch.testing.assert_close(
+                score.loss[client].double(), expected.double(), rtol=1e-9, atol=1e-9
+            )
             assert score.count[client] == size
 
 
 def test_an_exception_names_the_clients() -> None:
     network = build("cnn-digits", shape=(1, 8, 8), classes=10, seed=0)
     layout, shard = Layout.of(network), make_shard((1, 8, 8), (3, 3), torch.float32)
-    broken = Shard(shard.images, shard.labels + 1000, shard.index, shard.sizes, shard.clients)
+    broken = Shard(
+        shard.images, shard.labels + 1000, shard.index, shard.sizes, shard.clients
+    )
     rows = layout.row(network).repeat(2, 1)
     keys = randomness.client_keys(0, "test", 0, torch.arange(2))
     with pytest.raises(IndexError) as caught:
-        Engine(network, layout, shape=image_shape(shard), mode="loop").train(rows, broken, np.arange(2), SGD, keys=keys)
+        Engine(network, layout, shape=image_shape(shard), mode="loop").train(
+            rows, broken, np.arange(2), SGD, keys=keys
+        )
     assert "client 100" in caught.value.__notes__[0]
 
 
@@ -396,7 +572,9 @@ def test_auto_chooses_by_size() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
-def test_clients_in_several_stacks_are_as_in_one(size: int, monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+def test_clients_in_several_stacks_are_as_in_one(
+    size: int, monkeypatch: pytest.MonkeyPatch, device: str
+) -> None:
     network = build("cnn-digits", shape=(1, 8, 8), classes=10, seed=0)
     shard = make_shard((1, 8, 8), SIZES, torch.float64)
     keys = randomness.client_keys(3, "test", 5, torch.arange(len(SIZES)))
@@ -408,39 +586,56 @@ def test_clients_in_several_stacks_are_as_in_one(size: int, monkeypatch: pytest.
 
 
 def test_a_stack_fits_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half of the free memory holds half as many clients, and there is always room for one."""
+    """Half of the free memory holds half as many clients, and there is always room for
+    one.
+    """
     network = build("cnn-cifar", shape=(3, 32, 32), classes=10, seed=0)
     rows = torch.zeros(1, 10, device="meta")
     sizes = []
     for free in (2**34, 2**33, 2**10):
         engine = Engine(network, Layout.of(network), shape=(3, 32, 32))
-        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, free=free: (free, 2**37))
+        monkeypatch.setattr(
+            torch.cuda, "mem_get_info", lambda device, free=free: (free, 2**37)
+        )
         sizes.append(engine._stack_size(50, rows))
     assert sizes[0] // 2 == sizes[1] > 100
     assert sizes[2] == 1
 
 
-def test_steps_rounded_up_to_larger_shapes_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a GPU few shapes are captured: more clients and more slots than are active go through a step."""
+def test_steps_rounded_up_to_larger_shapes_change_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a GPU few shapes are captured: more clients and more slots than are active go
+    through a step.
+    """
     network = build("cnn-digits", shape=(1, 8, 8), classes=10, seed=0)
     shard = make_shard((1, 8, 8), SIZES, torch.float64)
     keys = randomness.client_keys(3, "test", 5, torch.arange(len(SIZES)))
     exact, exact_loss = trained("batched", network, shard, SGD, keys)
-    monkeypatch.setattr(StackTraining, "_captured_shape", lambda self, *shape: (self._capacity, self._slots, False))
+    monkeypatch.setattr(
+        StackTraining,
+        "_captured_shape",
+        lambda self, *shape: (self._capacity, self._slots, False),
+    )
     rounded, rounded_loss = trained("batched", network, shard, SGD, keys)
     torch.testing.assert_close(rounded, exact, rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(rounded_loss, exact_loss, equal_nan=True)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_weights_that_update_themselves_end_the_same(momentum: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_that_update_themselves_end_the_same(
+    momentum: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     network = build("cnn-digits", shape=(1, 8, 8), classes=10, seed=0)
     shard = make_shard((1, 8, 8), SIZES, torch.float64)
     keys = randomness.client_keys(3, "test", 5, torch.arange(len(SIZES)))
     sgd = Sgd(epochs=2, batch_size=4, lr=0.05, momentum=momentum, weight_decay=1e-3)
     expected, _ = trained("batched", network, shard, sgd, keys)
     asked = []
-    monkeypatch.setattr("hpcfed.kernels.linear.updates_itself", lambda weight, slots: asked.append(slots) or True)
+    monkeypatch.setattr(
+        "hpcfed.kernels.linear.updates_itself",
+        lambda weight, slots: asked.append(slots) or True,
+    )
     got, _ = trained("batched", network, shard, sgd, keys)
     assert asked
     torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-12)
@@ -459,7 +654,10 @@ def test_sizes_to_which_shapes_are_rounded() -> None:
 @pytest.mark.gpu
 def test_steps_are_captured_on_a_gpu() -> None:
     network = build("cnn-digits", shape=(1, 8, 8), classes=10, seed=0)
-    layout, shard = Layout.of(network), on("cuda", make_shard((1, 8, 8), (40, 40), torch.float32))
+    layout, shard = (
+        Layout.of(network),
+        on("cuda", make_shard((1, 8, 8), (40, 40), torch.float32)),
+    )
     engine = Engine(network, layout, shape=(1, 8, 8))
     rows = layout.row(network).cuda().expand(2, -1)
     keys = randomness.client_keys(3, "test", 5, torch.arange(2)).cuda()
@@ -470,8 +668,12 @@ def test_steps_are_captured_on_a_gpu() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["cnn-cifar", "cnn-pfl", "cnn-fmnist"])
-def test_tensor_cores_stay_close_to_float64(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One step of uneven clients: gradients by our own kernels in TensorFloat-32 against plain float64."""
+def test_tensor_cores_stay_close_to_float64(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One step of uneven clients: gradients by our own kernels in TensorFloat-32
+    against plain float64.
+    """
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
     shape = (1, 28, 28) if name == "cnn-fmnist" else (3, 32, 32)
     network = without_dropout(build(name, shape=shape, classes=10, seed=0))
@@ -483,8 +685,11 @@ def test_tensor_cores_stay_close_to_float64(name: str, monkeypatch: pytest.Monke
     exact = replace(shard, images=shard.images.double())
     for client, size in enumerate(sizes):
         if size:
-            expected = layout.row(naive(network, exact, client, sgd, keys[client]), dtype=torch.float64)
-            # Winners of the pooling flip: cuDNN's own TensorFloat-32 is up to 0.058 away here, ours up to 0.040.
+            expected = layout.row(
+                naive(network, exact, client, sgd, keys[client]), dtype=torch.float64
+            )
+            # Winners of the pooling flip: cuDNN's own TensorFloat-32 is up to 0.058
+            # away here, ours up to 0.040.
             assert relative(rows[client].double() - first, expected - first) < 0.06
 
 
@@ -509,11 +714,19 @@ def refuse(monkeypatch: pytest.MonkeyPatch, above: int) -> None:
 def test_less_memory_than_thought_means_fewer_clients_at_a_time(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The same bits as of an engine that takes so few from the start; each step down is said once, and lasts."""
+    """The same bits as of an engine that takes so few from the start; each step down is
+    said once, and lasts.
+    """
     network = build("mlp", shape=SHAPES["mlp"], classes=10, seed=3)
-    shard, layout, keys = make_shard(SHAPES["mlp"], SIZES, torch.float32), Layout.of(network), torch.arange(6)
+    shard, layout, keys = (
+        make_shard(SHAPES["mlp"], SIZES, torch.float32),
+        Layout.of(network),
+        torch.arange(6),
+    )
     clients, rows = np.arange(6), layout.row(network, dtype=torch.float32).repeat(6, 1)
-    few, many = (Engine(network, layout, shape=SHAPES["mlp"], mode="batched") for _ in range(2))
+    few, many = (
+        Engine(network, layout, shape=SHAPES["mlp"], mode="batched") for _ in range(2)
+    )
     few._most = 2
     expected = few.train(rows, shard, clients, SGD, keys=keys)[0]
     refuse(monkeypatch, 3)
@@ -522,19 +735,31 @@ def test_less_memory_than_thought_means_fewer_clients_at_a_time(
         assert torch.equal(found, expected)
         assert losses.isnan().tolist() == [False, True, False, False, False, False]
     assert many.halvings == 1
-    score, scored = many.evaluate(found, shard, clients), few.evaluate(expected, shard, clients)
-    assert torch.equal(score.correct, scored.correct) and torch.equal(score.loss, scored.loss)
-    assert capsys.readouterr().err == "hpcfed: out of memory training 5 clients at a time; going on with 2\n"
+    score, scored = (
+        many.evaluate(found, shard, clients),
+        few.evaluate(expected, shard, clients),
+    )
+    assert torch.equal(score.correct, scored.correct) and torch.equal(
+        score.loss, scored.loss
+    )
+    assert (
+        capsys.readouterr().err
+        == "hpcfed: out of memory training 5 clients at a time; going on with 2\n"
+    )
 
 
-def test_captured_steps_are_given_back_before_another_try(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_captured_steps_are_given_back_before_another_try(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     network = build("mlp", shape=SHAPES["mlp"], classes=10, seed=3)
     shard, layout = make_shard(SHAPES["mlp"], SIZES, torch.float32), Layout.of(network)
     engine = Engine(network, layout, shape=SHAPES["mlp"], mode="batched")
     train, failed = StackTraining.run, list[weakref.ref[StackTraining]]()
 
     def running(self: StackTraining, rows: Tensor, *words: Any, **more: Any) -> Tensor:
-        assert all(other() is None for other in failed), "the memory of the larger stack is still there"
+        assert all(other() is None for other in failed), (
+            "the memory of the larger stack is still there"
+        )
         if len(rows) > 3:
             failed.append(weakref.ref(self))
             raise torch.OutOfMemoryError("planted")
@@ -546,12 +771,19 @@ def test_captured_steps_are_given_back_before_another_try(monkeypatch: pytest.Mo
 
 
 @pytest.mark.gpu
-def test_no_memory_within_a_capture_means_fewer_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_memory_within_a_capture_means_fewer_clients(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
     network = build("cnn-cifar", shape=(3, 32, 32), classes=10, seed=3)
-    shard, layout = on("cuda", make_shard((3, 32, 32), (16,) * 6, torch.float32)), Layout.of(network)
+    shard, layout = (
+        on("cuda", make_shard((3, 32, 32), (16,) * 6, torch.float32)),
+        Layout.of(network),
+    )
     rows, keys = layout.row(network).repeat(6, 1).cuda(), torch.arange(6).cuda()
-    plain, engine = (Engine(network, layout, shape=(3, 32, 32), mode="batched") for _ in range(2))
+    plain, engine = (
+        Engine(network, layout, shape=(3, 32, 32), mode="batched") for _ in range(2)
+    )
     expected, _ = plain.train(rows, shard, np.arange(6), SGD, keys=keys)
     work, failed = convolution._weight_gradient, list[int]()
 
@@ -565,13 +797,18 @@ def test_no_memory_within_a_capture_means_fewer_clients(monkeypatch: pytest.Monk
     monkeypatch.setattr(convolution, "_weight_gradient", failing)
     found, _ = engine.train(rows, shard, np.arange(6), SGD, keys=keys)
     assert failed and engine.halvings == 1
-    torch.testing.assert_close(found, expected, rtol=1e-2, atol=1e-3)  # TF32, by other kernels; weights move by 0.1
+    torch.testing.assert_close(
+        found, expected, rtol=1e-2, atol=1e-3
+    )  # TF32, by other kernels; weights move by 0.1
 
 
 def test_a_part_of_a_wider_shard_trains_as_by_itself() -> None:
     """The others of the whole have more samples than a batch, these have fewer."""
     network = build("mlp", shape=SHAPES["mlp"], classes=10, seed=3)
-    whole, layout = make_shard(SHAPES["mlp"], (3, 2, 30), torch.float64), Layout.of(network)
+    whole, layout = (
+        make_shard(SHAPES["mlp"], (3, 2, 30), torch.float64),
+        Layout.of(network),
+    )
     own = part(whole, 0, whole.clients[:2])
     rows = layout.row(network, dtype=torch.float64).repeat(3, 1)
     engine = Engine(network, layout, shape=SHAPES["mlp"], mode="batched")
@@ -585,24 +822,41 @@ def test_a_stack_is_no_larger_than_a_grid(monkeypatch: pytest.MonkeyPatch) -> No
     network = build("mlp", shape=SHAPES["mlp"], classes=10, seed=3)
     engine = Engine(network, Layout.of(network), shape=SHAPES["mlp"], mode="batched")
     monkeypatch.setattr(engine, "_stack_size", lambda *words, **more: 10**6)
-    stacks = [len(stack) for stack in engine._stacks(np.arange(70_000), 16, torch.empty(1))]
+    stacks = [
+        len(stack) for stack in engine._stacks(np.arange(70_000), 16, torch.empty(1))
+    ]
     assert stacks == [35_000, 35_000]
 
 
 def test_forgetting_gives_up_the_shard() -> None:
     network = build("mlp", shape=SHAPES["mlp"], classes=10, seed=3)
     shard, layout = make_shard(SHAPES["mlp"], (3, 2), torch.float32), Layout.of(network)
-    engine, images = Engine(network, layout, shape=SHAPES["mlp"], mode="batched"), weakref.ref(shard.images)
-    engine.train(layout.row(network).repeat(2, 1), shard, np.arange(2), SGD, keys=torch.arange(2))
+    engine, images = (
+        Engine(network, layout, shape=SHAPES["mlp"], mode="batched"),
+        weakref.ref(shard.images),
+    )
+    engine.train(
+        layout.row(network).repeat(2, 1), shard, np.arange(2), SGD, keys=torch.arange(2)
+    )
     del shard
     assert images() is not None
     engine.forget()
     assert images() is None
 
 
-def test_one_client_that_does_not_fit_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_client_that_does_not_fit_ends_the_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     network = build("mlp", shape=SHAPES["mlp"], classes=10, seed=3)
     refuse(monkeypatch, 0)
     with pytest.raises(torch.OutOfMemoryError) as error:
-        trained("batched", network, make_shard(SHAPES["mlp"], SIZES, torch.float32), SGD, torch.arange(6))
-    assert "while training client 102" in one_line(error.value) and "not even one client" in one_line(error.value)
+        trained(
+            "batched",
+            network,
+            make_shard(SHAPES["mlp"], SIZES, torch.float32),
+            SGD,
+            torch.arange(6),
+        )
+    assert "while training client 102" in one_line(
+        error.value
+    ) and "not even one client" in one_line(error.value)

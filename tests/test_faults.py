@@ -1,4 +1,6 @@
-"""A short campaign of faults against real runs: nothing is lost or touched, and runs end as undisturbed ones do."""
+"""A short campaign of faults against real runs: nothing is lost or touched, and runs
+end as undisturbed ones do.
+"""
 
 import os
 import sys
@@ -25,11 +27,34 @@ def test_faults_cost_no_round_that_was_told() -> None:
     if os.geteuid():
         pytest.skip("the campaign's disk can be had by root only")
     kinds = (*CHAINED, *ASIDE)
-    words = [str(ROOT / "benchmarks/faults.py"), "--trials", str(len(kinds)), "--rounds", "100", "--seed", "2"]
-    campaign = start([sys.executable, *words, "--kinds", ",".join(kinds)], timeout=280, PYTHONPATH=str(ROOT))
+    words = [
+        str(ROOT / "benchmarks/faults.py"),
+        "--trials",
+        str(len(kinds)),
+        "--rounds",
+        "100",
+        "--seed",
+        "2",
+    ]
+    campaign = start(
+        [sys.executable, *words, "--kinds", ",".join(kinds)],
+        timeout=280,
+        PYTHONPATH=str(ROOT),
+    )
     assert campaign.returncode == 0, campaign.stdout + campaign.stderr
     names, *lines = (line.split() for line in campaign.stdout.splitlines())
-    assert names == ["fault", "trials", "reported", "lost", "corrupt", "hangs", "touched", "slowest", "exit", "same"]
+    assert names == [
+        "fault",
+        "trials",
+        "reported",
+        "lost",
+        "corrupt",
+        "hangs",
+        "touched",
+        "slowest",
+        "exit",
+        "same",
+    ]
     for kind, line in zip(kinds, lines, strict=True):
         name, trials, reported, lost, corrupt, hangs, touched, *_, same = line
         assert (name, trials) == (kind, "1"), campaign.stderr
@@ -45,7 +70,9 @@ def test_snapshots_see_what_was_touched(tmp_path: Path) -> None:
     run.mkdir()
     own, before = canaries.leave_own(run), canaries.snapshot(outside)
     assert canaries.touched(before, canaries.snapshot(outside)) == []
-    (outside / "file").write_bytes((outside / "file").read_bytes())  # the same bytes, at another time
+    (outside / "file").write_bytes(
+        (outside / "file").read_bytes()
+    )  # the same bytes, at another time
     (outside / "tree/error-0.txt").unlink()
     canaries.plant(run, "error-0.txt", "nowhere", outside)
     (run / "error-0.txt").write_text("through the link")

@@ -1,4 +1,6 @@
-"""A run's folder: what is the run's own, who may write to it, and what a folder that was handed in can do."""
+"""A run's folder: what is the run's own, who may write to it, and what a folder that
+was handed in can do.
+"""
 
 import json
 import os
@@ -33,13 +35,18 @@ QUICK = flags(clients=4, rounds=4, method="fedper")
 def stopped(out: Path, *words: object, after: int = 2) -> Path:
     """A run that was stopped after some rounds."""
     with pytest.raises(SystemExit) as ended:
-        run(cli.parse_run([*QUICK, *map(str, words), "--out", str(out)]), StopAfter(after))
+        run(
+            cli.parse_run([*QUICK, *map(str, words), "--out", str(out)]),
+            StopAfter(after),
+        )
     assert ended.value.code == STOPPED
     return out
 
 
 def contents(folder: Path) -> dict[Path, bytes]:
-    return {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {
+        path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()
+    }
 
 
 def without_checkpoints(out: Path) -> Path:
@@ -50,18 +57,24 @@ def without_checkpoints(out: Path) -> Path:
     return out
 
 
-def test_what_was_recorded_is_not_replaced_unasked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_was_recorded_is_not_replaced_unasked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Without a checkpoint, --resume begins anew only when it is told to overwrite."""
     out = without_checkpoints(tmp_path / "run")
     before = contents(out)
     capsys.readouterr()
-    assert "2 recorded rounds would be lost; add --overwrite" in mistake(capsys, "run", "--resume", out)
+    assert "2 recorded rounds would be lost; add --overwrite" in mistake(
+        capsys, "run", "--resume", out
+    )
     assert contents(out) == before
     started("--resume", out, "--overwrite")
     assert read_run(out).status == "complete"
 
 
-def test_damaged_checkpoints_are_no_reason_to_begin_anew(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_damaged_checkpoints_are_no_reason_to_begin_anew(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = stopped(tmp_path / "run")
     for marker in out.glob(f"checkpoints/*/{checkpoints.MARKER}"):
         marker.write_text("[" * 100_000)
@@ -69,7 +82,11 @@ def test_damaged_checkpoints_are_no_reason_to_begin_anew(tmp_path: Path, capsys:
     with pytest.raises(SystemExit) as ended:
         cli.main(["run", "--resume", str(out)])
     said = capsys.readouterr().err
-    assert ended.value.code == 2 and "add --overwrite to begin anew" in said and "Traceback" not in said
+    assert (
+        ended.value.code == 2
+        and "add --overwrite to begin anew" in said
+        and "Traceback" not in said
+    )
     assert (out / "run.h5").read_bytes() == record
 
 
@@ -77,7 +94,9 @@ def test_a_run_outlives_its_terminal(tmp_path: Path) -> None:
     """A hangup changes nothing, from the first moment on."""
     out = tmp_path / "run"
     words = [sys.executable, "-m", "hpcfed", "run", *LONG, "--out", str(out)]
-    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+    with subprocess.Popen(
+        words, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
         time.sleep(0.3)
         process.send_signal(signal.SIGHUP)
         jobs.wait_for_a_checkpoint(out)
@@ -92,8 +111,13 @@ def test_a_run_outlives_its_terminal(tmp_path: Path) -> None:
 def test_an_early_interrupt_is_one_line() -> None:
     for seconds in (0.1, 0.2, 0.3):
         words = [sys.executable, "-m", "hpcfed", "run"]
-        with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
-            while "SigCgt:\t0000000000000000" in Path(f"/proc/{process.pid}/status").read_text():
+        with subprocess.Popen(
+            words, stderr=subprocess.PIPE, text=True, start_new_session=True
+        ) as process:
+            while (
+                "SigCgt:\t0000000000000000"
+                in Path(f"/proc/{process.pid}/status").read_text()
+            ):
                 time.sleep(0.001)  # Python itself is not there yet
             time.sleep(seconds)
             process.send_signal(signal.SIGINT)
@@ -106,11 +130,16 @@ def test_a_checkpoint_is_written_when_the_last_is_old(tmp_path: Path) -> None:
     words = [*QUICK, "--seeds", "0,1", "--out", str(tmp_path / "run")]
     run(cli.parse_run(words), Stop(1e-6))
     for seed in (0, 1):
-        assert checkpoints.newest(tmp_path / f"run/seed-{seed}", say=pytest.fail) is not None
+        assert (
+            checkpoints.newest(tmp_path / f"run/seed-{seed}", say=pytest.fail)
+            is not None
+        )
     assert not Stop(0).is_due(3) and not Stop(60).is_due(3)
 
 
-def test_a_resumed_run_knows_how_it_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_run_knows_how_it_began(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out = tmp_path / "run"
     monkeypatch.setattr(sys, "argv", ["hpcfed", "run", "--first"])
     stopped(out)
@@ -127,7 +156,9 @@ def test_a_resumed_run_knows_how_it_began(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("ignored", [False, True])
-def test_an_added_method_is_a_change(ignored: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_added_method_is_a_change(
+    ignored: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     package = tmp_path / "hpcfed"
     (package / "record").mkdir(parents=True)
     (package / "record/environment.py").write_text("")
@@ -145,9 +176,13 @@ def test_an_added_method_is_a_change(ignored: bool, tmp_path: Path, monkeypatch:
     assert second["changed"] is True and second["sha256"] != first["sha256"]
 
 
-def test_a_wheel_says_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wheel_says_what_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "hpcfed/record").mkdir(parents=True)
-    monkeypatch.setattr(environment, "__file__", str(tmp_path / "hpcfed/record/environment.py"))
+    monkeypatch.setattr(
+        environment, "__file__", str(tmp_path / "hpcfed/record/environment.py")
+    )
     about = environment._source()
     assert set(about) == {"version", "sha256"} and len(about["sha256"]) == 64
 
@@ -158,7 +193,9 @@ LINKED = [*FILES, "seed-3", "checkpoints/00000009"]
 
 @pytest.mark.parametrize("name", LINKED)
 @pytest.mark.parametrize("kind", ["link", "pipe"])
-def test_no_link_is_followed(name: str, kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_link_is_followed(
+    name: str, kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Neither going on nor overwriting touches what is elsewhere, or waits for a pipe."""
     elsewhere = tmp_path / "other"
     started(*QUICK, "--out", elsewhere)
@@ -172,13 +209,22 @@ def test_no_link_is_followed(name: str, kind: str, tmp_path: Path, capsys: pytes
     before = contents(elsewhere)
     for words in (["--resume", out], [*QUICK, "--out", out, "--overwrite"]):
         said = mistake(capsys, "run", *words)
-        assert str(out / name) in said and ("is a link, which is not followed" in said or "is no f" in said)
+        assert str(out / name) in said and (
+            "is a link, which is not followed" in said or "is no f" in said
+        )
     assert contents(elsewhere) == before
 
 
 def test_overwriting_removes_only_what_a_run_has_made(tmp_path: Path) -> None:
     out = stopped(tmp_path / "run", "--snapshot-every", 1)
-    own = ["params-mine.h5", "error-bars.txt", "notes.md", "checkpoints/why.txt", "seed-bank/run.h5", "data/a.npz"]
+    own = [
+        "params-mine.h5",
+        "error-bars.txt",
+        "notes.md",
+        "checkpoints/why.txt",
+        "seed-bank/run.h5",
+        "data/a.npz",
+    ]
     for name in own:
         (out / name).parent.mkdir(exist_ok=True)
         (out / name).write_text("mine")
@@ -187,19 +233,29 @@ def test_overwriting_removes_only_what_a_run_has_made(tmp_path: Path) -> None:
     assert left == set(own)
 
 
-def test_a_killed_run_can_be_overwritten_beside_other_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Killed before its first round, it has left its claim; a folder without one is somebody's own."""
+def test_a_killed_run_can_be_overwritten_beside_other_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Killed before its first round, it has left its claim; a folder without one is
+    somebody's own.
+    """
     out = tmp_path / "run"
     out.mkdir()
     (out / "report.html").write_text("mine")
-    assert "is not empty and holds no run" in mistake(capsys, *("run", *QUICK, "--out", out, "--overwrite"))
+    assert "is not empty and holds no run" in mistake(
+        capsys, *("run", *QUICK, "--out", out, "--overwrite")
+    )
     (out / ".claim").touch()
     check_out(out, overwrite=True)
     started(*QUICK, "--out", out, "--overwrite")
-    assert (out / "report.html").read_text() == "mine" and read_run(out).status == "complete"
+    assert (out / "report.html").read_text() == "mine" and read_run(
+        out
+    ).status == "complete"
 
 
-def test_a_run_is_known_from_its_first_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_is_known_from_its_first_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -210,9 +266,14 @@ def test_a_run_is_known_from_its_first_moment(tmp_path: Path, monkeypatch: pytes
     assert (record.status, record.error) == ("failed", "interrupted")
 
 
-@pytest.mark.parametrize("words", [["--resume", "{}/seed-0"], [*QUICK, "--overwrite", "--out", "{}/seed-0"]])
+@pytest.mark.parametrize(
+    "words", [["--resume", "{}/seed-0"], [*QUICK, "--overwrite", "--out", "{}/seed-0"]]
+)
 def test_seeds_are_claimed_with_their_run(
-    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    words: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     out = stopped(tmp_path / "run", "--seeds", "0,1")
     before = contents(out)
@@ -230,7 +291,9 @@ def test_seeds_are_claimed_with_their_run(
     assert contents(out) == before
 
 
-def test_a_seed_that_is_at_work_is_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_seed_that_is_at_work_is_not_overwritten(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = stopped(tmp_path / "run", "--seeds", "0,1")
     with claimed(out / "seed-1"):
         for words in (["--resume", out], [*QUICK, "--out", out, "--overwrite"]):
@@ -273,8 +336,17 @@ def test_notes_on_errors_do_not_make_a_run_fail(tmp_path: Path) -> None:
 
 
 def test_seeds_go_on_from_a_common_round(tmp_path: Path) -> None:
-    """One seed's last checkpoint is gone: bit for bit the uninterrupted run, which stacked them in every round."""
-    words = flags(clients=4, rounds=6, method="genefl", model="cnn-bn", precision="fp32", seeds="0,2")
+    """One seed's last checkpoint is gone: bit for bit the uninterrupted run, which
+    stacked them in every round.
+    """
+    words = flags(
+        clients=4,
+        rounds=6,
+        method="genefl",
+        model="cnn-bn",
+        precision="fp32",
+        seeds="0,2",
+    )
     started(*words, "--out", tmp_path / "whole")
     out = started(*words, "--checkpoint-every", 2, "--out", tmp_path / "cut")
     for seed, kept in ((0, (4, 6)), (2, (4,))):
@@ -300,8 +372,12 @@ def test_a_stop_is_heard_while_checkpoints_are_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", ["other", "named"])
-def test_a_file_of_holes_is_not_read(size: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A terabyte that was never written takes no time, whether or not the marker names its size."""
+def test_a_file_of_holes_is_not_read(
+    size: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A terabyte that was never written takes no time, whether or not the marker names
+    its size.
+    """
     out = stopped(tmp_path / "run", "--checkpoint-every", 1)
     there = out / "checkpoints/00000002"
     with open(there / "common.shared.npy", "r+b") as file:
@@ -309,7 +385,9 @@ def test_a_file_of_holes_is_not_read(size: str, tmp_path: Path, capsys: pytest.C
     if size == "named":
         marker = json.loads((there / checkpoints.MARKER).read_text())
         for part in marker["parts"]:
-            part["size"] = 2**40 if part["name"] == "common.shared.npy" else part["size"]
+            part["size"] = (
+                2**40 if part["name"] == "common.shared.npy" else part["size"]
+            )
         (there / checkpoints.MARKER).write_text(json.dumps(marker))
     begin = time.monotonic()
     started("--resume", out)
@@ -330,19 +408,30 @@ def test_nothing_is_fetched_because_a_folder_says_so(tmp_path: Path) -> None:
     for marker in out.glob("checkpoints/*/complete.json"):
         names = checkpoints.listed(marker.parent)
         checkpoints.complete(
-            marker.parent, int(marker.parent.name), [checkpoints.existing(marker.parent / name) for name in names]
+            marker.parent,
+            int(marker.parent.name),
+            [checkpoints.existing(marker.parent / name) for name in names],
         )
     assert cli.parse_run(["--resume", str(out)]).config.download is False
 
 
-def test_other_data_is_not_mixed_in(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_data_is_not_mixed_in(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     random = np.random.default_rng(0)
-    images = {split: random.integers(0, 255, (200, 8, 8), dtype=np.uint8) for split in ("train", "test")}
+    images = {
+        split: random.integers(0, 255, (200, 8, 8), dtype=np.uint8)
+        for split in ("train", "test")
+    }
     labels = {split: np.arange(200) % 10 for split in ("train", "test")}
 
     def write() -> None:
         arrays = {f"{split}_images": images[split] for split in images}
-        np.savez(tmp_path / "mine.npz", **arrays, **{f"{split}_labels": labels[split] for split in labels})
+        np.savez(
+            tmp_path / "mine.npz",
+            **arrays,
+            **{f"{split}_labels": labels[split] for split in labels},
+        )
 
     write()
     out = stopped(tmp_path / "run", "--dataset", f"file:{tmp_path / 'mine.npz'}")
@@ -357,7 +446,9 @@ def test_other_data_is_not_mixed_in(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 def test_shared_fields_differ_on_no_rank(tmp_path: Path, mpirun: Callable) -> None:
-    """A field that is not marked as owned, but is another on every rank, could not be gone on with."""
+    """A field that is not marked as owned, but is another on every rank, could not be
+    gone on with.
+    """
     program = tmp_path / "parted.py"
     program.write_text(
         "import sys\nfrom dataclasses import replace\nfrom hpcfed import methods\n"
@@ -370,14 +461,21 @@ def test_shared_fields_differ_on_no_rank(tmp_path: Path, mpirun: Callable) -> No
     )
     words = ["run", *flags(clients=4, rounds=2), "--out"]
     ended = mpirun(2, program, "1", *words, tmp_path / "far")
-    assert ended.returncode == 1 and "state field w of method fedavg differs between ranks" in ended.stderr
+    assert (
+        ended.returncode == 1
+        and "state field w of method fedavg differs between ranks" in ended.stderr
+    )
     ended = mpirun(2, program, "1e-9", *words, tmp_path / "near")
     assert ended.returncode == 0, ended.stderr
 
 
 def test_seeds_with_a_server_leave_when_there_is_nothing_to_do(tmp_path: Path) -> None:
-    """Stopped while checkpoints are read, or completed meanwhile: nobody waits for a turn that never comes."""
-    words = flags(**SERVER, clients=3, rounds=4, method="pfedgpa", bank_rounds=4, seeds="0,1")
+    """Stopped while checkpoints are read, or completed meanwhile: nobody waits for a
+    turn that never comes.
+    """
+    words = flags(
+        **SERVER, clients=3, rounds=4, method="pfedgpa", bank_rounds=4, seeds="0,1"
+    )
     out = tmp_path / "run"
     with pytest.raises(SystemExit):
         run(cli.parse_run([*words, "--out", str(out)]), StopAfter(2))

@@ -1,4 +1,6 @@
-"""GENE-FL and its baselines against naive loops of their rules; clusters, bytes, new clients, a server that steals."""
+"""GENE-FL and its baselines against naive loops of their rules; clusters, bytes, new
+clients, a server that steals.
+"""
 
 import copy
 from pathlib import Path
@@ -21,7 +23,13 @@ from hpcfed.clients.training import StackTraining
 from hpcfed.data.partition import partition
 from hpcfed.experiment.assemble import Setup
 from hpcfed.experiment.loop import evaluate
-from hpcfed.federation.clustering import _first_vectors, assign, canonical, nearest_in_turn, principal_angles
+from hpcfed.federation.clustering import (
+    _first_vectors,
+    assign,
+    canonical,
+    nearest_in_turn,
+    principal_angles,
+)
 from hpcfed.federation.federation import Cohort, Sent
 from hpcfed.methods import genefl
 from hpcfed.models.layout import Layout, Workplace
@@ -35,8 +43,19 @@ from tests.test_methods import assembled, trained_alone
 from tests.test_seeds import UNEVEN, assert_same_run, started
 
 MIB, GIB = 2**20, 2**30
-SHARDS: dict[str, Any] = {"partition": "sharding", "classes_per_client": 2, "clients": 6, "participation": 0.7}
-SMALL: dict[str, Any] = {**SHARDS, "model": "cnn-bn", "epochs": 1, "batch_size": 40, "clusters": 2}
+SHARDS: dict[str, Any] = {
+    "partition": "sharding",
+    "classes_per_client": 2,
+    "clients": 6,
+    "participation": 0.7,
+}
+SMALL: dict[str, Any] = {
+    **SHARDS,
+    "model": "cnn-bn",
+    "epochs": 1,
+    "batch_size": 40,
+    "clusters": 2,
+}
 NAMED: dict[str, dict[str, Any]] = {
     "parfed": {"shared_layers": "conv2"},
     "fedfina": {"shared_layers": "conv1,conv2"},
@@ -44,7 +63,16 @@ NAMED: dict[str, dict[str, Any]] = {
     "fedlps": {"prune_ratio": 0.5},
 }
 """What stands for layers of ResNet-18 in the small network."""
-FAMILY = ["clustered-fedavg", "fedbn", "parfed", "fedfina", "fedlp", "fedlps", "fedlg", "genefl"]
+FAMILY = [
+    "clustered-fedavg",
+    "fedbn",
+    "parfed",
+    "fedfina",
+    "fedlp",
+    "fedlps",
+    "fedlg",
+    "genefl",
+]
 
 
 def small(method: str, **values: Any) -> Setup:
@@ -58,26 +86,51 @@ def options(**values: Any) -> genefl.Options:
 # The pull in the loss, and the Fisher information
 
 
-def pulled_alone(network: nn.Module, row: Tensor, client: int, shard: Any, sgd: Sgd, key: Tensor, pull: Pull) -> Tensor:
+def pulled_alone(
+    network: nn.Module,
+    row: Tensor,
+    client: int,
+    shard: Any,
+    sgd: Sgd,
+    key: Tensor,
+    pull: Pull,
+) -> Tensor:
     """One client alone in plain torch, with the terms written as in the paper."""
     layout, network = Layout.of(network), copy.deepcopy(network).double().train()
     load(network, layout, row)
-    reference, mask = (layout.views(own[client][None].double()) for own in (pull.reference, pull.mask))
-    optimiser = torch.optim.SGD(network.parameters(), lr=sgd.lr, momentum=sgd.momentum, weight_decay=sgd.weight_decay)
+    reference, mask = (
+        layout.views(own[client][None].double()) for own in (pull.reference, pull.mask)
+    )
+    optimiser = torch.optim.SGD(
+        network.parameters(),
+        lr=sgd.lr,
+        momentum=sgd.momentum,
+        weight_decay=sgd.weight_decay,
+    )
 
     def norm(names: list[str], masked: bool) -> Tensor:
         parts = [
-            (p - reference[n][0]) * (mask[n][0] if masked else 1) for n, p in network.named_parameters() if n in names
+            (p - reference[n][0]) * (mask[n][0] if masked else 1)
+            for n, p in network.named_parameters()
+            if n in names
         ]
         return (sum(part.square().sum() for part in parts) + 1e-12).sqrt()
 
     every = [name for name, _ in network.named_parameters()]
-    blocks = [[n for n in every if n.rpartition(".")[0] in block] for block in layout.blocks]
+    blocks = [
+        [n for n in every if n.rpartition(".")[0] in block] for block in layout.blocks
+    ]
     for batch in batches(shard, client, sgd, key):
         optimiser.zero_grad()
         loss = F.cross_entropy(network(shard.images[batch]), shard.labels[batch])
-        loss = loss + pull.strengths.layers * sum(norm(block, False) for block in blocks)
-        loss = loss + pull.strengths.whole * norm(every, False) + pull.strengths.masked * norm(every, True)
+        loss = loss + pull.strengths.layers * sum(
+            norm(block, False) for block in blocks
+        )
+        loss = (
+            loss
+            + pull.strengths.whole * norm(every, False)
+            + pull.strengths.masked * norm(every, True)
+        )
         loss.backward()
         if sgd.clip:
             nn.utils.clip_grad_norm_(network.parameters(), sgd.clip)
@@ -91,7 +144,9 @@ def load(network: nn.Module, layout: Layout, row: Tensor) -> None:
 
 
 @pytest.mark.parametrize("mode", ["batched", "loop"])
-def test_the_pull_is_the_gradient_of_its_terms(mode: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pull_is_the_gradient_of_its_terms(
+    mode: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shard, network = (
         make_shard((1, 8, 8), (5, 9, 12, 3), torch.float64),
         build("cnn-bn", shape=(1, 8, 8), classes=10, seed=0),
@@ -102,11 +157,20 @@ def test_the_pull_is_the_gradient_of_its_terms(mode: Any, monkeypatch: pytest.Mo
     monkeypatch.setattr(engines, "CPU_ACTIVATIONS", 2 * 4 * engine.cost.activations)
     first = layout.row(network, dtype=torch.float64)
     rows = first + 0.1 * torch.rand(4, layout.num_columns, dtype=torch.float64)
-    pull = Pull(Strengths(0.3, 0.2, 0.5), first + 0.1 * torch.rand_like(rows), torch.rand_like(rows) < 0.4)
-    keys, sgd = torch.arange(4) + 77, Sgd(2, 4, 0.05, momentum=0.9, weight_decay=0.01, clip=1.0)
+    pull = Pull(
+        Strengths(0.3, 0.2, 0.5),
+        first + 0.1 * torch.rand_like(rows),
+        torch.rand_like(rows) < 0.4,
+    )
+    keys, sgd = (
+        torch.arange(4) + 77,
+        Sgd(2, 4, 0.05, momentum=0.9, weight_decay=0.01, clip=1.0),
+    )
     trained, losses = engine.train(rows, shard, np.arange(4), sgd, keys=keys, pull=pull)
     for client in range(4):
-        expected = pulled_alone(network, rows[client], client, shard, sgd, keys[client], pull)
+        expected = pulled_alone(
+            network, rows[client], client, shard, sgd, keys[client], pull
+        )
         torch.testing.assert_close(trained[client], expected, rtol=1e-9, atol=1e-11)
     free, _ = engine.train(rows, shard, np.arange(4), sgd, keys=keys)
     assert not torch.allclose(free, trained) and losses.isfinite().all()
@@ -122,33 +186,65 @@ def test_fisher_information_leaves_cudnn_as_it_is() -> None:
     assert seen and all(seen)
 
 
-def test_a_client_that_diverged_leaves_nothing_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_diverged_leaves_nothing_to_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Rows as they lie on a GPU, with columns without meaning between the tensors."""
-    monkeypatch.setattr(engines, "Workplace", lambda layout, device: Workplace(layout, torch.device("cuda")))
-    shard, network = make_shard((1, 8, 8), (9, 12), torch.float64), build("cnn-bn", shape=(1, 8, 8), classes=10, seed=0)
+    monkeypatch.setattr(
+        engines,
+        "Workplace",
+        lambda layout, device: Workplace(layout, torch.device("cuda")),
+    )
+    shard, network = (
+        make_shard((1, 8, 8), (9, 12), torch.float64),
+        build("cnn-bn", shape=(1, 8, 8), classes=10, seed=0),
+    )
     layout = Layout.of(network)
-    rows = layout.row(network, dtype=torch.float64) + 0.1 * torch.rand(2, layout.num_columns, dtype=torch.float64)
-    pull = Pull(Strengths(0.3, 0.2, 0.5), torch.zeros_like(rows), torch.rand_like(rows) < 0.4)
-    sgd, clients, keys = Sgd(2, 4, 0.05, momentum=0.9, weight_decay=0.01, clip=1.0), np.arange(2), torch.arange(2)
+    rows = layout.row(network, dtype=torch.float64) + 0.1 * torch.rand(
+        2, layout.num_columns, dtype=torch.float64
+    )
+    pull = Pull(
+        Strengths(0.3, 0.2, 0.5), torch.zeros_like(rows), torch.rand_like(rows) < 0.4
+    )
+    sgd, clients, keys = (
+        Sgd(2, 4, 0.05, momentum=0.9, weight_decay=0.01, clip=1.0),
+        np.arange(2),
+        torch.arange(2),
+    )
 
     def after(*starts: Tensor) -> Tensor:
         engine = Engine(network, layout, shape=(1, 8, 8), mode="batched")
-        *_, (trained, _) = [engine.train(start, shard, clients, sgd, keys=keys, pull=pull) for start in starts]
+        *_, (trained, _) = [
+            engine.train(start, shard, clients, sgd, keys=keys, pull=pull)
+            for start in starts
+        ]
         return trained
 
     expected = after(rows)
-    assert expected.isfinite().all() and torch.equal(after(torch.full_like(rows, torch.nan), rows), expected)
+    assert expected.isfinite().all() and torch.equal(
+        after(torch.full_like(rows, torch.nan), rows), expected
+    )
 
 
 def test_frozen_columns_keep_their_bits_under_a_pull() -> None:
-    shard, network = make_shard((1, 8, 8), (9, 12), torch.float64), build("cnn-bn", shape=(1, 8, 8), classes=10, seed=0)
+    shard, network = (
+        make_shard((1, 8, 8), (9, 12), torch.float64),
+        build("cnn-bn", shape=(1, 8, 8), classes=10, seed=0),
+    )
     layout = Layout.of(network)
     engine = Engine(network, layout, shape=(1, 8, 8))
-    rows = layout.row(network, dtype=torch.float64) + torch.rand(2, layout.num_columns, dtype=torch.float64)
-    columns, pull = layout.mask(["conv2", "head"]), Pull(Strengths(whole=1.0), torch.zeros_like(rows))
+    rows = layout.row(network, dtype=torch.float64) + torch.rand(
+        2, layout.num_columns, dtype=torch.float64
+    )
+    columns, pull = (
+        layout.mask(["conv2", "head"]),
+        Pull(Strengths(whole=1.0), torch.zeros_like(rows)),
+    )
     columns[layout.entries[0].start + 3] = True  # within a tensor
     sgd = Sgd(6, 4, 1e-3, momentum=0.9, weight_decay=0.01, clip=1.0)
-    trained, _ = engine.train(rows, shard, np.arange(2), sgd, keys=torch.arange(2), columns=columns, pull=pull)
+    trained, _ = engine.train(
+        rows, shard, np.arange(2), sgd, keys=torch.arange(2), columns=columns, pull=pull
+    )
     assert torch.equal(trained[:, ~columns], rows[:, ~columns])
     assert trained.isfinite().all() and (trained[:, columns] != rows[:, columns]).all()
 
@@ -160,10 +256,15 @@ def test_fisher_information_is_the_mean_of_squared_gradients_of_samples(
 ) -> None:
     monkeypatch.setattr(fishers, "CPU_FLOATS", floats)
     sizes = (5, 0, 7, 1)
-    shard, network = make_shard((1, 8, 8), sizes, torch.float64), build(model, shape=(1, 8, 8), classes=10, seed=0)
+    shard, network = (
+        make_shard((1, 8, 8), sizes, torch.float64),
+        build(model, shape=(1, 8, 8), classes=10, seed=0),
+    )
     layout = Layout.of(network)
     fisher = Fisher(network, layout, Engine(network, layout, shape=(1, 8, 8)).cost)
-    rows = layout.row(network, dtype=torch.float64) + 0.1 * torch.rand(4, layout.num_columns, dtype=torch.float64)
+    rows = layout.row(network, dtype=torch.float64) + 0.1 * torch.rand(
+        4, layout.num_columns, dtype=torch.float64
+    )
     clients = np.array([2, 1, 3, 0])
     found = fisher(rows, shard, clients)
     for row, client, own in zip(rows, clients, found, strict=True):
@@ -172,24 +273,42 @@ def test_fisher_information_is_the_mean_of_squared_gradients_of_samples(
         total = torch.zeros(layout.num_columns, dtype=torch.float64)
         for sample in shard.index[client, : sizes[client]]:
             plain.zero_grad()
-            F.log_softmax(plain(shard.images[sample][None]), 1)[0, shard.labels[sample]].backward()
-            total[: layout.num_parameters] += torch.cat([p.grad.flatten() for p in plain.parameters()]).square()
-        torch.testing.assert_close(own, total / max(1, sizes[client]), rtol=1e-10, atol=1e-14)
+            F.log_softmax(plain(shard.images[sample][None]), 1)[
+                0, shard.labels[sample]
+            ].backward()
+            total[: layout.num_parameters] += torch.cat(
+                [p.grad.flatten() for p in plain.parameters()]
+            ).square()
+        torch.testing.assert_close(
+            own, total / max(1, sizes[client]), rtol=1e-10, atol=1e-14
+        )
     assert network.training, "the network of others stays as it is"
 
 
 def test_fisher_information_of_resnet18() -> None:
     """Residual sums, activations in place and batch norm by its running statistics."""
-    shard, network = make_shard((3, 4, 4), (2,), torch.float64), build("resnet18", shape=(3, 4, 4), classes=10, seed=0)
+    shard, network = (
+        make_shard((3, 4, 4), (2,), torch.float64),
+        build("resnet18", shape=(3, 4, 4), classes=10, seed=0),
+    )
     layout = Layout.of(network)
     row = layout.row(network, dtype=torch.float64)
-    found = Fisher(network, layout, Engine(network, layout, shape=(3, 4, 4)).cost)(row[None], shard, np.arange(1))[0]
-    plain, total = copy.deepcopy(network).double().eval(), torch.zeros(layout.num_parameters, dtype=torch.float64)
+    found = Fisher(network, layout, Engine(network, layout, shape=(3, 4, 4)).cost)(
+        row[None], shard, np.arange(1)
+    )[0]
+    plain, total = (
+        copy.deepcopy(network).double().eval(),
+        torch.zeros(layout.num_parameters, dtype=torch.float64),
+    )
     for sample in shard.index[0]:
         plain.zero_grad()
-        F.cross_entropy(plain(shard.images[sample][None]), shard.labels[sample][None]).backward()
+        F.cross_entropy(
+            plain(shard.images[sample][None]), shard.labels[sample][None]
+        ).backward()
         total += torch.cat([p.grad.flatten() for p in plain.parameters()]).square()
-    torch.testing.assert_close(found[: layout.num_parameters], total / 2, rtol=1e-10, atol=1e-16)
+    torch.testing.assert_close(
+        found[: layout.num_parameters], total / 2, rtol=1e-10, atol=1e-16
+    )
     assert not found[layout.num_parameters :].any()
 
 
@@ -213,7 +332,9 @@ def three_groups(seed: int = 0) -> np.ndarray:
     draw = np.random.default_rng(seed)
     centres = [np.linalg.qr(draw.standard_normal((20, 3)))[0] for _ in range(3)]
     noisy = [centres[i % 3] + 0.05 * draw.standard_normal((20, 3)) for i in range(10)]
-    return np.stack([canonical(torch.from_numpy(np.linalg.qr(base)[0])).numpy() for base in noisy])
+    return np.stack(
+        [canonical(torch.from_numpy(np.linalg.qr(base)[0])).numpy() for base in noisy]
+    )
 
 
 @pytest.mark.parametrize("how", ["kmeans", "angles"])
@@ -221,11 +342,17 @@ def test_clusters_do_not_depend_on_the_order_of_clients(how: Any) -> None:
     bases, order = three_groups(), np.random.default_rng(1).permutation(10)
     found = assign(bases, 3, how=how, seed=5)
     assert len({tuple(np.flatnonzero(found == k) % 3) for k in range(3)}) == 3
-    assert all(len(set(found[i::3])) == 1 for i in range(3)), "clients of a group are together"
-    np.testing.assert_array_equal(assign(bases[order], 3, how=how, seed=5), found[order])
+    assert all(len(set(found[i::3])) == 1 for i in range(3)), (
+        "clients of a group are together"
+    )
+    np.testing.assert_array_equal(
+        assign(bases[order], 3, how=how, seed=5), found[order]
+    )
 
 
-def test_clusters_do_not_depend_on_the_signs_of_singular_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clusters_do_not_depend_on_the_signs_of_singular_vectors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     calls, eigh = [0], torch.linalg.eigh
     expected = small("clustered-fedavg", clients=9, clusters=3)
     before = expected.method.init(expected.federation)
@@ -237,7 +364,11 @@ def test_clusters_do_not_depend_on_the_signs_of_singular_vectors(monkeypatch: py
 
     monkeypatch.setattr(torch.linalg, "eigh", flipped)
     after = expected.method.init(expected.federation)
-    assert calls[0] == 9 and torch.equal(before.cluster, after.cluster) and torch.equal(before.centres, after.centres)
+    assert (
+        calls[0] == 9
+        and torch.equal(before.cluster, after.cluster)
+        and torch.equal(before.centres, after.centres)
+    )
     assert sorted(before.members.tolist())[-1] < 9, "the case needs several clusters"
 
 
@@ -251,21 +382,33 @@ def test_a_basis_is_the_left_singular_vectors_of_features_by_samples() -> None:
         values, vectors = np.linalg.eigh(x.T @ x)
         for k in range(5):
             expected, own = vectors[:, np.argsort(-values)[k]], bases[client, :, k]
-            assert own[np.abs(own).argmax()] > 0 and abs(expected @ own) == pytest.approx(1, abs=1e-6)
+            assert own[np.abs(own).argmax()] > 0 and abs(
+                expected @ own
+            ) == pytest.approx(1, abs=1e-6)
 
 
 @pytest.mark.parametrize("samples", [0, 2, 12, 30, 200])
 def test_a_basis_is_the_same_from_few_and_from_many_samples(samples: int) -> None:
-    """And has zeros where there are no more directions in the data, as in copies of three samples."""
+    """And has zeros where there are no more directions in the data, as in copies of
+    three samples.
+    """
     draw = torch.Generator().manual_seed(samples)
-    images = torch.randn(samples, 1, 5, 6, generator=draw) * torch.arange(1, 31).view(1, 5, 6)
+    images = torch.randn(samples, 1, 5, 6, generator=draw) * torch.arange(1, 31).view(
+        1, 5, 6
+    )
     found, rank = _first_vectors(images, 4), min(samples, 4)
-    left = np.linalg.svd(images.flatten(1).numpy().T.astype(float), full_matrices=False)[0][:, :4]
-    np.testing.assert_allclose(np.abs((left * found.numpy()[:, :rank]).sum(0)), np.ones(rank), rtol=1e-9)
+    left = np.linalg.svd(
+        images.flatten(1).numpy().T.astype(float), full_matrices=False
+    )[0][:, :4]
+    np.testing.assert_allclose(
+        np.abs((left * found.numpy()[:, :rank]).sum(0)), np.ones(rank), rtol=1e-9
+    )
     assert found.shape == (30, 4) and not found[:, rank:].any()
     if samples:
         thrice = _first_vectors(images[:3].repeat(20, 1, 1, 1), 4)
-        torch.testing.assert_close(thrice, _first_vectors(images[:3], 4), rtol=0, atol=1e-9)
+        torch.testing.assert_close(
+            thrice, _first_vectors(images[:3], 4), rtol=0, atol=1e-9
+        )
         assert not thrice[:, 3].any()
 
 
@@ -273,12 +416,16 @@ def test_angles_between_lines_and_planes_by_hand() -> None:
     e = np.eye(4)
     bases = np.stack([e[:, [0, 1]], e[:, [0, 2]], e[:, [2, 3]], np.zeros((4, 2))])
     np.testing.assert_allclose(
-        principal_angles(bases), [[0, 45, 90, 90], [45, 0, 45, 90], [90, 45, 0, 90], [90, 90, 90, 0]], atol=1e-9
+        principal_angles(bases),
+        [[0, 45, 90, 90], [45, 0, 45, 90], [90, 45, 0, 90], [90, 90, 90, 0]],
+        atol=1e-9,
     )
 
 
 def test_new_clients_go_to_the_nearest_mean_which_then_moves() -> None:
-    """Centres 0 and 10 of one client each: 4 goes to 0, whose mean becomes 2; then 5.9 is nearer to it than to 10."""
+    """Centres 0 and 10 of one client each: 4 goes to 0, whose mean becomes 2; then 5.9
+    is nearer to it than to 10.
+    """
     centres, points = np.array([[0.0], [10.0], [5.0]]), np.array([[4.0], [5.9], [6.9]])
     assert nearest_in_turn(points, centres, np.array([1, 1, 0])).tolist() == [0, 0, 1]
     assert centres[0] == 0, "the caller's stay"
@@ -292,13 +439,18 @@ def test_clients_without_data_make_no_cluster_and_move_none(how: Any) -> None:
     found = assign(with_empty, 3, how=how, seed=5)
     np.testing.assert_array_equal(found[2:-3], expected)
     assert set(found[[0, 1, -3, -2, -1]]) == {np.bincount(expected).argmax()}
-    assert assign(bases[:2], 5, how=how, seed=5).max() <= 1 and not assign(0 * bases, 3, how=how, seed=5).any()
+    assert (
+        assign(bases[:2], 5, how=how, seed=5).max() <= 1
+        and not assign(0 * bases, 3, how=how, seed=5).any()
+    )
     points, centres = np.array([[0.0, 0], [3, 3.1]]), np.array([[0.1, 0], [3.0, 3]])
     assert nearest_in_turn(points, centres, np.array([2, 5])).tolist() == [1, 1]
 
 
 def test_eq_10_by_hand() -> None:
-    """Three clients in clusters 0, 0, 1 of 2 (and 2, where nobody is); parts are columns {0, 1} and {2}."""
+    """Three clients in clusters 0, 0, 1 of 2 (and 2, where nobody is); parts are
+    columns {0, 1} and {2}.
+    """
     s = assembled(clients=3)
     rows = torch.tensor([[1.0, 2, 3], [5, 6, 7], [9, 9, 9]], dtype=torch.float64)
     parts = torch.tensor([[True, False], [True, True], [False, True]])
@@ -306,14 +458,24 @@ def test_eq_10_by_hand() -> None:
     sent, cluster = Sent(parts, torch.tensor([0, 0, 1])), torch.tensor([0, 0, 1])
     cohort = s.federation.sample(0).equally()
     means, weights = s.federation.cluster_means(rows, cohort, cluster, previous, sent)
-    torch.testing.assert_close(means, torch.tensor([[3.0, 4, 7], [-1, -2, 9], [-1, -2, -3]], dtype=torch.float64))
-    torch.testing.assert_close(3 * weights, torch.tensor([[2.0, 1], [0, 1], [0, 0]], dtype=torch.float64))
+    torch.testing.assert_close(
+        means,
+        torch.tensor([[3.0, 4, 7], [-1, -2, 9], [-1, -2, -3]], dtype=torch.float64),
+    )
+    torch.testing.assert_close(
+        3 * weights, torch.tensor([[2.0, 1], [0, 1], [0, 0]], dtype=torch.float64)
+    )
     s.federation.upload(rows, cohort, sent)
-    assert int(s.federation.traffic.parts) == 8 * (2 + 3 + 1) and s.federation.traffic.up == 0
+    assert (
+        int(s.federation.traffic.parts) == 8 * (2 + 3 + 1)
+        and s.federation.traffic.up == 0
+    )
 
 
 @pytest.mark.parametrize("method", ["genefl", "fedlp", "fedlps", "fedlg"])
-def test_a_client_without_data_has_no_say_in_its_cluster(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_without_data_has_no_say_in_its_cluster(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     s = small(method, clients=4, clusters=1, participation=1.0)
     fed, means, weights = s.federation, s.federation.cluster_means, list[np.ndarray]()
     fed.sizes[2] = 0
@@ -331,12 +493,18 @@ def test_a_client_without_data_has_no_say_in_its_cluster(method: str, monkeypatc
 
 
 def naive_rounds(s: Setup, method: str, count: int) -> list[Tensor]:
-    """Every client's row after the last round, by dictionaries and loops over clients and layers."""
+    """Every client's row after the last round, by dictionaries and loops over clients
+    and layers.
+    """
     fed, layout, opts = s.federation, s.federation.layout, s.settings.options
     clients, first = range(len(fed.sizes)), fed.initial_row()
     group = s.method.init(fed).cluster.tolist()
     theta = {k: first.clone() for k in range(opts.clusters)}
-    own, kept, seen = {i: first.clone() for i in clients}, dict[int, Tensor](), set[int]()
+    own, kept, seen = (
+        {i: first.clone() for i in clients},
+        dict[int, Tensor](),
+        set[int](),
+    )
     columns = {e.name: slice(e.start, e.stop) for e in layout.entries}
     shared = dict.fromkeys(columns, True)
     if method == "fedbn":
@@ -344,7 +512,10 @@ def naive_rounds(s: Setup, method: str, count: int) -> list[Tensor]:
     elif method in ("parfed", "fedfina"):
         shared = {name: name.split(".")[0] in opts.names for name in columns}
     elif method == "fedlg":
-        shared = {name: name.split(".")[0] in ("conv1", "conv2", "fc1", "head") for name in columns}
+        shared = {
+            name: name.split(".")[0] in ("conv1", "conv2", "fc1", "head")
+            for name in columns
+        }
     for round in range(count):
         cohort = fed.sample(round).clients.tolist()
         told: dict[int, list[tuple[Tensor, Tensor, float]]] = {k: [] for k in theta}
@@ -365,17 +536,27 @@ def naive_rounds(s: Setup, method: str, count: int) -> list[Tensor]:
                 after = after * kept[i]
             own[i] = after
             told[group[i]].append(
-                (after, naive_sent(s, method, start, after, i, round, kept.get(i)), float(fed.sizes[i]))
+                (
+                    after,
+                    naive_sent(s, method, start, after, i, round, kept.get(i)),
+                    float(fed.sizes[i]),
+                )
             )
             seen.add(i)
         weighted = method in ("clustered-fedavg", "fedbn", "parfed", "fedfina")
         for k, uploads in told.items():
             for name, at in columns.items():
                 for column in range(at.start, at.stop) if method == "fedlps" else [at]:
-                    mine = [(n if weighted else 1, row[column]) for row, sent, n in uploads if sent[column].all()]
+                    mine = [
+                        (n if weighted else 1, row[column])
+                        for row, sent, n in uploads
+                        if sent[column].all()
+                    ]
                     if mine and shared[name]:
                         total = sum(weight for weight, _ in mine)
-                        theta[k][column] = sum(weight / total * part for weight, part in mine)
+                        theta[k][column] = sum(
+                            weight / total * part for weight, part in mine
+                        )
     rows = []
     for i in clients:
         row = own[i].clone()
@@ -386,27 +567,44 @@ def naive_rounds(s: Setup, method: str, count: int) -> list[Tensor]:
     return rows
 
 
-def trained(s: Setup, row: Tensor, client: int, round: int, pull: Pull | None) -> Tensor:
+def trained(
+    s: Setup, row: Tensor, client: int, round: int, pull: Pull | None
+) -> Tensor:
     fed = s.federation
     sgd = fed._sgd(fed.config.epochs, round)
-    return fed._descend("training", row[None], np.array([client]), sgd, round=round, columns=None, pull=pull)[0][0]
+    return fed._descend(
+        "training",
+        row[None],
+        np.array([client]),
+        sgd,
+        round=round,
+        columns=None,
+        pull=pull,
+    )[0][0]
 
 
 def naive_pull(s: Setup, before: Tensor, cluster: Tensor, client: int) -> Pull:
     opts, layout = s.settings.options, s.federation.layout
-    fisher = s.engine.fisher(before[None], s.federation._train_data, np.array([client]))[0, : layout.num_parameters]
+    fisher = s.engine.fisher(
+        before[None], s.federation._train_data, np.array([client])
+    )[0, : layout.num_parameters]
     normal = (fisher - fisher.min()) / (fisher.max() - fisher.min())
     mask = torch.zeros_like(before, dtype=torch.bool)
     mask[: layout.num_parameters] = normal <= opts.epsilon
     assert 0 < mask.sum() < layout.num_parameters, "the case needs an ε that divides"
-    return Pull(Strengths(layers=opts.lambda1, masked=opts.lambda2), cluster[None], mask[None])
+    return Pull(
+        Strengths(layers=opts.lambda1, masked=opts.lambda2), cluster[None], mask[None]
+    )
 
 
 def naive_channels(s: Setup, row: Tensor) -> Tensor:
     """Half of the channels of both convolutions, with all that belongs to them."""
     kept = torch.ones_like(row)
     for number in (1, 2):
-        tensors = {e.name: (e, row[e.start : e.stop].view(e.shape)) for e in s.federation.layout.entries}
+        tensors = {
+            e.name: (e, row[e.start : e.stop].view(e.shape))
+            for e in s.federation.layout.entries
+        }
         weak = tensors[f"conv{number}.weight"][1].abs().sum((1, 2, 3)).argsort()
         for channel in weak[: len(weak) // 2]:
             for name, (e, _) in tensors.items():
@@ -416,13 +614,21 @@ def naive_channels(s: Setup, row: Tensor) -> Tensor:
 
 
 def naive_sent(
-    s: Setup, method: str, start: Tensor, after: Tensor, client: int, round: int, kept: Tensor | None
+    s: Setup,
+    method: str,
+    start: Tensor,
+    after: Tensor,
+    client: int,
+    round: int,
+    kept: Tensor | None,
 ) -> Tensor:
     """Which columns a client sends."""
     fed, layout, opts = s.federation, s.federation.layout, s.settings.options
     sent = torch.ones_like(after, dtype=torch.bool)
     if method == "fedlp":
-        key = randomness.client_keys(fed.config.seed, "layers sent", round, torch.tensor([client]))
+        key = randomness.client_keys(
+            fed.config.seed, "layers sent", round, torch.tensor([client])
+        )
         sent = (randomness.uniform(key, 4)[0] < opts.send_probability)[layout.block_of]
     elif method == "fedlps":
         assert kept is not None
@@ -430,18 +636,29 @@ def naive_sent(
     elif method == "fedlg":
         change = (after - start)[: layout.num_parameters].abs()
         share = {
-            layer: torch.cat([change[e.start : e.stop] for e in layout.entries if e.layer == layer])
+            layer: torch.cat(
+                [change[e.start : e.stop] for e in layout.entries if e.layer == layer]
+            )
             .gt(change.mean())
             .double()
             .mean()
             for layer in ("conv1", "conv2", "fc1", "head")
         }
-        best = {max(pool, key=lambda layer: share[layer]) for pool in (("conv1", "conv2"), ("fc1", "head"))}
+        best = {
+            max(pool, key=lambda layer: share[layer])
+            for pool in (("conv1", "conv2"), ("fc1", "head"))
+        }
         sent = layout.mask(best)
     elif method == "genefl":
         score = {}
         for number, (a, b) in enumerate(layout.block_spans):
-            score[number] = float(after[a:b] @ start[a:b] / after[a:b].norm() / start[a:b].norm() / (b - a))
+            score[number] = float(
+                after[a:b]
+                @ start[a:b]
+                / after[a:b].norm()
+                / start[a:b].norm()
+                / (b - a)
+            )
         gamma = max(opts.gene_layers, 4 - round)
         best_blocks = sorted(score, key=lambda number: -score[number])[:gamma]
         sent = torch.isin(layout.block_of, torch.tensor(best_blocks))
@@ -450,30 +667,55 @@ def naive_sent(
 
 @pytest.mark.parametrize("method", FAMILY)
 def test_the_published_rule(method: str) -> None:
-    more: dict[str, Any] = {"epsilon": 0.003, "lambda2": 0.3, "gene_layers": 2} if method == "genefl" else {}
+    more: dict[str, Any] = (
+        {"epsilon": 0.003, "lambda2": 0.3, "gene_layers": 2}
+        if method == "genefl"
+        else {}
+    )
     s = small(method, **more)
     *_, (_, state) = rounds(s, 3)
     assert len(set(state.cluster.tolist())) == 2, "the case needs two clusters"
     rows = s.method.personal(s.federation, state, np.arange(6))
     for client, expected in enumerate(naive_rounds(s, method, 3)):
-        torch.testing.assert_close(rows[client], expected, rtol=1e-8, atol=1e-10, msg=lambda m, c=client: f"{c}: {m}")
+        torch.testing.assert_close(
+            rows[client],
+            expected,
+            rtol=1e-8,
+            atol=1e-10,
+            msg=lambda m, c=client: f"{c}: {m}",
+        )
     assert np.isfinite(evaluate(s, state).accuracy)
 
 
 @pytest.mark.parametrize("method", ["clustered-fedavg", "fedlp", "genefl"])
 def test_one_cluster_that_sends_everything_is_fedavg(method: str) -> None:
-    """Weighted for FedAvg's own, and uniform where every sender counts alike; GENE-FL in the first round, from Θ."""
-    own = {"fedlp": {"send_probability": 1.0}, "genefl": {"gene_layers": 4, "lambda1": 0.0, "lambda2": 0.0}}
+    """Weighted for FedAvg's own, and uniform where every sender counts alike; GENE-FL
+    in the first round, from Θ.
+    """
+    own = {
+        "fedlp": {"send_probability": 1.0},
+        "genefl": {"gene_layers": 4, "lambda1": 0.0, "lambda2": 0.0},
+    }
     s = small(method, clusters=1, **own.get(method, {}))
     fed, cohort = s.federation, s.federation.sample(0)
-    rows = torch.stack([trained_alone(s, fed.initial_row(), client, 0) for client in cohort.clients])
-    weights = torch.from_numpy(cohort.weights if method == "clustered-fedavg" else cohort.equally().weights)
+    rows = torch.stack(
+        [trained_alone(s, fed.initial_row(), client, 0) for client in cohort.clients]
+    )
+    weights = torch.from_numpy(
+        cohort.weights if method == "clustered-fedavg" else cohort.equally().weights
+    )
     state = s.method.round(fed, s.method.init(fed), cohort)
     torch.testing.assert_close(state.shared[0], weights @ rows, rtol=1e-10, atol=1e-12)
     if method == "clustered-fedavg":
-        plain = assembled(**{name: value for name, value in SMALL.items() if name != "clusters"})
-        expected = plain.method.round(plain.federation, plain.method.init(plain.federation), cohort)
-        torch.testing.assert_close(s.method.global_row(state), expected.w, rtol=1e-12, atol=1e-14)
+        plain = assembled(
+            **{name: value for name, value in SMALL.items() if name != "clusters"}
+        )
+        expected = plain.method.round(
+            plain.federation, plain.method.init(plain.federation), cohort
+        )
+        torch.testing.assert_close(
+            s.method.global_row(state), expected.w, rtol=1e-12, atol=1e-14
+        )
         assert fed.traffic == plain.federation.traffic
 
 
@@ -481,7 +723,12 @@ def test_fedlp_that_sends_nothing_leaves_the_model() -> None:
     s = small("fedlp", send_probability=0.0)
     for _, state in rounds(s, 2):
         assert torch.equal(state.shared, s.federation.initial_row().expand(2, -1))
-    assert s.federation.traffic.up == int(s.federation.traffic.parts) == 0 < s.federation.traffic.down
+    assert (
+        s.federation.traffic.up
+        == int(s.federation.traffic.parts)
+        == 0
+        < s.federation.traffic.down
+    )
 
 
 def test_fedbn_keeps_batch_norm_where_it_is_bit_for_bit() -> None:
@@ -489,26 +736,36 @@ def test_fedbn_keeps_batch_norm_where_it_is_bit_for_bit() -> None:
     norm = s.federation.layout.mask(["bn1", "bn2"])
     kept = s.federation.initial_row().repeat(6, 1)
     train, seen = s.federation.train, []
-    s.federation.train = lambda rows, cohort, **how: seen.append((rows, train(rows, cohort, **how))) or seen[-1][1]
+    s.federation.train = lambda rows, cohort, **how: (
+        seen.append((rows, train(rows, cohort, **how))) or seen[-1][1]
+    )
     for round, state in rounds(s, 3):
         here = s.federation.sample(round).here
         started_from, trained_to = seen[round]
         assert torch.equal(started_from[:, norm], kept[here][:, norm])
         kept[here] = trained_to
         assert torch.equal(state.own, kept[:, norm])
-        assert torch.equal(s.method.personal(s.federation, state, np.arange(6))[:, norm], kept[:, norm])
+        assert torch.equal(
+            s.method.personal(s.federation, state, np.arange(6))[:, norm], kept[:, norm]
+        )
     assert len(kept[:, norm].unique(dim=0)) == 6
 
 
-def test_channels_that_fedlps_has_dropped_stay_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_channels_that_fedlps_has_dropped_stay_dropped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Whatever training makes of them later."""
     s = small("fedlps", participation=1.0)
     draw = torch.Generator().manual_seed(0)
     monkeypatch.setattr(
-        s.federation, "train", lambda rows, cohort: torch.randn(rows.shape, generator=draw, dtype=rows.dtype)
+        s.federation,
+        "train",
+        lambda rows, cohort: torch.randn(rows.shape, generator=draw, dtype=rows.dtype),
     )
     history = [state.kept.clone() for _, state in rounds(s, 3)]
-    assert torch.equal(history[0], history[2]) and (history[0].sum(1) == 1 + 4 + 8).all()
+    assert (
+        torch.equal(history[0], history[2]) and (history[0].sum(1) == 1 + 4 + 8).all()
+    )
     assert len(history[0].unique(dim=0)) > 1, "clients choose for themselves"
 
 
@@ -516,7 +773,9 @@ def test_channels_that_fedlps_has_dropped_stay_dropped(monkeypatch: pytest.Monke
 
 
 def layers_of(*widths: int) -> Layout:
-    return Layout.of(nn.Sequential(*[nn.Linear(width, 1, bias=False) for width in widths]))
+    return Layout.of(
+        nn.Sequential(*[nn.Linear(width, 1, bias=False) for width in widths])
+    )
 
 
 def test_an_unchanged_layer_outranks_a_changed_one_of_equal_size() -> None:
@@ -527,9 +786,16 @@ def test_an_unchanged_layer_outranks_a_changed_one_of_equal_size() -> None:
     score = genefl.scores(options(), layout, after, before)
     assert score[0, 0] > score[0, 2] > score[0, 1] and score.sum() == pytest.approx(1)
     opposite = options(gene_score="changed")
-    assert genefl.scores(opposite, layout, after, before)[0].argsort(descending=True).tolist() == [0, 2, 1]
-    for choice in (options(gene_layers=2), options(gene_layers=2, gene_score="changed")):
-        sent = genefl.gene(choice, genefl.scores(choice, layout, after, before), round=9)
+    assert genefl.scores(opposite, layout, after, before)[0].argsort(
+        descending=True
+    ).tolist() == [0, 2, 1]
+    for choice in (
+        options(gene_layers=2),
+        options(gene_layers=2, gene_score="changed"),
+    ):
+        sent = genefl.gene(
+            choice, genefl.scores(choice, layout, after, before), round=9
+        )
         assert sent.tolist() == [[True, False, True]]
 
 
@@ -538,18 +804,40 @@ def test_scores_by_hand() -> None:
     before = torch.tensor([[1.0, 0, 1, 0, 1, 1, 1, 1]], dtype=torch.float64)
     after = torch.tensor([[2.0, 0, 3, 4, 2, 2, 2, 2]], dtype=torch.float64)
     expected = torch.tensor([[0.5, 0.3, 0.25]], dtype=torch.float64) / 1.05
-    torch.testing.assert_close(genefl.scores(options(), layers_of(2, 2, 4), after, before), expected)
+    torch.testing.assert_close(
+        genefl.scores(options(), layers_of(2, 2, 4), after, before), expected
+    )
 
 
 def test_the_gene_shrinks_to_sixteen_of_resnets_layers() -> None:
-    assert [options().num_sent(round, 21) for round in (0, 1, 4, 5, 6, 99)] == [21, 20, 17, 16, 16, 16]
+    assert [options().num_sent(round, 21) for round in (0, 1, 4, 5, 6, 99)] == [
+        21,
+        20,
+        17,
+        16,
+        16,
+        16,
+    ]
     slow = options(gene_layers=2, gene_every=3)
-    assert [slow.num_sent(round, 4) for round in (0, 2, 3, 5, 6, 99)] == [4, 4, 3, 3, 2, 2]
+    assert [slow.num_sent(round, 4) for round in (0, 2, 3, 5, 6, 99)] == [
+        4,
+        4,
+        3,
+        3,
+        2,
+        2,
+    ]
 
 
 def test_epsilon_divides_by_normalised_fisher_information() -> None:
-    layout, fisher = layers_of(3, 2), torch.tensor([[2.0, 6, 10, 2, 4], [0, 0, 0, 0, 0]])
-    assert genefl.elastic(options(), layout, fisher).tolist() == [[True, True, False, True, True], [True] * 5]
+    layout, fisher = (
+        layers_of(3, 2),
+        torch.tensor([[2.0, 6, 10, 2, 4], [0, 0, 0, 0, 0]]),
+    )
+    assert genefl.elastic(options(), layout, fisher).tolist() == [
+        [True, True, False, True, True],
+        [True] * 5,
+    ]
     by_layer = genefl.elastic(options(fisher="layer", epsilon=0.4), layout, fisher)
     assert by_layer[0].tolist() == [True, False, False, True, False]
     assert not genefl.elastic(options(epsilon=-0.1), layout, fisher[:1]).any()
@@ -559,12 +847,20 @@ def test_epsilon_divides_by_normalised_fisher_information() -> None:
 @pytest.mark.parametrize(
     ("one", "other"),
     [
-        ({"lambda1": 0.4, "lambda2": 0.3, "epsilon": -1.0}, {"lambda1": 0.4, "lambda2": 0.0}),
-        ({"lambda1": 0.0, "lambda2": 0.3, "epsilon": 1.0}, {"lambda1": 0.3, "lambda2": 0.0, "smooth": "whole"}),
+        (
+            {"lambda1": 0.4, "lambda2": 0.3, "epsilon": -1.0},
+            {"lambda1": 0.4, "lambda2": 0.0},
+        ),
+        (
+            {"lambda1": 0.0, "lambda2": 0.3, "epsilon": 1.0},
+            {"lambda1": 0.3, "lambda2": 0.0, "smooth": "whole"},
+        ),
     ],
     ids=["ε below 0 is no term", "ε of 1 is the whole norm"],
 )
-def test_what_epsilon_means_at_its_ends(one: dict[str, Any], other: dict[str, Any]) -> None:
+def test_what_epsilon_means_at_its_ends(
+    one: dict[str, Any], other: dict[str, Any]
+) -> None:
     rows = []
     for own in (one, other, {"lambda1": 0.0, "lambda2": 0.0}):
         s = small("genefl", **own)
@@ -580,8 +876,20 @@ def test_what_epsilon_means_at_its_ends(one: dict[str, Any], other: dict[str, An
 @pytest.fixture(scope="module")
 def resnet() -> Setup:
     """ResNet-18 with so little data that nobody is trained."""
-    values = {"dataset": "synthetic", "synthetic_shape": "3x4x4", "train_per_client": 6, "test_per_client": 1}
-    return assembled(**values, model="resnet18", clients=1, precision="fp32", clusters=1, method="clustered-fedavg")
+    values = {
+        "dataset": "synthetic",
+        "synthetic_shape": "3x4x4",
+        "train_per_client": 6,
+        "test_per_client": 1,
+    }
+    return assembled(
+        **values,
+        model="resnet18",
+        clients=1,
+        precision="fp32",
+        clusters=1,
+        method="clustered-fedavg",
+    )
 
 
 @pytest.mark.parametrize(
@@ -595,10 +903,18 @@ def resnet() -> Setup:
         ("genefl", 2_326_986, 8.88),
     ],
 )
-def test_bytes_of_an_upload_of_resnet18(method: str, columns: int, mib: float, resnet: Setup, monkeypatch: Any) -> None:
-    """To the byte; GENE-FL's is that of its last size when no layer changes much: the sixteen smallest."""
+def test_bytes_of_an_upload_of_resnet18(
+    method: str, columns: int, mib: float, resnet: Setup, monkeypatch: Any
+) -> None:
+    """To the byte; GENE-FL's is that of its last size when no layer changes much: the
+    sixteen smallest.
+    """
     module, fed = methods.load(method), resnet.federation
-    monkeypatch.setattr(fed, "options", module.Options(clusters=1, **({"lambda2": 0.0} if method == "genefl" else {})))
+    monkeypatch.setattr(
+        fed,
+        "options",
+        module.Options(clusters=1, **({"lambda2": 0.0} if method == "genefl" else {})),
+    )
     monkeypatch.setattr(fed, "traffic", type(fed.traffic)())
     changed = 1e-3 * torch.rand(1, fed.layout.num_columns)
     monkeypatch.setattr(fed, "train", lambda rows, cohort, **how: rows + changed)
@@ -613,10 +929,11 @@ def test_bytes_of_an_upload_of_resnet18(method: str, columns: int, mib: float, r
         assert round(100 * 10 * up / GIB, 2) == 41.66
 
 
-def test_comm_is_what_clients_sent_and_the_printed_formula_another(tmp_path: Path) -> None:
-    words = (
-        "--method clustered-fedavg --model mlp --clusters 2 --clients 10 --participation 0.5 --rounds 3 --device cpu"
-    )
+def test_comm_is_what_clients_sent_and_the_printed_formula_another(
+    tmp_path: Path,
+) -> None:
+    words = "--method clustered-fedavg --model mlp --clusters 2 --clients 10"
+    words += " --participation 0.5 --rounds 3 --device cpu"
     record = read_run(started(*words.split(), "--out", tmp_path / "run"))
     assert record.rounds["bytes_up"].sum() == 3 * 5 * 4 * 4810
     assert record.printed_comm() == 3 * 2 * 4 * 4810 == record.summary()["printed_comm"]
@@ -633,21 +950,38 @@ def test_new_clients_hold_other_classes_than_known_ones(kind: str) -> None:
         classes_per_client=2, uniform_share=0.2, train_per_client=30, test_per_client=10, validation=0,
     )  # fmt: skip
     for lists, of in ((parts.train, labels), (parts.test, labels[:500])):
-        known, new = ({int(c) for own in some for c in of[own]} for some in (lists[:5], lists[5:]))
+        known, new = (
+            {int(c) for own in some for c in of[own]} for some in (lists[:5], lists[5:])
+        )
         assert len(known) == len(new) == 5 and not known & new
     if kind != "dominant":
-        assert sum(map(len, parts.train)) == 2000 == len(set(np.concatenate(parts.train)))
+        assert (
+            sum(map(len, parts.train)) == 2000 == len(set(np.concatenate(parts.train)))
+        )
 
 
 def test_without_new_classes_the_partition_is_what_it_was() -> None:
-    how: dict[str, Any] = {"alpha": 0.5, "classes_per_client": 2, "uniform_share": 0.2, "train_per_client": 30}
-    how |= {"test_per_client": 10, "validation": 0, "classes": 10, "clients": 9, "seed": 3}
+    how: dict[str, Any] = {
+        "alpha": 0.5,
+        "classes_per_client": 2,
+        "uniform_share": 0.2,
+        "train_per_client": 30,
+    }
+    how |= {
+        "test_per_client": 10,
+        "validation": 0,
+        "classes": 10,
+        "clients": 9,
+        "seed": 3,
+    }
     labels = np.random.default_rng(0).integers(0, 10, 500)
     one, other = (
         partition("dirichlet", labels, labels, **how),
         partition("dirichlet", labels, labels, new_clients=4, **how),
     )
-    assert all(np.array_equal(a, b) for a, b in zip(one.train, other.train, strict=True))
+    assert all(
+        np.array_equal(a, b) for a, b in zip(one.train, other.train, strict=True)
+    )
 
 
 NEW = "--clients 6 --new-clients 5 --new-updates 12 --rounds 3 --epochs 1 --device cpu --participation 0.7"
@@ -656,13 +990,19 @@ NEW = "--clients 6 --new-clients 5 --new-updates 12 --rounds 3 --epochs 1 --devi
 @pytest.fixture(scope="module")
 def joined(tmp_path_factory: pytest.TempPathFactory) -> RunRecord:
     words = f"--method genefl --model cnn-bn --clusters 2 --gene-layers 2 --join-rounds 3 --new-classes 0.5 {NEW}"
-    return read_run(started(*words.split(), "--out", tmp_path_factory.mktemp("joined") / "run"))
+    return read_run(
+        started(*words.split(), "--out", tmp_path_factory.mktemp("joined") / "run")
+    )
 
 
 def test_new_clients_join_as_many_in_each_update(joined: RunRecord) -> None:
     absent = np.isnan(joined.newcomers["method"])
     assert absent.sum(1).tolist() == [3, 1, 0, *[0] * 10], "two, two and one"
-    assert not absent[0, :2].any() and not absent[1:, 2:4].any() and not absent[2:, 4].any()
+    assert (
+        not absent[0, :2].any()
+        and not absent[1:, 2:4].any()
+        and not absent[2:, 4].any()
+    )
     accuracy = joined.newcomers["method"]
     assert joined.newcomers_last("method") == pytest.approx(accuracy[3:].mean())
     assert joined.newcomers_first("method") == pytest.approx(
@@ -672,24 +1012,45 @@ def test_new_clients_join_as_many_in_each_update(joined: RunRecord) -> None:
 
 
 def test_what_a_new_client_is_given_is_counted(joined: RunRecord) -> None:
-    """In three rounds the gene has shrunk to two layers, but clients of a cluster may have sent different ones."""
+    """In three rounds the gene has shrunk to two layers, but clients of a cluster may
+    have sent different ones.
+    """
     layout = Layout.of(build("cnn-bn", shape=(1, 8, 8), classes=10, seed=0))
     widths = torch.bincount(layout.block_of).sort().values
     assert 4 * int(widths[:2].sum()) <= joined.newcomer_bytes < 4 * layout.num_columns
 
 
-@pytest.mark.parametrize(("method", "columns"), [("fedavg", 4810), ("fedper", 4160), ("local", 0)])
-def test_other_methods_are_compared_on_new_clients_too(method: str, columns: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("method", "columns"), [("fedavg", 4810), ("fedper", 4160), ("local", 0)]
+)
+def test_other_methods_are_compared_on_new_clients_too(
+    method: str, columns: int, tmp_path: Path
+) -> None:
     words = ["--method", method, "--model", "mlp", *NEW.split(), "--new-updates", 5]
     once = read_run(started(*words, "--out", tmp_path / "once"))
     assert once.newcomer_bytes == 4 * columns
-    late = read_run(started(*words, "--join-rounds", 5, "--new-starts", "method", "--out", tmp_path / "late"))
-    assert late.newcomers.keys() == {"method"} and once.newcomers.keys() >= {"method", "random"}
+    late = read_run(
+        started(
+            *words,
+            "--join-rounds",
+            5,
+            "--new-starts",
+            "method",
+            "--out",
+            tmp_path / "late",
+        )
+    )
+    assert late.newcomers.keys() == {"method"} and once.newcomers.keys() >= {
+        "method",
+        "random",
+    }
     assert not np.isnan(once.newcomers["method"]).any()
     for update in range(6):
         there = ~np.isnan(late.newcomers["method"][update])
         assert there.tolist() == [client <= update for client in range(5)]
-    np.testing.assert_array_equal(late.newcomers["method"][0, 0], once.newcomers["method"][0, 0])
+    np.testing.assert_array_equal(
+        late.newcomers["method"][0, 0], once.newcomers["method"][0, 0]
+    )
 
 
 def test_a_new_client_has_the_gene_of_its_cluster_and_the_initial_rest() -> None:
@@ -699,17 +1060,33 @@ def test_a_new_client_has_the_gene_of_its_cluster_and_the_initial_rest() -> None
     rows = s.method.welcome(fed, state, np.arange(6))
     gene = state.gene[:, state.part_of]
     assert 0 < gene.float().mean() < 1
-    for client, row in enumerate(rows):  # known clients are nearest to their own clusters
+    for client, row in enumerate(
+        rows
+    ):  # known clients are nearest to their own clusters
         k = int(state.cluster[client])
-        assert torch.equal(row[gene[k]], state.shared[k][gene[k]]) and torch.equal(row[~gene[k]], first[~gene[k]])
+        assert torch.equal(row[gene[k]], state.shared[k][gene[k]]) and torch.equal(
+            row[~gene[k]], first[~gene[k]]
+        )
 
 
 # Seeds and ranks
 
 
-@pytest.mark.parametrize("words", ["genefl --lambda2 0.3 --epsilon 0.01", "fedlg --gene-pools conv1,conv2"])
+@pytest.mark.parametrize(
+    "words", ["genefl --lambda2 0.3 --epsilon 0.01", "fedlg --gene-pools conv1,conv2"]
+)
 def test_seeds_at_once_are_the_same_runs(words: str, tmp_path: Path) -> None:
-    common = ["--method", *words.split(), *UNEVEN, "--model", "cnn-bn", "--clusters", 2, "--epochs", 1]
+    common = [
+        "--method",
+        *words.split(),
+        *UNEVEN,
+        "--model",
+        "cnn-bn",
+        "--clusters",
+        2,
+        "--epochs",
+        1,
+    ]
     common += ["--new-clients", 3, "--new-updates", 1]
     together = started(*common, "--seeds", "0,5", "--out", tmp_path / "together")
     for seed in (0, 5):
@@ -720,18 +1097,45 @@ def test_seeds_at_once_are_the_same_runs(words: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize(
-    "words", ["genefl --lambda2 0.3 --epsilon 0.01", "fedlps", "fedlp", "fedlg --gene-pools conv1", "fedbn"]
+    "words",
+    [
+        "genefl --lambda2 0.3 --epsilon 0.01",
+        "fedlps",
+        "fedlp",
+        "fedlg --gene-pools conv1",
+        "fedbn",
+    ],
 )
 def test_a_gpu_computes_what_a_cpu_does(
     words: str, device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also on the CPU, with rows that lie as on a GPU and the few shapes of steps that are captured there."""
-    common = ["--method", *words.split(), *UNEVEN, "--model", "cnn-bn", "--clusters", 2, "--epochs", 1]
+    """Also on the CPU, with rows that lie as on a GPU and the few shapes of steps that
+    are captured there.
+    """
+    common = [
+        "--method",
+        *words.split(),
+        *UNEVEN,
+        "--model",
+        "cnn-bn",
+        "--clusters",
+        2,
+        "--epochs",
+        1,
+    ]
     common += ["--new-clients", 3, "--new-updates", 1]
     expected = started(*common, "--out", tmp_path / "expected")
     if device == "cpu":
-        monkeypatch.setattr(engines, "Workplace", lambda layout, device: Workplace(layout, torch.device("cuda")))
-        monkeypatch.setattr(StackTraining, "_captured_shape", lambda self, *shape: (self._capacity, self._slots, False))
+        monkeypatch.setattr(
+            engines,
+            "Workplace",
+            lambda layout, device: Workplace(layout, torch.device("cuda")),
+        )
+        monkeypatch.setattr(
+            StackTraining,
+            "_captured_shape",
+            lambda self, *shape: (self._capacity, self._slots, False),
+        )
     there = started(*common, "--device", device, "--out", tmp_path / device)
     assert_same_run(there, expected, tolerance=1e-9)
     same_newcomers(there, expected)
@@ -766,17 +1170,25 @@ def test_a_whole_upload_gives_the_image_away_and_a_part_does_not(
     table = {line.split()[0]: line.split()[1:] for line in lines[2:7]}
     assert list(table) == ["fedavg", "fedavg-noise", "parfed", "fedlg", "genefl"]
     psnr = {name: float(values[2]) for name, values in table.items()}
-    assert psnr["fedavg"] > 40 > psnr["fedavg-noise"] > 20 > max(psnr[name] for name in ("parfed", "fedlg", "genefl"))
+    assert (
+        psnr["fedavg"]
+        > 40
+        > psnr["fedavg-noise"]
+        > 20
+        > max(psnr[name] for name in ("parfed", "fedlg", "genefl"))
+    )
     assert table["fedavg"][:2] == ["100.0%", "found"] and table["genefl"][1] == "given"
     from PIL import Image
 
     drawn = Image.open(figure)
     assert drawn.size == (150 + 104, 8 + 6 * 104)
     pixels = np.asarray(drawn.convert("L"), np.float64) / 255
-    original, whole, *_, part = (pixels[8 + 104 * n : 104 + 104 * n, 150:246] for n in range(6))
-    assert np.abs(original - whole).max() < 0.02 < 0.2 < np.abs(original - part).mean(), (
-        "rows are where their names stand"
+    original, whole, *_, part = (
+        pixels[8 + 104 * n : 104 + 104 * n, 150:246] for n in range(6)
     )
+    assert (
+        np.abs(original - whole).max() < 0.02 < 0.2 < np.abs(original - part).mean()
+    ), "rows are where their names stand"
     assert pixels[:, :150].min() < 0.1, "which are written at the left"
 
 
@@ -784,12 +1196,22 @@ def test_the_label_follows_from_the_gradient() -> None:
     from hpcfed.data.datasets import SyntheticSize
     from hpcfed.data.datasets import load as load_data
 
-    digits = load_data("digits", root=None, download=False, seed=0, synthetic=SyntheticSize((1, 1, 1), 2, 1, 1))
+    digits = load_data(
+        "digits",
+        root=None,
+        download=False,
+        seed=0,
+        synthetic=SyntheticSize((1, 1, 1), 2, 1, 1),
+    )
     network = idlg.smooth(digits.shape, 10, 0).double()
     weights = {name: p.detach() for name, p in network.named_parameters()}
-    images = digits.images("test", np.arange(40), device=torch.device("cpu"), dtype=torch.float64)
+    images = digits.images(
+        "test", np.arange(40), device=torch.device("cpu"), dtype=torch.float64
+    )
     for image, label in zip(images, digits.labels("test")[:40], strict=True):
-        gradient = idlg._gradient(network, weights, image[None], torch.tensor([int(label)]))
+        gradient = idlg._gradient(
+            network, weights, image[None], torch.tensor([int(label)])
+        )
         assert int(gradient["head.weight"].sum(1).argmin()) == label
 
 
@@ -799,17 +1221,25 @@ def test_the_label_follows_from_the_gradient() -> None:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ("run --method genefl --clients 3 --clusters 4", "--clusters 4, but there are 3 clients"),
-        ("run --method genefl --gene-layers 5", "--gene-layers 5, but cnn-digits has 4 layers with weights"),
+        (
+            "run --method genefl --clients 3 --clusters 4",
+            "--clusters 4, but there are 3 clients",
+        ),
+        (
+            "run --method genefl --gene-layers 5",
+            "--gene-layers 5, but cnn-digits has 4 layers with weights",
+        ),
         (
             "run --method parfed --shared-layers layer1.1.conv2",
-            "model cnn-digits has no layer 'layer1.1.conv2'; name others, as in --shared-layers conv1",
+            "model cnn-digits has no layer 'layer1.1.conv2'; name others, as in "
+            "--shared-layers conv1",
         ),
         ("run --method fedfina --shared-layers conv1,cnv2", "has no layer 'cnv2'"),
         ("run --method fedlg --gene-pools conv1/conv9", "has no layer 'conv9'"),
         (
             "run --method fedbn --model cnn-digits",
-            "model cnn-digits has no batch norm, which fedbn is about; use --model resnet18 or cnn-bn",
+            "model cnn-digits has no batch norm, which fedbn is about; use --model "
+            "resnet18 or cnn-bn",
         ),
         ("run --method fedlps --model mlp", "model mlp has no convolutions"),
         (
@@ -821,11 +1251,23 @@ def test_the_label_follows_from_the_gradient() -> None:
             "leaves 3 of 10 classes for new clients",
         ),
         ("run --new-clients 4 --new-classes 0.01", "leaves none to one of the two"),
-        ("run --new-classes 0.5", "--new-classes changes nothing without --new-clients 10"),
+        (
+            "run --new-classes 0.5",
+            "--new-classes changes nothing without --new-clients 10",
+        ),
         ("run --join-rounds 3", "--join-rounds"),
-        ("run --new-clients 2 --join-rounds 3", "--join-rounds 3 are more than --new-clients 2"),
-        ("run --method pfedgpa --new-clients 4 --join-rounds 2", "guides all new clients at once"),
-        ("run --method genefl --aggregation median", "method genefl takes no mean of uploads"),
+        (
+            "run --new-clients 2 --join-rounds 3",
+            "--join-rounds 3 are more than --new-clients 2",
+        ),
+        (
+            "run --method pfedgpa --new-clients 4 --join-rounds 2",
+            "guides all new clients at once",
+        ),
+        (
+            "run --method genefl --aggregation median",
+            "method genefl takes no mean of uploads",
+        ),
         ("attack", "the following arguments are required: idlg"),
         ("attack dlg", "did you mean 'idlg'?"),
         ("attack idlg --methods fedavgg", "did you mean 'fedavg'?"),
@@ -835,7 +1277,11 @@ def test_the_label_follows_from_the_gradient() -> None:
     ],
 )
 def test_a_mistake_is_one_line(
-    words: str, expected: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    words: str,
+    expected: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert expected in mistake(capsys, *words.split())

@@ -1,4 +1,6 @@
-"""Selection, FedUmf and FedAU against naive loops of their rules; the supplement; the target accuracy."""
+"""Selection, FedUmf and FedAU against naive loops of their rules; the supplement; the
+target accuracy.
+"""
 
 import io
 import json
@@ -32,8 +34,12 @@ from tests.test_methods import assembled
 from tests.test_seeds import UNEVEN, assert_same_run, started
 
 
-def kept(schedule: str, times: list[int], *, uploads: int = 10, **options: Any) -> list[int]:
-    return [SelectionOptions(schedule=schedule, **options).keep(t, uploads) for t in times]
+def kept(
+    schedule: str, times: list[int], *, uploads: int = 10, **options: Any
+) -> list[int]:
+    return [
+        SelectionOptions(schedule=schedule, **options).keep(t, uploads) for t in times
+    ]
 
 
 def test_schedules_by_hand() -> None:
@@ -44,12 +50,34 @@ def test_schedules_by_hand() -> None:
     assert kept("power", [1, 11, 12], schedule_base=0.98) == [1, 1, 2], (
         "5 (1 − 0.98^11) = 0.996, and 1.08 a round later"
     )
-    assert kept("linear", [0, 39, 40, 79, 80, 159, 160, 200, 9999], **c) == [1, 1, 2, 2, 3, 4, 5, 5, 5]
-    assert kept("sine", [0, 25, 26, 100, 118, 119, 200, 201, 9999], **c) == [1, 1, 2, 4, 4, 5, 5, 5, 5]
-    assert kept("arch", [0, 12, 13, 59, 60, 100, 140, 141, 187, 188, 199, 200, 9999], **c) == (
-        [1, 1, 2, 4, 5, 5, 5, 4, 2, 1, 1, 1, 1]
-    )
-    assert kept("constant", [3], uploads=2) == [2] and kept("constant", [3], uploads=2, rho_max=1) == [1]
+    assert kept("linear", [0, 39, 40, 79, 80, 159, 160, 200, 9999], **c) == [
+        1,
+        1,
+        2,
+        2,
+        3,
+        4,
+        5,
+        5,
+        5,
+    ]
+    assert kept("sine", [0, 25, 26, 100, 118, 119, 200, 201, 9999], **c) == [
+        1,
+        1,
+        2,
+        4,
+        4,
+        5,
+        5,
+        5,
+        5,
+    ]
+    assert kept(
+        "arch", [0, 12, 13, 59, 60, 100, 140, 141, 187, 188, 199, 200, 9999], **c
+    ) == ([1, 1, 2, 4, 5, 5, 5, 4, 2, 1, 1, 1, 1])
+    assert kept("constant", [3], uploads=2) == [2] and kept(
+        "constant", [3], uploads=2, rho_max=1
+    ) == [1]
     assert kept("linear", [1, 2], uploads=3, schedule_rounds=1, rho_max=99) == [3, 3]
 
 
@@ -60,11 +88,20 @@ def test_the_best_are_kept_in_client_order_and_ties_go_to_the_first() -> None:
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
-@pytest.mark.parametrize(("method", "plain"), [("genfed", "fedavg"), ("genfedumf", "fedumf"), ("genfedau", "fedau")])
+@pytest.mark.parametrize(
+    ("method", "plain"),
+    [("genfed", "fedavg"), ("genfedumf", "fedumf"), ("genfedau", "fedau")],
+)
 def test_keeping_all_uploads_is_the_method_without_selection_bit_for_bit(
     method: str, plain: str, deterministic: bool
 ) -> None:
-    common = {**HARSH, "validation": 50, "clients": 6, "precision": "fp32", "deterministic": deterministic}
+    common = {
+        **HARSH,
+        "validation": 50,
+        "clients": 6,
+        "precision": "fp32",
+        "deterministic": deterministic,
+    }
     one = assembled(method=method, schedule="constant", rho_max=3, **common)
     other = assembled(method=plain, **common)
     for (_, state), (_, expected) in zip(rounds(one, 3), rounds(other, 3), strict=True):
@@ -80,7 +117,9 @@ def accuracy(s: Setup, weights: Weights) -> float:
     data = s.federation._validation
     assert data is not None
     own = data.index[0, : data.sizes[0]]
-    return float((network(data.images[own]).argmax(1) == data.labels[own]).double().mean())
+    return float(
+        (network(data.images[own]).argmax(1) == data.labels[own]).double().mean()
+    )
 
 
 def plus(a: Weights, b: Weights, factor: float) -> Weights:
@@ -95,7 +134,10 @@ def naive_rounds(s: Setup, method: str, count: int) -> Iterator[Weights]:
     intervals: dict[int, list[int]] = {i: [] for i in clients}
     since = dict.fromkeys(clients, 0)
     for round in range(count):
-        cohort, sgd = fed.sample(round).clients.tolist(), usual(s, round, s.settings.config.epochs)
+        cohort, sgd = (
+            fed.sample(round).clients.tolist(),
+            usual(s, round, s.settings.config.epochs),
+        )
         rows = {}
         for i in cohort:
             start = plus(w, stale.pop(i), options.umf_beta) if i in stale else w
@@ -105,9 +147,14 @@ def naive_rounds(s: Setup, method: str, count: int) -> Iterator[Weights]:
                 stale[i] = plus(trained(s, w, i, "fine-tuning", round, sgd), w, -1)
         chosen = cohort
         if method.startswith("gen"):
-            chosen = sorted(cohort, key=lambda i: (-accuracy(s, rows[i]), i))[: options.keep(round, len(cohort))]
+            chosen = sorted(cohort, key=lambda i: (-accuracy(s, rows[i]), i))[
+                : options.keep(round, len(cohort))
+            ]
         if "au" in method:
-            step = {i: sum(intervals[i]) / len(intervals[i]) if intervals[i] else 1.0 for i in chosen}
+            step = {
+                i: sum(intervals[i]) / len(intervals[i]) if intervals[i] else 1.0
+                for i in chosen
+            }
             factor = options.au_lr * len(cohort) / len(chosen) / len(clients)
             after = w
             for i in chosen:
@@ -120,7 +167,10 @@ def naive_rounds(s: Setup, method: str, count: int) -> Iterator[Weights]:
                     since[i] = 0
         else:
             total = fed.sizes[chosen].sum()
-            w = {name: sum(fed.sizes[i] / total * rows[i][name] for i in chosen) for name in w}
+            w = {
+                name: sum(fed.sizes[i] / total * rows[i][name] for i in chosen)
+                for name in w
+            }
         yield w
 
 
@@ -135,25 +185,41 @@ def naive_rounds(s: Setup, method: str, count: int) -> Iterator[Weights]:
     ],
 )
 def test_the_published_rule(method: str, options: dict[str, Any]) -> None:
-    s = assembled(method=method, **HARSH | {"clients": 7, "alpha": 0.3, "validation": 50}, **options)
-    for (_, state), expected in zip(rounds(s, 5), naive_rounds(s, method, 5), strict=True):
+    s = assembled(
+        method=method,
+        **HARSH | {"clients": 7, "alpha": 0.3, "validation": 50},
+        **options,
+    )
+    for (_, state), expected in zip(
+        rounds(s, 5), naive_rounds(s, method, 5), strict=True
+    ):
         close(state.w[None], [expected])
 
 
 @pytest.mark.parametrize("options", [{"umf_beta": 0.0}, {"participation": 1.0}])
-def test_fedumf_without_kept_updates_is_fedavg_bit_for_bit(options: dict[str, Any]) -> None:
+def test_fedumf_without_kept_updates_is_fedavg_bit_for_bit(
+    options: dict[str, Any],
+) -> None:
     own = {name: value for name, value in options.items() if name == "umf_beta"}
-    common = {**HARSH, "precision": "fp32", **{n: v for n, v in options.items() if n != "umf_beta"}}
+    common = {
+        **HARSH,
+        "precision": "fp32",
+        **{n: v for n, v in options.items() if n != "umf_beta"},
+    }
     one, other = assembled(method="fedumf", **common, **own), assembled(**common)
     for (_, state), (_, expected) in zip(rounds(one, 3), rounds(other, 3), strict=True):
         assert torch.equal(state.w, expected.w)
-        assert state.kept.any() == (options == own), "with everybody there nobody keeps an update"
+        assert state.kept.any() == (options == own), (
+            "with everybody there nobody keeps an update"
+        )
 
 
 def test_everyone_gets_the_row_that_fedumf_trains_from() -> None:
     for method, receivers in (("fedumf", 4), ("fedavg", 2)):
         s = assembled(method=method, participation=0.5)
-        s.method.round(s.federation, s.method.init(s.federation), s.federation.sample(0))
+        s.method.round(
+            s.federation, s.method.init(s.federation), s.federation.sample(0)
+        )
         row = s.federation.initial_row()
         assert s.federation.traffic.down == receivers * row.numel() * row.element_size()
 
@@ -170,10 +236,18 @@ def test_an_update_of_fedumf_is_overwritten_each_round_and_used_once() -> None:
 
 
 def test_intervals_of_fedau_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three clients, cutoff 3: 0 is always there, 1 in rounds 1 and 2, 2 in the last alone."""
+    """Three clients, cutoff 3: 0 is always there, 1 in rounds 1 and 2, 2 in the last
+    alone.
+    """
     s = assembled(method="fedau", clients=3, au_cutoff=3, participation=0.9)
-    cohorts, fed, sample = [[0], [0, 1], [0, 1], [0], [0, 2]], s.federation, s.federation.sample
-    monkeypatch.setattr(fed, "sample", lambda round: sample(round).only(np.array(cohorts[round]))[1])
+    cohorts, fed, sample = (
+        [[0], [0, 1], [0, 1], [0], [0, 2]],
+        s.federation,
+        s.federation.sample,
+    )
+    monkeypatch.setattr(
+        fed, "sample", lambda round: sample(round).only(np.array(cohorts[round]))[1]
+    )
     omegas = [state.omega.tolist() for _, state in rounds(s, 5)]
     assert omegas == [[1, 1, 1], [1, 2, 1], [1, 1.5, 3], [1, 1.5, 3], [1, 1.5, 2.5]]
 
@@ -190,21 +264,39 @@ def test_full_participation_leaves_the_weights_of_fedau_at_one() -> None:
 
 def test_a_poisoned_upload_with_the_worst_score_is_never_kept() -> None:
     for rho in (1, 2, 3):
-        s = assembled(method="genfed", schedule="constant", rho_max=rho, attack="sign-flip", attackers=1)
+        s = assembled(
+            method="genfed",
+            schedule="constant",
+            rho_max=rho,
+            attack="sign-flip",
+            attackers=1,
+        )
         fed, (bad,) = s.federation, s.dealt.attackers
         fed.config = fed.config.model_copy(update={"attack_strength": 30.0})
         for _ in rounds(s, 4):
             assert bad not in fed._kept and len(fed._kept) == rho
         cohort = fed.sample(3)
-        sent = fed.upload(fed.train(fed.download(fed.initial_row(), cohort), cohort), cohort)
-        assert fed._validated(sent, cohort).argmin() == bad, "the case needs an upload that is the worst"
+        sent = fed.upload(
+            fed.train(fed.download(fed.initial_row(), cohort), cohort), cohort
+        )
+        assert fed._validated(sent, cohort).argmin() == bad, (
+            "the case needs an upload that is the worst"
+        )
         kept_rows = sent[torch.from_numpy(fed._kept)]
         weights = torch.from_numpy(fed.sizes[fed._kept] / fed.sizes[fed._kept].sum())
-        torch.testing.assert_close(fed.mean(sent, cohort), weights @ kept_rows, rtol=1e-12, atol=1e-14)
+        torch.testing.assert_close(
+            fed.mean(sent, cohort), weights @ kept_rows, rtol=1e-12, atol=1e-14
+        )
 
 
 def test_fewer_are_kept_where_fewer_uploads_are_finite() -> None:
-    s = assembled(method="genfed", schedule="constant", rho_max=3, attack="label-flip", attackers=4)
+    s = assembled(
+        method="genfed",
+        schedule="constant",
+        rho_max=3,
+        attack="label-flip",
+        attackers=4,
+    )
     fed, cohort = s.federation, s.federation.sample(0)
     rows = fed.train(fed.download(fed.initial_row(), cohort), cohort)
     rows[[0, 2]] = torch.nan
@@ -214,20 +306,45 @@ def test_fewer_are_kept_where_fewer_uploads_are_finite() -> None:
 
 @pytest.mark.parametrize("attackers", [0, 10])
 def test_what_is_kept_and_whose_is_recorded(attackers: int, tmp_path: Path) -> None:
-    words = ["--method", "genfed", "--model", "mlp", "--clients", "10", "--rounds", "3", "--schedule-rounds", "5"]
-    words += ["--attack", "label-flip", "--attackers", str(attackers)] if attackers else []
+    words = [
+        "--method",
+        "genfed",
+        "--model",
+        "mlp",
+        "--clients",
+        "10",
+        "--rounds",
+        "3",
+        "--schedule-rounds",
+        "5",
+    ]
+    words += (
+        ["--attack", "label-flip", "--attackers", str(attackers)] if attackers else []
+    )
     record = read_run(started(*words, "--device", "cpu", "--out", tmp_path / "run"))
     assert record.rounds["kept"].tolist() == [1, 2, 3]
-    assert record.rounds["kept_attackers"].tolist() == ([1, 2, 3] if attackers else [0, 0, 0])
+    assert record.rounds["kept_attackers"].tolist() == (
+        [1, 2, 3] if attackers else [0, 0, 0]
+    )
     said = io.StringIO()
     show(record, Console(file=said, width=200))
-    assert "selected" in said.getvalue() and ("6 (100%)" in said.getvalue()) == bool(attackers)
+    assert "selected" in said.getvalue() and ("6 (100%)" in said.getvalue()) == bool(
+        attackers
+    )
 
 
-def test_uploads_are_scored_by_one_call_on_the_whole_validation_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    s = assembled(method="genfed", clients=6, participation=0.7, rho_max=2, validation=70)
+def test_uploads_are_scored_by_one_call_on_the_whole_validation_set(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    s = assembled(
+        method="genfed", clients=6, participation=0.7, rho_max=2, validation=70
+    )
     evaluate, calls = s.engine.evaluate, []
-    monkeypatch.setattr(s.engine, "evaluate", lambda *a: (calls.append((len(a[0]), a[1].sizes)), evaluate(*a))[1])
+    monkeypatch.setattr(
+        s.engine,
+        "evaluate",
+        lambda *a: (calls.append((len(a[0]), a[1].sizes)), evaluate(*a))[1],
+    )
     assert len(list(rounds(s, 2))) == 2
     assert calls == [(4, (70,))] * 2
 
@@ -238,7 +355,9 @@ def test_the_usual_validation_set_is_balanced_and_nobody_elses() -> None:
     assert data is not None and data.sizes == (len(held),) == (140,)
     assert np.bincount(data.labels.numpy()).tolist() == [14] * 10
     assert not np.isin(np.concatenate(s.dealt.parts.train), held).any()
-    assert not len(assembled(clients=5).dealt.parts.validation), "who needs none has none"
+    assert not len(assembled(clients=5).dealt.parts.validation), (
+        "who needs none has none"
+    )
     assert len(assembled(clients=5, supplement=True).dealt.parts.validation) == 140
 
 
@@ -246,7 +365,9 @@ def deal(train: list[int], validation: int) -> Partition:
     """Samples from 1000 on are the validation set."""
     ends = np.cumsum([0, *train])
     lists = [np.arange(a, b) for a, b in pairwise(ends)]
-    return Partition(lists, [np.arange(5) for _ in train], np.arange(1000, 1000 + validation))
+    return Partition(
+        lists, [np.arange(5) for _ in train], np.arange(1000, 1000 + validation)
+    )
 
 
 def test_who_asks_is_given_an_own_small_draw_of_the_validation_set() -> None:
@@ -255,22 +376,34 @@ def test_who_asks_is_given_an_own_small_draw_of_the_validation_set() -> None:
     assert told.samples.tolist() == [20, 20, 0, 20, 0], "client 5 joins later"
     draws = {i: given.train[i][given.train[i] >= 1000] for i in (0, 1, 3)}
     for i, draw in draws.items():
-        assert len(np.unique(draw)) == 20 <= 0.05 * 400 and np.isin(draw, parts.validation).all()
+        assert (
+            len(np.unique(draw)) == 20 <= 0.05 * 400
+            and np.isin(draw, parts.validation).all()
+        )
         assert np.array_equal(given.train[i][given.train[i] < 1000], parts.train[i])
     assert all(given.train[i] is parts.train[i] for i in (2, 4, 5))
-    assert len({tuple(draw) for draw in draws.values()}) == 3, "draws must be independent"
+    assert len({tuple(draw) for draw in draws.values()}) == 3, (
+        "draws must be independent"
+    )
     assert told.leaked == len(np.unique(np.concatenate(list(draws.values())))) < 60
     assert given.validation is parts.validation and given.test is parts.test
     again, _ = supplemented(parts, clients=5, below=32, share=0.05, seed=3)
     other, _ = supplemented(parts, clients=5, below=32, share=0.05, seed=4)
-    assert np.array_equal(again.train[0], given.train[0]) and not np.array_equal(other.train[0], given.train[0])
+    assert np.array_equal(again.train[0], given.train[0]) and not np.array_equal(
+        other.train[0], given.train[0]
+    )
     assert supplemented(parts, clients=5, below=0, share=0.05, seed=3)[1].leaked == 0
-    with pytest.raises(UserError, match="of 400 validation samples is less than one; use --supplement-share 0"):
+    with pytest.raises(
+        UserError,
+        match="of 400 validation samples is less than one; use --supplement-share 0",
+    ):
         supplemented(parts, clients=5, below=32, share=0.002, seed=3)
 
 
 def test_the_four_cells_differ_in_what_they_say_alone() -> None:
-    """Neither, selection, supplement, both: with one validation set only the supplement changes clients' data."""
+    """Neither, selection, supplement, both: with one validation set only the supplement
+    changes clients' data.
+    """
     common = {"clients": 12, "alpha": 0.1, "validation": 100, "batch_size": 40}
     cells = {
         (method, more): assembled(method=method, supplement=more, **common)
@@ -283,8 +416,13 @@ def test_the_four_cells_differ_in_what_they_say_alone() -> None:
     for (_, more), s in cells.items():
         assert np.array_equal(s.federation.sizes, plain + asked * more)
         assert np.array_equal(s.clients.train_samples, s.federation.sizes)
-        assert np.array_equal(s.dealt.parts.validation, cells["fedavg", False].dealt.parts.validation)
-    data, server = (cells["genfed", True].federation._train_data, cells["genfed", True].federation._validation)
+        assert np.array_equal(
+            s.dealt.parts.validation, cells["fedavg", False].dealt.parts.validation
+        )
+    data, server = (
+        cells["genfed", True].federation._train_data,
+        cells["genfed", True].federation._validation,
+    )
     assert server is not None
     public = {image.numpy().tobytes() for image in server.images}
     for client, size in enumerate(data.sizes):
@@ -295,9 +433,36 @@ def test_the_four_cells_differ_in_what_they_say_alone() -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        ["genfedau", "--supplement", "--attack", "mimic", "--attackers", 0.4, "--rho-max", 2],
-        ["fedumf", "--attack", "label-flip", "--attackers", 3, "--aggregation", "median"],
-        ["genfed", "--attack", "ipm", "--aggregation", "multi-krum", "--tolerance", 0.25, "--schedule", "constant"],
+        [
+            "genfedau",
+            "--supplement",
+            "--attack",
+            "mimic",
+            "--attackers",
+            0.4,
+            "--rho-max",
+            2,
+        ],
+        [
+            "fedumf",
+            "--attack",
+            "label-flip",
+            "--attackers",
+            3,
+            "--aggregation",
+            "median",
+        ],
+        [
+            "genfed",
+            "--attack",
+            "ipm",
+            "--aggregation",
+            "multi-krum",
+            "--tolerance",
+            0.25,
+            "--schedule",
+            "constant",
+        ],
     ],
     ids=["genfedau", "fedumf", "genfed"],
 )
@@ -307,13 +472,20 @@ def test_seeds_at_once_are_the_same_runs(words: list[object], tmp_path: Path) ->
     for seed in (1, 4):
         alone = started(*words, "--seed", seed, "--out", tmp_path / f"alone-{seed}")
         assert_same_run(together / f"seed-{seed}", alone, tolerance=1e-12)
-        with h5py.File(together / f"seed-{seed}/run.h5") as one, h5py.File(alone / "run.h5") as other:
+        with (
+            h5py.File(together / f"seed-{seed}/run.h5") as one,
+            h5py.File(alone / "run.h5") as other,
+        ):
             for name in other["clients"]:
-                assert np.array_equal(one[f"clients/{name}"], other[f"clients/{name}"], equal_nan=True), name
+                assert np.array_equal(
+                    one[f"clients/{name}"], other[f"clients/{name}"], equal_nan=True
+                ), name
 
 
 @pytest.mark.parametrize(("method", "trained"), [("fedumf", 4), ("fedavg", 2)])
-def test_the_balance_of_ranks_counts_everybody_that_trains(method: str, trained: int) -> None:
+def test_the_balance_of_ranks_counts_everybody_that_trains(
+    method: str, trained: int
+) -> None:
     s = assembled(method=method, participation=0.5)
     s.shards, noted = (lambda split, ids: s.federation._train_data), []
     moving = Moving(s, None, RunProgress(1, visible=False))
@@ -323,29 +495,81 @@ def test_the_balance_of_ranks_counts_everybody_that_trains(method: str, trained:
 
 
 def test_new_clients_are_welcome_with_the_global_model(tmp_path: Path) -> None:
-    words = ["--method", "genfedumf", "--model", "mlp", "--clients", 5, "--new-clients", 3, "--rounds", 2]
-    words += ["--attack", "mimic", "--attackers", 2, "--supplement", "--supplement-below", 999, "--new-updates", 1]
+    words = [
+        "--method",
+        "genfedumf",
+        "--model",
+        "mlp",
+        "--clients",
+        5,
+        "--new-clients",
+        3,
+        "--rounds",
+        2,
+    ]
+    words += [
+        "--attack",
+        "mimic",
+        "--attackers",
+        2,
+        "--supplement",
+        "--supplement-below",
+        999,
+        "--new-updates",
+        1,
+    ]
     record = read_run(started(*words, "--device", "cpu", "--out", tmp_path / "run"))
-    np.testing.assert_array_equal(record.newcomers["method"], record.newcomers["global model"])
+    np.testing.assert_array_equal(
+        record.newcomers["method"], record.newcomers["global model"]
+    )
     with h5py.File(tmp_path / "run/run.h5") as file:
-        assert file["clients/attacker"][()].sum() == 2 and len(file["clients/attacker"]) == 5
+        assert (
+            file["clients/attacker"][()].sum() == 2
+            and len(file["clients/attacker"]) == 5
+        )
         given = file["clients/supplement_samples"][()]
-        assert (given == 1).all() and file["clients/supplement_samples"].attrs["units"] == "samples"
-        assert 1 <= file.attrs["leaked_samples"] <= 5 and file.attrs["validation_samples"] == 140
+        assert (given == 1).all() and file["clients/supplement_samples"].attrs[
+            "units"
+        ] == "samples"
+        assert (
+            1 <= file.attrs["leaked_samples"] <= 5
+            and file.attrs["validation_samples"] == 140
+        )
 
 
 def test_the_target_is_the_global_models_or_the_mean_clients() -> None:
     nan = float("nan")
-    assert [Evaluation(0.9, np.empty(0), common, 0.0).reaches(80) for common in (0.8, 0.79, nan)] == [True, False, True]
-    assert not Evaluation(0.79, np.empty(0), nan, 0.0).reaches(80) and not Evaluation(1, np.empty(0), 1, 0).reaches(
-        None
+    assert [
+        Evaluation(0.9, np.empty(0), common, 0.0).reaches(80)
+        for common in (0.8, 0.79, nan)
+    ] == [True, False, True]
+    assert not Evaluation(0.79, np.empty(0), nan, 0.0).reaches(80) and not Evaluation(
+        1, np.empty(0), 1, 0
+    ).reaches(None)
+    assert at_target(nan, 29 / 100, 29.0) and at_target(nan, 0.57, 57.0), (
+        "what is shown as 57 % has reached 57"
     )
-    assert at_target(nan, 29 / 100, 29.0) and at_target(nan, 0.57, 57.0), "what is shown as 57 % has reached 57"
-    assert at_target(np.array([0.9, 0.9]), np.array([nan, 0.7]), 80).tolist() == [False, False]
+    assert at_target(np.array([0.9, 0.9]), np.array([nan, 0.7]), 80).tolist() == [
+        False,
+        False,
+    ]
 
 
-def test_when_the_target_was_reached_is_recorded_and_may_end_the_run(tmp_path: Path, hpcfed: Callable) -> None:
-    words = ["--method", "fedavg", "--model", "mlp", "--clients", 4, "--participation", 0.5, "--rounds", 12]
+def test_when_the_target_was_reached_is_recorded_and_may_end_the_run(
+    tmp_path: Path, hpcfed: Callable
+) -> None:
+    words = [
+        "--method",
+        "fedavg",
+        "--model",
+        "mlp",
+        "--clients",
+        4,
+        "--participation",
+        0.5,
+        "--rounds",
+        12,
+    ]
     words += ["--device", "cpu", "--target-accuracy", 75]
     whole = read_run(started(*words, "--out", tmp_path / "whole"))
     curve = whole.rounds["global_accuracy"]
@@ -353,9 +577,16 @@ def test_when_the_target_was_reached_is_recorded_and_may_end_the_run(tmp_path: P
     assert 0 < first < 11, "the case needs a target in the middle"
     reached = whole.reached()
     assert reached is not None and whole.rounds_done == 12
-    assert (reached.rounds, reached.bytes) == (first + 1, (first + 1) * 2 * 2 * 4 * 4810)
+    assert (reached.rounds, reached.bytes) == (
+        first + 1,
+        (first + 1) * 2 * 2 * 4 * 4810,
+    )
     assert reached.seconds == pytest.approx(whole.rounds["seconds"][: first + 1].sum())
-    assert whole.best("global_accuracy") == curve.max() == whole.summary()["best_global_accuracy"]
+    assert (
+        whole.best("global_accuracy")
+        == curve.max()
+        == whole.summary()["best_global_accuracy"]
+    )
 
     short = read_run(started(*words, "--stop-at-target", "--out", tmp_path / "short"))
     assert (short.status, short.rounds_done) == ("complete", first + 1)
@@ -365,31 +596,65 @@ def test_when_the_target_was_reached_is_recorded_and_may_end_the_run(tmp_path: P
     line = next(line for line in shown.splitlines() if line.startswith("reached after"))
     assert line.split()[2] == str(first + 1)
     told = json.loads(hpcfed("show", tmp_path / "short", "--json").stdout)
-    assert told["reached_target"]["rounds"] == first + 1 and told["target_accuracy"] == 75
+    assert (
+        told["reached_target"]["rounds"] == first + 1 and told["target_accuracy"] == 75
+    )
 
 
-def test_new_clients_join_after_the_round_that_reached_the_target(tmp_path: Path) -> None:
-    """Not after all rounds that might have been: the learning rate has not decayed so far."""
+def test_new_clients_join_after_the_round_that_reached_the_target(
+    tmp_path: Path,
+) -> None:
+    """Not after all rounds that might have been: the learning rate has not decayed so
+    far.
+    """
     found = []
     for most in (1, 60):
-        s = assembled(rounds=most, lr_decay=0.5, new_clients=2, new_updates=2, target_accuracy=2, stop_at_target=True)
+        s = assembled(
+            rounds=most,
+            lr_decay=0.5,
+            new_clients=2,
+            new_updates=2,
+            target_accuracy=2,
+            stop_at_target=True,
+        )
         go(s, tmp_path, quiet=True)
         found.append(read_run(tmp_path))
     assert [record.rounds_done for record in found] == [1, 1]
-    np.testing.assert_array_equal(found[0].newcomers["method"], found[1].newcomers["method"])
+    np.testing.assert_array_equal(
+        found[0].newcomers["method"], found[1].newcomers["method"]
+    )
 
 
-def test_seeds_stop_each_at_its_own_round(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--model", "mlp", "--clients", 4, "--participation", 0.5, "--rounds", 12, "--target-accuracy", 75]
+def test_seeds_stop_each_at_its_own_round(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [
+        "--model",
+        "mlp",
+        "--clients",
+        4,
+        "--participation",
+        0.5,
+        "--rounds",
+        12,
+        "--target-accuracy",
+        75,
+    ]
     words += ["--device", "cpu", "--stop-at-target"]
     together = started(*words, "--seeds", "0..2", "--out", tmp_path / "together")
     said, records = capsys.readouterr().err, read_seeds(together)
-    assert len({record.rounds_done for record in records}) > 1, "the case needs seeds that stop at different rounds"
+    assert len({record.rounds_done for record in records}) > 1, (
+        "the case needs seeds that stop at different rounds"
+    )
     for record in records:
         seed = record.facts["seed"]
-        alone = read_run(started(*words, "--seed", seed, "--out", tmp_path / f"alone-{seed}"))
+        alone = read_run(
+            started(*words, "--seed", seed, "--out", tmp_path / f"alone-{seed}")
+        )
         assert (record.status, record.rounds_done) == ("complete", alone.rounds_done)
-        np.testing.assert_array_equal(record.rounds["global_accuracy"], alone.rounds["global_accuracy"])
+        np.testing.assert_array_equal(
+            record.rounds["global_accuracy"], alone.rounds["global_accuracy"]
+        )
     assert said.count("has reached the target in round") == 3
     text = io.StringIO()
     show_seeds(records, together, Console(file=text, width=200))
@@ -399,17 +664,45 @@ def test_seeds_stop_each_at_its_own_round(tmp_path: Path, capsys: pytest.Capture
 
 
 def test_a_target_that_nobody_reaches_is_told(tmp_path: Path) -> None:
-    words = ["--model", "mlp", "--clients", 3, "--rounds", 2, "--method", "local", "--device", "cpu"]
-    record = read_run(started(*words, "--target-accuracy", 100, "--stop-at-target", "--out", tmp_path / "run"))
+    words = [
+        "--model",
+        "mlp",
+        "--clients",
+        3,
+        "--rounds",
+        2,
+        "--method",
+        "local",
+        "--device",
+        "cpu",
+    ]
+    record = read_run(
+        started(
+            *words,
+            "--target-accuracy",
+            100,
+            "--stop-at-target",
+            "--out",
+            tmp_path / "run",
+        )
+    )
     assert record.reached() is None and record.rounds_done == 2
     text = io.StringIO()
     show(record, Console(file=text, width=200))
-    assert "not reached" in text.getvalue() and record.summary()["reached_target"] is None
+    assert (
+        "not reached" in text.getvalue() and record.summary()["reached_target"] is None
+    )
 
 
-@pytest.mark.parametrize("order", ["first stop others", "first others stop", "others ahead first stop"])
-def test_progress_of_seeds_waits_for_those_alone_that_go_on(order: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """One of two seeds stops after the first round, before or after the other has told of it."""
+@pytest.mark.parametrize(
+    "order", ["first stop others", "first others stop", "others ahead first stop"]
+)
+def test_progress_of_seeds_waits_for_those_alone_that_go_on(
+    order: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One of two seeds stops after the first round, before or after the other has told
+    of it.
+    """
     progress = SeedsProgress(3, seeds=2, visible=True)
 
     def tell(round: int, loss: float) -> None:
@@ -425,8 +718,13 @@ def test_progress_of_seeds_waits_for_those_alone_that_go_on(order: str, capsys: 
         steps[step]()
     tell(2, 9.0)
     said = capsys.readouterr().err
-    assert said.count("round 1/3  loss 2.0000") == 1 and said.count("round 3/3  loss 9.0000") == 1
-    assert "loss 1.0000" not in said and "loss 3.0000" not in said and not progress._told
+    assert (
+        said.count("round 1/3  loss 2.0000") == 1
+        and said.count("round 3/3  loss 9.0000") == 1
+    )
+    assert (
+        "loss 1.0000" not in said and "loss 3.0000" not in said and not progress._told
+    )
 
 
 @pytest.mark.parametrize(
@@ -436,26 +734,72 @@ def test_progress_of_seeds_waits_for_those_alone_that_go_on(order: str, capsys: 
             "--method genfed --schedule triangle",
             "--schedule triangle: must be 'constant', 'power', 'linear', 'sine' or",
         ),
-        ("--method genfed --rho-max 0", "--rho-max 0: must be greater than or equal to 1"),
-        ("--method genfedumf --schedule-base 1", "--schedule-base 1: must be less than 1"),
-        ("--method genfed --schedule-rounds 0", "--schedule-rounds 0: must be greater than or equal to 1"),
-        ("--rho-max 3", "--rho-max is an option of method genfed, genfedau, genfedumf; add --method genfed"),
+        (
+            "--method genfed --rho-max 0",
+            "--rho-max 0: must be greater than or equal to 1",
+        ),
+        (
+            "--method genfedumf --schedule-base 1",
+            "--schedule-base 1: must be less than 1",
+        ),
+        (
+            "--method genfed --schedule-rounds 0",
+            "--schedule-rounds 0: must be greater than or equal to 1",
+        ),
+        (
+            "--rho-max 3",
+            "--rho-max is an option of method genfed, genfedau, genfedumf; add --method genfed",
+        ),
         ("--method genfed --validation 5", "--validation 5 cannot hold all 10 classes"),
-        ("--method genfed --validation 5000", "validation: 500 samples per class, but class 0 has only 143"),
-        ("--method fedumf --umf-beta=-1", "--umf-beta -1: must be greater than or equal to 0"),
-        ("--method fedau --au-cutoff 0", "--au-cutoff 0: must be greater than or equal to 1"),
-        ("--supplement-share 0.1", "--supplement-share changes nothing without --supplement"),
-        ("--supplement-below 9", "--supplement-below changes nothing without --supplement"),
-        ("--supplement --supplement-share 2", "--supplement-share 2: must be less than or equal to 1"),
-        ("--supplement --validation 50", "--supplement-share 0.01 of 50 validation samples is less than one; use"),
+        (
+            "--method genfed --validation 5000",
+            "validation: 500 samples per class, but class 0 has only 143",
+        ),
+        (
+            "--method fedumf --umf-beta=-1",
+            "--umf-beta -1: must be greater than or equal to 0",
+        ),
+        (
+            "--method fedau --au-cutoff 0",
+            "--au-cutoff 0: must be greater than or equal to 1",
+        ),
+        (
+            "--supplement-share 0.1",
+            "--supplement-share changes nothing without --supplement",
+        ),
+        (
+            "--supplement-below 9",
+            "--supplement-below changes nothing without --supplement",
+        ),
+        (
+            "--supplement --supplement-share 2",
+            "--supplement-share 2: must be less than or equal to 1",
+        ),
+        (
+            "--supplement --validation 50",
+            "--supplement-share 0.01 of 50 validation samples is less than one; use",
+        ),
         ("--target-accuracy 0.8", "--target-accuracy 0.8: must be greater than 1"),
-        ("--target-accuracy 101", "--target-accuracy 101: must be less than or equal to 100"),
-        ("--stop-at-target", "--stop-at-target changes nothing without --target-accuracy 80"),
-        ("--method pfedgpa --target-accuracy 80 --stop-at-target", "learns only after the last round"),
+        (
+            "--target-accuracy 101",
+            "--target-accuracy 101: must be less than or equal to 100",
+        ),
+        (
+            "--stop-at-target",
+            "--stop-at-target changes nothing without --target-accuracy 80",
+        ),
+        (
+            "--method pfedgpa --target-accuracy 80 --stop-at-target",
+            "learns only after the last round",
+        ),
     ],
 )
 def test_a_mistake_is_one_line(
-    words: str, expected: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    words: str,
+    expected: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert expected in mistake(capsys, "run", *words.split())
@@ -469,4 +813,8 @@ def test_the_methods_have_the_defaults_of_their_readings() -> None:
     assert methods.load("genfedumf").Options().umf_beta == 1
     assert methods.load("genfedau").Options().au_cutoff == 50
     config = RunConfig()
-    assert (config.attackers, config.attack_strength, config.supplement_share) == (0.2, 1.0, 0.01)
+    assert (config.attackers, config.attack_strength, config.supplement_share) == (
+        0.2,
+        1.0,
+        0.01,
+    )

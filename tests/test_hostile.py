@@ -1,4 +1,6 @@
-"""Files that somebody else has made: refused in one line, or read; never followed elsewhere, never obeyed."""
+"""Files that somebody else has made: refused in one line, or read; never followed
+elsewhere, never obeyed.
+"""
 
 import hashlib
 import json
@@ -55,9 +57,15 @@ def run(originals: Path, tmp_path: Path) -> Path:
 
 
 def test_hundreds_of_changed_files(originals: Path) -> None:
-    """A short form of the benchmark: all kinds of changes to all kinds of HDF5 files, and all other cases."""
-    files = fuzz.campaign(originals, len(fuzz.KINDS) * len(fuzz.FILES), seed=1, kinds=fuzz.KINDS)
-    cases = fuzz.campaign(originals, 3 * len(fuzz.CASES), seed=1, kinds=tuple(fuzz.CASES))
+    """A short form of the benchmark: all kinds of changes to all kinds of HDF5 files,
+    and all other cases.
+    """
+    files = fuzz.campaign(
+        originals, len(fuzz.KINDS) * len(fuzz.FILES), seed=1, kinds=fuzz.KINDS
+    )
+    cases = fuzz.campaign(
+        originals, 3 * len(fuzz.CASES), seed=1, kinds=tuple(fuzz.CASES)
+    )
     for table, kinds in ((files, fuzz.KINDS), (cases, fuzz.CASES)):
         total = sum(table.values(), Counter())
         assert set(table) == set(kinds)
@@ -70,7 +78,12 @@ def test_hundreds_of_changed_files(originals: Path) -> None:
     [
         (0, "status: complete\n", "", "read fine"),
         (2, "", "hpcfed: no such folder: x\n", "refused in one line"),
-        (2, "", "hpcfed: left out: x\nhpcfed: there is no run\n", "refused in one line"),
+        (
+            2,
+            "",
+            "hpcfed: left out: x\nhpcfed: there is no run\n",
+            "refused in one line",
+        ),
         (2, "", "hpcfed: this\nand that\n", "many lines"),
         (2, "", "hpcfed: this\nhpcfed: that\n", "many lines"),
         (1, "", "Traceback (most recent call last):\n", "tracebacks"),
@@ -79,7 +92,9 @@ def test_hundreds_of_changed_files(originals: Path) -> None:
         (2, "", "hpcfed: a\x9bb\n", "raw escapes"),
     ],
 )
-def test_what_a_command_has_said_is_judged(code: int, out: str, err: str, outcome: str) -> None:
+def test_what_a_command_has_said_is_judged(
+    code: int, out: str, err: str, outcome: str
+) -> None:
     assert fuzz.cases.judge(code, out, err)[0] == outcome
 
 
@@ -95,7 +110,12 @@ def external_link_nearby(file: h5py.File, outside: Path) -> None:
 def external_storage(file: h5py.File, outside: Path) -> None:
     shape = file["clients/train_samples"].shape
     del file["clients/train_samples"]
-    file.create_dataset("clients/train_samples", shape, "u1", external=[(str(outside), 0, h5py.h5f.UNLIMITED)])
+    file.create_dataset(
+        "clients/train_samples",
+        shape,
+        "u1",
+        external=[(str(outside), 0, h5py.h5f.UNLIMITED)],
+    )
 
 
 def virtual_dataset(file: h5py.File, outside: Path) -> None:
@@ -122,22 +142,39 @@ REFUSED: dict[Callable[[h5py.File, Path], None], str] = {
 
 @pytest.mark.parametrize("harm", REFUSED, ids=lambda harm: harm.__name__)
 def test_what_leads_out_of_a_file_is_refused_by_name(
-    harm: Callable[[h5py.File, Path], None], originals: Path, run: Path, capsys: pytest.CaptureFixture[str]
+    harm: Callable[[h5py.File, Path], None],
+    originals: Path,
+    run: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """By show and resume with exit code 2; report names it, leaves it out, and ends with 1."""
+    """By show and resume with exit code 2; report names it, leaves it out, and ends
+    with 1.
+    """
     with h5py.File(run / "run.h5", "r+") as file:
         harm(file, originals / "run.h5")
     for words in (["show", run], ["show", run, "--json"], ["run", "--resume", run]):
         assert REFUSED[harm] in mistake(capsys, *words)
     with pytest.raises(SystemExit) as ended:
-        cli.main(["report", str(run), str(originals / "study.h5"), "--out", str(run.parent / "page.html")])
+        cli.main(
+            [
+                "report",
+                str(run),
+                str(originals / "study.h5"),
+                "--out",
+                str(run.parent / "page.html"),
+            ]
+        )
     said = capsys.readouterr().err
     assert ended.value.code == 1 and said.count("\n") == 1
-    assert "left out: " in said and REFUSED[harm] in said and str(run / "run.h5") in said
+    assert (
+        "left out: " in said and REFUSED[harm] in said and str(run / "run.h5") in said
+    )
     assert (run.parent / "page.html").exists()
 
 
-def test_a_study_with_a_link_is_refused(originals: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_study_with_a_link_is_refused(
+    originals: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     shutil.copy(originals / "study.h5", tmp_path)
     with h5py.File(tmp_path / "study.h5", "r+") as file:
         del file["runs/00001"]
@@ -161,7 +198,9 @@ def test_soft_links_and_circles_do_no_harm(run: Path) -> None:
     assert json.dumps(read_run(run).summary()) == json.dumps(before)
 
 
-@pytest.mark.parametrize("what", ["rounds", "dataset", "text", "strings", "attribute", "depth"])
+@pytest.mark.parametrize(
+    "what", ["rounds", "dataset", "text", "strings", "attribute", "depth"]
+)
 def test_what_is_declared_and_not_there_takes_no_memory(
     what: str, run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -176,17 +215,27 @@ def test_what_is_declared_and_not_there_takes_no_memory(
             for name in names if what == "rounds" else ["rounds/accuracy"]:
                 shape, dtype = file[name].shape, file[name].dtype
                 del file[name]
-                file.create_dataset(name, (2**40, *shape[1:]), dtype, chunks=(1024, *shape[1:]), fillvalue=1)
+                file.create_dataset(
+                    name,
+                    (2**40, *shape[1:]),
+                    dtype,
+                    chunks=(1024, *shape[1:]),
+                    fillvalue=1,
+                )
             config = json.loads(file["config"].asstr()[()])
             del file["config"]
-            file["config"] = json.dumps(config | {"rounds": 2**40 if what == "rounds" else 3})
+            file["config"] = json.dumps(
+                config | {"rounds": 2**40 if what == "rounds" else 3}
+            )
             file.attrs["rounds_done"] = 2**40 if what == "rounds" else 3
         elif what == "text":
             del file["environment"]
             file.create_dataset("environment", (), "S2000000000")
         elif what == "strings":
             del file["server/phase_names"]
-            file.create_dataset("server/phase_names", (2**40,), h5py.string_dtype(), chunks=(1024,))
+            file.create_dataset(
+                "server/phase_names", (2**40,), h5py.string_dtype(), chunks=(1024,)
+            )
         elif what == "attribute":
             for number in range(2000):
                 file.attrs[f"more {number}"] = number
@@ -195,15 +244,24 @@ def test_what_is_declared_and_not_there_takes_no_memory(
             for _ in range(5000):
                 group = group.create_group("x")
     program = (
-        "import resource, sys\nfrom hpcfed import cli\nimport hpcfed.record.reading, rich.console, h5py\n"
+        "import resource, sys\nfrom hpcfed import cli\nimport hpcfed.record.reading, "
+        "rich.console, h5py\n"
         "size = int(open('/proc/self/statm').read().split()[0]) * 4096\n"
         "resource.setrlimit(resource.RLIMIT_AS, (size + 2**29, size + 2**29))\n"
         "cli.main(['show', sys.argv[1]])\n"
     )
-    ended = subprocess.run([sys.executable, "-c", program, run], capture_output=True, text=True, timeout=60, cwd=ROOT)
+    ended = subprocess.run(
+        [sys.executable, "-c", program, run],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=ROOT,
+    )
     assert ended.returncode == 2, ended.stderr
     assert ended.stderr.count("\n") == 1 and "cannot be read as a run: " in ended.stderr
-    assert not re.search("memory|alloc", ended.stderr, re.IGNORECASE), "it was refused before it was tried"
+    assert not re.search("memory|alloc", ended.stderr, re.IGNORECASE), (
+        "it was refused before it was tried"
+    )
 
 
 def test_changed_numbers_are_noticed(run: Path) -> None:
@@ -220,7 +278,9 @@ def test_changed_numbers_are_noticed(run: Path) -> None:
     content = bytearray((run / "run.h5").read_bytes())
     content[place + 3] ^= 1
     (run / "run.h5").write_bytes(content)
-    with pytest.raises(UserError, match=r"cannot be read as a run: .*checksum|read data|filter"):
+    with pytest.raises(
+        UserError, match=r"cannot be read as a run: .*checksum|read data|filter"
+    ):
         read_run(run)
 
 
@@ -237,10 +297,16 @@ def test_files_without_checksums_are_still_read(run: Path) -> None:
     assert json.dumps(read_run(run).summary()) == json.dumps(before)
 
 
-def test_a_library_that_loops_or_crashes_is_one_line(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_that_loops_or_crashes_is_one_line(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(safe, "PATIENCE", 1)
-    monkeypatch.setattr(safe, "_check_dataset", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
-    with pytest.raises(UserError, match=r"run\.h5 is damaged: the HDF5 library crashes over it"):
+    monkeypatch.setattr(
+        safe, "_check_dataset", lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    )
+    with pytest.raises(
+        UserError, match=r"run\.h5 is damaged: the HDF5 library crashes over it"
+    ):
         safe.try_out([run / "run.h5"])
 
     def loop(*_: object) -> None:
@@ -248,7 +314,9 @@ def test_a_library_that_loops_or_crashes_is_one_line(run: Path, monkeypatch: pyt
             pass
 
     monkeypatch.setattr(safe, "_check_dataset", loop)
-    with pytest.raises(UserError, match=r"run\.h5 is damaged: the HDF5 library takes too long with it"):
+    with pytest.raises(
+        UserError, match=r"run\.h5 is damaged: the HDF5 library takes too long with it"
+    ):
         safe.try_out([run / "run.h5"])
 
 
@@ -258,7 +326,9 @@ def test_zeros_in_a_heap_of_strings_are_refused_at_once(run: Path) -> None:
     place = content.find(b"GCOL") + 16
     content[place : place + 64] = bytes(64)
     (run / "run.h5").write_bytes(content)
-    with pytest.raises(UserError, match="a heap of strings has an entry without a size"):
+    with pytest.raises(
+        UserError, match="a heap of strings has an entry without a size"
+    ):
         safe.try_out([run / "run.h5"])
 
 
@@ -284,7 +354,10 @@ def stored_config(run: Path, **changes: Any) -> None:
     ],
 )
 def test_what_a_run_is_resumed_with_is_checked_like_a_command_line(
-    changes: dict[str, Any], expected: str, run: Path, capsys: pytest.CaptureFixture[str]
+    changes: dict[str, Any],
+    expected: str,
+    run: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     stored_config(run, **changes)
     assert expected in mistake(capsys, "run", "--resume", run)
@@ -305,7 +378,9 @@ class Tags(HTMLParser):
 
 
 def test_names_on_the_page_are_no_tags(originals: Path, tmp_path: Path) -> None:
-    """Names, notes and commands of a run and of a study: the page has the tags and attributes of an honest one."""
+    """Names, notes and commands of a run and of a study: the page has the tags and
+    attributes of an honest one.
+    """
     pages = {}
     for kind in ("honest", "evil"):
         folder = tmp_path / kind
@@ -320,12 +395,20 @@ def test_names_on_the_page_are_no_tags(originals: Path, tmp_path: Path) -> None:
                     values = file[name].asstr()[()]
                     del file[name]
                     file[name] = (
-                        EVIL if isinstance(values, str) else np.array([EVIL] * len(values), h5py.string_dtype())
+                        EVIL
+                        if isinstance(values, str)
+                        else np.array([EVIL] * len(values), h5py.string_dtype())
                     )
                 _spoil(file["runs/00000/seed-0"])
             with h5py.File(folder / "run/run.h5", "r+") as file:
                 _spoil(file)
-        words = ["report", str(folder / "study.h5"), str(folder / "run"), "--out", str(folder / "page.html")]
+        words = [
+            "report",
+            str(folder / "study.h5"),
+            str(folder / "run"),
+            "--out",
+            str(folder / "page.html"),
+        ]
         cli.main(words)
         pages[kind] = (folder / "page.html").read_text()
     evil, honest = Tags(), Tags()
@@ -341,7 +424,12 @@ def _spoil(file: h5py.Group) -> None:
         file.attrs[name] = EVIL
     for name in ("config", "environment"):
         content = json.loads(file[name].asstr()[()])
-        content |= {"method": EVIL, "partition": EVIL, "command": ["hpcfed", EVIL], "launcher": EVIL}
+        content |= {
+            "method": EVIL,
+            "partition": EVIL,
+            "command": ["hpcfed", EVIL],
+            "launcher": EVIL,
+        }
         if name == "environment":
             content["backend"] = EVIL
         content["ranks"] = [{"host": EVIL, "device": EVIL}]
@@ -353,16 +441,25 @@ def _spoil(file: h5py.Group) -> None:
         file["server/phase_names"] = np.array(values, h5py.string_dtype())
 
 
-def test_a_terminal_is_not_given_orders(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_terminal_is_not_given_orders(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with h5py.File(run / "run.h5", "r+") as file:
         file.attrs["dataset"] = "\x1b]0;owned\x07[red]digits\r\n"
         file["newcomers/start"][...] = ["[/bold]", "\x1b[2J", "[link=x]"]
     cli.main(["show", str(run)])
     said = capsys.readouterr().out
-    assert "\x1b" not in said and "\r" not in said and "[red]digits" in said and "[/bold]" in said
+    assert (
+        "\x1b" not in said
+        and "\r" not in said
+        and "[red]digits" in said
+        and "[/bold]" in said
+    )
 
 
-@pytest.mark.skipif(np.dtype(np.longdouble).itemsize == 8, reason="this machine has no longer numbers")
+@pytest.mark.skipif(
+    np.dtype(np.longdouble).itemsize == 8, reason="this machine has no longer numbers"
+)
 @pytest.mark.parametrize("where", ["attribute", "dataset"])
 def test_longer_numbers_are_refused(run: Path, where: str) -> None:
     """JSON knows none, nor does anything else that a record goes to."""
@@ -381,13 +478,27 @@ def test_longer_numbers_are_refused(run: Path, where: str) -> None:
 def checkpoint(tmp_path: Path) -> Path:
     folder = checkpoints.place(tmp_path, 3)
     folder.mkdir(parents=True)
-    checkpoints.complete(folder, 3, [checkpoints.write(folder, "common.w", np.arange(4.0))])
+    checkpoints.complete(
+        folder, 3, [checkpoints.write(folder, "common.w", np.arange(4.0))]
+    )
     assert checkpoints.newest(tmp_path, say=pytest.fail) is not None
     return folder
 
 
-@pytest.mark.parametrize("name", ["../outside.npy", "/{}", "common.w.npy/../../outside.npy", "..", "", ".hidden.npy"])
-def test_a_marker_that_names_other_files_is_refused(name: str, checkpoint: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../outside.npy",
+        "/{}",
+        "common.w.npy/../../outside.npy",
+        "..",
+        "",
+        ".hidden.npy",
+    ],
+)
+def test_a_marker_that_names_other_files_is_refused(
+    name: str, checkpoint: Path, tmp_path: Path
+) -> None:
     outside = tmp_path / "outside.npy"
     shutil.copy(checkpoint / "common.w.npy", outside)
     shutil.copy(outside, checkpoint.parent / "outside.npy")
@@ -400,12 +511,20 @@ def test_a_marker_that_names_other_files_is_refused(name: str, checkpoint: Path,
     assert len(said) == 1 and "is damaged" in said[0] and "is no file's name" in said[0]
 
 
-@pytest.mark.parametrize("what", ["part", "marker", "folder", "round", "header", "object", "unlisted"])
-def test_other_tricks_of_a_checkpoint(what: str, checkpoint: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "what", ["part", "marker", "folder", "round", "header", "object", "unlisted"]
+)
+def test_other_tricks_of_a_checkpoint(
+    what: str, checkpoint: Path, tmp_path: Path
+) -> None:
     aside, part = tmp_path / "aside", checkpoint / "common.w.npy"
     said: list[str] = []
     if what in ("part", "marker", "folder"):
-        victim = {"part": part, "marker": checkpoint / checkpoints.MARKER, "folder": checkpoint}[what]
+        victim = {
+            "part": part,
+            "marker": checkpoint / checkpoints.MARKER,
+            "folder": checkpoint,
+        }[what]
         victim.rename(aside)
         victim.symlink_to(aside)
     elif what == "round":
@@ -415,10 +534,21 @@ def test_other_tricks_of_a_checkpoint(what: str, checkpoint: Path, tmp_path: Pat
         assert checkpoints.listed(checkpoint) == ["common.w.npy"]
         return
     else:
-        header = b"{'descr': '<f8', 'fortran_order': False, 'shape': (1099511627776,), }"
-        header = header if what == "header" else header.replace(b"<f8", b"|O").replace(b"1099511627776", b"1")
+        header = (
+            b"{'descr': '<f8', 'fortran_order': False, 'shape': (1099511627776,), }"
+        )
+        header = (
+            header
+            if what == "header"
+            else header.replace(b"<f8", b"|O").replace(b"1099511627776", b"1")
+        )
         header += b" " * (118 - len(header) - 1) + b"\n"
-        part.write_bytes(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + b"cos\nsystem\n.")
+        part.write_bytes(
+            b"\x93NUMPY\x01\x00"
+            + len(header).to_bytes(2, "little")
+            + header
+            + b"cos\nsystem\n."
+        )
         checkpoints.complete(checkpoint, 3, [checkpoints.existing(part)])
         found = checkpoints.newest(tmp_path, say=said.append)
         assert found is not None
@@ -440,7 +570,9 @@ def test_json_has_an_end() -> None:
             parsed('{"a": ' + "[" * depth + "]" * depth + "}")
 
 
-def test_a_linked_folder_of_checkpoints_is_refused(checkpoint: Path, tmp_path: Path) -> None:
+def test_a_linked_folder_of_checkpoints_is_refused(
+    checkpoint: Path, tmp_path: Path
+) -> None:
     checkpoint.parent.rename(tmp_path / "aside")
     (tmp_path / "checkpoints").symlink_to(tmp_path / "aside")
     with pytest.raises(UserError, match="is a link"):
@@ -450,9 +582,10 @@ def test_a_linked_folder_of_checkpoints_is_refused(checkpoint: Path, tmp_path: P
 def test_no_pickle_is_ever_loaded() -> None:
     for path in (ROOT / "hpcfed").rglob("*.py"):
         text = path.read_text()
-        assert not re.search(r"\b(torch\.load|pickle\.loads?|import pickle|allow_pickle=True|eval\(|exec\()\b", text), (
-            path
-        )
+        assert not re.search(
+            r"\b(torch\.load|pickle\.loads?|import pickle|allow_pickle=True|eval\(|exec\()\b",
+            text,
+        ), path
         for call in re.findall(r"np\.load\([^\n]*", text):
             assert "allow_pickle=False" in call, (path, call)
 
@@ -460,34 +593,61 @@ def test_no_pickle_is_ever_loaded() -> None:
 def test_killed_while_publishing(tmp_path: Path) -> None:
     """A short form of the benchmark."""
     figures = publishing.campaign(tmp_path, 25, seed=2)
-    assert figures["kills"] == 25 and figures["reads"] > 100 and figures["versions"] > 25
-    assert (figures["torn"], figures["older than told"], figures["left behind"]) == (0, 0, 0)
+    assert (
+        figures["kills"] == 25 and figures["reads"] > 100 and figures["versions"] > 25
+    )
+    assert (figures["torn"], figures["older than told"], figures["left behind"]) == (
+        0,
+        0,
+        0,
+    )
 
 
-def test_what_a_killed_publisher_left_is_removed_and_others_are_not(tmp_path: Path) -> None:
+def test_what_a_killed_publisher_left_is_removed_and_others_are_not(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "x"
     publish(b"old", path)
     gone = subprocess.Popen([sys.executable, "-S", "-c", ""])
     gone.wait()
     own = f".x.{socket.gethostname()}."
-    for name in (f"{own}{gone.pid}.tmp", f"{own}{os.getppid()}.tmp", f".x.elsewhere.{gone.pid}.tmp", f"{own}y.tmp"):
+    for name in (
+        f"{own}{gone.pid}.tmp",
+        f"{own}{os.getppid()}.tmp",
+        f".x.elsewhere.{gone.pid}.tmp",
+        f"{own}y.tmp",
+    ):
         (tmp_path / name).write_bytes(b"part")
     publish(b"new", path)
     assert path.read_bytes() == b"new"
-    left = {f"{own}{os.getppid()}.tmp", f".x.elsewhere.{gone.pid}.tmp", f"{own}y.tmp", "x"}
+    left = {
+        f"{own}{os.getppid()}.tmp",
+        f".x.elsewhere.{gone.pid}.tmp",
+        f"{own}y.tmp",
+        "x",
+    }
     assert set(os.listdir(tmp_path)) == left
 
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=10),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+    ),
     max_leaves=5,
 )
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=25,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(st.data())
-def test_any_config_in_a_file_is_a_run_or_one_line(run: Path, data: st.DataObject) -> None:
+def test_any_config_in_a_file_is_a_run_or_one_line(
+    run: Path, data: st.DataObject
+) -> None:
     """Whatever JSON values stand in it."""
     with h5py.File(run / "run.h5", "r+") as file:
         original = file["config"].asstr()[()]
@@ -507,13 +667,21 @@ def test_any_config_in_a_file_is_a_run_or_one_line(run: Path, data: st.DataObjec
             file["config"] = original
 
 
-@settings(max_examples=14, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=14,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(st.sampled_from(fuzz.KINDS), st.integers(0, 2**32))
-def test_the_same_seed_makes_the_same_file(originals: Path, tmp_path: Path, kind: str, seed: int) -> None:
+def test_the_same_seed_makes_the_same_file(
+    originals: Path, tmp_path: Path, kind: str, seed: int
+) -> None:
     """So that what a campaign has found can be looked at again."""
     digests = set()
     for _ in range(2):
-        fuzz.mutate(originals / "params.h5", tmp_path / "x.h5", kind, random.Random(seed))
+        fuzz.mutate(
+            originals / "params.h5", tmp_path / "x.h5", kind, random.Random(seed)
+        )
         if kind in fuzz.BYTES:
             digests.add(hashlib.sha256((tmp_path / "x.h5").read_bytes()).hexdigest())
         else:

@@ -1,4 +1,6 @@
-"""The kernels of our own against float64 autograd, and what can be known about them without a GPU."""
+"""The kernels of our own against float64 autograd, and what can be known about them
+without a GPU.
+"""
 
 import pytest
 import torch
@@ -42,9 +44,15 @@ def reference(x: Tensor, weight: Tensor, bias: Tensor | None, layer: Layer) -> T
 @pytest.mark.parametrize(("clients", "slots"), [(3, 7), (1, 1), (40, 2)])
 @pytest.mark.parametrize("name", LAYERS)
 def test_convolution_is_exact_on_small_integers(
-    name: str, clients: int, slots: int, warp_groups: bool, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    clients: int,
+    slots: int,
+    warp_groups: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Small integers are TensorFloat-32 numbers, and their sums are exact: nothing but a slope is rounded."""
+    """Small integers are TensorFloat-32 numbers, and their sums are exact: nothing but
+    a slope is rounded.
+    """
     if warp_groups and not convolution.has_warp_groups(0):
         pytest.skip("warp-group instructions are Hopper's")
     monkeypatch.setattr(convolution, "has_warp_groups", lambda device: warp_groups)
@@ -58,7 +66,11 @@ def test_convolution_is_exact_on_small_integers(
     side = (layer.kernel, layer.kernel)
     x = integers(clients * slots, layer.channels, layer.height, layer.width)
     x = x.contiguous(memory_format=torch.channels_last).requires_grad_()
-    weight = integers(clients, layer.outputs, *side, layer.channels).permute(0, 1, 4, 2, 3).requires_grad_()
+    weight = (
+        integers(clients, layer.outputs, *side, layer.channels)
+        .permute(0, 1, 4, 2, 3)
+        .requires_grad_()
+    )
     bias = integers(clients, layer.outputs).requires_grad_() if layer.bias else None
     inputs = [tensor for tensor in (x, weight, bias) if tensor is not None]
     sink = torch.full((clients, layer.columns), torch.nan, device="cuda")
@@ -70,10 +82,19 @@ def test_convolution_is_exact_on_small_integers(
     exact = [tensor.detach().double().requires_grad_() for tensor in inputs]
     expected = reference(exact[0], exact[1], exact[2] if layer.bias else None, layer)
     expected_gradients = torch.autograd.grad(expected, exact, dy.double())
-    # A slope such as 0.01 is rounded, and what passes it once more to the precision of the tensor cores.
+    # A slope such as 0.01 is rounded, and what passes it once more to the precision of
+    # the tensor cores.
     tolerance = 0.0 if layer.slope in (0.0, 1.0) else 1e-3
-    for ours, theirs in zip((y, *gradients), (expected, *expected_gradients), strict=True):
-        assert float((ours.detach().double() - theirs.detach()).norm() / theirs.detach().norm()) <= tolerance
+    for ours, theirs in zip(
+        (y, *gradients), (expected, *expected_gradients), strict=True
+    ):
+        assert (
+            float(
+                (ours.detach().double() - theirs.detach()).norm()
+                / theirs.detach().norm()
+            )
+            <= tolerance
+        )
 
 
 @pytest.mark.gpu
@@ -81,14 +102,18 @@ def test_convolution_is_exact_on_small_integers(
 def test_convolution_of_any_numbers_has_the_precision_of_tf32(name: str) -> None:
     layer = LAYERS[name]
     torch.manual_seed(0)
-    x = torch.randn(15, layer.channels, layer.height, layer.width, device="cuda").contiguous(
-        memory_format=torch.channels_last
+    x = torch.randn(
+        15, layer.channels, layer.height, layer.width, device="cuda"
+    ).contiguous(memory_format=torch.channels_last)
+    weight = torch.randn(
+        3, layer.outputs, layer.kernel, layer.kernel, layer.channels, device="cuda"
     )
-    weight = torch.randn(3, layer.outputs, layer.kernel, layer.kernel, layer.channels, device="cuda")
     weight = weight.permute(0, 1, 4, 2, 3)
     bias = torch.randn(3, layer.outputs, device="cuda") if layer.bias else None
     y = convolution.block(x, weight, bias, layer, None)
-    expected = reference(x.double(), weight.double(), None if bias is None else bias.double(), layer)
+    expected = reference(
+        x.double(), weight.double(), None if bias is None else bias.double(), layer
+    )
     assert 1e-7 < float((y.double() - expected).norm() / expected.norm()) < 1e-3
 
 
@@ -106,13 +131,22 @@ def test_dropout_draws_the_numbers_of_the_stream() -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("rule", [Rule(), Rule(momentum=0.5, weight_decay=0.01)], ids=["plain", "momentum"])
+@pytest.mark.parametrize(
+    "rule", [Rule(), Rule(momentum=0.5, weight_decay=0.01)], ids=["plain", "momentum"]
+)
 @pytest.mark.parametrize("slots", [1, 10, 16])
-def test_a_linear_layer_that_updates_itself(slots: int, rule: Rule, device: str) -> None:
-    """Gradient of the input and the step of SGD against autograd in float64; rows are slices of a wider matrix."""
+def test_a_linear_layer_that_updates_itself(
+    slots: int, rule: Rule, device: str
+) -> None:
+    """Gradient of the input and the step of SGD against autograd in float64; rows are
+    slices of a wider matrix.
+    """
     torch.manual_seed(0)
     rows, velocities = torch.randn(2, 3, 8 * 520 + 12, device=device)
-    weight, velocity = (matrix[:, 4 : 4 + 8 * 520].unflatten(1, (8, 520)) for matrix in (rows, velocities))
+    weight, velocity = (
+        matrix[:, 4 : 4 + 8 * 520].unflatten(1, (8, 520))
+        for matrix in (rows, velocities)
+    )
     x = torch.randn(3, slots, 520, device=device, requires_grad=True)
     bias = torch.randn(3, 8, device=device)
     dy = torch.randn(3, slots, 8, device=device)
@@ -122,17 +156,27 @@ def test_a_linear_layer_that_updates_itself(slots: int, rule: Rule, device: str)
     update = linear.Update(velocity if rule.momentum else None, lr, rule)
     y = linear.linear(x, weight, bias, update=update)
     (dx,) = torch.autograd.grad(y, x, dy)
-    torch.testing.assert_close(dx.double(), dy.double() @ exact[1], rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(
+        dx.double(), dy.double() @ exact[1], rtol=1e-3, atol=1e-3
+    )
     gradient = dy.double().transpose(1, 2) @ exact[0] + rule.weight_decay * exact[1]
     if rule.momentum:
         gradient += rule.momentum * exact[2]
-    torch.testing.assert_close(weight.double(), exact[1] - 0.1 * gradient, rtol=1e-3, atol=1e-3)
-    assert torch.equal(rows[:, :4], before[:, :4]) and torch.equal(rows[:, -8:], before[:, -8:])
+    torch.testing.assert_close(
+        weight.double(), exact[1] - 0.1 * gradient, rtol=1e-3, atol=1e-3
+    )
+    assert torch.equal(rows[:, :4], before[:, :4]) and torch.equal(
+        rows[:, -8:], before[:, -8:]
+    )
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("rule", [Rule(), Rule(momentum=0.5, weight_decay=0.01), Rule(clip=0.5, momentum=0.9)], ids=str)
+@pytest.mark.parametrize(
+    "rule",
+    [Rule(), Rule(momentum=0.5, weight_decay=0.01), Rule(clip=0.5, momentum=0.9)],
+    ids=str,
+)
 def test_a_step_of_sgd(rule: Rule, masked: bool, device: str) -> None:
     """Of a slice of columns, against torch's own optimiser for every client."""
     torch.manual_seed(0)
@@ -141,19 +185,36 @@ def test_a_step_of_sgd(rule: Rule, masked: bool, device: str) -> None:
     before = matrices.clone()
     moving = torch.arange(20, device=device) % 3 > 0 if masked else None
     expected = []
-    for row, slope, speed in zip(rows.clone(), gradient.clone(), velocity.clone(), strict=True):
+    for row, slope, speed in zip(
+        rows.clone(), gradient.clone(), velocity.clone(), strict=True
+    ):
         parameter = nn.Parameter(row.clone())
         parameter.grad = slope if moving is None else slope * moving
         if rule.clip:
             nn.utils.clip_grad_norm_([parameter], rule.clip)
-        optimiser = torch.optim.SGD([parameter], lr=0.1, momentum=rule.momentum, weight_decay=rule.weight_decay)
+        optimiser = torch.optim.SGD(
+            [parameter], lr=0.1, momentum=rule.momentum, weight_decay=rule.weight_decay
+        )
         if rule.momentum:
             optimiser.state[parameter]["momentum_buffer"] = speed
         optimiser.step()
-        expected.append(parameter.detach() if moving is None else torch.where(moving, parameter.detach(), row))
-    descend(rows, gradient, velocity if rule.momentum else None, moving, torch.tensor(0.1, device=device), rule)
+        expected.append(
+            parameter.detach()
+            if moving is None
+            else torch.where(moving, parameter.detach(), row)
+        )
+    descend(
+        rows,
+        gradient,
+        velocity if rule.momentum else None,
+        moving,
+        torch.tensor(0.1, device=device),
+        rule,
+    )
     torch.testing.assert_close(rows, torch.stack(expected))
-    assert torch.equal(matrices[0, :, :8], before[0, :, :8]) and torch.equal(matrices[0, :, 28:], before[0, :, 28:])
+    assert torch.equal(matrices[0, :, :8], before[0, :, :8]) and torch.equal(
+        matrices[0, :, 28:], before[0, :, 28:]
+    )
     if moving is not None:
         assert torch.equal(rows[:, ~moving], before[0, :, 8:28][:, ~moving])
 
@@ -161,7 +222,8 @@ def test_a_step_of_sgd(rule: Rule, masked: bool, device: str) -> None:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_loss_and_its_gradient(device: str, dtype: torch.dtype) -> None:
-    """Three clients with 4, 2 and no samples in the second step, against autograd of the plain formula.
+    """Three clients with 4, 2 and no samples in the second step, against autograd of
+    the plain formula.
 
     A client that has finished makes NaN of its empty slots where it normalises them.
     """
@@ -180,7 +242,9 @@ def test_loss_and_its_gradient(device: str, dtype: torch.dtype) -> None:
     mean = logits.new_zeros(())
     for client, count in enumerate([4, 2, 0]):
         own = slice(client * 4, client * 4 + count)
-        losses = F.cross_entropy(logits[own], labels[samples[1, client, :count]], reduction="none")
+        losses = F.cross_entropy(
+            logits[own], labels[samples[1, client, :count]], reduction="none"
+        )
         expected[client] = losses.sum()
         mean = mean + (losses.mean() if count else 0)
     torch.testing.assert_close(total, expected.detach() + 1)
@@ -192,21 +256,35 @@ def test_loss_and_its_gradient(device: str, dtype: torch.dtype) -> None:
 def test_images_of_a_step(device: str, shape: tuple[int, int, int]) -> None:
     images = torch.randn(20, *shape, device=device)
     samples = torch.randint(20, (3, 5, 6), device=device)
-    got = batch.gather_images(images, samples, torch.tensor([2], device=device), clients=4, slots=3)
+    got = batch.gather_images(
+        images, samples, torch.tensor([2], device=device), clients=4, slots=3
+    )
     assert torch.equal(got, images[samples[2, :4, :3].flatten()].permute(0, 3, 1, 2))
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("shape", [(9, 12, 3), (5, 6, 1)])
 def test_moved_images_of_a_step(device: str, shape: tuple[int, int, int]) -> None:
-    """Every way to move an image, against an image that is padded, cut out and turned by hand."""
+    """Every way to move an image, against an image that is padded, cut out and turned
+    by hand.
+    """
     torch.manual_seed(0)
     images = torch.randn(20, *shape, device=device)
     blank = torch.randn(shape[2], device=device)
     samples = torch.randint(20, (3, 2, batch.MOVES), device=device)
-    moves = torch.stack([torch.randperm(batch.MOVES) for _ in range(6)]).view(3, 2, -1).to(device)
+    moves = (
+        torch.stack([torch.randperm(batch.MOVES) for _ in range(6)])
+        .view(3, 2, -1)
+        .to(device)
+    )
     got = batch.gather_images(
-        images, samples, torch.tensor([1], device=device), clients=2, slots=batch.MOVES - 1, moves=moves, blank=blank
+        images,
+        samples,
+        torch.tensor([1], device=device),
+        clients=2,
+        slots=batch.MOVES - 1,
+        moves=moves,
+        blank=blank,
     ).unflatten(0, (2, -1))
     for client in range(2):
         for slot in range(batch.MOVES - 1):
@@ -215,7 +293,9 @@ def test_moved_images_of_a_step(device: str, shape: tuple[int, int, int]) -> Non
             wide[4:-4, 4:-4] = images[samples[1, client, slot]]
             top, left = move % 9, move // 9 % 9
             cut = wide[top : top + shape[0], left : left + shape[1]]
-            assert torch.equal(got[client, slot], (cut.flip(1) if move >= 81 else cut).permute(2, 0, 1))
+            assert torch.equal(
+                got[client, slot], (cut.flip(1) if move >= 81 else cut).permute(2, 0, 1)
+            )
 
 
 def activations(*shape: int, device: str, dtype: torch.dtype) -> Tensor:
@@ -234,22 +314,33 @@ def assert_near(ours: Tensor, exact: Tensor, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("shape", [(5, 32, 11), (300, 64, 40), (2, 256, 3), (4, 12, 6)])
-def test_batch_norm_and_its_activation(shape: tuple[int, int, int], dtype: torch.dtype, device: str) -> None:
+def test_batch_norm_and_its_activation(
+    shape: tuple[int, int, int], dtype: torch.dtype, device: str
+) -> None:
     """Against torch in float64: results, gradients and running statistics."""
     torch.manual_seed(0)
     x = activations(*shape, device=device, dtype=dtype)
     weight, bias = torch.randn(2, shape[1], device=device).unbind()
     inputs = [x, weight.requires_grad_(), bias.requires_grad_()]
-    running = norms.Running(torch.zeros(shape[1], device=device), torch.ones(shape[1], device=device), 0.3)
+    running = norms.Running(
+        torch.zeros(shape[1], device=device), torch.ones(shape[1], device=device), 0.3
+    )
     y = norms.batch_norm(x, weight, bias, running, training=True, eps=1e-5, slope=0.01)
     dy = torch.randn_like(y)
     gradients = torch.autograd.grad(y, inputs, dy)
 
     exact = [tensor.detach().double().requires_grad_() for tensor in inputs]
-    moments = [torch.zeros(shape[1]).double().to(device), torch.ones(shape[1]).double().to(device)]
-    expected = F.leaky_relu(F.batch_norm(exact[0], *moments, *exact[1:], training=True, momentum=0.3), 0.01)
+    moments = [
+        torch.zeros(shape[1]).double().to(device),
+        torch.ones(shape[1]).double().to(device),
+    ]
+    expected = F.leaky_relu(
+        F.batch_norm(exact[0], *moments, *exact[1:], training=True, momentum=0.3), 0.01
+    )
     for ours, theirs in zip(
-        (y, *gradients), (expected, *torch.autograd.grad(expected, exact, dy.double())), strict=True
+        (y, *gradients),
+        (expected, *torch.autograd.grad(expected, exact, dy.double())),
+        strict=True,
     ):
         assert_near(ours, theirs.detach(), dtype)
     for ours, theirs in zip((running.mean, running.var), moments, strict=True):
@@ -259,7 +350,8 @@ def test_batch_norm_and_its_activation(shape: tuple[int, int, int], dtype: torch
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize(
-    ("shape", "groups"), [((3, 64, 37), 8), ((2, 512, 20), 8), ((40, 32, 9), 4), ((2, 1024, 5), 8)]
+    ("shape", "groups"),
+    [((3, 64, 37), 8), ((2, 512, 20), 8), ((40, 32, 9), 4), ((2, 1024, 5), 8)],
 )
 def test_group_norm_shift_and_activation(
     shape: tuple[int, int, int], groups: int, dtype: torch.dtype, device: str
@@ -274,9 +366,13 @@ def test_group_norm_shift_and_activation(
     gradients = torch.autograd.grad(y, inputs, dy)
 
     exact = [tensor.detach().double().requires_grad_() for tensor in inputs]
-    expected = F.silu(F.group_norm(exact[0], groups, *exact[1:3]) + exact[3][:, :, None, None])
+    expected = F.silu(
+        F.group_norm(exact[0], groups, *exact[1:3]) + exact[3][:, :, None, None]
+    )
     for ours, theirs in zip(
-        (y, *gradients), (expected, *torch.autograd.grad(expected, exact, dy.double())), strict=True
+        (y, *gradients),
+        (expected, *torch.autograd.grad(expected, exact, dy.double())),
+        strict=True,
     ):
         assert_near(ours, theirs.detach(), dtype)
 
@@ -288,7 +384,9 @@ def test_norms_of_the_usual_sizes_are_served_by_kernels() -> None:
 
 
 def convolutions(name: str) -> list[Layer]:
-    """The layers that `StackedNetwork` would make of a network, for images of 32 pixels a side."""
+    """The layers that `StackedNetwork` would make of a network, for images of 32 pixels
+    a side.
+    """
     found = []
 
     def seen(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
@@ -297,7 +395,17 @@ def convolutions(name: str) -> list[Layer]:
         padding = module.padding[0]
         assert isinstance(padding, int)
         found.append(
-            Layer(height, width, channels, module.out_channels, module.kernel_size[0], padding, True, 0.0, True)
+            Layer(
+                height,
+                width,
+                channels,
+                module.out_channels,
+                module.kernel_size[0],
+                padding,
+                True,
+                0.0,
+                True,
+            )
         )
 
     network = build(name, shape=(3, 32, 32), classes=10, seed=0)
@@ -317,19 +425,27 @@ def test_every_convolution_of_the_small_networks_fits(name: str) -> None:
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_sources_compile(name: str) -> None:
-    """The compiler needs no GPU: every kernel of every layer compiles for Ampere and for Hopper."""
+    """The compiler needs no GPU: every kernel of every layer compiles for Ampere and
+    for Hopper.
+    """
     pytest.importorskip("cuda.bindings.nvrtc", reason="no CUDA compiler beside torch")
     layer = LAYERS[name]
     for architecture in ("sm_80", "sm_90a"):
-        for kind, plan in convolution._plan(layer, convolution.SHARED, architecture == "sm_90a").items():
+        for kind, plan in convolution._plan(
+            layer, convolution.SHARED, architecture == "sm_90a"
+        ).items():
             assert plan.shared <= convolution.SHARED
             macros = convolution._macros(layer, kind, plan)
-            assert cuda.compiled("convolution.cu", macros, architecture).startswith(b"\x7fELF")
+            assert cuda.compiled("convolution.cu", macros, architecture).startswith(
+                b"\x7fELF"
+            )
 
 
 def test_source_of_batches_compiles() -> None:
     pytest.importorskip("cuda.bindings.nvrtc", reason="no CUDA compiler beside torch")
-    assert cuda.compiled("batch.cu", batch.macros(HEIGHT=32, WIDTH=32, CHANNELS=3), "sm_80").startswith(b"\x7fELF")
+    assert cuda.compiled(
+        "batch.cu", batch.macros(HEIGHT=32, WIDTH=32, CHANNELS=3), "sm_80"
+    ).startswith(b"\x7fELF")
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -338,12 +454,25 @@ def test_sources_of_norms_compile(dtype: torch.dtype) -> None:
     for backward in (False, True):
         macros = norms.batch_macros(32, dtype, 0.01, backward)
         assert cuda.compiled("norms.cu", macros, "sm_80").startswith(b"\x7fELF")
-    assert cuda.compiled("norms.cu", norms.group_macros(512, 64, dtype, 1e-5), "sm_80").startswith(b"\x7fELF")
+    assert cuda.compiled(
+        "norms.cu", norms.group_macros(512, 64, dtype, 1e-5), "sm_80"
+    ).startswith(b"\x7fELF")
 
 
 def test_without_trials_cudnn_itself_stays_as_it_is() -> None:
-    before = torch.backends.cudnn.enabled, torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark
+    before = (
+        torch.backends.cudnn.enabled,
+        torch.backends.cudnn.allow_tf32,
+        torch.backends.cudnn.benchmark,
+    )
     with cuda.without_trials():
-        assert (torch.backends.cudnn.enabled, torch.backends.cudnn.allow_tf32) == before[:2]
+        assert (
+            torch.backends.cudnn.enabled,
+            torch.backends.cudnn.allow_tf32,
+        ) == before[:2]
         assert not torch.backends.cudnn.benchmark
-    assert (torch.backends.cudnn.enabled, torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark) == before
+    assert (
+        torch.backends.cudnn.enabled,
+        torch.backends.cudnn.allow_tf32,
+        torch.backends.cudnn.benchmark,
+    ) == before

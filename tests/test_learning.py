@@ -6,9 +6,20 @@ from hpcfed.experiment.loop import evaluate
 from tests.test_methods import assembled
 
 
-def learned(method: str, *, alpha: float, rounds: int, seed: int = 0) -> tuple[float, float]:
-    """Accuracy on clients' own tests and of the global model, with the documented defaults."""
-    s = assembled(method=method, model="auto", clients=20, alpha=alpha, precision="fp32", seed=seed)
+def learned(
+    method: str, *, alpha: float, rounds: int, seed: int = 0
+) -> tuple[float, float]:
+    """Accuracy on clients' own tests and of the global model, with the documented
+    defaults.
+    """
+    s = assembled(
+        method=method,
+        model="auto",
+        clients=20,
+        alpha=alpha,
+        precision="fp32",
+        seed=seed,
+    )
     state = s.method.init(s.federation)
     for round in range(rounds):
         state = s.method.round(s.federation, state, s.federation.sample(round))

@@ -22,7 +22,13 @@ from hpcfed.runtime import world as worlds
 
 
 def assembled(**values: Any) -> Setup:
-    values = {"model": "mlp", "clients": 4, "precision": "fp64", "device": "cpu", **values}
+    values = {
+        "model": "mlp",
+        "clients": 4,
+        "precision": "fp64",
+        "device": "cpu",
+        **values,
+    }
     options = methods.load(values.get("method", "fedavg")).Options
     settings = resolve(values, {name: name for name in values}, options)
     world = worlds.enter(device="cpu")
@@ -33,7 +39,9 @@ def trained_alone(s: Setup, row: Tensor, client: int, round: int) -> Tensor:
     """One client's row after its local training when it is trained alone."""
     fed = s.federation
     sgd = fed._sgd(fed.config.epochs, round)
-    rows, _ = fed._descend("training", row[None], np.array([client]), sgd, round=round, columns=None)
+    rows, _ = fed._descend(
+        "training", row[None], np.array([client]), sgd, round=round, columns=None
+    )
     return rows[0]
 
 
@@ -44,19 +52,32 @@ def test_fedavg_is_the_weighted_mean_of_rows_trained_from_w() -> None:
     for round in range(2):
         expected = torch.zeros_like(state.w)
         for client in range(4):
-            expected += fed.sizes[client] / fed.sizes.sum() * trained_alone(s, state.w, client, round)
+            expected += (
+                fed.sizes[client]
+                / fed.sizes.sum()
+                * trained_alone(s, state.w, client, round)
+            )
         state = method.round(fed, state, fed.sample(round))
         torch.testing.assert_close(state.w, expected, rtol=1e-10, atol=1e-12)
 
 
 def test_fedavg_on_a_quadratic_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Clients with targets 0, 10 and 4 and one exact step each: the mean is weighted by their samples."""
+    """Clients with targets 0, 10 and 4 and one exact step each: the mean is weighted by
+    their samples.
+    """
     s = assembled(clients=3)
     fed = s.federation
-    targets, fed.sizes = torch.tensor([0.0, 10.0, 4.0], dtype=torch.float64), np.array([1, 3, 0])
+    targets, fed.sizes = (
+        torch.tensor([0.0, 10.0, 4.0], dtype=torch.float64),
+        np.array([1, 3, 0]),
+    )
 
-    def to_target(rows: Tensor, shard: Any, clients: np.ndarray, sgd: Any, **_: Any) -> tuple[Tensor, Tensor]:
-        return 0.5 * (targets[torch.from_numpy(clients)].unsqueeze(1) + rows), torch.zeros(len(rows))
+    def to_target(
+        rows: Tensor, shard: Any, clients: np.ndarray, sgd: Any, **_: Any
+    ) -> tuple[Tensor, Tensor]:
+        return 0.5 * (
+            targets[torch.from_numpy(clients)].unsqueeze(1) + rows
+        ), torch.zeros(len(rows))
 
     monkeypatch.setattr(s.engine, "train", to_target)
     state = s.method.init(fed)
@@ -75,21 +96,36 @@ def test_weights_sum_to_one_and_follow_sizes(sizes: list[int]) -> None:
 
 
 def test_a_client_without_data_changes_nothing() -> None:
-    """Twenty clients of which many are empty: only the others are in the cohort, in its weights and in its bytes."""
+    """Twenty clients of which many are empty: only the others are in the cohort, in its
+    weights and in its bytes.
+    """
     s = assembled(clients=20, alpha=0.01, participation=0.5, method="fedau")
     fed = s.federation
     holders = np.flatnonzero(fed.sizes)
-    assert len(holders) < 20, "the partition has no empty client: choose a smaller alpha"
-    whole, state = assembled(clients=20, alpha=100.0, participation=0.5).federation, s.method.init(fed)
+    assert len(holders) < 20, (
+        "the partition has no empty client: choose a smaller alpha"
+    )
+    whole, state = (
+        assembled(clients=20, alpha=100.0, participation=0.5).federation,
+        s.method.init(fed),
+    )
     for round in range(6):
         drawn, cohort = whole.sample(round).clients, fed.sample(round)
         assert len(drawn) == 10, "where all have data, all that are drawn take part"
-        assert np.array_equal(cohort.clients, np.intersect1d(drawn, holders)), "the draw is the same"
-        assert np.array_equal(cohort.weights, fed.sizes[cohort.clients] / fed.sizes[drawn].sum())
+        assert np.array_equal(cohort.clients, np.intersect1d(drawn, holders)), (
+            "the draw is the same"
+        )
+        assert np.array_equal(
+            cohort.weights, fed.sizes[cohort.clients] / fed.sizes[drawn].sum()
+        )
         fed.traffic.up = fed.traffic.down = 0
         before, state = state, s.method.round(fed, state, cohort)
         assert fed.cohort_size == len(cohort.clients) < 10
-        assert fed.traffic.up == fed.traffic.down == fed.cohort_size * fed.layout.num_columns * 8
+        assert (
+            fed.traffic.up
+            == fed.traffic.down
+            == fed.cohort_size * fed.layout.num_columns * 8
+        )
         rows = fed._descend("training", before.w.expand(len(cohort.here), -1), cohort.here,
                             fed._sgd(2, round), round=round, columns=None)[0]  # fmt: skip
         step = before.omega[cohort.clients] @ (rows - before.w) / len(holders)
@@ -100,7 +136,9 @@ def test_a_client_without_data_changes_nothing() -> None:
 def test_a_cohort_in_which_nobody_has_data_counts_for_nothing(method: str) -> None:
     s = assembled(clients=20, alpha=0.01, participation=0.05, method=method)
     fed, state = s.federation, s.method.init(s.federation)
-    round = next(round for round in range(100) if not fed.sizes[fed.sample(round).clients].any())
+    round = next(
+        round for round in range(100) if not fed.sizes[fed.sample(round).clients].any()
+    )
     before = s.method.personal(fed, state, np.arange(20)).clone()
     state = s.method.round(fed, state, fed.sample(round))
     torch.testing.assert_close(s.method.personal(fed, state, np.arange(20)), before)
@@ -110,18 +148,65 @@ def test_a_cohort_in_which_nobody_has_data_counts_for_nothing(method: str) -> No
     assert fed.kept is None or fed.kept == (0, 0)
 
 
-def test_clients_without_data_are_told_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--model", "mlp", "--clients", "2500", "--new-clients", "2500", "--rounds", "1", "--epochs", "1"]
-    cli.main(["run", *words, "--new-updates", "1", "--device", "cpu", "--out", str(tmp_path / "many")])
+def test_clients_without_data_are_told_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [
+        "--model",
+        "mlp",
+        "--clients",
+        "2500",
+        "--new-clients",
+        "2500",
+        "--rounds",
+        "1",
+        "--epochs",
+        "1",
+    ]
+    cli.main(
+        [
+            "run",
+            *words,
+            "--new-updates",
+            "1",
+            "--device",
+            "cpu",
+            "--out",
+            str(tmp_path / "many"),
+        ]
+    )
     said, record = capsys.readouterr().err, read_run(tmp_path / "many")
-    empty, unjudged = np.count_nonzero(record.train_samples == 0), np.count_nonzero(np.isnan(record.client_accuracy[0]))
-    assert f"of 2,500 clients {empty:,} have no training data and count for nothing in training" in said
-    assert f" {unjudged:,} have no test data and are not judged; use fewer clients or a larger --alpha" in said
+    empty, unjudged = (
+        np.count_nonzero(record.train_samples == 0),
+        np.count_nonzero(np.isnan(record.client_accuracy[0])),
+    )
+    assert (
+        f"of 2,500 clients {empty:,} have no training data and count for nothing in training"
+        in said
+    )
+    assert (
+        f" {unjudged:,} have no test data and are not judged; use fewer clients or a larger --alpha"
+        in said
+    )
     assert "of 2,500 new clients " in said
     assert record.rounds["cohort"].tolist() == [2500 - empty]
-    assert record.newcomer_bytes == 4 * record.facts["columns"], "of those that have data, each is sent a row"
+    assert record.newcomer_bytes == 4 * record.facts["columns"], (
+        "of those that have data, each is sent a row"
+    )
     cli.main(
-        ["run", "--model", "mlp", "--clients", "4", "--alpha", "9", "--rounds", "1", "--out", str(tmp_path / "few")]
+        [
+            "run",
+            "--model",
+            "mlp",
+            "--clients",
+            "4",
+            "--alpha",
+            "9",
+            "--rounds",
+            "1",
+            "--out",
+            str(tmp_path / "few"),
+        ]
     )
     assert "no training data" not in capsys.readouterr().err
 
@@ -144,7 +229,10 @@ def test_both_ways_of_summing_agree() -> None:
 
 
 def test_the_cohort_depends_on_seed_and_round_alone() -> None:
-    cohorts = [assembled(clients=50, participation=0.3, seed=seed).federation.sample(4).clients for seed in (0, 0, 1)]
+    cohorts = [
+        assembled(clients=50, participation=0.3, seed=seed).federation.sample(4).clients
+        for seed in (0, 0, 1)
+    ]
     assert len(cohorts[0]) == 15 and len(np.unique(cohorts[0])) == 15
     assert np.array_equal(cohorts[0], cohorts[1])
     assert not np.array_equal(cohorts[0], cohorts[2])
@@ -153,7 +241,9 @@ def test_the_cohort_depends_on_seed_and_round_alone() -> None:
 
 
 def test_participation_never_samples_nobody() -> None:
-    assert len(assembled(clients=10, participation=0.01).federation.sample(0).clients) == 1
+    assert (
+        len(assembled(clients=10, participation=0.01).federation.sample(0).clients) == 1
+    )
 
 
 def test_local_clients_never_hear_of_each_other() -> None:
@@ -164,7 +254,11 @@ def test_local_clients_never_hear_of_each_other() -> None:
     rows = state.rows.clone()
     state = s.method.round(fed, state, cohort)
     for client in range(4):
-        expected = trained_alone(s, rows[client], client, 0) if client in cohort.clients else rows[client]
+        expected = (
+            trained_alone(s, rows[client], client, 0)
+            if client in cohort.clients
+            else rows[client]
+        )
         torch.testing.assert_close(state.rows[client], expected, rtol=1e-10, atol=1e-12)
     assert fed.traffic.up == fed.traffic.down == 0
     assert s.method.global_row(state) is None
@@ -174,7 +268,8 @@ def test_local_clients_never_hear_of_each_other() -> None:
 def test_augmented_training_is_another_training(method: str) -> None:
     """Also where a method brings its own SGD; black is what raw zeros have become."""
     plain, augmented = (
-        assembled(method=method, clients=3, rounds=1, model="mlp", augment=how) for how in ("none", "crop-flip")
+        assembled(method=method, clients=3, rounds=1, model="mlp", augment=how)
+        for how in ("none", "crop-flip")
     )
     rows = []
     for s in (plain, augmented):
@@ -182,7 +277,9 @@ def test_augmented_training_is_another_training(method: str) -> None:
         state = s.method.round(fed, s.method.init(fed), fed.sample(0))
         rows.append(s.method.personal(fed, state, np.arange(3)))
         blank = fed._train_data.blank
-        assert blank is not None and float(blank) == pytest.approx(float(fed._train_data.images.min()), abs=1e-6)
+        assert blank is not None and float(blank) == pytest.approx(
+            float(fed._train_data.images.min()), abs=1e-6
+        )
     assert not torch.allclose(rows[0], rows[1])
 
 
@@ -213,20 +310,28 @@ def test_accuracy_is_the_mean_over_clients_with_test_data() -> None:
     assert 0 < tested.sum() < 30, "the case needs clients with and without test data"
     assert np.isnan(result.client_accuracy[~tested]).all()
     assert result.accuracy == pytest.approx(result.client_accuracy[tested].mean())
-    # Dirichlet spreads the test set completely, so the clients' answers add up to the global model's.
+    # Dirichlet spreads the test set completely, so the clients' answers add up to the
+    # global model's.
     right = np.nansum(result.client_accuracy * s.clients.test_samples)
     assert right == pytest.approx(result.global_accuracy * s.global_test_size)
 
 
 def test_every_method_has_a_line_and_welcomes_newcomers() -> None:
-    named = {"fedlg": {"gene_pools": "fc1"}, **{name: {"shared_layers": "fc1"} for name in ("parfed", "fedfina")}}
+    named = {
+        "fedlg": {"gene_pools": "fc1"},
+        **{name: {"shared_layers": "fc1"} for name in ("parfed", "fedfina")},
+    }
     for name, line in methods.summaries().items():
         assert line, f"{name} has no docstring"
         s = assembled(method=name, **named.get(name, {}))
         state = s.method.init(s.federation)
         rows = s.method.welcome(s.federation, state, np.arange(2))
-        assert rows.shape == (2, s.federation.layout.num_columns) and rows.isfinite().all()
-        assert torch.equal(rows[0], s.federation.initial_row()) or name == "pfedhn", "pFedHN generates its rows"
+        assert (
+            rows.shape == (2, s.federation.layout.num_columns) and rows.isfinite().all()
+        )
+        assert torch.equal(rows[0], s.federation.initial_row()) or name == "pfedhn", (
+            "pFedHN generates its rows"
+        )
 
 
 def test_bytes_are_what_the_method_sends() -> None:
@@ -247,7 +352,10 @@ def test_layout_matches_the_papers_counts() -> None:
     cifar = layout("cnn-cifar", (3, 32, 32), 10)
     assert cifar.num_columns == 107_690
     assert int(cifar.mask(["fc1", "head"]).sum()) == 75_146
-    assert int(layout("cnn-emnist", (1, 28, 28), 62).mask(["fc1", "head"]).sum()) == 110_526
+    assert (
+        int(layout("cnn-emnist", (1, 28, 28), 62).mask(["fc1", "head"]).sum())
+        == 110_526
+    )
     resnet = layout("resnet18", (3, 32, 32), 10)
     assert resnet.num_columns == 11_183_562
     assert resnet.num_columns - resnet.num_parameters == 9_600
@@ -267,14 +375,19 @@ def test_rows_and_networks_round_trip() -> None:
             assert torch.equal(views[name][0], tensor)
     again = build("resnet18", shape=(3, 32, 32), classes=10, seed=3)
     assert torch.equal(layout.row(again), layout.row(network))
-    assert not torch.equal(layout.row(build("resnet18", shape=(3, 32, 32), classes=10, seed=4)), layout.row(network))
+    assert not torch.equal(
+        layout.row(build("resnet18", shape=(3, 32, 32), classes=10, seed=4)),
+        layout.row(network),
+    )
 
 
 def test_the_learning_rate_decays_by_round(monkeypatch: pytest.MonkeyPatch) -> None:
     s = assembled(lr=0.5, lr_decay=0.9)
     rates = []
     original = s.engine.train
-    monkeypatch.setattr(s.engine, "train", lambda *a, **k: (rates.append(a[3].lr), original(*a, **k))[1])
+    monkeypatch.setattr(
+        s.engine, "train", lambda *a, **k: (rates.append(a[3].lr), original(*a, **k))[1]
+    )
     state = s.method.init(s.federation)
     for round in range(3):
         state = s.method.round(s.federation, state, s.federation.sample(round))
@@ -283,6 +396,9 @@ def test_the_learning_rate_decays_by_round(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_client_that_diverged_does_not_lower_the_training_loss() -> None:
     learned = Learned()
-    learned.add(torch.tensor([2.0, torch.nan, torch.nan, torch.inf]), np.array([100, 100, 0, 50]))
+    learned.add(
+        torch.tensor([2.0, torch.nan, torch.nan, torch.inf]),
+        np.array([100, 100, 0, 50]),
+    )
     learned.add(torch.tensor([5.0]), np.array([50]))
     assert float(learned.loss) / int(learned.samples) == pytest.approx(3.0)

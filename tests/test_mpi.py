@@ -1,4 +1,6 @@
-"""Real MPI ranks: the same numbers on any number of them, roles apart, and no rank left behind."""
+"""Real MPI ranks: the same numbers on any number of them, roles apart, and no rank left
+behind.
+"""
 
 import os
 import time
@@ -13,7 +15,16 @@ from hpcfed.record.reading import read_run
 from tests.test_seeds import started
 
 HERE = Path(__file__).parent
-OPTIONS = ["--method", "fedavg-ft", "--clients", 7, "--participation", 0.7, "--rounds", 3]
+OPTIONS = [
+    "--method",
+    "fedavg-ft",
+    "--clients",
+    7,
+    "--participation",
+    0.7,
+    "--rounds",
+    3,
+]
 OPTIONS += ["--alpha", 0.3, "--snapshot-every", 3]
 
 
@@ -27,7 +38,10 @@ def client_rows(folder: Path) -> dict[int, np.ndarray]:
     rows = {}
     for path in folder.glob("params-*.h5"):
         with h5py.File(path) as file:
-            rows |= {int(client): row for client, row in zip(file["client"], file["rows"][-1], strict=True)}
+            rows |= {
+                int(client): row
+                for client, row in zip(file["client"], file["rows"][-1], strict=True)
+            }
     return rows
 
 
@@ -38,11 +52,24 @@ def distance(row: np.ndarray, expected: np.ndarray) -> float:
 RUNS = {
     "fp32": [*OPTIONS, "--precision", "fp32", "--model", "mlp"],
     "fp64": [*OPTIONS, "--precision", "fp64", "--model", "cnn-digits"],
-    "ordered": [*OPTIONS, "--precision", "fp64", "--model", "cnn-digits", "--deterministic"],
+    "ordered": [
+        *OPTIONS,
+        "--precision",
+        "fp64",
+        "--model",
+        "cnn-digits",
+        "--deterministic",
+    ],
     "repeated": [*OPTIONS, "--deterministic"],
 }
-JOBS = {"2": ["fp32", "fp64", "repeated"], "2 again": ["repeated"], "3": ["fp32", "fp64", "ordered"]}
-"""The runs of every job, one after the other, since starting ranks takes longer than a run."""
+JOBS = {
+    "2": ["fp32", "fp64", "repeated"],
+    "2 again": ["repeated"],
+    "3": ["fp32", "fp64", "ordered"],
+}
+"""The runs of every job, one after the other, since starting ranks takes longer than a
+run.
+"""
 
 
 @pytest.fixture(scope="module")
@@ -52,35 +79,62 @@ def runs(tmp_path_factory: pytest.TempPathFactory, mpirun: Callable) -> Path:
     for name in ("fp32", "fp64"):
         started(*RUNS[name], "--out", folder / "1" / name)
     for job, names in JOBS.items():
-        words = [word for name in names for word in ("+", *RUNS[name], "--out", folder / job / name)]
+        words = [
+            word
+            for name in names
+            for word in ("+", *RUNS[name], "--out", folder / job / name)
+        ]
         result = mpirun(int(job[0]), "-m", "mpi4py", HERE / "several_runs.py", *words)
         assert result.returncode == 0, result.stderr
     return folder
 
 
 @pytest.mark.parametrize(("name", "tolerance"), [("fp32", 1e-5), ("fp64", 1e-12)])
-def test_one_two_and_three_ranks_give_the_same_run(name: str, tolerance: float, runs: Path) -> None:
-    """In float64 to the last digits; in float32 a rounding may flip a pooling winner or a ReLU, so the MLP there."""
+def test_one_two_and_three_ranks_give_the_same_run(
+    name: str, tolerance: float, runs: Path
+) -> None:
+    """In float64 to the last digits; in float32 a rounding may flip a pooling winner or
+    a ReLU, so the MLP there.
+    """
     alone = runs / "1" / name
     one, alone_rows = read_run(alone), client_rows(alone)
-    took_part = [client for client, row in alone_rows.items() if not np.isnan(row).any()]
+    took_part = [
+        client for client, row in alone_rows.items() if not np.isnan(row).any()
+    ]
     assert len(took_part) == 5
     for ranks in (2, 3):
         folder = runs / str(ranks) / name
         many, rows = read_run(folder), client_rows(folder)
         assert many.facts["ranks"] == ranks
-        for series in ("accuracy", "global_accuracy", "bytes_up", "bytes_down", "cohort"):
-            np.testing.assert_array_equal(many.rounds[series], one.rounds[series], err_msg=series)
-        np.testing.assert_allclose(many.rounds["train_loss"], one.rounds["train_loss"], rtol=tolerance)
+        for series in (
+            "accuracy",
+            "global_accuracy",
+            "bytes_up",
+            "bytes_down",
+            "cohort",
+        ):
+            np.testing.assert_array_equal(
+                many.rounds[series], one.rounds[series], err_msg=series
+            )
+        np.testing.assert_allclose(
+            many.rounds["train_loss"], one.rounds["train_loss"], rtol=tolerance
+        )
         np.testing.assert_array_equal(many.client_accuracy, one.client_accuracy)
         assert distance(final_row(folder), final_row(alone)) < tolerance
         assert sorted(rows) == list(range(7))
-        assert all(np.isnan(rows[client]).all() for client in set(range(7)) - set(took_part))
-        assert max(distance(rows[client], alone_rows[client]) for client in took_part) < tolerance
+        assert all(
+            np.isnan(rows[client]).all() for client in set(range(7)) - set(took_part)
+        )
+        assert (
+            max(distance(rows[client], alone_rows[client]) for client in took_part)
+            < tolerance
+        )
 
 
 def test_summing_in_client_order_is_the_same_mean(runs: Path) -> None:
-    """Three ranks that exchange rows for columns against one process that sums as it likes."""
+    """Three ranks that exchange rows for columns against one process that sums as it
+    likes.
+    """
     assert distance(final_row(runs / "3/ordered"), final_row(runs / "1/fp64")) < 1e-12
 
 
@@ -89,11 +143,25 @@ def test_deterministic_repeats_are_identical_to_the_byte(runs: Path) -> None:
     once, twice = runs / "2/repeated", runs / "2 again/repeated"
     assert final_row(once).tobytes() == final_row(twice).tobytes()
     first, again = client_rows(once), client_rows(twice)
-    assert all(first[client].tobytes() == again[client].tobytes() for client in range(7))
+    assert all(
+        first[client].tobytes() == again[client].tobytes() for client in range(7)
+    )
     with h5py.File(once / "run.h5") as a, h5py.File(twice / "run.h5") as b:
-        for name in ("accuracy", "global_accuracy", "global_loss", "train_loss", "bytes_up", "bytes_down", "cohort"):
-            assert a[f"rounds/{name}"][()].tobytes() == b[f"rounds/{name}"][()].tobytes(), name
-        assert a["clients/accuracy"][()].tobytes() == b["clients/accuracy"][()].tobytes()
+        for name in (
+            "accuracy",
+            "global_accuracy",
+            "global_loss",
+            "train_loss",
+            "bytes_up",
+            "bytes_down",
+            "cohort",
+        ):
+            assert (
+                a[f"rounds/{name}"][()].tobytes() == b[f"rounds/{name}"][()].tobytes()
+            ), name
+        assert (
+            a["clients/accuracy"][()].tobytes() == b["clients/accuracy"][()].tobytes()
+        )
 
 
 def test_a_rank_that_raises_ends_all_ranks(tmp_path: Path, mpirun: Callable) -> None:
@@ -102,20 +170,32 @@ def test_a_rank_that_raises_ends_all_ranks(tmp_path: Path, mpirun: Callable) -> 
     result = mpirun(3, HERE / "failing_rank.py", "run", *words)
     seconds = time.monotonic() - begin
     assert result.returncode == 1
-    line = next((line for line in result.stderr.splitlines() if "hpcfed: rank 2" in line), "")  # mpirun may indent it
+    line = next(
+        (line for line in result.stderr.splitlines() if "hpcfed: rank 2" in line), ""
+    )  # mpirun may indent it
     assert line, result.stderr
     assert "failed in phase train" in line
     assert "planted failure" in line
     assert "while training client " in line
-    assert seconds < 60, "starting takes some seconds on a slow machine, ending must not add to them"
+    assert seconds < 60, (
+        "starting takes some seconds on a slow machine, ending must not add to them"
+    )
     record = read_run(tmp_path / "run") if (tmp_path / "run/run.h5").exists() else None
     assert (tmp_path / "run/error-2.txt").read_text().startswith("rank 2")
-    assert record is None or (record.status == "failed" and "planted failure" in record.error)
+    assert record is None or (
+        record.status == "failed" and "planted failure" in record.error
+    )
 
 
-def test_a_raising_rank_ends_the_job_within_ten_seconds(tmp_path: Path, mpirun: Callable) -> None:
-    """Measured inside the job: from the failure on rank 1 to the end of mpirun, while rank 0 waits for a collective."""
-    result = mpirun(2, HERE / "failing_rank.py", "run", *OPTIONS, "--out", tmp_path / "run")
+def test_a_raising_rank_ends_the_job_within_ten_seconds(
+    tmp_path: Path, mpirun: Callable
+) -> None:
+    """Measured inside the job: from the failure on rank 1 to the end of mpirun, while
+    rank 0 waits for a collective.
+    """
+    result = mpirun(
+        2, HERE / "failing_rank.py", "run", *OPTIONS, "--out", tmp_path / "run"
+    )
     ended = time.time()
     assert result.returncode == 1
     failed = (tmp_path / "run/error-1.txt").stat().st_mtime
@@ -126,9 +206,15 @@ def test_roles_have_worlds_of_their_own(mpirun: Callable) -> None:
     result = mpirun(4, HERE / "roles.py", 1, 2, OMP_NUM_THREADS="64")
     assert result.returncode == 0, result.stderr
     for servers in (1, 2):
-        lines = [line for line in result.stdout.splitlines() if line.startswith(f"of {servers}: ")]
+        lines = [
+            line
+            for line in result.stdout.splitlines()
+            if line.startswith(f"of {servers}: ")
+        ]
         threads = [int(line.rpartition(" ")[2]) for line in lines]
-        assert sum(threads) <= max(4, len(os.sched_getaffinity(0))), "ranks share the cores, whatever was wished for"
+        assert sum(threads) <= max(4, len(os.sched_getaffinity(0))), (
+            "ranks share the cores, whatever was wished for"
+        )
         worker_lines = [line for line in lines if ": worker" in line]
         server_lines = [line for line in lines if ": server" in line]
         assert len(worker_lines) == 4 - servers and len(server_lines) == servers
@@ -143,13 +229,18 @@ def test_no_worker_left_is_the_users_mistake(mpirun: Callable) -> None:
     assert "leaves no worker among 2 ranks" in result.stderr
 
 
-def test_a_mistake_that_only_one_rank_finds_is_told_too(tmp_path: Path, mpirun: Callable) -> None:
-    """As on a cluster where a node lacks the data: the rank speaks for itself, and all ranks end."""
+def test_a_mistake_that_only_one_rank_finds_is_told_too(
+    tmp_path: Path, mpirun: Callable
+) -> None:
+    """As on a cluster where a node lacks the data: the rank speaks for itself, and all
+    ranks end.
+    """
     script = tmp_path / "one_rank.py"
     script.write_text(
         "import os, sys\nfrom hpcfed import cli\n"
         "name = 'digits' if os.environ['OMPI_COMM_WORLD_RANK'] == '0' else 'cifar10'\n"
-        f"cli.main(['run', '--dataset', name, '--data-root', {str(tmp_path)!r}, '--out', {str(tmp_path / 'run')!r}])\n"
+        f"cli.main(['run', '--dataset', name, '--data-root', {str(tmp_path)!r}, "
+        f"'--out', {str(tmp_path / 'run')!r}])\n"
     )
     result = mpirun(2, script)
     assert result.returncode == 2
@@ -157,7 +248,9 @@ def test_a_mistake_that_only_one_rank_finds_is_told_too(tmp_path: Path, mpirun: 
     assert "Traceback" not in result.stderr
 
 
-def test_fewer_clients_than_ranks_is_said_once(tmp_path: Path, mpirun: Callable) -> None:
+def test_fewer_clients_than_ranks_is_said_once(
+    tmp_path: Path, mpirun: Callable
+) -> None:
     result = mpirun(3, "-m", "hpcfed", "run", "--clients", 2, "--out", tmp_path / "run")
     assert result.returncode == 2
     assert result.stderr.count("--clients 2 on 3 ranks") == 1

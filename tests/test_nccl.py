@@ -1,6 +1,8 @@
-"""Ranks that share a GPU and talk through NCCL: the same runs as one rank gives, and no rank left behind.
+"""Ranks that share a GPU and talk through NCCL: the same runs as one rank gives, and no
+rank left behind.
 
-What ranks compute over gloo on a CPU, `test_ranks` and `test_mpi` hold; here it is the same over NCCL on a GPU.
+What ranks compute over gloo on a CPU, `test_ranks` and `test_mpi` hold; here it is the
+same over NCCL on a GPU.
 """
 
 import os
@@ -53,7 +55,9 @@ METHODS = {
     "pfedgpa": "--server small --bank-rounds 2 --server-batch 16 --autoencoder-samples 64 --denoiser-samples 64",
     "pfedhn": "",
 }
-"""Options of every method; all but the learning of pFedGPA's server are computed in float64."""
+"""Options of every method; all but the learning of pFedGPA's server are computed in
+float64.
+"""
 RULES = {
     "median": "--aggregation median --attack ipm",
     "trimmed-mean": "--aggregation trimmed-mean --attack noise",
@@ -62,7 +66,10 @@ RULES = {
     "label-flip": "--attack label-flip",
 }
 RUNS = {
-    **{name: f"--method {name} --precision fp64 {words}" for name, words in METHODS.items()},
+    **{
+        name: f"--method {name} --precision fp64 {words}"
+        for name, words in METHODS.items()
+    },
     **{name: f"--precision fp64 --model mlp {words}" for name, words in RULES.items()},
     "seeds": "--method fedavg --precision fp64 --seeds 3,1",
     "fp32": "--method fedavg --precision fp32 --model mlp",
@@ -71,13 +78,26 @@ RUNS = {
 REPEATED = "--method fedavg --model cnn-digits --deterministic"
 """In TF32, on the kernels that users get."""
 TOLERANCES = {"fp32": 1e-5, "tf32": 1e-3}
-"""Largest relative distance of rows; others 1e-12. A GPU adds float32 in any order, and rounds TF32 to 11 bits."""
+"""Largest relative distance of rows; others 1e-12. A GPU adds float32 in any order, and
+rounds TF32 to 11 bits.
+"""
 
 
-def runs_on(ranks: int, names: dict[str, str], folder: Path, mpirun: Callable[..., Finished]) -> None:
+def runs_on(
+    ranks: int, names: dict[str, str], folder: Path, mpirun: Callable[..., Finished]
+) -> None:
     """Runs one after the other in one job, each in a folder of its name."""
     words = [
-        word for name in names for word in ("+", *NCCL, *COMMON.split(), *names[name].split(), "--out", folder / name)
+        word
+        for name in names
+        for word in (
+            "+",
+            *NCCL,
+            *COMMON.split(),
+            *names[name].split(),
+            "--out",
+            folder / name,
+        )
     ]
     module = ["-m", "mpi4py"] if ranks > 1 else []
     job = mpirun(ranks, *module, HERE / "several_runs.py", *words, timeout=360)
@@ -85,7 +105,9 @@ def runs_on(ranks: int, names: dict[str, str], folder: Path, mpirun: Callable[..
 
 
 @pytest.fixture(scope="module")
-def both(tmp_path_factory: pytest.TempPathFactory, mpirun: Callable) -> tuple[Path, Path]:
+def both(
+    tmp_path_factory: pytest.TempPathFactory, mpirun: Callable
+) -> tuple[Path, Path]:
     """All runs on one rank, and on two over NCCL, which also make one that is repeated."""
     folders = tmp_path_factory.mktemp("alone"), tmp_path_factory.mktemp("two")
     with ThreadPoolExecutor(2) as pool:
@@ -123,14 +145,20 @@ def assert_same(folder: Path, expected: Path, *, tolerance: float) -> None:
     one, other = read_run(folder), read_run(expected)
     assert one.status == other.status == "complete"
     for name in ("bytes_up", "bytes_down", "cohort", "kept", "excluded"):
-        np.testing.assert_array_equal(one.rounds[name], other.rounds[name], err_msg=name)
-    np.testing.assert_allclose(one.rounds["train_loss"], other.rounds["train_loss"], rtol=tolerance)
+        np.testing.assert_array_equal(
+            one.rounds[name], other.rounds[name], err_msg=name
+        )
+    np.testing.assert_allclose(
+        one.rounds["train_loss"], other.rounds["train_loss"], rtol=tolerance
+    )
     if tolerance < 1e-10:
         np.testing.assert_array_equal(one.client_accuracy, other.client_accuracy)
     got, wanted = rows(folder), rows(expected)
     assert sorted(got) == sorted(wanted) == list(range(9))
     for client, row in wanted.items():
-        assert np.linalg.norm(got[client] - row) <= tolerance * np.linalg.norm(row), f"client {client}"
+        assert np.linalg.norm(got[client] - row) <= tolerance * np.linalg.norm(row), (
+            f"client {client}"
+        )
 
 
 def test_every_method_is_here() -> None:
@@ -139,17 +167,28 @@ def test_every_method_is_here() -> None:
 
 @together
 @pytest.mark.parametrize("name", RUNS)
-def test_two_ranks_over_nccl_give_the_run_of_one(name: str, alone: Path, two: Path) -> None:
+def test_two_ranks_over_nccl_give_the_run_of_one(
+    name: str, alone: Path, two: Path
+) -> None:
     for part in ("seed-1", "seed-3") if name == "seeds" else (".",):
         there = read_run(two / name / part)
         assert there.facts["ranks"] == 2 and there.environment["backend"] == "nccl"
-        assert_same(two / name / part, alone / name / part, tolerance=TOLERANCES.get(name, 1e-12))
+        assert_same(
+            two / name / part,
+            alone / name / part,
+            tolerance=TOLERANCES.get(name, 1e-12),
+        )
 
 
 @together
 def test_the_server_learns_the_same_over_nccl(alone: Path, two: Path) -> None:
-    """Its arithmetic is float32 rounded to TF32; batch norm goes over the samples of both ranks."""
-    with h5py.File(two / "pfedgpa/run.h5") as one, h5py.File(alone / "pfedgpa/run.h5") as other:
+    """Its arithmetic is float32 rounded to TF32; batch norm goes over the samples of
+    both ranks.
+    """
+    with (
+        h5py.File(two / "pfedgpa/run.h5") as one,
+        h5py.File(alone / "pfedgpa/run.h5") as other,
+    ):
         for network in ("autoencoder", "denoiser"):
             name = f"server/{network}_loss"
             np.testing.assert_allclose(one[name][()], other[name][()], rtol=1e-2)
@@ -157,28 +196,56 @@ def test_the_server_learns_the_same_over_nccl(alone: Path, two: Path) -> None:
 
 @together
 @pytest.mark.parametrize("ranks", [4, 8])
-def test_more_ranks_give_the_same_fedavg(ranks: int, alone: Path, tmp_path: Path, mpirun: Callable) -> None:
+def test_more_ranks_give_the_same_fedavg(
+    ranks: int, alone: Path, tmp_path: Path, mpirun: Callable
+) -> None:
     runs_on(ranks, {"fedavg": RUNS["fedavg"]}, tmp_path, mpirun)
     assert read_run(tmp_path / "fedavg").facts["ranks"] == ranks
     assert_same(tmp_path / "fedavg", alone / "fedavg", tolerance=1e-12)
 
 
 @together
-def test_deterministic_runs_are_the_same_to_the_byte(two: Path, tmp_path: Path, mpirun: Callable) -> None:
+def test_deterministic_runs_are_the_same_to_the_byte(
+    two: Path, tmp_path: Path, mpirun: Callable
+) -> None:
     """In two jobs, of which one did other things before."""
     runs_on(2, {"repeated": REPEATED}, tmp_path, mpirun)
     first, again = rows(two / "repeated"), rows(tmp_path / "repeated")
     assert sorted(first) == list(range(9))
     assert all(first[client].tobytes() == again[client].tobytes() for client in first)
-    with h5py.File(two / "repeated/run.h5") as a, h5py.File(tmp_path / "repeated/run.h5") as b:
-        for name in ("rounds/accuracy", "rounds/train_loss", "rounds/global_loss", "clients/accuracy"):
+    with (
+        h5py.File(two / "repeated/run.h5") as a,
+        h5py.File(tmp_path / "repeated/run.h5") as b,
+    ):
+        for name in (
+            "rounds/accuracy",
+            "rounds/train_loss",
+            "rounds/global_loss",
+            "clients/accuracy",
+        ):
             assert a[name][()].tobytes() == b[name][()].tobytes(), name
 
 
-def test_a_stopped_run_goes_on_with_other_ranks(tmp_path: Path, mpirun: Callable) -> None:
-    words = ["--method", "fedper", "--clients", 9, "--rounds", 6, "--epochs", 1, "--precision", "fp64", *NCCL]
+def test_a_stopped_run_goes_on_with_other_ranks(
+    tmp_path: Path, mpirun: Callable
+) -> None:
+    words = [
+        "--method",
+        "fedper",
+        "--clients",
+        9,
+        "--rounds",
+        6,
+        "--epochs",
+        1,
+        "--precision",
+        "fp64",
+        *NCCL,
+    ]
     straight, stopped = tmp_path / "straight", tmp_path / "stopped"
-    first = mpirun(2, "-m", "mpi4py", HERE / "stopped_run.py", 3, *words, "--out", stopped)
+    first = mpirun(
+        2, "-m", "mpi4py", HERE / "stopped_run.py", 3, *words, "--out", stopped
+    )
     assert "go on with: hpcfed run --resume" in first.stderr, first.stderr
     assert read_run(stopped).status == "stopped" and read_run(stopped).rounds_done == 3
     again = mpirun(4, "-m", "hpcfed", "run", "--resume", stopped)
@@ -191,12 +258,26 @@ def test_a_stopped_run_goes_on_with_other_ranks(tmp_path: Path, mpirun: Callable
         np.testing.assert_allclose(one.rounds[name], other.rounds[name], rtol=1e-12)
 
 
-LONG = ["--clients", 4, "--rounds", 400_000, "--checkpoint-every", 5, "--evaluate-every", 50, *NCCL]
+LONG = [
+    "--clients",
+    4,
+    "--rounds",
+    400_000,
+    "--checkpoint-every",
+    5,
+    "--evaluate-every",
+    50,
+    *NCCL,
+]
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-def test_no_rank_waits_for_ever_in_a_collective(how: signal.Signals, tmp_path: Path) -> None:
-    """A rank is killed or halted while ranks exchange rows all the time; the other one names it and ends."""
+def test_no_rank_waits_for_ever_in_a_collective(
+    how: signal.Signals, tmp_path: Path
+) -> None:
+    """A rank is killed or halted while ranks exchange rows all the time; the other one
+    names it and ends.
+    """
     out = tmp_path / "run"
     with jobs.begun(2, "run", *LONG, "--stall-timeout", 10, "--out", out) as job:
         jobs.wait_for_a_checkpoint(out)
@@ -206,7 +287,9 @@ def test_no_rank_waits_for_ever_in_a_collective(how: signal.Signals, tmp_path: P
     assert job.returncode != 0
     assert time.monotonic() - begin < 30
     if how == signal.SIGSTOP:
-        assert "hpcfed: rank 0 on " in told and "no sign of life from rank 1 on " in told, told
+        assert (
+            "hpcfed: rank 0 on " in told and "no sign of life from rank 1 on " in told
+        ), told
         assert "no sign of life" in read_run(out).error
     assert checkpoints.newest(out, say=pytest.fail) is not None
     shutil.rmtree(out)

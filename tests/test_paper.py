@@ -1,4 +1,6 @@
-"""benchmarks/paper.py: cells, their order and folders, going on after a stop, failures, mistakes, tables."""
+"""benchmarks/paper.py: cells, their order and folders, going on after a stop, failures,
+mistakes, tables.
+"""
 
 import gc
 import importlib.util
@@ -124,7 +126,9 @@ paper = script()
 
 
 @pytest.fixture
-def study(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+def study(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str, str]]:
     """Runs a study in this process: exit code, output, errors."""
 
     def call(*words: object, text: str = STUDY) -> tuple[int, str, str]:
@@ -143,7 +147,9 @@ def table_of(text: str) -> list[str]:
 
 
 def test_a_study_runs_every_cell_once_and_tells_its_table_again(
-    study: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    study: Callable[..., tuple[int, str, str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     loaded = []
     load = assemble.load
@@ -158,10 +164,16 @@ def test_a_study_runs_every_cell_once_and_tells_its_table_again(
     assert loaded == ["digits"]
     assert assemble.load is counted
     gc.collect()
-    assert not [thing for thing in gc.get_objects() if type(thing) is Engine], "an engine outlived its cell"
+    assert not [thing for thing in gc.get_objects() if type(thing) is Engine], (
+        "an engine outlived its cell"
+    )
     lines = out.splitlines()
     assert lines[0].startswith("emnist is left out: emnist: no emnist-byclass")
-    assert lines[1].startswith("digits/4/fedavg ") and "± " in lines[1] and "(paper 50.00, " in lines[1]
+    assert (
+        lines[1].startswith("digits/4/fedavg ")
+        and "± " in lines[1]
+        and "(paper 50.00, " in lines[1]
+    )
     assert lines[2].startswith("digits/4/fedavg-ft ") and lines[2].endswith(" s")
     table = table_of(out)
     assert table[0] == "| method | digits, 4 |"
@@ -171,15 +183,29 @@ def test_a_study_runs_every_cell_once_and_tells_its_table_again(
 
     words = "--method fedavg-ft --clients 4 --participation 0.5 --seeds 0..2 --finetune-epochs 3 --device cpu"
     words += " --partition dominant --model mlp --rounds 2 --evaluate-every 2 --train-per-client 30"
-    alone = run(cli.parse_run([*words.split(), "--test-per-client", "20", "--out", str(tmp_path / "alone")]))
+    alone = run(
+        cli.parse_run(
+            [
+                *words.split(),
+                "--test-per-client",
+                "20",
+                "--out",
+                str(tmp_path / "alone"),
+            ]
+        )
+    )
     assert alone is not None
-    for one, other in zip(read_seeds(alone), read_seeds(tmp_path / "out/digits/4/fedavg-ft"), strict=True):
+    for one, other in zip(
+        read_seeds(alone), read_seeds(tmp_path / "out/digits/4/fedavg-ft"), strict=True
+    ):
         assert one.last("accuracy") == other.last("accuracy")
 
     code, again, _ = study()
     assert code == 0
     assert again.count("there already") == 2
-    assert loaded == ["digits", "digits"], "a finished cell was run again"  # the second is the run alone
+    assert loaded == ["digits", "digits"], (
+        "a finished cell was run again"
+    )  # the second is the run alone
     assert table_of(again) == table
     code, told, _ = study("--table")
     assert code == 0
@@ -187,7 +213,10 @@ def test_a_study_runs_every_cell_once_and_tells_its_table_again(
     assert "there already" not in told
 
     code, _, error = study("--set", "rounds=3")
-    assert (code, "was run with rounds 2, not 3; name another --out" in error) == (2, True)
+    assert (code, "was run with rounds 2, not 3; name another --out" in error) == (
+        2,
+        True,
+    )
     code, _, error = study("--seeds", "1,7")
     assert (code, "holds seed 0, which a run would remove" in error) == (2, True)
     code, fewer, _ = study("--seeds", "1")
@@ -196,10 +225,13 @@ def test_a_study_runs_every_cell_once_and_tells_its_table_again(
 
 
 def test_a_failed_cell_is_told_and_only_it_is_run_again(
-    study: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    study: Callable[..., tuple[int, str, str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     text = STUDY.replace(
-        "[methods.fedavg]", "[methods.pfedgpa]\nserver_latent = 99999\nbank_rounds = 2\n[methods.fedavg]"
+        "[methods.fedavg]",
+        "[methods.pfedgpa]\nserver_latent = 99999\nbank_rounds = 2\n[methods.fedavg]",
     )
     with monkeypatch.context() as broken:
 
@@ -216,18 +248,31 @@ def test_a_failed_cell_is_told_and_only_it_is_run_again(
     assert "| fedavg-ft | – |" in out
     assert out.endswith("failed: 2 cells\n")
     gc.collect()
-    assert not [thing for thing in gc.get_objects() if type(thing) is Engine], "an engine outlived its failed cell"
+    assert not [thing for thing in gc.get_objects() if type(thing) is Engine], (
+        "an engine outlived its failed cell"
+    )
     code, out, _ = study("--seeds", "0..1", "--methods", "fedavg,fedavg-ft", text=text)
     assert code == 0
-    assert [("there already" in line) for line in out.splitlines()[1:3]] == [True, False]
+    assert [("there already" in line) for line in out.splitlines()[1:3]] == [
+        True,
+        False,
+    ]
     assert not list(tmp_path.glob("out/digits/4/fedavg-ft/seed-*/error-*.txt"))
 
 
-def test_cells_at_once_are_the_same_cells(study: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+def test_cells_at_once_are_the_same_cells(
+    study: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
     text = STUDY.replace(
-        "[methods.fedavg]", "[methods.pfedgpa]\nserver_latent = 99999\nbank_rounds = 2\n[methods.fedavg]"
+        "[methods.fedavg]",
+        "[methods.pfedgpa]\nserver_latent = 99999\nbank_rounds = 2\n[methods.fedavg]",
     )
-    words = ["--seeds", "0..1", "--set", "finetune_epochs=1"]  # which FedAvg does not have
+    words = [
+        "--seeds",
+        "0..1",
+        "--set",
+        "finetune_epochs=1",
+    ]  # which FedAvg does not have
     code, out, _ = study(*words, "--jobs", 2, text=text)
     assert code == 1 and out.endswith("failed: 1 cell\n")
     assert "pfedgpa" in out and "failed: a latent of 99999 is larger than" in out
@@ -240,29 +285,64 @@ def test_cells_at_once_are_the_same_cells(study: Callable[..., tuple[int, str, s
 def test_a_stopped_study_goes_on_within_its_cells(tmp_path: Path) -> None:
     path, out = tmp_path / "study.toml", tmp_path / "out"
     path.write_text(STUDY)
-    words = [path, "--out", out, "--data-root", tmp_path, "--device", "cpu", "--seeds", "0..1", "--jobs", 2]
+    words = [
+        path,
+        "--out",
+        out,
+        "--data-root",
+        tmp_path,
+        "--device",
+        "cpu",
+        "--seeds",
+        "0..1",
+        "--jobs",
+        2,
+    ]
     words += ["--set", "rounds=20000"]  # no cell may end before the other has begun
     cells = [out / "digits/4" / name for name in ("fedavg", "fedavg-ft")]
     before = _stopped(words, cells, after=5)
-    again = _stopped(words, cells, after=5 + max(record.rounds_done for record in before))
+    again = _stopped(
+        words, cells, after=5 + max(record.rounds_done for record in before)
+    )
     for record, old in zip(again, before, strict=True):
         done = old.rounds_done
-        assert (record.rounds["seconds"][:done] == old.rounds["seconds"][:done]).all(), "its rounds were made anew"
+        assert (
+            record.rounds["seconds"][:done] == old.rounds["seconds"][:done]
+        ).all(), "its rounds were made anew"
 
 
-def _stopped(words: Sequence[object], cells: Sequence[Path], *, after: int) -> list[RunRecord]:
-    """All runs of a study that is asked to stop when its cells have made so many rounds."""
+def _stopped(
+    words: Sequence[object], cells: Sequence[Path], *, after: int
+) -> list[RunRecord]:
+    """All runs of a study that is asked to stop when its cells have made so many
+    rounds.
+    """
     command = [sys.executable, str(BENCHMARKS / "paper.py"), *map(str, words)]
-    environment = os.environ | {"PYTHONPATH": str(BENCHMARKS.parent), "OMP_NUM_THREADS": "1"}
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    environment = os.environ | {
+        "PYTHONPATH": str(BENCHMARKS.parent),
+        "OMP_NUM_THREADS": "1",
+    }
+    child = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
     deadline = time.monotonic() + 100
-    while time.monotonic() < deadline and not all(_rounds(cell) > after for cell in cells):
+    while time.monotonic() < deadline and not all(
+        _rounds(cell) > after for cell in cells
+    ):
         time.sleep(0.1)
     child.terminate()
     _, err = child.communicate(timeout=60)
-    assert child.returncode == STOPPED and "paper: stopped; start it again to go on" in err
+    assert (
+        child.returncode == STOPPED and "paper: stopped; start it again to go on" in err
+    )
     records = [record for cell in cells for record in read_seeds(cell)]
-    assert len(records) == 4 and all(record.status == "stopped" and record.rounds_done > after for record in records)
+    assert len(records) == 4 and all(
+        record.status == "stopped" and record.rounds_done > after for record in records
+    )
     return records
 
 
@@ -291,7 +371,9 @@ def test_a_signal_in_a_cells_last_round_ends_the_study(
     assert code == 0, "all that was asked for is there"
 
 
-def test_filters_and_budget(study: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+def test_filters_and_budget(
+    study: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
     text = STUDY.replace("[methods.fedavg]", "[clients.5]\n[methods.fedavg]")
     code, out, _ = study("--budget", 0, text=text)
     assert code == 0
@@ -300,17 +382,37 @@ def test_filters_and_budget(study: Callable[..., tuple[int, str, str]], tmp_path
     words = ["--seeds", 0, "--set", "rounds=1", "finetune_epochs=1"]
     code, out, _ = study("--only", "*/5/*", "--methods", "fedavg-ft", *words, text=text)
     assert code == 0
-    assert [str(path.relative_to(tmp_path)) for path in tmp_path.glob("out/*/*/*")] == ["out/digits/5/fedavg-ft"]
+    assert [str(path.relative_to(tmp_path)) for path in tmp_path.glob("out/*/*/*")] == [
+        "out/digits/5/fedavg-ft"
+    ]
     assert table_of(out)[0] == "| method | digits, 5 |"
     assert len(table_of(out)) == 3
     (record,) = read_seeds(tmp_path / "out/digits/5/fedavg-ft")
     assert (record.config["rounds"], record.config["finetune_epochs"]) == (1, 1)
 
 
-def test_a_part_can_stand_for_a_data_set(study: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+def test_a_part_can_stand_for_a_data_set(
+    study: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
     images, labels = np.zeros((400, 28, 28, 1), np.uint8), np.arange(400) % 10
-    np.savez(tmp_path / "part.npz", train_images=images, train_labels=labels, test_images=images, test_labels=labels)
-    words = ["--only", "emnist/*", "--methods", "fedavg", "--seeds", 0, "--set", "rounds=1", "evaluate_every=1"]
+    np.savez(
+        tmp_path / "part.npz",
+        train_images=images,
+        train_labels=labels,
+        test_images=images,
+        test_labels=labels,
+    )
+    words = [
+        "--only",
+        "emnist/*",
+        "--methods",
+        "fedavg",
+        "--seeds",
+        0,
+        "--set",
+        "rounds=1",
+        "evaluate_every=1",
+    ]
     code, out, _ = study(*words, "--data", "emnist=file:part.npz", "--jobs", 2)
     assert code == 0
     assert table_of(out)[0] == "| method | emnist, 4 |"
@@ -322,37 +424,103 @@ def test_a_part_can_stand_for_a_data_set(study: Callable[..., tuple[int, str, st
     ("change", "words", "expected"),
     [
         (("rival =", "rivals ="), "", "rivals: unknown key; did you mean 'rival'?"),
-        (("rounds = 2", "roundz = 2"), "", "common.roundz: unknown option; did you mean 'rounds'?"),
-        (("finetune_epochs = 3", 'finetune = "tail"'), "", "methods.fedavg-ft.finetune: must be 'all' or 'head'"),
-        (("participation = 0.5", "clients = 7"), "", "clients.4.clients: the study gives it to every cell itself"),
-        (("fedavg = {", "fedagv = {"), "", "unknown method 'fedagv'; did you mean 'fedavg'?"),
+        (
+            ("rounds = 2", "roundz = 2"),
+            "",
+            "common.roundz: unknown option; did you mean 'rounds'?",
+        ),
+        (
+            ("finetune_epochs = 3", 'finetune = "tail"'),
+            "",
+            "methods.fedavg-ft.finetune: must be 'all' or 'head'",
+        ),
+        (
+            ("participation = 0.5", "clients = 7"),
+            "",
+            "clients.4.clients: the study gives it to every cell itself",
+        ),
+        (
+            ("fedavg = {", "fedagv = {"),
+            "",
+            "unknown method 'fedagv'; did you mean 'fedavg'?",
+        ),
         (("{ 4 = 50 }", "{ 40 = 50 }"), "", "unknown number of clients '40'"),
-        (("{ 4 = 50 }", "{ 4 = 'many' }"), "", "figures.digits.fedavg.4: Input should be a valid number"),
-        (("[methods.fedavg]", "[methods.fedagv]\n[methods.fedavg]"), "", "unknown method 'fedagv'"),
-        (("[clients.4]", "[clients.four]"), "--methods fedavg", "number of clients '4'"),
+        (
+            ("{ 4 = 50 }", "{ 4 = 'many' }"),
+            "",
+            "figures.digits.fedavg.4: Input should be a valid number",
+        ),
+        (
+            ("[methods.fedavg]", "[methods.fedagv]\n[methods.fedavg]"),
+            "",
+            "unknown method 'fedagv'",
+        ),
+        (
+            ("[clients.4]", "[clients.four]"),
+            "--methods fedavg",
+            "number of clients '4'",
+        ),
         (('["emnist"]', "[]"), "", "emnist: no emnist-byclass-train-images"),
         (("[common]", "[common"), "", "is not valid TOML"),
-        (("", ""), "--set roundz=3", "--set roundz: unknown option; did you mean 'rounds'?"),
+        (
+            ("", ""),
+            "--set roundz=3",
+            "--set roundz: unknown option; did you mean 'rounds'?",
+        ),
         (("", ""), "--set rounds", "--set rounds: needs a value"),
-        (("", ""), "--set rounds=0", "--set rounds=0: must be greater than or equal to 1"),
+        (
+            ("", ""),
+            "--set rounds=0",
+            "--set rounds=0: must be greater than or equal to 1",
+        ),
         (("", ""), "--set seed=1", "--set seed=1: the study gives it"),
-        (("", ""), "--set snapshot_every=9", "digits/4/fedavg: --snapshot-every 9, but the run has only 2 rounds"),
-        (("", ""), "--data emnist", "--data emnist: needs a value, as in --data svhn=file:svhn.npz"),
-        (("", ""), "--data mnist=digits", "--data: unknown data set 'mnist'; did you mean 'emnist'?"),
+        (
+            ("", ""),
+            "--set snapshot_every=9",
+            "digits/4/fedavg: --snapshot-every 9, but the run has only 2 rounds",
+        ),
+        (
+            ("", ""),
+            "--data emnist",
+            "--data emnist: needs a value, as in --data svhn=file:svhn.npz",
+        ),
+        (
+            ("", ""),
+            "--data mnist=digits",
+            "--data: unknown data set 'mnist'; did you mean 'emnist'?",
+        ),
         (("", ""), "--data emnist=file:part.npz", "file:part.npz: no file part.npz"),
-        (("", ""), "--data emnist=digitz", "unknown data set 'digitz'; did you mean 'digits'?"),
+        (
+            ("", ""),
+            "--data emnist=digitz",
+            "unknown data set 'digitz'; did you mean 'digits'?",
+        ),
         (("", ""), "--seeds 3..1", "--seeds 3..1: must count upwards"),
-        (("", ""), "--methods fedavg,fedagv", "unknown method 'fedagv'; did you mean 'fedavg'?"),
-        (("", ""), "--only cifar*", "--only cifar* leaves no cell; they have names such as digits/4/fedavg"),
+        (
+            ("", ""),
+            "--methods fedavg,fedagv",
+            "unknown method 'fedagv'; did you mean 'fedavg'?",
+        ),
+        (
+            ("", ""),
+            "--only cifar*",
+            "--only cifar* leaves no cell; they have names such as digits/4/fedavg",
+        ),
         (("", ""), "--budget soon", "argument --budget: invalid float value"),
         (("", ""), "--jobs 0", "argument --jobs: 0 is no number from 1 on"),
         (("", ""), "--tables", "unrecognized arguments: --tables"),
     ],
 )
 def test_a_mistake_is_one_line(
-    study: Callable[..., tuple[int, str, str]], tmp_path: Path, change: tuple[str, str], words: str, expected: str
+    study: Callable[..., tuple[int, str, str]],
+    tmp_path: Path,
+    change: tuple[str, str],
+    words: str,
+    expected: str,
 ) -> None:
-    code, out, error = study(*words.split(), text=STUDY.replace(*change) if change[0] else STUDY)
+    code, out, error = study(
+        *words.split(), text=STUDY.replace(*change) if change[0] else STUDY
+    )
     assert (code, out) == (2, "")
     assert error.startswith("paper: ") and error.count("\n") == 1
     assert expected in error
@@ -360,11 +528,16 @@ def test_a_mistake_is_one_line(
 
 
 def test_a_server_learns_in_one_cell_after_the_other(tmp_path: Path) -> None:
-    """In a process of its own: DeepSpeed keeps what it knows of process groups as long as a process lives."""
+    """In a process of its own: DeepSpeed keeps what it knows of process groups as long
+    as a process lives.
+    """
     path = tmp_path / "study.toml"
     path.write_text(PFEDGPA)
     words = [path, "--out", tmp_path / "out", "--device", "cpu", "--seeds", "0"]
-    done = start([sys.executable, str(BENCHMARKS / "paper.py"), *map(str, words)], PYTHONPATH=str(BENCHMARKS.parent))
+    done = start(
+        [sys.executable, str(BENCHMARKS / "paper.py"), *map(str, words)],
+        PYTHONPATH=str(BENCHMARKS.parent),
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("pFedGPA-FT ") >= 2
     lines = table_of(done.stdout)
@@ -375,7 +548,9 @@ def test_a_server_learns_in_one_cell_after_the_other(tmp_path: Path) -> None:
 
 
 def test_the_study_of_pfedgpa_is_whole() -> None:
-    options = paper._parse([str(BENCHMARKS / "paper/pfedgpa.toml"), "--out", "out", "--seeds", "0..2"])
+    options = paper._parse(
+        [str(BENCHMARKS / "paper/pfedgpa.toml"), "--out", "out", "--seeds", "0..2"]
+    )
     study = paper.read_study(options.study)
     cells = paper.plan(study, options)
     assert len(cells) == 3 * 3 * 9
@@ -383,10 +558,19 @@ def test_the_study_of_pfedgpa_is_whole() -> None:
         config = cell.settings.config
         cell.settings.options.check(config)
         assert study.figure(*cell.names) is not None
-        assert config.evaluate_every == config.rounds == (300 if config.dataset == "cifar10" else 200)
-        chosen = config.clients == 100 and config.method != "local"  # which sends nothing and waits for nobody
+        assert (
+            config.evaluate_every
+            == config.rounds
+            == (300 if config.dataset == "cifar10" else 200)
+        )
+        chosen = (
+            config.clients == 100 and config.method != "local"
+        )  # which sends nothing and waits for nobody
         assert config.participation == (0.3 if chosen else 1.0)
-    assert all(figures.keys() == set(study.ablation.finals) for figures in study.ablation.figures.values())
+    assert all(
+        figures.keys() == set(study.ablation.finals)
+        for figures in study.ablation.figures.values()
+    )
     finals = [*study.ablation.finals, *itertools.chain(*study.rows.values())]
     assert set(finals) <= set(pfedgpa.FINALS)
 
@@ -396,30 +580,62 @@ def test_columns_of_any_kind_and_rows_that_are_variants(
 ) -> None:
     code, out, error = study("--seeds", "0..1", text=CELLS)
     assert code == 0, error
-    folders = sorted(str(path.relative_to(tmp_path / "out")) for path in tmp_path.glob("out/*/*/*"))
-    assert folders == [f"digits/{name}" for name in ("ipm/fedavg", "plain/fedavg", "plain/genfed", "plain/genfed-both")]
+    folders = sorted(
+        str(path.relative_to(tmp_path / "out")) for path in tmp_path.glob("out/*/*/*")
+    )
+    assert folders == [
+        f"digits/{name}"
+        for name in ("ipm/fedavg", "plain/fedavg", "plain/genfed", "plain/genfed-both")
+    ]
     best, rounds = table_of(out)[:5], table_of(out)[5:]
     assert best[0] == "| best accuracy, % | digits, plain | digits, ipm |"
-    assert rounds[0] == "| rounds to the target accuracy | digits, plain | digits, ipm |"
+    assert (
+        rounds[0] == "| rounds to the target accuracy | digits, plain | digits, ipm |"
+    )
     assert best[4].startswith("| genfed-both | ") and best[4].endswith(" (91.22) | – |")
     runs = {
-        row: read_seeds(tmp_path / "out/digits" / row) for row in ("plain/fedavg", "plain/genfed-both", "ipm/fedavg")
+        row: read_seeds(tmp_path / "out/digits" / row)
+        for row in ("plain/fedavg", "plain/genfed-both", "ipm/fedavg")
     }
-    assert [run.config["supplement"] for run in runs["plain/genfed-both"]] == [True, True]
-    assert [(run.config["clients"], run.config["attack"]) for run in runs["ipm/fedavg"]] == [(8, "ipm")] * 2
-    mean = sum(100 * run.rounds["global_accuracy"].max() for run in runs["plain/genfed-both"]) / 2
+    assert [run.config["supplement"] for run in runs["plain/genfed-both"]] == [
+        True,
+        True,
+    ]
+    assert [
+        (run.config["clients"], run.config["attack"]) for run in runs["ipm/fedavg"]
+    ] == [(8, "ipm")] * 2
+    mean = (
+        sum(
+            100 * run.rounds["global_accuracy"].max()
+            for run in runs["plain/genfed-both"]
+        )
+        / 2
+    )
     assert f"| genfed-both | {mean:.2f} ± " in best[4]
-    reached = [int((run.rounds["global_accuracy"] >= 0.25).argmax()) + 1 for run in runs["plain/fedavg"]]
-    assert f"| fedavg | {sum(reached) / 2:.0f} ± " in rounds[2] and "(1070) | never (7) |" in rounds[2]
+    reached = [
+        int((run.rounds["global_accuracy"] >= 0.25).argmax()) + 1
+        for run in runs["plain/fedavg"]
+    ]
+    assert (
+        f"| fedavg | {sum(reached) / 2:.0f} ± " in rounds[2]
+        and "(1070) | never (7) |" in rounds[2]
+    )
     assert "genfed-both above fedavg: in " in out and "genfed above fedavg: in " in out
-    code, _, error = study("--table", text=CELLS.replace("[columns.ipm]", "[clients.8]\n[columns.ipm]"))
-    assert (code, "tables [clients.N], or [columns.NAME], and not both" in error) == (2, True)
+    code, _, error = study(
+        "--table", text=CELLS.replace("[columns.ipm]", "[clients.8]\n[columns.ipm]")
+    )
+    assert (code, "tables [clients.N], or [columns.NAME], and not both" in error) == (
+        2,
+        True,
+    )
     code, _, error = study("--table", text=CELLS.replace("ipm = 7", "imp = 7"))
     assert (code, "unknown column 'imp'; did you mean 'ipm'?" in error) == (2, True)
 
 
 def test_the_study_of_genfed_is_whole() -> None:
-    options = paper._parse([str(BENCHMARKS / "paper/genfed.toml"), "--out", "out", "--seeds", "0..4"])
+    options = paper._parse(
+        [str(BENCHMARKS / "paper/genfed.toml"), "--out", "out", "--seeds", "0..4"]
+    )
     study = paper.read_study(options.study)
     cells = paper.plan(study, options)
     assert len(cells) == 4 * 16 + 17 * 4
@@ -429,10 +645,14 @@ def test_the_study_of_genfed_is_whole() -> None:
         _check_switches(cell.settings)
         _check_attacks(cell.settings)
         assert config.cohort_size == 10 and config.validation == 1000
-        assert ("supplement" in cell.names[2] or cell.names[2] in study.ours) == config.supplement
+        assert (
+            "supplement" in cell.names[2] or cell.names[2] in study.ours
+        ) == config.supplement
         if study.figure(*cell.names) is not None:
             known.add(cell.names)
-            assert config.supplement == (cell.names[2] in study.ours), "the paper's methods have both parts"
+            assert config.supplement == (cell.names[2] in study.ours), (
+                "the paper's methods have both parts"
+            )
         if cell.names[1] == "base":
             rounds = study.figure(*cell.names, measure="rounds")
             assert (rounds is None) == (cell.names not in known)
@@ -440,7 +660,9 @@ def test_the_study_of_genfed_is_whole() -> None:
 
 
 def test_the_study_of_genefl_is_whole() -> None:
-    options = paper._parse([str(BENCHMARKS / "paper/genefl.toml"), "--out", "out", "--seeds", "0..2"])
+    options = paper._parse(
+        [str(BENCHMARKS / "paper/genefl.toml"), "--out", "out", "--seeds", "0..2"]
+    )
     study = paper.read_study(options.study)
     cells = paper.plan(study, options)
     eight = {cell.names for cell in cells if not cell.names[2].startswith("genefl-")}
@@ -449,8 +671,15 @@ def test_the_study_of_genefl_is_whole() -> None:
         config = cell.settings.config
         cell.settings.options.check(config)
         _check_classes(config, DATASETS[config.dataset])
-        assert config.cohort_size == 10 and config.new_clients == 50 and config.network() == "resnet18"
+        assert (
+            config.cohort_size == 10
+            and config.new_clients == 50
+            and config.network() == "resnet18"
+        )
         if cell.names in eight:
-            assert study.figure(*cell.names) is not None and study.figure(*cell.names, measure="comm") is not None
+            assert (
+                study.figure(*cell.names) is not None
+                and study.figure(*cell.names, measure="comm") is not None
+            )
             known = study.figure(*cell.names, measure="joined") is not None
             assert known == (cell.names[2] != "clustered-fedavg")

@@ -1,4 +1,6 @@
-"""Partitions: who holds what is complete, disjoint, of the promised shape, and a function of the seed alone."""
+"""Partitions: who holds what is complete, disjoint, of the promised shape, and a
+function of the seed alone.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -42,7 +44,9 @@ seeds = st.integers(0, 2**31)
 quick = settings(max_examples=40, deadline=None)
 
 
-def deal(kind: str, train: np.ndarray = TRAIN, test: np.ndarray = TEST, **options: Any) -> Partition:
+def deal(
+    kind: str, train: np.ndarray = TRAIN, test: np.ndarray = TEST, **options: Any
+) -> Partition:
     return partition(kind, train, test, **{**OPTIONS, **options})
 
 
@@ -56,7 +60,9 @@ def histogram(labels: np.ndarray, samples: np.ndarray, classes: int = 10) -> np.
 
 @quick
 @given(data=classes_and_labels, clients=clients_, seed=seeds)
-def test_iid_uses_each_sample_once_in_equal_parts(data: Any, clients: int, seed: int) -> None:
+def test_iid_uses_each_sample_once_in_equal_parts(
+    data: Any, clients: int, seed: int
+) -> None:
     classes, train, test = data
     dealt = deal("iid", train, test, classes=classes, clients=clients, seed=seed)
     for lists, labels in ((dealt.train, train), (dealt.test, test)):
@@ -73,17 +79,34 @@ def test_iid_mixes_the_classes() -> None:
 
 
 @quick
-@given(data=classes_and_labels, clients=clients_, seed=seeds, alpha=st.sampled_from([1e-3, 0.1, 1.0, 1e4]))
+@given(
+    data=classes_and_labels,
+    clients=clients_,
+    seed=seeds,
+    alpha=st.sampled_from([1e-3, 0.1, 1.0, 1e4]),
+)
 def test_dirichlet_uses_each_sample_once_and_test_follows_train(
     data: Any, clients: int, seed: int, alpha: float
 ) -> None:
     classes, train, test = data
-    dealt = deal("dirichlet", train, test, classes=classes, clients=clients, seed=seed, alpha=alpha)
+    dealt = deal(
+        "dirichlet",
+        train,
+        test,
+        classes=classes,
+        clients=clients,
+        seed=seed,
+        alpha=alpha,
+    )
     assert_each_once(dealt.train, len(train))
     assert_each_once(dealt.test, len(test))
-    of_train, of_test = np.bincount(train, minlength=classes), np.bincount(test, minlength=classes)
+    of_train, of_test = (
+        np.bincount(train, minlength=classes),
+        np.bincount(test, minlength=classes),
+    )
     for own_train, own_test in zip(dealt.train, dealt.test, strict=True):
-        # Both are the same share p of the class to within one sample: |a - pA| <= 1 and |b - pB| <= 1.
+        # Both are the same share p of the class to within one sample: |a - pA| <= 1 and
+        # |b - pB| <= 1.
         a, b = histogram(train, own_train, classes), histogram(test, own_test, classes)
         assert (np.abs(a * of_test - b * of_train) <= of_train + of_test).all()
 
@@ -98,13 +121,24 @@ def test_small_alpha_is_uneven_and_large_alpha_even() -> None:
 
 @quick
 @given(data=classes_and_labels, clients=clients_, seed=seeds, portion=st.floats(0, 1))
-def test_sharding_splits_classes_evenly_among_their_holders(data: Any, clients: int, seed: int, portion: float) -> None:
+def test_sharding_splits_classes_evenly_among_their_holders(
+    data: Any, clients: int, seed: int, portion: float
+) -> None:
     classes, train, test = data
     each = max(1, round(portion * classes))
-    # With as many samples in every class as clients, each holder has some, so that holders can be counted.
+    # With as many samples in every class as clients, each holder has some, so that
+    # holders can be counted.
     train = np.concatenate([train, np.tile(np.arange(classes), clients)])
     test = np.concatenate([test, np.tile(np.arange(classes), clients)])
-    dealt = deal("sharding", train, test, classes=classes, clients=clients, seed=seed, classes_per_client=each)
+    dealt = deal(
+        "sharding",
+        train,
+        test,
+        classes=classes,
+        clients=clients,
+        seed=seed,
+        classes_per_client=each,
+    )
     counts = np.array([histogram(train, own, classes) for own in dealt.train])
     test_counts = np.array([histogram(test, own, classes) for own in dealt.test])
     assert ((counts > 0).sum(axis=1) == each).all()
@@ -136,7 +170,9 @@ def test_sharding_with_fewer_holdings_than_classes_leaves_classes_out() -> None:
     share=st.floats(0, 1),
     sizes=st.tuples(st.integers(1, 90), st.integers(0, 60)),
 )
-def test_dominant_sizes_and_shares(classes: int, clients: int, seed: int, share: float, sizes: tuple[int, int]) -> None:
+def test_dominant_sizes_and_shares(
+    classes: int, clients: int, seed: int, share: float, sizes: tuple[int, int]
+) -> None:
     train, test = np.arange(100 * classes) % classes, np.arange(70 * classes) % classes
     dealt = deal(
         "dominant",
@@ -150,21 +186,30 @@ def test_dominant_sizes_and_shares(classes: int, clients: int, seed: int, share:
         test_per_client=sizes[1],
     )
     groups = dominant_groups(classes)
-    for lists, labels, size in ((dealt.train, train, sizes[0]), (dealt.test, test, sizes[1])):
+    for lists, labels, size in (
+        (dealt.train, train, sizes[0]),
+        (dealt.test, test, sizes[1]),
+    ):
         for client, own in enumerate(lists):
             assert len(own) == size
-            assert len(np.unique(own)) == size  # no client needs more than a class holds
+            assert (
+                len(np.unique(own)) == size
+            )  # no client needs more than a class holds
             inside = np.isin(labels[own], groups[client % len(groups)])
             assert inside.sum() >= (1 - share) * size - 1e-6
             # What is not from the group is spread evenly over the other classes.
-            counts = np.delete(histogram(labels, own, classes), groups[client % len(groups)])
+            counts = np.delete(
+                histogram(labels, own, classes), groups[client % len(groups)]
+            )
             assert not len(counts) or counts.max() - counts.min() <= 1
 
 
 def test_dominant_test_shares_follow_train() -> None:
     dealt = deal("dominant", train_per_client=60, test_per_client=30)
     for own_train, own_test in zip(dealt.train, dealt.test, strict=True):
-        assert (np.abs(histogram(TRAIN, own_train) - 2 * histogram(TEST, own_test)) <= 4).all()
+        assert (
+            np.abs(histogram(TRAIN, own_train) - 2 * histogram(TEST, own_test)) <= 4
+        ).all()
 
 
 def test_dominant_uniform_share_comes_from_all_classes() -> None:
@@ -173,20 +218,32 @@ def test_dominant_uniform_share_comes_from_all_classes() -> None:
         assert (histogram(TRAIN, own) >= 2).all()
 
 
-def test_dominant_clients_are_disjoint_while_the_data_suffices_and_spread_when_it_does_not() -> None:
+def test_dominant_clients_are_disjoint_while_the_data_suffices_and_spread_when_it_does_not() -> (
+    None
+):
     enough = deal("dominant", clients=5, train_per_client=100)
     assert len(np.unique(np.concatenate(enough.train))) == 500
     scarce = deal("dominant", clients=50, train_per_client=200)
     drawn = np.bincount(np.concatenate(scarce.train), minlength=len(TRAIN))
     for label in range(10):
         times = drawn[label == TRAIN]
-        assert times.max() - times.min() <= 2  # a refilled pool is dealt as fairly as a fresh one
+        assert (
+            times.max() - times.min() <= 2
+        )  # a refilled pool is dealt as fairly as a fresh one
     assert all(len(np.unique(own)) == 200 for own in scarce.train)
 
 
 def test_dominant_client_larger_than_a_class_takes_all_of_it_before_any_twice() -> None:
     labels = np.arange(20) % 2
-    dealt = deal("dominant", labels, labels, classes=2, clients=2, uniform_share=0.0, train_per_client=25)
+    dealt = deal(
+        "dominant",
+        labels,
+        labels,
+        classes=2,
+        clients=2,
+        uniform_share=0.0,
+        train_per_client=25,
+    )
     for client in range(2):
         times = np.bincount(dealt.train[client], minlength=20)
         assert set(times[labels == client]) == {2, 3}
@@ -194,7 +251,13 @@ def test_dominant_client_larger_than_a_class_takes_all_of_it_before_any_twice() 
 
 
 def test_dominant_groups() -> None:
-    assert dominant_groups(10) == [[0, 1, 2], [2, 3, 4], [4, 5, 6], [6, 7, 8], [8, 9, 0]]
+    assert dominant_groups(10) == [
+        [0, 1, 2],
+        [2, 3, 4],
+        [4, 5, 6],
+        [6, 7, 8],
+        [8, 9, 0],
+    ]
     assert [len(group) for group in dominant_groups(62)] == [10, 26, 26]
     assert dominant_groups(2) == [[0], [1]]
     assert dominant_groups(4) == [[0, 1], [1, 2], [2, 3], [3, 0]]

@@ -1,4 +1,6 @@
-"""benchmarks/peers.py: rivals train what hpcfed trains; mistakes and lost processes are told."""
+"""benchmarks/peers.py: rivals train what hpcfed trains; mistakes and lost processes are
+told.
+"""
 
 import os
 import sys
@@ -48,9 +50,13 @@ def test_vmap_trains_what_the_plain_loop_trains(chunk: int) -> None:
     assert not torch.equal(stacked["head.weight"], first["head.weight"])
 
 
-def test_pfl_research_trains_what_the_plain_loop_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pfl_research_trains_what_the_plain_loop_trains(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     pytest.importorskip("pfl")
-    monkeypatch.setenv("PFL_PYTORCH_DEVICE", "cpu")  # it is set anyway, but this takes it back
+    monkeypatch.setenv(
+        "PFL_PYTORCH_DEVICE", "cpu"
+    )  # it is set anyway, but this takes it back
     data, model = some_data(images=8), network()
     weights = rivals.weights_of(model)
     for _ in range(2):
@@ -58,15 +64,26 @@ def test_pfl_research_trains_what_the_plain_loop_trains(monkeypatch: pytest.Monk
     theirs, laps = rivals.Classifier(network()), rivals.Laps(torch.device("cpu"))
     rivals.pfl_rounds(theirs, data, SGD, cohort=4, rounds=2, laps=laps)
     # pfl-research keeps the clients' updates in float32.
-    torch.testing.assert_close(rivals.weights_of(theirs.network), weights, rtol=0, atol=1e-7)
+    torch.testing.assert_close(
+        rivals.weights_of(theirs.network), weights, rtol=0, atol=1e-7
+    )
     assert len(laps.seconds) == 2 and theirs.samples == 2 * 4 * 8 * SGD.epochs
 
 
 def hpcfed_setup() -> Setup:
-    """Assemble four clients whose batch is all they have, so that the order does not matter."""
+    """Assemble four clients whose batch is all they have, so that the order does not
+    matter.
+    """
     values = rivals.WORKS["pfedgpa-cifar10"] | {"clients": 4, "train_per_client": 6}
-    values |= {"batch_size": 6, "engine": "batched", "precision": "fp64", "device": "cpu"}
-    settings = resolve(values, {key: key for key in values}, methods.load("fedavg").Options)
+    values |= {
+        "batch_size": 6,
+        "engine": "batched",
+        "precision": "fp64",
+        "device": "cpu",
+    }
+    settings = resolve(
+        values, {key: key for key in values}, methods.load("fedavg").Options
+    )
     world = worlds.enter(device="cpu")
     return assemble(settings, world, Timer(world.device))
 
@@ -98,7 +115,9 @@ def test_rivals_end_a_round_with_the_row_of_hpcfed() -> None:
         ("--wroks pfl-cifar10", "--wroks"),
     ],
 )
-def test_a_mistake_is_one_line(words: str, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_mistake_is_one_line(
+    words: str, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert peers.main(words.split()) == 2
     told = capsys.readouterr().err
     assert text in told and told.count("\n") == 1

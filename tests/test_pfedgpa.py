@@ -1,4 +1,6 @@
-"""pFedGPA: its rounds, a server apart from the workers or among them, new clients, and what a run writes down."""
+"""pFedGPA: its rounds, a server apart from the workers or among them, new clients, and
+what a run writes down.
+"""
 
 import json
 import re
@@ -50,15 +52,27 @@ SERVER: dict[str, Any] = {
     "inversion_depth": 10,
     "server_engine": "torch",
 }
-TINY: dict[str, Any] = {"method": "pfedgpa", "clients": 6, "rounds": 4, "bank_rounds": 3, "precision": "fp32", **SERVER}
-"""A server that learns in ten steps: where it is wrong does not matter, only what is done with its rows."""
+TINY: dict[str, Any] = {
+    "method": "pfedgpa",
+    "clients": 6,
+    "rounds": 4,
+    "bank_rounds": 3,
+    "precision": "fp32",
+    **SERVER,
+}
+"""A server that learns in ten steps: where it is wrong does not matter, only what is
+done with its rows.
+"""
 EVERYONE = np.arange(6)
 
 
 def flags(**values: Any) -> list[str]:
     """The same options as they stand on a command line."""
     words = {"model": "mlp", "device": "cpu", **values}
-    pairs = [[f"--{name.replace('_', '-')}"] + [str(v)] * (v is not True) for name, v in words.items()]
+    pairs = [
+        [f"--{name.replace('_', '-')}"] + [str(v)] * (v is not True)
+        for name, v in words.items()
+    ]
     return [word for pair in pairs for word in pair]
 
 
@@ -66,7 +80,9 @@ def states(s: Setup) -> list[Any]:
     """The state before the first round, and after each."""
     found = [s.method.init(s.federation)]
     for round in range(s.federation.config.rounds):
-        found.append(s.method.round(s.federation, found[-1], s.federation.sample(round)))
+        found.append(
+            s.method.round(s.federation, found[-1], s.federation.sample(round))
+        )
     return found
 
 
@@ -78,7 +94,9 @@ def room_of(s: Setup) -> ServerRank:
 
 @pytest.fixture(scope="module", autouse=True)
 def _one_thread() -> Iterator[None]:
-    """As ranks have it: sums are in the same order then, and nothing waits for cores that others use."""
+    """As ranks have it: sums are in the same order then, and nothing waits for cores
+    that others use.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "1")
         yield
@@ -94,28 +112,45 @@ class Finished:
 @pytest.fixture(scope="module")
 def finished() -> Finished:
     """All rounds and one time of learning are over; three clients are to join."""
-    s = assembled(**TINY, new_clients=3, new_updates=4, guided_updates=2, direct=True, finetune_epochs=1)
+    s = assembled(
+        **TINY,
+        new_clients=3,
+        new_updates=4,
+        guided_updates=2,
+        direct=True,
+        finetune_epochs=1,
+    )
     assert s.newcomers is not None
     return Finished(s, states(s)[-1], s.newcomers)
 
 
-def test_fedavg_goes_on_undisturbed_and_only_generated_columns_are_the_servers() -> None:
+def test_fedavg_goes_on_undisturbed_and_only_generated_columns_are_the_servers() -> (
+    None
+):
     s = assembled(**TINY, model="cnn-digits", generated_layers=1)
-    plain = assembled(method="fedavg", clients=6, rounds=4, model="cnn-digits", precision="fp32")
+    plain = assembled(
+        method="fedavg", clients=6, rounds=4, model="cnn-digits", precision="fp32"
+    )
     fed, head = s.federation, s.federation.layout.mask([s.federation.layout.head])
     assert torch.equal(fed.generated, head.nonzero().squeeze(1)) and not head.all()
     found, expected = states(s), states(plain)
     for state, fedavg in zip(found, expected, strict=True):
         assert torch.equal(pfedgpa.global_row(state), fedavg.w)
     for state in found[:-1]:
-        assert torch.equal(s.method.personal(fed, state, EVERYONE), state.w.expand(6, -1)), "nothing was learnt yet"
+        assert torch.equal(
+            s.method.personal(fed, state, EVERYONE), state.w.expand(6, -1)
+        ), "nothing was learnt yet"
     rows, w = s.method.personal(fed, found[-1], EVERYONE), found[-1].w
     assert torch.equal(rows[:, ~head], w[~head].expand(6, -1))
     assert (rows[:, head] != w[head]).any(1).all() and rows.isfinite().all()
     assert torch.equal(rows[:, head], fed.server.invert(fed.clients)[0])
-    assert torch.equal(s.method.personal(fed, found[-1], np.array([4, 1])), rows[[4, 1]])
+    assert torch.equal(
+        s.method.personal(fed, found[-1], np.array([4, 1])), rows[[4, 1]]
+    )
     assert fed.traffic.up == plain.federation.traffic.up
-    assert fed.traffic.down == plain.federation.traffic.down + 6 * len(fed.generated) * 4
+    assert (
+        fed.traffic.down == plain.federation.traffic.down + 6 * len(fed.generated) * 4
+    )
 
 
 def test_a_client_that_the_server_does_not_know_keeps_fedavgs_columns() -> None:
@@ -126,14 +161,22 @@ def test_a_client_that_the_server_does_not_know_keeps_fedavgs_columns() -> None:
     strangers = np.setdiff1d(EVERYONE, known)
     assert 2 <= len(known) <= 4
     everybodys = {"pFedGPA": s.method.personal(fed, state, EVERYONE)}
-    everybodys |= {name: rows for name, rows in pfedgpa.finals(fed, state, EVERYONE) if name == "reconstruction"}
+    everybodys |= {
+        name: rows
+        for name, rows in pfedgpa.finals(fed, state, EVERYONE)
+        if name == "reconstruction"
+    }
     for name, rows in everybodys.items():
         assert torch.equal(rows[strangers], state.w.expand(len(strangers), -1)), name
         assert (rows[known] != state.w).any(1).all(), name
 
 
-@given(rounds=st.integers(1, 40), bank_rounds=st.integers(1, 40), every=st.integers(0, 40))
-def test_only_uploads_that_will_be_learnt_from_are_banked(rounds: int, bank_rounds: int, every: int) -> None:
+@given(
+    rounds=st.integers(1, 40), bank_rounds=st.integers(1, 40), every=st.integers(0, 40)
+)
+def test_only_uploads_that_will_be_learnt_from_are_banked(
+    rounds: int, bank_rounds: int, every: int
+) -> None:
     options = pfedgpa.Options(bank_rounds=bank_rounds, server_every=every)
     times = {rounds} | (set(range(every, rounds + 1, every)) if every else set())
     bank = Bank(bank_rounds)
@@ -143,17 +186,23 @@ def test_only_uploads_that_will_be_learnt_from_are_banked(rounds: int, bank_roun
         if wanted:
             bank.add(done, np.zeros(1, np.int64), torch.full((1, 1), float(done)))
         if done in times:
-            assert bank.rows().flatten().tolist() == list(range(max(1, done - bank_rounds + 1), done + 1))
+            assert bank.rows().flatten().tolist() == list(
+                range(max(1, done - bank_rounds + 1), done + 1)
+            )
 
 
 def test_the_round_after_learning_starts_from_generated_rows_and_later_ones_go_on_from_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """No round starts where another has started: what a round has learnt is in the next."""
+    """No round starts where another has started: what a round has learnt is in the
+    next.
+    """
     s = assembled(**TINY | {"rounds": 6}, server_every=3, participation=0.5)
     fed, starts, train = s.federation, list[Tensor](), s.engine.train
 
-    def listening(rows: Tensor, *arguments: Any, **options: Any) -> tuple[Tensor, Tensor]:
+    def listening(
+        rows: Tensor, *arguments: Any, **options: Any
+    ) -> tuple[Tensor, Tensor]:
         starts.append(rows.clone())
         return train(rows, *arguments, **options)
 
@@ -165,8 +214,18 @@ def test_the_round_after_learning_starts_from_generated_rows_and_later_ones_go_o
         assert torch.equal(start, s.method.personal(fed, state, here))
         assert torch.equal(start, state.w.expand(3, -1)) == (round != 3)
     assert all(not torch.equal(one[0], other[0]) for one, other in pairwise(starts))
-    assert [state.generated.shape[1] for state in found] == [0, 0, 0, COLUMNS, 0, 0, COLUMNS]
-    down = 6 * len(starts[0]) * COLUMNS * 4  # in rounds, and what everybody gets in the end
+    assert [state.generated.shape[1] for state in found] == [
+        0,
+        0,
+        0,
+        COLUMNS,
+        0,
+        0,
+        COLUMNS,
+    ]
+    down = (
+        6 * len(starts[0]) * COLUMNS * 4
+    )  # in rounds, and what everybody gets in the end
     assert fed.traffic.down == down + 6 * COLUMNS * 4
 
 
@@ -177,20 +236,31 @@ def test_the_bank_keeps_the_last_rounds_in_the_order_of_clients() -> None:
         present = np.setdiff1d(np.arange(8), [round, 7 if round > 1 else 6])
         clients, rows = rng.permutation(present), torch.from_numpy(rng.random((6, 4)))
         bank.add(round, clients, rows)
-        uploads |= {(round, int(client)): row for client, row in zip(clients, rows, strict=True)}
+        uploads |= {
+            (round, int(client)): row for client, row in zip(clients, rows, strict=True)
+        }
     kept = sorted(key for key in uploads if key[0] >= 3)
     assert torch.equal(bank.rows(), torch.stack([uploads[key] for key in kept]))
     asked = np.array([5, 7, 0, 9, 2])
     known, newest = bank.newest(asked)
-    assert known.tolist() == [True, False, True, False, True], "client 7 was last there in round 1"
-    assert torch.equal(newest, torch.stack([uploads[4, 5], uploads[5, 0], uploads[5, 2]]))
+    assert known.tolist() == [True, False, True, False, True], (
+        "client 7 was last there in round 1"
+    )
+    assert torch.equal(
+        newest, torch.stack([uploads[4, 5], uploads[5, 0], uploads[5, 2]])
+    )
 
 
 def test_what_the_server_makes_does_not_depend_on_where_clients_live() -> None:
     """One worker with all clients against three, of which one has none."""
-    everywhere = ([np.arange(7)], [np.array([1, 4, 6]), np.array([], np.int64), np.array([0, 2, 3, 5])])
+    everywhere = (
+        [np.arange(7)],
+        [np.array([1, 4, 6]), np.array([], np.int64), np.array([0, 2, 3, 5])],
+    )
     numbers = torch.Generator().manual_seed(0)
-    uploads, before, after = (torch.randn(3, 7, 20, generator=numbers) for _ in range(3))
+    uploads, before, after = (
+        torch.randn(3, 7, 20, generator=numbers) for _ in range(3)
+    )
     answers: list[dict[str, Tensor]] = []
     for placement in everywhere:
         room = small_room()
@@ -205,15 +275,26 @@ def test_what_the_server_makes_does_not_depend_on_where_clients_live() -> None:
         ) -> Tensor | None:
             """Every client's row, in the order of clients."""
             requests = [
-                Request(verb, 0, ids, details, torch.cat([one[ids] for one in rows]) if rows else None) for ids in own
+                Request(
+                    verb,
+                    0,
+                    ids,
+                    details,
+                    torch.cat([one[ids] for one in rows]) if rows else None,
+                )
+                for ids in own
             ]
             parts = [answer for answer in room.handle(requests) if answer is not None]
             if verb in ("bank", "learn"):
                 return None
             order = np.argsort(np.concatenate(own))
-            assert [len(cast(Tensor, answer.rows)) for answer in parts] == [len(ids) for ids in own]
+            assert [len(cast(Tensor, answer.rows)) for answer in parts] == [
+                len(ids) for ids in own
+            ]
             if known:
-                everyone = np.concatenate([cast(np.ndarray, answer.known) for answer in parts])[order]
+                everyone = np.concatenate(
+                    [cast(np.ndarray, answer.known) for answer in parts]
+                )[order]
                 assert everyone.tolist() == [True] * 6 + [False]
             return torch.cat([cast(Tensor, answer.rows) for answer in parts])[order]
 
@@ -222,34 +303,63 @@ def test_what_the_server_makes_does_not_depend_on_where_clients_live() -> None:
             ask("bank", uploads[round], own=six, round=round)
         ask("learn")
         made = {verb: ask(verb, known=True) for verb in ("invert", "reconstruct")}
-        made |= {"sample": ask("sample"), "guide": ask("guide", before[0], after[0], strength=0.5, start=9, steps=4)}
+        made |= {
+            "sample": ask("sample"),
+            "guide": ask("guide", before[0], after[0], strength=0.5, start=9, steps=4),
+        }
         answers.append({verb: rows for verb, rows in made.items() if rows is not None})
     one, three = answers
     assert one.keys() == three.keys() == {"invert", "reconstruct", "sample", "guide"}
     for verb, rows in one.items():
         torch.testing.assert_close(three[verb], rows, msg=verb)
-        assert len(rows[:6].unique(dim=0)) == 6, f"{verb}: every client has a row of its own"
+        assert len(rows[:6].unique(dim=0)) == 6, (
+            f"{verb}: every client has a row of its own"
+        )
 
 
 def small_room() -> ServerRank:
     """For rows of 20 columns."""
-    options = pfedgpa.Options(**SERVER | {"bank_rounds": 2, "autoencoder_samples": 40, "denoiser_samples": 40})
+    options = pfedgpa.Options(
+        **SERVER | {"bank_rounds": 2, "autoencoder_samples": 40, "denoiser_samples": 40}
+    )
     place = Place(torch.device("cpu"))
-    return ServerRank([5, 12, 3], options, place, seeds=[0], told=lambda *_: None, gather=lambda number: [number])
+    return ServerRank(
+        [5, 12, 3],
+        options,
+        place,
+        seeds=[0],
+        told=lambda *_: None,
+        gather=lambda number: [number],
+    )
 
 
-def test_finals_are_what_their_names_say(finished: Finished, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finals_are_what_their_names_say(
+    finished: Finished, monkeypatch: pytest.MonkeyPatch
+) -> None:
     s, state = finished.setup, finished.state
     fed = s.federation
     finals = dict(pfedgpa.finals(fed, state, EVERYONE))
     assert set(finals) == set(pfedgpa.FINALS)
-    tuned = assembled(method="fedavg-ft", clients=6, rounds=4, precision="fp32", new_clients=3, finetune_epochs=1)
-    assert torch.equal(finals["FedAvg-FT"], tuned.method.personal(tuned.federation, states(tuned)[-1], EVERYONE))
+    tuned = assembled(
+        method="fedavg-ft",
+        clients=6,
+        rounds=4,
+        precision="fp32",
+        new_clients=3,
+        finetune_epochs=1,
+    )
+    assert torch.equal(
+        finals["FedAvg-FT"],
+        tuned.method.personal(tuned.federation, states(tuned)[-1], EVERYONE),
+    )
     assert torch.equal(finals["FedAvg"], state.w.expand(6, -1))
     assert torch.equal(finals["pFedGPA"], s.method.personal(fed, state, EVERYONE))
     for name in ("pFedGPA", "direct"):
-        assert torch.equal(finals[f"{name}-FT"], fed.finetune(finals[name], EVERYONE, epochs=1))
-    # The MLP is generated as a whole. An upload that is not diffused at all only passes the autoencoder.
+        assert torch.equal(
+            finals[f"{name}-FT"], fed.finetune(finals[name], EVERYONE, epochs=1)
+        )
+    # The MLP is generated as a whole. An upload that is not diffused at all only passes
+    # the autoencoder.
     undiffused, known = fed.server.invert(fed.clients, depth=0)
     assert known.all()
     torch.testing.assert_close(finals["reconstruction"], undiffused)
@@ -260,8 +370,17 @@ def test_finals_are_what_their_names_say(finished: Finished, monkeypatch: pytest
     options = fed.options.model_copy(update={"direct": False, "finetune_epochs": 0})
     monkeypatch.setattr(fed, "options", options)
     fewer = dict(pfedgpa.finals(fed, state, EVERYONE))
-    assert list(fewer) == ["FedAvg", "FedAvg-FT", "pFedGPA", "pFedGPA-FT", "upload", "reconstruction"]
-    assert torch.equal(fewer["FedAvg-FT"], fed.finetune(state.w.expand(6, -1), EVERYONE, epochs=2)), "as a round's"
+    assert list(fewer) == [
+        "FedAvg",
+        "FedAvg-FT",
+        "pFedGPA",
+        "pFedGPA-FT",
+        "upload",
+        "reconstruction",
+    ]
+    assert torch.equal(
+        fewer["FedAvg-FT"], fed.finetune(state.w.expand(6, -1), EVERYONE, epochs=2)
+    ), "as a round's"
 
 
 # New clients
@@ -288,7 +407,9 @@ def welcomed(setup: Setup, state: Any) -> dict[str, list[np.ndarray]]:
     return notes.curves
 
 
-def test_new_clients_are_judged_after_every_update_from_three_starts(finished: Finished) -> None:
+def test_new_clients_are_judged_after_every_update_from_three_starts(
+    finished: Finished,
+) -> None:
     s, state, fed = finished.setup, finished.state, finished.newcomers.federation
     curves = welcomed(s, state)
     here = np.arange(3)
@@ -300,10 +421,17 @@ def test_new_clients_are_judged_after_every_update_from_three_starts(finished: F
             if update:
                 before, rows = rows, fed.finetune(rows, here, phase=update)
                 if name == "method" and update <= 2:
-                    rows = fed.server.guide(fed.clients, before, rows, strength=0.0, start=20, steps=20)
-            expected.append(fed.evaluate(rows, here).correct.numpy() / finished.newcomers.clients.test_samples)
+                    rows = fed.server.guide(
+                        fed.clients, before, rows, strength=0.0, start=20, steps=20
+                    )
+            expected.append(
+                fed.evaluate(rows, here).correct.numpy()
+                / finished.newcomers.clients.test_samples
+            )
         np.testing.assert_allclose(curves[name], expected, err_msg=name)
-    assert not np.array_equal(curves["method"][1], curves["global model"][1]), "guidance must be seen in the accuracy"
+    assert not np.array_equal(curves["method"][1], curves["global model"][1]), (
+        "guidance must be seen in the accuracy"
+    )
 
 
 def test_without_guidance_the_method_is_plain_local_training(
@@ -311,28 +439,41 @@ def test_without_guidance_the_method_is_plain_local_training(
 ) -> None:
     fed = finished.newcomers.federation
     before, after = torch.zeros(3, COLUMNS), torch.ones(3, COLUMNS)
-    assert pfedgpa.lead(fed, 2, before, after) is after, "two updates are guided, this is the third"
+    assert pfedgpa.lead(fed, 2, before, after) is after, (
+        "two updates are guided, this is the third"
+    )
     assert not torch.equal(pfedgpa.lead(fed, 1, before, after), after)
-    monkeypatch.setattr(fed, "options", fed.options.model_copy(update={"guided_updates": 0}))
+    monkeypatch.setattr(
+        fed, "options", fed.options.model_copy(update={"guided_updates": 0})
+    )
     curves = welcomed(finished.setup, finished.state)
     np.testing.assert_array_equal(curves["method"], curves["global model"])
     assert not np.array_equal(curves["method"], curves["random"])
 
 
 def test_guidance_changes_generated_columns_alone() -> None:
-    s = assembled(**TINY | {"rounds": 1, "bank_rounds": 1}, generated_layers=1, new_clients=3)
+    s = assembled(
+        **TINY | {"rounds": 1, "bank_rounds": 1}, generated_layers=1, new_clients=3
+    )
     states(s)
     assert s.newcomers is not None
     fed = s.newcomers.federation
     rows = torch.randn(2, 3, COLUMNS, generator=torch.Generator().manual_seed(0))
-    led, others = pfedgpa.lead(fed, 0, rows[0], rows[1]), torch.ones(COLUMNS, dtype=torch.bool)
+    led, others = (
+        pfedgpa.lead(fed, 0, rows[0], rows[1]),
+        torch.ones(COLUMNS, dtype=torch.bool),
+    )
     others[fed.generated] = False
     assert torch.equal(led[:, others], rows[1][:, others])
-    assert (led[:, ~others] != rows[1][:, ~others]).any(1).all() and led.isfinite().all()
+    assert (led[:, ~others] != rows[1][:, ~others]).any(
+        1
+    ).all() and led.isfinite().all()
 
 
 def test_clients_that_join_later_take_data_and_nothing_else() -> None:
-    """The rounds of four clients beside two newcomers are those in which only four of six clients are sampled."""
+    """The rounds of four clients beside two newcomers are those in which only four of
+    six clients are sampled.
+    """
     s, whole = assembled(clients=4, new_clients=2), assembled(clients=6)
     assert s.newcomers is not None
     sizes = np.concatenate([s.clients.train_samples, s.newcomers.clients.train_samples])
@@ -342,13 +483,23 @@ def test_clients_that_join_later_take_data_and_nothing_else() -> None:
     for round in range(2):
         cohort = s.federation.sample(round)
         found = s.method.round(s.federation, found, cohort)
-        same = Cohort(round, four, sizes[:4] / sizes[:4].sum(), here=four, chosen=four, per_rank=[four])
+        same = Cohort(
+            round,
+            four,
+            sizes[:4] / sizes[:4].sum(),
+            here=four,
+            chosen=four,
+            per_rank=[four],
+        )
         np.testing.assert_array_equal(cohort.weights, same.weights)
         expected = whole.method.round(whole.federation, expected, same)
         assert torch.equal(found.w, expected.w)
     fed, here = s.newcomers.federation, np.arange(2)
     rows = found.w.expand(2, -1)
-    np.testing.assert_array_equal(fed.evaluate(rows, here).correct, whole.federation.evaluate(rows, here + 4).correct)
+    np.testing.assert_array_equal(
+        fed.evaluate(rows, here).correct,
+        whole.federation.evaluate(rows, here + 4).correct,
+    )
 
 
 # A server apart, and among the workers
@@ -371,7 +522,10 @@ ROLES = TINY | {
 def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     """Runs of two seeds, each for itself in one process."""
     folder = tmp_path_factory.mktemp("alone")
-    return {seed: started(*flags(**ROLES, seed=seed, out=folder / f"seed-{seed}")) for seed in (0, 1)}
+    return {
+        seed: started(*flags(**ROLES, seed=seed, out=folder / f"seed-{seed}"))
+        for seed in (0, 1)
+    }
 
 
 def assert_same_run(folder: Path, expected: Path) -> None:
@@ -380,15 +534,31 @@ def assert_same_run(folder: Path, expected: Path) -> None:
     assert one.status == two.status == "complete"
     np.testing.assert_allclose(one.client_accuracy, two.client_accuracy, atol=1e-6)
     assert one.finals.keys() == two.finals.keys() == set(pfedgpa.FINALS)
-    for name in one.finals.keys() - {"direct-FT"}:  # training from a row out of noise makes roundings grow
-        np.testing.assert_allclose(one.finals[name], two.finals[name], atol=1e-6, err_msg=name)
-    assert one.newcomers.keys() == two.newcomers.keys() == {"random", "global model", "method"}
+    for name in one.finals.keys() - {
+        "direct-FT"
+    }:  # training from a row out of noise makes roundings grow
+        np.testing.assert_allclose(
+            one.finals[name], two.finals[name], atol=1e-6, err_msg=name
+        )
+    assert (
+        one.newcomers.keys()
+        == two.newcomers.keys()
+        == {"random", "global model", "method"}
+    )
     for name in one.newcomers:
-        np.testing.assert_allclose(one.newcomers[name], two.newcomers[name], atol=1e-6, err_msg=name)
-    first, expected_first = (losses(run, "autoencoder")[0, 0] for run in (folder, expected))
-    assert first == pytest.approx(expected_first, rel=1e-5), "of the same weights, samples and noise"
+        np.testing.assert_allclose(
+            one.newcomers[name], two.newcomers[name], atol=1e-6, err_msg=name
+        )
+    first, expected_first = (
+        losses(run, "autoencoder")[0, 0] for run in (folder, expected)
+    )
+    assert first == pytest.approx(expected_first, rel=1e-5), (
+        "of the same weights, samples and noise"
+    )
     for name, tolerance in {"autoencoder": 1e-4, "denoiser": 1e-3}.items():
-        np.testing.assert_allclose(losses(folder, name), losses(expected, name), rtol=tolerance, err_msg=name)
+        np.testing.assert_allclose(
+            losses(folder, name), losses(expected, name), rtol=tolerance, err_msg=name
+        )
     assert one.learnings[0].rows == two.learnings[0].rows == 9
 
 
@@ -399,7 +569,9 @@ def losses(folder: Path, network: str) -> np.ndarray:
 
 
 def assert_wire(folder: Path, clients: int) -> None:
-    """Beside what FedAvg's ranks exchange, the generated columns of the round's uploads travel, and travel once."""
+    """Beside what FedAvg's ranks exchange, the generated columns of the round's uploads
+    travel, and travel once.
+    """
     with h5py.File(folder / "run.h5") as file:
         wire = file["timing/wire"][()].sum(1)
     np.testing.assert_array_equal(wire[1:] - wire[0], 4 * COLUMNS * clients)
@@ -414,15 +586,21 @@ def assert_seconds_fit(folder: Path) -> None:
         assert min(learning.seconds.values()) >= 0
 
 
-def test_two_seeds_at_once_are_the_same_runs(alone: dict[int, Path], tmp_path: Path) -> None:
+def test_two_seeds_at_once_are_the_same_runs(
+    alone: dict[int, Path], tmp_path: Path
+) -> None:
     together = started(*flags(**ROLES, seeds="0..1", out=tmp_path / "together"))
     for seed, folder in alone.items():
         assert_same_run(together / f"seed-{seed}", folder)
         assert_seconds_fit(together / f"seed-{seed}")
-    assert not np.allclose(losses(alone[0], "denoiser"), losses(alone[1], "denoiser"), rtol=0.01)
+    assert not np.allclose(
+        losses(alone[0], "denoiser"), losses(alone[1], "denoiser"), rtol=0.01
+    )
 
 
-def test_a_server_rank_for_two_workers_and_two_seeds(alone: dict[int, Path], tmp_path: Path, mpirun: Callable) -> None:
+def test_a_server_rank_for_two_workers_and_two_seeds(
+    alone: dict[int, Path], tmp_path: Path, mpirun: Callable
+) -> None:
     words = flags(**ROLES, seeds="0..1", server_ranks=1, out=tmp_path / "run")
     result = mpirun(3, "-m", "hpcfed", "run", *words)
     assert result.returncode == 0, result.stderr
@@ -455,9 +633,16 @@ def test_workers_that_learn_themselves_and_two_server_ranks_that_share_the_optim
 
 
 def test_accumulated_passes_count_in_batch_norm_as_ranks_do() -> None:
-    """A step of three micro-batches against three ranks with one each, whose statistics are averaged."""
-    options, place = pfedgpa.Options(server="small", server_lr=1e-30, server_decay=0), Place(torch.device("cpu"))
-    batches = torch.randn(4, 3, 10, 20, generator=torch.Generator().manual_seed(0)) * torch.arange(1, 4).view(3, 1, 1)
+    """A step of three micro-batches against three ranks with one each, whose statistics
+    are averaged.
+    """
+    options, place = (
+        pfedgpa.Options(server="small", server_lr=1e-30, server_decay=0),
+        Place(torch.device("cpu")),
+    )
+    batches = torch.randn(
+        4, 3, 10, 20, generator=torch.Generator().manual_seed(0)
+    ) * torch.arange(1, 4).view(3, 1, 1)
     torch.manual_seed(0)
     first = Autoencoder(20, options.size).state_dict()
 
@@ -465,8 +650,16 @@ def test_accumulated_passes_count_in_batch_norm_as_ranks_do() -> None:
         network = Autoencoder(20, options.size)
         network.load_state_dict(first)
         trainer = Plain(network, options, Batching(10, accumulation, 1), place, steps=4)
-        trainer.fit(lambda net, step, micro: net(batches[step, rank + micro]), 4, lambda done: None)
-        return {name: tensor for name, tensor in network.state_dict().items() if "running" in name}
+        trainer.fit(
+            lambda net, step, micro: net(batches[step, rank + micro]),
+            4,
+            lambda done: None,
+        )
+        return {
+            name: tensor
+            for name, tensor in network.state_dict().items()
+            if "running" in name
+        }
 
     together, apart = statistics(3, 0), [statistics(1, rank) for rank in range(3)]
     assert len(together) == 6
@@ -474,35 +667,54 @@ def test_accumulated_passes_count_in_batch_norm_as_ranks_do() -> None:
         mean = torch.stack([own[name] for own in apart]).mean(0)
         torch.testing.assert_close(values, mean, rtol=1e-5, atol=1e-6)
     first_mean = "encoder.0.1.running_mean"
-    assert not torch.allclose(together[first_mean], apart[0][first_mean], rtol=0.05), "micro-batches must differ"
+    assert not torch.allclose(together[first_mean], apart[0][first_mean], rtol=0.05), (
+        "micro-batches must differ"
+    )
 
 
 def test_uploads_leave_while_the_worker_goes_on(mpirun: Callable) -> None:
-    """64 MiB, which no MPI keeps in a buffer of its own, to a rank that sleeps for 1.5 s before it looks."""
+    """64 MiB, which no MPI keeps in a buffer of its own, to a rank that sleeps for 1.5
+    s before it looks.
+    """
     result = mpirun(2, HERE / "sending.py")
     assert result.returncode == 0, result.stderr
     assert "received as sent" in result.stdout
-    line = next(line for line in result.stdout.splitlines() if line.startswith("sent in"))
+    line = next(
+        line for line in result.stdout.splitlines() if line.startswith("sent in")
+    )
     sent, gone = (float(word) for word in line.split() if word[0].isdigit())
     assert sent < 0.75 and gone > 1.4
 
 
-@pytest.mark.parametrize(("culprit", "ranks", "rank"), [("server", 2, 1), ("worker", 3, 1)])
-def test_a_failing_rank_ends_all(culprit: str, ranks: int, rank: int, tmp_path: Path, mpirun: Callable) -> None:
-    """A server rank while a worker waits for it, and a worker while another worker and the server wait."""
+@pytest.mark.parametrize(
+    ("culprit", "ranks", "rank"), [("server", 2, 1), ("worker", 3, 1)]
+)
+def test_a_failing_rank_ends_all(
+    culprit: str, ranks: int, rank: int, tmp_path: Path, mpirun: Callable
+) -> None:
+    """A server rank while a worker waits for it, and a worker while another worker and
+    the server wait.
+    """
     words = flags(**TINY, server_ranks=1, out=tmp_path / "run")
     result = mpirun(ranks, HERE / "failing_server.py", "run", *words, FAIL=culprit)
     ended = time.time()
     assert result.returncode == 1, result.stderr
-    assert f"hpcfed: rank {rank} on" in result.stderr and "FloatingPointError: planted failure" in result.stderr
-    when = re.search(r"failed at ([0-9.]+)", result.stderr)  # mpirun may put it behind what another rank has said
+    assert (
+        f"hpcfed: rank {rank} on" in result.stderr
+        and "FloatingPointError: planted failure" in result.stderr
+    )
+    when = re.search(
+        r"failed at ([0-9.]+)", result.stderr
+    )  # mpirun may put it behind what another rank has said
     assert when is not None and ended - float(when[1]) < 10
     record = read_run(tmp_path / "run")
     assert record.status == "failed" and "planted failure" in record.error
 
 
 def test_rows_that_are_not_finite_are_no_answer() -> None:
-    """They would be evaluated as if nothing had happened. What a client itself has spoilt is not the server's."""
+    """They would be evaluated as if nothing had happened. What a client itself has
+    spoilt is not the server's.
+    """
     room, clients = small_room(), np.arange(5)
     rows = torch.randn(5, 20, generator=torch.Generator().manual_seed(0))
 
@@ -516,27 +728,45 @@ def test_rows_that_are_not_finite_are_no_answer() -> None:
     spoilt = rows.clone()
     spoilt[2, 3] = torch.nan
     led = ask("guide", torch.cat([rows, spoilt]), strength=0.0, start=9, steps=4)
-    assert led.rows is not None and not led.failure and led.rows.isfinite().all(1).tolist() == [1, 1, 0, 1, 1]
+    assert (
+        led.rows is not None
+        and not led.failure
+        and led.rows.isfinite().all(1).tolist() == [1, 1, 0, 1, 1]
+    )
     with torch.no_grad():
         cast(Tensor, room.model(0).denoiser.last.bias).fill_(torch.inf)
     for verb in ("invert", "sample"):
-        assert re.match(rf"5 of 5 rows .* \({verb}\) are not finite; try --server-lr below 0.003", ask(verb).failure)
-    assert "(guide) are not finite" in ask("guide", torch.cat([rows, rows]), strength=0.0, start=9, steps=4).failure
+        assert re.match(
+            rf"5 of 5 rows .* \({verb}\) are not finite; try --server-lr below 0.003",
+            ask(verb).failure,
+        )
+    assert (
+        "(guide) are not finite"
+        in ask("guide", torch.cat([rows, rows]), strength=0.0, start=9, steps=4).failure
+    )
     assert not ask("reconstruct").failure, "which asks the autoencoder alone"
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
-def test_a_server_that_diverges_fails_the_run(ranks: int, tmp_path: Path, mpirun: Callable, hpcfed: Callable) -> None:
-    words = ["run", *flags(**TINY, server_lr=1e30, server_ranks=int(ranks > 1), out=tmp_path / "run")]
+def test_a_server_that_diverges_fails_the_run(
+    ranks: int, tmp_path: Path, mpirun: Callable, hpcfed: Callable
+) -> None:
+    words = [
+        "run",
+        *flags(
+            **TINY, server_lr=1e30, server_ranks=int(ranks > 1), out=tmp_path / "run"
+        ),
+    ]
     result = hpcfed(*words) if ranks == 1 else mpirun(ranks, "-m", "hpcfed", *words)
     assert result.returncode == 1, result.stderr
-    line = (
-        "the server's autoencoder has diverged: its loss is not finite from step 2 of 5 on; try --server-lr below 1e+30"
-    )
+    line = "the server's autoencoder has diverged: its loss is not finite from step 2 of 5 on"
+    line += "; try --server-lr below 1e+30"
     told = [text for text in result.stderr.splitlines() if "hpcfed: rank" in text]
     assert len(told) == 1 and "rank 0" in told[0] and line in told[0], result.stderr
     record = read_run(tmp_path / "run")
-    assert record.status == "failed" and line in record.error and record.rounds_done == 3
+    assert (
+        record.status == "failed" and line in record.error and record.rounds_done == 3
+    )
 
 
 # A trained server in a file
@@ -545,12 +775,24 @@ def test_a_server_that_diverges_fails_the_run(ranks: int, tmp_path: Path, mpirun
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that learns twice, in one process."""
-    own = TINY | {"server_every": 2, "direct": True, "new_clients": 3, "new_updates": 12, "generated_layers": 1}
+    own = TINY | {
+        "server_every": 2,
+        "direct": True,
+        "new_clients": 3,
+        "new_updates": 12,
+        "generated_layers": 1,
+    }
     return started(*flags(**own, out=tmp_path_factory.mktemp("recorded") / "run"))
 
 
-def test_a_warm_start_changes_the_first_rows_generated_columns_alone(recorded: Path) -> None:
-    options = TINY | {"generated_layers": 1, "seed": 1, "server_load": str(recorded / "server.h5")}
+def test_a_warm_start_changes_the_first_rows_generated_columns_alone(
+    recorded: Path,
+) -> None:
+    options = TINY | {
+        "generated_layers": 1,
+        "seed": 1,
+        "server_load": str(recorded / "server.h5"),
+    }
     cold, warm = assembled(**options), assembled(**options, warm_start=True)
     fed = warm.federation
     assert torch.equal(cold.method.init(cold.federation).w, fed.initial_row())
@@ -561,7 +803,9 @@ def test_a_warm_start_changes_the_first_rows_generated_columns_alone(recorded: P
     torch.testing.assert_close(w[~others], fed.server.sample(fed.clients).mean(0))
     standard = room_of(warm).model(1).standard
     with h5py.File(recorded / "server.h5") as file:
-        assert standard is not None and np.array_equal(standard.mean, file["standard/mean"][()])
+        assert standard is not None and np.array_equal(
+            standard.mean, file["standard/mean"][()]
+        )
     assert (fed.initial_row()[~others] != w[~others]).all()
     rows = warm.method.personal(fed, warm.method.init(fed), EVERYONE)
     assert torch.equal(rows, w.expand(6, -1)), "the server knows no client yet"
@@ -569,7 +813,15 @@ def test_a_warm_start_changes_the_first_rows_generated_columns_alone(recorded: P
 
 def test_the_trained_server_is_kept_unless_told(recorded: Path, tmp_path: Path) -> None:
     assert sorted(path.name for path in recorded.iterdir()) == ["run.h5", "server.h5"]
-    words = flags(**TINY | {"rounds": 1, "bank_rounds": 1, "autoencoder_samples": 20, "denoiser_samples": 20})
+    words = flags(
+        **TINY
+        | {
+            "rounds": 1,
+            "bank_rounds": 1,
+            "autoencoder_samples": 20,
+            "denoiser_samples": 20,
+        }
+    )
     folder = started(*words, "--no-server-save", "--out", tmp_path / "run")
     assert [path.name for path in folder.iterdir()] == ["run.h5"]
 
@@ -587,7 +839,10 @@ def test_a_server_file_that_does_not_serve_is_one_line(
         ({"server_load": recorded / "run.h5"}, "--server-load"),
         ({"server_load": server, "generated_layers": 2}, "was made for other columns"),
         ({"server_load": server, "server_latent": 9}, "has another size"),
-        ({"warm_start": True}, "--warm-start needs a trained server: add --server-load"),
+        (
+            {"warm_start": True},
+            "--warm-start needs a trained server: add --server-load",
+        ),
     ):
         assert expected in mistake(capsys, "run", *flags(**own | values))
         assert not out.exists(), "told before anything was written"
@@ -596,10 +851,16 @@ def test_a_server_file_that_does_not_serve_is_one_line(
 def test_a_server_rank_tells_of_a_bad_file(tmp_path: Path, mpirun: Callable) -> None:
     """It alone reads the file."""
     (tmp_path / "bad.h5").write_text("no HDF5")
-    words = flags(**TINY, server_ranks=1, server_load=tmp_path / "bad.h5", out=tmp_path / "run")
+    words = flags(
+        **TINY, server_ranks=1, server_load=tmp_path / "bad.h5", out=tmp_path / "run"
+    )
     result = mpirun(2, "-m", "hpcfed", "run", *words)
     assert result.returncode == 2, result.stderr
-    assert result.stderr.count("hpcfed: ") == result.stderr.count("hpcfed: rank 1: --server-load") == 1
+    assert (
+        result.stderr.count("hpcfed: ")
+        == result.stderr.count("hpcfed: rank 1: --server-load")
+        == 1
+    )
     assert "Traceback" not in result.stderr
 
 
@@ -620,21 +881,37 @@ def test_the_servers_group_of_the_results(recorded: Path) -> None:
         "autoencoder_loss": ((2, 5), "1"),
         "denoiser_loss": ((2, 5), "1"),
     }
-    with h5py.File(recorded / "run.h5") as file, h5py.File(recorded / "server.h5") as trained:
+    with (
+        h5py.File(recorded / "run.h5") as file,
+        h5py.File(recorded / "server.h5") as trained,
+    ):
         group = file["server"]
         assert set(group) == {*shapes, "phase_names", "network_names"}
         for name, (shape, unit) in shapes.items():
-            assert (group[name].shape, group[name].attrs["units"]) == (shape, unit), name
-            assert group[name].attrs["description"] and group[name].dims[0].label == "time"
+            assert (group[name].shape, group[name].attrs["units"]) == (shape, unit), (
+                name
+            )
+            assert (
+                group[name].attrs["description"] and group[name].dims[0].label == "time"
+            )
             assert np.isfinite(group[name][()]).all() or name == "utilisation", name
         assert group["phase_names"].asstr()[()].tolist() == list(SERVER_PHASES)
         assert group["network_names"].asstr()[()].tolist() == list(NETWORKS)
         assert group["round"][()].tolist() == [1, 3]
-        assert group["rows"][()].tolist() == [12, 18], "two rounds of six clients, then the last three"
-        assert (group["seconds"][()][:, [SERVER_PHASES.index(name) for name in NETWORKS]] > 0).all()
-        assert (group["peak_memory"][()] > 2**26).all() and (group["flops"][()] > 1e6).all()
+        assert group["rows"][()].tolist() == [12, 18], (
+            "two rounds of six clients, then the last three"
+        )
+        assert (
+            group["seconds"][()][:, [SERVER_PHASES.index(name) for name in NETWORKS]]
+            > 0
+        ).all()
+        assert (group["peak_memory"][()] > 2**26).all() and (
+            group["flops"][()] > 1e6
+        ).all()
         for i, network in enumerate(NETWORKS):
-            assert group["parameters"][:, i].tolist() == [num_learnt(trained[network])] * 2
+            assert (
+                group["parameters"][:, i].tolist() == [num_learnt(trained[network])] * 2
+            )
             seconds = group["seconds"][0, SERVER_PHASES.index(network)]
             assert group["samples_per_second"][0, i] == pytest.approx(100 / seconds)
         assert file["finals/name"].asstr()[()].tolist() == list(pfedgpa.FINALS)
@@ -644,17 +921,25 @@ def test_the_servers_group_of_the_results(recorded: Path) -> None:
             assert file[name].attrs["units"] == "fraction"
     record = read_run(recorded)
     assert record.finals.keys() == set(pfedgpa.FINALS)
-    assert mean_accuracy(record.finals["pFedGPA"]) == pytest.approx(record.last("accuracy"))
+    assert mean_accuracy(record.finals["pFedGPA"]) == pytest.approx(
+        record.last("accuracy")
+    )
     assert record.newcomers["method"].shape == (13, 3)
-    np.testing.assert_array_equal(record.newcomers["method"][0], record.newcomers["global model"][0])
+    np.testing.assert_array_equal(
+        record.newcomers["method"][0], record.newcomers["global model"][0]
+    )
 
 
 def num_learnt(group: h5py.Group) -> int:
     """Parameters of a saved network, without what batch norm counts and averages."""
     names = list[str]()
     group.visit(names.append)
-    kept = [name for name in names if "running" not in name and "num_batches" not in name]
-    return sum(group[name].size for name in kept if isinstance(group[name], h5py.Dataset))
+    kept = [
+        name for name in names if "running" not in name and "num_batches" not in name
+    ]
+    return sum(
+        group[name].size for name in kept if isinstance(group[name], h5py.Dataset)
+    )
 
 
 def test_the_servers_seconds_are_within_the_rounds(recorded: Path) -> None:
@@ -674,14 +959,26 @@ def test_show_prints_it_all_in_80_columns(
     for name, accuracy in summary["finals"].items():
         assert ["at", "the", "end:", name, f"{accuracy:.2%}"] in lines
     for update in range(13):
-        own = [f"{summary['newcomers'][start][update]:.2%}" for start in ("random", "global model", "method")]
-        assert ["after", str(update), "local", f"update{'s' * (update != 1)}", *own] in lines
+        own = [
+            f"{summary['newcomers'][start][update]:.2%}"
+            for start in ("random", "global model", "method")
+        ]
+        assert [
+            "after",
+            str(update),
+            "local",
+            f"update{'s' * (update != 1)}",
+            *own,
+        ] in lines
     first, last = summary["server"]
     for phase in SERVER_PHASES:
         seconds = first["seconds"][phase] + last["seconds"][phase]
         about = []
         if phase in NETWORKS:
-            about = [f"{last['parameters'][phase]:,}", f"{last['samples_per_second'][phase]:,.0f}"]
+            about = [
+                f"{last['parameters'][phase]:,}",
+                f"{last['samples_per_second'][phase]:,.0f}",
+            ]
         line = next(line for line in lines if line[:1] == [phase])
         assert line[1] == f"{seconds:.2f}" and line[3:] == about
     assert ["uploads", "that", "the", "server", "learnt", "from", "18"] in lines
@@ -689,12 +986,19 @@ def test_show_prints_it_all_in_80_columns(
     with h5py.File(recorded / "run.h5") as file:
         for time_, learning in enumerate(summary["server"]):
             group = file["server"]
-            assert (learning["round"], learning["rows"]) == (group["round"][time_], group["rows"][time_])
-            assert list(learning["seconds"].values()) == group["seconds"][time_].tolist()
+            assert (learning["round"], learning["rows"]) == (
+                group["round"][time_],
+                group["rows"][time_],
+            )
+            assert (
+                list(learning["seconds"].values()) == group["seconds"][time_].tolist()
+            )
             assert learning["peak_memory"] == group["peak_memory"][time_].tolist()
             for name in ("samples_per_second", "parameters", "flops"):
                 assert list(learning[name].values()) == group[name][time_].tolist()
-            assert list(learning["utilisation"].values()) == [None, None], "no CPU has a known peak"
+            assert list(learning["utilisation"].values()) == [None, None], (
+                "no CPU has a known peak"
+            )
 
 
 def test_the_tables_of_a_large_server_are_not_cut(recorded: Path) -> None:
@@ -714,28 +1018,57 @@ def test_the_tables_of_a_large_server_are_not_cut(recorded: Path) -> None:
         for one in record.learnings
     ]
     text, rounds = StringIO(), record.rounds | {"seconds": np.full(4, 1e5)}
-    show(replace(record, rounds=rounds, learnings=tuple(learnings)), Console(file=text, width=80))
-    assert "…" not in text.getvalue() and "2,345,678,901" in text.getvalue() and "45.6%" in text.getvalue()
+    show(
+        replace(record, rounds=rounds, learnings=tuple(learnings)),
+        Console(file=text, width=80),
+    )
+    assert (
+        "…" not in text.getvalue()
+        and "2,345,678,901" in text.getvalue()
+        and "45.6%" in text.getvalue()
+    )
 
 
 def test_another_method_has_none_of_it_but_welcomes_new_clients(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = started(*flags(method="fedavg", clients=4, rounds=2, new_clients=3, new_updates=2, out=tmp_path / "run"))
+    folder = started(
+        *flags(
+            method="fedavg",
+            clients=4,
+            rounds=2,
+            new_clients=3,
+            new_updates=2,
+            out=tmp_path / "run",
+        )
+    )
     with h5py.File(folder / "run.h5") as file:
         assert "server" not in file and "finals" not in file
     assert [path.name for path in folder.iterdir()] == ["run.h5"]
     record: RunRecord = read_run(folder)
     assert record.learnings == () and record.finals == {}
     assert record.newcomers.keys() == {"random", "global model", "method"}
-    assert all(curve.shape == (3, 3) and np.isfinite(curve).all() for curve in record.newcomers.values())
-    np.testing.assert_array_equal(record.newcomers["method"], record.newcomers["global model"])
-    assert mean_accuracy(record.newcomers["random"][0]) < 0.4 < mean_accuracy(record.newcomers["random"][2])
+    assert all(
+        curve.shape == (3, 3) and np.isfinite(curve).all()
+        for curve in record.newcomers.values()
+    )
+    np.testing.assert_array_equal(
+        record.newcomers["method"], record.newcomers["global model"]
+    )
+    assert (
+        mean_accuracy(record.newcomers["random"][0])
+        < 0.4
+        < mean_accuracy(record.newcomers["random"][2])
+    )
     capsys.readouterr()
     cli.main(["show", str(folder)])
     text = capsys.readouterr().out
     assert "new clients that start from" in text
-    assert not [line for line in text.splitlines() if line.startswith(("server", "at the end", "uploads that"))]
+    assert not [
+        line
+        for line in text.splitlines()
+        if line.startswith(("server", "at the end", "uploads that"))
+    ]
     cli.main(["show", str(folder), "--json"])
     summary = json.loads(capsys.readouterr().out)
     assert summary["server"] == [] and summary["finals"] == {}
@@ -747,26 +1080,70 @@ def test_another_method_has_none_of_it_but_welcomes_new_clients(
 @pytest.mark.parametrize(
     ("values", "ranks", "expected"),
     [
-        ({"server_ranks": 1}, 1, "--server-ranks 1 leaves no worker among 1 rank; start more, as in mpirun -n 2"),
-        ({"server_ranks": 1, "method": "fedavg"}, 2, "--server-ranks 1, but method fedavg has no model on the server"),
+        (
+            {"server_ranks": 1},
+            1,
+            "--server-ranks 1 leaves no worker among 1 rank; start more, as in mpirun -n 2",
+        ),
+        (
+            {"server_ranks": 1, "method": "fedavg"},
+            2,
+            "--server-ranks 1, but method fedavg has no model on the server",
+        ),
         ({"zero_stage": 4}, 1, "--zero-stage 4: must be less than or equal to 3"),
-        ({"server_latent": 4811}, 1, "a latent of 4811 is larger than the 4810 generated columns"),
-        ({"generated_layers": 1, "server_latent": 651}, 1, "larger than the 650 generated columns"),
+        (
+            {"server_latent": 4811},
+            1,
+            "a latent of 4811 is larger than the 4810 generated columns",
+        ),
+        (
+            {"generated_layers": 1, "server_latent": 651},
+            1,
+            "larger than the 650 generated columns",
+        ),
         ({"bank_rounds": 5}, 1, "--bank-rounds 5, but the run has only 4 rounds"),
         ({"server_every": 5}, 1, "--server-every 5, but the run has only 4 rounds"),
-        ({"generated_layers": 3}, 1, "--generated-layers 3, but mlp has 2 layers with weights"),
-        ({"inversion_depth": 51}, 1, "--inversion-depth 51 is beyond --diffusion-steps 50"),
-        ({"new_clients": 3, "guided_start": 51}, 1, "--guided-start 51 is beyond --diffusion-steps 50"),
-        ({"server_micro_batch": 7}, 1, "--server-micro-batch 7 does not divide the 20 samples of a server rank"),
+        (
+            {"generated_layers": 3},
+            1,
+            "--generated-layers 3, but mlp has 2 layers with weights",
+        ),
+        (
+            {"inversion_depth": 51},
+            1,
+            "--inversion-depth 51 is beyond --diffusion-steps 50",
+        ),
+        (
+            {"new_clients": 3, "guided_start": 51},
+            1,
+            "--guided-start 51 is beyond --diffusion-steps 50",
+        ),
+        (
+            {"server_micro_batch": 7},
+            1,
+            "--server-micro-batch 7 does not divide the 20 samples of a server rank",
+        ),
         (
             {"server_ranks": 3, "server_engine": "deepspeed"},
             4,
             "--server-batch 20 cannot be shared by 3 server ranks; use a multiple of 3",
         ),
-        ({"server_batch": 2, "server_micro_batch": 1, "server_engine": "deepspeed"}, 2, "batch norm needs two samples"),
+        (
+            {"server_batch": 2, "server_micro_batch": 1, "server_engine": "deepspeed"},
+            2,
+            "batch norm needs two samples",
+        ),
         ({"zero_stage": 1}, 1, "--server-engine torch is a plain loop on one rank"),
-        ({"server_engine": "torch"}, 2, "--server-engine torch is a plain loop on one rank"),
-        ({"new_clients": 2, "server_ranks": 1}, 4, "--new-clients 2 on 3 ranks; use --new-clients 3 or more"),
+        (
+            {"server_engine": "torch"},
+            2,
+            "--server-engine torch is a plain loop on one rank",
+        ),
+        (
+            {"new_clients": 2, "server_ranks": 1},
+            4,
+            "--new-clients 2 on 3 ranks; use --new-clients 3 or more",
+        ),
     ],
 )
 def test_a_mistake_is_one_line(
@@ -782,7 +1159,9 @@ def test_a_mistake_is_one_line(
         monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
         monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", str(ranks))
     own = {"method": "fedavg", "clients": 6} if "method" in values else TINY
-    assert expected in mistake(capsys, "run", *flags(**own | values, out=tmp_path / "run"))
+    assert expected in mistake(
+        capsys, "run", *flags(**own | values, out=tmp_path / "run")
+    )
     assert not (tmp_path / "run").exists()
 
 
@@ -798,7 +1177,9 @@ def test_a_mistake_is_one_line(
 def test_a_mistake_of_many_ranks_is_told_once(
     ranks: int, values: dict[str, Any], expected: str, tmp_path: Path, mpirun: Callable
 ) -> None:
-    result = mpirun(ranks, "-m", "hpcfed", "run", *flags(**TINY | values, out=tmp_path / "run"))
+    result = mpirun(
+        ranks, "-m", "hpcfed", "run", *flags(**TINY | values, out=tmp_path / "run")
+    )
     assert result.returncode == 2, result.stderr
     assert result.stderr.count("hpcfed: ") == 1 and expected in result.stderr
     assert "Traceback" not in result.stderr
@@ -810,7 +1191,9 @@ def test_a_mistake_of_many_ranks_is_told_once(
 
 @dataclass(frozen=True)
 class Learnt:
-    """Twenty uneven clients of the digits and the server that has learnt from their last ten rounds."""
+    """Twenty uneven clients of the digits and the server that has learnt from their
+    last ten rounds.
+    """
 
     setup: Setup
     state: pfedgpa.State
@@ -824,10 +1207,14 @@ class Learnt:
         rows = self.state.w.repeat(20, 1)
         rows[:, fed.generated] = columns
         right = fed.evaluate(rows, np.arange(20)).correct.numpy()
-        return mean_accuracy(np.where(tested > 0, right / np.maximum(tested, 1), np.nan))
+        return mean_accuracy(
+            np.where(tested > 0, right / np.maximum(tested, 1), np.nan)
+        )
 
     def own_centre(self, columns: Tensor) -> int:
-        """For how many clients the nearest of all centres, the means of a client's banked latents, is their own."""
+        """For how many clients the nearest of all centres, the means of a client's
+        banked latents, is their own.
+        """
         latents = self.model.encode(self.bank.rows()).view(10, 20, -1)
         nearest = torch.cdist(self.model.encode(columns), latents.mean(0)).argmin(1)
         return int((nearest == torch.arange(20)).sum())
@@ -835,11 +1222,14 @@ class Learnt:
 
 @pytest.fixture(scope="module")
 def learnt() -> Learnt:
-    """Small batches, since steps teach more than samples here, and a shallow autoencoder, which learns the soonest.
+    """Small batches, since steps teach more than samples here, and a shallow
+    autoencoder, which learns the soonest.
 
-    A setting in which so small a server learns enough, found among about twenty that were tried; three seeds of it had
-    20, 19 and 19 of 20 clients nearest to their own centre. It guards the machinery and says nothing about defaults:
-    with the whole network, batches of 50 and 100 of 1000 diffusion steps, as many samples left 1 of 20.
+    A setting in which so small a server learns enough, found among about twenty that
+    were tried; three seeds of it had 20, 19 and 19 of 20 clients nearest to their own
+    centre. It guards the machinery and says nothing about defaults: with the whole
+    network, batches of 50 and 100 of 1000 diffusion steps, as many samples left 1 of
+    20.
     """
     s = assembled(
         method="pfedgpa",
@@ -869,8 +1259,13 @@ def test_reconstructed_rows_are_as_good_as_the_uploads(learnt: Learnt) -> None:
     known, columns = learnt.bank.newest(fed.clients)
     assert known.all()
     assert torch.equal(fed.server.recall(fed.clients)[0], columns)
-    uploads, fedavg = learnt.accuracy(columns), learnt.accuracy(learnt.state.w[fed.generated])
-    assert uploads > fedavg + 0.01, "the case needs uploads that are better than the common row"
+    uploads, fedavg = (
+        learnt.accuracy(columns),
+        learnt.accuracy(learnt.state.w[fed.generated]),
+    )
+    assert uploads > fedavg + 0.01, (
+        "the case needs uploads that are better than the common row"
+    )
     reconstruction = learnt.accuracy(fed.server.reconstruct(fed.clients)[0])
     assert abs(reconstruction - uploads) <= 0.005
     assert abs(reconstruction - uploads) < abs(fedavg - uploads)
@@ -882,22 +1277,55 @@ def test_generated_rows_keep_their_clients_identity(learnt: Learnt) -> None:
     own = learnt.own_centre(learnt.state.generated)
     assert own >= 19
     assert learnt.kept == pytest.approx(own / 20), "and this is what is told"
-    # What says that the test could fail: diffused to the end, nothing of the client is left.
-    [lost] = room_of(learnt.setup).handle([Request("invert", 0, fed.clients, {"depth": 200})])
+    # What says that the test could fail: diffused to the end, nothing of the client is
+    # left.
+    [lost] = room_of(learnt.setup).handle(
+        [Request("invert", 0, fed.clients, {"depth": 200})]
+    )
     assert lost is not None and lost.rows is not None
-    assert learnt.own_centre(lost.rows) < 10 and lost.kept == pytest.approx(learnt.own_centre(lost.rows) / 20)
+    assert learnt.own_centre(lost.rows) < 10 and lost.kept == pytest.approx(
+        learnt.own_centre(lost.rows) / 20
+    )
 
 
 def test_the_first_try_works_and_tells_what_was_chosen(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Few rounds, and a server for a CPU: the record holds what was used, so that the run can go on as it was."""
-    words = ["--method", "pfedgpa", "--rounds", "2", "--clients", "4", "--model", "mlp", "--device", "cpu"]
-    few = ["--autoencoder-samples", "100", "--server-engine", "torch", "--diffusion-steps", "20", "--no-server-save"]
-    monkeypatch.setattr("hpcfed.server.options.CPU_SAMPLES", {"autoencoder": 200, "denoiser": 100})  # to be quick
+    """Few rounds, and a server for a CPU: the record holds what was used, so that the
+    run can go on as it was.
+    """
+    words = [
+        "--method",
+        "pfedgpa",
+        "--rounds",
+        "2",
+        "--clients",
+        "4",
+        "--model",
+        "mlp",
+        "--device",
+        "cpu",
+    ]
+    few = [
+        "--autoencoder-samples",
+        "100",
+        "--server-engine",
+        "torch",
+        "--diffusion-steps",
+        "20",
+        "--no-server-save",
+    ]
+    monkeypatch.setattr(
+        "hpcfed.server.options.CPU_SAMPLES", {"autoencoder": 200, "denoiser": 100}
+    )  # to be quick
     cli.main(["run", *words, *few, "--out", str(tmp_path)])
     said, config = capsys.readouterr().err, read_run(tmp_path).config
-    chosen = {"server": "small", "bank_rounds": 2, "denoiser_samples": 100, "inversion_depth": 20}
+    chosen = {
+        "server": "small",
+        "bank_rounds": 2,
+        "denoiser_samples": 100,
+        "inversion_depth": 20,
+    }
     chosen["autoencoder_samples"] = 100  # as it was given
     assert {name: config[name] for name in chosen} == chosen
     for line in (

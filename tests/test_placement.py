@@ -1,4 +1,6 @@
-"""Clients on ranks of different speed: placed by steps, then by measured time, with the same results."""
+"""Clients on ranks of different speed: placed by steps, then by measured time, with the
+same results.
+"""
 
 import io
 from collections.abc import Callable
@@ -29,18 +31,26 @@ SPEEDS = st.lists(st.floats(0.05, 20), min_size=1, max_size=8)
 
 
 @given(LOADS, SPEEDS)
-def test_no_rank_would_finish_its_last_client_earlier_elsewhere(numbers: list[int], paces: list[float]) -> None:
-    """Which bounds the slowest rank by an even share of the whole work and one more client."""
+def test_no_rank_would_finish_its_last_client_earlier_elsewhere(
+    numbers: list[int], paces: list[float]
+) -> None:
+    """Which bounds the slowest rank by an even share of the whole work and one more
+    client.
+    """
     loads, speeds = np.array(numbers) + 0.25, np.array(paces[: len(numbers)])
     rank_of = place(loads, len(speeds), speeds=speeds)
     assert set(rank_of) == set(range(len(speeds))), "every rank has a client"
     totals = rank_loads(loads, rank_of, len(speeds))
     for rank in range(len(speeds)):
         own = loads[rank_of == rank]
-        if len(own) > 1:  # a rank's only client may be there because every rank gets one
+        if (
+            len(own) > 1
+        ):  # a rank's only client may be there because every rank gets one
             others = np.arange(len(speeds)) != rank
             elsewhere = (totals[others] + own.min()) / speeds[others]
-            assert totals[rank] / speeds[rank] <= elsewhere.min(initial=np.inf) * (1 + 1e-12)
+            assert totals[rank] / speeds[rank] <= elsewhere.min(initial=np.inf) * (
+                1 + 1e-12
+            )
             even = (totals.sum() + (len(speeds) - 1) * own.min()) / speeds.sum()
             assert totals[rank] / speeds[rank] <= even * (1 + 1e-12)
 
@@ -66,13 +76,22 @@ def test_the_longest_client_of_a_stack_counts_more() -> None:
 def test_loads_are_steps_and_clients_without_data_are_dealt_out() -> None:
     loads = client_loads(np.array([0, 1, 16, 17]), epochs=2, batch_size=16)
     assert (loads - loads[0]).tolist() == [0, 2, 2, 4]
-    assert np.bincount(place(client_loads(np.zeros(8, int), epochs=1, batch_size=1), 4)).tolist() == [2, 2, 2, 2]
+    assert np.bincount(
+        place(client_loads(np.zeros(8, int), epochs=1, batch_size=1), 4)
+    ).tolist() == [2, 2, 2, 2]
 
 
 def followed(
-    paces: np.ndarray, *, rounds: int = 200, cost: float = 0.0, share: float = 1.0, noise: float = 0.0
+    paces: np.ndarray,
+    *,
+    rounds: int = 200,
+    cost: float = 0.0,
+    share: float = 1.0,
+    noise: float = 0.0,
 ) -> tuple[Balance, list[int], np.ndarray]:
-    """A run on ranks of these paces: where its clients moved, after which rounds, and where they are at the end."""
+    """A run on ranks of these paces: where its clients moved, after which rounds, and
+    where they are at the end.
+    """
     rng, ranks = np.random.default_rng(0), len(paces)
     loads = rng.integers(1, 50, size=40) + 0.25
     rank = place(loads, ranks, longest=2)
@@ -110,7 +129,9 @@ def test_clients_move_only_when_it_pays() -> None:
     gain = 0.3  # seconds a round, roughly
     assert followed(paces, rounds=200, cost=100 * gain)[1]
     assert not followed(paces, rounds=20, cost=100 * gain)[1]
-    assert not followed(paces, rounds=WINDOW + 1)[1], "no round is left to gain anything"
+    assert not followed(paces, rounds=WINDOW + 1)[1], (
+        "no round is left to gain anything"
+    )
 
 
 def test_one_noisy_round_moves_nobody() -> None:
@@ -127,7 +148,9 @@ def test_one_noisy_round_moves_nobody() -> None:
 def test_clients_move_a_few_times_at_most() -> None:
     loads, rank = np.ones(8), np.array([0, 0, 0, 0, 0, 0, 1, 1])
     balance, moves = Balance(loads, rank, 2, longest=0, moving_seconds=0), 0
-    for round in range(100):  # the rank with more clients is always the slow one: whatever one does is wrong
+    for round in range(
+        100
+    ):  # the rank with more clients is always the slow one: whatever one does is wrong
         counts = np.bincount(rank, minlength=2)
         paces = np.where(counts == counts.max(), 3.0, 1.0)
         if balance.note(np.arange(8), counts * paces):
@@ -146,7 +169,11 @@ def test_imbalance_by_hand() -> None:
 
 def test_clients_stay_where_files_or_bits_depend_on_it() -> None:
     assert RunConfig().movable
-    for options in ({"snapshot_every": 5}, {"deterministic": True}, {"placement": "steps"}):
+    for options in (
+        {"snapshot_every": 5},
+        {"deterministic": True},
+        {"placement": "steps"},
+    ):
         assert not RunConfig(**options).movable
 
 
@@ -156,7 +183,18 @@ def test_entries_arrive_bit_for_bit_with_their_clients(mpirun: Callable) -> None
     assert result.stdout.count("all arrived") == 3
 
 
-OPTIONS = ["--model", "mlp", "--clients", 12, "--alpha", 0.3, "--rounds", 9, "--epochs", 1]
+OPTIONS = [
+    "--model",
+    "mlp",
+    "--clients",
+    12,
+    "--alpha",
+    0.3,
+    "--rounds",
+    9,
+    "--epochs",
+    1,
+]
 
 
 def rows_of(pattern: Path) -> np.ndarray:
@@ -167,7 +205,9 @@ def rows_of(pattern: Path) -> np.ndarray:
     return np.stack([rows[client] for client in range(12)])
 
 
-def run_alone(options: list[object], folder: Path, monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
+def run_alone(
+    options: list[object], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> np.ndarray:
     """The same run in this process: every client's row after the last round."""
     rows = np.empty(0)
 
@@ -181,7 +221,13 @@ def run_alone(options: list[object], folder: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(loop, "evaluate", keeping_rows)
     world = worlds.enter(device="cpu")
     folder.mkdir()
-    loop.go(assemble(parse_run([str(word) for word in options]), world, Timer(world.device)), folder, quiet=True)
+    loop.go(
+        assemble(
+            parse_run([str(word) for word in options]), world, Timer(world.device)
+        ),
+        folder,
+        quiet=True,
+    )
     return rows
 
 
@@ -191,11 +237,26 @@ def shown(record: RunRecord) -> str:
     return text.getvalue()
 
 
-@pytest.mark.parametrize(("method", "ranks", "share"), [("local", 3, 0.7), ("fedavg", 2, 1.0)])
+@pytest.mark.parametrize(
+    ("method", "ranks", "share"), [("local", 3, 0.7), ("fedavg", 2, 1.0)]
+)
 def test_moving_clients_changes_no_result(
-    method: str, ranks: int, share: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mpirun: Callable
+    method: str,
+    ranks: int,
+    share: float,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    mpirun: Callable,
 ) -> None:
-    options = [*OPTIONS, "--method", method, "--participation", share, "--precision", "fp64"]
+    options = [
+        *OPTIONS,
+        "--method",
+        method,
+        "--participation",
+        share,
+        "--precision",
+        "fp64",
+    ]
     slow = mpirun(
         ranks, HERE / "slow_rank.py", "run", *options, "--out", tmp_path / "moved",
         SLOW="4", STEADY="1", ROWS=str(tmp_path / "moved-rows"),
@@ -206,17 +267,27 @@ def test_moving_clients_changes_no_result(
     assert moved.moves == (WINDOW + 1,) and stayed.moves == ()
     assert slow.stderr.count("of 12 clients moved in") == 1
     np.testing.assert_array_equal(moved.client_accuracy, stayed.client_accuracy)
-    np.testing.assert_allclose(moved.rounds["train_loss"], stayed.rounds["train_loss"], rtol=1e-12)
-    np.testing.assert_allclose(rows_of(tmp_path / "moved-rows"), expected, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(
+        moved.rounds["train_loss"], stayed.rounds["train_loss"], rtol=1e-12
+    )
+    np.testing.assert_allclose(
+        rows_of(tmp_path / "moved-rows"), expected, rtol=0, atol=1e-12
+    )
 
     seconds = moved.phases[:, :, PHASES.index("train")]
-    np.testing.assert_allclose(moved.rounds["imbalance"], seconds.max(1) / seconds.mean(1), rtol=1e-12)
+    np.testing.assert_allclose(
+        moved.rounds["imbalance"], seconds.max(1) / seconds.mean(1), rtol=1e-12
+    )
     with h5py.File(tmp_path / "moved/loop.h5") as file:
         before, after = file["clients/rank"][()], file["moves/rank"][0]
         assert set(after) == set(range(ranks)) and (before != after).any()
-        assert np.count_nonzero(after == ranks - 1) < np.count_nonzero(before == ranks - 1), "the slow rank has fewer"
+        assert np.count_nonzero(after == ranks - 1) < np.count_nonzero(
+            before == ranks - 1
+        ), "the slow rank has fewer"
         assert (
-            file["moves/seconds"][0] > 0 and np.isnan(file["moves/seconds"][1]) and (file["moves/rank"][1] == -1).all()
+            file["moves/seconds"][0] > 0
+            and np.isnan(file["moves/seconds"][1])
+            and (file["moves/rank"][1] == -1).all()
         )
     if share == 1:
         assert np.median(moved.rounds["imbalance"][: WINDOW + 1]) > 1.4
@@ -229,14 +300,26 @@ def test_moving_clients_changes_no_result(
     assert "by the mean" not in shown(stayed), "a single rank has no imbalance"
 
 
-def test_a_deterministic_run_does_not_heed_the_clock(tmp_path: Path, mpirun: Callable) -> None:
+def test_a_deterministic_run_does_not_heed_the_clock(
+    tmp_path: Path, mpirun: Callable
+) -> None:
     options = [*OPTIONS, "--rounds", WINDOW + 2, "--deterministic"]
     for name, placement in (("slow", "measured"), ("steps", "steps")):
         words = [*options, "--placement", placement, "--out", tmp_path / name]
         slow = {"SLOW": "4", "STEADY": "1"} if name == "slow" else {}
-        result = mpirun(2, HERE / "slow_rank.py", "run", *words, ROWS=str(tmp_path / f"{name}-rows"), **slow)
+        result = mpirun(
+            2,
+            HERE / "slow_rank.py",
+            "run",
+            *words,
+            ROWS=str(tmp_path / f"{name}-rows"),
+            **slow,
+        )
         assert result.returncode == 0, result.stderr
-    assert rows_of(tmp_path / "slow-rows").tobytes() == rows_of(tmp_path / "steps-rows").tobytes()
+    assert (
+        rows_of(tmp_path / "slow-rows").tobytes()
+        == rows_of(tmp_path / "steps-rows").tobytes()
+    )
     slow, steps = read_run(tmp_path / "slow"), read_run(tmp_path / "steps")
     assert slow.moves == () and np.median(slow.rounds["imbalance"]) > 1.2
     assert slow.rounds["train_loss"].tobytes() == steps.rounds["train_loss"].tobytes()

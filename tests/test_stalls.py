@@ -1,4 +1,6 @@
-"""Time for which a job was suspended is no stall: looked at with a made-up clock, and with real ranks."""
+"""Time for which a job was suspended is no stall: looked at with a made-up clock, and
+with real ranks.
+"""
 
 import os
 import signal
@@ -26,7 +28,9 @@ STALL = 8.0
 
 
 class Clock:
-    """A clock, and the event for which the watcher waits: every wait takes the next of these numbers of seconds."""
+    """A clock, and the event for which the watcher waits: every wait takes the next of
+    these numbers of seconds.
+    """
 
     def __init__(self, *waits: float) -> None:
         self._waits = list(waits)
@@ -64,17 +68,26 @@ def given_up(monkeypatch: pytest.MonkeyPatch, *waits: float) -> list[tuple[str, 
 
 def test_time_asleep_is_no_stall(monkeypatch: pytest.MonkeyPatch) -> None:
     assert given_up(monkeypatch, *[1.0] * 9) == [("train", 9.0)]
-    assert given_up(monkeypatch, *[1.5] * 6) == [("train", 9.0)], "a busy machine makes looks late"
+    assert given_up(monkeypatch, *[1.5] * 6) == [("train", 9.0)], (
+        "a busy machine makes looks late"
+    )
     assert not given_up(monkeypatch, *[1.0] * 3, 1000.0, *[1.0] * 3)
     assert not given_up(monkeypatch, 1.0, 50_000.0, 1.0, 1000.0, 1.0)
     told = given_up(monkeypatch, *[1.0] * 3, 1000.0, *[1.0] * 9)
-    assert len(told) == 1 and told[0][1] < 10, "a run that hangs afterwards is still ended"
+    assert len(told) == 1 and told[0][1] < 10, (
+        "a run that hangs afterwards is still ended"
+    )
 
 
 def test_collectives_leave_it_to_the_watcher() -> None:
-    """torch's own limit counts while a job is suspended, so it must be longer than any suspension."""
+    """torch's own limit counts while a job is suspended, so it must be longer than any
+    suspension.
+    """
     alone = SimpleNamespace(
-        Get_rank=lambda: 0, Get_size=lambda: 1, allgather=lambda own: [own], bcast=lambda own, root: own
+        Get_rank=lambda: 0,
+        Get_size=lambda: 1,
+        allgather=lambda own: [own],
+        bcast=lambda own, root: own,
     )
     world._join(alone, "gloo", torch.device("cpu"))
     try:
@@ -91,7 +104,9 @@ def asleep(pause: float) -> Awake:
 
 
 def test_nobody_is_called_silent_after_a_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever looks was suspended with all others, who leave their next sign a little later."""
+    """Whoever looks was suspended with all others, who leave their next sign a little
+    later.
+    """
     store = world.dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     own = Pulse("127.0.0.1", store.port, rank=0, size=1)
     monkeypatch.setattr(pulse, "Awake", asleep)
@@ -102,11 +117,22 @@ def test_nobody_is_called_silent_after_a_sleep(monkeypatch: pytest.MonkeyPatch) 
     assert own.silent(1.5) == [0], "a rank that has stopped is found"
 
 
-def test_a_suspended_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All ranks sleep for longer than --stall-timeout, one while it waits for the other, and awake one by one."""
+def test_a_suspended_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All ranks sleep for longer than --stall-timeout, one while it waits for the
+    other, and awake one by one.
+    """
     monkeypatch.setenv("STEADY", "1")
     monkeypatch.setenv("SLOW", "8")  # the last rank trains for some two seconds
-    words = flags(clients=4, rounds=4000, checkpoint_every=1, model="mlp", partition="iid", placement="steps")
+    words = flags(
+        clients=4,
+        rounds=4000,
+        checkpoint_every=1,
+        model="mlp",
+        partition="iid",
+        placement="steps",
+    )
     out, slow_rank = tmp_path / "run", str(Path(__file__).with_name("slow_rank.py"))
     options = ["--stall-timeout", STALL, "--out", out]
     with jobs.begun(2, "run", *words, *options, python=[slow_rank]) as job:

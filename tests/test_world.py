@@ -1,4 +1,6 @@
-"""Who we are: what launchers say, which backend is chosen and why, how cores and clients are shared out."""
+"""Who we are: what launchers say, which backend is chosen and why, how cores and
+clients are shared out.
+"""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -14,14 +16,25 @@ from hpcfed.clients.placement import place
 from hpcfed.errors import UserError
 from hpcfed.experiment import loop as runs
 from hpcfed.runtime.launcher import Launch, launched
-from hpcfed.runtime.world import Place, World, _threads, choose_backend, nccl_on_shared_gpus
+from hpcfed.runtime.world import (
+    Place,
+    World,
+    _threads,
+    choose_backend,
+    nccl_on_shared_gpus,
+)
 from hpcfed.server.client import check_world
 from hpcfed.server.options import ServerOptions
 
 
 def step(rank: int, size: int) -> dict[str, str]:
     """Variables of a task of a Slurm step, whatever --mpi is."""
-    return {"SLURM_PROCID": str(rank), "SLURM_STEP_NUM_TASKS": str(size), "SLURM_STEP_ID": "0", "SLURM_JOB_ID": "5"}
+    return {
+        "SLURM_PROCID": str(rank),
+        "SLURM_STEP_NUM_TASKS": str(size),
+        "SLURM_STEP_ID": "0",
+        "SLURM_JOB_ID": "5",
+    }
 
 
 def pmi(rank: int, size: int) -> dict[str, str]:
@@ -36,21 +49,36 @@ HYDRA = {"MPI_LOCALNRANKS": "1", "MPI_LOCALRANKID": "0"}
     ("variables", "expected"),
     [
         ({}, Launch("no launcher", 0, 1)),
-        ({"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4"}, Launch("Open MPI's mpirun", 2, 4)),
+        (
+            {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4"},
+            Launch("Open MPI's mpirun", 2, 4),
+        ),
         # mpirun starts its daemons by srun, one per node.
-        ({"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4"} | step(1, 2), Launch("Open MPI's mpirun", 2, 4)),
+        (
+            {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4"} | step(1, 2),
+            Launch("Open MPI's mpirun", 2, 4),
+        ),
         (pmi(1, 2), Launch("mpiexec (PMI)", 1, 2)),
         (pmi(1, 2) | HYDRA, Launch("mpiexec (PMI)", 1, 2)),
         # So does mpiexec; with a rank per node only its own variables tell.
         (pmi(3, 4) | HYDRA | step(1, 2), Launch("mpiexec (PMI)", 3, 4)),
         (pmi(1, 2) | HYDRA | step(1, 2), Launch("mpiexec (PMI)", 1, 2)),
         # mpiexec in a shell that srun has started with --mpi=pmi2.
-        (pmi(1, 2) | step(0, 1) | {"PMI_JOBID": "5.0", "SLURM_MPI_TYPE": "pmi2"}, Launch("mpiexec (PMI)", 1, 2)),
+        (
+            pmi(1, 2) | step(0, 1) | {"PMI_JOBID": "5.0", "SLURM_MPI_TYPE": "pmi2"},
+            Launch("mpiexec (PMI)", 1, 2),
+        ),
         (step(3, 8) | {"PMIX_RANK": "3"}, Launch("srun", 3, 8)),
-        (step(3, 8) | pmi(3, 8) | {"PMI_JOBID": "5.0", "SLURM_MPI_TYPE": "pmi2"}, Launch("srun", 3, 8)),
+        (
+            step(3, 8) | pmi(3, 8) | {"PMI_JOBID": "5.0", "SLURM_MPI_TYPE": "pmi2"},
+            Launch("srun", 3, 8),
+        ),
         (step(3, 8), Launch("srun", 3, 8)),  # --mpi=none
         # A batch script sees its job's variables, but no launcher has started it.
-        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "5"}, Launch("no launcher", 0, 1)),
+        (
+            {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "5"},
+            Launch("no launcher", 0, 1),
+        ),
     ],
 )
 def test_launchers_are_recognised(variables: dict[str, str], expected: Launch) -> None:
@@ -63,14 +91,26 @@ def rank_at(host: str, device: str, cores: tuple[int, ...] = (0, 1)) -> Place:
 
 def test_the_backend_is_chosen_with_a_reason() -> None:
     assert choose_backend((rank_at("a", "gpu-1"),))[0] == "none"
-    assert choose_backend((rank_at("a", "gpu-1"), rank_at("a", "gpu-2"))) == ("nccl", "every rank has a GPU of its own")
+    assert choose_backend((rank_at("a", "gpu-1"), rank_at("a", "gpu-2"))) == (
+        "nccl",
+        "every rank has a GPU of its own",
+    )
     assert choose_backend((rank_at("a", "gpu-1"), rank_at("a", "gpu-1")))[0] == "gloo"
-    assert "share a GPU" in choose_backend((rank_at("a", "gpu-1"), rank_at("a", "gpu-1")))[1]
-    assert "not every rank has a GPU" in choose_backend((rank_at("a", "gpu-1"), rank_at("b", "cpu")))[1]
+    assert (
+        "share a GPU"
+        in choose_backend((rank_at("a", "gpu-1"), rank_at("a", "gpu-1")))[1]
+    )
+    assert (
+        "not every rank has a GPU"
+        in choose_backend((rank_at("a", "gpu-1"), rank_at("b", "cpu")))[1]
+    )
 
 
 def test_the_backend_that_was_asked_for_is_taken() -> None:
-    own, shared = (rank_at("a", "gpu-1"), rank_at("a", "gpu-2")), (rank_at("a", "gpu-1"), rank_at("a", "gpu-1"))
+    own, shared = (
+        (rank_at("a", "gpu-1"), rank_at("a", "gpu-2")),
+        (rank_at("a", "gpu-1"), rank_at("a", "gpu-1")),
+    )
     assert choose_backend(own, "gloo") == ("gloo", "as --backend says")
     assert choose_backend(own, "nccl") == ("nccl", "every rank has a GPU of its own")
     backend, reason = choose_backend(shared, "nccl")
@@ -82,15 +122,24 @@ def test_the_backend_that_was_asked_for_is_taken() -> None:
 
 
 def test_nccl_is_told_that_ranks_share_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Older versions by a host of its own for every rank, newer ones by a switch; what the user has set stays."""
+    """Older versions by a host of its own for every rank, newer ones by a switch; what
+    the user has set stays.
+    """
     for name in ("NCCL_HOSTID", "NCCL_SOCKET_IFNAME", "NCCL_MULTI_RANK_GPU_ENABLE"):
         monkeypatch.delenv(name, raising=False)
-    here, apart = (rank_at("a", "gpu-1"),) * 2, (rank_at("a", "gpu-1"), rank_at("b", "gpu-1"))
+    here, apart = (
+        (rank_at("a", "gpu-1"),) * 2,
+        (rank_at("a", "gpu-1"), rank_at("b", "gpu-1")),
+    )
     old = [nccl_on_shared_gpus(rank, here, (2, 28, 9)) for rank in (0, 1)]
     assert old[0]["NCCL_HOSTID"] != old[1]["NCCL_HOSTID"]
     assert [variables["NCCL_SOCKET_IFNAME"] for variables in old] == ["lo", "lo"]
-    assert "NCCL_SOCKET_IFNAME" not in nccl_on_shared_gpus(0, apart, (2, 28, 9)), "lo leads to no other host"
-    assert nccl_on_shared_gpus(0, here, (2, 30, 1)) == {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}
+    assert "NCCL_SOCKET_IFNAME" not in nccl_on_shared_gpus(0, apart, (2, 28, 9)), (
+        "lo leads to no other host"
+    )
+    assert nccl_on_shared_gpus(0, here, (2, 30, 1)) == {
+        "NCCL_MULTI_RANK_GPU_ENABLE": "1"
+    }
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "eth7")
     assert nccl_on_shared_gpus(0, here, (2, 28, 9))["NCCL_SOCKET_IFNAME"] == "eth7"
 
@@ -103,15 +152,29 @@ GPU_WORLD = World(
 
 
 def test_zero_is_refused_where_gloo_would_have_to_gather_on_gpus() -> None:
-    """Before the start, on all ranks alike; the remedy that is named is none of those that are refused."""
+    """Before the start, on all ranks alike; the remedy that is named is none of those
+    that are refused.
+    """
     zero = ServerOptions(zero_stage=2)
-    with pytest.raises(UserError, match=r"--zero-stage 2 over gloo.*; add --backend nccl"):
+    with pytest.raises(
+        UserError, match=r"--zero-stage 2 over gloo.*; add --backend nccl"
+    ):
         check_world(zero, GPU_WORLD)
     with pytest.raises(UserError, match="over gloo"):
         check_world(zero, replace(GPU_WORLD, wanted="gloo", server_ranks=1))
     check_world(zero, replace(GPU_WORLD, wanted="nccl"))
     check_world(zero, replace(GPU_WORLD, server_ranks=1))
-    check_world(zero, replace(GPU_WORLD, places=(rank_at("a", "gpu-1"), rank_at("a", "gpu-2"), rank_at("a", "gpu-3"))))
+    check_world(
+        zero,
+        replace(
+            GPU_WORLD,
+            places=(
+                rank_at("a", "gpu-1"),
+                rank_at("a", "gpu-2"),
+                rank_at("a", "gpu-3"),
+            ),
+        ),
+    )
     check_world(zero, replace(GPU_WORLD, places=(rank_at("a", "cpu"),) * 3))
     check_world(ServerOptions(), GPU_WORLD)
 
@@ -128,11 +191,15 @@ def test_ranks_never_oversubscribe_cores(monkeypatch: pytest.MonkeyPatch) -> Non
     elsewhere = (rank_at("a", "cpu", everything), rank_at("b", "cpu", everything))
     assert _threads(elsewhere[0], elsewhere) == 8
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    assert _threads(elsewhere[0], elsewhere) == 3, "less than our share, if that is what the user wants"
+    assert _threads(elsewhere[0], elsewhere) == 3, (
+        "less than our share, if that is what the user wants"
+    )
     assert _threads(unbound[0], unbound) == 2, "but never more"
     for strange in ("abc", "-1", "", "²", "4,2", "1000000000", "9" * 5000):
         monkeypatch.setenv("OMP_NUM_THREADS", strange)
-        assert _threads(unbound[0], unbound) == 2, "what is no number of threads is as if it were not there"
+        assert _threads(unbound[0], unbound) == 2, (
+            "what is no number of threads is as if it were not there"
+        )
 
 
 CORES = st.sets(st.integers(0, 15), min_size=1).map(lambda cores: tuple(sorted(cores)))
@@ -143,28 +210,40 @@ RANKS = st.lists(st.tuples(st.sampled_from("ab"), CORES), min_size=1, max_size=1
 def test_threads_of_all_ranks_fit_the_cores_of_their_host(
     ranks: list[tuple[str, tuple[int, ...]]], wanted: str
 ) -> None:
-    """Whatever cores the launcher binds ranks to; a rank whose cores are fewer than its sharers still needs one."""
+    """Whatever cores the launcher binds ranks to; a rank whose cores are fewer than its
+    sharers still needs one.
+    """
     places = tuple(rank_at(host, "cpu", cores) for host, cores in ranks)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", wanted)
         threads = [_threads(place, places) for place in places]
     assert min(threads) >= 1
     for host in "ab":
-        here = [(place, count) for place, count in zip(places, threads, strict=True) if place.host == host]
+        here = [
+            (place, count)
+            for place, count in zip(places, threads, strict=True)
+            if place.host == host
+        ]
         more_than_one = sum(count for _, count in here if count > 1)
         assert more_than_one <= len(set().union(*(place.cores for place, _ in here)))
         if len({place.cores for place, _ in here}) == 1:  # unbound ranks
-            assert sum(count for _, count in here) <= max(len(here), len(here[0][0].cores))
+            assert sum(count for _, count in here) <= max(
+                len(here), len(here[0][0].cores)
+            )
 
 
 @given(st.lists(st.integers(0, 1000), min_size=1, max_size=200), st.integers(1, 16))
-def test_every_client_has_one_place_and_loads_are_balanced(loads: list[int], ranks: int) -> None:
+def test_every_client_has_one_place_and_loads_are_balanced(
+    loads: list[int], ranks: int
+) -> None:
     ranks = min(ranks, len(loads))
     weights = np.array(loads) + 1
     rank_of = place(weights, ranks)
     assert set(rank_of) == set(range(ranks)), "every rank has a client"
     totals = np.bincount(rank_of, weights)
-    assert totals.max() - totals.min() <= weights.max(), "a rank is ahead by more than one client"
+    assert totals.max() - totals.min() <= weights.max(), (
+        "a rank is ahead by more than one client"
+    )
 
 
 def test_equal_clients_are_dealt_out_evenly() -> None:
@@ -173,6 +252,11 @@ def test_equal_clients_are_dealt_out_evenly() -> None:
 
 def test_a_gpu_counts_its_energy_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runs, "joules", lambda device: {"a": 5.0, "b": 7.0}[device])
-    places = [Place(host, 0, device, "", ()) for host, device in (("x", "a"), ("x", "a"), ("x", "b"), ("y", "a"))]
-    worlds = [cast(World, SimpleNamespace(rank=rank, places=places)) for rank in range(4)]
+    places = [
+        Place(host, 0, device, "", ())
+        for host, device in (("x", "a"), ("x", "a"), ("x", "b"), ("y", "a"))
+    ]
+    worlds = [
+        cast(World, SimpleNamespace(rank=rank, places=places)) for rank in range(4)
+    ]
     assert [runs._joules(world) for world in worlds] == [5.0, 0.0, 7.0, 5.0]

@@ -1,4 +1,6 @@
-"""Inner-product manipulation (Xie et al. 2020): w − ε × the mean update of the benign clients of the round."""
+"""Inner-product manipulation (Xie et al. 2020): w − ε × the mean update of the benign
+clients of the round.
+"""
 
 from __future__ import annotations
 

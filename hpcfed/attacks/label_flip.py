@@ -1,7 +1,8 @@
 """Label flip: attackers train honestly on labels y → classes − 1 − y.
 
-A sample has one label for all clients (and all stacked seeds) that hold it, so flipped samples are samples of their
-own: the training set is followed by itself with flipped labels, and attackers hold samples of the second half.
+A sample has one label for all clients (and all stacked seeds) that hold it, so flipped
+samples are samples of their own: the training set is followed by itself with flipped
+labels, and attackers hold samples of the second half.
 """
 
 from collections.abc import Sequence
@@ -24,16 +25,31 @@ class Flipped:
 
     def labels(self, split: Split) -> np.ndarray:
         labels = self.honest.labels(split)
-        return labels if split == "test" else np.concatenate([labels, flipped(labels, self.classes)])
+        return (
+            labels
+            if split == "test"
+            else np.concatenate([labels, flipped(labels, self.classes)])
+        )
 
-    def images(self, split: Split, index: np.ndarray, *, device: torch.device, dtype: torch.dtype) -> Tensor:
+    def images(
+        self,
+        split: Split,
+        index: np.ndarray,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> Tensor:
         if split == "train":
             index = index % self._train
         return self.honest.images(split, index, device=device, dtype=dtype)
 
-    def poison(self, lists: Sequence[np.ndarray], attackers: np.ndarray) -> list[np.ndarray]:
+    def poison(
+        self, lists: Sequence[np.ndarray], attackers: np.ndarray
+    ) -> list[np.ndarray]:
         """Training samples of all clients, flipped ones for attackers."""
-        return [own + self._train if i in attackers else own for i, own in enumerate(lists)]
+        return [
+            own + self._train if i in attackers else own for i, own in enumerate(lists)
+        ]
 
 
 def flipped(labels: np.ndarray, classes: int) -> np.ndarray:

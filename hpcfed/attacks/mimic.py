@@ -1,4 +1,5 @@
-"""Mimic (Karimireddy et al. 2022): a copy of a benign upload, which then counts too much.
+"""Mimic (Karimireddy et al. 2022): a copy of a benign upload, which then counts too
+much.
 
 Read here: every attacker draws the client that it copies anew in every round.
 """

@@ -1,4 +1,6 @@
-"""A round as its attackers see it, and how their forged rows take the place of their own."""
+"""A round as its attackers see it, and how their forged rows take the place of their
+own.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +21,9 @@ class Scene:
     rows: Tensor
     """This rank's members of the cohort as they trained."""
     start: Tensor
-    """What the server had sent to each of them: rows − start is an update as the server sees it."""
+    """What the server had sent to each of them: rows − start is an update as the server
+    sees it.
+    """
     cohort: Cohort
     attackers: np.ndarray
     """Of the whole cohort, by position."""
@@ -31,7 +35,9 @@ class Scene:
     mean: Callable[[Tensor, Cohort], Tensor]
     """Of rows over all ranks, by the weights of their cohort."""
     sent: Sent | None = None
-    """Which parts each of them sends, where not all of it; elsewhere rows are as `start`."""
+    """Which parts each of them sends, where not all of it; elsewhere rows are as
+    `start`.
+    """
 
     @property
     def attackers_here(self) -> Tensor:
@@ -44,7 +50,9 @@ class Scene:
         return self.start[at], self.rows[at] - self.start[at]
 
     def own_size(self) -> Tensor:
-        """The root mean square of what each attacker of this rank would honestly send, [attackers, 1]."""
+        """The root mean square of what each attacker of this rank would honestly send,
+        [attackers, 1].
+        """
         _, update = self.own()
         squares = update.square()
         if self.sent is None:
@@ -53,15 +61,19 @@ class Scene:
         return (squares.sum(1, keepdim=True) / columns.clamp(min=1)).sqrt()
 
     def benign_update(self) -> Tensor:
-        """The mean over all benign members that send a column, each counts alike; 0 where nobody does.
+        """The mean over all benign members that send a column, each counts alike; 0
+        where nobody does.
 
-        Members that have diverged do not count, as long as there are others: the server leaves them out, too.
+        Members that have diverged do not count, as long as there are others: the server
+        leaves them out, too.
         """
         update = self._mean_update(self.benign)
         if bool(update.isfinite().all()):
             return update
         finite = self.rows.isfinite().all(1).cpu().numpy()
-        everyones = np.concatenate(self.collectives.allgather(self.cohort.chosen[finite]))
+        everyones = np.concatenate(
+            self.collectives.allgather(self.cohort.chosen[finite])
+        )
         sound = np.intersect1d(self.benign, everyones)
         return self._mean_update(sound) if len(sound) else update
 
@@ -72,14 +84,16 @@ class Scene:
         if self.sent is None:
             return self.mean(updates, cohort.equally())
         parts = self.sent.parts[at].to(updates.dtype)
-        update, share = self.mean(torch.cat([updates, parts], 1), cohort.equally()).split(
-            [updates.shape[1], parts.shape[1]]
-        )
+        update, share = self.mean(
+            torch.cat([updates, parts], 1), cohort.equally()
+        ).split([updates.shape[1], parts.shape[1]])
         by_column = share[self.sent.part_of]
         return torch.where(by_column > 0, update / by_column, 0)
 
     def copies(self, of: np.ndarray) -> Tensor:
-        """For each attacker of this rank the row of another member; `of` are their positions, one for each attacker."""
+        """For each attacker of this rank the row of another member; `of` are their
+        positions, one for each attacker.
+        """
         ranks, here = self.cohort.ranks(), self.collectives.world.role_rank
         wanted = np.searchsorted(self.cohort.chosen, of[ranks[of] == here])
         rows = self.rows[on_device(wanted, self.rows.device)]
@@ -92,7 +106,9 @@ class Scene:
     def keys(self) -> Tensor:
         """Of this rank's attackers, for their own random numbers."""
         ids = self.cohort.clients[np.intersect1d(self.cohort.chosen, self.attackers)]
-        return randomness.client_keys(self.seed, "attack", self.cohort.round, on_device(ids, self.rows.device))
+        return randomness.client_keys(
+            self.seed, "attack", self.cohort.round, on_device(ids, self.rows.device)
+        )
 
 
 _FORGES: dict[str, Callable[[Scene], Tensor]] = {
@@ -105,7 +121,11 @@ _FORGES: dict[str, Callable[[Scene], Tensor]] = {
 
 def attacked(attack: str, scene: Scene) -> Tensor:
     """What this rank's members upload."""
-    if attack not in _FORGES or not len(scene.attackers) or (attack in NEED_BENIGN and not len(scene.benign)):
+    if (
+        attack not in _FORGES
+        or not len(scene.attackers)
+        or (attack in NEED_BENIGN and not len(scene.benign))
+    ):
         return scene.rows
     forged = _FORGES[attack](scene)
     return scene.rows.index_copy(0, scene.attackers_here, forged)

@@ -25,25 +25,46 @@ def steal(options: argparse.Namespace, config: RunConfig) -> None:
     if options.device == "cuda" and not torch.cuda.is_available():
         raise UserError("--device cuda, but there is no CUDA device here")
     cuda = options.device != "cpu" and torch.cuda.is_available()
-    size = SyntheticSize(shape=config.shape, classes=config.synthetic_classes, train=100, test=100)
-    dataset = load(config.dataset, root=config.root, download=False, seed=options.seed, synthetic=size)
+    size = SyntheticSize(
+        shape=config.shape, classes=config.synthetic_classes, train=100, test=100
+    )
+    dataset = load(
+        config.dataset,
+        root=config.root,
+        download=False,
+        seed=options.seed,
+        synthetic=size,
+    )
     attack = Attack(options.model, options.steps, options.noise, options.seed)
     thefts, begin = [], time.monotonic()
-    for theft in attack.steal(dataset, methods, options.images, torch.device("cuda" if cuda else "cpu")):
+    for theft in attack.steal(
+        dataset, methods, options.images, torch.device("cuda" if cuda else "cpu")
+    ):
         thefts.append(theft)
         seconds, begin = time.monotonic() - begin, time.monotonic()
         number = sum(one.method == theft.method for one in thefts)
         remark(f"{theft.method}, image {number}: {theft.psnr:.1f} dB, {seconds:.1f} s")
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), show_edge=False)
-    for number, column in enumerate(("what is uploaded", "of the network", "label", "PSNR, dB", "least to most")):
+    for number, column in enumerate(
+        ("what is uploaded", "of the network", "label", "PSNR, dB", "least to most")
+    ):
         table.add_column(column, justify="right" if number else "left", no_wrap=True)
     for method in methods:
         own = [theft for theft in thefts if theft.method == method]
         psnr = [theft.psnr for theft in own]
         label = "given" if own[0].label_given else "found"
-        table.add_row(method, f"{own[0].share:.1%}", label, f"{mean(psnr):.2f}", f"{min(psnr):.1f} to {max(psnr):.1f}")
+        table.add_row(
+            method,
+            f"{own[0].share:.1%}",
+            label,
+            f"{mean(psnr):.2f}",
+            f"{min(psnr):.1f} to {max(psnr):.1f}",
+        )
     console = Output()
-    say(console, f"iDLG on {config.dataset}, {options.model} network, {options.steps} steps")
+    say(
+        console,
+        f"iDLG on {config.dataset}, {options.model} network, {options.steps} steps",
+    )
     console.print(table)
     if options.out is not None:
         save_figure(thefts, options.out)

@@ -19,7 +19,15 @@ from hpcfed import __version__, methods
 from hpcfed.attacks import ATTACKS
 from hpcfed.config import RunConfig, Settings, check, check_text, read_toml, resolve
 from hpcfed.data import DATASETS, PARTITIONS
-from hpcfed.errors import UserError, did_you_mean, no_checkpoint, remark, tell, unknown, unless_full
+from hpcfed.errors import (
+    UserError,
+    did_you_mean,
+    no_checkpoint,
+    remark,
+    tell,
+    unknown,
+    unless_full,
+)
 from hpcfed.models import MODELS
 from hpcfed.runtime.launcher import launched, leave, telling_a_good_end
 
@@ -79,7 +87,9 @@ class _Help(argparse.HelpFormatter):
     """Keeps the lines of examples, and fills all other text."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
-        return text if "\n  hpcfed " in text else super()._fill_text(text, width, indent)
+        return (
+            text if "\n  hpcfed " in text else super()._fill_text(text, width, indent)
+        )
 
 
 class _Parser(argparse.ArgumentParser):
@@ -88,7 +98,11 @@ class _Parser(argparse.ArgumentParser):
     def __init__(self, command: str, examples: str = "", **options: Any) -> None:
         epilog = examples or f"examples:{_EXAMPLES[command]}"
         super().__init__(
-            f"hpcfed {command}".strip(), epilog=epilog, formatter_class=_Help, allow_abbrev=False, **options
+            f"hpcfed {command}".strip(),
+            epilog=epilog,
+            formatter_class=_Help,
+            allow_abbrev=False,
+            **options,
         )
 
     def error(self, message: str) -> NoReturn:
@@ -96,9 +110,13 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Entry point of `hpcfed` and `python -m hpcfed`; ends the process with 0, 1 (failed) or 2 (user's mistake)."""
+    """Entry point of `hpcfed` and `python -m hpcfed`; ends the process with 0, 1
+    (failed) or 2 (user's mistake).
+    """
     if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # where a locale has no ← and no ö, as stderr does already
+        sys.stdout.reconfigure(
+            errors="replace"
+        )  # where a locale has no ← and no ö, as stderr does already
     try:
         with telling_a_good_end():
             _dispatch(list(sys.argv[1:] if arguments is None else arguments))
@@ -109,11 +127,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt:
         remark("hpcfed: interrupted")
         sys.exit(130)
-    except BrokenPipeError:  # the reader of our output has gone, as in `hpcfed show … | head`
+    except (
+        BrokenPipeError
+    ):  # the reader of our output has gone, as in `hpcfed show … | head`
         sys.stderr.close()
         sys.exit(0)
     except OSError as error:
-        if error.errno == ENAMETOOLONG and error.filename is not None:  # of a path on the command line
+        if (
+            error.errno == ENAMETOOLONG and error.filename is not None
+        ):  # of a path on the command line
             tell(UserError(f"{error.filename}: {error.strerror}"), launched().rank)
             leave(launched(), 2)
         if error.filename is not None or error.errno not in (ENOSPC, EIO):
@@ -132,14 +154,19 @@ def _dispatch(arguments: list[str]) -> None:
         "attack": _attack,
         "list": _list,
     }
-    first = [lines if name == "run" else lines.split("\n")[1] for name, lines in _EXAMPLES.items()]
+    first = [
+        lines if name == "run" else lines.split("\n")[1]
+        for name, lines in _EXAMPLES.items()
+    ]
     parser = _Parser(
         "",
         f"{_COMMANDS}examples:" + "\n".join(first),
         description="Benchmarks of federated learning on clusters: hundreds of clients as rows of one matrix.",
     )
     parser.add_argument("--version", action="version", version=f"hpcfed {__version__}")
-    parser.add_argument("command", nargs="?", metavar="COMMAND", help="COMMAND --help says more")
+    parser.add_argument(
+        "command", nargs="?", metavar="COMMAND", help="COMMAND --help says more"
+    )
     if not arguments or arguments[0].startswith("-"):
         parser.parse_args(arguments)
         parser.print_help()
@@ -157,7 +184,9 @@ def _run(arguments: list[str]) -> None:
     check(settings, launched())
     if settings.config.resume is not None and _complete(settings.config.resume):
         if not launched().rank:
-            remark(f"hpcfed: {settings.config.resume} is complete; there is nothing to go on with")
+            remark(
+                f"hpcfed: {settings.config.resume} is complete; there is nothing to go on with"
+            )
         return
     from hpcfed.experiment.loop import run
 
@@ -183,18 +212,29 @@ def parse_run(arguments: list[str]) -> Settings:
     if "resume" in given:
         if set(given) - {"resume", "requeue", *BESIDE_RESUME} or path is not None:
             raise UserError(
-                "--resume takes everything from the run that it goes on with; give it no other option "
+                "--resume takes everything from the run that it goes on with; give it "
+                "no other option "
                 "than --device, --backend, --overwrite and --requeue"
             )
         if not given["resume"]:
             raise UserError("--resume: must be a path, got nothing")
         check_text(given["resume"], "--resume")
-        return _resumed(Path(given["resume"]), {name: given[name] for name in BESIDE_RESUME if name in given})
+        return _resumed(
+            Path(given["resume"]),
+            {name: given[name] for name in BESIDE_RESUME if name in given},
+        )
     for name in from_file:
         if name not in flags and (owners := _owners(name)):
-            raise UserError(f"{path}: {name} is an option of method {', '.join(owners)}, and the method is {method}")
-    sources = {name: f"{path}: {name}" for name in from_file} | {name: f"{flags[name]} {given[name]}" for name in given}
-    return resolve({**from_file, **given}, sources, method_options, ranks=launched().size)
+            raise UserError(
+                f"{path}: {name} is an option of method {', '.join(owners)}, and the "
+                f"method is {method}"
+            )
+    sources = {name: f"{path}: {name}" for name in from_file} | {
+        name: f"{flags[name]} {given[name]}" for name in given
+    }
+    return resolve(
+        {**from_file, **given}, sources, method_options, ranks=launched().size
+    )
 
 
 def _resumed(folder: Path, beside: Mapping[str, Any]) -> Settings:
@@ -203,7 +243,13 @@ def _resumed(folder: Path, beside: Mapping[str, Any]) -> Settings:
     `beside` are options that were given, too; the machine may be another one now.
     """
     from hpcfed.record import checkpoints
-    from hpcfed.record.folder import RECORD, check_one_kind, check_plain, holds_run, seeds
+    from hpcfed.record.folder import (
+        RECORD,
+        check_one_kind,
+        check_plain,
+        holds_run,
+        seeds,
+    )
     from hpcfed.record.reading import read_run
     from hpcfed.record.safe import try_out
 
@@ -211,7 +257,9 @@ def _resumed(folder: Path, beside: Mapping[str, Any]) -> Settings:
     check_one_kind(folder)
     own = [seed for seed in seeds(folder) if holds_run(folder / f"seed-{seed}")]
     every = [] if (folder / RECORD).exists() else own
-    left = [seed for seed in every if not _complete(folder / f"seed-{seed}")] or every  # others are left as they are
+    left = [
+        seed for seed in every if not _complete(folder / f"seed-{seed}")
+    ] or every  # others are left as they are
     runs = [folder / f"seed-{seed}" for seed in left] or [folder]
     files = [path for run in runs for path in checkpoints.recorded(run)]
     first = next(path for path in files if path.name == RECORD)
@@ -223,18 +271,28 @@ def _resumed(folder: Path, beside: Mapping[str, Any]) -> Settings:
     if lost and record.status != "complete" and not beside.get("overwrite"):
         raise UserError(no_checkpoint(folder, lost))
     values = {name: value for name, value in record.config.items() if value is not None}
-    # Nothing is fetched, or written elsewhere, because a folder says so that was handed in.
-    values |= {"out": str(folder), "resume": str(folder), "overwrite": False, "requeue": False, "download": False}
+    # Nothing is fetched, or written elsewhere, because a folder says so that was handed
+    # in.
+    values |= {
+        "out": str(folder),
+        "resume": str(folder),
+        "overwrite": False,
+        "requeue": False,
+        "download": False,
+    }
     values |= beside
     if left:
         del values["seed"]
         values["seeds"] = ",".join(map(str, left))
     sources = {name: f"{folder}: {name}" for name in values}
-    return resolve(values, sources, methods.load(str(values.get("method"))).Options, shared=values)
+    return resolve(
+        values, sources, methods.load(str(values.get("method"))).Options, shared=values
+    )
 
 
 def _requeued(settings: Settings) -> Settings:
-    """Settings of a job that Slurm may requeue: it begins, or goes on in a folder that it has begun itself.
+    """Settings of a job that Slurm may requeue: it begins, or goes on in a folder that
+    it has begun itself.
 
     A folder that another has begun is left to `check`, which refuses it.
     """
@@ -244,19 +302,25 @@ def _requeued(settings: Settings) -> Settings:
 
     config, job = settings.config, this_job()
     if job is None:
-        raise UserError("--requeue is for jobs of Slurm, and there is no SLURM_JOB_ID; leave it out")
+        raise UserError(
+            "--requeue is for jobs of Slurm, and there is no SLURM_JOB_ID; leave it out"
+        )
     if config.resume is not None:
         return settings
     out = config.out or Path("runs") / f"slurm-{job.split()[0]}"
     ours = was_requeued() and begun_by(out) == job
     if ours and any(checkpoints.exist(run) or _complete(run) for run in runs(out)):
-        return _resumed(out, {"overwrite": True})  # what the job has begun itself, it may begin anew
+        return _resumed(
+            out, {"overwrite": True}
+        )  # what the job has begun itself, it may begin anew
     changes = {"out": out, "overwrite": config.overwrite or ours}
     return replace(settings, config=config.model_copy(update=changes))
 
 
 def _complete(folder: Path) -> bool:
-    """Whether a run, or every seed of it, has come to its end; one whose record is damaged has not."""
+    """Whether a run, or every seed of it, has come to its end; one whose record is
+    damaged has not.
+    """
     from hpcfed.record.folder import RECORD, runs
     from hpcfed.record.reading import is_complete
     from hpcfed.record.safe import try_out
@@ -271,10 +335,14 @@ def _complete(folder: Path) -> bool:
 def _peek(arguments: list[str]) -> tuple[Path | None, str | None]:
     """The config file and the method, which decide what other options there are."""
     flags, parser = _run_parser(_all_method_fields(), "", add_help=False)
-    known, strange = parser.parse_known_args([word for word in arguments if word not in ("-h", "--help")])
+    known, strange = parser.parse_known_args(
+        [word for word in arguments if word not in ("-h", "--help")]
+    )
     if strange:
         raise UserError(_unknown_flag(strange[0], flags))
-    return (None if known.config is None else Path(known.config)), getattr(known, "method", None)
+    return (None if known.config is None else Path(known.config)), getattr(
+        known, "method", None
+    )
 
 
 def _all_method_fields() -> dict[str, FieldInfo]:
@@ -295,7 +363,12 @@ def _run_parser(
         "hpcfed run --method NAME --help.",
         add_help=add_help,
     )
-    parser.add_argument("config", nargs="?", metavar="CONFIG.toml", help="options as keys, e.g. rounds = 10; flags win")
+    parser.add_argument(
+        "config",
+        nargs="?",
+        metavar="CONFIG.toml",
+        help="options as keys, e.g. rounds = 10; flags win",
+    )
     fields = {**RunConfig.model_fields, **method_fields}
     groups: dict[str, Any] = {}
     flags = {}
@@ -317,18 +390,32 @@ def _group(field: FieldInfo) -> str:
 def _add_flag(group: Any, flag: str, name: str, field: FieldInfo) -> None:
     text = str(field.description).replace("%", "%%")
     if field.annotation is bool:
-        group.add_argument(flag, dest=name, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text)
+        group.add_argument(
+            flag,
+            dest=name,
+            action=argparse.BooleanOptionalAction,
+            default=argparse.SUPPRESS,
+            help=text,
+        )
         return
     if field.default is not None:
         text += f" (default: {field.default})"
-    group.add_argument(flag, dest=name, default=argparse.SUPPRESS, metavar=_metavar(field), help=text)
+    group.add_argument(
+        flag, dest=name, default=argparse.SUPPRESS, metavar=_metavar(field), help=text
+    )
 
 
 def _metavar(field: FieldInfo) -> str:
     kind = field.annotation
     if get_origin(kind) is Literal:
         return "|".join(str(choice) for choice in get_args(kind))
-    return {int: "N", float: "X", float | None: "X", str: "NAME", Path | None: "PATH"}.get(kind, "LIST")  # type: ignore[arg-type]
+    return {
+        int: "N",
+        float: "X",
+        float | None: "X",
+        str: "NAME",
+        Path | None: "PATH",
+    }.get(kind, "LIST")  # type: ignore[arg-type]
 
 
 def _unknown_flag(word: str, flags: Mapping[str, str]) -> str:
@@ -349,13 +436,23 @@ def _owners(option: str) -> list[str]:
 def _show(arguments: list[str]) -> None:
     parser = _Parser("show", description="What is in a run, or in the seeds of one.")
     parser.add_argument(
-        "folder", type=Path, metavar="DIR", help="the folder of a run, or of its seeds, as given by --out"
+        "folder",
+        type=Path,
+        metavar="DIR",
+        help="the folder of a run, or of its seeds, as given by --out",
     )
-    parser.add_argument("--json", action="store_true", help="everything as JSON, for programs")
+    parser.add_argument(
+        "--json", action="store_true", help="everything as JSON, for programs"
+    )
     options = parser.parse_args(arguments)
     from hpcfed.record.safe import try_out
 
-    try_out(path for pattern in ("run.h5", "seed-*/run.h5") for path in options.folder.glob(pattern) if path.is_file())
+    try_out(
+        path
+        for pattern in ("run.h5", "seed-*/run.h5")
+        for path in options.folder.glob(pattern)
+        if path.is_file()
+    )
     if options.json:
         from hpcfed.record.reading import read_run, read_seeds
 
@@ -370,7 +467,8 @@ def _print_run(folder: Path) -> None:
     from hpcfed.record.reading import read_run, read_seeds
     from hpcfed.report.console import Output, show, show_seeds
 
-    # Open MPI gives ranks a terminal of its own even when the user's output goes to a file.
+    # Open MPI gives ranks a terminal of its own even when the user's output goes to a
+    # file.
     console = Output(force_terminal=None if launched().alone else False)
     seeds = read_seeds(folder)
     if seeds:
@@ -388,26 +486,47 @@ def _profile(arguments: list[str]) -> None:
     )
     parser.add_argument("--profile-rounds", type=_positive, default=3, metavar="N", help="rounds, and steps of the "
                         "server's networks, that are looked at by kernel (default: 3)")  # fmt: skip
-    parser.add_argument("--profile-warmup", type=_positive, default=2, metavar="N", help="before them (default: 2)")
-    parser.add_argument("--nvtx", action="store_true", help="phases as ranges for Nsight, in place of torch's profiler")
+    parser.add_argument(
+        "--profile-warmup",
+        type=_positive,
+        default=2,
+        metavar="N",
+        help="before them (default: 2)",
+    )
+    parser.add_argument(
+        "--nvtx",
+        action="store_true",
+        help="phases as ranges for Nsight, in place of torch's profiler",
+    )
     own, rest = parser.parse_known_args(arguments)
     settings = parse_run(rest)
     if settings.config.resume is not None:
-        raise UserError("--resume: a profile is of a run from its start; give it the run's options and another --out")
+        raise UserError(
+            "--resume: a profile is of a run from its start; give it the run's options "
+            "and another --out"
+        )
     if settings.config.requeue:
-        raise UserError("--requeue: a profile has no checkpoints to go on from; leave it out")
+        raise UserError(
+            "--requeue: a profile has no checkpoints to go on from; leave it out"
+        )
     if settings.config.seeds is not None:
         raise UserError("--seeds: a profile is of one seed; use --seed")
     check(settings, launched())
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler would tell of missing GPUs; read when it loads
+    os.environ.setdefault(
+        "KINETO_LOG_LEVEL", "99"
+    )  # torch's profiler would tell of missing GPUs; read when it loads
     from hpcfed.profile.command import profile
 
-    profile(settings, warmup=own.profile_warmup, active=own.profile_rounds, nvtx=own.nvtx)
+    profile(
+        settings, warmup=own.profile_warmup, active=own.profile_rounds, nvtx=own.nvtx
+    )
 
 
 def _positive(text: str) -> int:
     if not fullmatch("0*[1-9][0-9]{0,8}", text):
-        raise argparse.ArgumentTypeError(f"must be a whole number from 1 on, got '{text}'")
+        raise argparse.ArgumentTypeError(
+            f"must be a whole number from 1 on, got '{text}'"
+        )
     return int(text)
 
 
@@ -418,19 +537,53 @@ def _study(arguments: list[str]) -> None:
         usage="hpcfed study STUDY.toml [options] [-- words for sbatch]",
         description="Runs every point of a sweep; those that are finished are skipped. Exit code 1: some have failed.",
     )
-    parser.add_argument("study", type=Path, metavar="STUDY.toml", help="what is swept; benchmarks/studies has examples")
-    parser.add_argument("--out", type=_folder, help="folder of the study (default: runs/NAME of the file)")
-    parser.add_argument("--dry-run", action="store_true", help="print every point, its command and what it may cost")
-    parser.add_argument("--only", default="*", metavar="PATTERN", help="points whose names fit, as in 'ranks=4*'")
-    parser.add_argument("--points", type=_numbers, metavar="LIST", help="points by number, as in 0,3; gathers nothing")
-    parser.add_argument("--submit", action="store_true", help="hand the points to Slurm as arrays")
-    parser.add_argument("--gather", action="store_true", help="run nothing, bring finished runs into study.h5")
     parser.add_argument(
-        "--launcher", choices=("auto", "mpirun", "srun"), default="auto", help="auto: srun in a Slurm job (default)"
+        "study",
+        type=Path,
+        metavar="STUDY.toml",
+        help="what is swept; benchmarks/studies has examples",
+    )
+    parser.add_argument(
+        "--out",
+        type=_folder,
+        help="folder of the study (default: runs/NAME of the file)",
+    )
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="print every point, its command and what it may cost",
+    )
+    parser.add_argument(
+        "--only",
+        default="*",
+        metavar="PATTERN",
+        help="points whose names fit, as in 'ranks=4*'",
+    )
+    parser.add_argument(
+        "--points",
+        type=_numbers,
+        metavar="LIST",
+        help="points by number, as in 0,3; gathers nothing",
+    )
+    parser.add_argument(
+        "--submit", action="store_true", help="hand the points to Slurm as arrays"
+    )
+    parser.add_argument(
+        "--gather",
+        action="store_true",
+        help="run nothing, bring finished runs into study.h5",
+    )
+    parser.add_argument(
+        "--launcher",
+        choices=("auto", "mpirun", "srun"),
+        default="auto",
+        help="auto: srun in a Slurm job (default)",
     )
     options = parser.parse_args(own)
     if extra and not options.submit:
-        raise UserError(f"unexpected argument '{extra[0]}'; words after -- are sbatch's, with --submit")
+        raise UserError(
+            f"unexpected argument '{extra[0]}'; words after -- are sbatch's, with --submit"
+        )
     from hpcfed.study.command import study
 
     if study(options, extra):
@@ -450,7 +603,9 @@ def _folder(text: str) -> Path:
 
 def _numbers(text: str) -> list[int]:
     if not fullmatch("[0-9]{1,9}(,[0-9]{1,9})*", text):
-        raise argparse.ArgumentTypeError(f"must be numbers of points, as in 0,3, got '{text}'")
+        raise argparse.ArgumentTypeError(
+            f"must be numbers of points, as in 0,3, got '{text}'"
+        )
     return [int(word) for word in text.split(",")]
 
 
@@ -460,10 +615,18 @@ def _report(arguments: list[str]) -> None:
         description="One page of runs and studies. Exit code 1: something could not be read and was left out.",
     )
     parser.add_argument(
-        "paths", type=Path, nargs="+", metavar="PATH", help="folders of runs or studies, or folders of such"
+        "paths",
+        type=Path,
+        nargs="+",
+        metavar="PATH",
+        help="folders of runs or studies, or folders of such",
     )
     parser.add_argument(
-        "--out", type=Path, default=Path("report.html"), metavar="FILE.html", help="the page (default: report.html)"
+        "--out",
+        type=Path,
+        default=Path("report.html"),
+        metavar="FILE.html",
+        help="the page (default: report.html)",
     )
     parser.add_argument(
         "--unfinished",
@@ -477,8 +640,15 @@ def _report(arguments: list[str]) -> None:
         help="also a line for every round of every run, with a column for each option that differs; and FILE-ranks.csv "
         "with the times of every rank",
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also all figures of the page as JSON")
-    parser.add_argument("--extrap", type=Path, metavar="FILE", help="also the times as Extra-P reads them (JSON Lines)")
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="also all figures of the page as JSON"
+    )
+    parser.add_argument(
+        "--extrap",
+        type=Path,
+        metavar="FILE",
+        help="also the times as Extra-P reads them (JSON Lines)",
+    )
     options = parser.parse_args(arguments)
     from hpcfed.report.command import report
 
@@ -499,15 +669,57 @@ def _attack(arguments: list[str]) -> None:
         metavar="A,B",
         help="whose uploads (default: all, %(default)s)",
     )
-    add("--images", type=int, default=2, metavar="N", help="images to steal (default: 2)")
-    add("--model", default="smooth", help="smooth (default: sigmoids, for which the attack works) or resnet18")
-    add("--steps", type=int, default=300, metavar="N", help="outer steps of L-BFGS (default: 300)")
-    add("--noise", type=float, default=0.001, metavar="X", help="variance of fedavg-noise's (default: 0.001)")
-    add("--seed", type=int, default=0, metavar="N", help="of the network, the images and the noise (default: 0)")
+    add(
+        "--images",
+        type=int,
+        default=2,
+        metavar="N",
+        help="images to steal (default: 2)",
+    )
+    add(
+        "--model",
+        default="smooth",
+        help="smooth (default: sigmoids, for which the attack works) or resnet18",
+    )
+    add(
+        "--steps",
+        type=int,
+        default=300,
+        metavar="N",
+        help="outer steps of L-BFGS (default: 300)",
+    )
+    add(
+        "--noise",
+        type=float,
+        default=0.001,
+        metavar="X",
+        help="variance of fedavg-noise's (default: 0.001)",
+    )
+    add(
+        "--seed",
+        type=int,
+        default=0,
+        metavar="N",
+        help="of the network, the images and the noise (default: 0)",
+    )
     add("--dataset", default="digits", help="whose test images (default: digits)")
-    add("--data-root", type=Path, help="folder of the data sets (default: $HPCFED_DATA, else ./data)")
-    add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: a GPU where there is one (default)")
-    add("--out", type=Path, metavar="PNG", help="a figure: originals above, what was stolen below")
+    add(
+        "--data-root",
+        type=Path,
+        help="folder of the data sets (default: $HPCFED_DATA, else ./data)",
+    )
+    add(
+        "--device",
+        choices=["auto", "cpu", "cuda"],
+        default="auto",
+        help="auto: a GPU where there is one (default)",
+    )
+    add(
+        "--out",
+        type=Path,
+        metavar="PNG",
+        help="a figure: originals above, what was stolen below",
+    )
     options = parser.parse_args(arguments)
     if options.name != "idlg":
         raise unknown("attack of a server", options.name, ["idlg"])
@@ -526,7 +738,9 @@ def _attack(arguments: list[str]) -> None:
 
 
 def _list(arguments: list[str]) -> None:
-    parser = _Parser("list", description="Methods, data sets, models, partitions and attacks.")
+    parser = _Parser(
+        "list", description="Methods, data sets, models, partitions and attacks."
+    )
     parser.parse_args(arguments)
     sections = {
         "methods": methods.summaries(),

@@ -1,1 +1,3 @@
-"""The batched engine: advance and evaluate many clients at once, and place clients on ranks."""
+"""The batched engine: advance and evaluate many clients at once, and place clients on
+ranks.
+"""

@@ -7,9 +7,12 @@ import numpy as np
 from hpcfed.clients.placement import place, rank_loads
 
 WINDOW = 5
-"""Rounds that are measured before a placement is judged; the round before them, which warms up, is left out."""
+"""Rounds that are measured before a placement is judged; the round before them, which
+warms up, is left out.
+"""
 THRESHOLD = 1.1
-"""Ranks are balanced while the slowest trains no longer than this many times the mean."""
+"""Ranks are balanced while the slowest trains no longer than this many times the mean.
+"""
 MOVES = 3
 """Clients move at most so many times in a run."""
 
@@ -31,14 +34,23 @@ class Proposal:
 class Balance:
     """Follows the ranks' training, round by round, and proposes a placement that pays.
 
-    A rank's pace is its seconds per load, the median over a window of rounds. A proposal must be better in every single
-    round of the window, so that noise moves nobody, and must save more in the rounds that remain than moving costs.
+    A rank's pace is its seconds per load, the median over a window of rounds. A
+    proposal must be better in every single round of the window, so that noise moves
+    nobody, and must save more in the rounds that remain than moving costs.
     """
 
     def __init__(
-        self, loads: np.ndarray, rank: np.ndarray, ranks: int, *, longest: float, moving_seconds: float, moves: int = 0
+        self,
+        loads: np.ndarray,
+        rank: np.ndarray,
+        ranks: int,
+        *,
+        longest: float,
+        moving_seconds: float,
+        moves: int = 0,
     ) -> None:
-        """`loads` and `rank` of every client; `longest` as for `rank_loads`; what moving costs, as far as one knows.
+        """`loads` and `rank` of every client; `longest` as for `rank_loads`; what
+        moving costs, as far as one knows.
 
         `moves` have been made already, before the run went on.
         """
@@ -49,13 +61,17 @@ class Balance:
         self._moving_seconds = moving_seconds
         self._warmup_seconds: float | None = None
         self._moves = moves
-        self._rounds = -1  # of the window; -1 while the first, which warms up, is still to come
+        self._rounds = (
+            -1
+        )  # of the window; -1 while the first, which warms up, is still to come
         self._work: list[np.ndarray] = []
         self._seconds: list[np.ndarray] = []
         self._cohorts: list[int] = []
 
     def note(self, clients: np.ndarray, seconds: np.ndarray | None) -> bool:
-        """A finished round's cohort and every rank's train seconds, None where unknown; True at the window's end."""
+        """A finished round's cohort and every rank's train seconds, None where unknown;
+        True at the window's end.
+        """
         self._rounds += 1
         if self._moves >= MOVES:
             return False
@@ -102,20 +118,33 @@ class Balance:
         self._rounds = -1
 
     def _load_of(self, clients: np.ndarray, rank: np.ndarray) -> np.ndarray:
-        return rank_loads(self._loads[clients], rank[clients], self._ranks, longest=self._longest)
+        return rank_loads(
+            self._loads[clients], rank[clients], self._ranks, longest=self._longest
+        )
 
 
 def _paces(work: np.ndarray, seconds: np.ndarray) -> np.ndarray:
-    """Seconds per load [rounds, ranks]; an idle rank is taken to be as quick as it was, or others were."""
+    """Seconds per load [rounds, ranks]; an idle rank is taken to be as quick as it was,
+    or others were.
+    """
     with np.errstate(divide="ignore", invalid="ignore"):
         paces = np.where(work > 0, seconds / work, np.nan)
     known = ~np.isnan(paces)
-    overall = np.median(paces[known]) if known.any() else np.nan  # nanmedian would import for tens of milliseconds
-    usual = np.array([np.median(p[k]) if k.any() else overall for p, k in zip(paces.T, known.T, strict=True)])
+    overall = (
+        np.median(paces[known]) if known.any() else np.nan
+    )  # nanmedian would import for tens of milliseconds
+    usual = np.array(
+        [
+            np.median(p[k]) if k.any() else overall
+            for p, k in zip(paces.T, known.T, strict=True)
+        ]
+    )
     return np.maximum(np.where(known, paces, usual), 1e-12)
 
 
 def imbalance(seconds: np.ndarray) -> float:
-    """The slowest rank's seconds by the mean over ranks: 1 when all take equally long, NaN when none takes any."""
+    """The slowest rank's seconds by the mean over ranks: 1 when all take equally long,
+    NaN when none takes any.
+    """
     mean = seconds.mean()
     return float(seconds.max() / mean) if mean > 0 else float("nan")

@@ -7,17 +7,21 @@ import torch
 
 
 class Replays:
-    """Runs functions by key: as they are at first, captured as a graph at the second time, replayed from then on.
+    """Runs functions by key: as they are at first, captured as a graph at the second
+    time, replayed from then on.
 
-    A captured function must always do the same work on the same memory, and may return nothing. The first, plain run
-    is what lets libraries choose their kernels and workspaces. Without a GPU every run is a plain one.
+    A captured function must always do the same work on the same memory, and may return
+    nothing. The first, plain run is what lets libraries choose their kernels and
+    workspaces. Without a GPU every run is a plain one.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._on = device.type == "cuda"
         self._graphs: dict[Hashable, torch.cuda.CUDAGraph | None] = {}
         if self._on:
-            self._pool = torch.cuda.graph_pool_handle()  # one for all graphs, since they never run side by side
+            self._pool = (
+                torch.cuda.graph_pool_handle()
+            )  # one for all graphs, since they never run side by side
             self._stream = torch.cuda.Stream(device)
 
     def run(self, key: Hashable, function: Callable[[], None]) -> None:
@@ -37,7 +41,9 @@ class Replays:
                 try:
                     function()
                 except BaseException:
-                    with suppress(RuntimeError):  # what was begun must end, or nothing else could be launched
+                    with suppress(
+                        RuntimeError
+                    ):  # what was begun must end, or nothing else could be launched
                         graph.capture_end()
                     raise
                 graph.capture_end()
@@ -48,4 +54,6 @@ class Replays:
         """Drops all graphs, because the memory that they work on is going to move."""
         self._graphs.clear()
         if self._on:
-            self._pool = torch.cuda.graph_pool_handle()  # the old one ends with its last graph
+            self._pool = (
+                torch.cuda.graph_pool_handle()
+            )  # the old one ends with its last graph

@@ -1,6 +1,8 @@
-"""What a client's loss may have beside the cross-entropy: terms that draw its row towards a reference.
+"""What a client's loss may have beside the cross-entropy: terms that draw its row
+towards a reference.
 
-Each is the norm of what lies between them, √(‖·‖² + 1e-12), so that it has a gradient where the two are equal.
+Each is the norm of what lies between them, √(‖·‖² + 1e-12), so that it has a gradient
+where the two are equal.
 """
 
 from dataclasses import dataclass, replace
@@ -43,7 +45,9 @@ class Pull:
         """Whether one pull can be made of both."""
         if other is None:
             return False
-        return self.strengths == other.strengths and (self.mask is None) == (other.mask is None)
+        return self.strengths == other.strengths and (self.mask is None) == (
+            other.mask is None
+        )
 
 
 def together(pulls: list[Pull]) -> Pull:
@@ -54,7 +58,9 @@ def together(pulls: list[Pull]) -> Pull:
 
 
 class PullAtWork:
-    """References and masks where the rows of a stack are at work; they stay in place for captured steps."""
+    """References and masks where the rows of a stack are at work; they stay in place
+    for captured steps.
+    """
 
     def __init__(self, strengths: Strengths, workplace: Workplace) -> None:
         self._strengths, self._workplace = strengths, workplace
@@ -62,7 +68,9 @@ class PullAtWork:
 
     def reserve(self, clients: int, like: Tensor) -> None:
         self._reference = self._workplace.new(clients, like)
-        self._mask = self._workplace.new(clients, like) if self._strengths.masked else None
+        self._mask = (
+            self._workplace.new(clients, like) if self._strengths.masked else None
+        )
 
     def load(self, pull: Pull) -> None:
         count = len(pull.reference)
@@ -74,21 +82,36 @@ class PullAtWork:
             self._workplace.load(pull.mask, (parameters[:count], statistics[:count]))
 
     def add(self, rows: Tensor, gradient: Tensor) -> None:
-        """Adds the gradient of all terms, in place, to the gradient of the first clients' rows.
+        """Adds the gradient of all terms, in place, to the gradient of the first
+        clients' rows.
 
-        Also where columns are frozen, whose gradient is not used. Two operations a layer: networks have many layers.
+        Also where columns are frozen, whose gradient is not used. Two operations a
+        layer: networks have many layers.
         """
         between = rows - self._reference[0][: len(rows)]
         if self._strengths.layers:
-            norms = torch.stack([vector_norm(between[:, start:stop], dim=1) for start, stop in self._spans])
+            norms = torch.stack(
+                [
+                    vector_norm(between[:, start:stop], dim=1)
+                    for start, stop in self._spans
+                ]
+            )
             strengths = _over(self._strengths.layers, norms).unsqueeze(2)
             for (start, stop), strength in zip(self._spans, strengths, strict=True):
                 gradient[:, start:stop].addcmul_(between[:, start:stop], strength)
         if self._strengths.whole:
-            gradient.addcmul_(between, _over(self._strengths.whole, vector_norm(between, dim=1, keepdim=True)))
+            gradient.addcmul_(
+                between,
+                _over(self._strengths.whole, vector_norm(between, dim=1, keepdim=True)),
+            )
         if self._mask is not None:
             between *= self._mask[0][: len(rows)]
-            gradient.addcmul_(between, _over(self._strengths.masked, vector_norm(between, dim=1, keepdim=True)))
+            gradient.addcmul_(
+                between,
+                _over(
+                    self._strengths.masked, vector_norm(between, dim=1, keepdim=True)
+                ),
+            )
 
 
 def _over(strength: float, norm: Tensor) -> Tensor:

@@ -1,4 +1,6 @@
-"""Local training of a stack of clients: SGD steps on a matrix that stays in place, so that a step can be captured."""
+"""Local training of a stack of clients: SGD steps on a matrix that stays in place, so
+that a step can be captured.
+"""
 
 from dataclasses import dataclass
 from functools import partial
@@ -9,7 +11,14 @@ from torch import Tensor
 
 from hpcfed.clients.capture import Replays
 from hpcfed.clients.pull import Pull, PullAtWork, Strengths
-from hpcfed.clients.schedule import Length, num_epochs, num_steps, step_shapes, training_moves, training_samples
+from hpcfed.clients.schedule import (
+    Length,
+    num_epochs,
+    num_steps,
+    step_shapes,
+    training_moves,
+    training_samples,
+)
 from hpcfed.data.shards import Shard
 from hpcfed.kernels.batch import cross_entropy, gather_images
 from hpcfed.kernels.linear import Update
@@ -44,23 +53,31 @@ class Sgd:
 class Unfrozen:
     """The part of a row that training may change."""
 
-    def __init__(self, columns: Tensor, workplace: Workplace, device: torch.device) -> None:
+    def __init__(
+        self, columns: Tensor, workplace: Workplace, device: torch.device
+    ) -> None:
         mask = columns.to(device, torch.float32).unsqueeze(0)
         parameters, statistics = workplace.new(1, mask)
         workplace.load(mask, (parameters, statistics))
         self.parameters, self.statistics = parameters[0] != 0, statistics[0] != 0
         on_host = columns.cpu()
-        names = {e.name for e in workplace.plain.entries if bool(on_host[e.start : e.stop].any())}
+        names = {
+            e.name
+            for e in workplace.plain.entries
+            if bool(on_host[e.start : e.stop].any())
+        }
         self.entries = [e for e in workplace.entries if e.trainable and e.name in names]
         """The tensors that hold such columns; gradients of others are not computed."""
 
 
 class StackTraining:
-    """The memory of a stack of clients at work, and the steps on it; made for one shard, one kind of SGD, some columns.
+    """The memory of a stack of clients at work, and the steps on it; made for one
+    shard, one kind of SGD, some columns.
 
-    A stack is loaded into the first rows; its clients are ordered by their number of steps, longest first. The rows of
-    a client that has finished may be advanced by later steps all the same, because steps are captured for a few sizes
-    of stacks only; its result has been put aside by then.
+    A stack is loaded into the first rows; its clients are ordered by their number of
+    steps, longest first. The rows of a client that has finished may be advanced by
+    later steps all the same, because steps are captured for a few sizes of stacks only;
+    its result has been put aside by then.
     """
 
     def __init__(
@@ -75,15 +92,25 @@ class StackTraining:
         dtype: torch.dtype,
     ) -> None:
         self._pull = None if pulled is None else PullAtWork(pulled, workplace)
-        self._network, self._workplace, self._shard, self._sgd, self._moving = network, workplace, shard, sgd, moving
+        self._network, self._workplace, self._shard, self._sgd, self._moving = (
+            network,
+            workplace,
+            shard,
+            sgd,
+            moving,
+        )
         self._device = shard.images.device
-        self._images = shard.images.permute(0, 2, 3, 1).contiguous()  # nothing is copied if they are channels-last
+        self._images = shard.images.permute(
+            0, 2, 3, 1
+        ).contiguous()  # nothing is copied if they are channels-last
         self._replays = Replays(self._device)
         self._sizes = np.asarray(shard.sizes, np.int64)
         self._sizes_there = on_device(self._sizes, self._device)
         self._epochs = num_epochs(self._sizes, sgd.length)
         self._steps = int(num_steps(self._sizes, sgd.length).max())
-        self._slots = min(shard.index.shape[1], sgd.batch_size)  # the index may be wider than these clients' samples
+        self._slots = min(
+            shard.index.shape[1], sgd.batch_size
+        )  # the index may be wider than these clients' samples
         self._rule = Rule(sgd.momentum, sgd.weight_decay, sgd.clip)
         self._lr = torch.zeros((), dtype=dtype, device=self._device)
         self._step = torch.zeros(1, dtype=torch.int64, device=self._device)
@@ -91,9 +118,17 @@ class StackTraining:
         self._aside: tuple[Tensor, ...] = ()
 
     def run(
-        self, rows: Tensor, trained: Tensor, clients: np.ndarray, keys: Tensor, lr: float, pull: Pull | None = None
+        self,
+        rows: Tensor,
+        trained: Tensor,
+        clients: np.ndarray,
+        keys: Tensor,
+        lr: float,
+        pull: Pull | None = None,
     ) -> Tensor:
-        """Trains rows of the shard's clients, whose order is by steps, into `trained`; returns their mean losses."""
+        """Trains rows of the shard's clients, whose order is by steps, into `trained`;
+        returns their mean losses.
+        """
         count, sizes = len(rows), self._sizes[clients]
         shapes = step_shapes(sizes, self._sgd.length)
         self._reserve(count)
@@ -126,14 +161,20 @@ class StackTraining:
         parameters, statistics = (matrix[:clients] for matrix in self._work)
         return parameters, statistics
 
-    def _captured_shape(self, active: int, slots: int, full: bool) -> tuple[int, int, bool]:
-        """Clients, slots and whether all slots are full, rounded up to few different shapes on a GPU.
+    def _captured_shape(
+        self, active: int, slots: int, full: bool
+    ) -> tuple[int, int, bool]:
+        """Clients, slots and whether all slots are full, rounded up to few different
+        shapes on a GPU.
 
-        A stack of one client keeps its exact shape, for which torch's own kernels need no mask.
+        A stack of one client keeps its exact shape, for which torch's own kernels need
+        no mask.
         """
         if self._device.type == "cpu" or self._capacity == 1:
             return active, slots, full
-        clients = min(self._capacity, _rounded_up(max(active, 2), 8))  # our own kernels serve from two clients on
+        clients = min(
+            self._capacity, _rounded_up(max(active, 2), 8)
+        )  # our own kernels serve from two clients on
         wide = min(self._slots, _rounded_up(slots, 1))
         return clients, wide, full and (clients, wide) == (active, slots)
 
@@ -145,7 +186,9 @@ class StackTraining:
             aside[clients] = work[clients]
 
     def _reserve(self, clients: int) -> None:
-        """Makes the memory large enough; what was captured before is lost when it moves."""
+        """Makes the memory large enough; what was captured before is lost when it
+        moves.
+        """
         if clients <= self._capacity:
             return
         self._capacity = clients
@@ -161,9 +204,16 @@ class StackTraining:
         if self._pull is not None:
             self._pull.reserve(clients, self._lr)
         self._total = zeros(clients, dtype=self._lr.dtype)
-        self._clients, self._owned, self._keys = zeros(clients), zeros(clients), zeros(clients)
+        self._clients, self._owned, self._keys = (
+            zeros(clients),
+            zeros(clients),
+            zeros(clients),
+        )
         self._layer_keys = zeros(self._steps, self._network.random_layers, clients)
-        self._samples, self._counts = zeros(self._steps, clients, self._slots), zeros(self._steps, clients)
+        self._samples, self._counts = (
+            zeros(self._steps, clients, self._slots),
+            zeros(self._steps, clients),
+        )
         self._moves = torch.zeros_like(self._samples) if self._sgd.augment else None
 
     def _begin(self, clients: int) -> None:
@@ -179,13 +229,19 @@ class StackTraining:
             steps=self._steps,
         )
         if self._moves is not None:
-            moves = training_moves(randomness.child_keys(keys, 2), self._sgd.batch_size, self._steps)
+            moves = training_moves(
+                randomness.child_keys(keys, 2), self._sgd.batch_size, self._steps
+            )
             self._moves[:, :clients] = moves[:, :, : self._slots]
         if self._network.random_layers:
             steps = torch.arange(self._steps, device=self._device)[:, None]
-            layers = torch.arange(self._network.random_layers, device=self._device)[:, None]
+            layers = torch.arange(self._network.random_layers, device=self._device)[
+                :, None
+            ]
             step_keys = randomness.child_keys(randomness.child_keys(keys, 1), steps)
-            self._layer_keys[:, :, :clients] = randomness.child_keys(step_keys[:, None], layers)
+            self._layer_keys[:, :, :clients] = randomness.child_keys(
+                step_keys[:, None], layers
+            )
         self._total.zero_()
         self._step.zero_()
         if self._velocity is not None:
@@ -194,36 +250,73 @@ class StackTraining:
     def _advance(self, clients: int, slots: int, full: bool) -> None:
         """One step of the first clients."""
         images = gather_images(
-            self._images, self._samples, self._step, clients, slots, moves=self._moves, blank=self._shard.blank
+            self._images,
+            self._samples,
+            self._step,
+            clients,
+            slots,
+            moves=self._moves,
+            blank=self._shard.blank,
         )
         valid = None
         if self._network.masked and not full:
             count = self._counts.index_select(0, self._step)[0, :clients, None]
             valid = torch.arange(slots, device=self._device) < count
-        keys = self._layer_keys.index_select(0, self._step)[0, :, :clients] if self._network.random_layers else None
+        keys = (
+            self._layer_keys.index_select(0, self._step)[0, :, :clients]
+            if self._network.random_layers
+            else None
+        )
         updating = self._differentiate(clients, images, valid, keys)
         if self._pull is not None:
             self._pull.add(self._work[0][:clients], self._gradient[:clients])
         self._descend(clients, updating)
         self._step += 1
 
-    def _differentiate(self, clients: int, images: Tensor, valid: Tensor | None, keys: Tensor | None) -> set[str]:
-        """Leaves the gradient of each client's mean loss in `_gradient`, and adds its summed loss to `_total`.
+    def _differentiate(
+        self, clients: int, images: Tensor, valid: Tensor | None, keys: Tensor | None
+    ) -> set[str]:
+        """Leaves the gradient of each client's mean loss in `_gradient`, and adds its
+        summed loss to `_total`.
 
-        Running statistics change where they may. Parameters do not, but for those that update themselves: their names.
+        Running statistics change where they may. Parameters do not, but for those that
+        update themselves: their names.
         """
         gradient = self._gradient[:clients]
         parameters, statistics = self._first(clients)
         moved = statistics if self._moving is None else statistics.clone()
-        tensors = {name: view.detach() for name, view in self._workplace.views(parameters, moved).items()}
+        tensors = {
+            name: view.detach()
+            for name, view in self._workplace.views(parameters, moved).items()
+        }
         updates = self._updates(tensors, len(images) // clients)
-        learned = self._moving.entries if self._moving else [e for e in self._workplace.entries if e.trainable]
+        learned = (
+            self._moving.entries
+            if self._moving
+            else [e for e in self._workplace.entries if e.trainable]
+        )
         learned = [e for e in learned if e.name not in updates]
         leaves = [tensors[e.name].requires_grad_() for e in learned]
         sinks = {e.name: self._workplace.view(gradient, e) for e in learned}
-        logits = self._network(tensors, images, training=True, valid=valid, keys=keys, sinks=sinks, updates=updates)
-        loss = cross_entropy(logits, self._shard.labels, self._samples, self._counts, self._step, self._total[:clients])
-        # A client's loss depends on its own row alone, so one pass gives every client its own gradient.
+        logits = self._network(
+            tensors,
+            images,
+            training=True,
+            valid=valid,
+            keys=keys,
+            sinks=sinks,
+            updates=updates,
+        )
+        loss = cross_entropy(
+            logits,
+            self._shard.labels,
+            self._samples,
+            self._counts,
+            self._step,
+            self._total[:clients],
+        )
+        # A client's loss depends on its own row alone, so one pass gives every client
+        # its own gradient.
         try:
             parts = torch.autograd.grad(loss, leaves)
         finally:
@@ -234,27 +327,40 @@ class StackTraining:
             if part.data_ptr() != sinks[e.name].data_ptr()
         ]
         if elsewhere:
-            torch._foreach_copy_([sink for sink, _ in elsewhere], [part for _, part in elsewhere])
+            torch._foreach_copy_(
+                [sink for sink, _ in elsewhere], [part for _, part in elsewhere]
+            )
         if self._moving is not None:
             statistics.copy_(torch.where(self._moving.statistics, moved, statistics))
         return set(updates)
 
     def _updates(self, tensors: dict[str, Tensor], slots: int) -> dict[str, Update]:
-        """Which weights update themselves, and how; none where columns are frozen or the gradient is needed first."""
+        """Which weights update themselves, and how; none where columns are frozen or
+        the gradient is needed first.
+        """
         if self._moving is not None or self._rule.clip or self._pull is not None:
             return {}
-        names, clients = self._network.updating(tensors, slots), len(next(iter(tensors.values())))
+        names, clients = (
+            self._network.updating(tensors, slots),
+            len(next(iter(tensors.values()))),
+        )
         entries = [e for e in self._workplace.entries if e.name in names]
         velocity = self._velocity
         return {
             e.name: Update(
-                None if velocity is None else self._workplace.view(velocity[:clients], e), self._lr, self._rule
+                None
+                if velocity is None
+                else self._workplace.view(velocity[:clients], e),
+                self._lr,
+                self._rule,
             )
             for e in entries
         }
 
     def _descend(self, clients: int, updated: set[str]) -> None:
-        """One step of SGD on the rows in place, but for what has updated itself; frozen columns keep their bits."""
+        """One step of SGD on the rows in place, but for what has updated itself; frozen
+        columns keep their bits.
+        """
         matrices = (self._work[0], self._gradient, self._velocity)
         edges = [0]
         for e in self._workplace.entries:
@@ -262,8 +368,12 @@ class StackTraining:
                 edges += [e.start, e.stop]
         edges.append(self._workplace.widths[0])
         for start, stop in zip(edges[::2], edges[1::2], strict=True):
-            rows, gradient, velocity = (None if m is None else m[:clients, start:stop] for m in matrices)
-            moving = None if self._moving is None else self._moving.parameters[start:stop]
+            rows, gradient, velocity = (
+                None if m is None else m[:clients, start:stop] for m in matrices
+            )
+            moving = (
+                None if self._moving is None else self._moving.parameters[start:stop]
+            )
             assert rows is not None and gradient is not None
             descend(rows, gradient, velocity, moving, self._lr, self._rule)
 

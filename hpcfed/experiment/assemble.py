@@ -53,9 +53,13 @@ class Setup:
     global_test_size: int
     dealt: "Dealt"
     data: str = ""
-    """A fingerprint of the data set, on the root; empty for one that its options describe."""
+    """A fingerprint of the data set, on the root; empty for one that its options
+    describe.
+    """
     shards: Shards | None = None
-    """Gathers the data of clients that come from another rank; None when clients stay where they are."""
+    """Gathers the data of clients that come from another rank; None when clients stay
+    where they are.
+    """
     gather_seconds: float = 0.0
     """What it took to gather the data of this rank's clients."""
     stacked: int = 1
@@ -74,7 +78,9 @@ class Newcomers:
 
 @dataclass(frozen=True)
 class Dealt:
-    """Who has which samples, after the supplement and after attackers have changed theirs."""
+    """Who has which samples, after the supplement and after attackers have changed
+    theirs.
+    """
 
     parts: Partition
     supplement: Supplement
@@ -99,8 +105,9 @@ class _Material:
     clients: Clients
     dealt: Dealt
     holdings: tuple[_Holding, ...]
-    """Training data, test data, and this rank's share of the global test set; the validation set, where the server
-    selects; newcomers' training and test data."""
+    """Training data, test data, and this rank's share of the global test set; the
+    validation set, where the server selects; newcomers' training and test data.
+    """
     newcomers: Clients | None
     network: nn.Module
     engine: Engine
@@ -112,10 +119,21 @@ def assemble(settings: Settings, world: World, timer: Timer) -> Setup:
     material = _material(settings, _load(config, world), world)
 
     def gather(own: _Holding) -> Shard:
-        return shard(material.dataset, own.split, own.lists, clients=own.ids, device=world.device, dtype=_dtype(config))
+        return shard(
+            material.dataset,
+            own.split,
+            own.lists,
+            clients=own.ids,
+            device=world.device,
+            dtype=_dtype(config),
+        )
 
     def shards(split: Split, ids: np.ndarray) -> Shard:
-        lists = material.dealt.parts.train if split == "train" else material.dealt.parts.test
+        lists = (
+            material.dealt.parts.train
+            if split == "train"
+            else material.dealt.parts.test
+        )
         return gather(_Holding(split, [lists[i] for i in ids], ids))
 
     begin = time.perf_counter()
@@ -123,26 +141,49 @@ def assemble(settings: Settings, world: World, timer: Timer) -> Setup:
     gather_seconds = time.perf_counter() - begin
     collectives = Collectives(world)
     transport = _transport([settings], material.engine.layout, world)
-    setup = _setup(settings, world, timer, material, held, material.engine, collectives, transport)
+    setup = _setup(
+        settings, world, timer, material, held, material.engine, collectives, transport
+    )
     if config.movable and world.num_workers > 1:
         setup.shards, setup.gather_seconds = shards, gather_seconds
     return setup
 
 
-def assemble_seeds(settings: Sequence[Settings], world: World, timers: Sequence[Timer]) -> tuple[Lockstep, list[Setup]]:
-    """Runs that differ in their seed alone: they share the engine, and images are on the device once for all."""
+def assemble_seeds(
+    settings: Sequence[Settings], world: World, timers: Sequence[Timer]
+) -> tuple[Lockstep, list[Setup]]:
+    """Runs that differ in their seed alone: they share the engine, and images are on
+    the device once for all.
+    """
     configs = [one.config for one in settings]
     set_arithmetic(configs[0])
     shared = None if configs[0].dataset == "synthetic" else _load(configs[0], world)
-    materials = [_material(one, shared or _load(one.config, world), world) for one in settings]
+    materials = [
+        _material(one, shared or _load(one.config, world), world) for one in settings
+    ]
     seeds = [config.seed for config in configs]
-    shards = _shards_of_seeds(materials, seeds, device=world.device, dtype=_dtype(configs[0]))
-    engine = materials[0].engine  # it knows the network's structure alone, which no seed changes
+    shards = _shards_of_seeds(
+        materials, seeds, device=world.device, dtype=_dtype(configs[0])
+    )
+    engine = materials[
+        0
+    ].engine  # it knows the network's structure alone, which no seed changes
     lockstep = Lockstep(engine, seeds, timers)
     transport = _transport(settings, engine.layout, world)
     setups = [
-        _setup(one, world, seed.timer, material, own, seed, Collectives(world, turn=seed.turn), transport)
-        for one, seed, material, own in zip(settings, lockstep.seeds, materials, shards, strict=True)
+        _setup(
+            one,
+            world,
+            seed.timer,
+            material,
+            own,
+            seed,
+            Collectives(world, turn=seed.turn),
+            transport,
+        )
+        for one, seed, material, own in zip(
+            settings, lockstep.seeds, materials, shards, strict=True
+        )
     ]
     for setup in setups:
         setup.stacked = len(setups)
@@ -153,7 +194,9 @@ def _material(settings: Settings, dataset: Dataset, world: World) -> _Material:
     config, selects = settings.config, isinstance(settings.options, SelectionOptions)
     dealt = _deal(config, dataset, validated=selects)
     parts = dealt.parts
-    network = build(config.network(), shape=dataset.shape, classes=dataset.classes, seed=config.seed)
+    network = build(
+        config.network(), shape=dataset.shape, classes=dataset.classes, seed=config.seed
+    )
     engine = Engine(
         network,
         Layout.of(network),
@@ -162,7 +205,13 @@ def _material(settings: Settings, dataset: Dataset, world: World) -> _Material:
         bf16=config.precision == "bf16",
     )
     known = slice(0, config.clients)
-    clients = _place(config, parts.train[known], parts.test[known], world, longest=LONGEST[engine.mode])
+    clients = _place(
+        config,
+        parts.train[known],
+        parts.test[known],
+        world,
+        longest=LONGEST[engine.mode],
+    )
     own_share = np.arange(world.role_rank, len(dataset.labels("test")), world.role_size)
     holdings = [
         *_holdings(parts, clients.on(world.role_rank)),
@@ -173,9 +222,17 @@ def _material(settings: Settings, dataset: Dataset, world: World) -> _Material:
     newcomers = None
     if config.new_clients:
         later = slice(config.clients, None)
-        newcomers = _place(config, parts.train[later], parts.test[later], world, longest=LONGEST[engine.mode])
+        newcomers = _place(
+            config,
+            parts.train[later],
+            parts.test[later],
+            world,
+            longest=LONGEST[engine.mode],
+        )
         holdings += _holdings(parts, config.clients + newcomers.on(world.role_rank))
-    return _Material(dataset, clients, dealt, tuple(holdings), newcomers, network, engine)
+    return _Material(
+        dataset, clients, dealt, tuple(holdings), newcomers, network, engine
+    )
 
 
 def _holdings(parts: Partition, ids: np.ndarray) -> list[_Holding]:
@@ -186,21 +243,44 @@ def _holdings(parts: Partition, ids: np.ndarray) -> list[_Holding]:
 
 
 def _shards_of_seeds(
-    materials: Sequence[_Material], seeds: Sequence[int], *, device: torch.device, dtype: torch.dtype
+    materials: Sequence[_Material],
+    seeds: Sequence[int],
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
 ) -> list[list[Shard]]:
-    """A shard for each seed and kind of holding, parts of those that hold the clients of all seeds."""
+    """A shard for each seed and kind of holding, parts of those that hold the clients
+    of all seeds.
+    """
     shards: list[list[Shard]] = [[] for _ in materials]
     dataset = materials[0].dataset
     for same in zip(*(material.holdings for material in materials), strict=True):
         names = [
-            np.array([f"{i} (seed {seed})" for i in own.ids], object) for seed, own in zip(seeds, same, strict=True)
+            np.array([f"{i} (seed {seed})" for i in own.ids], object)
+            for seed, own in zip(seeds, same, strict=True)
         ]
-        if all(material.dataset is dataset for material in materials):  # then a sample is there once for all seeds
+        if all(
+            material.dataset is dataset for material in materials
+        ):  # then a sample is there once for all seeds
             lists = [samples for own in same for samples in own.lists]
-            whole = shard(dataset, same[0].split, lists, clients=np.concatenate(names), device=device, dtype=dtype)
+            whole = shard(
+                dataset,
+                same[0].split,
+                lists,
+                clients=np.concatenate(names),
+                device=device,
+                dtype=dtype,
+            )
         else:
             whole = join(
-                shard(material.dataset, own.split, own.lists, clients=named, device=device, dtype=dtype)
+                shard(
+                    material.dataset,
+                    own.split,
+                    own.lists,
+                    clients=named,
+                    device=device,
+                    dtype=dtype,
+                )
                 for material, own, named in zip(materials, same, names, strict=True)
             )
         first = 0
@@ -228,10 +308,16 @@ def _setup(
         assert isinstance(settings.options, ServerOptions)
         server = ServerClient(transport, config.seed, collectives)
         columns = generated(engine.layout, settings.options).at.to(world.device)
-    first_row = engine.layout.row(material.network, dtype=_dtype(config)).to(world.device)
+    first_row = engine.layout.row(material.network, dtype=_dtype(config)).to(
+        world.device
+    )
 
     def federation(
-        clients: Clients, train_data: Shard, test_data: Shard, *, attackers: np.ndarray = NOBODY
+        clients: Clients,
+        train_data: Shard,
+        test_data: Shard,
+        *,
+        attackers: np.ndarray = NOBODY,
     ) -> Federation:
         return Federation(
             config,
@@ -253,7 +339,9 @@ def _setup(
         settings=settings,
         world=world,
         method=methods.load(config.method),
-        federation=federation(material.clients, train_data, test_data, attackers=material.dealt.attackers),
+        federation=federation(
+            material.clients, train_data, test_data, attackers=material.dealt.attackers
+        ),
         engine=engine,
         collectives=collectives,
         timer=timer,
@@ -264,7 +352,9 @@ def _setup(
         data=_fingerprint(material.dataset) if world.is_root else "",
     )
     if material.newcomers is not None:
-        setup.newcomers = Newcomers(federation(material.newcomers, *more), material.newcomers)
+        setup.newcomers = Newcomers(
+            federation(material.newcomers, *more), material.newcomers
+        )
     return setup
 
 
@@ -273,10 +363,13 @@ def _fingerprint(dataset: Dataset) -> str:
     return honest.fingerprint if isinstance(honest, ArrayDataset) else ""
 
 
-def _transport(settings: Sequence[Settings], layout: Layout, world: World) -> Transport | None:
+def _transport(
+    settings: Sequence[Settings], layout: Layout, world: World
+) -> Transport | None:
     """The way to the server's model, where the method has one; stacked seeds share it.
 
-    A seed counts what it sends on this way, so that the way has collectives of its own, whose count nobody reads.
+    A seed counts what it sends on this way, so that the way has collectives of its own,
+    whose count nobody reads.
     """
     options = settings[0].options
     if not isinstance(options, ServerOptions):
@@ -284,7 +377,9 @@ def _transport(settings: Sequence[Settings], layout: Layout, world: World) -> Tr
     if world.server_ranks:
         return Apart(world)
     seeds = [one.config.seed for one in settings]
-    return Among(generated(layout, options).widths, options, Collectives(world), seeds=seeds)
+    return Among(
+        generated(layout, options).widths, options, Collectives(world), seeds=seeds
+    )
 
 
 def serve_model(settings: Settings, world: World) -> None:
@@ -293,14 +388,23 @@ def serve_model(settings: Settings, world: World) -> None:
     set_arithmetic(settings.config)
     layout = Layout.of(_network(settings.config))
     widths = generated(layout, settings.options).widths
-    serve(world, widths, settings.options, seeds=settings.config.seeds or (settings.config.seed,))
+    serve(
+        world,
+        widths,
+        settings.options,
+        seeds=settings.config.seeds or (settings.config.seed,),
+    )
 
 
 def check_network(settings: Settings) -> None:
-    """What can be wrong with a method's options and is seen only when the network is known."""
+    """What can be wrong with a method's options and is seen only when the network is
+    known.
+    """
     options, config = settings.options, settings.config
     if isinstance(options, ServerOptions):
-        if options.server == "auto":  # the device is not known yet: what fits no device is wrong
+        if (
+            options.server == "auto"
+        ):  # the device is not known yet: what fits no device is wrong
             options = options.model_copy(update={"server": "small"})
         check_columns(options, len(generated(Layout.of(_network(config)), options).at))
     if options.names_layers:
@@ -310,7 +414,9 @@ def check_network(settings: Settings) -> None:
 def _network(config: RunConfig) -> nn.Module:
     """As clients have it, built without their data."""
     data = config.data()
-    return build(config.network(), shape=data.shape, classes=data.classes, seed=config.seed)
+    return build(
+        config.network(), shape=data.shape, classes=data.classes, seed=config.seed
+    )
 
 
 def _dtype(config: RunConfig) -> torch.dtype:
@@ -324,9 +430,11 @@ def set_arithmetic(config: RunConfig) -> None:
     torch.backends.cudnn.allow_tf32 = tensor_cores
     torch.backends.cudnn.benchmark = not config.deterministic
     if platform.machine() == "aarch64":
-        # Measured on 2 ARM cores: oneDNN takes 1.1 to 2 times as long as torch's own kernels for small batches.
+        # Measured on 2 ARM cores: oneDNN takes 1.1 to 2 times as long as torch's own
+        # kernels for small batches.
         setattr(torch.backends.mkldnn, "enabled", False)  # noqa: B010 (mypy takes the property for a value)
-    # What use_deterministic_algorithms also tells, the compiler, is not used here and takes two seconds to import.
+    # What use_deterministic_algorithms also tells, the compiler, is not used here and
+    # takes two seconds to import.
     torch.set_deterministic_debug_mode("error" if config.deterministic else "default")
 
 
@@ -340,7 +448,13 @@ def _load(config: RunConfig, world: World) -> Dataset:
             train=(config.clients + config.new_clients) * config.train_per_client,
             test=(config.clients + config.new_clients) * config.test_per_client,
         )
-        dataset = load(config.dataset, root=config.root, download=download, seed=config.seed, synthetic=size)
+        dataset = load(
+            config.dataset,
+            root=config.root,
+            download=download,
+            seed=config.seed,
+            synthetic=size,
+        )
         return Flipped(dataset) if config.attack == "label-flip" else dataset
 
     if not config.download:
@@ -353,12 +467,16 @@ def _load(config: RunConfig, world: World) -> Dataset:
 def _deal(config: RunConfig, dataset: Dataset, *, validated: bool) -> Dealt:
     """`validated`: the method's server needs a validation set, as the supplement does."""
     honest = dataset.honest if isinstance(dataset, Flipped) else dataset
-    validation = config.validation or (_usual_validation(honest) if validated or config.supplement else 0)
+    validation = config.validation or (
+        _usual_validation(honest) if validated or config.supplement else 0
+    )
     parts, supplement = _partition(config, honest, validation), nobody(config.clients)
     if config.supplement:
         below = config.supplement_below or config.batch_size
         share, seed = config.supplement_share, config.seed
-        parts, supplement = supplemented(parts, clients=config.clients, below=below, share=share, seed=seed)
+        parts, supplement = supplemented(
+            parts, clients=config.clients, below=below, share=share, seed=seed
+        )
     drawn = randomness.generator(config.seed, "attackers").permutation(config.clients)
     attackers = np.sort(drawn[: config.num_attackers])
     if isinstance(dataset, Flipped):
@@ -367,7 +485,9 @@ def _deal(config: RunConfig, dataset: Dataset, *, validated: bool) -> Dealt:
 
 
 def _usual_validation(dataset: Dataset) -> int:
-    """Samples: as many of each class, few enough that the rarest class keeps nine of ten."""
+    """Samples: as many of each class, few enough that the rarest class keeps nine of
+    ten.
+    """
     rarest = np.bincount(dataset.labels("train"), minlength=dataset.classes).min()
     return dataset.classes * max(1, min(VALIDATION_PER_CLASS, int(rarest) // 10))
 
@@ -392,9 +512,13 @@ def _partition(config: RunConfig, dataset: Dataset, validation: int) -> Partitio
 
 
 def dataless_lines(setup: Setup) -> list[str]:
-    """Tell how many clients have no data, and what helps; of the first seed, where there are several."""
+    """Tell how many clients have no data, and what helps; of the first seed, where
+    there are several.
+    """
     config = setup.settings.config
-    helps = "use fewer clients" + (" or a larger --alpha" if config.partition == "dirichlet" else "")
+    helps = "use fewer clients" + (
+        " or a larger --alpha" if config.partition == "dirichlet" else ""
+    )
     lines = []
     both = {"": setup.clients}
     if setup.newcomers is not None:
@@ -402,18 +526,35 @@ def dataless_lines(setup: Setup) -> list[str]:
     for whose, clients in both.items():
         if clients.train_samples.all() and clients.test_samples.all():
             continue
-        untrained, unjudged = (int(np.count_nonzero(n == 0)) for n in (clients.train_samples, clients.test_samples))
+        untrained, unjudged = (
+            int(np.count_nonzero(n == 0))
+            for n in (clients.train_samples, clients.test_samples)
+        )
         lines.append(
-            f"of {len(clients.rank):,} {whose}clients {untrained:,} have no training data and count for nothing in "
+            f"of {len(clients.rank):,} {whose}clients {untrained:,} have no training "
+            "data and count for nothing in "
             f"training, {unjudged:,} have no test data and are not judged; {helps}"
         )
     return lines
 
 
 def _place(
-    config: RunConfig, train: Sequence[np.ndarray], test: Sequence[np.ndarray], world: World, *, longest: float
+    config: RunConfig,
+    train: Sequence[np.ndarray],
+    test: Sequence[np.ndarray],
+    world: World,
+    *,
+    longest: float,
 ) -> Clients:
-    """Placed by steps, as long as nothing has been measured; the longest client of a rank counts more."""
-    train_samples, test_samples = (np.array([len(indices) for indices in lists]) for lists in (train, test))
-    loads = client_loads(train_samples, epochs=config.epochs, batch_size=config.batch_size)
-    return Clients(place(loads, world.num_workers, longest=longest), train_samples, test_samples)
+    """Placed by steps, as long as nothing has been measured; the longest client of a
+    rank counts more.
+    """
+    train_samples, test_samples = (
+        np.array([len(indices) for indices in lists]) for lists in (train, test)
+    )
+    loads = client_loads(
+        train_samples, epochs=config.epochs, batch_size=config.batch_size
+    )
+    return Clients(
+        place(loads, world.num_workers, longest=longest), train_samples, test_samples
+    )

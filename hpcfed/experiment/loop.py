@@ -1,4 +1,6 @@
-"""One run, or several seeds of it: enter the world, go round after round, write everything down."""
+"""One run, or several seeds of it: enter the world, go round after round, write
+everything down.
+"""
 
 import os
 import time
@@ -76,27 +78,39 @@ class Evaluation:
 
     def reaches(self, target: float | None) -> bool:
         """Whether the accuracy is so many per cent; all ranks find the same."""
-        return target is not None and bool(at_target(self.accuracy, self.global_accuracy, target))
+        return target is not None and bool(
+            at_target(self.accuracy, self.global_accuracy, target)
+        )
 
 
 def run(settings: Settings, stop: Stop | None = None) -> Path | None:
-    """Runs to the end, the same call on every rank; the root gets the folder of the results, other ranks None.
+    """Runs to the end, the same call on every rank; the root gets the folder of the
+    results, other ranks None.
 
-    Each of several seeds has a folder `seed-N` in it. `stop` remembers whether one was asked for, also where it came
-    too late.
+    Each of several seeds has a folder `seed-N` in it. `stop` remembers whether one was
+    asked for, also where it came too late.
     """
     stop = stop or Stop(60 * settings.config.checkpoint_minutes)
     if settings.config.deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it once, when it starts
+        os.environ.setdefault(
+            "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
+        )  # cuBLAS reads it once, when it starts
     check_network(settings)
     config = settings.config
-    world = worlds.enter(device=config.device, server_ranks=config.server_ranks, backend=config.backend)
-    settings = settings.on_device(gpu=all(place.device != "cpu" for place in world.server_places))
+    world = worlds.enter(
+        device=config.device, server_ranks=config.server_ranks, backend=config.backend
+    )
+    settings = settings.on_device(
+        gpu=all(place.device != "cpu" for place in world.server_places)
+    )
     watch = observer()
     watch.begin(world)
     if world.role == "server":
         failing = _Failing(lambda: "server", _named_folders(settings.config))
-        with stop.listening(), _ending_all_ranks(world, failing):  # asked to stop it goes on: workers tell it when
+        with (
+            stop.listening(),
+            _ending_all_ranks(world, failing),
+        ):  # asked to stop it goes on: workers tell it when
             _check_server(settings, world)
             serve_model(settings, world)
             watch.end(world, None)
@@ -110,8 +124,18 @@ def run(settings: Settings, stop: Stop | None = None) -> Path | None:
         settings.config.stall_timeout,
         partial(_stalled, world, failing),
     )
-    beating = world.pulse.beating(BEAT) if world.pulse and settings.config.stall_timeout else nullcontext()
-    with ExitStack() as claims, stop.listening(), ending, beating, _ending_all_ranks(world, failing):
+    beating = (
+        world.pulse.beating(BEAT)
+        if world.pulse and settings.config.stall_timeout
+        else nullcontext()
+    )
+    with (
+        ExitStack() as claims,
+        stop.listening(),
+        ending,
+        beating,
+        _ending_all_ranks(world, failing),
+    ):
         _check_server(settings, world)
         if seeds is None:
             setup = assemble(settings, world, timers[0])
@@ -122,11 +146,19 @@ def run(settings: Settings, stop: Stop | None = None) -> Path | None:
                 failing.folders = [folder]
                 go(setup, folder, stop=stop)
         else:
-            lockstep, setups = assemble_seeds([settings.of_seed(seed) for seed in seeds], world, timers)
+            lockstep, setups = assemble_seeds(
+                [settings.of_seed(seed) for seed in seeds], world, timers
+            )
             failing.phase = lambda: lockstep.at_work.timer.current
             folder, complete = _make_folder(settings.config, world, claims)
             if complete:
-                lockstep.run([partial(_leave, setup, None, status="complete") for setup in setups], world.device)
+                lockstep.run(
+                    [
+                        partial(_leave, setup, None, status="complete")
+                        for setup in setups
+                    ],
+                    world.device,
+                )
             else:
                 failing.folders = [folder / f"seed-{seed}" for seed in seeds]
                 go_together(lockstep, setups, failing.folders, stop=stop)
@@ -145,9 +177,13 @@ def _check_server(settings: Settings, world: World) -> None:
         check_world(settings.options, world)
 
 
-def go(setup: Setup, folder: Path, *, quiet: bool = False, stop: Stop | None = None) -> None:
+def go(
+    setup: Setup, folder: Path, *, quiet: bool = False, stop: Stop | None = None
+) -> None:
     """All rounds, recorded in the folder."""
-    with RunProgress(setup.settings.config.rounds, visible=setup.world.is_root and not quiet) as progress:
+    with RunProgress(
+        setup.settings.config.rounds, visible=setup.world.is_root and not quiet
+    ) as progress:
         _open(progress, setup)
         own = stop or Stop()
         found = _found([setup], [folder], progress, own)
@@ -158,15 +194,26 @@ def go(setup: Setup, folder: Path, *, quiet: bool = False, stop: Stop | None = N
 
 
 def go_together(
-    lockstep: Lockstep, setups: Sequence[Setup], folders: Sequence[Path], *, stop: Stop | None = None
+    lockstep: Lockstep,
+    setups: Sequence[Setup],
+    folders: Sequence[Path],
+    *,
+    stop: Stop | None = None,
 ) -> None:
     """All rounds of all seeds, each seed's recorded in its folder."""
     config, world = setups[0].settings.config, setups[0].world
-    with SeedsProgress(config.rounds, seeds=len(setups), visible=world.is_root) as progress:
+    with SeedsProgress(
+        config.rounds, seeds=len(setups), visible=world.is_root
+    ) as progress:
         _open(progress, setups[0])
         own = stop or Stop()
-        triples = zip(setups, folders, _found(setups, folders, progress, own), strict=True)
-        programs = [partial(_rounds, setup, folder, progress, own, found) for setup, folder, found in triples]
+        triples = zip(
+            setups, folders, _found(setups, folders, progress, own), strict=True
+        )
+        programs = [
+            partial(_rounds, setup, folder, progress, own, found)
+            for setup, folder, found in triples
+        ]
         leaving = [partial(_leave, setup, None, status="stopped") for setup in setups]
         lockstep.run(leaving if own.agreed else programs, world.device)
 
@@ -187,22 +234,37 @@ def _found(
     return found or [None] * len(folders)
 
 
-def _rounds(setup: Setup, folder: Path, progress: RunProgress, stop: Stop, found: Checkpoint | None) -> None:
-    config, world, fed, timer = setup.settings.config, setup.world, setup.federation, setup.timer
+def _rounds(
+    setup: Setup,
+    folder: Path,
+    progress: RunProgress,
+    stop: Stop,
+    found: Checkpoint | None,
+) -> None:
+    config, world, fed, timer = (
+        setup.settings.config,
+        setup.world,
+        setup.federation,
+        setup.timer,
+    )
     results = _results(setup, folder) if world.is_root else None
     snapshots = _snapshots(setup, folder)
     with _closing(results, snapshots):
         energy_before = _joules(world)
         first, state = 0, setup.method.init(fed)
         if config.resume is not None:
-            first, state = resume.go_on(setup, folder, found, state, results, progress.say)
+            first, state = resume.go_on(
+                setup, folder, found, state, results, progress.say
+            )
         if snapshots is not None:
             snapshots.begin(first, setup.collectives.barrier)
         moving = Moving(setup, results, progress)
         setup.collectives.barrier()
         timer.start()
         for round in range(first, config.rounds):
-            fed.on_trained = _listener(snapshots) if snapshots and snapshots.due(round) else None
+            fed.on_trained = (
+                _listener(snapshots) if snapshots and snapshots.due(round) else None
+            )
             cohort = fed.sample(round)
             state = setup.method.round(fed, state, cohort)
             if round == first:
@@ -212,15 +274,25 @@ def _rounds(setup: Setup, folder: Path, progress: RunProgress, stop: Stop, found
             if fed.on_trained and snapshots:
                 with timer.phase("record"):
                     row = setup.method.global_row(state)
-                    snapshots.close_round(round, None if row is None else row.cpu().numpy())
+                    snapshots.close_round(
+                        round, None if row is None else row.cpu().numpy()
+                    )
             train_seconds = _record_round(setup, round, evaluation, results, progress)
-            if config.stop_at_target and evaluation is not None and evaluation.reaches(config.target_accuracy):
+            if (
+                config.stop_at_target
+                and evaluation is not None
+                and evaluation.reaches(config.target_accuracy)
+            ):
                 progress.stop(round)
                 break
             state = moving.after_round(state, cohort, train_seconds)
             with timer.phase("record"):
-                orders = setup.collectives.allgather((stop.after(round), stop.is_due(round)))
-                stopping = any(asked for asked, _ in orders) and round + 1 < config.rounds
+                orders = setup.collectives.allgather(
+                    (stop.after(round), stop.is_due(round))
+                )
+                stopping = (
+                    any(asked for asked, _ in orders) and round + 1 < config.rounds
+                )
                 if stopping or orders[0][1] or _checkpointed(round, config):
                     with stop.checkpointing():
                         resume.save(setup, folder, round + 1, state, results)
@@ -234,10 +306,17 @@ def _rounds(setup: Setup, folder: Path, progress: RunProgress, stop: Stop, found
         options = setup.settings.options
         if isinstance(options, ServerOptions) and options.server_save:
             fed.server.save(str(folder / "server.h5"))
-        energies = setup.collectives.gather_vectors(np.array([_joules(world) - energy_before]))
+        energies = setup.collectives.gather_vectors(
+            np.array([_joules(world) - energy_before])
+        )
         if config.resume is not None:
             energies = None  # nobody knows what was used before it went on
-        _leave(setup, results, status="complete", energy=None if energies is None else energies[:, 0])
+        _leave(
+            setup,
+            results,
+            status="complete",
+            energy=None if energies is None else energies[:, 0],
+        )
 
 
 def _joules(world: World) -> float:
@@ -247,7 +326,13 @@ def _joules(world: World) -> float:
     return joules(places[world.rank][1]) if first else 0.0
 
 
-def _leave(setup: Setup, results: ResultsWriter | None, *, status: str, energy: np.ndarray | None = None) -> None:
+def _leave(
+    setup: Setup,
+    results: ResultsWriter | None,
+    *,
+    status: str,
+    energy: np.ndarray | None = None,
+) -> None:
     if setup.settings.options.has_server:
         setup.federation.server.leave()
     if results is not None:
@@ -259,7 +344,9 @@ def _checkpointed(round: int, config: RunConfig) -> bool:
 
 
 def evaluate(setup: Setup, state: Any) -> Evaluation:
-    """Personal accuracy of every client and the global model's, summed over ranks in one small collective."""
+    """Personal accuracy of every client and the global model's, summed over ranks in
+    one small collective.
+    """
     fed, method, clients = setup.federation, setup.method, setup.clients
     with setup.timer.phase("evaluate"):
         total = len(clients.rank)
@@ -271,8 +358,13 @@ def evaluate(setup: Setup, state: Any) -> Evaluation:
             sums[on_device(fed.clients[members], fed.device)] = score.correct.double()
         row = method.global_row(state)
         if row is not None:
-            score = setup.engine.evaluate(row.unsqueeze(0), setup.global_test, np.zeros(1, np.int64))
-            sums[total], sums[total + 1] = score.correct.double().sum(), score.loss.double().sum()
+            score = setup.engine.evaluate(
+                row.unsqueeze(0), setup.global_test, np.zeros(1, np.int64)
+            )
+            sums[total], sums[total + 1] = (
+                score.correct.double().sum(),
+                score.loss.double().sum(),
+            )
         answers = setup.collectives.allreduce(sums).cpu().numpy()
     accuracy = _accuracies(answers[:total], clients)
     everything = float(setup.global_test_size) if row is not None else float("nan")
@@ -285,7 +377,9 @@ def evaluate(setup: Setup, state: Any) -> Evaluation:
 
 
 def _judge(setup: Setup, state: Any, results: ResultsWriter | None) -> None:
-    """What a method has its clients judged with at the end, beyond a round's evaluation."""
+    """What a method has its clients judged with at the end, beyond a round's
+    evaluation.
+    """
     if not hasattr(setup.method, "finals"):
         return
     fed = setup.federation
@@ -295,11 +389,17 @@ def _judge(setup: Setup, state: Any, results: ResultsWriter | None) -> None:
             results.write_final(name, accuracy)
 
 
-def _welcome(setup: Setup, newcomers: Newcomers, state: Any, results: ResultsWriter | None) -> None:
-    """New clients' accuracy after every local update, from different starts; NaN before they have joined."""
+def _welcome(
+    setup: Setup, newcomers: Newcomers, state: Any, results: ResultsWriter | None
+) -> None:
+    """New clients' accuracy after every local update, from different starts; NaN before
+    they have joined.
+    """
     fed, method, config = newcomers.federation, setup.method, setup.settings.config
     here = np.arange(len(fed.clients))
-    fed.round = setup.federation.round + 1  # which may have ended at the target, long before the last round
+    fed.round = (
+        setup.federation.round + 1
+    )  # which may have ended at the target, long before the last round
     starts = {"method": method.welcome(fed, state, here)}
     if results is not None:
         results.write_newcomer_bytes(fed.traffic.down / max(1, fed.num_holders))
@@ -313,12 +413,19 @@ def _welcome(setup: Setup, newcomers: Newcomers, state: Any, results: ResultsWri
     for name, rows in starts.items():
         for update in range(config.new_updates + 1):
             if update:
-                before, rows = rows, _updated(fed, rows, np.flatnonzero(joins[fed.clients] < update), update)
+                before, rows = (
+                    rows,
+                    _updated(
+                        fed, rows, np.flatnonzero(joins[fed.clients] < update), update
+                    ),
+                )
                 if name == "method" and lead is not None:
                     rows = lead(fed, update - 1, before, rows)
             accuracy = _client_accuracy(setup, fed, rows, newcomers.clients)
             if results is not None:
-                results.write_newcomers(name, update, np.where(joins <= update, accuracy, np.nan))
+                results.write_newcomers(
+                    name, update, np.where(joins <= update, accuracy, np.nan)
+                )
 
 
 def _updated(fed: Federation, rows: Tensor, joined: np.ndarray, update: int) -> Tensor:
@@ -327,8 +434,12 @@ def _updated(fed: Federation, rows: Tensor, joined: np.ndarray, update: int) -> 
     return rows.index_copy(0, at, fed.finetune(rows[at], joined, phase=update))
 
 
-def _client_accuracy(setup: Setup, fed: Federation, rows: Tensor, clients: Clients) -> np.ndarray:
-    """Of every client of a federation, on its own test data; `rows` are this rank's clients'."""
+def _client_accuracy(
+    setup: Setup, fed: Federation, rows: Tensor, clients: Clients
+) -> np.ndarray:
+    """Of every client of a federation, on its own test data; `rows` are this rank's
+    clients'.
+    """
     with setup.timer.phase("evaluate"):
         sums = torch.zeros(len(clients.rank), dtype=torch.float64, device=fed.device)
         score = fed.evaluate(rows, np.arange(len(fed.clients)))
@@ -338,13 +449,20 @@ def _client_accuracy(setup: Setup, fed: Federation, rows: Tensor, clients: Clien
 
 def _accuracies(correct: np.ndarray, clients: Clients) -> np.ndarray:
     """NaN for clients without test data."""
-    return np.where(clients.test_samples > 0, correct / np.maximum(clients.test_samples, 1), np.nan)
+    return np.where(
+        clients.test_samples > 0, correct / np.maximum(clients.test_samples, 1), np.nan
+    )
 
 
 def _record_round(
-    setup: Setup, round: int, evaluation: Evaluation | None, results: ResultsWriter | None, progress: RunProgress
+    setup: Setup,
+    round: int,
+    evaluation: Evaluation | None,
+    results: ResultsWriter | None,
+    progress: RunProgress,
 ) -> np.ndarray | None:
-    """Ends the round's timing, brings the ranks' figures together, and writes them down.
+    """Ends the round's timing, brings the ranks' figures together, and writes them
+    down.
 
     The root gets every rank's train seconds, others None.
     """
@@ -357,11 +475,17 @@ def _record_round(
         kept, fed.kept = fed.kept, None
         reports = fed.server.reports() if setup.settings.options.has_server else []
         peaks = [peak_memory(setup.world.device)]
-        if not setup.world.server_ranks:  # this process has learnt, too, and DeepSpeed may have set the count back
+        if (
+            not setup.world.server_ranks
+        ):  # this process has learnt, too, and DeepSpeed may have set the count back
             peaks += [report.own_peak for _, report in reports]
         own = {"wall": wall, "peak_memory": max(peaks), "wire": wire}
         own["halvings"] = setup.engine.halvings
-        own |= {"loss": float(learned.loss), "samples": int(learned.samples), "parts": int(traffic.parts)}
+        own |= {
+            "loss": float(learned.loss),
+            "samples": int(learned.samples),
+            "parts": int(traffic.parts),
+        }
         own["excluded"] = len(bad)
         gathered = collectives.gather_vectors(np.array([*own.values(), *phases]))
         if results is None or gathered is None:
@@ -375,7 +499,11 @@ def _record_round(
             "bytes_down": traffic.down,
             "cohort": fed.cohort_size,
             "excluded": by_rank["excluded"].sum(),
-            **({} if kept is None else {"kept": kept.uploads, "kept_attackers": kept.malicious}),
+            **(
+                {}
+                if kept is None
+                else {"kept": kept.uploads, "kept_attackers": kept.malicious}
+            ),
             "seconds": by_rank["wall"].max(),
             "imbalance": imbalance(train_seconds),
         }
@@ -434,12 +562,16 @@ def _results(setup: Setup, folder: Path) -> ResultsWriter:
 
 
 def _dealt_facts(setup: Setup) -> dict[str, np.ndarray]:
-    """Of every client, where the run is about it: what it was given, and whether it is malicious."""
+    """Of every client, where the run is about it: what it was given, and whether it is
+    malicious.
+    """
     config, dealt, facts = setup.settings.config, setup.dealt, {}
     if config.supplement:
         facts["supplement_samples"] = dealt.supplement.samples
     if config.attack != "none":
-        facts["attacker"] = np.isin(np.arange(config.clients), dealt.attackers).astype(np.int64)
+        facts["attacker"] = np.isin(np.arange(config.clients), dealt.attackers).astype(
+            np.int64
+        )
     return facts
 
 
@@ -450,7 +582,9 @@ def _server_size(setup: Setup) -> ServerSize | None:
         return None
     every = options.server_every
     times = 1 if not every else config.rounds // every + bool(config.rounds % every)
-    return ServerSize(times, setup.world.server_ranks or setup.world.role_size, steps_of(options))
+    return ServerSize(
+        times, setup.world.server_ranks or setup.world.role_size, steps_of(options)
+    )
 
 
 def _snapshots(setup: Setup, folder: Path) -> SnapshotWriter | None:
@@ -470,13 +604,20 @@ def _snapshots(setup: Setup, folder: Path) -> SnapshotWriter | None:
 
 
 def _listener(snapshots: SnapshotWriter) -> Callable[[Cohort, Tensor], None]:
-    return lambda cohort, rows: snapshots.write_rows(cohort.round, cohort.here, rows.cpu().numpy())
+    return lambda cohort, rows: snapshots.write_rows(
+        cohort.round, cohort.here, rows.cpu().numpy()
+    )
 
 
 def _open(progress: RunProgress, setup: Setup) -> None:
     progress.say(_opening_line(setup))
     chosen = [str(choice) for choice in setup.settings.choices]
-    for line in (*chosen, _arithmetic_line(setup), _supplement_line(setup), *dataless_lines(setup)):
+    for line in (
+        *chosen,
+        _arithmetic_line(setup),
+        _supplement_line(setup),
+        *dataless_lines(setup),
+    ):
         if line is not None:
             progress.say(line)
 
@@ -484,8 +625,12 @@ def _open(progress: RunProgress, setup: Setup) -> None:
 def _opening_line(setup: Setup) -> str:
     config, world, layout = setup.settings.config, setup.world, setup.federation.layout
     devices = sorted({place.device_name for place in world.places})
-    collectives = "" if world.backend == "none" else f", {world.backend}: {world.reason}"
-    servers = f" and {count(world.server_ranks, 'server rank')}" if world.server_ranks else ""
+    collectives = (
+        "" if world.backend == "none" else f", {world.backend}: {world.reason}"
+    )
+    servers = (
+        f" and {count(world.server_ranks, 'server rank')}" if world.server_ranks else ""
+    )
     seeds = "" if setup.stacked == 1 else f"{setup.stacked} seeds × "
     return (
         f"{config.method} on {config.dataset}: "
@@ -504,7 +649,9 @@ def _arithmetic_line(setup: Setup) -> str | None:
 
 
 def _supplement_line(setup: Setup) -> str | None:
-    """What clients have got of the validation set; of the first seed, where there are several."""
+    """What clients have got of the validation set; of the first seed, where there are
+    several.
+    """
     if not setup.settings.config.supplement:
         return None
     given, whole = setup.dealt.supplement, len(setup.dealt.parts.validation)
@@ -521,13 +668,21 @@ def _named_folders(config: RunConfig) -> list[Path]:
     """Where the results go, as far as a rank knows that is not told of the folder."""
     if config.out is None:
         return []
-    return [config.out / f"seed-{seed}" for seed in config.seeds] if config.seeds else [config.out]
+    return (
+        [config.out / f"seed-{seed}" for seed in config.seeds]
+        if config.seeds
+        else [config.out]
+    )
 
 
-def _make_folder(config: RunConfig, world: World, claims: ExitStack) -> tuple[Path, bool]:
-    """The root makes the folder, after every rank has checked the command line, claims it, and tells the others.
+def _make_folder(
+    config: RunConfig, world: World, claims: ExitStack
+) -> tuple[Path, bool]:
+    """The root makes the folder, after every rank has checked the command line, claims
+    it, and tells the others.
 
-    Also tells whether a run that was to go on is complete: another may have brought it to its end meanwhile.
+    Also tells whether a run that was to go on is complete: another may have brought it
+    to its end meanwhile.
     """
     folder, complete = config.out or Path("runs"), False
     if world.is_root:
@@ -545,7 +700,9 @@ def _make_folder(config: RunConfig, world: World, claims: ExitStack) -> tuple[Pa
                 _clear(folder, own, claims, overwrite=config.overwrite)
                 sign(folder)
         except OSError as error:
-            raise UserError(f"cannot write to --out {folder}: {error.strerror}") from None
+            raise UserError(
+                f"cannot write to --out {folder}: {error.strerror}"
+            ) from None
     name, complete = world.bcast((str(folder), complete))
     return Path(name), complete
 
@@ -558,16 +715,22 @@ def _look_again(folder: Path, seeds: Sequence[Path]) -> bool:
         remark(f"hpcfed: {folder} is complete; there is nothing to go on with")
         return True
     if any(done):
-        raise UserError(f"{seeds[done.index(True)]} has been completed meanwhile; give --resume once more")
+        raise UserError(
+            f"{seeds[done.index(True)]} has been completed meanwhile; give --resume once more"
+        )
     return False
 
 
-def _clear(folder: Path, seeds: Sequence[Path], claims: ExitStack, *, overwrite: bool) -> None:
+def _clear(
+    folder: Path, seeds: Sequence[Path], claims: ExitStack, *, overwrite: bool
+) -> None:
     """Rids the folder of the run that was in it, and makes those of the seeds."""
     with ExitStack() as others:
         for path in seed_folders(folder):
             (claims if path in seeds else others).enter_context(claimed(path))
-        check_out(folder, overwrite=overwrite, claimed=True)  # another run may have come to its end meanwhile
+        check_out(
+            folder, overwrite=overwrite, claimed=True
+        )  # another run may have come to its end meanwhile
         empty(folder)
     remove_empty_seeds(folder)
     for path in seeds:
@@ -577,8 +740,12 @@ def _clear(folder: Path, seeds: Sequence[Path], claims: ExitStack, *, overwrite:
 
 
 def _new_folder(config: RunConfig) -> Path:
-    """Named by the time; with a number where several runs begin in the same second, as those of a job array do."""
-    unique = f"{config.method}-{Path(config.dataset).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+    """Named by the time; with a number where several runs begin in the same second, as
+    those of a job array do.
+    """
+    unique = (
+        f"{config.method}-{Path(config.dataset).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+    )
     for number in range(1, 1_000_000):
         folder = Path("runs") / (unique if number == 1 else f"{unique}-{number}")
         with suppress(FileExistsError):
@@ -588,13 +755,17 @@ def _new_folder(config: RunConfig) -> Path:
 
 
 @contextmanager
-def _closing(results: ResultsWriter | None, snapshots: SnapshotWriter | None) -> Iterator[None]:
+def _closing(
+    results: ResultsWriter | None, snapshots: SnapshotWriter | None
+) -> Iterator[None]:
     """Marks the run as failed when it is, and closes its files in any case."""
     try:
         yield
     except BaseException as error:
         if results is not None:
-            with suppress(OSError):  # a full disk may be what failed; the last published rounds stay
+            with suppress(
+                OSError
+            ):  # a full disk may be what failed; the last published rounds stay
                 results.finish("failed", error=one_line(error))
         raise
     finally:

@@ -7,7 +7,13 @@ from math import isnan
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+)
 
 from hpcfed.errors import remark
 
@@ -24,8 +30,15 @@ class RunProgress:
         self._next_line = 0.0
         self._bar: Progress | None = None
         if visible and sys.stderr is not None and sys.stderr.isatty():
-            columns = (TextColumn("round"), MofNCompleteColumn(), BarColumn(8), TextColumn("{task.description}"))
-            self._bar = Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True))
+            columns = (
+                TextColumn("round"),
+                MofNCompleteColumn(),
+                BarColumn(8),
+                TextColumn("{task.description}"),
+            )
+            self._bar = Progress(
+                *columns, TimeRemainingColumn(), console=Console(stderr=True)
+            )
             self._task = self._bar.add_task("", total=rounds)
 
     def __enter__(self) -> "RunProgress":
@@ -35,7 +48,10 @@ class RunProgress:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if self._bar is not None:
             with suppress(OSError):
@@ -46,7 +62,9 @@ class RunProgress:
             remark(line)
 
     def round(self, round: int, values: dict[str, float], *, on_disk: bool) -> None:
-        """A plain line appears only for what is on disk: what the user has read survives any accident."""
+        """A plain line appears only for what is on disk: what the user has read
+        survives any accident.
+        """
         if not self._visible:
             return
         text = _line(values)
@@ -56,7 +74,9 @@ class RunProgress:
             return
         last = round + 1 == self._rounds
         if (on_disk and time.monotonic() >= self._next_line) or last:
-            self.say(f"round {round + 1}/{self._rounds}  {text}  {_seconds(values['seconds'])}")
+            self.say(
+                f"round {round + 1}/{self._rounds}  {text}  {_seconds(values['seconds'])}"
+            )
             self._next_line = time.monotonic() + LINE_EVERY
 
     def stop(self, round: int) -> None:
@@ -65,7 +85,9 @@ class RunProgress:
 
 
 class SeedsProgress(RunProgress):
-    """One display for several seeds: the mean of what they tell of a round, once all have told."""
+    """One display for several seeds: the mean of what they tell of a round, once all
+    have told.
+    """
 
     def __init__(self, rounds: int, *, seeds: int, visible: bool) -> None:
         super().__init__(rounds, visible=visible)
@@ -80,7 +102,10 @@ class SeedsProgress(RunProgress):
 
     def stop(self, round: int) -> None:
         self._stopped.append(round)
-        self.say(f"a seed has reached the target in round {round + 1}; {self._seeds - len(self._stopped)} go on")
+        self.say(
+            f"a seed has reached the target in round {round + 1}; "
+            f"{self._seeds - len(self._stopped)} go on"
+        )
         for waiting in sorted(self._told):
             self._tell(waiting)
 
@@ -88,13 +113,19 @@ class SeedsProgress(RunProgress):
         told = self._told[round]
         if len(told) < self._seeds - sum(last < round for last in self._stopped):
             return
-        mean = {name: sum(of_seed[name] for of_seed, _ in told) / len(told) for name in told[0][0]}
+        mean = {
+            name: sum(of_seed[name] for of_seed, _ in told) / len(told)
+            for name in told[0][0]
+        }
         super().round(round, mean, on_disk=all(on_disk for _, on_disk in told))
         del self._told[round]
 
 
 def _line(values: dict[str, float]) -> str:
-    accuracy, common = values.get("accuracy", float("nan")), values.get("global_accuracy", float("nan"))
+    accuracy, common = (
+        values.get("accuracy", float("nan")),
+        values.get("global_accuracy", float("nan")),
+    )
     parts = [f"loss {values['train_loss']:.4f}"]
     if not isnan(accuracy):
         parts.append(f"clients {accuracy:.2%}")

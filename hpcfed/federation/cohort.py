@@ -28,7 +28,9 @@ class Cohort:
         Beside them: which of this rank's members they are, counted from 0.
         """
         rows = np.flatnonzero(np.isin(self.chosen, kept))
-        if len(kept) == len(self.clients):  # weights that sum to one but for a rounding must not change
+        if len(kept) == len(
+            self.clients
+        ):  # weights that sum to one but for a rounding must not change
             return rows, self
         return rows, Cohort(
             round=self.round,
@@ -36,11 +38,15 @@ class Cohort:
             weights=shares(self.weights[kept]),
             here=self.here[rows],
             chosen=np.searchsorted(kept, self.chosen[rows]),
-            per_rank=[np.searchsorted(kept, own[np.isin(own, kept)]) for own in self.per_rank],
+            per_rank=[
+                np.searchsorted(kept, own[np.isin(own, kept)]) for own in self.per_rank
+            ],
         )
 
     def others(self, clients: int) -> np.ndarray:
-        """Positions of the clients of this rank, which are so many, that do not take part."""
+        """Positions of the clients of this rank, which are so many, that do not take
+        part.
+        """
         return np.setdiff1d(np.arange(clients), self.here)
 
     def equally(self) -> "Cohort":
@@ -48,7 +54,9 @@ class Cohort:
         return replace(self, weights=shares(np.ones(len(self.clients))))
 
     def equally_with_data(self) -> "Cohort":
-        """The same with equal weights of those that have data: others have trained nothing, and count for nothing."""
+        """The same with equal weights of those that have data: others have trained
+        nothing, and count for nothing.
+        """
         return replace(self, weights=shares((self.weights > 0).astype(np.float64)))
 
     def ranks(self) -> np.ndarray:
@@ -61,7 +69,9 @@ class Cohort:
 
 @dataclass(frozen=True)
 class Sent:
-    """Which parts of its row every member of the cohort on this rank sends, where they do not send the same."""
+    """Which parts of its row every member of the cohort on this rank sends, where they
+    do not send the same.
+    """
 
     parts: Tensor
     """[members, parts], True where it is sent."""
@@ -74,6 +84,8 @@ class Sent:
 
 
 def shares(sizes: np.ndarray) -> np.ndarray:
-    """nᵢ / Σn; equal shares when nobody has data, so that the mean of untouched rows is that row."""
+    """nᵢ / Σn; equal shares when nobody has data, so that the mean of untouched rows is
+    that row.
+    """
     total = sizes.sum()
     return sizes / total if total else np.full(len(sizes), 1 / len(sizes))

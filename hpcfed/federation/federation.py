@@ -1,4 +1,6 @@
-"""The federation as a method sees it: clients of this rank, rows, and a few verbs. No MPI, no CUDA, no file."""
+"""The federation as a method sees it: clients of this rank, rows, and a few verbs. No
+MPI, no CUDA, no file.
+"""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -35,7 +37,9 @@ T = TypeVar("T")
 Shards = Callable[[Split, np.ndarray], Shard]
 """Gathers the samples of clients, by id, from one split of the data set."""
 NOBODY = np.empty(0, np.int64)
-_NOTHING = Shard(torch.empty(0), torch.empty(0), torch.empty(0), (), np.empty(0, np.int64))
+_NOTHING = Shard(
+    torch.empty(0), torch.empty(0), torch.empty(0), (), np.empty(0, np.int64)
+)
 
 
 @dataclass
@@ -45,8 +49,9 @@ class Traffic:
     up: int = 0
     down: int = 0
     parts: Tensor | int = 0
-    """What this rank's clients alone send up, where each sends what it chooses; it stays on the device until it is
-    read."""
+    """What this rank's clients alone send up, where each sends what it chooses; it
+    stays on the device until it is read.
+    """
 
 
 class Kept(NamedTuple):
@@ -60,19 +65,25 @@ class Learned:
     """What local training of a round has seen on this rank."""
 
     loss: Tensor | float = 0.0
-    """Sum of the training losses of all samples seen; it stays on the device until it is read."""
+    """Sum of the training losses of all samples seen; it stays on the device until it
+    is read.
+    """
     samples: Tensor | int = 0
     """How many these are."""
 
     def add(self, losses: Tensor, samples: np.ndarray) -> None:
-        """Mean losses of some clients over so many samples each; those that are not finite count for nothing."""
+        """Mean losses of some clients over so many samples each; those that are not
+        finite count for nothing.
+        """
         counted = on_device(samples, losses.device) * losses.isfinite()
         self.loss = self.loss + (losses.nan_to_num() * counted).sum()
         self.samples = self.samples + counted.sum()
 
 
 class Federation:
-    """What one rank knows and can do. Client ids are global; positions count this rank's clients from 0."""
+    """What one rank knows and can do. Client ids are global; positions count this
+    rank's clients from 0.
+    """
 
     def __init__(
         self,
@@ -91,9 +102,11 @@ class Federation:
         validation: Shard | None = None,
         attackers: np.ndarray = NOBODY,
     ) -> None:
-        """`generated` are the positions of the columns that the server's model is about.
+        """`generated` are the positions of the columns that the server's model is
+        about.
 
-        `validation` is the server's own data, the whole of it on every rank, as the data of one client.
+        `validation` is the server's own data, the whole of it on every rank, as the
+        data of one client.
         """
         self.config = config
         self.options = options
@@ -107,11 +120,15 @@ class Federation:
         self.kept: Kept | None = None
         """What the server has selected in this round, where it does."""
         self.bad: set[int] = set()
-        """Ids of this rank's clients whose update of this round was not finite, and left out."""
+        """Ids of this rank's clients whose update of this round was not finite, and
+        left out.
+        """
         self.traffic = Traffic()
         self.learned = Learned()
         self.on_trained: Callable[[Cohort, Tensor], None] | None = None
-        """Told of the rows that a round's local training leaves behind; the recorder listens here."""
+        """Told of the rows that a round's local training leaves behind; the recorder
+        listens here.
+        """
         self._rank_of = clients.rank
         self._train_data = train_data
         self._test_data = test_data
@@ -145,7 +162,9 @@ class Federation:
         """This rank's clients and their data from now on, after some have moved."""
         self.clients = clients.on(self._collectives.world.role_rank)
         self._rank_of = clients.rank
-        self._train_data = self._test_data = _NOTHING  # what was there is given up before new data comes
+        self._train_data = self._test_data = (
+            _NOTHING  # what was there is given up before new data comes
+        )
         self._engine.forget()
         self._train_data = shards("train", self.clients)
         self._test_data = shards("test", self.clients)
@@ -169,8 +188,9 @@ class Federation:
     def sample(self, round: int) -> Cohort:
         """The cohort of a round, drawn without replacement from all clients.
 
-        Whoever has been drawn and has no training data takes no part: it is sent nothing, sends nothing and has no
-        weight. A cohort in which nobody has data stays as drawn, leaves all rows as they are, and counts as empty.
+        Whoever has been drawn and has no training data takes no part: it is sent
+        nothing, sends nothing and has no weight. A cohort in which nobody has data
+        stays as drawn, leaves all rows as they are, and counts as empty.
         """
         self.round = round
         with self._timer.phase("sample"):
@@ -178,13 +198,17 @@ class Federation:
             count = self.config.cohort_size
             clients = np.arange(total)
             if count < total:
-                clients = np.sort(self.generator("cohort", round).choice(total, count, replace=False))
+                clients = np.sort(
+                    self.generator("cohort", round).choice(total, count, replace=False)
+                )
             holders = clients[self.sizes[clients] > 0]
             self.cohort_size = len(holders)
             if len(holders):
                 clients = holders
             hosts = self._rank_of[clients]
-            per_rank = [np.flatnonzero(hosts == rank) for rank in range(self._collectives.size)]
+            per_rank = [
+                np.flatnonzero(hosts == rank) for rank in range(self._collectives.size)
+            ]
             chosen = per_rank[self._collectives.world.role_rank]
             return Cohort(
                 round=round,
@@ -201,11 +225,16 @@ class Federation:
         return int(np.count_nonzero(self.sizes))
 
     def _taking_part(self, cohort: Cohort) -> int:
-        """Members of the cohort that have training data: what others are said to send or get counts for nothing."""
+        """Members of the cohort that have training data: what others are said to send
+        or get counts for nothing.
+        """
         return int(np.count_nonzero(self.sizes[cohort.clients]))
 
-    def download(self, row: Tensor, cohort: Cohort, *, everyone: bool = False) -> Tensor:
-        """The row, or some columns of it, for every member of the cohort on this rank; or a row for each of them.
+    def download(
+        self, row: Tensor, cohort: Cohort, *, everyone: bool = False
+    ) -> Tensor:
+        """The row, or some columns of it, for every member of the cohort on this rank;
+        or a row for each of them.
 
         `everyone` gets it where clients that are not sampled need it, too.
         """
@@ -227,10 +256,11 @@ class Federation:
         phase: int = 0,
         pull: Pull | None = None,
     ) -> Tensor:
-        """The cohort's rows after local training, by the run's SGD unless given; only True `columns` change.
+        """The cohort's rows after local training, by the run's SGD unless given; only
+        True `columns` change.
 
-        `pull` draws each row to a reference. Phases of one round, numbered by the method, see the samples in different
-        orders.
+        `pull` draws each row to a reference. Phases of one round, numbered by the
+        method, see the samples in different orders.
         """
         if _nothing_moves(columns):
             return rows
@@ -238,9 +268,17 @@ class Federation:
             sgd = sgd or self._sgd(epochs or self.config.epochs, cohort.round)
             purpose = _purpose("training", phase)
             rows, losses = self._descend(
-                purpose, rows, cohort.here, sgd, round=cohort.round, columns=columns, pull=pull
+                purpose,
+                rows,
+                cohort.here,
+                sgd,
+                round=cohort.round,
+                columns=columns,
+                pull=pull,
             )
-            self.learned.add(losses, num_samples(self.sizes[self.clients[cohort.here]], sgd.length))
+            self.learned.add(
+                losses, num_samples(self.sizes[self.clients[cohort.here]], sgd.length)
+            )
         if self.on_trained is not None:
             with self._timer.phase("record"):
                 self.on_trained(cohort, rows)
@@ -256,67 +294,94 @@ class Federation:
         sgd: Sgd | None = None,
         phase: int = 0,
     ) -> Tensor:
-        """Training that a client does for itself, as before it is judged; it is no part of a round's."""
+        """Training that a client does for itself, as before it is judged; it is no part
+        of a round's.
+        """
         if _nothing_moves(columns):
             return rows
         with self._timer.phase("train"):
             sgd = sgd or self._sgd(epochs or self.config.epochs, self.round)
             purpose = _purpose("fine-tuning", phase)
-            return self._descend(purpose, rows, clients, sgd, round=self.round, columns=columns)[0]
+            return self._descend(
+                purpose, rows, clients, sgd, round=self.round, columns=columns
+            )[0]
 
     def fisher(self, rows: Tensor, cohort: Cohort) -> Tensor:
-        """The diagonal of the Fisher information of the cohort's rows on their own training data."""
+        """The diagonal of the Fisher information of the cohort's rows on their own
+        training data.
+        """
         with self._timer.phase("train"):
             return self._engine.fisher(rows, self._train_data, cohort.here)
 
     def keys(self, purpose: str, cohort: Cohort) -> Tensor:
-        """Of the cohort's members on this rank, for random numbers that each draws for itself."""
+        """Of the cohort's members on this rank, for random numbers that each draws for
+        itself.
+        """
         ids = on_device(self.clients[cohort.here], self.device)
         return randomness.client_keys(self.config.seed, purpose, cohort.round, ids)
 
     def upload(self, rows: Tensor, cohort: Cohort, sent: Sent | None = None) -> Tensor:
-        """What the server receives of the cohort's rows, or of some columns of them; all of it unless `sent` says."""
+        """What the server receives of the cohort's rows, or of some columns of them;
+        all of it unless `sent` says.
+        """
         if len(self._attackers):
             with self._timer.phase("attack"):
                 rows = self._attacked(rows, cohort, sent)
         with self._timer.phase("upload"):
             if sent is None:
-                self.traffic.up += self._taking_part(cohort) * rows.shape[1] * rows.element_size()
+                self.traffic.up += (
+                    self._taking_part(cohort) * rows.shape[1] * rows.element_size()
+                )
             elif self._taking_part(cohort):
-                self.traffic.parts = self.traffic.parts + sent.columns().sum() * rows.element_size()
+                self.traffic.parts = (
+                    self.traffic.parts + sent.columns().sum() * rows.element_size()
+                )
         if isinstance(self.options, SelectionOptions):
             with self._timer.phase("server"):
                 count = self.options.keep(cohort.round, len(cohort.clients))
                 answers = self._validated(rows, cohort)
-                self._kept = best(answers, min(count, int(np.count_nonzero(answers >= 0))))
+                self._kept = best(
+                    answers, min(count, int(np.count_nonzero(answers >= 0)))
+                )
                 kept = cohort.clients[self._kept]
                 kept = kept[self.sizes[kept] > 0]
                 self.kept = Kept(len(kept), int(np.isin(kept, self._attackers).sum()))
         return rows
 
     def mean(self, rows: Tensor, cohort: Cohort) -> Tensor:
-        """Σ weightᵢ rowᵢ over all uploads, or those that the server has selected; or what --aggregation makes of them.
+        """Σ weightᵢ rowᵢ over all uploads, or those that the server has selected; or
+        what --aggregation makes of them.
 
         On every rank. `rows` may be made of the uploads, one for one.
         """
         with self._timer.phase("aggregate"):
             if isinstance(self.options, SelectionOptions):
                 rows, cohort = kept_rows(rows, cohort, self._kept)
-            if self.config.aggregation != "mean":  # a robust rule would bear them, and nobody would hear of it
+            if (
+                self.config.aggregation != "mean"
+            ):  # a robust rule would bear them, and nobody would hear of it
                 rows, cohort = kept_rows(rows, cohort, self._good(rows, cohort))
             made = self._aggregation(rows, cohort)
-            # Asked of the row that was made, the same on every rank: looking at all rows would cost a pass over them.
+            # Asked of the row that was made, the same on every rank: looking at all
+            # rows would cost a pass over them.
             if bool(torch.isfinite(made).all()):
                 return made
             good = self._good(rows, cohort)
             if len(good) == len(cohort.clients):
-                raise ArithmeticError(f"all updates of round {self.round + 1} are finite, but not what is made of them")
+                raise ArithmeticError(
+                    f"all updates of round {self.round + 1} are finite, but not what "
+                    "is made of them"
+                )
             return self._aggregation(*kept_rows(rows, cohort, good))
 
     def _good(self, rows: Tensor, cohort: Cohort) -> np.ndarray:
-        """Positions of the cohort's members whose rows are finite, on every rank; others count as left out."""
+        """Positions of the cohort's members whose rows are finite, on every rank;
+        others count as left out.
+        """
         finite = torch.isfinite(rows).all(1).cpu().numpy()
-        good = np.sort(np.concatenate(self._collectives.allgather(cohort.chosen[finite])))
+        good = np.sort(
+            np.concatenate(self._collectives.allgather(cohort.chosen[finite]))
+        )
         bad = np.delete(cohort.clients, good)
         if len(bad) and (self.config.on_bad_update == "stop" or not len(good)):
             raise self._complaint(bad)
@@ -325,37 +390,53 @@ class Federation:
 
     def _complaint(self, bad: np.ndarray) -> ArithmeticError:
         named = ", ".join(map(str, bad[:8])) + (", …" if len(bad) > 8 else "")
-        return ArithmeticError(f"updates that are not finite, of clients {named} in round {self.round + 1}")
+        return ArithmeticError(
+            f"updates that are not finite, of clients {named} in round {self.round + 1}"
+        )
 
     def sound(self, rows: Tensor, before: Tensor, clients: np.ndarray) -> Tensor:
         """What clients of this rank keep of their training, at these positions.
 
-        One whose row is not finite keeps the one that it had before, and counts as left out.
+        One whose row is not finite keeps the one that it had before, and counts as left
+        out.
         """
         with self._timer.phase("upload"):
             finite = torch.isfinite(rows).all(1)
             if bool(finite.all()):
                 return rows
             bad = self.clients[clients[~finite.cpu().numpy()]]
-            if self.config.on_bad_update == "stop" or not bool(torch.isfinite(before[~finite]).all()):
+            if self.config.on_bad_update == "stop" or not bool(
+                torch.isfinite(before[~finite]).all()
+            ):
                 raise self._complaint(bad)
             self.bad.update(bad.tolist())
             return rows.where(finite[:, None], before)
 
     def cluster_means(
-        self, rows: Tensor, cohort: Cohort, cluster: Tensor, previous: Tensor, sent: Sent | None = None
+        self,
+        rows: Tensor,
+        cohort: Cohort,
+        cluster: Tensor,
+        previous: Tensor,
+        sent: Sent | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """The mean of every cluster's uploads, by the cohort's weights, on every rank; one collective for all clusters.
+        """The mean of every cluster's uploads, by the cohort's weights, on every rank;
+        one collective for all clusters.
 
-        `cluster` is that of every client of the federation. A part that nobody has sent stays as it was in `previous`,
-        [clusters, columns]. Beside the means: [clusters, parts], the weight of those who sent a part; without `sent`
-        there is one part.
+        `cluster` is that of every client of the federation. A part that nobody has sent
+        stays as it was in `previous`, [clusters, columns]. Beside the means: [clusters,
+        parts], the weight of those who sent a part; without `sent` there is one part.
         """
         with self._timer.phase("aggregate"):
             width = rows.shape[1]
             if sent is None:
-                sent = Sent(rows.new_ones(len(rows), 1, dtype=torch.bool), cluster.new_zeros(width))
-            told = torch.cat([rows.where(sent.columns(), 0), sent.parts.to(rows.dtype)], 1)
+                sent = Sent(
+                    rows.new_ones(len(rows), 1, dtype=torch.bool),
+                    cluster.new_zeros(width),
+                )
+            told = torch.cat(
+                [rows.where(sent.columns(), 0), sent.parts.to(rows.dtype)], 1
+            )
             totals = self._cluster_sums(told, cohort, cluster, len(previous))
             if not bool(torch.isfinite(totals).all()):
                 told, cohort = kept_rows(told, cohort, self._good(told, cohort))
@@ -364,24 +445,35 @@ class Federation:
             by_column = weights[:, sent.part_of]
             return torch.where(by_column > 0, sums / by_column, previous), weights
 
-    def _cluster_sums(self, rows: Tensor, cohort: Cohort, cluster: Tensor, clusters: int) -> Tensor:
+    def _cluster_sums(
+        self, rows: Tensor, cohort: Cohort, cluster: Tensor, clusters: int
+    ) -> Tensor:
         own = cluster[on_device(cohort.clients, self.device)]
         return self._aggregation.sums(rows, cohort, own, clusters)
 
     def bases(self, vectors: int, *, by_class: bool = False) -> np.ndarray:
-        """Left singular vectors of every client's training data, [clients, features, vectors], on every rank."""
-        own = left_vectors(self._train_data, vectors, classes=self.config.data().classes if by_class else None)
+        """Left singular vectors of every client's training data, [clients, features,
+        vectors], on every rank.
+        """
+        own = left_vectors(
+            self._train_data,
+            vectors,
+            classes=self.config.data().classes if by_class else None,
+        )
         everyones = own.new_zeros(len(self.sizes), *own.shape[1:])
         everyones[on_device(self.clients, own.device)] = own
         return self._collectives.allreduce(everyones).cpu().numpy()
 
     def agreed(self, value: T) -> T:
-        """The first rank's value on every rank, so that no rounding can make ranks decide differently."""
+        """The first rank's value on every rank, so that no rounding can make ranks
+        decide differently.
+        """
         answer: T = self._collectives.bcast(value)
         return answer
 
     def greet(self, rows: Tensor, columns: int | None = None) -> Tensor:
-        """What clients that join are given to begin with; so many columns of all of them, if not whole rows.
+        """What clients that join are given to begin with; so many columns of all of
+        them, if not whole rows.
 
         Those without training data count for nothing, as in a round.
         """
@@ -390,7 +482,9 @@ class Federation:
         return rows
 
     def bank(self, columns: Tensor, cohort: Cohort) -> None:
-        """Hands the generated columns of the cohort's uploads to the server, which keeps them for learning."""
+        """Hands the generated columns of the cohort's uploads to the server, which
+        keeps them for learning.
+        """
         with self._timer.phase("server"):
             self.server.bank(cohort.round, self.clients[cohort.here], columns)
 
@@ -400,12 +494,16 @@ class Federation:
             self.server.learn(self.round)
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """Σ over the ranks of what each has summed over its own clients, on every rank; may overwrite its argument."""
+        """Σ over the ranks of what each has summed over its own clients, on every rank;
+        may overwrite its argument.
+        """
         with self._timer.phase("aggregate"):
             return self._collectives.allreduce(tensor)
 
     def timed(self, phase: str) -> AbstractContextManager[None]:
-        """Counts what a method computes by itself, such as a server's model, as time of this phase."""
+        """Counts what a method computes by itself, such as a server's model, as time of
+        this phase.
+        """
         return self._timer.phase(phase)
 
     def evaluate(self, rows: Tensor, clients: np.ndarray) -> Score:
@@ -416,7 +514,9 @@ class Federation:
     def _attacked(self, rows: Tensor, cohort: Cohort, sent: Sent | None) -> Tensor:
         assert self._sent is not None, "a method downloads before it uploads"
         if sent is not None:
-            rows = rows.where(sent.columns(), self._sent)  # what stays with a client is no update that anybody sees
+            rows = rows.where(
+                sent.columns(), self._sent
+            )  # what stays with a client is no update that anybody sees
         malicious = np.isin(cohort.clients, self._attackers)
         if malicious.all() and self.config.attack in NEED_BENIGN:
             self._tell_of_no_benign()
@@ -437,20 +537,27 @@ class Federation:
     def _tell_of_no_benign(self) -> None:
         if self._collectives.world.is_root and not self._told_of_no_benign:
             remark(
-                f"hpcfed: all clients of round {self.round + 1} are attackers, and {self.config.attack} needs benign "
+                f"hpcfed: all clients of round {self.round + 1} are attackers, and "
+                f"{self.config.attack} needs benign "
                 "ones: in such rounds they upload what they trained"
             )
         self._told_of_no_benign = True
 
     def _validated(self, rows: Tensor, cohort: Cohort) -> np.ndarray:
-        """Right answers of all uploads on the server's data: each rank asks its own, only the counts travel.
+        """Right answers of all uploads on the server's data: each rank asks its own,
+        only the counts travel.
 
-        They are read on the host, which decides whose rows go on. Uploads that are not finite are below all others.
+        They are read on the host, which decides whose rows go on. Uploads that are not
+        finite are below all others.
         """
         assert self._validation is not None
         good = self._good(rows, cohort)
-        score = self._engine.evaluate(rows, self._validation, np.zeros(len(rows), np.int64))
-        right = torch.zeros(len(cohort.clients), dtype=torch.float64, device=self.device)
+        score = self._engine.evaluate(
+            rows, self._validation, np.zeros(len(rows), np.int64)
+        )
+        right = torch.zeros(
+            len(cohort.clients), dtype=torch.float64, device=self.device
+        )
         right[on_device(cohort.chosen, self.device)] = score.correct.double()
         answers: np.ndarray = np.full(len(cohort.clients), -1.0)
         answers[good] = self._collectives.allreduce(right).cpu().numpy()[good]
@@ -459,7 +566,14 @@ class Federation:
     def _sgd(self, epochs: int, round: int) -> Sgd:
         c = self.config
         lr = c.lr * c.lr_decay**round
-        return Sgd(epochs, c.batch_size, lr, momentum=c.momentum, weight_decay=c.weight_decay, clip=c.clip)
+        return Sgd(
+            epochs,
+            c.batch_size,
+            lr,
+            momentum=c.momentum,
+            weight_decay=c.weight_decay,
+            clip=c.clip,
+        )
 
     def _descend(
         self,
@@ -475,7 +589,9 @@ class Federation:
         sgd = replace(sgd, augment=self.config.augment == "crop-flip")
         ids = on_device(self.clients[clients], self.device)
         keys = randomness.client_keys(self.config.seed, purpose, round, ids)
-        return self._engine.train(rows, self._train_data, clients, sgd, keys=keys, columns=columns, pull=pull)
+        return self._engine.train(
+            rows, self._train_data, clients, sgd, keys=keys, columns=columns, pull=pull
+        )
 
 
 def _purpose(work: str, phase: int) -> str:

@@ -1,4 +1,6 @@
-"""Dropout with the clients' own random numbers as one kernel; the mask is never in memory."""
+"""Dropout with the clients' own random numbers as one kernel; the mask is never in
+memory.
+"""
 
 import math
 from functools import cache
@@ -14,7 +16,9 @@ _THREADS = 256
 
 
 def dropout(x: Tensor, keys: Tensor, p: float) -> Tensor:
-    """Zeroes values where `streams.uniform` of the client's key is below p, and scales the others by 1 / (1 − p)."""
+    """Zeroes values where `streams.uniform` of the client's key is below p, and scales
+    the others by 1 / (1 − p).
+    """
     y: Tensor = _Dropout.apply(x, keys, p)
     return y
 
@@ -42,12 +46,26 @@ def _dropped(x: Tensor, keys: Tensor, p: float) -> Tensor:
         x = x.contiguous()
     y = torch.empty_like(x)
     kernel = _kernel(channels, pixels, p, x.device.index)
-    kernel((-(-x.numel() // _THREADS), 1), x, y, keys.contiguous(), x.numel() // len(keys), x.numel())
+    kernel(
+        (-(-x.numel() // _THREADS), 1),
+        x,
+        y,
+        keys.contiguous(),
+        x.numel() // len(keys),
+        x.numel(),
+    )
     return y
 
 
 @cache
 def _kernel(channels: int, pixels: int, p: float, device: int) -> Kernel:
-    threshold = math.ceil(p * 2**24)  # the smallest number of 24 bits that is at least p
-    macros = (("CHANNELS", channels), ("PIXELS", pixels), ("THRESHOLD", threshold), ("SCALE", f"{1 / (1 - p)!r}f"))
+    threshold = math.ceil(
+        p * 2**24
+    )  # the smallest number of 24 bits that is at least p
+    macros = (
+        ("CHANNELS", channels),
+        ("PIXELS", pixels),
+        ("THRESHOLD", threshold),
+        ("SCALE", f"{1 / (1 - p)!r}f"),
+    )
     return Kernel("dropout.cu", "dropout", macros, threads=_THREADS)

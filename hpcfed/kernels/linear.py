@@ -1,7 +1,9 @@
-"""Linear layers of many clients: each with its own weights, and with gradients that go where they belong.
+"""Linear layers of many clients: each with its own weights, and with gradients that go
+where they belong.
 
-A layer with many weights and few samples costs memory traffic alone: its gradient and the step of SGD are then made in
-one pass over the weights, which so update themselves during the backward pass.
+A layer with many weights and few samples costs memory traffic alone: its gradient and
+the step of SGD are then made in one pass over the weights, which so update themselves
+during the backward pass.
 """
 
 from contextlib import nullcontext
@@ -31,8 +33,12 @@ class Update:
 
 
 def updates_itself(weight: Tensor, slots: int) -> bool:
-    """Whether a layer with weights [clients, outputs, inputs] should, for so many samples of a client."""
-    return weight[0].numel() >= MANY_WEIGHTS and slots <= FEW_SAMPLES and _serves(weight)
+    """Whether a layer with weights [clients, outputs, inputs] should, for so many
+    samples of a client.
+    """
+    return (
+        weight[0].numel() >= MANY_WEIGHTS and slots <= FEW_SAMPLES and _serves(weight)
+    )
 
 
 def linear(
@@ -46,8 +52,9 @@ def linear(
 ) -> Tensor:
     """x wᵀ + b for every client: [clients, slots, inputs] to [clients, slots, outputs].
 
-    Gradients of weight and bias are written to their sinks, if given, in the branch. With `update` the weights are
-    updated in the backward pass and have no gradient; x must then be differentiable.
+    Gradients of weight and bias are written to their sinks, if given, in the branch.
+    With `update` the weights are updated in the backward pass and have no gradient; x
+    must then be differentiable.
     """
     y: Tensor = _Linear.apply(x, weight, bias, sinks, update, branch or cuda.Branch())
     return y
@@ -67,7 +74,11 @@ class _Linear(torch.autograd.Function):
         ctx.save_for_backward(x, weight)
         ctx.sinks, ctx.update, ctx.branch = sinks, update, branch
         transposed = weight.transpose(1, 2)
-        return torch.bmm(x, transposed) if bias is None else torch.baddbmm(bias.unsqueeze(1), x, transposed)
+        return (
+            torch.bmm(x, transposed)
+            if bias is None
+            else torch.baddbmm(bias.unsqueeze(1), x, transposed)
+        )
 
     @staticmethod
     @once_differentiable
@@ -75,9 +86,15 @@ class _Linear(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         weight_sink, bias_sink = ctx.sinks
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
-        apart = (weight_sink is not None or not needs_weight) and (bias_sink is not None or not needs_bias)
+        apart = (weight_sink is not None or not needs_weight) and (
+            bias_sink is not None or not needs_bias
+        )
         with ctx.branch.work(x, dy) if apart else nullcontext():
-            dw = torch.bmm(dy.transpose(1, 2), x, out=weight_sink) if needs_weight else None
+            dw = (
+                torch.bmm(dy.transpose(1, 2), x, out=weight_sink)
+                if needs_weight
+                else None
+            )
             db = torch.sum(dy, 1, out=bias_sink) if needs_bias else None
         if ctx.update is not None:
             dx: Tensor | None = _backward_and_update(dy, x, weight, ctx.update)
@@ -86,23 +103,51 @@ class _Linear(torch.autograd.Function):
         return dx, dw, db, None, None, None
 
 
-def _backward_and_update(dy: Tensor, x: Tensor, weight: Tensor, update: Update) -> Tensor:
+def _backward_and_update(
+    dy: Tensor, x: Tensor, weight: Tensor, update: Update
+) -> Tensor:
     if not _serves(weight):
         dx = torch.bmm(dy, weight)
-        # `data`, because autograd counts changes of the whole matrix, of which other layers' weights are a part.
-        sgd.descend(weight.data, torch.bmm(dy.transpose(1, 2), x), update.velocity, None, update.lr, update.rule)
+        # `data`, because autograd counts changes of the whole matrix, of which other
+        # layers' weights are a part.
+        sgd.descend(
+            weight.data,
+            torch.bmm(dy.transpose(1, 2), x),
+            update.velocity,
+            None,
+            update.lr,
+            update.rule,
+        )
         return dx
     dx = torch.empty_like(x)
     clients, slots, inputs = x.shape
     kernel = _kernel(slots, weight.shape[1], update.rule, x.device.index)
     grid = (-(-inputs // (4 * _THREADS)), clients)
-    kernel(grid, dy.contiguous(), x, weight, update.velocity, dx, update.lr, inputs, weight.stride(0))
+    kernel(
+        grid,
+        dy.contiguous(),
+        x,
+        weight,
+        update.velocity,
+        dx,
+        update.lr,
+        inputs,
+        weight.stride(0),
+    )
     return dx
 
 
 def _serves(weight: Tensor) -> bool:
-    aligned = weight.shape[2] % 4 == 0 and weight.stride(0) % 4 == 0 and weight.storage_offset() % 4 == 0
-    return bool(aligned) and weight.dtype == torch.float32 and cuda.available(weight.device)
+    aligned = (
+        weight.shape[2] % 4 == 0
+        and weight.stride(0) % 4 == 0
+        and weight.storage_offset() % 4 == 0
+    )
+    return (
+        bool(aligned)
+        and weight.dtype == torch.float32
+        and cuda.available(weight.device)
+    )
 
 
 @cache

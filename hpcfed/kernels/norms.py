@@ -1,7 +1,9 @@
-"""Normalisation with the activation that follows it, in as few passes over memory as it takes on a GPU.
+"""Normalisation with the activation that follows it, in as few passes over memory as it
+takes on a GPU.
 
-Activations are [samples, channels, 1, length]; the kernels take them channels-last, in float32 or bfloat16, and compute
-in float32. Everything else goes to torch's own functions.
+Activations are [samples, channels, 1, length]; the kernels take them channels-last, in
+float32 or bfloat16, and compute in float32. Everything else goes to torch's own
+functions.
 """
 
 from dataclasses import dataclass
@@ -34,37 +36,79 @@ class Running:
 
 
 def batch_norm(
-    x: Tensor, weight: Tensor, bias: Tensor, running: Running, *, training: bool, eps: float, slope: float
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    running: Running,
+    *,
+    training: bool,
+    eps: float,
+    slope: float,
 ) -> Tensor:
-    """Batch norm and leaky ReLU; in training by the batch's own statistics, which are then counted."""
+    """Batch norm and leaky ReLU; in training by the batch's own statistics, which are
+    then counted.
+    """
     if training and _serves(x, x.shape[1]):
-        y: Tensor = _BatchNorm.apply(x, weight.float(), bias.float(), running, eps, slope)
+        y: Tensor = _BatchNorm.apply(
+            x, weight.float(), bias.float(), running, eps, slope
+        )
         return y
-    numbers = (running.mean, running.var, cuda.aligned(weight.float()), cuda.aligned(bias.float()))
-    normal = F.batch_norm(x.float(), *numbers, training=training, momentum=running.momentum, eps=eps)
+    numbers = (
+        running.mean,
+        running.var,
+        cuda.aligned(weight.float()),
+        cuda.aligned(bias.float()),
+    )
+    normal = F.batch_norm(
+        x.float(), *numbers, training=training, momentum=running.momentum, eps=eps
+    )
     return F.leaky_relu(normal, slope).to(x.dtype)
 
 
-def shared_batch_norm(x: Tensor, weight: Tensor, bias: Tensor, running: Running, *, eps: float, slope: float) -> Tensor:
-    """Batch norm in training and leaky ReLU, over the samples of all ranks; each must have equally many."""
-    normal: Tensor = _SharedBatchNorm.apply(x.float(), weight.float(), bias.float(), running, eps)
+def shared_batch_norm(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    running: Running,
+    *,
+    eps: float,
+    slope: float,
+) -> Tensor:
+    """Batch norm in training and leaky ReLU, over the samples of all ranks; each must
+    have equally many.
+    """
+    normal: Tensor = _SharedBatchNorm.apply(
+        x.float(), weight.float(), bias.float(), running, eps
+    )
     return F.leaky_relu(normal, slope).to(x.dtype)
 
 
-def group_norm(x: Tensor, groups: int, weight: Tensor, bias: Tensor, shift: Tensor, *, eps: float) -> Tensor:
+def group_norm(
+    x: Tensor, groups: int, weight: Tensor, bias: Tensor, shift: Tensor, *, eps: float
+) -> Tensor:
     """Group norm, a shift [samples, channels], and SiLU."""
     per = x.shape[1] // groups
     if _serves(x, per) and x.shape[1] % _width(per) == 0:
-        y: Tensor = _GroupNorm.apply(x, weight.float(), bias.float(), shift.float(), per, eps)
+        y: Tensor = _GroupNorm.apply(
+            x, weight.float(), bias.float(), shift.float(), per, eps
+        )
         return y
-    normal = F.group_norm(x.float(), groups, cuda.aligned(weight.float()), cuda.aligned(bias.float()), eps)
+    normal = F.group_norm(
+        x.float(), groups, cuda.aligned(weight.float()), cuda.aligned(bias.float()), eps
+    )
     return F.silu(normal + shift.float()[:, :, None, None]).to(x.dtype)
 
 
 class _BatchNorm(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, running: Running, eps: float, slope: float
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        running: Running,
+        eps: float,
+        slope: float,
     ) -> Tensor:
         x = x.contiguous(memory_format=torch.channels_last)
         rows = x.numel() // x.shape[1]
@@ -73,7 +117,10 @@ class _BatchNorm(torch.autograd.Function):
         var = (square - mean.square()).clamp_min(0)
         if running.momentum:
             running.mean.lerp_(mean.to(running.mean.dtype), running.momentum)
-            running.var.lerp_((var * (rows / max(1, rows - 1))).to(running.var.dtype), running.momentum)
+            running.var.lerp_(
+                (var * (rows / max(1, rows - 1))).to(running.var.dtype),
+                running.momentum,
+            )
         numbers = (mean.float(), (var + eps).rsqrt().float(), weight, bias)
         ctx.save_for_backward(x, *numbers)
         return _batch_apply(x, None, numbers, None, slope)
@@ -90,10 +137,14 @@ class _BatchNorm(torch.autograd.Function):
 
 
 class _SharedBatchNorm(torch.autograd.Function):
-    """One small collective each way. torch.nn.SyncBatchNorm would need GPUs, and a backend that gathers on them."""
+    """One small collective each way. torch.nn.SyncBatchNorm would need GPUs, and a
+    backend that gathers on them.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, running: Running, eps: float) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, running: Running, eps: float
+    ) -> Tensor:
         own_var, own_mean = torch.var_mean(x, _POSITIONS, correction=0)
         everyones = x.new_zeros(dist.get_world_size(), 2, x.shape[1])
         everyones[dist.get_rank()] = torch.stack([own_mean, own_var])
@@ -113,42 +164,86 @@ class _SharedBatchNorm(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        x, mean, rstd, weight = (t if t.ndim > 1 else t[:, None, None] for t in ctx.saved_tensors)
+        x, mean, rstd, weight = (
+            t if t.ndim > 1 else t[:, None, None] for t in ctx.saved_tensors
+        )
         hat = (x - mean) * rstd
         own = torch.stack([dy.sum(_POSITIONS), (dy * hat).sum(_POSITIONS)])
         everyones = own.clone()
         dist.all_reduce(everyones)
         mean_dy, mean_dy_hat = (everyones / ctx.rows)[:, :, None, None]
         dx = weight * rstd * (dy - mean_dy - hat * mean_dy_hat)
-        return dx, own[1], own[0], None, None  # weights' gradients are averaged over ranks with all others
+        return (
+            dx,
+            own[1],
+            own[0],
+            None,
+            None,
+        )  # weights' gradients are averaged over ranks with all others
 
 
 def _batch_sums(x: Tensor, dy: Tensor | None, numbers: Any, slope: float) -> Tensor:
-    """[2, channels] in float64: of x and x² or, with `dy`, of d and d x̂, d the gradient before the activation."""
+    """[2, channels] in float64: of x and x² or, with `dy`, of d and d x̂, d the
+    gradient before the activation.
+    """
     channels = x.shape[1]
-    kernel = _batch_kernel("batch_sums", channels, x.dtype, slope, dy is not None, x.device.index)
+    kernel = _batch_kernel(
+        "batch_sums", channels, x.dtype, slope, dy is not None, x.device.index
+    )
     parts = torch.empty(kernel.capacity, 2, channels, device=x.device)
-    kernel((kernel.capacity, 1), x, dy, *(numbers or [None] * 4), parts, x.numel() // channels)
+    kernel(
+        (kernel.capacity, 1),
+        x,
+        dy,
+        *(numbers or [None] * 4),
+        parts,
+        x.numel() // channels,
+    )
     return parts.sum(0, dtype=torch.float64)
 
 
-def _batch_apply(x: Tensor, dy: Tensor | None, numbers: Any, means: Tensor | None, slope: float) -> Tensor:
+def _batch_apply(
+    x: Tensor, dy: Tensor | None, numbers: Any, means: Tensor | None, slope: float
+) -> Tensor:
     channels = x.shape[1]
-    kernel = _batch_kernel("batch_apply", channels, x.dtype, slope, dy is not None, x.device.index)
+    kernel = _batch_kernel(
+        "batch_apply", channels, x.dtype, slope, dy is not None, x.device.index
+    )
     result = torch.empty_like(x)
-    kernel((4 * kernel.capacity, 1), x, dy, *numbers, means, result, x.numel() // channels)
+    kernel(
+        (4 * kernel.capacity, 1), x, dy, *numbers, means, result, x.numel() // channels
+    )
     return result
 
 
 class _GroupNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, shift: Tensor, per: int, eps: float) -> Tensor:
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        shift: Tensor,
+        per: int,
+        eps: float,
+    ) -> Tensor:
         x, shift = x.contiguous(memory_format=torch.channels_last), shift.contiguous()
         samples, channels = x.shape[:2]
         y = torch.empty_like(x)
         moments = torch.empty(samples, channels // per, 2, device=x.device)
-        kernel = _group_kernel("group_forward", channels, per, x.dtype, eps, x.device.index)
-        kernel((channels // _width(per), samples), x, weight, bias, shift, y, moments, x[0, 0].numel())
+        kernel = _group_kernel(
+            "group_forward", channels, per, x.dtype, eps, x.device.index
+        )
+        kernel(
+            (channels // _width(per), samples),
+            x,
+            weight,
+            bias,
+            shift,
+            y,
+            moments,
+            x[0, 0].numel(),
+        )
         ctx.save_for_backward(x, weight, bias, shift, moments)
         ctx.per, ctx.eps = per, eps
         return y
@@ -161,17 +256,26 @@ class _GroupNorm(torch.autograd.Function):
         samples, channels = x.shape[:2]
         dx = torch.empty_like(x)
         d_shift, d_weight = torch.empty(2, samples, channels, device=x.device)
-        kernel = _group_kernel("group_backward", channels, ctx.per, x.dtype, ctx.eps, x.device.index)
+        kernel = _group_kernel(
+            "group_backward", channels, ctx.per, x.dtype, ctx.eps, x.device.index
+        )
         grid, length = (channels // _width(ctx.per), samples), x[0, 0].numel()
         kernel(grid, x, dy, weight, bias, shift, moments, dx, d_shift, d_weight, length)
         return dx, d_weight.sum(0), d_shift.sum(0), d_shift, None, None
 
 
 def _serves(x: Tensor, together: int) -> bool:
-    """Whether the kernels do, where so many channels that follow each other are summed together."""
+    """Whether the kernels do, where so many channels that follow each other are summed
+    together.
+    """
     vectors = together // 8
     fits = together % 8 == 0 and vectors & (vectors - 1) == 0 and 8 <= together <= _MOST
-    return fits and x.numel() > 0 and x.dtype in (torch.float32, torch.bfloat16) and cuda.available(x.device)
+    return (
+        fits
+        and x.numel() > 0
+        and x.dtype in (torch.float32, torch.bfloat16)
+        and cuda.available(x.device)
+    )
 
 
 def _width(per: int) -> int:
@@ -181,21 +285,50 @@ def _width(per: int) -> int:
 
 @cache
 def _batch_kernel(
-    name: str, channels: int, dtype: torch.dtype, slope: float, backward: bool, device: int
+    name: str,
+    channels: int,
+    dtype: torch.dtype,
+    slope: float,
+    backward: bool,
+    device: int,
 ) -> cuda.Kernel:
-    return cuda.Kernel("norms.cu", name, batch_macros(channels, dtype, slope, backward), threads=_THREADS)
+    return cuda.Kernel(
+        "norms.cu",
+        name,
+        batch_macros(channels, dtype, slope, backward),
+        threads=_THREADS,
+    )
 
 
-def batch_macros(channels: int, dtype: torch.dtype, slope: float, backward: bool) -> cuda.Macros:
-    own = (("BATCH", 1), ("WIDTH", channels), ("SLOPE", f"{float(slope)!r}f"), ("BACKWARD", int(backward)))
+def batch_macros(
+    channels: int, dtype: torch.dtype, slope: float, backward: bool
+) -> cuda.Macros:
+    own = (
+        ("BATCH", 1),
+        ("WIDTH", channels),
+        ("SLOPE", f"{float(slope)!r}f"),
+        ("BACKWARD", int(backward)),
+    )
     return (*own, ("BF16", int(dtype == torch.bfloat16)))
 
 
 @cache
-def _group_kernel(name: str, channels: int, per: int, dtype: torch.dtype, eps: float, device: int) -> cuda.Kernel:
-    return cuda.Kernel("norms.cu", name, group_macros(channels, per, dtype, eps), threads=_THREADS)
+def _group_kernel(
+    name: str, channels: int, per: int, dtype: torch.dtype, eps: float, device: int
+) -> cuda.Kernel:
+    return cuda.Kernel(
+        "norms.cu", name, group_macros(channels, per, dtype, eps), threads=_THREADS
+    )
 
 
-def group_macros(channels: int, per: int, dtype: torch.dtype, eps: float) -> cuda.Macros:
-    own = (("GROUP", 1), ("WIDTH", _width(per)), ("CHANNELS", channels), ("PER", per), ("EPS", f"{float(eps)!r}f"))
+def group_macros(
+    channels: int, per: int, dtype: torch.dtype, eps: float
+) -> cuda.Macros:
+    own = (
+        ("GROUP", 1),
+        ("WIDTH", _width(per)),
+        ("CHANNELS", channels),
+        ("PER", per),
+        ("EPS", f"{float(eps)!r}f"),
+    )
     return (*own, ("BF16", int(dtype == torch.bfloat16)))

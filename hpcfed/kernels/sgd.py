@@ -1,4 +1,6 @@
-"""One step of SGD on the rows of many clients, in one pass over memory where a GPU allows."""
+"""One step of SGD on the rows of many clients, in one pass over memory where a GPU
+allows.
+"""
 
 from dataclasses import dataclass
 from functools import cache
@@ -21,13 +23,20 @@ class Rule:
 
 @torch.no_grad()
 def descend(
-    rows: Tensor, gradient: Tensor, velocity: Tensor | None, moving: Tensor | None, lr: Tensor, rule: Rule
+    rows: Tensor,
+    gradient: Tensor,
+    velocity: Tensor | None,
+    moving: Tensor | None,
+    lr: Tensor,
+    rule: Rule,
 ) -> None:
-    """Moves rows [clients, columns] in place; columns where `moving` is False keep their bits.
+    """Moves rows [clients, columns] in place; columns where `moving` is False keep
+    their bits.
 
-    Rows, gradient and velocity are slices of matrices with the same strides, and may have more dimensions.
-    Gradients of columns that may not move do not count for the clipping. `lr` is a tensor, so that it may change
-    between two replays of a captured step. `velocity` is None without momentum.
+    Rows, gradient and velocity are slices of matrices with the same strides, and may
+    have more dimensions. Gradients of columns that may not move do not count for the
+    clipping. `lr` is a tensor, so that it may change between two replays of a captured
+    step. `velocity` is None without momentum.
     """
     if not rows.numel():
         return
@@ -37,10 +46,26 @@ def descend(
         scale = (rule.clip / (counted.norm(dim=1) + 1e-6)).clamp(max=1.0)
     columns, stride = rows[0].numel(), rows.stride(0)
     aligned = columns % 4 == stride % 4 == rows.storage_offset() % 4 == 0
-    if rows.dtype == torch.float32 and aligned and gradient.stride(0) == stride and cuda.available(rows.device):
+    if (
+        rows.dtype == torch.float32
+        and aligned
+        and gradient.stride(0) == stride
+        and cuda.available(rows.device)
+    ):
         kernel = _kernel(rule, moving is not None, rows.device.index)
         blocks = min(-(-rows.numel() // (4 * _THREADS)), 4 * kernel.capacity)
-        kernel((blocks, 1), rows, gradient, velocity, lr, scale, moving, columns, stride, rows.numel())
+        kernel(
+            (blocks, 1),
+            rows,
+            gradient,
+            velocity,
+            lr,
+            scale,
+            moving,
+            columns,
+            stride,
+            rows.numel(),
+        )
         return
     if scale is not None:
         gradient = gradient * scale[:, None]

@@ -1,4 +1,6 @@
-"""What methods have in common that share some columns of the rows and leave the others to each client."""
+"""What methods have in common that share some columns of the rows and leave the others
+to each client.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,18 @@ if TYPE_CHECKING:
 
 class Options(config.Options):
     head_layers: int = option(
-        1, "convolutions and linear layers, the last ones, that form the head; others are the body", ge=0
+        1,
+        "convolutions and linear layers, the last ones, that form the head; others are the body",
+        ge=0,
     )
 
     def check(self, config: config.RunConfig) -> None:
         most = MODELS[config.network()].layers
         if self.head_layers > most:
-            raise UserError(f"--head-layers {self.head_layers}, but {config.network()} has {most} layers with weights")
+            raise UserError(
+                f"--head-layers {self.head_layers}, but {config.network()} has {most} "
+                "layers with weights"
+            )
 
 
 @dataclass(frozen=True)
@@ -49,8 +56,12 @@ def body_and_head(fed: Federation) -> tuple[Tensor, Tensor]:
 def begin(fed: Federation, *, shared: Tensor) -> State:
     """The state before the first round: all clients have the common initial row."""
     row = fed.initial_row()
-    shared_at, own_at = (mask.nonzero().squeeze(1).to(row.device) for mask in (shared, ~shared))
-    return State(row[shared_at], row[own_at].repeat(len(fed.clients), 1), shared_at, own_at)
+    shared_at, own_at = (
+        mask.nonzero().squeeze(1).to(row.device) for mask in (shared, ~shared)
+    )
+    return State(
+        row[shared_at], row[own_at].repeat(len(fed.clients), 1), shared_at, own_at
+    )
 
 
 def join(state: State, shared: Tensor, own: Tensor) -> Tensor:
@@ -62,15 +73,23 @@ def join(state: State, shared: Tensor, own: Tensor) -> Tensor:
 
 
 def download(fed: Federation, state: State, cohort: Cohort) -> Tensor:
-    """The cohort's rows at the start of a round: the server's columns, and what each client kept."""
+    """The cohort's rows at the start of a round: the server's columns, and what each
+    client kept.
+    """
     return join(state, fed.download(state.shared, cohort), state.own[cohort.here])
 
 
 def upload(fed: Federation, state: State, rows: Tensor, cohort: Cohort) -> State:
-    """The state after a round: the mean of the shared columns, and every client's own as it trained them."""
+    """The state after a round: the mean of the shared columns, and every client's own
+    as it trained them.
+    """
     # In place: all clients' rows may fill half of the memory.
-    state.own[cohort.here] = fed.sound(rows[:, state.own_at], state.own[cohort.here], cohort.here)
-    return replace(state, shared=fed.mean(fed.upload(rows[:, state.shared_at], cohort), cohort))
+    state.own[cohort.here] = fed.sound(
+        rows[:, state.own_at], state.own[cohort.here], cohort.here
+    )
+    return replace(
+        state, shared=fed.mean(fed.upload(rows[:, state.shared_at], cohort), cohort)
+    )
 
 
 def personal(fed: Federation, state: State, clients: np.ndarray) -> Tensor:
@@ -83,5 +102,7 @@ def global_row(state: State) -> None:
 
 def welcome(fed: Federation, state: State, clients: np.ndarray) -> Tensor:
     """A new client: the server's columns, and the others from the common initial row."""
-    rows = join(state, state.shared, fed.initial_row()[state.own_at].expand(len(clients), -1))
+    rows = join(
+        state, state.shared, fed.initial_row()[state.own_at].expand(len(clients), -1)
+    )
     return fed.greet(rows, fed.num_holders * len(state.shared_at))

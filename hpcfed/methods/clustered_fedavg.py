@@ -1,10 +1,21 @@
-"""FedAvg in clusters of clients with similar data, each with a model of its own; one cluster is FedAvg."""
+"""FedAvg in clusters of clients with similar data, each with a model of its own; one
+cluster is FedAvg.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hpcfed.methods._clusters import Options, State, begin, download, global_row, personal, upload, welcome
+from hpcfed.methods._clusters import (
+    Options,
+    State,
+    begin,
+    download,
+    global_row,
+    personal,
+    upload,
+    welcome,
+)
 
 if TYPE_CHECKING:
     from hpcfed.federation.federation import Cohort, Federation

@@ -1,8 +1,9 @@
-"""FedAU (Wang & Ji 2024): w ← w + η (1 / N) Σ ωᵢ Δᵢ with N all clients; ωᵢ grows with the time between participations.
+"""FedAU (Wang & Ji 2024): w ← w + η (1 / N) Σ ωᵢ Δᵢ with N all clients; ωᵢ grows with
+the time between participations.
 
-ωᵢ is the mean of the intervals between client i's participations so far, 1 before the first; an interval ends at the
-cutoff at the latest. The interval that this participation ends counts from the next one on. Clients without data are
-none of the N.
+ωᵢ is the mean of the intervals between client i's participations so far, 1 before the
+first; an interval ends at the cutoff at the latest. The interval that this
+participation ends counts from the next one on. Clients without data are none of the N.
 """
 
 from __future__ import annotations
@@ -24,12 +25,20 @@ __all__ = ["Options", "State", "global_row", "init", "personal", "round", "welco
 
 
 class Options(config.Options):
-    au_cutoff: int = option(50, "rounds after which an interval between participations ends at the latest", ge=1)
+    au_cutoff: int = option(
+        50,
+        "rounds after which an interval between participations ends at the latest",
+        ge=1,
+    )
     au_lr: float = option(1.0, "η, the server's learning rate", gt=0)
 
     def switches(self, config: RunConfig) -> Iterable[Switch]:
         yield from super().switches(config)
-        yield Switch("au_cutoff", "a --participation below 1", config.cohort_size < config.clients)
+        yield Switch(
+            "au_cutoff",
+            "a --participation below 1",
+            config.cohort_size < config.clients,
+        )
 
 
 @dataclass(frozen=True)
@@ -54,12 +63,16 @@ def round(fed: Federation, state: State, cohort: Cohort) -> State:
     rows = fed.upload(fed.train(fed.download(state.w, cohort), cohort), cohort)
     omega = state.omega[cohort.clients[cohort.chosen]]
     mean = fed.mean(omega[:, None] * (rows - state.w), cohort.equally())
-    rate = cast(Options, fed.options).au_lr * len(cohort.clients) / max(1, fed.num_holders)
+    rate = (
+        cast(Options, fed.options).au_lr * len(cohort.clients) / max(1, fed.num_holders)
+    )
     return _counted(fed, replace(state, w=state.w + rate * mean), cohort)
 
 
 def _counted(fed: Federation, state: State, cohort: Cohort) -> State:
-    """Every client has waited for one more round; intervals of the sampled end, and those as long as the cutoff."""
+    """Every client has waited for one more round; intervals of the sampled end, and
+    those as long as the cutoff.
+    """
     waited = state.waited + 1
     ended = waited >= cast(Options, fed.options).au_cutoff
     ended[cohort.clients] = True

@@ -1,4 +1,6 @@
-"""FedAvg (McMahan et al. 2017): every client starts from w and trains; w ← Σ (nᵢ / Σn) rowᵢ."""
+"""FedAvg (McMahan et al. 2017): every client starts from w and trains; w ← Σ (nᵢ / Σn)
+rowᵢ.
+"""
 
 from __future__ import annotations
 

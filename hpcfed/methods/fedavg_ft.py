@@ -1,6 +1,8 @@
-"""FedAvg-FT: FedAvg, and each client fine-tunes the global model on its own data before it is judged.
+"""FedAvg-FT: FedAvg, and each client fine-tunes the global model on its own data before
+it is judged.
 
-Read here as fine-tuning of the whole model, as long as a round's local training; the head alone is an option.
+Read here as fine-tuning of the whole model, as long as a round's local training; the
+head alone is an option.
 """
 
 from __future__ import annotations
@@ -22,7 +24,10 @@ __all__ = ["Options", "State", "global_row", "init", "personal", "round", "welco
 
 class Options(config.Options):
     finetune_epochs: int = option(
-        0, "epochs of fine-tuning before a client is judged; 0: as many as --epochs", ge=0, le=100_000
+        0,
+        "epochs of fine-tuning before a client is judged; 0: as many as --epochs",
+        ge=0,
+        le=100_000,
     )
     finetune: Literal["all", "head"] = option("all", "what fine-tuning may change")
 
@@ -31,4 +36,9 @@ def personal(fed: Federation, state: State, clients: np.ndarray) -> Tensor:
     options = cast(Options, fed.options)
     rows = state.w.expand(len(clients), -1)
     columns = None if options.finetune == "all" else fed.layout.mask([fed.layout.head])
-    return fed.finetune(rows, clients, epochs=options.finetune_epochs or fed.config.epochs, columns=columns)
+    return fed.finetune(
+        rows,
+        clients,
+        epochs=options.finetune_epochs or fed.config.epochs,
+        columns=columns,
+    )

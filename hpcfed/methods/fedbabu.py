@@ -1,6 +1,8 @@
-"""FedBABU (Oh et al. 2022): only the body is trained and shared, the head stays random; clients fine-tune at the end.
+"""FedBABU (Oh et al. 2022): only the body is trained and shared, the head stays random;
+clients fine-tune at the end.
 
-All clients have the same head, that of the initial row. Before a client is judged it fine-tunes the whole model.
+All clients have the same head, that of the initial row. Before a client is judged it
+fine-tunes the whole model.
 """
 
 from __future__ import annotations
@@ -22,8 +24,12 @@ __all__ = ["Options", "State", "global_row", "init", "personal", "round", "welco
 
 
 class Options(_parts.Options):
-    finetune_epochs: int = option(5, "epochs of fine-tuning before a client is judged", ge=1, le=100_000)
-    finetune: Literal["all", "head", "body"] = option("all", "what fine-tuning may change")
+    finetune_epochs: int = option(
+        5, "epochs of fine-tuning before a client is judged", ge=1, le=100_000
+    )
+    finetune: Literal["all", "head", "body"] = option(
+        "all", "what fine-tuning may change"
+    )
 
 
 def round(fed: Federation, state: State, cohort: Cohort) -> State:

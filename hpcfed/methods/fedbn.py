@@ -1,6 +1,8 @@
-"""FedBN (Li et al. 2021), in clusters: all but batch norm is shared, each client has its own.
+"""FedBN (Li et al. 2021), in clusters: all but batch norm is shared, each client has
+its own.
 
-As in the authors' code a layer is batch norm if its name has `bn` in it: ResNet's shortcuts share theirs.
+As in the authors' code a layer is batch norm if its name has `bn` in it: ResNet's
+shortcuts share theirs.
 """
 
 from __future__ import annotations
@@ -35,7 +37,10 @@ class Options(_clusters.Options):
 
     def check_layout(self, layout: Layout, network: str) -> None:
         if not _norms(layout):
-            raise UserError(f"model {network} has no batch norm, which fedbn is about; use --model resnet18 or cnn-bn")
+            raise UserError(
+                f"model {network} has no batch norm, which fedbn is about; use --model "
+                "resnet18 or cnn-bn"
+            )
 
 
 def init(fed: Federation) -> State:

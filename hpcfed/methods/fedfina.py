@@ -1,4 +1,6 @@
-"""FedFina, in clusters: the last four convolutions are shared, the others are each client's; a baseline of GENE-FL."""
+"""FedFina, in clusters: the last four convolutions are shared, the others are each
+client's; a baseline of GENE-FL.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""FedLP (Zhu et al. 2023), in clusters: each client sends each layer with probability p; mean over what has come.
+"""FedLP (Zhu et al. 2023), in clusters: each client sends each layer with probability
+p; mean over what has come.
 
-A layer is a convolution or linear layer with the batch norm that follows it. Every client that sends one counts alike,
-unless it has no data.
+A layer is a convolution or linear layer with the batch norm that follows it. Every
+client that sends one counts alike, unless it has no data.
 """
 
 from __future__ import annotations
@@ -10,7 +11,15 @@ from typing import TYPE_CHECKING, cast
 
 from hpcfed.config import option
 from hpcfed.methods import _clusters
-from hpcfed.methods._clusters import State, begin, download, global_row, personal, upload, welcome
+from hpcfed.methods._clusters import (
+    State,
+    begin,
+    download,
+    global_row,
+    personal,
+    upload,
+    welcome,
+)
 
 if TYPE_CHECKING:
     from hpcfed.federation.federation import Cohort, Federation
@@ -19,7 +28,9 @@ __all__ = ["Options", "State", "global_row", "init", "personal", "round", "welco
 
 
 class Options(_clusters.Options):
-    send_probability: float = option(0.5, "p, with which a client sends a layer", ge=0, le=1)
+    send_probability: float = option(
+        0.5, "p, with which a client sends a layer", ge=0, le=1
+    )
 
 
 def init(fed: Federation) -> State:

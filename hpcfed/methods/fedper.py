@@ -1,10 +1,22 @@
-"""FedPer (Arivazhagan et al. 2019): the body is shared, each client has its own head; both are trained together."""
+"""FedPer (Arivazhagan et al. 2019): the body is shared, each client has its own head;
+both are trained together.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hpcfed.methods._parts import Options, State, begin, body_and_head, download, global_row, personal, upload, welcome
+from hpcfed.methods._parts import (
+    Options,
+    State,
+    begin,
+    body_and_head,
+    download,
+    global_row,
+    personal,
+    upload,
+    welcome,
+)
 
 if TYPE_CHECKING:
     from hpcfed.federation.federation import Cohort, Federation

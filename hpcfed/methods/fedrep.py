@@ -1,7 +1,9 @@
-"""FedRep (Collins et al. 2021): as FedPer, but each client trains its head first, then the shared body.
+"""FedRep (Collins et al. 2021): as FedPer, but each client trains its head first, then
+the shared body.
 
-The part that is not trained is frozen, and each of the two phases has its own momentum and order of samples. Read here
-as one epoch of each; the authors take 10 of the head and 1 of the body.
+The part that is not trained is frozen, and each of the two phases has its own momentum
+and order of samples. Read here as one epoch of each; the authors take 10 of the head
+and 1 of the body.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ __all__ = ["Options", "State", "global_row", "init", "personal", "round", "welco
 class Options(_parts.Options):
     trains_by: ClassVar[Mapping[str, str]] = {"epochs": "body_epochs"}
 
-    head_epochs: int = option(1, "epochs of the head, which come first", ge=1, le=100_000)
+    head_epochs: int = option(
+        1, "epochs of the head, which come first", ge=1, le=100_000
+    )
     body_epochs: int = option(1, "epochs of the body, which follow", ge=1, le=100_000)
 
 

@@ -1,7 +1,9 @@
-"""FedUmf: clients that are not sampled train too, and start from what they learnt when they are sampled next.
+"""FedUmf: clients that are not sampled train too, and start from what they learnt when
+they are sampled next.
 
-Read here from GenFed's account of it: in every round an unsampled client trains from w and keeps its update in place of
-the one before; a sampled client starts from w + β × the update it has kept, and has none afterwards.
+Read here from GenFed's account of it: in every round an unsampled client trains from w
+and keeps its update in place of the one before; a sampled client starts from w + β ×
+the update it has kept, and has none afterwards.
 """
 
 from __future__ import annotations
@@ -26,11 +28,15 @@ __all__ = ["Options", "State", "global_row", "init", "personal", "round", "welco
 class Options(config.Options):
     all_train = True
 
-    umf_beta: float = option(1.0, "β: what a kept update counts for where a client starts", ge=0)
+    umf_beta: float = option(
+        1.0, "β: what a kept update counts for where a client starts", ge=0
+    )
 
     def switches(self, config: RunConfig) -> Iterable[Switch]:
         yield from super().switches(config)
-        yield Switch("umf_beta", "a --participation below 1", config.cohort_size < config.clients)
+        yield Switch(
+            "umf_beta", "a --participation below 1", config.cohort_size < config.clients
+        )
 
 
 @dataclass(frozen=True)
@@ -47,7 +53,10 @@ def init(fed: Federation) -> State:
 
 
 def round(fed: Federation, state: State, cohort: Cohort) -> State:
-    start = fed.download(state.w, cohort, everyone=True) + cast(Options, fed.options).umf_beta * state.kept[cohort.here]
+    start = (
+        fed.download(state.w, cohort, everyone=True)
+        + cast(Options, fed.options).umf_beta * state.kept[cohort.here]
+    )
     rows = fed.train(start, cohort)
     rest = cohort.others(len(fed.clients))
     # In place: all clients' rows may fill half of the memory.

@@ -1,15 +1,20 @@
-"""GENE-FL (Guo et al. 2025): clients send a learnGene, the layers that training on their data has changed the least.
+"""GENE-FL (Guo et al. 2025): clients send a learnGene, the layers that training on
+their data has changed the least.
 
-A client goes on from its own row θ̃ (at first from its cluster's row Θ), and its loss has two terms that draw it to Θ:
-λ1 Σ ‖θ − Θ‖₂ over layers, read so from the text, which wants a strength for each (Eq. 4; one norm of all is an option),
-and λ2 ‖M ⊙ (θ − Θ)‖₂ (Eq. 8), M where the Fisher information at θ̃, brought to [0, 1], is at most ε. As printed the
-second is a function of θ̃ alone and would have no gradient; it is read as one of θ.
+A client goes on from its own row θ̃ (at first from its cluster's row Θ), and its loss
+has two terms that draw it to Θ: λ1 Σ ‖θ − Θ‖₂ over layers, read so from the text, which
+wants a strength for each (Eq. 4; one norm of all is an option), and λ2 ‖M ⊙ (θ − Θ)‖₂
+(Eq. 8), M where the Fisher information at θ̃, brought to [0, 1], is at most ε. As
+printed the second is a function of θ̃ alone and would have no gradient; it is read as
+one of θ.
 
-Layers are scored by cos(θ, θ̃) / dim (Eq. 9, literally), and the γ highest are sent; the text calls low scores general,
-so the opposite order is an option. γ starts at all layers and shrinks to three quarters of them, one at a time: the
-paper adapts it to performance in a way that it does not tell. A layer is a convolution or linear layer with the batch
-norm that follows it. Eq. 10: a cluster's layer is the mean over the clients that sent it, each counts alike.
-Only one without data does not: it would send the row of its first round for ever.
+Layers are scored by cos(θ, θ̃) / dim (Eq. 9, literally), and the γ highest are sent;
+the text calls low scores general, so the opposite order is an option. γ starts at all
+layers and shrinks to three quarters of them, one at a time: the paper adapts it to
+performance in a way that it does not tell. A layer is a convolution or linear layer
+with the batch norm that follows it. Eq. 10: a cluster's layer is the mean over the
+clients that sent it, each counts alike. Only one without data does not: it would send
+the row of its first round for ever.
 """
 
 from __future__ import annotations
@@ -36,15 +41,31 @@ __all__ = ["Options", "State", "global_row", "init", "personal", "round", "welco
 
 
 class Options(_clusters.Options):
-    lambda1: float = option(0.5, "λ1, strength of the pull to the cluster's row; 0: none", ge=0)
-    lambda2: float = option(
-        0.05, "λ2, strength of the pull of parameters with little Fisher information; 0: none", ge=0
+    lambda1: float = option(
+        0.5, "λ1, strength of the pull to the cluster's row; 0: none", ge=0
     )
-    epsilon: float = option(0.5, "ε, the most normalised Fisher information that λ2's term pulls")
-    smooth: Literal["layers", "whole"] = option("layers", "λ1's term: a norm for every layer, or one of the whole row")
-    fisher: Literal["model", "layer"] = option("model", "within what Fisher information is normalised")
-    gene_layers: int = option(0, "γ, layers sent in the end; 0: three quarters of them, 16 of ResNet-18's 21", ge=0)
-    gene_every: int = option(1, "rounds after which one layer fewer is sent, until γ are left", ge=1)
+    lambda2: float = option(
+        0.05,
+        "λ2, strength of the pull of parameters with little Fisher information; 0: none",
+        ge=0,
+    )
+    epsilon: float = option(
+        0.5, "ε, the most normalised Fisher information that λ2's term pulls"
+    )
+    smooth: Literal["layers", "whole"] = option(
+        "layers", "λ1's term: a norm for every layer, or one of the whole row"
+    )
+    fisher: Literal["model", "layer"] = option(
+        "model", "within what Fisher information is normalised"
+    )
+    gene_layers: int = option(
+        0,
+        "γ, layers sent in the end; 0: three quarters of them, 16 of ResNet-18's 21",
+        ge=0,
+    )
+    gene_every: int = option(
+        1, "rounds after which one layer fewer is sent, until γ are left", ge=1
+    )
     gene_score: Literal["same", "changed"] = option(
         "same", "what is sent: the highest cos / dim, or the lowest (1 − cos) / dim"
     )
@@ -59,11 +80,16 @@ class Options(_clusters.Options):
         super().check(config)
         most = MODELS[config.network()].layers
         if self.gene_layers > most:
-            raise UserError(f"--gene-layers {self.gene_layers}, but {config.network()} has {most} layers with weights")
+            raise UserError(
+                f"--gene-layers {self.gene_layers}, but {config.network()} has {most} "
+                "layers with weights"
+            )
 
     def num_sent(self, round: int, layers: int) -> int:
         """γ in a round."""
-        return max(self.gene_layers or -(-3 * layers // 4), layers - round // self.gene_every)
+        return max(
+            self.gene_layers or -(-3 * layers // 4), layers - round // self.gene_every
+        )
 
 
 @dataclass(frozen=True)
@@ -79,21 +105,32 @@ def init(fed: Federation) -> State:
 
     common = begin(fed, part_of=fed.layout.block_of)
     rows = fed.initial_row().repeat(len(fed.clients), 1)
-    return State(**vars(common), rows=rows, trained=torch.zeros(len(rows), 1, dtype=torch.bool, device=fed.device))
+    return State(
+        **vars(common),
+        rows=rows,
+        trained=torch.zeros(len(rows), 1, dtype=torch.bool, device=fed.device),
+    )
 
 
 def round(fed: Federation, state: State, cohort: Cohort) -> State:
     options, here = cast(Options, fed.options), cohort.here
-    cluster, before = fed.download(theirs(fed, state, here), cohort), personal(fed, state, here)
+    cluster, before = (
+        fed.download(theirs(fed, state, here), cohort),
+        personal(fed, state, here),
+    )
     rows = fed.train(before, cohort, pull=_pull(fed, options, before, cluster, cohort))
-    state.rows[here] = fed.sound(rows, before, here)  # in place: all clients' rows may fill half of the memory
+    state.rows[here] = fed.sound(
+        rows, before, here
+    )  # in place: all clients' rows may fill half of the memory
     state.trained[here] = True
     parts = gene(options, scores(options, fed.layout, rows, before), cohort.round)
     after, weights = upload(fed, state, rows, cohort.equally_with_data(), parts=parts)
     return cast(State, replace(after, gene=inherited(state, weights, weights > 0)))
 
 
-def _pull(fed: Federation, options: Options, before: Tensor, cluster: Tensor, cohort: Cohort) -> Pull | None:
+def _pull(
+    fed: Federation, options: Options, before: Tensor, cluster: Tensor, cohort: Cohort
+) -> Pull | None:
     from hpcfed.clients.pull import Pull, Strengths
 
     if not options.lambda1 and not options.lambda2:
@@ -104,15 +141,25 @@ def _pull(fed: Federation, options: Options, before: Tensor, cluster: Tensor, co
         whole=0.0 if by_layer else options.lambda1,
         masked=options.lambda2,
     )
-    mask = elastic(options, fed.layout, fed.fisher(before, cohort)) if options.lambda2 else None
+    mask = (
+        elastic(options, fed.layout, fed.fisher(before, cohort))
+        if options.lambda2
+        else None
+    )
     return Pull(strengths, cluster, mask)
 
 
 def elastic(options: Options, layout: Layout, fisher: Tensor) -> Tensor:
-    """M: where the Fisher information, from the least to the most of a client's brought to [0, 1], is at most ε."""
+    """M: where the Fisher information, from the least to the most of a client's brought
+    to [0, 1], is at most ε.
+    """
     import torch
 
-    spans = layout.block_spans if options.fisher == "layer" else [(0, layout.num_parameters)]
+    spans = (
+        layout.block_spans
+        if options.fisher == "layer"
+        else [(0, layout.num_parameters)]
+    )
     mask = torch.zeros_like(fisher, dtype=torch.bool)
     for start, stop in spans:
         own = fisher[:, start:stop]
@@ -122,14 +169,20 @@ def elastic(options: Options, layout: Layout, fisher: Tensor) -> Tensor:
 
 
 def scores(options: Options, layout: Layout, after: Tensor, before: Tensor) -> Tensor:
-    """ξ of every client and layer; they sum to 1, and the layers with the highest are sent."""
+    """ξ of every client and layer; they sum to 1, and the layers with the highest are
+    sent.
+    """
     import torch
     import torch.nn.functional as F
 
     found = []
     for start, stop in layout.block_spans:
-        cosine = F.cosine_similarity(after[:, start:stop], before[:, start:stop], dim=1, eps=1e-30)
-        found.append((cosine if options.gene_score == "same" else cosine - 1) / (stop - start))
+        cosine = F.cosine_similarity(
+            after[:, start:stop], before[:, start:stop], dim=1, eps=1e-30
+        )
+        found.append(
+            (cosine if options.gene_score == "same" else cosine - 1) / (stop - start)
+        )
     return F.normalize(torch.stack(found, 1), p=1, dim=1)
 
 
@@ -137,12 +190,16 @@ def gene(options: Options, scores: Tensor, round: int) -> Tensor:
     """[clients, layers], True for the layers that are sent; of equal scores the first."""
     import torch
 
-    best = scores.argsort(dim=1, descending=True, stable=True)[:, : options.num_sent(round, scores.shape[1])]
+    best = scores.argsort(dim=1, descending=True, stable=True)[
+        :, : options.num_sent(round, scores.shape[1])
+    ]
     return torch.zeros_like(scores, dtype=torch.bool).scatter(1, best, True)
 
 
 def personal(fed: Federation, state: State, clients: np.ndarray) -> Tensor:
-    return state.rows[clients].where(state.trained[clients], theirs(fed, state, clients))
+    return state.rows[clients].where(
+        state.trained[clients], theirs(fed, state, clients)
+    )
 
 
 def global_row(state: State) -> None:

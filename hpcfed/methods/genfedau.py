@@ -1,6 +1,8 @@
-"""GenFedAU (Zheng et al. 2025): FedAU over the ρ_t uploads that do best on the server's validation set.
+"""GenFedAU (Zheng et al. 2025): FedAU over the ρ_t uploads that do best on the server's
+validation set.
 
-Read here: w ← w + η (K / ρ_t) (1 / N) Σ ωᵢ Δᵢ over the kept, so that a step is as long as if all K had been.
+Read here: w ← w + η (K / ρ_t) (1 / N) Σ ωᵢ Δᵢ over the kept, so that a step is as long
+as if all K had been.
 """
 
 from hpcfed.federation.selection import SelectionOptions

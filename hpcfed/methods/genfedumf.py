@@ -1,4 +1,6 @@
-"""GenFedUmf (Zheng et al. 2025): FedUmf over the ρ_t uploads that do best on the server's validation set."""
+"""GenFedUmf (Zheng et al. 2025): FedUmf over the ρ_t uploads that do best on the
+server's validation set.
+"""
 
 from hpcfed.federation.selection import SelectionOptions
 from hpcfed.methods import fedumf

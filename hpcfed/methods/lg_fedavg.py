@@ -1,6 +1,8 @@
-"""LG-FedAvg (Liang et al. 2020): the head is shared, each client has its own body; both are trained together.
+"""LG-FedAvg (Liang et al. 2020): the head is shared, each client has its own body; both
+are trained together.
 
-Read here as training from scratch; the authors' experiments on images start from a model that FedAvg has trained.
+Read here as training from scratch; the authors' experiments on images start from a
+model that FedAvg has trained.
 """
 
 from __future__ import annotations

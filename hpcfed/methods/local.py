@@ -1,4 +1,6 @@
-"""Local-only: every client trains its own model, from a common start, and never communicates."""
+"""Local-only: every client trains its own model, from a common start, and never
+communicates.
+"""
 
 from __future__ import annotations
 

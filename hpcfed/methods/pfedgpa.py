@@ -1,12 +1,15 @@
-"""pFedGPA (Lai et al. 2025): FedAvg, then a diffusion model of the clients' uploads generates a row for every client.
+"""pFedGPA (Lai et al. 2025): FedAvg, then a diffusion model of the clients' uploads
+generates a row for every client.
 
-The server keeps the uploads of the last rounds, learns their distribution, and inverts every client's last upload: it
-is diffused some steps and generated anew, which keeps the client's own and adds what all clients have in common. Only
-the generated columns change hands; the others are FedAvg's. A client that was not sampled in those rounds keeps
-FedAvg's row. With --server-every the round after each time of learning starts from generated rows; FedAvg goes on from
-there until the server has learnt again.
+The server keeps the uploads of the last rounds, learns their distribution, and inverts
+every client's last upload: it is diffused some steps and generated anew, which keeps
+the client's own and adds what all clients have in common. Only the generated columns
+change hands; the others are FedAvg's. A client that was not sampled in those rounds
+keeps FedAvg's row. With --server-every the round after each time of learning starts
+from generated rows; FedAvg goes on from there until the server has learnt again.
 
-New clients start from FedAvg's row, and after each of their first local updates the server guides them.
+New clients start from FedAvg's row, and after each of their first local updates the
+server guides them.
 """
 
 from __future__ import annotations
@@ -26,25 +29,64 @@ if TYPE_CHECKING:
 
     from hpcfed.federation.federation import Cohort, Federation
 
-__all__ = ["FINALS", "Options", "State", "finals", "global_row", "init", "lead", "personal", "round", "welcome"]
+__all__ = [
+    "FINALS",
+    "Options",
+    "State",
+    "finals",
+    "global_row",
+    "init",
+    "lead",
+    "personal",
+    "round",
+    "welcome",
+]
 
-FINALS = ("FedAvg", "FedAvg-FT", "upload", "reconstruction", "pFedGPA", "pFedGPA-FT", "direct", "direct-FT")
-"""What is judged at the end: columns as uploaded, through the autoencoder, generated, and `direct` out of noise."""
+FINALS = (
+    "FedAvg",
+    "FedAvg-FT",
+    "upload",
+    "reconstruction",
+    "pFedGPA",
+    "pFedGPA-FT",
+    "direct",
+    "direct-FT",
+)
+"""What is judged at the end: columns as uploaded, through the autoencoder, generated,
+and `direct` out of noise.
+"""
 
 
 class Options(ServerOptions):
-    finetune_epochs: int = option(0, "epochs of fine-tuning at the end; 0: as many as --epochs", ge=0, le=100_000)
-    direct: bool = option(False, "also judge rows that are generated without inversion, as in the paper's ablation")
-    warm_start: bool = option(False, "the first global row has columns that the loaded server generates")
-    guided_updates: int = option(3, "new clients: local updates after which the server guides them", ge=0)
-    guidance: float = option(0.0, "new clients: ω, what their own progress counts for beyond once", ge=-1)
-    guided_start: int = option(20, "new clients: diffusion time at which guidance starts", ge=1)
+    finetune_epochs: int = option(
+        0, "epochs of fine-tuning at the end; 0: as many as --epochs", ge=0, le=100_000
+    )
+    direct: bool = option(
+        False,
+        "also judge rows that are generated without inversion, as in the paper's ablation",
+    )
+    warm_start: bool = option(
+        False, "the first global row has columns that the loaded server generates"
+    )
+    guided_updates: int = option(
+        3, "new clients: local updates after which the server guides them", ge=0
+    )
+    guidance: float = option(
+        0.0, "new clients: ω, what their own progress counts for beyond once", ge=-1
+    )
+    guided_start: int = option(
+        20, "new clients: diffusion time at which guidance starts", ge=1
+    )
     guided_steps: int = option(20, "new clients: reverse steps of one guidance", ge=1)
 
     def fit(self, config: RunConfig, ranks: int) -> Iterable[Choice]:
         yield from super().fit(config, ranks)
         if self.guided_start > self.diffusion_steps:
-            yield Choice("guided_start", self.diffusion_steps, "it goes no further than --diffusion-steps")
+            yield Choice(
+                "guided_start",
+                self.diffusion_steps,
+                "it goes no further than --diffusion-steps",
+            )
 
     def switches(self, config: RunConfig) -> Iterable[Switch]:
         yield from super().switches(config)
@@ -56,9 +98,19 @@ class Options(ServerOptions):
     def check(self, config: RunConfig) -> None:
         super().check(config)
         if self.warm_start and not self.server_load:
-            raise UserError("--warm-start needs a trained server: add --server-load with a server.h5 of an earlier run")
-        if config.new_clients and self.guided_updates and self.guided_start > self.diffusion_steps:
-            raise UserError(f"--guided-start {self.guided_start} is beyond --diffusion-steps {self.diffusion_steps}")
+            raise UserError(
+                "--warm-start needs a trained server: add --server-load with a "
+                "server.h5 of an earlier run"
+            )
+        if (
+            config.new_clients
+            and self.guided_updates
+            and self.guided_start > self.diffusion_steps
+        ):
+            raise UserError(
+                f"--guided-start {self.guided_start} is beyond --diffusion-steps "
+                f"{self.diffusion_steps}"
+            )
 
 
 @dataclass(frozen=True)
@@ -66,7 +118,9 @@ class State:
     w: Tensor
     """FedAvg's row."""
     generated: Tensor = field(metadata=GENERATED)
-    """Every client's generated columns; none before the server has learnt, and none from the next round on."""
+    """Every client's generated columns; none before the server has learnt, and none
+    from the next round on.
+    """
 
 
 def init(fed: Federation) -> State:
@@ -87,7 +141,9 @@ def round(fed: Federation, state: State, cohort: Cohort) -> State:
         fed.bank(rows[:, fed.generated], cohort)
     w = fed.mean(rows, cohort)
     if not last and not (options.server_every and done % options.server_every == 0):
-        return State(w, w.new_empty(len(fed.clients), 0))  # older columns know nothing of this round
+        return State(
+            w, w.new_empty(len(fed.clients), 0)
+        )  # older columns know nothing of this round
     fed.learn()
     made = _known_or(fed, w, fed.server.invert)
     if last:  # else the next round's download has them
@@ -102,8 +158,14 @@ def _banked(done: int, rounds: int, options: Options) -> bool:
     return any(time - options.bank_rounds < done <= time for time in times)
 
 
-def _known_or(fed: Federation, w: Tensor, generate: Callable[[np.ndarray], tuple[Tensor, np.ndarray]]) -> Tensor:
-    """Generated columns of this rank's clients, FedAvg's where the server does not know a client."""
+def _known_or(
+    fed: Federation,
+    w: Tensor,
+    generate: Callable[[np.ndarray], tuple[Tensor, np.ndarray]],
+) -> Tensor:
+    """Generated columns of this rank's clients, FedAvg's where the server does not know
+    a client.
+    """
     with fed.timed("server"):
         made, known = generate(fed.clients)
         rows = made.to(w.dtype)
@@ -113,7 +175,9 @@ def _known_or(fed: Federation, w: Tensor, generate: Callable[[np.ndarray], tuple
 
 def personal(fed: Federation, state: State, clients: np.ndarray) -> Tensor:
     rows = state.w.expand(len(clients), -1)
-    return _with(fed, rows, state.generated[clients]) if state.generated.numel() else rows
+    return (
+        _with(fed, rows, state.generated[clients]) if state.generated.numel() else rows
+    )
 
 
 def _with(fed: Federation, rows: Tensor, columns: Tensor) -> Tensor:
@@ -122,7 +186,9 @@ def _with(fed: Federation, rows: Tensor, columns: Tensor) -> Tensor:
     return rows
 
 
-def finals(fed: Federation, state: State, clients: np.ndarray) -> Iterator[tuple[str, Tensor]]:
+def finals(
+    fed: Federation, state: State, clients: np.ndarray
+) -> Iterator[tuple[str, Tensor]]:
     options = cast(Options, fed.options)
     epochs = options.finetune_epochs or fed.config.epochs
 
@@ -133,7 +199,10 @@ def finals(fed: Federation, state: State, clients: np.ndarray) -> Iterator[tuple
     w = state.w.expand(len(clients), -1)
     yield from before_and_after("FedAvg", w)
     yield from before_and_after("pFedGPA", personal(fed, state, clients))
-    for name, made in (("upload", fed.server.recall), ("reconstruction", fed.server.reconstruct)):
+    for name, made in (
+        ("upload", fed.server.recall),
+        ("reconstruction", fed.server.reconstruct),
+    ):
         yield name, _with(fed, w, _known_or(fed, state.w, made)[clients])
     if options.direct:
         sampled = fed.server.sample(fed.clients).to(w.dtype)
@@ -156,6 +225,10 @@ def lead(fed: Federation, update: int, before: Tensor, after: Tensor) -> Tensor:
     columns = [rows[:, fed.generated].float() for rows in (before, after)]
     with fed.timed("server"):
         led = fed.server.guide(
-            fed.clients, *columns, strength=options.guidance, start=options.guided_start, steps=options.guided_steps
+            fed.clients,
+            *columns,
+            strength=options.guidance,
+            start=options.guided_start,
+            steps=options.guided_steps,
         )
     return _with(fed, after, led.to(after.dtype))

@@ -1,10 +1,13 @@
-"""pFedHN (Shamsian et al. 2021): the server's hypernetwork generates every client's model from an embedding of it.
+"""pFedHN (Shamsian et al. 2021): the server's hypernetwork generates every client's
+model from an embedding of it.
 
-θᵢ = h(vᵢ; φ) goes to client i, which takes some steps of SGD to θᵢ′; with Δᵢ = θᵢ − θᵢ′, (∂θᵢ/∂φ)ᵀ Δᵢ serves as the
-gradient of φ, which holds the embeddings vᵢ too. The authors update φ after every single client. Read here: a round's
-cohort trains in parallel from one φ, and the sum of its gradients makes one step, so that as many clients' steps count
-as in their sequence; the mean is an option. No gradient leads to running statistics of batch norm: they are averaged
-as in FedAvg. Every rank holds φ and differentiates for its own clients. --epochs, --lr and the like are for new clients
+θᵢ = h(vᵢ; φ) goes to client i, which takes some steps of SGD to θᵢ′; with Δᵢ = θᵢ −
+θᵢ′, (∂θᵢ/∂φ)ᵀ Δᵢ serves as the gradient of φ, which holds the embeddings vᵢ too. The
+authors update φ after every single client. Read here: a round's cohort trains in
+parallel from one φ, and the sum of its gradients makes one step, so that as many
+clients' steps count as in their sequence; the mean is an option. No gradient leads to
+running statistics of batch norm: they are averaged as in FedAvg. Every rank holds φ and
+differentiates for its own clients. --epochs, --lr and the like are for new clients
 alone.
 """
 
@@ -42,21 +45,41 @@ class Options(config.Options):
 
     hn_hidden: int = option(100, "width of the hypernetwork", ge=1, le=2**16)
     hn_layers: int = option(
-        3, "hidden layers of the hypernetwork, after the one that takes the embedding", ge=0, le=1000
+        3,
+        "hidden layers of the hypernetwork, after the one that takes the embedding",
+        ge=0,
+        le=1000,
     )
-    hn_embedding: int = option(0, "size of a client's embedding; 0: 1 + a quarter of the clients", ge=0, le=2**16)
+    hn_embedding: int = option(
+        0,
+        "size of a client's embedding; 0: 1 + a quarter of the clients",
+        ge=0,
+        le=2**16,
+    )
     hn_lr: float = option(1e-2, "learning rate of the hypernetwork", gt=0)
     hn_momentum: float = option(0.9, "momentum of the hypernetwork", ge=0, lt=1)
     hn_decay: float = option(1e-3, "L2 decay of the hypernetwork", ge=0)
-    hn_clip: float = option(50.0, "largest norm of the hypernetwork's gradient; 0: no limit", ge=0)
-    hn_combine: Literal["sum", "mean"] = option("sum", "how gradients of a cohort's clients become one")
+    hn_clip: float = option(
+        50.0, "largest norm of the hypernetwork's gradient; 0: no limit", ge=0
+    )
+    hn_combine: Literal["sum", "mean"] = option(
+        "sum", "how gradients of a cohort's clients become one"
+    )
     inner_steps: int = option(50, "steps of a client in a round", ge=1, le=10**7)
     inner_batch: int = option(64, "samples of a client's step", ge=1, lt=2**31)
     inner_lr: float = option(5e-3, "learning rate of a client", gt=0)
-    inner_momentum: float = option(0.9, "momentum of a client; starts anew each round", ge=0, lt=1)
+    inner_momentum: float = option(
+        0.9, "momentum of a client; starts anew each round", ge=0, lt=1
+    )
     inner_decay: float = option(5e-5, "L2 decay of a client", ge=0)
-    inner_clip: float = option(50.0, "largest norm of a client's gradient; 0: no limit", ge=0)
-    welcome_rounds: int = option(20, "rounds in which a new client's embedding is trained, and nothing else", ge=0)
+    inner_clip: float = option(
+        50.0, "largest norm of a client's gradient; 0: no limit", ge=0
+    )
+    welcome_rounds: int = option(
+        20,
+        "rounds in which a new client's embedding is trained, and nothing else",
+        ge=0,
+    )
 
     def switches(self, config: RunConfig) -> Iterable[Switch]:
         yield Switch("welcome_rounds", "--new-clients 10", config.new_clients > 0)
@@ -85,23 +108,32 @@ def round(fed: Federation, state: State, cohort: Cohort) -> State:
     with fed.timed("server"):
         delta = (theta - fed.sound(trained, theta, cohort.here))[:, : net.outputs]
         gradient = net.gradient(state.phi, _ids(fed, cohort.here), delta)
-    gradient, left_out = fed.sum(gradient), int(fed.sum(gradient.new_tensor(len(fed.bad))))
+    gradient, left_out = (
+        fed.sum(gradient),
+        int(fed.sum(gradient.new_tensor(len(fed.bad)))),
+    )
     if left_out == len(cohort.clients):
         raise ArithmeticError(f"no update of round {fed.round + 1} is finite")
     with fed.timed("server"):
         if options.hn_combine == "mean":
             gradient /= len(cohort.clients) - left_out
-        _step(options, state.phi[None], gradient[None], state.velocity[None])  # in place: φ is a hundred rows large
+        _step(
+            options, state.phi[None], gradient[None], state.velocity[None]
+        )  # in place: φ is a hundred rows large
     return replace(state, statistics=fed.mean(trained[:, net.outputs :], cohort))
 
 
 def personal(fed: Federation, state: State, clients: np.ndarray) -> Tensor:
-    rows = _rows(fed, state, _hypernetwork(fed).embeddings(state.phi, _ids(fed, clients)))
-    # Evaluation asks for them, too: after the last round no client would complain of them.
+    rows = _rows(
+        fed, state, _hypernetwork(fed).embeddings(state.phi, _ids(fed, clients))
+    )
+    # Evaluation asks for them, too: after the last round no client would complain of
+    # them.
     if not bool(rows.isfinite().all()):
         lr = cast(Options, fed.options).hn_lr
         raise ArithmeticError(
-            f"the hypernetwork has diverged: its rows are not finite in round {fed.round + 1}; try --hn-lr below {lr:g}"
+            "the hypernetwork has diverged: its rows are not finite in round "
+            f"{fed.round + 1}; try --hn-lr below {lr:g}"
         )
     return rows
 
@@ -113,13 +145,17 @@ def global_row(state: State) -> None:
 def welcome(fed: Federation, state: State, clients: np.ndarray) -> Tensor:
     """Rows of new embeddings, trained as in rounds while the rest of φ is frozen."""
     options, net = cast(Options, fed.options), _hypernetwork(fed)
-    drawn = fed.generator("new embeddings").standard_normal((len(fed.sizes), net.embedding))
+    drawn = fed.generator("new embeddings").standard_normal(
+        (len(fed.sizes), net.embedding)
+    )
     embeddings = state.phi.new_tensor(drawn[fed.clients[clients]])
     velocity = embeddings.new_zeros(embeddings.shape)
     for number in range(options.welcome_rounds):
         theta = fed.greet(_rows(fed, state, embeddings))
         trained = fed.finetune(theta, clients, sgd=_inner(options), phase=number)
-        gradient = net.embedding_gradient(state.phi, embeddings, (theta - trained)[:, : net.outputs])
+        gradient = net.embedding_gradient(
+            state.phi, embeddings, (theta - trained)[:, : net.outputs]
+        )
         _step(options, embeddings, gradient, velocity)
     return fed.greet(_rows(fed, state, embeddings))
 
@@ -127,9 +163,18 @@ def welcome(fed: Federation, state: State, clients: np.ndarray) -> Tensor:
 def _hypernetwork(fed: Federation) -> Hypernetwork:
     from hpcfed.models.hypernetwork import Hypernetwork
 
-    options, clients = cast(Options, fed.options), fed.config.clients  # not those that join later
+    options, clients = (
+        cast(Options, fed.options),
+        fed.config.clients,
+    )  # not those that join later
     embedding = options.hn_embedding or int(1 + clients / 4)
-    return Hypernetwork(clients, embedding, options.hn_hidden, options.hn_layers, fed.layout.num_parameters)
+    return Hypernetwork(
+        clients,
+        embedding,
+        options.hn_hidden,
+        options.hn_layers,
+        fed.layout.num_parameters,
+    )
 
 
 def _rows(fed: Federation, state: State, embeddings: Tensor) -> Tensor:
@@ -137,7 +182,9 @@ def _rows(fed: Federation, state: State, embeddings: Tensor) -> Tensor:
 
     with fed.timed("server"):
         generated = _hypernetwork(fed).rows(state.phi, embeddings)
-        return torch.cat([generated, state.statistics.expand(len(generated), -1)], dim=1)
+        return torch.cat(
+            [generated, state.statistics.expand(len(generated), -1)], dim=1
+        )
 
 
 def _ids(fed: Federation, clients: np.ndarray) -> Tensor:
@@ -150,11 +197,26 @@ def _inner(o: Options) -> Sgd:
     """A client's SGD, by steps."""
     from hpcfed.clients.engine import Sgd
 
-    return Sgd(0, o.inner_batch, o.inner_lr, o.inner_momentum, o.inner_decay, o.inner_clip, steps=o.inner_steps)
+    return Sgd(
+        0,
+        o.inner_batch,
+        o.inner_lr,
+        o.inner_momentum,
+        o.inner_decay,
+        o.inner_clip,
+        steps=o.inner_steps,
+    )
 
 
 def _step(o: Options, phi: Tensor, gradient: Tensor, velocity: Tensor) -> None:
     """One step of the server's SGD, in place, on rows that are clipped each by itself."""
     from hpcfed.kernels.sgd import Rule, descend
 
-    descend(phi, gradient, velocity, None, phi.new_full((), o.hn_lr), Rule(o.hn_momentum, o.hn_decay, o.hn_clip))
+    descend(
+        phi,
+        gradient,
+        velocity,
+        None,
+        phi.new_full((), o.hn_lr),
+        Rule(o.hn_momentum, o.hn_decay, o.hn_clip),
+    )

@@ -1,4 +1,6 @@
-"""A hypernetwork: a network that puts out the parameters of other networks, a row for every embedding."""
+"""A hypernetwork: a network that puts out the parameters of other networks, a row for
+every embedding.
+"""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,10 +15,12 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Hypernetwork:
-    """Its structure; all that it learns, the clients' embeddings included, is one flat tensor φ.
+    """Its structure; all that it learns, the clients' embeddings included, is one flat
+    tensor φ.
 
-    A linear layer brings an embedding to the hidden width, `layers` times a ReLU and a linear layer follow, and a last
-    linear layer makes the row. That layer is a linear head for each tensor of the network, side by side.
+    A linear layer brings an embedding to the hidden width, `layers` times a ReLU and a
+    linear layer follow, and a last linear layer makes the row. That layer is a linear
+    head for each tensor of the network, side by side.
     """
 
     clients: int
@@ -29,16 +33,24 @@ class Hypernetwork:
     def _shapes(self) -> list[tuple[int, ...]]:
         """The embeddings, then weight and bias of every layer."""
         widths = (self.embedding, *(self.hidden,) * (self.layers + 1), self.outputs)
-        linear = [shape for inputs, outputs in pairwise(widths) for shape in ((outputs, inputs), (outputs,))]
+        linear = [
+            shape
+            for inputs, outputs in pairwise(widths)
+            for shape in ((outputs, inputs), (outputs,))
+        ]
         return [(self.clients, self.embedding), *linear]
 
     def first(self, rng: np.random.Generator) -> np.ndarray:
-        """A random φ, as torch would draw it: normal embeddings, and layers uniform within ±1/√inputs."""
+        """A random φ, as torch would draw it: normal embeddings, and layers uniform
+        within ±1/√inputs.
+        """
         _, *linear = self._shapes
         parts = [rng.standard_normal(self.clients * self.embedding)]
         for weight, bias in zip(linear[::2], linear[1::2], strict=True):
             bound = weight[1] ** -0.5
-            parts += [rng.uniform(-bound, bound, prod(shape)) for shape in (weight, bias)]
+            parts += [
+                rng.uniform(-bound, bound, prod(shape)) for shape in (weight, bias)
+            ]
         return np.concatenate(parts)
 
     def embeddings(self, phi: Tensor, clients: Tensor) -> Tensor:
@@ -52,9 +64,13 @@ class Hypernetwork:
         """The vector-Jacobian product Σ (∂rowᵢ/∂φ)ᵀ changeᵢ over clients, as flat as φ."""
         tensors = [tensor.requires_grad_() for tensor in self._tensors(phi.detach())]
         rows = _forward(tensors[1:], tensors[0][clients])
-        return torch.cat([part.flatten() for part in torch.autograd.grad(rows, tensors, change)])
+        return torch.cat(
+            [part.flatten() for part in torch.autograd.grad(rows, tensors, change)]
+        )
 
-    def embedding_gradient(self, phi: Tensor, embeddings: Tensor, change: Tensor) -> Tensor:
+    def embedding_gradient(
+        self, phi: Tensor, embeddings: Tensor, change: Tensor
+    ) -> Tensor:
         """The same for each embedding by itself, with the rest of φ as it is."""
         leaves = embeddings.detach().requires_grad_()
         (gradient,) = torch.autograd.grad(self.rows(phi, leaves), leaves, change)
@@ -62,7 +78,9 @@ class Hypernetwork:
 
     def _tensors(self, phi: Tensor) -> list[Tensor]:
         parts = phi.split([prod(shape) for shape in self._shapes])
-        return [part.view(shape) for part, shape in zip(parts, self._shapes, strict=True)]
+        return [
+            part.view(shape) for part, shape in zip(parts, self._shapes, strict=True)
+        ]
 
 
 def _forward(layers: list[Tensor], x: Tensor) -> Tensor:

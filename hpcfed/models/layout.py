@@ -1,7 +1,7 @@
 """The layout: which columns of a federation's matrix hold which tensor of the network.
 
-Parameters come first, in the network's own order, then the running statistics of batch norm; so the columns that
-gradients touch are `rows[:, :layout.num_parameters]`.
+Parameters come first, in the network's own order, then the running statistics of batch
+norm; so the columns that gradients touch are `rows[:, :layout.num_parameters]`.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -38,8 +38,12 @@ class Layout:
 
     @classmethod
     def of(cls, network: nn.Module) -> "Layout":
-        statistics = {name: b for name, b in network.named_buffers() if b.is_floating_point()}
-        tensors: list[tuple[str, Tensor, bool]] = [(name, p, True) for name, p in network.named_parameters()]
+        statistics = {
+            name: b for name, b in network.named_buffers() if b.is_floating_point()
+        }
+        tensors: list[tuple[str, Tensor, bool]] = [
+            (name, p, True) for name, p in network.named_parameters()
+        ]
         tensors += [(name, b, False) for name, b in statistics.items()]
         entries, start = [], 0
         for name, tensor, trainable in tensors:
@@ -67,17 +71,26 @@ class Layout:
         """Convolutions and linear layers, each with the batch norm that follows it."""
         weighty = {e.layer for e in self.entries if len(e.shape) > 1}
         places = [place for place, layer in enumerate(self.layers) if layer in weighty]
-        return tuple(self.layers[start:stop] for start, stop in pairwise([*places, len(self.layers)]))
+        return tuple(
+            self.layers[start:stop]
+            for start, stop in pairwise([*places, len(self.layers)])
+        )
 
     @cached_property
     def block_of(self) -> Tensor:
         """The number of the block that every column belongs to."""
-        number = {layer: block for block, layers in enumerate(self.blocks) for layer in layers}
-        return torch.cat([torch.full((prod(e.shape),), number[e.layer]) for e in self.entries])
+        number = {
+            layer: block for block, layers in enumerate(self.blocks) for layer in layers
+        }
+        return torch.cat(
+            [torch.full((prod(e.shape),), number[e.layer]) for e in self.entries]
+        )
 
     @property
     def block_spans(self) -> list[tuple[int, int]]:
-        """Where each block begins and ends among the parameters, which follow block by block."""
+        """Where each block begins and ends among the parameters, which follow block by
+        block.
+        """
         return _block_spans(self.blocks, self.entries, self.num_parameters)
 
     def last(self, count: int) -> tuple[str, ...]:
@@ -88,11 +101,16 @@ class Layout:
     def row(self, network: nn.Module, *, dtype: torch.dtype = torch.float32) -> Tensor:
         """The network's tensors as one row."""
         tensors = network.state_dict()
-        return torch.cat([tensors[e.name].detach().flatten().to(dtype) for e in self.entries])
+        return torch.cat(
+            [tensors[e.name].detach().flatten().to(dtype) for e in self.entries]
+        )
 
     def views(self, rows: Tensor) -> dict[str, Tensor]:
         """Every tensor as a view [clients, *shape] of the rows."""
-        return {e.name: rows[:, e.start : e.stop].unflatten(1, e.shape) for e in self.entries}
+        return {
+            e.name: rows[:, e.start : e.stop].unflatten(1, e.shape)
+            for e in self.entries
+        }
 
     def mask(self, layers: Iterable[str]) -> Tensor:
         """True at the columns of these layers."""
@@ -105,7 +123,9 @@ class Layout:
         return mask
 
 
-def _block_spans(blocks: Iterable[Sequence[str]], entries: Iterable[Entry], width: int) -> list[tuple[int, int]]:
+def _block_spans(
+    blocks: Iterable[Sequence[str]], entries: Iterable[Entry], width: int
+) -> list[tuple[int, int]]:
     first = {block[0] for block in blocks}
     starts = [e.start for e in entries if e.layer in first and len(e.shape) > 1]
     return list(pairwise([*starts, width]))
@@ -116,10 +136,12 @@ Work = tuple[Tensor, Tensor]
 
 
 class Workplace:
-    """The same rows as the kernels like them: every tensor aligned, and weights of convolutions channels-last.
+    """The same rows as the kernels like them: every tensor aligned, and weights of
+    convolutions channels-last.
 
-    Parameters and running statistics are matrices of their own. Columns without meaning may lie between the tensors;
-    they are zero at first, and stay so as long as a row is finite. On the CPU tensors lie as in the plain rows.
+    Parameters and running statistics are matrices of their own. Columns without meaning
+    may lie between the tensors; they are zero at first, and stay so as long as a row is
+    finite. On the CPU tensors lie as in the plain rows.
     """
 
     def __init__(self, layout: Layout, device: torch.device) -> None:
@@ -142,12 +164,16 @@ class Workplace:
 
     @property
     def block_spans(self) -> list[tuple[int, int]]:
-        """As the layout's, here; a block ends with the columns without meaning that follow it."""
+        """As the layout's, here; a block ends with the columns without meaning that
+        follow it.
+        """
         return _block_spans(self.plain.blocks, self.entries, self.widths[0])
 
     def new(self, clients: int, like: Tensor) -> Work:
         """Both matrices, all zero."""
-        parameters, statistics = (like.new_zeros(clients, width) for width in self.widths)
+        parameters, statistics = (
+            like.new_zeros(clients, width) for width in self.widths
+        )
         return parameters, statistics
 
     def view(self, matrix: Tensor, e: Entry) -> Tensor:
@@ -155,12 +181,17 @@ class Workplace:
         columns = matrix[:, e.start : e.stop]
         if self._channels_last and len(e.shape) == 4:
             outputs, inputs, height, width = e.shape
-            return columns.unflatten(1, (outputs, height, width, inputs)).permute(0, 1, 4, 2, 3)
+            return columns.unflatten(1, (outputs, height, width, inputs)).permute(
+                0, 1, 4, 2, 3
+            )
         return columns.unflatten(1, e.shape)
 
     def views(self, parameters: Tensor, statistics: Tensor) -> dict[str, Tensor]:
         """Every tensor by name."""
-        return {e.name: self.view(parameters if e.trainable else statistics, e) for e in self.entries}
+        return {
+            e.name: self.view(parameters if e.trainable else statistics, e)
+            for e in self.entries
+        }
 
     def load(self, rows: Tensor, work: Work) -> None:
         """Brings plain rows to the workplace."""
@@ -172,7 +203,9 @@ class Workplace:
         for there, here in self._pairs(rows, *work):
             there.copy_(here)
 
-    def _pairs(self, rows: Tensor, parameters: Tensor, statistics: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    def _pairs(
+        self, rows: Tensor, parameters: Tensor, statistics: Tensor
+    ) -> Iterator[tuple[Tensor, Tensor]]:
         if not self._channels_last:
             yield rows[:, : self.widths[0]], parameters
             if self.widths[1]:

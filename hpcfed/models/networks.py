@@ -26,7 +26,9 @@ def build(name: str, *, shape: Shape, classes: int, seed: int) -> nn.Module:
     if name not in MODELS:
         raise unknown("model", name, MODELS)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int(randomness.generator(seed, "initial weights").integers(2**62)))
+        torch.manual_seed(
+            int(randomness.generator(seed, "initial weights").integers(2**62))
+        )
         return _build(name, shape, classes)
 
 
@@ -35,24 +37,46 @@ def _build(name: str, shape: Shape, classes: int) -> nn.Module:
         case "mlp":
             return _convnet(shape, classes, convs=(), hidden=(64,))
         case "cnn-digits":
-            return _convnet(shape, classes, convs=(Conv(8, 3, 1), Conv(16, 3, 1)), hidden=(32,))
+            return _convnet(
+                shape, classes, convs=(Conv(8, 3, 1), Conv(16, 3, 1)), hidden=(32,)
+            )
         case "cnn-bn":
             two = (Conv(8, 3, 1), Conv(16, 3, 1))
             return _convnet(shape, classes, convs=two, hidden=(32,), norm=True)
         case "cnn-fmnist":
-            return _convnet(shape, classes, convs=(Conv(8, 5), Conv(16, 5, 1)), hidden=(16,), activation=nn.LeakyReLU)
+            return _convnet(
+                shape,
+                classes,
+                convs=(Conv(8, 5), Conv(16, 5, 1)),
+                hidden=(16,),
+                activation=nn.LeakyReLU,
+            )
         case "cnn-emnist":
-            return _convnet(shape, classes, convs=(Conv(16, 5), Conv(32, 5, 1)), hidden=(128,), activation=nn.LeakyReLU)
+            return _convnet(
+                shape,
+                classes,
+                convs=(Conv(16, 5), Conv(32, 5, 1)),
+                hidden=(128,),
+                activation=nn.LeakyReLU,
+            )
         case "cnn-cifar":
             three = (Conv(16, 5), Conv(32, 5, 1), Conv(64, 3, 1))
-            return _convnet(shape, classes, convs=three, hidden=(128,), activation=nn.LeakyReLU)
+            return _convnet(
+                shape, classes, convs=three, hidden=(128,), activation=nn.LeakyReLU
+            )
         case "cnn-genfed":
-            return _convnet(shape, classes, convs=(Conv(32, 3), Conv(32, 3)), hidden=(128,))
+            return _convnet(
+                shape, classes, convs=(Conv(32, 3), Conv(32, 3)), hidden=(128,)
+            )
         case "cnn-genfed-deep":
-            return _convnet(shape, classes, convs=(Conv(32, 3), Conv(32, 3)), hidden=(256, 64))
+            return _convnet(
+                shape, classes, convs=(Conv(32, 3), Conv(32, 3)), hidden=(256, 64)
+            )
         case "cnn-pfl":
             two = (Conv(32, 3, pool=False), Conv(64, 3))
-            return _convnet(shape, classes, convs=two, hidden=(128,), dropout=(0.25, 0.5))
+            return _convnet(
+                shape, classes, convs=two, hidden=(128,), dropout=(0.25, 0.5)
+            )
         case "resnet18":
             return _resnet18(shape, classes)
     raise AssertionError(f"{name} is in the catalogue but not built")
@@ -68,19 +92,24 @@ def _convnet(
     dropout: tuple[float, float] = (0.0, 0.0),
     norm: bool = False,
 ) -> nn.Sequential:
-    """Convolutions with activation and pooling, then fully connected layers; dropout after each of the two parts.
+    """Convolutions with activation and pooling, then fully connected layers; dropout
+    after each of the two parts.
 
     `norm` puts batch norm after every convolution.
     """
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     channels, height, width = shape
     for i, conv in enumerate(convs, 1):
-        layers[f"conv{i}"] = nn.Conv2d(channels, conv.channels, conv.kernel, padding=conv.padding)
+        layers[f"conv{i}"] = nn.Conv2d(
+            channels, conv.channels, conv.kernel, padding=conv.padding
+        )
         if norm:
             layers[f"bn{i}"] = nn.BatchNorm2d(conv.channels)
         layers[f"act{i}"] = activation()
         channels = conv.channels
-        height, width = (side + 2 * conv.padding - conv.kernel + 1 for side in (height, width))
+        height, width = (
+            side + 2 * conv.padding - conv.kernel + 1 for side in (height, width)
+        )
         if conv.pool:
             layers[f"pool{i}"] = nn.MaxPool2d(2)
             height, width = height // 2, width // 2
@@ -99,7 +128,9 @@ def _convnet(
 
 
 def _resnet18(shape: Shape, classes: int) -> nn.Module:
-    from torchvision.models import resnet18  # takes a second to import, and only this network needs it
+    from torchvision.models import (
+        resnet18,
+    )  # takes a second to import, and only this network needs it
 
     net: nn.Module = resnet18(num_classes=classes)
     net.conv1 = nn.Conv2d(shape[0], 64, 3, padding=1, bias=False)

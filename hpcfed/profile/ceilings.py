@@ -1,4 +1,6 @@
-"""What a device can do at most, measured on it: bytes of a large copy, and arithmetic of a large matrix product."""
+"""What a device can do at most, measured on it: bytes of a large copy, and arithmetic
+of a large matrix product.
+"""
 
 import time
 from collections.abc import Callable
@@ -22,15 +24,22 @@ class Ceilings:
 
     @classmethod
     def of(cls, device: torch.device, dtype: torch.dtype = torch.float32) -> "Ceilings":
-        """`dtype` is that of the matrix product; float32 is TF32 on devices that have it."""
+        """`dtype` is that of the matrix product; float32 is TF32 on devices that have
+        it.
+        """
         source = torch.randn(COPIED[device.type], device=device)
         target = torch.empty_like(source)
-        matrix = torch.randn(SIDE[device.type], SIDE[device.type], device=device, dtype=dtype)
+        matrix = torch.randn(
+            SIDE[device.type], SIDE[device.type], device=device, dtype=dtype
+        )
         before = torch.get_float32_matmul_precision()
         torch.set_float32_matmul_precision("high")
         try:
             return cls(
-                2 * source.numel() * source.element_size() / _seconds(lambda: target.copy_(source), device),
+                2
+                * source.numel()
+                * source.element_size()
+                / _seconds(lambda: target.copy_(source), device),
                 2 * len(matrix) ** 3 / _seconds(lambda: matrix @ matrix, device),
             )
         finally:

@@ -15,7 +15,14 @@ from hpcfed.experiment.loop import run
 from hpcfed.models.layout import Layout
 from hpcfed.profile.ceilings import Ceilings
 from hpcfed.profile.verdict import Part, advice, words
-from hpcfed.profile.watch import PROFILER, ROUNDS, ProfileWatch, Session, Timeline, trace
+from hpcfed.profile.watch import (
+    PROFILER,
+    ROUNDS,
+    ProfileWatch,
+    Session,
+    Timeline,
+    trace,
+)
 from hpcfed.record.observer import observed_by
 from hpcfed.record.publish import publish
 from hpcfed.record.reading import RunRecord, plain, read_run
@@ -27,19 +34,27 @@ from hpcfed.server.options import NETWORKS, ServerOptions, batching
 from hpcfed.study.estimate import client_network, server_networks, work
 
 PASSES = 10
-"""How often a training step of AdamW reads or writes a number for each parameter, at least: forward and backward pass,
-the gradient written and read, and weight and both moments read and written."""
+"""How often a training step of AdamW reads or writes a number for each parameter, at
+least: forward and backward pass, the gradient written and read, and weight and both
+moments read and written.
+"""
 ACTIVATION_PASSES = 10
-"""How often a training step reads or writes every activation, at least. Forward, a convolution writes it, a norm reads
-it for its sums and once more to write it anew, the next convolution reads that. Backward, a norm reads gradient and
-activation and writes, and both gradients of a convolution read."""
+"""How often a training step reads or writes every activation, at least. Forward, a
+convolution writes it, a norm reads it for its sums and once more to write it anew, the
+next convolution reads that. Backward, a norm reads gradient and activation and writes,
+and both gradients of a convolution read.
+"""
 ROWS, NAME = 8, 42
 """Operators that are shown of a session, and letters of their names."""
 
 
 def profile(settings: Settings, *, warmup: int, active: int, nvtx: bool) -> None:
-    """Runs, and on the root writes trace.json and profile.json beside run.h5 and tells what is in them."""
-    watch = ProfileWatch(warmup=warmup, active=active, rounds=settings.config.rounds, nvtx=nvtx)
+    """Runs, and on the root writes trace.json and profile.json beside run.h5 and tells
+    what is in them.
+    """
+    watch = ProfileWatch(
+        warmup=warmup, active=active, rounds=settings.config.rounds, nvtx=nvtx
+    )
     with observed_by(watch):
         folder = run(settings)
     if folder is None:
@@ -49,63 +64,127 @@ def profile(settings: Settings, *, warmup: int, active: int, nvtx: bool) -> None
     ceilings = {"float32": Ceilings.of(watch.device)}
     if getattr(settings.options, "server_precision", "fp32") == "bf16":
         ceilings["bfloat16"] = Ceilings.of(watch.device, torch.bfloat16)
-    parts = _parts(settings, record, watch.timelines, ceilings, cuda=watch.device.type == "cuda")
+    parts = _parts(
+        settings, record, watch.timelines, ceilings, cuda=watch.device.type == "cuda"
+    )
     publish(json.dumps(trace(watch.timelines)).encode(), folder / "trace.json")
-    publish(json.dumps(plain(_content(record, watch, ceilings, parts)), indent=1).encode(), folder / "profile.json")
+    publish(
+        json.dumps(plain(_content(record, watch, ceilings, parts)), indent=1).encode(),
+        folder / "profile.json",
+    )
     with unless_full(f"all figures are in {folder / 'profile.json'}"):
         _tell(record, watch, ceilings, parts, folder)
 
 
 def _parts(
-    settings: Settings, record: RunRecord, timelines: list[Timeline], ceilings: dict[str, Ceilings], *, cuda: bool
+    settings: Settings,
+    record: RunRecord,
+    timelines: list[Timeline],
+    ceilings: dict[str, Ceilings],
+    *,
+    cuda: bool,
 ) -> list[Part]:
-    """The clients' training, and both networks of the server, beside what the device can do."""
+    """The clients' training, and both networks of the server, beside what the device
+    can do.
+    """
     config = settings.config
     todo, plain = work(settings), ceilings["float32"]
     done = record.rounds_done / config.rounds / record.facts["ranks"]
     train = record.phases[:, :, PHASES.index("train")].mean(1)
     alone = train[max(line.warm for line in timelines) :]
     warm = float(alone.mean() if len(alone) else train.mean()) * record.rounds_done
-    shares = todo.clients * done / plain.flops, todo.moved * done / plain.bytes_per_second
-    parts = [_part("clients' training", float(train.sum()), warm, busy(timelines, ROUNDS, cuda=cuda), *shares)]
+    shares = (
+        todo.clients * done / plain.flops,
+        todo.moved * done / plain.bytes_per_second,
+    )
+    parts = [
+        _part(
+            "clients' training",
+            float(train.sum()),
+            warm,
+            busy(timelines, ROUNDS, cuda=cuda),
+            *shares,
+        )
+    ]
     options = settings.options
     if isinstance(options, ServerOptions):
         steps, best = steps_of(options), ceilings.get("bfloat16", plain)
-        autoencoder, denoiser = server_networks(options, Layout.of(client_network(settings)))
-        activations = {"autoencoder": autoencoder.activations, "denoiser": denoiser.activations}
+        autoencoder, denoiser = server_networks(
+            options, Layout.of(client_network(settings))
+        )
+        activations = {
+            "autoencoder": autoencoder.activations,
+            "denoiser": denoiser.activations,
+        }
         for network in NETWORKS if record.learnings else ():
-            seconds = sum(one.seconds[network] for one in record.learnings) - _overhead(timelines, network)
-            ranks, every = len(record.learnings[-1].peak_memory), steps[network] * len(record.learnings)
-            pace = max((line.paces[network] for line in timelines if network in line.paces), default=nan)
+            seconds = sum(one.seconds[network] for one in record.learnings) - _overhead(
+                timelines, network
+            )
+            ranks, every = (
+                len(record.learnings[-1].peak_memory),
+                steps[network] * len(record.learnings),
+            )
+            pace = max(
+                (line.paces[network] for line in timelines if network in line.paces),
+                default=nan,
+            )
             warm = seconds if isnan(pace) else pace * every
             flops = sum(one.flops[network] for one in record.learnings) / ranks
             moved = 4.0 * PASSES * record.learnings[-1].parameters[network] * every
             samples = batching(options, ranks, network).batch // ranks * every
-            moved += (2.0 if "bfloat16" in ceilings else 4.0) * ACTIVATION_PASSES * activations[network] * samples
+            moved += (
+                (2.0 if "bfloat16" in ceilings else 4.0)
+                * ACTIVATION_PASSES
+                * activations[network]
+                * samples
+            )
             shares = flops / best.flops, moved / plain.bytes_per_second
-            parts.append(_part(network, seconds, warm, busy(timelines, network, cuda=cuda), *shares))
+            parts.append(
+                _part(
+                    network, seconds, warm, busy(timelines, network, cuda=cuda), *shares
+                )
+            )
     return parts
 
 
-def _part(name: str, seconds: float, warm: float, busy: float, computing: float, moving: float) -> Part:
+def _part(
+    name: str, seconds: float, warm: float, busy: float, computing: float, moving: float
+) -> Part:
     """With the seconds that its arithmetic and its bytes would take at the ceilings."""
-    return Part(name, seconds, warm, busy, *(least / warm if warm else nan for least in (computing, moving)))
+    return Part(
+        name,
+        seconds,
+        warm,
+        busy,
+        *(least / warm if warm else nan for least in (computing, moving)),
+    )
 
 
 def _overhead(timelines: list[Timeline], name: str) -> float:
-    """Seconds that the profiler itself took within a part, on the rank where it took longest."""
-    own = [sum(s.seconds for s in line.spans if (s.track, s.name) == (PROFILER, name)) for line in timelines]
+    """Seconds that the profiler itself took within a part, on the rank where it took
+    longest.
+    """
+    own = [
+        sum(s.seconds for s in line.spans if (s.track, s.name) == (PROFILER, name))
+        for line in timelines
+    ]
     return max(own, default=0.0)
 
 
 def _sessions(timelines: list[Timeline], name: str) -> list[Session]:
-    return [session for line in timelines for session in line.sessions if session.name == name]
+    return [
+        session
+        for line in timelines
+        for session in line.sessions
+        if session.name == name
+    ]
 
 
 def busy(timelines: list[Timeline], name: str, *, cuda: bool) -> float:
     """Of the rank that was busy most; NaN where nobody has looked.
 
-    On a GPU it is what a step's kernels took, by the pace of steps without the profiler, since that slows launches.
+    On a GPU it is what a step's kernels took, by the pace of steps without the
+    profiler, since that slows launches.
     """
     found = [nan]
     for line in timelines:
@@ -117,7 +196,10 @@ def busy(timelines: list[Timeline], name: str, *, cuda: bool) -> float:
 
 
 def _content(
-    record: RunRecord, watch: ProfileWatch, ceilings: dict[str, Ceilings], parts: list[Part]
+    record: RunRecord,
+    watch: ProfileWatch,
+    ceilings: dict[str, Ceilings],
+    parts: list[Part],
 ) -> dict[str, Any]:
     cuda = watch.device.type == "cuda"
     return {
@@ -137,7 +219,11 @@ def _content(
 
 
 def _judged(part: Part, record: RunRecord, cuda: bool) -> dict[str, Any]:
-    return asdict(part) | {"bound": part.bound, "words": words(part, cuda=cuda), "next": _next(part, record, cuda)}
+    return asdict(part) | {
+        "bound": part.bound,
+        "words": words(part, cuda=cuda),
+        "next": _next(part, record, cuda),
+    }
 
 
 def _next(part: Part, record: RunRecord, cuda: bool) -> list[str]:
@@ -145,27 +231,49 @@ def _next(part: Part, record: RunRecord, cuda: bool) -> list[str]:
 
 
 def _tell(
-    record: RunRecord, watch: ProfileWatch, ceilings: dict[str, Ceilings], parts: list[Part], folder: Path
+    record: RunRecord,
+    watch: ProfileWatch,
+    ceilings: dict[str, Ceilings],
+    parts: list[Part],
+    folder: Path,
 ) -> None:
     console = Output(force_terminal=None if launched().alone else False)
     cuda = watch.device.type == "cuda"
-    for made in (_phase_table(record), *_server_tables(record), *_operator_tables(watch.timelines, cuda)):
+    for made in (
+        _phase_table(record),
+        *_server_tables(record),
+        *_operator_tables(watch.timelines, cuda),
+    ):
         console.print(made)
         console.print()
     for name, own in ceilings.items():
         say(console, f"{watch.own.device}, measured: {name} products {own.flops / 1e12:.3g} TFLOP/s, "
                      f"copies {own.bytes_per_second / 1e9:.3g} GB/s")  # fmt: skip
-    beside = bare_table("beside these ceilings", "seconds", "warm", "busy", "MFU", "bandwidth, at least")
+    beside = bare_table(
+        "beside these ceilings", "seconds", "warm", "busy", "MFU", "bandwidth, at least"
+    )
     for part in parts:
         shares = map(_share, (part.busy, part.compute, part.bandwidth))
         beside.add_row(part.name, f"{part.seconds:.2f}", f"{part.warm:.2f}", *shares)
     console.print(beside)
-    say(console, "warm: at the pace of the last rounds or steps, which MFU and bandwidth are of")
+    say(
+        console,
+        "warm: at the pace of the last rounds or steps, which MFU and bandwidth are of",
+    )
     console.print()
     for part in sorted(parts, key=lambda p: -p.seconds):
-        say(console, words(part, cuda=cuda), *(f"   next: {tip}" for tip in _next(part, record, cuda)))
-    most = max((used, line.rank, at) for line in watch.timelines for at, used in line.memory)
-    say(console, f"most memory: {bytes_text(most[0])} on rank {most[1]}, {most[2]:.1f} s after the start")
+        say(
+            console,
+            words(part, cuda=cuda),
+            *(f"   next: {tip}" for tip in _next(part, record, cuda)),
+        )
+    most = max(
+        (used, line.rank, at) for line in watch.timelines for at, used in line.memory
+    )
+    say(
+        console,
+        f"most memory: {bytes_text(most[0])} on rank {most[1]}, {most[2]:.1f} s after the start",
+    )
     say(console, f"timeline of all ranks: {folder / 'trace.json'} (open it in Perfetto, https://ui.perfetto.dev, or "
                  f"chrome://tracing); all figures: {folder / 'profile.json'}")  # fmt: skip
 
@@ -188,7 +296,10 @@ def _phase_table(record: RunRecord) -> Any:
 def _server_tables(record: RunRecord) -> list[Any]:
     if not record.learnings:
         return []
-    made = bare_table("the server's seconds", *(f"after round {one.round + 1}" for one in record.learnings))
+    made = bare_table(
+        "the server's seconds",
+        *(f"after round {one.round + 1}" for one in record.learnings),
+    )
     for phase in record.learnings[0].seconds:
         made.add_row(phase, *(f"{one.seconds[phase]:.3f}" for one in record.learnings))
     return [made]
@@ -201,14 +312,24 @@ def _short(name: str) -> str:
 
 def _operator_tables(timelines: list[Timeline], cuda: bool) -> list[Any]:
     """Of every kind of session, on the first rank that has one."""
-    names = dict.fromkeys(session.name for line in timelines for session in line.sessions)
+    names = dict.fromkeys(
+        session.name for line in timelines for session in line.sessions
+    )
     made = []
     for name in names:
         session = _sessions(timelines, name)[0]
         unit = "rounds" if name == ROUNDS else f"steps of the {name}"
         title = f"{'kernels' if cuda else 'operators'} in {session.number} {unit}"
-        own, total = bare_table(title, "ms", "share", "calls"), sum(one.seconds for one in session.operators)
+        own, total = (
+            bare_table(title, "ms", "share", "calls"),
+            sum(one.seconds for one in session.operators),
+        )
         for one in session.operators[:ROWS]:
-            own.add_row(_short(one.name), f"{1e3 * one.seconds:.3f}", f"{one.seconds / total:.1%}", str(one.calls))
+            own.add_row(
+                _short(one.name),
+                f"{1e3 * one.seconds:.3f}",
+                f"{one.seconds / total:.1%}",
+                str(one.calls),
+            )
         made.append(own)
     return made

@@ -7,7 +7,9 @@ from typing import Any
 FED = 0.6
 """Below this share of busy time a device waits for launches."""
 NEAR = 0.3
-"""From this share of a ceiling on, the ceiling is what limits; below, pieces are too small to reach any."""
+"""From this share of a ceiling on, the ceiling is what limits; below, pieces are too
+small to reach any.
+"""
 
 
 @dataclass(frozen=True)
@@ -18,13 +20,17 @@ class Part:
     seconds: float
     """Of the whole run."""
     warm: float
-    """The same at the pace of the rounds or steps that come last: without choosing and capturing kernels."""
+    """The same at the pace of the rounds or steps that come last: without choosing and
+    capturing kernels.
+    """
     busy: float
     """NaN where no profiler has looked."""
     compute: float
     """Achieved arithmetic by the measured ceiling (MFU), when warm."""
     bandwidth: float
-    """Bytes that must at least be moved, per second, by the measured ceiling, when warm."""
+    """Bytes that must at least be moved, per second, by the measured ceiling, when
+    warm.
+    """
 
     @property
     def bound(self) -> str:
@@ -58,15 +64,27 @@ def _share(value: float) -> str:
     return "an unknown share" if isnan(value) else f"{value:.0%}"
 
 
-def advice(part: Part, options: dict[str, Any], *, cuda: bool, server: bool) -> list[str]:
+def advice(
+    part: Part, options: dict[str, Any], *, cuda: bool, server: bool
+) -> list[str]:
     """Options that may help, most promising first."""
     tips = []
     if server:
         if part.bound == "launch-bound" and cuda and not _captured(options):
-            tips.append("let its steps be captured as graphs: --zero-stage below 3, no accumulation, no checkpointing")
+            tips.append(
+                "let its steps be captured as graphs: --zero-stage below 3, no "
+                "accumulation, no checkpointing"
+            )
         if part.bound in ("launch-bound", "bound by small pieces"):
-            tips.append("larger batches (--server-batch, --denoiser-batch) with fewer steps; watch the reconstruction")
-        if part.bound in ("compute-bound", "bandwidth-bound") and options.get("server_precision") != "bf16" and cuda:
+            tips.append(
+                "larger batches (--server-batch, --denoiser-batch) with fewer steps; "
+                "watch the reconstruction"
+            )
+        if (
+            part.bound in ("compute-bound", "bandwidth-bound")
+            and options.get("server_precision") != "bf16"
+            and cuda
+        ):
             tips.append("--server-precision bf16")
         if part.bound == "compute-bound":
             tips.append("more --server-ranks, which share each batch")
@@ -76,14 +94,23 @@ def advice(part: Part, options: dict[str, Any], *, cuda: bool, server: bool) -> 
         if options.get("engine") == "loop":
             tips.append("--engine batched advances all clients of a rank together")
         if part.bound in ("launch-bound", "bound by small pieces"):
-            tips.append("more clients on a rank, stacked --seeds, or a larger --batch-size fill the device better")
+            tips.append(
+                "more clients on a rank, stacked --seeds, or a larger --batch-size "
+                "fill the device better"
+            )
         if part.bound in ("compute-bound", "bandwidth-bound"):
             tips.append("more ranks: the clients are shared out")
-        if part.bound == "compute-bound" and cuda and options.get("precision") in ("fp32", "fp64"):
+        if (
+            part.bound == "compute-bound"
+            and cuda
+            and options.get("precision") in ("fp32", "fp64")
+        ):
             tips.append("--precision tf32")
     return tips
 
 
 def _captured(options: dict[str, Any]) -> bool:
-    plain = not options.get("server_micro_batch") and not options.get("server_checkpointing")
+    plain = not options.get("server_micro_batch") and not options.get(
+        "server_checkpointing"
+    )
     return plain and int(options.get("zero_stage", 0)) < 3

@@ -1,8 +1,10 @@
-"""The observer of a profile: a timeline of phases, spans and memory on every rank, and some rounds and steps by kernel.
+"""The observer of a profile: a timeline of phases, spans and memory on every rank, and
+some rounds and steps by kernel.
 
-Times are seconds since all ranks met at the start of the run, so the ranks' timelines lie over each other as closely as
-they left that meeting. On a GPU phases are read from events in the stream, as the timer has them; spans of the server
-wait for the device at their ends, which a run without a profile does not.
+Times are seconds since all ranks met at the start of the run, so the ranks' timelines
+lie over each other as closely as they left that meeting. On a GPU phases are read from
+events in the stream, as the timer has them; spans of the server wait for the device at
+their ends, which a run without a profile does not.
 """
 
 import resource
@@ -24,11 +26,16 @@ from hpcfed.record.timing import Timer
 from hpcfed.runtime.world import World
 
 ROUNDS = "rounds"
-"""The session that looks at rounds; the others have the names of the server's networks."""
+"""The session that looks at rounds; the others have the names of the server's networks.
+"""
 PROFILER = "profiler"
-"""The track of what starting and stopping a session takes; no part of the run's own times."""
+"""The track of what starting and stopping a session takes; no part of the run's own
+times.
+"""
 MOST_EVENTS = 20_000
-"""Of one session in the trace, the longest first; a page that shows more would not open."""
+"""Of one session in the trace, the longest first; a page that shows more would not
+open.
+"""
 ANCHOR = "hpcfed: profiler starts"
 
 
@@ -60,7 +67,9 @@ class Session:
     """Of rounds or steps."""
     seconds: float
     busy: float
-    """The share of that time in which the device (on a CPU: an operator of torch) was at work."""
+    """The share of that time in which the device (on a CPU: an operator of torch) was
+    at work.
+    """
     operators: list[Operator]
 
 
@@ -77,23 +86,34 @@ class Timeline:
     """Seconds and bytes."""
     sessions: list[Session] = field(default_factory=list)
     warm: int = 0
-    """Rounds that were done when the profiler had looked at some; those after them are warm, and alone."""
+    """Rounds that were done when the profiler had looked at some; those after them are
+    warm, and alone.
+    """
     paces: dict[str, float] = field(default_factory=dict)
     """Seconds of such a step of each of the server's networks."""
 
 
 class ProfileWatch(Observer):
     def __init__(self, *, warmup: int, active: int, rounds: int, nvtx: bool) -> None:
-        """Torch's profiler sees `active` of the rounds, and as many steps of each network, after `warmup` of them.
+        """Torch's profiler sees `active` of the rounds, and as many steps of each
+        network, after `warmup` of them.
 
-        With `nvtx` phases are ranges for Nsight, and torch's profiler stays away: a GPU serves one of the two.
+        With `nvtx` phases are ranges for Nsight, and torch's profiler stays away: a GPU
+        serves one of the two.
         """
-        self._warmup, self._active, self._rounds, self._nvtx = warmup, active, rounds, nvtx
+        self._warmup, self._active, self._rounds, self._nvtx = (
+            warmup,
+            active,
+            rounds,
+            nvtx,
+        )
         self._laps = 0
         self._done: dict[str, int] = {}
         """Steps of the server's networks."""
         self._looked: dict[str, tuple[float, int]] = {}
-        """When the profiler had looked at rounds or a network, and how many rounds or steps were done then."""
+        """When the profiler had looked at rounds or a network, and how many rounds or
+        steps were done then.
+        """
         self._open: _Recording | None = None
         self._closed: list[_Recording] = []
         self.timelines: list[Timeline] = []
@@ -135,7 +155,9 @@ class ProfileWatch(Observer):
         if name in self._looked:
             since, done = self._looked.pop(name)
             if self._done[name] > done:
-                self.own.paces[name] = (time.perf_counter() - since) / (self._done[name] - done)
+                self.own.paces[name] = (time.perf_counter() - since) / (
+                    self._done[name] - done
+                )
         self.pop()
         self.sample_memory()
 
@@ -150,14 +172,18 @@ class ProfileWatch(Observer):
         return self._tick(ROUNDS, self._laps, self._rounds)
 
     def _tick(self, name: str, done: int, whole: int) -> bool:
-        """Another round or step is done; few of them leave less to warm up. True when a session begins or ends."""
+        """Another round or step is done; few of them leave less to warm up. True when a
+        session begins or ends.
+        """
         if self._open is not None and self._open.name == name:
             self._open.number += 1
             if self._open.number == self._active or done == whole:
                 self._close()
                 self._looked[name] = time.perf_counter(), done
                 return True
-        elif done < whole and done == max(1, min(self._warmup, whole - self._active - 1)):
+        elif done < whole and done == max(
+            1, min(self._warmup, whole - self._active - 1)
+        ):
             self._start(name)
             return True
         return False
@@ -199,7 +225,9 @@ class ProfileWatch(Observer):
     def _on_track(self, track: str, name: str) -> Iterator[None]:
         begin = time.perf_counter()
         yield
-        self.own.spans.append(Span(track, name, begin - self._base, time.perf_counter() - begin))
+        self.own.spans.append(
+            Span(track, name, begin - self._base, time.perf_counter() - begin)
+        )
 
     def _synchronize(self) -> None:
         if self.device.type == "cuda":
@@ -219,7 +247,9 @@ class _TracedTimer(Timer):
         marks.append(self._marks[0])
         for (name, begin), (_, end) in pairwise(marks):
             at = self._watch.at(begin)
-            self._watch.own.spans.append(Span("phases", name, at, self._watch.at(end) - at))
+            self._watch.own.spans.append(
+                Span("phases", name, at, self._watch.at(end) - at)
+            )
         if self._watch.lap():
             self.start()  # what the profiler took is no part of the next round
         return answer
@@ -241,9 +271,15 @@ class _Recording:
 
         self.name, self.number = name, 0
         self._cuda, self._base = device.type == "cuda", base
-        kinds = [ProfilerActivity.CPU, ProfilerActivity.CUDA] if self._cuda else [ProfilerActivity.CPU]
+        kinds = (
+            [ProfilerActivity.CPU, ProfilerActivity.CUDA]
+            if self._cuda
+            else [ProfilerActivity.CPU]
+        )
         self._profiler = profile(activities=kinds)
-        warnings.filterwarnings("ignore", "(Warning: )?Profiler clears events")  # a session has one cycle
+        warnings.filterwarnings(
+            "ignore", "(Warning: )?Profiler clears events"
+        )  # a session has one cycle
         self._profiler.start()
         self._began = time.perf_counter()
         with record_function(ANCHOR):
@@ -254,18 +290,45 @@ class _Recording:
         self._profiler.stop()
 
     def read(self) -> tuple[Session, list[Span]]:
-        """Kineto's events as they are: torch's own objects for them would take a minute for some rounds on a CPU."""
+        """Kineto's events as they are: torch's own objects for them would take a minute
+        for some rounds on a CPU.
+        """
         kineto: Any = self._profiler.profiler
         raw = kineto.kineto_results.events()
-        raw = [e for e in raw if _on_host(e) or not e.is_user_annotation()]  # ranges around kernels are no kernels
-        events = [_Event(e.name(), e.start_ns(), e.duration_ns(), self._track(e)) for e in raw]
-        shift = self._began - self._base - next(e.start for e in events if e.name == ANCHOR) / 1e9
-        events = [event for event in events if event.length > 0 and event.name != ANCHOR]
-        own = [event for event in events if event.track.startswith("kernels" if self._cuda else "operators")]
-        busy = covered([(e.start / 1e9, (e.start + e.length) / 1e9) for e in own if self._cuda or "::" in e.name])
+        raw = [
+            e for e in raw if _on_host(e) or not e.is_user_annotation()
+        ]  # ranges around kernels are no kernels
+        events = [
+            _Event(e.name(), e.start_ns(), e.duration_ns(), self._track(e)) for e in raw
+        ]
+        shift = (
+            self._began
+            - self._base
+            - next(e.start for e in events if e.name == ANCHOR) / 1e9
+        )
+        events = [
+            event for event in events if event.length > 0 and event.name != ANCHOR
+        ]
+        own = [
+            event
+            for event in events
+            if event.track.startswith("kernels" if self._cuda else "operators")
+        ]
+        busy = covered(
+            [
+                (e.start / 1e9, (e.start + e.length) / 1e9)
+                for e in own
+                if self._cuda or "::" in e.name
+            ]
+        )
         longest = sorted(events, key=lambda event: -event.length)[:MOST_EVENTS]
-        spans = [Span(e.track, e.name, e.start / 1e9 + shift, e.length / 1e9) for e in longest]
-        return Session(self.name, self.number, self._seconds, busy / self._seconds, operators(own)), spans
+        spans = [
+            Span(e.track, e.name, e.start / 1e9 + shift, e.length / 1e9)
+            for e in longest
+        ]
+        return Session(
+            self.name, self.number, self._seconds, busy / self._seconds, operators(own)
+        ), spans
 
     def _track(self, event: Any) -> str:
         if _on_host(event):
@@ -299,7 +362,10 @@ def operators(events: Sequence[_Event]) -> list[Operator]:
         own[event.name] += event.length
         calls[event.name] += 1
         above.append(event)
-    return [Operator(name, own[name] / 1e9, calls[name]) for name in sorted(own, key=lambda name: -own[name])]
+    return [
+        Operator(name, own[name] / 1e9, calls[name])
+        for name in sorted(own, key=lambda name: -own[name])
+    ]
 
 
 def covered(intervals: list[tuple[float, float]]) -> float:
@@ -320,19 +386,68 @@ def _memory(device: torch.device) -> int:
 
 
 def trace(timelines: list[Timeline]) -> dict[str, Any]:
-    """All ranks in the form that Perfetto and Chrome open: a process for every rank, a thread for every track."""
+    """All ranks in the form that Perfetto and Chrome open: a process for every rank, a
+    thread for every track.
+    """
     events: list[dict[str, Any]] = []
     for line in timelines:
         title = f"rank {line.rank}, {line.role}, {line.device} on {line.host}"
-        events.append({"ph": "M", "name": "process_name", "pid": line.rank, "args": {"name": title}})
-        events.append({"ph": "M", "name": "process_sort_index", "pid": line.rank, "args": {"sort_index": line.rank}})
-        tracks = {name: number for number, name in enumerate(dict.fromkeys(span.track for span in line.spans))}
+        events.append(
+            {
+                "ph": "M",
+                "name": "process_name",
+                "pid": line.rank,
+                "args": {"name": title},
+            }
+        )
+        events.append(
+            {
+                "ph": "M",
+                "name": "process_sort_index",
+                "pid": line.rank,
+                "args": {"sort_index": line.rank},
+            }
+        )
+        tracks = {
+            name: number
+            for number, name in enumerate(
+                dict.fromkeys(span.track for span in line.spans)
+            )
+        }
         for name, number in tracks.items():
-            events.append({"ph": "M", "name": "thread_name", "pid": line.rank, "tid": number, "args": {"name": name}})
+            events.append(
+                {
+                    "ph": "M",
+                    "name": "thread_name",
+                    "pid": line.rank,
+                    "tid": number,
+                    "args": {"name": name},
+                }
+            )
         for span in line.spans:
-            place = {"pid": line.rank, "tid": tracks[span.track], "ts": 1e6 * span.begin, "dur": 1e6 * span.seconds}
-            events.append({"ph": "X", "name": span.name, "cat": span.track.partition(",")[0], **place})
+            place = {
+                "pid": line.rank,
+                "tid": tracks[span.track],
+                "ts": 1e6 * span.begin,
+                "dur": 1e6 * span.seconds,
+            }
+            events.append(
+                {
+                    "ph": "X",
+                    "name": span.name,
+                    "cat": span.track.partition(",")[0],
+                    **place,
+                }
+            )
         for at, used in line.memory:
             value = {"MiB": used / 2**20}
-            events.append({"ph": "C", "name": "memory", "pid": line.rank, "ts": 1e6 * at, "args": value})
+            events.append(
+                {
+                    "ph": "C",
+                    "name": "memory",
+                    "pid": line.rank,
+                    "ts": 1e6 * at,
+                    "args": value,
+                }
+            )
     return {"displayTimeUnit": "ms", "traceEvents": events}

@@ -1,1 +1,3 @@
-"""Results, snapshots, timing and environment. Told by the run, never asking; reading needs no torch."""
+"""Results, snapshots, timing and environment. Told by the run, never asking; reading
+needs no torch.
+"""

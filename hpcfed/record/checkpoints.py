@@ -1,8 +1,11 @@
-"""`checkpoints/<rounds done>/`: what a run needs to go on. Arrays without pickle, valid once the marker stands there.
+"""`checkpoints/<rounds done>/`: what a run needs to go on. Arrays without pickle, valid
+once the marker stands there.
 
-All ranks write files of their own, each under its name only when it is whole on disk; the marker, which comes last,
-names them all with their checksums. A checkpoint whose files do not match it is passed over for the one before, so two
-are kept. Each has a copy of `run.h5`, too: what was recorded must not depend on a single file without checksums.
+All ranks write files of their own, each under its name only when it is whole on disk;
+the marker, which comes last, names them all with their checksums. A checkpoint whose
+files do not match it is passed over for the one before, so two are kept. Each has a
+copy of `run.h5`, too: what was recorded must not depend on a single file without
+checksums.
 """
 
 import hashlib
@@ -52,7 +55,9 @@ class Checkpoint:
     """Done."""
     parts: tuple[Part, ...]
 
-    def read(self, name: str, dtype: np.dtype[Any] | type, shape: Sequence[int | None]) -> np.ndarray:
+    def read(
+        self, name: str, dtype: np.dtype[Any] | type, shape: Sequence[int | None]
+    ) -> np.ndarray:
         return load(self.folder, name, dtype, shape)
 
     def refusal(self, name: str, held: str) -> UserError:
@@ -61,7 +66,11 @@ class Checkpoint:
 
     def names(self, beginning: str) -> list[str]:
         """Arrays whose names begin so."""
-        return [part.name.removesuffix(".npy") for part in self.parts if part.name.startswith(beginning)]
+        return [
+            part.name.removesuffix(".npy")
+            for part in self.parts
+            if part.name.startswith(beginning)
+        ]
 
 
 def place(run: Path, rounds: int) -> Path:
@@ -76,7 +85,9 @@ def write(folder: Path, name: str, array: np.ndarray) -> Part:
     try:
         with open(temporary, "wb") as file:
             counted = _Counted(file.write)
-            np.lib.format.write_array(counted, np.ascontiguousarray(array), allow_pickle=False)
+            np.lib.format.write_array(
+                counted, np.ascontiguousarray(array), allow_pickle=False
+            )
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
@@ -100,14 +111,20 @@ def copy(folder: Path, path: Path) -> Part:
     return Part(path.name, len(content), hashlib.sha256(content).hexdigest())
 
 
-def load(folder: Path, name: str, dtype: np.dtype[Any] | type, shape: Sequence[int | None]) -> np.ndarray:
-    """An array that `write` has written, of this kind (None: any length); a checksum does not say whose a file is."""
+def load(
+    folder: Path, name: str, dtype: np.dtype[Any] | type, shape: Sequence[int | None]
+) -> np.ndarray:
+    """An array that `write` has written, of this kind (None: any length); a checksum
+    does not say whose a file is.
+    """
     path = folder / f"{name}.npy"
     try:
         array = _load(path)
     except Exception as error:  # whatever numpy says of a header that somebody made up
         raise UserError(f"{path} cannot be read: {one_line(error)}") from None
-    fits = array.ndim == len(shape) and all(asked in (None, has) for asked, has in zip(shape, array.shape, strict=True))
+    fits = array.ndim == len(shape) and all(
+        asked in (None, has) for asked, has in zip(shape, array.shape, strict=True)
+    )
     if not fits or array.dtype != dtype:
         raise _refusal(path, f"{array.dtype} of shape {array.shape}")
     return array
@@ -121,9 +138,15 @@ def _load(path: Path) -> np.ndarray:
     """A header that promises more than the file holds is not believed."""
     with open(path, "rb") as file:
         version = np.lib.format.read_magic(file)
-        header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
+        header = {
+            (1, 0): np.lib.format.read_array_header_1_0,
+            (2, 0): np.lib.format.read_array_header_2_0,
+        }[version]
         shape, _, dtype = header(file)
-        if dtype.hasobject or prod(shape) * dtype.itemsize != path.stat().st_size - file.tell():
+        if (
+            dtype.hasobject
+            or prod(shape) * dtype.itemsize != path.stat().st_size - file.tell()
+        ):
             raise ValueError("no array of numbers of its size")
         file.seek(0)
         array: np.ndarray = np.lib.format.read_array(file, allow_pickle=False)
@@ -131,7 +154,9 @@ def _load(path: Path) -> np.ndarray:
 
 
 def listed(folder: Path) -> list[str]:
-    """The names of a checkpoint's files, by its marker; others that lie there are nobody's."""
+    """The names of a checkpoint's files, by its marker; others that lie there are
+    nobody's.
+    """
     return [part.name for part in _marked(folder)]
 
 
@@ -152,8 +177,15 @@ def existing(path: Path, stopping: Callable[[], bool] = lambda: False) -> Part:
 
 
 def complete(folder: Path, rounds: int, parts: Sequence[Part]) -> None:
-    """All parts are on disk: puts up the marker, and lets go of checkpoints that are too many."""
-    marker = {"format": _FORMAT, "schema": _SCHEMA, "rounds": rounds, "parts": [asdict(part) for part in parts]}
+    """All parts are on disk: puts up the marker, and lets go of checkpoints that are
+    too many.
+    """
+    marker = {
+        "format": _FORMAT,
+        "schema": _SCHEMA,
+        "rounds": rounds,
+        "parts": [asdict(part) for part in parts],
+    }
     publish(json.dumps(marker, indent=1).encode(), folder / MARKER)
     every = folders.checkpoint_folders(folder.parent.parent)
     finished = [old for old in every if (old / MARKER).exists()]
@@ -162,27 +194,37 @@ def complete(folder: Path, rounds: int, parts: Sequence[Part]) -> None:
 
 
 def discard_after(run: Path, rounds: int) -> None:
-    """A run goes on after so many rounds: checkpoints of later ones are damaged or unfinished."""
+    """A run goes on after so many rounds: checkpoints of later ones are damaged or
+    unfinished.
+    """
     for folder in folders.checkpoint_folders(run):
         if int(folder.name) > rounds:
             _remove(folder)
 
 
 def recorded(run: Path) -> list[Path]:
-    """The HDF5 files that going on may read, as they were written to checkpoints, the last first.
+    """The HDF5 files that going on may read, as they were written to checkpoints, the
+    last first.
 
-    The run's own `run.h5` is one of them only if no checkpoint has it: it may be damaged.
+    The run's own `run.h5` is one of them only if no checkpoint has it: it may be
+    damaged.
     """
     found = []
     for folder in reversed(folders.checkpoint_folders(run)):
         with suppress(*_DAMAGE):
             files = [part for part in _marked(folder) if part.name.endswith(".h5")]
             found += [folder / part.name for part in files if _is_whole(folder, part)]
-    return found if any(path.name == RECORD for path in found) else [*found, run / RECORD]
+    return (
+        found if any(path.name == RECORD for path in found) else [*found, run / RECORD]
+    )
 
 
-def newest(run: Path, *, say: Callable[[str], None], below: int | None = None) -> Checkpoint | None:
-    """The last checkpoint that is whole, of those after fewer than `below` rounds; `say` hears of damaged ones."""
+def newest(
+    run: Path, *, say: Callable[[str], None], below: int | None = None
+) -> Checkpoint | None:
+    """The last checkpoint that is whole, of those after fewer than `below` rounds;
+    `say` hears of damaged ones.
+    """
     found = common([run], say=say, below=below)
     return found[0] if found else None
 
@@ -196,17 +238,24 @@ def common(
 ) -> list[Checkpoint] | None:
     """Checkpoints of the last round after which every one of the runs has a whole one.
 
-    Seeds that advance together must go on from the same round, or their sums would be rounded otherwise.
+    Seeds that advance together must go on from the same round, or their sums would be
+    rounded otherwise.
     """
     for run in runs:
         if (run / CHECKPOINTS).is_symlink():
-            raise UserError(f"{run / CHECKPOINTS} is a link, which is not followed; put the folder itself there")
-    rounds = [{folder.name for folder in folders.checkpoint_folders(run)} for run in runs]
+            raise UserError(
+                f"{run / CHECKPOINTS} is a link, which is not followed; put the folder itself there"
+            )
+    rounds = [
+        {folder.name for folder in folders.checkpoint_folders(run)} for run in runs
+    ]
     for name in sorted(set.intersection(*rounds), reverse=True):
         if below is not None and int(name) >= below:
             continue
         there = [run / CHECKPOINTS / name for run in runs]
-        if not all((folder / MARKER).exists() for folder in there):  # it was not finished
+        if not all(
+            (folder / MARKER).exists() for folder in there
+        ):  # it was not finished
             continue
         found = [_whole(folder, say, stopping) for folder in there]
         if all(found):
@@ -217,7 +266,9 @@ def common(
 _DAMAGE = (OSError, ValueError, KeyError, TypeError, RecursionError)
 
 
-def _whole(folder: Path, say: Callable[[str], None], stopping: Callable[[], bool]) -> Checkpoint | None:
+def _whole(
+    folder: Path, say: Callable[[str], None], stopping: Callable[[], bool]
+) -> Checkpoint | None:
     try:
         return _checked(folder, stopping)
     except _DAMAGE as error:
@@ -231,7 +282,9 @@ def exist(run: Path) -> bool:
 
 
 def _remove(folder: Path) -> None:
-    (folder / MARKER).unlink(missing_ok=True)  # first, so that nobody takes what is left for whole
+    (folder / MARKER).unlink(
+        missing_ok=True
+    )  # first, so that nobody takes what is left for whole
     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -243,7 +296,9 @@ def _checked(folder: Path, stopping: Callable[[], bool]) -> Checkpoint:
     return Checkpoint(folder, int(folder.name), parts)
 
 
-def _is_whole(folder: Path, part: Part, stopping: Callable[[], bool] = lambda: False) -> bool:
+def _is_whole(
+    folder: Path, part: Part, stopping: Callable[[], bool] = lambda: False
+) -> bool:
     """Its size tells sooner than its checksum."""
     path = folder / part.name
     return check_file(path) == part.size and existing(path, stopping) == part

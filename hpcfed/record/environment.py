@@ -1,4 +1,6 @@
-"""What a result depends on besides its config: hosts, devices, versions, source, launcher."""
+"""What a result depends on besides its config: hosts, devices, versions, source,
+launcher.
+"""
 
 import hashlib
 import os
@@ -37,8 +39,12 @@ _LAUNCHER = (
 _PRIVATE = ("KEY", "TOKEN", "SECRET", "PASSWORD", "JWT")
 
 
-def capture(*, places: Sequence[Any], backend: str, reason: str, launcher: str, threads: int) -> dict[str, Any]:
-    """Facts of the run as JSON values; `places` are the ranks' hosts and devices, in rank order."""
+def capture(
+    *, places: Sequence[Any], backend: str, reason: str, launcher: str, threads: int
+) -> dict[str, Any]:
+    """Facts of the run as JSON values; `places` are the ranks' hosts and devices, in
+    rank order.
+    """
     return {
         "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
         "folder": os.getcwd(),
@@ -52,7 +58,10 @@ def capture(*, places: Sequence[Any], backend: str, reason: str, launcher: str, 
         "backend": backend,
         "backend_reason": reason,
         "threads_per_rank": threads,
-        "ranks": [{"host": p.host, "device": p.device_name, "cores": len(p.cores)} for p in places],
+        "ranks": [
+            {"host": p.host, "device": p.device_name, "cores": len(p.cores)}
+            for p in places
+        ],
     }
 
 
@@ -73,16 +82,24 @@ def _cuda() -> str | None:
 
 
 def _source() -> dict[str, Any]:
-    """What is run: version and checksum of the package as it lies there and, from a checkout, its commit.
+    """What is run: version and checksum of the package as it lies there and, from a
+    checkout, its commit.
 
-    `changed`: a file of the checkout, or any Python file in the package, is not as it was committed.
+    `changed`: a file of the checkout, or any Python file in the package, is not as it
+    was committed.
     """
     package = Path(__file__).resolve().parents[1]
     found: dict[str, Any] = {"version": __version__, "sha256": _checksum(package)}
     if not (package.parent / ".git").exists():
         return found
     status = ["status", "--porcelain"]
-    strangers = [*status, "--untracked-files=all", "--ignored=matching", "--", ":(glob)hpcfed/**/*.py"]
+    strangers = [
+        *status,
+        "--untracked-files=all",
+        "--ignored=matching",
+        "--",
+        ":(glob)hpcfed/**/*.py",
+    ]
     try:
         commit, changes, added = (
             subprocess.run(
@@ -92,11 +109,18 @@ def _source() -> dict[str, Any]:
                 timeout=10,
                 check=True,
             ).stdout
-            for words in (["rev-parse", "HEAD"], [*status, "--untracked-files=no"], strangers)
+            for words in (
+                ["rev-parse", "HEAD"],
+                [*status, "--untracked-files=no"],
+                strangers,
+            )
         )
     except (OSError, subprocess.SubprocessError):
         return found
-    return found | {"commit": commit.strip(), "changed": bool(changes.strip() or added.strip())}
+    return found | {
+        "commit": commit.strip(),
+        "changed": bool(changes.strip() or added.strip()),
+    }
 
 
 def _checksum(package: Path) -> str:
@@ -104,7 +128,10 @@ def _checksum(package: Path) -> str:
     digest = hashlib.sha256()
     for path in sorted(package.rglob("*.py")):
         content = path.read_bytes()
-        digest.update(f"{path.relative_to(package).as_posix()}\0{len(content)}\0".encode() + content)
+        digest.update(
+            f"{path.relative_to(package).as_posix()}\0{len(content)}\0".encode()
+            + content
+        )
     return digest.hexdigest()
 
 

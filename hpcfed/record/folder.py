@@ -1,7 +1,8 @@
 """A run's folder: which names in it are the run's own, and what may be done to them.
 
-Nothing else in the folder is ever changed or removed; a checkpoint's folder goes as a whole. No link is followed, and
-what is no plain file is refused: a folder may have been handed in, and a name in it may lead anywhere.
+Nothing else in the folder is ever changed or removed; a checkpoint's folder goes as a
+whole. No link is followed, and what is no plain file is refused: a folder may have been
+handed in, and a name in it may lead anywhere.
 """
 
 import os
@@ -21,7 +22,9 @@ JOB = ".job"
 """The file that names the Slurm job which began the run."""
 CHECKPOINTS = "checkpoints"
 _PARAMS = r"params-[0-9]{1,9}(-after-[0-9]{1,18})?\.h5"
-_MADE = rf"run\.h5|server\.h5|{_PARAMS}|error-[0-9]{{1,9}}\.txt|\.(run|server)\.h5\..+\.tmp"
+_MADE = (
+    rf"run\.h5|server\.h5|{_PARAMS}|error-[0-9]{{1,9}}\.txt|\.(run|server)\.h5\..+\.tmp"
+)
 """Files that a run makes, and that --overwrite removes."""
 _FILES = rf"{_MADE}|trace\.json|profile\.json|\.claim|\.job"
 """Files that are written to."""
@@ -31,7 +34,11 @@ _CHECKPOINT = r"[0-9]{8,18}"
 
 def seeds(folder: Path) -> list[int]:
     """Seeds that have a folder of their own in it."""
-    found = (fullmatch(_SEED, path.name) for path in _entries(folder) if path.is_dir() and not path.is_symlink())
+    found = (
+        fullmatch(_SEED, path.name)
+        for path in _entries(folder)
+        if path.is_dir() and not path.is_symlink()
+    )
     return sorted(int(match[1]) for match in found if match)
 
 
@@ -46,7 +53,9 @@ def seed_folders(folder: Path) -> list[Path]:
 def runs(folder: Path) -> list[Path]:
     """Folders of the runs in it: its seeds', or itself."""
     check_one_kind(folder)
-    return [path for path in seed_folders(folder) if os.path.lexists(path / RECORD)] or [folder]
+    return [
+        path for path in seed_folders(folder) if os.path.lexists(path / RECORD)
+    ] or [folder]
 
 
 def holds_run(folder: Path) -> bool:
@@ -55,22 +64,33 @@ def holds_run(folder: Path) -> bool:
 
 
 def check_one_kind(folder: Path) -> None:
-    """Refuses a folder that holds a run and also seeds of one: nobody can tell which of them is meant."""
+    """Refuses a folder that holds a run and also seeds of one: nobody can tell which of
+    them is meant.
+    """
     own = [path.name for path in seed_folders(folder) if (path / RECORD).is_file()]
     if own and (folder / RECORD).is_file():
-        raise UserError(f"{folder} holds both a run (run.h5) and a seed of one ({own[0]}); move one of them elsewhere")
+        raise UserError(
+            f"{folder} holds both a run (run.h5) and a seed of one ({own[0]}); move "
+            "one of them elsewhere"
+        )
 
 
 def checkpoint_folders(folder: Path) -> list[Path]:
     """Checkpoints of one run, the oldest first; what is a link is none."""
     there = folder / CHECKPOINTS
     found = [] if there.is_symlink() else _entries(there)
-    return sorted(path for path in found if fullmatch(_CHECKPOINT, path.name) and _is_folder(path))
+    return sorted(
+        path for path in found if fullmatch(_CHECKPOINT, path.name) and _is_folder(path)
+    )
 
 
 def failures(folder: Path) -> list[Path]:
     """What ranks have left that failed."""
-    names = (path for path in _entries(folder) if fullmatch(r"error-[0-9]{1,9}\.txt", path.name))
+    names = (
+        path
+        for path in _entries(folder)
+        if fullmatch(r"error-[0-9]{1,9}\.txt", path.name)
+    )
     return [path for path in names if stat.S_ISREG(path.lstat().st_mode)]
 
 
@@ -88,7 +108,9 @@ def leave_failure(folder: Path, rank: int, text: str) -> None:
 
 
 def check_plain(folder: Path) -> None:
-    """Refuses a folder in which one of the run's own names is a link, or neither a file nor a folder."""
+    """Refuses a folder in which one of the run's own names is a link, or neither a file
+    nor a folder.
+    """
     for path in _entries(folder):
         if fullmatch(_FILES, path.name):
             _check_kind(path, stat.S_ISREG, "file")
@@ -107,7 +129,9 @@ def check_plain(folder: Path) -> None:
 def _check_kind(path: Path, is_kind: Callable[[int], bool], kind: str) -> None:
     mode = path.lstat().st_mode
     if stat.S_ISLNK(mode):
-        raise UserError(f"{path} is a link, which is not followed; put the {kind} itself there, or remove it")
+        raise UserError(
+            f"{path} is a link, which is not followed; put the {kind} itself there, or remove it"
+        )
     if not is_kind(mode):
         raise UserError(f"{path} is no {kind}; remove it")
 
@@ -115,8 +139,8 @@ def _check_kind(path: Path, is_kind: Callable[[int], bool], kind: str) -> None:
 def check_out(out: Path, *, overwrite: bool, claimed: bool = False) -> None:
     """Refuses a folder with what a new run may not replace.
 
-    A run that was killed has left its claim. So other files beside it are no reason to refuse `overwrite`; whoever has
-    `claimed` the folder meanwhile has looked before.
+    A run that was killed has left its claim. So other files beside it are no reason to
+    refuse `overwrite`; whoever has `claimed` the folder meanwhile has looked before.
     """
     if not out.exists():
         return
@@ -125,18 +149,25 @@ def check_out(out: Path, *, overwrite: bool, claimed: bool = False) -> None:
     check_plain(out)
     if any((run / RECORD).exists() for run in runs(out)):
         if not overwrite:
-            raise UserError(f"--out {out} already holds a run; add --overwrite to replace it, or name another folder")
+            raise UserError(
+                f"--out {out} already holds a run; add --overwrite to replace it, or "
+                "name another folder"
+            )
         return
     others = [path for path in _entries(out) if path.name not in (CLAIM, JOB)]
     own = [path for path in others if _is_own(path)]
     killed = claimed or len(own) > 0 or (out / CLAIM).exists()
     if others and not (overwrite and killed):
         more = "" if len(own) < len(others) else "; add --overwrite to begin in it"
-        raise UserError(f"--out {out} is not empty and holds no run{more or '; name another folder'}")
+        raise UserError(
+            f"--out {out} is not empty and holds no run{more or '; name another folder'}"
+        )
 
 
 def _is_own(path: Path) -> bool:
-    """Whether a run makes such a file or folder: one that was killed early has left some, and no record."""
+    """Whether a run makes such a file or folder: one that was killed early has left
+    some, and no record.
+    """
     if fullmatch(_SEED, path.name):
         return _is_folder(path) and all(_is_own(own) for own in _entries(path))
     return path.name == CHECKPOINTS or fullmatch(_FILES, path.name) is not None
@@ -160,7 +191,9 @@ def empty(folder: Path) -> None:
 
 
 def remove_empty_seeds(folder: Path) -> None:
-    """Removes folders of seeds that nothing is left in; their claims must have been given back."""
+    """Removes folders of seeds that nothing is left in; their claims must have been
+    given back.
+    """
     for run in seed_folders(folder):
         with suppress(OSError):
             run.rmdir()

@@ -1,4 +1,6 @@
-"""`.job` in a run's folder names the Slurm job that began the run: no other job takes the folder for its own."""
+"""`.job` in a run's folder names the Slurm job that began the run: no other job takes
+the folder for its own.
+"""
 
 import os
 from collections.abc import Mapping
@@ -13,7 +15,8 @@ LONGEST = 1000
 def this_job(environment: Mapping[str, str] = os.environ) -> str | None:
     """Name the Slurm job that this process is part of; None outside Slurm.
 
-    A requeued job keeps its name. Clusters that share a file system may give two jobs the same number.
+    A requeued job keeps its name. Clusters that share a file system may give two jobs
+    the same number.
     """
     number = environment.get("SLURM_JOB_ID", "")
     if not number.isdigit():
@@ -28,7 +31,9 @@ def was_requeued(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 def begun_by(folder: Path) -> str | None:
-    """Read which job has begun the run in a folder; None where no job has, or no run is."""
+    """Read which job has begun the run in a folder; None where no job has, or no run
+    is.
+    """
     path = folder / JOB
     if not path.is_file():
         return None
@@ -37,7 +42,9 @@ def begun_by(folder: Path) -> str | None:
 
 
 def sign(folder: Path) -> None:
-    """Leave this job's name in the folder of a run that begins; outside Slurm just drop the one that was there."""
+    """Leave this job's name in the folder of a run that begins; outside Slurm just drop
+    the one that was there.
+    """
     (folder / JOB).unlink(missing_ok=True)
     job = this_job()
     if job is not None:

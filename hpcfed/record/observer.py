@@ -1,7 +1,7 @@
 """Who looks on while a run goes on: nobody, unless a profile was asked for.
 
-A process has one observer, as it has one profiler: the run tells it of its beginning and end, makes its timers through
-it, and the server tells it of its parts and steps.
+A process has one observer, as it has one profiler: the run tells it of its beginning
+and end, makes its timers through it, and the server tells it of its parts and steps.
 """
 
 from collections.abc import Iterator
@@ -24,7 +24,9 @@ class Observer:
         """All ranks call it together, as soon as they know each other."""
 
     def end(self, world: "World", folder: Path | None) -> None:
-        """All ranks call it together, after the last result is on disk; server ranks know of no folder."""
+        """All ranks call it together, after the last result is on disk; server ranks
+        know of no folder.
+        """
 
     def timer(self, device: "torch.device") -> Timer:
         return Timer(device)

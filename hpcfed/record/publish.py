@@ -1,4 +1,6 @@
-"""Putting a file in place so that a reader sees the old one or the new one, never a part."""
+"""Putting a file in place so that a reader sees the old one or the new one, never a
+part.
+"""
 
 import os
 import socket
@@ -21,7 +23,8 @@ KINDS = {
 def check_target(option: str, path: Path) -> None:
     """Refuses an output path where something other than a regular file is.
 
-    A rename would put a file in its place: nobody wants /dev/null or a link to be lost by that.
+    A rename would put a file in its place: nobody wants /dev/null or a link to be lost
+    by that.
     """
     try:
         kind = stat.S_IFMT(path.lstat().st_mode)
@@ -30,7 +33,10 @@ def check_target(option: str, path: Path) -> None:
     except OSError as error:
         raise UserError(f"cannot write {option} {path}: {error.strerror}") from None
     if kind != stat.S_IFREG:
-        raise UserError(f"{option} {path} is {KINDS.get(kind, 'no regular file')}; name a regular file, or a new one")
+        raise UserError(
+            f"{option} {path} is {KINDS.get(kind, 'no regular file')}; name a regular "
+            "file, or a new one"
+        )
 
 
 def name_file(error: BaseException, path: Path) -> None:
@@ -42,7 +48,8 @@ def name_file(error: BaseException, path: Path) -> None:
 def publish(content: bytes | memoryview, path: Path) -> None:
     """Writes beside the path, syncs, renames over it, and syncs the folder.
 
-    A process that is killed on its way leaves what it wrote beside it under a hidden name; the next one removes it.
+    A process that is killed on its way leaves what it wrote beside it under a hidden
+    name; the next one removes it.
     """
     mine = f".{path.name}.{socket.gethostname()}."
     temporary = path.with_name(f"{mine}{os.getpid()}.tmp")
@@ -65,8 +72,14 @@ def publish(content: bytes | memoryview, path: Path) -> None:
 
 
 def _remove_leftovers(folder: Path, beginning: str) -> None:
-    """Of processes of this host that are no more: another that is alive may be about to rename its own."""
+    """Of processes of this host that are no more: another that is alive may be about to
+    rename its own.
+    """
     for name in os.listdir(folder):
         process = name.removeprefix(beginning).removesuffix(".tmp")
-        if name == f"{beginning}{process}.tmp" and process.isdecimal() and not Path("/proc", process).exists():
+        if (
+            name == f"{beginning}{process}.tmp"
+            and process.isdecimal()
+            and not Path("/proc", process).exists()
+        ):
             (folder / name).unlink(missing_ok=True)

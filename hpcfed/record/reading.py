@@ -20,7 +20,16 @@ LAST_UPDATES = 10
 ADDED = ("imbalance", "kept", "kept_attackers", "excluded")
 """Series of rounds that older files of this schema do not have."""
 FACTS = {name: str for name in ("method", "dataset", "model", "status")} | {
-    name: int for name in ("schema", "rounds_done", "clients", "ranks", "seed", "columns", "stacked_seeds")
+    name: int
+    for name in (
+        "schema",
+        "rounds_done",
+        "clients",
+        "ranks",
+        "seed",
+        "columns",
+        "stacked_seeds",
+    )
 }
 """Attributes that readers of a run count on."""
 MOST = 1e30
@@ -50,7 +59,9 @@ class LearningRecord:
     peak_memory: np.ndarray
     """Bytes, of every server rank."""
     kept: float
-    """The share of clients whose generated row is nearest to the mean latent of their own uploads."""
+    """The share of clients whose generated row is nearest to the mean latent of their
+    own uploads.
+    """
 
 
 @dataclass(frozen=True)
@@ -87,13 +98,15 @@ class RunRecord:
     train_samples: np.ndarray
     """Of every client."""
     energy: float | None
-    """Joules of all GPUs; None while the run goes on, NaN where they have no counter."""
+    """Joules of all GPUs; None while the run goes on, NaN where they have no counter.
+    """
     moves: tuple[int, ...]
     """Rounds, counted from 0, before which clients moved to other ranks."""
     finals: dict[str, np.ndarray]
     """What the method had judged at the end: every client's accuracy, by name."""
     newcomers: dict[str, np.ndarray]
-    """New clients' accuracy by where they started from: [local updates, new clients]."""
+    """New clients' accuracy by where they started from: [local updates, new clients].
+    """
     learnings: tuple[LearningRecord, ...]
     """What the server's model took, each time that it learnt."""
     newcomer_bytes: float = float("nan")
@@ -105,7 +118,9 @@ class RunRecord:
 
     @property
     def stacked_seeds(self) -> int:
-        """Seeds that advanced together, this one included: seconds, memory and energy are those of all of them."""
+        """Seeds that advanced together, this one included: seconds, memory and energy
+        are those of all of them.
+        """
         return int(self.facts.get("stacked_seeds", 1))
 
     def last(self, name: str) -> float:
@@ -116,9 +131,15 @@ class RunRecord:
 
     @property
     def last_client_accuracy(self) -> np.ndarray:
-        """Every client's accuracy at the last evaluation; NaN without test data, empty when there was none."""
+        """Every client's accuracy at the last evaluation; NaN without test data, empty
+        when there was none.
+        """
         evaluated = np.flatnonzero(~np.isnan(self.client_accuracy).all(1))
-        return self.client_accuracy[evaluated[-1]] if len(evaluated) else self.client_accuracy[:0, 0]
+        return (
+            self.client_accuracy[evaluated[-1]]
+            if len(evaluated)
+            else self.client_accuracy[:0, 0]
+        )
 
     def best(self, name: str) -> float:
         """The largest value of a series; NaN when there is none."""
@@ -135,21 +156,30 @@ class RunRecord:
         """When the target accuracy was first there; None when it never was."""
         if self.target is None:
             return None
-        there = at_target(self.rounds["accuracy"], self.rounds["global_accuracy"], self.target)
+        there = at_target(
+            self.rounds["accuracy"], self.rounds["global_accuracy"], self.target
+        )
         if not there.any():
             return None
         rounds = int(np.argmax(there)) + 1
-        sums = {name: float(self.rounds[name][:rounds].sum()) for name in ("seconds", "bytes_up", "bytes_down")}
+        sums = {
+            name: float(self.rounds[name][:rounds].sum())
+            for name in ("seconds", "bytes_up", "bytes_down")
+        }
         return Reached(rounds, sums["seconds"], sums["bytes_up"] + sums["bytes_down"])
 
     @property
     def untimed(self) -> int:
-        """First rounds without times of ranks: the run has gone on with another number of them since."""
+        """First rounds without times of ranks: the run has gone on with another number
+        of them since.
+        """
         unknown = np.isnan(self.phases).any((1, 2))
         return int(unknown.sum()) if not unknown.all() else 0
 
     def phase_seconds(self) -> dict[str, float]:
-        """Mean seconds per round by phase: the mean over ranks, of rounds after the first, which warms up."""
+        """Mean seconds per round by phase: the mean over ranks, of rounds after the
+        first, which warms up.
+        """
         timed = self.phases[self.untimed :]
         steady = timed[1:] if len(timed) > 1 else timed
         if not len(steady):
@@ -157,11 +187,15 @@ class RunRecord:
         return dict(zip(PHASES, steady.mean((0, 1)).tolist(), strict=True))
 
     def rounds_to(self, share: float) -> int | None:
-        """Rounds until the clients' accuracy reached this share of its own peak; None when it was never evaluated."""
+        """Rounds until the clients' accuracy reached this share of its own peak; None
+        when it was never evaluated.
+        """
         accuracy = self.rounds["accuracy"]
         if np.isnan(accuracy).all():
             return None
-        return int(np.argmax(np.nan_to_num(accuracy) >= share * np.nanmax(accuracy))) + 1
+        return (
+            int(np.argmax(np.nan_to_num(accuracy) >= share * np.nanmax(accuracy))) + 1
+        )
 
     def newcomers_first(self, start: str) -> float:
         """New clients' mean accuracy, of each as it joined."""
@@ -170,18 +204,23 @@ class RunRecord:
         return mean_accuracy(accuracy[joined, np.arange(accuracy.shape[1])])
 
     def newcomers_last(self, start: str) -> float:
-        """New clients' mean accuracy over their last ten local updates (fewer, if there were fewer)."""
+        """New clients' mean accuracy over their last ten local updates (fewer, if there
+        were fewer).
+        """
         return mean_accuracy(self.newcomers[start][1:][-LAST_UPDATES:])
 
     def printed_comm(self) -> float:
-        """Bytes by the formula that GENE-FL's paper prints, twice a mean upload for every round.
+        """Bytes by the formula that GENE-FL's paper prints, twice a mean upload for
+        every round.
 
         Its tables hold what all clients have sent, `bytes_up`.
         """
         return float(2 * (self.rounds["bytes_up"] / self.rounds["cohort"]).sum())
 
     def imbalance(self) -> float:
-        """The slowest rank's train seconds by the mean over ranks: the median over rounds; NaN when unknown."""
+        """The slowest rank's train seconds by the mean over ranks: the median over
+        rounds; NaN when unknown.
+        """
         known = self.rounds["imbalance"][~np.isnan(self.rounds["imbalance"])]
         return float(np.median(known)) if len(known) else float("nan")
 
@@ -193,7 +232,18 @@ class RunRecord:
             "status": self.status,
             "error": self.error or None,
             "rounds_done": self.rounds_done,
-            **{key: self.facts[key] for key in ("method", "dataset", "clients", "ranks", "seed", "model", "columns")},
+            **{
+                key: self.facts[key]
+                for key in (
+                    "method",
+                    "dataset",
+                    "clients",
+                    "ranks",
+                    "seed",
+                    "model",
+                    "columns",
+                )
+            },
             "stacked_seeds": self.stacked_seeds,
             "partition": self.config["partition"],
             "accuracy": _numbers(self.rounds["accuracy"]),
@@ -206,7 +256,9 @@ class RunRecord:
             "global_loss": _numbers(self.rounds["global_loss"]),
             "train_loss": _numbers(self.rounds["train_loss"]),
             "seconds_per_round": _numbers(self.rounds["seconds"]),
-            "seconds_per_phase": {name: _number(value) for name, value in self.phase_seconds().items()},
+            "seconds_per_phase": {
+                name: _number(value) for name, value in self.phase_seconds().items()
+            },
             "bytes_up": _numbers(self.rounds["bytes_up"]),
             "bytes_down": _numbers(self.rounds["bytes_down"]),
             "imbalance": _numbers(self.rounds["imbalance"]),
@@ -216,13 +268,20 @@ class RunRecord:
             "kept_attackers": _numbers(self.rounds["kept_attackers"]),
             "moves": list(self.moves),
             "rounds_to_95_percent_of_peak": self.rounds_to(0.95),
-            "finals": {name: _number(mean_accuracy(values)) for name, values in self.finals.items()},
+            "finals": {
+                name: _number(mean_accuracy(values))
+                for name, values in self.finals.items()
+            },
             "newcomers": {
                 start: [_number(mean_accuracy(values)) for values in updates]
                 for start, updates in self.newcomers.items()
             },
-            "newcomers_first": {start: _number(self.newcomers_first(start)) for start in self.newcomers},
-            "newcomers_last_10": {start: _number(self.newcomers_last(start)) for start in self.newcomers},
+            "newcomers_first": {
+                start: _number(self.newcomers_first(start)) for start in self.newcomers
+            },
+            "newcomers_last_10": {
+                start: _number(self.newcomers_last(start)) for start in self.newcomers
+            },
             "newcomer_bytes": _number(self.newcomer_bytes),
             "printed_comm": _number(self.printed_comm()),
             "server": [plain(vars(learning)) for learning in self.learnings],
@@ -234,7 +293,9 @@ class RunRecord:
 
 
 def is_complete(folder: Path) -> bool:
-    """Whether a run, or every seed of it, has come to its end; one whose record cannot be read has not."""
+    """Whether a run, or every seed of it, has come to its end; one whose record cannot
+    be read has not.
+    """
     try:
         return all(read_run(run).status == "complete" for run in runs(folder))
     except UserError:
@@ -242,36 +303,54 @@ def is_complete(folder: Path) -> bool:
 
 
 def read_seeds(folder: Path) -> list[RunRecord]:
-    """The runs in `folder/seed-N`, in the order of their seeds; none when the folder holds a run of its own."""
+    """The runs in `folder/seed-N`, in the order of their seeds; none when the folder
+    holds a run of its own.
+    """
     found = runs(folder)
-    return [] if found == [folder] else sorted(map(read_run, found), key=lambda run: run.facts["seed"])
+    return (
+        []
+        if found == [folder]
+        else sorted(map(read_run, found), key=lambda run: run.facts["seed"])
+    )
 
 
 def read_run(folder: Path) -> RunRecord:
-    """Reads `folder/run.h5`; anything that is not a run's folder is one line for the user."""
+    """Reads `folder/run.h5`; anything that is not a run's folder is one line for the
+    user.
+    """
     path = folder / "run.h5"
     if not folder.exists():
         raise UserError(f"no such folder: {folder}")
     if not path.is_file():
         if (folder / "study.h5").is_file():
-            raise UserError(f"{folder} holds a study; look at all of its runs: hpcfed report {folder}")
+            raise UserError(
+                f"{folder} holds a study; look at all of its runs: hpcfed report {folder}"
+            )
         raise UserError(f"{folder} holds no run (there is no run.h5 in it)")
     check_one_kind(folder)
     with readable(path, "a run"), reading(path) as file:
         record = record_of(folder, file)
-        # The first to fail knows why; others may have failed because it was gone. What is complete has not failed.
+        # The first to fail knows why; others may have failed because it was gone. What
+        # is complete has not failed.
         found = [] if record.status == "complete" else failures(folder)
         if found:
-            first = min(found, key=lambda failure: (failure.stat().st_mtime_ns, failure.name))
+            first = min(
+                found, key=lambda failure: (failure.stat().st_mtime_ns, failure.name)
+            )
             with open(first, errors="replace") as told:
-                record = replace(record, status="failed", error=told.readline(MOST_LINE).rstrip("\n"))
+                record = replace(
+                    record, status="failed", error=told.readline(MOST_LINE).rstrip("\n")
+                )
     return record
 
 
 def record_of(folder: Path, file: Reader) -> RunRecord:
     """A run out of its file, or out of a copy of that file's content in another one."""
     facts = _facts(file)
-    config, environment = _config(parsed(file.text("config"))), parsed(file.text("environment"))
+    config, environment = (
+        _config(parsed(file.text("config"))),
+        parsed(file.text("environment")),
+    )
     _check_environment(environment)
     done, rounds, clients = facts["rounds_done"], config["rounds"], config["clients"]
     shape = (rounds, facts["ranks"])
@@ -291,14 +370,24 @@ def record_of(folder: Path, file: Reader) -> RunRecord:
         rounds=series,
         phases=_between(file, "timing/phases", (*shape, len(PHASES)), done),
         wall=_between(file, "timing/wall", shape, done),
-        peak_memory=np.fmax.reduce(_between(file, "timing/peak_memory", shape, done), axis=0, initial=0),
-        client_accuracy=_between(file, "clients/accuracy", (rounds, clients), done, high=1),
+        peak_memory=np.fmax.reduce(
+            _between(file, "timing/peak_memory", shape, done), axis=0, initial=0
+        ),
+        client_accuracy=_between(
+            file, "clients/accuracy", (rounds, clients), done, high=1
+        ),
         train_samples=train_samples,
-        energy=float(file.numbers("timing/energy", (None,)).sum()) if "timing/energy" in file else None,
+        energy=float(file.numbers("timing/energy", (None,)).sum())
+        if "timing/energy" in file
+        else None,
         moves=_moves(file),
         finals=_named(file, "finals/name", "finals/accuracy", (None, clients)),
-        newcomers=_named(file, "newcomers/start", "newcomers/accuracy", (None, None, None)),
-        newcomer_bytes=float(_between(file, "newcomers/bytes", ())) if "newcomers/bytes" in file else float("nan"),
+        newcomers=_named(
+            file, "newcomers/start", "newcomers/accuracy", (None, None, None)
+        ),
+        newcomer_bytes=float(_between(file, "newcomers/bytes", ()))
+        if "newcomers/bytes" in file
+        else float("nan"),
         learnings=tuple(_learnings(file.within("server"))) if "server" in file else (),
     )
 
@@ -315,7 +404,10 @@ def _facts(file: Reader) -> dict[str, Any]:
         if isinstance(facts[name], int) and not 0 <= facts[name] < 2**63:
             raise ValueError(f"its {name} is {facts[name]}")
     if facts["schema"] > SCHEMA:
-        raise ValueError(f"its schema is {facts['schema']}, this program reads up to {SCHEMA}; use a newer hpcfed")
+        raise ValueError(
+            f"its schema is {facts['schema']}, this program reads up to {SCHEMA}; use "
+            "a newer hpcfed"
+        )
     if not facts["ranks"] or not facts["stacked_seeds"]:
         raise ValueError("it has no ranks or no seeds")
     if not isinstance(facts.get("error", ""), str):
@@ -332,7 +424,9 @@ def parsed(text: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ValueError("its JSON is no object")
     _check_depth(found)
-    json.dumps(found, ensure_ascii=False).encode()  # refuses halves of characters, which nothing could print
+    json.dumps(
+        found, ensure_ascii=False
+    ).encode()  # refuses halves of characters, which nothing could print
     return found
 
 
@@ -340,7 +434,12 @@ def _check_depth(value: Any) -> None:
     """Refuses JSON that those who go through it could not get to the end of."""
     level = [value]
     for _ in range(MOST_DEPTH):
-        level = [item for one in level if isinstance(one, dict | list) for item in _items(one)]
+        level = [
+            item
+            for one in level
+            if isinstance(one, dict | list)
+            for item in _items(one)
+        ]
         if not level:
             return
     raise ValueError("its JSON is nested too deeply")
@@ -351,8 +450,14 @@ def _items(value: dict[str, Any] | list[Any]) -> list[Any]:
 
 
 def _config(stored: dict[str, Any]) -> dict[str, Any]:
-    """As it was, its options of every run checked as those of a command line are; a method's are not needed here."""
-    known = {name: value for name, value in stored.items() if name in RunConfig.model_fields and value is not None}
+    """As it was, its options of every run checked as those of a command line are; a
+    method's are not needed here.
+    """
+    known = {
+        name: value
+        for name, value in stored.items()
+        if name in RunConfig.model_fields and value is not None
+    }
     try:
         checked = RunConfig.model_validate(known)
     except ValidationError as failure:
@@ -371,8 +476,11 @@ def _config(stored: dict[str, Any]) -> dict[str, Any]:
 def _check_environment(environment: dict[str, Any]) -> None:
     """What a page looks into has the form that a run gives it."""
     lists = {"ranks": dict, "command": str}
-    fits = all(isinstance(environment.get(name) or {}, dict) for name in ("source", "packages")) and all(
-        isinstance(environment.get(name, []), list) and all(isinstance(one, kind) for one in environment.get(name, []))
+    fits = all(
+        isinstance(environment.get(name) or {}, dict) for name in ("source", "packages")
+    ) and all(
+        isinstance(environment.get(name, []), list)
+        and all(isinstance(one, kind) for one in environment.get(name, []))
         for name, kind in lists.items()
     )
     if not fits:
@@ -380,7 +488,12 @@ def _check_environment(environment: dict[str, Any]) -> None:
 
 
 def _between(
-    file: Reader, name: str, shape: tuple[int | None, ...], first: int | None = None, *, high: float = MOST
+    file: Reader,
+    name: str,
+    shape: tuple[int | None, ...],
+    first: int | None = None,
+    *,
+    high: float = MOST,
 ) -> np.ndarray:
     """Numbers from 0 to `high`, or NaN; as floats of 64 bits, whatever the file has."""
     values = file.numbers(name, shape, first)
@@ -394,10 +507,16 @@ def _between(
 def _moves(file: Reader) -> tuple[int, ...]:
     if "moves" not in file:
         return ()
-    return tuple(int(round) for round in _between(file, "moves/round", (None,)) if not np.isnan(round))
+    return tuple(
+        int(round)
+        for round in _between(file, "moves/round", (None,))
+        if not np.isnan(round)
+    )
 
 
-def _named(file: Reader, names: str, values: str, shape: tuple[int | None, ...]) -> dict[str, np.ndarray]:
+def _named(
+    file: Reader, names: str, values: str, shape: tuple[int | None, ...]
+) -> dict[str, np.ndarray]:
     """Entries of a dataset by name, without those that nobody wrote."""
     if names not in file:
         return {}
@@ -413,14 +532,25 @@ def _learnings(group: Reader) -> Iterator[LearningRecord]:
         name: _between(group, name, (times, len(networks)))
         for name in ("samples_per_second", "flops", "utilisation", "parameters")
     }
-    rows, kept = _between(group, "rows", (times,)), _between(group, "kept", (times,), high=1)
-    seconds, memory = _between(group, "seconds", (times, len(phases))), _between(group, "peak_memory", (times, None))
+    rows, kept = (
+        _between(group, "rows", (times,)),
+        _between(group, "kept", (times,), high=1),
+    )
+    seconds, memory = (
+        _between(group, "seconds", (times, len(phases))),
+        _between(group, "peak_memory", (times, None)),
+    )
     if not memory.shape[1]:
         raise ValueError("server/peak_memory is of no rank")
     for time, round in enumerate(rounds):
         if not np.isnan(round):
-            own = {name: dict(zip(networks, values[time].tolist(), strict=True)) for name, values in by_network.items()}
-            own["parameters"] = {name: int(value) for name, value in own["parameters"].items()}
+            own = {
+                name: dict(zip(networks, values[time].tolist(), strict=True))
+                for name, values in by_network.items()
+            }
+            own["parameters"] = {
+                name: int(value) for name, value in own["parameters"].items()
+            }
             yield LearningRecord(
                 round=int(round),
                 rows=int(rows[time]),
@@ -431,8 +561,12 @@ def _learnings(group: Reader) -> Iterator[LearningRecord]:
             )
 
 
-def at_target(accuracy: np.ndarray | float, common: np.ndarray | float, target: float) -> Any:
-    """Where the global model has so many per cent, or the clients' mean if there is no global model."""
+def at_target(
+    accuracy: np.ndarray | float, common: np.ndarray | float, target: float
+) -> Any:
+    """Where the global model has so many per cent, or the clients' mean if there is no
+    global model.
+    """
     return (accuracy if np.isnan(common).all() else common) >= target / 100
 
 
@@ -442,13 +576,21 @@ def mean_accuracy(accuracy: np.ndarray) -> float:
 
 
 def _series(file: Reader, name: str, rounds: int, done: int) -> np.ndarray:
-    """A series of rounds; all NaN when the run was written before there was such a series."""
+    """A series of rounds; all NaN when the run was written before there was such a
+    series.
+    """
     where = f"rounds/{name}"
     if name in ADDED and where not in file:
         return np.full(done, np.nan)
     if ROUND_SERIES[name].unit == "nats":
         return file.numbers(where, (rounds,), done).astype(np.float64, copy=False)
-    return _between(file, where, (rounds,), done, high=1 if ROUND_SERIES[name].unit == "fraction" else MOST)
+    return _between(
+        file,
+        where,
+        (rounds,),
+        done,
+        high=1 if ROUND_SERIES[name].unit == "fraction" else MOST,
+    )
 
 
 def plain(value: Any) -> Any:

@@ -1,8 +1,10 @@
-"""`run.h5`: everything that a run measured, readable with h5ls, h5py or h5web as it stands.
+"""`run.h5`: everything that a run measured, readable with h5ls, h5py or h5web as it
+stands.
 
-The file is built in memory with all its datasets from the start and published whole, so a reader never sees a torn one.
-A finished round costs only a copy into arrays; bringing them into the file and publishing it takes at most 1 % of the
-time, because the next publishing waits a hundred times as long as the last one took.
+The file is built in memory with all its datasets from the start and published whole, so
+a reader never sees a torn one. A finished round costs only a copy into arrays; bringing
+them into the file and publishing it takes at most 1 % of the time, because the next
+publishing waits a hundred times as long as the last one took.
 """
 
 import json
@@ -34,36 +36,62 @@ class Series(NamedTuple):
 
 
 ROUND_SERIES = {
-    "accuracy": Series("fraction", "mean over clients of each client's accuracy on its own test data"),
-    "global_accuracy": Series("fraction", "accuracy of the global model on the whole test set"),
-    "global_loss": Series("nats", "mean cross-entropy of the global model on the whole test set"),
-    "train_loss": Series("nats", "mean cross-entropy over all samples of the round's local training"),
+    "accuracy": Series(
+        "fraction", "mean over clients of each client's accuracy on its own test data"
+    ),
+    "global_accuracy": Series(
+        "fraction", "accuracy of the global model on the whole test set"
+    ),
+    "global_loss": Series(
+        "nats", "mean cross-entropy of the global model on the whole test set"
+    ),
+    "train_loss": Series(
+        "nats", "mean cross-entropy over all samples of the round's local training"
+    ),
     "bytes_up": Series("bytes", "sent by clients, by the method's own accounting"),
     "bytes_down": Series("bytes", "sent to clients, by the method's own accounting"),
     "cohort": Series("clients", "clients that took part"),
-    "kept": Series("clients", "clients whose uploads the server has selected, where it selects"),
+    "kept": Series(
+        "clients", "clients whose uploads the server has selected, where it selects"
+    ),
     "kept_attackers": Series("clients", "attackers among them"),
     "excluded": Series("clients", "clients whose update was not finite, and left out"),
     "seconds": Series("s", "wall time of the slowest rank"),
-    "imbalance": Series("1", "train seconds of the slowest rank by the mean over ranks"),
+    "imbalance": Series(
+        "1", "train seconds of the slowest rank by the mean over ranks"
+    ),
 }
 RANK_SERIES = {
     "wall": Series("s", "wall time of the round"),
     "peak_memory": Series(
-        "bytes", "largest memory so far: of the device's allocator on a GPU, of the process on a CPU"
+        "bytes",
+        "largest memory so far: of the device's allocator on a GPU, of the process on a CPU",
     ),
     "wire": Series("bytes", "payload handed to collectives in the round"),
-    "halvings": Series("1", "times so far that memory ran out, and half as many clients were advanced together"),
+    "halvings": Series(
+        "1",
+        "times so far that memory ran out, and half as many clients were advanced together",
+    ),
 }
 
 
-SERVER_PHASES = ("collect", "prepare", "autoencoder", "encode", "denoiser", "invert", "return")
+SERVER_PHASES = (
+    "collect",
+    "prepare",
+    "autoencoder",
+    "encode",
+    "denoiser",
+    "invert",
+    "return",
+)
 """`prepare`: building networks, optimisers and DeepSpeed's engines."""
 NEWCOMER_STARTS = ("random", "global model", "method")
 
 
 class ServerSize(NamedTuple):
-    """How often the server's model learns, on how many ranks, with how many steps of each network."""
+    """How often the server's model learns, on how many ranks, with how many steps of
+    each network.
+    """
 
     times: int
     ranks: int
@@ -86,7 +114,8 @@ class Learning(Protocol):
 
 
 class ResultsWriter:
-    """Written by one rank. Rounds come in order. `clients` are facts of every client as the run starts.
+    """Written by one rank. Rounds come in order. `clients` are facts of every client as
+    the run starts.
 
     Clients may move to other ranks `moves` times.
     """
@@ -107,11 +136,12 @@ class ResultsWriter:
     ) -> None:
         """`finals` are the names of what will be judged at the end.
 
-        Where a run is `resumed`, the file on disk stays as it is until `restore` has read it, or `begin_anew` is told
-        not to.
+        Where a run is `resumed`, the file on disk stays as it is until `restore` has
+        read it, or `begin_anew` is told not to.
         """
         self._path = folder / "run.h5"
-        # In memory, but HDF5 refuses a name twice, and a process may have several runs in work.
+        # In memory, but HDF5 refuses a name twice, and a process may have several runs
+        # in work.
         self._file = h5py.File(self._path, "w", driver="core", backing_store=False)
         self._next_publish = 0.0
         self._arrays: dict[str, np.ndarray] = {}
@@ -132,21 +162,43 @@ class ResultsWriter:
             started=_clock(self._started),
             ranks=ranks,
         )
-        file.attrs.update({key: settings[key] for key in ("method", "dataset", "clients", "seed")} | facts)
+        file.attrs.update(
+            {key: settings[key] for key in ("method", "dataset", "clients", "seed")}
+            | facts
+        )
         file["config"] = json.dumps(settings, indent=1)
         file["environment"] = json.dumps(environment, indent=1)
         for name, values in clients.items():
             unit = {"rank": "rank", "attacker": "1"}.get(name, "samples")
-            data = self._make(f"clients/{name}", values.shape, values.dtype, data=values)
+            data = self._make(
+                f"clients/{name}", values.shape, values.dtype, data=values
+            )
             _describe(data, Series(unit, f"{name} of each client"), "client")
         for name, series in ROUND_SERIES.items():
             self._create(f"rounds/{name}", (rounds,), series, "round")
-        accuracy = Series("fraction", "accuracy on the client's own test data; NaN: not evaluated, or no test data")
-        self._create("clients/accuracy", (rounds, num_clients), accuracy, "round", "client", dtype="f4")
+        accuracy = Series(
+            "fraction",
+            "accuracy on the client's own test data; NaN: not evaluated, or no test data",
+        )
+        self._create(
+            "clients/accuracy",
+            (rounds, num_clients),
+            accuracy,
+            "round",
+            "client",
+            dtype="f4",
+        )
         for name, series in RANK_SERIES.items():
             self._create(f"timing/{name}", (rounds, ranks), series, "round", "rank")
         phases = Series("s", "seconds of each phase: " + ", ".join(PHASES))
-        self._create("timing/phases", (rounds, ranks, len(PHASES)), phases, "round", "rank", "phase")
+        self._create(
+            "timing/phases",
+            (rounds, ranks, len(PHASES)),
+            phases,
+            "round",
+            "rank",
+            "phase",
+        )
         if moves:
             self._create_moves(moves, num_clients)
         if finals:
@@ -160,29 +212,61 @@ class ResultsWriter:
         if not resumed:
             self._mark()
 
-    def _make(self, name: str, shape: tuple[int, ...], dtype: str | np.dtype = "f8", **more: Any) -> h5py.Dataset:
-        """In chunks with checksums, so that a reader notices when bytes have changed on their way."""
+    def _make(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        dtype: str | np.dtype = "f8",
+        **more: Any,
+    ) -> h5py.Dataset:
+        """In chunks with checksums, so that a reader notices when bytes have changed on
+        their way.
+        """
         if not shape:
             return self._file.create_dataset(name, shape, dtype, **more)
         row = max(1, prod(shape[1:]) * np.dtype(dtype).itemsize)
         chunk = (min(shape[0], max(1, CHUNK // row)), *shape[1:])
-        return self._file.create_dataset(name, shape, dtype, chunks=chunk, fletcher32=True, **more)
+        return self._file.create_dataset(
+            name, shape, dtype, chunks=chunk, fletcher32=True, **more
+        )
 
-    def _create(self, name: str, shape: tuple[int, ...], series: Series, *dimensions: str, dtype: str = "f8") -> None:
+    def _create(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        series: Series,
+        *dimensions: str,
+        dtype: str = "f8",
+    ) -> None:
         _describe(self._make(name, shape, dtype, fillvalue=np.nan), series, *dimensions)
         self._arrays[name] = np.full(shape, np.nan, dtype)
 
     def _create_moves(self, moves: int, num_clients: int) -> None:
-        """Small datasets, written as it happens; NaN and -1 stand for moves that have not come."""
+        """Small datasets, written as it happens; NaN and -1 stand for moves that have
+        not come.
+        """
         shapes = {
-            "round": ((moves,), Series("round", "the first round, from 0, after clients moved to other ranks"), "f8"),
+            "round": (
+                (moves,),
+                Series(
+                    "round",
+                    "the first round, from 0, after clients moved to other ranks",
+                ),
+                "f8",
+            ),
             "seconds": ((moves,), Series("s", "what the move took"), "f8"),
-            "rank": ((moves, num_clients), Series("rank", "rank of each client from then on"), "i4"),
+            "rank": (
+                (moves, num_clients),
+                Series("rank", "rank of each client from then on"),
+                "i4",
+            ),
         }
         for name, (shape, series, dtype) in shapes.items():
             fill = np.nan if dtype == "f8" else -1
             _describe(
-                self._make(f"moves/{name}", shape, dtype, fillvalue=fill), series, *("move", "client")[: len(shape)]
+                self._make(f"moves/{name}", shape, dtype, fillvalue=fill),
+                series,
+                *("move", "client")[: len(shape)],
             )
 
     def write_move(self, round: int, rank: np.ndarray, seconds: float) -> None:
@@ -191,8 +275,12 @@ class ResultsWriter:
             self._file[f"moves/{name}"][self.moves] = value
         self.moves += 1
 
-    def _create_small(self, name: str, shape: tuple[int, ...], series: Series, *dimensions: str) -> None:
-        """A dataset that is written as it happens, and on disk with the next rounds; NaN where nothing has come."""
+    def _create_small(
+        self, name: str, shape: tuple[int, ...], series: Series, *dimensions: str
+    ) -> None:
+        """A dataset that is written as it happens, and on disk with the next rounds;
+        NaN where nothing has come.
+        """
         _describe(self._make(name, shape, fillvalue=np.nan), series, *dimensions)
 
     def _create_names(self, name: str, names: Sequence[str]) -> None:
@@ -201,8 +289,13 @@ class ResultsWriter:
     def _create_finals(self, finals: Sequence[str], num_clients: int) -> None:
         self._finals = list(finals)
         self._create_names("finals/name", finals)
-        series = Series("fraction", "accuracy on the client's own test data at the end; NaN: not asked for")
-        self._create_small("finals/accuracy", (len(finals), num_clients), series, "name", "client")
+        series = Series(
+            "fraction",
+            "accuracy on the client's own test data at the end; NaN: not asked for",
+        )
+        self._create_small(
+            "finals/accuracy", (len(finals), num_clients), series, "name", "client"
+        )
 
     def write_final(self, name: str, accuracy: np.ndarray) -> None:
         """Every client's accuracy with what the method calls so."""
@@ -210,14 +303,24 @@ class ResultsWriter:
 
     def _create_newcomers(self, updates: int, num_clients: int) -> None:
         self._create_names("newcomers/start", NEWCOMER_STARTS)
-        series = Series("fraction", "accuracy of new clients on their own test data by local updates; NaN: not there")
+        series = Series(
+            "fraction",
+            "accuracy of new clients on their own test data by local updates; NaN: not there",
+        )
         shape = (len(NEWCOMER_STARTS), updates, num_clients)
-        self._create_small("newcomers/accuracy", shape, series, "start", "update", "client")
-        given = Series("bytes", "sent to a new client before its first local update, by the method's own accounting")
+        self._create_small(
+            "newcomers/accuracy", shape, series, "start", "update", "client"
+        )
+        given = Series(
+            "bytes",
+            "sent to a new client before its first local update, by the method's own accounting",
+        )
         self._create_small("newcomers/bytes", (), given)
 
     def write_newcomers(self, start: str, update: int, accuracy: np.ndarray) -> None:
-        self._file["newcomers/accuracy"][NEWCOMER_STARTS.index(start), update] = accuracy
+        self._file["newcomers/accuracy"][NEWCOMER_STARTS.index(start), update] = (
+            accuracy
+        )
 
     def write_newcomer_bytes(self, given: float) -> None:
         self._file["newcomers/bytes"][()] = given
@@ -227,25 +330,60 @@ class ResultsWriter:
         self._create_names("server/phase_names", SERVER_PHASES)
         self._create_names("server/network_names", NETWORKS)
         self._create_small(
-            "server/round", (times,), Series("round", "the round, from 0, after which it learnt"), "time"
+            "server/round",
+            (times,),
+            Series("round", "the round, from 0, after which it learnt"),
+            "time",
         )
-        self._create_small("server/rows", (times,), Series("rows", "uploads that it learnt from"), "time")
-        kept = Series("fraction", "clients whose generated row is nearest to the mean latent of their own uploads")
+        self._create_small(
+            "server/rows",
+            (times,),
+            Series("rows", "uploads that it learnt from"),
+            "time",
+        )
+        kept = Series(
+            "fraction",
+            "clients whose generated row is nearest to the mean latent of their own uploads",
+        )
         self._create_small("server/kept", (times,), kept, "time")
         seconds = Series("s", "seconds of each phase: " + ", ".join(SERVER_PHASES))
-        self._create_small("server/seconds", (times, len(SERVER_PHASES)), seconds, "time", "phase")
+        self._create_small(
+            "server/seconds", (times, len(SERVER_PHASES)), seconds, "time", "phase"
+        )
         for name, unit, description in (
-            ("samples_per_second", "1/s", "samples that a network saw in a second of its learning"),
+            (
+                "samples_per_second",
+                "1/s",
+                "samples that a network saw in a second of its learning",
+            ),
             ("parameters", "1", "parameters of a network"),
-            ("flops", "1", "floating-point operations of all its steps, forward and backward"),
-            ("utilisation", "fraction", "model FLOPs by the peak of the server ranks' devices; NaN: peak not known"),
+            (
+                "flops",
+                "1",
+                "floating-point operations of all its steps, forward and backward",
+            ),
+            (
+                "utilisation",
+                "fraction",
+                "model FLOPs by the peak of the server ranks' devices; NaN: peak not known",
+            ),
         ):
-            self._create_small(f"server/{name}", (times, len(NETWORKS)), Series(unit, description), "time", "network")
+            self._create_small(
+                f"server/{name}",
+                (times, len(NETWORKS)),
+                Series(unit, description),
+                "time",
+                "network",
+            )
         memory = Series("bytes", "largest memory so far of a server rank")
-        self._create_small("server/peak_memory", (times, size.ranks), memory, "time", "server rank")
+        self._create_small(
+            "server/peak_memory", (times, size.ranks), memory, "time", "server rank"
+        )
         for network, steps in size.steps.items():
             series = Series("1", f"mean loss of each of the {network}'s steps")
-            self._create_small(f"server/{network}_loss", (times, steps), series, "time", "step")
+            self._create_small(
+                f"server/{network}_loss", (times, steps), series, "time", "step"
+            )
 
     def write_server(self, round: int, learning: Learning) -> None:
         """The server's model has learnt after this round."""
@@ -253,10 +391,14 @@ class ResultsWriter:
         file["server/round"][at] = round
         file["server/rows"][at] = learning.rows
         file["server/kept"][at] = learning.kept
-        file["server/seconds"][at] = [learning.seconds.get(phase, 0.0) for phase in SERVER_PHASES]
+        file["server/seconds"][at] = [
+            learning.seconds.get(phase, 0.0) for phase in SERVER_PHASES
+        ]
         file["server/peak_memory"][at] = learning.peak_memory
         for i, network in enumerate(NETWORKS):
-            file["server/samples_per_second"][at, i] = learning.samples[network] / learning.seconds[network]
+            file["server/samples_per_second"][at, i] = (
+                learning.samples[network] / learning.seconds[network]
+            )
             file["server/parameters"][at, i] = learning.parameters[network]
             file["server/flops"][at, i] = learning.flops[network]
             file["server/utilisation"][at, i] = learning.utilisation(network)
@@ -272,7 +414,9 @@ class ResultsWriter:
         rank_values: dict[str, np.ndarray],
         phases: np.ndarray,
     ) -> bool:
-        """Takes down a finished round; True when it, and all before it, are now on disk."""
+        """Takes down a finished round; True when it, and all before it, are now on
+        disk.
+        """
         arrays = self._arrays
         for name, value in values.items():
             arrays[f"rounds/{name}"][round] = value
@@ -288,7 +432,9 @@ class ResultsWriter:
         self._publish()
         return True
 
-    def finish(self, status: str, *, error: str = "", energy: np.ndarray | None = None) -> None:
+    def finish(
+        self, status: str, *, error: str = "", energy: np.ndarray | None = None
+    ) -> None:
         """Marks the run `complete`, `stopped` or `failed`, and publishes a last time."""
         if self._reading:  # what is on disk is more than is known here
             self._file.close()
@@ -298,7 +444,14 @@ class ResultsWriter:
             self._file.attrs["error"] = error
         if energy is not None:
             data = self._make("timing/energy", energy.shape, data=energy)
-            _describe(data, Series("J", "energy of each rank's GPU over the run; NaN where it cannot be read"), "rank")
+            _describe(
+                data,
+                Series(
+                    "J",
+                    "energy of each rank's GPU over the run; NaN where it cannot be read",
+                ),
+                "rank",
+            )
         self._publish()
         self._file.close()
 
@@ -312,12 +465,16 @@ class ResultsWriter:
         self._mark()
 
     def _mark(self) -> None:
-        """Makes the folder known as a run's from its first moment on; the first round waits for nothing."""
+        """Makes the folder known as a run's from its first moment on; the first round
+        waits for nothing.
+        """
         self._publish()
         self._next_publish = 0.0
 
     def restore(self, path: Path, rounds: int) -> None:
-        """What another writer had put down of the first rounds, as far as it has the same shape."""
+        """What another writer had put down of the first rounds, as far as it has the
+        same shape.
+        """
         with readable(path, "a run"), reading(path) as old:
             facts = old.facts()
             self._check_data(path, facts.get("data"))
@@ -338,13 +495,21 @@ class ResultsWriter:
         """Refuses to go on with other samples than the run began with."""
         now = self._file.attrs.get("data")
         if before is not None and before != now:
-            raise UserError(f"{path} was begun with other data: its fingerprint was {before}, and is {now} now")
+            raise UserError(
+                f"{path} was begun with other data: its fingerprint was {before}, and is {now} now"
+            )
 
     def _restore_command(self, text: str) -> None:
-        """The command that began the run is the one that makes it anew; those that went on stand beside it."""
+        """The command that began the run is the one that makes it anew; those that went
+        on stand beside it.
+        """
         before = json.loads(text)
         resumed = [*before.get("resumed_by", ()), self._environment["command"]]
-        self._environment = {**self._environment, "command": before["command"], "resumed_by": resumed}
+        self._environment = {
+            **self._environment,
+            "command": before["command"],
+            "resumed_by": resumed,
+        }
         del self._file["environment"]
         self._file["environment"] = json.dumps(self._environment, indent=1)
 
@@ -353,10 +518,16 @@ class ResultsWriter:
         if group not in old or group not in self._file:
             return
         own = self._file[group]
-        happened = int(np.count_nonzero(old.numbers(f"{group}/round", own["round"].shape) < rounds))
+        happened = int(
+            np.count_nonzero(old.numbers(f"{group}/round", own["round"].shape) < rounds)
+        )
         for name, data in own.items():
             where = f"{group}/{name}"
-            if data.dims[0].label in ("move", "time") and where in old and old.shape(where) == data.shape:
+            if (
+                data.dims[0].label in ("move", "time")
+                and where in old
+                and old.shape(where) == data.shape
+            ):
                 data[:happened] = old.numbers(where, data.shape, happened)
         if group == "moves":
             self.moves = happened

@@ -1,9 +1,12 @@
-"""HDF5 files that anybody may have handed in: refused unless they stand alone, and read within their own size.
+"""HDF5 files that anybody may have handed in: refused unless they stand alone, and read
+within their own size.
 
-HDF5 lets a file name others (external links, external storage, virtual datasets), ask for filters that unpack any
-amount, and declare any shape without holding it. None of that is in what hpcfed writes, so all of it is refused, by
-name, before a number is read. libhdf5 itself may crash or never return on a damaged file (2.0.0 loops on a global heap
-with zeros in it), so commands that are handed files let a child process try them first.
+HDF5 lets a file name others (external links, external storage, virtual datasets), ask
+for filters that unpack any amount, and declare any shape without holding it. None of
+that is in what hpcfed writes, so all of it is refused, by name, before a number is
+read. libhdf5 itself may crash or never return on a damaged file (2.0.0 loops on a
+global heap with zeros in it), so commands that are handed files let a child process try
+them first.
 """
 
 import mmap
@@ -25,9 +28,13 @@ from hpcfed.errors import UserError
 MOST_BYTES = 4 * 2**30
 """Of a file that is read as a whole."""
 SLACK = 64 * 2**20
-"""Bytes that may be read beyond a file's size: what was declared and never written is not in it."""
+"""Bytes that may be read beyond a file's size: what was declared and never written is
+not in it.
+"""
 SPARSE = 2**30, 1000
-"""A file of so many bytes, of which the disk has not even one in so many, was never written as a whole."""
+"""A file of so many bytes, of which the disk has not even one in so many, was never
+written as a whole.
+"""
 MOST_TEXT = 16 * 2**20
 MOST_ENTRIES = 100_000
 """Strings of a list."""
@@ -44,10 +51,14 @@ MEMORY = 2**30
 
 
 class Reader:
-    """A group of such a file. What does not have the type, shape and size that is asked for is a ValueError."""
+    """A group of such a file. What does not have the type, shape and size that is asked
+    for is a ValueError.
+    """
 
     def __init__(self, group: h5py.Group, left: list[int]) -> None:
-        """`left` is the number of bytes that may still be read, shared by all readers of a file."""
+        """`left` is the number of bytes that may still be read, shared by all readers
+        of a file.
+        """
         self._group, self._left = group, left
 
     def __contains__(self, name: str) -> bool:
@@ -73,7 +84,10 @@ class Reader:
         facts = {}
         for name in attributes:
             identifier = attributes.get_id(name)
-            if prod(identifier.shape) > MOST_ENTRIES or identifier.get_storage_size() > MOST_TEXT:
+            if (
+                prod(identifier.shape) > MOST_ENTRIES
+                or identifier.get_storage_size() > MOST_TEXT
+            ):
                 raise ValueError(f"its attribute {name} is too large")
             value = attributes[name]
             if isinstance(value, np.longdouble):  # of which there is no plain number
@@ -83,15 +97,23 @@ class Reader:
                 self._text(name, facts[name])
         return facts
 
-    def numbers(self, name: str, shape: tuple[int | None, ...], first: int | None = None) -> np.ndarray:
+    def numbers(
+        self, name: str, shape: tuple[int | None, ...], first: int | None = None
+    ) -> np.ndarray:
         """An array of this shape (None: any length), or its first entries alone."""
         data = self._dataset(name)
-        fits = len(data.shape) == len(shape) and all(n in (m, None) for m, n in zip(data.shape, shape, strict=True))
+        fits = len(data.shape) == len(shape) and all(
+            n in (m, None) for m, n in zip(data.shape, shape, strict=True)
+        )
         if not fits:
             raise ValueError(f"{name} has the shape {data.shape}")
         if data.dtype.kind not in "fiu" or data.dtype.itemsize > 8:
             raise ValueError(f"{name} holds no numbers")
-        taken = data.shape if first is None else (min(first, data.shape[0]), *data.shape[1:])
+        taken = (
+            data.shape
+            if first is None
+            else (min(first, data.shape[0]), *data.shape[1:])
+        )
         if first is not None and first > data.shape[0]:
             raise ValueError(f"{name} has {data.shape[0]} of {first} rounds")
         self._spend(name, prod(taken) * data.dtype.itemsize)
@@ -116,14 +138,18 @@ class Reader:
         data = self._group[name]
         if not isinstance(data, h5py.Dataset) or data.shape is None:
             raise ValueError(f"{name} is no dataset, or an empty one")
-        if data.dtype.itemsize > MOST_TEXT or (data.chunks and prod(data.chunks) * data.dtype.itemsize > SLACK):
+        if data.dtype.itemsize > MOST_TEXT or (
+            data.chunks and prod(data.chunks) * data.dtype.itemsize > SLACK
+        ):
             raise ValueError(f"{name} has entries or chunks that are too large")
         return data
 
     def _text(self, name: str, text: Any) -> str:
         if not isinstance(text, str) or len(text) > MOST_TEXT:
             raise ValueError(f"{name} is no text, or too long a one")
-        self._spend(name, len(text.encode()))  # refuses halves of characters, which nothing could print
+        self._spend(
+            name, len(text.encode())
+        )  # refuses halves of characters, which nothing could print
         return text
 
     def _spend(self, name: str, count: int) -> None:
@@ -134,7 +160,9 @@ class Reader:
 
 @contextmanager
 def readable(path: Path, kind: str) -> Iterator[None]:
-    """One line for whatever a damaged or hostile file makes libhdf5, h5py and numpy raise: it may be anything."""
+    """One line for whatever a damaged or hostile file makes libhdf5, h5py and numpy
+    raise: it may be anything.
+    """
     try:
         yield
     except UserError:
@@ -145,14 +173,18 @@ def readable(path: Path, kind: str) -> Iterator[None]:
 
 
 def check_file(path: Path, most: int = 2**62) -> int:
-    """The size of a plain file; a ValueError for what is none, is larger than `most`, or holds nothing but holes."""
+    """The size of a plain file; a ValueError for what is none, is larger than `most`,
+    or holds nothing but holes.
+    """
     found = path.lstat()
     if stat.S_ISLNK(found.st_mode):
         raise ValueError("it is a link, which is not followed")
     if not stat.S_ISREG(found.st_mode):
         raise ValueError("it is no plain file")
     if found.st_size > most:
-        raise ValueError(f"it has {found.st_size:,} bytes, and {most:,} at most are read")
+        raise ValueError(
+            f"it has {found.st_size:,} bytes, and {most:,} at most are read"
+        )
     if found.st_size >= SPARSE[0] and found.st_blocks * 512 * SPARSE[1] < found.st_size:
         raise ValueError("it was never written as a whole")
     return found.st_size
@@ -170,9 +202,11 @@ def reading(path: Path, most: int = MOST_BYTES) -> Iterator[Reader]:
 
 
 def try_out(paths: Iterable[Path]) -> None:
-    """Refuses files that libhdf5 cannot bear, before this process reads them. It forks: to be called before MPI starts.
+    """Refuses files that libhdf5 cannot bear, before this process reads them. It forks:
+    to be called before MPI starts.
 
-    A child reads all that they hold. What is merely wrong with them is left to whoever reads them for a purpose.
+    A child reads all that they hold. What is merely wrong with them is left to whoever
+    reads them for a purpose.
     """
     for path in paths:
         with readable(path, "HDF5"):
@@ -187,20 +221,40 @@ def try_out(paths: Iterable[Path]) -> None:
                 os._exit(0)
         ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         if ended < 0:
-            reason = "takes too long with it" if ended == -signal.SIGXCPU else "crashes over it"
+            reason = (
+                "takes too long with it"
+                if ended == -signal.SIGXCPU
+                else "crashes over it"
+            )
             raise UserError(f"{path} is damaged: the HDF5 library {reason}")
         if ended == DAMAGED:
-            raise UserError(f"{path} is damaged: a heap of strings has an entry without a size")
+            raise UserError(
+                f"{path} is damaged: a heap of strings has an entry without a size"
+            )
 
 
 def _check_heaps(path: Path) -> None:
-    """Refuses heaps of strings with an entry of no size, over which libhdf5 2.0.0 never gets."""
-    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as content:
+    """Refuses heaps of strings with an entry of no size, over which libhdf5 2.0.0 never
+    gets.
+    """
+    with (
+        open(path, "rb") as file,
+        mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as content,
+    ):
         at = content.find(b"GCOL\x01")
         while at >= 0:
-            place, end = at + 16, min(len(content), at + int.from_bytes(content[at + 8 : at + 16], "little"))
+            place, end = (
+                at + 16,
+                min(
+                    len(content),
+                    at + int.from_bytes(content[at + 8 : at + 16], "little"),
+                ),
+            )
             while place + 16 <= end:
-                number, size = (int.from_bytes(content[place + i : place + j], "little") for i, j in ((0, 2), (8, 16)))
+                number, size = (
+                    int.from_bytes(content[place + i : place + j], "little")
+                    for i, j in ((0, 2), (8, 16))
+                )
                 if not number and not size:
                     raise ValueError(place)
                 place += size if not number else 16 + size + -size % 8
@@ -222,9 +276,15 @@ def _try(path: Path) -> None:
         left = size + SLACK
         for _, item in _objects(file):
             with suppress(Exception):
-                opened = h5py.Group(item) if isinstance(item, h5py.h5g.GroupID) else h5py.Dataset(item)
+                opened = (
+                    h5py.Group(item)
+                    if isinstance(item, h5py.h5g.GroupID)
+                    else h5py.Dataset(item)
+                )
                 dict(opened.attrs)
-                if isinstance(opened, h5py.Dataset) and opened.size * opened.dtype.itemsize <= min(SLACK, left):
+                if isinstance(
+                    opened, h5py.Dataset
+                ) and opened.size * opened.dtype.itemsize <= min(SLACK, left):
                     left -= opened.size * opened.dtype.itemsize
                     opened[()]
 
@@ -256,7 +316,9 @@ def _objects(file: h5py.File) -> Iterator[tuple[str, Any]]:
                 if kind.type == h5py.h5l.TYPE_SOFT:
                     continue  # what it names is in this file, and looked at there
                 if kind.type != h5py.h5l.TYPE_HARD:
-                    raise ValueError(f"{where} is a link to another file, which is never followed")
+                    raise ValueError(
+                        f"{where} is a link to another file, which is never followed"
+                    )
                 if kind.u in seen:
                     continue
                 seen.add(kind.u)
@@ -278,9 +340,15 @@ def _objects(file: h5py.File) -> Iterator[tuple[str, Any]]:
 def _check_dataset(data: h5py.h5d.DatasetID, where: str) -> None:
     creation = data.get_create_plist()
     if creation.get_layout() == h5py.h5d.VIRTUAL:
-        raise ValueError(f"{where} is a virtual dataset, whose numbers may be in other files")
+        raise ValueError(
+            f"{where} is a virtual dataset, whose numbers may be in other files"
+        )
     if creation.get_external_count():
-        raise ValueError(f"{where} keeps its numbers in another file, which is never read")
+        raise ValueError(
+            f"{where} keeps its numbers in another file, which is never read"
+        )
     for number in range(creation.get_nfilters()):
         if creation.get_filter(number)[0] != h5py.h5z.FILTER_FLETCHER32:
-            raise ValueError(f"{where} is packed; hpcfed writes and reads plain numbers with checksums")
+            raise ValueError(
+                f"{where} is packed; hpcfed writes and reads plain numbers with checksums"
+            )

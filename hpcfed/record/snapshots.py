@@ -1,11 +1,14 @@
-"""`params-<rank>.h5`: rows of this rank's clients, as their local training left them, every N rounds.
+"""`params-<rank>.h5`: rows of this rank's clients, as their local training left them,
+every N rounds.
 
-All datasets exist, with their full size on disk, before the first snapshot: a disk that is too small says so at the
-start, and afterwards only numbers are written, never the file's own structure, so a killed run leaves a readable file.
-Rows of clients that did not take part are NaN.
+All datasets exist, with their full size on disk, before the first snapshot: a disk that
+is too small says so at the start, and afterwards only numbers are written, never the
+file's own structure, so a killed run leaves a readable file. Rows of clients that did
+not take part are NaN.
 
-A resumed run whose ranks have other clients, because there are more or fewer of them, goes on in new files,
-`params-<rank>-after-<rounds>.h5`. Of the folder's files, those that have `taken` a snapshot hold every client once.
+A resumed run whose ranks have other clients, because there are more or fewer of them,
+goes on in new files, `params-<rank>-after-<rounds>.h5`. Of the folder's files, those
+that have `taken` a snapshot hold every client once.
 """
 
 from collections.abc import Callable
@@ -22,7 +25,9 @@ from hpcfed.record.writing import check_limit, writing
 
 KIND = "this run's snapshots"
 PER_ROW, PER_FILE = 160, 2**17
-"""Bytes that HDF5 adds at most: to a row its checksum and place in the index, to a file names and headers."""
+"""Bytes that HDF5 adds at most: to a row its checksum and place in the index, to a file
+names and headers.
+"""
 
 
 class SnapshotWriter:
@@ -37,14 +42,18 @@ class SnapshotWriter:
         dtype: np.dtype,
         root: bool,
     ) -> None:
-        """`rounds` are the rounds after which snapshots are taken; the `root` writes the global row, too."""
+        """`rounds` are the rounds after which snapshots are taken; the `root` writes
+        the global row, too.
+        """
         self._folder, self._rank, self._root = folder, rank, root
         self._clients, self._layout, self._dtype = clients, layout, dtype
         self._rounds = rounds
         self._file: h5py.File | None = None
 
     def begin(self, first: int, barrier: Callable[[], None]) -> None:
-        """Open this rank's file for the rounds from `first` on; the same call on every rank."""
+        """Open this rank's file for the rounds from `first` on; the same call on every
+        rank.
+        """
         if self._root:
             _rewind(self._folder, first)
         barrier()
@@ -53,10 +62,16 @@ class SnapshotWriter:
             return
         beginning = self._folder / f"params-{self._rank}.h5"
         own = (beginning.name, f"params-{self._rank}-after-")
-        for path in (path for path in snapshots(self._folder) if path.name.startswith(own)):
+        for path in (
+            path for path in snapshots(self._folder) if path.name.startswith(own)
+        ):
             if path.exists() and self._go_on(path):
                 return
-        self._start(self._folder / f"params-{self._rank}-after-{first}.h5" if beginning.exists() else beginning)
+        self._start(
+            self._folder / f"params-{self._rank}-after-{first}.h5"
+            if beginning.exists()
+            else beginning
+        )
 
     def _start(self, path: Path) -> None:
         """Make a file with room for all snapshots that are to come."""
@@ -65,12 +80,17 @@ class SnapshotWriter:
         rows = shape[0] * (shape[1] + self._root)
         check_limit(path, rows * (shape[2] * self._dtype.itemsize + PER_ROW) + PER_FILE)
         with writing(path):
-            # Not libver="latest": its files refuse to open after their writer was killed.
+            # Not libver="latest": its files refuse to open after their writer was
+            # killed.
             self._file = file = h5py.File(path, "w")
-            file.attrs.update(format="hpcfed params", schema=1, columns=layout.num_columns)
+            file.attrs.update(
+                format="hpcfed params", schema=1, columns=layout.num_columns
+            )
             file["client"] = clients
             file["round"] = self._rounds
-            file["column_names"] = np.array([e.name for e in layout.entries], dtype=h5py.string_dtype())
+            file["column_names"] = np.array(
+                [e.name for e in layout.entries], dtype=h5py.string_dtype()
+            )
             file["column_starts"] = np.array([e.start for e in layout.entries])
             self._create("rows", shape, "snapshot", "client", "column")
             taken = file.create_dataset("taken", shape[:1], "u1", fillvalue=0)
@@ -119,7 +139,13 @@ class SnapshotWriter:
         creation = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
         creation.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
         data = self._file.create_dataset(
-            name, shape, self._dtype, chunks=chunk, fletcher32=True, fillvalue=np.nan, dcpl=creation
+            name,
+            shape,
+            self._dtype,
+            chunks=chunk,
+            fletcher32=True,
+            fillvalue=np.nan,
+            dcpl=creation,
         )
         data.attrs["units"] = "parameter"
         for axis, dimension in enumerate(dimensions):
@@ -129,7 +155,9 @@ class SnapshotWriter:
         return bool(np.isin(round, self._rounds))
 
     def write_rows(self, round: int, positions: np.ndarray, rows: np.ndarray) -> None:
-        """Rows of the clients at these positions; called again in the same round, the later rows stay."""
+        """Rows of the clients at these positions; called again in the same round, the
+        later rows stay.
+        """
         file, snapshot = self._place(round)
         with writing(Path(file.filename)):
             for position, row in zip(positions, rows, strict=True):
@@ -145,7 +173,9 @@ class SnapshotWriter:
             file.flush()
 
     def _place(self, round: int) -> tuple[h5py.File, int]:
-        """Return the file and the number that a round's snapshot has in it: this run's are the last ones."""
+        """Return the file and the number that a round's snapshot has in it: this run's
+        are the last ones.
+        """
         assert self._file is not None
         earlier = len(self._file["round"]) - len(self._rounds)
         return self._file, earlier + int(np.searchsorted(self._rounds, round))
@@ -156,7 +186,9 @@ class SnapshotWriter:
 
 
 def _rewind(folder: Path, first: int) -> None:
-    """Take back the snapshots of rounds from `first` on, which will be made anew; remove files that have no other."""
+    """Take back the snapshots of rounds from `first` on, which will be made anew;
+    remove files that have no other.
+    """
     for path in snapshots(folder):
         check_limit(path, path.stat().st_size)
         with readable(path, KIND), h5py.File(path, "r+") as file:

@@ -1,9 +1,10 @@
 """Where the time of a round goes, by phase, without slowing it down.
 
-On a GPU a boundary between phases is an event in the stream, read once the round is over, so nothing waits inside a
-round. Rounds follow each other without a gap: writing down a round's results counts as `record` of the next round.
-Of several seeds at once each has its own timer: a phase holds the engine's work for all of them, `other` also the wait
-for the other seeds.
+On a GPU a boundary between phases is an event in the stream, read once the round is
+over, so nothing waits inside a round. Rounds follow each other without a gap: writing
+down a round's results counts as `record` of the next round. Of several seeds at once
+each has its own timer: a phase holds the engine's work for all of them, `other` also
+the wait for the other seeds.
 """
 
 import time
@@ -16,7 +17,18 @@ import numpy as np
 if TYPE_CHECKING:
     import torch
 
-PHASES = ("sample", "download", "train", "attack", "upload", "aggregate", "server", "evaluate", "record", "other")
+PHASES = (
+    "sample",
+    "download",
+    "train",
+    "attack",
+    "upload",
+    "aggregate",
+    "server",
+    "evaluate",
+    "record",
+    "other",
+)
 """`other` is what no phase claims: the loop itself."""
 
 
@@ -52,19 +64,25 @@ class Timer:
         self._inside = False
 
     def switch(self, name: str) -> str:
-        """From now on time belongs to this phase, whatever phase is open; returns the one that it belonged to."""
+        """From now on time belongs to this phase, whatever phase is open; returns the
+        one that it belonged to.
+        """
         before = self.current
         self._mark(name)
         return before
 
     def lap(self) -> tuple[np.ndarray, float]:
-        """Ends the round and begins the next: seconds by phase, and the round's wall time."""
+        """Ends the round and begins the next: seconds by phase, and the round's wall
+        time.
+        """
         self._mark("other")
         self._synchronize()
         now = time.perf_counter()
         seconds = np.zeros(len(PHASES))
         for (name, begin), (_, end) in zip(self._marks, self._marks[1:], strict=False):
-            seconds[PHASES.index(name)] += begin.elapsed_time(end) / 1e3 if self._cuda else end - begin
+            seconds[PHASES.index(name)] += (
+                begin.elapsed_time(end) / 1e3 if self._cuda else end - begin
+            )
         wall, self._wall = now - self._wall, now
         del self._marks[:-1]
         return seconds, wall

@@ -1,4 +1,6 @@
-"""HDF5 files that are written where they stay: what the system refuses is told by its name and the file's."""
+"""HDF5 files that are written where they stay: what the system refuses is told by its
+name and the file's.
+"""
 
 import errno
 import os
@@ -10,7 +12,9 @@ from pathlib import Path
 
 
 def check_limit(path: Path, size: int) -> None:
-    """Refuse a file that `ulimit -f` does not let become so large, before libhdf5 crashes over it (2.0.0 does)."""
+    """Refuse a file that `ulimit -f` does not let become so large, before libhdf5
+    crashes over it (2.0.0 does).
+    """
     limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     if limit != resource.RLIM_INFINITY and size > limit:
         error = OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))

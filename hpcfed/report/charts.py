@@ -1,7 +1,8 @@
-"""Charts as inline SVG: small, without scripts, in the colours of the page's style sheet, light or dark.
+"""Charts as inline SVG: small, without scripts, in the colours of the page's style
+sheet, light or dark.
 
-Every point has its figures as a tooltip, lines differ in marker as well as in colour, and legends stand beside the
-drawing as text, so that they wrap on a narrow screen.
+Every point has its figures as a tooltip, lines differ in marker as well as in colour,
+and legends stand beside the drawing as text, so that they wrap on a narrow screen.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -61,12 +62,20 @@ class Axis:
         known = [v for v in values if isfinite(v) and (v > 0 or not self.log)]
         low, high = (min(known), max(known)) if known else (1.0, 10.0)
         if self.log:
-            low, high = (low / 1.15, high * 1.15) if low == high or self.ticks else (low / 1.05, high * 1.05)
+            low, high = (
+                (low / 1.15, high * 1.15)
+                if low == high or self.ticks
+                else (low / 1.05, high * 1.05)
+            )
         else:
             low = 0.0 if self.zero else low
             pad = 0.04 * (high - low) or 0.5 * abs(high) or 1.0
             low, high = (low if self.zero else low - pad), high + pad
-        ticks = self.ticks or [t for t in _ticks(low, high, log=self.log) if not self.whole or t == round(t)]
+        ticks = self.ticks or [
+            t
+            for t in _ticks(low, high, log=self.log)
+            if not self.whole or t == round(t)
+        ]
         return Axis(self.label, self.log, ticks, self.zero, self.whole, (low, high))
 
     def at(self, value: float) -> float:
@@ -89,10 +98,19 @@ def chart(lines: Sequence[Line], x: Axis, y: Axis) -> Markup:
     return _figure(f"{y.label} over {x.label}", inside, _legend(lines))
 
 
-def bars(categories: Sequence[str], parts: Mapping[str, Sequence[float]], y: Axis, x_label: str) -> Markup:
-    """A stacked bar for every category. A part's colour is its own, also where others are nowhere above zero."""
+def bars(
+    categories: Sequence[str],
+    parts: Mapping[str, Sequence[float]],
+    y: Axis,
+    x_label: str,
+) -> Markup:
+    """A stacked bar for every category. A part's colour is its own, also where others
+    are nowhere above zero.
+    """
     colours = {name: number for number, name in enumerate(parts)}
-    parts = {name: values for name, values in parts.items() if max(values, default=0.0) > 0}
+    parts = {
+        name: values for name, values in parts.items() if max(values, default=0.0) > 0
+    }
     totals = [sum(values) for values in zip(*parts.values(), strict=True)]
     y = Axis(y.label, zero=True).of([0.0, *totals])
     plane = _Plane(Axis(x_label, ticks=()), y)
@@ -103,25 +121,47 @@ def bars(categories: Sequence[str], parts: Mapping[str, Sequence[float]], y: Axi
         for name, values in parts.items():
             above = below + values[number]
             tip = f"{category}: {name} {_text(values[number])} ({y.label})"
-            inside.append(_rectangle(colours[name], left, 0.7 * slot, plane.y(above), plane.y(below), tip))
+            inside.append(
+                _rectangle(
+                    colours[name], left, 0.7 * slot, plane.y(above), plane.y(below), tip
+                )
+            )
             below = above
         inside.append(_category(category, LEFT + slot * (number + 0.5), slot))
-    return _figure(f"{y.label} by {x_label}", inside, _entries({name: colours[name] for name in parts}))
+    return _figure(
+        f"{y.label} by {x_label}",
+        inside,
+        _entries({name: colours[name] for name in parts}),
+    )
 
 
-def stripes(categories: Sequence[str], parts: Mapping[str, Sequence[float]], x: Axis) -> Markup:
-    """A stacked bar for every category, lying under its name: for few bars that have long names."""
+def stripes(
+    categories: Sequence[str], parts: Mapping[str, Sequence[float]], x: Axis
+) -> Markup:
+    """A stacked bar for every category, lying under its name: for few bars that have
+    long names.
+    """
     colours = {name: number for number, name in enumerate(parts)}
-    parts = {name: values for name, values in parts.items() if max(values, default=0.0) > 0}
-    x = Axis(x.label, zero=True).of([0.0, *(sum(values) for values in zip(*parts.values(), strict=True))])
+    parts = {
+        name: values for name, values in parts.items() if max(values, default=0.0) > 0
+    }
+    x = Axis(x.label, zero=True).of(
+        [0.0, *(sum(values) for values in zip(*parts.values(), strict=True))]
+    )
     bottom, right = TOP + STRIPE * len(categories), WIDTH - RIGHT
 
     def place(value: float) -> float:
         return RIGHT + x.at(value) * (right - RIGHT)
 
     grid = "".join(f"M{place(tick):.1f} {TOP}V{bottom}" for tick in x.ticks)
-    inside = [Markup(f'<path class="grid" d="{grid}"/><path class="axis" d="M{RIGHT} {TOP}V{bottom}H{right}"/>')]
-    inside += [_word(_text(tick), place(tick), bottom + 16) for tick in _apart(x.ticks, place)]
+    inside = [
+        Markup(
+            f'<path class="grid" d="{grid}"/><path class="axis" d="M{RIGHT} {TOP}V{bottom}H{right}"/>'
+        )
+    ]
+    inside += [
+        _word(_text(tick), place(tick), bottom + 16) for tick in _apart(x.ticks, place)
+    ]
     inside.append(_word(x.label, (RIGHT + right) / 2, bottom + 38, kind="name"))
     for number, category in enumerate(categories):
         top, before = TOP + STRIPE * number, 0.0
@@ -130,18 +170,32 @@ def stripes(categories: Sequence[str], parts: Mapping[str, Sequence[float]], x: 
             after = before + values[number]
             tip = f"{category}: {name} {_text(values[number])} ({x.label})"
             width = place(after) - place(before)
-            inside.append(_rectangle(colours[name], place(before), width, top + 19, top + STRIPE - 6, tip))
+            inside.append(
+                _rectangle(
+                    colours[name], place(before), width, top + 19, top + STRIPE - 6, tip
+                )
+            )
             before = after
     legend = _entries({name: colours[name] for name in parts})
     return _figure(f"{x.label} by options", inside, legend, height=bottom + BOTTOM)
 
 
-def _rectangle(colour: int, left: float, width: float, top: float, bottom: float, tip: str) -> Markup:
+def _rectangle(
+    colour: int, left: float, width: float, top: float, bottom: float, tip: str
+) -> Markup:
     shape = f'class="f{colour % COLOURS}" x="{left:.1f}" y="{top:.1f}" width="{width:.1f}" height="{bottom - top:.1f}"'
     return Markup("<rect {}><title>{}</title></rect>").format(Markup(shape), tip)
 
 
-def _word(text: str, x: float, y: float, *, anchor: str = "middle", turn: float = 0, kind: str = "") -> Markup:
+def _word(
+    text: str,
+    x: float,
+    y: float,
+    *,
+    anchor: str = "middle",
+    turn: float = 0,
+    kind: str = "",
+) -> Markup:
     named = f' class="{kind}"' if kind else ""
     turned = f' transform="rotate({turn:g} {x:.1f} {y:.1f})"' if turn else ""
     place = f'{named} x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{turned}'
@@ -152,7 +206,11 @@ def _category(text: str, x: float, slot: float) -> Markup:
     """Level where it has room, otherwise rising to the right end of its bar."""
     y = HEIGHT - BOTTOM + 15
     level = 6.6 * len(text) <= slot
-    return _word(text, x, y) if level else _word(text, x + 4, y - 3, anchor="end", turn=-28)
+    return (
+        _word(text, x, y)
+        if level
+        else _word(text, x + 4, y - 3, anchor="end", turn=-28)
+    )
 
 
 @dataclass(frozen=True)
@@ -176,9 +234,13 @@ class _Plane:
         for tick in _apart(self.axis_x.ticks, self.x) if named_x else ():
             grid += f"M{self.x(tick):.1f} {TOP}V{bottom}"
             words.append(_word(_text(tick), self.x(tick), bottom + 16))
-        words.append(_word(self.axis_y.label, 12, (TOP + bottom) / 2, turn=-90, kind="name"))
+        words.append(
+            _word(self.axis_y.label, 12, (TOP + bottom) / 2, turn=-90, kind="name")
+        )
         if named_x:
-            words.append(_word(self.axis_x.label, (LEFT + right) / 2, HEIGHT - 8, kind="name"))
+            words.append(
+                _word(self.axis_x.label, (LEFT + right) / 2, HEIGHT - 8, kind="name")
+            )
         lines = f'<path class="grid" d="{grid}"/><path class="axis" d="M{LEFT} {TOP}V{bottom}H{right}"/>'
         return Markup(lines) + Markup("").join(words)
 
@@ -189,17 +251,35 @@ class _Plane:
 
     def line(self, line: Line, number: int) -> Markup:
         colour, marker = number % COLOURS, MARKERS[number % len(MARKERS)]
-        made = [Markup('<path class="s{}" d="{}"/>').format(colour, self._path(line.x, line.y))] * line.joined
+        made = [
+            Markup('<path class="s{}" d="{}"/>').format(
+                colour, self._path(line.x, line.y)
+            )
+        ] * line.joined
         triples = zip(line.x, line.low, line.high, strict=False)
-        ends = [(at, low, high) for at, low, high in triples if isfinite(low) and isfinite(high)]
+        ends = [
+            (at, low, high)
+            for at, low, high in triples
+            if isfinite(low) and isfinite(high)
+        ]
         if line.band and len(ends) > 1:
-            around = [*((at, high) for at, _, high in ends), *((at, low) for at, low, _ in reversed(ends))]
+            around = [
+                *((at, high) for at, _, high in ends),
+                *((at, low) for at, low, _ in reversed(ends)),
+            ]
             xs, ys = zip(*around, strict=True)
-            made.insert(0, Markup('<path class="b{}" d="{}Z"/>').format(colour, self._path(xs, ys)))
+            made.insert(
+                0,
+                Markup('<path class="b{}" d="{}Z"/>').format(
+                    colour, self._path(xs, ys)
+                ),
+            )
         elif not line.band:
             made += [self._bar(colour, *end) for end in ends]
         some = range(0, len(line.x), ceil(len(line.x) / MOST_MARKERS) or 1)
-        made += [self._marker(line, i, colour, marker) for i in some if isfinite(line.y[i])]
+        made += [
+            self._marker(line, i, colour, marker) for i in some if isfinite(line.y[i])
+        ]
         return Markup("").join(made)
 
     def _bar(self, colour: int, at: float, low: float, high: float) -> Markup:
@@ -213,25 +293,39 @@ class _Plane:
         tip = f"{line.name}: {self.axis_y.label} {_text(line.y[i])}, {self.axis_x.label} {_text(line.x[i])}"
         if i < len(line.low) and isfinite(line.low[i]):
             tip += f", 95 % between {_text(line.low[i])} and {_text(line.high[i])}"
-        return Markup('<path class="f{}" transform="translate({:.1f} {:.1f})" d="{}"><title>{}</title></path>').format(
-            colour, self.x(line.x[i]), self.y(line.y[i]), marker, tip
-        )
+        return Markup(
+            '<path class="f{}" transform="translate({:.1f} {:.1f})" d="{}"><title>{}</title></path>'
+        ).format(colour, self.x(line.x[i]), self.y(line.y[i]), marker, tip)
 
     def _path(self, x: Sequence[float], y: Sequence[float]) -> str:
-        known = [(a, b) for a, b in zip(x, y, strict=True) if isfinite(b) and (b > 0 or not self.axis_y.log)]
-        return "M" + "L".join(f"{self.x(a):.1f} {self.y(b):.1f}" for a, b in known) if known else "M0 0"
+        known = [
+            (a, b)
+            for a, b in zip(x, y, strict=True)
+            if isfinite(b) and (b > 0 or not self.axis_y.log)
+        ]
+        return (
+            "M" + "L".join(f"{self.x(a):.1f} {self.y(b):.1f}" for a, b in known)
+            if known
+            else "M0 0"
+        )
 
 
 def _near(line: Line) -> list[float]:
-    """Ends of intervals as far as the axis follows them: those of few runs would press everything else together."""
+    """Ends of intervals as far as the axis follows them: those of few runs would press
+    everything else together.
+    """
     known = [value for value in line.y if isfinite(value)]
     if not known:
         return []
     least, most = min(known) / MOST_REACH, max(known) * MOST_REACH
-    return [min(max(end, least), most) for end in (*line.low, *line.high) if isfinite(end)]
+    return [
+        min(max(end, least), most) for end in (*line.low, *line.high) if isfinite(end)
+    ]
 
 
-def _figure(title: str, inside: Sequence[Markup], legend: Markup, *, height: int = HEIGHT) -> Markup:
+def _figure(
+    title: str, inside: Sequence[Markup], legend: Markup, *, height: int = HEIGHT
+) -> Markup:
     return Markup(
         '<figure><svg viewBox="0 0 {} {}" role="img" aria-label="{}">{}</svg><figcaption>{}</figcaption></figure>'
     ).format(WIDTH, height, title, Markup("").join(inside), legend)
@@ -241,8 +335,13 @@ def _legend(lines: Sequence[Line]) -> Markup:
     coloured = [line.name for line in lines if not line.ideal]
     own = _entries({name: number for number, name in enumerate(coloured)}, marked=True)
     ideal = dict.fromkeys(line.name for line in lines if line.ideal)
-    drawn = '<svg class="key" viewBox="0 0 22 10"><path class="ideal" d="M1 5H21"/></svg>'
-    return own + Markup("").join(Markup("<span>") + Markup(drawn) + escape(name) + Markup("</span>") for name in ideal)
+    drawn = (
+        '<svg class="key" viewBox="0 0 22 10"><path class="ideal" d="M1 5H21"/></svg>'
+    )
+    return own + Markup("").join(
+        Markup("<span>") + Markup(drawn) + escape(name) + Markup("</span>")
+        for name in ideal
+    )
 
 
 def _entries(names: Mapping[str, int], *, marked: bool = False) -> Markup:
@@ -254,8 +353,14 @@ def _entries(names: Mapping[str, int], *, marked: bool = False) -> Markup:
         if marked:
             marker = MARKERS[number % len(MARKERS)]
             shape = f'<path class="s{colour}" d="M1 5H21"/>'
-            shape += f'<path class="f{colour}" transform="translate(11 5)" d="{marker}"/>'
-        made.append(Markup('<span><svg class="key" viewBox="0 0 22 10">{}</svg>{}</span>').format(Markup(shape), name))
+            shape += (
+                f'<path class="f{colour}" transform="translate(11 5)" d="{marker}"/>'
+            )
+        made.append(
+            Markup(
+                '<span><svg class="key" viewBox="0 0 22 10">{}</svg>{}</span>'
+            ).format(Markup(shape), name)
+        )
     return Markup("").join(made)
 
 

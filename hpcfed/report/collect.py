@@ -1,4 +1,6 @@
-"""Runs out of folders and studies, put together where they differ in seed or repeat alone."""
+"""Runs out of folders and studies, put together where they differ in seed or repeat
+alone.
+"""
 
 import json
 from collections import defaultdict
@@ -30,7 +32,9 @@ UNLABELLED = ("clients", "ranks")
 """What figures are drawn over, and no part of a line's name."""
 
 TOLD_FIRST = ("dataset", "attack", "aggregation")
-"""Part of a line's name wherever it differs, even where another option would tell the same."""
+"""Part of a line's name wherever it differs, even where another option would tell the
+same.
+"""
 
 ABOUT_ATTACKERS = ("attack", "attackers", "attack_strength")
 """What says nothing where there are none."""
@@ -38,7 +42,9 @@ ABOUT_ATTACKERS = ("attack", "attackers", "attack_strength")
 
 @dataclass(frozen=True)
 class Sample:
-    """One process: a run, or several seeds of one that advanced together and share their times."""
+    """One process: a run, or several seeds of one that advanced together and share
+    their times.
+    """
 
     runs: tuple[RunRecord, ...]
     warmup: int
@@ -54,7 +60,11 @@ class Sample:
     @cached_property
     def phases(self) -> np.ndarray:
         """Seconds of the counted rounds: [round, rank, phase]."""
-        return self.runs[0].phases[-len(self.seconds) :] if len(self.seconds) else self.runs[0].phases
+        return (
+            self.runs[0].phases[-len(self.seconds) :]
+            if len(self.seconds)
+            else self.runs[0].phases
+        )
 
 
 @dataclass(frozen=True)
@@ -76,7 +86,11 @@ class Group:
         honest = self.options.get("attack", "none") == "none"
         own = [str(self.options["method"])]
         for name in self.names:
-            if name in self.options and name not in known and not (honest and name in ABOUT_ATTACKERS):
+            if (
+                name in self.options
+                and name not in known
+                and not (honest and name in ABOUT_ATTACKERS)
+            ):
                 own += _short(name, self.options[name], _usual(own[0]).get(name))
         return ", ".join(own)
 
@@ -106,7 +120,11 @@ class Group:
     def cohort(self) -> float:
         """Clients that take part in a round: the mean, or all where nobody has counted."""
         counted = self.first.rounds["cohort"]
-        return float(self.clients) if np.isnan(counted).all() else float(np.nanmean(counted))
+        return (
+            float(self.clients)
+            if np.isnan(counted).all()
+            else float(np.nanmean(counted))
+        )
 
     @cached_property
     def seconds(self) -> Estimate:
@@ -123,14 +141,24 @@ class Group:
 
     @cached_property
     def seeds(self) -> list[RunRecord]:
-        """One run of every seed: a repeat of the same seed says nothing new about accuracy."""
-        own = {run.facts["seed"]: run for sample in reversed(self.samples) for run in sample.runs}
+        """One run of every seed: a repeat of the same seed says nothing new about
+        accuracy.
+        """
+        own = {
+            run.facts["seed"]: run
+            for sample in reversed(self.samples)
+            for run in sample.runs
+        }
         return [own[seed] for seed in sorted(own)]
 
     @property
     def peak_memory(self) -> float:
         """Bytes of the rank that has most."""
-        return max(float(run.peak_memory.max(initial=0)) for sample in self.samples for run in sample.runs)
+        return max(
+            float(run.peak_memory.max(initial=0))
+            for sample in self.samples
+            for run in sample.runs
+        )
 
     def per_round(self, name: str) -> float:
         return fmean(float(np.nanmean(run.rounds[name])) for run in self.seeds)
@@ -149,21 +177,27 @@ class Found:
 
 
 def find(paths: Iterable[Path], *, unfinished: bool = False) -> Found:
-    """Every run and study under the paths; what cannot be read is named, and the rest goes on.
+    """Every run and study under the paths; what cannot be read is named, and the rest
+    goes on.
 
-    A run that is still at work, or did not end well, counts with the rounds that it has if `unfinished` says so.
+    A run that is still at work, or did not end well, counts with the rounds that it has
+    if `unfinished` says so.
     """
     found, seen = Found(), set()
     for path in paths:
         files = list(_files(path))
         if not files:
-            raise UserError(f"{path} holds no run and no study (there is no run.h5 and no study.h5 in it)")
+            raise UserError(
+                f"{path} holds no run and no study (there is no run.h5 and no study.h5 in it)"
+            )
         for file in files:
             if file.resolve() not in seen:
                 seen.add(file.resolve())
                 try:
                     try_out([file])
-                    _add_study(found, file) if file.name == "study.h5" else _add_run(found, file.parent, unfinished)
+                    _add_study(found, file) if file.name == "study.h5" else _add_run(
+                        found, file.parent, unfinished
+                    )
                 except UserError as error:
                     found.unread.append(str(error))
     found.samples = _stacked(found.samples)
@@ -173,8 +207,9 @@ def find(paths: Iterable[Path], *, unfinished: bool = False) -> Found:
 def _files(path: Path) -> list[Path]:
     """Every study and run under a path.
 
-    A study stands for the runs in its folder, a run for its checkpoints, which hold copies of its record, and a run
-    with seeds of another beside it for these: reading it refuses both.
+    A study stands for the runs in its folder, a run for its checkpoints, which hold
+    copies of its record, and a run with seeds of another beside it for these: reading
+    it refuses both.
     """
     if path.is_file() and path.name in ("study.h5", "run.h5"):
         return [path]
@@ -182,11 +217,19 @@ def _files(path: Path) -> list[Path]:
         raise UserError(f"no such folder: {path}")
     studies = [study for study in sorted(path.rglob("study.h5")) if study.is_file()]
     covered = {study.parent for study in studies}
-    every = [run for run in sorted(path.rglob("run.h5")) if run.is_file() and not covered & set(run.parents)]
+    every = [
+        run
+        for run in sorted(path.rglob("run.h5"))
+        if run.is_file() and not covered & set(run.parents)
+    ]
     covered = {run.parent / CHECKPOINTS for run in every}
     runs = [run for run in every if not covered & set(run.parents)]
     alone = {run.parent for run in runs}
-    runs = [run for run in runs if not (run.parent.parent in alone and run.parent.name.startswith("seed-"))]
+    runs = [
+        run
+        for run in runs
+        if not (run.parent.parent in alone and run.parent.name.startswith("seed-"))
+    ]
     return [*studies, *runs]
 
 
@@ -196,9 +239,13 @@ def _add_study(found: Found, path: Path) -> None:
     found.unread += study.unread
     for trial in study.trials:
         if trial.outcome.status == "complete" and trial.runs:
-            found.samples.append(Sample(trial.runs, study.warmup, f"{path.parent.name}: {trial.name}"))
+            found.samples.append(
+                Sample(trial.runs, study.warmup, f"{path.parent.name}: {trial.name}")
+            )
         else:
-            found.unfinished.append((trial.name, trial.outcome.status, trial.outcome.error))
+            found.unfinished.append(
+                (trial.name, trial.outcome.status, trial.outcome.error)
+            )
 
 
 def _add_run(found: Found, folder: Path, unfinished: bool) -> None:
@@ -211,14 +258,20 @@ def _add_run(found: Found, folder: Path, unfinished: bool) -> None:
 
 
 def _stacked(samples: Sequence[Sample]) -> list[Sample]:
-    """Seeds that advanced together, found one by one in their folders, become one sample again."""
+    """Seeds that advanced together, found one by one in their folders, become one
+    sample again.
+    """
     together: dict[Path, list[Sample]] = defaultdict(list)
     for sample in samples:
         run = sample.runs[0]
         alone = len(sample.runs) > 1 or run.stacked_seeds == 1
         together[Path(sample.source) if alone else run.folder.parent].append(sample)
     return [
-        Sample(tuple(run for one in members for run in one.runs), members[0].warmup, members[0].source)
+        Sample(
+            tuple(run for one in members for run in one.runs),
+            members[0].warmup,
+            members[0].source,
+        )
         for members in together.values()
     ]
 
@@ -227,46 +280,75 @@ def groups(samples: Sequence[Sample]) -> list[Group]:
     by_options: dict[str, list[Sample]] = defaultdict(list)
     for sample in samples:
         by_options[json.dumps(_options(sample), sort_keys=True)].append(sample)
-    every = [Group(json.loads(key), tuple(members)) for key, members in by_options.items()]
-    return sorted(named(every), key=lambda group: (group.label, group.clients, group.ranks))
+    every = [
+        Group(json.loads(key), tuple(members)) for key, members in by_options.items()
+    ]
+    return sorted(
+        named(every), key=lambda group: (group.label, group.clients, group.ranks)
+    )
 
 
 def _options(sample: Sample) -> dict[str, Any]:
     run = sample.runs[0]
     config = RunConfig().model_dump(mode="json") | run.config
-    own = {name: value for name, value in config.items() if name not in (*ANYWHERE, "seed", "seeds")}
-    devices = sorted({str(place.get("device", "?")) for place in run.environment.get("ranks", [])})
-    found = {"ranks": run.facts["ranks"], "model": run.facts["model"]}  # the network that auto stood for
+    own = {
+        name: value
+        for name, value in config.items()
+        if name not in (*ANYWHERE, "seed", "seeds")
+    }
+    devices = sorted(
+        {str(place.get("device", "?")) for place in run.environment.get("ranks", [])}
+    )
+    found = {
+        "ranks": run.facts["ranks"],
+        "model": run.facts["model"],
+    }  # the network that auto stood for
     return own | found | {"stacked_seeds": run.stacked_seeds, "on": ", ".join(devices)}
 
 
 def named(every: Sequence[Group]) -> list[Group]:
     """The groups with the options that set each apart from the others of its method.
 
-    An option is left out where those before it already tell: a data set has its own network, rounds and target as a
-    rule, which would make names long and say nothing.
+    An option is left out where those before it already tell: a data set has its own
+    network, rounds and target as a rule, which would make names long and say nothing.
     """
-    always = [name for name in TOLD_FIRST if len({json.dumps(group.options.get(name)) for group in every}) > 1]
-    networks = {(group.options.get("dataset"), group.options.get("model")) for group in every}
-    if len(networks) > len({dataset for dataset, _ in networks}):  # methods would be compared by their networks
+    always = [
+        name
+        for name in TOLD_FIRST
+        if len({json.dumps(group.options.get(name)) for group in every}) > 1
+    ]
+    networks = {
+        (group.options.get("dataset"), group.options.get("model")) for group in every
+    }
+    if len(networks) > len(
+        {dataset for dataset, _ in networks}
+    ):  # methods would be compared by their networks
         always.append("model")
     of_method: dict[str, list[Group]] = defaultdict(list)
     for group in every:
         of_method[group.options["method"]].append(group)
     made = []
     for members in of_method.values():
-        names = _telling(members, always)  # once for all of a method: it looks at every option of every one
+        names = _telling(
+            members, always
+        )  # once for all of a method: it looks at every option of every one
         made += [replace(group, names=names) for group in members]
     return made
 
 
 def _telling(members: Sequence[Group], always: Sequence[str]) -> tuple[str, ...]:
-    names = {name for group in members for name in group.options} - {*UNLABELLED, *MEASURING, *always}
+    names = {name for group in members for name in group.options} - {
+        *UNLABELLED,
+        *MEASURING,
+        *always,
+    }
     told = list(always)
     for name in (*sorted(names), *MEASURING):
         alike: dict[str, set[str]] = defaultdict(set)
         for group in members:
-            alike[json.dumps([group.options.get(one) for one in told])].add(json.dumps(group.options.get(name)))
+            alike[json.dumps([group.options.get(one) for one in told])].add(
+                json.dumps(group.options.get(name))
+            )
         if any(len(values) > 1 for values in alike.values()):
             told.append(name)
     return tuple(told)
@@ -289,7 +371,9 @@ def _usual(method: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Scaling:
-    """Groups that differ in ranks alone (strong), or in ranks with as many clients on each (weak)."""
+    """Groups that differ in ranks alone (strong), or in ranks with as many clients on
+    each (weak).
+    """
 
     name: str
     kind: str
@@ -306,12 +390,20 @@ def scalings(every: Sequence[Group]) -> list[Scaling]:
     weak: dict[tuple[str, str], list[Group]] = defaultdict(list)
     for group in every:
         strong[group.label, f"{group.clients} clients"].append(group)
-        weak[group.label, f"{group.clients / group.ranks:g} clients per rank"].append(group)
+        weak[group.label, f"{group.clients / group.ranks:g} clients per rank"].append(
+            group
+        )
     made = []
     for kind, families in {"strong": strong, "weak": weak}.items():
         for (label, fixed), members in families.items():
             if len({group.ranks for group in members}) > 1:
-                made.append(_scaling(f"{label}: {fixed}", kind, sorted(members, key=lambda group: group.ranks)))
+                made.append(
+                    _scaling(
+                        f"{label}: {fixed}",
+                        kind,
+                        sorted(members, key=lambda group: group.ranks),
+                    )
+                )
     return made
 
 
@@ -321,12 +413,26 @@ def _scaling(name: str, kind: str, members: Sequence[Group]) -> Scaling:
     for group in members:
         more = group.ranks / base.ranks
         gain = 1.0 if kind == "strong" else more
-        faster = Estimate(1.0, 1.0, 1.0) if group is base else ratio(base.seconds, group.seconds, gain)
+        faster = (
+            Estimate(1.0, 1.0, 1.0)
+            if group is base
+            else ratio(base.seconds, group.seconds, gain)
+        )
         speedup.append(faster)
-        efficiency.append(Estimate(faster.centre / more, faster.low / more, faster.high / more))
+        efficiency.append(
+            Estimate(faster.centre / more, faster.low / more, faster.high / more)
+        )
     seconds = [group.seconds for group in members]
     ideal = [group.ranks / base.ranks for group in members]
-    return Scaling(name, kind, [group.ranks for group in members], seconds, speedup, efficiency, ideal)
+    return Scaling(
+        name,
+        kind,
+        [group.ranks for group in members],
+        seconds,
+        speedup,
+        efficiency,
+        ideal,
+    )
 
 
 def final_accuracy(run: RunRecord) -> float:
@@ -336,7 +442,11 @@ def final_accuracy(run: RunRecord) -> float:
 
 
 def slope(x: Sequence[float], y: Sequence[float]) -> float:
-    """Of log y over log x: 1 is proportional, 0 is flat; NaN of fewer than two different x."""
+    """Of log y over log x: 1 is proportional, 0 is flat; NaN of fewer than two
+    different x.
+    """
     if len(set(x)) < 2:
         return nan
-    return float(np.polyfit([log(value) for value in x], [log(value) for value in y], 1)[0])
+    return float(
+        np.polyfit([log(value) for value in x], [log(value) for value in y], 1)[0]
+    )

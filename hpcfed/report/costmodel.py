@@ -1,7 +1,8 @@
-"""Seconds per round as a sum of few terms, fitted to what was measured, to tell what more ranks would give.
+"""Seconds per round as a sum of few terms, fitted to what was measured, to tell what
+more ranks would give.
 
-Coefficients are not negative: each term is a cost. Errors count relative to the time, so that short rounds matter as
-much as long ones.
+Coefficients are not negative: each term is a cost. Errors count relative to the time,
+so that short rounds matter as much as long ones.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,7 +35,10 @@ TERMS: Terms = {
         lambda m: m.steps * m.clients / m.ranks * m.columns / 1e6,
     ),
     "per doubling of the ranks": ("s", lambda m: log2(m.ranks)),
-    "per million columns that ranks exchange": ("s", lambda m: m.columns / 1e6 * 2 * (m.ranks - 1) / m.ranks),
+    "per million columns that ranks exchange": (
+        "s",
+        lambda m: m.columns / 1e6 * 2 * (m.ranks - 1) / m.ranks,
+    ),
 }
 """By name: the coefficient's unit, and what it is multiplied with."""
 
@@ -45,7 +49,9 @@ class CostModel:
     error: float
     """Mean relative error over the points that it was fitted to."""
     left_out_error: float
-    """The same, each point predicted by a fit of the others; NaN where there are too few."""
+    """The same, each point predicted by a fit of the others; NaN where there are too
+    few.
+    """
 
     def __call__(self, point: Measured) -> float:
         return sum(c * TERMS[name][1](point) for name, c in self.coefficients.items())
@@ -82,17 +88,23 @@ def fit(points: Sequence[Measured]) -> CostModel | None:
 
 
 def hold_out(points: Sequence[Measured]) -> HeldOut | None:
-    """The point with most ranks, then most clients; None where the others do not make a fit."""
+    """The point with most ranks, then most clients; None where the others do not make a
+    fit.
+    """
     largest = max(points, key=lambda m: (m.ranks, m.clients, m.columns))
     model = fit([point for point in points if point is not largest])
     return None if model is None else HeldOut(largest, model(largest))
 
 
 def _terms(points: Sequence[Measured]) -> list[str]:
-    """Terms that the points can tell apart, as long as there are more points than terms."""
+    """Terms that the points can tell apart, as long as there are more points than
+    terms.
+    """
     chosen: list[str] = []
     for name in TERMS:
-        if len(chosen) + 1 < len(points) and np.linalg.matrix_rank(_matrix(points, [*chosen, name])) > len(chosen):
+        if len(chosen) + 1 < len(points) and np.linalg.matrix_rank(
+            _matrix(points, [*chosen, name])
+        ) > len(chosen):
             chosen.append(name)
     return chosen
 
@@ -102,13 +114,17 @@ def _matrix(points: Sequence[Measured], names: Sequence[str]) -> np.ndarray:
 
 
 def _relative_costs(points: Sequence[Measured], names: Sequence[str]) -> np.ndarray:
-    """What every coefficient is multiplied with, by the point's seconds: [points, terms]. A model that fits gives 1."""
+    """What every coefficient is multiplied with, by the point's seconds: [points,
+    terms]. A model that fits gives 1.
+    """
     seconds = np.array([point.seconds for point in points])
     return _matrix(points, names) / seconds[:, None]
 
 
 def _solve(costs: np.ndarray) -> np.ndarray:
     """Coefficients that are not negative, by least squares of the relative errors."""
-    size = np.maximum(np.abs(costs).max(0), 1e-300)  # so that the solver's tolerance means the same for every term
+    size = np.maximum(
+        np.abs(costs).max(0), 1e-300
+    )  # so that the solver's tolerance means the same for every term
     coefficients, _ = nnls(costs / size, np.ones(len(costs)))
     return np.asarray(coefficients / size)

@@ -1,4 +1,6 @@
-"""The figures for other programs: CSV of every round, JSON of what the page shows, and Extra-P's input."""
+"""The figures for other programs: CSV of every round, JSON of what the page shows, and
+Extra-P's input.
+"""
 
 import csv
 import io
@@ -15,13 +17,26 @@ from hpcfed.record.timing import PHASES
 from hpcfed.report.collect import Group, Sample, scalings
 from hpcfed.report.sections import fitted
 
-ABOUT = ("source", "options", "method", "dataset", "clients", "ranks", "columns", "seed", "stacked_seeds", "counted")
+ABOUT = (
+    "source",
+    "options",
+    "method",
+    "dataset",
+    "clients",
+    "ranks",
+    "columns",
+    "seed",
+    "stacked_seeds",
+    "counted",
+)
 SECONDS = [f"{phase}_seconds" for phase in PHASES]
 """Columns of phases."""
 
 
 def csv_text(every: Sequence[Group]) -> str:
-    """A line for every round of every run, with a column for each option that differs; phases are means over ranks."""
+    """A line for every round of every run, with a column for each option that differs;
+    phases are means over ranks.
+    """
     head = [*ABOUT, "round", *ROUND_SERIES, *SECONDS]
     swept = _swept(every, known=head)
     at = len(ABOUT)
@@ -35,8 +50,12 @@ def csv_text(every: Sequence[Group]) -> str:
 
 
 def ranks_csv_text(every: Sequence[Group]) -> str:
-    """A line for every rank of every round; source, seed and round say which line of `csv_text` it belongs to."""
-    lines: list[list[Any]] = [["source", "seed", "round", "rank", "rank_seconds", *SECONDS]]
+    """A line for every rank of every round; source, seed and round say which line of
+    `csv_text` it belongs to.
+    """
+    lines: list[list[Any]] = [
+        ["source", "seed", "round", "rank", "rank_seconds", *SECONDS]
+    ]
     for sample in (sample for group in every for sample in group.samples):
         for run in sample.runs:
             for round, rank in np.ndindex(*run.wall.shape):
@@ -47,17 +66,30 @@ def ranks_csv_text(every: Sequence[Group]) -> str:
 
 def _swept(every: Sequence[Group], known: Sequence[str]) -> list[str]:
     """Options in which the groups differ, without those that have a column already."""
-    names = dict.fromkeys(name for group in every for name in group.options if name not in known)
-    return [name for name in names if len({json.dumps(group.options.get(name)) for group in every}) > 1]
+    names = dict.fromkeys(
+        name for group in every for name in group.options if name not in known
+    )
+    return [
+        name
+        for name in names
+        if len({json.dumps(group.options.get(name)) for group in every}) > 1
+    ]
 
 
 def _cell(value: Any) -> Any:
-    """An option's value as a cell: lists as JSON, nothing where a method has no such option."""
+    """An option's value as a cell: lists as JSON, nothing where a method has no such
+    option.
+    """
     return json.dumps(value) if isinstance(value, list | dict) else value
 
 
-def _rounds(group: Group, sample: Sample, run: RunRecord, swept: Sequence[Any]) -> Iterator[list[Any]]:
-    facts = [run.facts[name] for name in ("method", "dataset", "clients", "ranks", "columns", "seed")]
+def _rounds(
+    group: Group, sample: Sample, run: RunRecord, swept: Sequence[Any]
+) -> Iterator[list[Any]]:
+    facts = [
+        run.facts[name]
+        for name in ("method", "dataset", "clients", "ranks", "columns", "seed")
+    ]
     for round in range(run.rounds_done):
         counted = int(round >= run.rounds_done - len(sample.seconds))
         about = [sample.source, group.label, *facts, run.stacked_seeds, counted]
@@ -93,15 +125,24 @@ def _group(group: Group) -> dict[str, Any]:
 
 
 def extrap_text(every: Sequence[Group]) -> str:
-    """JSON Lines as Extra-P reads them: every counted round is a repetition, phases are call paths."""
+    """JSON Lines as Extra-P reads them: every counted round is a repetition, phases are
+    call paths.
+    """
     lines = []
     for group in every:
         parameters = {"clients": group.clients, "ranks": group.ranks}
         for sample in group.samples:
             paths = {"round": sample.seconds}
-            paths |= {f"round->{name}": sample.phases[:, :, i].mean(1) for i, name in enumerate(PHASES)}
+            paths |= {
+                f"round->{name}": sample.phases[:, :, i].mean(1)
+                for i, name in enumerate(PHASES)
+            }
             for path, values in paths.items():
                 for value in values[np.isfinite(values)]:
-                    line = {"params": parameters, "callpath": f"{group.label}->{path}", "metric": "time"}
+                    line = {
+                        "params": parameters,
+                        "callpath": f"{group.label}->{path}",
+                        "metric": "time",
+                    }
                     lines.append(json.dumps(line | {"value": float(value)}))
     return "\n".join(lines) + "\n"

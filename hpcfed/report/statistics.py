@@ -1,4 +1,6 @@
-"""Times with their uncertainty: what several runs of a point, or the rounds of one, say about it."""
+"""Times with their uncertainty: what several runs of a point, or the rounds of one, say
+about it.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,12 +11,16 @@ from scipy import stats
 
 CONFIDENCE = 0.95
 MOST_POWER = 600.0
-"""Largest exponent of e, so that a product of such numbers with seconds is still finite."""
+"""Largest exponent of e, so that a product of such numbers with seconds is still
+finite.
+"""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A figure with its confidence interval; the ends are NaN where there is too little to tell."""
+    """A figure with its confidence interval; the ends are NaN where there is too little
+    to tell.
+    """
 
     centre: float
     low: float = nan
@@ -26,9 +32,11 @@ class Estimate:
 
 
 def of_runs(values: Sequence[float]) -> Estimate:
-    """Of positive figures, one for each independent run: their geometric mean, by Student's t on the logarithms.
+    """Of positive figures, one for each independent run: their geometric mean, by
+    Student's t on the logarithms.
 
-    Logarithms, because times are skewed, and because an interval of few runs must not reach below zero.
+    Logarithms, because times are skewed, and because an interval of few runs must not
+    reach below zero.
     """
     logs = [log(value) for value in values]
     centre = exp(fmean(logs))
@@ -39,19 +47,27 @@ def of_runs(values: Sequence[float]) -> Estimate:
 
 
 def of_rounds(values: Sequence[float]) -> Estimate:
-    """Of the rounds of one run: their median, between the order statistics that hold it, whatever the distribution.
+    """Of the rounds of one run: their median, between the order statistics that hold
+    it, whatever the distribution.
 
-    Six rounds are the fewest for 95 %. Rounds of one run are more alike than runs are: repeat, where it matters.
+    Six rounds are the fewest for 95 %. Rounds of one run are more alike than runs are:
+    repeat, where it matters.
     """
     ordered, middle = sorted(values), median(values)
     below = int(stats.binom.ppf((1 - CONFIDENCE) / 2, len(ordered), 0.5))
     if stats.binom.cdf(below, len(ordered), 0.5) > (1 - CONFIDENCE) / 2:
         below -= 1
-    return Estimate(middle) if below < 0 else Estimate(middle, ordered[below], ordered[-1 - below])
+    return (
+        Estimate(middle)
+        if below < 0
+        else Estimate(middle, ordered[below], ordered[-1 - below])
+    )
 
 
 def of_seeds(values: Sequence[float], *, most: float = inf) -> Estimate:
-    """Of figures from 0 up to a known limit, such as accuracies: their mean, by Student's t, cut at the limits."""
+    """Of figures from 0 up to a known limit, such as accuracies: their mean, by
+    Student's t, cut at the limits.
+    """
     centre = fmean(values)
     if len(values) < 2:
         return Estimate(centre)
@@ -60,7 +76,9 @@ def of_seeds(values: Sequence[float], *, most: float = inf) -> Estimate:
 
 
 def ratio(top: Estimate, bottom: Estimate, scale: float = 1.0) -> Estimate:
-    """Of two independent positive figures: distances to the ends, on the scale of logarithms, add up as squares."""
+    """Of two independent positive figures: distances to the ends, on the scale of
+    logarithms, add up as squares.
+    """
     centre = scale * top.centre / bottom.centre
     if not (top.bounded and bottom.bounded) or min(top.low, bottom.low) <= 0:
         return Estimate(centre)
@@ -70,7 +88,9 @@ def ratio(top: Estimate, bottom: Estimate, scale: float = 1.0) -> Estimate:
 
 
 def _exp(power: float) -> float:
-    """exp, cut where floats end: an interval of few figures that are far apart may reach beyond."""
+    """exp, cut where floats end: an interval of few figures that are far apart may
+    reach beyond.
+    """
     return exp(min(power, MOST_POWER))
 
 

@@ -1,4 +1,6 @@
-"""Time as a process knows it that may be suspended, as by SIGSTOP or `scontrol suspend`."""
+"""Time as a process knows it that may be suspended, as by SIGSTOP or `scontrol
+suspend`.
+"""
 
 import time
 from collections.abc import Callable
@@ -9,9 +11,9 @@ Clock = Callable[[], float]
 class Awake:
     """Counts seconds, but not those for which this process was suspended.
 
-    Nothing tells a process that it was. Whoever counts must look again after every `pause` seconds: when much more
-    have passed, the process was not there to look. A busy machine may make looks late, so a gap counts up to twice
-    the pause.
+    Nothing tells a process that it was. Whoever counts must look again after every
+    `pause` seconds: when much more have passed, the process was not there to look. A
+    busy machine may make looks late, so a gap counts up to twice the pause.
     """
 
     def __init__(self, pause: float, clock: Clock = time.monotonic) -> None:

@@ -29,12 +29,16 @@ def _in_turn(collective: F) -> F:
 
 
 class Collectives:
-    """Sums and exchanges of rows between workers; with a single worker each is the identity.
+    """Sums and exchanges of rows between workers; with a single worker each is the
+    identity.
 
-    All ranks must call their collectives in the same order; where several programs share a rank, `turn` sees to that.
+    All ranks must call their collectives in the same order; where several programs
+    share a rank, `turn` sees to that.
     """
 
-    def __init__(self, world: World, *, turn: Turn = lambda collective: collective()) -> None:
+    def __init__(
+        self, world: World, *, turn: Turn = lambda collective: collective()
+    ) -> None:
         self.world = world
         self._turn = turn
         self.bytes_sent = 0
@@ -55,20 +59,29 @@ class Collectives:
 
     @_in_turn
     def rows_to_columns(self, rows: Tensor, counts: list[int]) -> Tensor:
-        """From whole rows of our own to our share of the columns of everyone's rows: [sum(counts), share].
+        """From whole rows of our own to our share of the columns of everyone's rows:
+        [sum(counts), share].
 
-        `counts` are the numbers of rows of all ranks, in rank order, which is also the order of the result.
+        `counts` are the numbers of rows of all ranks, in rank order, which is also the
+        order of the result.
         """
         if self.size == 1:
             return rows
         width = ceil(rows.shape[1] / self.size)
-        shares = rows.new_zeros(self.size, len(rows), width)  # the last is short, and padded
+        shares = rows.new_zeros(
+            self.size, len(rows), width
+        )  # the last is short, and padded
         for share, part in zip(shares, rows.split(width, dim=1), strict=False):
             share[:, : part.shape[1]] = part
         outgoing = self._outgoing(shares)
         incoming = outgoing.new_empty(sum(counts), width)
         splits = [len(rows)] * self.size
-        dist.all_to_all_single(incoming, outgoing.view(-1, width), output_split_sizes=counts, input_split_sizes=splits)
+        dist.all_to_all_single(
+            incoming,
+            outgoing.view(-1, width),
+            output_split_sizes=counts,
+            input_split_sizes=splits,
+        )
         return incoming.to(rows.device)
 
     @_in_turn
@@ -83,14 +96,22 @@ class Collectives:
 
     @_in_turn
     def relocate(self, rows: Tensor, before: np.ndarray, after: np.ndarray) -> Tensor:
-        """From one entry per client that was ours to one per client that is, bit for bit; ids ascend in both.
+        """From one entry per client that was ours to one per client that is, bit for
+        bit; ids ascend in both.
 
-        `before` and `after` are the ranks of all clients. Only entries that change ranks are sent.
+        `before` and `after` are the ranks of all clients. Only entries that change
+        ranks are sent.
         """
         own, ranks = self.world.role_rank, range(self.size)
         old, new = np.flatnonzero(before == own), np.flatnonzero(after == own)
-        leaving = [np.flatnonzero((before == own) & (after == rank) & (rank != own)) for rank in ranks]
-        coming = [np.flatnonzero((before == rank) & (after == own) & (rank != own)) for rank in ranks]
+        leaving = [
+            np.flatnonzero((before == own) & (after == rank) & (rank != own))
+            for rank in ranks
+        ]
+        coming = [
+            np.flatnonzero((before == rank) & (after == own) & (rank != own))
+            for rank in ranks
+        ]
         result = rows.new_empty(len(new), *rows.shape[1:])
         staying = np.intersect1d(old, new, assume_unique=True)
         result[np.searchsorted(new, staying)] = rows[np.searchsorted(old, staying)]
@@ -98,7 +119,9 @@ class Collectives:
         if self.size == 1 or not width:
             return result
         outgoing = self._outgoing(rows[np.searchsorted(old, np.concatenate(leaving))])
-        as_bytes = outgoing.reshape(len(outgoing), width).view(torch.uint8)  # gloo knows few types
+        as_bytes = outgoing.reshape(len(outgoing), width).view(
+            torch.uint8
+        )  # gloo knows few types
         incoming = as_bytes.new_empty(sum(map(len, coming)), as_bytes.shape[1])
         dist.all_to_all_single(
             incoming,
@@ -113,7 +136,11 @@ class Collectives:
     @_in_turn
     def bcast(self, value: Any) -> Any:
         """The value of the role's first rank, on every rank of the role."""
-        return value if self.world.role_comm is None else self.world.role_comm.bcast(value, root=0)
+        return (
+            value
+            if self.world.role_comm is None
+            else self.world.role_comm.bcast(value, root=0)
+        )
 
     @_in_turn
     def gather(self, value: T) -> list[T] | None:
@@ -126,38 +153,62 @@ class Collectives:
     @_in_turn
     def any_rank(self, here: bool) -> bool:
         """Whether it is so on some rank; the same answer everywhere."""
-        return here if self.world.role_comm is None else any(self.world.role_comm.allgather(here))
+        return (
+            here
+            if self.world.role_comm is None
+            else any(self.world.role_comm.allgather(here))
+        )
 
     @_in_turn
     def allgather(self, value: T) -> list[T]:
         """Every worker's small value, on every worker, in rank order."""
-        return [value] if self.world.role_comm is None else list(self.world.role_comm.allgather(value))
+        return (
+            [value]
+            if self.world.role_comm is None
+            else list(self.world.role_comm.allgather(value))
+        )
 
     @_in_turn
     def gather_vectors(self, numbers: np.ndarray) -> np.ndarray | None:
-        """Every worker's vector of float64 as [ranks, numbers] on the role's first rank; None elsewhere."""
+        """Every worker's vector of float64 as [ranks, numbers] on the role's first
+        rank; None elsewhere.
+        """
         if self.world.role_comm is None:
             return numbers[None]
-        gathered = np.empty((self.size, len(numbers))) if self.world.role_rank == 0 else None
-        self.world.role_comm.Gather(np.ascontiguousarray(numbers, np.float64), gathered, root=0)
+        gathered = (
+            np.empty((self.size, len(numbers))) if self.world.role_rank == 0 else None
+        )
+        self.world.role_comm.Gather(
+            np.ascontiguousarray(numbers, np.float64), gathered, root=0
+        )
         return gathered
 
-    def allgather_rows(self, value: Any, rows: Tensor | None) -> list[tuple[Any, Tensor | None]]:
-        """Every rank's small value and rows, on every rank, in rank order; rows have the same columns everywhere.
+    def allgather_rows(
+        self, value: Any, rows: Tensor | None
+    ) -> list[tuple[Any, Tensor | None]]:
+        """Every rank's small value and rows, on every rank, in rank order; rows have
+        the same columns everywhere.
 
         To be called `in_turn`.
         """
         if self.world.role_comm is None or self.size == 1:
             return [(value, rows)]
-        values = self.world.role_comm.allgather((value, None if rows is None else len(rows)))
+        values = self.world.role_comm.allgather(
+            (value, None if rows is None else len(rows))
+        )
         if rows is None:
             return [(other, None) for other, _ in values]
         counts = [count for _, count in values]
         outgoing = self._outgoing(rows.contiguous())
         whole = outgoing.new_empty(sum(counts), rows.shape[1])
         parts = list(whole.split(counts))
-        dist.all_gather(parts, outgoing) if len(set(counts)) == 1 else _gather_unequal(parts, outgoing)
-        return [(other, part.to(rows.device)) for (other, _), part in zip(values, parts, strict=True)]
+        dist.all_gather(parts, outgoing) if len(set(counts)) == 1 else _gather_unequal(
+            parts, outgoing
+        )
+        return [
+            (other, part.to(rows.device))
+            for (other, _), part in zip(values, parts, strict=True)
+        ]
 
     def in_turn(self, work: Callable[[], T]) -> T:
         """Work with collectives of its own, such as a library's."""
@@ -170,7 +221,9 @@ class Collectives:
             self.world.role_comm.Barrier()
 
     def _outgoing(self, tensor: Tensor) -> Tensor:
-        """Counts the payload, and moves it to where the backend can read it: gloo wants host memory."""
+        """Counts the payload, and moves it to where the backend can read it: gloo wants
+        host memory.
+        """
         self.bytes_sent += tensor.numel() * tensor.element_size()
         return tensor.cpu() if self.world.backend == "gloo" else tensor
 

@@ -6,5 +6,7 @@ from torch import Tensor
 
 
 def on_device(array: np.ndarray, device: torch.device) -> Tensor:
-    """The array on the device, without waiting for what the device is doing; the array may be reused at once."""
+    """The array on the device, without waiting for what the device is doing; the array
+    may be reused at once.
+    """
     return torch.from_numpy(array).to(device, non_blocking=True)

@@ -1,7 +1,8 @@
-"""Messages between workers and the server's first rank, over MPI: a small header, and rows in a buffer of their own.
+"""Messages between workers and the server's first rank, over MPI: a small header, and
+rows in a buffer of their own.
 
-A worker's message leaves while it goes on; the server, and a worker that waits for an answer, sleep between looks, so
-that whoever has work gets the cores.
+A worker's message leaves while it goes on; the server, and a worker that waits for an
+answer, sleep between looks, so that whoever has work gets the cores.
 """
 
 import time

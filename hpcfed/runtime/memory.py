@@ -5,14 +5,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 
-def usable(groups: Path = Path("/proc/self/cgroup"), mounted: Path = Path("/sys/fs/cgroup")) -> int:
-    """Return the bytes of the machine's memory, or those that our control group may use where that is less."""
+def usable(
+    groups: Path = Path("/proc/self/cgroup"), mounted: Path = Path("/sys/fs/cgroup")
+) -> int:
+    """Return the bytes of the machine's memory, or those that our control group may use
+    where that is less.
+    """
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min([machine, *_limits(groups, mounted)])
 
 
 def _limits(groups: Path, mounted: Path) -> Iterator[int]:
-    """Limits of our control group and of all above it; a batch system sets one for a job."""
+    """Limits of our control group and of all above it; a batch system sets one for a
+    job.
+    """
     try:
         lines = groups.read_text().splitlines()
     except OSError:
@@ -21,7 +27,11 @@ def _limits(groups: Path, mounted: Path) -> Iterator[int]:
         _, controllers, path = line.split(":", 2)
         if controllers and "memory" not in controllers.split(","):
             continue
-        root, name = (mounted / "memory", "memory.limit_in_bytes") if controllers else (mounted, "memory.max")
+        root, name = (
+            (mounted / "memory", "memory.limit_in_bytes")
+            if controllers
+            else (mounted, "memory.max")
+        )
         own = root / path.lstrip("/")
         for folder in (own, *own.parents):
             if not folder.is_relative_to(root):

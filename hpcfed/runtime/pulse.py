@@ -1,7 +1,9 @@
-"""Signs of life that the ranks of a role leave in their store: those who wait for a rank can tell which it is.
+"""Signs of life that the ranks of a role leave in their store: those who wait for a
+rank can tell which it is.
 
-The store lives in the role's rank 0. When that one is halted, calls of the store block for ever, whatever their timeout
-says; so they are made in threads that nobody waits for.
+The store lives in the role's rank 0. When that one is halted, calls of the store block
+for ever, whatever their timeout says; so they are made in threads that nobody waits
+for.
 """
 
 import threading
@@ -30,20 +32,26 @@ class Pulse:
     def beating(self, seconds: float) -> Iterator[None]:
         """Within, a thread leaves a sign of life every so many seconds."""
         over = threading.Event()
-        threading.Thread(target=self._beat, args=(seconds, over), name="pulse", daemon=True).start()
+        threading.Thread(
+            target=self._beat, args=(seconds, over), name="pulse", daemon=True
+        ).start()
         try:
             yield
         finally:
             over.set()
 
     def silent(self, seconds: float) -> list[int]:
-        """Looks for so long, and returns the ranks that leave no sign of life meanwhile.
+        """Looks for so long, and returns the ranks that leave no sign of life
+        meanwhile.
 
-        Rank 0 is the answer when the store does not answer; nobody is when it has gone, since then rank 0 has ended.
-        While this rank is suspended it does not look: others may be suspended with it.
+        Rank 0 is the answer when the store does not answer; nobody is when it has gone,
+        since then rank 0 has ended. While this rank is suspended it does not look:
+        others may be suspended with it.
         """
         found: list[list[int]] = []
-        looking = threading.Thread(target=lambda: found.append(self._look(seconds)), name="silent", daemon=True)
+        looking = threading.Thread(
+            target=lambda: found.append(self._look(seconds)), name="silent", daemon=True
+        )
         looking.start()
         awake = Awake(PAUSE)
         while looking.is_alive() and awake.look() < seconds + 2 * ANSWER:
@@ -79,6 +87,10 @@ class Pulse:
         return [store.get(name) if store.check([name]) else b"" for name in names]
 
     def _connected(self) -> dist.TCPStore:
-        """Opens a connection of its own, because a call that blocks would block all others on it."""
+        """Opens a connection of its own, because a call that blocks would block all
+        others on it.
+        """
         timeout = timedelta(seconds=ANSWER)
-        return dist.TCPStore(*self._address, is_master=False, wait_for_workers=False, timeout=timeout)
+        return dist.TCPStore(
+            *self._address, is_master=False, wait_for_workers=False, timeout=timeout
+        )

@@ -1,9 +1,10 @@
 """Random streams keyed by what they are for: never by rank, order, device or engine.
 
-Host decisions (partition, cohort, initial weights) draw from numpy generators keyed by (seed, purpose, …).
-Per-client numbers on the device (order of samples, dropout) come from a counter-based hash of integers, so that one
-vectorised expression serves all clients of a rank, and a client sees the same numbers wherever it lives: on the CPU
-or a GPU, alone or in a stack.
+Host decisions (partition, cohort, initial weights) draw from numpy generators keyed by
+(seed, purpose, …). Per-client numbers on the device (order of samples, dropout) come
+from a counter-based hash of integers, so that one vectorised expression serves all
+clients of a rank, and a client sees the same numbers wherever it lives: on the CPU or a
+GPU, alone or in a stack.
 """
 
 import zlib
@@ -12,7 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_GOLDEN = -0x61C8864680B583EB  # 2^64 / golden ratio, as a signed integer: torch has no unsigned arithmetic
+_GOLDEN = (
+    -0x61C8864680B583EB
+)  # 2^64 / golden ratio, as a signed integer: torch has no unsigned arithmetic
 
 
 def generator(seed: int, purpose: str, *numbers: int) -> np.random.Generator:
@@ -22,7 +25,11 @@ def generator(seed: int, purpose: str, *numbers: int) -> np.random.Generator:
 
 def client_keys(seed: int, purpose: str, round: int, clients: Tensor) -> Tensor:
     """One 64-bit key per client id, for `bits` and `uniform`."""
-    base = np.random.SeedSequence(_words(seed, purpose, round)).generate_state(1, np.uint64).view(np.int64)[0]
+    base = (
+        np.random.SeedSequence(_words(seed, purpose, round))
+        .generate_state(1, np.uint64)
+        .view(np.int64)[0]
+    )
     return _mix(clients.to(torch.int64) * _GOLDEN + int(base))
 
 
@@ -52,7 +59,9 @@ def _signed(number: int | Tensor) -> int | Tensor:
 
 
 def _mix(x: Tensor) -> Tensor:
-    """The finaliser of splitmix64; masks turn torch's arithmetic shifts into logical ones, products wrap."""
+    """The finaliser of splitmix64; masks turn torch's arithmetic shifts into logical
+    ones, products wrap.
+    """
     x = (x ^ (x >> 30 & 0x3FFFFFFFF)) * -0x40A7B892E31B1A47
     x = (x ^ (x >> 27 & 0x1FFFFFFFFF)) * -0x6B2FB644ECCEEE15
     return x ^ (x >> 31 & 0x1FFFFFFFF)

@@ -11,14 +11,20 @@ from contextlib import contextmanager
 from types import FrameType
 
 STOPPED = 75
-"""Exit code of a run that was asked to stop and can go on: what sysexits.h calls a temporary failure."""
+"""Exit code of a run that was asked to stop and can go on: what sysexits.h calls a
+temporary failure.
+"""
 PAUSE = 100
-"""How many times longer than writing a checkpoint the pause before the next is, at least."""
+"""How many times longer than writing a checkpoint the pause before the next is, at
+least.
+"""
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
 
 
 class Stop:
-    """Whether this process was asked to stop, and whether its last checkpoint is too old."""
+    """Whether this process was asked to stop, and whether its last checkpoint is too
+    old.
+    """
 
     def __init__(self, every: float = 0.0) -> None:
         """`every`: seconds after which a checkpoint is too old; 0: it never is."""
@@ -33,9 +39,11 @@ class Stop:
 
     @contextmanager
     def listening(self) -> Iterator["Stop"]:
-        """Within, the first signal is remembered; a second Ctrl-C ends the process as it always did.
+        """Within, the first signal is remembered; a second Ctrl-C ends the process as
+        it always did.
 
-        Afterwards SIGUSR2, which means nothing but this, is ignored: it must not end a run that is just complete.
+        Afterwards SIGUSR2, which means nothing but this, is ignored: it must not end a
+        run that is just complete.
         """
         if threading.current_thread() is not threading.main_thread():
             yield self
@@ -49,19 +57,24 @@ class Stop:
                 signal.signal(number, signal.SIG_IGN if late else handler)
 
     def after(self, round: int) -> bool:
-        """Whether to stop after a round: the answer to the first who asks is everybody's.
+        """Whether to stop after a round: the answer to the first who asks is
+        everybody's.
 
-        Several seeds ask one after the other, and a signal that comes in between must not part them.
+        Several seeds ask one after the other, and a signal that comes in between must
+        not part them.
         """
         return self._answers.setdefault(round, self.asked)
 
     def is_due(self, round: int) -> bool:
-        """Whether the last checkpoint is too old after a round; again one answer for all seeds.
+        """Whether the last checkpoint is too old after a round; again one answer for
+        all seeds.
 
         Those that are written for this reason take one hundredth of the time at most.
         """
         age = time.monotonic() - self._written
-        return self._due.setdefault(round, self._every > 0 and age > max(self._every, PAUSE * self._took))
+        return self._due.setdefault(
+            round, self._every > 0 and age > max(self._every, PAUSE * self._took)
+        )
 
     @contextmanager
     def checkpointing(self) -> Iterator[None]:

@@ -1,4 +1,6 @@
-"""Ends a run whose ranks wait for each other for ever: a rank that hangs tells nobody, so those that wait must."""
+"""Ends a run whose ranks wait for each other for ever: a rank that hangs tells nobody,
+so those that wait must.
+"""
 
 import os
 import threading
@@ -19,18 +21,25 @@ GiveUp = Callable[[str, float], None]
 
 
 @contextmanager
-def ending_stalls(progress: Progress, seconds: float, give_up: GiveUp) -> Iterator[None]:
+def ending_stalls(
+    progress: Progress, seconds: float, give_up: GiveUp
+) -> Iterator[None]:
     """Within, a thread looks on.
 
-    When a phase lasts for so many seconds, `give_up` is told of it, and the process ends with 1, whatever it waits for:
-    the launcher then ends the other ranks. Time for which this process was suspended does not count. 0 seconds: nobody
-    looks.
+    When a phase lasts for so many seconds, `give_up` is told of it, and the process
+    ends with 1, whatever it waits for: the launcher then ends the other ranks. Time for
+    which this process was suspended does not count. 0 seconds: nobody looks.
     """
     if not seconds:
         yield
         return
     over = threading.Event()
-    thread = threading.Thread(target=_watch, args=(progress, seconds, give_up, over), name="stalls", daemon=True)
+    thread = threading.Thread(
+        target=_watch,
+        args=(progress, seconds, give_up, over),
+        name="stalls",
+        daemon=True,
+    )
     thread.start()
     try:
         yield
@@ -40,7 +49,11 @@ def ending_stalls(progress: Progress, seconds: float, give_up: GiveUp) -> Iterat
 
 
 def _watch(
-    progress: Progress, seconds: float, give_up: GiveUp, over: threading.Event, clock: Clock = time.monotonic
+    progress: Progress,
+    seconds: float,
+    give_up: GiveUp,
+    over: threading.Event,
+    clock: Clock = time.monotonic,
 ) -> None:
     awake = Awake(min(1.0, seconds / 8), clock)
     seen, since = progress(), awake.look()

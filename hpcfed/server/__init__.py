@@ -1,1 +1,3 @@
-"""The server's generative model: a latent diffusion model over clients' parameters, trained through DeepSpeed."""
+"""The server's generative model: a latent diffusion model over clients' parameters,
+trained through DeepSpeed.
+"""

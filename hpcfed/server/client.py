@@ -24,12 +24,15 @@ LINE_EVERY = 5.0
 
 
 def check_world(options: ServerOptions, world: World) -> None:
-    """Refuses what the server's ranks cannot do where they are; every rank of the job finds the same."""
+    """Refuses what the server's ranks cannot do where they are; every rank of the job
+    finds the same.
+    """
     places = world.server_places
     on_gpus = any(place.device != "cpu" for place in places)
     if options.zero_stage and on_gpus and group_backend(places, world.wanted) == "gloo":
         raise UserError(
-            f"--zero-stage {options.zero_stage} over gloo, which neither reduces to one rank nor gathers on GPUs; "
+            f"--zero-stage {options.zero_stage} over gloo, which neither reduces to "
+            "one rank nor gathers on GPUs; "
             "add --backend nccl"
         )
 
@@ -44,19 +47,27 @@ class Transport(Protocol):
 
 
 class ServerClient:
-    """The server as a worker's federation sees it. All workers call the same verbs in the same order."""
+    """The server as a worker's federation sees it. All workers call the same verbs in
+    the same order.
+    """
 
-    def __init__(self, transport: Transport, seed: int, collectives: Collectives) -> None:
+    def __init__(
+        self, transport: Transport, seed: int, collectives: Collectives
+    ) -> None:
         self._transport, self._seed, self._collectives = transport, seed, collectives
         self._reports: list[tuple[int, Learnt]] = []
 
     def reports(self) -> list[tuple[int, Learnt]]:
-        """What learning has told since this was last asked, with the round after which it was."""
+        """What learning has told since this was last asked, with the round after which
+        it was.
+        """
         told, self._reports = self._reports, []
         return told
 
     def bank(self, round: int, clients: np.ndarray, rows: Tensor) -> None:
-        """Uploads of a round, of this worker's clients. They travel while the worker goes on."""
+        """Uploads of a round, of this worker's clients. They travel while the worker
+        goes on.
+        """
         self._tell(Request("bank", self._seed, clients, {"round": round}, rows.float()))
 
     def learn(self, round: int) -> None:
@@ -65,8 +76,12 @@ class ServerClient:
         answer.report.seconds["collect"] = seconds - answer.seconds
         self._reports.append((round, answer.report))
 
-    def invert(self, clients: np.ndarray, *, depth: int | None = None) -> tuple[Tensor, np.ndarray]:
-        """Generated columns for clients of this worker, and which of them the server knows; others are zero."""
+    def invert(
+        self, clients: np.ndarray, *, depth: int | None = None
+    ) -> tuple[Tensor, np.ndarray]:
+        """Generated columns for clients of this worker, and which of them the server
+        knows; others are zero.
+        """
         return self._generate("invert", clients, {"depth": depth})
 
     def recall(self, clients: np.ndarray) -> tuple[Tensor, np.ndarray]:
@@ -84,11 +99,20 @@ class ServerClient:
         return rows
 
     def guide(
-        self, clients: np.ndarray, before: Tensor, after: Tensor, *, strength: float, start: int, steps: int
+        self,
+        clients: np.ndarray,
+        before: Tensor,
+        after: Tensor,
+        *,
+        strength: float,
+        start: int,
+        steps: int,
     ) -> Tensor:
         """Columns of new clients after local training, led on by the model."""
         details = {"strength": strength, "start": start, "steps": steps}
-        rows = self._ask(Request("guide", self._seed, clients, details, torch.cat([before, after])))[0].rows
+        rows = self._ask(
+            Request("guide", self._seed, clients, details, torch.cat([before, after]))
+        )[0].rows
         assert rows is not None
         return rows
 
@@ -97,7 +121,9 @@ class ServerClient:
 
     def store(self, folder: str) -> tuple[Part, ...]:
         """Writes what the server knows to a checkpoint's folder; its files."""
-        return self._ask(Request("store", self._seed, details={"folder": folder}))[0].parts
+        return self._ask(Request("store", self._seed, details={"folder": folder}))[
+            0
+        ].parts
 
     def restore(self, folder: str) -> None:
         self._ask(Request("restore", self._seed, details={"folder": folder}))
@@ -107,7 +133,9 @@ class ServerClient:
         self._tell(Request("leave", self._seed))
 
     def _ask(self, request: Request) -> tuple[Answer, float]:
-        """The answer, and the seconds until it was there; those before our turn belong to other seeds."""
+        """The answer, and the seconds until it was there; those before our turn belong
+        to other seeds.
+        """
 
         def ask() -> tuple[Answer, float]:
             begin = time.perf_counter()
@@ -127,9 +155,13 @@ class ServerClient:
 
     def _count(self, request: Request) -> None:
         if request.rows is not None and not self._collectives.world.alone:
-            self._collectives.bytes_sent += request.rows.numel() * request.rows.element_size()
+            self._collectives.bytes_sent += (
+                request.rows.numel() * request.rows.element_size()
+            )
 
-    def _generate(self, verb: Verb, clients: np.ndarray, details: dict[str, int | None]) -> tuple[Tensor, np.ndarray]:
+    def _generate(
+        self, verb: Verb, clients: np.ndarray, details: dict[str, int | None]
+    ) -> tuple[Tensor, np.ndarray]:
         answer, waited = self._ask(Request(verb, self._seed, clients, details))
         assert answer.rows is not None and answer.known is not None
         if verb == "invert" and self._reports:
@@ -141,16 +173,25 @@ class ServerClient:
 
 
 class Among:
-    """No rank is set apart: every worker gets all requests and handles them, as one of the server's ranks."""
+    """No rank is set apart: every worker gets all requests and handles them, as one of
+    the server's ranks.
+    """
 
     def __init__(
-        self, widths: Sequence[int], options: ServerOptions, collectives: Collectives, *, seeds: Sequence[int]
+        self,
+        widths: Sequence[int],
+        options: ServerOptions,
+        collectives: Collectives,
+        *,
+        seeds: Sequence[int],
     ) -> None:
         world = collectives.world
         self._collectives = collectives
         place = Place(world.device, world.role_rank, world.role_size)
         told = _Teller(visible=world.is_root)
-        self._room = ServerRank(widths, options, place, seeds=seeds, told=told, gather=_gather(world))
+        self._room = ServerRank(
+            widths, options, place, seeds=seeds, told=told, gather=_gather(world)
+        )
 
     def ask(self, request: Request) -> Answer:
         answer = self._handle(request)
@@ -163,8 +204,12 @@ class Among:
 
     def _handle(self, request: Request) -> Answer | None:
         join_alone(self._collectives.world)
-        parts = self._collectives.allgather_rows(replace(request, rows=None), request.rows)
-        answers = self._room.handle([replace(other, rows=rows) for other, rows in parts])
+        parts = self._collectives.allgather_rows(
+            replace(request, rows=None), request.rows
+        )
+        answers = self._room.handle(
+            [replace(other, rows=rows) for other, rows in parts]
+        )
         return answers[self._collectives.world.role_rank]
 
 
@@ -179,7 +224,11 @@ class Apart:
         self.tell(request)
         answer, rows = self._link.receive(self._server)
         assert isinstance(answer, Answer)
-        return answer if rows is None else replace(answer, rows=torch.from_numpy(rows).to(self._world.device))
+        return (
+            answer
+            if rows is None
+            else replace(answer, rows=torch.from_numpy(rows).to(self._world.device))
+        )
 
     def tell(self, request: Request) -> None:
         self._link.send(self._server, replace(request, rows=None), request.rows)
@@ -187,12 +236,16 @@ class Apart:
             self._link.flush()
 
 
-def serve(world: World, widths: Sequence[int], options: ServerOptions, *, seeds: Sequence[int]) -> None:
+def serve(
+    world: World, widths: Sequence[int], options: ServerOptions, *, seeds: Sequence[int]
+) -> None:
     """A server rank's whole life: handles requests until every seed has left."""
     place = Place(world.device, world.role_rank, world.role_size)
     link, workers = Link(world), range(world.num_workers)
     told = _Teller(visible=world.role_rank == 0)
-    room = ServerRank(widths, options, place, seeds=seeds, told=told, gather=_gather(world))
+    room = ServerRank(
+        widths, options, place, seeds=seeds, told=told, gather=_gather(world)
+    )
     prepare(options, place)
     staying = set(seeds)
     while staying:
@@ -203,11 +256,20 @@ def serve(world: World, widths: Sequence[int], options: ServerOptions, *, seeds:
         if requests[0].verb == "leave":
             staying.remove(requests[0].seed)
             continue
-        there = [replace(r, rows=None if r.rows is None else r.rows.to(world.device)) for r in requests]
+        there = [
+            replace(r, rows=None if r.rows is None else r.rows.to(world.device))
+            for r in requests
+        ]
         for worker, answer in enumerate(room.handle(there)):
             if answer is not None and world.role_rank == 0:
-                report = answer.report if worker == 0 or answer.report is None else Learnt(answer.report.rows)
-                link.send(worker, replace(answer, rows=None, report=report), answer.rows)
+                report = (
+                    answer.report
+                    if worker == 0 or answer.report is None
+                    else Learnt(answer.report.rows)
+                )
+                link.send(
+                    worker, replace(answer, rows=None, report=report), answer.rows
+                )
     link.flush()
 
 
@@ -224,10 +286,16 @@ def _share(world: World, requests: list[Request] | None) -> list[Request]:
     """The first server rank's requests on all of them; rows go as one buffer each."""
     own = None
     if requests is not None:
-        own = [(replace(r, rows=None), None if r.rows is None else tuple(r.rows.shape)) for r in requests]
+        own = [
+            (replace(r, rows=None), None if r.rows is None else tuple(r.rows.shape))
+            for r in requests
+        ]
     headers = world.role_comm.bcast(own, root=0)
     if requests is None:
-        requests = [replace(header, rows=None if shape is None else torch.empty(shape)) for header, shape in headers]
+        requests = [
+            replace(header, rows=None if shape is None else torch.empty(shape))
+            for header, shape in headers
+        ]
     for request in requests if world.role_size > 1 else ():
         if request.rows is not None:
             world.role_comm.Bcast(request.rows.numpy(), root=0)

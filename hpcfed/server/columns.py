@@ -21,8 +21,12 @@ class Generated:
 
 
 def generated(layout: Layout, options: ServerOptions) -> Generated:
-    """Learnt columns of the last layers; running statistics of batch norm are left to aggregation."""
-    wanted = options.generated_layers or (2 if layout.num_parameters > WHOLE_UP_TO else 0)
+    """Learnt columns of the last layers; running statistics of batch norm are left to
+    aggregation.
+    """
+    wanted = options.generated_layers or (
+        2 if layout.num_parameters > WHOLE_UP_TO else 0
+    )
     layers = set(layout.last(wanted) if wanted else layout.layers)
     entries = [e for e in layout.entries if e.trainable and e.layer in layers]
     at = torch.cat([torch.arange(e.start, e.stop) for e in entries])

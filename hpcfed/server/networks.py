@@ -1,10 +1,14 @@
-"""The server's two networks, over flat vectors: an autoencoder and a denoiser of its latents.
+"""The server's two networks, over flat vectors: an autoencoder and a denoiser of its
+latents.
 
-The shapes are p-diff's (Wang et al. 2024): 1-D convolutions with kernels of 7 and batch norm; the encoder halves the
-length with every convolution and ends in a linear layer; the denoiser keeps the length, widens to the middle, and adds
-what it saw on the way in to what it makes on the way out. Convolutions before a norm have no bias, since it has one.
+The shapes are p-diff's (Wang et al. 2024): 1-D convolutions with kernels of 7 and batch
+norm; the encoder halves the length with every convolution and ends in a linear layer;
+the denoiser keeps the length, widens to the middle, and adds what it saw on the way in
+to what it makes on the way out. Convolutions before a norm have no bias, since it has
+one.
 
-Activations are [samples, channels, 1, length], on a GPU channels-last: cuDNN is twice as fast so.
+Activations are [samples, channels, 1, length], on a GPU channels-last: cuDNN is twice
+as fast so.
 """
 
 import math
@@ -35,19 +39,32 @@ def _plainly(module: nn.Module, *inputs: Tensor) -> Tensor:
 
 def encoder_channels(size: Size) -> list[int]:
     """64, 128, 256, 256, 32 for a width of 64 and a depth of 5."""
-    return [size.width * min(2**i, 4) for i in range(size.depth - 1)] + [max(1, size.width // 2)]
+    return [size.width * min(2**i, 4) for i in range(size.depth - 1)] + [
+        max(1, size.width // 2)
+    ]
 
 
 def denoiser_channels(size: Size) -> list[int]:
-    """64, 128, 256, 512, 256, 128, 64 for a width of 64 and a depth of 5; five convolutions at least."""
+    """64, 128, 256, 512, 256, 128, 64 for a width of 64 and a depth of 5; five
+    convolutions at least.
+    """
     rising = [size.width * 2**i for i in range(max(3, size.depth - 1))]
     return rising + rising[-2::-1]
 
 
 class Autoencoder(nn.Module):
-    """Rows of so many columns to latents and back; noise on both ways in while it learns."""
+    """Rows of so many columns to latents and back; noise on both ways in while it
+    learns.
+    """
 
-    def __init__(self, columns: int, size: Size, *, input_noise: float = 0.0, latent_noise: float = 0.0) -> None:
+    def __init__(
+        self,
+        columns: int,
+        size: Size,
+        *,
+        input_noise: float = 0.0,
+        latent_noise: float = 0.0,
+    ) -> None:
         super().__init__()
         self.columns = columns
         self.input_noise, self.latent_noise = input_noise, latent_noise
@@ -57,23 +74,31 @@ class Autoencoder(nn.Module):
         channels = encoder_channels(size)
         shortest = self.padded // multiple
         self.encoder = nn.ModuleList(
-            _down(before, after) for before, after in zip([1, *channels], channels, strict=False)
+            _down(before, after)
+            for before, after in zip([1, *channels], channels, strict=False)
         )
         self.to_latent = nn.Linear(channels[-1] * shortest, size.latent)
         self.from_latent = nn.Linear(size.latent, channels[-1] * shortest)
         backwards = [*channels[::-1], 1]
         self.decoder = nn.ModuleList(
-            _up(before, after, last=i == len(channels) - 1) for i, (before, after) in enumerate(pairwise(backwards))
+            _up(before, after, last=i == len(channels) - 1)
+            for i, (before, after) in enumerate(pairwise(backwards))
         )
         self._shape = (channels[-1], shortest)
-        made = [after * self.padded // 2**i for i, after in enumerate(channels, start=1)]
+        made = [
+            after * self.padded // 2**i for i, after in enumerate(channels, start=1)
+        ]
         self.widest = max(made)
         """Numbers of a row's largest activation."""
         self.activations = sum(made) + sum(made[:-1]) + self.padded
         """Numbers of all stages' activations of a row, there and back."""
 
-    def forward(self, rows: Tensor, noise: tuple[Tensor, Tensor] | None = None) -> Tensor:
-        """The mean squared error of reconstruction; `noise` is standard normal, for rows and latents."""
+    def forward(
+        self, rows: Tensor, noise: tuple[Tensor, Tensor] | None = None
+    ) -> Tensor:
+        """The mean squared error of reconstruction; `noise` is standard normal, for
+        rows and latents.
+        """
         if noise is None:
             return F.mse_loss(self.decode(self.encode(rows)), rows)
         latents = self.encode(rows + self.input_noise * noise[0])
@@ -81,7 +106,9 @@ class Autoencoder(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the parameters: DeepSpeed may have made them bfloat16. What goes in and comes out is float32."""
+        """Of the parameters: DeepSpeed may have made them bfloat16. What goes in and
+        comes out is float32.
+        """
         return self.to_latent.weight.dtype
 
     def flops(self) -> int:
@@ -96,14 +123,18 @@ class Autoencoder(nn.Module):
         return total + 4 * self.to_latent.in_features * self.to_latent.out_features
 
     def encode(self, rows: Tensor) -> Tensor:
-        x = _laid_out(F.pad(rows.to(self.dtype), (0, self.padded - self.columns)).unsqueeze(1))
+        x = _laid_out(
+            F.pad(rows.to(self.dtype), (0, self.padded - self.columns)).unsqueeze(1)
+        )
         for stage in self.encoder:
             x = self.checkpoint(stage, x)
         latents: Tensor = self.to_latent(x.flatten(1))
         return latents.float()
 
     def decode(self, latents: Tensor) -> Tensor:
-        x = _laid_out(self.from_latent(latents.to(self.dtype)).unflatten(1, self._shape))
+        x = _laid_out(
+            self.from_latent(latents.to(self.dtype)).unflatten(1, self._shape)
+        )
         for stage in self.decoder:
             x = self.checkpoint(stage, x)
         return x[:, 0, 0, : self.columns].float()
@@ -117,9 +148,13 @@ class _Convolution(nn.Conv1d):
         return F.conv2d(x, weight, self.bias, (1, *self.stride), (0, KERNEL // 2))
 
     def _of_patches(self, x: Tensor) -> Tensor:
-        """Of one channel as a matrix product: cuDNN is slow with less than eight. An eighth tap counts nothing."""
+        """Of one channel as a matrix product: cuDNN is slow with less than eight. An
+        eighth tap counts nothing.
+        """
         half = KERNEL // 2
-        patches = F.pad(x[:, 0, 0], (half, half + 1)).unfold(1, KERNEL + 1, *self.stride)
+        patches = F.pad(x[:, 0, 0], (half, half + 1)).unfold(
+            1, KERNEL + 1, *self.stride
+        )
         y = F.linear(patches, F.pad(self.weight[:, 0], (0, 1)), self.bias)
         return y.transpose(1, 2).unsqueeze(2)
 
@@ -131,20 +166,37 @@ class _Transposed(nn.ConvTranspose1d):
         if x.is_cuda and self.out_channels == 1:
             return self._of_parts(x)
         weight = aligned(self.weight).unsqueeze(2)
-        return F.conv_transpose2d(x, weight, self.bias, (1, *self.stride), (0, KERNEL // 2), (0, *self.output_padding))
+        return F.conv_transpose2d(
+            x,
+            weight,
+            self.bias,
+            (1, *self.stride),
+            (0, KERNEL // 2),
+            (0, *self.output_padding),
+        )
 
     def _of_parts(self, x: Tensor) -> Tensor:
-        """The same for one channel that is made: what each position gives to its seven, then their sums."""
-        parts = F.linear(x.squeeze(2).transpose(1, 2), F.pad(self.weight[:, 0], (0, 1)).t()).float()
+        """The same for one channel that is made: what each position gives to its seven,
+        then their sums.
+        """
+        parts = F.linear(
+            x.squeeze(2).transpose(1, 2), F.pad(self.weight[:, 0], (0, 1)).t()
+        ).float()
         length, parts = parts.shape[1], F.pad(parts, (0, 0, 1, 2))
-        even = torch.stack([parts[:, 2 - i : 2 - i + length, 1 + 2 * i] for i in range(3)]).sum(0)
-        odd = torch.stack([parts[:, 3 - i : 3 - i + length, 2 * i] for i in range(4)]).sum(0)
+        even = torch.stack(
+            [parts[:, 2 - i : 2 - i + length, 1 + 2 * i] for i in range(3)]
+        ).sum(0)
+        odd = torch.stack(
+            [parts[:, 3 - i : 3 - i + length, 2 * i] for i in range(4)]
+        ).sum(0)
         y = torch.stack([even, odd], -1).flatten(1)[:, None, None]
         return y if self.bias is None else y + self.bias
 
 
 class _BatchNorm(nn.BatchNorm1d):
-    """With leaky ReLU. In float32, whatever its input: statistics in bfloat16 would hardly move."""
+    """With leaky ReLU. In float32, whatever its input: statistics in bfloat16 would
+    hardly move.
+    """
 
     counts = True
     """Whether a batch in training changes the statistics."""
@@ -156,15 +208,27 @@ class _BatchNorm(nn.BatchNorm1d):
         momentum = (self.momentum or 0.0) if self.counts else 0.0
         running = norms.Running(self.running_mean, self.running_var, momentum)
         if self.training and self.shared:
-            return norms.shared_batch_norm(x, self.weight, self.bias, running, eps=self.eps, slope=LEAK)
-        return norms.batch_norm(x, self.weight, self.bias, running, training=self.training, eps=self.eps, slope=LEAK)
+            return norms.shared_batch_norm(
+                x, self.weight, self.bias, running, eps=self.eps, slope=LEAK
+            )
+        return norms.batch_norm(
+            x,
+            self.weight,
+            self.bias,
+            running,
+            training=self.training,
+            eps=self.eps,
+            slope=LEAK,
+        )
 
 
 class _GroupNorm(nn.GroupNorm):
     """With a shift of every channel, and SiLU."""
 
     def forward(self, x: Tensor, shift: Tensor) -> Tensor:  # type: ignore[override]
-        return norms.group_norm(x, self.num_groups, self.weight, self.bias, shift, eps=self.eps)
+        return norms.group_norm(
+            x, self.num_groups, self.weight, self.bias, shift, eps=self.eps
+        )
 
 
 def share_statistics(network: nn.Module) -> None:
@@ -175,7 +239,9 @@ def share_statistics(network: nn.Module) -> None:
 
 
 def counted_once(module: nn.Module) -> Callable[..., Tensor]:
-    """The module for a checkpoint, which calls it twice: batch norm counts the batch in the first call alone."""
+    """The module for a checkpoint, which calls it twice: batch norm counts the batch in
+    the first call alone.
+    """
     norms = [part for part in module.modules() if isinstance(part, _BatchNorm)]
     called = False
 
@@ -201,14 +267,28 @@ def _laid_out(x: Tensor) -> Tensor:
 
 
 def _down(before: int, after: int) -> nn.Sequential:
-    convolution = _Convolution(before, after, KERNEL, stride=2, padding=KERNEL // 2, bias=False)
+    convolution = _Convolution(
+        before, after, KERNEL, stride=2, padding=KERNEL // 2, bias=False
+    )
     return nn.Sequential(convolution, _BatchNorm(after))
 
 
 def _up(before: int, after: int, *, last: bool) -> nn.Sequential:
     """The last one answers as it likes: a residual has any sign and size."""
-    convolution = _Transposed(before, after, KERNEL, stride=2, padding=KERNEL // 2, output_padding=1, bias=last)
-    return nn.Sequential(convolution) if last else nn.Sequential(convolution, _BatchNorm(after))
+    convolution = _Transposed(
+        before,
+        after,
+        KERNEL,
+        stride=2,
+        padding=KERNEL // 2,
+        output_padding=1,
+        bias=last,
+    )
+    return (
+        nn.Sequential(convolution)
+        if last
+        else nn.Sequential(convolution, _BatchNorm(after))
+    )
 
 
 class Denoiser(nn.Module):
@@ -219,19 +299,33 @@ class Denoiser(nn.Module):
         self.checkpoint: Checkpoint = _plainly
         channels = denoiser_channels(size)
         self.time = nn.Sequential(
-            nn.Linear(TIME_FEATURES, TIME_FEATURES), nn.SiLU(), nn.Linear(TIME_FEATURES, TIME_FEATURES)
+            nn.Linear(TIME_FEATURES, TIME_FEATURES),
+            nn.SiLU(),
+            nn.Linear(TIME_FEATURES, TIME_FEATURES),
         )
         self.stages = nn.ModuleList(
-            _Stage(before, after) for before, after in zip([1, *channels], channels, strict=False)
+            _Stage(before, after)
+            for before, after in zip([1, *channels], channels, strict=False)
         )
         self.last = _Convolution(channels[-1], 1, KERNEL, padding=KERNEL // 2)
-        self.widest, self.activations = max(channels) * size.latent, sum(channels) * size.latent
+        self.widest, self.activations = (
+            max(channels) * size.latent,
+            sum(channels) * size.latent,
+        )
 
     def flops(self, latent: int) -> int:
         """Of one latent's forward pass."""
-        convolutions = [layer for layer in self.modules() if isinstance(layer, nn.Conv1d)]
-        linear = [layer.in_features * layer.out_features for layer in self.modules() if isinstance(layer, nn.Linear)]
-        return sum(_convolution_flops(layer, latent) for layer in convolutions) + 2 * sum(linear)
+        convolutions = [
+            layer for layer in self.modules() if isinstance(layer, nn.Conv1d)
+        ]
+        linear = [
+            layer.in_features * layer.out_features
+            for layer in self.modules()
+            if isinstance(layer, nn.Linear)
+        ]
+        return sum(
+            _convolution_flops(layer, latent) for layer in convolutions
+        ) + 2 * sum(linear)
 
     def forward(self, z: Tensor, t: Tensor) -> Tensor:
         dtype = self.last.weight.dtype
@@ -254,7 +348,9 @@ class _Stage(nn.Module):
 
     def __init__(self, before: int, after: int) -> None:
         super().__init__()
-        self.convolution = _Convolution(before, after, KERNEL, padding=KERNEL // 2, bias=False)
+        self.convolution = _Convolution(
+            before, after, KERNEL, padding=KERNEL // 2, bias=False
+        )
         self.shift = nn.Linear(TIME_FEATURES, after)
         self.norm = _GroupNorm(_groups(after), after)
 
@@ -275,7 +371,9 @@ def _groups(channels: int) -> int:
 def time_features(t: Tensor) -> Tensor:
     """Sines and cosines of the time at 128 frequencies from 1 to 1/10000."""
     half = TIME_FEATURES // 2
-    frequencies = torch.exp(torch.arange(half, device=t.device) * (-math.log(1e4) / half))
+    frequencies = torch.exp(
+        torch.arange(half, device=t.device) * (-math.log(1e4) / half)
+    )
     angles = t.to(torch.float32).unsqueeze(-1) * frequencies
     return torch.cat([angles.sin(), angles.cos()], -1)
 

@@ -18,7 +18,9 @@ class Size:
     """How large the server's networks are."""
 
     width: int
-    """Channels of the first convolution; later ones have up to 4 times more, the denoiser's 2^(depth−2), at least 4."""
+    """Channels of the first convolution; later ones have up to 4 times more, the
+    denoiser's 2^(depth−2), at least 4.
+    """
     latent: int
     depth: int
     """Convolutions of the encoder, each of which halves the length."""
@@ -29,18 +31,28 @@ class Size:
 SAMPLES = {"autoencoder": 100_000, "denoiser": 400_000}
 """Samples that the networks see while they learn."""
 CPU_SAMPLES = {"autoencoder": 20_000, "denoiser": 80_000}
-"""Samples for a server that is chosen for a CPU: measured on one core, two minutes for 3,658 generated columns."""
+"""Samples for a server that is chosen for a CPU: measured on one core, two minutes for
+3,658 generated columns.
+"""
 BATCH = 50
 
-SIZES = {"small": Size(4, 32, 2, 3e-3), "paper": Size(64, 256, 5), "large": Size(512, 1024, 5)}
-"""`paper`: 40 million parameters of the autoencoder for the CIFAR-10 network's last two layers; `large`: a billion."""
+SIZES = {
+    "small": Size(4, 32, 2, 3e-3),
+    "paper": Size(64, 256, 5),
+    "large": Size(512, 1024, 5),
+}
+"""`paper`: 40 million parameters of the autoencoder for the CIFAR-10 network's last two
+layers; `large`: a billion.
+"""
 
 
 class ServerOptions(config.Options):
     has_server: ClassVar[bool] = True
 
     server: Literal["auto", "small", "paper", "large"] = option(
-        "auto", "size of the server's networks; auto: paper on a GPU, small with fewer samples on a CPU", group="server"
+        "auto",
+        "size of the server's networks; auto: paper on a GPU, small with fewer samples on a CPU",
+        group="server",
     )
     server_width: int = option(
         0,
@@ -49,13 +61,30 @@ class ServerOptions(config.Options):
         ge=0,
         le=2**16,
     )
-    server_latent: int = option(0, "size of the latent space; 0: as --server says", group="server", ge=0, le=2**20)
-    server_depth: int = option(0, "convolutions of the encoder; 0: as --server says", group="server", ge=0, le=12)
+    server_latent: int = option(
+        0,
+        "size of the latent space; 0: as --server says",
+        group="server",
+        ge=0,
+        le=2**20,
+    )
+    server_depth: int = option(
+        0,
+        "convolutions of the encoder; 0: as --server says",
+        group="server",
+        ge=0,
+        le=12,
+    )
     generated_layers: int = option(
         0, "the server generates the last N layers with weights; 0: all, or the last two of more than 20,000 columns",
         group="server", ge=0,
     )  # fmt: skip
-    bank_rounds: int = option(20, "the server learns from the uploads of the last N rounds", group="server", ge=1)
+    bank_rounds: int = option(
+        20,
+        "the server learns from the uploads of the last N rounds",
+        group="server",
+        ge=1,
+    )
     server_every: int = option(
         0, "train the server after every R rounds too, and start the next one from generated rows; 0: once, at the end",
         group="server", ge=0,
@@ -68,19 +97,35 @@ class ServerOptions(config.Options):
         0, "samples that the denoiser sees; 0: 400,000, or 80,000 where --server auto meets a CPU",
         group="server", ge=0,
     )  # fmt: skip
-    server_batch: int = option(BATCH, "samples per step, over all server ranks", group="server", ge=1)
-    denoiser_batch: int = option(0, "samples per step of the denoiser; 0: as --server-batch", group="server", ge=0)
+    server_batch: int = option(
+        BATCH, "samples per step, over all server ranks", group="server", ge=1
+    )
+    denoiser_batch: int = option(
+        0,
+        "samples per step of the denoiser; 0: as --server-batch",
+        group="server",
+        ge=0,
+    )
     server_micro_batch: int = option(
         0, "samples that a server rank takes at once, and batch norm normalises by; 0: a step's, over all ranks",
         group="server", ge=0,
     )  # fmt: skip
     server_lr: float = option(
-        0.0, "AdamW's learning rate, which follows a cosine; 0: as --server says", group="server", ge=0
+        0.0,
+        "AdamW's learning rate, which follows a cosine; 0: as --server says",
+        group="server",
+        ge=0,
     )
     server_decay: float = option(2e-6, "AdamW's weight decay", group="server", ge=0)
-    input_noise: float = option(1e-3, "noise on the autoencoder's input while it learns", group="server", ge=0)
-    latent_noise: float = option(0.1, "noise on its latents while it learns", group="server", ge=0)
-    diffusion_steps: int = option(1000, "T: steps from data to noise", group="server", ge=2, le=10**6)
+    input_noise: float = option(
+        1e-3, "noise on the autoencoder's input while it learns", group="server", ge=0
+    )
+    latent_noise: float = option(
+        0.1, "noise on its latents while it learns", group="server", ge=0
+    )
+    diffusion_steps: int = option(
+        1000, "T: steps from data to noise", group="server", ge=2, le=10**6
+    )
     inversion_depth: int = option(100, "t0 ≤ T: how far an upload is diffused before it is generated anew",
                                   group="server", ge=0)  # fmt: skip
     inversion_noise: Literal["recorded", "fresh", "none"] = option(
@@ -88,7 +133,9 @@ class ServerOptions(config.Options):
         group="server",
     )  # fmt: skip
     server_engine: Literal["deepspeed", "torch"] = option(
-        "deepspeed", "who trains: DeepSpeed, or a plain loop on one rank to compare with", group="server"
+        "deepspeed",
+        "who trains: DeepSpeed, or a plain loop on one rank to compare with",
+        group="server",
     )
     zero_stage: int = option(0, "ZeRO: what server ranks share out: 1 optimiser, 2 gradients, 3 parameters",
                              group="server", ge=0, le=3)  # fmt: skip
@@ -98,22 +145,34 @@ class ServerOptions(config.Options):
         group="server",
     )
     server_checkpointing: bool = option(
-        False, "compute activations anew in the backward pass, to save memory", group="server"
+        False,
+        "compute activations anew in the backward pass, to save memory",
+        group="server",
     )
     server_offload: Literal["none", "optimizer", "parameters"] = option(
         "none", "what stays in host memory: the optimiser's state (ZeRO 1 to 3), parameters too (ZeRO 3)",
         group="server",
     )  # fmt: skip
-    server_load: str = option("", "start from this server.h5, saved by an earlier run", group="server")
-    server_save: bool = option(True, "keep the trained server as server.h5 in the run's folder", group="server")
+    server_load: str = option(
+        "", "start from this server.h5, saved by an earlier run", group="server"
+    )
+    server_save: bool = option(
+        True, "keep the trained server as server.h5 in the run's folder", group="server"
+    )
 
     def fit(self, config: config.RunConfig, ranks: int) -> Iterable[Choice]:
         if self.bank_rounds > config.rounds:
             yield Choice(
-                "bank_rounds", config.rounds, f"the run has only {count(config.rounds, 'round')}; --rounds makes more"
+                "bank_rounds",
+                config.rounds,
+                f"the run has only {count(config.rounds, 'round')}; --rounds makes more",
             )
         if self.inversion_depth > self.diffusion_steps:
-            yield Choice("inversion_depth", self.diffusion_steps, "it goes no further than --diffusion-steps")
+            yield Choice(
+                "inversion_depth",
+                self.diffusion_steps,
+                "it goes no further than --diffusion-steps",
+            )
         learning = config.server_ranks or ranks
         if self.server_batch % learning or self.server_batch < 2 * learning:
             share = max(2, -(-self.server_batch // learning))
@@ -123,34 +182,59 @@ class ServerOptions(config.Options):
     def choose(self, *, gpu: bool) -> Iterable[Choice]:
         few = self.server == "auto" and not gpu
         if self.server == "auto":
-            other = "--server small asks for less" if gpu else "--server paper asks for the paper's"
+            other = (
+                "--server small asks for less"
+                if gpu
+                else "--server paper asks for the paper's"
+            )
             device = "a GPU" if gpu else "a CPU, where larger ones take hours"
-            yield Choice("server", "paper" if gpu else "small", f"it learns on {device}; {other}")
+            yield Choice(
+                "server", "paper" if gpu else "small", f"it learns on {device}; {other}"
+            )
         for network in NETWORKS:
-            name, samples = f"{network}_samples", (CPU_SAMPLES if few else SAMPLES)[network]
+            name, samples = (
+                f"{network}_samples",
+                (CPU_SAMPLES if few else SAMPLES)[network],
+            )
             if not getattr(self, name):
-                reason = "it learns on a CPU" if few else f"as --server {self.server} says"
-                yield Choice(name, samples, f"{reason}; {config.flag_of(name)} asks for others")
+                reason = (
+                    "it learns on a CPU" if few else f"as --server {self.server} says"
+                )
+                yield Choice(
+                    name, samples, f"{reason}; {config.flag_of(name)} asks for others"
+                )
 
     def switches(self, config: config.RunConfig) -> Iterable[Switch]:
-        yield Switch("inversion_noise", "an --inversion-depth above 0", self.inversion_depth > 0)
+        yield Switch(
+            "inversion_noise", "an --inversion-depth above 0", self.inversion_depth > 0
+        )
 
     def check(self, config: config.RunConfig) -> None:
         most = MODELS[config.network()].layers
         if self.generated_layers > most:
             raise UserError(
-                f"--generated-layers {self.generated_layers}, but {config.network()} has {most} layers with weights"
+                f"--generated-layers {self.generated_layers}, but {config.network()} "
+                f"has {most} layers with weights"
             )
         if self.bank_rounds > config.rounds:
-            raise UserError(f"--bank-rounds {self.bank_rounds}, but the run has only {count(config.rounds, 'round')}")
+            raise UserError(
+                f"--bank-rounds {self.bank_rounds}, but the run has only "
+                f"{count(config.rounds, 'round')}"
+            )
         if self.server_every > config.rounds:
-            raise UserError(f"--server-every {self.server_every}, but the run has only {count(config.rounds, 'round')}")
+            raise UserError(
+                f"--server-every {self.server_every}, but the run has only "
+                f"{count(config.rounds, 'round')}"
+            )
         if self.inversion_depth > self.diffusion_steps:
             raise UserError(
-                f"--inversion-depth {self.inversion_depth} is beyond --diffusion-steps {self.diffusion_steps}"
+                f"--inversion-depth {self.inversion_depth} is beyond --diffusion-steps "
+                f"{self.diffusion_steps}"
             )
         if self.server_offload != "none" and not self.zero_stage:
-            raise UserError(f"--server-offload {self.server_offload} needs --zero-stage 1, 2 or 3")
+            raise UserError(
+                f"--server-offload {self.server_offload} needs --zero-stage 1, 2 or 3"
+            )
         if self.server_offload == "parameters" and self.zero_stage != 3:
             raise UserError("--server-offload parameters needs --zero-stage 3")
         if self.server_load and not Path(self.server_load).is_file():
@@ -158,13 +242,20 @@ class ServerOptions(config.Options):
 
     def check_ranks(self, ranks: int) -> None:
         if self.server_engine == "torch" and (ranks > 1 or self.zero_stage):
-            raise UserError("--server-engine torch is a plain loop on one rank: no ZeRO, and no other rank that learns")
+            raise UserError(
+                "--server-engine torch is a plain loop on one rank: no ZeRO, and no "
+                "other rank that learns"
+            )
         for network in NETWORKS:
             batching(self, ranks, network)
 
     def batch(self, network: str) -> int:
         """Samples of one step."""
-        return self.denoiser_batch or self.server_batch if network == "denoiser" else self.server_batch
+        return (
+            self.denoiser_batch or self.server_batch
+            if network == "denoiser"
+            else self.server_batch
+        )
 
     def samples(self, network: str) -> int:
         """Samples that a network sees while it learns."""
@@ -190,7 +281,9 @@ class Batching:
     accumulation: int
     ranks: int
     shared: bool = False
-    """Ranks normalise and draw for the whole batch, of which each has a part; else for every micro-batch by itself."""
+    """Ranks normalise and draw for the whole batch, of which each has a part; else for
+    every micro-batch by itself.
+    """
 
     @property
     def batch(self) -> int:
@@ -211,13 +304,20 @@ class Batching:
 def batching(options: ServerOptions, ranks: int, network: str) -> Batching:
     """Divide the network's batch among micro-batch, accumulation and ranks.
 
-    Without --server-micro-batch every number of ranks learns the same: ranks share the statistics of one batch.
+    Without --server-micro-batch every number of ranks learns the same: ranks share the
+    statistics of one batch.
     """
     batch, micro = options.batch(network), options.server_micro_batch
     shared = not micro and ranks > 1
-    flag = "--denoiser-batch" if network == "denoiser" and options.denoiser_batch else "--server-batch"
+    flag = (
+        "--denoiser-batch"
+        if network == "denoiser" and options.denoiser_batch
+        else "--server-batch"
+    )
     if batch % ranks:
-        raise UserError(f"{flag} {batch} cannot be shared by {ranks} server ranks; use a multiple of {ranks}")
+        raise UserError(
+            f"{flag} {batch} cannot be shared by {ranks} server ranks; use a multiple of {ranks}"
+        )
     share = batch // ranks
     micro = micro or share
     if share % micro:
@@ -226,7 +326,9 @@ def batching(options: ServerOptions, ranks: int, network: str) -> Batching:
             f"({flag} {batch} on {ranks})"
         )
     if (batch if shared else micro) < 2:
-        raise UserError(f"{flag} {batch} leaves a micro-batch of {micro}; batch norm needs two samples")
+        raise UserError(
+            f"{flag} {batch} leaves a micro-batch of {micro}; batch norm needs two samples"
+        )
     return Batching(micro, share // micro, ranks, shared)
 
 

@@ -1,7 +1,9 @@
-"""What the server does when workers ask: keep their uploads, learn from them, generate rows.
+"""What the server does when workers ask: keep their uploads, learn from them, generate
+rows.
 
-A request comes from all workers together, each with its own clients. The room is the same on every server rank, and
-handles every request there, since learning is collective.
+A request comes from all workers together, each with its own clients. The room is the
+same on every server rank, and handles every request there, since learning is
+collective.
 """
 
 import time
@@ -24,7 +26,17 @@ from hpcfed.server.options import ServerOptions
 from hpcfed.server.training import Place
 
 Verb = Literal[
-    "bank", "learn", "recall", "invert", "reconstruct", "sample", "guide", "save", "store", "restore", "leave"
+    "bank",
+    "learn",
+    "recall",
+    "invert",
+    "reconstruct",
+    "sample",
+    "guide",
+    "save",
+    "store",
+    "restore",
+    "leave",
 ]
 
 
@@ -49,7 +61,9 @@ class Answer:
     """Which clients the server could answer for: those with an upload in the bank."""
     report: Learnt | None = None
     kept: float = float("nan")
-    """Of all workers' clients that were generated anew, the share that is still nearest to its own uploads' latents."""
+    """Of all workers' clients that were generated anew, the share that is still nearest
+    to its own uploads' latents.
+    """
     seconds: float = 0.0
     """What the server took."""
     parts: tuple[Part, ...] = ()
@@ -66,10 +80,17 @@ class Bank:
         self._rounds: OrderedDict[int, tuple[np.ndarray, Tensor]] = OrderedDict()
 
     def add(self, round: int, clients: np.ndarray, rows: Tensor) -> None:
-        finite = torch.isfinite(rows).all(1)  # one bad upload would spoil all that is learnt
+        finite = torch.isfinite(rows).all(
+            1
+        )  # one bad upload would spoil all that is learnt
         clients, rows = clients[finite.cpu().numpy()], rows[finite]
-        order = np.argsort(clients)  # so that what is learnt does not depend on the placement of clients
-        self._rounds[round] = clients[order], rows[torch.from_numpy(order).to(rows.device)]
+        order = np.argsort(
+            clients
+        )  # so that what is learnt does not depend on the placement of clients
+        self._rounds[round] = (
+            clients[order],
+            rows[torch.from_numpy(order).to(rows.device)],
+        )
         while len(self._rounds) > self._most:
             self._rounds.popitem(last=False)
 
@@ -77,18 +98,33 @@ class Bank:
         """Writes everything to a checkpoint; an empty bank has nothing."""
         parts = []
         for round, (clients, rows) in self._rounds.items():
-            parts.append(checkpoints.write(folder, f"server-{seed}.bank-{round}.clients", clients))
-            parts.append(checkpoints.write(folder, f"server-{seed}.bank-{round}.rows", rows.cpu().numpy()))
+            parts.append(
+                checkpoints.write(
+                    folder, f"server-{seed}.bank-{round}.clients", clients
+                )
+            )
+            parts.append(
+                checkpoints.write(
+                    folder, f"server-{seed}.bank-{round}.rows", rows.cpu().numpy()
+                )
+            )
         return parts
 
-    def restore(self, folder: Path, seed: int, width: int, device: torch.device) -> None:
+    def restore(
+        self, folder: Path, seed: int, width: int, device: torch.device
+    ) -> None:
         beginning, end = f"server-{seed}.bank-", ".rows.npy"
         found = (
-            fullmatch(f"{escape(beginning)}([0-9]{{1,18}}){escape(end)}", name) for name in checkpoints.listed(folder)
+            fullmatch(f"{escape(beginning)}([0-9]{{1,18}}){escape(end)}", name)
+            for name in checkpoints.listed(folder)
         )
         for round in sorted(int(name[1]) for name in found if name):
-            clients = checkpoints.load(folder, f"{beginning}{round}.clients", np.int64, [None])
-            rows = checkpoints.load(folder, f"{beginning}{round}.rows", np.float32, [len(clients), width])
+            clients = checkpoints.load(
+                folder, f"{beginning}{round}.clients", np.int64, [None]
+            )
+            rows = checkpoints.load(
+                folder, f"{beginning}{round}.rows", np.float32, [len(clients), width]
+            )
             self._rounds[round] = clients, torch.from_numpy(rows).to(device)
 
     def rows(self) -> Tensor:
@@ -126,20 +162,26 @@ class ServerRank:
         self._told, self._gather = told, gather
         self._banks: dict[int, Bank] = {}
         self._models: dict[int, LatentDiffusion] = {}
-        if options.server_load:  # a file that does not serve is told before clients have trained for hours
+        if (
+            options.server_load
+        ):  # a file that does not serve is told before clients have trained for hours
             for seed in seeds:
                 self.model(seed)
 
     def model(self, seed: int) -> LatentDiffusion:
         if seed not in self._models:
-            self._models[seed] = LatentDiffusion(self._widths, self._options, self._place, seed=seed)
+            self._models[seed] = LatentDiffusion(
+                self._widths, self._options, self._place, seed=seed
+            )
         return self._models[seed]
 
     def handle(self, requests: Sequence[Request]) -> list[Answer | None]:
         """Every worker's answer; None where nobody waits for one."""
         try:
             return self._handle(requests)
-        except Diverged as error:  # workers end the run: they know its folder, and who is to speak
+        except (
+            Diverged
+        ) as error:  # workers end the run: they know its folder, and who is to speak
             return [Answer(failure=str(error)) for _ in requests]
 
     def _handle(self, requests: Sequence[Request]) -> list[Answer | None]:
@@ -149,20 +191,28 @@ class ServerRank:
         match first.verb:
             case "bank":
                 self._bank(seed).add(
-                    details["round"], np.concatenate([r.clients for r in requests]), _all_rows(requests)
+                    details["round"],
+                    np.concatenate([r.clients for r in requests]),
+                    _all_rows(requests),
                 )
                 return [None] * len(requests)
             case "learn":
                 report = self.model(seed).learn(self._banks[seed].rows(), self._told)
                 report.note_peak(self._place.device)
                 report.peak_memory = self._gather(float(report.own_peak))
-                return [Answer(report=report, seconds=time.perf_counter() - begin) for _ in requests]
+                return [
+                    Answer(report=report, seconds=time.perf_counter() - begin)
+                    for _ in requests
+                ]
             case "save":
                 if self._place.rank == 0:
                     self.model(seed).save(Path(details["path"]))
                 return [Answer() for _ in requests]
             case "store":
-                return [Answer(parts=tuple(self._store(seed, Path(details["folder"])))) for _ in requests]
+                return [
+                    Answer(parts=tuple(self._store(seed, Path(details["folder"]))))
+                    for _ in requests
+                ]
             case "restore":
                 self._restore(seed, Path(details["folder"]))
                 return [Answer() for _ in requests]
@@ -170,18 +220,27 @@ class ServerRank:
                 order = np.argsort(np.concatenate([r.clients for r in requests]))
                 made = self.model(seed).sample(len(order))
                 self.model(seed).check_rows("sample", made)
-                rows = made[torch.from_numpy(np.argsort(order)).to(made.device)]  # the same for a client anywhere
+                rows = made[
+                    torch.from_numpy(np.argsort(order)).to(made.device)
+                ]  # the same for a client anywhere
             case "guide":
-                before, after = _all_rows(requests).split(sum(len(r.clients) for r in requests))
+                before, after = _all_rows(requests).split(
+                    sum(len(r.clients) for r in requests)
+                )
                 rows = self.model(seed).guide(before, after, **details)
                 trained = torch.isfinite(before).all(1) & torch.isfinite(after).all(1)
-                self.model(seed).check_rows("guide", rows, trained)  # a client may itself have failed
+                self.model(seed).check_rows(
+                    "guide", rows, trained
+                )  # a client may itself have failed
             case "recall" | "invert" | "reconstruct":
                 with observer().span(first.verb):
                     return self._generated(requests, begin)
             case _:
                 raise AssertionError(first.verb)
-        return [Answer(rows=part, seconds=time.perf_counter() - begin) for part in _shares(rows, requests)]
+        return [
+            Answer(rows=part, seconds=time.perf_counter() - begin)
+            for part in _shares(rows, requests)
+        ]
 
     def _store(self, seed: int, folder: Path) -> list[Part]:
         """The first server rank writes: all of them have the same rows and networks."""
@@ -202,8 +261,12 @@ class ServerRank:
     def _bank(self, seed: int) -> Bank:
         return self._banks.setdefault(seed, Bank(self._options.bank_rounds))
 
-    def _generated(self, requests: Sequence[Request], begin: float) -> list[Answer | None]:
-        """Of the newest uploads of the clients; all at once, in the order of ids, wherever clients live."""
+    def _generated(
+        self, requests: Sequence[Request], begin: float
+    ) -> list[Answer | None]:
+        """Of the newest uploads of the clients; all at once, in the order of ids,
+        wherever clients live.
+        """
         model, bank = self.model(requests[0].seed), self._banks[requests[0].seed]
         clients = np.concatenate([request.clients for request in requests])
         order = np.argsort(clients)
@@ -224,24 +287,39 @@ class ServerRank:
         everyone[order[known]] = True
         cuts = np.cumsum([len(request.clients) for request in requests])[:-1]
         parts = zip(_shares(rows, requests), np.split(everyone, cuts), strict=True)
-        return [Answer(part, known, kept=kept, seconds=time.perf_counter() - begin) for part, known in parts]
+        return [
+            Answer(part, known, kept=kept, seconds=time.perf_counter() - begin)
+            for part, known in parts
+        ]
 
 
-def _kept(model: LatentDiffusion, bank: Bank, clients: np.ndarray, made: Tensor) -> float:
-    """For which share of the clients the nearest centre, the mean latent of a client's uploads, is their own."""
+def _kept(
+    model: LatentDiffusion, bank: Bank, clients: np.ndarray, made: Tensor
+) -> float:
+    """For which share of the clients the nearest centre, the mean latent of a client's
+    uploads, is their own.
+    """
     ids, whose = np.unique(bank.owners(), return_inverse=True)
     at = torch.from_numpy(whose).to(made.device)
     latents = model.encode(bank.rows())
-    centres = latents.new_zeros(len(ids), latents.shape[1]).index_add_(0, at, latents) / at.bincount().unsqueeze(1)
+    centres = latents.new_zeros(len(ids), latents.shape[1]).index_add_(
+        0, at, latents
+    ) / at.bincount().unsqueeze(1)
     nearest = torch.cdist(model.encode(made), centres).argmin(1)
     own = torch.from_numpy(np.searchsorted(ids, clients)).to(made.device)
     return float((nearest == own).float().mean())
 
 
 def _all_rows(requests: Sequence[Request]) -> Tensor:
-    """The workers' rows one after the other; of guided clients first everyone's rows before, then after."""
+    """The workers' rows one after the other; of guided clients first everyone's rows
+    before, then after.
+    """
     count = 2 if requests[0].verb == "guide" else 1
-    blocks = [torch.chunk(r.rows, count) for r in requests if r.rows is not None and len(r.rows)]
+    blocks = [
+        torch.chunk(r.rows, count)
+        for r in requests
+        if r.rows is not None and len(r.rows)
+    ]
     return torch.cat([part for block in zip(*blocks, strict=True) for part in block])
 
 

@@ -1,4 +1,6 @@
-"""Standardised residuals: what clients' uploads differ in, which is a few per cent of what they are."""
+"""Standardised residuals: what clients' uploads differ in, which is a few per cent of
+what they are.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,9 +15,10 @@ _SMALLEST = 1e-12
 class Standard:
     """x = (row − mean) / scale, with a mean and a scale for every column.
 
-    The mean is the bank's, column by column; the scale is the residual's standard deviation, one for each tensor of the
-    client's network. Without the mean an autoencoder learns what all rows have in common, and every reconstruction is
-    the global model.
+    The mean is the bank's, column by column; the scale is the residual's standard
+    deviation, one for each tensor of the client's network. Without the mean an
+    autoencoder learns what all rows have in common, and every reconstruction is the
+    global model.
     """
 
     mean: Tensor
@@ -27,7 +30,12 @@ class Standard:
         mean = rows.mean(0)
         scales = [
             (part - middle).square().mean().sqrt().clamp_min(_SMALLEST).expand(width)
-            for part, middle, width in zip(rows.split(list(widths), 1), mean.split(list(widths)), widths, strict=True)
+            for part, middle, width in zip(
+                rows.split(list(widths), 1),
+                mean.split(list(widths)),
+                widths,
+                strict=True,
+            )
         ]
         return cls(mean, torch.cat(scales))
 
@@ -40,7 +48,9 @@ class Standard:
 
 @dataclass(frozen=True)
 class LatentStandard:
-    """The same for latents: a mean for every dimension, one scale for all, so that no direction is blown up."""
+    """The same for latents: a mean for every dimension, one scale for all, so that no
+    direction is blown up.
+    """
 
     mean: Tensor
     scale: Tensor

@@ -1,7 +1,8 @@
 """`study.h5`: all raw samples of a study in one file, and reading it back.
 
-Every run's `run.h5` is in it whole, so whatever can be asked of a run can be asked of the study alone. The
-file is made in memory and published like a run's own: a reader sees the old one or the new one.
+Every run's `run.h5` is in it whole, so whatever can be asked of a run can be asked of
+the study alone. The file is made in memory and published like a run's own: a reader
+sees the old one or the new one.
 """
 
 import json
@@ -35,7 +36,9 @@ class Outcome:
     """`complete`, `failed` or, before it was started, `waiting`."""
     error: str = ""
     seconds: float = nan
-    """Wall time of the whole process, with its start and end; NaN where nobody saw its end."""
+    """Wall time of the whole process, with its start and end; NaN where nobody saw its
+    end.
+    """
     command: str = ""
 
 
@@ -77,17 +80,29 @@ def outcome_of(trial: Trial) -> Outcome:
         return _OUTCOME.validate_python(told)
     except FileNotFoundError:
         return Outcome("waiting")
-    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:  # somebody has put something else there
-        return Outcome("failed", f"{trial.outcome.name} cannot be read: {one_line(error)}")
+    except (
+        OSError,
+        ValueError,
+        TypeError,
+        KeyError,
+        RecursionError,
+    ) as error:  # somebody has put something else there
+        return Outcome(
+            "failed", f"{trial.outcome.name} cannot be read: {one_line(error)}"
+        )
 
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Within, a full disk or a folder that cannot be written to is one line that names the file."""
+    """Within, a full disk or a folder that cannot be written to is one line that names
+    the file.
+    """
     try:
         yield
     except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}; what is finished stays, start again later") from None
+        raise UserError(
+            f"cannot write {path}: {error.strerror}; what is finished stays, start again later"
+        ) from None
 
 
 def write_outcome(trial: Trial, outcome: Outcome) -> None:
@@ -109,15 +124,26 @@ def finished(trial: Trial) -> list[RunRecord] | None:
 def write_study(path: Path, study: Study, text: str, trials: Sequence[Trial]) -> None:
     """Brings all trials' runs together."""
     with h5py.File(path, "w", driver="core", backing_store=False) as file:
-        file.attrs.update(format=FORMAT, schema=SCHEMA, title=study.title, warmup=study.warmup)
+        file.attrs.update(
+            format=FORMAT, schema=SCHEMA, title=study.title, warmup=study.warmup
+        )
         file["study"] = text
         said = [_said(trial) for trial in trials]
         for column in TABLE:
-            file[f"trials/{column}"] = np.array([row[column] for row in said], dtype=h5py.string_dtype())
-        seconds = file.create_dataset("trials/seconds", data=[row["seconds"] for row in said])
-        seconds.attrs.update(units="s", description="wall time of the trial's process, with its start and end")
+            file[f"trials/{column}"] = np.array(
+                [row[column] for row in said], dtype=h5py.string_dtype()
+            )
+        seconds = file.create_dataset(
+            "trials/seconds", data=[row["seconds"] for row in said]
+        )
+        seconds.attrs.update(
+            units="s",
+            description="wall time of the trial's process, with its start and end",
+        )
         for number, trial in enumerate(trials):
-            for source in sorted([*trial.folder.glob("run.h5"), *trial.folder.glob("seed-*/run.h5")]):
+            for source in sorted(
+                [*trial.folder.glob("run.h5"), *trial.folder.glob("seed-*/run.h5")]
+            ):
                 _take(source, file, number)
         file.flush()
         with writing(path):
@@ -126,13 +152,23 @@ def write_study(path: Path, study: Study, text: str, trials: Sequence[Trial]) ->
 
 def _said(trial: Trial) -> dict[str, Any]:
     outcome = outcome_of(trial)
-    about = {"name": str(trial), "options": json.dumps({**trial.point.given, "ranks": trial.point.ranks}, default=str)}
-    texts = {"error": printable(outcome.error), "command": printable(outcome.command)}  # HDF5 holds no null character
+    about = {
+        "name": str(trial),
+        "options": json.dumps(
+            {**trial.point.given, "ranks": trial.point.ranks}, default=str
+        ),
+    }
+    texts = {
+        "error": printable(outcome.error),
+        "command": printable(outcome.command),
+    }  # HDF5 holds no null character
     return asdict(outcome) | texts | about
 
 
 def _take(source: Path, file: h5py.File, number: int) -> None:
-    """Copies a run; one that cannot be read has been recorded as failed, and stays where it is."""
+    """Copies a run; one that cannot be read has been recorded as failed, and stays
+    where it is.
+    """
     try:
         check_file(source)
         with h5py.File(source, "r") as run:
@@ -154,20 +190,26 @@ def read_gathered(path: Path) -> StudyRecord:
             raise ValueError("its title or warmup is not one")
         unread: list[str] = []
         every = tuple(_trials(file, path, unread))
-        return StudyRecord(path, title, warmup, file.text("study"), every, tuple(unread))
+        return StudyRecord(
+            path, title, warmup, file.text("study"), every, tuple(unread)
+        )
 
 
 def _trials(file: Reader, path: Path, unread: list[str]) -> Iterator[TrialRecord]:
     """Every trial; one of whose runs cannot be read has none, and `unread` says why."""
     columns = {column: file.texts(f"trials/{column}") for column in TABLE}
     every = file.numbers("trials/seconds", (len(columns["name"]),)).tolist()
-    for number, (seconds, *row) in enumerate(zip(every, *columns.values(), strict=True)):
+    for number, (seconds, *row) in enumerate(
+        zip(every, *columns.values(), strict=True)
+    ):
         name, status, error, command, options = row
         outcome = Outcome(status, error, seconds, command)
         records: tuple[RunRecord, ...] = ()
         try:
             with readable(path, f"a study: trial {name}"):
-                records = tuple(_runs(file, f"runs/{number:05}", path.parent / f"trial {name}"))
+                records = tuple(
+                    _runs(file, f"runs/{number:05}", path.parent / f"trial {name}")
+                )
         except UserError as reason:
             unread.append(str(reason))
             outcome = replace(outcome, status="unreadable")

@@ -1,8 +1,10 @@
-"""What a study file asks for: every point of the sweep, checked before the first one starts. Imports no torch.
+"""What a study file asks for: every point of the sweep, checked before the first one
+starts. Imports no torch.
 
-A point is a choice of options; a trial is one run of it. Points multiply: every variant with every combination of the
-swept values. Two names are the study's own: `ranks` is how many MPI ranks host clients (the server's ranks, if the
-method has any, come on top), and `clients_per_rank` stands for `clients` where the number of ranks decides it.
+A point is a choice of options; a trial is one run of it. Points multiply: every variant
+with every combination of the swept values. Two names are the study's own: `ranks` is
+how many MPI ranks host clients (the server's ranks, if the method has any, come on
+top), and `clients_per_rank` stands for `clients` where the number of ranks decides it.
 """
 
 import itertools
@@ -16,7 +18,15 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hpcfed import methods
-from hpcfed.config import RunConfig, Settings, by_option, check, idle, load_toml, resolve
+from hpcfed.config import (
+    RunConfig,
+    Settings,
+    by_option,
+    check,
+    idle,
+    load_toml,
+    resolve,
+)
 from hpcfed.errors import UserError, did_you_mean
 from hpcfed.runtime.launcher import Launch
 
@@ -40,7 +50,8 @@ class Study(BaseModel):
     sweep: dict[str, list[Any]] = {}
     """Options with the values that they take in turn."""
     variants: dict[str, dict[str, Any]] = {}
-    """Options that change together, such as a method and what belongs to it, by a name."""
+    """Options that change together, such as a method and what belongs to it, by a name.
+    """
     repeats: int = Field(1, ge=1, le=1000)
     """Runs of every point: processes differ more than the rounds of one."""
     warmup: int = Field(1, ge=0)
@@ -83,7 +94,13 @@ class Trial:
     @property
     def words(self) -> list[str]:
         """Of `hpcfed run`."""
-        return ["run", *flags(self.point.given), "--out", str(self.folder), "--overwrite"]
+        return [
+            "run",
+            *flags(self.point.given),
+            "--out",
+            str(self.folder),
+            "--overwrite",
+        ]
 
     @property
     def log(self) -> Path:
@@ -100,14 +117,20 @@ def read_study(path: Path) -> Study:
     except ValidationError as failure:
         raise UserError(f"{path}: {_reason(failure)}") from None
     if not study.sweep and not study.variants:
-        raise UserError(f"{path}: nothing is swept; add a table such as [sweep] with clients = [10, 100]")
+        raise UserError(
+            f"{path}: nothing is swept; add a table such as [sweep] with clients = [10, 100]"
+        )
     for name, values in study.sweep.items():
         if not values:
-            raise UserError(f"{path}: sweep.{name} is empty; give it values, as in {name} = [1, 2]")
+            raise UserError(
+                f"{path}: sweep.{name} is empty; give it values, as in {name} = [1, 2]"
+            )
         if len({repr(value) for value in values}) < len(values):
             raise UserError(f"{path}: sweep.{name} has a value twice")
     if "\0" in study.title:  # which HDF5 cannot hold
-        raise UserError(f"{path}: title: must be without a null character, got {study.title!r}")
+        raise UserError(
+            f"{path}: title: must be without a null character, got {study.title!r}"
+        )
     return study
 
 
@@ -121,37 +144,60 @@ def _reason(failure: ValidationError) -> str:
 
 def points(study: Study, path: Path) -> list[Point]:
     """All points in order; a mistake in any of them ends the study before it begins."""
-    swept = [[(name, value) for value in values] for name, values in study.sweep.items()]
+    swept = [
+        [(name, value) for value in values] for name, values in study.sweep.items()
+    ]
     made: list[Point] = []
     for variant, *chosen in itertools.product(study.variants or {"": {}}, *swept):
-        tables = {"common": study.common, f"variants.{variant}": study.variants.get(variant, {}), "sweep": dict(chosen)}
+        tables = {
+            "common": study.common,
+            f"variants.{variant}": study.variants.get(variant, {}),
+            "sweep": dict(chosen),
+        }
         made.append(_point(len(made), _name(variant, chosen), tables, path))
     seen = set()
     for name in (point.name for point in made):
         if name in seen:
-            raise UserError(f"{path}: two points would be called {name}; give the variants clearer names")
+            raise UserError(
+                f"{path}: two points would be called {name}; give the variants clearer names"
+            )
         if (size := len(name.encode())) > MOST_NAME:
             raise UserError(
-                f"{path}: the name of point {name[:40]}… has {size} bytes, a folder's has {MOST_NAME} at most; "
+                f"{path}: the name of point {name[:40]}… has {size} bytes, a folder's "
+                f"has {MOST_NAME} at most; "
                 "give such options in [variants.NAME] with a short name"
             )
         seen.add(name)
     return made
 
 
-def choose(every: Sequence[Point], *, only: str, numbers: Sequence[int] | None) -> list[Point]:
-    """The points whose name fits the pattern and, where numbers are given, whose number is one of them."""
+def choose(
+    every: Sequence[Point], *, only: str, numbers: Sequence[int] | None
+) -> list[Point]:
+    """The points whose name fits the pattern and, where numbers are given, whose number
+    is one of them.
+    """
     for number in numbers or ():
         if not 0 <= number < len(every):
-            raise UserError(f"--points {number}: points are numbered from 0 to {len(every) - 1}")
-    chosen = [p for p in every if fnmatchcase(p.name, only) and (numbers is None or p.number in numbers)]
+            raise UserError(
+                f"--points {number}: points are numbered from 0 to {len(every) - 1}"
+            )
+    chosen = [
+        p
+        for p in every
+        if fnmatchcase(p.name, only) and (numbers is None or p.number in numbers)
+    ]
     if not chosen:
-        raise UserError(f"--only {only} leaves no point; they have names such as {every[0].name}")
+        raise UserError(
+            f"--only {only} leaves no point; they have names such as {every[0].name}"
+        )
     return chosen
 
 
 def trials(study: Study, chosen: Sequence[Point], out: Path) -> list[Trial]:
-    """Repeats go round: all points once, then all again, so that a machine's slow hour does not fall on one point."""
+    """Repeats go round: all points once, then all again, so that a machine's slow hour
+    does not fall on one point.
+    """
     return [
         Trial(point, repeat, out / "points" / point.name / f"repeat-{repeat}")
         for repeat in range(study.repeats)
@@ -159,7 +205,9 @@ def trials(study: Study, chosen: Sequence[Point], out: Path) -> list[Trial]:
     ]
 
 
-def _point(number: int, name: str, tables: Mapping[str, Mapping[str, Any]], path: Path) -> Point:
+def _point(
+    number: int, name: str, tables: Mapping[str, Mapping[str, Any]], path: Path
+) -> Point:
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
     for table, given in tables.items():
@@ -167,25 +215,46 @@ def _point(number: int, name: str, tables: Mapping[str, Mapping[str, Any]], path
             values[option], sources[option] = value, f"{path}: {table}.{option}"
     for option in OWN:
         if option in values:
-            raise UserError(f"{sources[option]}: the study gives it to every run itself")
+            raise UserError(
+                f"{sources[option]}: the study gives it to every run itself"
+            )
     ranks = _number(values.pop("ranks", 1), sources.get("ranks", ""))
     if "clients_per_rank" in values:
         if "clients" in values:
-            raise UserError(f"{sources['clients']} and clients_per_rank exclude each other; keep one of them")
-        values["clients"] = ranks * _number(values.pop("clients_per_rank"), sources["clients_per_rank"])
+            raise UserError(
+                f"{sources['clients']} and clients_per_rank exclude each other; keep one of them"
+            )
+        values["clients"] = ranks * _number(
+            values.pop("clients_per_rank"), sources["clients_per_rank"]
+        )
         sources["clients"] = sources["clients_per_rank"]
-    kind = methods.load(str(values.get("method", RunConfig.model_fields["method"].default))).Options
+    kind = methods.load(
+        str(values.get("method", RunConfig.model_fields["method"].default))
+    ).Options
     for option in values:
         if option not in RunConfig.model_fields and option not in kind.model_fields:
-            known = [*RunConfig.model_fields, *kind.model_fields, "ranks", "clients_per_rank"]
-            raise UserError(f"{sources[option]}: unknown option{did_you_mean(option, known)}")
+            known = [
+                *RunConfig.model_fields,
+                *kind.model_fields,
+                "ranks",
+                "clients_per_rank",
+            ]
+            raise UserError(
+                f"{sources[option]}: unknown option{did_you_mean(option, known)}"
+            )
     servers = values.get("server_ranks")
     processes = ranks + (servers if isinstance(servers, int) else 0)
-    shared = [option for option in values if sources[option] == f"{path}: common.{option}"]
+    shared = [
+        option for option in values if sources[option] == f"{path}: common.{option}"
+    ]
     settings = resolve(values, sources, kind, shared=shared, ranks=processes)
-    unused = {option for option in idle(settings) if option in shared}  # what some points need, and this one does not
+    unused = {
+        option for option in idle(settings) if option in shared
+    }  # what some points need, and this one does not
     values = {option: value for option, value in values.items() if option not in unused}
-    point = Point(number, name, values, resolve(values, sources, kind, ranks=processes), ranks)
+    point = Point(
+        number, name, values, resolve(values, sources, kind, ranks=processes), ranks
+    )
     try:
         check(point.settings, Launch("study", 0, point.processes))
     except UserError as error:
@@ -194,14 +263,20 @@ def _point(number: int, name: str, tables: Mapping[str, Mapping[str, Any]], path
 
 
 def _number(value: Any, source: str) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MOST_RANKS:
+    if (
+        not isinstance(value, int)
+        or isinstance(value, bool)
+        or not 1 <= value <= MOST_RANKS
+    ):
         raise UserError(f"{source}: must be a whole number from 1 on, got {value!r}")
     return value
 
 
 def _name(variant: str, chosen: Sequence[tuple[str, Any]]) -> str:
     """`fedavg,clients=10`: a folder's name on any file system."""
-    parts = [variant] * bool(variant) + [f"{name}={_text(value)}" for name, value in chosen]
+    parts = [variant] * bool(variant) + [
+        f"{name}={_text(value)}" for name, value in chosen
+    ]
     return re.sub(r"[^\w.,=+-]", "-", ",".join(parts))
 
 
