@@ -170,7 +170,7 @@ def beginning(
         rounds = [] if found or stop.agreed else [_rounds_on_disk(run) for run in runs]
         if any(rounds) and not config.overwrite:
             raise UserError(no_checkpoint(config.resume, max(rounds)))
-    found, stop.agreed = world.bcast((found, stop.agreed))
+    found, stop.agreed = world.role_bcast((found, stop.agreed))
     return found
 
 
