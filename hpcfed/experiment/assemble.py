@@ -1,6 +1,5 @@
 """Puts a run together on one rank: data, placement, network, engine, federation."""
 
-import platform
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -28,6 +27,7 @@ from hpcfed.models.networks import build
 from hpcfed.record.timing import Timer
 from hpcfed.runtime import randomness
 from hpcfed.runtime.collectives import Collectives
+from hpcfed.runtime.device import set_arithmetic
 from hpcfed.runtime.world import World
 from hpcfed.server.client import Among, Apart, ServerClient, Transport, serve
 from hpcfed.server.columns import generated
@@ -116,7 +116,7 @@ class _Material:
 
 def assemble(settings: Settings, world: World, timer: Timer) -> Setup:
     config = settings.config
-    set_arithmetic(config)
+    _set_arithmetic(config)
     material = _material(settings, _load(config, world), world)
 
     def gather(own: _Holding) -> Shard:
@@ -157,7 +157,7 @@ def assemble_seeds(
     the device once for all.
     """
     configs = [one.config for one in settings]
-    set_arithmetic(configs[0])
+    _set_arithmetic(configs[0])
     shared = None if configs[0].dataset == "synthetic" else _load(configs[0], world)
     materials = [
         _material(one, shared or _load(one.config, world), world) for one in settings
@@ -386,7 +386,7 @@ def _transport(
 def serve_model(settings: Settings, world: World) -> None:
     """What a server rank does, from its first to its last request."""
     assert isinstance(settings.options, ServerOptions)
-    set_arithmetic(settings.config)
+    _set_arithmetic(settings.config)
     layout = Layout.of(_network(settings.config))
     widths = generated(layout, settings.options).widths
     serve(
@@ -424,19 +424,8 @@ def _dtype(config: RunConfig) -> torch.dtype:
     return torch.float64 if config.precision == "fp64" else torch.float32
 
 
-def set_arithmetic(config: RunConfig) -> None:
-    """Precision and determinism of this process's kernels."""
-    tensor_cores = config.precision in ("bf16", "tf32")
-    torch.set_float32_matmul_precision("high" if tensor_cores else "highest")
-    torch.backends.cudnn.allow_tf32 = tensor_cores
-    torch.backends.cudnn.benchmark = not config.deterministic
-    if platform.machine() == "aarch64":
-        # Measured on 2 ARM cores: oneDNN takes 1.1 to 2 times as long as torch's own
-        # kernels for small batches.
-        setattr(torch.backends.mkldnn, "enabled", False)  # noqa: B010 (mypy takes the property for a value)
-    # What use_deterministic_algorithms also tells, the compiler, is not used here and
-    # takes two seconds to import.
-    torch.set_deterministic_debug_mode("error" if config.deterministic else "default")
+def _set_arithmetic(config: RunConfig) -> None:
+    set_arithmetic(precision=config.precision, deterministic=config.deterministic)
 
 
 def _load(config: RunConfig, world: World) -> Dataset:
@@ -461,7 +450,7 @@ def _load(config: RunConfig, world: World) -> Dataset:
     if not config.download:
         return load_here(False)
     dataset = load_here(True) if world.local_rank == 0 else None
-    world.barrier()
+    world.role_barrier()
     return dataset or load_here(False)
 
 
