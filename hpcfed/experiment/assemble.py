@@ -14,6 +14,7 @@ from hpcfed.clients.engine import Engine
 from hpcfed.clients.lockstep import Lockstep, RowEngine
 from hpcfed.clients.placement import LONGEST, Clients, client_loads, place
 from hpcfed.config import RunConfig, Settings, num_new_classes
+from hpcfed.data import PartitionPlan
 from hpcfed.data.datasets import ArrayDataset, Dataset, Split, SyntheticSize, load
 from hpcfed.data.partition import Partition, partition
 from hpcfed.data.shards import Shard, join, part, shard
@@ -482,14 +483,10 @@ def _usual_validation(dataset: Dataset) -> int:
 
 
 def _partition(config: RunConfig, dataset: Dataset, validation: int) -> Partition:
-    return partition(
-        config.partition,
-        dataset.labels("train"),
-        dataset.labels("test"),
-        classes=dataset.classes,
+    plan = PartitionPlan(
+        scheme=config.partition,
         clients=config.clients + config.new_clients,
-        new_clients=config.new_clients if config.new_classes else 0,
-        new_classes=num_new_classes(dataset.classes, config.new_classes),
+        classes=dataset.classes,
         seed=config.seed,
         alpha=config.alpha,
         classes_per_client=config.classes_per_client,
@@ -497,7 +494,10 @@ def _partition(config: RunConfig, dataset: Dataset, validation: int) -> Partitio
         train_per_client=config.train_per_client,
         test_per_client=config.test_per_client,
         validation=validation,
+        new_clients=config.new_clients if config.new_classes else 0,
+        new_classes=num_new_classes(dataset.classes, config.new_classes),
     )
+    return partition(plan, dataset.labels("train"), dataset.labels("test"))
 
 
 def dataless_lines(setup: Setup) -> list[str]:
