@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpcfed.clients.balance import MOVES, imbalance
+from hpcfed.clients.balance import MOVES
 from hpcfed.clients.lockstep import Lockstep
 from hpcfed.clients.placement import Clients
 from hpcfed.config import RunConfig, Settings
@@ -34,7 +34,7 @@ from hpcfed.experiment.assemble import (
 from hpcfed.experiment.progress import RunProgress, SeedsProgress
 from hpcfed.experiment.rebalance import Moving
 from hpcfed.federation.federation import Cohort, Federation, Learned, Traffic
-from hpcfed.record import environment
+from hpcfed.record import environment, series
 from hpcfed.record.checkpoints import Checkpoint
 from hpcfed.record.claim import claimed
 from hpcfed.record.energy import joules
@@ -51,7 +51,7 @@ from hpcfed.record.folder import (
 from hpcfed.record.job import sign
 from hpcfed.record.observer import observer
 from hpcfed.record.reading import at_target, is_complete, mean_accuracy
-from hpcfed.record.results import RANK_SERIES, ResultsWriter, ServerSize
+from hpcfed.record.results import ResultsWriter, ServerSize
 from hpcfed.record.snapshots import SnapshotWriter
 from hpcfed.record.timing import PHASES
 from hpcfed.runtime import world as worlds
@@ -479,51 +479,45 @@ def _record_round(
             not setup.world.server_ranks
         ):  # this process has learnt, too, and DeepSpeed may have set the count back
             peaks += [report.own_peak for _, report in reports]
-        own = {"wall": wall, "peak_memory": max(peaks), "wire": wire}
-        own["halvings"] = setup.engine.halvings
-        own |= {
-            "loss": float(learned.loss),
-            "samples": int(learned.samples),
-            "parts": int(traffic.parts),
-        }
-        own["excluded"] = len(bad)
-        gathered = collectives.gather_vectors(np.array([*own.values(), *phases]))
-        if results is None or gathered is None:
-            return None
-        by_rank = dict(zip(own, gathered.T, strict=False))
-        train_seconds: np.ndarray = gathered[:, len(own) + PHASES.index("train")]
-        samples = by_rank["samples"].sum()
-        values = {
-            "train_loss": by_rank["loss"].sum() / samples if samples else float("nan"),
-            "bytes_up": traffic.up + by_rank["parts"].sum(),
+        figures = {
+            "wall": wall,
+            "peak_memory": max(peaks),
+            "wire": wire,
+            "halvings": setup.engine.halvings,
+            "loss_sum": float(learned.loss),
+            "loss_samples": int(learned.samples),
+            # What all clients send is known on every rank: the root counts it.
+            "bytes_up": int(traffic.parts) + (traffic.up if results is not None else 0),
             "bytes_down": traffic.down,
             "cohort": fed.cohort_size,
-            "excluded": by_rank["excluded"].sum(),
-            **(
-                {}
-                if kept is None
-                else {"kept": kept.uploads, "kept_attackers": kept.malicious}
-            ),
-            "seconds": by_rank["wall"].max(),
-            "imbalance": imbalance(train_seconds),
+            "excluded": len(bad),
+            "train_seconds": phases[PHASES.index("train")],
         }
+        if kept is not None:
+            figures |= {"kept": kept.uploads, "kept_attackers": kept.malicious}
         if evaluation is not None:
-            values |= {
+            figures |= {
                 "accuracy": evaluation.accuracy,
                 "global_accuracy": evaluation.global_accuracy,
                 "global_loss": evaluation.global_loss,
             }
+        own = series.as_vector(figures)
+        gathered = collectives.gather_vectors(np.concatenate([own, phases]))
+        if results is None or gathered is None:
+            return None
+        everyones = series.by_rank(gathered[:, : len(own)])
+        values = series.round_figures(everyones)
         on_disk = results.write_round(
             round,
             values,
             client_accuracy=None if evaluation is None else evaluation.client_accuracy,
-            rank_values={name: by_rank[name] for name in RANK_SERIES},
+            rank_values={name: everyones[name] for name in series.RANK_SERIES},
             phases=gathered[:, len(own) :],
         )
         for told in reports:
             results.write_server(*told)
         progress.round(round, values, on_disk=on_disk)
-        return train_seconds
+        return everyones["train_seconds"]
 
 
 def _due(round: int, config: RunConfig) -> bool:
