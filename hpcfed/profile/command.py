@@ -29,8 +29,8 @@ from hpcfed.record.reading import RunRecord, plain, read_run
 from hpcfed.record.timing import PHASES
 from hpcfed.report.console import Output, bare_table, bytes_text, say
 from hpcfed.runtime.launcher import launched
-from hpcfed.server.model import steps_of
 from hpcfed.server.options import NETWORKS, ServerOptions, batching
+from hpcfed.server.schedule import num_steps
 from hpcfed.study.estimate import client_network, server_networks, work
 
 PASSES = 10
@@ -108,7 +108,7 @@ def _parts(
     ]
     options = settings.options
     if isinstance(options, ServerOptions):
-        steps, best = steps_of(options), ceilings.get("bfloat16", plain)
+        steps, best = num_steps(options), ceilings.get("bfloat16", plain)
         autoencoder, denoiser = server_networks(
             options, Layout.of(client_network(settings))
         )

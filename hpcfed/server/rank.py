@@ -152,9 +152,7 @@ class ServerRank:
             recognised = _recognised(model, bank, clients, rows)
             model.check_rows("invert", rows)
             placed = _in_request_order(rows, order, known)
-        return InvertedRows(
-            rows=placed.rows, known=placed.known, recognised=recognised
-        )
+        return InvertedRows(rows=placed.rows, known=placed.known, recognised=recognised)
 
     def _sample(self, request: Sample) -> Rows:
         model = self.model(request.seed)

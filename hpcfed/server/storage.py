@@ -68,17 +68,15 @@ def write(
 def _write(
     file: h5py.File, saved: SavedServer, widths: Sequence[int], options: ServerOptions
 ) -> None:
-    file.attrs.update(
-        format=FORMAT, schema=SCHEMA, widths=widths, runs=saved.learnings
-    )
+    file.attrs.update(format=FORMAT, schema=SCHEMA, widths=widths, runs=saved.learnings)
     file["options"] = json.dumps(options.model_dump(mode="json"), indent=1)
     for network, tensors in saved.networks.items():
         for name, tensor in tensors.items():
             _put(file, f"{network}/{name}", tensor.float())
-    scalings = {"standard": saved.rows, "latents": saved.latents}
-    for name, scaling in scalings.items():
-        _put(file, f"{name}/mean", scaling.mean)
-        _put(file, f"{name}/scale", scaling.scale)
+    _put(file, "standard/mean", saved.rows.mean)
+    _put(file, "standard/scale", saved.rows.scale)
+    _put(file, "latents/mean", saved.latents.mean)
+    _put(file, "latents/scale", saved.latents.scale)
 
 
 def _put(file: h5py.File, name: str, tensor: Tensor) -> None:

@@ -13,11 +13,11 @@ from hpcfed.runtime.collectives import Collectives
 from hpcfed.runtime.link import Link
 from hpcfed.runtime.world import World
 from hpcfed.server import wire
+from hpcfed.server.engines import import_engine
 from hpcfed.server.options import ServerOptions
 from hpcfed.server.rank import ServerRank
 from hpcfed.server.requests import Answer, Learned, Leave, Request
 from hpcfed.server.slot import RankSlot
-from hpcfed.server.engines import import_engine
 
 SECONDS_BETWEEN_LINES = 5.0
 """Seconds between two lines about the server's progress."""

@@ -35,7 +35,7 @@ def send(link: Link, to: int, message: Message) -> None:
 def receive(link: Link, source: int) -> Any:
     """Wait for the next message of another role's rank; its tensors are on the host."""
     header, rows = link.receive(source)
-    tensors = []
+    tensors: list[Tensor] = []
     for _ in _shapes(header):
         if tensors:
             _, rows = link.receive(source)

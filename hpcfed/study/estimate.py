@@ -17,6 +17,7 @@ from hpcfed.models.networks import build
 from hpcfed.server.columns import generated
 from hpcfed.server.networks import Autoencoder, Denoiser
 from hpcfed.server.options import ServerOptions
+from hpcfed.server.schedule import num_learnings
 from hpcfed.study.plan import Point
 
 UNMEASURED = {"cpu": 5e9, "cuda": 2e13}
@@ -142,9 +143,7 @@ def _learning(settings: Settings, layout: Layout) -> float:
     if not isinstance(options, ServerOptions):
         return 0.0
     autoencoder, denoiser = server_networks(options, layout)
-    times = (
-        math.ceil(config.rounds / options.server_every) if options.server_every else 1
-    )
+    times = num_learnings(options, config.rounds)
     both = autoencoder.flops() * options.samples("autoencoder")
     both += denoiser.flops(options.size.latent) * options.samples("denoiser")
     return 3.0 * times * both
