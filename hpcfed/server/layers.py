@@ -94,11 +94,3 @@ def num_groups(channels: int) -> int:
         if channels % groups == 0:
             return groups
     return 1
-
-
-def convolution_flops(layer: nn.Conv1d | nn.ConvTranspose1d, length: int) -> int:
-    """Return the FLOPs of a convolution of one sample.
-
-    `length` is the shorter one of input and output: that is where kernels are applied.
-    """
-    return 2 * length * layer.in_channels * layer.out_channels * KERNEL

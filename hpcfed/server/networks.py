@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from hpcfed.models.cost import multiply_adds
 from hpcfed.server.batch_norm import BatchNorm
 from hpcfed.server.layers import (
     KERNEL,
@@ -23,7 +24,6 @@ from hpcfed.server.layers import (
     GroupNorm,
     Upsampling,
     as_activations,
-    convolution_flops,
     num_groups,
 )
 from hpcfed.server.options import Size
@@ -118,12 +118,12 @@ class Autoencoder(nn.Module):
         length, total = self.padded, 0
         for stage in self.encoder:
             length //= 2
-            total += convolution_flops(stage[0], length)  # type: ignore[index]
+            total += multiply_adds(stage[0], length)  # type: ignore[index]
         for stage in self.decoder:
-            total += convolution_flops(stage[0], length)  # type: ignore[index]
+            total += multiply_adds(stage[0], length)  # type: ignore[index]
             length *= 2
-        linear = 2 * self.to_latent.in_features * self.to_latent.out_features
-        return total + 2 * linear
+        total += multiply_adds(self.to_latent) + multiply_adds(self.from_latent)
+        return 2 * total
 
     def encode(self, rows: Tensor) -> Tensor:
         """Return the latents of rows."""
@@ -194,10 +194,10 @@ class Denoiser(nn.Module):
         total = 0
         for layer in self.modules():
             if isinstance(layer, nn.Conv1d):
-                total += convolution_flops(layer, latent)
+                total += multiply_adds(layer, latent)
             elif isinstance(layer, nn.Linear):
-                total += 2 * layer.in_features * layer.out_features
-        return total
+                total += multiply_adds(layer)
+        return 2 * total
 
     def forward(self, z: Tensor, t: Tensor) -> Tensor:
         dtype = self.last.weight.dtype
