@@ -273,6 +273,12 @@ class ServerOptions(config.Options):
         )
 
 
+def server_options(settings: config.Settings) -> ServerOptions | None:
+    """Return the server's options of a run; None where its method has no server."""
+    options = settings.options
+    return options if isinstance(options, ServerOptions) else None
+
+
 @dataclass(frozen=True)
 class Batching:
     """How a step's samples are divided."""

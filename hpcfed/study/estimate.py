@@ -16,7 +16,7 @@ from hpcfed.models.layout import Layout
 from hpcfed.models.networks import build
 from hpcfed.server.columns import generated
 from hpcfed.server.networks import Autoencoder, Denoiser
-from hpcfed.server.options import ServerOptions
+from hpcfed.server.options import ServerOptions, server_options
 from hpcfed.server.schedule import num_learnings
 from hpcfed.study.plan import Point
 
@@ -139,8 +139,8 @@ def server_networks(
 
 
 def _learning(settings: Settings, layout: Layout) -> float:
-    options, config = settings.options, settings.config
-    if not isinstance(options, ServerOptions):
+    options, config = server_options(settings), settings.config
+    if options is None:
         return 0.0
     autoencoder, denoiser = server_networks(options, layout)
     times = num_learnings(options, config.rounds)
