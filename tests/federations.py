@@ -13,6 +13,7 @@ from hpcfed import methods
 from hpcfed.clients.engine import Sgd
 from hpcfed.config import resolve
 from hpcfed.experiment.assemble import Setup, assemble
+from hpcfed.federation.log import RoundLog
 from hpcfed.models.networks import build
 from hpcfed.record.timing import Timer
 from hpcfed.runtime import randomness
@@ -116,9 +117,23 @@ def close(rows: Tensor, expected: list[Weights]) -> None:
     )
 
 
-def rounds(s: Setup, count: int) -> Iterator[tuple[int, Any]]:
-    """The round's number and the state after it."""
+def rounds(
+    s: Setup, count: int, logs: list[RoundLog] | None = None
+) -> Iterator[tuple[int, Any]]:
+    """Yield each round's number and the state after it; `logs` takes the log of each."""
     state = s.method.init(s.federation)
     for round in range(count):
-        state = s.method.round(s.federation, state, s.federation.sample(round))
+        cohort = s.federation.sample(round)
+        state = s.method.round(s.federation, state, cohort)
+        if logs is not None:
+            logs.append(cohort.log)
         yield round, state
+
+
+def traffic(logs: list[RoundLog]) -> tuple[int, int, int]:
+    """Bytes up, bytes up of this rank's clients, and bytes down of all rounds."""
+    return (
+        sum(log.bytes_up for log in logs),
+        sum(int(log.bytes_up_here) for log in logs),
+        sum(log.bytes_down for log in logs),
+    )
