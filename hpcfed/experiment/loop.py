@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpcfed.clients.balance import MOVES, imbalance
+from hpcfed.clients.balance import MOVES
 from hpcfed.clients.lockstep import Lockstep
 from hpcfed.clients.placement import Clients
 from hpcfed.config import RunConfig, Settings
@@ -35,7 +35,7 @@ from hpcfed.experiment.progress import RunProgress, SeedsProgress
 from hpcfed.experiment.rebalance import Moving
 from hpcfed.federation.federation import Federation
 from hpcfed.federation.log import OnTrained, RoundLog
-from hpcfed.record import environment
+from hpcfed.record import environment, series
 from hpcfed.record.checkpoints import Checkpoint
 from hpcfed.record.claim import claimed
 from hpcfed.record.energy import joules
@@ -52,7 +52,7 @@ from hpcfed.record.folder import (
 from hpcfed.record.job import sign
 from hpcfed.record.observer import observer
 from hpcfed.record.reading import at_target, is_complete, mean_accuracy
-from hpcfed.record.results import RANK_SERIES, ResultsWriter, ServerSize
+from hpcfed.record.results import ResultsWriter, ServerSize
 from hpcfed.record.snapshots import SnapshotWriter
 from hpcfed.record.timing import PHASES
 from hpcfed.runtime import world as worlds
@@ -481,47 +481,45 @@ def _record_round(
             not setup.world.server_ranks
         ):  # this process has learnt, too, and DeepSpeed may have set the count back
             peaks += [report.own_peak for _, report in reports]
-        own = {"wall": wall, "peak_memory": max(peaks), "wire": wire}
-        own["halvings"] = setup.engine.halvings
-        own |= {
-            "loss": float(log.loss_sum),
-            "samples": int(log.samples_seen),
-            "bytes_up_here": int(log.bytes_up_here),
-        }
-        own["excluded"] = len(log.excluded)
-        gathered = collectives.gather_vectors(np.array([*own.values(), *phases]))
-        if results is None or gathered is None:
-            return None
-        by_rank = dict(zip(own, gathered.T, strict=False))
-        train_seconds: np.ndarray = gathered[:, len(own) + PHASES.index("train")]
-        samples = by_rank["samples"].sum()
-        values = {
-            "train_loss": by_rank["loss"].sum() / samples if samples else float("nan"),
-            "bytes_up": log.bytes_up + by_rank["bytes_up_here"].sum(),
+        figures = {
+            "wall": wall,
+            "peak_memory": max(peaks),
+            "wire": wire,
+            "halvings": setup.engine.halvings,
+            "loss_sum": float(log.loss_sum),
+            "loss_samples": int(log.samples_seen),
+            # What all clients send is known on every rank: the root counts it.
+            "bytes_up": int(log.bytes_up_here)
+            + (log.bytes_up if results is not None else 0),
             "bytes_down": log.bytes_down,
             "cohort": log.cohort_size,
-            "excluded": by_rank["excluded"].sum(),
-            **_selection(setup, log),
-            "seconds": by_rank["wall"].max(),
-            "imbalance": imbalance(train_seconds),
+            "excluded": len(log.excluded),
+            "train_seconds": phases[PHASES.index("train")],
         }
+        figures |= _selection(setup, log)
         if evaluation is not None:
-            values |= {
+            figures |= {
                 "accuracy": evaluation.accuracy,
                 "global_accuracy": evaluation.global_accuracy,
                 "global_loss": evaluation.global_loss,
             }
+        own = series.as_vector(figures)
+        gathered = collectives.gather_vectors(np.concatenate([own, phases]))
+        if results is None or gathered is None:
+            return None
+        everyones = series.by_rank(gathered[:, : len(own)])
+        values = series.round_figures(everyones)
         on_disk = results.write_round(
             round,
             values,
             client_accuracy=None if evaluation is None else evaluation.client_accuracy,
-            rank_values={name: by_rank[name] for name in RANK_SERIES},
+            rank_values={name: everyones[name] for name in series.RANK_SERIES},
             phases=gathered[:, len(own) :],
         )
         for told in reports:
             results.write_server(*told)
         progress.round(round, values, on_disk=on_disk)
-        return train_seconds
+        return everyones["train_seconds"]
 
 
 def _selection(setup: Setup, log: RoundLog) -> dict[str, int]:
