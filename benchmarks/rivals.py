@@ -18,7 +18,7 @@ from round import WORKS
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from hpcfed.clients.engine import Sgd
+from hpcfed.clients.job import Sgd
 from hpcfed.data.datasets import SyntheticSize, load
 from hpcfed.models.networks import build
 

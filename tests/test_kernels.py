@@ -271,9 +271,9 @@ def test_moved_images_of_a_step(device: str, shape: tuple[int, int, int]) -> Non
     torch.manual_seed(0)
     images = torch.randn(20, *shape, device=device)
     blank = torch.randn(shape[2], device=device)
-    samples = torch.randint(20, (3, 2, batch.MOVES), device=device)
-    moves = (
-        torch.stack([torch.randperm(batch.MOVES) for _ in range(6)])
+    samples = torch.randint(20, (3, 2, batch.SHIFTS), device=device)
+    shifts = (
+        torch.stack([torch.randperm(batch.SHIFTS) for _ in range(6)])
         .view(3, 2, -1)
         .to(device)
     )
@@ -282,13 +282,13 @@ def test_moved_images_of_a_step(device: str, shape: tuple[int, int, int]) -> Non
         samples,
         torch.tensor([1], device=device),
         clients=2,
-        slots=batch.MOVES - 1,
-        moves=moves,
+        slots=batch.SHIFTS - 1,
+        shifts=shifts,
         blank=blank,
     ).unflatten(0, (2, -1))
     for client in range(2):
-        for slot in range(batch.MOVES - 1):
-            move = int(moves[1, client, slot])
+        for slot in range(batch.SHIFTS - 1):
+            move = int(shifts[1, client, slot])
             wide = blank.expand(shape[0] + 8, shape[1] + 8, -1).clone()
             wide[4:-4, 4:-4] = images[samples[1, client, slot]]
             top, left = move % 9, move // 9 % 9

@@ -20,6 +20,7 @@ import torch
 from hpcfed import methods
 from hpcfed.cli import commands as cli
 from hpcfed.clients.balance import MOVES, WINDOW, Balance
+from hpcfed.clients.job import TrainingJob
 from hpcfed.clients.training import StackTraining
 from hpcfed.errors import UserError
 from hpcfed.experiment.assemble import Setup
@@ -672,11 +673,13 @@ def test_memory_that_ran_out_is_recorded(
     run = StackTraining.run
 
     def limited(
-        self: StackTraining, rows: torch.Tensor, *words: Any, **how: Any
+        self: StackTraining, job: TrainingJob, trained: torch.Tensor
     ) -> torch.Tensor:
-        if len(rows) > 2 and read_run(tmp_path).rounds_done:  # from the second round on
+        if (
+            len(job.rows) > 2 and read_run(tmp_path).rounds_done
+        ):  # from the second round on
             raise torch.OutOfMemoryError("planted")
-        return run(self, rows, *words, **how)
+        return run(self, job, trained)
 
     monkeypatch.setattr(StackTraining, "run", limited)
     go(assembled(clients=4, rounds=3), tmp_path, quiet=True)

@@ -100,11 +100,7 @@ class Lockstep:
         for seed in group:
             seed.timer.switch(seed.phase)
         try:
-            jobs = [seed.call for seed in group if not callable(seed.call)]
-            if jobs:
-                answers = run_merged(jobs, self._engine)
-            else:
-                answers = [seed.call() for seed in group if callable(seed.call)]
+            answers = _answered(group, self._engine)
         except Exception as error:
             if len(group) == 1:
                 error.add_note(f"in seed {group[0].number}")
@@ -242,3 +238,11 @@ def _mergeable_groups(waiting: Sequence[Seed]) -> list[list[Seed]]:
         else:
             groups.append([seed])
     return groups
+
+
+def _answered(group: Sequence[Seed], engine: RowEngine) -> list[Any]:
+    jobs = [seed.call for seed in group if not callable(seed.call)]
+    if jobs:
+        return run_merged(jobs, engine)
+    # A group that does not call the engine is one seed with its collective.
+    return [seed.call() for seed in group if callable(seed.call)]

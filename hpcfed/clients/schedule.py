@@ -117,7 +117,9 @@ def training_samples(
     for block, width in _epoch_blocks(longest, length, epochs):
         shuffled_block = _shuffled(index[:, :width], sizes, keys, block)
         orders.append(shuffled_block.flatten(1))
-        within_block = torch.arange(block.start, block.stop, device=device) - block.start
+        within_block = (
+            torch.arange(block.start, block.stop, device=device) - block.start
+        )
         starts.append(within_block * width + row_length)
         row_length += len(block) * width
     shuffled, epoch_start = torch.cat(orders, 1), torch.cat(starts)

@@ -4,7 +4,6 @@ that a step can be captured.
 
 from functools import partial
 
-import numpy as np
 import torch
 from torch import Tensor
 

@@ -11,13 +11,14 @@ from torch import nn
 from hpcfed import methods
 from hpcfed.attacks.label_flip import Flipped
 from hpcfed.clients.engine import Engine
-from hpcfed.clients.lockstep import Lockstep, RowEngine
+from hpcfed.clients.job import RowEngine
+from hpcfed.clients.lockstep import Lockstep
 from hpcfed.clients.placement import LONGEST, Clients, client_loads, place
 from hpcfed.config import RunConfig, Settings, num_new_classes
 from hpcfed.data import PartitionPlan
 from hpcfed.data.datasets import ArrayDataset, Dataset, Split, SyntheticSize, load
 from hpcfed.data.partition import Partition, partition
-from hpcfed.data.shards import Shard, join, part, shard
+from hpcfed.data.shards import Shard, join, shard, sub_shard
 from hpcfed.data.supplement import Supplement, nobody, supplemented
 from hpcfed.federation.federation import NOBODY, Federation, Shards
 from hpcfed.federation.selection import SelectionOptions
@@ -287,7 +288,7 @@ def _shards_of_seeds(
             )
         first = 0
         for own, of_seed in zip(same, shards, strict=True):
-            of_seed.append(part(whole, first, own.ids))
+            of_seed.append(sub_shard(whole, first, own.ids))
             first += len(own.ids)
     return shards
 

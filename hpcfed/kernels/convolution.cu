@@ -105,23 +105,23 @@ __device__ __forceinline__ float4 won(const float4 v, const char4 winner, int po
                      winner.w == position ? v.w : 0);
 }
 
-#ifdef GATHER_PRODUCT
+#ifndef WEIGHT_GRADIENT
 
 // The source of SPREAD is the gradient of the convolution's own output, made from the gradient `dy` of the layer's
 // output, that output itself, and the winners of the pooling. SRC is the size of the convolution's output.
-__device__ __forceinline__ void load_spread(float* images, const float* dy, const float* act, const signed char* winner,
-                                            int first, int count) {
+// `store(unit, y, x, quad, v)` puts four channels of a pixel where the kernel wants them.
+template <typename Store>
+__device__ __forceinline__ void spread(const float* dy, const float* act, const signed char* winner, int first, int count,
+                                       const Store store) {
   constexpr int P = SPREAD_POOL ? 2 : 1, WIDE = SRC_W / P, HIGH = SRC_H / P, QUADS = SRC_C / 4;
   constexpr int TALL = (ROWS + P - 1) / P + P - 1;  // rows of dy that a unit may touch
   const int lane = threadIdx.x % 32;
   for (int i = threadIdx.x / 32; i < count * TALL; i += WARPS) {
     const int u = first + i / TALL, top = u % BANDS * BAND - LEAD;  // the unit's first row
-    const int row = (top + 64 * P) / P - 64 + i % TALL;
-    float* unit = images + i / TALL * UNIT + LEAD * PIXEL;
+    const int row = (top + 64 * P) / P - 64 + i % TALL;             // rounded down, also below zero
     const int64 at = (int64)(u / BANDS * HIGH + row) * (WIDE * SRC_C);
     const bool inside = row >= 0 && row < HIGH;
     for (int j = lane; j < WIDE * QUADS; j += 32) {
-      const int c = j % QUADS * 4;
       float4 v = make_float4(0, 0, 0, 0);
       char4 w = make_char4(0, 0, 0, 0);
       if (inside) {
@@ -131,11 +131,56 @@ __device__ __forceinline__ void load_spread(float* images, const float* dy, cons
 #pragma unroll
       for (int p = 0; p < P * P; p++) {
         const int y = row * P + p / 2 - top;
-        if (y >= 0 && y < ROWS)
-          *(float4*)(unit + y * PITCH + (j / QUADS * P + p % 2) * PIXEL + c) = SPREAD_POOL ? won(v, w, p) : v;
+        if (y >= 0 && y < ROWS) store(i / TALL, y, j / QUADS * P + p % 2, j % QUADS, SPREAD_POOL ? won(v, w, p) : v);
       }
     }
   }
+}
+
+// What a block works on at once: units [first, first + count) of one client.
+struct Batch {
+  int64 client;
+  int first, count;
+};
+
+__device__ __forceinline__ Batch next_batch(int64 unit, int64 end, int per_client) {
+  const int64 client = unit / per_client;
+  const int first = unit % per_client;
+  int count = per_client - first < end - unit ? per_client - first : end - unit;
+  count = count < BATCH ? count : BATCH;
+  return {client, first, count};
+}
+
+// Images as the kernel keeps them in shared memory: rows of pixels, or planes of four channels.
+#ifdef WIDE_PRODUCT
+typedef float4 Element;
+#else
+typedef float Element;
+#endif
+__device__ void load_images(Element* to, const float* src, int first, int count);
+__device__ void load_spread(Element* to, const float* dy, const float* act, const signed char* winner, int first,
+                            int count);
+
+// Starts to copy a batch's images, or spreads the gradient of its outputs.
+__device__ __forceinline__ void load_batch(Element* to, const float* src, const float* act, const signed char* winner,
+                                           int64 slots, const Batch batch) {
+  if (SPREAD) {
+    constexpr int P = SPREAD_POOL ? 2 : 1;
+    const int64 at = batch.client * slots * ((SRC_H / P) * (SRC_W / P) * SRC_C);
+    load_spread(to, src + at, act + at, winner + at, batch.first, batch.count);
+  } else {
+    load_images(to, src + batch.client * slots * (SRC_H * SRC_W * SRC_C), batch.first, batch.count);
+  }
+}
+
+#endif
+#ifdef GATHER_PRODUCT
+
+__device__ __forceinline__ void load_spread(float* images, const float* dy, const float* act, const signed char* winner,
+                                            int first, int count) {
+  spread(dy, act, winner, first, count, [=](int unit, int y, int x, int quad, const float4 v) {
+    *(float4*)(images + unit * UNIT + LEAD * PIXEL + y * PITCH + x * PIXEL + quad * 4) = v;
+  });
 }
 
 #define ROW_PAIRS ((KW * SRC_C + 1) / 2)   // pairs of neighbouring taps of a kernel's row
@@ -166,18 +211,11 @@ gather_product(const float* src, const float* act, const signed char* winner_in,
   clear(images, COPIES * BATCH * UNIT);
   int64 loaded = -1;
   for (int64 unit = begin; unit < end;) {
-    const int64 client = unit / per_client;
-    const int first = unit % per_client;
-    int count = per_client - first < end - unit ? per_client - first : end - unit;
-    count = count < BATCH ? count : BATCH;
+    const Batch batch = next_batch(unit, end, per_client);
+    const int64 client = batch.client;
+    const int first = batch.first, count = batch.count;
     __syncthreads();
-    if (SPREAD) {
-      constexpr int P = SPREAD_POOL ? 2 : 1;
-      const int64 at = client * slots * ((SRC_H / P) * (SRC_W / P) * SRC_C);
-      load_spread(images, src + at, act + at, winner_in + at, first, count);
-    } else {
-      load_images(images, src + client * slots * (SRC_H * SRC_W * SRC_C), first, count);
-    }
+    load_batch(images, src, act, winner_in, slots, batch);
     if (client != loaded) {
       const float* own = w + client * w_stride;
 #pragma unroll 8
@@ -319,7 +357,7 @@ __device__ __forceinline__ void multiply(float (&d)[NT / 2], unsigned long long 
 #endif
 }
 
-__device__ __forceinline__ void load_planes(float4* planes, const float* src, int first, int count) {
+__device__ __forceinline__ void load_images(float4* planes, const float* src, int first, int count) {
   const int lane = threadIdx.x % 32;
   for (int i = threadIdx.x / 32; i < count * ROWS; i += WARPS) {
     const int u = first + i / ROWS, y = u % BANDS * BAND * STEP + i % ROWS - LEAD;
@@ -335,31 +373,11 @@ __device__ __forceinline__ void load_planes(float4* planes, const float* src, in
   }
 }
 
-__device__ __forceinline__ void load_spread_planes(float4* planes, const float* dy, const float* act,
-                                                   const signed char* winner, int first, int count) {
-  constexpr int P = SPREAD_POOL ? 2 : 1, WIDE = SRC_W / P, HIGH = SRC_H / P;
-  constexpr int TALL = (ROWS + P - 1) / P + P - 1;  // rows of dy that a unit may touch
-  const int lane = threadIdx.x % 32;
-  for (int i = threadIdx.x / 32; i < count * TALL; i += WARPS) {
-    const int u = first + i / TALL, top = u % BANDS * BAND - LEAD;  // the unit's first row
-    const int row = (top + 64 * P) / P - 64 + i % TALL;
-    float4* unit = planes + i / TALL * (ROWS * COLS) + LEAD;
-    const int64 at = (int64)(u / BANDS * HIGH + row) * (WIDE * SRC_C);
-    const bool inside = row >= 0 && row < HIGH;
-    for (int j = lane; j < WIDE * PLANES; j += 32) {
-      float4 v = make_float4(0, 0, 0, 0);
-      char4 w = make_char4(0, 0, 0, 0);
-      if (inside) {
-        v = slope4(*(const float4*)(dy + at + j * 4), *(const float4*)(act + at + j * 4));
-        if (SPREAD_POOL) w = *(const char4*)(winner + at + j * 4);
-      }
-#pragma unroll
-      for (int p = 0; p < P * P; p++) {
-        const int y = row * P + p / 2 - top;
-        if (y >= 0 && y < ROWS) unit[j % PLANES * PLANE + y * COLS + j / PLANES * P + p % 2] = SPREAD_POOL ? won(v, w, p) : v;
-      }
-    }
-  }
+__device__ __forceinline__ void load_spread(float4* planes, const float* dy, const float* act, const signed char* winner,
+                                            int first, int count) {
+  spread(dy, act, winner, first, count, [=](int unit, int y, int x, int quad, const float4 v) {
+    planes[unit * (ROWS * COLS) + LEAD + quad * PLANE + y * COLS + x] = v;
+  });
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
@@ -377,18 +395,11 @@ wide_product(const float* src, const float* act, const signed char* winner_in, c
   clear((float*)planes, PLANES * PLANE * 4);
   int64 loaded = -1;
   for (int64 unit = begin; unit < end;) {
-    const int64 client = unit / per_client;
-    const int first = unit % per_client;
-    int count = per_client - first < end - unit ? per_client - first : end - unit;
-    count = count < BATCH ? count : BATCH;
+    const Batch batch = next_batch(unit, end, per_client);
+    const int64 client = batch.client;
+    const int first = batch.first, count = batch.count;
     __syncthreads();
-    if (SPREAD) {
-      constexpr int P = SPREAD_POOL ? 2 : 1;
-      const int64 at = client * slots * ((SRC_H / P) * (SRC_W / P) * SRC_C);
-      load_spread_planes(planes, src + at, act + at, winner_in + at, first, count);
-    } else {
-      load_planes(planes, src + client * slots * (SRC_H * SRC_W * SRC_C), first, count);
-    }
+    load_batch(planes, src, act, winner_in, slots, batch);
     if (client != loaded) {
       const float* own = w + client * w_stride;
 #pragma unroll 8

@@ -87,7 +87,9 @@ class Layout:
         number = {}
         for block, layers in enumerate(self.blocks):
             number.update(dict.fromkeys(layers, block))
-        of_entries = [torch.full((prod(e.shape),), number[e.layer]) for e in self.entries]
+        of_entries = [
+            torch.full((prod(e.shape),), number[e.layer]) for e in self.entries
+        ]
         return torch.cat(of_entries)
 
     @property
