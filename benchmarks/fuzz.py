@@ -76,7 +76,8 @@ clients = [3, 4]
 def make_originals(folder: Path) -> None:
     """One file of each kind, by real runs in this process."""
     from hpcfed.cli import commands as cli
-    from hpcfed.study.gather import Outcome, write_outcome, write_study
+    from hpcfed.study.gather import write_study
+    from hpcfed.study.outcome import Outcome, write_outcome
     from hpcfed.study.plan import points, read_study, trials
 
     out = sys.stdout
@@ -494,7 +495,7 @@ class Readers:
 
         from hpcfed.record.reading import read_run
         from hpcfed.record.safe import try_out
-        from hpcfed.report.console import show
+        from hpcfed.report.show import show
 
         try_out([path])
         record = read_run(path.parent)
@@ -503,7 +504,7 @@ class Readers:
         json.dumps(record.summary())
 
     def report(self, path: Path) -> None:
-        from hpcfed.report.collect import find, groups
+        from hpcfed.report.collect import find
         from hpcfed.report.command import page
         from hpcfed.report.exports import (
             csv_text,
@@ -511,6 +512,7 @@ class Readers:
             json_text,
             ranks_csv_text,
         )
+        from hpcfed.report.groups import groups
 
         found = find([path])
         if found.unread:

@@ -27,7 +27,8 @@ from hpcfed.experiment.rebalance import Moving
 from hpcfed.federation.selection import SelectionOptions, best
 from hpcfed.models.networks import build
 from hpcfed.record.reading import at_target, read_run, read_seeds
-from hpcfed.report.console import show, show_seeds
+from hpcfed.report.show import show
+from hpcfed.report.show_seeds import show_seeds
 from tests.test_baselines import HARSH, Weights, close, initial, rounds, trained, usual
 from tests.test_cli import mistake
 from tests.test_methods import assembled

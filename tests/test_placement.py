@@ -22,7 +22,7 @@ from hpcfed.experiment import loop
 from hpcfed.experiment.assemble import Setup, assemble
 from hpcfed.record.reading import RunRecord, read_run
 from hpcfed.record.timing import PHASES, Timer
-from hpcfed.report.console import show
+from hpcfed.report.show import show
 from hpcfed.runtime import world as worlds
 
 HERE = Path(__file__).parent
