@@ -54,9 +54,9 @@ def attempt(trial: Trial, words: Sequence[str], limit: float) -> Outcome:
         except OSError as error:
             raise UserError(f"cannot start {words[0]}: {error.strerror}") from None
     seconds = time.monotonic() - begin
-    error = _error(trial, code, limit)
-    status = "failed" if error else "complete"
-    outcome = Outcome(status, error, seconds, shlex.join(words))
+    reason = _error(trial, code, limit)
+    status = "failed" if reason else "complete"
+    outcome = Outcome(status, reason, seconds, shlex.join(words))
     write_outcome(trial, outcome)
     return outcome
 
