@@ -82,16 +82,16 @@ def rounds_of(setup: Setup, *, warmup: int, rounds: int) -> tuple[np.ndarray, fl
     seconds = []
     samples = 0
     for round in range(warmup + rounds):
-        if round == warmup:
-            samples = int(fed.learned.samples)
         setup.collectives.barrier()
         synchronize(world)
         begin = time.perf_counter()
-        state = setup.method.round(fed, state, fed.sample(round))
-        float(fed.learned.loss)
+        cohort = fed.sample(round)
+        state = setup.method.round(fed, state, cohort)
+        float(cohort.log.loss_sum)
         synchronize(world)
         seconds.append(time.perf_counter() - begin)
-    samples = int(fed.learned.samples) - samples
+        if round >= warmup:
+            samples += int(cohort.log.samples_seen)
     gathered = setup.collectives.gather_vectors(np.array([samples, *seconds[warmup:]]))
     if gathered is None:
         return np.empty(0), 0.0
@@ -223,7 +223,7 @@ def main() -> None:
     world = worlds.enter(device=options.device)
     if options.profile and not world.alone:
         parser.error("--profile is for one process: start it without mpirun or srun")
-    place = world.places[0]
+    place = world.locations[0]
     ceilings = Ceilings.of(world.device) if world.device.type == "cuda" else None
     if world.is_root:
         versions = f"torch {torch.__version__}, Python {platform.python_version()}"

@@ -3,6 +3,7 @@ clients, a server that steals.
 """
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from hpcfed.clients.engine import Engine, Sgd
 from hpcfed.clients.fisher import Fisher
 from hpcfed.clients.pull import Pull, Strengths
 from hpcfed.clients.training import StackTraining
+from hpcfed.data import PartitionPlan
 from hpcfed.data.partition import partition
 from hpcfed.experiment.assemble import Setup
 from hpcfed.experiment.loop import evaluate
@@ -31,12 +33,13 @@ from hpcfed.federation.clustering import (
     principal_angles,
 )
 from hpcfed.federation.federation import Cohort, Sent
+from hpcfed.federation.log import RoundLog
 from hpcfed.methods import genefl
 from hpcfed.models.layout import Layout, Workplace
 from hpcfed.models.networks import build
 from hpcfed.record.reading import RunRecord, read_run
 from hpcfed.runtime import randomness
-from tests.test_baselines import rounds
+from tests.test_baselines import rounds, traffic
 from tests.test_cli import mistake
 from tests.test_engine import batches, make_shard
 from tests.test_methods import assembled, trained_alone
@@ -466,10 +469,8 @@ def test_eq_10_by_hand() -> None:
         3 * weights, torch.tensor([[2.0, 1], [0, 1], [0, 0]], dtype=torch.float64)
     )
     s.federation.upload(rows, cohort, sent)
-    assert (
-        int(s.federation.traffic.parts) == 8 * (2 + 3 + 1)
-        and s.federation.traffic.up == 0
-    )
+    assert int(cohort.log.bytes_up_here) == 8 * (2 + 3 + 1)
+    assert cohort.log.bytes_up == 0
 
 
 @pytest.mark.parametrize("method", ["genefl", "fedlp", "fedlps", "fedlg"])
@@ -710,25 +711,24 @@ def test_one_cluster_that_sends_everything_is_fedavg(method: str) -> None:
         plain = assembled(
             **{name: value for name, value in SMALL.items() if name != "clusters"}
         )
+        same = plain.federation.sample(0)
+        np.testing.assert_array_equal(same.clients, cohort.clients)
         expected = plain.method.round(
-            plain.federation, plain.method.init(plain.federation), cohort
+            plain.federation, plain.method.init(plain.federation), same
         )
         torch.testing.assert_close(
             s.method.global_row(state), expected.w, rtol=1e-12, atol=1e-14
         )
-        assert fed.traffic == plain.federation.traffic
+        assert traffic([cohort.log]) == traffic([same.log])
 
 
 def test_fedlp_that_sends_nothing_leaves_the_model() -> None:
     s = small("fedlp", send_probability=0.0)
-    for _, state in rounds(s, 2):
+    logs = list[RoundLog]()
+    for _, state in rounds(s, 2, logs):
         assert torch.equal(state.shared, s.federation.initial_row().expand(2, -1))
-    assert (
-        s.federation.traffic.up
-        == int(s.federation.traffic.parts)
-        == 0
-        < s.federation.traffic.down
-    )
+    up, up_here, down = traffic(logs)
+    assert up == up_here == 0 < down
 
 
 def test_fedbn_keeps_batch_norm_where_it_is_bit_for_bit() -> None:
@@ -915,16 +915,16 @@ def test_bytes_of_an_upload_of_resnet18(
         "options",
         module.Options(clusters=1, **({"lambda2": 0.0} if method == "genefl" else {})),
     )
-    monkeypatch.setattr(fed, "traffic", type(fed.traffic)())
     changed = 1e-3 * torch.rand(1, fed.layout.num_columns)
     monkeypatch.setattr(fed, "train", lambda rows, cohort, **how: rows + changed)
     state = module.init(fed)
-    state = module.round(fed, state, fed.sample(99))
-    up = fed.traffic.up + int(fed.traffic.parts)
+    cohort = fed.sample(99)
+    state = module.round(fed, state, cohort)
+    up = cohort.log.bytes_up + int(cohort.log.bytes_up_here)
     assert up == 4 * columns and round(up / MIB, 2) == mib
-    fed.traffic.down = 0
-    rows = module.welcome(fed, state, np.arange(1))
-    assert fed.traffic.down == up and rows.shape == (1, 11_183_562)
+    newcomers = fed.everyone(100)
+    rows = module.welcome(fed, state, newcomers)
+    assert newcomers.log.bytes_down == up and rows.shape == (1, 11_183_562)
     if method == "clustered-fedavg":
         assert round(100 * 10 * up / GIB, 2) == 41.66
 
@@ -945,10 +945,20 @@ def test_comm_is_what_clients_sent_and_the_printed_formula_another(
 @pytest.mark.parametrize("kind", ["iid", "dirichlet", "sharding", "dominant"])
 def test_new_clients_hold_other_classes_than_known_ones(kind: str) -> None:
     labels = np.random.default_rng(0).integers(0, 10, 2000)
-    parts = partition(
-        kind, labels, labels[:500], classes=10, clients=9, new_clients=4, new_classes=5, seed=3, alpha=0.5,
-        classes_per_client=2, uniform_share=0.2, train_per_client=30, test_per_client=10, validation=0,
-    )  # fmt: skip
+    plan = PartitionPlan(
+        scheme=kind,
+        classes=10,
+        clients=9,
+        new_clients=4,
+        new_classes=5,
+        seed=3,
+        alpha=0.5,
+        classes_per_client=2,
+        uniform_share=0.2,
+        train_per_client=30,
+        test_per_client=10,
+    )
+    parts = partition(plan, labels, labels[:500])
     for lists, of in ((parts.train, labels), (parts.test, labels[:500])):
         known, new = (
             {int(c) for own in some for c in of[own]} for some in (lists[:5], lists[5:])
@@ -961,24 +971,20 @@ def test_new_clients_hold_other_classes_than_known_ones(kind: str) -> None:
 
 
 def test_without_new_classes_the_partition_is_what_it_was() -> None:
-    how: dict[str, Any] = {
-        "alpha": 0.5,
-        "classes_per_client": 2,
-        "uniform_share": 0.2,
-        "train_per_client": 30,
-    }
-    how |= {
-        "test_per_client": 10,
-        "validation": 0,
-        "classes": 10,
-        "clients": 9,
-        "seed": 3,
-    }
-    labels = np.random.default_rng(0).integers(0, 10, 500)
-    one, other = (
-        partition("dirichlet", labels, labels, **how),
-        partition("dirichlet", labels, labels, new_clients=4, **how),
+    plan = PartitionPlan(
+        scheme="dirichlet",
+        classes=10,
+        clients=9,
+        seed=3,
+        alpha=0.5,
+        classes_per_client=2,
+        uniform_share=0.2,
+        train_per_client=30,
+        test_per_client=10,
     )
+    labels = np.random.default_rng(0).integers(0, 10, 500)
+    one = partition(plan, labels, labels)
+    other = partition(replace(plan, new_clients=4), labels, labels)
     assert all(
         np.array_equal(a, b) for a, b in zip(one.train, other.train, strict=True)
     )
@@ -1057,7 +1063,7 @@ def test_a_new_client_has_the_gene_of_its_cluster_and_the_initial_rest() -> None
     s = small("genefl", gene_layers=1, gene_every=1)
     fed, first = s.federation, s.federation.initial_row()
     *_, (_, state) = rounds(s, 5)
-    rows = s.method.welcome(fed, state, np.arange(6))
+    rows = s.method.welcome(fed, state, fed.everyone(5))
     gene = state.gene[:, state.part_of]
     assert 0 < gene.float().mean() < 1
     for client, row in enumerate(
