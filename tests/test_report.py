@@ -21,6 +21,7 @@ import pytest
 from hpcfed.cli import commands as cli
 from hpcfed.errors import remark, say
 from hpcfed.record.reading import read_run
+from hpcfed.record.series import ROUND_SERIES, RoundSeries, agreed
 from hpcfed.report import choices
 from hpcfed.report.axes import Axis
 from hpcfed.report.charts import MOST_MARKERS, Line, bars, chart, stripes
@@ -637,6 +638,28 @@ def test_swept_options_are_columns(good: Path, tmp_path: Path) -> None:
     assert [(row["round"], row["rank"]) for row in ranks] == [
         (n, "0") for n in "1234"
     ] * 2
+
+
+def test_a_new_series_needs_no_change_in_the_report(
+    good: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A line in the table of series is enough for the CSV and for show, also of files
+    that were written before.
+    """
+    added = RoundSeries("novelty", "1", "a figure", agreed, total="all of it")
+    monkeypatch.setitem(ROUND_SERIES, "novelty", added)
+    cli.main(["show", "--json", str(good / "plain")])
+    assert json.loads(capsys.readouterr().out)["novelty"] == [None] * 4
+    cli.main(["show", str(good / "plain")])
+    assert "all of it" in capsys.readouterr().out
+    table = tmp_path / "rounds.csv"
+    page = str(tmp_path / "page.html")
+    cli.main(["report", str(good / "plain"), "--out", page, "--csv", str(table)])
+    rows = list(csv.DictReader(table.read_text().splitlines()))
+    assert [row["novelty"] for row in rows] == ["nan"] * 4
 
 
 def test_neither_file_of_a_table_replaces_another(

@@ -7,6 +7,12 @@ from typing import Any
 from hpcfed.errors import count
 from hpcfed.report.choices import Choice
 
+ACCURACIES = {
+    "accuracy": "clients, own test data",
+    "global_accuracy": "global model, all test data",
+}
+"""Series of accuracies, and whose they are on which data."""
+
 
 def label(key: Choice) -> str:
     """Return `fedavg, dataset mnist, no supplement`: the method, then its options."""

@@ -8,13 +8,9 @@ from rich.table import Table
 
 from hpcfed.errors import count
 from hpcfed.record.reading import LAST_UPDATES, LearningRecord, RunRecord, mean_accuracy
+from hpcfed.record.series import ROUND_SERIES, RoundSeries
 from hpcfed.report.console import bare_table, bytes_text, plain_text, say
-
-ACCURACIES = {
-    "clients, own test data": "accuracy",
-    "global model, all test data": "global_accuracy",
-}
-"""Series of accuracies, by whose they are."""
+from hpcfed.report.labels import ACCURACIES
 
 
 def show(record: RunRecord, console: Console) -> None:
@@ -70,7 +66,7 @@ def status(record: RunRecord) -> str:
 
 def _accuracy(record: RunRecord) -> Table:
     table = bare_table("accuracy", "last", "best")
-    for whose, name in ACCURACIES.items():
+    for name, whose in ACCURACIES.items():
         last = record.last(name)
         if not isnan(last):
             table.add_row(whose, f"{last:.2%}", f"{record.best(name):.2%}")
@@ -162,15 +158,17 @@ def _network(last: LearningRecord, name: str) -> list[str]:
 
 def _costs(record: RunRecord) -> Table:
     table = bare_table("cost", "")
-    table.add_row("sent by clients", bytes_text(record.rounds["bytes_up"].sum()))
-    table.add_row("sent to clients", bytes_text(record.rounds["bytes_down"].sum()))
+    totals = [series for series in ROUND_SERIES.values() if series.total]
+    for series in totals:
+        if series.unit == "bytes":
+            _add_total(table, record, series)
     if not isnan(record.newcomer_bytes):
         sent = bytes_text(record.newcomer_bytes)
         table.add_row("sent to a new client to begin with", sent)
     table.add_row("peak memory of a rank", bytes_text(record.peak_memory.max()))
-    _add_uploads(table, record)
-    seconds = record.rounds["seconds"].sum()
-    table.add_row("wall time of all rounds", f"{seconds:.2f} s")
+    for series in totals:
+        if series.unit != "bytes":
+            _add_total(table, record, series)
     if record.learnings:
         _add_server(table, record.learnings[-1])
     reached = record.rounds_to(0.95)
@@ -190,19 +188,21 @@ def _costs(record: RunRecord) -> Table:
     return table
 
 
-def _add_uploads(table: Table, record: RunRecord) -> None:
-    """Tell how many uploads were selected and left out, where any were."""
-    selected = int(np.nansum(record.rounds["kept"]))
-    if selected:
-        table.add_row("uploads that the server selected", str(selected))
-        if record.config.get("attack", "none") != "none":
-            malicious = int(np.nansum(record.rounds["kept_attackers"]))
-            share = f"{malicious} ({malicious / selected:.0%})"
-            table.add_row("attackers' among them", share)
-    excluded = int(np.nansum(record.rounds["excluded"]))
-    if excluded:
-        name = "updates left out, because they were not finite"
-        table.add_row(name, str(excluded))
+def _add_total(table: Table, record: RunRecord, series: RoundSeries) -> None:
+    """Tell the sum of a series over all rounds; nothing where nobody was counted."""
+    total = float(np.nansum(record.rounds[series.name]))
+    if series.name == "kept_attackers":
+        selected = int(np.nansum(record.rounds["kept"]))
+        if selected and record.config.get("attack", "none") != "none":
+            share = f"{int(total)} ({int(total) / selected:.0%})"
+            table.add_row(series.total, share)
+    elif series.unit == "bytes":
+        table.add_row(series.total, bytes_text(total))
+    elif series.unit == "clients":
+        if int(total):
+            table.add_row(series.total, str(int(total)))
+    else:
+        table.add_row(series.total, f"{total:.2f} {series.unit}")
 
 
 def _add_server(table: Table, last: LearningRecord) -> None:

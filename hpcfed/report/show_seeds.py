@@ -13,7 +13,8 @@ from rich.table import Table
 from hpcfed.errors import count
 from hpcfed.record.reading import RunRecord, mean_accuracy
 from hpcfed.report.console import bare_table, bytes_text, plain_text, say
-from hpcfed.report.show import ACCURACIES, status, target_table, title
+from hpcfed.report.labels import ACCURACIES
+from hpcfed.report.show import status, target_table, title
 
 
 def show_seeds(records: Sequence[RunRecord], folder: Path, console: Console) -> None:
@@ -39,14 +40,14 @@ def show_seeds(records: Sequence[RunRecord], folder: Path, console: Console) -> 
 
 def _last(records: Sequence[RunRecord]) -> Table:
     columns = {}
-    for whose, name in ACCURACIES.items():
+    for name, whose in ACCURACIES.items():
         columns[whose] = [record.last(name) for record in records]
     return _accuracies("last accuracy", records, columns)
 
 
 def _best(records: Sequence[RunRecord]) -> Table:
     columns = {}
-    for whose, name in ACCURACIES.items():
+    for name, whose in ACCURACIES.items():
         columns[whose] = [record.best(name) for record in records]
     return _accuracies("best accuracy", records, columns)
 

@@ -12,7 +12,7 @@ from hpcfed.record.reading import RunRecord, mean_accuracy
 from hpcfed.report.axes import Axis
 from hpcfed.report.charts import Line, chart, stripes
 from hpcfed.report.groups import Group
-from hpcfed.report.labels import label
+from hpcfed.report.labels import ACCURACIES, label
 from hpcfed.report.sections.section import (
     MIB,
     MOST_BARS,
@@ -29,11 +29,6 @@ from hpcfed.report.statistics import Estimate, of_seeds
 
 MOST_POINTS = 60
 """Of a curve; more would only be noise, and are drawn as means."""
-ACCURACIES = {
-    "accuracy": "clients, own test data",
-    "global_accuracy": "global model, all test data",
-}
-"""Series of accuracies, and whose they are."""
 
 
 def accuracy(every: Sequence[Group]) -> Section:

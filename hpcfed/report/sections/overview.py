@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from hpcfed.report.collect import Found
 from hpcfed.report.groups import Group
-from hpcfed.report.sections.accuracy import ACCURACIES, last_accuracy
+from hpcfed.report.labels import ACCURACIES
+from hpcfed.report.sections.accuracy import last_accuracy
 from hpcfed.report.sections.section import WHICH, Section, Table, interval, which
 
 
