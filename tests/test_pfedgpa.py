@@ -37,23 +37,11 @@ from hpcfed.server.networks import Autoencoder
 from hpcfed.server.options import Batching
 from hpcfed.server.rank import Answer, Bank, Request, ServerRank
 from hpcfed.server.training import Place, Plain
-from tests.test_baselines import traffic
-from tests.test_cli import mistake
-from tests.test_methods import assembled
-from tests.test_seeds import started
+from tests.federations import assembled, traffic
+from tests.runs import SERVER, flags, mistake, started
 
 HERE = Path(__file__).parent
 COLUMNS = 4810  # of the MLP on the digits
-SERVER: dict[str, Any] = {
-    "server": "small",
-    "server_latent": 8,
-    "autoencoder_samples": 100,
-    "denoiser_samples": 100,
-    "server_batch": 20,
-    "diffusion_steps": 50,
-    "inversion_depth": 10,
-    "server_engine": "torch",
-}
 TINY: dict[str, Any] = {
     "method": "pfedgpa",
     "clients": 6,
@@ -66,16 +54,6 @@ TINY: dict[str, Any] = {
 done with its rows.
 """
 EVERYONE = np.arange(6)
-
-
-def flags(**values: Any) -> list[str]:
-    """The same options as they stand on a command line."""
-    words = {"model": "mlp", "device": "cpu", **values}
-    pairs = [
-        [f"--{name.replace('_', '-')}"] + [str(v)] * (v is not True)
-        for name, v in words.items()
-    ]
-    return [word for pair in pairs for word in pair]
 
 
 def states(s: Setup, logs: list[RoundLog] | None = None) -> list[Any]:

@@ -22,7 +22,7 @@ from hpcfed.record.observer import Observer, observed_by, observer
 from hpcfed.record.reading import read_run
 from hpcfed.record.timing import PHASES
 from tests.conftest import mpirun_path, start
-from tests.test_cli import mistake
+from tests.runs import mistake
 
 QUICK = [
     "--clients",
