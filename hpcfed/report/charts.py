@@ -57,7 +57,8 @@ class Line:
         known = [value for value in self.y if isfinite(value)]
         if not known:
             return []
-        least, most = min(known) / MOST_REACH, max(known) * MOST_REACH
+        least = min(known) / MOST_REACH
+        most = max(known) * MOST_REACH
         ends = [end for end in (*self.low, *self.high) if isfinite(end)]
         return [min(max(end, least), most) for end in ends]
 
@@ -90,7 +91,11 @@ def chart(lines: Sequence[Line], x: Axis, y: Axis) -> Markup:
         [line.name for line in measured],
         dict.fromkeys(line.name for line in ideals),
     )
-    return figure(f"{y.label} over {x.label}", inside, legend)
+    return figure(
+        f"{y.label} over {x.label}",
+        inside,
+        legend,
+    )
 
 
 def bars(
@@ -113,11 +118,16 @@ def bars(
         for name, values in segments.items():
             above = below + values[number]
             tip = f"{category}: {name} {number_text(values[number])} ({y.label})"
-            top, bottom = plane.y(above), plane.y(below)
+            top = plane.y(above)
+            bottom = plane.y(below)
             inside.append(rectangle(colours[name], left, 0.7 * slot, top, bottom, tip))
             below = above
         inside.append(_category(category, LEFT + slot * (number + 0.5), slot))
-    return figure(f"{y.label} by {x_label}", inside, bar_legend(colours))
+    return figure(
+        f"{y.label} by {x_label}",
+        inside,
+        bar_legend(colours),
+    )
 
 
 def stripes(
@@ -146,11 +156,14 @@ def stripes(
         for name, values in segments.items():
             after = before + values[number]
             tip = f"{category}: {name} {number_text(values[number])} ({x.label})"
-            start, width = position(before), position(after) - position(before)
-            upper, lower = top + 19, top + STRIPE - 6
+            start = position(before)
+            width = position(after) - position(before)
+            upper = top + 19
+            lower = top + STRIPE - 6
             inside.append(rectangle(colours[name], start, width, upper, lower, tip))
             before = after
-    title, height = f"{x.label} by options", bottom + BOTTOM
+    title = f"{x.label} by options"
+    height = bottom + BOTTOM
     return figure(title, inside, bar_legend(colours), height=height)
 
 
@@ -164,7 +177,8 @@ def _coloured(
     colours, shown = {}, {}
     for number, (name, values) in enumerate(segments.items()):
         if max(values, default=0.0) > 0:
-            colours[name], shown[name] = number, values
+            colours[name] = number
+            shown[name] = values
     return colours, shown
 
 
@@ -178,7 +192,13 @@ def _category(text: str, x: float, slot: float) -> Markup:
     y = HEIGHT - BOTTOM + 15
     if 6.6 * len(text) <= slot:
         return word(text, x, y)
-    return word(text, x + 4, y - 3, anchor="end", turn=-28)
+    return word(
+        text,
+        x + 4,
+        y - 3,
+        anchor="end",
+        turn=-28,
+    )
 
 
 @dataclass(frozen=True)
@@ -201,7 +221,8 @@ class _Plane:
         """Draw the grid, the axes, their numbers and names; without the x axis' where
         bars have names instead.
         """
-        bottom, right = HEIGHT - BOTTOM, WIDTH - RIGHT
+        bottom = HEIGHT - BOTTOM
+        right = WIDTH - RIGHT
         grid = ""
         words = []
         for tick in self.axis_y.ticks:
@@ -240,7 +261,8 @@ class _Plane:
         every = ceil(len(line.x) / MOST_MARKERS) or 1
         for point in range(0, len(line.x), every):
             if isfinite(line.y[point]):
-                x, y = self.x(line.x[point]), self.y(line.y[point])
+                x = self.x(line.x[point])
+                y = self.y(line.y[point])
                 made.append(marker(number, x, y, self._tip(line, point)))
         return joined(made)
 
@@ -256,17 +278,21 @@ class _Plane:
 
     def _bar(self, colour: int, at: float, low: float, high: float) -> Markup:
         """Draw an interval as an upright bar with short ends."""
-        x, bottom, top = self.x(at), self.y(low), self.y(high)
+        x = self.x(at)
+        bottom = self.y(low)
+        top = self.y(high)
         return Markup(
             f'<path class="s{colour} bar" d="M{x:.1f} {bottom:.1f}V{top:.1f}'
             f'M{x - 3:.1f} {bottom:.1f}h6M{x - 3:.1f} {top:.1f}h6"/>'
         )
 
     def _tip(self, line: Line, point: int) -> str:
-        x, y = number_text(line.x[point]), number_text(line.y[point])
+        x = number_text(line.x[point])
+        y = number_text(line.y[point])
         tip = f"{line.name}: {self.axis_y.label} {y}, {self.axis_x.label} {x}"
         if point < len(line.low) and isfinite(line.low[point]):
-            low, high = number_text(line.low[point]), number_text(line.high[point])
+            low = number_text(line.low[point])
+            high = number_text(line.high[point])
             tip += f", 95 % between {low} and {high}"
         return tip
 

@@ -83,7 +83,13 @@ def _round_lines(
     first_counted = run.rounds_done - len(sample.seconds)
     for round in range(run.rounds_done):
         counted = int(round >= first_counted)
-        about = [sample.source, name, *facts, run.stacked_seeds, counted]
+        about = [
+            sample.source,
+            name,
+            *facts,
+            run.stacked_seeds,
+            counted,
+        ]
         series = [run.rounds[name][round] for name in ROUND_SERIES]
         yield [*about, *swept, round + 1, *series, *run.phases[round].mean(0)]
 

@@ -61,7 +61,9 @@ def _scaling(
     key: Choice, kind: Kind, clients: float, members: Sequence[Group]
 ) -> Scaling:
     base = members[0]
-    ideal, speedup, efficiency = [], [], []
+    ideal = []
+    speedup = []
+    efficiency = []
     for group in members:
         more = group.ranks / base.ranks
         if group is base:

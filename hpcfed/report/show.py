@@ -17,7 +17,11 @@ def show(record: RunRecord, console: Console) -> None:
     """Print a run: what it was, accuracy, where its time went, what it cost, and where
     its files are.
     """
-    say(console, f"{title(record)}, seed {record.facts['seed']}", status(record))
+    say(
+        console,
+        f"{title(record)}, seed {record.facts['seed']}",
+        status(record),
+    )
     if record.stacked_seeds > 1:
         say(
             console,
@@ -69,7 +73,11 @@ def _accuracy(record: RunRecord) -> Table:
     for name, whose in ACCURACIES.items():
         last = record.last(name)
         if not isnan(last):
-            table.add_row(whose, f"{last:.2%}", f"{record.best(name):.2%}")
+            table.add_row(
+                whose,
+                f"{last:.2%}",
+                f"{record.best(name):.2%}",
+            )
     for name, accuracies in record.finals.items():
         mean = f"{mean_accuracy(accuracies):.2%}"
         table.add_row(plain_text(f"at the end: {name}"), mean, "")
@@ -82,7 +90,8 @@ def _target(record: RunRecord) -> Table:
     if reached is None:
         table.add_row("not reached", "", "", "")
     else:
-        seconds, sent = f"{reached.seconds:.2f}", bytes_text(reached.bytes)
+        seconds = f"{reached.seconds:.2f}"
+        sent = bytes_text(reached.bytes)
         table.add_row("reached after", str(reached.rounds), seconds, sent)
     return table
 
@@ -141,8 +150,16 @@ def _server(record: RunRecord) -> Table:
         table.add_row(plain_text(phase), *cells)
     server = float(sum(by_phase.values()))
     rest = whole - server
-    table.add_row("server in all", f"{server:.2f}", f"{server / whole:.1%}")
-    table.add_row("clients and the rest", f"{rest:.2f}", f"{rest / whole:.1%}")
+    table.add_row(
+        "server in all",
+        f"{server:.2f}",
+        f"{server / whole:.1%}",
+    )
+    table.add_row(
+        "clients and the rest",
+        f"{rest:.2f}",
+        f"{rest / whole:.1%}",
+    )
     return table
 
 

@@ -77,12 +77,14 @@ def _target(records: Sequence[RunRecord]) -> Table:
     table = target_table(records[0])
     all_reached = []
     for record in records:
-        seed, reached = f"seed {record.facts['seed']}", record.reached()
+        seed = f"seed {record.facts['seed']}"
+        reached = record.reached()
         if reached is None:
             table.add_row(f"{seed}: not reached", "", "", "")
             continue
         all_reached.append(reached)
-        seconds, sent = f"{reached.seconds:.2f}", bytes_text(reached.bytes)
+        seconds = f"{reached.seconds:.2f}"
+        sent = bytes_text(reached.bytes)
         table.add_row(seed, str(reached.rounds), seconds, sent)
     if 1 < len(all_reached) == len(records):
         rounds = [reached.rounds for reached in all_reached]

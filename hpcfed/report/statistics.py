@@ -53,7 +53,8 @@ def of_rounds(values: Sequence[float]) -> Estimate:
     Six rounds are the fewest for 95 %. Rounds of one run are more alike than runs are:
     repeat, where it matters.
     """
-    ordered, middle = sorted(values), median(values)
+    ordered = sorted(values)
+    middle = median(values)
     tail = (1 - CONFIDENCE) / 2
     # How many values lie below the median is binomial with p = 1/2. Take the largest
     # number of values to cut from each end that leaves 95 % between.
@@ -62,7 +63,11 @@ def of_rounds(values: Sequence[float]) -> Estimate:
         cut -= 1
     if cut < 0:
         return Estimate(middle)
-    return Estimate(middle, ordered[cut], ordered[-1 - cut])
+    return Estimate(
+        middle,
+        ordered[cut],
+        ordered[-1 - cut],
+    )
 
 
 def of_seeds(values: Sequence[float], *, most: float = inf) -> Estimate:
@@ -73,7 +78,11 @@ def of_seeds(values: Sequence[float], *, most: float = inf) -> Estimate:
     if len(values) < 2:
         return Estimate(centre)
     half = _t(len(values)) * stdev(values) / sqrt(len(values))
-    return Estimate(centre, max(0.0, centre - half), min(most, centre + half))
+    return Estimate(
+        centre,
+        max(0.0, centre - half),
+        min(most, centre + half),
+    )
 
 
 def ratio(top: Estimate, bottom: Estimate, scale: float = 1.0) -> Estimate:
@@ -85,7 +94,11 @@ def ratio(top: Estimate, bottom: Estimate, scale: float = 1.0) -> Estimate:
         return Estimate(centre)
     down = hypot(log(top.centre / top.low), log(bottom.high / bottom.centre))
     up = hypot(log(top.high / top.centre), log(bottom.centre / bottom.low))
-    return Estimate(centre, centre * _exp(-down), centre * _exp(up))
+    return Estimate(
+        centre,
+        centre * _exp(-down),
+        centre * _exp(up),
+    )
 
 
 def _exp(power: float) -> float:

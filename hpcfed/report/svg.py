@@ -63,7 +63,13 @@ def marker(number: int, x: float, y: float, tip: str) -> Markup:
         '<path class="f{}" transform="translate({:.1f} {:.1f})" d="{}">'
         "<title>{}</title></path>"
     )
-    return Markup(drawn).format(number % COLOURS, x, y, shape, tip)
+    return Markup(drawn).format(
+        number % COLOURS,
+        x,
+        y,
+        shape,
+        tip,
+    )
 
 
 def figure(
@@ -76,14 +82,21 @@ def figure(
         '<figure><svg viewBox="0 0 {} {}" role="img" aria-label="{}">{}</svg>'
         "<figcaption>{}</figcaption></figure>"
     )
-    return Markup(drawn).format(WIDTH, height, title, joined(inside), legend)
+    return Markup(drawn).format(
+        WIDTH,
+        height,
+        title,
+        joined(inside),
+        legend,
+    )
 
 
 def line_legend(names: Sequence[str], ideals: Iterable[str]) -> Markup:
     """Explain lines by colour and marker, then dashed lines."""
     entries = []
     for number, name in enumerate(names):
-        colour, shape = number % COLOURS, MARKERS[number % len(MARKERS)]
+        colour = number % COLOURS
+        shape = MARKERS[number % len(MARKERS)]
         line = f'<path class="s{colour}" d="M1 5H21"/>'
         point = f'<path class="f{colour}" transform="translate(11 5)" d="{shape}"/>'
         entries.append(_entry(line + point, name))

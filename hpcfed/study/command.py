@@ -39,7 +39,8 @@ def study(options: argparse.Namespace, extra: Sequence[str]) -> int:
     if not options.dry_run:
         _make(out)
     if options.submit:
-        file, dry_run = options.study.resolve(), options.dry_run
+        file = options.study.resolve()
+        dry_run = options.dry_run
         submit(file, out.resolve(), chosen, extra, dry_run=dry_run)
         return 0
     all_trials = trials(asked, every, out)
@@ -51,7 +52,14 @@ def study(options: argparse.Namespace, extra: Sequence[str]) -> int:
         # One job of an array: others write beside it, and the last job gathers.
         failed = _run_without_gathering(asked, chosen_trials, start)
     else:
-        failed = execute.run_trials(asked, text, all_trials, chosen_trials, out, start)
+        failed = execute.run_trials(
+            asked,
+            text,
+            all_trials,
+            chosen_trials,
+            out,
+            start,
+        )
     say(_closing(failed, len(chosen_trials), out))
     return failed
 
@@ -66,7 +74,11 @@ def _run_without_gathering(asked: Study, chosen: Sequence[Trial], start: Start) 
     for trial in chosen:
         if execute.check_finished([trial]):
             continue
-        outcome = attempt(trial, execute.command(trial, start), asked.limit)
+        outcome = attempt(
+            trial,
+            execute.command(trial, start),
+            asked.limit,
+        )
         say(f"{trial}: {outcome.error or f'{outcome.seconds:.1f} s'}")
         failed += outcome.status != "complete"
     return failed
@@ -113,7 +125,8 @@ def _print_plan(asked: Study, chosen: Sequence[Trial], start: Start) -> None:
     for trial in chosen:
         if trial.repeat:  # the first repeat stands for all
             continue
-        point, work = trial.point, works[trial.point.name]
+        point = trial.point
+        work = works[trial.point.name]
         seconds = speed.seconds(point, work)
         left = 0
         for other in chosen:

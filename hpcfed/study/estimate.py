@@ -88,7 +88,12 @@ def client_network(settings: Settings) -> nn.Module:
     """Build the clients' network."""
     config = settings.config
     data = config.data()
-    return build(config.network(), shape=data.shape, classes=data.classes, seed=0)
+    return build(
+        config.network(),
+        shape=data.shape,
+        classes=data.classes,
+        seed=0,
+    )
 
 
 def speed(measured: Sequence[tuple[Point, Work, float, float]], *, cuda: bool) -> Speed:
@@ -104,7 +109,11 @@ def speed(measured: Sequence[tuple[Point, Work, float, float]], *, cuda: bool) -
             starts.append(process - rounds)
     if not rates:
         return Speed(UNMEASURED["cuda" if cuda else "cpu"], START, 0)
-    return Speed(median(rates), median(starts) if starts else START, len(rates))
+    return Speed(
+        median(rates),
+        median(starts) if starts else START,
+        len(rates),
+    )
 
 
 def _samples_per_round(settings: Settings) -> float:
@@ -137,7 +146,8 @@ def server_networks(
 
 def _server_flops(settings: Settings, layout: Layout) -> float:
     """Count the FLOPs of training the server's networks."""
-    options, config = settings.options, settings.config
+    options = settings.options
+    config = settings.config
     if not isinstance(options, ServerOptions):
         return 0.0
     autoencoder, denoiser = server_networks(options, layout)

@@ -50,12 +50,17 @@ def check_finished(trials: Sequence[Trial]) -> dict[Path, list[RunRecord]]:
 
 
 def _check_options(trial: Trial, records: Sequence[RunRecord]) -> None:
-    settings, ranks = trial.point.settings, trial.point.ranks
+    settings = trial.point.settings
+    ranks = trial.point.ranks
     several = settings.config.seeds is not None
     for seed, record in zip(trial.seeds, records, strict=True):
         had = record.config | {"ranks": record.facts["ranks"]}
         wanted = settings.of_seed(seed) if several else settings
-        check_unchanged(trial.folder, had, wanted.flat() | {"ranks": ranks})
+        check_unchanged(
+            trial.folder,
+            had,
+            wanted.flat() | {"ranks": ranks},
+        )
 
 
 def _check_seeds(trial: Trial) -> None:
@@ -133,7 +138,12 @@ class Gathering:
 
     def gather(self) -> None:
         begin = time.monotonic()
-        write_study(self._path, self._study, self._text, self._every)
+        write_study(
+            self._path,
+            self._study,
+            self._text,
+            self._every,
+        )
         now = time.monotonic()
         # At least `GATHER_PAUSE` times as long as it took: at most 5 % of the time.
         self._next = now + GATHER_PAUSE * (now - begin)

@@ -105,7 +105,11 @@ def _copy_run(source: Path, file: h5py.File, number: int) -> None:
         with h5py.File(source, "r") as run:
             check(run)
             seed = int(run.attrs["seed"])
-            run.copy(run["/"], file, f"{group}/seed-{seed}")
+            run.copy(
+                run["/"],
+                file,
+                f"{group}/seed-{seed}",
+            )
     except (OSError, KeyError, ValueError, RuntimeError):
         # Seeds that were copied before are of no use without this one.
         file.pop(group, None)
@@ -117,7 +121,8 @@ def read_gathered(path: Path) -> StudyRecord:
         facts = file.facts()
         if facts.get("format") != FORMAT or facts["schema"] > SCHEMA:
             raise ValueError("it was not written by this hpcfed, or by a newer one")
-        title, warmup = facts["title"], facts["warmup"]
+        title = facts["title"]
+        warmup = facts["warmup"]
         if not isinstance(title, str) or not isinstance(warmup, int) or warmup < 0:
             raise ValueError("its title or warmup is not one")
         unread: list[str] = []

@@ -319,7 +319,8 @@ def flags(given: Mapping[str, Any]) -> list[str]:
     """Return options as words of a command line."""
     words = []
     for name, value in given.items():
-        option, text = name.replace("_", "-"), _text(value)
+        option = name.replace("_", "-")
+        text = _text(value)
         if isinstance(value, bool):
             words.append(f"--{option}" if value else f"--no-{option}")
         elif text.startswith("-"):  # else it would be taken for an option

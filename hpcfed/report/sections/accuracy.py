@@ -168,7 +168,9 @@ def target(every: Sequence[Group]) -> Section:
 def _target_row(group: Group) -> list[str]:
     every = [run.reached() for run in group.seeds]
     reached = [one for one in every if one is not None]
-    rounds, seconds, sent = "–", nan, nan
+    rounds = "–"
+    seconds = nan
+    sent = nan
     if reached:
         rounds = interval(of_seeds([float(one.rounds) for one in reached]))
         seconds = fmean(one.seconds for one in reached)

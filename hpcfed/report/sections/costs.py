@@ -48,7 +48,11 @@ def memory(every: Sequence[Group]) -> Section:
     whose = "of the rank that has most"
     unit = "peak memory of a rank, MiB"
     if one_size_each(every):
-        section.charts += lying_bars(every, {whose: _peak_mib}, Axis(unit))
+        section.charts += lying_bars(
+            every,
+            {whose: _peak_mib},
+            Axis(unit),
+        )
         return section
     lines = []
     for (key, ranks), members in by_key_and_ranks(every).items():
@@ -69,7 +73,8 @@ def sent(every: Sequence[Group]) -> Section:
     section = Section("bytes", "Bytes")
     rows = []
     for group in every:
-        up, down = group.per_round("bytes_up"), group.per_round("bytes_down")
+        up = group.per_round("bytes_up")
+        down = group.per_round("bytes_down")
         total = _sent_in_all(group) / len(group.seeds)
         cells = [number(up / MIB), number(down / MIB), number(total / MIB)]
         rows.append([*which(group), *cells])
@@ -82,6 +87,7 @@ def _sent_in_all(group: Group) -> float:
     """Return bytes of all rounds of all seeds, up and down."""
     total = 0.0
     for run in group.seeds:
-        up, down = run.rounds["bytes_up"], run.rounds["bytes_down"]
+        up = run.rounds["bytes_up"]
+        down = run.rounds["bytes_down"]
         total += float(up.sum() + down.sum())
     return total

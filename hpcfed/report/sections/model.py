@@ -56,7 +56,8 @@ def _terms(one: Fitted) -> Table:
 
 
 def _checks(one: Fitted) -> list[list[str]]:
-    fitted, left_out = 100 * one.model.error, 100 * one.model.left_out_error
+    fitted = 100 * one.model.error
+    left_out = 100 * one.model.left_out_error
     rows = [
         ["mean over the points it was fitted to", number(fitted)],
         ["mean over points, each predicted by a fit of the others", number(left_out)],

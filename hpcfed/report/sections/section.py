@@ -60,7 +60,8 @@ def interval(estimate: Estimate, scale: float = 1.0) -> str:
     """Return `12.3 [11.8, 12.9]`."""
     text = number(scale * estimate.centre)
     if estimate.bounded:
-        low, high = number(scale * estimate.low), number(scale * estimate.high)
+        low = number(scale * estimate.low)
+        high = number(scale * estimate.high)
         text += f" [{low}, {high}]"
     return text
 

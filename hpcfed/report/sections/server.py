@@ -82,5 +82,12 @@ def _network_rows(group: Group, phases: Sequence[str]) -> list[list[str]]:
         rate = number(last.samples_per_second[network])
         of_peak = number(100 * last.utilisation[network])
         about = [network, f"{parameters:,}", rate, of_peak]
-        rows.append([*which, *about, memory, share])
+        rows.append(
+            [
+                *which,
+                *about,
+                memory,
+                share,
+            ]
+        )
     return rows

@@ -69,7 +69,9 @@ def _rows(one: Scaling) -> list[list[str]]:
 
 def _charts(kind: str, members: Sequence[Scaling]) -> list[Chart]:
     """Draw time, speed-up and efficiency over ranks, the last two beside their ideal."""
-    times, speedups, efficiencies = [], [], []
+    times = []
+    speedups = []
+    efficiencies = []
     for one in members:
         name = _name(one)
         times.append(estimates_line(name, one.ranks, one.seconds, 1e3))
@@ -110,7 +112,11 @@ def clients(every: Sequence[Group]) -> Section:
     wide = spread([y for line in each for y in line.y]) > LOG_SPREAD
     per_round = Axis("ms per round", log=True)
     per_client = Axis("ms per client and round", log=wide)
-    both = zip(batches(rounds, MOST_LINES), batches(each, MOST_LINES), strict=True)
+    both = zip(
+        batches(rounds, MOST_LINES),
+        batches(each, MOST_LINES),
+        strict=True,
+    )
     for some_rounds, some_each in both:
         drawn = chart(some_rounds, x, per_round)
         section.charts.append(("time of a round", drawn))
