@@ -16,7 +16,8 @@ from hpcfed.models.layout import Layout
 from hpcfed.models.networks import build
 from hpcfed.server.columns import generated
 from hpcfed.server.networks import Autoencoder, Denoiser
-from hpcfed.server.options import ServerOptions
+from hpcfed.server.options import ServerOptions, server_options
+from hpcfed.server.schedule import num_learnings
 from hpcfed.study.plan import Point
 
 UNMEASURED = {"cpu": 5e9, "cuda": 2e13}
@@ -146,14 +147,11 @@ def server_networks(
 
 def _server_flops(settings: Settings, layout: Layout) -> float:
     """Count the FLOPs of training the server's networks."""
-    options = settings.options
-    config = settings.config
-    if not isinstance(options, ServerOptions):
+    options = server_options(settings)
+    if options is None:
         return 0.0
     autoencoder, denoiser = server_networks(options, layout)
-    times = 1
-    if options.server_every:
-        times = math.ceil(config.rounds / options.server_every)
+    times = num_learnings(options, settings.config.rounds)
     forward = autoencoder.flops() * options.samples("autoencoder")
     forward += denoiser.flops(options.size.latent) * options.samples("denoiser")
     return 3.0 * times * forward  # the backward pass takes twice the forward's
