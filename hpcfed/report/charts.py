@@ -59,8 +59,11 @@ class Line:
             return []
         least = min(known) / MOST_REACH
         most = max(known) * MOST_REACH
-        ends = [end for end in (*self.low, *self.high) if isfinite(end)]
-        return [min(max(end, least), most) for end in ends]
+        ends = []
+        for end in (*self.low, *self.high):
+            if isfinite(end):
+                ends.append(min(max(end, least), most))
+        return ends
 
     @property
     def intervals(self) -> list[tuple[float, float, float]]:
@@ -144,7 +147,9 @@ def stripes(
     def position(value: float) -> float:
         return left + x.fraction(value) * (right - left)
 
-    grid = "".join(f"M{position(tick):.1f} {TOP}V{bottom}" for tick in x.ticks)
+    grid = ""
+    for tick in x.ticks:
+        grid += f"M{position(tick):.1f} {TOP}V{bottom}"
     inside = [frame(grid, left, TOP, right, bottom)]
     for tick in apart(x.ticks, position):
         inside.append(word(number_text(tick), position(tick), bottom + 16))
@@ -215,7 +220,8 @@ class _Plane:
         # Ends of intervals may lie beyond the axis, see `Line.near_ends`.
         low, high = self.axis_y.span
         inside = min(max(value, low), high)
-        return HEIGHT - BOTTOM - self.axis_y.fraction(inside) * (HEIGHT - TOP - BOTTOM)
+        height = HEIGHT - TOP - BOTTOM
+        return HEIGHT - BOTTOM - self.axis_y.fraction(inside) * height
 
     def frame(self, *, named_x: bool = True) -> Markup:
         """Draw the grid, the axes, their numbers and names; without the x axis' where
@@ -270,10 +276,14 @@ class _Plane:
         self, colour: int, intervals: Sequence[tuple[float, float, float]]
     ) -> Markup:
         """Draw one shape: along the upper ends, and back along the lower ones."""
-        xs = [x for x, _, _ in intervals]
-        lows = [low for _, low, _ in intervals]
-        highs = [high for _, _, high in intervals]
-        path = self._path([*xs, *reversed(xs)], [*highs, *reversed(lows)])
+        x, y = [], []
+        for at, _, high in intervals:
+            x.append(at)
+            y.append(high)
+        for at, low, _ in reversed(intervals):
+            x.append(at)
+            y.append(low)
+        path = self._path(x, y)
         return Markup('<path class="b{}" d="{}Z"/>').format(colour, path)
 
     def _bar(self, colour: int, at: float, low: float, high: float) -> Markup:

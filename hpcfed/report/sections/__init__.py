@@ -6,9 +6,18 @@ from hpcfed.report.collect import Found
 from hpcfed.report.costmodel import fit_groups
 from hpcfed.report.groups import Group
 from hpcfed.report.scaling import scalings
-from hpcfed.report.sections import accuracy, costs, model, origin, overview, size
+from hpcfed.report.sections import (
+    accuracy,
+    attacks,
+    costs,
+    model,
+    origin,
+    overview,
+    server,
+    size,
+    target,
+)
 from hpcfed.report.sections.section import Section
-from hpcfed.report.sections.server import server
 
 
 def sections(every: Sequence[Group], found: Found) -> list[Section]:
@@ -16,14 +25,14 @@ def sections(every: Sequence[Group], found: Found) -> list[Section]:
     return [
         overview.overview(every, found),
         accuracy.accuracy(every),
-        accuracy.target(every),
+        target.target(every),
         size.ranks(scalings(every)),
         size.clients(every),
         costs.phases(every),
         costs.memory(every),
         costs.sent(every),
-        server(every),
-        accuracy.attacks(every),
+        server.server(every),
+        attacks.attacks(every),
         model.cost_model(fit_groups(every)),
         origin.environment(every),
         origin.reproduce(every, found),

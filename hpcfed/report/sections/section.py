@@ -76,15 +76,26 @@ def which(group: Group) -> list[str]:
 
 
 def estimates_line(
-    name: str, x: Sequence[float], estimates: Sequence[Estimate], scale: float = 1.0
+    name: str,
+    x: Sequence[float],
+    estimates: Sequence[Estimate],
+    scale: float = 1.0,
+    *,
+    band: bool = False,
 ) -> Line:
     """Return a line through estimates, with their intervals."""
+    y, low, high = [], [], []
+    for estimate in estimates:
+        y.append(scale * estimate.centre)
+        low.append(scale * estimate.low)
+        high.append(scale * estimate.high)
     return Line(
         name,
         x=[float(value) for value in x],
-        y=[scale * estimate.centre for estimate in estimates],
-        low=[scale * estimate.low for estimate in estimates],
-        high=[scale * estimate.high for estimate in estimates],
+        y=y,
+        low=low,
+        high=high,
+        band=band,
     )
 
 
