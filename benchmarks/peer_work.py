@@ -16,7 +16,8 @@ from round import WORKS
 from torch import Tensor, nn
 
 from hpcfed.clients.job import Sgd
-from hpcfed.data.datasets import SyntheticSize, load
+from hpcfed.data.loading import load
+from hpcfed.data.synthetic import SyntheticSize
 from hpcfed.models.networks import build
 
 SHAPE, CLASSES, SEED = (3, 32, 32), 10, 0

@@ -16,7 +16,7 @@ from hpcfed.attacks import ATTACKS
 from hpcfed.attacks.label_flip import Flipped, flipped
 from hpcfed.attacks.noise import normal
 from hpcfed.cli import commands as cli
-from hpcfed.data.datasets import SyntheticDataset, SyntheticSize
+from hpcfed.data.synthetic import SyntheticDataset, SyntheticSize
 from hpcfed.experiment.assemble import Setup
 from hpcfed.federation.aggregation import least_krum, trimmed_mean
 from hpcfed.federation.cohort import Cohort, Sent

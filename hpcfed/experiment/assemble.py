@@ -16,10 +16,12 @@ from hpcfed.clients.lockstep import Lockstep
 from hpcfed.clients.placement import LONGEST, Clients, client_loads, place
 from hpcfed.config import RunConfig, Settings, num_new_classes
 from hpcfed.data import PartitionPlan
-from hpcfed.data.datasets import ArrayDataset, Dataset, Split, SyntheticSize, load
+from hpcfed.data.datasets import ArrayDataset, Dataset, Split
+from hpcfed.data.loading import load
 from hpcfed.data.partition import Partition, partition
 from hpcfed.data.shards import Shard, join, shard, sub_shard
 from hpcfed.data.supplement import Supplement, nobody, supplemented
+from hpcfed.data.synthetic import SyntheticSize
 from hpcfed.federation.federation import NOBODY, Federation, Shards
 from hpcfed.federation.selection import SelectionOptions
 from hpcfed.methods import Method

@@ -107,18 +107,28 @@ __device__ __forceinline__ float4 won(const float4 v, const char4 winner, int po
 
 #ifndef WEIGHT_GRADIENT
 
+// How the images lie in shared memory, in elements: rows of pixels, or planes of four channels (see wide_product).
+#ifdef WIDE_PRODUCT
+#define PLANES (SRC_C / 4)
+#define PLANE ((BATCH * ROWS * COLS + 64 + (KH - 1) * COLS + KW) / 8 * 8 + 9)  // pixels; 16 bytes more than a multiple of 128
+typedef float4 Element;
+enum { UNIT_STRIDE = ROWS * COLS, ROW_STRIDE = COLS, PIXEL_STRIDE = 1, QUAD_STRIDE = PLANE };
+#else
+typedef float Element;
+enum { UNIT_STRIDE = UNIT, ROW_STRIDE = PITCH, PIXEL_STRIDE = PIXEL, QUAD_STRIDE = 4 };
+#endif
+
 // The source of SPREAD is the gradient of the convolution's own output, made from the gradient `dy` of the layer's
 // output, that output itself, and the winners of the pooling. SRC is the size of the convolution's output.
-// `store(unit, y, x, quad, v)` puts four channels of a pixel where the kernel wants them.
-template <typename Store>
-__device__ __forceinline__ void spread(const float* dy, const float* act, const signed char* winner, int first, int count,
-                                       const Store store) {
+__device__ __forceinline__ void load_spread(Element* images, const float* dy, const float* act, const signed char* winner,
+                                            int first, int count) {
   constexpr int P = SPREAD_POOL ? 2 : 1, WIDE = SRC_W / P, HIGH = SRC_H / P, QUADS = SRC_C / 4;
   constexpr int TALL = (ROWS + P - 1) / P + P - 1;  // rows of dy that a unit may touch
   const int lane = threadIdx.x % 32;
   for (int i = threadIdx.x / 32; i < count * TALL; i += WARPS) {
     const int u = first + i / TALL, top = u % BANDS * BAND - LEAD;  // the unit's first row
     const int row = (top + 64 * P) / P - 64 + i % TALL;             // rounded down, also below zero
+    Element* unit = images + i / TALL * UNIT_STRIDE + LEAD * PIXEL_STRIDE;
     const int64 at = (int64)(u / BANDS * HIGH + row) * (WIDE * SRC_C);
     const bool inside = row >= 0 && row < HIGH;
     for (int j = lane; j < WIDE * QUADS; j += 32) {
@@ -130,58 +140,30 @@ __device__ __forceinline__ void spread(const float* dy, const float* act, const 
       }
 #pragma unroll
       for (int p = 0; p < P * P; p++) {
-        const int y = row * P + p / 2 - top;
-        if (y >= 0 && y < ROWS) store(i / TALL, y, j / QUADS * P + p % 2, j % QUADS, SPREAD_POOL ? won(v, w, p) : v);
+        const int y = row * P + p / 2 - top, x = j / QUADS * P + p % 2;
+        if (y >= 0 && y < ROWS)
+          *(float4*)(unit + j % QUADS * QUAD_STRIDE + y * ROW_STRIDE + x * PIXEL_STRIDE) = SPREAD_POOL ? won(v, w, p) : v;
       }
     }
   }
 }
 
-// What a block works on at once: units [first, first + count) of one client.
-struct Batch {
-  int64 client;
-  int first, count;
-};
-
-__device__ __forceinline__ Batch next_batch(int64 unit, int64 end, int per_client) {
-  const int64 client = unit / per_client;
-  const int first = unit % per_client;
-  int count = per_client - first < end - unit ? per_client - first : end - unit;
-  count = count < BATCH ? count : BATCH;
-  return {client, first, count};
-}
-
-// Images as the kernel keeps them in shared memory: rows of pixels, or planes of four channels.
-#ifdef WIDE_PRODUCT
-typedef float4 Element;
-#else
-typedef float Element;
-#endif
 __device__ void load_images(Element* to, const float* src, int first, int count);
-__device__ void load_spread(Element* to, const float* dy, const float* act, const signed char* winner, int first,
-                            int count);
 
-// Starts to copy a batch's images, or spreads the gradient of its outputs.
-__device__ __forceinline__ void load_batch(Element* to, const float* src, const float* act, const signed char* winner,
-                                           int64 slots, const Batch batch) {
+// Starts to copy the images of units [first, first + count) of a client, or spreads the gradient of their outputs.
+__device__ __forceinline__ void load_units(Element* to, const float* src, const float* act, const signed char* winner,
+                                           int64 slots, int64 client, int first, int count) {
   if (SPREAD) {
     constexpr int P = SPREAD_POOL ? 2 : 1;
-    const int64 at = batch.client * slots * ((SRC_H / P) * (SRC_W / P) * SRC_C);
-    load_spread(to, src + at, act + at, winner + at, batch.first, batch.count);
+    const int64 at = client * slots * ((SRC_H / P) * (SRC_W / P) * SRC_C);
+    load_spread(to, src + at, act + at, winner + at, first, count);
   } else {
-    load_images(to, src + batch.client * slots * (SRC_H * SRC_W * SRC_C), batch.first, batch.count);
+    load_images(to, src + client * slots * (SRC_H * SRC_W * SRC_C), first, count);
   }
 }
 
 #endif
 #ifdef GATHER_PRODUCT
-
-__device__ __forceinline__ void load_spread(float* images, const float* dy, const float* act, const signed char* winner,
-                                            int first, int count) {
-  spread(dy, act, winner, first, count, [=](int unit, int y, int x, int quad, const float4 v) {
-    *(float4*)(images + unit * UNIT + LEAD * PIXEL + y * PITCH + x * PIXEL + quad * 4) = v;
-  });
-}
 
 #define ROW_PAIRS ((KW * SRC_C + 1) / 2)   // pairs of neighbouring taps of a kernel's row
 #define STEPS ((KH * ROW_PAIRS + 3) / 4)   // of four pairs
@@ -211,11 +193,12 @@ gather_product(const float* src, const float* act, const signed char* winner_in,
   clear(images, COPIES * BATCH * UNIT);
   int64 loaded = -1;
   for (int64 unit = begin; unit < end;) {
-    const Batch batch = next_batch(unit, end, per_client);
-    const int64 client = batch.client;
-    const int first = batch.first, count = batch.count;
+    const int64 client = unit / per_client;
+    const int first = unit % per_client;
+    int count = per_client - first < end - unit ? per_client - first : end - unit;
+    count = count < BATCH ? count : BATCH;
     __syncthreads();
-    load_batch(images, src, act, winner_in, slots, batch);
+    load_units(images, src, act, winner_in, slots, client, first, count);
     if (client != loaded) {
       const float* own = w + client * w_stride;
 #pragma unroll 8
@@ -322,8 +305,6 @@ gather_product(const float* src, const float* act, const signed char* winner_in,
 // An image is cut into planes of four channels, [plane][pixel][4]: eight pixels that follow each other are then 128 bytes
 // in a row, which is what the instructions take for eight rows of an operand, and a tap of the kernel is an offset.
 // A tile is 64 pixels of the padded image that follow each other, those at the rows' ends for nothing.
-#define PLANES (SRC_C / 4)
-#define PLANE ((BATCH * ROWS * COLS + 64 + (KH - 1) * COLS + KW) / 8 * 8 + 9)  // pixels; 16 bytes more than a multiple of 128
 #define HEIGHT (BAND * STEP)
 #define TILES ((HEIGHT * COLS + 63) / 64)  // of a unit
 #define PARTS (DST_C / NT)                 // of the output channels, NT at once
@@ -373,13 +354,6 @@ __device__ __forceinline__ void load_images(float4* planes, const float* src, in
   }
 }
 
-__device__ __forceinline__ void load_spread(float4* planes, const float* dy, const float* act, const signed char* winner,
-                                            int first, int count) {
-  spread(dy, act, winner, first, count, [=](int unit, int y, int x, int quad, const float4 v) {
-    planes[unit * (ROWS * COLS) + LEAD + quad * PLANE + y * COLS + x] = v;
-  });
-}
-
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
 wide_product(const float* src, const float* act, const signed char* winner_in, const float* w, const float* b, float* y,
              signed char* winner, int64 w_stride, int64 b_stride, int64 clients, int64 slots) {
@@ -395,11 +369,12 @@ wide_product(const float* src, const float* act, const signed char* winner_in, c
   clear((float*)planes, PLANES * PLANE * 4);
   int64 loaded = -1;
   for (int64 unit = begin; unit < end;) {
-    const Batch batch = next_batch(unit, end, per_client);
-    const int64 client = batch.client;
-    const int first = batch.first, count = batch.count;
+    const int64 client = unit / per_client;
+    const int first = unit % per_client;
+    int count = per_client - first < end - unit ? per_client - first : end - unit;
+    count = count < BATCH ? count : BATCH;
     __syncthreads();
-    load_batch(planes, src, act, winner_in, slots, batch);
+    load_units(planes, src, act, winner_in, slots, client, first, count);
     if (client != loaded) {
       const float* own = w + client * w_stride;
 #pragma unroll 8
