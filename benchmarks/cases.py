@@ -24,7 +24,8 @@ import canaries
 import h5py
 import numpy as np
 
-from hpcfed.record.checkpoints import CHECKPOINTS, MARKER
+from hpcfed.record.checkpoints import MARKER
+from hpcfed.record.folder import CHECKPOINTS
 
 Commands = list[list[str]]
 """The words of each."""
@@ -607,9 +608,9 @@ def limit_runs(originals: Path) -> None:
     """
     from hpcfed.cli import commands as cli
     from hpcfed.config import Settings
-    from hpcfed.experiment import loop
+    from hpcfed.experiment import run as experiment
 
-    begin = loop.run
+    begin = experiment.run
     known = cli.parse_run(["--resume", str(originals / "cases/run")]).flat()
     quick = cli.parse_run(["--dataset", "digits", *QUICK]).flat()
 
@@ -624,7 +625,7 @@ def limit_runs(originals: Path) -> None:
         )
         return begin(settings, *words) if same else None
 
-    loop.run = limited  # type: ignore[assignment]
+    experiment.run = limited  # type: ignore[assignment]
 
 
 def start(words: list[str]) -> tuple[str, str]:

@@ -75,8 +75,8 @@ from lives import (
     on_ranks,
 )
 
+from hpcfed.experiment.stored import read_run
 from hpcfed.record import checkpoints
-from hpcfed.record.reading import read_run
 from hpcfed.runtime.signals import STOPPED
 
 PAUSE = 0.4

@@ -443,8 +443,8 @@ class Readers:
     """All that reads a kind of file, with what it needs."""
 
     def __init__(self, originals: Path) -> None:
+        from hpcfed.experiment.stored import read_run
         from hpcfed.record import safe
-        from hpcfed.record.reading import read_run
         from hpcfed.report import collect
 
         self._tried: set[int] = set()
@@ -492,7 +492,7 @@ class Readers:
     def show(self, path: Path) -> None:
         from rich.console import Console
 
-        from hpcfed.record.reading import read_run
+        from hpcfed.experiment.stored import read_run
         from hpcfed.record.safe import try_out
         from hpcfed.report.console import show
 
@@ -587,9 +587,9 @@ class Readers:
     def load(self, path: Path) -> None:
         import torch
 
-        from hpcfed.server.model import LatentDiffusion
+        from hpcfed.server.latent_diffusion import LatentDiffusion
         from hpcfed.server.options import ServerOptions
-        from hpcfed.server.training import Place
+        from hpcfed.server.slot import RankSlot
 
         own = {
             name: value
@@ -597,7 +597,7 @@ class Readers:
             if name in ServerOptions.model_fields
         }
         model = LatentDiffusion(
-            self._widths, ServerOptions(**own), Place(torch.device("cpu")), seed=0
+            self._widths, ServerOptions(**own), RankSlot(torch.device("cpu")), seed=0
         )
         model.load(path)
         model.sample(2)

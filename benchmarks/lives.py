@@ -17,8 +17,8 @@ from pathlib import Path
 import h5py
 import numpy as np
 
+from hpcfed.experiment.stored import read_run
 from hpcfed.record import checkpoints
-from hpcfed.record.reading import read_run
 
 WORK = [
     "run", "--model", "mlp", "--clients", "8", "--method", "fedper", "--participation", "0.75", "--precision", "fp32",

@@ -46,7 +46,7 @@ import h5py
 import numpy as np
 
 from hpcfed.errors import UserError
-from hpcfed.record.reading import read_run
+from hpcfed.experiment.stored import read_run
 from hpcfed.server.options import NETWORKS
 
 LAYOUTS = {"alone": (1, 0), "1+1": (2, 1), "1+2": (3, 2)}
@@ -270,7 +270,7 @@ def job(words: Iterable[str]) -> None:
     import torch
 
     from hpcfed.cli.commands import parse_run
-    from hpcfed.experiment.loop import run
+    from hpcfed.experiment.run import run
 
     for parting, own in groupby(words, key="+".__eq__):
         if parting:

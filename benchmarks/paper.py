@@ -57,7 +57,8 @@ from hpcfed.config import (
 )
 from hpcfed.data import files
 from hpcfed.errors import UserError, count, did_you_mean, one_line, unknown
-from hpcfed.record.reading import RunRecord, mean_accuracy, read_seeds
+from hpcfed.experiment.stored import read_seeds
+from hpcfed.record.run import RunRecord, mean_accuracy
 from hpcfed.runtime.launcher import launched
 from hpcfed.runtime.signals import SIGNALS, STOPPED, Stop
 
@@ -580,7 +581,7 @@ class Children:
 
 def _attempt(cell: Cell, stop: Stop) -> str | None:
     """Runs a cell, or goes on with it; the reason when it fails."""
-    from hpcfed.experiment.loop import run
+    from hpcfed.experiment.run import run
 
     try:
         run(_begun(cell) or cell.settings, stop)
@@ -637,9 +638,9 @@ def _data_read_once() -> Iterator[None]:
     """All cells of a data set share its images in host memory; synthetic ones depend on
     the cell.
     """
-    from hpcfed.experiment import assemble
+    from hpcfed.experiment import data
 
-    load = assemble.load
+    load = data.load
     kept: dict[str, Any] = {}
 
     def load_once(name: str, **how: Any) -> Any:
@@ -650,11 +651,11 @@ def _data_read_once() -> Iterator[None]:
             kept[name] = load(name, **how)
         return kept[name]
 
-    assemble.load = load_once
+    data.load = load_once
     try:
         yield
     finally:
-        assemble.load = load
+        data.load = load
 
 
 def _texts(cell: Cell, study: Study, done: Outcome) -> str:

@@ -19,8 +19,8 @@ from pathlib import Path
 
 import numpy as np
 
+from hpcfed.experiment.stored import read_run
 from hpcfed.record.checkpoints import MARKER
-from hpcfed.record.reading import read_run
 
 EARLY, WINDOW, MOST = 50, 50, 1.05
 

@@ -18,14 +18,13 @@ from hpcfed.attacks.noise import normal
 from hpcfed.cli import commands as cli
 from hpcfed.data.datasets import SyntheticDataset, SyntheticSize
 from hpcfed.experiment.assemble import Setup
+from hpcfed.experiment.stored import read_run
 from hpcfed.federation.aggregation import least_krum, trimmed_mean
 from hpcfed.federation.cohort import Cohort, Sent
-from hpcfed.record.reading import read_run
 from hpcfed.record.timing import PHASES
 from hpcfed.runtime.randomness import client_keys
-from tests.test_cli import mistake
-from tests.test_methods import assembled
-from tests.test_seeds import started
+from tests.federations import assembled
+from tests.runs import mistake, started
 
 UPLOADS = [attack for attack in ATTACKS if attack not in ("none", "label-flip")]
 

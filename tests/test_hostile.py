@@ -26,11 +26,12 @@ from hypothesis import strategies as st
 
 from hpcfed.cli import commands as cli
 from hpcfed.errors import UserError
+from hpcfed.experiment.stored import read_run
 from hpcfed.record import checkpoints, safe
-from hpcfed.record.folder import check_plain
+from hpcfed.record.folder import check_plain, checkpoint_folder
+from hpcfed.record.json_values import parsed
 from hpcfed.record.publish import publish
-from hpcfed.record.reading import parsed, read_run
-from tests.test_cli import mistake
+from tests.runs import mistake
 
 # Benchmarks import their siblings as scripts do.
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
@@ -244,7 +245,7 @@ def test_what_is_declared_and_not_there_takes_no_memory(
             for _ in range(5000):
                 group = group.create_group("x")
     program = (
-        "import resource, sys\nfrom hpcfed.cli import commands as cli\nimport hpcfed.record.reading, "
+        "import resource, sys\nfrom hpcfed.cli import commands as cli\nimport hpcfed.experiment.stored, "
         "rich.console, h5py\n"
         "size = int(open('/proc/self/statm').read().split()[0]) * 4096\n"
         "resource.setrlimit(resource.RLIMIT_AS, (size + 2**29, size + 2**29))\n"
@@ -476,7 +477,7 @@ def test_longer_numbers_are_refused(run: Path, where: str) -> None:
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
-    folder = checkpoints.place(tmp_path, 3)
+    folder = checkpoint_folder(tmp_path, 3)
     folder.mkdir(parents=True)
     checkpoints.complete(
         folder, 3, [checkpoints.write(folder, "common.w", np.arange(4.0))]

@@ -2,8 +2,8 @@
 
 import pytest
 
-from hpcfed.experiment.loop import evaluate
-from tests.test_methods import assembled
+from hpcfed.experiment.evaluate import evaluate
+from tests.federations import assembled
 
 
 def learned(

@@ -11,8 +11,8 @@ import h5py
 import numpy as np
 import pytest
 
-from hpcfed.record.reading import read_run
-from tests.test_seeds import started
+from hpcfed.experiment.stored import read_run
+from tests.runs import started
 
 HERE = Path(__file__).parent
 OPTIONS = [

@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 
 from hpcfed.cli import commands as cli
-from hpcfed.record.reading import read_run
+from hpcfed.experiment.stored import read_run
 from hpcfed.report import sections
 from hpcfed.report.collect import Sample, find, groups, scalings
 from hpcfed.study.gather import read_gathered
 from tests.conftest import Finished, mpirun_path, start
-from tests.test_cli import mistake
-from tests.test_report import parsed
+from tests.page import parsed
+from tests.runs import mistake
 
 SECTIONS = (
     "overview", "accuracy", "target", "scaling", "clients", "phases", "memory", "bytes", "server", "attacks", "model",

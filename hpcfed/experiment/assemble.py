@@ -22,14 +22,16 @@ from hpcfed.experiment.materials import (
     make_material,
     validates,
 )
-from hpcfed.experiment.serving import open_transport, server_options
+from hpcfed.experiment.serving import open_transport
 from hpcfed.federation.federation import NOBODY, Federation, Shards
 from hpcfed.methods import Method
 from hpcfed.record.timing import Timer
 from hpcfed.runtime.collectives import Collectives
 from hpcfed.runtime.world import World
-from hpcfed.server.client import ServerClient, Transport
+from hpcfed.server.client import ServerClient
 from hpcfed.server.columns import generated
+from hpcfed.server.options import server_options
+from hpcfed.server.transport import Transport
 
 
 @dataclass
@@ -197,9 +199,7 @@ def _setup(
     )
     newcomers = None
     if material.newcomers is not None:
-        newcomers = Newcomers(
-            federation(material.newcomers, *more), material.newcomers
-        )
+        newcomers = Newcomers(federation(material.newcomers, *more), material.newcomers)
     return Setup(
         settings=settings,
         world=world,

@@ -164,9 +164,7 @@ def _complete(
     checkpoints.complete(there, rounds, files, keep=keep)
 
 
-def _write_state(
-    setup: Setup, there: Path, state: Any, *, is_root: bool
-) -> list[Part]:
+def _write_state(setup: Setup, there: Path, state: Any, *, is_root: bool) -> list[Part]:
     """Write this rank's rows, and on the root what all ranks share."""
     rank = setup.world.role_rank
     ids = setup.federation.clients

@@ -121,4 +121,3 @@ def _partition(config: RunConfig, dataset: Dataset, validation: int) -> Partitio
         new_classes=num_new_classes(dataset.classes, config.new_classes),
     )
     return partition(plan, dataset.labels("train"), dataset.labels("test"))
-

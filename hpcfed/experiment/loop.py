@@ -13,12 +13,12 @@ from hpcfed.experiment.newcomers import welcome
 from hpcfed.experiment.progress import RunProgress
 from hpcfed.experiment.rebalance import Rebalancer
 from hpcfed.experiment.recording import Recorder, closing, open_results, open_snapshots
-from hpcfed.experiment.serving import server_options
 from hpcfed.record.checkpoints import Checkpoint
 from hpcfed.record.energy import rank_joules
 from hpcfed.record.folder import SERVER
 from hpcfed.record.results import ResultsWriter
 from hpcfed.runtime.signals import Stop
+from hpcfed.server.options import server_options
 
 
 def run_rounds(

@@ -12,7 +12,6 @@ from hpcfed.errors import one_line
 from hpcfed.experiment.assemble import Setup
 from hpcfed.experiment.evaluate import Evaluation
 from hpcfed.experiment.progress import RunProgress
-from hpcfed.experiment.serving import server_options
 from hpcfed.federation.log import OnTrained, RoundLog
 from hpcfed.record import environment, series
 from hpcfed.record.results import ResultsWriter
@@ -20,7 +19,8 @@ from hpcfed.record.server import ServerSize
 from hpcfed.record.snapshots import SnapshotWriter
 from hpcfed.record.timing import PHASES
 from hpcfed.runtime.device import peak_memory
-from hpcfed.server.model import steps_of
+from hpcfed.server.options import server_options
+from hpcfed.server.schedule import num_learnings, num_steps
 
 
 class Recorder:
@@ -199,12 +199,9 @@ def _server_size(setup: Setup) -> ServerSize | None:
     options, config = server_options(setup.settings), setup.settings.config
     if options is None:
         return None
-    times = 1
-    if options.server_every:
-        # The last round trains it, too.
-        times = -(-config.rounds // options.server_every)
+    times = num_learnings(options, config.rounds)
     ranks = setup.world.server_ranks or setup.world.role_size
-    return ServerSize(times, ranks, steps_of(options))
+    return ServerSize(times, ranks, num_steps(options))
 
 
 def open_snapshots(setup: Setup, folder: Path) -> SnapshotWriter | None:

@@ -12,15 +12,9 @@ from hpcfed.models.layout import Layout
 from hpcfed.models.networks import build
 from hpcfed.runtime.collectives import Collectives
 from hpcfed.runtime.world import World
-from hpcfed.server.client import Among, Apart, Transport, check_world, serve
 from hpcfed.server.columns import generated
-from hpcfed.server.options import ServerOptions, check_columns
-
-
-def server_options(settings: Settings) -> ServerOptions | None:
-    """Return the options of the server's model; None for a method without one."""
-    options = settings.options
-    return options if isinstance(options, ServerOptions) else None
+from hpcfed.server.options import check_columns, server_options
+from hpcfed.server.transport import Colocated, Remote, Transport, check_world, serve
 
 
 def open_transport(
@@ -33,12 +27,12 @@ def open_transport(
     if options is None:
         return None
     if world.server_ranks:
-        return Apart(world)
+        return Remote(world)
     widths = generated(layout, options).widths
     seeds = [one.config.seed for one in settings]
     # Each seed counts itself what it sends this way. So the transport has collectives
     # of its own, whose count nobody reads.
-    return Among(widths, options, Collectives(world), seeds=seeds)
+    return Colocated(widths, options, Collectives(world), seeds=seeds)
 
 
 def serve_model(settings: Settings, world: World) -> None:

@@ -301,9 +301,7 @@ def _if_whole(folder: Path, say: Say, stopping: Stopping) -> Checkpoint | None:
     return Checkpoint(folder, int(folder.name), parts)
 
 
-def _is_whole(
-    folder: Path, part: Part, stopping: Stopping = lambda: False
-) -> bool:
+def _is_whole(folder: Path, part: Part, stopping: Stopping = lambda: False) -> bool:
     """Compare a file with what the marker says; its size tells sooner than its
     checksum.
     """

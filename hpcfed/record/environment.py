@@ -40,9 +40,9 @@ _PRIVATE = ("KEY", "TOKEN", "SECRET", "PASSWORD", "JWT")
 
 
 def capture(
-    *, places: Sequence[Any], backend: str, reason: str, launcher: str, threads: int
+    *, locations: Sequence[Any], backend: str, reason: str, launcher: str, threads: int
 ) -> dict[str, Any]:
-    """Facts of the run as JSON values; `places` are the ranks' hosts and devices, in
+    """Facts of the run as JSON values; `locations` are the ranks' hosts and devices, in
     rank order.
     """
     return {
@@ -60,7 +60,7 @@ def capture(
         "threads_per_rank": threads,
         "ranks": [
             {"host": p.host, "device": p.device_name, "cores": len(p.cores)}
-            for p in places
+            for p in locations
         ],
     }
 

@@ -63,7 +63,9 @@ def read_run(folder: Path, check_config: CheckConfig) -> RunRecord:
         if record.status == "complete":
             return record
         error = _first_failure(folder)
-        return record if error is None else replace(record, status="failed", error=error)
+        return (
+            record if error is None else replace(record, status="failed", error=error)
+        )
 
 
 def _first_failure(folder: Path) -> str | None:

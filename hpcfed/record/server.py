@@ -9,7 +9,7 @@ import numpy as np
 from hpcfed.record.dataset import create, create_names
 
 GROUP = "server"
-PHASES = (
+SERVER_PHASES = (
     "collect",
     "prepare",
     "autoencoder",
@@ -20,7 +20,10 @@ PHASES = (
 )
 """`prepare`: building networks, optimisers and DeepSpeed's engines."""
 OF_NETWORKS = {
-    "samples_per_second": ("1/s", "samples that a network saw in a second of its learning"),
+    "samples_per_second": (
+        "1/s",
+        "samples that a network saw in a second of its learning",
+    ),
     "parameters": ("1", "parameters of a network"),
     "flops": ("1", "floating-point operations of all its steps, forward and backward"),
     "utilisation": (
@@ -68,7 +71,7 @@ def create_group(file: h5py.File, size: ServerSize) -> None:
         where = f"{GROUP}/{name}"
         create(file, where, shape, "time", *dimensions, unit=unit, meaning=meaning)
 
-    create_names(file, f"{GROUP}/phase_names", PHASES)
+    create_names(file, f"{GROUP}/phase_names", SERVER_PHASES)
     create_names(file, f"{GROUP}/network_names", networks)
     make("round", (), unit="round", meaning="the round, from 0, after which it learnt")
     make("rows", (), unit="rows", meaning="uploads that it learnt from")
@@ -81,10 +84,10 @@ def create_group(file: h5py.File, size: ServerSize) -> None:
     )
     make(
         "seconds",
-        (len(PHASES),),
+        (len(SERVER_PHASES),),
         "phase",
         unit="s",
-        meaning=f"seconds of each phase: {', '.join(PHASES)}",
+        meaning=f"seconds of each phase: {', '.join(SERVER_PHASES)}",
     )
     for name, (unit, meaning) in OF_NETWORKS.items():
         make(name, (len(networks),), "network", unit=unit, meaning=meaning)
@@ -112,7 +115,9 @@ def write_entry(
     group["round"][entry] = round
     group["rows"][entry] = learning.rows
     group["kept"][entry] = learning.kept
-    group["seconds"][entry] = [learning.seconds.get(phase, 0.0) for phase in PHASES]
+    group["seconds"][entry] = [
+        learning.seconds.get(phase, 0.0) for phase in SERVER_PHASES
+    ]
     group["peak_memory"][entry] = learning.peak_memory
     for number, network in enumerate(networks):
         speed = learning.samples[network] / learning.seconds[network]

@@ -17,8 +17,9 @@ import numpy as np
 from hpcfed import methods
 from hpcfed.config import ANYWHERE, Options, RunConfig
 from hpcfed.errors import UserError
-from hpcfed.record.checkpoints import CHECKPOINTS
-from hpcfed.record.reading import RunRecord, read_run
+from hpcfed.experiment.stored import read_run
+from hpcfed.record.folder import CHECKPOINTS
+from hpcfed.record.run import RunRecord
 from hpcfed.record.safe import try_out
 from hpcfed.record.timing import PHASES
 from hpcfed.report.statistics import Estimate, of_rounds, of_runs, ratio

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hpcfed.errors import count, printable
-from hpcfed.record.reading import LAST_UPDATES, RunRecord, mean_accuracy
+from hpcfed.record.run import LAST_UPDATES, RunRecord, mean_accuracy
 
 WIDEST = 200
 """Columns that a table may take, whatever the terminal has."""

@@ -16,7 +16,7 @@ import numpy as np
 from markupsafe import Markup
 
 from hpcfed.errors import count
-from hpcfed.record.reading import RunRecord, mean_accuracy
+from hpcfed.record.run import RunRecord, mean_accuracy
 from hpcfed.report.charts import Axis, Line, bars, chart, spread, stripes
 from hpcfed.report.collect import Found, Group, Scaling, final_accuracy, scalings, slope
 from hpcfed.report.costmodel import TERMS, CostModel, HeldOut, Measured, fit, hold_out

@@ -17,6 +17,7 @@ from types import FrameType
 
 from hpcfed.config import check_unchanged
 from hpcfed.errors import UserError, count, printable, remark, say
+from hpcfed.experiment.stored import is_complete
 from hpcfed.record.claim import claimed
 from hpcfed.record.folder import (
     JOB,
@@ -29,7 +30,7 @@ from hpcfed.record.folder import (
     strangers,
 )
 from hpcfed.record.publish import check_target
-from hpcfed.record.reading import RunRecord, is_complete
+from hpcfed.record.run import RunRecord
 from hpcfed.study.gather import (
     Outcome,
     finished,

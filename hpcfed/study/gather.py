@@ -18,8 +18,10 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from hpcfed.errors import UserError, one_line, printable
+from hpcfed.experiment.stored import read_run, record_of
+from hpcfed.record.json_values import parsed, plain
 from hpcfed.record.publish import publish
-from hpcfed.record.reading import RunRecord, parsed, plain, read_run, record_of
+from hpcfed.record.run import RunRecord
 from hpcfed.record.safe import Reader, check, check_file, readable, reading
 from hpcfed.study.plan import Study, Trial
 
