@@ -444,12 +444,12 @@ class Readers:
 
     def __init__(self, originals: Path) -> None:
         from hpcfed.experiment.stored import read_run
-        from hpcfed.record import safe
+        from hpcfed.record import sandbox
         from hpcfed.report import collect
 
         self._tried: set[int] = set()
-        self._try_out = safe.try_out
-        safe.try_out = collect.try_out = (
+        self._try_out = sandbox.try_out
+        sandbox.try_out = collect.try_out = (
             self.try_once
         )  # every command does it, and once is enough here
         self._made = read_run(originals / "made")
@@ -468,7 +468,7 @@ class Readers:
         """Reads a file as every command would that gets it; the first refusal is
         raised.
         """
-        from hpcfed.record.safe import try_out
+        from hpcfed.record.sandbox import try_out
 
         ways = {
             "run": (self.show, self.report, self.resume, self.restore),
@@ -493,7 +493,7 @@ class Readers:
         from rich.console import Console
 
         from hpcfed.experiment.stored import read_run
-        from hpcfed.record.safe import try_out
+        from hpcfed.record.sandbox import try_out
         from hpcfed.report.console import show
 
         try_out([path])

@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 from hpcfed.cli import commands as cli
 from hpcfed.errors import UserError
 from hpcfed.experiment.stored import read_run
-from hpcfed.record import checkpoints, safe
+from hpcfed.record import checkpoints, safe, sandbox
 from hpcfed.record.folder import check_plain, checkpoint_folder
 from hpcfed.record.json_values import parsed
 from hpcfed.record.publish import publish
@@ -195,7 +195,7 @@ def test_soft_links_and_circles_do_no_harm(run: Path) -> None:
         file["round and round"] = h5py.SoftLink("/round and round")
         file.move("config", "elsewhere")
         file["config"] = h5py.SoftLink("/top/top/elsewhere")
-    safe.try_out([run / "run.h5"])
+    sandbox.try_out([run / "run.h5"])
     assert json.dumps(read_run(run).summary()) == json.dumps(before)
 
 
@@ -301,14 +301,14 @@ def test_files_without_checksums_are_still_read(run: Path) -> None:
 def test_a_library_that_loops_or_crashes_is_one_line(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(safe, "PATIENCE", 1)
+    monkeypatch.setattr(sandbox, "PATIENCE", 1)
     monkeypatch.setattr(
         safe, "_check_dataset", lambda *_: os.kill(os.getpid(), signal.SIGKILL)
     )
     with pytest.raises(
         UserError, match=r"run\.h5 is damaged: the HDF5 library crashes over it"
     ):
-        safe.try_out([run / "run.h5"])
+        sandbox.try_out([run / "run.h5"])
 
     def loop(*_: object) -> None:
         while True:
@@ -318,7 +318,7 @@ def test_a_library_that_loops_or_crashes_is_one_line(
     with pytest.raises(
         UserError, match=r"run\.h5 is damaged: the HDF5 library takes too long with it"
     ):
-        safe.try_out([run / "run.h5"])
+        sandbox.try_out([run / "run.h5"])
 
 
 def test_zeros_in_a_heap_of_strings_are_refused_at_once(run: Path) -> None:
@@ -330,7 +330,7 @@ def test_zeros_in_a_heap_of_strings_are_refused_at_once(run: Path) -> None:
     with pytest.raises(
         UserError, match="a heap of strings has an entry without a size"
     ):
-        safe.try_out([run / "run.h5"])
+        sandbox.try_out([run / "run.h5"])
 
 
 def stored_config(run: Path, **changes: Any) -> None:

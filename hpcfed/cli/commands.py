@@ -251,7 +251,7 @@ def _resumed(folder: Path, beside: Mapping[str, Any]) -> Settings:
         holds_run,
         seeds,
     )
-    from hpcfed.record.safe import try_out
+    from hpcfed.record.sandbox import try_out
 
     check_plain(folder)
     check_one_kind(folder)
@@ -323,7 +323,7 @@ def _complete(folder: Path) -> bool:
     """
     from hpcfed.experiment.stored import is_complete
     from hpcfed.record.folder import RECORD, runs
-    from hpcfed.record.safe import try_out
+    from hpcfed.record.sandbox import try_out
 
     try:
         try_out(run / RECORD for run in runs(folder) if (run / RECORD).is_file())
@@ -445,7 +445,7 @@ def _show(arguments: list[str]) -> None:
         "--json", action="store_true", help="everything as JSON, for programs"
     )
     options = parser.parse_args(arguments)
-    from hpcfed.record.safe import try_out
+    from hpcfed.record.sandbox import try_out
 
     try_out(
         path

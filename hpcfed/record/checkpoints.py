@@ -228,18 +228,21 @@ def listed(folder: Path) -> list[str]:
     return [part.name for part in _marked(folder)]
 
 
-def recorded(run: Path) -> list[Path]:
+def recorded(run: Path, *, record_only: bool = False) -> list[Path]:
     """Return the HDF5 files that going on may read, as they were written to
-    checkpoints, the last first.
+    checkpoints, the last first; or copies of the record alone.
 
     The run's own `run.h5` is one of them only if no checkpoint has it: it may be
-    damaged.
+    damaged. The server's files may be large: only one rank should hash them.
     """
     found = []
     for folder in reversed(checkpoint_folders(run)):
         with suppress(*_DAMAGE):
             for part in _marked(folder):
-                if part.name.endswith(".h5") and _is_whole(folder, part):
+                wanted = part.name == RECORD
+                if not record_only:
+                    wanted = part.name.endswith(".h5")
+                if wanted and _is_whole(folder, part):
                     found.append(folder / part.name)
     if not any(path.name == RECORD for path in found):
         found.append(run / RECORD)

@@ -20,7 +20,7 @@ from hpcfed.errors import UserError
 from hpcfed.experiment.stored import read_run
 from hpcfed.record.folder import CHECKPOINTS
 from hpcfed.record.run import RunRecord
-from hpcfed.record.safe import try_out
+from hpcfed.record.sandbox import try_out
 from hpcfed.record.timing import PHASES
 from hpcfed.report.statistics import Estimate, of_rounds, of_runs, ratio
 from hpcfed.study.gather import StudyRecord, read_gathered
