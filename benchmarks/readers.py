@@ -85,7 +85,7 @@ class Readers:
 
         from hpcfed.record.reading import read_run
         from hpcfed.record.safe import try_out
-        from hpcfed.report.console import show
+        from hpcfed.report.show import show
 
         try_out([path])
         record = read_run(path.parent)
@@ -94,7 +94,7 @@ class Readers:
         json.dumps(record.summary())
 
     def report(self, path: Path) -> None:
-        from hpcfed.report.collect import find, groups
+        from hpcfed.report.collect import find
         from hpcfed.report.command import page
         from hpcfed.report.exports import (
             csv_text,
@@ -102,6 +102,7 @@ class Readers:
             json_text,
             ranks_csv_text,
         )
+        from hpcfed.report.groups import groups
 
         found = find([path])
         if found.unread:
