@@ -20,7 +20,7 @@ from hpcfed.experiment.stored import read_run
 from hpcfed.record.run import RunRecord
 from hpcfed.record.series import imbalance
 from hpcfed.record.timing import PHASES
-from hpcfed.report.console import show
+from hpcfed.report.show import show
 from tests.runs import TWELVE_CLIENTS, rows_of, run_alone
 
 HERE = Path(__file__).parent

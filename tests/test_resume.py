@@ -31,7 +31,7 @@ from hpcfed.models.networks import build
 from hpcfed.record import checkpoints
 from hpcfed.record.folder import checkpoint_folder
 from hpcfed.record.snapshots import SnapshotWriter
-from hpcfed.report.collect import Sample
+from hpcfed.report.groups import Sample
 from hpcfed.runtime.signals import STOPPED, Stop
 from tests import jobs
 from tests.conftest import mpirun_path
