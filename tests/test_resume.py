@@ -19,7 +19,7 @@ import torch
 
 from hpcfed import methods
 from hpcfed.cli import commands as cli
-from hpcfed.clients.balance import MOVES, WINDOW, Balance
+from hpcfed.clients.balance import MAX_RELOCATIONS, WINDOW, Balance
 from hpcfed.clients.job import TrainingJob
 from hpcfed.clients.training import StackTraining
 from hpcfed.errors import UserError
@@ -404,8 +404,15 @@ def test_damaged_checkpoints_do_not_push_out_new_ones(
 def test_clients_move_no_more_often_because_a_run_goes_on() -> None:
     clients, loads = np.arange(4), np.ones(4)
     balances = [
-        Balance(loads, clients % 2, 2, longest=1.0, moving_seconds=0.0, moves=moves)
-        for moves in (0, MOVES)
+        Balance(
+            loads,
+            clients % 2,
+            2,
+            longest=1.0,
+            relocation_seconds=0.0,
+            relocations=moves,
+        )
+        for moves in (0, MAX_RELOCATIONS)
     ]
     told = [
         [balance.note(clients, np.array([1.0, 9.0])) for _ in range(WINDOW + 1)]

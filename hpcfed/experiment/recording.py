@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from hpcfed.clients.balance import MOVES
+from hpcfed.clients.balance import MAX_RELOCATIONS
 from hpcfed.errors import one_line
 from hpcfed.experiment.assemble import Setup
 from hpcfed.experiment.evaluate import Evaluation
@@ -173,7 +173,7 @@ def open_results(setup: Setup, folder: Path) -> ResultsWriter:
             "leaked_samples": setup.dealt.supplement.leaked,
             "data": setup.data,
         },
-        relocations=0 if setup.shards is None else MOVES,
+        relocations=0 if setup.shards is None else MAX_RELOCATIONS,
         server=_server_size(setup),
         finals=getattr(setup.method, "FINALS", ()),
         resumed=config.resume is not None,
