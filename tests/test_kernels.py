@@ -7,7 +7,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hpcfed.kernels import batch, convolution, cuda, dropout, linear, norms
+from hpcfed.kernels import (
+    batch,
+    convolution,
+    convolution_plan,
+    cuda,
+    dropout,
+    linear,
+    norms,
+)
 from hpcfed.kernels.convolution import Layer
 from hpcfed.kernels.sgd import Rule, descend
 from hpcfed.models import MODELS
@@ -455,11 +463,11 @@ def test_sources_compile(name: str) -> None:
     pytest.importorskip("cuda.bindings.nvrtc", reason="no CUDA compiler beside torch")
     layer = LAYERS[name]
     for architecture in ("sm_80", "sm_90a"):
-        for kind, plan in convolution._plan(
-            layer, convolution.SHARED, architecture == "sm_90a"
+        for kind, plan in convolution_plan.plans(
+            layer, convolution_plan.SHARED, architecture == "sm_90a"
         ).items():
-            assert plan.shared <= convolution.SHARED
-            macros = convolution._macros(layer, kind, plan)
+            assert plan.shared <= convolution_plan.SHARED
+            macros = convolution_plan.macros(layer, kind, plan)
             assert cuda.compiled("convolution.cu", macros, architecture).startswith(
                 b"\x7fELF"
             )
