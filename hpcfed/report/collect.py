@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hpcfed.errors import UserError
 from hpcfed.record.folder import CHECKPOINTS, RECORD
-from hpcfed.record.reading import read_run
+from hpcfed.record.reading import RunRecord, read_run
 from hpcfed.record.safe import try_out
 from hpcfed.report.groups import Sample
 from hpcfed.study.gather import GATHERED, StudyRecord, read_gathered
@@ -66,13 +66,16 @@ def _files(path: Path) -> list[Path]:
     if not path.exists():
         raise UserError(f"no such folder: {path}")
     studies = _plain_files(path, GATHERED)
-    runs = _outside(_plain_files(path, RECORD), {study.parent for study in studies})
-    runs = _outside(runs, {run.parent / CHECKPOINTS for run in runs})
-    folders = {run.parent for run in runs}
+    of_studies = {study.parent for study in studies}
+    runs = _outside(_plain_files(path, RECORD), of_studies)
+    checkpoints = {run.parent / CHECKPOINTS for run in runs}
+    runs = _outside(runs, checkpoints)
+    with_run = {run.parent for run in runs}
     found = list(studies)
     for run in runs:
-        is_seed = run.parent.name.startswith("seed-") and run.parent.parent in folders
-        if not is_seed:
+        folder = run.parent
+        is_seed = folder.name.startswith("seed-")
+        if not (is_seed and folder.parent in with_run):
             found.append(run)
     return found
 
@@ -132,6 +135,8 @@ def _stack_seeds(samples: Sequence[Sample]) -> list[Sample]:
         by_process[process].append(sample)
     made = []
     for members in by_process.values():
-        runs = [run for sample in members for run in sample.runs]
+        runs: list[RunRecord] = []
+        for sample in members:
+            runs += sample.runs
         made.append(Sample(tuple(runs), members[0].warmup, members[0].source))
     return made

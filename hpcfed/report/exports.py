@@ -14,7 +14,7 @@ import numpy as np
 from hpcfed.record.reading import RunRecord, plain
 from hpcfed.record.series import ROUND_SERIES
 from hpcfed.record.timing import PHASES
-from hpcfed.report.choices import differing_values
+from hpcfed.report.choices import values_of
 from hpcfed.report.costmodel import Fitted, fit_groups
 from hpcfed.report.groups import Group, Sample
 from hpcfed.report.labels import label, scaling_label
@@ -60,12 +60,10 @@ def _swept(every: Sequence[Group], known: Sequence[str]) -> list[str]:
     names: dict[str, None] = {}  # an ordered set
     for group in every:
         names |= dict.fromkeys(group.options)
+    for name in known:
+        names.pop(name, None)
     choices = [group.options for group in every]
-    swept = []
-    for name in names:
-        if name not in known and len(differing_values(choices, name)) > 1:
-            swept.append(name)
-    return swept
+    return [name for name in names if len(values_of(choices, name)) > 1]
 
 
 def _cell(value: Any) -> Any:
@@ -91,14 +89,16 @@ def _round_lines(
             counted,
         ]
         series = [run.rounds[name][round] for name in ROUND_SERIES]
-        yield [*about, *swept, round + 1, *series, *run.phases[round].mean(0)]
+        phases = run.phases[round].mean(0)
+        yield [*about, *swept, round + 1, *series, *phases]
 
 
 def _rank_lines(sample: Sample, run: RunRecord) -> Iterator[list[Any]]:
     seed = run.facts["seed"]
     for round, rank in np.ndindex(*run.wall.shape):
+        seconds = run.wall[round, rank]
         phases = run.phases[round, rank]
-        yield [sample.source, seed, round + 1, rank, run.wall[round, rank], *phases]
+        yield [sample.source, seed, round + 1, rank, seconds, *phases]
 
 
 def _csv(lines: Iterable[Sequence[Any]]) -> str:
@@ -165,8 +165,10 @@ def extrap_text(every: Sequence[Group]) -> str:
                     "callpath": f"{name}->{path}",
                     "metric": "time",
                 }
+                # Extra-P reads no NaN.
                 for value in seconds[np.isfinite(seconds)]:
-                    lines.append(json.dumps(about | {"value": float(value)}))
+                    line = about | {"value": float(value)}
+                    lines.append(json.dumps(line))
     return "\n".join(lines) + "\n"
 
 

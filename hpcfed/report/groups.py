@@ -34,7 +34,7 @@ class Sample:
         """Seconds of the counted rounds. The last round counts even if all were to warm
         up.
         """
-        run = self.runs[0]
+        run = self.runs[0]  # stacked seeds share their times
         timed: np.ndarray = run.rounds["seconds"][run.untimed :]
         last = max(0, len(timed) - 1)
         return timed[min(self.warmup, last) :]
@@ -75,8 +75,8 @@ class Group:
     @property
     def steps(self) -> float:
         """Local steps per round of the client that has most data."""
-        most = int(self.first.train_samples.max(initial=1))
-        batches = -(-most // self.options["batch_size"])
+        samples = int(self.first.train_samples.max(initial=1))
+        batches = -(-samples // self.options["batch_size"])  # rounded up
         return float(self.options["epochs"] * batches)
 
     @property
@@ -92,9 +92,10 @@ class Group:
     @cached_property
     def seconds(self) -> Estimate:
         """Seconds per round."""
-        if len(self.samples) > 1:
-            return of_runs([median(sample.seconds) for sample in self.samples])
-        return of_rounds(list(self.samples[0].seconds))
+        if len(self.samples) == 1:
+            return of_rounds(list(self.samples[0].seconds))
+        # Medians, because one slow round must not count for the whole run.
+        return of_runs([median(sample.seconds) for sample in self.samples])
 
     @cached_property
     def phase_seconds(self) -> dict[str, float]:
@@ -122,11 +123,17 @@ class Group:
     @property
     def peak_memory(self) -> float:
         """Bytes of the rank that has most."""
-        return max(float(run.peak_memory.max(initial=0)) for run in self.runs)
+        peak = 0.0
+        for run in self.runs:
+            peak = max(peak, float(run.peak_memory.max(initial=0)))
+        return peak
 
     def per_round(self, name: str) -> float:
         """Mean of a series, over rounds and seeds."""
-        return fmean(float(np.nanmean(run.rounds[name])) for run in self.seeds)
+        means = []
+        for run in self.seeds:
+            means.append(float(np.nanmean(run.rounds[name])))
+        return fmean(means)
 
 
 def groups(samples: Sequence[Sample]) -> list[Group]:
@@ -136,23 +143,30 @@ def groups(samples: Sequence[Sample]) -> list[Group]:
         by_options[_options(sample)].append(sample)
     keys = distinguish(list(by_options))
     made = []
-    for (options, members), key in zip(by_options.items(), keys, strict=True):
-        made.append(Group(options, tuple(members), key))
-    return sorted(
-        made, key=lambda group: (label(group.key), group.clients, group.ranks)
-    )
+    for options, key in zip(by_options, keys, strict=True):
+        members = tuple(by_options[options])
+        made.append(Group(options, members, key))
+    # People look for a label first; nothing else depends on the order.
+    return sorted(made, key=_order)
+
+
+def _order(group: Group) -> tuple[str, int, int]:
+    return label(group.key), group.clients, group.ranks
 
 
 def _options(sample: Sample) -> Choice:
     """Return what runs must have in common to be put together."""
     run = sample.runs[0]
-    found: dict[str, Any] = RunConfig().model_dump(mode="json") | run.config
+    # Options that were added since the run have their defaults.
+    defaults = RunConfig().model_dump(mode="json")
+    found: dict[str, Any] = defaults | run.config
     for name in (*ANYWHERE, "seed", "seeds"):
         found.pop(name, None)
     found["ranks"] = run.facts["ranks"]
     found["model"] = run.facts["model"]  # the network that `auto` stood for
     found["stacked_seeds"] = run.stacked_seeds
-    ranks = run.environment.get("ranks", [])
-    devices = {str(rank.get("device", "?")) for rank in ranks}
+    devices = set()
+    for rank in run.environment.get("ranks", []):
+        devices.add(str(rank.get("device", "?")))
     found["on"] = ", ".join(sorted(devices))
     return Choice(dict(sorted(found.items())))

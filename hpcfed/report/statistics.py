@@ -42,7 +42,7 @@ def of_runs(values: Sequence[float]) -> Estimate:
     centre = exp(fmean(logs))
     if len(logs) < 2:
         return Estimate(centre)
-    factor = _exp(_t(len(logs)) * stdev(logs) / sqrt(len(logs)))
+    factor = _exp(_half_width(logs))
     return Estimate(centre, centre / factor, centre * factor)
 
 
@@ -77,7 +77,7 @@ def of_seeds(values: Sequence[float], *, most: float = inf) -> Estimate:
     centre = fmean(values)
     if len(values) < 2:
         return Estimate(centre)
-    half = _t(len(values)) * stdev(values) / sqrt(len(values))
+    half = _half_width(values)
     return Estimate(
         centre,
         max(0.0, centre - half),
@@ -92,8 +92,15 @@ def ratio(top: Estimate, bottom: Estimate, scale: float = 1.0) -> Estimate:
     centre = scale * top.centre / bottom.centre
     if not (top.bounded and bottom.bounded) or min(top.low, bottom.low) <= 0:
         return Estimate(centre)
-    down = hypot(log(top.centre / top.low), log(bottom.high / bottom.centre))
-    up = hypot(log(top.high / top.centre), log(bottom.centre / bottom.low))
+    # The ratio is low where the top is low and the bottom is high, and the reverse.
+    down = hypot(
+        log(top.centre / top.low),
+        log(bottom.high / bottom.centre),
+    )
+    up = hypot(
+        log(top.high / top.centre),
+        log(bottom.centre / bottom.low),
+    )
     return Estimate(
         centre,
         centre * _exp(-down),
@@ -108,6 +115,9 @@ def _exp(power: float) -> float:
     return exp(min(power, MOST_POWER))
 
 
-def _t(number: int) -> float:
-    """Return Student's t for the mean of so many values."""
-    return float(stats.t.ppf((1 + CONFIDENCE) / 2, number - 1))
+def _half_width(values: Sequence[float]) -> float:
+    """Return half of the confidence interval of the mean, by Student's t."""
+    number = len(values)
+    quantile = (1 + CONFIDENCE) / 2
+    t = float(stats.t.ppf(quantile, number - 1))
+    return t * stdev(values) / sqrt(number)

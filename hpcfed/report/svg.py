@@ -91,7 +91,7 @@ def figure(
     )
 
 
-def line_legend(names: Sequence[str], ideals: Iterable[str]) -> Markup:
+def line_legend(names: Sequence[str], ideals: Sequence[str]) -> Markup:
     """Explain lines by colour and marker, then dashed lines."""
     entries = []
     for number, name in enumerate(names):
@@ -100,7 +100,7 @@ def line_legend(names: Sequence[str], ideals: Iterable[str]) -> Markup:
         line = f'<path class="s{colour}" d="M1 5H21"/>'
         point = f'<path class="f{colour}" transform="translate(11 5)" d="{shape}"/>'
         entries.append(_entry(line + point, name))
-    for name in ideals:
+    for name in dict.fromkeys(ideals):  # each once
         entries.append(_entry('<path class="ideal" d="M1 5H21"/>', name))
     return joined(entries)
 

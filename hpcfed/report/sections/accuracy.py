@@ -9,7 +9,8 @@ from markupsafe import Markup
 
 from hpcfed.record.reading import RunRecord, mean_accuracy
 from hpcfed.report.axes import Axis
-from hpcfed.report.charts import Line, chart, stripes
+from hpcfed.report.bars import stripes
+from hpcfed.report.charts import Line, chart
 from hpcfed.report.groups import Group
 from hpcfed.report.labels import ACCURACIES, label
 from hpcfed.report.sections.section import (

@@ -31,7 +31,9 @@ def environment(every: Sequence[Group]) -> Section:
 
 def _row(group: Group) -> list[str]:
     about = group.first.environment
-    hosts = {str(rank.get("host", "?")) for rank in about.get("ranks", [])}
+    hosts = set()
+    for rank in about.get("ranks", []):
+        hosts.add(str(rank.get("host", "?")))
     packages = about.get("packages") or {}
     return [
         label(group.key),
@@ -61,10 +63,12 @@ def _version(source: Mapping[str, Any]) -> str:
 
 def _shared_options(every: Sequence[Group]) -> dict[str, Any]:
     """Return options that are alike in all groups that have them."""
-    shared = {}
-    for name, value in every[0].options.items():
-        if all(group.options.get(name, value) == value for group in every):
-            shared[name] = value
+    shared = dict(every[0].options)
+    for group in every:
+        for name in list(shared):
+            # A method's own options are in its groups alone.
+            if group.options.get(name, shared[name]) != shared[name]:
+                del shared[name]
     return shared
 
 
@@ -74,9 +78,11 @@ def reproduce(every: Sequence[Group], found: Found) -> Section:
     for study in found.studies:
         folder = study.path.parent.name
         section.listings.append((f"study file: {study.title or folder}", study.text))
-        commands = [trial.outcome.command for trial in study.trials]
-        given = "\n".join(command for command in commands if command)
-        section.listings.append((f"commands of {folder}", given))
+        commands = []
+        for trial in study.trials:
+            if trial.outcome.command:  # one that waits has none yet
+                commands.append(trial.outcome.command)
+        section.listings.append((f"commands of {folder}", "\n".join(commands)))
     # A dict, because runs on several numbers of ranks have the same command.
     own = dict.fromkeys(_command(group.first) for group in every)
     section.listings.append(("hpcfed's part of every command", "\n".join(own)))

@@ -9,7 +9,8 @@ from typing import TypeVar
 from markupsafe import Markup
 
 from hpcfed.report.axes import Axis
-from hpcfed.report.charts import Line, bars, stripes
+from hpcfed.report.bars import bars, stripes
+from hpcfed.report.charts import Line
 from hpcfed.report.choices import Choice
 from hpcfed.report.groups import Group
 from hpcfed.report.labels import label
