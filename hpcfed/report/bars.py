@@ -25,20 +25,25 @@ def bars(
 ) -> Markup:
     """Draw an upright bar for every category, with all segments upon each other."""
     colours, shown = _coloured(segments)
-    y = Axis(y.label, zero=True).over([0.0, *_totals(shown)])
+    totals = _totals(shown)
+    y = Axis(y.label, zero=True).over([0.0, *totals])
     plane = Plane(Axis(x_label, ticks=()), y)
-    slot = (WIDTH - LEFT - RIGHT) / max(1, len(categories))
-    width = 0.7 * slot
+    number_of_bars = max(1, len(categories))
+    slot = (WIDTH - LEFT - RIGHT) / number_of_bars
+    width = 0.7 * slot  # the rest of a slot is the gap between bars
+    # Names of bars stand where the x axis would have its numbers.
     inside = [plane.frame(named_x=False)]
     for number, category in enumerate(categories):
         left = LEFT + slot * (number + 0.15)
         below = 0.0
         for name, values in shown.items():
-            above = below + values[number]
-            tip = f"{category}: {name} {number_text(values[number])} ({y.label})"
+            value = values[number]
+            above = below + value
+            tip = f"{category}: {name} {number_text(value)} ({y.label})"
             top = plane.y(above)
             bottom = plane.y(below)
-            drawn = rectangle(colours[name], left, width, top, bottom, tip)
+            colour = colours[name]
+            drawn = rectangle(colour, left, width, top, bottom, tip)
             inside.append(drawn)
             below = above
         centre = LEFT + slot * (number + 0.5)
@@ -66,13 +71,15 @@ def stripes(categories: Sequence[str], segments: Segments, x: Axis) -> Markup:
     names.
     """
     colours, shown = _coloured(segments)
-    x = Axis(x.label, zero=True).over([0.0, *_totals(shown)])
+    totals = _totals(shown)
+    x = Axis(x.label, zero=True).over([0.0, *totals])
     left = RIGHT  # no numbers stand to the left, so both margins are alike
     right = WIDTH - RIGHT
     bottom = TOP + STRIPE * len(categories)
 
     def position(value: float) -> float:
-        return left + x.fraction(value) * (right - left)
+        width = right - left
+        return left + x.fraction(value) * width
 
     grid = ""
     for tick in x.ticks:
@@ -89,15 +96,16 @@ def stripes(categories: Sequence[str], segments: Segments, x: Axis) -> Markup:
         inside.append(name)
         before = 0.0
         for segment, values in shown.items():
-            after = before + values[row]
-            tip = f"{category}: {segment} {number_text(values[row])} ({x.label})"
+            value = values[row]
+            after = before + value
+            tip = f"{category}: {segment} {number_text(value)} ({x.label})"
             start = position(before)
             drawn = rectangle(
                 colours[segment],
                 left=start,
                 width=position(after) - start,
-                top=top + 19,
-                bottom=top + STRIPE - 6,
+                top=top + 19,  # under the name
+                bottom=top + STRIPE - 6,  # with a gap to the next name
                 tip=tip,
             )
             inside.append(drawn)

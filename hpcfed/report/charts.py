@@ -69,7 +69,9 @@ def chart(lines: Sequence[Line], x: Axis, y: Axis) -> Markup:
         all_x += line.x
         all_y += line.y
         all_y += line.near_ends
-    plane = Plane(x.over(all_x), y.over(all_y))
+    axis_x = x.over(all_x)
+    axis_y = y.over(all_y)
+    plane = Plane(axis_x, axis_y)
     inside = [plane.frame()]
     names: list[str] = []
     ideals: list[str] = []
@@ -78,6 +80,7 @@ def chart(lines: Sequence[Line], x: Axis, y: Axis) -> Markup:
             inside.append(_ideal(plane, line))
             ideals.append(line.name)
         else:
+            # Dashed lines take no colour, so that the others have theirs in any chart.
             number = len(names)
             inside.append(_line(plane, line, number))
             names.append(line.name)
@@ -95,7 +98,7 @@ def _line(plane: Plane, line: Line, number: int) -> Markup:
     """Draw intervals, the line, and the points over both."""
     colour = number % COLOURS
     made = []
-    # A band lies under its line, bars lie over it.
+    # SVG draws later shapes over earlier ones. A band lies under its line, bars lie over it.
     if line.band and len(line.intervals) > 1:
         made.append(_band(plane, line, colour))
     if line.joined:
@@ -143,8 +146,10 @@ def _tip(plane: Plane, line: Line, point: int) -> str:
     """Return a point's figures, with its interval where it has one."""
     x = number_text(line.x[point])
     y = number_text(line.y[point])
-    tip = f"{line.name}: {plane.axis_y.label} {y}, {plane.axis_x.label} {x}"
-    if point < len(line.low) and isfinite(line.low[point]):
+    tip = f"{line.name}: "
+    tip += f"{plane.axis_y.label} {y}, "
+    tip += f"{plane.axis_x.label} {x}"
+    if line.low and isfinite(line.low[point]):
         low = number_text(line.low[point])
         high = number_text(line.high[point])
         tip += f", 95 % between {low} and {high}"
@@ -156,5 +161,9 @@ def _path(plane: Plane, x: Sequence[float], y: Sequence[float]) -> str:
     points = []
     for across, up in zip(x, y, strict=True):
         if plane.axis_y.shows(up):
-            points.append(f"{plane.x(across):.1f} {plane.y(up):.1f}")
-    return "M" + "L".join(points) if points else "M0 0"
+            x_text = f"{plane.x(across):.1f}"
+            y_text = f"{plane.y(up):.1f}"
+            points.append(f"{x_text} {y_text}")
+    if not points:
+        return "M0 0"  # a path must have something in it
+    return "M" + "L".join(points)

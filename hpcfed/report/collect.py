@@ -61,10 +61,12 @@ def _files(path: Path) -> list[Path]:
     copies of its record. A run with seeds of another beside it stands for these:
     reading it refuses both.
     """
-    if path.is_file() and path.name in (GATHERED, RECORD):
+    is_record = path.name in (GATHERED, RECORD)
+    if is_record and path.is_file():
         return [path]
     if not path.exists():
         raise UserError(f"no such folder: {path}")
+    # A study's file holds its runs whole, and has their warm-up.
     studies = _plain_files(path, GATHERED)
     of_studies = {study.parent for study in studies}
     runs = _outside(_plain_files(path, RECORD), of_studies)
@@ -72,6 +74,7 @@ def _files(path: Path) -> list[Path]:
     runs = _outside(runs, checkpoints)
     with_run = {run.parent for run in runs}
     found = list(studies)
+    # `read_run` refuses a folder with a run and seeds of one: named once is enough.
     for run in runs:
         folder = run.parent
         is_seed = folder.name.startswith("seed-")
@@ -82,7 +85,8 @@ def _files(path: Path) -> list[Path]:
 
 def _plain_files(path: Path, name: str) -> list[Path]:
     """Return files of a name, in order; a pipe or a folder of that name is none."""
-    return [file for file in sorted(path.rglob(name)) if file.is_file()]
+    found = sorted(path.rglob(name))
+    return [file for file in found if file.is_file()]
 
 
 def _outside(files: Sequence[Path], folders: set[Path]) -> list[Path]:
@@ -109,9 +113,11 @@ def _add_study(found: Found, path: Path) -> None:
         outcome = trial.outcome
         if outcome.status == "complete" and trial.runs:
             source = f"{path.parent.name}: {trial.name}"
-            found.samples.append(Sample(trial.runs, study.warmup, source))
+            sample = Sample(trial.runs, study.warmup, source)
+            found.samples.append(sample)
         else:
-            found.unfinished.append((trial.name, outcome.status, outcome.error))
+            why = (trial.name, outcome.status, outcome.error)
+            found.unfinished.append(why)
 
 
 def _add_run(found: Found, folder: Path, unfinished: bool) -> None:
@@ -119,9 +125,11 @@ def _add_run(found: Found, folder: Path, unfinished: bool) -> None:
     found.single_runs += 1
     complete = run.status == "complete"
     if run.rounds_done and (complete or unfinished):
-        found.samples.append(Sample((run,), WARMUP, str(folder)))
+        sample = Sample((run,), WARMUP, str(folder))
+        found.samples.append(sample)
     if not complete or not run.rounds_done:
-        found.unfinished.append((str(folder), run.status, run.error))
+        why = (str(folder), run.status, run.error)
+        found.unfinished.append(why)
 
 
 def _stack_seeds(samples: Sequence[Sample]) -> list[Sample]:
@@ -129,14 +137,15 @@ def _stack_seeds(samples: Sequence[Sample]) -> list[Sample]:
     by_process: dict[Path, list[Sample]] = defaultdict(list)
     for sample in samples:
         run = sample.runs[0]
-        # Out of a study they come together already.
-        whole = len(sample.runs) > 1 or run.stacked_seeds == 1
-        process = Path(sample.source) if whole else run.folder.parent
+        # Out of a study, stacked seeds come as one sample already.
+        alone = len(sample.runs) > 1 or run.stacked_seeds == 1
+        process = Path(sample.source) if alone else run.folder.parent
         by_process[process].append(sample)
     made = []
     for members in by_process.values():
         runs: list[RunRecord] = []
         for sample in members:
             runs += sample.runs
-        made.append(Sample(tuple(runs), members[0].warmup, members[0].source))
+        first = members[0]
+        made.append(Sample(tuple(runs), first.warmup, first.source))
     return made

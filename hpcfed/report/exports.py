@@ -33,7 +33,8 @@ def csv_text(every: Sequence[Group]) -> str:
     """
     figures = ["round", *ROUND_SERIES, *SECONDS]
     swept = _swept(every, known=[*ABOUT, *figures])
-    lines: list[list[Any]] = [[*ABOUT, *swept, *figures]]
+    head = [*ABOUT, *swept, *figures]
+    lines: list[list[Any]] = [head]
     for group in every:
         values = [_cell(group.options.get(name)) for name in swept]
         for sample in group.samples:
@@ -57,7 +58,8 @@ def ranks_csv_text(every: Sequence[Group]) -> str:
 
 def _swept(every: Sequence[Group], known: Sequence[str]) -> list[str]:
     """Return options in which the groups differ and that have no column yet."""
-    names: dict[str, None] = {}  # an ordered set
+    # A dict as an ordered set: methods have options of their own.
+    names: dict[str, None] = {}
     for group in every:
         names |= dict.fromkeys(group.options)
     for name in known:
@@ -70,7 +72,9 @@ def _cell(value: Any) -> Any:
     """Return an option's value as a cell: lists as JSON, and nothing where a method has
     no such option.
     """
-    return json.dumps(value) if isinstance(value, list | dict) else value
+    if isinstance(value, list | dict):
+        return json.dumps(value)
+    return value
 
 
 def _round_lines(
@@ -78,6 +82,7 @@ def _round_lines(
 ) -> Iterator[list[Any]]:
     name = label(group.key)
     facts = [run.facts[fact] for fact in FACTS]
+    # Warm-up rounds come first, so the counted ones are the last.
     first_counted = run.rounds_done - len(sample.seconds)
     for round in range(run.rounds_done):
         counted = int(round >= first_counted)
@@ -88,6 +93,7 @@ def _round_lines(
             run.stacked_seeds,
             counted,
         ]
+        # Whatever the table of series holds: a new one needs no change here.
         series = [run.rounds[name][round] for name in ROUND_SERIES]
         phases = run.phases[round].mean(0)
         yield [*about, *swept, round + 1, *series, *phases]
@@ -102,6 +108,7 @@ def _rank_lines(sample: Sample, run: RunRecord) -> Iterator[list[Any]]:
 
 
 def _csv(lines: Iterable[Sequence[Any]]) -> str:
+    # Not the module's default \r\n, which Unix tools trip over.
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(lines)
     return text.getvalue()
@@ -114,6 +121,7 @@ def json_text(every: Sequence[Group]) -> str:
         "scaling": [_scaling(one) for one in scalings(every)],
         "cost_models": [_cost_model(one) for one in fit_groups(every)],
     }
+    # JSON has no NaN and no infinity: `plain` makes them null.
     return json.dumps(plain(content), indent=1, allow_nan=False)
 
 
@@ -178,5 +186,6 @@ def _call_paths(sample: Sample) -> dict[str, np.ndarray]:
     """
     paths = {"round": sample.seconds}
     for number, phase in enumerate(PHASES):
-        paths[f"round->{phase}"] = sample.phases[:, :, number].mean(1)
+        by_rank = sample.phases[:, :, number]
+        paths[f"round->{phase}"] = by_rank.mean(1)
     return paths

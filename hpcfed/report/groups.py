@@ -35,7 +35,10 @@ class Sample:
         up.
         """
         run = self.runs[0]  # stacked seeds share their times
-        timed: np.ndarray = run.rounds["seconds"][run.untimed :]
+        seconds: np.ndarray = run.rounds["seconds"]
+        # A run that was resumed on other ranks has no times of the rounds before.
+        timed = seconds[run.untimed :]
+        # Runs that are shorter than the study's warm-up still have a time.
         last = max(0, len(timed) - 1)
         return timed[min(self.warmup, last) :]
 
@@ -100,7 +103,9 @@ class Group:
     @cached_property
     def phase_seconds(self) -> dict[str, float]:
         """Mean seconds per round by phase, over ranks, counted rounds and samples."""
-        by_sample = [sample.phases.mean((0, 1)) for sample in self.samples]
+        by_sample = []
+        for sample in self.samples:
+            by_sample.append(sample.phases.mean((0, 1)))
         means = np.mean(by_sample, axis=0)
         return dict(zip(PHASES, means.tolist(), strict=True))
 
@@ -125,14 +130,16 @@ class Group:
         """Bytes of the rank that has most."""
         peak = 0.0
         for run in self.runs:
-            peak = max(peak, float(run.peak_memory.max(initial=0)))
+            largest = float(run.peak_memory.max(initial=0))
+            peak = max(peak, largest)
         return peak
 
     def per_round(self, name: str) -> float:
         """Mean of a series, over rounds and seeds."""
         means = []
         for run in self.seeds:
-            means.append(float(np.nanmean(run.rounds[name])))
+            mean = np.nanmean(run.rounds[name])
+            means.append(float(mean))
         return fmean(means)
 
 
@@ -160,10 +167,12 @@ def _options(sample: Sample) -> Choice:
     # Options that were added since the run have their defaults.
     defaults = RunConfig().model_dump(mode="json")
     found: dict[str, Any] = defaults | run.config
+    # Where a run is written, and its seed, change nothing that is compared.
     for name in (*ANYWHERE, "seed", "seeds"):
         found.pop(name, None)
     found["ranks"] = run.facts["ranks"]
     found["model"] = run.facts["model"]  # the network that `auto` stood for
+    # Not options, but times of other devices, or of more seeds, are other times.
     found["stacked_seeds"] = run.stacked_seeds
     devices = set()
     for rank in run.environment.get("ranks", []):

@@ -23,6 +23,7 @@ def label(key: Choice) -> str:
 
 
 def _option(name: str, value: Any) -> str:
+    # Before numbers: a bool is one to Python.
     if isinstance(value, bool):
         return name if value else f"no {name}"
     if isinstance(value, float):

@@ -27,7 +27,8 @@ class Plane:
         low, high = self.axis_y.span
         inside = min(max(value, low), high)
         height = HEIGHT - TOP - BOTTOM
-        return HEIGHT - BOTTOM - self.axis_y.fraction(inside) * height
+        up = self.axis_y.fraction(inside) * height
+        return HEIGHT - BOTTOM - up
 
     def frame(self, *, named_x: bool = True) -> Markup:
         """Draw the grid, the axes, their numbers and names; nothing of the x axis where
@@ -42,6 +43,7 @@ class Plane:
             grid += f"M{LEFT} {y:.1f}H{right}"
             number = number_text(tick)
             words.append(word(number, LEFT - 6, y + 4, anchor="end"))
+        # Numbers of measured sizes, such as 1, 2, 4, 100, 128, may stand too close.
         x_ticks = apart(self.axis_x.ticks, self.x) if named_x else []
         for tick in x_ticks:
             x = self.x(tick)

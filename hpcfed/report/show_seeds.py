@@ -33,7 +33,8 @@ def show_seeds(records: Sequence[RunRecord], folder: Path, console: Console) -> 
         if number:
             console.print()
         console.print(table)
-    seconds = max(float(record.rounds["seconds"].sum()) for record in records)
+    # Seeds advance together; one that stopped early has fewer rounds.
+    seconds = max([float(record.rounds["seconds"].sum()) for record in records])
     say(console, "", f"wall time of all rounds of all seeds: {seconds:.2f} s")
     names = ", ".join(record.folder.name for record in records)
     say(console, f"runs in {folder}: {names}")
@@ -78,6 +79,7 @@ def _target(records: Sequence[RunRecord]) -> Table:
         seconds = f"{reached.seconds:.2f}"
         sent = bytes_text(reached.bytes)
         table.add_row(seed, str(reached.rounds), seconds, sent)
+    # A mean over those that reached it would flatter the others.
     if 1 < len(all_reached) == len(records):
         rounds = [reached.rounds for reached in all_reached]
         error = stdev(rounds) / sqrt(len(rounds))
@@ -102,7 +104,9 @@ def _finals(records: Sequence[RunRecord]) -> Table:
             if name in record.finals:
                 means.append(mean_accuracy(record.finals[name]))
         # A seed that has not come to its end yet has none.
-        told = f"{means[0]:.2%}" if len(means) == 1 else _mean_and_error(means)
+        told = f"{means[0]:.2%}"
+        if len(means) > 1:
+            told = _mean_and_error(means)
         table.add_row(plain_text(name), told)
     return table
 

@@ -58,8 +58,9 @@ def of_rounds(values: Sequence[float]) -> Estimate:
     tail = (1 - CONFIDENCE) / 2
     # How many values lie below the median is binomial with p = 1/2. Take the largest
     # number of values to cut from each end that leaves 95 % between.
-    cut = int(stats.binom.ppf(tail, len(ordered), 0.5))
-    if stats.binom.cdf(cut, len(ordered), 0.5) > tail:
+    number = len(ordered)
+    cut = int(stats.binom.ppf(tail, number, 0.5))
+    if stats.binom.cdf(cut, number, 0.5) > tail:
         cut -= 1
     if cut < 0:
         return Estimate(middle)
@@ -90,7 +91,8 @@ def ratio(top: Estimate, bottom: Estimate, scale: float = 1.0) -> Estimate:
     logarithms, add up as squares.
     """
     centre = scale * top.centre / bottom.centre
-    if not (top.bounded and bottom.bounded) or min(top.low, bottom.low) <= 0:
+    bounded = top.bounded and bottom.bounded
+    if not bounded or min(top.low, bottom.low) <= 0:  # which have no logarithm
         return Estimate(centre)
     # The ratio is low where the top is low and the bottom is high, and the reverse.
     down = hypot(

@@ -44,9 +44,12 @@ def word(
 ) -> Markup:
     """Write a text, turned by so many degrees; `kind` is a class of the style sheet."""
     attributes = f' class="{kind}"' if kind else ""
-    attributes += f' x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"'
+    attributes += f' x="{x:.1f}" y="{y:.1f}"'
+    attributes += f' text-anchor="{anchor}"'
     if turn:
-        attributes += f' transform="rotate({turn:g} {x:.1f} {y:.1f})"'
+        # Around the text itself; by itself, rotate turns around the drawing's corner.
+        centre = f"{x:.1f} {y:.1f}"
+        attributes += f' transform="rotate({turn:g} {centre})"'
     return Markup("<text{}>{}</text>").format(Markup(attributes), text)
 
 
@@ -116,5 +119,6 @@ def bar_legend(colours: Mapping[str, int]) -> Markup:
 
 
 def _entry(shape: str, name: str) -> Markup:
+    # `format` escapes the name; the shape is ours.
     drawn = '<span><svg class="key" viewBox="0 0 22 10">{}</svg>{}</span>'
     return Markup(drawn).format(Markup(shape), name)

@@ -23,8 +23,8 @@ def attacks(every: Sequence[Group]) -> Section:
     section = Section("attacks", "Attacks and defences")
     if not any(_attacked(group) or _defended(group) for group in every):
         section.text.append(
-            "No run had attackers or a robust rule: "
-            "--attack and --aggregation ask for them."
+            "No run had attackers or a robust rule; "
+            "set them with --attack and --aggregation."
         )
         return section
     rows = [_row(group) for group in every]

@@ -67,7 +67,8 @@ def _shared_options(every: Sequence[Group]) -> dict[str, Any]:
     for group in every:
         for name in list(shared):
             # A method's own options are in its groups alone.
-            if group.options.get(name, shared[name]) != shared[name]:
+            value = shared[name]
+            if group.options.get(name, value) != value:
                 del shared[name]
     return shared
 
@@ -75,14 +76,17 @@ def _shared_options(every: Sequence[Group]) -> dict[str, Any]:
 def reproduce(every: Sequence[Group], found: Found) -> Section:
     section = Section("reproduce", "Reproduce")
     section.text.append("The commands that made these figures, as they were given.")
+    # A study's commands hold the launcher and its number of ranks too.
     for study in found.studies:
         folder = study.path.parent.name
-        section.listings.append((f"study file: {study.title or folder}", study.text))
+        title = study.title or folder
+        section.listings.append((f"study file: {title}", study.text))
         commands = []
         for trial in study.trials:
             if trial.outcome.command:  # one that waits has none yet
                 commands.append(trial.outcome.command)
-        section.listings.append((f"commands of {folder}", "\n".join(commands)))
+        lines = "\n".join(commands)
+        section.listings.append((f"commands of {folder}", lines))
     # A dict, because runs on several numbers of ranks have the same command.
     own = dict.fromkeys(_command(group.first) for group in every)
     section.listings.append(("hpcfed's part of every command", "\n".join(own)))
@@ -90,5 +94,6 @@ def reproduce(every: Sequence[Group], found: Found) -> Section:
 
 
 def _command(run: RunRecord) -> str:
+    # The first word is the program's path, which differs between machines.
     words = run.environment.get("command", ["?"])
     return shlex.join(["hpcfed", *words[1:]])

@@ -54,11 +54,14 @@ def number(value: float) -> str:
     """Return a number as a cell; a dash where it is not known."""
     if isnan(value):
         return "–"
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
 
 
 def interval(estimate: Estimate, scale: float = 1.0) -> str:
     """Return `12.3 [11.8, 12.9]`."""
+    # Of a single run there is no interval.
     text = number(scale * estimate.centre)
     if estimate.bounded:
         low = number(scale * estimate.low)
@@ -73,7 +76,8 @@ WHICH = ("options", "clients", "ranks")
 
 def which(group: Group) -> list[str]:
     """Return the cells that say which group a row is about."""
-    return [label(group.key), f"{group.clients:,}", str(group.ranks)]
+    name = label(group.key)
+    return [name, f"{group.clients:,}", str(group.ranks)]
 
 
 def estimates_line(
@@ -131,6 +135,7 @@ def one_size_each(every: Sequence[Group]) -> bool:
     """Whether each of several choices of options was run with one number of clients and
     ranks: there is nothing to draw over.
     """
+    # A single choice has a chart of its own anyway.
     families = by_key(every)
     sizes = [len(members) for members in families.values()]
     return len(families) > 1 and max(sizes) == 1
@@ -156,7 +161,9 @@ def lying_bars(every: Sequence[Group], segments: Segments, x: Axis) -> list[Char
     """Draw a lying bar for every group, under its long name."""
     charts = []
     for members in batches(every, MOST_BARS):
-        names = [f"{label(group.key)}: {size_name(group)}" for group in members]
+        names = []
+        for group in members:
+            names.append(f"{label(group.key)}: {size_name(group)}")
         drawn = stripes(names, _heights(members, segments), x)
         charts.append(("by options: clients on ranks", drawn))
     return charts
