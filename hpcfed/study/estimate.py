@@ -69,7 +69,8 @@ def work(settings: Settings) -> Work:
     layout = Layout.of(network)
     sample = cost(network, config.data().shape)
     seeds = len(config.seeds or (0,))
-    samples = seeds * config.rounds * config.epochs * _samples_per_round(settings)
+    epochs = seeds * config.rounds * config.epochs
+    samples = epochs * _samples_per_round(settings)
     # In a step: rows read twice, gradients written and read, rows read and written, and
     # momentum read and written too.
     per_step = 8 if config.momentum else 6

@@ -33,6 +33,10 @@ class Outcome:
     """
     command: str = ""
 
+    def __str__(self) -> str:
+        """Why it failed, or how long it took."""
+        return self.error or f"{self.seconds:.1f} s"
+
 
 _OUTCOME = TypeAdapter(Outcome)
 
@@ -54,6 +58,8 @@ def outcome_of(trial: Trial) -> Outcome:
 
 
 def write_outcome(trial: Trial, outcome: Outcome) -> None:
+    """Write down how a trial went."""
+    # `plain` makes null of NaN seconds, which JSON does not have.
     content = json.dumps(plain(asdict(outcome)), indent=1)
     with writing(trial.outcome):
         publish(content.encode(), trial.outcome)
@@ -77,6 +83,7 @@ def finished(trial: Trial) -> list[RunRecord] | None:
     """Read the runs of a trial, one for every seed; None unless all are there and
     complete.
     """
+    # No run yet, or one that cannot be read: either way the trial must run.
     try:
         records = [read_run(folder) for folder in run_folders(trial)]
     except UserError:
