@@ -6,11 +6,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hpcfed.errors import UserError
-from hpcfed.record.folder import CHECKPOINTS, RECORD
-from hpcfed.record.reading import RunRecord, read_run
-from hpcfed.record.safe import try_out
+from hpcfed.experiment.stored import read_run
+from hpcfed.record.folder import CHECKPOINTS, RECORD, STUDY, seed_folders
+from hpcfed.record.run import RunRecord
+from hpcfed.record.sandbox import try_out
 from hpcfed.report.groups import Sample
-from hpcfed.study.gather import GATHERED, StudyRecord, read_gathered
+from hpcfed.study.gather import StudyRecord, read_gathered
 
 WARMUP = 1
 """Rounds at the start of a run that do not count, where no study says otherwise."""
@@ -43,7 +44,7 @@ def find(paths: Iterable[Path], *, unfinished: bool = False) -> Found:
         if not files:
             raise UserError(
                 f"{path} holds no run and no study "
-                f"(there is no {RECORD} and no {GATHERED} in it)"
+                f"(there is no {RECORD} and no {STUDY} in it)"
             )
         for file in files:
             # Paths may overlap, or lead to the same folder by links.
@@ -61,13 +62,13 @@ def _files(path: Path) -> list[Path]:
     copies of its record. A run with seeds of another beside it stands for these:
     reading it refuses both.
     """
-    is_record = path.name in (GATHERED, RECORD)
+    is_record = path.name in (STUDY, RECORD)
     if is_record and path.is_file():
         return [path]
     if not path.exists():
         raise UserError(f"no such folder: {path}")
     # A study's file holds its runs whole, and has their warm-up.
-    studies = _plain_files(path, GATHERED)
+    studies = _plain_files(path, STUDY)
     of_studies = {study.parent for study in studies}
     runs = _outside(_plain_files(path, RECORD), of_studies)
     checkpoints = {run.parent / CHECKPOINTS for run in runs}
@@ -77,8 +78,8 @@ def _files(path: Path) -> list[Path]:
     # `read_run` refuses a folder with a run and seeds of one: named once is enough.
     for run in runs:
         folder = run.parent
-        is_seed = folder.name.startswith("seed-")
-        if not (is_seed and folder.parent in with_run):
+        beside_run = folder.parent in with_run
+        if not (beside_run and folder in seed_folders(folder.parent)):
             found.append(run)
     return found
 
@@ -97,7 +98,7 @@ def _add(found: Found, file: Path, unfinished: bool) -> None:
     try:
         # In a process of its own first: HDF5's library may crash on a damaged file.
         try_out([file])
-        if file.name == GATHERED:
+        if file.name == STUDY:
             _add_study(found, file)
         else:
             _add_run(found, file.parent, unfinished)

@@ -7,11 +7,12 @@ from math import isnan
 from pathlib import Path
 
 from hpcfed.errors import UserError, count, printable, say
+from hpcfed.record.folder import STUDY
 from hpcfed.record.publish import check_target
 from hpcfed.runtime.launcher import launched
 from hpcfed.study import execute
 from hpcfed.study.attempt import attempt
-from hpcfed.study.gather import GATHERED, write_study
+from hpcfed.study.gather import write_study
 from hpcfed.study.launch import Start, launcher
 from hpcfed.study.outcome import outcome_of
 from hpcfed.study.plan import Point, Study, Trial, choose, points, read_study, trials
@@ -48,7 +49,7 @@ def study(options: argparse.Namespace, extra: Sequence[str]) -> int:
     if options.gather:
         # The last job of a submitted study, which runs nothing.
         execute.settle(all_trials, start)
-        write_study(out / GATHERED, asked, text, all_trials)
+        write_study(out / STUDY, asked, text, all_trials)
         failed = _count_incomplete(chosen_trials)
     elif options.points is not None:
         # One job of an array: others write beside it, and the last job gathers.
@@ -96,7 +97,7 @@ def _make(out: Path) -> None:
     except OSError as error:
         raise UserError(f"cannot write to --out {out}: {error.strerror}") from None
     # Now, not after hours of runs.
-    check_target("--out: its", out / GATHERED)
+    check_target("--out: its", out / STUDY)
 
 
 def _closing(failed: int, number: int, out: Path) -> str:

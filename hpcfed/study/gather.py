@@ -15,14 +15,15 @@ import h5py
 import numpy as np
 
 from hpcfed.errors import UserError, printable
-from hpcfed.record.folder import RECORD, seed_folders
+from hpcfed.experiment.stored import record_of
+from hpcfed.record.folder import records
+from hpcfed.record.json_values import parsed
 from hpcfed.record.publish import publish
-from hpcfed.record.reading import RunRecord, parsed, record_of
+from hpcfed.record.run import RunRecord
 from hpcfed.record.safe import Reader, check, check_file, readable, reading
 from hpcfed.study.outcome import Outcome, outcome_of, writing
 from hpcfed.study.plan import Study, Trial
 
-GATHERED = "study.h5"
 FORMAT, SCHEMA = "hpcfed study", 1
 TABLE = ("name", "status", "error", "command", "options")
 """What is said of every trial, as text."""
@@ -63,9 +64,8 @@ def write_study(path: Path, study: Study, text: str, trials: Sequence[Trial]) ->
         file["study"] = text
         _write_table(file, trials)
         for number, trial in enumerate(trials):
-            for folder in (trial.folder, *seed_folders(trial.folder)):
-                if (folder / RECORD).exists():
-                    _copy_run(folder / RECORD, file, number)
+            for record in records(trial.folder):
+                _copy_run(record, file, number)
         file.flush()
         with writing(path):
             publish(file.id.get_file_image(), path)
