@@ -51,6 +51,7 @@ def find(paths: Iterable[Path], *, unfinished: bool = False) -> Found:
             if file.resolve() not in seen:
                 seen.add(file.resolve())
                 _add(found, file, unfinished)
+    # At the end, because seeds of one run are found folder by folder.
     found.samples = _stack_seeds(found.samples)
     return found
 

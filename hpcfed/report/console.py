@@ -17,6 +17,7 @@ class Output(Console):
 
     def __init__(self, *, force_terminal: bool | None = None) -> None:
         super().__init__(force_terminal=force_terminal)
+        # Lines wrap at the terminal's edge, which loses no digit.
         self.width = max(self.width, WIDEST)
 
     def on_broken_pipe(self) -> None:

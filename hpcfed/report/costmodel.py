@@ -23,7 +23,7 @@ class Measured:
     """A point that a model is fitted to."""
 
     clients: float
-    """That take part in a round."""
+    """Clients that take part in a round."""
     ranks: int
     columns: float
     seconds: float
@@ -56,7 +56,7 @@ TERMS: Terms = {
 @dataclass(frozen=True)
 class CostModel:
     coefficients: dict[str, float]
-    """Of `TERMS`, by name."""
+    """Seconds by the name of the term."""
     error: float
     """Mean relative error over the points that it was fitted to."""
     left_out_error: float
@@ -131,6 +131,7 @@ def fit(points: Sequence[Measured]) -> CostModel | None:
         return None
     costs = _relative_costs(points, terms)
     coefficients = _solve(costs)
+    # Costs are divided by the measured seconds, so a perfect prediction is 1.
     errors = np.abs(costs @ coefficients - 1)
     left_out = []
     # With one point less there must still be as many points as terms.
@@ -182,6 +183,7 @@ def _matrix(points: Sequence[Measured], names: Sequence[str]) -> np.ndarray:
 
 def _relative_costs(points: Sequence[Measured], names: Sequence[str]) -> np.ndarray:
     """Divide each point's costs by its seconds: a model that fits gives 1."""
+    # Without this, the longest rounds alone would decide the fit.
     seconds = np.array([point.seconds for point in points])
     return _matrix(points, names) / seconds[:, None]
 

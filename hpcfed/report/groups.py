@@ -45,6 +45,7 @@ class Sample:
     @cached_property
     def phases(self) -> np.ndarray:
         """Seconds of the counted rounds: [round, rank, phase]."""
+        # The counted rounds are the last ones.
         phases = self.runs[0].phases
         counted = len(self.seconds)
         return phases[-counted:] if counted else phases
@@ -122,7 +123,7 @@ class Group:
         """One run of every seed: a repeat of a seed says nothing new about accuracy."""
         by_seed: dict[int, RunRecord] = {}
         for run in self.runs:
-            by_seed.setdefault(run.facts["seed"], run)
+            by_seed.setdefault(run.facts["seed"], run)  # the first repeat stays
         return [by_seed[seed] for seed in sorted(by_seed)]
 
     @property
@@ -148,6 +149,7 @@ def groups(samples: Sequence[Sample]) -> list[Group]:
     by_options: dict[Choice, list[Sample]] = defaultdict(list)
     for sample in samples:
         by_options[_options(sample)].append(sample)
+    # What sets a choice apart depends on all others, so keys come after grouping.
     keys = distinguish(list(by_options))
     made = []
     for options, key in zip(by_options, keys, strict=True):

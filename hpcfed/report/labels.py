@@ -16,6 +16,7 @@ ACCURACIES = {
 
 def label(key: Choice) -> str:
     """Return `fedavg, dataset mnist, no supplement`: the method, then its options."""
+    # The method needs no name before it: everybody looks for it first.
     words = [str(key["method"])]
     for name, value in key.without("method").items():
         words.append(_option(name, value))

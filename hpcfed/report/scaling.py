@@ -74,6 +74,8 @@ def _scaling(
             # Weak scaling has as many times more clients as ranks to work on.
             work = 1.0 if kind == "strong" else more
             faster = ratio(base.seconds, group.seconds, work)
+        # Twice the ranks should do strong scaling's work in half the time, and weak
+        # scaling's double work in the same: both are a speed-up of 2.
         ideal.append(more)
         speedup.append(faster)
         efficiency.append(
@@ -97,6 +99,7 @@ def slope(x: Sequence[float], y: Sequence[float]) -> float:
     """
     if len(set(x)) < 2:
         return nan
+    # A power law is a straight line on logarithmic scales.
     log_x = [log(value) for value in x]
     log_y = [log(value) for value in y]
     return float(np.polyfit(log_x, log_y, 1)[0])

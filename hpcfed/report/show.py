@@ -38,6 +38,7 @@ def show(record: RunRecord, console: Console) -> None:
 
 
 def _tables(record: RunRecord) -> list[Table]:
+    # From what most people want to know to what few do.
     tables = [_accuracy(record)]
     if record.target is not None:
         tables.append(_target(record))
@@ -65,6 +66,7 @@ def status(record: RunRecord) -> str:
     planned = record.config["rounds"]
     line = f"status: {record.status}, "
     line += f"{record.rounds_done} of {count(planned, 'round')}"
+    # Nothing else completes a run early.
     if record.status == "complete" and record.rounds_done < planned:
         line += ", stopped at the target"
     return f"{line}: {record.error}" if record.error else line
@@ -247,6 +249,7 @@ def _add_balance(table: Table, record: RunRecord) -> None:
     imbalance = record.imbalance()
     if record.facts["ranks"] > 1 and not isnan(imbalance):
         table.add_row("slowest rank's training by the mean", f"{imbalance:.2f}")
+    # Rebalancing happens between rounds.
     if record.moves:
         rounds = ", ".join(str(round) for round in record.moves)
         table.add_row("clients changed ranks after round", rounds)

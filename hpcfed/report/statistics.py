@@ -39,6 +39,7 @@ def of_runs(values: Sequence[float]) -> Estimate:
     reach below zero.
     """
     logs = [log(value) for value in values]
+    # Back from logarithms, their mean is the geometric mean.
     centre = exp(fmean(logs))
     if len(logs) < 2:
         return Estimate(centre)
@@ -79,6 +80,7 @@ def of_seeds(values: Sequence[float], *, most: float = inf) -> Estimate:
     if len(values) < 2:
         return Estimate(centre)
     half = _half_width(values)
+    # An interval beyond 0 or 100 % of accuracy would be nonsense.
     return Estimate(
         centre,
         max(0.0, centre - half),

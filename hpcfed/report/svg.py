@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from markupsafe import Markup
 
+# In the drawing's own units; the page scales it to its column.
 WIDTH, HEIGHT = 480, 300
 COLOURS = 10
 """Classes s0 … s9 (strokes), f0 … f9 (fills) and b0 … b9 (bands) of the style sheet."""
@@ -26,6 +27,7 @@ def joined(pieces: Iterable[Markup]) -> Markup:
 def rectangle(
     colour: int, left: float, width: float, top: float, bottom: float, tip: str
 ) -> Markup:
+    # One decimal is enough for a screen, and keeps the page small.
     shape = (
         f'class="f{colour % COLOURS}" x="{left:.1f}" y="{top:.1f}" '
         f'width="{width:.1f}" height="{bottom - top:.1f}"'
@@ -55,6 +57,7 @@ def word(
 
 def frame(grid: str, left: float, top: float, right: float, bottom: float) -> Markup:
     """Draw the grid, and the axes to the left and below."""
+    # One path for all lines of the grid keeps the page small.
     axes = f"M{left} {top}V{bottom}H{right}"
     return Markup(f'<path class="grid" d="{grid}"/><path class="axis" d="{axes}"/>')
 
@@ -81,6 +84,7 @@ def figure(
     """Put a drawing and its legend together. The legend stands outside as text, so that
     it wraps on a narrow screen.
     """
+    # `aria-label` is what a screen reader says of the drawing.
     drawn = (
         '<figure><svg viewBox="0 0 {} {}" role="img" aria-label="{}">{}</svg>'
         "<figcaption>{}</figcaption></figure>"

@@ -19,7 +19,7 @@ from hpcfed.record.safe import check_file
 from hpcfed.study.plan import Trial
 
 MOST_BYTES = 2**20
-"""Of an outcome that is read."""
+"""Largest outcome that is read."""
 
 
 @dataclass(frozen=True)

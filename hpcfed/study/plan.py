@@ -70,7 +70,7 @@ class Point:
     """Options as they are handed to `hpcfed run`."""
     settings: Settings
     ranks: int
-    """That host clients."""
+    """Ranks that host clients."""
 
     @property
     def processes(self) -> int:

@@ -27,7 +27,7 @@ from hpcfed.report.sections.section import (
 from hpcfed.report.statistics import Estimate, of_seeds
 
 MOST_POINTS = 60
-"""Of a curve; more would only be noise, and are drawn as means."""
+"""Points of a curve; more would only be noise, and are drawn as means."""
 
 
 def accuracy(every: Sequence[Group]) -> Section:

@@ -27,6 +27,7 @@ def attacks(every: Sequence[Group]) -> Section:
             "set them with --attack and --aggregation."
         )
         return section
+    # All groups, because an attack means little without the honest run beside it.
     rows = [_row(group) for group in every]
     caption = "runs without attackers stand beside"
     section.tables.append(Table(COLUMNS, rows, caption))

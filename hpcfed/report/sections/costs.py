@@ -55,6 +55,7 @@ def memory(every: Sequence[Group]) -> Section:
             Axis(unit),
         )
         return section
+    # Over clients, a line for each number of ranks.
     lines = []
     for (key, ranks), members in by_key_and_ranks(every).items():
         clients = [float(group.clients) for group in members]
@@ -78,6 +79,7 @@ def sent(every: Sequence[Group]) -> Section:
     for group in every:
         up = group.per_round("bytes_up")
         down = group.per_round("bytes_down")
+        # Of one run: seeds may have stopped after different numbers of rounds.
         total = _sent_in_all(group) / len(group.seeds)
         row = which(group)
         for sent_bytes in (up, down, total):

@@ -37,6 +37,7 @@ def _chart(one: Fitted) -> Chart:
     """Draw predictions over measurements: a perfect model lies on the dashed line."""
     measured = [1e3 * point.seconds for point in one.points]
     predicted = [1e3 * one.model(point) for point in one.points]
+    # The diagonal, from the shortest to the longest round.
     ends = [min(measured), max(measured)]
     lines = [
         Line("points", measured, predicted, joined=False),
@@ -62,6 +63,7 @@ def _checks(one: Fitted) -> list[list[str]]:
         ["mean over the points it was fitted to", number(fitted)],
         ["mean over points, each predicted by a fit of the others", number(left_out)],
     ]
+    # The hardest check: it predicts beyond everything that was fitted.
     if one.held_out is not None:
         point = one.held_out.point
         what = _size(point.clients, point.ranks)

@@ -24,6 +24,7 @@ def environment(every: Sequence[Group]) -> Section:
     section.tables.append(Table(COLUMNS, rows, words=True))
     shared = json.dumps(_shared_options(every), indent=1)
     section.listings.append(("options that all runs share", shared))
+    # Of one run alone: the table above has what differs between runs.
     first = json.dumps(every[0].first.environment, indent=1)
     section.listings.append(("environment of the first run", first))
     return section

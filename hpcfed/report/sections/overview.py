@@ -11,6 +11,7 @@ from hpcfed.report.sections.section import WHICH, Section, Table, interval, whic
 
 def overview(every: Sequence[Group], found: Found) -> Section:
     section = Section("overview", "Overview")
+    # Runs and seeds differ where points were repeated, or seeds stacked in one run.
     rows = []
     for group in every:
         counts = [str(len(group.samples)), str(len(group.seeds)), f"{group.columns:,}"]

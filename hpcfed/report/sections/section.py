@@ -70,6 +70,7 @@ def interval(estimate: Estimate, scale: float = 1.0) -> str:
     return text
 
 
+# Most tables begin with these columns.
 WHICH = ("options", "clients", "ranks")
 """Columns of `which`."""
 
@@ -145,6 +146,7 @@ def stacked_bars(every: Sequence[Group], segments: Segments, y: Axis) -> list[Ch
     """Draw a chart for each choice of options, or one for all of them where each has a
     single bar.
     """
+    # A chart with a single bar shows nothing; beside each other they do.
     if one_size_each(every):
         return lying_bars(every, segments, y)
     charts = []

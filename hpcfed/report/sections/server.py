@@ -79,6 +79,7 @@ def _network_rows(group: Group, phases: Sequence[str]) -> list[list[str]]:
     which = [label(group.key), f"{group.clients:,}", server_ranks]
     memory = number(float(last.peak_memory.max()) / MIB)
     share = number(100 * seconds / whole)
+    # Memory and share are the server's as a whole, alike for all its networks.
     rows = []
     for network, parameters in last.parameters.items():
         rate = number(last.samples_per_second[network])

@@ -76,6 +76,7 @@ def _charts(kind: str, members: Sequence[Scaling]) -> list[Chart]:
         times.append(estimates_line(name, one.ranks, one.seconds, 1e3))
         speedups.append(estimates_line(name, one.ranks, one.speedup))
         efficiencies.append(estimates_line(name, one.ranks, one.efficiency, 100))
+    # A tick at each measured number of ranks: people look for these.
     every = ticks(times)
     x = Axis("ranks", log=True, ticks=every)
     # Scalings may begin at different numbers of ranks; the steepest ideal bounds all.
@@ -101,6 +102,7 @@ def clients(every: Sequence[Group]) -> Section:
     section = Section("clients", "Scaling by clients")
     rounds, each = [], []
     for (key, count), members in by_key_and_ranks(every).items():
+        # A line needs two points.
         if len(members) > 1:
             name = ranks_label(key, count)
             rounds.append(_round_line(name, members))
