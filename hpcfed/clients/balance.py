@@ -71,6 +71,7 @@ class Balance:
 
         The seconds are None where they are unknown. Returns True at the window's end.
         """
+        # Counted even where nothing is measured, so that all ranks agree on windows.
         self._rounds += 1
         if self._relocations >= MAX_RELOCATIONS:
             return False
@@ -84,7 +85,8 @@ class Balance:
 
     def propose(self, rounds_left: int) -> Proposal | None:
         """Judge the window and begin the next one; the seconds must be known."""
-        work, seconds = np.array(self._work), np.array(self._seconds)
+        work = np.array(self._work)
+        seconds = np.array(self._seconds)
         share = float(np.mean(self._cohorts)) / len(self._loads)
         slowest = float(np.median(seconds.max(1)))
         self.next_window()
@@ -113,7 +115,9 @@ class Balance:
     def next_window(self) -> None:
         """Forget the rounds so far."""
         self._rounds = 0
-        self._work, self._seconds, self._cohorts = [], [], []
+        self._work = []
+        self._seconds = []
+        self._cohorts = []
 
     def relocated(self, rank: np.ndarray, seconds: float) -> None:
         """Note that clients were relocated, which took so long; a round warms up again."""
@@ -133,6 +137,7 @@ def _paces(work: np.ndarray, seconds: np.ndarray) -> np.ndarray:
 
     An idle rank is taken to be as quick as in other rounds, or as others were.
     """
+    # A rank without clients in a round has no pace there.
     with np.errstate(divide="ignore", invalid="ignore"):
         paces = np.where(work > 0, seconds / work, np.nan)
     known = ~np.isnan(paces)

@@ -60,6 +60,7 @@ class Engine:
         self._network = StackedNetwork(network, bf16=bf16)
         self.cost: Cost = cost(network, shape)
         """What one sample costs."""
+        # Resolved once: the run records and prints which mode it is.
         self.mode = mode
         if mode == "auto":
             self.mode = "loop" if layout.num_columns > LOOP_ABOVE_COLUMNS else "batched"
@@ -88,6 +89,7 @@ class Engine:
         # Not empty_like: the rows may be one row, expanded.
         trained = torch.empty(rows.shape, dtype=rows.dtype, device=rows.device)
         losses = rows.new_full((len(rows),), torch.nan)
+        # `order` leaves out clients without data.
         if len(order) < len(rows):
             idle = on_device(np.flatnonzero(sizes == 0), rows.device)
             trained[idle] = rows[idle]
@@ -107,6 +109,8 @@ class Engine:
             trained[at] = members_trained
 
         pulled = job.pull is not None
+        # Longest clients first, so that clients of a stack have about equally many
+        # steps and few rows idle.
         ids = job.shard.clients[job.clients]
         for members in self._stacks(order, job.sgd.batch_size, rows, pulled=pulled):
             self._halving(advance, members, ids, "training")
@@ -129,6 +133,7 @@ class Engine:
         correct = torch.zeros(len(rows), dtype=rows.dtype, device=rows.device)
         loss = torch.zeros_like(correct)
         order = longest_first(sizes)
+        # Only for the size of stacks; each stack chooses its own batches.
         samples_each = max(1, evaluation.EVALUATION_SAMPLES // max(1, len(rows)))
         batch_size = min(int(sizes.max(initial=1)), samples_each)
 
@@ -169,7 +174,8 @@ class Engine:
 
         They last for as long as clients train on the same shard.
         """
-        shard, columns = job.shard, job.columns
+        shard = job.shard
+        columns = job.columns
         device = shard.images.device
         strengths = None if job.pull is None else job.pull.strengths
         key = (
@@ -180,6 +186,7 @@ class Engine:
             job.rows.dtype,
         )
         if key not in self._trainings:
+            # Another shard, as after a relocation: the memory for the old one goes.
             for other in list(self._trainings):
                 if other[0] != id(shard):
                     del self._trainings[other]
@@ -250,6 +257,7 @@ class Engine:
         if self.mode == "batched":
             size = self._stack_size(batch_size, rows, pulled=pulled)
         size = min(size, self._most or size, MOST_CLIENTS)
+        # Evenly, rather than full stacks and a small rest.
         return np.array_split(order, -(-len(order) // size))
 
     def _stack_size(

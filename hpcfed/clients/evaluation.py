@@ -30,12 +30,14 @@ def evaluate_stack(
     """
     clients = len(sizes)
     like = next(iter(tensors.values()))
+    # The fewer clients, the larger their batches: the device is filled either way.
     batch_size = min(int(sizes.max()), -(-EVALUATION_SAMPLES // clients))
     shapes = step_shapes(sizes, Length(1, batch_size))
     samples, counts = evaluation_samples(
         index, on_device(sizes, like.device), batch_size=batch_size, steps=len(shapes)
     )
-    correct, loss = like.new_zeros(clients), like.new_zeros(clients)
+    correct = like.new_zeros(clients)
+    loss = like.new_zeros(clients)
     for step, (active, slots, _) in enumerate(shapes):
         batch = samples[step, :active, :slots]
         # Slots beyond a client's samples hold some other sample: they count nothing.
@@ -64,9 +66,11 @@ def evaluate_one_row(
     The row is a stack of one, so samples of all clients fill a batch together.
     """
     like = next(iter(tensors.values()))
-    correct, loss = like.new_zeros(len(sizes)), like.new_zeros(len(sizes))
+    correct = like.new_zeros(len(sizes))
+    loss = like.new_zeros(len(sizes))
     owners = np.repeat(np.arange(len(sizes)), sizes)
     slots = np.concatenate([np.arange(size) for size in sizes])
+    # Each sample once, with its client and its number there.
     batches = zip(
         on_device(owners, like.device).split(EVALUATION_SAMPLES),
         on_device(slots, like.device).split(EVALUATION_SAMPLES),
@@ -77,6 +81,7 @@ def evaluate_one_row(
         hits, losses = _answers(
             network, tensors, shard.images[samples], shard.labels[samples]
         )
+        # A batch may span many clients, and a client many batches.
         correct.index_add_(0, owner, hits.to(like.dtype))
         loss.index_add_(0, owner, losses)
     return correct, loss

@@ -50,7 +50,8 @@ class Fisher:
 
         They are 0 without data, and for running statistics.
         """
-        self._at_once = self._at_once or max(1, _floats_at_once(rows) // self._floats)
+        if not self._at_once:
+            self._at_once = max(1, _floats_at_once(rows) // self._floats)
         diagonals = torch.zeros_like(rows)
         sizes = np.asarray(shard.sizes, np.int64)[clients]
         # cuDNN's trials would take longer than these passes.
@@ -59,7 +60,8 @@ class Fisher:
                 row = self._tensors(rows, i)
                 sums = self._tensors(diagonals, i)
                 for batch in shard.index[client, :size].split(self._at_once):
-                    self._add(sums, row, shard.images[batch], shard.labels[batch])
+                    images = shard.images[batch]
+                    self._add(sums, row, images, shard.labels[batch])
                 diagonals[i] /= max(1, size)
         return diagonals
 
@@ -79,6 +81,7 @@ class Fisher:
             output.register_hook(partial(on_gradient, name, module, inputs[0].detach()))
 
         def on_gradient(name: str, module: nn.Module, x: Tensor, dy: Tensor) -> None:
+            # `conv1.weight` is `weight` to the layer.
             tensors = {}
             for key, tensor in row.items():
                 if key.startswith(f"{name}."):
@@ -116,6 +119,7 @@ def _of_convolution(module: Any, tensors: Tensors, x: Tensor, dy: Tensor) -> Ten
     patches = F.unfold(
         x, module.kernel_size, module.dilation, module.padding, module.stride
     )
+    # [samples, outputs, positions] · [samples, positions, taps]
     gradients = torch.bmm(dy.flatten(2), patches.transpose(1, 2))
     squares = {"weight": gradients.square_().sum(0).view_as(tensors["weight"])}
     if "bias" in tensors:
@@ -135,7 +139,8 @@ def _of_batch_norm(module: Any, tensors: Tensors, x: Tensor, dy: Tensor) -> Tens
     """Multiply the gradient with the normalised input, by running statistics."""
     mean = tensors["running_mean"]
     deviation = (tensors["running_var"] + module.eps).sqrt()
-    normal = (x - mean[:, None, None]) / deviation[:, None, None]
+    centred = x - mean[:, None, None]
+    normal = centred / deviation[:, None, None]
     return {
         "weight": (dy * normal).sum((2, 3)).square().sum(0),
         "bias": dy.sum((2, 3)).square().sum(0),

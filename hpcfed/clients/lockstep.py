@@ -67,6 +67,7 @@ class Lockstep:
             while waiting := [seed for seed in self.seeds if not seed.ended]:
                 self._serve(waiting)
         except BaseException as error:
+            # An interrupt stays one; anything else tells the others what went wrong.
             reason = error
             if not isinstance(error, KeyboardInterrupt):
                 reason = Stopped(one_line(error))
@@ -168,10 +169,12 @@ class Seed:
         Time spent waiting for other seeds does not count for the current phase; the
         engine's work does.
         """
-        self.call, self.phase = call, self.timer.switch("other")
+        self.call = call
+        self.phase = self.timer.switch("other")
         if self._stopped is None:
             self._pauses.put(None)
             answer = self._answers.get()
+            # The call holds rows, which must not outlive the answer.
             self.call = _nothing
         if self._stopped is not None:
             raise self._stopped
@@ -220,6 +223,7 @@ class Seed:
         """End the program by an exception, where it waits or would wait next."""
         self._stopped = reason
         if self._thread is not None and self._thread.is_alive():
+            # Wakes the program where it waits; it then finds that it is stopped.
             self._answers.put(None)
             self._thread.join()
 

@@ -28,6 +28,7 @@ def mergeable(a: Job, b: Job) -> bool:
     """Whether two jobs can be one: the same work on clients of the same larger shard."""
     if not isinstance(a.shard, SubShard) or not isinstance(b.shard, SubShard):
         return False
+    # Clients of different shards have their images in different memory.
     if a.shard.whole is not b.shard.whole:
         return False
     if isinstance(a, TrainingJob) and isinstance(b, TrainingJob):
@@ -49,7 +50,9 @@ def _mergeable_pulls(a: Pull | None, b: Pull | None) -> bool:
 
 
 def _equal(a: Tensor | None, b: Tensor | None) -> bool:
-    return a is b or (a is not None and b is not None and torch.equal(a, b))
+    if a is None or b is None:
+        return a is b
+    return a is b or torch.equal(a, b)
 
 
 def _expanded(rows: Tensor) -> bool:
@@ -61,6 +64,7 @@ def run_merged(jobs: Sequence[Job], engine: RowEngine) -> list[Answer]:
     if len(jobs) == 1:
         return [_run(jobs[0], engine)]
     answer = _run(_merged(jobs), engine)
+    # Each seed gets its own rows back, in the order in which they went in.
     counts = [len(job.rows) for job in jobs]
     if not isinstance(answer, Score):
         rows, losses = answer
@@ -87,6 +91,7 @@ def _merged(jobs: Sequence[Job]) -> Job:
     positions = []
     for job in jobs:
         assert isinstance(job.shard, SubShard)
+        # From positions in the seed's shard to those in the larger one.
         positions.append(job.clients + job.shard.first)
         whole = job.shard.whole
     rows = torch.cat([job.rows for job in jobs])

@@ -46,6 +46,7 @@ def rank_loads(
     loads: np.ndarray, rank: np.ndarray, ranks: int, *, longest: float = 0.0
 ) -> np.ndarray:
     """Return the work of each rank: all its clients', and `longest` times its longest."""
+    # Unbuffered: `most[rank] = max(…)` would see only the last client of a rank.
     most = np.zeros(ranks)
     np.maximum.at(most, rank, loads)
     return np.bincount(rank, loads, ranks) + longest * most
@@ -67,7 +68,8 @@ def place(
     """
     assert len(loads) >= ranks, "fewer clients than ranks"
     seconds_per_load = np.ones(ranks) if speeds is None else 1 / speeds
-    totals, counts = np.zeros(ranks), np.zeros(ranks, np.int64)
+    totals = np.zeros(ranks)
+    counts = np.zeros(ranks, np.int64)
     rank_of = np.empty(len(loads), np.int64)
     for placed, client in enumerate(np.argsort(-loads, kind="stable")):
         # A rank's first client is its longest, because the longest are placed first.

@@ -69,6 +69,7 @@ class StackPull:
 
     def reserve(self, clients: int, like: Tensor) -> None:
         """Allocate memory for stacks of so many clients."""
+        # Statistics are laid out too, though nothing draws them: rows load as a whole.
         self._reference = self._layout.zeros(clients, like)
         self._mask = None
         if self._strengths.masked:
@@ -96,6 +97,7 @@ class StackPull:
             norms = vector_norm(difference, dim=1, keepdim=True)
             gradient.addcmul_(difference, _slope(self._strengths.whole, norms))
         if self._mask is not None:
+            # Last, because it overwrites the difference.
             difference *= self._mask[0][: len(rows)]
             norms = vector_norm(difference, dim=1, keepdim=True)
             gradient.addcmul_(difference, _slope(self._strengths.masked, norms))
@@ -112,4 +114,5 @@ class StackPull:
 
 def _slope(strength: float, norm: Tensor) -> Tensor:
     """Return the factor that makes the difference the gradient of strength × its norm."""
+    # ∂ s √(‖d‖² + ε) / ∂d = s d / √(‖d‖² + ε)
     return strength / (norm.square() + _SMOOTHING).sqrt()

@@ -56,11 +56,11 @@ def num_epochs(sizes: np.ndarray, length: Length) -> int:
     """Return the most epochs that one of these clients begins."""
     if not length.steps:
         return length.epochs
-    sizes_with_data = sizes[sizes > 0]
-    if not len(sizes_with_data):
-        sizes_with_data = np.ones(1, np.int64)
+    with_data = sizes[sizes > 0]
+    if not len(with_data):
+        return length.steps
     # The smallest client goes over its samples most often.
-    fewest_steps = int(length.steps_per_epoch(sizes_with_data.min()))
+    fewest_steps = int(length.steps_per_epoch(with_data.min()))
     return -(-length.steps // fewest_steps)
 
 
@@ -71,11 +71,13 @@ def num_samples(sizes: np.ndarray, length: Length) -> np.ndarray:
     per_epoch = np.maximum(length.steps_per_epoch(sizes), 1)
     epochs, rest = np.divmod(length.steps, per_epoch)
     # Only an epoch's last step is short, so the steps of a begun epoch are full.
-    return np.where(sizes > 0, epochs * sizes + rest * length.batch_size, 0)
+    seen = epochs * sizes + rest * length.batch_size
+    return np.where(sizes > 0, seen, 0)
 
 
 def longest_first(lengths: np.ndarray) -> np.ndarray:
     """Return positions of all clients with something to do, those with the most first."""
+    # Stable: clients with equally much to do keep their order, so stacks do too.
     order = np.argsort(-lengths, kind="stable")
     return order[lengths[order] > 0]
 
@@ -83,6 +85,7 @@ def longest_first(lengths: np.ndarray) -> np.ndarray:
 def step_shapes(sizes: np.ndarray, length: Length) -> list[StepShape]:
     """Return the shapes of all steps of clients in this order."""
     steps_of = num_steps(sizes, length)
+    # At least 1, so that clients without data divide by something.
     per_epoch = np.maximum(length.steps_per_epoch(sizes), 1)
     steps = np.arange(steps_of.max(initial=0))[:, None]
     first_sample = steps % per_epoch * length.batch_size
@@ -111,30 +114,36 @@ def training_samples(
     keys. `epochs` and `steps` are at least as many as any client needs.
     """
     clients, longest = index.shape
-    device, batch_size = index.device, length.batch_size
+    device = index.device
+    batch_size = length.batch_size
     # All epochs of a client, one after the other, are a row of `shuffled`.
-    orders, starts, row_length = [], [], 0
+    orders = []
+    starts = []
+    row_length = 0
     for block, width in _epoch_blocks(longest, length, epochs):
         shuffled_block = _shuffled(index[:, :width], sizes, keys, block)
         orders.append(shuffled_block.flatten(1))
-        within_block = (
-            torch.arange(block.start, block.stop, device=device) - block.start
-        )
-        starts.append(within_block * width + row_length)
+        # Where each epoch of the block starts in a client's row.
+        starts.append(torch.arange(len(block), device=device) * width + row_length)
         row_length += len(block) * width
-    shuffled, epoch_start = torch.cat(orders, 1), torch.cat(starts)
+    shuffled = torch.cat(orders, 1)
+    epoch_start = torch.cat(starts)
 
     step = torch.arange(steps, device=device)[:, None]
     per_epoch = ((sizes + batch_size - 1) // batch_size).clamp(min=1)
     first = step % per_epoch * batch_size
     is_active = step < (length.steps or length.epochs * per_epoch)
     counts = (sizes - first).clamp(max=batch_size) * is_active
+    # Clamped: clients that are done still get positions, which count nothing.
     epoch = (step // per_epoch).clamp(max=epochs - 1)
     begin = epoch_start[epoch] + first
     slot = torch.arange(min(batch_size, longest), device=device)
-    position = (begin[:, :, None] + slot).clamp(max=row_length - 1)
+    position = begin[:, :, None] + slot
+    position = position.clamp(max=row_length - 1)
     row_start = torch.arange(clients, device=device)[:, None] * row_length
-    return shuffled.flatten()[position + row_start], counts
+    # One flat gather: 2-D indices would have to be expanded over steps and slots.
+    samples = shuffled.flatten()[position + row_start]
+    return samples, counts
 
 
 def _shuffled(index: Tensor, sizes: Tensor, keys: Tensor, epochs: range) -> Tensor:
@@ -145,10 +154,13 @@ def _shuffled(index: Tensor, sizes: Tensor, keys: Tensor, epochs: range) -> Tens
     width = index.shape[1]
     numbers = torch.arange(epochs.start, epochs.stop, device=index.device)
     epoch_keys = randomness.child_keys(keys.unsqueeze(1), numbers)
+    # 62 random bits: torch has no unsigned integers, and _LAST must stay above.
     ranks = randomness.bits(epoch_keys, width) >> 1 & 0x3FFFFFFFFFFFFFFF
     absent = torch.arange(width, device=index.device) >= sizes[:, None]
-    order = torch.argsort(ranks.masked_fill(absent[:, None], _LAST), dim=2)
-    return index[:, None].expand(-1, len(epochs), -1).gather(2, order)
+    ranks = ranks.masked_fill(absent[:, None], _LAST)
+    order = torch.argsort(ranks, dim=2)
+    repeated = index[:, None].expand(-1, len(epochs), -1)
+    return repeated.gather(2, order)
 
 
 def _epoch_blocks(longest: int, length: Length, epochs: int) -> list[tuple[range, int]]:
@@ -163,8 +175,12 @@ def _epoch_blocks(longest: int, length: Length, epochs: int) -> list[tuple[range
         return [(range(epochs), longest)]
     blocks = [(range(1), longest)]
     while (first := blocks[-1][0].stop) < epochs:
+        # A client begins epoch `first` only if so many epochs fit before its last step.
         most = (length.steps - 1) // first * length.batch_size
-        blocks.append((range(first, min(2 * first, epochs)), min(longest, most)))
+        width = min(longest, most)
+        # Blocks double, so that there are few of them.
+        block = range(first, min(2 * first, epochs))
+        blocks.append((block, width))
     return blocks
 
 
@@ -180,6 +196,7 @@ def evaluation_samples(
     """Return samples [steps, clients, slots], each once and in order, and their numbers."""
     first = torch.arange(steps, device=index.device)[:, None] * batch_size
     position = first[:, :, None] + torch.arange(batch_size, device=index.device)
-    position = position.clamp(max=index.shape[1] - 1).expand(-1, len(index), -1)
+    position = position.clamp(max=index.shape[1] - 1)
+    position = position.expand(-1, len(index), -1)
     samples = index.expand(steps, -1, -1).gather(2, position)
     return samples, (sizes - first).clamp(0, batch_size)

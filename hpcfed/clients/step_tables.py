@@ -54,13 +54,16 @@ class StepTables:
 
     def load(self, clients: np.ndarray, keys: Tensor) -> None:
         """Take in a stack's clients, as positions in the shard, and their keys."""
+        # Outside of what is captured: values change, addresses do not.
         count = len(clients)
         self._clients[:count].copy_(torch.from_numpy(clients), non_blocking=True)
         self._keys[:count] = keys
 
     def draw(self, count: int) -> None:
         """Fill the tables for the first `count` clients; runs on the device alone."""
-        clients, keys = self._clients[:count], self._keys[:count]
+        clients = self._clients[:count]
+        keys = self._keys[:count]
+        # Nothing here asks the host: this is captured like a step.
         self._owned[:count] = self._sizes_on_device[clients]
         self.samples[:, :count], self.counts[:, :count] = training_samples(
             self._shard.index[clients],

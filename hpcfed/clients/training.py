@@ -28,6 +28,7 @@ class TrainableColumns:
         self, columns: Tensor, layout: KernelLayout, device: torch.device
     ) -> None:
         mask = columns.to(device, torch.float32).unsqueeze(0)
+        # Laid out like a row; padding columns come out as not trainable.
         kernel_mask = layout.zeros(1, mask)
         layout.load(mask, kernel_mask)
         parameters, statistics = kernel_mask
@@ -37,7 +38,8 @@ class TrainableColumns:
         """The tensors with trainable columns; gradients of others are not computed."""
         on_host = columns.cpu()
         for plain, e in zip(layout.plain.entries, layout.entries, strict=True):
-            if e.trainable and bool(on_host[plain.start : plain.stop].any()):
+            any_trainable = bool(on_host[plain.start : plain.stop].any())
+            if e.trainable and any_trainable:
                 self.entries.append(e)
 
 
@@ -97,6 +99,7 @@ class StackTraining:
         self._tables.load(job.clients, job.keys)
         self._lr.fill_(job.sgd.lr)
         self._replays.run(count, partial(self._begin, count))
+        # Steps go from long to short: clients drop out at the end of the stack.
         active = count
         for shape in shapes:
             if shape.clients < active:
@@ -108,7 +111,8 @@ class StackTraining:
             for matrix, aside in zip(self._rows, self._aside, strict=True):
                 matrix[active:count] = aside[active:count]
         self._layout.store(kernel_rows, trained)
-        return self._total_loss[:count] / self._tables.counts[:, :count].sum(0)
+        samples_seen = self._tables.counts[:, :count].sum(0)
+        return self._total_loss[:count] / samples_seen
 
     def _first(self, clients: int) -> KernelRows:
         parameters, statistics = self._rows
@@ -131,6 +135,7 @@ class StackTraining:
 
     def _set_aside(self, clients: slice) -> None:
         """Save the rows of clients that have finished."""
+        # Only uneven clients need this memory.
         if not self._aside:
             self._aside = self._layout.zeros(self._capacity, self._lr)
         for matrix, aside in zip(self._rows, self._aside, strict=True):
@@ -141,6 +146,7 @@ class StackTraining:
         if clients <= self._capacity:
             return
         self._capacity = clients
+        # Graphs hold addresses of the memory that is now replaced.
         self._replays.forget()
         self._aside = ()
         self._rows = self._layout.zeros(clients, self._lr)
@@ -179,8 +185,10 @@ class StackTraining:
         keys = tables.layer_keys(self._step, clients)
         updated = self._differentiate(clients, images, valid, keys)
         if self._pull is not None:
-            self._pull.add(self._rows[0][:clients], self._gradient[:clients])
+            parameters, _ = self._first(clients)
+            self._pull.add(parameters, self._gradient[:clients])
         self._descend(clients, updated)
+        # On the device too, so that a replayed step goes on by itself.
         self._step += 1
 
     def _differentiate(
@@ -199,10 +207,12 @@ class StackTraining:
         tensors = {name: view.detach() for name, view in views.items()}
         updates = self._updates(tensors, len(images) // clients)
         entries = self._entries_with_gradient(updates)
-        leaves, sinks = [], {}
+        gradient = self._gradient[:clients]
+        leaves = []
+        sinks = {}
         for e in entries:
             leaves.append(tensors[e.name].requires_grad_())
-            sinks[e.name] = self._layout.view(self._gradient[:clients], e)
+            sinks[e.name] = self._layout.view(gradient, e)
         logits = self._network(
             tensors,
             images,
@@ -285,11 +295,15 @@ class StackTraining:
 
 def _copy_missing(gradients: tuple[Tensor, ...], sinks: list[Tensor]) -> None:
     """Copy gradients to their sinks, except those that a layer has written there."""
-    pairs = zip(gradients, sinks, strict=True)
-    missing = [(g, sink) for g, sink in pairs if g.data_ptr() != sink.data_ptr()]
-    if missing:
-        found, wanted = zip(*missing, strict=True)
-        torch._foreach_copy_(wanted, found)
+    sources = []
+    targets = []
+    for gradient, sink in zip(gradients, sinks, strict=True):
+        if gradient.data_ptr() != sink.data_ptr():
+            sources.append(gradient)
+            targets.append(sink)
+    if sources:
+        # One launch for all of them.
+        torch._foreach_copy_(targets, sources)
 
 
 def _rounded_up(number: int, sizes: int) -> int:

@@ -116,13 +116,16 @@ def channel_moments(
 
     Goes through blocks of images, because float64 copies of all would not fit.
     """
-    shares, means, variances = [], [], []
+    shares = []
+    means = []
+    variances = []
     for start in range(0, len(images), block):
         some = images[start : start + block]
         shares.append([len(some) / len(images)])
         means.append(some.mean(axis=(0, 2, 3), dtype=np.float64))
         variances.append(some.var(axis=(0, 2, 3), dtype=np.float64))
-    share, block_means = np.array(shares), np.array(means)
+    share = np.array(shares)
+    block_means = np.array(means)
     mean = (share * block_means).sum(axis=0)
     # Variance within the blocks plus variance between them.
     spread = np.array(variances) + (block_means - mean) ** 2

@@ -48,7 +48,8 @@ def _arrays(name: str, root: Path | None, *, download: bool) -> Arrays:
 def _digits() -> Arrays:
     """Return the digits; every fifth of each class is a test sample, whatever the seed."""
     table = _digits_table()
-    images, labels = table[:, :64].reshape(-1, 1, 8, 8), table[:, 64]
+    images = table[:, :64].reshape(-1, 1, 8, 8)
+    labels = table[:, 64]
     test = np.zeros(len(labels), dtype=bool)
     for label in range(10):
         test[np.flatnonzero(labels == label)[4::5]] = True
@@ -88,7 +89,8 @@ def _idx_arrays(name: str, root: Path | None) -> Arrays:
     assert paths is not None
     arrays = {array: read_idx(path) for array, path in paths.items()}
     for split in SPLITS:
-        images, labels = arrays[f"{split}_images"], arrays[f"{split}_labels"]
+        images = arrays[f"{split}_images"]
+        labels = arrays[f"{split}_labels"]
         right_shape = images.shape == (len(labels), 28, 28)
         right_labels = labels.max(initial=0) < DATASETS[name].classes
         if not right_shape or not right_labels or not len(labels):

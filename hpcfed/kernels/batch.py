@@ -133,7 +133,8 @@ def _gradient(
     total: Tensor,
 ) -> Tensor:
     """Return the gradient of each client's mean loss, and add its loss to `total`."""
-    clients, slots = len(total), len(logits) // len(total)
+    clients = len(total)
+    slots = len(logits) // len(total)
     if _serves(logits):
         gradient = torch.empty_like(logits)
         kernel = _kernel("cross_entropy", logits.device.index, CLASSES=logits.shape[1])

@@ -80,7 +80,9 @@ class _Block(torch.autograd.Function):
             len(x) // len(weight),
         )
         ctx.save_for_backward(x, weight, y, winner)
-        ctx.layer, ctx.sink, ctx.branch = layer, sink, branch
+        ctx.layer = layer
+        ctx.sink = sink
+        ctx.branch = branch
         ctx.biased = bias is not None
         return y
 
@@ -90,7 +92,8 @@ class _Block(torch.autograd.Function):
         x, weight, y, winner = ctx.saved_tensors
         layer: Layer = ctx.layer
         dy = dy.contiguous(memory_format=torch.channels_last)
-        clients, slots = len(weight), len(x) // len(weight)
+        clients = len(weight)
+        slots = len(x) // len(weight)
         dx = dw = db = None
         needs_x, needs_weight = ctx.needs_input_grad[:2]
         if needs_weight:

@@ -304,7 +304,8 @@ def _wide_candidates(layer: Layer, kind: Kind, limit: int) -> list[Scored]:
     parts = g.dst_c // at_once
     found = []
     for band in g.bands():
-        bands, rows = _quotient(g.out_h, band), g.rows(band)
+        bands = _quotient(g.out_h, band)
+        rows = g.rows(band)
         # A tile is 64 pixels in a row; those at the rows' ends are for nothing.
         tiles = _quotient(band * g.step * g.cols, 64)
         useful = (

@@ -32,7 +32,9 @@ class Kernel:
     ) -> None:
         from cuda.bindings import driver
 
-        self._driver, self._threads, self._shared = driver, threads, shared
+        self._driver = driver
+        self._threads = threads
+        self._shared = shared
         self._device = torch.cuda.current_device()
         code = compiled(source, macros, _architecture(self._device))
         module = _checked(driver.cuModuleLoadData(code))

@@ -43,10 +43,12 @@ class _Dropout(torch.autograd.Function):
 def _dropped(x: Tensor, keys: Tensor, p: float) -> Tensor:
     # Random numbers count values channels-first, whatever the layout in memory, so that
     # a CPU drops the same ones.
-    channels, pixels = 1, x[0].numel()
+    channels = 1
+    pixels = x[0].numel()
     if x.dim() == 4 and not x.is_contiguous():
         x = x.contiguous(memory_format=torch.channels_last)
-        channels, pixels = x.shape[1], x.shape[2] * x.shape[3]
+        channels = x.shape[1]
+        pixels = x.shape[2] * x.shape[3]
     else:
         x = x.contiguous()
     y = torch.empty_like(x)

@@ -73,7 +73,9 @@ class _Linear(torch.autograd.Function):
         branch: cuda.Branch,
     ) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.sinks, ctx.update, ctx.branch = sinks, update, branch
+        ctx.sinks = sinks
+        ctx.update = update
+        ctx.branch = branch
         transposed = weight.transpose(1, 2)
         if bias is None:
             return torch.bmm(x, transposed)

@@ -47,7 +47,8 @@ def descend(
         # 1e-6, as torch.nn.utils.clip_grad_norm_ has it.
         scale = (rule.clip / (counted.norm(dim=1) + 1e-6)).clamp(max=1.0)
     if _serves(rows, gradient):
-        columns, stride = rows[0].numel(), rows.stride(0)
+        columns = rows[0].numel()
+        stride = rows.stride(0)
         kernel = _kernel(rule, trainable is not None, rows.device.index)
         blocks = min(-(-rows.numel() // (4 * _THREADS)), 4 * kernel.capacity)
         sizes = (columns, stride, rows.numel())
@@ -65,7 +66,8 @@ def descend(
 
 def _serves(rows: Tensor, gradient: Tensor) -> bool:
     """Whether the kernel can load four floats at once from these rows."""
-    columns, stride = rows[0].numel(), rows.stride(0)
+    columns = rows[0].numel()
+    stride = rows.stride(0)
     if rows.dtype != torch.float32 or gradient.stride(0) != stride:
         return False
     aligned = columns % 4 == stride % 4 == rows.storage_offset() % 4 == 0

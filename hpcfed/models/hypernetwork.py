@@ -31,14 +31,18 @@ class Hypernetwork:
     @cached_property
     def _shapes(self) -> list[tuple[int, ...]]:
         """The embeddings, then weight and bias of every layer."""
-        widths = (self.embedding, *(self.hidden,) * (self.layers + 1), self.outputs)
-        shapes: list[tuple[int, ...]] = [(self.clients, self.embedding)]
+        hidden = [self.hidden] * (self.layers + 1)
+        widths = [self.embedding, *hidden, self.outputs]
+        shapes: list[tuple[int, ...]] = []
+        shapes.append((self.clients, self.embedding))
+        # As torch stores a linear layer: [outputs, inputs].
         for inputs, outputs in pairwise(widths):
             shapes += [(outputs, inputs), (outputs,)]
         return shapes
 
     def first(self, rng: np.random.Generator) -> np.ndarray:
         """Draw a φ as torch would: normal embeddings, layers uniform within ±1/√inputs."""
+        # Drawn in the order of φ; another order would change every recorded seed.
         _, *linear = self._shapes
         drawn = [rng.standard_normal(self.clients * self.embedding)]
         for weight, bias in zip(linear[::2], linear[1::2], strict=True):
@@ -60,6 +64,7 @@ class Hypernetwork:
 
         It is as flat as φ.
         """
+        # Leaves of their own, so that φ itself keeps no graph.
         tensors = [tensor.requires_grad_() for tensor in self._tensors(phi.detach())]
         rows = _forward(tensors[1:], tensors[0][clients])
         gradients = torch.autograd.grad(rows, tensors, change)
@@ -84,7 +89,9 @@ class Hypernetwork:
 def _forward(layers: list[Tensor], x: Tensor) -> Tensor:
     """Pass embeddings through weights and biases, which alternate in `layers`."""
     x = F.linear(x, *layers[:2])
-    for weight, bias in zip(layers[2:-2:2], layers[3:-2:2], strict=True):
+    weights = layers[2:-2:2]
+    biases = layers[3:-2:2]
+    for weight, bias in zip(weights, biases, strict=True):
         x = F.linear(x.relu(), weight, bias)
     # No ReLU before the last layer: its heads are linear in the features.
     return F.linear(x, *layers[-2:])

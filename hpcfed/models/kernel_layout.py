@@ -34,6 +34,7 @@ class KernelLayout:
         self.entries = []
         for e in layout.entries:
             matrix = 0 if e.trainable else 1
+            # Where the matrix ends so far, rounded up.
             start = self.widths[matrix]
             stop = start + prod(e.shape)
             self.entries.append(replace(e, start=start, stop=stop))
@@ -58,6 +59,7 @@ class KernelLayout:
         """Return one tensor as a view [clients, *shape] of the matrix that holds it."""
         columns = matrix[:, e.start : e.stop]
         if self._channels_last and len(e.shape) == 4:
+            # Stored with the inputs last; the view has torch's order of dimensions.
             outputs, inputs, height, width = e.shape
             stored = columns.unflatten(1, (outputs, height, width, inputs))
             return stored.permute(0, 1, 4, 2, 3)
@@ -67,7 +69,8 @@ class KernelLayout:
         """Return every tensor by name."""
         named = {}
         for e in self.entries:
-            named[e.name] = self.view(parameters if e.trainable else statistics, e)
+            matrix = parameters if e.trainable else statistics
+            named[e.name] = self.view(matrix, e)
         return named
 
     def load(self, rows: Tensor, kernel_rows: KernelRows) -> None:
@@ -92,5 +95,6 @@ class KernelLayout:
                 yield rows[:, num_parameters:], statistics
             return
         for plain, e in zip(self.plain.entries, self.entries, strict=True):
-            columns = rows[:, plain.start : plain.stop].unflatten(1, plain.shape)
-            yield columns, self.view(parameters if e.trainable else statistics, e)
+            columns = rows[:, plain.start : plain.stop]
+            matrix = parameters if e.trainable else statistics
+            yield columns.unflatten(1, plain.shape), self.view(matrix, e)

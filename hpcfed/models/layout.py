@@ -56,6 +56,7 @@ class Layout:
             stop = start + tensor.numel()
             entries.append(Entry(name, tuple(tensor.shape), start, stop, trainable))
             start = stop
+        # Statistics come last, but the head is the last layer with parameters.
         trainable_entries = [e for e in entries if e.trainable]
         return cls(tuple(entries), head=trainable_entries[-1].layer)
 
@@ -75,6 +76,7 @@ class Layout:
     @cached_property
     def blocks(self) -> tuple[tuple[str, ...], ...]:
         """Convolutions and linear layers, each with the batch norm that follows it."""
+        # A batch norm has no matrix, so it joins the block before it.
         with_weights = {e.layer for e in self.entries if e.is_matrix}
         layers = self.layers
         starts = [i for i, layer in enumerate(layers) if layer in with_weights]
@@ -99,11 +101,15 @@ class Layout:
 
     def last(self, count: int) -> tuple[str, ...]:
         """Return the layers of the last `count` blocks."""
-        assert count <= len(self.blocks), f"{count} of {len(self.blocks)} layers"
-        return tuple(chain(*self.blocks[len(self.blocks) - count :]))
+        num_blocks = len(self.blocks)
+        assert count <= num_blocks, f"{count} of {num_blocks} layers"
+        # Not [-count:], which would be all of them for 0.
+        last_blocks = self.blocks[num_blocks - count :]
+        return tuple(chain(*last_blocks))
 
     def row(self, network: nn.Module, *, dtype: torch.dtype = torch.float32) -> Tensor:
         """Return the network's tensors as one row."""
+        # Without the counter of batch norm, which has no entry.
         tensors = network.state_dict()
         pieces = [tensors[e.name].detach().flatten().to(dtype) for e in self.entries]
         return torch.cat(pieces)
@@ -112,7 +118,8 @@ class Layout:
         """Return every tensor as a view [clients, *shape] of the rows."""
         named = {}
         for e in self.entries:
-            named[e.name] = rows[:, e.start : e.stop].unflatten(1, e.shape)
+            columns = rows[:, e.start : e.stop]
+            named[e.name] = columns.unflatten(1, e.shape)
         return named
 
     def mask(self, layers: Iterable[str]) -> Tensor:

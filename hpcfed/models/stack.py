@@ -68,8 +68,10 @@ class StackedNetwork:
         batch.keys = keys
         batch.sinks = dict(sinks or {})  # a copy: layers take their sinks out
         batch.updates = updates or {}
+        # Walks over all modules, so only where something changes.
         if self._network.training != training:
             self._network.train(training)
+        # Our own kernels, for several clients, know no bfloat16.
         autocast = self._bf16 and x.is_cuda and batch.num_clients == 1
         with torch.autocast(x.device.type, torch.bfloat16, enabled=autocast):
             y: Tensor = torch.func.functional_call(self._network, tensors, (x,))
@@ -109,11 +111,13 @@ def _stacked(
 
     `name` is the prefix of its tensors' names; `numbers` count random layers.
     """
+    # By exact type: a subclass may compute something else.
     stacked_layer = STACKED_LAYERS.get(type(module))
     if stacked_layer is not None:
         return stacked_layer(module, batch, name, numbers)
     parameters = module.named_parameters(recurse=False)
     buffers = module.named_buffers(recurse=False)
+    # Tensors outside of known layers would be shared by all clients, silently.
     tensors = [tensor_name for tensor_name, _ in (*parameters, *buffers)]
     if tensors:
         known = ", ".join(plain.__name__ for plain in STACKED_LAYERS)

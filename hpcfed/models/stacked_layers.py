@@ -49,12 +49,14 @@ class StackedLayer(nn.Module):
     ) -> None:
         """`numbers` count the layers that draw random numbers."""
         super().__init__()
-        self.batch, self.name = batch, name
+        self.batch = batch
+        self.name = name
         for tensor_name, parameter in plain.named_parameters(recurse=False):
             self.register_parameter(tensor_name, parameter)
         for tensor_name, buffer in plain.named_buffers(recurse=False):
             if buffer.is_floating_point():
                 self.register_buffer(tensor_name, buffer)
+        # `bias=False` leaves a None among the parameters, which is not named.
         if "bias" not in self._parameters:
             self.bias = None
 
@@ -123,6 +125,7 @@ class StackedConv2d(StackedLayer):
             return None
         if not self.square or not cuda.available(x.device):
             return None
+        # A user who forbids TensorFloat-32 gets torch's convolutions.
         if not torch.backends.cudnn.allow_tf32 or self.weight.stride(2) != 1:
             return None
         layer = convolution.Layer(
@@ -147,6 +150,7 @@ class StackedConv2d(StackedLayer):
         weight, bias = self.take_sinks()
         if weight is None or (self.bias is not None and bias is None):
             return None
+        # The layout puts a bias right behind its weight, unless padding lies between.
         end = weight.storage_offset() + weight[0].numel()
         if bias is not None and bias.storage_offset() != end:
             return None
@@ -174,7 +178,8 @@ class StackedConv2d(StackedLayer):
         n = self.batch.num_clients
         biases = [None] * n if self.bias is None else self.bias
         convolved = []
-        for client_x, weight, bias in zip(x.chunk(n), self.weight, biases, strict=True):
+        clients = zip(x.chunk(n), self.weight, biases, strict=True)
+        for client_x, weight, bias in clients:
             y = F.conv2d(client_x, weight, bias, groups=self.groups, **self.geometry)
             convolved.append(y)
         return convolved[0] if n == 1 else torch.cat(convolved)
@@ -208,16 +213,20 @@ class StackedBatchNorm2d(StackedLayer):
                 "BatchNorm2d stacks only with affine weights, running statistics and a "
                 "fixed momentum"
             )
-        self.eps, self.momentum = plain.eps, plain.momentum
+        self.eps = plain.eps
+        self.momentum = plain.momentum
 
     def forward(self, x: Tensor) -> Tensor:
-        n, valid = self.batch.num_clients, self.batch.valid
+        n = self.batch.num_clients
+        valid = self.batch.valid
         # torch refuses batch statistics of a single value.
-        refused = self.training and x.shape[0] * x.shape[2] * x.shape[3] == 1
+        values = x.shape[0] * x.shape[2] * x.shape[3]
+        refused = self.training and values == 1
         if n == 1 and valid is None and not refused:
             return self._plain(x)
         x = x.unflatten(0, (n, -1))
-        mean, var = self.running_mean, self.running_var
+        mean = self.running_mean
+        var = self.running_var
         if self.training:
             mean, var = self._statistics(x, valid)
         # One fused multiply-add per value: (x − mean) · w / σ + b = x · scale + shift
@@ -249,14 +258,17 @@ class StackedBatchNorm2d(StackedLayer):
         pixels = x.shape[3] * x.shape[4]
         if valid is None:
             weight = x.new_ones(())
-            count = x.new_full((x.shape[0], 1), x.shape[1] * pixels)
+            clients, slots = x.shape[:2]
+            count = x.new_full((clients, 1), slots * pixels)
         else:
             weight = valid.to(x.dtype)[:, :, None, None, None]
             count = valid.sum(1, keepdim=True).to(x.dtype) * pixels
+        # Two passes, mean first: a sum of squares would lose digits in float32.
         mean = (x * weight).sum((1, 3, 4)) / count
         squares = (x - mean[:, None, :, None, None]).square()
         var = (squares * weight).sum((1, 3, 4)) / count
         with torch.no_grad():
+            # At least 1: a client with a single value has no unbiased variance.
             unbiased = var * count / (count - 1).clamp(min=1)
             self.running_mean.lerp_(mean, self.momentum)
             self.running_var.lerp_(unbiased, self.momentum)
@@ -268,7 +280,8 @@ class StackedDropout(StackedLayer):
         self, plain: nn.Dropout, batch: Batch, name: str, numbers: Iterator[int]
     ) -> None:
         super().__init__(plain, batch, name, numbers)
-        self.p, self.number = plain.p, next(numbers)
+        self.p = plain.p
+        self.number = next(numbers)
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or self.p == 0 or self.batch.keys is None:
@@ -276,7 +289,9 @@ class StackedDropout(StackedLayer):
         keys = self.batch.keys[self.number]
         if cuda.available(x.device) and x.dtype == torch.float32:
             return dropout.dropout(x, keys, self.p)
-        drawn = randomness.uniform(keys, x.numel() // len(keys)).view_as(x)
+        # The same numbers as the kernel draws, so CPU and GPU drop the same values.
+        per_client = x.numel() // len(keys)
+        drawn = randomness.uniform(keys, per_client).view_as(x)
         return x * (drawn >= self.p) / (1 - self.p)
 
 
@@ -286,4 +301,3 @@ STACKED_LAYERS: dict[type[nn.Module], type[StackedLayer]] = {
     nn.BatchNorm2d: StackedBatchNorm2d,
     nn.Dropout: StackedDropout,
 }
-"""By exact type: a subclass may compute something else."""
