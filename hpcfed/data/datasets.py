@@ -68,6 +68,7 @@ class ArrayDataset:
             self._labels[split] = arrays[f"{split}_labels"].astype(np.int64)
         channels, height, width = self._images["train"].shape[1:]
         self.shape = (channels, height, width)
+        # Of the training set alone; test images are standardised by it too.
         self._mean, self._std = channel_moments(self._images["train"])
         self.blank = -self._mean / self._std
 
@@ -82,6 +83,7 @@ class ArrayDataset:
         device: torch.device,
         dtype: torch.dtype,
     ) -> Tensor:
+        # At least float32, also where the run computes in less.
         precision = torch.promote_types(dtype, torch.float32)
 
         def per_channel(moments: np.ndarray) -> Tensor:
@@ -101,6 +103,7 @@ class ArrayDataset:
             images = self._images[split]
             digest.update(f"{images.shape} {images.dtype}".encode())
             digest.update(self._labels[split].tobytes())
+            # Pieces at equal distances through the whole set.
             content = images.reshape(-1).view(np.uint8)
             every = max(1, -(-len(content) // FINGERPRINT_BYTES))
             for start in range(0, len(content), every * FINGERPRINT_PIECE):

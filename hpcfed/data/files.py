@@ -75,6 +75,7 @@ def require(name: str, *, root: Path | None, download: bool) -> None:
     _require_known(name)
     if name in ("digits", "synthetic"):
         return
+    # Also without a root: Debian's package lies outside of it.
     if name in IDX_FOLDERS and idx_files(name, root=root):
         return
     if root is None:
@@ -94,12 +95,14 @@ def idx_files(name: str, *, root: Path | None) -> dict[str, Path] | None:
 
     None unless all are in one folder.
     """
+    # As torchvision lays them out, so one folder serves both.
     folders = [root / IDX_FOLDERS[name] / "raw"] if root else []
     if name == "fashion-mnist":
         folders.append(DEBIAN_FASHION_MNIST)
     for folder in folders:
         found = [_plain_or_gz(folder / file) for file in _idx_names(name)]
         paths = [path for path in found if path]
+        # All four or none: files of two folders may be of two versions.
         if len(paths) == len(npz.ARRAYS):
             return dict(zip(npz.ARRAYS, paths, strict=True))
     return None

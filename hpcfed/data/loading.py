@@ -22,6 +22,7 @@ def load(
     name: str, *, root: Path | None, download: bool, seed: int, synthetic: SyntheticSize
 ) -> Dataset:
     """Load a data set of the catalogue, or a user's own `file:PATH.npz`."""
+    # Again, though the command line has asked: files may have gone since.
     files.require(name, root=root, download=download)
     if name == "synthetic":
         return SyntheticDataset(synthetic, seed=seed)
@@ -107,6 +108,7 @@ def _idx_arrays(name: str, root: Path | None) -> Arrays:
 
 
 def _download_idx(name: str, root: Path) -> None:
+    # Takes a second to import, and only downloads need it.
     import torchvision
 
     folder = files.IDX_FOLDERS[name]
@@ -117,6 +119,7 @@ def _download_idx(name: str, root: Path) -> None:
             "away, then --download"
         )
     with _torchvision_errors(name, root, download=True):
+        # It would read what it has downloaded, which is thrown away here.
         kind = {"split": "byclass"} if name == "emnist" else {}
         getattr(torchvision.datasets, folder)(root, download=True, **kind)
 
@@ -149,6 +152,7 @@ def _cifar(name: str, root: Path, *, download: bool) -> Arrays:
     with _torchvision_errors(name, root, download=download):
         for split in SPLITS:
             found = kinds[name](root, train=split == "train", download=download)
+            # [N, H, W, C] as it comes.
             arrays[f"{split}_images"] = found.data.transpose(0, 3, 1, 2)
             arrays[f"{split}_labels"] = np.array(found.targets)
     return arrays
@@ -160,6 +164,7 @@ def _svhn(root: Path, *, download: bool) -> Arrays:
     arrays: Arrays = {}
     with _torchvision_errors("svhn", root, download=download):
         for split in SPLITS:
+            # [N, C, H, W] already, and digit 0 is class 0.
             found = torchvision.datasets.SVHN(root, split=split, download=download)
             arrays[f"{split}_images"] = found.data
             arrays[f"{split}_labels"] = found.labels

@@ -35,6 +35,7 @@ def find(name: str, *, root: Path | None) -> Path:
     if not given:
         raise UserError("file: needs a path after the colon, e.g. file:photos.npz")
     path = Path(given).expanduser()
+    # The path as given comes first: a shell completes it so.
     candidates = [path]
     if root is not None and not path.is_absolute():
         candidates.append(root / path)
@@ -67,6 +68,7 @@ def shape_and_classes(path: Path) -> tuple[tuple[int, int, int], int]:
         test_shape = _image_shape(path, "test_images", headers)
         _check_labels_header(path, "train", headers)
         _check_labels_header(path, "test", headers)
+        # Before anything is unpacked.
         _check_memory(path, headers)
         train_labels = _read(archive, "train_labels")
         test_labels = _read(archive, "test_labels")
@@ -101,6 +103,7 @@ def readable(path: Path) -> Iterator[None]:
         yield
     except UserError:
         raise
+    # All of them: what a broken file raises is not documented anywhere.
     except Exception as error:
         reason = " ".join(str(error).split())[:200]
         raise UserError(
@@ -133,6 +136,7 @@ def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
 
 def _read(archive: zipfile.ZipFile, array: str) -> np.ndarray:
     with archive.open(f"{array}.npy") as file:
+        # Not numpy.load, which chooses the member itself.
         found: np.ndarray = np.lib.format.read_array(file, allow_pickle=False)
         return found
 
@@ -149,6 +153,7 @@ def _header(archive: zipfile.ZipFile, path: Path, array: str) -> Header:
             shape, _, dtype = np.lib.format.read_array_header_1_0(file)
         else:
             shape, _, dtype = np.lib.format.read_array_header_2_0(file)
+        # A header may promise more than the member holds.
         length = file.tell() + math.prod(shape) * dtype.itemsize
     if dtype.hasobject:
         raise UserError(
@@ -193,6 +198,7 @@ def _image_shape(
     match shape:
         case (_, height, width):
             return (1, height, width)
+        # Channels could be either axis: a guess might train on nonsense.
         case (_, 1 | 3, _, 1 | 3):
             raise UserError(
                 f"{path}: {array} of shape {list(shape)} may be [N, C, H, W] or [N, H, "

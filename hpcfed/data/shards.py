@@ -95,6 +95,7 @@ def shard(
     sizes = np.array([len(samples) for samples in lists], dtype=np.int64)
     # An empty list first, so that a rank without samples concatenates something.
     all_samples = np.concatenate([np.empty(0, dtype=np.int64), *lists])
+    # A sample that several clients hold is stored once, and found by position.
     samples, positions = np.unique(all_samples, return_inverse=True)
     longest = int(sizes.max(initial=1))
     index = np.zeros((len(sizes), longest), dtype=np.int64)

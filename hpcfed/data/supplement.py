@@ -50,10 +50,12 @@ def supplemented(
     for client in range(clients):
         if len(train[client]) >= below:
             continue
+        # By client, so that who else asks changes nothing.
         rng = randomness.generator(seed, "supplement", client)
         draw = rng.choice(parts.validation, size, replace=False)
         train[client] = merged([train[client], draw])
         samples[client] = size
         draws.append(draw)
+    # Two clients may draw the same sample, which leaks once.
     leaked = len(np.unique(merged(draws)))
     return replace(parts, train=train), Supplement(samples, leaked)

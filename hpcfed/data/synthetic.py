@@ -71,6 +71,7 @@ class SyntheticDataset:
         prototypes = self._prototypes(device)
         samples = torch.from_numpy(np.asarray(index, dtype=np.int64)).to(device)
         labels = torch.from_numpy(self._labels[split][index]).to(device)
+        # Signal and noise together have unit variance.
         noise_amplitude = math.sqrt(1 - self._signal**2)
         purpose = f"synthetic {split} noise"
         block = max(1, BLOCK // math.prod(self.shape))
@@ -90,6 +91,7 @@ class SyntheticDataset:
         classes = torch.arange(self.classes, device=device)
         keys = randomness.client_keys(self._seed, "synthetic prototype", 0, classes)
         cells = _centred(keys, (channels, 8, 8)).mul_(self._signal)
+        # The cell that each pixel lies in.
         rows = torch.arange(height, device=device) * 8 // height
         columns = torch.arange(width, device=device) * 8 // width
         return cells[:, :, rows][:, :, :, columns]

@@ -49,6 +49,7 @@ def gather_images(
             shift = shifts.index_select(0, step)[0, :clients, :slots].flatten()
             found = shifted(found, shift, blank)
         return found.permute(0, 3, 1, 2)
+    # A block per image: slots in the grid's first direction, clients in its second.
     out = torch.empty(clients * slots, *images.shape[1:], device=images.device)
     table = (samples, step, samples.shape[1], samples.shape[2], slots)
     if shifts is None:
@@ -78,11 +79,13 @@ def shifted(images: Tensor, shifts: Tensor, blank: Tensor) -> Tensor:
     down = (shifts % _PER_AXIS - REACH)[:, None]
     right = (shifts // _PER_AXIS % _PER_AXIS - REACH)[:, None]
     mirrored = (shifts // _PER_AXIS**2 == 1)[:, None]
+    # Where each pixel of the result comes from.
     y = rows + down
     x = torch.where(mirrored, width - 1 - columns, columns) + right
     y_inside = ((y >= 0) & (y < height))[:, :, None]
     x_inside = ((x >= 0) & (x < width))[:, None, :]
     image = torch.arange(len(images), device=images.device)[:, None, None]
+    # Clamped only to be an index: what lies outside becomes blank.
     y = y.clamp(0, height - 1)[:, :, None]
     x = x.clamp(0, width - 1)[:, None, :]
     return torch.where((y_inside & x_inside)[..., None], images[image, y, x], blank)
@@ -112,6 +115,7 @@ class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, *table: Tensor) -> Tensor:
         ctx.save_for_backward(_gradient(logits, *table))
+        # Nobody reads the value, so nothing writes it.
         return logits.new_empty(())
 
     @staticmethod
@@ -138,6 +142,7 @@ def _gradient(
     if _serves(logits):
         gradient = torch.empty_like(logits)
         kernel = _kernel("cross_entropy", logits.device.index, CLASSES=logits.shape[1])
+        # Capacity and width of the table, which may be larger than this step.
         shape = (samples.shape[1], samples.shape[2], slots)
         table = (labels, samples, counts, step, *shape)
         kernel((clients, 1), logits.contiguous(), gradient, total, *table)
@@ -152,6 +157,7 @@ def _gradient(
     # ∂ loss / ∂ logits = softmax(logits) − onehot(target)
     gradient = logits.softmax(1)
     gradient[torch.arange(len(targets), device=logits.device), targets] -= 1
+    # At least 1: rounded-up stacks hold clients without samples in this step.
     means = gradient.unflatten(0, (clients, slots)) / count.clamp(min=1)[..., None]
     return torch.where(valid[..., None], means, 0).flatten(0, 1)
 

@@ -107,6 +107,7 @@ def plans(layer: Layer, shared: int, warp_groups: bool) -> dict[Kind, Plan]:
             candidates = _wide_candidates(layer, kind, shared)
         if not candidates:
             candidates = _candidates(layer, kind, shared)
+        # One kernel that does not fit is reason enough for torch's convolution.
         if not candidates:
             return {}
         _, best[kind] = max(candidates, key=lambda scored: scored[0])
@@ -136,6 +137,7 @@ def macros(layer: Layer, kind: Kind, plan: Plan) -> Macros:
     values["WARPS"] = plan.warps
     values["NT"] = plan.wide
     values["TAP_WARPS"] = plan.tap_warps
+    # Tells the compiler how many registers a thread may take.
     values["MIN_BLOCKS"] = max(1, min(16 // plan.warps, SHARED // plan.shared))
     return tuple(values.items())
 
@@ -245,6 +247,7 @@ def _weight_cuts(
     channels = g.fragments * 8
     # 8 or 24 modulo the 32 banks: lanes of a fragment then read different banks.
     stride = channels + (0 if channels % 32 == 24 else (40 - channels % 32) % 32)
+    # Filled up with zeros to the eight that an instruction takes.
     pixels = _quotient(band * g.step * g.out_w * g.step, 8) * 8
     unit = g.rows(band) * _even(g.cols * pixel) + pixels * stride
     shared = 4 * (pixels + batch * unit)
@@ -281,9 +284,11 @@ def _product_cuts(
     parts = _quotient(g.fragments, 4)
     # Pairs of floats must be aligned: odd channels need a second, shifted copy.
     copies = 1 + g.src_c % 2
+    # As gather_product lays out its shared memory: weights, offsets of taps, images.
     weights = steps * (g.fragments * 64 + 4)
     images = copies * batch * g.rows(band) * _even(g.cols * pixel)
     shared = 4 * (weights + images)
+    # Outputs that a warp makes together: 64 pixels of the convolution.
     group = 16 if g.pool else 64
     tasks = _quotient(batch * outputs, group) * parts
     for warps in (4, 8):
@@ -300,6 +305,7 @@ def _wide_candidates(layer: Layer, kind: Kind, limit: int) -> list[Scored]:
     g = _geometry(layer, kind)
     if kind == "weight" or g.src_c % 8 or g.dst_c % 8:
         return []
+    # The most that divides the channels: an operand is read once for all of them.
     at_once = next(size for size in (64, 32, 16, 8) if g.dst_c % size == 0)
     parts = g.dst_c // at_once
     found = []

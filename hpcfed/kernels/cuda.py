@@ -134,10 +134,14 @@ class Branch:
         if not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
             yield
             return
+        # The stream is made when first needed: a process without a GPU makes branches
+        # too.
         if self._stream is None:
             self._stream = torch.cuda.Stream()
         self._open = True
+        # The allocator knows nothing of this stream: references keep the memory.
         self._held += tensors
+        # What is captured so far comes before the branch.
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             yield
@@ -172,6 +176,7 @@ def available(device: torch.device) -> bool:
     # From Ampere on, tensor cores know TensorFloat-32.
     if torch.cuda.get_device_capability(device) < (8, 0):
         return False
+    # The bindings import without the library behind them; the call does not.
     try:
         from cuda.bindings import nvrtc
 
@@ -198,6 +203,7 @@ def compiled(source: str, macros: Macros, architecture: str) -> bytes:
         log = b" " * _checked(nvrtc.nvrtcGetProgramLogSize(program))
         nvrtc.nvrtcGetProgramLog(program, log)
         raise RuntimeError(f"{source} does not compile with {options}:\n{log.decode()}")
+    # Machine code rather than PTX, which the driver would compile once more.
     code = b" " * _checked(nvrtc.nvrtcGetCUBINSize(program))
     _checked(nvrtc.nvrtcGetCUBIN(program, code))
     return code

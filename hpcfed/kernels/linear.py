@@ -77,6 +77,7 @@ class _Linear(torch.autograd.Function):
         ctx.update = update
         ctx.branch = branch
         transposed = weight.transpose(1, 2)
+        # One batched product; cuBLAS reads the transposed weights as they lie.
         if bias is None:
             return torch.bmm(x, transposed)
         return torch.baddbmm(bias.unsqueeze(1), x, transposed)
@@ -123,6 +124,7 @@ def _backward_and_update(
     dx = torch.empty_like(x)
     clients, slots, inputs = x.shape
     kernel = _kernel(slots, weight.shape[1], update.rule, x.device.index)
+    # Four columns a thread, all outputs of a client in one block's loop.
     grid = (-(-inputs // (4 * _THREADS)), clients)
     kernel(
         grid,

@@ -50,6 +50,7 @@ def descend(
         columns = rows[0].numel()
         stride = rows.stride(0)
         kernel = _kernel(rule, trainable is not None, rows.device.index)
+        # Four columns a thread; where rows are longer, threads go on in a loop.
         blocks = min(-(-rows.numel() // (4 * _THREADS)), 4 * kernel.capacity)
         sizes = (columns, stride, rows.numel())
         kernel((blocks, 1), rows, gradient, velocity, lr, scale, trainable, *sizes)
@@ -60,6 +61,7 @@ def descend(
         gradient = gradient.add(rows, alpha=rule.weight_decay)
     if velocity is not None:
         gradient = velocity.mul_(rule.momentum).add_(gradient)
+    # addcmul, because `lr` is a tensor, which `add` takes only as a number.
     after = torch.addcmul(rows, gradient, lr, value=-1)
     rows.copy_(after if trainable is None else torch.where(trainable, after, rows))
 
