@@ -249,19 +249,25 @@ def _resumed(folder: Path, beside: Mapping[str, Any]) -> Settings:
         check_one_kind,
         check_plain,
         holds_run,
+        seed_folder,
         seeds,
     )
     from hpcfed.record.sandbox import try_out
 
     check_plain(folder)
     check_one_kind(folder)
-    own = [seed for seed in seeds(folder) if holds_run(folder / f"seed-{seed}")]
+    own = [seed for seed in seeds(folder) if holds_run(seed_folder(folder, seed))]
     every = [] if (folder / RECORD).exists() else own
     left = [
-        seed for seed in every if not _complete(folder / f"seed-{seed}")
+        seed for seed in every if not _complete(seed_folder(folder, seed))
     ] or every  # others are left as they are
-    runs = [folder / f"seed-{seed}" for seed in left] or [folder]
-    files = [path for run in runs for path in checkpoints.recorded(run)]
+    runs = [seed_folder(folder, seed) for seed in left] or [folder]
+    # The root checks all files that any rank may read; others need the options alone.
+    files = [
+        path
+        for run in runs
+        for path in checkpoints.recorded(run, record_only=launched().rank > 0)
+    ]
     first = next(path for path in files if path.name == RECORD)
     if not first.is_file():
         raise UserError(f"--resume {folder}: there is no run")
@@ -445,14 +451,10 @@ def _show(arguments: list[str]) -> None:
         "--json", action="store_true", help="everything as JSON, for programs"
     )
     options = parser.parse_args(arguments)
+    from hpcfed.record.folder import records
     from hpcfed.record.sandbox import try_out
 
-    try_out(
-        path
-        for pattern in ("run.h5", "seed-*/run.h5")
-        for path in options.folder.glob(pattern)
-        if path.is_file()
-    )
+    try_out(records(options.folder))
     if options.json:
         from hpcfed.experiment.stored import read_run, read_seeds
 

@@ -28,7 +28,7 @@ from hpcfed.attacks import ATTACKS, NEED_BENIGN
 from hpcfed.data import PARTITIONS, DatasetInfo, files
 from hpcfed.errors import UserError, count, did_you_mean, unknown
 from hpcfed.models import MODELS
-from hpcfed.record.folder import check_out
+from hpcfed.record.folder import check_out, seed_folder
 from hpcfed.runtime import memory
 from hpcfed.runtime.launcher import Launch
 
@@ -549,7 +549,7 @@ class Settings:
 
     def of_seed(self, seed: int) -> "Settings":
         """The same run with this seed alone, in its own folder."""
-        out = self.config.out and self.config.out / f"seed-{seed}"
+        out = self.config.out and seed_folder(self.config.out, seed)
         return replace(
             self,
             config=self.config.model_copy(

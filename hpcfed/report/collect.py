@@ -7,10 +7,10 @@ from pathlib import Path
 
 from hpcfed.errors import UserError
 from hpcfed.experiment.stored import read_run
-from hpcfed.record.folder import CHECKPOINTS, RECORD
+from hpcfed.record.folder import CHECKPOINTS, RECORD, STUDY
 from hpcfed.record.sandbox import try_out
 from hpcfed.report.groups import Sample
-from hpcfed.study.gather import GATHERED, StudyRecord, read_gathered
+from hpcfed.study.gather import StudyRecord, read_gathered
 
 WARMUP = 1
 """Rounds at the start of a run that do not count, where no study says otherwise."""
@@ -43,7 +43,7 @@ def find(paths: Iterable[Path], *, unfinished: bool = False) -> Found:
         if not files:
             raise UserError(
                 f"{path} holds no run and no study "
-                f"(there is no {RECORD} and no {GATHERED} in it)"
+                f"(there is no {RECORD} and no {STUDY} in it)"
             )
         for file in files:
             # Paths may overlap, or lead to the same folder by links.
@@ -61,11 +61,11 @@ def _files(path: Path) -> list[Path]:
     copies of its record. A run with seeds of another beside it stands for these:
     reading it refuses both.
     """
-    if path.is_file() and path.name in (GATHERED, RECORD):
+    if path.is_file() and path.name in (STUDY, RECORD):
         return [path]
     if not path.exists():
         raise UserError(f"no such folder: {path}")
-    studies = _plain_files(path, GATHERED)
+    studies = _plain_files(path, STUDY)
     runs = _outside(_plain_files(path, RECORD), {study.parent for study in studies})
     runs = _outside(runs, {run.parent / CHECKPOINTS for run in runs})
     folders = {run.parent for run in runs}
@@ -90,7 +90,7 @@ def _add(found: Found, file: Path, unfinished: bool) -> None:
     try:
         # In a process of its own first: HDF5's library may crash on a damaged file.
         try_out([file])
-        if file.name == GATHERED:
+        if file.name == STUDY:
             _add_study(found, file)
         else:
             _add_run(found, file.parent, unfinished)

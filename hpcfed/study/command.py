@@ -7,11 +7,12 @@ from math import isnan
 from pathlib import Path
 
 from hpcfed.errors import UserError, count, printable, say
+from hpcfed.record.folder import STUDY
 from hpcfed.record.publish import check_target
 from hpcfed.runtime.launcher import launched
 from hpcfed.study import execute
 from hpcfed.study.attempt import attempt
-from hpcfed.study.gather import GATHERED, write_study
+from hpcfed.study.gather import write_study
 from hpcfed.study.launch import Start, launcher
 from hpcfed.study.outcome import outcome_of
 from hpcfed.study.plan import Point, Study, Trial, choose, points, read_study, trials
@@ -46,7 +47,7 @@ def study(options: argparse.Namespace, extra: Sequence[str]) -> int:
     all_trials = trials(asked, every, out)
     if options.gather:
         execute.settle(all_trials, start)
-        write_study(out / GATHERED, asked, text, all_trials)
+        write_study(out / STUDY, asked, text, all_trials)
         failed = _count_incomplete(chosen_trials)
     elif options.points is not None:
         # One job of an array: others write beside it, and the last job gathers.
@@ -89,7 +90,7 @@ def _make(out: Path) -> None:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot write to --out {out}: {error.strerror}") from None
-    check_target("--out: its", out / GATHERED)
+    check_target("--out: its", out / STUDY)
 
 
 def _closing(failed: int, number: int, out: Path) -> str:

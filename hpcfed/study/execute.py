@@ -9,10 +9,10 @@ from pathlib import Path
 from hpcfed.config import check_unchanged
 from hpcfed.errors import UserError, count, say
 from hpcfed.experiment.stored import is_complete
-from hpcfed.record.folder import runs
+from hpcfed.record.folder import STUDY, runs
 from hpcfed.record.run import RunRecord
 from hpcfed.study.attempt import attempt
-from hpcfed.study.gather import GATHERED, write_study
+from hpcfed.study.gather import write_study
 from hpcfed.study.launch import Start
 from hpcfed.study.outcome import (
     Outcome,
@@ -105,7 +105,7 @@ def run_trials(
     """
     done = check_finished(chosen)
     settle(every, start)
-    gathering = Gathering(out / GATHERED, study, text, every)
+    gathering = Gathering(out / STUDY, study, text, every)
     failed = 0
     for number, trial in enumerate(chosen, start=1):
         told = f"[{number}/{len(chosen)}] {trial}"

@@ -24,7 +24,6 @@ from hpcfed.record.safe import Reader, check, check_file, readable, reading
 from hpcfed.study.outcome import Outcome, outcome_of, writing
 from hpcfed.study.plan import Study, Trial
 
-GATHERED = "study.h5"
 FORMAT, SCHEMA = "hpcfed study", 1
 TABLE = ("name", "status", "error", "command", "options")
 """What is said of every trial, as text."""
