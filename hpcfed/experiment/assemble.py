@@ -88,6 +88,7 @@ def assemble(settings: Settings, world: World, timer: Timer) -> Setup:
         own = holding(split, material.dealt.parts, ids)
         return load_shard(material.dataset, own, device=device, dtype=dtype)
 
+    # Timed, because relocating clients costs about as much.
     begin = time.perf_counter()
     shards = []
     for own in material.holdings:
@@ -140,6 +141,7 @@ def assemble_seeds(
             material=materials[number],
             shards=shards[number],
             engine=seed,
+            # In turn: ranks must call the seeds' collectives in the same order.
             collectives=Collectives(world, turn=seed.turn),
             transport=transport,
         )
@@ -168,6 +170,7 @@ def _setup(
     if transport is not None and options is not None:
         server = ServerClient(transport, config.seed, collectives)
         columns = generated(engine.layout, options).at.to(world.device)
+    # All clients start from these weights, on every rank.
     weights = engine.layout.row(material.network, dtype=dtype_of(config))
     first_row = weights.to(world.device)
 

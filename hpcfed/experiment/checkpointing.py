@@ -111,9 +111,11 @@ def save(
     there = checkpoint_folder(folder, rounds)
     refused: list[OSError] = []
     if results is not None:
+        # The record's copy must know of every round that the state has seen.
         results.publish()
         with _tolerating(refused, required=required):
             checkpoints.prepare(there)
+    # Others write into the folder that the root has made.
     setup.collectives.barrier()
     written: list[Part] = []
     with _tolerating(refused, required=required):
@@ -170,6 +172,7 @@ def _write_state(setup: Setup, there: Path, state: Any, *, is_root: bool) -> lis
     ids = setup.federation.clients
     written = [checkpoints.write(there, f"worker-{rank}.clients", ids)]
     for field in fields(state):
+        # It follows from the network: a run that goes on has it already.
         if field.metadata.get("fixed"):
             continue
         array = as_array(getattr(state, field.name))

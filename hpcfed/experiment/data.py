@@ -35,12 +35,15 @@ def load_dataset(config: RunConfig, world: World) -> Dataset:
     """
     if not config.download:
         return _load(config, download=False)
-    dataset = _load(config, download=True) if world.local_rank == 0 else None
+    dataset = None
+    if world.local_rank == 0:
+        dataset = _load(config, download=True)
     world.role_barrier()
     return dataset or _load(config, download=False)
 
 
 def _load(config: RunConfig, *, download: bool) -> Dataset:
+    # Synthetic data is as large as all clients need, those that join later included.
     everyone = config.clients + config.new_clients
     size = SyntheticSize(
         shape=config.shape,
@@ -55,6 +58,7 @@ def _load(config: RunConfig, *, download: bool) -> Dataset:
         seed=config.seed,
         synthetic=size,
     )
+    # It offers every sample a second time, with the label that attackers give it.
     return Flipped(dataset) if config.attack == "label-flip" else dataset
 
 
@@ -76,6 +80,7 @@ def deal(config: RunConfig, dataset: Dataset, *, validates: bool) -> Dealt:
 
     `validates`: the method's server needs a validation set, as the supplement does.
     """
+    # Honest labels decide who has what, so that an attack changes no partition.
     honest = _honest(dataset)
     validation = config.validation
     if not validation and (validates or config.supplement):
@@ -90,6 +95,7 @@ def deal(config: RunConfig, dataset: Dataset, *, validates: bool) -> Dealt:
             share=config.supplement_share,
             seed=config.seed,
         )
+    # Attackers are a prefix of one permutation: more of them include the fewer.
     drawn = randomness.generator(config.seed, "attackers").permutation(config.clients)
     attackers = np.sort(drawn[: config.num_attackers])
     if isinstance(dataset, Flipped):

@@ -70,6 +70,7 @@ def make_material(settings: Settings, dataset: Dataset, world: World) -> Materia
     parts, known = dealt.parts, slice(0, config.clients)
     clients = _placed(config, parts, known, world, engine.mode)
     holdings = _holdings(parts, clients.on(world.role_rank))
+    # Every rank judges the global model on its share; the shares are interleaved.
     test_size = len(dataset.labels("test"))
     own_share = np.arange(world.role_rank, test_size, world.role_size)
     holdings.append(_of_one_client("test", own_share))
@@ -93,6 +94,7 @@ def _placed(
     """Place clients on ranks by their steps, as nothing has been measured yet."""
     train_samples = np.array([len(samples) for samples in parts.train[which]])
     test_samples = np.array([len(samples) for samples in parts.test[which]])
+    # Steps, not samples: short batches are padded and take as long as whole ones.
     loads = client_loads(
         train_samples, epochs=config.epochs, batch_size=config.batch_size
     )
@@ -155,6 +157,7 @@ def _joined(
     dtype: torch.dtype,
 ) -> Shard:
     """Load the same holding of all seeds as one shard."""
+    # Errors about a client's data say which seed's client it is.
     names = []
     for seed, own in zip(seeds, holdings, strict=True):
         of_seed = [f"{client} (seed {seed})" for client in own.ids]
@@ -173,6 +176,7 @@ def _joined(
             device=device,
             dtype=dtype,
         )
+    # Each seed has data of its own, as synthetic ones do.
     parts = []
     for material, own, named in zip(materials, holdings, names, strict=True):
         parts.append(

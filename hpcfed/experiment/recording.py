@@ -58,6 +58,7 @@ class Recorder:
         snapshots = self._snapshots
         if snapshots is None or not snapshots.due(round):
             return
+        # Rows were written while the method ran; the global model is new now.
         with self._setup.timer.phase("record"):
             row = self._setup.method.global_row(state)
             global_row = None if row is None else row.cpu().numpy()
@@ -91,6 +92,7 @@ class Recorder:
                 **_log_figures(setup, log),
                 **_evaluation_figures(evaluation),
             }
+            # One small gather for everything: a collective costs more than its bytes.
             own = series.as_vector(figures)
             gathered = setup.collectives.gather_vectors(np.concatenate([own, phases]))
             if results is None or gathered is None:
@@ -112,6 +114,7 @@ class Recorder:
 
     def _bytes_since(self) -> int:
         """Return the payload handed to collectives since the last call."""
+        # The first round also counts what was sent before it, to set the run up.
         total = self._setup.collectives.bytes_sent
         since = total - self._bytes_counted
         self._bytes_counted = total
@@ -209,7 +212,8 @@ def open_snapshots(setup: Setup, folder: Path) -> SnapshotWriter | None:
     config, fed = setup.settings.config, setup.federation
     if not config.snapshot_every:
         return None
-    rounds = np.arange(config.snapshot_every - 1, config.rounds, config.snapshot_every)
+    every = config.snapshot_every
+    rounds = np.arange(every - 1, config.rounds, every)
     return SnapshotWriter(
         folder,
         setup.world.role_rank,

@@ -82,8 +82,11 @@ class Checkpoint:
 
     def names(self, beginning: str) -> list[str]:
         """Return the arrays whose names begin so."""
-        found = [part.name for part in self.parts if part.name.startswith(beginning)]
-        return [name.removesuffix(".npy") for name in found]
+        found = []
+        for part in self.parts:
+            if part.name.startswith(beginning):
+                found.append(part.name.removesuffix(".npy"))
+        return found
 
 
 # Writing.
@@ -98,6 +101,7 @@ def prepare(folder: Path) -> None:
 def write(folder: Path, name: str, array: np.ndarray) -> Part:
     """Write an array as NAME.npy; the folder must be there."""
     path = folder / f"{name}.npy"
+    # The folder is synced with the marker, before which nobody looks for the file.
     with replacing(path) as file:
         counted = _Counted(file.write)
         contiguous = np.ascontiguousarray(array)
@@ -121,6 +125,7 @@ class _Counted:
 
 def copy(folder: Path, path: Path) -> Part:
     """Copy a file into a checkpoint under its own name."""
+    # Read once, so that the checksum is of the very bytes that are written.
     content = path.read_bytes()
     publish(content, folder / path.name)
     return Part(path.name, len(content), hashlib.sha256(content).hexdigest())
@@ -134,6 +139,7 @@ def existing(path: Path, stopping: Stopping = lambda: False) -> Part:
             if stopping():
                 raise Interrupted
             digest.update(block)
+        # Whoever wrote it may not have: the marker must not come to disk before it.
         os.fsync(file.fileno())
     return Part(path.name, size, digest.hexdigest())
 
@@ -151,7 +157,9 @@ def complete(
         "parts": [asdict(part) for part in parts],
     }
     publish(json.dumps(marker, indent=1).encode(), folder / MARKER)
-    every = checkpoint_folders(folder.parent.parent)
+    # Only now: until this one is whole, an older one is what a run goes on from.
+    run = folder.parent.parent
+    every = checkpoint_folders(run)
     finished = [old for old in every if (old / MARKER).exists()]
     for old in set(every) - set(finished[-keep:]):
         remove(old)
@@ -189,7 +197,8 @@ def load(
         array = _load(path)
     except Exception as error:  # whatever numpy says of a header that somebody made up
         raise UserError(f"{path} cannot be read: {one_line(error)}") from None
-    fits = array.ndim == len(shape) and array.dtype == dtype
+    fits = array.ndim == len(shape)
+    fits = fits and array.dtype == dtype
     for asked, found in zip(shape, array.shape, strict=False):
         fits = fits and asked in (None, found)
     if not fits:
@@ -207,7 +216,9 @@ def _load(path: Path) -> np.ndarray:
         version = np.lib.format.read_magic(file)
         shape, _, dtype = _HEADERS[version](file)
         promised = prod(shape) * dtype.itemsize
-        if dtype.hasobject or promised != path.stat().st_size - file.tell():
+        held = path.stat().st_size - file.tell()
+        # An array of objects would be a pickle, which may run anything.
+        if dtype.hasobject or promised != held:
             raise ValueError("no array of numbers of its size")
         file.seek(0)
         array: np.ndarray = np.lib.format.read_array(file, allow_pickle=False)
@@ -271,21 +282,27 @@ def common(
     """
     rounds = []
     for run in runs:
-        if (run / CHECKPOINTS).is_symlink():
+        there = run / CHECKPOINTS
+        if there.is_symlink():
             raise UserError(
-                f"{run / CHECKPOINTS} is a link, which is not followed; put the folder "
-                "itself there"
+                f"{there} is a link, which is not followed; put the folder itself there"
             )
-        rounds.append({folder.name for folder in checkpoint_folders(run)})
+        names = {folder.name for folder in checkpoint_folders(run)}
+        rounds.append(names)
+    # Names have leading zeros, so that their order is that of the rounds.
     for name in sorted(set.intersection(*rounds), reverse=True):
         if below is not None and int(name) >= below:
             continue
-        there = [run / CHECKPOINTS / name for run in runs]
-        finished = all((folder / MARKER).exists() for folder in there)
+        folders = [run / CHECKPOINTS / name for run in runs]
+        # Without its marker a checkpoint was not finished, which is no damage.
+        finished = all((folder / MARKER).exists() for folder in folders)
         if not finished:
             continue
-        found = [_if_whole(folder, say, stopping) for folder in there]
-        whole = [checkpoint for checkpoint in found if checkpoint is not None]
+        whole = []
+        for folder in folders:
+            checkpoint = _if_whole(folder, say, stopping)
+            if checkpoint is not None:
+                whole.append(checkpoint)
         if len(whole) == len(runs):
             return whole
     return None
@@ -308,6 +325,7 @@ def _is_whole(folder: Path, part: Part, stopping: Stopping = lambda: False) -> b
     """Compare a file with what the marker says; its size tells sooner than its
     checksum.
     """
+    # Sizes differ when a write was cut short; then nobody reads gigabytes for it.
     path = folder / part.name
     return check_file(path) == part.size and existing(path, stopping) == part
 
@@ -318,6 +336,7 @@ def _marked(folder: Path) -> tuple[Part, ...]:
     """
     if folder.is_symlink():
         raise ValueError("it is a link, which is not followed")
+    # The marker itself may have been handed in, and may be anything.
     check_file(folder / MARKER, MOST_MARKER)
     marker: dict[str, Any] = json.loads((folder / MARKER).read_bytes())
     if (marker["format"], marker["schema"]) != (_FORMAT, _SCHEMA):
@@ -326,6 +345,7 @@ def _marked(folder: Path) -> tuple[Part, ...]:
         raise ValueError(f"its marker is of round {marker['rounds']!r}")
     parts = tuple(Part(**part) for part in marker["parts"])
     for part in parts:
+        # A name with a slash would lead out of the folder.
         if not fullmatch(_NAME, part.name):
             raise ValueError(f"{part.name!r} is no file's name")
         path = folder / part.name
