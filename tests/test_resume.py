@@ -595,7 +595,7 @@ def test_a_checkpoint_by_time_may_meet_a_full_disk(
     """
     write, calls = checkpoints.write, 0
 
-    def full_at_first(*words: Any) -> checkpoints.Part:
+    def full_at_first(*words: Any) -> checkpoints.StoredFile:
         nonlocal calls
         calls += 1
         if calls <= 2:

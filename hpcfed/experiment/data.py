@@ -8,7 +8,8 @@ from hpcfed.attacks.label_flip import Flipped
 from hpcfed.config import RunConfig, num_new_classes
 from hpcfed.data import PartitionPlan
 from hpcfed.data.datasets import ArrayDataset, Dataset, SyntheticSize, load
-from hpcfed.data.partition import Partition, partition
+from hpcfed.data.partition import Partition
+from hpcfed.data.partition import partition as deal_out
 from hpcfed.data.supplement import Supplement, nobody, supplemented
 from hpcfed.runtime import randomness
 from hpcfed.runtime.world import World
@@ -23,7 +24,7 @@ class Dealt:
     theirs.
     """
 
-    parts: Partition
+    partition: Partition
     supplement: Supplement
     attackers: np.ndarray
     """Ids of malicious clients, ascending."""
@@ -85,11 +86,11 @@ def deal(config: RunConfig, dataset: Dataset, *, validates: bool) -> Dealt:
     validation = config.validation
     if not validation and (validates or config.supplement):
         validation = _usual_validation(honest)
-    parts = _partition(config, honest, validation)
+    partition = _partition(config, honest, validation)
     supplement = nobody(config.clients)
     if config.supplement:
-        parts, supplement = supplemented(
-            parts,
+        partition, supplement = supplemented(
+            partition,
             clients=config.clients,
             below=config.supplement_below or config.batch_size,
             share=config.supplement_share,
@@ -99,8 +100,8 @@ def deal(config: RunConfig, dataset: Dataset, *, validates: bool) -> Dealt:
     drawn = randomness.generator(config.seed, "attackers").permutation(config.clients)
     attackers = np.sort(drawn[: config.num_attackers])
     if isinstance(dataset, Flipped):
-        parts = replace(parts, train=dataset.poison(parts.train, attackers))
-    return Dealt(parts, supplement, attackers)
+        partition = replace(partition, train=dataset.poison(partition.train, attackers))
+    return Dealt(partition, supplement, attackers)
 
 
 def _usual_validation(dataset: Dataset) -> int:
@@ -126,4 +127,4 @@ def _partition(config: RunConfig, dataset: Dataset, validation: int) -> Partitio
         new_clients=config.new_clients if config.new_classes else 0,
         new_classes=num_new_classes(dataset.classes, config.new_classes),
     )
-    return partition(plan, dataset.labels("train"), dataset.labels("test"))
+    return deal_out(plan, dataset.labels("train"), dataset.labels("test"))

@@ -58,7 +58,7 @@ def _supplement(setup: Setup) -> Iterator[str]:
     if not setup.settings.config.supplement:
         return
     given = setup.dealt.supplement
-    whole = len(setup.dealt.parts.validation)
+    whole = len(setup.dealt.partition.validation)
     asked = int(np.count_nonzero(given.samples))
     if not asked:
         yield "supplement: no client has so few samples that it asks"

@@ -93,11 +93,13 @@ class Recorder:
                 **_evaluation_figures(evaluation),
             }
             # One small gather for everything: a collective costs more than its bytes.
-            own = series.as_vector(figures)
-            gathered = setup.collectives.gather_vectors(np.concatenate([own, phases]))
+            vector = series.as_vector(figures)
+            gathered = setup.collectives.gather_vectors(
+                np.concatenate([vector, phases])
+            )
             if results is None or gathered is None:
                 return None
-            everyones = series.by_rank(gathered[:, : len(own)])
+            everyones = series.by_rank(gathered[:, : len(vector)])
             values = series.round_figures(everyones)
             accuracy = None if evaluation is None else evaluation.client_accuracy
             on_disk = results.write_round(
@@ -105,7 +107,7 @@ class Recorder:
                 values,
                 client_accuracy=accuracy,
                 rank_values={name: everyones[name] for name in series.RANK_SERIES},
-                phases=gathered[:, len(own) :],
+                phases=gathered[:, len(vector) :],
             )
             for trained_after, report in reports:
                 results.write_server(trained_after, report)
@@ -172,7 +174,7 @@ def open_results(setup: Setup, folder: Path) -> ResultsWriter:
             "parameters": layout.num_parameters,
             "engine": setup.engine.mode,
             "stacked_seeds": setup.stacked,
-            "validation_samples": len(setup.dealt.parts.validation),
+            "validation_samples": len(setup.dealt.partition.validation),
             "leaked_samples": setup.dealt.supplement.leaked,
             "data": setup.data,
         },

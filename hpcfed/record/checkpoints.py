@@ -53,7 +53,7 @@ class Interrupted(Exception):
 
 
 @dataclass(frozen=True)
-class Part:
+class StoredFile:
     """A file of a checkpoint, as the marker describes it."""
 
     name: str
@@ -68,7 +68,7 @@ class Checkpoint:
     folder: Path
     rounds: int
     """Rounds that are done."""
-    parts: tuple[Part, ...]
+    files: tuple[StoredFile, ...]
 
     def read(
         self, name: str, dtype: np.dtype[Any] | type, shape: Sequence[int | None]
@@ -83,9 +83,9 @@ class Checkpoint:
     def names(self, beginning: str) -> list[str]:
         """Return the arrays whose names begin so."""
         found = []
-        for part in self.parts:
-            if part.name.startswith(beginning):
-                found.append(part.name.removesuffix(".npy"))
+        for file in self.files:
+            if file.name.startswith(beginning):
+                found.append(file.name.removesuffix(".npy"))
         return found
 
 
@@ -98,7 +98,7 @@ def prepare(folder: Path) -> None:
     folder.mkdir(parents=True)
 
 
-def write(folder: Path, name: str, array: np.ndarray) -> Part:
+def write(folder: Path, name: str, array: np.ndarray) -> StoredFile:
     """Write an array as NAME.npy; the folder must be there."""
     path = folder / f"{name}.npy"
     # The folder is synced with the marker, before which nobody looks for the file.
@@ -106,7 +106,7 @@ def write(folder: Path, name: str, array: np.ndarray) -> Part:
         counted = _Counted(file.write)
         contiguous = np.ascontiguousarray(array)
         np.lib.format.write_array(counted, contiguous, allow_pickle=False)
-    return Part(path.name, counted.size, counted.hash.hexdigest())
+    return StoredFile(path.name, counted.size, counted.hash.hexdigest())
 
 
 class _Counted:
@@ -123,15 +123,15 @@ class _Counted:
         return self._write(data)
 
 
-def copy(folder: Path, path: Path) -> Part:
+def copy(folder: Path, path: Path) -> StoredFile:
     """Copy a file into a checkpoint under its own name."""
     # Read once, so that the checksum is of the very bytes that are written.
     content = path.read_bytes()
     publish(content, folder / path.name)
-    return Part(path.name, len(content), hashlib.sha256(content).hexdigest())
+    return StoredFile(path.name, len(content), hashlib.sha256(content).hexdigest())
 
 
-def existing(path: Path, stopping: Stopping = lambda: False) -> Part:
+def existing(path: Path, stopping: Stopping = lambda: False) -> StoredFile:
     """Describe a file that something else has written to a checkpoint's folder."""
     size, digest = check_file(path), hashlib.sha256()
     with open(path, "rb") as file:
@@ -141,20 +141,20 @@ def existing(path: Path, stopping: Stopping = lambda: False) -> Part:
             digest.update(block)
         # Whoever wrote it may not have: the marker must not come to disk before it.
         os.fsync(file.fileno())
-    return Part(path.name, size, digest.hexdigest())
+    return StoredFile(path.name, size, digest.hexdigest())
 
 
 def complete(
-    folder: Path, rounds: int, parts: Sequence[Part], *, keep: int = KEPT
+    folder: Path, rounds: int, files: Sequence[StoredFile], *, keep: int = KEPT
 ) -> None:
-    """Put up the marker, now that all parts are on disk, and remove all finished
+    """Put up the marker, now that all files are on disk, and remove all finished
     checkpoints but the last `keep`.
     """
     marker = {
         "format": _FORMAT,
         "schema": _SCHEMA,
         "rounds": rounds,
-        "parts": [asdict(part) for part in parts],
+        "parts": [asdict(file) for file in files],
     }
     publish(json.dumps(marker, indent=1).encode(), folder / MARKER)
     # Only now: until this one is whole, an older one is what a run goes on from.
@@ -236,7 +236,7 @@ def listed(folder: Path) -> list[str]:
     """Return the names of a checkpoint's files, by its marker; others that lie there
     are nobody's.
     """
-    return [part.name for part in _marked(folder)]
+    return [file.name for file in _marked(folder)]
 
 
 def recorded(run: Path, *, record_only: bool = False) -> list[Path]:
@@ -249,12 +249,12 @@ def recorded(run: Path, *, record_only: bool = False) -> list[Path]:
     found = []
     for folder in reversed(checkpoint_folders(run)):
         with suppress(*_DAMAGE):
-            for part in _marked(folder):
-                wanted = part.name == RECORD
+            for file in _marked(folder):
+                wanted = file.name == RECORD
                 if not record_only:
-                    wanted = part.name.endswith(".h5")
-                if wanted and _is_whole(folder, part):
-                    found.append(folder / part.name)
+                    wanted = file.name.endswith(".h5")
+                if wanted and _is_whole(folder, file):
+                    found.append(folder / file.name)
     if not any(path.name == RECORD for path in found):
         found.append(run / RECORD)
     return found
@@ -311,26 +311,28 @@ def common(
 def _if_whole(folder: Path, say: Say, stopping: Stopping) -> Checkpoint | None:
     """Return a checkpoint, or say how it is damaged."""
     try:
-        parts = _marked(folder)
-        for part in parts:
-            if not _is_whole(folder, part, stopping):
-                raise ValueError(f"{part.name} is not what was written")
+        files = _marked(folder)
+        for file in files:
+            if not _is_whole(folder, file, stopping):
+                raise ValueError(f"{file.name} is not what was written")
     except _DAMAGE as error:
         say(f"checkpoint {folder} is damaged ({error}); going back to the one before")
         return None
-    return Checkpoint(folder, int(folder.name), parts)
+    return Checkpoint(folder, int(folder.name), files)
 
 
-def _is_whole(folder: Path, part: Part, stopping: Stopping = lambda: False) -> bool:
+def _is_whole(
+    folder: Path, file: StoredFile, stopping: Stopping = lambda: False
+) -> bool:
     """Compare a file with what the marker says; its size tells sooner than its
     checksum.
     """
     # Sizes differ when a write was cut short; then nobody reads gigabytes for it.
-    path = folder / part.name
-    return check_file(path) == part.size and existing(path, stopping) == part
+    path = folder / file.name
+    return check_file(path) == file.size and existing(path, stopping) == file
 
 
-def _marked(folder: Path) -> tuple[Part, ...]:
+def _marked(folder: Path) -> tuple[StoredFile, ...]:
     """Return the files that the marker names, if it speaks of files in this folder
     alone.
     """
@@ -343,12 +345,12 @@ def _marked(folder: Path) -> tuple[Part, ...]:
         raise ValueError("another version's")
     if marker["rounds"] != int(folder.name):
         raise ValueError(f"its marker is of round {marker['rounds']!r}")
-    parts = tuple(Part(**part) for part in marker["parts"])
-    for part in parts:
+    files = tuple(StoredFile(**file) for file in marker["parts"])
+    for file in files:
         # A name with a slash would lead out of the folder.
-        if not fullmatch(_NAME, part.name):
-            raise ValueError(f"{part.name!r} is no file's name")
-        path = folder / part.name
+        if not fullmatch(_NAME, file.name):
+            raise ValueError(f"{file.name!r} is no file's name")
+        path = folder / file.name
         if not path.is_file() or path.is_symlink():
-            raise ValueError(f"{part.name} is missing, or no plain file")
-    return parts
+            raise ValueError(f"{file.name} is missing, or no plain file")
+    return files

@@ -252,17 +252,19 @@ def _learnings(file: Reader) -> Iterator[LearningRecord]:
     if not memory.shape[1]:
         raise ValueError("server/peak_memory is of no rank")
     for time in np.flatnonzero(~np.isnan(rounds)):
-        own: dict[str, Any] = {}
+        of_networks: dict[str, Any] = {}
         for name, values in by_network.items():
-            own[name] = dict(zip(networks, values[time].tolist(), strict=True))
+            of_networks[name] = dict(zip(networks, values[time].tolist(), strict=True))
         # Stored as floats, like everything that may be NaN.
-        parameters = own["parameters"]
-        own["parameters"] = {name: int(count) for name, count in parameters.items()}
+        parameters = of_networks["parameters"]
+        of_networks["parameters"] = {
+            name: int(count) for name, count in parameters.items()
+        }
         yield LearningRecord(
             round=int(rounds[time]),
             rows=int(rows[time]),
             seconds=dict(zip(phases, seconds[time].tolist(), strict=True)),
             peak_memory=memory[time],
             kept=float(kept[time]),
-            **own,
+            **of_networks,
         )

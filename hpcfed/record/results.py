@@ -354,12 +354,12 @@ class ResultsWriter:
         """Take over a group's entries of the first rounds; return how many they are."""
         if group not in old or group not in self._file:
             return 0
-        own = self._file[group]
+        ours = self._file[group]
         # Entries are in order, and NaN where none has come: those before the round
         # are a prefix.
-        entry_rounds = old.numbers(f"{group}/round", own["round"].shape)
+        entry_rounds = old.numbers(f"{group}/round", ours["round"].shape)
         happened = int(np.count_nonzero(entry_rounds < rounds))
-        for name, data in own.items():
+        for name, data in ours.items():
             where = f"{group}/{name}"
             by_entry = data.dims[0].label in ("move", "time")
             if by_entry and where in old and old.shape(where) == data.shape:
