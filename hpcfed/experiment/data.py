@@ -81,6 +81,7 @@ def deal(config: RunConfig, dataset: Dataset, *, validates: bool) -> Dealt:
 
     `validates`: the method's server needs a validation set, as the supplement does.
     """
+    # The server's samples come out of the training data, before clients get theirs.
     # Honest labels decide who has what, so that an attack changes no partition.
     honest = _honest(dataset)
     validation = config.validation

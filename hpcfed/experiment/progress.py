@@ -131,6 +131,7 @@ class SeedsProgress(RunProgress):
 
 def _figures(values: dict[str, float]) -> str:
     """Return the loss, and the accuracies where the round was evaluated."""
+    # Methods without a global model have NaN, as have rounds between evaluations.
     words = [f"loss {values['train_loss']:.4f}"]
     for label, name in {"clients": "accuracy", "global": "global_accuracy"}.items():
         accuracy = values.get(name, float("nan"))

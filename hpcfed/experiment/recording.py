@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from hpcfed.clients.balance import MOVES
 from hpcfed.errors import one_line
@@ -124,17 +125,20 @@ class Recorder:
 
 
 def _log_figures(setup: Setup, log: RoundLog) -> dict[str, float]:
-    """Return this rank's figures out of the round's log; the device is waited for."""
+    """Return this rank's figures out of the round's log.
+
+    A number in the log that the table of series names is recorded as it is: a new one
+    needs nothing here. Reading it waits for the device.
+    """
+    figures = {}
+    for name, value in vars(log).items():
+        is_number = isinstance(value, int | float | Tensor)
+        if is_number and name in series.RANK_FIGURES:
+            figures[name] = float(value)
     # What all clients send is known on every rank: the root alone counts it.
     of_all_ranks = log.bytes_up if setup.world.is_root else 0
-    figures = {
-        "loss_sum": float(log.loss_sum),
-        "loss_samples": int(log.samples_seen),
-        "bytes_up": int(log.bytes_up_here) + of_all_ranks,
-        "bytes_down": log.bytes_down,
-        "cohort": log.cohort_size,
-        "excluded": len(log.excluded),
-    }
+    figures["bytes_up"] = int(log.bytes_up_here) + of_all_ranks
+    figures["excluded"] = len(log.excluded)
     if log.selected is not None:
         attackers = np.isin(log.selected, setup.dealt.attackers)
         figures["kept"] = len(log.selected)

@@ -98,6 +98,7 @@ class RunRecord:
 
     def last(self, name: str) -> float:
         """Return the latest value of a series that is not NaN; NaN when there is none."""
+        # Rounds that were not evaluated have NaN.
         known = _known(self.rounds[name])
         return float(known[-1]) if len(known) else float("nan")
 
@@ -208,6 +209,7 @@ class RunRecord:
 
     def summary(self) -> dict[str, Any]:
         """Return the run as JSON values, with NaN and infinite numbers as null."""
+        # The config and the environment come last: they are the longest.
         reached = self.reached()
         phases = self.phase_seconds()
         return {
