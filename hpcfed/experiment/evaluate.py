@@ -39,8 +39,9 @@ class Evaluation:
 
 def is_due(round: int, config: RunConfig) -> bool:
     """Tell whether a round ends with an evaluation; the last one always does."""
-    last = round + 1 == config.rounds
-    return last or (round + 1) % config.evaluate_every == 0
+    done = round + 1
+    is_last = done == config.rounds
+    return is_last or done % config.evaluate_every == 0
 
 
 def evaluate(setup: Setup, state: Any) -> Evaluation:

@@ -78,6 +78,7 @@ class Recorder:
         with setup.timer.phase("record"):
             reports = []
             if setup.settings.options.has_server:
+                # Trainings of the server's model that have ended since the last round.
                 reports = setup.federation.server.reports()
             memory = [peak_memory(setup.world.device)]
             if not setup.world.server_ranks:
