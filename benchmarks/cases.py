@@ -59,7 +59,7 @@ def make_originals(folder: Path) -> None:
     """Add what cases begin with to the originals of benchmarks/fuzz.py, by real runs in
     this process.
     """
-    from hpcfed.cli import commands as cli
+    from hpcfed import cli
 
     folder = folder / "cases"
     run = folder / "run"
@@ -605,7 +605,7 @@ def limit_runs(originals: Path) -> None:
     """Have only those runs go on, or begin, whose options are the originals': others
     may be of any length.
     """
-    from hpcfed.cli import commands as cli
+    from hpcfed import cli
     from hpcfed.config import Settings
     from hpcfed.experiment import loop
 
@@ -629,7 +629,7 @@ def limit_runs(originals: Path) -> None:
 
 def start(words: list[str]) -> tuple[str, str]:
     """Start a command in this process; the outcome, and what it has said."""
-    from hpcfed.cli import commands as cli
+    from hpcfed import cli
 
     raw = io.BytesIO(), io.BytesIO()
     streams = [

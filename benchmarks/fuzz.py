@@ -75,7 +75,7 @@ clients = [3, 4]
 
 def make_originals(folder: Path) -> None:
     """One file of each kind, by real runs in this process."""
-    from hpcfed.cli import commands as cli
+    from hpcfed import cli
     from hpcfed.study.gather import Outcome, write_outcome, write_study
     from hpcfed.study.plan import points, read_study, trials
 
@@ -527,7 +527,7 @@ class Readers:
                 text.encode()
 
     def resume(self, path: Path) -> None:
-        from hpcfed.cli import commands as cli
+        from hpcfed import cli
         from hpcfed.config import check
         from hpcfed.runtime.launcher import Launch
 

@@ -46,7 +46,7 @@ from typing import Any, Literal, NamedTuple, NoReturn
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from hpcfed import methods
-from hpcfed.cli.commands import parse_run
+from hpcfed.cli import parse_run
 from hpcfed.config import (
     RunConfig,
     Settings,
@@ -54,9 +54,10 @@ from hpcfed.config import (
     check_unchanged,
     load_toml,
     resolve,
+    suggest_option,
 )
 from hpcfed.data import files
-from hpcfed.errors import UserError, count, did_you_mean, one_line, unknown
+from hpcfed.errors import UserError, count, one_line, unknown
 from hpcfed.record.reading import RunRecord, mean_accuracy, read_seeds
 from hpcfed.runtime.launcher import launched
 from hpcfed.runtime.signals import SIGNALS, STOPPED, Stop
@@ -238,7 +239,7 @@ def read_study(path: Path) -> Study:
     except ValidationError as failure:
         first = failure.errors()[0]
         *_, key = first["loc"]
-        guess = did_you_mean(str(key), [*Study.model_fields, *Ablation.model_fields])
+        guess = suggest_option(str(key), [*Study.model_fields, *Ablation.model_fields])
         reason = (
             f"unknown key{guess}"
             if first["type"] == "extra_forbidden"
@@ -319,7 +320,9 @@ def plan(study: Study, options: argparse.Namespace) -> list[Cell]:
     known = {name for cell in cells for name in cell.settings.flat()}
     for name in changes:
         if name not in known:
-            raise UserError(f"--set {name}: unknown option{did_you_mean(name, known)}")
+            raise UserError(
+                f"--set {name}: unknown option{suggest_option(name, known)}"
+            )
     return cells
 
 

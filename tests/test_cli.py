@@ -14,10 +14,11 @@ import numpy as np
 import pytest
 import torch
 
-from hpcfed import methods
-from hpcfed.cli import commands as cli
+from hpcfed import cli, methods
+from hpcfed.cli.commands import COMMANDS
+from hpcfed.cli.flags import all_method_fields
 from hpcfed.config import RunConfig
-from hpcfed.errors import SYNONYMS
+from hpcfed.config.synonyms import SYNONYMS
 from hpcfed.record.claim import claimed
 from tests.conftest import start
 
@@ -142,7 +143,7 @@ def test_an_unknown_option_is_guessed_by_its_meaning_or_not_at_all(
 
 
 def test_every_guess_is_an_option() -> None:
-    known = {*RunConfig.model_fields, *cli._all_method_fields()}
+    known = {*RunConfig.model_fields, *all_method_fields()}
     assert set(SYNONYMS) <= known
     assert not known & {word for words in SYNONYMS.values() for word in words.split()}
     words = [word for words in SYNONYMS.values() for word in words.split()]
@@ -290,7 +291,7 @@ def test_the_help_explains_every_option(
     assert "examples:" in text
 
 
-@pytest.mark.parametrize("command", cli._EXAMPLES)
+@pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_examples_and_those_of_run_are_understood(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

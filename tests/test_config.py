@@ -10,8 +10,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from hpcfed import methods
-from hpcfed.cli import commands as cli
+from hpcfed import cli, methods
 from hpcfed.config import (
     RunConfig,
     Settings,
@@ -19,8 +18,8 @@ from hpcfed.config import (
     check_unchanged,
     read_toml,
     resolve,
-    synthetic_bytes,
 )
+from hpcfed.config.memory import synthetic_bytes
 from hpcfed.errors import UserError, printable
 from hpcfed.experiment.assemble import check_network
 from hpcfed.runtime import memory
@@ -222,7 +221,7 @@ def test_what_the_user_gave_does_not_give_way(words: str, expected: str) -> None
 
 
 def test_ranks_share_the_servers_usual_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "launched", lambda: Launch("mpirun", 0, 4))
+    monkeypatch.setattr("hpcfed.cli.settings.launched", lambda: Launch("mpirun", 0, 4))
     assert checked("--method", "pfedgpa", ranks=4).flat()["server_batch"] == 52
     with pytest.raises(
         UserError, match="--server-batch 50 cannot be shared by 4 server ranks"

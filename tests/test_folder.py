@@ -15,7 +15,7 @@ import h5py
 import numpy as np
 import pytest
 
-from hpcfed.cli import commands as cli
+from hpcfed import cli
 from hpcfed.experiment.loop import run
 from hpcfed.record import checkpoints, environment
 from hpcfed.record.claim import claimed
@@ -452,7 +452,7 @@ def test_shared_fields_differ_on_no_rank(tmp_path: Path, mpirun: Callable) -> No
     program = tmp_path / "parted.py"
     program.write_text(
         "import sys\nfrom dataclasses import replace\nfrom hpcfed import methods\n"
-        "from hpcfed.cli import commands as cli\n"
+        "from hpcfed import cli\n"
         "method = methods.load('fedavg')\nround = method.round\n"
         "def parted(fed, state, cohort):\n"
         "    state = round(fed, state, cohort)\n"

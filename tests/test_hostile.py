@@ -24,7 +24,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hpcfed.cli import commands as cli
+from hpcfed import cli
 from hpcfed.errors import UserError
 from hpcfed.record import checkpoints, safe
 from hpcfed.record.folder import check_plain

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hpcfed import methods
-from hpcfed.cli import commands as cli
+from hpcfed import cli, methods
 from hpcfed.config import resolve
 from hpcfed.experiment.assemble import Setup, assemble
 from hpcfed.experiment.loop import evaluate

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from hpcfed.cli.commands import parse_run
+from hpcfed.cli import parse_run
 from hpcfed.clients.balance import MOVES, WINDOW, Balance, imbalance
 from hpcfed.clients.placement import client_loads, place, rank_loads
 from hpcfed.config import RunConfig

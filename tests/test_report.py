@@ -16,7 +16,7 @@ import h5py
 import numpy as np
 import pytest
 
-from hpcfed.cli import commands as cli
+from hpcfed import cli
 from hpcfed.errors import remark, say
 from hpcfed.record.reading import read_run
 from hpcfed.report import collect

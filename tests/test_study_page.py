@@ -14,7 +14,7 @@ import h5py
 import numpy as np
 import pytest
 
-from hpcfed.cli import commands as cli
+from hpcfed import cli
 from hpcfed.record.reading import read_run
 from hpcfed.report import sections
 from hpcfed.report.collect import Sample, find, groups, scalings

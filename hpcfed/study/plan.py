@@ -26,8 +26,9 @@ from hpcfed.config import (
     idle,
     load_toml,
     resolve,
+    suggest_option,
 )
-from hpcfed.errors import UserError, did_you_mean
+from hpcfed.errors import UserError
 from hpcfed.runtime.launcher import Launch
 
 OWN = ("out", "overwrite", "resume", "requeue")
@@ -138,7 +139,7 @@ def _reason(failure: ValidationError) -> str:
     error = failure.errors()[0]
     where = ".".join(map(str, error["loc"]))
     if error["type"] == "extra_forbidden":
-        return f"{where}: unknown key{did_you_mean(where, Study.model_fields)}"
+        return f"{where}: unknown key{suggest_option(where, Study.model_fields)}"
     return f"{where}: {error['msg'].replace('Input should be', 'must be')}, got {error['input']!r}"
 
 
@@ -240,7 +241,7 @@ def _point(
                 "clients_per_rank",
             ]
             raise UserError(
-                f"{sources[option]}: unknown option{did_you_mean(option, known)}"
+                f"{sources[option]}: unknown option{suggest_option(option, known)}"
             )
     servers = values.get("server_ranks")
     processes = ranks + (servers if isinstance(servers, int) else 0)

@@ -1,0 +1,118 @@
+"""Settings of a run that is resumed, by a user or by Slurm's requeueing.
+
+Modules that read HDF5 are imported late: most command lines resume nothing.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from hpcfed import methods
+from hpcfed.config import Settings, resolve
+from hpcfed.errors import UserError, no_checkpoint
+
+BESIDE_RESUME = ("device", "backend", "overwrite")
+"""Options that may stand beside --resume: the machine may be another one now."""
+
+NOT_FROM_RECORD: Mapping[str, bool] = {
+    "overwrite": False,
+    "requeue": False,
+    "download": False,
+}
+"""Options that are never taken from a record: a folder that somebody hands in must not
+make us fetch or overwrite anything.
+"""
+
+
+def resumed(folder: Path, beside: Mapping[str, Any]) -> Settings:
+    """Return the settings of the run in a folder, for all seeds that are unfinished.
+
+    `beside` are the options that the user gave with --resume.
+    """
+    from hpcfed.record import checkpoints
+    from hpcfed.record.folder import RECORD, check_one_kind, check_plain
+    from hpcfed.record.reading import read_run
+    from hpcfed.record.safe import try_out
+
+    check_plain(folder)
+    check_one_kind(folder)
+    seeds = _seeds_left(folder)
+    runs = [folder / f"seed-{seed}" for seed in seeds] or [folder]
+    files: list[Path] = []
+    for run in runs:
+        files += checkpoints.recorded(run)
+    first = next(path for path in files if path.name == RECORD)
+    if not first.is_file():
+        raise UserError(f"--resume {folder}: there is no run")
+    try_out(path for path in files if path.is_file())
+    record = read_run(first.parent)
+    has_checkpoints = all(map(checkpoints.exist, runs))
+    lost = 0 if has_checkpoints else record.rounds_done
+    if lost and record.status != "complete" and not beside.get("overwrite"):
+        raise UserError(no_checkpoint(folder, lost))
+    values = {name: value for name, value in record.config.items() if value is not None}
+    values |= {"out": str(folder), "resume": str(folder)}
+    values |= NOT_FROM_RECORD
+    values |= beside
+    if seeds:
+        del values["seed"]
+        values["seeds"] = ",".join(map(str, seeds))
+    sources = {name: f"{folder}: {name}" for name in values}
+    method_options = methods.load(str(values.get("method"))).Options
+    # A record holds all options, also those that cannot act: none is refused for that.
+    return resolve(values, sources, method_options, shared=values)
+
+
+def _seeds_left(folder: Path) -> list[int]:
+    """Return the seeds of a folder that are to be resumed; none where it is one run.
+
+    Finished seeds are left alone, unless all are finished.
+    """
+    from hpcfed.record.folder import RECORD, holds_run, seeds
+
+    if (folder / RECORD).exists():
+        return []
+    begun = [seed for seed in seeds(folder) if holds_run(folder / f"seed-{seed}")]
+    left = [seed for seed in begun if not complete(folder / f"seed-{seed}")]
+    return left or begun
+
+
+def requeued(settings: Settings) -> Settings:
+    """Return the settings of a job that Slurm may requeue.
+
+    The job starts, or resumes in a folder that it has begun itself. A folder that
+    another job has begun is left to `check`, which refuses it.
+    """
+    from hpcfed.record import checkpoints
+    from hpcfed.record.folder import runs
+    from hpcfed.record.job import begun_by, this_job, was_requeued
+
+    config, job = settings.config, this_job()
+    if job is None:
+        raise UserError(
+            "--requeue is for jobs of Slurm, and there is no SLURM_JOB_ID; leave it out"
+        )
+    if config.resume is not None:
+        return settings
+    out = config.out or Path("runs") / f"slurm-{job.split()[0]}"
+    ours = was_requeued() and begun_by(out) == job
+    if ours and any(checkpoints.exist(run) or complete(run) for run in runs(out)):
+        # A job may overwrite what it has begun itself.
+        return resumed(out, {"overwrite": True})
+    changes = {"out": out, "overwrite": config.overwrite or ours}
+    return replace(settings, config=config.model_copy(update=changes))
+
+
+def complete(folder: Path) -> bool:
+    """Tell whether a run, or every seed of it, is complete; a damaged record is not."""
+    from hpcfed.record.folder import RECORD, runs
+    from hpcfed.record.reading import is_complete
+    from hpcfed.record.safe import try_out
+
+    records = [run / RECORD for run in runs(folder)]
+    try:
+        try_out(path for path in records if path.is_file())
+    except UserError:
+        return False
+    return is_complete(folder)
