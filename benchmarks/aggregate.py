@@ -134,7 +134,7 @@ def main() -> None:
     world = worlds.enter(device=options.device, backend=options.backend)
     if world.is_root:
         ranks = f"{count(world.size, 'rank')} ({world.backend}), {count(world.threads, 'thread')}"
-        machine = f"{world.places[0].device_name}, {ranks}"
+        machine = f"{world.locations[0].device_name}, {ranks}"
         print(
             f"{datetime.now(UTC):%Y-%m-%d}  {machine}, torch {torch.__version__}, "
             f"Python {platform.python_version()}"

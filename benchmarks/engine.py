@@ -312,7 +312,7 @@ def main() -> None:
     options = parser.parse_args()
     world = worlds.enter(device=options.device)
     print(
-        f"{datetime.now(UTC):%Y-%m-%d}  {world.places[0].device_name}, torch {torch.__version__}"
+        f"{datetime.now(UTC):%Y-%m-%d}  {world.locations[0].device_name}, torch {torch.__version__}"
     )
     for name in options.parts:
         print(name)

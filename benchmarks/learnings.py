@@ -36,7 +36,7 @@ def learn(
 ) -> list[dict[str, float]]:
     """Memory after each learning, in MiB, and DeepSpeed's engines."""
     world = worlds.enter(device=device)
-    worlds.join_alone(world)
+    world.join_alone()
     place = Place(world.device)
     options = ServerOptions(
         server=server,

@@ -625,12 +625,10 @@ def _clear() -> None:
     memory it would miss.
     """
     import torch
-    from torch import distributed
 
-    from hpcfed.runtime.world import leave_groups
+    from hpcfed.runtime import process_group
 
-    if distributed.is_initialized():  # by a cell that failed
-        leave_groups()
+    process_group.leave()  # a cell that failed has not
     gc.collect()
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()

@@ -223,7 +223,7 @@ def main() -> None:
     world = worlds.enter(device=options.device)
     if options.profile and not world.alone:
         parser.error("--profile is for one process: start it without mpirun or srun")
-    place = world.places[0]
+    place = world.locations[0]
     ceilings = Ceilings.of(world.device) if world.device.type == "cuda" else None
     if world.is_root:
         versions = f"torch {torch.__version__}, Python {platform.python_version()}"

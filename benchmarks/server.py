@@ -20,11 +20,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hpcfed.config import RunConfig
-from hpcfed.experiment.assemble import set_arithmetic
 from hpcfed.models.layout import Layout
 from hpcfed.models.networks import build
 from hpcfed.runtime import world as worlds
+from hpcfed.runtime.device import set_arithmetic
 from hpcfed.server.columns import generated
 from hpcfed.server.model import LatentDiffusion, Learnt
 from hpcfed.server.networks import Autoencoder, Denoiser
@@ -205,8 +204,8 @@ def main() -> None:
             )
 
     world = worlds.enter(device=asked.device)
-    worlds.join_alone(world)
-    set_arithmetic(RunConfig(precision="tf32"))
+    world.join_alone()
+    set_arithmetic(precision="tf32", deterministic=False)
     place = Place(world.device)
     layout = Layout.of(
         build(asked.model, shape=SHAPES[asked.model], classes=10, seed=0)
@@ -229,7 +228,7 @@ def main() -> None:
     )
     print(
         f"{len(rows)} rows of {rows.shape[1]:,} columns on "
-        f"{world.places[0].device_name}, torch {torch.__version__}"
+        f"{world.locations[0].device_name}, torch {torch.__version__}"
     )
     found: dict[str, dict[str, float]] = {}
     for engine in asked.engines.split(","):

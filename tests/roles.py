@@ -14,12 +14,12 @@ from hpcfed.runtime.collectives import Collectives
 
 for servers in map(int, sys.argv[1:]):
     world = worlds.enter(device="cpu", server_ranks=servers)
-    total = Collectives(world).sum(torch.tensor([float(world.rank)]))
+    total = Collectives(world).allreduce(torch.tensor([float(world.rank)]))
     joined = dist.get_world_size() if dist.is_initialized() else 0
     place = f"{world.role} {world.role_rank}/{world.role_size}"
     print(
         f"of {servers}: {place} sum {total.item():.0f} joined {joined} threads {world.threads}",
         flush=True,
     )
-    world.comm.Barrier()
+    world.barrier_all_roles()
     world.close()

@@ -12,7 +12,7 @@ from hpcfed.runtime.link import Link
 NAP = 1.5
 world = worlds.enter(device="cpu", server_ranks=1)
 link = Link(world)
-world.comm.Barrier()
+world.barrier_all_roles()
 begin = time.perf_counter()
 if world.role == "worker":
     rows = torch.arange(2**24, dtype=torch.float32).view(64, -1)

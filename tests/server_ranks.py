@@ -331,7 +331,7 @@ def work(world: worlds.World) -> Told:
 
 def main(world: worlds.World, folder: Path) -> None:
     if world.alone:
-        worlds.join_alone(world)
+        world.join_alone()
         engines = {
             engine: diffused(Place(world.device), server_engine=engine)
             for engine in ("torch", "deepspeed")
@@ -348,8 +348,7 @@ def main(world: worlds.World, folder: Path) -> None:
     else:
         told = work(world)
     np.savez(folder / f"{world.role}-{world.role_rank}.npz", **told)  # type: ignore[arg-type]
-    if world.comm is not None:
-        world.comm.Barrier()
+    world.barrier_all_roles()
     world.close()
 
 

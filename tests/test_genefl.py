@@ -3,6 +3,7 @@ clients, a server that steals.
 """
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from hpcfed.clients.engine import Engine, Sgd
 from hpcfed.clients.fisher import Fisher
 from hpcfed.clients.pull import Pull, Strengths
 from hpcfed.clients.training import StackTraining
+from hpcfed.data import PartitionPlan
 from hpcfed.data.partition import partition
 from hpcfed.experiment.assemble import Setup
 from hpcfed.experiment.loop import evaluate
@@ -945,10 +947,20 @@ def test_comm_is_what_clients_sent_and_the_printed_formula_another(
 @pytest.mark.parametrize("kind", ["iid", "dirichlet", "sharding", "dominant"])
 def test_new_clients_hold_other_classes_than_known_ones(kind: str) -> None:
     labels = np.random.default_rng(0).integers(0, 10, 2000)
-    parts = partition(
-        kind, labels, labels[:500], classes=10, clients=9, new_clients=4, new_classes=5, seed=3, alpha=0.5,
-        classes_per_client=2, uniform_share=0.2, train_per_client=30, test_per_client=10, validation=0,
-    )  # fmt: skip
+    plan = PartitionPlan(
+        scheme=kind,
+        classes=10,
+        clients=9,
+        new_clients=4,
+        new_classes=5,
+        seed=3,
+        alpha=0.5,
+        classes_per_client=2,
+        uniform_share=0.2,
+        train_per_client=30,
+        test_per_client=10,
+    )
+    parts = partition(plan, labels, labels[:500])
     for lists, of in ((parts.train, labels), (parts.test, labels[:500])):
         known, new = (
             {int(c) for own in some for c in of[own]} for some in (lists[:5], lists[5:])
@@ -961,24 +973,20 @@ def test_new_clients_hold_other_classes_than_known_ones(kind: str) -> None:
 
 
 def test_without_new_classes_the_partition_is_what_it_was() -> None:
-    how: dict[str, Any] = {
-        "alpha": 0.5,
-        "classes_per_client": 2,
-        "uniform_share": 0.2,
-        "train_per_client": 30,
-    }
-    how |= {
-        "test_per_client": 10,
-        "validation": 0,
-        "classes": 10,
-        "clients": 9,
-        "seed": 3,
-    }
-    labels = np.random.default_rng(0).integers(0, 10, 500)
-    one, other = (
-        partition("dirichlet", labels, labels, **how),
-        partition("dirichlet", labels, labels, new_clients=4, **how),
+    plan = PartitionPlan(
+        scheme="dirichlet",
+        classes=10,
+        clients=9,
+        seed=3,
+        alpha=0.5,
+        classes_per_client=2,
+        uniform_share=0.2,
+        train_per_client=30,
+        test_per_client=10,
     )
+    labels = np.random.default_rng(0).integers(0, 10, 500)
+    one = partition(plan, labels, labels)
+    other = partition(replace(plan, new_clients=4), labels, labels)
     assert all(
         np.array_equal(a, b) for a, b in zip(one.train, other.train, strict=True)
     )

@@ -11,7 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpcfed.data.partition import Partition, dominant_groups, partition
+from hpcfed.data import PartitionPlan
+from hpcfed.data.partition import Partition, partition
+from hpcfed.data.schemes import dominant_groups
 from hpcfed.errors import UserError
 
 OPTIONS: dict[str, Any] = {
@@ -47,7 +49,8 @@ quick = settings(max_examples=40, deadline=None)
 def deal(
     kind: str, train: np.ndarray = TRAIN, test: np.ndarray = TEST, **options: Any
 ) -> Partition:
-    return partition(kind, train, test, **{**OPTIONS, **options})
+    plan = PartitionPlan(scheme=kind, **{**OPTIONS, **options})
+    return partition(plan, train, test)
 
 
 def assert_each_once(parts: Sequence[np.ndarray], samples: int) -> None:

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from hpcfed.record import checkpoints
-from hpcfed.runtime import pulse, stalls, world
+from hpcfed.runtime import process_group, pulse, stalls
 from hpcfed.runtime.awake import Awake
 from hpcfed.runtime.pulse import Pulse
 from hpcfed.runtime.signals import STOPPED
@@ -89,12 +89,12 @@ def test_collectives_leave_it_to_the_watcher() -> None:
         allgather=lambda own: [own],
         bcast=lambda own, root: own,
     )
-    world._join(alone, "gloo", torch.device("cpu"))
+    process_group.join(alone, "gloo", torch.device("cpu"))
     try:
-        backend = world.dist.group.WORLD._get_backend(torch.device("cpu"))  # type: ignore[union-attr]
+        backend = process_group.dist.group.WORLD._get_backend(torch.device("cpu"))  # type: ignore[union-attr]
         assert backend.options._timeout > timedelta(days=20)
     finally:
-        world.leave_groups()
+        process_group.leave()
 
 
 def asleep(pause: float) -> Awake:
@@ -107,7 +107,9 @@ def test_nobody_is_called_silent_after_a_sleep(monkeypatch: pytest.MonkeyPatch) 
     """Whoever looks was suspended with all others, who leave their next sign a little
     later.
     """
-    store = world.dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = process_group.dist.TCPStore(
+        "127.0.0.1", 0, is_master=True, wait_for_workers=False
+    )
     own = Pulse("127.0.0.1", store.port, rank=0, size=1)
     monkeypatch.setattr(pulse, "Awake", asleep)
     with own.beating(1.0):

@@ -15,14 +15,10 @@ from hypothesis import strategies as st
 from hpcfed.clients.placement import place
 from hpcfed.errors import UserError
 from hpcfed.experiment import loop as runs
+from hpcfed.runtime.backend import choose_backend, nccl_on_shared_gpus
 from hpcfed.runtime.launcher import Launch, launched
-from hpcfed.runtime.world import (
-    Place,
-    World,
-    _threads,
-    choose_backend,
-    nccl_on_shared_gpus,
-)
+from hpcfed.runtime.location import Location, threads_for
+from hpcfed.runtime.world import World
 from hpcfed.server.client import check_world
 from hpcfed.server.options import ServerOptions
 
@@ -85,8 +81,8 @@ def test_launchers_are_recognised(variables: dict[str, str], expected: Launch) -
     assert launched(variables) == expected
 
 
-def rank_at(host: str, device: str, cores: tuple[int, ...] = (0, 1)) -> Place:
-    return Place(host=host, pid=1, device=device, device_name=device, cores=cores)
+def rank_at(host: str, device: str, cores: tuple[int, ...] = (0, 1)) -> Location:
+    return Location(host=host, pid=1, device=device, device_name=device, cores=cores)
 
 
 def test_the_backend_is_chosen_with_a_reason() -> None:
@@ -146,7 +142,7 @@ def test_nccl_is_told_that_ranks_share_a_gpu(monkeypatch: pytest.MonkeyPatch) ->
 
 GPU_WORLD = World(
     rank=0, size=3, local_rank=0, role="worker", role_rank=0, role_size=1, server_ranks=2, device=torch.device("cpu"),
-    places=(rank_at("a", "gpu-1"),) * 3, backend="none", reason="", threads=1, launch=Launch("mpirun", 0, 3),
+    locations=(rank_at("a", "gpu-1"),) * 3, backend="none", reason="", threads=1, launch=Launch("mpirun", 0, 3),
 )  # fmt: skip
 """A worker and two server ranks that share a GPU."""
 
@@ -168,14 +164,14 @@ def test_zero_is_refused_where_gloo_would_have_to_gather_on_gpus() -> None:
         zero,
         replace(
             GPU_WORLD,
-            places=(
+            locations=(
                 rank_at("a", "gpu-1"),
                 rank_at("a", "gpu-2"),
                 rank_at("a", "gpu-3"),
             ),
         ),
     )
-    check_world(zero, replace(GPU_WORLD, places=(rank_at("a", "cpu"),) * 3))
+    check_world(zero, replace(GPU_WORLD, locations=(rank_at("a", "cpu"),) * 3))
     check_world(ServerOptions(), GPU_WORLD)
 
 
@@ -183,21 +179,21 @@ def test_ranks_never_oversubscribe_cores(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     everything = tuple(range(8))
     unbound = tuple(rank_at("a", "cpu", everything) for _ in range(4))
-    assert _threads(unbound[0], unbound) == 2
+    assert threads_for(unbound[0], unbound) == 2
     bound = tuple(rank_at("a", "cpu", (2 * i, 2 * i + 1)) for i in range(4))
-    assert _threads(bound[1], bound) == 2
+    assert threads_for(bound[1], bound) == 2
     crowded = tuple(rank_at("a", "cpu", (0, 1)) for _ in range(3))
-    assert _threads(crowded[0], crowded) == 1
+    assert threads_for(crowded[0], crowded) == 1
     elsewhere = (rank_at("a", "cpu", everything), rank_at("b", "cpu", everything))
-    assert _threads(elsewhere[0], elsewhere) == 8
+    assert threads_for(elsewhere[0], elsewhere) == 8
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    assert _threads(elsewhere[0], elsewhere) == 3, (
+    assert threads_for(elsewhere[0], elsewhere) == 3, (
         "less than our share, if that is what the user wants"
     )
-    assert _threads(unbound[0], unbound) == 2, "but never more"
+    assert threads_for(unbound[0], unbound) == 2, "but never more"
     for strange in ("abc", "-1", "", "²", "4,2", "1000000000", "9" * 5000):
         monkeypatch.setenv("OMP_NUM_THREADS", strange)
-        assert _threads(unbound[0], unbound) == 2, (
+        assert threads_for(unbound[0], unbound) == 2, (
             "what is no number of threads is as if it were not there"
         )
 
@@ -213,15 +209,15 @@ def test_threads_of_all_ranks_fit_the_cores_of_their_host(
     """Whatever cores the launcher binds ranks to; a rank whose cores are fewer than its
     sharers still needs one.
     """
-    places = tuple(rank_at(host, "cpu", cores) for host, cores in ranks)
+    locations = tuple(rank_at(host, "cpu", cores) for host, cores in ranks)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", wanted)
-        threads = [_threads(place, places) for place in places]
+        threads = [threads_for(location, locations) for location in locations]
     assert min(threads) >= 1
     for host in "ab":
         here = [
             (place, count)
-            for place, count in zip(places, threads, strict=True)
+            for place, count in zip(locations, threads, strict=True)
             if place.host == host
         ]
         more_than_one = sum(count for _, count in here if count > 1)
@@ -252,11 +248,12 @@ def test_equal_clients_are_dealt_out_evenly() -> None:
 
 def test_a_gpu_counts_its_energy_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runs, "joules", lambda device: {"a": 5.0, "b": 7.0}[device])
-    places = [
-        Place(host, 0, device, "", ())
+    locations = [
+        Location(host, 0, device, "", ())
         for host, device in (("x", "a"), ("x", "a"), ("x", "b"), ("y", "a"))
     ]
     worlds = [
-        cast(World, SimpleNamespace(rank=rank, places=places)) for rank in range(4)
+        cast(World, SimpleNamespace(rank=rank, locations=locations))
+        for rank in range(4)
     ]
     assert [runs._joules(world) for world in worlds] == [5.0, 0.0, 7.0, 5.0]

@@ -6,6 +6,7 @@ import math
 import zipfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -58,13 +59,18 @@ def info(
         path = npz_path(name, root=root)
         shape, classes = _npz_info(path)
         return DatasetInfo(
-            f"your own images in {path}", shape, classes, _MODELS.get(shape, "mlp")
+            description=f"your own images in {path}",
+            shape=shape,
+            classes=classes,
+            model=_MODELS.get(shape, "mlp"),
         )
     _require_known(name)
     if name == "synthetic":
-        model = _MODELS.get(synthetic_shape, "mlp")
-        return DatasetInfo(
-            DATASETS[name].summary, synthetic_shape, synthetic_classes, model
+        return replace(
+            DATASETS[name],
+            shape=synthetic_shape,
+            classes=synthetic_classes,
+            model=_MODELS.get(synthetic_shape, "mlp"),
         )
     return DATASETS[name]
 

@@ -1,6 +1,5 @@
 """Puts a run together on one rank: data, placement, network, engine, federation."""
 
-import platform
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ from hpcfed.clients.engine import Engine
 from hpcfed.clients.lockstep import Lockstep, RowEngine
 from hpcfed.clients.placement import LONGEST, Clients, client_loads, place
 from hpcfed.config import RunConfig, Settings, num_new_classes
+from hpcfed.data import PartitionPlan
 from hpcfed.data.datasets import ArrayDataset, Dataset, Split, SyntheticSize, load
 from hpcfed.data.partition import Partition, partition
 from hpcfed.data.shards import Shard, join, part, shard
@@ -27,6 +27,7 @@ from hpcfed.models.networks import build
 from hpcfed.record.timing import Timer
 from hpcfed.runtime import randomness
 from hpcfed.runtime.collectives import Collectives
+from hpcfed.runtime.device import set_arithmetic
 from hpcfed.runtime.world import World
 from hpcfed.server.client import Among, Apart, ServerClient, Transport, serve
 from hpcfed.server.columns import generated
@@ -115,7 +116,7 @@ class _Material:
 
 def assemble(settings: Settings, world: World, timer: Timer) -> Setup:
     config = settings.config
-    set_arithmetic(config)
+    _set_arithmetic(config)
     material = _material(settings, _load(config, world), world)
 
     def gather(own: _Holding) -> Shard:
@@ -156,7 +157,7 @@ def assemble_seeds(
     the device once for all.
     """
     configs = [one.config for one in settings]
-    set_arithmetic(configs[0])
+    _set_arithmetic(configs[0])
     shared = None if configs[0].dataset == "synthetic" else _load(configs[0], world)
     materials = [
         _material(one, shared or _load(one.config, world), world) for one in settings
@@ -385,7 +386,7 @@ def _transport(
 def serve_model(settings: Settings, world: World) -> None:
     """What a server rank does, from its first to its last request."""
     assert isinstance(settings.options, ServerOptions)
-    set_arithmetic(settings.config)
+    _set_arithmetic(settings.config)
     layout = Layout.of(_network(settings.config))
     widths = generated(layout, settings.options).widths
     serve(
@@ -423,19 +424,8 @@ def _dtype(config: RunConfig) -> torch.dtype:
     return torch.float64 if config.precision == "fp64" else torch.float32
 
 
-def set_arithmetic(config: RunConfig) -> None:
-    """Precision and determinism of this process's kernels."""
-    tensor_cores = config.precision in ("bf16", "tf32")
-    torch.set_float32_matmul_precision("high" if tensor_cores else "highest")
-    torch.backends.cudnn.allow_tf32 = tensor_cores
-    torch.backends.cudnn.benchmark = not config.deterministic
-    if platform.machine() == "aarch64":
-        # Measured on 2 ARM cores: oneDNN takes 1.1 to 2 times as long as torch's own
-        # kernels for small batches.
-        setattr(torch.backends.mkldnn, "enabled", False)  # noqa: B010 (mypy takes the property for a value)
-    # What use_deterministic_algorithms also tells, the compiler, is not used here and
-    # takes two seconds to import.
-    torch.set_deterministic_debug_mode("error" if config.deterministic else "default")
+def _set_arithmetic(config: RunConfig) -> None:
+    set_arithmetic(precision=config.precision, deterministic=config.deterministic)
 
 
 def _load(config: RunConfig, world: World) -> Dataset:
@@ -460,7 +450,7 @@ def _load(config: RunConfig, world: World) -> Dataset:
     if not config.download:
         return load_here(False)
     dataset = load_here(True) if world.local_rank == 0 else None
-    world.barrier()
+    world.role_barrier()
     return dataset or load_here(False)
 
 
@@ -493,14 +483,10 @@ def _usual_validation(dataset: Dataset) -> int:
 
 
 def _partition(config: RunConfig, dataset: Dataset, validation: int) -> Partition:
-    return partition(
-        config.partition,
-        dataset.labels("train"),
-        dataset.labels("test"),
-        classes=dataset.classes,
+    plan = PartitionPlan(
+        scheme=config.partition,
         clients=config.clients + config.new_clients,
-        new_clients=config.new_clients if config.new_classes else 0,
-        new_classes=num_new_classes(dataset.classes, config.new_classes),
+        classes=dataset.classes,
         seed=config.seed,
         alpha=config.alpha,
         classes_per_client=config.classes_per_client,
@@ -508,7 +494,10 @@ def _partition(config: RunConfig, dataset: Dataset, validation: int) -> Partitio
         train_per_client=config.train_per_client,
         test_per_client=config.test_per_client,
         validation=validation,
+        new_clients=config.new_clients if config.new_classes else 0,
+        new_classes=num_new_classes(dataset.classes, config.new_classes),
     )
+    return partition(plan, dataset.labels("train"), dataset.labels("test"))
 
 
 def dataless_lines(setup: Setup) -> list[str]:

@@ -55,10 +55,10 @@ from hpcfed.record.results import RANK_SERIES, ResultsWriter, ServerSize
 from hpcfed.record.snapshots import SnapshotWriter
 from hpcfed.record.timing import PHASES
 from hpcfed.runtime import world as worlds
-from hpcfed.runtime.device import on_device
+from hpcfed.runtime.device import on_device, peak_memory
 from hpcfed.runtime.signals import STOPPED, Stop
 from hpcfed.runtime.stalls import ending_stalls
-from hpcfed.runtime.world import World, peak_memory
+from hpcfed.runtime.world import World
 from hpcfed.server.client import check_world
 from hpcfed.server.model import steps_of
 from hpcfed.server.options import ServerOptions
@@ -101,7 +101,7 @@ def run(settings: Settings, stop: Stop | None = None) -> Path | None:
         device=config.device, server_ranks=config.server_ranks, backend=config.backend
     )
     settings = settings.on_device(
-        gpu=all(place.device != "cpu" for place in world.server_places)
+        gpu=all(place.device != "cpu" for place in world.server_locations)
     )
     watch = observer()
     watch.begin(world)
@@ -321,7 +321,7 @@ def _rounds(
 
 def _joules(world: World) -> float:
     """Of this rank's GPU, which counts for the first of those that share it."""
-    places = [(place.host, place.device) for place in world.places]
+    places = [(place.host, place.device) for place in world.locations]
     first = places.index(places[world.rank]) == world.rank
     return joules(places[world.rank][1]) if first else 0.0
 
@@ -536,7 +536,7 @@ def _results(setup: Setup, folder: Path) -> ResultsWriter:
         folder,
         settings=setup.settings.flat(),
         environment=environment.capture(
-            places=world.places,
+            places=world.locations,
             backend=world.backend,
             reason=world.reason,
             launcher=world.launch.launcher,
@@ -624,7 +624,7 @@ def _open(progress: RunProgress, setup: Setup) -> None:
 
 def _opening_line(setup: Setup) -> str:
     config, world, layout = setup.settings.config, setup.world, setup.federation.layout
-    devices = sorted({place.device_name for place in world.places})
+    devices = sorted({place.device_name for place in world.locations})
     collectives = (
         "" if world.backend == "none" else f", {world.backend}: {world.reason}"
     )
@@ -703,7 +703,7 @@ def _make_folder(
             raise UserError(
                 f"cannot write to --out {folder}: {error.strerror}"
             ) from None
-    name, complete = world.bcast((str(folder), complete))
+    name, complete = world.role_bcast((str(folder), complete))
     return Path(name), complete
 
 
@@ -783,11 +783,11 @@ class _Failing:
 
 def _stalled(world: World, failing: _Failing, phase: str, waited: float) -> None:
     """Nothing has happened for too long: the last words of this rank."""
-    where = f"rank {world.rank} on {world.places[world.rank].host}"
+    where = f"rank {world.rank} on {world.locations[world.rank].host}"
     line = f"{where} has been in phase {phase} for {waited:.0f} s: it hangs, or waits for a rank that does"
     silent = [] if world.pulse is None else world.pulse.silent(3 * BEAT)
     if silent:
-        ranks = ", ".join(f"{rank} on {world.places[rank].host}" for rank in silent)
+        ranks = ", ".join(f"{rank} on {world.locations[rank].host}" for rank in silent)
         line += f"; no sign of life from rank {ranks}"
     _last_words(world, failing, line)
     if world.role_rank == 0:
@@ -811,7 +811,7 @@ def _ending_all_ranks(world: World, failing: _Failing) -> Iterator[_Failing]:
         tell(error, world.rank)
         world.abort(2)
     except Exception as error:
-        where = f"rank {world.rank} on {world.places[world.rank].host} failed in phase {failing.phase()}"
+        where = f"rank {world.rank} on {world.locations[world.rank].host} failed in phase {failing.phase()}"
         line = f"{where}: {one_line(error)}"
         remark(traceback.format_exc().rstrip())
         _last_words(world, failing, line, traceback.format_exc())

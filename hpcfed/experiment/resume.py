@@ -59,9 +59,11 @@ def save(
     everyones = setup.collectives.gather(parts)
     if everyones is not None:
         record = checkpoints.copy(there, folder / checkpoints.RECORD)
-        checkpoints.complete(
-            there, rounds, [record, *(part for own in everyones for part in own)]
-        )
+        # One seed may be a checkpoint ahead when all are killed. Each keeps one more, so
+        # that a common round is left even if a checkpoint is then damaged.
+        keep = checkpoints.KEPT + (setup.stacked > 1)
+        written = [record, *(part for own in everyones for part in own)]
+        checkpoints.complete(there, rounds, written, keep=keep)
     setup.collectives.barrier()
 
 
@@ -170,7 +172,7 @@ def beginning(
         rounds = [] if found or stop.agreed else [_rounds_on_disk(run) for run in runs]
         if any(rounds) and not config.overwrite:
             raise UserError(no_checkpoint(config.resume, max(rounds)))
-    found, stop.agreed = world.bcast((found, stop.agreed))
+    found, stop.agreed = world.role_bcast((found, stop.agreed))
     return found
 
 

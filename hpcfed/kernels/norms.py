@@ -11,12 +11,12 @@ from functools import cache
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from hpcfed.kernels import cuda
+from hpcfed.runtime import process_group
 
 _THREADS = 256
 _WIDTH = 64
@@ -146,9 +146,9 @@ class _SharedBatchNorm(torch.autograd.Function):
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, running: Running, eps: float
     ) -> Tensor:
         own_var, own_mean = torch.var_mean(x, _POSITIONS, correction=0)
-        everyones = x.new_zeros(dist.get_world_size(), 2, x.shape[1])
-        everyones[dist.get_rank()] = torch.stack([own_mean, own_var])
-        dist.all_reduce(everyones)
+        everyones = x.new_zeros(process_group.size(), 2, x.shape[1])
+        everyones[process_group.rank()] = torch.stack([own_mean, own_var])
+        process_group.allreduce(everyones)
         means, variances = everyones.unbind(1)
         mean = means.mean(0)
         var = variances.mean(0) + (means - mean).square().mean(0)
@@ -170,7 +170,7 @@ class _SharedBatchNorm(torch.autograd.Function):
         hat = (x - mean) * rstd
         own = torch.stack([dy.sum(_POSITIONS), (dy * hat).sum(_POSITIONS)])
         everyones = own.clone()
-        dist.all_reduce(everyones)
+        process_group.allreduce(everyones)
         mean_dy, mean_dy_hat = (everyones / ctx.rows)[:, :, None, None]
         dx = weight * rstd * (dy - mean_dy - hat * mean_dy_hat)
         return (

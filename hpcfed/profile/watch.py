@@ -121,7 +121,7 @@ class ProfileWatch(Observer):
         self.own: Timeline
 
     def begin(self, world: World) -> None:
-        place = world.places[world.rank]
+        place = world.location
         self.device = world.device
         self.own = Timeline(world.rank, world.role, place.host, place.device_name)
         self._nvtx = self._nvtx and self.device.type == "cuda"

@@ -176,9 +176,11 @@ def existing(path: Path, stopping: Callable[[], bool] = lambda: False) -> Part:
     return Part(path.name, size, digest.hexdigest())
 
 
-def complete(folder: Path, rounds: int, parts: Sequence[Part]) -> None:
-    """All parts are on disk: puts up the marker, and lets go of checkpoints that are
-    too many.
+def complete(
+    folder: Path, rounds: int, parts: Sequence[Part], *, keep: int = KEPT
+) -> None:
+    """Put up the marker, now that all parts are on disk, and remove all finished
+    checkpoints but the last `keep`.
     """
     marker = {
         "format": _FORMAT,
@@ -189,7 +191,7 @@ def complete(folder: Path, rounds: int, parts: Sequence[Part]) -> None:
     publish(json.dumps(marker, indent=1).encode(), folder / MARKER)
     every = folders.checkpoint_folders(folder.parent.parent)
     finished = [old for old in every if (old / MARKER).exists()]
-    for old in set(every) - set(finished[-KEPT:]):
+    for old in set(every) - set(finished[-keep:]):
         _remove(old)
 
 

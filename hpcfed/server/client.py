@@ -1,7 +1,7 @@
 """The two ways to a server: ranks of its own, or the workers themselves."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -11,9 +11,10 @@ from torch import Tensor
 
 from hpcfed.errors import GRACE, UserError, remark
 from hpcfed.record.checkpoints import Part
+from hpcfed.runtime.backend import group_backend
 from hpcfed.runtime.collectives import Collectives
 from hpcfed.runtime.link import Link
-from hpcfed.runtime.world import World, group_backend, join_alone
+from hpcfed.runtime.world import World
 from hpcfed.server.model import Learnt
 from hpcfed.server.options import ServerOptions
 from hpcfed.server.rank import Answer, Request, ServerRank, Verb
@@ -27,9 +28,10 @@ def check_world(options: ServerOptions, world: World) -> None:
     """Refuses what the server's ranks cannot do where they are; every rank of the job
     finds the same.
     """
-    places = world.server_places
-    on_gpus = any(place.device != "cpu" for place in places)
-    if options.zero_stage and on_gpus and group_backend(places, world.wanted) == "gloo":
+    locations = world.server_locations
+    on_gpus = any(location.device != "cpu" for location in locations)
+    backend = group_backend(locations, world.wanted)
+    if options.zero_stage and on_gpus and backend == "gloo":
         raise UserError(
             f"--zero-stage {options.zero_stage} over gloo, which neither reduces to "
             "one rank nor gathers on GPUs; "
@@ -190,7 +192,7 @@ class Among:
         place = Place(world.device, world.role_rank, world.role_size)
         told = _Teller(visible=world.is_root)
         self._room = ServerRank(
-            widths, options, place, seeds=seeds, told=told, gather=_gather(world)
+            widths, options, place, seeds=seeds, told=told, gather=world.role_allgather
         )
 
     def ask(self, request: Request) -> Answer:
@@ -203,7 +205,7 @@ class Among:
             self._handle(request)
 
     def _handle(self, request: Request) -> Answer | None:
-        join_alone(self._collectives.world)
+        self._collectives.world.join_alone()
         parts = self._collectives.allgather_rows(
             replace(request, rows=None), request.rows
         )
@@ -244,7 +246,7 @@ def serve(
     link, workers = Link(world), range(world.num_workers)
     told = _Teller(visible=world.role_rank == 0)
     room = ServerRank(
-        widths, options, place, seeds=seeds, told=told, gather=_gather(world)
+        widths, options, place, seeds=seeds, told=told, gather=world.role_allgather
     )
     prepare(options, place)
     staying = set(seeds)
@@ -273,11 +275,6 @@ def serve(
     link.flush()
 
 
-def _gather(world: World) -> Callable[[float], list[float]]:
-    comm = world.role_comm
-    return lambda number: [number] if comm is None else list(comm.allgather(number))
-
-
 def _with_rows(request: Request, rows: np.ndarray | None) -> Request:
     return replace(request, rows=None if rows is None else torch.from_numpy(rows))
 
@@ -290,15 +287,15 @@ def _share(world: World, requests: list[Request] | None) -> list[Request]:
             (replace(r, rows=None), None if r.rows is None else tuple(r.rows.shape))
             for r in requests
         ]
-    headers = world.role_comm.bcast(own, root=0)
+    headers = world.role_bcast(own)
     if requests is None:
         requests = [
             replace(header, rows=None if shape is None else torch.empty(shape))
             for header, shape in headers
         ]
-    for request in requests if world.role_size > 1 else ():
+    for request in requests:
         if request.rows is not None:
-            world.role_comm.Bcast(request.rows.numpy(), root=0)
+            world.role_bcast_array(request.rows.numpy())
     return requests
 
 

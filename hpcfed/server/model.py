@@ -22,7 +22,7 @@ from hpcfed.record.observer import observer
 from hpcfed.record.safe import Reader, reading
 from hpcfed.record.writing import check_limit, writing
 from hpcfed.runtime import randomness
-from hpcfed.runtime.world import peak_memory
+from hpcfed.runtime.device import peak_memory
 from hpcfed.server import diffusion
 from hpcfed.server.diffusion import Schedule, chunks
 from hpcfed.server.networks import Autoencoder, Denoiser, counted_once, num_parameters

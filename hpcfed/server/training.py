@@ -26,10 +26,10 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from hpcfed.errors import remark
+from hpcfed.runtime import process_group
 from hpcfed.server.networks import num_parameters, share_statistics
 from hpcfed.server.options import Batching, ServerOptions
 
@@ -387,8 +387,7 @@ class DeepSpeed:
         self._engine.eval()
         self._agree()
         mean = losses / self._place.size
-        if self._place.size > 1:
-            dist.all_reduce(mean)
+        process_group.allreduce(mean)
         return mean.double().cpu().numpy()
 
     def _finite(self, losses: Tensor) -> bool:
@@ -396,8 +395,7 @@ class DeepSpeed:
         answer.
         """
         bad = (~losses.isfinite()).sum()
-        if self._place.size > 1:
-            dist.all_reduce(bad)
+        process_group.allreduce(bad)
         return not bool(bad)
 
     def _agree(self) -> None:
@@ -407,7 +405,7 @@ class DeepSpeed:
         if self._place.size > 1:
             for buffer in self.network.buffers():
                 if buffer.is_floating_point():
-                    dist.all_reduce(buffer)
+                    process_group.allreduce(buffer)
                     buffer /= self._place.size
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
@@ -654,7 +652,7 @@ def _deepspeed(place: Place) -> Any:
         # may not be there.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         deepspeed.init_distributed(
-            dist_backend=dist.get_backend(),
+            dist_backend=process_group.backend(),
             dist_init_required=False,
             verbose=False,
             auto_mpi_discovery=False,

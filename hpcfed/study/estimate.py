@@ -19,15 +19,6 @@ from hpcfed.server.networks import Autoencoder, Denoiser
 from hpcfed.server.options import ServerOptions
 from hpcfed.study.plan import Point
 
-TRAINING_SAMPLES = {
-    "digits": 1437,
-    "mnist": 60_000,
-    "fashion-mnist": 60_000,
-    "emnist": 697_932,
-    "svhn": 73_257,
-    "cifar10": 50_000,
-    "cifar100": 50_000,
-}
 UNMEASURED = {"cpu": 5e9, "cuda": 2e13}
 """FLOP/s that a rank is taken to reach as long as nothing has been measured: the order
 of size, no more.
@@ -126,11 +117,10 @@ def _samples_per_round(settings: Settings) -> float:
     config = settings.config
     if config.dataset == "synthetic" or config.partition == "dominant":
         return float(config.cohort_size * config.train_per_client)
-    return (
-        TRAINING_SAMPLES.get(config.dataset, math.nan)
-        * config.cohort_size
-        / config.clients
-    )
+    samples = config.data().samples
+    if samples is None:
+        return math.nan
+    return samples[0] * config.cohort_size / config.clients
 
 
 def server_networks(

@@ -1,0 +1,245 @@
+"""The partition schemes of the papers: how the samples of each class reach the clients.
+
+A scheme gets the samples of each class in both splits and returns sorted sample numbers
+per client. It draws from random streams keyed by the seed, in a fixed order: another
+order of draws would give every recorded seed another federation.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from hpcfed.data import PartitionPlan
+from hpcfed.errors import UserError
+from hpcfed.runtime import randomness
+
+ClassPools = list[np.ndarray]
+"""Per class: the numbers of its samples."""
+ClientLists = list[np.ndarray]
+"""Per client: the numbers of its samples, sorted."""
+TrainAndTest = tuple[ClientLists, ClientLists]
+
+
+def merged(lists: Sequence[np.ndarray]) -> np.ndarray:
+    """Return all samples of several lists as one sorted list; none make an empty one."""
+    return np.sort(np.concatenate([np.empty(0, dtype=np.int64), *lists]))
+
+
+def iid(plan: PartitionPlan, train: ClassPools, test: ClassPools) -> TrainAndTest:
+    """Shuffle all samples and cut them into equal lists."""
+
+    def split(pools: ClassPools, rng: np.random.Generator) -> ClientLists:
+        shuffled = rng.permutation(merged(pools))
+        return [np.sort(own) for own in np.array_split(shuffled, plan.clients)]
+
+    return (
+        split(train, randomness.generator(plan.seed, "partition")),
+        split(test, randomness.generator(plan.seed, "partition test")),
+    )
+
+
+def dirichlet(plan: PartitionPlan, train: ClassPools, test: ClassPools) -> TrainAndTest:
+    """Split each class by proportions drawn from Dirichlet(alpha)."""
+    if not (plan.alpha > 0 and math.isfinite(plan.alpha)):
+        raise UserError(
+            f"dirichlet: alpha must be above 0, not {plan.alpha}; 0.1 is very uneven, "
+            "100 nearly even"
+        )
+    rng = randomness.generator(plan.seed, "partition")
+    concentration = np.full(plan.clients, plan.alpha)
+    ends = np.array([np.cumsum(rng.dirichlet(concentration)) for _ in train])
+
+    def cuts(label: int, samples: int) -> np.ndarray:
+        # Rounding may push a cumulative sum beyond 1.
+        return np.rint(ends[label, :-1].clip(max=1.0) * samples).astype(np.int64)
+
+    return _cut_classes(train, test, cuts, seed=plan.seed)
+
+
+def sharding(plan: PartitionPlan, train: ClassPools, test: ClassPools) -> TrainAndTest:
+    """Give each client a fixed number of classes; a class's holders share it evenly."""
+    classes = len(train)
+    if not 1 <= plan.classes_per_client <= classes:
+        raise UserError(
+            f"sharding: a client can hold 1 to {classes} classes, not "
+            f"{plan.classes_per_client}"
+        )
+    rng = randomness.generator(plan.seed, "partition")
+    held = _held_classes(plan.clients, classes, plan.classes_per_client, rng)
+    holders = held.sum(axis=0)
+    ends = np.cumsum(held, axis=0)
+
+    def cuts(label: int, samples: int) -> np.ndarray:
+        return ends[:-1, label] * samples // max(1, holders[label])
+
+    def without_unheld(pools: ClassPools) -> ClassPools:
+        # Else the last client would get all samples of a class that nobody holds.
+        counted = zip(pools, holders, strict=True)
+        return [pool if count else pool[:0] for pool, count in counted]
+
+    return _cut_classes(
+        without_unheld(train), without_unheld(test), cuts, seed=plan.seed
+    )
+
+
+def dominant(plan: PartitionPlan, train: ClassPools, test: ClassPools) -> TrainAndTest:
+    """Give each client samples of all classes, and more of its dominant group (pFedGPA).
+
+    All clients have the same size. When a class is used up, its samples are dealt again.
+    """
+    if not 0 <= plan.uniform_share <= 1:
+        raise UserError(
+            f"dominant: the uniform share must lie in 0 to 1, not {plan.uniform_share}"
+        )
+    if plan.train_per_client < 1 or plan.test_per_client < 0:
+        raise UserError(
+            "dominant: a client needs training samples, not "
+            f"{plan.train_per_client} (and {plan.test_per_client} test samples)"
+        )
+    groups = dominant_groups(len(train))
+    rng = randomness.generator(plan.seed, "partition")
+    # Both splits use the same order of classes, so that test shares follow train shares.
+    orders = [rng.permutation(len(train)) for _ in range(plan.clients)]
+
+    def split(name: str, pools: ClassPools, samples: int) -> ClientLists:
+        deck = _Deck(name, pools, randomness.generator(plan.seed, f"shuffle {name}"))
+        lists = []
+        for client, order in enumerate(orders):
+            group = groups[client % len(groups)]
+            counts = _dominant_counts(order, group, samples, plan.uniform_share)
+            drawn = []
+            for label, count in enumerate(counts.tolist()):
+                if count:
+                    drawn.append(deck.draw(label, count))
+            lists.append(merged(drawn))
+        return lists
+
+    return (
+        split("train", train, plan.train_per_client),
+        split("test", test, plan.test_per_client),
+    )
+
+
+SCHEMES: dict[str, Callable[[PartitionPlan, ClassPools, ClassPools], TrainAndTest]] = {
+    "iid": iid,
+    "dirichlet": dirichlet,
+    "sharding": sharding,
+    "dominant": dominant,
+}
+
+
+def dominant_groups(classes: int) -> list[list[int]]:
+    """Return pFedGPA's groups of dominant classes.
+
+    Client i belongs to group i modulo their number. 62 classes (EMNIST by class) are
+    digits, upper case and lower case. Otherwise the classes form a ring, cut into five
+    windows of about classes/5 (fewer classes: as many windows), each reaching one class
+    into the next. Ten classes give {0,1,2}, {2,3,4}, {4,5,6}, {6,7,8}, {8,9,0}. Two
+    classes are a group each, without the overlap.
+    """
+    if classes == 62:
+        return [list(range(10)), list(range(10, 36)), list(range(36, 62))]
+    if classes <= 2:
+        return [[label] for label in range(classes)]
+    windows = min(5, classes)
+    bounds = [window * classes // windows for window in range(windows + 1)]
+    groups = []
+    for start, stop in pairwise(bounds):
+        groups.append([label % classes for label in range(start, stop + 1)])
+    return groups
+
+
+def _cut_classes(
+    train: ClassPools,
+    test: ClassPools,
+    cuts: Callable[[int, int], np.ndarray],
+    *,
+    seed: int,
+) -> TrainAndTest:
+    """Cut each shuffled class at `cuts(label, samples)` into one piece per client.
+
+    Both splits are cut at the same proportions.
+    """
+
+    def split(pools: ClassPools, rng: np.random.Generator) -> ClientLists:
+        pieces = []
+        for label, pool in enumerate(pools):
+            pieces.append(np.split(rng.permutation(pool), cuts(label, len(pool))))
+        return [merged(of_client) for of_client in zip(*pieces, strict=True)]
+
+    return (
+        split(train, randomness.generator(seed, "shuffle")),
+        split(test, randomness.generator(seed, "shuffle test")),
+    )
+
+
+def _held_classes(
+    clients: int, classes: int, per_client: int, rng: np.random.Generator
+) -> np.ndarray:
+    """Return [clients, classes] booleans: who holds which class.
+
+    Every client takes the classes with the fewest holders, ties at random. So the
+    holders of any two classes never differ by more than one.
+    """
+    held = np.zeros((clients, classes), dtype=bool)
+    holders = np.zeros(classes, dtype=np.int64)
+    for client in range(clients):
+        fewest_holders_first = np.lexsort((rng.random(classes), holders))
+        taken = fewest_holders_first[:per_client]
+        held[client, taken] = True
+        holders[taken] += 1
+    return held
+
+
+def _dominant_counts(
+    order: np.ndarray, group: list[int], samples: int, uniform_share: float
+) -> np.ndarray:
+    """Return the samples of each class: a uniform share, and the rest from the group.
+
+    Each of the two is as even as it can be; its remainder goes to the first classes of
+    `order`.
+    """
+    # 1e-9: a product such as 0.29 · 100 falls just below the whole number that is meant.
+    uniform = math.floor(uniform_share * samples + 1e-9)
+    in_group = order[np.isin(order, group)]
+    counts = np.zeros(len(order), dtype=np.int64)
+    for total, labels in ((uniform, order), (samples - uniform, in_group)):
+        counts[labels] += total // len(labels)
+        counts[labels[: total % len(labels)]] += 1
+    return counts
+
+
+class _Deck:
+    """Shuffled samples of each class, dealt without replacement.
+
+    A class that is used up is shuffled anew.
+    """
+
+    def __init__(self, split: str, pools: ClassPools, rng: np.random.Generator) -> None:
+        self._split = split
+        self._pools = pools
+        self._rng = rng
+        self._left = [rng.permutation(pool) for pool in pools]
+
+    def draw(self, label: int, count: int) -> np.ndarray:
+        """Return `count` samples of a class, none twice unless the class has fewer."""
+        pool = self._pools[label]
+        if not len(pool):
+            raise UserError(
+                f"dominant: class {label} has no {self._split} samples left; use "
+                "another partition"
+            )
+        drawn = self._left[label][:count]
+        self._left[label] = self._left[label][count:]
+        while len(drawn) < count:
+            again = self._rng.permutation(pool)
+            # What this client has just drawn comes last, so that only a client larger
+            # than the class gets it twice.
+            seen = np.isin(again, drawn)
+            again = np.concatenate([again[~seen], again[seen]])
+            missing = count - len(drawn)
+            drawn = np.concatenate([drawn, again[:missing]])
+            self._left[label] = again[missing:]
+        return drawn

@@ -1,0 +1,85 @@
+"""Where a rank runs: its host, process, device and cores; and how many threads that
+allows.
+"""
+
+import os
+import socket
+from typing import NamedTuple
+
+import torch
+
+from hpcfed.errors import UserError
+
+
+class Location(NamedTuple):
+    """Where a rank runs."""
+
+    host: str
+    pid: int
+    device: str
+    """`cpu`, or the GPU's unique id."""
+    device_name: str
+    cores: tuple[int, ...]
+    """The cores that the launcher lets this process use."""
+
+
+def choose_device(wanted: str, local_rank: int) -> torch.device:
+    """Choose this rank's device, and make it torch's current one.
+
+    The ranks of a host take its GPUs in turn; where there are more ranks than GPUs,
+    ranks share.
+    """
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise UserError(
+            "--device cuda, but torch finds no CUDA device; use --device cpu or auto"
+        )
+    if wanted == "cpu" or not torch.cuda.is_available():
+        return torch.device("cpu")
+    device = torch.device("cuda", local_rank % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
+def locate(device: torch.device) -> Location:
+    """Return where this process runs, with this device."""
+    cores = tuple(sorted(os.sched_getaffinity(0)))
+    host = socket.gethostname()
+    if device.type == "cpu":
+        return Location(host, os.getpid(), "cpu", "cpu", cores)
+    properties = torch.cuda.get_device_properties(device)
+    # The unique id, because device numbers start at 0 on every rank that sees only
+    # its own GPU.
+    return Location(host, os.getpid(), str(properties.uuid), properties.name, cores)
+
+
+def share_device(locations: tuple[Location, ...]) -> bool:
+    """Return whether some of these ranks have the same device."""
+    devices = {(location.host, location.device) for location in locations}
+    return len(devices) < len(locations)
+
+
+def threads_for(here: Location, locations: tuple[Location, ...]) -> int:
+    """Return a rank's share of its cores, or OMP_NUM_THREADS where that is less.
+
+    The ranks of a host together never have more threads than cores, unless there are
+    more ranks than cores.
+    """
+    sharing = 0
+    for other in locations:
+        overlaps = not set(other.cores).isdisjoint(here.cores)
+        sharing += other.host == here.host and overlaps
+    share = len(here.cores) // sharing
+    wanted = _omp_threads()
+    if wanted is not None:
+        share = min(share, wanted)
+    return max(1, share)
+
+
+def _omp_threads() -> int | None:
+    """Return OMP_NUM_THREADS; None where it is not set or no plain number."""
+    value = os.environ.get("OMP_NUM_THREADS", "")
+    # More than nine digits is more than any share, and Python refuses to parse
+    # thousands of them.
+    if value.isascii() and value.isdigit() and len(value) < 10:
+        return int(value)
+    return None

@@ -1,0 +1,138 @@
+"""The torch.distributed process group of this rank's role.
+
+Every role has a default group of its own, so that a collective of one role, or
+DeepSpeed, never waits for the other role. The verbs below act among the ranks of that
+group; for networks and trainers, which know no World.
+"""
+
+import os
+import socket
+import sys
+import time
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from hpcfed.runtime.pulse import Pulse
+
+CONNECTING = timedelta(minutes=30)
+"""How long the ranks of a role may take to find each other."""
+COLLECTIVE = timedelta(days=24)
+"""How long a collective may take: for ever, in effect.
+
+--stall-timeout ends a run that hangs. torch's own limit goes on counting while a job is
+suspended, and would end it. More days in milliseconds do not fit into 31 bits.
+"""
+
+
+def rank() -> int:
+    """Return this rank's number in its role; 0 where there is no group."""
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def size() -> int:
+    """Return how many ranks the role has; 1 where there is no group."""
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def backend() -> str:
+    """Return the name of the group's backend, `gloo` or `nccl`."""
+    return dist.get_backend()
+
+
+def allreduce(tensor: Tensor) -> None:
+    """Replace the tensor by its sum over the role's ranks, in place.
+
+    The tensor stays on its device, and its bytes are not counted as traffic of the
+    federation: `Collectives` does that.
+    """
+    if size() > 1:
+        dist.all_reduce(tensor)
+
+
+def join(role_comm: Any, backend_name: str, device: torch.device) -> Pulse:
+    """Join the role's group: its rank 0 opens a store on a free port and tells the
+    others over MPI.
+    """
+    role_rank, role_size = role_comm.Get_rank(), role_comm.Get_size()
+    hosts = role_comm.allgather(socket.gethostname())
+    store = None
+    address: tuple[str, int] | None = None
+    if role_rank == 0:
+        host = _store_host(hosts)
+        store = dist.TCPStore(
+            host,
+            0,
+            role_size,
+            is_master=True,
+            wait_for_workers=False,
+            timeout=CONNECTING,
+        )
+        address = (host, store.port)
+    host, port = role_comm.bcast(address, root=0)
+    if store is None:
+        store = dist.TCPStore(
+            host, port, role_size, is_master=False, timeout=CONNECTING
+        )
+    # With a device NCCL connects at once. A group of one has nobody to connect to.
+    bound = device if backend_name == "nccl" and role_size > 1 else None
+    dist.init_process_group(
+        backend_name,
+        store=store,
+        rank=role_rank,
+        world_size=role_size,
+        timeout=CONNECTING,
+        device_id=bound,
+    )
+    _set_timeout(COLLECTIVE)
+    return Pulse(host, port, rank=role_rank, size=role_size)
+
+
+def join_alone(backend_name: str) -> None:
+    """Make a group of this rank alone, for libraries that want one; do nothing where
+    there is a group already.
+    """
+    if not dist.is_initialized():
+        dist.init_process_group(
+            backend_name, store=dist.HashStore(), rank=0, world_size=1
+        )
+
+
+def leave() -> None:
+    """End all process groups; do nothing where there is none."""
+    if not dist.is_initialized():
+        return
+    # DeepSpeed holds groups of its own, and lets go of them only when it is asked to
+    # end them itself.
+    ending: Any = sys.modules.get("deepspeed.comm", dist)
+    ending.destroy_process_group()
+
+
+def leave_before_exit() -> None:
+    """End all process groups, and let their threads finish before Python does.
+
+    A thread of gloo may still wait for the interpreter, to let go of the last
+    collective's tensors. If the interpreter ended first, that thread would end the
+    process with an abort (seen once in some hundred runs).
+    """
+    if dist.is_initialized():
+        leave()
+        time.sleep(0.05)
+
+
+def _store_host(hosts: list[str]) -> str:
+    """Return the address at which all ranks reach rank 0's store."""
+    if len(set(hosts)) == 1:
+        return "127.0.0.1"
+    return os.environ.get("MASTER_ADDR", hosts[0])
+
+
+def _set_timeout(timeout: timedelta) -> None:
+    """Set how long collectives of the role's group may take from now on."""
+    if hasattr(dist, "set_timeout"):
+        dist.set_timeout(timeout)
+    else:  # torch before 2.15
+        dist.distributed_c10d._set_pg_timeout(timeout)
