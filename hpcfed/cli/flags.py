@@ -88,7 +88,7 @@ def _add_flag(group: argparse._ArgumentGroup, name: str, field: FieldInfo) -> No
             help=text,
         )
         return
-    if field.default is not None:
+    if field.default not in (None, ""):
         text += f" (default: {field.default})"
     group.add_argument(
         flag_of(name),

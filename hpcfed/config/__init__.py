@@ -13,7 +13,6 @@ from hpcfed.config.aggregation import expected_malicious
 from hpcfed.config.checks import check, idle
 from hpcfed.config.declare import Choice, Switch, flag_of, option
 from hpcfed.config.method import Options
-from hpcfed.config.partition import num_new_classes
 from hpcfed.config.resolution import check_text, resolve
 from hpcfed.config.runconfig import GROUPS, RunConfig
 from hpcfed.config.settings import ANYWHERE, Settings, check_unchanged
@@ -36,7 +35,6 @@ __all__ = [
     "flag_of",
     "idle",
     "load_toml",
-    "num_new_classes",
     "option",
     "read_toml",
     "resolve",

@@ -6,7 +6,7 @@ from typing import ClassVar
 from hpcfed.config.data import DataOptions
 from hpcfed.config.declare import Switch, option
 from hpcfed.config.newcomers import TURN_ON, NewcomerOptions
-from hpcfed.data import PARTITIONS, DatasetInfo
+from hpcfed.data import PARTITIONS, DatasetInfo, PartitionPlan
 from hpcfed.errors import UserError, unknown
 
 
@@ -55,6 +55,32 @@ class PartitionOptions(DataOptions, NewcomerOptions):
         0.01, "the most a client is given, as a share of the validation set", gt=0, le=1
     )
 
+    def num_new_classes(self, classes: int) -> int:
+        """Return how many of the classes only new clients hold."""
+        return round(self.new_classes * classes)
+
+    def plan(self, classes: int, validation: int) -> PartitionPlan:
+        """Return the plan for a data set with so many classes.
+
+        `validation` is the size of the validation set, also where the user left it
+        open.
+        """
+        return PartitionPlan(
+            scheme=self.partition,
+            clients=self.clients + self.new_clients,
+            classes=classes,
+            seed=self.seed,
+            alpha=self.alpha,
+            classes_per_client=self.classes_per_client,
+            uniform_share=self.uniform_share,
+            train_per_client=self.train_per_client,
+            test_per_client=self.test_per_client,
+            validation=validation,
+            # Where all may hold all classes, new clients are dealt like the others.
+            new_clients=self.new_clients if self.new_classes else 0,
+            new_classes=self.num_new_classes(classes),
+        )
+
 
 def partition_switches(config: PartitionOptions) -> Iterable[Switch]:
     kind = config.partition
@@ -82,14 +108,9 @@ def check_partition(config: PartitionOptions) -> None:
         )
 
 
-def num_new_classes(classes: int, share: float) -> int:
-    """Return how many classes only new clients hold."""
-    return round(share * classes)
-
-
 def check_classes(config: PartitionOptions, data: DatasetInfo) -> None:
     """Refuse a partition that asks for more classes than there are."""
-    new = num_new_classes(data.classes, config.new_classes)
+    new = config.num_new_classes(data.classes)
     if config.new_classes and not 0 < new < data.classes:
         raise UserError(
             f"--new-classes {config.new_classes} of {data.classes} classes leaves none "

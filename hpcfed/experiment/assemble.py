@@ -13,8 +13,7 @@ from hpcfed.attacks.label_flip import Flipped
 from hpcfed.clients.engine import Engine
 from hpcfed.clients.lockstep import Lockstep, RowEngine
 from hpcfed.clients.placement import LONGEST, Clients, client_loads, place
-from hpcfed.config import RunConfig, Settings, num_new_classes
-from hpcfed.data import PartitionPlan
+from hpcfed.config import RunConfig, Settings
 from hpcfed.data.datasets import ArrayDataset, Dataset, Split, SyntheticSize, load
 from hpcfed.data.partition import Partition, partition
 from hpcfed.data.shards import Shard, join, part, shard
@@ -483,20 +482,7 @@ def _usual_validation(dataset: Dataset) -> int:
 
 
 def _partition(config: RunConfig, dataset: Dataset, validation: int) -> Partition:
-    plan = PartitionPlan(
-        scheme=config.partition,
-        clients=config.clients + config.new_clients,
-        classes=dataset.classes,
-        seed=config.seed,
-        alpha=config.alpha,
-        classes_per_client=config.classes_per_client,
-        uniform_share=config.uniform_share,
-        train_per_client=config.train_per_client,
-        test_per_client=config.test_per_client,
-        validation=validation,
-        new_clients=config.new_clients if config.new_classes else 0,
-        new_classes=num_new_classes(dataset.classes, config.new_classes),
-    )
+    plan = config.plan(dataset.classes, validation)
     return partition(plan, dataset.labels("train"), dataset.labels("test"))
 
 

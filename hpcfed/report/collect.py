@@ -357,7 +357,7 @@ def _telling(members: Sequence[Group], always: Sequence[str]) -> tuple[str, ...]
 def _short(name: str, value: Any, usual: Any) -> list[str]:
     if isinstance(value, bool):
         return [name if value else f"no {name}"]
-    if value == usual and value in (0, ""):
+    if value == usual and value in (None, 0, ""):
         return []  # that stands for none, or for what other options say, and the others have the name with their value
     return [f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"]
 
