@@ -134,8 +134,9 @@ def test_two_ranks_whose_clients_need_different_numbers_of_calls(
     """
     script = tmp_path / "small_groups.py"
     script.write_text(
-        "import sys\nfrom hpcfed import cli, run\nrun.PERSONAL_FLOATS = 3 * 3 * "
-        "4810\ncli.main(sys.argv[1:])\n"
+        "import sys\nfrom hpcfed.cli import commands\n"
+        "from hpcfed.experiment import loop\nloop.PERSONAL_FLOATS = 3 * 3 * 4810\n"
+        "commands.main(sys.argv[1:])\n"
     )
     words = ["--method", "fedavg-ft", "--model", "mlp", *UNEVEN, "--alpha", 0.15]
     result = mpirun(

@@ -1,4 +1,7 @@
-"""What one sample costs, counted on the shapes that pass through the layers."""
+"""What one sample costs in a network: multiply-adds and activations.
+
+Clients' and server's networks are counted by the same formula, `multiply_adds`.
+"""
 
 import copy
 from dataclasses import dataclass
@@ -7,13 +10,29 @@ from math import prod
 import torch
 from torch import Tensor, nn
 
+Weighted = nn.Conv1d | nn.Conv2d | nn.ConvTranspose1d | nn.Linear
+"""Layers whose products make nearly all of a network's arithmetic."""
+
+
+def multiply_adds(layer: Weighted, positions: int = 1) -> int:
+    """Return the multiply-adds of one sample's forward pass through a layer.
+
+    `positions` are those at which a kernel is applied: outputs of a convolution, inputs
+    of a transposed one.
+    """
+    # Not `weight.numel()`: ZeRO 3 leaves an empty weight where parameters are split.
+    if isinstance(layer, nn.Linear):
+        return positions * layer.in_features * layer.out_features
+    channels = layer.in_channels * layer.out_channels // layer.groups
+    return positions * channels * prod(layer.kernel_size)
+
 
 @dataclass(frozen=True)
 class Cost:
-    """Per sample."""
+    """What one sample costs."""
 
     training: int
-    """Multiply-adds of a training step, of convolutions and linear layers: forward,
+    """Multiply-adds of a training step in convolutions and linear layers: forward,
     gradients of weights, and gradients of all inputs but the images.
     """
     activations: int
@@ -21,29 +40,24 @@ class Cost:
 
 
 def cost(network: nn.Module, shape: tuple[int, int, int]) -> Cost:
+    """Count on the shapes that an image of this shape takes through the network."""
     network = copy.deepcopy(network).eval()
     training = activations = 0
 
-    def seen(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    def count(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         nonlocal training, activations
         activations += output.numel()
         if isinstance(module, nn.Conv2d | nn.Linear):
-            kernel = (
-                prod(module.kernel_size) // module.groups
-                if isinstance(module, nn.Conv2d)
-                else 1
-            )
-            first = training == 0
-            training += (
-                (2 if first else 3) * output.numel() * kernel * inputs[0].shape[1]
-            )
+            # Nobody needs the gradient of the images, which enter the first layer.
+            passes = 3 if training else 2
+            positions = output[0, 0].numel()
+            training += passes * multiply_adds(module, positions)
 
-    leaves = [module for module in network.modules() if not list(module.children())]
-    handles = [module.register_forward_hook(seen) for module in leaves]
+    for module in network.modules():
+        is_leaf = next(module.children(), None) is None
+        if is_leaf:
+            module.register_forward_hook(count)
     with torch.no_grad():
-        network(
-            torch.zeros(1, *shape)
-        )  # the device "meta" would take seconds to import what it needs
-    for handle in handles:
-        handle.remove()
+        # Not on the device "meta", which takes seconds to import what it needs.
+        network(torch.zeros(1, *shape))
     return Cost(training, activations)

@@ -21,6 +21,7 @@ from torch.nn import functional as F
 
 from hpcfed.kernels import norms
 from hpcfed.kernels.cuda import aligned
+from hpcfed.models.cost import multiply_adds
 from hpcfed.server.options import Size
 
 KERNEL = 7
@@ -115,12 +116,13 @@ class Autoencoder(nn.Module):
         """Of one sample's forward pass, both ways."""
         length, total = self.padded, 0
         for stage in self.encoder:
-            total += _convolution_flops(stage[0], length // 2)  # type: ignore[index]
             length //= 2
+            total += multiply_adds(stage[0], length)  # type: ignore[index]
         for stage in self.decoder:
-            total += _convolution_flops(stage[0], length)  # type: ignore[index]
+            total += multiply_adds(stage[0], length)  # type: ignore[index]
             length *= 2
-        return total + 4 * self.to_latent.in_features * self.to_latent.out_features
+        total += multiply_adds(self.to_latent) + multiply_adds(self.from_latent)
+        return 2 * total
 
     def encode(self, rows: Tensor) -> Tensor:
         x = _laid_out(
@@ -315,17 +317,13 @@ class Denoiser(nn.Module):
 
     def flops(self, latent: int) -> int:
         """Of one latent's forward pass."""
-        convolutions = [
-            layer for layer in self.modules() if isinstance(layer, nn.Conv1d)
-        ]
-        linear = [
-            layer.in_features * layer.out_features
-            for layer in self.modules()
-            if isinstance(layer, nn.Linear)
-        ]
-        return sum(
-            _convolution_flops(layer, latent) for layer in convolutions
-        ) + 2 * sum(linear)
+        total = 0
+        for layer in self.modules():
+            if isinstance(layer, nn.Conv1d):
+                total += multiply_adds(layer, latent)
+            elif isinstance(layer, nn.Linear):
+                total += multiply_adds(layer)
+        return 2 * total
 
     def forward(self, z: Tensor, t: Tensor) -> Tensor:
         dtype = self.last.weight.dtype
@@ -357,11 +355,6 @@ class _Stage(nn.Module):
     def forward(self, x: Tensor, time: Tensor) -> Tensor:
         y: Tensor = self.norm(self.convolution(x), self.shift(time))
         return y
-
-
-def _convolution_flops(layer: nn.Conv1d | nn.ConvTranspose1d, length: int) -> int:
-    """`length`: the shorter of input and output, which is where kernels are applied."""
-    return 2 * length * layer.in_channels * layer.out_channels * KERNEL
 
 
 def _groups(channels: int) -> int:
