@@ -22,6 +22,7 @@ from hpcfed.config import (
 from hpcfed.config.memory import synthetic_bytes
 from hpcfed.errors import UserError, printable
 from hpcfed.experiment.assemble import check_network
+from hpcfed.record.older import ZERO_WAS_UNSET
 from hpcfed.runtime import memory
 from hpcfed.runtime.launcher import Launch
 
@@ -332,6 +333,30 @@ def test_an_option_that_cannot_act_is_refused(
 )
 def test_an_option_that_acts_or_means_off_is_not(words: str) -> None:
     checked(*words.split())
+
+
+UNSET = [
+    (method, name)
+    for method in ("fedavg", "fedavg-ft", "genefl", "pfedhn", "pfedgpa")
+    for name, field in {
+        **(RunConfig.model_fields if method == "fedavg" else {}),
+        **methods.load(method).Options.model_fields,
+    }.items()
+    if field.annotation in (int | None, float | None) and name != "target_accuracy"
+]
+"""Options that something else decides where the user does not."""
+
+
+@pytest.mark.parametrize(("method", "name"), UNSET)
+def test_zero_means_unset_where_something_else_decides(method: str, name: str) -> None:
+    usual = cli.parse_run(["--method", method])
+    given = cli.parse_run(["--method", method, f"--{name.replace('_', '-')}", "0"])
+    assert given == usual
+    assert given.flat()[name] is None
+
+
+def test_records_of_older_versions_have_zero_for_every_unset_option() -> None:
+    assert {name for _, name in UNSET} == ZERO_WAS_UNSET
 
 
 def test_a_stored_config_holds_all_options_and_is_not_refused_for_those_that_cannot_act() -> (

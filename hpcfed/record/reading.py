@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from hpcfed.config import RunConfig
 from hpcfed.errors import UserError
 from hpcfed.record.folder import check_one_kind, failures, runs
+from hpcfed.record.older import unset_zeros
 from hpcfed.record.results import ROUND_SERIES, SCHEMA
 from hpcfed.record.safe import Reader, readable, reading
 from hpcfed.record.timing import PHASES
@@ -348,7 +349,7 @@ def record_of(folder: Path, file: Reader) -> RunRecord:
     """A run out of its file, or out of a copy of that file's content in another one."""
     facts = _facts(file)
     config, environment = (
-        _config(parsed(file.text("config"))),
+        _config(unset_zeros(parsed(file.text("config")))),
         parsed(file.text("environment")),
     )
     _check_environment(environment)
