@@ -64,7 +64,7 @@ def make_originals(folder: Path) -> None:
     folder = folder / "cases"
     run = folder / "run"
     cli.main([*STOPPED, "--out", str(run)])
-    with h5py.File(run / "loop.h5", "r+") as file:
+    with h5py.File(run / "run.h5", "r+") as file:
         file.attrs["status"] = "stopped"
     shutil.rmtree(_newest(run))  # the last round is left to do
     (folder / "config.toml").write_text(CONFIG)
@@ -165,8 +165,8 @@ def _json_texts(case: Path) -> list[tuple[str, Path, str]]:
     ]
     for name in ("config", "environment"):
         texts += [
-            ("run", case / "run/loop.h5", name),
-            ("run", newest / "loop.h5", name),
+            ("run", case / "run/run.h5", name),
+            ("run", newest / "run.h5", name),
         ]
     return texts
 
@@ -286,11 +286,11 @@ def _victim(
     are.
     """
     newest = _newest(case / "run")
-    inside = ["loop.h5", "error-0.txt", "server.h5", "params-0.h5", ".claim"]
+    inside = ["run.h5", "error-0.txt", "server.h5", "params-0.h5", ".claim"]
     files = [("run", case / "run" / name) for name in inside]
     files += [
         ("run", newest / name)
-        for name in (MARKER, MARKER, "loop.h5", "common.shared.npy", "worker-0.own.npy")
+        for name in (MARKER, MARKER, "run.h5", "common.shared.npy", "worker-0.own.npy")
     ]
     files += [
         ("study", path)
@@ -299,7 +299,7 @@ def _victim(
             *sorted(case.glob("study/points/*/*.json")),
         )
     ]
-    files += [("study", sorted(case.glob("study/points/*/*/loop.h5"))[0])]
+    files += [("study", sorted(case.glob("study/points/*/*/run.h5"))[0])]
     files += [(name, case / name) for name in ("config.toml", "study.toml", "data.npz")]
     if folders:
         files += [
@@ -488,7 +488,7 @@ def _renamed(case: Path, what: str, name: str, chance: random.Random) -> Command
 
 
 def _escape_attribute(case: Path, chance: random.Random) -> Commands:
-    for path in (case / "run/loop.h5", _newest(case / "run") / "loop.h5"):
+    for path in (case / "run/run.h5", _newest(case / "run") / "run.h5"):
         with h5py.File(path, "r+") as file:
             texts = sorted(
                 name for name, value in file.attrs.items() if isinstance(value, str)
@@ -501,7 +501,7 @@ def _escape_attribute(case: Path, chance: random.Random) -> Commands:
 def _escape_config(case: Path, chance: random.Random) -> Commands:
     """In an option or in what is known of the machine."""
     name = chance.choice(("config", "environment"))
-    path = chance.choice((case / "run/loop.h5", _newest(case / "run") / "loop.h5"))
+    path = chance.choice((case / "run/run.h5", _newest(case / "run") / "run.h5"))
     content = json.loads(_read_json(path, name))
     texts = [
         (holder, key)

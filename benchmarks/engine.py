@@ -28,6 +28,7 @@ import torch.nn.functional as F
 from hpcfed import methods
 from hpcfed.config import Settings, resolve
 from hpcfed.experiment.assemble import Setup, assemble, assemble_seeds
+from hpcfed.federation.log import RoundLog
 from hpcfed.models.networks import build
 from hpcfed.record.timing import Timer
 from hpcfed.runtime import world as worlds
@@ -53,7 +54,7 @@ def settings_of(values: dict[str, Any]) -> Settings:
 
 
 def milliseconds(
-    work: Callable[[int], None], world: World, *, rounds: int, warmup: int = 3
+    work: Callable[[int], object], world: World, *, rounds: int, warmup: int = 3
 ) -> np.ndarray:
     """Of each counted round of work."""
     seconds = []
@@ -66,13 +67,15 @@ def milliseconds(
     return 1e3 * np.array(seconds[warmup:])
 
 
-def rounds_of(setup: Setup) -> Callable[[int], None]:
+def rounds_of(setup: Setup) -> Callable[[int], RoundLog]:
     fed = setup.federation
     state = setup.method.init(fed)
 
-    def one(round: int) -> None:
+    def one(round: int) -> RoundLog:
         nonlocal state
-        state = setup.method.round(fed, state, fed.sample(round))
+        cohort = fed.sample(round)
+        state = setup.method.round(fed, state, cohort)
+        return cohort.log
 
     return one
 
@@ -147,7 +150,7 @@ def _train(fed: Any, rows: torch.Tensor, round: int) -> None:
 
 def _plain_loop(
     setup: Setup, clients: int, batch: int, precision: str
-) -> Callable[[int], None]:
+) -> Callable[[int], object]:
     """As a careful user would write it: channels-last, fused optimiser, data on the
     device, no waiting.
     """
@@ -282,8 +285,7 @@ def _stacked(
     def program(setup: Setup) -> None:
         one = rounds_of(setup)
         for round in range(warmup + rounds):
-            one(round)
-            float(setup.federation.learned.loss)  # waits for the device
+            float(one(round).loss_sum)  # waits for the device
             if setup is setups[-1]:
                 ends.append(time.perf_counter())
 

@@ -82,16 +82,16 @@ def rounds_of(setup: Setup, *, warmup: int, rounds: int) -> tuple[np.ndarray, fl
     seconds = []
     samples = 0
     for round in range(warmup + rounds):
-        if round == warmup:
-            samples = int(fed.learned.samples)
         setup.collectives.barrier()
         synchronize(world)
         begin = time.perf_counter()
-        state = setup.method.round(fed, state, fed.sample(round))
-        float(fed.learned.loss)
+        cohort = fed.sample(round)
+        state = setup.method.round(fed, state, cohort)
+        float(cohort.log.loss_sum)
         synchronize(world)
         seconds.append(time.perf_counter() - begin)
-    samples = int(fed.learned.samples) - samples
+        if round >= warmup:
+            samples += int(cohort.log.samples_seen)
     gathered = setup.collectives.gather_vectors(np.array([samples, *seconds[warmup:]]))
     if gathered is None:
         return np.empty(0), 0.0

@@ -68,12 +68,15 @@ def test_ipm_goes_on_when_a_benign_client_has_diverged() -> None:
     fed, cohort, benign = s.federation, s.federation.sample(0), np.flatnonzero(~bad)
     trained[benign[0], 5] = torch.nan
     expected = start[0] - (trained - start)[benign[1:]].mean(0)
+    fed.download(start[0], cohort)
     sent = fed.upload(trained, cohort)
     torch.testing.assert_close(
         sent[bad], expected.expand(2, -1), rtol=1e-12, atol=1e-14
     )
     fed.mean(sent, cohort)
-    assert fed.bad == {benign[0]}, "attackers are not taken for diverged clients"
+    assert cohort.log.excluded == {benign[0]}, (
+        "attackers are not taken for diverged clients"
+    )
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
@@ -198,6 +201,7 @@ def test_of_an_upload_only_what_was_sent_is_an_update(attack: str) -> None:
     """
     s, start, trained, _, bad = attacked(attack)
     fed, cohort = s.federation, s.federation.sample(0)
+    fed.download(start[0], cohort)
     parts = torch.tensor(
         [[1, 0, 1], [1, 1, 0], [0, 1, 0], [1, 0, 0], [1, 1, 0], [0, 1, 0]],
         dtype=torch.bool,
@@ -234,7 +238,9 @@ def test_attackers_among_themselves_need_benign_clients_only_to_copy_them(
         torch.testing.assert_close(sent, 2 * start - trained)
     if attack in ("ipm", "mimic"):
         assert torch.equal(sent, trained)
-        s.federation.upload(trained, s.federation.sample(1))
+        later = s.federation.sample(1)
+        s.federation.download(start[0], later)
+        s.federation.upload(trained, later)
         said = capsys.readouterr().err
         assert (
             said.count(
@@ -431,8 +437,9 @@ def test_outliers_cannot_bend_a_robust_rule_far(name: str, outlier: float) -> No
     rows, _ = with_outliers(outlier)
     fed = assembled(clients=10, aggregation=name).federation
     assert (fed._aggregation(rows, cohort_of([1] * 10)) - 3).abs().max() < 0.4
-    assert (fed.mean(rows, cohort_of([1] * 10)) - 3).abs().max() < 0.4
-    assert len(fed.bad) == (0 if np.isfinite(outlier) else 2)
+    cohort = cohort_of([1] * 10)
+    assert (fed.mean(rows, cohort) - 3).abs().max() < 0.4
+    assert len(cohort.log.excluded) == (0 if np.isfinite(outlier) else 2)
 
 
 @pytest.mark.parametrize("outlier", OUTLIERS)
@@ -440,12 +447,13 @@ def test_outliers_carry_the_mean_off_unless_they_are_not_finite(outlier: float) 
     """These are left out and counted, which no rule of aggregation has to be told."""
     rows, honest = with_outliers(outlier)
     fed = assembled(clients=10, aggregation="mean").federation
-    mean = fed.mean(rows, cohort_of([1] * 10))
+    cohort = cohort_of([1] * 10)
+    mean = fed.mean(rows, cohort)
     if np.isfinite(outlier):
-        assert (mean - 3).abs().max() > 1e6 and not fed.bad
+        assert (mean - 3).abs().max() > 1e6 and not cohort.log.excluded
     else:
         torch.testing.assert_close(mean, honest.mean(0))
-        assert len(fed.bad) == 2
+        assert len(cohort.log.excluded) == 2
 
 
 @pytest.mark.parametrize("name", ["median", "trimmed-mean", "krum", "multi-krum"])
@@ -467,8 +475,9 @@ def test_a_trimmed_mean_of_too_few_uploads_is_the_median() -> None:
     fed = assembled(
         clients=10, aggregation="trimmed-mean", tolerance=0.4999999999
     ).federation
-    torch.testing.assert_close(fed.mean(rows, cohort_of([1] * 10)), rows[:2].mean(0))
-    assert len(fed.bad) == 8
+    cohort = cohort_of([1] * 10)
+    torch.testing.assert_close(fed.mean(rows, cohort), rows[:2].mean(0))
+    assert len(cohort.log.excluded) == 8
 
 
 def test_trimming_counts_nan_as_the_largest() -> None:

@@ -17,6 +17,7 @@ from hpcfed import methods
 from hpcfed.clients.engine import Sgd
 from hpcfed.experiment.assemble import Setup
 from hpcfed.experiment.loop import evaluate
+from hpcfed.federation.log import RoundLog
 from hpcfed.methods import _parts
 from hpcfed.models import MODELS
 from hpcfed.models.layout import Layout
@@ -103,12 +104,26 @@ def close(rows: Tensor, expected: list[Weights]) -> None:
     )
 
 
-def rounds(s: Setup, count: int) -> Iterator[tuple[int, Any]]:
-    """The round's number and the state after it."""
+def rounds(
+    s: Setup, count: int, logs: list[RoundLog] | None = None
+) -> Iterator[tuple[int, Any]]:
+    """The round's number and the state after it; `logs` takes the log of each."""
     state = s.method.init(s.federation)
     for round in range(count):
-        state = s.method.round(s.federation, state, s.federation.sample(round))
+        cohort = s.federation.sample(round)
+        state = s.method.round(s.federation, state, cohort)
+        if logs is not None:
+            logs.append(cohort.log)
         yield round, state
+
+
+def traffic(logs: list[RoundLog]) -> tuple[int, int, int]:
+    """Bytes up, bytes up of this rank's clients, and bytes down of all rounds."""
+    return (
+        sum(log.bytes_up for log in logs),
+        sum(int(log.bytes_up_here) for log in logs),
+        sum(log.bytes_down for log in logs),
+    )
 
 
 @pytest.mark.parametrize(
@@ -212,13 +227,14 @@ def test_an_empty_head_is_fedavg_bit_for_bit() -> None:
         assembled(method="fedper", head_layers=0, **HARSH),
         assembled(method="fedavg", **HARSH),
     )
+    found, wanted = list[RoundLog](), list[RoundLog]()
     for (_, state), (_, expected) in zip(
-        rounds(personal, 3), rounds(average, 3), strict=True
+        rounds(personal, 3, found), rounds(average, 3, wanted), strict=True
     ):
         assert torch.equal(state.shared, expected.w)
         rows = personal.method.personal(personal.federation, state, np.arange(4))
         assert torch.equal(rows, expected.w.expand(4, -1))
-    assert personal.federation.traffic == average.federation.traffic
+    assert traffic(found) == traffic(wanted) and all(traffic(found)[::2])
 
 
 def test_a_head_that_is_everything_is_local_only() -> None:
@@ -226,14 +242,15 @@ def test_a_head_that_is_everything_is_local_only() -> None:
         assembled(method="fedper", head_layers=2, **HARSH),
         assembled(method="local", **HARSH),
     )
+    logs = list[RoundLog]()
     for (_, state), (_, expected) in zip(
-        rounds(personal, 3), rounds(local, 3), strict=True
+        rounds(personal, 3, logs), rounds(local, 3), strict=True
     ):
         assert torch.equal(
             personal.method.personal(personal.federation, state, np.arange(4)),
             expected.rows,
         )
-    assert personal.federation.traffic.up == personal.federation.traffic.down == 0
+    assert traffic(logs) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
@@ -264,10 +281,11 @@ def test_either_part_may_be_empty(method: str, deterministic: bool) -> None:
 )
 def test_bytes_are_those_of_the_shared_columns(method: str, columns: int) -> None:
     s = assembled(method=method, clients=10, participation=0.3)
-    *_, (_, state) = rounds(s, 1)
-    assert s.federation.traffic.up == s.federation.traffic.down == 3 * columns * 8
+    logs = list[RoundLog]()
+    *_, (_, state) = rounds(s, 1, logs)
+    assert logs[0].bytes_up == logs[0].bytes_down == 3 * columns * 8
     s.method.personal(s.federation, state, np.arange(10))
-    assert s.federation.traffic.up == 3 * columns * 8, (
+    assert logs[0].bytes_up == 3 * columns * 8, (
         "what a client does for itself sends nothing"
     )
 
@@ -276,10 +294,9 @@ def test_bytes_are_those_of_the_shared_columns(method: str, columns: int) -> Non
 def test_a_new_client_has_the_servers_columns_and_the_initial_rest(method: str) -> None:
     s = assembled(method=method)
     *_, (_, state) = rounds(s, 2)
-    rows, first = (
-        s.method.welcome(s.federation, state, np.arange(2)),
-        s.federation.initial_row(),
-    )
+    two = s.federation.everyone(2).only(np.arange(2))[1]
+    rows = s.method.welcome(s.federation, state, two)
+    first = s.federation.initial_row()
     shared = slice(BODY, WHOLE) if method == "lg-fedavg" else slice(0, BODY)
     expected = first.clone()
     expected[shared] = state.shared
@@ -571,10 +588,11 @@ def test_pfedhn_generates_no_running_statistics() -> None:
         s.method.personal(fed, state, np.arange(1))[0, statistics],
         fed.initial_row()[statistics],
     )
-    fed.on_trained = lambda cohort, rows: trained_rows.append(
-        rows[:, statistics].clone()
-    )
-    state = s.method.round(fed, state, fed.sample(0))
+
+    def listening(here: np.ndarray, rows: Tensor) -> None:
+        trained_rows.append(rows[:, statistics].clone())
+
+    state = s.method.round(fed, state, fed.sample(0, listening))
     expected = torch.from_numpy(fed.sizes / fed.sizes.sum()).float() @ trained_rows[0]
     torch.testing.assert_close(state.statistics, expected)
     assert not torch.equal(expected, fed.initial_row()[statistics])
@@ -614,7 +632,8 @@ def test_pfedhn_trains_a_new_clients_embedding_and_nothing_else() -> None:
         expected.append(
             {name: tensor.detach() for name, tensor in net.generate(embedding).items()}
         )
-    close(s.method.welcome(fed, state, np.array([1, 3])), expected)
+    cohort = fed.everyone(round).only(np.array([1, 3]))[1]
+    close(s.method.welcome(fed, state, cohort), expected)
     assert all(
         torch.equal(a, b)
         for a, b in zip(vars(state).values(), vars(before).values(), strict=True)

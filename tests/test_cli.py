@@ -184,7 +184,7 @@ def test_a_mistake_in_the_file_names_the_file(
 
 def test_mistakes_are_found_before_torch_or_mpi_are_loaded() -> None:
     program = (
-        "import sys\nfrom hpcfed.cli import commands as cli\n"
+        "import sys\nfrom hpcfed import cli\n"
         "try: cli.main(['run', '--model', 'cnn-cifar'])\nexcept SystemExit as end: "
         "assert end.code == 2\n"
         "cli.main(['list'])\n"

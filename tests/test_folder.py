@@ -260,7 +260,7 @@ def test_a_run_is_known_from_its_first_moment(
     def fail(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("hpcfed.experiment.loop.resuming.check_shared", fail)
+    monkeypatch.setattr("hpcfed.experiment.loop.resume.check_shared", fail)
     with pytest.raises(KeyboardInterrupt):
         started(*QUICK, "--out", tmp_path / "run")
     record = read_run(tmp_path / "run")

@@ -33,12 +33,13 @@ from hpcfed.federation.clustering import (
     principal_angles,
 )
 from hpcfed.federation.federation import Cohort, Sent
+from hpcfed.federation.log import RoundLog
 from hpcfed.methods import genefl
 from hpcfed.models.layout import Layout, Workplace
 from hpcfed.models.networks import build
 from hpcfed.record.reading import RunRecord, read_run
 from hpcfed.runtime import randomness
-from tests.test_baselines import rounds
+from tests.test_baselines import rounds, traffic
 from tests.test_cli import mistake
 from tests.test_engine import batches, make_shard
 from tests.test_methods import assembled, trained_alone
@@ -468,10 +469,8 @@ def test_eq_10_by_hand() -> None:
         3 * weights, torch.tensor([[2.0, 1], [0, 1], [0, 0]], dtype=torch.float64)
     )
     s.federation.upload(rows, cohort, sent)
-    assert (
-        int(s.federation.traffic.parts) == 8 * (2 + 3 + 1)
-        and s.federation.traffic.up == 0
-    )
+    assert int(cohort.log.bytes_up_here) == 8 * (2 + 3 + 1)
+    assert cohort.log.bytes_up == 0
 
 
 @pytest.mark.parametrize("method", ["genefl", "fedlp", "fedlps", "fedlg"])
@@ -712,25 +711,24 @@ def test_one_cluster_that_sends_everything_is_fedavg(method: str) -> None:
         plain = assembled(
             **{name: value for name, value in SMALL.items() if name != "clusters"}
         )
+        same = plain.federation.sample(0)
+        np.testing.assert_array_equal(same.clients, cohort.clients)
         expected = plain.method.round(
-            plain.federation, plain.method.init(plain.federation), cohort
+            plain.federation, plain.method.init(plain.federation), same
         )
         torch.testing.assert_close(
             s.method.global_row(state), expected.w, rtol=1e-12, atol=1e-14
         )
-        assert fed.traffic == plain.federation.traffic
+        assert traffic([cohort.log]) == traffic([same.log])
 
 
 def test_fedlp_that_sends_nothing_leaves_the_model() -> None:
     s = small("fedlp", send_probability=0.0)
-    for _, state in rounds(s, 2):
+    logs = list[RoundLog]()
+    for _, state in rounds(s, 2, logs):
         assert torch.equal(state.shared, s.federation.initial_row().expand(2, -1))
-    assert (
-        s.federation.traffic.up
-        == int(s.federation.traffic.parts)
-        == 0
-        < s.federation.traffic.down
-    )
+    up, up_here, down = traffic(logs)
+    assert up == up_here == 0 < down
 
 
 def test_fedbn_keeps_batch_norm_where_it_is_bit_for_bit() -> None:
@@ -917,16 +915,16 @@ def test_bytes_of_an_upload_of_resnet18(
         "options",
         module.Options(clusters=1, **({"lambda2": 0.0} if method == "genefl" else {})),
     )
-    monkeypatch.setattr(fed, "traffic", type(fed.traffic)())
     changed = 1e-3 * torch.rand(1, fed.layout.num_columns)
     monkeypatch.setattr(fed, "train", lambda rows, cohort, **how: rows + changed)
     state = module.init(fed)
-    state = module.round(fed, state, fed.sample(99))
-    up = fed.traffic.up + int(fed.traffic.parts)
+    cohort = fed.sample(99)
+    state = module.round(fed, state, cohort)
+    up = cohort.log.bytes_up + int(cohort.log.bytes_up_here)
     assert up == 4 * columns and round(up / MIB, 2) == mib
-    fed.traffic.down = 0
-    rows = module.welcome(fed, state, np.arange(1))
-    assert fed.traffic.down == up and rows.shape == (1, 11_183_562)
+    newcomers = fed.everyone(100)
+    rows = module.welcome(fed, state, newcomers)
+    assert newcomers.log.bytes_down == up and rows.shape == (1, 11_183_562)
     if method == "clustered-fedavg":
         assert round(100 * 10 * up / GIB, 2) == 41.66
 
@@ -1065,7 +1063,7 @@ def test_a_new_client_has_the_gene_of_its_cluster_and_the_initial_rest() -> None
     s = small("genefl", gene_layers=1, gene_every=1)
     fed, first = s.federation, s.federation.initial_row()
     *_, (_, state) = rounds(s, 5)
-    rows = s.method.welcome(fed, state, np.arange(6))
+    rows = s.method.welcome(fed, state, fed.everyone(5))
     gene = state.gene[:, state.part_of]
     assert 0 < gene.float().mean() < 1
     for client, row in enumerate(

@@ -24,11 +24,21 @@ from hpcfed.experiment.assemble import Setup
 from hpcfed.experiment.loop import Evaluation, go
 from hpcfed.experiment.progress import RunProgress, SeedsProgress
 from hpcfed.experiment.rebalance import Moving
+from hpcfed.federation.log import RoundLog
 from hpcfed.federation.selection import SelectionOptions, best
 from hpcfed.models.networks import build
 from hpcfed.record.reading import at_target, read_run, read_seeds
 from hpcfed.report.console import show, show_seeds
-from tests.test_baselines import HARSH, Weights, close, initial, rounds, trained, usual
+from tests.test_baselines import (
+    HARSH,
+    Weights,
+    close,
+    initial,
+    rounds,
+    traffic,
+    trained,
+    usual,
+)
 from tests.test_cli import mistake
 from tests.test_methods import assembled
 from tests.test_seeds import UNEVEN, assert_same_run, started
@@ -104,9 +114,12 @@ def test_keeping_all_uploads_is_the_method_without_selection_bit_for_bit(
     }
     one = assembled(method=method, schedule="constant", rho_max=3, **common)
     other = assembled(method=plain, **common)
-    for (_, state), (_, expected) in zip(rounds(one, 3), rounds(other, 3), strict=True):
+    found, wanted = list[RoundLog](), list[RoundLog]()
+    for (_, state), (_, expected) in zip(
+        rounds(one, 3, found), rounds(other, 3, wanted), strict=True
+    ):
         assert torch.equal(state.w, expected.w)
-    assert one.federation.traffic == other.federation.traffic
+    assert traffic(found) == traffic(wanted) and all(traffic(found)[::2])
     torch.set_deterministic_debug_mode("default")
 
 
@@ -217,11 +230,10 @@ def test_fedumf_without_kept_updates_is_fedavg_bit_for_bit(
 def test_everyone_gets_the_row_that_fedumf_trains_from() -> None:
     for method, receivers in (("fedumf", 4), ("fedavg", 2)):
         s = assembled(method=method, participation=0.5)
-        s.method.round(
-            s.federation, s.method.init(s.federation), s.federation.sample(0)
-        )
+        cohort = s.federation.sample(0)
+        s.method.round(s.federation, s.method.init(s.federation), cohort)
         row = s.federation.initial_row()
-        assert s.federation.traffic.down == receivers * row.numel() * row.element_size()
+        assert cohort.log.bytes_down == receivers * row.numel() * row.element_size()
 
 
 def test_an_update_of_fedumf_is_overwritten_each_round_and_used_once() -> None:
@@ -270,11 +282,14 @@ def test_a_poisoned_upload_with_the_worst_score_is_never_kept() -> None:
             rho_max=rho,
             attack="sign-flip",
             attackers=1,
+            attack_strength=30.0,
         )
         fed, (bad,) = s.federation, s.dealt.attackers
-        fed.config = fed.config.model_copy(update={"attack_strength": 30.0})
-        for _ in rounds(s, 4):
-            assert bad not in fed._kept and len(fed._kept) == rho
+        logs = list[RoundLog]()
+        assert len(list(rounds(s, 4, logs))) == 4
+        for log in logs:
+            assert log.selected is not None
+            assert bad not in log.selected and len(log.selected) == rho
         cohort = fed.sample(3)
         sent = fed.upload(
             fed.train(fed.download(fed.initial_row(), cohort), cohort), cohort
@@ -282,10 +297,12 @@ def test_a_poisoned_upload_with_the_worst_score_is_never_kept() -> None:
         assert fed._validated(sent, cohort).argmin() == bad, (
             "the case needs an upload that is the worst"
         )
-        kept_rows = sent[torch.from_numpy(fed._kept)]
-        weights = torch.from_numpy(fed.sizes[fed._kept] / fed.sizes[fed._kept].sum())
+        rows, fewer = fed.select(sent, cohort, rho)
+        assert torch.equal(rows, sent[torch.from_numpy(fewer.clients)])
+        sizes = fed.sizes[fewer.clients]
+        weights = torch.from_numpy(sizes / sizes.sum())
         torch.testing.assert_close(
-            fed.mean(sent, cohort), weights @ kept_rows, rtol=1e-12, atol=1e-14
+            fed.mean(rows, fewer), weights @ rows, rtol=1e-12, atol=1e-14
         )
 
 
@@ -300,8 +317,10 @@ def test_fewer_are_kept_where_fewer_uploads_are_finite() -> None:
     fed, cohort = s.federation, s.federation.sample(0)
     rows = fed.train(fed.download(fed.initial_row(), cohort), cohort)
     rows[[0, 2]] = torch.nan
-    fed.upload(rows, cohort)
-    assert fed._kept.tolist() == [1, 3] and fed.kept == (2, 2) and fed.bad == {0, 2}
+    best, fewer = fed.select(fed.upload(rows, cohort), cohort, 3)
+    assert fewer.clients.tolist() == [1, 3] and torch.equal(best, rows[[1, 3]])
+    assert cohort.log.selected is not None
+    assert cohort.log.selected.tolist() == [1, 3] and cohort.log.excluded == {0, 2}
 
 
 @pytest.mark.parametrize("attackers", [0, 10])

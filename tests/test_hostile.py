@@ -244,7 +244,7 @@ def test_what_is_declared_and_not_there_takes_no_memory(
             for _ in range(5000):
                 group = group.create_group("x")
     program = (
-        "import resource, sys\nfrom hpcfed.cli import commands as cli\nimport hpcfed.record.reading, "
+        "import resource, sys\nfrom hpcfed import cli\nimport hpcfed.record.reading, "
         "rich.console, h5py\n"
         "size = int(open('/proc/self/statm').read().split()[0]) * 4096\n"
         "resource.setrlimit(resource.RLIMIT_AS, (size + 2**29, size + 2**29))\n"

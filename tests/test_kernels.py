@@ -313,7 +313,10 @@ def assert_near(ours: Tensor, exact: Tensor, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("shape", [(5, 32, 11), (300, 64, 40), (2, 256, 3), (4, 12, 6)])
+@pytest.mark.parametrize(
+    "shape",
+    [(5, 32, 11), (300, 64, 40), (2, 256, 3), (4, 12, 6), (300, 192, 7), (9, 1544, 5)],
+)
 def test_batch_norm_and_its_activation(
     shape: tuple[int, int, int], dtype: torch.dtype, device: str
 ) -> None:
@@ -351,7 +354,16 @@ def test_batch_norm_and_its_activation(
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize(
     ("shape", "groups"),
-    [((3, 64, 37), 8), ((2, 512, 20), 8), ((40, 32, 9), 4), ((2, 1024, 5), 8)],
+    [
+        ((3, 64, 37), 8),
+        ((2, 512, 20), 8),
+        ((40, 32, 9), 4),
+        ((2, 1024, 5), 8),
+        ((3, 192, 37), 8),
+        ((2, 1600, 11), 8),
+        ((2, 96, 30), 4),
+        ((2, 40, 4), 1),
+    ],
 )
 def test_group_norm_shift_and_activation(
     shape: tuple[int, int, int], groups: int, dtype: torch.dtype, device: str
@@ -381,6 +393,18 @@ def test_group_norm_shift_and_activation(
 def test_norms_of_the_usual_sizes_are_served_by_kernels() -> None:
     x = activations(2, 64, 8, device="cuda", dtype=torch.bfloat16)
     assert norms._serves(x, 64) and norms._serves(x, 8) and not norms._serves(x, 4)
+    assert norms._serves(x, 24) and norms._serves(x, 2048)
+    assert not norms._serves(x, 2056)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4, 8])
+def test_blocks_of_group_norm_hold_whole_groups(groups: int) -> None:
+    """Every channel has one thread, whatever the width of the network."""
+    for channels in range(8 * groups, 2049, 8 * groups):
+        width = norms._width(channels // groups, channels)
+        assert channels % width == 0 and width % (channels // groups) == 0
+        threads = norms._threads(width)
+        assert threads % (width // 8) == 0 and 128 <= threads <= 256
 
 
 def convolutions(name: str) -> list[Layer]:
@@ -451,12 +475,12 @@ def test_source_of_batches_compiles() -> None:
 @pytest.mark.parametrize("dtype", TYPES)
 def test_sources_of_norms_compile(dtype: torch.dtype) -> None:
     pytest.importorskip("cuda.bindings.nvrtc", reason="no CUDA compiler beside torch")
-    for backward in (False, True):
-        macros = norms.batch_macros(32, dtype, 0.01, backward)
+    for channels in (32, 192):
+        for backward in (False, True):
+            macros = norms.batch_macros(channels, dtype, 0.01, backward)
+            assert cuda.compiled("norms.cu", macros, "sm_80").startswith(b"\x7fELF")
+        macros = norms.group_macros(channels, channels // 4, dtype, 1e-5)
         assert cuda.compiled("norms.cu", macros, "sm_80").startswith(b"\x7fELF")
-    assert cuda.compiled(
-        "norms.cu", norms.group_macros(512, 64, dtype, 1e-5), "sm_80"
-    ).startswith(b"\x7fELF")
 
 
 def test_without_trials_cudnn_itself_stays_as_it_is() -> None:

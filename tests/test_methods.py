@@ -14,7 +14,8 @@ from hpcfed import cli, methods
 from hpcfed.config import resolve
 from hpcfed.experiment.assemble import Setup, assemble
 from hpcfed.experiment.loop import evaluate
-from hpcfed.federation.federation import Learned, shares
+from hpcfed.federation.cohort import shares
+from hpcfed.federation.log import RoundLog
 from hpcfed.record.reading import read_run
 from hpcfed.record.timing import Timer
 from hpcfed.runtime import world as worlds
@@ -117,14 +118,11 @@ def test_a_client_without_data_changes_nothing() -> None:
         assert np.array_equal(
             cohort.weights, fed.sizes[cohort.clients] / fed.sizes[drawn].sum()
         )
-        fed.traffic.up = fed.traffic.down = 0
         before, state = state, s.method.round(fed, state, cohort)
-        assert fed.cohort_size == len(cohort.clients) < 10
-        assert (
-            fed.traffic.up
-            == fed.traffic.down
-            == fed.cohort_size * fed.layout.num_columns * 8
-        )
+        log = cohort.log
+        assert log.cohort_size == len(cohort.clients) < 10
+        expected = log.cohort_size * fed.layout.num_columns * 8
+        assert log.bytes_up == log.bytes_down == expected
         rows = fed._descend("training", before.w.expand(len(cohort.here), -1), cohort.here,
                             fed._sgd(2, round), round=round, columns=None)[0]  # fmt: skip
         step = before.omega[cohort.clients] @ (rows - before.w) / len(holders)
@@ -139,12 +137,13 @@ def test_a_cohort_in_which_nobody_has_data_counts_for_nothing(method: str) -> No
         round for round in range(100) if not fed.sizes[fed.sample(round).clients].any()
     )
     before = s.method.personal(fed, state, np.arange(20)).clone()
-    state = s.method.round(fed, state, fed.sample(round))
+    cohort = fed.sample(round)
+    state, log = s.method.round(fed, state, cohort), cohort.log
     torch.testing.assert_close(s.method.personal(fed, state, np.arange(20)), before)
-    assert (fed.cohort_size, fed.traffic.up, int(fed.traffic.parts)) == (0, 0, 0)
+    assert (log.cohort_size, log.bytes_up, int(log.bytes_up_here)) == (0, 0, 0)
     everyone = np.count_nonzero(fed.sizes) * fed.layout.num_columns * 8
-    assert fed.traffic.down == (everyone if method == "fedumf" else 0)
-    assert fed.kept is None or fed.kept == (0, 0)
+    assert log.bytes_down == (everyone if method == "fedumf" else 0)
+    assert log.selected is None or not len(log.selected)
 
 
 def test_clients_without_data_are_told_of(
@@ -259,7 +258,7 @@ def test_local_clients_never_hear_of_each_other() -> None:
             else rows[client]
         )
         torch.testing.assert_close(state.rows[client], expected, rtol=1e-10, atol=1e-12)
-    assert fed.traffic.up == fed.traffic.down == 0
+    assert cohort.log.bytes_up == cohort.log.bytes_down == 0
     assert s.method.global_row(state) is None
 
 
@@ -324,7 +323,8 @@ def test_every_method_has_a_line_and_welcomes_newcomers() -> None:
         assert line, f"{name} has no docstring"
         s = assembled(method=name, **named.get(name, {}))
         state = s.method.init(s.federation)
-        rows = s.method.welcome(s.federation, state, np.arange(2))
+        cohort = s.federation.everyone(0).only(np.arange(2))[1]
+        rows = s.method.welcome(s.federation, state, cohort)
         assert (
             rows.shape == (2, s.federation.layout.num_columns) and rows.isfinite().all()
         )
@@ -336,9 +336,10 @@ def test_every_method_has_a_line_and_welcomes_newcomers() -> None:
 def test_bytes_are_what_the_method_sends() -> None:
     s = assembled(clients=10, participation=0.3)
     state = s.method.init(s.federation)
-    s.method.round(s.federation, state, s.federation.sample(0))
+    cohort = s.federation.sample(0)
+    s.method.round(s.federation, state, cohort)
     expected = 3 * s.federation.layout.num_columns * 8
-    assert s.federation.traffic.up == s.federation.traffic.down == expected
+    assert cohort.log.bytes_up == cohort.log.bytes_down == expected
 
 
 def test_layout_matches_the_papers_counts() -> None:
@@ -394,10 +395,10 @@ def test_the_learning_rate_decays_by_round(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_client_that_diverged_does_not_lower_the_training_loss() -> None:
-    learned = Learned()
-    learned.add(
+    log = RoundLog()
+    log.add_losses(
         torch.tensor([2.0, torch.nan, torch.nan, torch.inf]),
         np.array([100, 100, 0, 50]),
     )
-    learned.add(torch.tensor([5.0]), np.array([50]))
-    assert float(learned.loss) / int(learned.samples) == pytest.approx(3.0)
+    log.add_losses(torch.tensor([5.0]), np.array([50]))
+    assert float(log.loss_sum) / int(log.samples_seen) == pytest.approx(3.0)

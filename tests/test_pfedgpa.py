@@ -25,6 +25,7 @@ from hpcfed import cli
 from hpcfed.experiment.assemble import Newcomers, Setup
 from hpcfed.experiment.loop import _welcome
 from hpcfed.federation.federation import Cohort
+from hpcfed.federation.log import RoundLog
 from hpcfed.methods import pfedgpa
 from hpcfed.record.reading import RunRecord, mean_accuracy, read_run
 from hpcfed.record.results import NETWORKS, SERVER_PHASES
@@ -36,6 +37,7 @@ from hpcfed.server.networks import Autoencoder
 from hpcfed.server.options import Batching
 from hpcfed.server.rank import Answer, Bank, Request, ServerRank
 from hpcfed.server.training import Place, Plain
+from tests.test_baselines import traffic
 from tests.test_cli import mistake
 from tests.test_methods import assembled
 from tests.test_seeds import started
@@ -76,13 +78,14 @@ def flags(**values: Any) -> list[str]:
     return [word for pair in pairs for word in pair]
 
 
-def states(s: Setup) -> list[Any]:
-    """The state before the first round, and after each."""
+def states(s: Setup, logs: list[RoundLog] | None = None) -> list[Any]:
+    """The state before the first round, and after each; `logs` takes their logs."""
     found = [s.method.init(s.federation)]
     for round in range(s.federation.config.rounds):
-        found.append(
-            s.method.round(s.federation, found[-1], s.federation.sample(round))
-        )
+        cohort = s.federation.sample(round)
+        found.append(s.method.round(s.federation, found[-1], cohort))
+        if logs is not None:
+            logs.append(cohort.log)
     return found
 
 
@@ -133,7 +136,8 @@ def test_fedavg_goes_on_undisturbed_and_only_generated_columns_are_the_servers()
     )
     fed, head = s.federation, s.federation.layout.mask([s.federation.layout.head])
     assert torch.equal(fed.generated, head.nonzero().squeeze(1)) and not head.all()
-    found, expected = states(s), states(plain)
+    logs, plain_logs = list[RoundLog](), list[RoundLog]()
+    found, expected = states(s, logs), states(plain, plain_logs)
     for state, fedavg in zip(found, expected, strict=True):
         assert torch.equal(pfedgpa.global_row(state), fedavg.w)
     for state in found[:-1]:
@@ -147,10 +151,9 @@ def test_fedavg_goes_on_undisturbed_and_only_generated_columns_are_the_servers()
     assert torch.equal(
         s.method.personal(fed, found[-1], np.array([4, 1])), rows[[4, 1]]
     )
-    assert fed.traffic.up == plain.federation.traffic.up
-    assert (
-        fed.traffic.down == plain.federation.traffic.down + 6 * len(fed.generated) * 4
-    )
+    up, _, down = traffic(logs)
+    plain_up, _, plain_down = traffic(plain_logs)
+    assert up == plain_up and down == plain_down + 6 * len(fed.generated) * 4
 
 
 def test_a_client_that_the_server_does_not_know_keeps_fedavgs_columns() -> None:
@@ -207,7 +210,8 @@ def test_the_round_after_learning_starts_from_generated_rows_and_later_ones_go_o
         return train(rows, *arguments, **options)
 
     monkeypatch.setattr(s.engine, "train", listening)
-    found = states(s)
+    logs = list[RoundLog]()
+    found = states(s, logs)
     assert [round for round, _ in fed.server.reports()] == [2, 5]
     for round, start in enumerate(starts):
         state, here = found[round], fed.sample(round).here
@@ -226,7 +230,7 @@ def test_the_round_after_learning_starts_from_generated_rows_and_later_ones_go_o
     down = (
         6 * len(starts[0]) * COLUMNS * 4
     )  # in rounds, and what everybody gets in the end
-    assert fed.traffic.down == down + 6 * COLUMNS * 4
+    assert traffic(logs)[2] == down + 6 * COLUMNS * 4
 
 
 def test_the_bank_keeps_the_last_rounds_in_the_order_of_clients() -> None:

@@ -15,12 +15,13 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from hpcfed.cli import parse_run
-from hpcfed.clients.balance import MOVES, WINDOW, Balance, imbalance
+from hpcfed.clients.balance import MOVES, WINDOW, Balance
 from hpcfed.clients.placement import client_loads, place, rank_loads
 from hpcfed.config import RunConfig
 from hpcfed.experiment import loop
 from hpcfed.experiment.assemble import Setup, assemble
 from hpcfed.record.reading import RunRecord, read_run
+from hpcfed.record.series import imbalance
 from hpcfed.record.timing import PHASES, Timer
 from hpcfed.report.console import show
 from hpcfed.runtime import world as worlds
@@ -278,7 +279,7 @@ def test_moving_clients_changes_no_result(
     np.testing.assert_allclose(
         moved.rounds["imbalance"], seconds.max(1) / seconds.mean(1), rtol=1e-12
     )
-    with h5py.File(tmp_path / "moved/loop.h5") as file:
+    with h5py.File(tmp_path / "moved/run.h5") as file:
         before, after = file["clients/rank"][()], file["moves/rank"][0]
         assert set(after) == set(range(ranks)) and (before != after).any()
         assert np.count_nonzero(after == ranks - 1) < np.count_nonzero(

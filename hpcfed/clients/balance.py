@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hpcfed.clients.placement import place, rank_loads
+from hpcfed.record.series import imbalance
 
 WINDOW = 5
 """Rounds that are measured before a placement is judged; the round before them, which
@@ -140,11 +141,3 @@ def _paces(work: np.ndarray, seconds: np.ndarray) -> np.ndarray:
         ]
     )
     return np.maximum(np.where(known, paces, usual), 1e-12)
-
-
-def imbalance(seconds: np.ndarray) -> float:
-    """The slowest rank's seconds by the mean over ranks: 1 when all take equally long,
-    NaN when none takes any.
-    """
-    mean = seconds.mean()
-    return float(seconds.max() / mean) if mean > 0 else float("nan")

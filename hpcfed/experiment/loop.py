@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpcfed.clients.balance import MOVES, imbalance
+from hpcfed.clients.balance import MOVES
 from hpcfed.clients.lockstep import Lockstep
 from hpcfed.clients.placement import Clients
 from hpcfed.config import RunConfig, Settings
@@ -33,8 +33,9 @@ from hpcfed.experiment.assemble import (
 )
 from hpcfed.experiment.progress import RunProgress, SeedsProgress
 from hpcfed.experiment.rebalance import Moving
-from hpcfed.federation.federation import Cohort, Federation, Learned, Traffic
-from hpcfed.record import environment
+from hpcfed.federation.federation import Federation
+from hpcfed.federation.log import OnTrained, RoundLog
+from hpcfed.record import environment, series
 from hpcfed.record.checkpoints import Checkpoint
 from hpcfed.record.claim import claimed
 from hpcfed.record.energy import joules
@@ -51,7 +52,7 @@ from hpcfed.record.folder import (
 from hpcfed.record.job import sign
 from hpcfed.record.observer import observer
 from hpcfed.record.reading import at_target, is_complete, mean_accuracy
-from hpcfed.record.results import RANK_SERIES, ResultsWriter, ServerSize
+from hpcfed.record.results import ResultsWriter, ServerSize
 from hpcfed.record.snapshots import SnapshotWriter
 from hpcfed.record.timing import PHASES
 from hpcfed.runtime import world as worlds
@@ -262,22 +263,26 @@ def _rounds(
         setup.collectives.barrier()
         timer.start()
         for round in range(first, config.rounds):
-            fed.on_trained = (
-                _listener(snapshots) if snapshots and snapshots.due(round) else None
+            listener = (
+                _listener(snapshots, round)
+                if snapshots and snapshots.due(round)
+                else None
             )
-            cohort = fed.sample(round)
+            cohort = fed.sample(round, listener)
             state = setup.method.round(fed, state, cohort)
             if round == first:
                 with timer.phase("record"):
                     resume.check_shared(setup, state)
             evaluation = evaluate(setup, state) if _due(round, config) else None
-            if fed.on_trained and snapshots:
+            if listener and snapshots:
                 with timer.phase("record"):
                     row = setup.method.global_row(state)
                     snapshots.close_round(
                         round, None if row is None else row.cpu().numpy()
                     )
-            train_seconds = _record_round(setup, round, evaluation, results, progress)
+            train_seconds = _record_round(
+                setup, round, cohort.log, evaluation, results, progress
+            )
             if (
                 config.stop_at_target
                 and evaluation is not None
@@ -397,12 +402,11 @@ def _welcome(
     """
     fed, method, config = newcomers.federation, setup.method, setup.settings.config
     here = np.arange(len(fed.clients))
-    fed.round = (
-        setup.federation.round + 1
-    )  # which may have ended at the target, long before the last round
-    starts = {"method": method.welcome(fed, state, here)}
+    # Rounds may have ended at the target, long before the last one.
+    cohort = fed.everyone(setup.federation.round + 1)
+    starts = {"method": method.welcome(fed, state, cohort)}
     if results is not None:
-        results.write_newcomer_bytes(fed.traffic.down / max(1, fed.num_holders))
+        results.write_newcomer_bytes(cohort.log.bytes_down / max(1, fed.num_holders))
     if config.new_starts == "all":
         starts["random"] = fed.initial_row().expand(len(here), -1)
         common = method.global_row(state)
@@ -457,6 +461,7 @@ def _accuracies(correct: np.ndarray, clients: Clients) -> np.ndarray:
 def _record_round(
     setup: Setup,
     round: int,
+    log: RoundLog,
     evaluation: Evaluation | None,
     results: ResultsWriter | None,
     progress: RunProgress,
@@ -469,61 +474,60 @@ def _record_round(
     fed, collectives = setup.federation, setup.collectives
     phases, wall = setup.timer.lap()
     with setup.timer.phase("record"):
-        learned, traffic, wire = fed.learned, fed.traffic, collectives.bytes_sent
-        fed.learned, fed.traffic, collectives.bytes_sent = Learned(), Traffic(), 0
-        bad, fed.bad = fed.bad, set()
-        kept, fed.kept = fed.kept, None
+        wire, collectives.bytes_sent = collectives.bytes_sent, 0
         reports = fed.server.reports() if setup.settings.options.has_server else []
         peaks = [peak_memory(setup.world.device)]
         if (
             not setup.world.server_ranks
         ):  # this process has learnt, too, and DeepSpeed may have set the count back
             peaks += [report.own_peak for _, report in reports]
-        own = {"wall": wall, "peak_memory": max(peaks), "wire": wire}
-        own["halvings"] = setup.engine.halvings
-        own |= {
-            "loss": float(learned.loss),
-            "samples": int(learned.samples),
-            "parts": int(traffic.parts),
+        figures = {
+            "wall": wall,
+            "peak_memory": max(peaks),
+            "wire": wire,
+            "halvings": setup.engine.halvings,
+            "loss_sum": float(log.loss_sum),
+            "loss_samples": int(log.samples_seen),
+            # What all clients send is known on every rank: the root counts it.
+            "bytes_up": int(log.bytes_up_here)
+            + (log.bytes_up if results is not None else 0),
+            "bytes_down": log.bytes_down,
+            "cohort": log.cohort_size,
+            "excluded": len(log.excluded),
+            "train_seconds": phases[PHASES.index("train")],
         }
-        own["excluded"] = len(bad)
-        gathered = collectives.gather_vectors(np.array([*own.values(), *phases]))
-        if results is None or gathered is None:
-            return None
-        by_rank = dict(zip(own, gathered.T, strict=False))
-        train_seconds: np.ndarray = gathered[:, len(own) + PHASES.index("train")]
-        samples = by_rank["samples"].sum()
-        values = {
-            "train_loss": by_rank["loss"].sum() / samples if samples else float("nan"),
-            "bytes_up": traffic.up + by_rank["parts"].sum(),
-            "bytes_down": traffic.down,
-            "cohort": fed.cohort_size,
-            "excluded": by_rank["excluded"].sum(),
-            **(
-                {}
-                if kept is None
-                else {"kept": kept.uploads, "kept_attackers": kept.malicious}
-            ),
-            "seconds": by_rank["wall"].max(),
-            "imbalance": imbalance(train_seconds),
-        }
+        figures |= _selection(setup, log)
         if evaluation is not None:
-            values |= {
+            figures |= {
                 "accuracy": evaluation.accuracy,
                 "global_accuracy": evaluation.global_accuracy,
                 "global_loss": evaluation.global_loss,
             }
+        own = series.as_vector(figures)
+        gathered = collectives.gather_vectors(np.concatenate([own, phases]))
+        if results is None or gathered is None:
+            return None
+        everyones = series.by_rank(gathered[:, : len(own)])
+        values = series.round_figures(everyones)
         on_disk = results.write_round(
             round,
             values,
             client_accuracy=None if evaluation is None else evaluation.client_accuracy,
-            rank_values={name: by_rank[name] for name in RANK_SERIES},
+            rank_values={name: everyones[name] for name in series.RANK_SERIES},
             phases=gathered[:, len(own) :],
         )
         for told in reports:
             results.write_server(*told)
         progress.round(round, values, on_disk=on_disk)
-        return train_seconds
+        return everyones["train_seconds"]
+
+
+def _selection(setup: Setup, log: RoundLog) -> dict[str, int]:
+    """Count the uploads that the server has selected, and attackers' among them."""
+    if log.selected is None:
+        return {}
+    attackers = np.isin(log.selected, setup.dealt.attackers)
+    return {"kept": len(log.selected), "kept_attackers": int(attackers.sum())}
 
 
 def _due(round: int, config: RunConfig) -> bool:
@@ -603,10 +607,8 @@ def _snapshots(setup: Setup, folder: Path) -> SnapshotWriter | None:
     )
 
 
-def _listener(snapshots: SnapshotWriter) -> Callable[[Cohort, Tensor], None]:
-    return lambda cohort, rows: snapshots.write_rows(
-        cohort.round, cohort.here, rows.cpu().numpy()
-    )
+def _listener(snapshots: SnapshotWriter, round: int) -> OnTrained:
+    return lambda here, rows: snapshots.write_rows(round, here, rows.cpu().numpy())
 
 
 def _open(progress: RunProgress, setup: Setup) -> None:

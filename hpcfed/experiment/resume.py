@@ -208,7 +208,7 @@ def go_on(
         results.restore(
             kept if kept.exists() else folder / checkpoints.RECORD, found.rounds
         )
-    setup.federation.round = found.rounds - 1  # which is judged if it was the last
+    setup.federation.resume_after(found.rounds - 1)  # judged if it was the last
     loaded = load(setup, found, state)
     if results is not None:  # nothing has been refused
         checkpoints.discard_after(folder, found.rounds)

@@ -34,7 +34,7 @@ class Aggregation:
         rule = self._config.aggregation
         if rule == "mean" or not rows.shape[1]:
             return self.mean(rows, cohort)
-        rows, cohort = kept_rows(rows, cohort, np.flatnonzero(cohort.weights))
+        rows, cohort = member_rows(rows, cohort, np.flatnonzero(cohort.weights))
         malicious = expected_malicious(self._config.tolerance, len(cohort.clients))
         if rule in ("krum", "multi-krum"):
             least = least_krum(self._squared_distances(rows, cohort), malicious)
@@ -43,7 +43,7 @@ class Aggregation:
                 if rule == "krum"
                 else self._config.krum_keep or len(least) - malicious
             )
-            return self.mean(*kept_rows(rows, cohort, np.sort(least[:count])))
+            return self.mean(*member_rows(rows, cohort, np.sort(least[:count])))
         columns = self._columns(rows, cohort)
         middle = (len(columns) - 1) // 2
         cut = middle if rule == "median" else min(malicious, middle)
@@ -138,7 +138,9 @@ def least_krum(squares: np.ndarray, malicious: int) -> np.ndarray:
     return np.argsort(np.sort(others, 1)[:, :nearest].sum(1), kind="stable")
 
 
-def kept_rows(rows: Tensor, cohort: Cohort, kept: np.ndarray) -> tuple[Tensor, Cohort]:
+def member_rows(
+    rows: Tensor, cohort: Cohort, kept: np.ndarray
+) -> tuple[Tensor, Cohort]:
     """Rows of some members of the cohort, and the cohort of them alone."""
     if len(kept) == len(cohort.clients):
         return rows, cohort

@@ -1,9 +1,11 @@
 """The clients of a round, on this rank and on the others."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from torch import Tensor
+
+from hpcfed.federation.log import RoundLog
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,8 @@ class Cohort:
     """The same members, as positions in `clients` and `weights`."""
     per_rank: list[np.ndarray]
     """`chosen` of every worker rank."""
+    log: RoundLog = field(default_factory=RoundLog, compare=False)
+    """What the round does; cohorts that are made of this one share it."""
 
     def only(self, kept: np.ndarray) -> tuple[np.ndarray, "Cohort"]:
         """The members at these ascending positions, with weights that sum to one again.
@@ -41,6 +45,7 @@ class Cohort:
             per_rank=[
                 np.searchsorted(kept, own[np.isin(own, kept)]) for own in self.per_rank
             ],
+            log=self.log,
         )
 
     def others(self, clients: int) -> np.ndarray:

@@ -4,8 +4,8 @@ MPI, no CUDA, no file.
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
-from typing import NamedTuple, TypeVar
+from dataclasses import replace
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -22,10 +22,11 @@ from hpcfed.config import Options, RunConfig
 from hpcfed.data.datasets import Split
 from hpcfed.data.shards import Shard
 from hpcfed.errors import remark
-from hpcfed.federation.aggregation import Aggregation, kept_rows
+from hpcfed.federation.aggregation import Aggregation, member_rows
 from hpcfed.federation.clustering import left_vectors
 from hpcfed.federation.cohort import Cohort, Sent, shares
-from hpcfed.federation.selection import SelectionOptions, best
+from hpcfed.federation.log import OnTrained, RoundLog
+from hpcfed.federation.selection import best
 from hpcfed.models.layout import Layout
 from hpcfed.record.timing import Timer
 from hpcfed.runtime import randomness
@@ -40,44 +41,6 @@ NOBODY = np.empty(0, np.int64)
 _NOTHING = Shard(
     torch.empty(0), torch.empty(0), torch.empty(0), (), np.empty(0, np.int64)
 )
-
-
-@dataclass
-class Traffic:
-    """Bytes that a round's method sends between server and clients, over all clients."""
-
-    up: int = 0
-    down: int = 0
-    parts: Tensor | int = 0
-    """What this rank's clients alone send up, where each sends what it chooses; it
-    stays on the device until it is read.
-    """
-
-
-class Kept(NamedTuple):
-    uploads: int
-    malicious: int
-    """Attackers' among them."""
-
-
-@dataclass
-class Learned:
-    """What local training of a round has seen on this rank."""
-
-    loss: Tensor | float = 0.0
-    """Sum of the training losses of all samples seen; it stays on the device until it
-    is read.
-    """
-    samples: Tensor | int = 0
-    """How many these are."""
-
-    def add(self, losses: Tensor, samples: np.ndarray) -> None:
-        """Mean losses of some clients over so many samples each; those that are not
-        finite count for nothing.
-        """
-        counted = on_device(samples, losses.device) * losses.isfinite()
-        self.loss = self.loss + (losses.nan_to_num() * counted).sum()
-        self.samples = self.samples + counted.sum()
 
 
 class Federation:
@@ -114,21 +77,7 @@ class Federation:
         """Ids of this rank's clients, ascending."""
         self.sizes = clients.train_samples
         """Training samples of every client of the federation."""
-        self.round = 0
-        """The round in progress."""
-        self.cohort_size = 0
-        self.kept: Kept | None = None
-        """What the server has selected in this round, where it does."""
-        self.bad: set[int] = set()
-        """Ids of this rank's clients whose update of this round was not finite, and
-        left out.
-        """
-        self.traffic = Traffic()
-        self.learned = Learned()
-        self.on_trained: Callable[[Cohort, Tensor], None] | None = None
-        """Told of the rows that a round's local training leaves behind; the recorder
-        listens here.
-        """
+        self._round = 0
         self._rank_of = clients.rank
         self._train_data = train_data
         self._test_data = test_data
@@ -141,11 +90,18 @@ class Federation:
         self._validation = validation
         self._attackers = attackers
         self._aggregation = Aggregation(config, collectives)
-        self._kept = NOBODY
-        """Of the round's uploads those that the server keeps, where it selects."""
         self._told_of_no_benign = False
-        self._sent: Tensor | None = None
-        """What the server has sent to the cohort, where attackers want to know it."""
+
+    @property
+    def round(self) -> int:
+        """The round in progress, or the last one: what is trained outside of rounds
+        takes its learning rate and random numbers from it.
+        """
+        return self._round
+
+    def resume_after(self, round: int) -> None:
+        """Go on as if this round, counted from 0, had just been done."""
+        self._round = round
 
     @property
     def server(self) -> ServerClient:
@@ -185,14 +141,19 @@ class Federation:
         """Random numbers for a decision that all ranks take alike."""
         return randomness.generator(self.config.seed, purpose, *numbers)
 
-    def sample(self, round: int) -> Cohort:
+    def sample(
+        self,
+        round: int,
+        on_trained: OnTrained | None = None,
+    ) -> Cohort:
         """The cohort of a round, drawn without replacement from all clients.
 
         Whoever has been drawn and has no training data takes no part: it is sent
         nothing, sends nothing and has no weight. A cohort in which nobody has data
-        stays as drawn, leaves all rows as they are, and counts as empty.
+        stays as drawn, leaves all rows as they are, and counts as empty. The cohort
+        carries the round's log; `on_trained` gets the rows that local training leaves.
         """
-        self.round = round
+        self._round = round
         with self._timer.phase("sample"):
             total = len(self.sizes)
             count = self.config.cohort_size
@@ -202,22 +163,34 @@ class Federation:
                     self.generator("cohort", round).choice(total, count, replace=False)
                 )
             holders = clients[self.sizes[clients] > 0]
-            self.cohort_size = len(holders)
+            log = RoundLog(cohort_size=len(holders), on_trained=on_trained)
             if len(holders):
                 clients = holders
-            hosts = self._rank_of[clients]
-            per_rank = [
-                np.flatnonzero(hosts == rank) for rank in range(self._collectives.size)
-            ]
-            chosen = per_rank[self._collectives.world.role_rank]
-            return Cohort(
-                round=round,
-                clients=clients,
-                weights=shares(self.sizes[clients]),
-                here=np.searchsorted(self.clients, clients[chosen]),
-                chosen=chosen,
-                per_rank=per_rank,
-            )
+            return self._cohort(round, clients, log)
+
+    def everyone(self, round: int) -> Cohort:
+        """A cohort of all clients of this federation, such as those that join late.
+
+        It has a log of its own, which belongs to no round of another federation.
+        """
+        self._round = round
+        return self._cohort(round, np.arange(len(self.sizes)), RoundLog())
+
+    def _cohort(self, round: int, clients: np.ndarray, log: RoundLog) -> Cohort:
+        hosts = self._rank_of[clients]
+        per_rank = [
+            np.flatnonzero(hosts == rank) for rank in range(self._collectives.size)
+        ]
+        chosen = per_rank[self._collectives.world.role_rank]
+        return Cohort(
+            round=round,
+            clients=clients,
+            weights=shares(self.sizes[clients]),
+            here=np.searchsorted(self.clients, clients[chosen]),
+            chosen=chosen,
+            per_rank=per_rank,
+            log=log,
+        )
 
     @property
     def num_holders(self) -> int:
@@ -240,9 +213,10 @@ class Federation:
         """
         with self._timer.phase("download"):
             receivers = self.num_holders if everyone else self._taking_part(cohort)
-            self.traffic.down += receivers * row.shape[-1] * row.element_size()
+            cohort.log.bytes_down += receivers * row.shape[-1] * row.element_size()
             rows = row.expand(len(cohort.here), -1)
-            self._sent = rows if len(self._attackers) else None
+            if len(self._attackers):
+                cohort.log.downloaded = rows
             return rows
 
     def train(
@@ -276,12 +250,12 @@ class Federation:
                 columns=columns,
                 pull=pull,
             )
-            self.learned.add(
+            cohort.log.add_losses(
                 losses, num_samples(self.sizes[self.clients[cohort.here]], sgd.length)
             )
-        if self.on_trained is not None:
+        if cohort.log.on_trained is not None:
             with self._timer.phase("record"):
-                self.on_trained(cohort, rows)
+                cohort.log.on_trained(cohort.here, rows)
         return rows
 
     def finetune(
@@ -328,39 +302,37 @@ class Federation:
             with self._timer.phase("attack"):
                 rows = self._attacked(rows, cohort, sent)
         with self._timer.phase("upload"):
+            log, members = cohort.log, self._taking_part(cohort)
             if sent is None:
-                self.traffic.up += (
-                    self._taking_part(cohort) * rows.shape[1] * rows.element_size()
-                )
-            elif self._taking_part(cohort):
-                self.traffic.parts = (
-                    self.traffic.parts + sent.columns().sum() * rows.element_size()
-                )
-        if isinstance(self.options, SelectionOptions):
-            with self._timer.phase("server"):
-                count = self.options.keep(cohort.round, len(cohort.clients))
-                answers = self._validated(rows, cohort)
-                self._kept = best(
-                    answers, min(count, int(np.count_nonzero(answers >= 0)))
-                )
-                kept = cohort.clients[self._kept]
-                kept = kept[self.sizes[kept] > 0]
-                self.kept = Kept(len(kept), int(np.isin(kept, self._attackers).sum()))
+                log.bytes_up += members * rows.shape[1] * rows.element_size()
+            elif members:
+                chosen_bytes = sent.columns().sum() * rows.element_size()
+                log.bytes_up_here = log.bytes_up_here + chosen_bytes
         return rows
 
-    def mean(self, rows: Tensor, cohort: Cohort) -> Tensor:
-        """Σ weightᵢ rowᵢ over all uploads, or those that the server has selected; or
-        what --aggregation makes of them.
+    def select(self, rows: Tensor, cohort: Cohort, count: int) -> tuple[Tensor, Cohort]:
+        """The uploads that do best on the server's validation set, and their clients.
 
-        On every rank. `rows` may be made of the uploads, one for one.
+        Fewer than `count` where fewer are finite. Weights sum to one again.
+        """
+        with self._timer.phase("server"):
+            answers = self._validated(rows, cohort)
+            finite = int(np.count_nonzero(answers >= 0))
+            selected = best(answers, min(count, finite))
+            clients = cohort.clients[selected]
+            cohort.log.selected = clients[self.sizes[clients] > 0]
+        with self._timer.phase("aggregate"):
+            return member_rows(rows, cohort, selected)
+
+    def mean(self, rows: Tensor, cohort: Cohort) -> Tensor:
+        """Σ weightᵢ rowᵢ over all members, or what --aggregation makes of their rows;
+        the same on every rank.
         """
         with self._timer.phase("aggregate"):
-            if isinstance(self.options, SelectionOptions):
-                rows, cohort = kept_rows(rows, cohort, self._kept)
             if (
                 self.config.aggregation != "mean"
             ):  # a robust rule would bear them, and nobody would hear of it
-                rows, cohort = kept_rows(rows, cohort, self._good(rows, cohort))
+                rows, cohort = member_rows(rows, cohort, self._good(rows, cohort))
             made = self._aggregation(rows, cohort)
             # Asked of the row that was made, the same on every rank: looking at all
             # rows would cost a pass over them.
@@ -369,10 +341,10 @@ class Federation:
             good = self._good(rows, cohort)
             if len(good) == len(cohort.clients):
                 raise ArithmeticError(
-                    f"all updates of round {self.round + 1} are finite, but not what "
+                    f"all updates of round {cohort.round + 1} are finite, but not what "
                     "is made of them"
                 )
-            return self._aggregation(*kept_rows(rows, cohort, good))
+            return self._aggregation(*member_rows(rows, cohort, good))
 
     def _good(self, rows: Tensor, cohort: Cohort) -> np.ndarray:
         """Positions of the cohort's members whose rows are finite, on every rank;
@@ -384,32 +356,33 @@ class Federation:
         )
         bad = np.delete(cohort.clients, good)
         if len(bad) and (self.config.on_bad_update == "stop" or not len(good)):
-            raise self._complaint(bad)
-        self.bad.update(cohort.clients[cohort.chosen[~finite]].tolist())
+            raise _complaint(bad, cohort.round)
+        cohort.log.excluded.update(cohort.clients[cohort.chosen[~finite]].tolist())
         return good
 
-    def _complaint(self, bad: np.ndarray) -> ArithmeticError:
-        named = ", ".join(map(str, bad[:8])) + (", …" if len(bad) > 8 else "")
-        return ArithmeticError(
-            f"updates that are not finite, of clients {named} in round {self.round + 1}"
-        )
+    def revert_diverged(
+        self,
+        rows: Tensor,
+        before: Tensor,
+        cohort: Cohort,
+        clients: np.ndarray | None = None,
+    ) -> Tensor:
+        """What the cohort's members on this rank, or `clients`, by position, retain of
+        their training.
 
-    def sound(self, rows: Tensor, before: Tensor, clients: np.ndarray) -> Tensor:
-        """What clients of this rank keep of their training, at these positions.
-
-        One whose row is not finite keeps the one that it had before, and counts as left
+        One whose row is not finite gets the one that it had before, and counts as left
         out.
         """
         with self._timer.phase("upload"):
             finite = torch.isfinite(rows).all(1)
             if bool(finite.all()):
                 return rows
-            bad = self.clients[clients[~finite.cpu().numpy()]]
-            if self.config.on_bad_update == "stop" or not bool(
-                torch.isfinite(before[~finite]).all()
-            ):
-                raise self._complaint(bad)
-            self.bad.update(bad.tolist())
+            trained = cohort.here if clients is None else clients
+            bad = self.clients[trained[~finite.cpu().numpy()]]
+            sound_before = bool(torch.isfinite(before[~finite]).all())
+            if self.config.on_bad_update == "stop" or not sound_before:
+                raise _complaint(bad, cohort.round)
+            cohort.log.excluded.update(bad.tolist())
             return rows.where(finite[:, None], before)
 
     def cluster_means(
@@ -439,7 +412,7 @@ class Federation:
             )
             totals = self._cluster_sums(told, cohort, cluster, len(previous))
             if not bool(torch.isfinite(totals).all()):
-                told, cohort = kept_rows(told, cohort, self._good(told, cohort))
+                told, cohort = member_rows(told, cohort, self._good(told, cohort))
                 totals = self._cluster_sums(told, cohort, cluster, len(previous))
             sums, weights = totals.split([width, sent.parts.shape[1]], 1)
             by_column = weights[:, sent.part_of]
@@ -471,14 +444,14 @@ class Federation:
         answer: T = self._collectives.bcast(value)
         return answer
 
-    def greet(self, rows: Tensor, columns: int | None = None) -> Tensor:
+    def greet(self, rows: Tensor, cohort: Cohort, columns: int | None = None) -> Tensor:
         """What clients that join are given to begin with; so many columns of all of
         them, if not whole rows.
 
         Those without training data count for nothing, as in a round.
         """
         width = rows.shape[-1] * self.num_holders if columns is None else columns
-        self.traffic.down += width * rows.element_size()
+        cohort.log.bytes_down += width * rows.element_size()
         return rows
 
     def bank(self, columns: Tensor, cohort: Cohort) -> None:
@@ -488,10 +461,10 @@ class Federation:
         with self._timer.phase("server"):
             self.server.bank(cohort.round, self.clients[cohort.here], columns)
 
-    def learn(self) -> None:
-        """The server's model learns from what was banked; all workers wait."""
+    def learn(self, round: int) -> None:
+        """Let the server's model learn from what was banked; all workers wait."""
         with self._timer.phase("server"):
-            self.server.learn(self.round)
+            self.server.learn(round)
 
     def sum(self, tensor: Tensor) -> Tensor:
         """Σ over the ranks of what each has summed over its own clients, on every rank;
@@ -512,17 +485,18 @@ class Federation:
             return self._engine.evaluate(rows, self._test_data, clients)
 
     def _attacked(self, rows: Tensor, cohort: Cohort, sent: Sent | None) -> Tensor:
-        assert self._sent is not None, "a method downloads before it uploads"
+        start = cohort.log.downloaded
+        assert start is not None, "a method downloads before it uploads"
         if sent is not None:
             rows = rows.where(
-                sent.columns(), self._sent
+                sent.columns(), start
             )  # what stays with a client is no update that anybody sees
         malicious = np.isin(cohort.clients, self._attackers)
         if malicious.all() and self.config.attack in NEED_BENIGN:
-            self._tell_of_no_benign()
+            self._tell_of_no_benign(cohort.round)
         scene = Scene(
             rows=rows,
-            start=self._sent,
+            start=start,
             cohort=cohort,
             attackers=np.flatnonzero(malicious),
             benign=np.flatnonzero(~malicious),
@@ -534,10 +508,10 @@ class Federation:
         )
         return attacked(self.config.attack, scene)
 
-    def _tell_of_no_benign(self) -> None:
+    def _tell_of_no_benign(self, round: int) -> None:
         if self._collectives.world.is_root and not self._told_of_no_benign:
             remark(
-                f"hpcfed: all clients of round {self.round + 1} are attackers, and "
+                f"hpcfed: all clients of round {round + 1} are attackers, and "
                 f"{self.config.attack} needs benign "
                 "ones: in such rounds they upload what they trained"
             )
@@ -602,3 +576,10 @@ def _purpose(work: str, phase: int) -> str:
 def _nothing_moves(columns: Tensor | None) -> bool:
     """As in a phase that trains the head of a network that is all body."""
     return columns is not None and not bool(columns.any())
+
+
+def _complaint(bad: np.ndarray, round: int) -> ArithmeticError:
+    named = ", ".join(map(str, bad[:8])) + (", …" if len(bad) > 8 else "")
+    return ArithmeticError(
+        f"updates that are not finite, of clients {named} in round {round + 1}"
+    )

@@ -1,10 +1,10 @@
 // Normalisation and activation of activations [samples][length][CHANNELS], in bfloat16 or float32, each way in two passes
 // over memory: one sums, one applies. Sums are taken in an order that depends on the shapes alone.
 // A thread has eight channels that follow each other; a block has WIDTH channels, VECTORS threads for each position.
+// WIDTH is a multiple of 8, and THREADS, the size of a block, one of VECTORS: neither has to be a power of two.
 
 typedef long long int64;
 
-#define THREADS 256
 #define VECTORS (WIDTH / 8)
 #define ROWS (THREADS / VECTORS)
 

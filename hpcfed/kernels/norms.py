@@ -18,10 +18,14 @@ from torch.nn import functional as F
 from hpcfed.kernels import cuda
 from hpcfed.runtime import process_group
 
-_THREADS = 256
-_WIDTH = 64
-"""Channels that a block takes of a sample, if groups are not larger."""
-_MOST = 8 * _THREADS
+_VECTOR = 8
+"""Channels of one thread: it reads and writes them at once, 16 bytes of bfloat16."""
+_MOST_THREADS = 256
+"""Threads of a block at most."""
+_LEAST_WIDTH = 64
+"""Channels that a block takes of a sample at least, where there are so many."""
+_MOST_CHANNELS = _VECTOR * _MOST_THREADS
+"""Channels that are summed together at most: a block has a thread for every vector."""
 _POSITIONS = (0, 2, 3)
 """Dimensions of activations that batch norm sums over."""
 
@@ -88,7 +92,7 @@ def group_norm(
 ) -> Tensor:
     """Group norm, a shift [samples, channels], and SiLU."""
     per = x.shape[1] // groups
-    if _serves(x, per) and x.shape[1] % _width(per) == 0:
+    if _serves(x, per):
         y: Tensor = _GroupNorm.apply(
             x, weight.float(), bias.float(), shift.float(), per, eps
         )
@@ -235,7 +239,7 @@ class _GroupNorm(torch.autograd.Function):
             "group_forward", channels, per, x.dtype, eps, x.device.index
         )
         kernel(
-            (channels // _width(per), samples),
+            (channels // _width(per, channels), samples),
             x,
             weight,
             bias,
@@ -259,28 +263,39 @@ class _GroupNorm(torch.autograd.Function):
         kernel = _group_kernel(
             "group_backward", channels, ctx.per, x.dtype, ctx.eps, x.device.index
         )
-        grid, length = (channels // _width(ctx.per), samples), x[0, 0].numel()
+        grid = (channels // _width(ctx.per, channels), samples)
+        length = x[0, 0].numel()
         kernel(grid, x, dy, weight, bias, shift, moments, dx, d_shift, d_weight, length)
         return dx, d_weight.sum(0), d_shift.sum(0), d_shift, None, None
 
 
 def _serves(x: Tensor, together: int) -> bool:
-    """Whether the kernels do, where so many channels that follow each other are summed
-    together.
+    """Return whether the kernels take these activations, of which so many neighbouring
+    channels are summed together.
     """
-    vectors = together // 8
-    fits = together % 8 == 0 and vectors & (vectors - 1) == 0 and 8 <= together <= _MOST
-    return (
-        fits
-        and x.numel() > 0
-        and x.dtype in (torch.float32, torch.bfloat16)
-        and cuda.available(x.device)
-    )
+    whole_vectors = together % _VECTOR == 0 and 0 < together <= _MOST_CHANNELS
+    known_type = x.dtype in (torch.float32, torch.bfloat16)
+    return whole_vectors and known_type and x.numel() > 0 and cuda.available(x.device)
 
 
-def _width(per: int) -> int:
-    """Channels of a block."""
-    return max(per, _WIDTH)
+def _width(per: int, channels: int) -> int:
+    """Return the channels of a block: whole groups of `per`, at least 64 channels where
+    there are so many, and a divisor of all channels.
+    """
+    groups = channels // per
+    for together in range(1, groups):
+        if groups % together == 0 and together * per >= _LEAST_WIDTH:
+            return together * per
+    # One group, or fewer than 64 channels in all.
+    return channels
+
+
+def _threads(width: int) -> int:
+    """Return the threads of a block: as many positions as fit, each with a thread for
+    every vector of channels. Widths that are no power of two leave a few threads out.
+    """
+    vectors = width // _VECTOR
+    return _MOST_THREADS // vectors * vectors
 
 
 @cache
@@ -296,7 +311,7 @@ def _batch_kernel(
         "norms.cu",
         name,
         batch_macros(channels, dtype, slope, backward),
-        threads=_THREADS,
+        threads=_threads(channels),
     )
 
 
@@ -306,6 +321,7 @@ def batch_macros(
     own = (
         ("BATCH", 1),
         ("WIDTH", channels),
+        ("THREADS", _threads(channels)),
         ("SLOPE", f"{float(slope)!r}f"),
         ("BACKWARD", int(backward)),
     )
@@ -316,17 +332,19 @@ def batch_macros(
 def _group_kernel(
     name: str, channels: int, per: int, dtype: torch.dtype, eps: float, device: int
 ) -> cuda.Kernel:
-    return cuda.Kernel(
-        "norms.cu", name, group_macros(channels, per, dtype, eps), threads=_THREADS
-    )
+    macros = group_macros(channels, per, dtype, eps)
+    threads = _threads(_width(per, channels))
+    return cuda.Kernel("norms.cu", name, macros, threads=threads)
 
 
 def group_macros(
     channels: int, per: int, dtype: torch.dtype, eps: float
 ) -> cuda.Macros:
+    width = _width(per, channels)
     own = (
         ("GROUP", 1),
-        ("WIDTH", _width(per)),
+        ("WIDTH", width),
+        ("THREADS", _threads(width)),
         ("CHANNELS", channels),
         ("PER", per),
         ("EPS", f"{float(eps)!r}f"),

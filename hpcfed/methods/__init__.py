@@ -66,8 +66,8 @@ class Method(Protocol):
         none.
         """
 
-    def welcome(self, fed: Federation, state: Any, clients: np.ndarray) -> Tensor:
-        """The rows with which clients that join later start."""
+    def welcome(self, fed: Federation, state: Any, cohort: Cohort) -> Tensor:
+        """The rows with which clients that join later start; `cohort` is all of them."""
 
 
 def names() -> list[str]:

@@ -205,8 +205,8 @@ def upload(
 
     if len(state.own_at):
         # In place: all clients' rows may fill half of the memory.
-        state.own[cohort.here] = fed.sound(
-            rows[:, state.own_at], state.own[cohort.here], cohort.here
+        state.own[cohort.here] = fed.revert_diverged(
+            rows[:, state.own_at], state.own[cohort.here], cohort
         )
         rows = rows[:, state.shared_at]
     sent = None if parts is None else Sent(parts, state.part_of)
@@ -228,7 +228,7 @@ def global_row(state: State) -> Tensor | None:
     return state.shared[0] if len(state.shared) == 1 and not len(state.own_at) else None
 
 
-def welcome(fed: Federation, state: State, clients: np.ndarray) -> Tensor:
+def welcome(fed: Federation, state: State, cohort: Cohort) -> Tensor:
     """A new client: the gene of the nearest cluster, and the rest from the common
     initial row.
     """
@@ -241,13 +241,14 @@ def welcome(fed: Federation, state: State, clients: np.ndarray) -> Tensor:
         bases.reshape(len(bases), -1), state.centres.numpy(), state.members.numpy()
     )
     cluster = torch.from_numpy(fed.agreed(found)).to(fed.device)
-    own, first = cluster[torch.from_numpy(fed.clients[clients])], fed.initial_row()
+    first = fed.initial_row()
+    own = cluster[torch.from_numpy(fed.clients[cohort.here])]
     rows = join(
-        state, state.shared[own], first[state.own_at].expand(len(clients), -1)
+        state, state.shared[own], first[state.own_at].expand(len(own), -1)
     ).clone()
     given = state.gene[:, state.part_of]
     rows[:, state.shared_at] = state.shared[own].where(
         given[own], first[state.shared_at]
     )
     holders = torch.from_numpy(fed.sizes > 0).to(fed.device)
-    return fed.greet(rows, int(given.sum(1)[cluster[holders]].sum()))
+    return fed.greet(rows, cohort, int(given.sum(1)[cluster[holders]].sum()))

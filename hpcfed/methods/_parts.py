@@ -84,8 +84,8 @@ def upload(fed: Federation, state: State, rows: Tensor, cohort: Cohort) -> State
     as it trained them.
     """
     # In place: all clients' rows may fill half of the memory.
-    state.own[cohort.here] = fed.sound(
-        rows[:, state.own_at], state.own[cohort.here], cohort.here
+    state.own[cohort.here] = fed.revert_diverged(
+        rows[:, state.own_at], state.own[cohort.here], cohort
     )
     return replace(
         state, shared=fed.mean(fed.upload(rows[:, state.shared_at], cohort), cohort)
@@ -100,9 +100,8 @@ def global_row(state: State) -> None:
     return None  # the server knows a part of the network
 
 
-def welcome(fed: Federation, state: State, clients: np.ndarray) -> Tensor:
+def welcome(fed: Federation, state: State, cohort: Cohort) -> Tensor:
     """A new client: the server's columns, and the others from the common initial row."""
-    rows = join(
-        state, state.shared, fed.initial_row()[state.own_at].expand(len(clients), -1)
-    )
-    return fed.greet(rows, fed.num_holders * len(state.shared_at))
+    own = fed.initial_row()[state.own_at].expand(len(cohort.here), -1)
+    rows = join(state, state.shared, own)
+    return fed.greet(rows, cohort, fed.num_holders * len(state.shared_at))

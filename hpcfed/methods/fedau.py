@@ -61,15 +61,23 @@ def init(fed: Federation) -> State:
 
 def round(fed: Federation, state: State, cohort: Cohort) -> State:
     rows = fed.upload(fed.train(fed.download(state.w, cohort), cohort), cohort)
+    w = step(fed, state, rows, cohort.equally(), sampled=len(cohort.clients))
+    return counted(fed, replace(state, w=w), cohort)
+
+
+def step(
+    fed: Federation, state: State, rows: Tensor, cohort: Cohort, *, sampled: int
+) -> Tensor:
+    """w + η (K / N) × the mean of ωᵢ Δᵢ over the cohort, K of whose clients were
+    sampled.
+    """
     omega = state.omega[cohort.clients[cohort.chosen]]
-    mean = fed.mean(omega[:, None] * (rows - state.w), cohort.equally())
-    rate = (
-        cast(Options, fed.options).au_lr * len(cohort.clients) / max(1, fed.num_holders)
-    )
-    return _counted(fed, replace(state, w=state.w + rate * mean), cohort)
+    mean = fed.mean(omega[:, None] * (rows - state.w), cohort)
+    rate = cast(Options, fed.options).au_lr * sampled / max(1, fed.num_holders)
+    return state.w + rate * mean
 
 
-def _counted(fed: Federation, state: State, cohort: Cohort) -> State:
+def counted(fed: Federation, state: State, cohort: Cohort) -> State:
     """Every client has waited for one more round; intervals of the sampled end, and
     those as long as the cutoff.
     """

@@ -41,5 +41,5 @@ def global_row(state: State) -> Tensor:
     return state.w
 
 
-def welcome(fed: Federation, state: State, clients: np.ndarray) -> Tensor:
-    return fed.greet(state.w.expand(len(clients), -1))
+def welcome(fed: Federation, state: State, cohort: Cohort) -> Tensor:
+    return fed.greet(state.w.expand(len(cohort.here), -1), cohort)

@@ -53,6 +53,14 @@ def init(fed: Federation) -> State:
 
 
 def round(fed: Federation, state: State, cohort: Cohort) -> State:
+    rows = fed.upload(train(fed, state, cohort), cohort)
+    return State(fed.mean(rows, cohort), state.kept)
+
+
+def train(fed: Federation, state: State, cohort: Cohort) -> Tensor:
+    """The cohort's rows after local training; all others train, too, and keep their
+    updates.
+    """
     start = (
         fed.download(state.w, cohort, everyone=True)
         + cast(Options, fed.options).umf_beta * state.kept[cohort.here]
@@ -61,6 +69,8 @@ def round(fed: Federation, state: State, cohort: Cohort) -> State:
     rest = cohort.others(len(fed.clients))
     # In place: all clients' rows may fill half of the memory.
     learnt = fed.finetune(state.w.expand(len(rest), -1), rest) - state.w
-    state.kept[rest] = fed.sound(learnt, learnt.new_zeros(()).expand_as(learnt), rest)
+    state.kept[rest] = fed.revert_diverged(
+        learnt, learnt.new_zeros(()).expand_as(learnt), cohort, rest
+    )
     state.kept[cohort.here] = 0
-    return State(fed.mean(fed.upload(rows, cohort), cohort), state.kept)
+    return rows

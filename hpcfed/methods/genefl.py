@@ -120,8 +120,8 @@ def round(fed: Federation, state: State, cohort: Cohort) -> State:
         personal(fed, state, here),
     )
     rows = fed.train(before, cohort, pull=_pull(fed, options, before, cluster, cohort))
-    state.rows[here] = fed.sound(
-        rows, before, here
+    state.rows[here] = fed.revert_diverged(
+        rows, before, cohort
     )  # in place: all clients' rows may fill half of the memory
     state.trained[here] = True
     parts = gene(options, scores(options, fed.layout, rows, before), cohort.round)

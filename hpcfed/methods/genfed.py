@@ -2,7 +2,21 @@
 validation set.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
 from hpcfed.federation.selection import SelectionOptions as Options
-from hpcfed.methods.fedavg import State, global_row, init, personal, round, welcome
+from hpcfed.methods.fedavg import State, global_row, init, personal, welcome
+
+if TYPE_CHECKING:
+    from hpcfed.federation.federation import Cohort, Federation
 
 __all__ = ["Options", "State", "global_row", "init", "personal", "round", "welcome"]
+
+
+def round(fed: Federation, state: State, cohort: Cohort) -> State:
+    rows = fed.upload(fed.train(fed.download(state.w, cohort), cohort), cohort)
+    rho = cast(Options, fed.options).keep(cohort.round, len(cohort.clients))
+    rows, selected = fed.select(rows, cohort, rho)
+    return State(fed.mean(rows, selected))

@@ -36,7 +36,9 @@ def init(fed: Federation) -> State:
 def round(fed: Federation, state: State, cohort: Cohort) -> State:
     # In place: all clients' rows may fill half of the memory.
     before = state.rows[cohort.here]
-    state.rows[cohort.here] = fed.sound(fed.train(before, cohort), before, cohort.here)
+    state.rows[cohort.here] = fed.revert_diverged(
+        fed.train(before, cohort), before, cohort
+    )
     return state
 
 
@@ -48,5 +50,5 @@ def global_row(state: State) -> None:
     return None
 
 
-def welcome(fed: Federation, state: State, clients: np.ndarray) -> Tensor:
-    return fed.initial_row().expand(len(clients), -1)
+def welcome(fed: Federation, state: State, cohort: Cohort) -> Tensor:
+    return fed.initial_row().expand(len(cohort.here), -1)

@@ -147,10 +147,10 @@ def round(fed: Federation, state: State, cohort: Cohort) -> State:
         return State(
             w, w.new_empty(len(fed.clients), 0)
         )  # older columns know nothing of this round
-    fed.learn()
+    fed.learn(cohort.round)
     made = _known_or(fed, w, fed.server.invert)
     if last:  # else the next round's download has them
-        fed.traffic.down += fed.num_holders * made.shape[1] * made.element_size()
+        cohort.log.bytes_down += fed.num_holders * made.shape[1] * made.element_size()
     return State(w, made)
 
 
@@ -216,8 +216,8 @@ def global_row(state: State) -> Tensor:
     return state.w
 
 
-def welcome(fed: Federation, state: State, clients: np.ndarray) -> Tensor:
-    return fed.greet(state.w.expand(len(clients), -1))
+def welcome(fed: Federation, state: State, cohort: Cohort) -> Tensor:
+    return fed.greet(state.w.expand(len(cohort.here), -1), cohort)
 
 
 def lead(fed: Federation, update: int, before: Tensor, after: Tensor) -> Tensor:

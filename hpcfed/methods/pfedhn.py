@@ -106,14 +106,12 @@ def round(fed: Federation, state: State, cohort: Cohort) -> State:
     theta = fed.download(personal(fed, state, cohort.here), cohort)
     trained = fed.upload(fed.train(theta, cohort, sgd=_inner(options)), cohort)
     with fed.timed("server"):
-        delta = (theta - fed.sound(trained, theta, cohort.here))[:, : net.outputs]
+        delta = (theta - fed.revert_diverged(trained, theta, cohort))[:, : net.outputs]
         gradient = net.gradient(state.phi, _ids(fed, cohort.here), delta)
-    gradient, left_out = (
-        fed.sum(gradient),
-        int(fed.sum(gradient.new_tensor(len(fed.bad)))),
-    )
+    gradient = fed.sum(gradient)
+    left_out = int(fed.sum(gradient.new_tensor(len(cohort.log.excluded))))
     if left_out == len(cohort.clients):
-        raise ArithmeticError(f"no update of round {fed.round + 1} is finite")
+        raise ArithmeticError(f"no update of round {cohort.round + 1} is finite")
     with fed.timed("server"):
         if options.hn_combine == "mean":
             gradient /= len(cohort.clients) - left_out
@@ -142,22 +140,22 @@ def global_row(state: State) -> None:
     return None
 
 
-def welcome(fed: Federation, state: State, clients: np.ndarray) -> Tensor:
+def welcome(fed: Federation, state: State, cohort: Cohort) -> Tensor:
     """Rows of new embeddings, trained as in rounds while the rest of φ is frozen."""
     options, net = cast(Options, fed.options), _hypernetwork(fed)
     drawn = fed.generator("new embeddings").standard_normal(
         (len(fed.sizes), net.embedding)
     )
-    embeddings = state.phi.new_tensor(drawn[fed.clients[clients]])
+    embeddings = state.phi.new_tensor(drawn[fed.clients[cohort.here]])
     velocity = embeddings.new_zeros(embeddings.shape)
     for number in range(options.welcome_rounds):
-        theta = fed.greet(_rows(fed, state, embeddings))
-        trained = fed.finetune(theta, clients, sgd=_inner(options), phase=number)
+        theta = fed.greet(_rows(fed, state, embeddings), cohort)
+        trained = fed.finetune(theta, cohort.here, sgd=_inner(options), phase=number)
         gradient = net.embedding_gradient(
             state.phi, embeddings, (theta - trained)[:, : net.outputs]
         )
         _step(options, embeddings, gradient, velocity)
-    return fed.greet(_rows(fed, state, embeddings))
+    return fed.greet(_rows(fed, state, embeddings), cohort)
 
 
 def _hypernetwork(fed: Federation) -> Hypernetwork:

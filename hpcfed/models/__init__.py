@@ -1,73 +1,147 @@
-"""Networks that clients train, and the layout that maps their tensors to columns.
+"""The catalogue of networks that clients train.
 
-This page is the catalogue and imports no torch, so that a command line is checked at
-once.
+It imports no torch, so that a command line is checked at once. `networks` builds from
+the structures below, so names and numbers of layers are written only here.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Conv(NamedTuple):
+    """A convolution, its activation, and usually 2×2 max pooling."""
+
+    channels: int
+    kernel: int
+    padding: int = 0
+    pool: bool = True
+
+
+@dataclass(frozen=True)
+class ConvNet:
+    """Convolutions, then fully connected layers, the last of them without activation."""
+
+    convs: tuple[Conv, ...]
+    hidden: tuple[int, ...]
+    """Units of the fully connected layers before the last."""
+    leaky: bool = False
+    """Leaky ReLU in place of ReLU."""
+    dropout: tuple[float, float] = (0.0, 0.0)
+    """After the convolutions, and before the last layer."""
+    norm: bool = False
+    """Batch norm after every convolution."""
+
+    @property
+    def layer_names(self) -> tuple[str, ...]:
+        """Convolutions and linear layers in their order."""
+        convs = [f"conv{number}" for number in range(1, len(self.convs) + 1)]
+        hidden = [f"fc{number}" for number in range(1, len(self.hidden) + 1)]
+        return (*convs, *hidden, "head")
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layer_names)
+
+
+@dataclass(frozen=True)
+class ResNet18:
+    """torchvision's ResNet-18 with a 3×3 stem and no max-pool.
+
+    A test compares these figures with the network.
+    """
+
+    layer_names: tuple[str, ...] = ()
+    """None: its layers form stages, not a row that could be cut anywhere."""
+    num_layers: int = 21
+    norm: bool = True
 
 
 @dataclass(frozen=True)
 class ModelInfo:
     summary: str
+    """One line for `hpcfed list`."""
     smallest: int
-    """The smallest image side that the network can take."""
-    layers: int
-    """Convolutions and linear layers."""
-    named: tuple[str, ...] = ()
-    """Their names, where they stand one after the other; none for a network of stages.
-    """
-    norm: bool = False
-    """Whether it has batch norm."""
+    """The smallest image side that the network takes."""
+    structure: ConvNet | ResNet18
 
+    @property
+    def layers(self) -> int:
+        """Convolutions and linear layers."""
+        return self.structure.num_layers
 
-def _row(convolutions: int, hidden: int) -> tuple[str, ...]:
-    """Names of the layers of a network that has so many convolutions and then so many
-    hidden linear layers.
-    """
-    first = [f"conv{number + 1}" for number in range(convolutions)]
-    return (*first, *(f"fc{number + 1}" for number in range(hidden)), "head")
+    @property
+    def named(self) -> tuple[str, ...]:
+        """Names of the layers where they form a row; none for a network of stages."""
+        return self.structure.layer_names
+
+    @property
+    def norm(self) -> bool:
+        """Whether the network has batch norm."""
+        return self.structure.norm
 
 
 MODELS: dict[str, ModelInfo] = {
-    "mlp": ModelInfo("one hidden layer of 64, for any image shape", 1, 2, _row(0, 1)),
+    "mlp": ModelInfo(
+        "one hidden layer of 64, for any image shape",
+        smallest=1,
+        structure=ConvNet(convs=(), hidden=(64,)),
+    ),
     "cnn-digits": ModelInfo(
-        "conv 8, 16 (3×3), FC 32: small, for 8×8 digits", 4, 4, _row(2, 1)
+        "conv 8, 16 (3×3), FC 32: small, for 8×8 digits",
+        smallest=4,
+        structure=ConvNet(convs=(Conv(8, 3, 1), Conv(16, 3, 1)), hidden=(32,)),
     ),
     "cnn-bn": ModelInfo(
-        "cnn-digits with batch norm after its convolutions", 4, 4, _row(2, 1), norm=True
+        "cnn-digits with batch norm after its convolutions",
+        smallest=4,
+        structure=ConvNet(
+            convs=(Conv(8, 3, 1), Conv(16, 3, 1)), hidden=(32,), norm=True
+        ),
     ),
     "cnn-fmnist": ModelInfo(
         "conv 8, 16 (5×5), FC 16: about 10 k parameters, pFedGPA's Fashion-MNIST",
-        14,
-        4,
-        _row(2, 1),
+        smallest=14,
+        structure=ConvNet(convs=(Conv(8, 5), Conv(16, 5, 1)), hidden=(16,), leaky=True),
     ),
     "cnn-emnist": ModelInfo(
-        "conv 16, 32 (5×5), FC 128: pFedGPA's EMNIST", 14, 4, _row(2, 1)
+        "conv 16, 32 (5×5), FC 128: pFedGPA's EMNIST",
+        smallest=14,
+        structure=ConvNet(
+            convs=(Conv(16, 5), Conv(32, 5, 1)), hidden=(128,), leaky=True
+        ),
     ),
     "cnn-cifar": ModelInfo(
         "conv 16, 32 (5×5), 64 (3×3), FC 128: pFedGPA's CIFAR-10, 107,690 parameters",
-        20,
-        5,
-        _row(3, 1),
+        smallest=20,
+        structure=ConvNet(
+            convs=(Conv(16, 5), Conv(32, 5, 1), Conv(64, 3, 1)),
+            hidden=(128,),
+            leaky=True,
+        ),
     ),
     "cnn-genfed": ModelInfo(
-        "conv 32, 32 (3×3), FC 128: GenFed's MNIST and Fashion-MNIST", 10, 4, _row(2, 1)
+        "conv 32, 32 (3×3), FC 128: GenFed's MNIST and Fashion-MNIST",
+        smallest=10,
+        structure=ConvNet(convs=(Conv(32, 3), Conv(32, 3)), hidden=(128,)),
     ),
     "cnn-genfed-deep": ModelInfo(
-        "conv 32, 32 (3×3), FC 256, 64: GenFed's SVHN and CIFAR-10", 10, 5, _row(2, 2)
+        "conv 32, 32 (3×3), FC 256, 64: GenFed's SVHN and CIFAR-10",
+        smallest=10,
+        structure=ConvNet(convs=(Conv(32, 3), Conv(32, 3)), hidden=(256, 64)),
     ),
     "cnn-pfl": ModelInfo(
-        "conv 32, 64 (3×3), dropout, FC 128: the CIFAR-10 network of pfl-research's benchmarks",
-        6,
-        4,
-        _row(2, 1),
+        "conv 32, 64 (3×3), dropout, FC 128: the CIFAR-10 network of pfl-research's "
+        "benchmarks",
+        smallest=6,
+        structure=ConvNet(
+            convs=(Conv(32, 3, pool=False), Conv(64, 3)),
+            hidden=(128,),
+            dropout=(0.25, 0.5),
+        ),
     ),
     "resnet18": ModelInfo(
         "ResNet-18 in its CIFAR form (3×3 stem, no max-pool), with batch norm: GENE-FL",
-        1,
-        21,
-        norm=True,
+        smallest=1,
+        structure=ResNet18(),
     ),
 }

@@ -13,13 +13,12 @@ from hpcfed.config import RunConfig
 from hpcfed.errors import UserError
 from hpcfed.record.folder import check_one_kind, failures, runs
 from hpcfed.record.older import unset_zeros
-from hpcfed.record.results import ROUND_SERIES, SCHEMA
+from hpcfed.record.results import SCHEMA
 from hpcfed.record.safe import Reader, readable, reading
+from hpcfed.record.series import ROUND_SERIES
 from hpcfed.record.timing import PHASES
 
 LAST_UPDATES = 10
-ADDED = ("imbalance", "kept", "kept_attackers", "excluded")
-"""Series of rounds that older files of this schema do not have."""
 FACTS = {name: str for name in ("method", "dataset", "model", "status")} | {
     name: int
     for name in (
@@ -228,6 +227,10 @@ class RunRecord:
     def summary(self) -> dict[str, Any]:
         """The run as JSON values, with NaN and infinite numbers as null."""
         reached = self.reached()
+        series = {
+            ROUND_SERIES[name].key: _numbers(values)
+            for name, values in self.rounds.items()
+        }
         return {
             "folder": str(self.folder),
             "status": self.status,
@@ -247,26 +250,15 @@ class RunRecord:
             },
             "stacked_seeds": self.stacked_seeds,
             "partition": self.config["partition"],
-            "accuracy": _numbers(self.rounds["accuracy"]),
-            "global_accuracy": _numbers(self.rounds["global_accuracy"]),
+            **series,
             "best_accuracy": _number(self.best("accuracy")),
             "best_global_accuracy": _number(self.best("global_accuracy")),
             "target_accuracy": self.target,
             "reached_target": None if reached is None else vars(reached),
             "client_accuracy": _numbers(self.last_client_accuracy),
-            "global_loss": _numbers(self.rounds["global_loss"]),
-            "train_loss": _numbers(self.rounds["train_loss"]),
-            "seconds_per_round": _numbers(self.rounds["seconds"]),
             "seconds_per_phase": {
                 name: _number(value) for name, value in self.phase_seconds().items()
             },
-            "bytes_up": _numbers(self.rounds["bytes_up"]),
-            "bytes_down": _numbers(self.rounds["bytes_down"]),
-            "imbalance": _numbers(self.rounds["imbalance"]),
-            "cohort": _numbers(self.rounds["cohort"]),
-            "excluded": _numbers(self.rounds["excluded"]),
-            "kept": _numbers(self.rounds["kept"]),
-            "kept_attackers": _numbers(self.rounds["kept_attackers"]),
             "moves": list(self.moves),
             "rounds_to_95_percent_of_peak": self.rounds_to(0.95),
             "finals": {
@@ -581,7 +573,7 @@ def _series(file: Reader, name: str, rounds: int, done: int) -> np.ndarray:
     series.
     """
     where = f"rounds/{name}"
-    if name in ADDED and where not in file:
+    if not ROUND_SERIES[name].required and where not in file:
         return np.full(done, np.nan)
     if ROUND_SERIES[name].unit == "nats":
         return file.numbers(where, (rounds,), done).astype(np.float64, copy=False)

@@ -20,6 +20,7 @@ import numpy as np
 from hpcfed.errors import UserError
 from hpcfed.record.publish import publish
 from hpcfed.record.safe import Reader, readable, reading
+from hpcfed.record.series import RANK_SERIES, ROUND_SERIES
 from hpcfed.record.timing import PHASES
 from hpcfed.server.options import NETWORKS
 
@@ -33,46 +34,6 @@ PAUSE = 100
 class Series(NamedTuple):
     unit: str
     description: str
-
-
-ROUND_SERIES = {
-    "accuracy": Series(
-        "fraction", "mean over clients of each client's accuracy on its own test data"
-    ),
-    "global_accuracy": Series(
-        "fraction", "accuracy of the global model on the whole test set"
-    ),
-    "global_loss": Series(
-        "nats", "mean cross-entropy of the global model on the whole test set"
-    ),
-    "train_loss": Series(
-        "nats", "mean cross-entropy over all samples of the round's local training"
-    ),
-    "bytes_up": Series("bytes", "sent by clients, by the method's own accounting"),
-    "bytes_down": Series("bytes", "sent to clients, by the method's own accounting"),
-    "cohort": Series("clients", "clients that took part"),
-    "kept": Series(
-        "clients", "clients whose uploads the server has selected, where it selects"
-    ),
-    "kept_attackers": Series("clients", "attackers among them"),
-    "excluded": Series("clients", "clients whose update was not finite, and left out"),
-    "seconds": Series("s", "wall time of the slowest rank"),
-    "imbalance": Series(
-        "1", "train seconds of the slowest rank by the mean over ranks"
-    ),
-}
-RANK_SERIES = {
-    "wall": Series("s", "wall time of the round"),
-    "peak_memory": Series(
-        "bytes",
-        "largest memory so far: of the device's allocator on a GPU, of the process on a CPU",
-    ),
-    "wire": Series("bytes", "payload handed to collectives in the round"),
-    "halvings": Series(
-        "1",
-        "times so far that memory ran out, and half as many clients were advanced together",
-    ),
-}
 
 
 SERVER_PHASES = (
@@ -174,7 +135,8 @@ class ResultsWriter:
                 f"clients/{name}", values.shape, values.dtype, data=values
             )
             _describe(data, Series(unit, f"{name} of each client"), "client")
-        for name, series in ROUND_SERIES.items():
+        for name, figure in ROUND_SERIES.items():
+            series = Series(figure.unit, figure.meaning)
             self._create(f"rounds/{name}", (rounds,), series, "round")
         accuracy = Series(
             "fraction",
@@ -188,7 +150,8 @@ class ResultsWriter:
             "client",
             dtype="f4",
         )
-        for name, series in RANK_SERIES.items():
+        for name, rank_figure in RANK_SERIES.items():
+            series = Series(rank_figure.unit, rank_figure.meaning)
             self._create(f"timing/{name}", (rounds, ranks), series, "round", "rank")
         phases = Series("s", "seconds of each phase: " + ", ".join(PHASES))
         self._create(

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from hpcfed.record.reading import RunRecord, plain
-from hpcfed.record.results import ROUND_SERIES
+from hpcfed.record.series import ROUND_SERIES
 from hpcfed.record.timing import PHASES
 from hpcfed.report.collect import Group, Sample, scalings
 from hpcfed.report.sections import fitted

@@ -1,0 +1,53 @@
+"""What one round did on this rank: the round makes the log, and the recorder reads it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+from torch import Tensor
+
+from hpcfed.runtime.device import on_device
+
+OnTrained = Callable[[np.ndarray, Tensor], None]
+"""Takes positions of this rank's clients, and the rows that they have trained."""
+
+
+@dataclass
+class RoundLog:
+    """Figures of one round, which the federation adds up while the method runs.
+
+    Sums stay on the device until the recorder reads them: reading one earlier would
+    make the host wait for the GPU in the middle of a round.
+    """
+
+    cohort_size: int = 0
+    """Members of the cohort that have training data."""
+    loss_sum: Tensor | float = 0.0
+    """Training losses of all samples that this rank's clients have seen, summed."""
+    samples_seen: Tensor | int = 0
+    """How many samples these are."""
+    bytes_up: int = 0
+    """Bytes that clients of all ranks send to the server, where each sends as much."""
+    bytes_up_here: Tensor | int = 0
+    """Bytes that this rank's clients send, where each chooses what it sends."""
+    bytes_down: int = 0
+    """Bytes that the server sends to clients of all ranks."""
+    excluded: set[int] = field(default_factory=set)
+    """Ids of this rank's clients whose update was not finite, and was left out."""
+    selected: np.ndarray | None = None
+    """Ids of the clients with data whose uploads the server has selected; None for
+    methods that select none.
+    """
+    downloaded: Tensor | None = None
+    """What the server has sent to this rank's members, where attackers look at it."""
+    on_trained: OnTrained | None = None
+    """Gets the rows that local training leaves behind; the recorder passes it in."""
+
+    def add_losses(self, losses: Tensor, samples: np.ndarray) -> None:
+        """Add the mean losses of some clients, each over its number of samples.
+
+        A loss that is not finite counts for nothing: its update is left out, too.
+        """
+        counted = on_device(samples, losses.device) * losses.isfinite()
+        self.loss_sum = self.loss_sum + (losses.nan_to_num() * counted).sum()
+        self.samples_seen = self.samples_seen + counted.sum()

@@ -1,0 +1,186 @@
+"""The figures of a round: one table, from which everything else follows.
+
+To add a figure, add a line to the table and have the ranks hand in a value of the
+same name (`experiment/recording.py` collects them, most from the round's log). It is then
+reduced over ranks, written to `rounds/NAME` in run.h5 with its unit and meaning, read
+back into `RunRecord.rounds`, and part of the CSV and of `hpcfed show --json`.
+
+For those who show figures:
+- `ROUND_SERIES[name]` has `.unit`, `.meaning`, `.total` and `.key`.
+- `RunRecord.rounds[name]` has the values; a round without one has NaN.
+- A CSV has a column per series, in the table's order; JSON calls a series `.key`.
+- `.total` labels the sum over all rounds among the costs of `hpcfed show`; where it is
+  empty, a sum means nothing.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+Reduction = Callable[..., float]
+"""Makes a round's figure from the ranks' figures: an array [ranks] for each of them."""
+
+
+def summed(values: np.ndarray) -> float:
+    """Return the sum over ranks."""
+    return float(values.sum())
+
+
+def largest(values: np.ndarray) -> float:
+    """Return the largest of the ranks' values."""
+    return float(values.max())
+
+
+def agreed(values: np.ndarray) -> float:
+    """Return the root's value, where every rank has the same."""
+    return float(values[0])
+
+
+def weighted_mean(sums: np.ndarray, weights: np.ndarray) -> float:
+    """Return the mean over all ranks' items, from each rank's sum and its weight."""
+    weight = weights.sum()
+    return float(sums.sum() / weight) if weight else float("nan")
+
+
+def imbalance(seconds: np.ndarray) -> float:
+    """Return the slowest rank's seconds by the mean over ranks.
+
+    It is 1 when all take equally long, and NaN when none takes any.
+    """
+    mean = seconds.mean()
+    return float(seconds.max() / mean) if mean > 0 else float("nan")
+
+
+@dataclass(frozen=True)
+class RoundSeries:
+    """One figure per round."""
+
+    name: str
+    unit: str
+    meaning: str
+    reduce: Reduction
+    of: tuple[str, ...] = ()
+    """The ranks' figures that `reduce` takes; empty: the one of the series' own name."""
+    total: str = ""
+    """What `hpcfed show` calls the sum over all rounds."""
+    json: str = ""
+    """Its name in JSON where that is another one."""
+    required: bool = False
+    """Whether every file has it: the first files of this schema lack later series."""
+
+    @property
+    def figures(self) -> tuple[str, ...]:
+        """The ranks' figures that `reduce` takes."""
+        return self.of or (self.name,)
+
+    @property
+    def key(self) -> str:
+        """What JSON calls it."""
+        return self.json or self.name
+
+
+@dataclass(frozen=True)
+class RankSeries:
+    """One figure per round and rank, recorded for each rank."""
+
+    name: str
+    unit: str
+    meaning: str
+
+
+# The order is that of the CSV's columns.
+# fmt: off
+_ROUND_TABLE = (
+    RoundSeries("accuracy", "fraction",
+        "mean over clients of each client's accuracy on its own test data",
+        agreed, required=True),
+    RoundSeries("global_accuracy", "fraction",
+        "accuracy of the global model on the whole test set",
+        agreed, required=True),
+    RoundSeries("global_loss", "nats",
+        "mean cross-entropy of the global model on the whole test set",
+        agreed, required=True),
+    RoundSeries("train_loss", "nats",
+        "mean cross-entropy over all samples of the round's local training",
+        weighted_mean, of=("loss_sum", "loss_samples"), required=True),
+    RoundSeries("bytes_up", "bytes",
+        "sent by clients, by the method's own accounting",
+        summed, total="sent by clients", required=True),
+    RoundSeries("bytes_down", "bytes",
+        "sent to clients, by the method's own accounting",
+        agreed, total="sent to clients", required=True),
+    RoundSeries("cohort", "clients",
+        "clients that took part",
+        agreed, required=True),
+    RoundSeries("kept", "clients",
+        "clients whose uploads the server has selected, where it selects",
+        agreed, total="uploads that the server selected"),
+    RoundSeries("kept_attackers", "clients",
+        "attackers among them",
+        agreed, total="attackers' among them"),
+    RoundSeries("excluded", "clients",
+        "clients whose update was not finite, and left out",
+        summed, total="updates left out, because they were not finite"),
+    RoundSeries("seconds", "s",
+        "wall time of the slowest rank",
+        largest, of=("wall",), total="wall time of all rounds",
+        json="seconds_per_round", required=True),
+    RoundSeries("imbalance", "1",
+        "train seconds of the slowest rank by the mean over ranks",
+        imbalance, of=("train_seconds",)),
+)
+# fmt: on
+
+_RANK_TABLE = (
+    RankSeries("wall", "s", "wall time of the round"),
+    RankSeries(
+        "peak_memory",
+        "bytes",
+        "largest memory so far: of the device's allocator on a GPU, of the process on a CPU",
+    ),
+    RankSeries("wire", "bytes", "payload handed to collectives in the round"),
+    RankSeries(
+        "halvings",
+        "1",
+        "times so far that memory ran out, and half as many clients were advanced together",
+    ),
+)
+
+ROUND_SERIES = {series.name: series for series in _ROUND_TABLE}
+"""Series of rounds by name."""
+RANK_SERIES = {series.name: series for series in _RANK_TABLE}
+"""Series of rounds and ranks by name."""
+
+
+def _rank_figures() -> tuple[str, ...]:
+    """Return the names of all figures that ranks hand in, each once."""
+    names = list(RANK_SERIES)
+    for series in _ROUND_TABLE:
+        names += series.figures
+    return tuple(dict.fromkeys(names))
+
+
+RANK_FIGURES = _rank_figures()
+"""What a rank hands in after a round, in the order in which it travels."""
+
+
+def as_vector(figures: Mapping[str, float]) -> np.ndarray:
+    """Return a rank's figures in the order of `RANK_FIGURES`; NaN for those it lacks."""
+    unknown = figures.keys() - set(RANK_FIGURES)
+    assert not unknown, f"no series is made of {', '.join(sorted(unknown))}"
+    return np.array([figures.get(name, float("nan")) for name in RANK_FIGURES])
+
+
+def by_rank(gathered: np.ndarray) -> dict[str, np.ndarray]:
+    """Return each figure of all ranks [ranks], from their vectors [ranks, figures]."""
+    return dict(zip(RANK_FIGURES, gathered.T, strict=True))
+
+
+def round_figures(figures: Mapping[str, np.ndarray]) -> dict[str, float]:
+    """Reduce the ranks' figures to the round's; NaN where nobody has handed in any."""
+    reduced = {}
+    for series in _ROUND_TABLE:
+        taken = [figures[name] for name in series.figures]
+        reduced[series.name] = series.reduce(*taken)
+    return reduced
