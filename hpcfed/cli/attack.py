@@ -10,13 +10,14 @@ from hpcfed.errors import UserError, unknown
 
 SUMMARY = "what a server can steal of clients' images"
 EXAMPLES = """\
-  hpcfed attack idlg --out stolen.png                         images that a server reconstructs from uploads
+  hpcfed attack idlg --out stolen.png                         images reconstructed from uploads
   hpcfed attack idlg --methods fedavg,genefl --dataset cifar10 --data-root /data --steps 100"""
 
 
 def command(arguments: list[str]) -> None:
     options = _parser().parse_args(arguments)
     _check(options)
+    # The attack needs no run, but a data set as a run would name it.
     config = RunConfig(dataset=options.dataset, data_root=options.data_root)
     config.data()  # refuses a data set that is unknown or not there
     from hpcfed.cli.idlg import steal
@@ -31,6 +32,7 @@ def _parser() -> CommandParser:
         description="Shows what a malicious server can steal: images that iDLG "
         "reconstructs from what each method uploads.",
     )
+    # These are not options of a run: only the data set's have the same names.
     add = parser.add_argument
     add("name", metavar="idlg", help="the attack")
     add(
@@ -106,6 +108,6 @@ def _check(options: argparse.Namespace) -> None:
         number = getattr(options, flag)
         if number < 1:
             raise UserError(f"--{flag} {number}: must be at least 1")
-    # The comparison with infinity refuses NaN, too.
+    # Written so that NaN is refused, too: it compares as neither.
     if not 0 <= options.noise < inf or not 0 <= options.seed < 2**63:
         raise UserError("--noise must be a number from 0 on, and --seed one below 2^63")

@@ -10,7 +10,7 @@ from hpcfed.models import MODELS
 
 SUMMARY = "methods, data sets, models, partitions, attacks"
 EXAMPLES = """\
-  hpcfed list                                                 methods, data sets, models, partitions, attacks"""
+  hpcfed list                                                 everything that has a name"""
 
 
 def command(arguments: list[str]) -> None:
@@ -20,6 +20,7 @@ def command(arguments: list[str]) -> None:
         description="Lists methods, data sets, models, partitions and attacks.",
     )
     parser.parse_args(arguments)
+    # Summaries are read from the sources: a method that cannot be imported is listed.
     _print("methods", methods.summaries())
     _print("data sets", {name: info.summary for name, info in DATASETS.items()})
     _print("models", {name: info.summary for name, info in MODELS.items()})

@@ -34,6 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     The process ends with 0, with 1 where something failed, or with 2 where the user
     made a mistake.
     """
+    # Tests and programs of the user call this with words of their own.
     words = list(sys.argv[1:] if arguments is None else arguments)
     if isinstance(sys.stdout, TextIOWrapper):
         # A locale may lack ← or ö. Python's stderr replaces them already.
@@ -45,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _refuse(error)
     except KeyboardInterrupt:
         remark("hpcfed: interrupted")
-        sys.exit(130)
+        sys.exit(130)  # 128 + SIGINT, as shells expect
     except BrokenPipeError:
         # The reader of our output has gone, as in `hpcfed show … | head`. Closing
         # stderr keeps Python from complaining about it at exit.

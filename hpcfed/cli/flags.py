@@ -18,7 +18,7 @@ EXAMPLES = """\
   srun --mpi=pmix -n 16 python -m hpcfed run --dataset cifar10 --data-root /data --out runs/first
   mpirun -n 3 python -m hpcfed run --method pfedgpa --server-ranks 1 --server small
   hpcfed run --seeds 0..4 --out runs/five                     five seeds at once, a folder each
-  hpcfed run --method genfed --attack ipm --target-accuracy 80  with attackers; when is 80 % reached?"""
+  hpcfed run --method genfed --attack ipm --target-accuracy 80   attackers; when is 80 % reached?"""
 
 METHOD_TITLES = {
     "method": "options of method {method}",
@@ -26,6 +26,7 @@ METHOD_TITLES = {
 }
 """Headings of the groups that a method's options may be in."""
 
+# What else there is, such as seeds, is a list.
 METAVARS: dict[Any, str] = {int: "N", float: "X", str: "NAME", Path: "PATH"}
 
 
@@ -50,6 +51,7 @@ def run_parser(
         metavar="CONFIG.toml",
         help="options as keys, e.g. rounds = 10; flags win",
     )
+    # No flag has a type or a limit here: pydantic's messages name file and flag alike.
     flags = {}
     for title, fields in _titled(method_fields, method):
         group = parser.add_argument_group(title)
@@ -77,6 +79,7 @@ def _titled(
 
 
 def _add_flag(group: argparse._ArgumentGroup, name: str, field: FieldInfo) -> None:
+    # argparse would format a single per cent sign.
     text = str(field.description).replace("%", "%%")
     if field.annotation is bool:
         group.add_argument(
@@ -113,6 +116,7 @@ def _metavar(field: FieldInfo) -> str:
 def all_method_fields() -> dict[str, FieldInfo]:
     """Return the options of all methods together."""
     fields: dict[str, FieldInfo] = {}
+    # A first look needs the names only, and which of them are bools.
     for declared in methods.options().values():
         fields |= declared
     return fields
@@ -132,6 +136,7 @@ def unknown_flag(word: str, flags: Mapping[str, str]) -> str:
             f"unexpected argument '{word}'; options start with --, and there is one "
             "CONFIG.toml"
         )
+    # --no-direct is the other form of a bool.
     name = flag.lstrip("-").removeprefix("no-").replace("-", "_")
     having = owners(name)
     if having:

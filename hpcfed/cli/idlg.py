@@ -28,6 +28,7 @@ def steal(options: argparse.Namespace, config: RunConfig) -> None:
     device = _device(options.device)
     dataset = _dataset(config, options.seed)
     attack = Attack(options.model, options.steps, options.noise, options.seed)
+    # Each theft takes seconds to minutes: print it as it comes.
     thefts: list[Theft] = []
     begin = time.monotonic()
     for theft in attack.steal(dataset, methods, options.images, device):

@@ -12,7 +12,7 @@ from hpcfed.runtime.launcher import launched
 
 SUMMARY = "a run, and where its time goes"
 EXAMPLES = """\
-  hpcfed profile --method pfedgpa --server small --bank-rounds 5 --autoencoder-samples 2000 --denoiser-samples 2000
+  hpcfed profile --method pfedgpa --server small --bank-rounds 5 --denoiser-samples 2000
   mpirun -n 3 python -m hpcfed profile my.toml --server-ranks 1 --profile-rounds 5"""
 
 
@@ -68,6 +68,7 @@ def _parser() -> CommandParser:
 
 
 def _check_profiled(config: RunConfig) -> None:
+    """Refuse runs that cannot be profiled as a whole."""
     if config.resume is not None:
         raise UserError(
             "--resume: a profile is of a run from its start; give it the run's options "
@@ -82,6 +83,7 @@ def _check_profiled(config: RunConfig) -> None:
 
 
 def _positive(text: str) -> int:
+    # Nine digits are plenty, and int() is slow on very long numbers.
     if not fullmatch("0*[1-9][0-9]{0,8}", text):
         raise argparse.ArgumentTypeError(
             f"must be a whole number from 1 on, got '{text}'"

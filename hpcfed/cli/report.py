@@ -7,8 +7,8 @@ from hpcfed.cli.parser import CommandParser
 
 SUMMARY = "one page of runs and studies, and their figures for other programs"
 EXAMPLES = """\
-  hpcfed report runs/strong --out strong.html                 what runs and studies have found, on one page
-  hpcfed report runs/first runs/second --csv rounds.csv       two runs side by side, their rounds as a table
+  hpcfed report runs/strong --out strong.html                 runs and studies on one page
+  hpcfed report runs/first runs/second --csv rounds.csv       two runs, their rounds as a table
   hpcfed report runs/first --unfinished                       how far a long run has come"""
 
 
@@ -59,7 +59,9 @@ def command(arguments: list[str]) -> None:
         help="also write the times for Extra-P (JSON Lines)",
     )
     options = parser.parse_args(arguments)
+    # Late: charts and HDF5 take a second to load.
     from hpcfed.report.command import report
 
+    # True where something was left out.
     if report(options):
         sys.exit(1)

@@ -39,15 +39,18 @@ def resumed(folder: Path, beside: Mapping[str, Any]) -> Settings:
     check_one_kind(folder)
     seeds = _seeds_left(folder)
     runs = [folder / f"seed-{seed}" for seed in seeds] or [folder]
+    # All files that the resumed run will read, of every seed.
     files: list[Path] = []
     for run in runs:
         files += checkpoints.recorded(run)
     first = next(path for path in files if path.name == RECORD)
     if not first.is_file():
         raise UserError(f"--resume {folder}: there is no run")
+    # A damaged file can crash HDF5: a child process opens it first.
     try_out(path for path in files if path.is_file())
     record = read_run(first.parent)
     has_checkpoints = all(map(checkpoints.exist, runs))
+    # Without a checkpoint the run starts again, which must not happen unasked.
     lost = 0 if has_checkpoints else record.rounds_done
     if lost and record.status != "complete" and not beside.get("overwrite"):
         raise UserError(no_checkpoint(folder, lost))
@@ -55,6 +58,7 @@ def resumed(folder: Path, beside: Mapping[str, Any]) -> Settings:
     values |= {"out": str(folder), "resume": str(folder)}
     values |= NOT_FROM_RECORD
     values |= beside
+    # The record is one seed's; the resumed run advances all that are left.
     if seeds:
         del values["seed"]
         values["seeds"] = ",".join(map(str, seeds))
@@ -95,6 +99,7 @@ def requeued(settings: Settings) -> Settings:
         )
     if config.resume is not None:
         return settings
+    # A requeued job keeps its number, and so finds its folder again.
     out = config.out or Path("runs") / f"slurm-{job.split()[0]}"
     ours = was_requeued() and begun_by(out) == job
     if ours and any(checkpoints.exist(run) or complete(run) for run in runs(out)):

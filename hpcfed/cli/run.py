@@ -16,14 +16,17 @@ def command(arguments: list[str]) -> None:
     settings = parse_run(arguments)
     if settings.config.requeue:
         settings = requeued(settings)
+    # Every rank checks, so that none enters MPI with a mistake; the root reports it.
     check(settings, launched())
     resume = settings.config.resume
     if resume is not None and complete(resume):
         if launched().rank == 0:
             remark(f"hpcfed: {resume} is complete; there is nothing to go on with")
         return
+    # Late: this loads torch, and MPI starts.
     from hpcfed.experiment.loop import run
 
+    # Only the root gets the folder back.
     folder = run(settings)
     if folder is not None:
         with unless_full(f"the run is complete: hpcfed show {folder}"):

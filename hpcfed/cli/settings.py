@@ -22,9 +22,11 @@ def parse_run(arguments: list[str]) -> Settings:
     method = str(method or from_file.get("method", usual))
     method_options = methods.load(method).Options
     flags, parser = run_parser(method_options.model_fields, method)
+    # Words that argparse does not know get a message with a guess.
     known, strange = parser.parse_known_args(arguments)
     if strange:
         raise UserError(unknown_flag(strange[0], flags))
+    # Flags that were not given are absent, not None.
     given = vars(known)
     del given["config"]
     if "resume" in given:

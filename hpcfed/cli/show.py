@@ -48,6 +48,7 @@ def _print_json(folder: Path) -> None:
 
     seeds = [record.summary() for record in read_seeds(folder)]
     content = {"seeds": seeds} if seeds else read_run(folder).summary()
+    # JSON has no NaN: what is missing is null already.
     print(json.dumps(content, indent=1, allow_nan=False))
 
 

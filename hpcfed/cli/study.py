@@ -11,12 +11,13 @@ from hpcfed.errors import UserError
 
 SUMMARY = "a sweep over any options, here or on Slurm"
 EXAMPLES = """\
-  hpcfed study benchmarks/studies/strong.toml --dry-run       the points of a sweep, their commands and costs
+  hpcfed study benchmarks/studies/strong.toml --dry-run       its points, commands and costs
   hpcfed study benchmarks/studies/strong.toml --only 'ranks=2*'
   hpcfed study benchmarks/studies/strong.toml --submit -- --partition=gpu --time=2:00:00"""
 
 
 def command(arguments: list[str]) -> None:
+    # argparse would take sbatch's words after -- for further arguments of ours.
     words, for_sbatch = _split(arguments)
     options = _parser().parse_args(words)
     if for_sbatch and not options.submit:
@@ -26,6 +27,7 @@ def command(arguments: list[str]) -> None:
         )
     from hpcfed.study.command import study
 
+    # True where a point has failed.
     if study(options, for_sbatch):
         sys.exit(1)
 
@@ -90,6 +92,7 @@ def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _folder(text: str) -> Path:
+    # The folder's name goes into commands, records and Slurm's scripts.
     check_text(text, "--out")
     return Path(text)
 

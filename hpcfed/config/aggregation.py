@@ -17,9 +17,11 @@ class AggregationOptions(RunOptions):
         "what to do with clients whose update is NaN or infinite: exclude and count "
         "them, or stop the run",
     )
+    # Robust rules see the uploads of all ranks; the mean needs one all-reduce.
     aggregation: Literal["mean", "median", "trimmed-mean", "krum", "multi-krum"] = (
         option("mean", "how the server makes one row of the uploads")
     )
+    # Below one half: no rule can tell a malicious majority from an honest one.
     tolerance: float = option(
         0.2,
         "share of the uploads that may be malicious: trimmed-mean drops as many at "
@@ -36,6 +38,7 @@ class AggregationOptions(RunOptions):
 
 
 def aggregation_switches(config: AggregationOptions) -> Iterable[Switch]:
+    """Name the options of this group that act only where something else is on."""
     rule = config.aggregation
     tolerant = rule in ("trimmed-mean", "krum", "multi-krum")
     yield Switch("tolerance", "--aggregation trimmed-mean", tolerant)

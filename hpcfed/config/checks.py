@@ -36,12 +36,15 @@ def check(settings: Settings, launch: Launch) -> None:
     check_results(config)
     check_synthetic(config, max(1, launch.size - config.server_ranks))
     check_malicious(config, method)
+    # After the attack's own check: "unknown attack" says more than "changes nothing".
     check_switches(settings)
     check_aggregation(config, method)
     check_server_ranks(config, method, launch)
     check_workers(config, launch)
+    # Without server ranks, all ranks train the server's model.
     method.check_ranks(config.server_ranks or launch.size)
     method.check(config)
+    # Last, because it looks at the disk. A resumed run may of course be there.
     if config.out is not None and config.resume is None:
         check_out(config.out, overwrite=config.overwrite)
 
@@ -63,6 +66,7 @@ def idle(settings: Settings) -> dict[str, str]:
     found = {}
     for option, wanted, on in _switches(settings):
         usual, value = fields[option].default, values[option]
+        # Defaults such as 0, None and False are values that mean off.
         off = not usual and value == usual
         if not on and not off:
             found[option] = wanted
@@ -71,6 +75,7 @@ def idle(settings: Settings) -> dict[str, str]:
 
 def _switches(settings: Settings) -> Iterable[Switch]:
     config, method = settings.config, settings.options
+    # Where two speak of one option, `idle` reports the later.
     yield from malicious_switches(config)
     yield from aggregation_switches(config)
     yield from run_switches(config)

@@ -8,6 +8,7 @@ from typing import ClassVar
 from hpcfed.config.declare import OptionGroup, Switch, option
 from hpcfed.data import DatasetInfo, files
 
+# Five digits a side keep the number of pixels within 64 bits.
 SHAPE = r"^[1-9]\d{0,4}x[1-9]\d{0,4}x[1-9]\d{0,4}$"
 """How --synthetic-shape is written."""
 
@@ -15,6 +16,7 @@ SHAPE = r"^[1-9]\d{0,4}x[1-9]\d{0,4}x[1-9]\d{0,4}$"
 class DataOptions(OptionGroup):
     title: ClassVar[str] = "data set"
 
+    # Not a Literal: file:PATH names any file of the user's.
     dataset: str = option(
         "digits", "a data set that `hpcfed list` names, or file:PATH.npz with your own"
     )
@@ -39,7 +41,10 @@ class DataOptions(OptionGroup):
         return self.data_root or Path(os.environ.get("HPCFED_DATA") or "data")
 
     def data(self) -> DatasetInfo:
-        """Return the shape and classes of the data set without loading it."""
+        """Return the shape and classes of the data set without loading it.
+
+        A data set that is unknown, or a file that is not there, is refused.
+        """
         return files.info(
             self.dataset,
             root=self.root,
@@ -49,6 +54,7 @@ class DataOptions(OptionGroup):
 
 
 def data_switches(config: DataOptions) -> Iterable[Switch]:
+    """Name the options of this group that act only where something else is on."""
     synthetic = config.dataset == "synthetic"
     yield Switch("synthetic_shape", "--dataset synthetic", synthetic)
     yield Switch("synthetic_classes", "--dataset synthetic", synthetic)

@@ -17,6 +17,8 @@ def option(
     something else decides; the help text says what. `group` is the heading in the help
     of a method's options; options of every run stand under their class's `title`.
     """
+    # A default of 0 is for amounts and for a plain "off", as in --clip 0 or
+    # --snapshot-every 0, where nothing else decides.
     # `methods.load` tells options by their `json_schema_extra` from other fields.
     extra: JsonDict = {"group": group}
     return Field(default, description=description, json_schema_extra=extra, **limits)
@@ -55,6 +57,8 @@ class OptionGroup(BaseModel):
     says what it depends on. All options of a run are fields of one flat `RunConfig`.
     """
 
+    # A typo must not pass silently, settings are shared by threads of several seeds, and
+    # NaN or infinity would only fail far from the command line.
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     title: ClassVar[str] = ""
@@ -70,12 +74,13 @@ class OptionGroup(BaseModel):
         """
         assert info.field_name is not None
         unset = cls.model_fields[info.field_name].default is None
-        # A path or a tuple of seeds is never equal to 0; False is no option's unset.
+        # Paths and tuples of seeds never equal 0, and no bool has a default of None.
         return None if unset and value == 0 else value
 
     @classmethod
     def declared(cls) -> dict[str, FieldInfo]:
         """Return the options that this class itself declares, without inherited ones."""
+        # `model_fields` has those of all bases, `get_annotations` this class's only.
         names = get_annotations(cls)
         return {
             name: field for name, field in cls.model_fields.items() if name in names

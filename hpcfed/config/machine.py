@@ -16,6 +16,7 @@ class MachineOptions(RecordingOptions, NewcomerOptions):
     engine: Literal["auto", "batched", "loop"] = option(
         "auto", "advance clients together (batched) or one by one (loop)"
     )
+    # 0 is an amount: no rank is set apart for the server.
     server_ranks: int = option(
         0,
         "the last N ranks train the server's model and host no clients; 0: all ranks "
@@ -23,17 +24,20 @@ class MachineOptions(RecordingOptions, NewcomerOptions):
         ge=0,
     )
     device: Literal["auto", "cpu", "cuda"] = option("auto", "where clients live")
+    # Two ranks on one GPU can use NCCL with an own NCCL_HOSTID each, over sockets.
     backend: Literal["auto", "nccl", "gloo"] = option(
         "auto",
         "what ranks communicate through; auto: NCCL where every rank has its own GPU, "
         "else gloo; nccl also works on a shared GPU, but slowly",
     )
+    # 0 is a plain "never"; nothing else decides in its place.
     stall_timeout: float = option(
         3600.0,
         "seconds in one phase after which a rank takes the run for hung and ends it, "
         "ten times as many while the server trains; 0: never",
         ge=0,
     )
+    # Batched kernels compute in float32 or TF32; bf16 exists for one client at a time.
     precision: Literal["bf16", "tf32", "fp32", "fp64"] = option(
         "tf32",
         "arithmetic; tf32 is float32 on devices without it; bf16 is for clients that a "

@@ -16,7 +16,9 @@ SCALED = ("ipm", "sign-flip", "noise")
 class MaliciousOptions(RunOptions):
     title: ClassVar[str] = "malicious clients"
 
+    # Not a Literal: ATTACKS has a line about each for `hpcfed list`.
     attack: str = option("none", "what malicious clients do; `hpcfed list` names all")
+    # A share by default, so that sweeps over --clients keep the proportion.
     attackers: float = option(
         0.2,
         "malicious clients: a share of the clients below 1, a number from 1 on",
@@ -39,6 +41,7 @@ class MaliciousOptions(RunOptions):
 
 
 def malicious_switches(config: MaliciousOptions) -> Iterable[Switch]:
+    """Name the options of this group that act only where something else is on."""
     yield Switch("attackers", "--attack ipm", config.attack != "none")
     scaled = config.attack in SCALED
     yield Switch("attack_strength", "--attack ipm, sign-flip or noise", scaled)
@@ -69,6 +72,7 @@ def check_malicious(config: MaliciousOptions, method: MethodTraits) -> None:
         raise UserError(
             f"--attackers {config.attackers} of {clients} are none; use --attackers 1"
         )
+    # A round may still sample attackers only: the attack itself deals with that.
     if attack in NEED_BENIGN and attackers == config.clients:
         raise UserError(
             f"--attack {attack} needs benign clients, and all {config.clients} are "

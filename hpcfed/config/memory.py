@@ -16,6 +16,7 @@ def check_results(config: RunConfig) -> None:
     """
     # Four bytes per client and about a thousand more make a round's record.
     rounds = config.rounds * (4 * config.clients + 1000)
+    # New clients are evaluated before and after each update, from up to three starts.
     newcomers = 24 * (config.new_updates + 1) * config.new_clients
     needed, there = (rounds + newcomers) * config.num_seeds, memory.usable()
     if needed > there:
@@ -30,6 +31,7 @@ def check_synthetic(config: RunConfig, workers: int) -> None:
 
     On a GPU the data does not live there, and a full GPU reports itself.
     """
+    # Asking torch would load it; the driver's device file says enough.
     on_gpu = config.device != "cpu" and Path("/dev/nvidiactl").exists()
     if config.dataset != "synthetic" or on_gpu:
         return

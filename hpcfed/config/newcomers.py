@@ -15,6 +15,7 @@ TURN_ON = "--new-clients 10"
 class NewcomerOptions(RunOptions):
     title: ClassVar[str] = "new clients"
 
+    # 0 is an amount here: none join.
     new_clients: int = option(
         0, "clients that join after the last round, to see how fast they catch up", ge=0
     )
@@ -32,6 +33,7 @@ class NewcomerOptions(RunOptions):
 
 
 def newcomer_switches(config: NewcomerOptions) -> Iterable[Switch]:
+    """Name the options of this group that act only where something else is on."""
     on = config.new_clients > 0
     yield Switch("new_updates", TURN_ON, on)
     yield Switch("join_rounds", TURN_ON, on)
@@ -39,6 +41,9 @@ def newcomer_switches(config: NewcomerOptions) -> Iterable[Switch]:
 
 
 def check_newcomers(config: NewcomerOptions, method: MethodTraits) -> None:
+    """Refuse to spread newcomers over more updates than there are, or than the server
+    can guide.
+    """
     # Without new clients, `newcomer_switches` speaks of --join-rounds instead.
     joining = config.new_clients or config.join_rounds
     if config.join_rounds > min(joining, config.new_updates):

@@ -13,6 +13,7 @@ from hpcfed.errors import UserError, unknown
 class PartitionOptions(DataOptions, NewcomerOptions):
     title: ClassVar[str] = "partition of the data"
 
+    # Each of the next four acts under one scheme only, see `partition_switches`.
     partition: str = option("dirichlet", "how samples are spread over clients")
     alpha: float = option(0.5, "dirichlet: concentration; smaller is more uneven", gt=0)
     classes_per_client: int = option(
@@ -21,12 +22,14 @@ class PartitionOptions(DataOptions, NewcomerOptions):
     uniform_share: float = option(
         0.2, "dominant: share of a client's samples drawn from all classes", ge=0, le=1
     )
+    # Synthetic data is made to measure; other schemes deal out what the data set has.
     train_per_client: int = option(
         600, "dominant and synthetic: training samples per client", ge=1
     )
     test_per_client: int = option(
         100, "dominant and synthetic: test samples per client", ge=1
     )
+    # Below 1: known clients must be left some classes.
     new_classes: float = option(
         0.0,
         "share of the classes that only new clients hold; 0: every client may hold "
@@ -34,6 +37,7 @@ class PartitionOptions(DataOptions, NewcomerOptions):
         ge=0,
         lt=1,
     )
+    # The server's validation set, and what clients with little data get of it.
     validation: int | None = option(
         None,
         "size of the server's balanced validation set, taken from the training data "
@@ -83,6 +87,7 @@ class PartitionOptions(DataOptions, NewcomerOptions):
 
 
 def partition_switches(config: PartitionOptions) -> Iterable[Switch]:
+    """Name the options of this group that act only where something else is on."""
     kind = config.partition
     yield Switch("alpha", "--partition dirichlet", kind == "dirichlet")
     yield Switch("classes_per_client", "--partition sharding", kind == "sharding")
@@ -97,6 +102,7 @@ def partition_switches(config: PartitionOptions) -> Iterable[Switch]:
 
 
 def check_partition(config: PartitionOptions) -> None:
+    """Refuse an unknown scheme, and one that the data set has too few classes for."""
     data = config.data()
     if config.partition not in PARTITIONS:
         raise unknown("partition", config.partition, PARTITIONS)
@@ -122,6 +128,7 @@ def check_classes(config: PartitionOptions, data: DatasetInfo) -> None:
     if not new:
         _check_sharding(config, data.classes, had)
         return
+    # Known and new clients draw from disjoint classes; each side needs enough.
     known = data.classes - new
     _check_sharding(config, known, f"leaves {known} of {data.classes} classes")
     for_new = f"leaves {new} of {data.classes} classes for new clients"

@@ -11,6 +11,7 @@ class RecordingOptions(RunOptions):
     title: ClassVar[str] = "evaluation, checkpoints and snapshots"
 
     evaluate_every: int = option(1, "evaluate every N rounds, and after the last", ge=1)
+    # Each 0 below is a plain "never"; nothing else decides in its place.
     checkpoint_every: int = option(
         0,
         "write a checkpoint every N rounds, besides those of --checkpoint-minutes; "
@@ -26,6 +27,9 @@ class RecordingOptions(RunOptions):
 
 
 def check_recording(config: RecordingOptions) -> None:
+    """Refuse snapshots that would never be written."""
+    # Rarer evaluation and checkpoints are fine: the last round is always evaluated, and
+    # a run that ends needs no checkpoint.
     if config.snapshot_every > config.rounds:
         raise UserError(
             f"--snapshot-every {config.snapshot_every}, but the run has only "

@@ -49,6 +49,7 @@ def resolve(
     names were given for several runs, and some of these may have no use for them.
     Defaults that do not suit the run on so many ranks give way to others.
     """
+    # Pydantic would report unknown names, too, but cannot guess what was meant.
     known = [*RunConfig.model_fields, *method_options.model_fields]
     for name in values:
         if name not in known:
@@ -63,6 +64,7 @@ def resolve(
     of_method: dict[str, Any] = {}
     for name, value in values.items():
         field = method_options.model_fields.get(name)
+        # `methods.load` makes sure that no name is in both.
         _check_raw(
             value, field or RunConfig.model_fields[name], sources.get(name, name)
         )
@@ -119,6 +121,7 @@ def _validated(
         found = group.model_validate(values)
     except ValidationError as failure:
         raise _refusal(failure.errors()[0], group, sources) from None
+    # Only what was given: defaults are ours.
     for name in values:
         whole = MOST_SEED if "seed" in name else MOST
         _check_number(getattr(found, name), sources.get(name, name), whole=whole)
@@ -141,6 +144,7 @@ def _refusal(
     error: ErrorDetails, group: type[OptionGroup], sources: Mapping[str, str]
 ) -> UserError:
     """Put pydantic's first complaint into our words."""
+    # A location is the option's name, then perhaps a position in its list.
     name = str(error["loc"][0]) if error["loc"] else ""
     if error["type"] == "string_pattern_mismatch":
         # The default shows the pattern better than a regular expression does.

@@ -25,7 +25,8 @@ GROUPS: tuple[type[OptionGroup], ...] = (
 """The groups in the order of `hpcfed run --help`."""
 
 
-# Python puts the fields of the last base first. Recorded configs list options in this
-# order.
+# Pydantic lists the fields of the last base first, and records follow its order: data,
+# partition and training, then aggregation, attacks and the machine. The groups of the
+# run and of newcomers come before all of them, because others inherit them.
 class RunConfig(MachineOptions, MaliciousOptions, AggregationOptions, TrainingOptions):
     """The options that every run has, whatever its method."""

@@ -18,6 +18,7 @@ def read_seeds(text: Any) -> Any:
     """
     if not isinstance(text, str):
         return text
+    # Both ends belong to a range: 0..4 are five seeds.
     is_range = ".." in text
     words = text.split(".." if is_range else ",")
     numeric = all(word.strip().isdecimal() for word in words)

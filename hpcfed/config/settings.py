@@ -43,6 +43,7 @@ class Settings:
 
     def of_seed(self, seed: int) -> "Settings":
         """Return the settings of this run with one seed, in that seed's folder."""
+        # Resumed, evaluated and reported on, each seed is a run like any other.
         out = self.config.out and self.config.out / f"seed-{seed}"
         change = {"seed": seed, "seeds": None, "out": out}
         return replace(self, config=self.config.model_copy(update=change))
@@ -69,9 +70,11 @@ def check_unchanged(
 ) -> None:
     """Refuse to mix figures of different options in one folder of results."""
     for name, value in wanted.items():
+        # An option that an older version did not have is taken for unchanged.
         before = had.get(name, value)
         if before == value or name in ANYWHERE:
             continue
+        # A record holds what was chosen later; this call leaves the choice open.
         left_open = name in CHOSEN_LATER and value == CHOSEN_LATER[name]
         if not left_open:
             raise UserError(

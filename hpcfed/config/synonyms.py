@@ -7,16 +7,17 @@ from hpcfed.errors import did_you_mean, plain_name
 SYNONYMS = {
     "lr": "learning_rate eta local_lr client_lr step_size learningrate",
     "lr_decay": "decay gamma learning_rate_decay lr_schedule",
-    "participation": "cohort cohort_size fraction fraction_fit frac sample_rate sampling_rate join_ratio "
-    "clients_per_round client_fraction participation_rate C",
+    "participation": "cohort cohort_size fraction fraction_fit frac sample_rate "
+    "sampling_rate join_ratio clients_per_round client_fraction participation_rate C",
     "epochs": "local_epochs local_ep local_steps num_epochs E",
     "clients": "num_clients n_clients number_of_clients num_users users nodes n N K",
-    "rounds": "num_rounds n_rounds number_of_rounds global_rounds comm_rounds communication_rounds global_epochs "
-    "iterations T",
+    "rounds": "num_rounds n_rounds number_of_rounds global_rounds comm_rounds "
+    "communication_rounds global_epochs iterations T",
     "batch_size": "batch bs batchsize local_bs local_batch_size minibatch b B",
     "dataset": "data data_set dataset_name",
     "data_root": "data_dir data_path datadir dataset_dir data_folder root",
-    "out": "output output_dir out_dir outdir outputs save save_dir save_path log_dir logdir folder o",
+    "out": "output output_dir out_dir outdir outputs save save_dir save_path log_dir "
+    "logdir folder o",
     "device": "gpu gpus cuda use_cuda accelerator",
     "method": "algorithm algo strategy aggregator m",
     "model": "network arch architecture net backbone",

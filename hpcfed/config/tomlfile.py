@@ -42,6 +42,7 @@ def read_toml(path: Path) -> dict[str, Any]:
                 f"{path}: '{key}' is a table; options are plain keys, such as "
                 "rounds = 10"
             )
+    # A file is shared by many runs; the folder of one of them has no place in it.
     if "resume" in content:
         raise UserError(
             f"{path}: resume goes on the command line alone, as in hpcfed run --resume "

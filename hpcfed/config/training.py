@@ -14,14 +14,17 @@ from hpcfed.models import MODELS
 class TrainingOptions(PartitionOptions):
     title: ClassVar[str] = "network and local training"
 
+    # `network` says what auto stands for.
     model: str = option("auto", "the network; auto: the usual one of the data set")
     augment: Literal["none", "crop-flip"] = option(
         "none",
         "augmentation of training images; crop-flip: shift by up to 4 pixels each way "
         "and mirror, drawn again every time",
     )
+    # Larger numbers overflow the engine's counters of steps and of slots in a batch.
     epochs: int = option(2, "local epochs per round", ge=1, le=100_000)
     batch_size: int = option(16, "samples per local step", ge=1, lt=2**31)
+    # A learning rate of 0 would train nothing and say nothing.
     lr: float = option(0.05, "learning rate", gt=0)
     lr_decay: float = option(
         1.0, "factor on the learning rate after every round", gt=0, le=1
@@ -30,6 +33,7 @@ class TrainingOptions(PartitionOptions):
         0.9, "momentum of local SGD; starts from zero each round", ge=0, lt=1
     )
     weight_decay: float = option(0.0, "L2 decay of local SGD", ge=0)
+    # 0 is a plain "off": nobody wants gradients of norm 0.
     clip: float = option(0.0, "largest norm of a client's gradient; 0: no limit", ge=0)
 
     def network(self) -> str:
@@ -40,6 +44,8 @@ class TrainingOptions(PartitionOptions):
 def training_switches(
     config: TrainingOptions, method: MethodTraits
 ) -> Iterable[Switch]:
+    """Name the options of this group that act only where something else is on."""
+    # Newcomers train after the last round, at the rate to which it has decayed.
     decays = config.rounds > 1 or config.new_clients > 0
     yield Switch("lr_decay", "--rounds 2 or more", decays)
     # Newcomers train by the options of every run, also where the method has its own.
@@ -58,6 +64,7 @@ def check_training(config: TrainingOptions) -> None:
     if config.model not in known:
         raise unknown("model", config.model, known)
     network, shape = config.network(), config.data().shape
+    # Pooling would leave nothing of smaller images.
     smallest = MODELS[network].smallest
     if min(shape[1:]) < smallest:
         size = "x".join(map(str, shape))
