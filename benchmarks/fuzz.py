@@ -587,9 +587,9 @@ class Readers:
     def load(self, path: Path) -> None:
         import torch
 
-        from hpcfed.server.model import LatentDiffusion
+        from hpcfed.server.latent_diffusion import LatentDiffusion
         from hpcfed.server.options import ServerOptions
-        from hpcfed.server.training import Place
+        from hpcfed.server.slot import RankSlot
 
         own = {
             name: value
@@ -597,7 +597,7 @@ class Readers:
             if name in ServerOptions.model_fields
         }
         model = LatentDiffusion(
-            self._widths, ServerOptions(**own), Place(torch.device("cpu")), seed=0
+            self._widths, ServerOptions(**own), RankSlot(torch.device("cpu")), seed=0
         )
         model.load(path)
         model.sample(2)

@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
+# So that their failing asserts show values, as those of tests do.
+pytest.register_assert_rewrite("tests.runs", "tests.federations", "tests.page")
+
 SCRIPTS = Path(sysconfig.get_path("scripts"))
 Finished = subprocess.CompletedProcess[str]
 

@@ -23,9 +23,8 @@ from hpcfed.federation.cohort import Cohort, Sent
 from hpcfed.record.reading import read_run
 from hpcfed.record.timing import PHASES
 from hpcfed.runtime.randomness import client_keys
-from tests.test_cli import mistake
-from tests.test_methods import assembled
-from tests.test_seeds import started
+from tests.federations import assembled
+from tests.runs import mistake, started
 
 UPLOADS = [attack for attack in ATTACKS if attack not in ("none", "label-flip")]
 

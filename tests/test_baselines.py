@@ -3,7 +3,7 @@ rules, client by client.
 """
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,107 +23,30 @@ from hpcfed.models import MODELS
 from hpcfed.models.layout import Layout
 from hpcfed.models.networks import build
 from hpcfed.record.reading import read_run
-from hpcfed.runtime import randomness
-from tests.test_cli import mistake
-from tests.test_engine import naive, shape_of
-from tests.test_methods import assembled
-from tests.test_placement import HERE, OPTIONS, rows_of, run_alone
-from tests.test_seeds import UNEVEN, assert_same_run, started
+from tests.federations import (
+    HARSH,
+    Weights,
+    assembled,
+    close,
+    initial,
+    rounds,
+    traffic,
+    trained,
+    usual,
+)
+from tests.naive import shape_of
+from tests.runs import (
+    TWELVE_CLIENTS,
+    UNEVEN,
+    assert_same_run,
+    mistake,
+    rows_of,
+    run_alone,
+    started,
+)
 
 PARTS = ["fedper", "fedrep", "lg-fedavg", "fedbabu"]
 BODY, HEAD, WHOLE = 64 * 64 + 64, 64 * 10 + 10, 64 * 64 + 64 + 64 * 10 + 10
-HARSH = {
-    "momentum": 0.9,
-    "weight_decay": 0.02,
-    "clip": 1.5,
-    "lr_decay": 0.9,
-    "participation": 0.5,
-    "batch_size": 60,
-}
-"""Whatever could move a column that must stay, and half of the clients in a round."""
-Weights = dict[str, Tensor]
-
-
-def initial(s: Setup) -> Weights:
-    network = build("mlp", shape=(1, 8, 8), classes=10, seed=s.settings.config.seed)
-    return {
-        name: tensor.detach().double() for name, tensor in network.named_parameters()
-    }
-
-
-def trained(
-    s: Setup,
-    weights: Weights,
-    client: int,
-    purpose: str,
-    round: int,
-    sgd: Sgd,
-    part: str = "",
-) -> Weights:
-    """One client alone, in plain torch; only tensors whose name starts with `part` are
-    trained.
-    """
-    network = build("mlp", shape=(1, 8, 8), classes=10, seed=0).double()
-    network.load_state_dict(weights)
-    for name, parameter in network.named_parameters():
-        parameter.requires_grad_(name.startswith(part))
-    key = randomness.client_keys(
-        s.settings.config.seed, purpose, round, torch.tensor([client])
-    )[0]
-    network = naive(network, s.federation._train_data, client, sgd, key)
-    return {name: tensor.detach() for name, tensor in network.named_parameters()}
-
-
-def usual(s: Setup, round: int, epochs: int) -> Sgd:
-    c = s.settings.config
-    return Sgd(
-        epochs,
-        c.batch_size,
-        c.lr * c.lr_decay**round,
-        c.momentum,
-        c.weight_decay,
-        c.clip,
-    )
-
-
-def flat(weights: Weights) -> Tensor:
-    return torch.cat(
-        [
-            weights[name].flatten()
-            for name in ("fc1.weight", "fc1.bias", "head.weight", "head.bias")
-        ]
-    )
-
-
-def close(rows: Tensor, expected: list[Weights]) -> None:
-    torch.testing.assert_close(
-        rows,
-        torch.stack([flat(weights) for weights in expected]),
-        rtol=1e-10,
-        atol=1e-12,
-    )
-
-
-def rounds(
-    s: Setup, count: int, logs: list[RoundLog] | None = None
-) -> Iterator[tuple[int, Any]]:
-    """The round's number and the state after it; `logs` takes the log of each."""
-    state = s.method.init(s.federation)
-    for round in range(count):
-        cohort = s.federation.sample(round)
-        state = s.method.round(s.federation, state, cohort)
-        if logs is not None:
-            logs.append(cohort.log)
-        yield round, state
-
-
-def traffic(logs: list[RoundLog]) -> tuple[int, int, int]:
-    """Bytes up, bytes up of this rank's clients, and bytes down of all rounds."""
-    return (
-        sum(log.bytes_up for log in logs),
-        sum(int(log.bytes_up_here) for log in logs),
-        sum(log.bytes_down for log in logs),
-    )
 
 
 @pytest.mark.parametrize(
@@ -673,7 +596,7 @@ def test_two_ranks_are_as_one(
     client of a round is on.
     """
     options = [
-        *OPTIONS[:-2],
+        *TWELVE_CLIENTS[:-2],
         "--method",
         *words,
         "--precision",
@@ -682,7 +605,12 @@ def test_two_ranks_are_as_one(
     slow = {"SLOW": "4", "STEADY": "1"} if moved else {}
     words = [*options, "--out", tmp_path / "two"]
     result = mpirun(
-        2, HERE / "slow_rank.py", "run", *words, ROWS=str(tmp_path / "rows"), **slow
+        2,
+        Path(__file__).with_name("slow_rank.py"),
+        "run",
+        *words,
+        ROWS=str(tmp_path / "rows"),
+        **slow,
     )
     assert result.returncode == 0, result.stderr
     expected = run_alone(options, tmp_path / "one", monkeypatch)

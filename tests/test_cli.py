@@ -21,22 +21,9 @@ from hpcfed.config import RunConfig
 from hpcfed.config.synonyms import SYNONYMS
 from hpcfed.record.claim import claimed
 from tests.conftest import start
+from tests.runs import mistake
 
 QUICK = ["run", "--model", "mlp", "--rounds", "2", "--clients", "4"]
-
-
-def mistake(capsys: pytest.CaptureFixture[str], *words: object) -> str:
-    """Runs the command in this process; it must end with 2 and a single line, which is
-    returned.
-    """
-    with pytest.raises(SystemExit) as ended:
-        cli.main([str(word) for word in words])
-    assert ended.value.code == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.count("\n") == 1, said.err
-    assert said.err.startswith("hpcfed: ")
-    return said.err
 
 
 @pytest.mark.parametrize(

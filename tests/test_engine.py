@@ -36,15 +36,8 @@ from hpcfed.models.layout import Layout
 from hpcfed.models.networks import build
 from hpcfed.models.stack import StackedNetwork
 from hpcfed.runtime import randomness
+from tests.naive import SHAPES, batches, make_shard, naive, shape_of
 
-SHAPES = {
-    "mlp": (1, 8, 8),
-    "cnn-digits": (1, 8, 8),
-    "cnn-bn": (1, 8, 8),
-    "cnn-fmnist": (1, 28, 28),
-    "cnn-emnist": (1, 28, 28),
-}
-SMALL = {"resnet18": (3, 16, 16), "cnn-pfl": (3, 12, 12), "cnn-cifar": (3, 20, 20)}
 SIZES = (
     5,
     0,
@@ -69,27 +62,6 @@ def device(request: pytest.FixtureRequest) -> Iterator[str]:
     torch.backends.cudnn.allow_tf32 = before
 
 
-def shape_of(name: str) -> tuple[int, int, int]:
-    return (SHAPES | SMALL).get(name, (3, 16, 16))
-
-
-def make_shard(
-    shape: tuple[int, int, int], sizes: tuple[int, ...], dtype: torch.dtype
-) -> Shard:
-    torch.manual_seed(7)
-    total, longest = sum(sizes), max(sizes)
-    index = torch.zeros(len(sizes), longest, dtype=torch.int64)
-    for client, size in enumerate(sizes):
-        index[client, :size] = torch.randperm(total)[:size]  # clients may share samples
-    return Shard(
-        images=torch.randn(total, *shape, dtype=dtype),
-        labels=torch.randint(10, (total,)),
-        index=index,
-        sizes=sizes,
-        clients=np.arange(100, 100 + len(sizes)),
-    )
-
-
 def image_shape(shard: Shard) -> tuple[int, int, int]:
     channels, height, width = shard.images.shape[1:]
     return channels, height, width
@@ -102,51 +74,6 @@ def on(device: str, shard: Shard) -> Shard:
     return replace(
         shard, **there, blank=None if shard.blank is None else shard.blank.to(device)
     )
-
-
-def sample_order(shard: Shard, client: int, key: Tensor, epoch: int) -> Tensor:
-    """The documented order, written anew: the client's samples sorted by the random
-    numbers of its epoch.
-    """
-    numbers = randomness.bits(
-        randomness.child_keys(randomness.child_keys(key, 0), epoch), shard.sizes[client]
-    )
-    return shard.index[client, : shard.sizes[client]][
-        torch.argsort(numbers >> 1 & 0x3FFFFFFFFFFFFFFF)
-    ]
-
-
-def batches(shard: Shard, client: int, sgd: Sgd, key: Tensor) -> Iterator[Tensor]:
-    """A client's samples, step by step: epoch after epoch, for so many epochs or so
-    many steps.
-    """
-    epochs = itertools.count() if sgd.steps else range(sgd.epochs)
-    steps = (
-        batch
-        for epoch in epochs
-        for batch in sample_order(shard, client, key, epoch).split(sgd.batch_size)
-    )
-    return itertools.islice(steps, sgd.steps or None)
-
-
-def naive(
-    network: nn.Module, shard: Shard, client: int, sgd: Sgd, key: Tensor
-) -> nn.Module:
-    """One client trained alone, as anyone would write it, where its data is."""
-    network = copy.deepcopy(network).to(shard.images).train()
-    optimiser = torch.optim.SGD(
-        network.parameters(),
-        lr=sgd.lr,
-        momentum=sgd.momentum,
-        weight_decay=sgd.weight_decay,
-    )
-    for batch in batches(shard, client, sgd, key):
-        optimiser.zero_grad()
-        F.cross_entropy(network(shard.images[batch]), shard.labels[batch]).backward()
-        if sgd.clip:
-            nn.utils.clip_grad_norm_(network.parameters(), sgd.clip)
-        optimiser.step()
-    return network
 
 
 def without_dropout(network: nn.Module) -> nn.Module:

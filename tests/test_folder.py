@@ -24,11 +24,8 @@ from hpcfed.record.older import ZERO_WAS_UNSET
 from hpcfed.record.reading import read_run
 from hpcfed.runtime.signals import STOPPED, Stop
 from tests import jobs
+from tests.runs import LONG, SERVER, flags, mistake, same, started
 from tests.stopped_run import StopAfter
-from tests.test_cli import mistake
-from tests.test_pfedgpa import SERVER, flags
-from tests.test_resume import LONG, same
-from tests.test_seeds import started
 
 QUICK = flags(clients=4, rounds=4, method="fedper")
 

@@ -39,11 +39,9 @@ from hpcfed.models.layout import Layout, Workplace
 from hpcfed.models.networks import build
 from hpcfed.record.reading import RunRecord, read_run
 from hpcfed.runtime import randomness
-from tests.test_baselines import rounds, traffic
-from tests.test_cli import mistake
-from tests.test_engine import batches, make_shard
-from tests.test_methods import assembled, trained_alone
-from tests.test_seeds import UNEVEN, assert_same_run, started
+from tests.federations import assembled, rounds, traffic, trained_alone
+from tests.naive import batches, make_shard
+from tests.runs import UNEVEN, assert_same_run, mistake, same_newcomers, started
 
 MIB, GIB = 2**20, 2**30
 SHARDS: dict[str, Any] = {
@@ -1145,14 +1143,6 @@ def test_a_gpu_computes_what_a_cpu_does(
     there = started(*common, "--device", device, "--out", tmp_path / device)
     assert_same_run(there, expected, tolerance=1e-9)
     same_newcomers(there, expected)
-
-
-def same_newcomers(folder: Path, expected: Path) -> None:
-    one, other = read_run(folder), read_run(expected)
-    assert one.newcomers.keys() == other.newcomers.keys()
-    for start, accuracy in one.newcomers.items():
-        np.testing.assert_array_equal(accuracy, other.newcomers[start])
-    np.testing.assert_equal(one.newcomer_bytes, other.newcomer_bytes)
 
 
 # A server that steals

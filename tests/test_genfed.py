@@ -29,9 +29,10 @@ from hpcfed.federation.selection import SelectionOptions, best
 from hpcfed.models.networks import build
 from hpcfed.record.reading import at_target, read_run, read_seeds
 from hpcfed.report.console import show, show_seeds
-from tests.test_baselines import (
+from tests.federations import (
     HARSH,
     Weights,
+    assembled,
     close,
     initial,
     rounds,
@@ -39,9 +40,7 @@ from tests.test_baselines import (
     trained,
     usual,
 )
-from tests.test_cli import mistake
-from tests.test_methods import assembled
-from tests.test_seeds import UNEVEN, assert_same_run, started
+from tests.runs import UNEVEN, assert_same_run, mistake, started
 
 
 def kept(

@@ -30,7 +30,7 @@ from hpcfed.record import checkpoints, safe
 from hpcfed.record.folder import check_plain
 from hpcfed.record.publish import publish
 from hpcfed.record.reading import parsed, read_run
-from tests.test_cli import mistake
+from tests.runs import mistake
 
 # Benchmarks import their siblings as scripts do.
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))

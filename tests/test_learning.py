@@ -3,7 +3,7 @@
 import pytest
 
 from hpcfed.experiment.loop import evaluate
-from tests.test_methods import assembled
+from tests.federations import assembled
 
 
 def learned(

@@ -11,38 +11,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from hpcfed import cli, methods
-from hpcfed.config import resolve
-from hpcfed.experiment.assemble import Setup, assemble
 from hpcfed.experiment.loop import evaluate
 from hpcfed.federation.cohort import shares
 from hpcfed.federation.log import RoundLog
 from hpcfed.record.reading import read_run
-from hpcfed.record.timing import Timer
-from hpcfed.runtime import world as worlds
-
-
-def assembled(**values: Any) -> Setup:
-    values = {
-        "model": "mlp",
-        "clients": 4,
-        "precision": "fp64",
-        "device": "cpu",
-        **values,
-    }
-    options = methods.load(values.get("method", "fedavg")).Options
-    settings = resolve(values, {name: name for name in values}, options)
-    world = worlds.enter(device="cpu")
-    return assemble(settings, world, Timer(world.device))
-
-
-def trained_alone(s: Setup, row: Tensor, client: int, round: int) -> Tensor:
-    """One client's row after its local training when it is trained alone."""
-    fed = s.federation
-    sgd = fed._sgd(fed.config.epochs, round)
-    rows, _ = fed._descend(
-        "training", row[None], np.array([client]), sgd, round=round, columns=None
-    )
-    return rows[0]
+from tests.federations import assembled, trained_alone
 
 
 def test_fedavg_is_the_weighted_mean_of_rows_trained_from_w() -> None:

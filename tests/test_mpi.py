@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from hpcfed.record.reading import read_run
-from tests.test_seeds import started
+from tests.runs import started
 
 HERE = Path(__file__).parent
 OPTIONS = [

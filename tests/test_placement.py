@@ -5,7 +5,6 @@ same results.
 import io
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import h5py
 import numpy as np
@@ -14,17 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from hpcfed.cli import parse_run
 from hpcfed.clients.balance import MOVES, WINDOW, Balance
 from hpcfed.clients.placement import client_loads, place, rank_loads
 from hpcfed.config import RunConfig
-from hpcfed.experiment import loop
-from hpcfed.experiment.assemble import Setup, assemble
 from hpcfed.record.reading import RunRecord, read_run
 from hpcfed.record.series import imbalance
-from hpcfed.record.timing import PHASES, Timer
+from hpcfed.record.timing import PHASES
 from hpcfed.report.console import show
-from hpcfed.runtime import world as worlds
+from tests.runs import TWELVE_CLIENTS, rows_of, run_alone
 
 HERE = Path(__file__).parent
 LOADS = st.lists(st.integers(0, 1000), min_size=1, max_size=100)
@@ -184,54 +180,6 @@ def test_entries_arrive_bit_for_bit_with_their_clients(mpirun: Callable) -> None
     assert result.stdout.count("all arrived") == 3
 
 
-OPTIONS = [
-    "--model",
-    "mlp",
-    "--clients",
-    12,
-    "--alpha",
-    0.3,
-    "--rounds",
-    9,
-    "--epochs",
-    1,
-]
-
-
-def rows_of(pattern: Path) -> np.ndarray:
-    rows = {}
-    for path in pattern.parent.glob(f"{pattern.name}-*.npz"):
-        with np.load(path) as part:
-            rows |= dict(zip(part["clients"].tolist(), part["rows"], strict=True))
-    return np.stack([rows[client] for client in range(12)])
-
-
-def run_alone(
-    options: list[object], folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> np.ndarray:
-    """The same run in this process: every client's row after the last round."""
-    rows = np.empty(0)
-
-    def keeping_rows(setup: Setup, state: Any) -> loop.Evaluation:
-        nonlocal rows
-        fed = setup.federation
-        rows = setup.method.personal(fed, state, fed.clients).numpy().copy()
-        return evaluate(setup, state)
-
-    evaluate = loop.evaluate
-    monkeypatch.setattr(loop, "evaluate", keeping_rows)
-    world = worlds.enter(device="cpu")
-    folder.mkdir()
-    loop.go(
-        assemble(
-            parse_run([str(word) for word in options]), world, Timer(world.device)
-        ),
-        folder,
-        quiet=True,
-    )
-    return rows
-
-
 def shown(record: RunRecord) -> str:
     text = io.StringIO()
     show(record, Console(file=text))
@@ -250,7 +198,7 @@ def test_moving_clients_changes_no_result(
     mpirun: Callable,
 ) -> None:
     options = [
-        *OPTIONS,
+        *TWELVE_CLIENTS,
         "--method",
         method,
         "--participation",
@@ -304,7 +252,7 @@ def test_moving_clients_changes_no_result(
 def test_a_deterministic_run_does_not_heed_the_clock(
     tmp_path: Path, mpirun: Callable
 ) -> None:
-    options = [*OPTIONS, "--rounds", WINDOW + 2, "--deterministic"]
+    options = [*TWELVE_CLIENTS, "--rounds", WINDOW + 2, "--deterministic"]
     for name, placement in (("slow", "measured"), ("steps", "steps")):
         words = [*options, "--placement", placement, "--out", tmp_path / name]
         slow = {"SLOW": "4", "STEADY": "1"} if name == "slow" else {}

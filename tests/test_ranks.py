@@ -11,8 +11,7 @@ import torch
 
 from hpcfed.record.reading import read_run
 from tests import ranks as programs
-from tests.test_genefl import same_newcomers
-from tests.test_seeds import assert_same_run
+from tests.runs import assert_same_run, same_newcomers
 
 Alone = tuple[str, Path, dict[int, np.ndarray]]
 

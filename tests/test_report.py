@@ -8,7 +8,6 @@ import os
 import shutil
 import sys
 from errno import ENAMETOOLONG
-from html.parser import HTMLParser
 from math import exp, isnan, log, sqrt
 from pathlib import Path
 
@@ -26,13 +25,13 @@ from hpcfed.report.costmodel import CostModel, Measured, fit, hold_out
 from hpcfed.report.statistics import Estimate, of_rounds, of_runs, of_seeds, ratio
 from hpcfed.study.gather import Outcome, write_outcome, write_study
 from hpcfed.study.plan import points, read_study, trials
-from tests.test_cli import mistake
+from tests.page import parsed
+from tests.runs import mistake
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
 import fuzz
 
-VOID = {"meta", "path", "rect", "br"}
 T_OF_TWO, T_OF_THREE = 12.7062, 4.30265
 """Student's t for 95 % of two and of three values."""
 
@@ -272,42 +271,6 @@ def test_two_points_make_no_cost_model() -> None:
     assert isinstance(
         fit([known(10, 1, 1e4), known(20, 1, 1e4), known(40, 1, 1e4)]), CostModel
     )
-
-
-class Nesting(HTMLParser):
-    """Every element that is opened is closed, in order."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.faults: list[str] = []
-        self.ids: list[str] = []
-        self.attributes: list[tuple[str, str | None]] = []
-        self.text: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.attributes += attrs
-        self.ids += [value for name, value in attrs if name == "id" and value]
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.attributes += attrs
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag not in VOID and (not self.open or self.open.pop() != tag):
-            self.faults.append(f"</{tag}> at {self.getpos()}")
-
-    def handle_data(self, data: str) -> None:
-        self.text.append(data)
-
-
-def parsed(html: str) -> Nesting:
-    parser = Nesting()
-    parser.feed(html)
-    parser.close()
-    assert parser.faults == [] and parser.open == []
-    return parser
 
 
 def test_the_check_of_nesting_can_fail() -> None:

@@ -15,10 +15,8 @@ from hpcfed.record.folder import JOB
 from hpcfed.record.reading import read_run
 from hpcfed.runtime.launcher import ENDED
 from hpcfed.runtime.signals import STOPPED
+from tests.runs import flags, mistake, started
 from tests.stopped_run import StopAfter
-from tests.test_cli import mistake
-from tests.test_pfedgpa import flags
-from tests.test_seeds import started
 
 ROUNDS = 4
 WORDS = [

@@ -33,11 +33,9 @@ from hpcfed.report.collect import Sample
 from hpcfed.runtime.signals import STOPPED, Stop
 from tests import jobs
 from tests.conftest import mpirun_path
+from tests.federations import assembled
+from tests.runs import LONG, SERVER, flags, mistake, same, started
 from tests.stopped_run import StopAfter
-from tests.test_cli import mistake
-from tests.test_methods import assembled
-from tests.test_pfedgpa import SERVER, flags
-from tests.test_seeds import started
 
 ROUNDS, STOPPED_AFTER = 6, 3
 SMALL: dict[str, Any] = {
@@ -53,33 +51,6 @@ OWN: dict[str, dict[str, Any]] = {
     "fedlg": {"gene_pools": "fc1"},
     **{name: {"shared_layers": "fc1"} for name in ("parfed", "fedfina")},
 }
-
-
-def recorded(folder: Path) -> dict[str, np.ndarray]:
-    """All numbers of a run that are not times."""
-    found: dict[str, np.ndarray] = {}
-    with h5py.File(folder / "run.h5") as file:
-        assert file.attrs["status"] == "complete"
-        for group in ("rounds", "clients", "finals", "server", "newcomers"):
-            if group in file:
-                for name, data in file[group].items():
-                    if name not in (
-                        "seconds",
-                        "imbalance",
-                        "samples_per_second",
-                        "utilisation",
-                        "peak_memory",
-                        "rank",
-                    ):
-                        found[f"{group}/{name}"] = data[()]
-    return found
-
-
-def same(one: Path, other: Path) -> None:
-    expected, found = recorded(one), recorded(other)
-    assert expected.keys() == found.keys()
-    for name, values in expected.items():
-        np.testing.assert_array_equal(found[name], values, err_msg=name)
 
 
 @pytest.mark.parametrize("method", methods.names())
@@ -307,11 +278,6 @@ def test_arrays_of_another_run_are_refused(
             tmp_path,
             quiet=True,
         )
-
-
-LONG = flags(
-    clients=4, rounds=4000, checkpoint_every=5, method="fedper", evaluate_every=50
-)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2, signal.SIGINT])

@@ -23,70 +23,13 @@ from hpcfed.clients.engine import Engine, Score, Sgd
 from hpcfed.clients.lockstep import Lockstep, Stopped
 from hpcfed.clients.pull import Pull
 from hpcfed.data.shards import Shard, join, part
-from hpcfed.experiment.loop import run
 from hpcfed.methods import fedavg
 from hpcfed.record.reading import read_run
 from hpcfed.record.timing import Timer
-from tests.test_cli import mistake
+from tests.runs import UNEVEN, assert_same_run, mistake, started
 
 HERE = Path(__file__).parent
-UNEVEN = [
-    "--clients",
-    7,
-    "--participation",
-    0.6,
-    "--alpha",
-    0.3,
-    "--precision",
-    "fp64",
-    "--snapshot-every",
-    1,
-]
-UNEVEN += ["--rounds", 2, "--device", "cpu"]
 CPU = torch.device("cpu")
-
-
-def started(*words: object) -> Path:
-    folder = run(cli.parse_run([str(word) for word in words]))
-    assert folder is not None
-    return folder
-
-
-def rows(folder: Path) -> dict[int, np.ndarray]:
-    """Every client's rows of all snapshots."""
-    found = {}
-    for path in folder.glob("params-*.h5"):
-        with h5py.File(path) as file:
-            assert file["taken"][()].all()
-            found |= {
-                int(client): file["rows"][:, place]
-                for place, client in enumerate(file["client"])
-            }
-    return found
-
-
-def assert_same_run(folder: Path, expected: Path, *, tolerance: float = 0.0) -> None:
-    """Equal but for time; `tolerance` is for sums of floats in another order."""
-    one, other = read_run(folder), read_run(expected)
-    assert one.status == other.status == "complete"
-    for name in ("accuracy", "global_accuracy", "bytes_up", "bytes_down", "cohort"):
-        np.testing.assert_array_equal(
-            one.rounds[name], other.rounds[name], err_msg=name
-        )
-    for name in ("train_loss", "global_loss"):
-        np.testing.assert_allclose(
-            one.rounds[name],
-            other.rounds[name],
-            rtol=max(tolerance, 1e-13),
-            err_msg=name,
-        )
-    np.testing.assert_array_equal(one.client_accuracy, other.client_accuracy)
-    got, wanted = rows(folder), rows(expected)
-    assert sorted(got) == sorted(wanted)
-    for client, row in wanted.items():
-        np.testing.assert_allclose(
-            got[client], row, rtol=tolerance, atol=tolerance, err_msg=f"client {client}"
-        )
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from hpcfed.runtime.awake import Awake
 from hpcfed.runtime.pulse import Pulse
 from hpcfed.runtime.signals import STOPPED
 from tests import jobs
-from tests.test_pfedgpa import flags
+from tests.runs import flags
 
 STALL = 8.0
 

@@ -44,7 +44,7 @@ from hpcfed.study.plan import (
     read_study,
     trials,
 )
-from tests.test_cli import mistake
+from tests.runs import mistake
 
 
 def planned(folder: Path, text: str) -> list[Point]:

@@ -20,8 +20,8 @@ from hpcfed.report import sections
 from hpcfed.report.collect import Sample, find, groups, scalings
 from hpcfed.study.gather import read_gathered
 from tests.conftest import Finished, mpirun_path, start
-from tests.test_cli import mistake
-from tests.test_report import parsed
+from tests.page import parsed
+from tests.runs import mistake
 
 SECTIONS = (
     "overview", "accuracy", "target", "scaling", "clients", "phases", "memory", "bytes", "server", "attacks", "model",

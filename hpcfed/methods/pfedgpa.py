@@ -22,6 +22,7 @@ from hpcfed.config import Choice, RunConfig, Switch, option
 from hpcfed.errors import UserError
 from hpcfed.methods import GENERATED
 from hpcfed.server.options import ServerOptions
+from hpcfed.server.schedule import is_banked, learns_after
 
 if TYPE_CHECKING:
     import numpy as np
@@ -140,10 +141,10 @@ def round(fed: Federation, state: State, cohort: Cohort) -> State:
     rows = fed.upload(fed.train(fed.download(start, cohort), cohort), cohort)
     done = cohort.round + 1
     last = done == fed.config.rounds
-    if _banked(done, fed.config.rounds, options):
+    if is_banked(options, done, fed.config.rounds):
         fed.bank(rows[:, fed.generated], cohort)
     w = fed.mean(rows, cohort)
-    if not last and not (options.server_every and done % options.server_every == 0):
+    if not learns_after(options, done, fed.config.rounds):
         return State(
             w, w.new_empty(len(fed.clients), 0)
         )  # older columns know nothing of this round
@@ -152,13 +153,6 @@ def round(fed: Federation, state: State, cohort: Cohort) -> State:
     if last:  # else the next round's download has them
         cohort.log.bytes_down += fed.num_holders * made.shape[1] * made.element_size()
     return State(w, made)
-
-
-def _banked(done: int, rounds: int, options: Options) -> bool:
-    """Whether a time of learning will still see the uploads of this round."""
-    every = options.server_every
-    times = {rounds} | ({min(rounds, -(-done // every) * every)} if every else set())
-    return any(time - options.bank_rounds < done <= time for time in times)
 
 
 def _known_or(

@@ -1,3 +1,3 @@
-"""Who we are among the ranks, and how ranks talk: the only room that calls MPI or
-torch.distributed.
+"""Ranks, devices, signals and random streams: who we are, and how ranks talk. The only
+room that calls MPI or torch.distributed.
 """

@@ -1,4 +1,4 @@
-"""Time as a process knows it that may be suspended, as by SIGSTOP or `scontrol
+"""Seconds that do not count while this process is suspended, as by SIGSTOP or `scontrol
 suspend`.
 """
 
@@ -11,9 +11,9 @@ Clock = Callable[[], float]
 class Awake:
     """Counts seconds, but not those for which this process was suspended.
 
-    Nothing tells a process that it was. Whoever counts must look again after every
-    `pause` seconds: when much more have passed, the process was not there to look. A
-    busy machine may make looks late, so a gap counts up to twice the pause.
+    Nothing tells a process that it was suspended. So the caller must look every `pause`
+    seconds: when far more have passed, the process was not there to look. A busy
+    machine makes looks late, so a gap counts up to twice the pause.
     """
 
     def __init__(self, pause: float, clock: Clock = time.monotonic) -> None:

@@ -1,4 +1,6 @@
-"""Collectives among the ranks of a role. Every payload's bytes are counted."""
+"""Collectives among the ranks of this rank's role. The bytes of rows are counted; those
+of small values are not.
+"""
 
 from collections.abc import Callable
 from functools import wraps
@@ -19,7 +21,10 @@ Turn = Callable[[Callable[[], Any]], Any]
 
 
 def _in_turn(collective: F) -> F:
-    """No collective may call another: it would wait for its turn within its turn."""
+    """Make a method wait for its turn.
+
+    No collective may call another one: it would wait for a turn within its own.
+    """
 
     @wraps(collective)
     def due(self: "Collectives", *arguments: Any) -> Any:
@@ -29,11 +34,14 @@ def _in_turn(collective: F) -> F:
 
 
 class Collectives:
-    """Sums and exchanges of rows between workers; with a single worker each is the
-    identity.
+    """Sums and exchanges of rows and values among the ranks of this rank's role.
 
-    All ranks must call their collectives in the same order; where several programs
-    share a rank, `turn` sees to that.
+    With a single rank each is the identity. All ranks must call their collectives in
+    the same order. Where several programs share a rank (the stacked seeds of a run do),
+    `turn` sees to that.
+
+    Rows go through torch.distributed, which keeps them on GPUs where it can. Small
+    values go through MPI, which takes any object.
     """
 
     def __init__(
@@ -42,15 +50,16 @@ class Collectives:
         self.world = world
         self._turn = turn
         self.bytes_sent = 0
-        """Payload that this rank handed to collectives so far."""
+        """Payload that this rank has handed to collectives so far."""
 
     @property
     def size(self) -> int:
+        """How many ranks take part."""
         return self.world.role_size
 
     @_in_turn
     def allreduce(self, tensor: Tensor) -> Tensor:
-        """The sum over ranks, on every rank; may overwrite its argument."""
+        """Return the sum over ranks, on every rank; may overwrite its argument."""
         if self.size == 1:
             return tensor
         buffer = self._outgoing(tensor)
@@ -59,92 +68,86 @@ class Collectives:
 
     @_in_turn
     def rows_to_columns(self, rows: Tensor, counts: list[int]) -> Tensor:
-        """From whole rows of our own to our share of the columns of everyone's rows:
-        [sum(counts), share].
+        """Exchange this rank's rows, all columns of them, for its share of the columns
+        of all rows: [sum(counts), share].
 
         `counts` are the numbers of rows of all ranks, in rank order, which is also the
-        order of the result.
+        order of the result. `columns_to_row` goes the other way.
         """
         if self.size == 1:
             return rows
         width = ceil(rows.shape[1] / self.size)
-        shares = rows.new_zeros(
-            self.size, len(rows), width
-        )  # the last is short, and padded
-        for share, part in zip(shares, rows.split(width, dim=1), strict=False):
-            share[:, : part.shape[1]] = part
+        # all_to_all wants shares of equal width, so the last one is padded with zeros.
+        # Where there are more ranks than columns, further shares are all padding.
+        shares = rows.new_zeros(self.size, len(rows), width)
+        for share, columns in zip(shares, rows.split(width, dim=1), strict=False):
+            share[:, : columns.shape[1]] = columns
         outgoing = self._outgoing(shares)
         incoming = outgoing.new_empty(sum(counts), width)
-        splits = [len(rows)] * self.size
         dist.all_to_all_single(
             incoming,
             outgoing.view(-1, width),
             output_split_sizes=counts,
-            input_split_sizes=splits,
+            input_split_sizes=[len(rows)] * self.size,
         )
         return incoming.to(rows.device)
 
     @_in_turn
     def columns_to_row(self, columns: Tensor, num_columns: int) -> Tensor:
-        """From every rank's share of one row [share] to the whole row, on every rank."""
+        """Join every rank's share of one row [share] to the whole row, on every rank."""
         if self.size == 1:
             return columns
         outgoing = self._outgoing(columns.contiguous())
         whole = outgoing.new_empty(self.size * len(columns))
         dist.all_gather_into_tensor(whole, outgoing)
+        # The padding of rows_to_columns is at the end.
         return whole[:num_columns].to(columns.device)
 
     @_in_turn
     def relocate(self, rows: Tensor, before: np.ndarray, after: np.ndarray) -> Tensor:
-        """From one entry per client that was ours to one per client that is, bit for
-        bit; ids ascend in both.
+        """Exchange one entry per client that was on this rank for one per client that
+        is here now, bit for bit.
 
-        `before` and `after` are the ranks of all clients. Only entries that change
-        ranks are sent.
+        `before` and `after` are the ranks of all clients. A rank's entries are in the
+        order of client ids, before and after. Only entries that change ranks are sent.
         """
-        own, ranks = self.world.role_rank, range(self.size)
-        old, new = np.flatnonzero(before == own), np.flatnonzero(after == own)
-        leaving = [
-            np.flatnonzero((before == own) & (after == rank) & (rank != own))
-            for rank in ranks
-        ]
-        coming = [
-            np.flatnonzero((before == rank) & (after == own) & (rank != own))
-            for rank in ranks
-        ]
+        here = self.world.role_rank
+        old, new = np.flatnonzero(before == here), np.flatnonzero(after == here)
         result = rows.new_empty(len(new), *rows.shape[1:])
         staying = np.intersect1d(old, new, assume_unique=True)
         result[np.searchsorted(new, staying)] = rows[np.searchsorted(old, staying)]
         width = prod(rows.shape[1:])
         if self.size == 1 or not width:
             return result
+        leaving, arriving = [], []
+        for rank in range(self.size):
+            elsewhere = rank != here
+            out = (before == here) & (after == rank) & elsewhere
+            into = (before == rank) & (after == here) & elsewhere
+            leaving.append(np.flatnonzero(out))
+            arriving.append(np.flatnonzero(into))
         outgoing = self._outgoing(rows[np.searchsorted(old, np.concatenate(leaving))])
-        as_bytes = outgoing.reshape(len(outgoing), width).view(
-            torch.uint8
-        )  # gloo knows few types
-        incoming = as_bytes.new_empty(sum(map(len, coming)), as_bytes.shape[1])
+        # As bytes, because gloo knows few types.
+        as_bytes = outgoing.reshape(len(outgoing), width).view(torch.uint8)
+        num_out = [len(clients) for clients in leaving]
+        num_in = [len(clients) for clients in arriving]
+        incoming = as_bytes.new_empty(sum(num_in), as_bytes.shape[1])
         dist.all_to_all_single(
-            incoming,
-            as_bytes,
-            output_split_sizes=[len(clients) for clients in coming],
-            input_split_sizes=[len(clients) for clients in leaving],
+            incoming, as_bytes, output_split_sizes=num_in, input_split_sizes=num_out
         )
         arrived = incoming.view(rows.dtype).reshape(len(incoming), *rows.shape[1:])
-        result[np.searchsorted(new, np.concatenate(coming))] = arrived.to(rows.device)
+        slots = np.searchsorted(new, np.concatenate(arriving))
+        result[slots] = arrived.to(rows.device)
         return result
 
     @_in_turn
     def bcast(self, value: Any) -> Any:
-        """The value of the role's first rank, on every rank of the role."""
-        return (
-            value
-            if self.world.role_comm is None
-            else self.world.role_comm.bcast(value, root=0)
-        )
+        """Return the value of the role's first rank, on every rank of the role."""
+        return self.world.role_bcast(value)
 
     @_in_turn
     def gather(self, value: T) -> list[T] | None:
-        """Every worker's small value on the role's first rank; None elsewhere."""
+        """Return every rank's small value on the role's first rank; None elsewhere."""
         if self.world.role_comm is None:
             return [value]
         gathered: list[T] | None = self.world.role_comm.gather(value, root=0)
@@ -152,86 +155,81 @@ class Collectives:
 
     @_in_turn
     def any_rank(self, here: bool) -> bool:
-        """Whether it is so on some rank; the same answer everywhere."""
-        return (
-            here
-            if self.world.role_comm is None
-            else any(self.world.role_comm.allgather(here))
-        )
+        """Return whether it is so on some rank; every rank gets the same answer."""
+        return any(self.world.role_allgather(here))
 
     @_in_turn
     def allgather(self, value: T) -> list[T]:
-        """Every worker's small value, on every worker, in rank order."""
-        return (
-            [value]
-            if self.world.role_comm is None
-            else list(self.world.role_comm.allgather(value))
-        )
+        """Return every rank's small value, on every rank, in rank order."""
+        return self.world.role_allgather(value)
 
     @_in_turn
     def gather_vectors(self, numbers: np.ndarray) -> np.ndarray | None:
-        """Every worker's vector of float64 as [ranks, numbers] on the role's first
+        """Return every rank's vector of float64 as [ranks, numbers] on the role's first
         rank; None elsewhere.
         """
         if self.world.role_comm is None:
             return numbers[None]
-        gathered = (
-            np.empty((self.size, len(numbers))) if self.world.role_rank == 0 else None
-        )
-        self.world.role_comm.Gather(
-            np.ascontiguousarray(numbers, np.float64), gathered, root=0
-        )
+        gathered = None
+        if self.world.role_rank == 0:
+            gathered = np.empty((self.size, len(numbers)))
+        # Gather with a capital sends buffers; it neither pickles nor converts.
+        vector = np.ascontiguousarray(numbers, np.float64)
+        self.world.role_comm.Gather(vector, gathered, root=0)
         return gathered
 
     def allgather_rows(
         self, value: Any, rows: Tensor | None
     ) -> list[tuple[Any, Tensor | None]]:
-        """Every rank's small value and rows, on every rank, in rank order; rows have
-        the same columns everywhere.
+        """Return every rank's small value and rows, on every rank, in rank order.
 
-        To be called `in_turn`.
+        Rows have the same columns everywhere, or are None everywhere. It takes no turn
+        of its own: call it within `in_turn`.
         """
         if self.world.role_comm is None or self.size == 1:
             return [(value, rows)]
-        values = self.world.role_comm.allgather(
-            (value, None if rows is None else len(rows))
-        )
+        num_rows = None if rows is None else len(rows)
+        gathered = self.world.role_comm.allgather((value, num_rows))
         if rows is None:
-            return [(other, None) for other, _ in values]
-        counts = [count for _, count in values]
+            return [(other, None) for other, _ in gathered]
+        values = [other for other, _ in gathered]
+        counts = [count for _, count in gathered]
         outgoing = self._outgoing(rows.contiguous())
         whole = outgoing.new_empty(sum(counts), rows.shape[1])
-        parts = list(whole.split(counts))
-        dist.all_gather(parts, outgoing) if len(set(counts)) == 1 else _gather_unequal(
-            parts, outgoing
-        )
-        return [
-            (other, part.to(rows.device))
-            for (other, _), part in zip(values, parts, strict=True)
-        ]
+        by_rank = list(whole.split(counts))
+        if len(set(counts)) == 1:
+            dist.all_gather(by_rank, outgoing)
+        else:
+            _allgather_unequal(by_rank, outgoing)
+        there = [others.to(rows.device) for others in by_rank]
+        return list(zip(values, there, strict=True))
 
     def in_turn(self, work: Callable[[], T]) -> T:
-        """Work with collectives of its own, such as a library's."""
+        """Do work that has collectives of its own, such as a library's, in one turn."""
         answer: T = self._turn(work)
         return answer
 
     @_in_turn
     def barrier(self) -> None:
-        if self.world.role_comm is not None:
-            self.world.role_comm.Barrier()
+        """Wait until every rank of the role is here."""
+        self.world.role_barrier()
 
     def _outgoing(self, tensor: Tensor) -> Tensor:
-        """Counts the payload, and moves it to where the backend can read it: gloo wants
+        """Count the payload, and return it where the backend can read it: gloo wants
         host memory.
         """
         self.bytes_sent += tensor.numel() * tensor.element_size()
         return tensor.cpu() if self.world.backend == "gloo" else tensor
 
 
-def _gather_unequal(parts: list[Tensor], own: Tensor) -> None:
-    """Every rank's rows, of which there are different numbers, into their parts."""
-    for rank, part in enumerate(parts):
-        if part.numel():
-            if rank == dist.get_rank():
-                part.copy_(own)
-            dist.broadcast(part, rank)
+def _allgather_unequal(by_rank: list[Tensor], rows: Tensor) -> None:
+    """Fill `by_rank` with every rank's rows, of which there are different numbers.
+
+    all_gather is for equal shapes, so each rank broadcasts its own.
+    """
+    for rank, target in enumerate(by_rank):
+        if not target.numel():
+            continue
+        if rank == dist.get_rank():
+            target.copy_(rows)
+        dist.broadcast(target, rank)

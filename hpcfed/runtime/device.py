@@ -11,8 +11,8 @@ from torch import Tensor
 def on_device(array: np.ndarray, device: torch.device) -> Tensor:
     """Return the array on the device, without waiting for what the device is doing.
 
-    The array may be reused at once: it is not in pinned memory, so CUDA copies it
-    aside before this returns.
+    On a GPU the array may be reused at once: CUDA copies what is not pinned aside
+    before this returns. On the CPU the tensor shares the array's memory.
     """
     return torch.from_numpy(array).to(device, non_blocking=True)
 

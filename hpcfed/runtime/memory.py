@@ -1,4 +1,4 @@
-"""How much memory this machine lets us use; imports no torch."""
+"""How much memory this machine lets us use. Imports no torch."""
 
 import os
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from pathlib import Path
 def usable(
     groups: Path = Path("/proc/self/cgroup"), mounted: Path = Path("/sys/fs/cgroup")
 ) -> int:
-    """Return the bytes of the machine's memory, or those that our control group may use
+    """Return the bytes of the machine's memory, or of what our control group may use
     where that is less.
     """
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -16,24 +16,25 @@ def usable(
 
 
 def _limits(groups: Path, mounted: Path) -> Iterator[int]:
-    """Limits of our control group and of all above it; a batch system sets one for a
-    job.
+    """Yield the limits of our control group and of all above it; a batch system sets
+    one for a job.
     """
     try:
         lines = groups.read_text().splitlines()
     except OSError:
         return
     for line in lines:
+        # A line is number:controllers:path. Version 2 of control groups has one line,
+        # without controllers; version 1 has a hierarchy of folders per controller.
         _, controllers, path = line.split(":", 2)
-        if controllers and "memory" not in controllers.split(","):
+        if not controllers:
+            root, name = mounted, "memory.max"
+        elif "memory" in controllers.split(","):
+            root, name = mounted / "memory", "memory.limit_in_bytes"
+        else:
             continue
-        root, name = (
-            (mounted / "memory", "memory.limit_in_bytes")
-            if controllers
-            else (mounted, "memory.max")
-        )
-        own = root / path.lstrip("/")
-        for folder in (own, *own.parents):
+        group = root / path.lstrip("/")
+        for folder in (group, *group.parents):
             if not folder.is_relative_to(root):
                 break
             try:

@@ -1,9 +1,8 @@
-"""Signs of life that the ranks of a role leave in their store: those who wait for a
-rank can tell which it is.
+"""Signs of life that the ranks of a role leave in their store, so that those who wait
+can tell which rank they wait for.
 
-The store lives in the role's rank 0. When that one is halted, calls of the store block
-for ever, whatever their timeout says; so they are made in threads that nobody waits
-for.
+The store lives in the role's rank 0. When that rank is halted, calls of the store block
+for ever, whatever their timeout says. So threads make them, for which nobody waits.
 """
 
 import threading
@@ -23,29 +22,30 @@ PAUSE = 0.25
 
 
 class Pulse:
-    """One rank's end."""
+    """One rank's view of the signs of life in its role."""
 
     def __init__(self, host: str, port: int, *, rank: int, size: int) -> None:
-        self._address, self._rank, self._size = (host, port), rank, size
+        self._address = (host, port)
+        self._rank, self._size = rank, size
 
     @contextmanager
     def beating(self, seconds: float) -> Iterator[None]:
-        """Within, a thread leaves a sign of life every so many seconds."""
+        """Leave a sign of life every so many seconds, in a thread, within the block."""
         over = threading.Event()
-        threading.Thread(
+        beating = threading.Thread(
             target=self._beat, args=(seconds, over), name="pulse", daemon=True
-        ).start()
+        )
+        beating.start()
         try:
             yield
         finally:
             over.set()
 
     def silent(self, seconds: float) -> list[int]:
-        """Looks for so long, and returns the ranks that leave no sign of life
-        meanwhile.
+        """Look for so many seconds, and return the ranks that leave no sign of life.
 
-        Rank 0 is the answer when the store does not answer; nobody is when it has gone,
-        since then rank 0 has ended. While this rank is suspended it does not look:
+        That is rank 0 when the store does not answer, and nobody when it has gone:
+        then rank 0 has ended. While this rank is suspended it does not look, since
         others may be suspended with it.
         """
         found: list[list[int]] = []
@@ -54,6 +54,7 @@ class Pulse:
         )
         looking.start()
         awake = Awake(PAUSE)
+        # One answer's time for each of the two looks at the store.
         while looking.is_alive() and awake.look() < seconds + 2 * ANSWER:
             looking.join(PAUSE)
         return found[0] if found else [0]
@@ -63,15 +64,16 @@ class Pulse:
         while not over.is_set():
             beats += 1
             try:
-                store = store or self._connected()
+                store = store or self._connect()
                 store.set(f"pulse/{self._rank}", str(beats))
             except RuntimeError:  # it is slow to start, or has gone and with it the run
                 store = None
             over.wait(seconds)
 
     def _look(self, seconds: float) -> list[int]:
+        """Return the ranks whose sign has not changed after so many seconds."""
         try:
-            store = self._connected()
+            store = self._connect()
             before = self._signs(store)
             awake = Awake(PAUSE)
             while awake.look() < seconds:
@@ -82,13 +84,18 @@ class Pulse:
         return [rank for rank in range(self._size) if before[rank] == after[rank]]
 
     def _signs(self, store: dist.TCPStore) -> list[bytes]:
-        """The last sign of every rank, empty for one that has left none."""
-        names = [f"pulse/{rank}" for rank in range(self._size)]
-        return [store.get(name) if store.check([name]) else b"" for name in names]
+        """Return the last sign of every rank; empty for one that has left none."""
+        signs = []
+        for rank in range(self._size):
+            name = f"pulse/{rank}"
+            # get() waits for a name that is not there yet.
+            there = store.check([name])
+            signs.append(store.get(name) if there else b"")
+        return signs
 
-    def _connected(self) -> dist.TCPStore:
-        """Opens a connection of its own, because a call that blocks would block all
-        others on it.
+    def _connect(self) -> dist.TCPStore:
+        """Open a connection of our own: a call that blocks would block all others on
+        it.
         """
         timeout = timedelta(seconds=ANSWER)
         return dist.TCPStore(

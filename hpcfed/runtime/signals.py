@@ -1,6 +1,6 @@
 """When a run stops, and when it writes a checkpoint.
 
-Asked by a signal, it ends the round, writes a checkpoint, and leaves with exit code 75.
+Asked by a signal, it ends the round, writes a checkpoint, and exits with code 75.
 """
 
 import signal
@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 STOPPED = 75
-"""Exit code of a run that was asked to stop and can go on: what sysexits.h calls a
+"""Exit code of a run that was asked to stop and can be resumed: what sysexits.h calls a
 temporary failure.
 """
 PAUSE = 100
@@ -22,8 +22,8 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
 
 
 class Stop:
-    """Whether this process was asked to stop, and whether its last checkpoint is too
-    old.
+    """Knows whether this process was asked to stop, and whether its last checkpoint is
+    too old.
     """
 
     def __init__(self, every: float = 0.0) -> None:
@@ -31,20 +31,23 @@ class Stop:
         self.asked = False
         self.agreed = False
         """Whether all ranks have stopped for it."""
-        self._answers: dict[int, bool] = {}
+        # Stacked seeds ask one after the other about the same round. A signal or a
+        # second that passes in between must not part them, so the first answer stays.
+        self._stops: dict[int, bool] = {}
+        self._due: dict[int, bool] = {}
         self._every = every
         self._written = time.monotonic()
         self._took = 0.0
-        self._due: dict[int, bool] = {}
 
     @contextmanager
     def listening(self) -> Iterator["Stop"]:
-        """Within, the first signal is remembered; a second Ctrl-C ends the process as
-        it always did.
+        """Remember the first signal that comes within the block; a second Ctrl-C ends
+        the process as it always did.
 
         Afterwards SIGUSR2, which means nothing but this, is ignored: it must not end a
         run that is just complete.
         """
+        # Python lets only the main thread set handlers.
         if threading.current_thread() is not threading.main_thread():
             yield self
             return
@@ -57,28 +60,22 @@ class Stop:
                 signal.signal(number, signal.SIG_IGN if late else handler)
 
     def after(self, round: int) -> bool:
-        """Whether to stop after a round: the answer to the first who asks is
-        everybody's.
-
-        Several seeds ask one after the other, and a signal that comes in between must
-        not part them.
-        """
-        return self._answers.setdefault(round, self.asked)
+        """Return whether to stop after this round; all seeds get the same answer."""
+        return self._stops.setdefault(round, self.asked)
 
     def is_due(self, round: int) -> bool:
-        """Whether the last checkpoint is too old after a round; again one answer for
-        all seeds.
+        """Return whether the last checkpoint is too old after this round; all seeds get
+        the same answer.
 
-        Those that are written for this reason take one hundredth of the time at most.
+        Checkpoints written for this reason take one hundredth of the time at most.
         """
         age = time.monotonic() - self._written
-        return self._due.setdefault(
-            round, self._every > 0 and age > max(self._every, PAUSE * self._took)
-        )
+        too_old = age > max(self._every, PAUSE * self._took)
+        return self._due.setdefault(round, self._every > 0 and too_old)
 
     @contextmanager
     def checkpointing(self) -> Iterator[None]:
-        """Within, a checkpoint is written."""
+        """Note when, and for how long, the block writes a checkpoint."""
         begin = time.monotonic()
         yield
         self._written = time.monotonic()

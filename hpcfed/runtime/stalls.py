@@ -1,5 +1,5 @@
-"""Ends a run whose ranks wait for each other for ever: a rank that hangs tells nobody,
-so those that wait must.
+"""End a run whose ranks wait for each other for ever: a rank that hangs tells nobody, so
+those that wait must.
 """
 
 import os
@@ -11,41 +11,41 @@ from contextlib import contextmanager
 from hpcfed.runtime.awake import Awake, Clock
 
 PATIENCE = {"server": 10}
-"""Times as long as usual: there workers wait while the server's model learns."""
-
-
+"""Times as long as usual that a phase may last: in `server` workers wait while the
+server trains its model.
+"""
 Progress = Callable[[], tuple[int, str]]
-"""How often the phase has changed, and which it is."""
+"""Returns how often the phase has changed, and which it is."""
 GiveUp = Callable[[str, float], None]
-"""Told of a phase, and for how many seconds it has lasted."""
+"""Gets a phase, and for how many seconds it has lasted."""
 
 
 @contextmanager
 def ending_stalls(
     progress: Progress, seconds: float, give_up: GiveUp
 ) -> Iterator[None]:
-    """Within, a thread looks on.
+    """Watch the phases within the block, in a thread.
 
-    When a phase lasts for so many seconds, `give_up` is told of it, and the process
-    ends with 1, whatever it waits for: the launcher then ends the other ranks. Time for
-    which this process was suspended does not count. 0 seconds: nobody looks.
+    When a phase lasts longer than so many seconds, call `give_up` and end the process
+    with code 1, whatever it waits for; the launcher then ends the other ranks. Time for
+    which this process was suspended does not count. With 0 seconds nobody watches.
     """
     if not seconds:
         yield
         return
     over = threading.Event()
-    thread = threading.Thread(
+    watcher = threading.Thread(
         target=_watch,
         args=(progress, seconds, give_up, over),
         name="stalls",
         daemon=True,
     )
-    thread.start()
+    watcher.start()
     try:
         yield
     finally:
         over.set()
-        thread.join()
+        watcher.join()
 
 
 def _watch(
@@ -62,7 +62,10 @@ def _watch(
         if now != seen:
             seen, since = now, passed
             continue
+        _, phase = now
         waited = passed - since
-        if waited > seconds * PATIENCE.get(now[1], 1):
-            give_up(now[1], waited)
+        if waited > seconds * PATIENCE.get(phase, 1):
+            give_up(phase, waited)
+            # sys.exit would end this thread alone, and the main thread is stuck in a
+            # collective that nothing can interrupt.
             os._exit(1)

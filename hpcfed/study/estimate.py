@@ -16,7 +16,8 @@ from hpcfed.models.layout import Layout
 from hpcfed.models.networks import build
 from hpcfed.server.columns import generated
 from hpcfed.server.networks import Autoencoder, Denoiser
-from hpcfed.server.options import ServerOptions
+from hpcfed.server.options import ServerOptions, server_options
+from hpcfed.server.schedule import num_learnings
 from hpcfed.study.plan import Point
 
 UNMEASURED = {"cpu": 5e9, "cuda": 2e13}
@@ -138,13 +139,11 @@ def server_networks(
 
 
 def _learning(settings: Settings, layout: Layout) -> float:
-    options, config = settings.options, settings.config
-    if not isinstance(options, ServerOptions):
+    options, config = server_options(settings), settings.config
+    if options is None:
         return 0.0
     autoencoder, denoiser = server_networks(options, layout)
-    times = (
-        math.ceil(config.rounds / options.server_every) if options.server_every else 1
-    )
+    times = num_learnings(options, config.rounds)
     both = autoencoder.flops() * options.samples("autoencoder")
     both += denoiser.flops(options.size.latent) * options.samples("denoiser")
     return 3.0 * times * both
