@@ -55,7 +55,9 @@ def _print_json(folder: Path) -> None:
 def print_run(folder: Path) -> None:
     """Print tables of a run, or of its seeds."""
     from hpcfed.record.reading import read_run, read_seeds
-    from hpcfed.report.console import Output, show, show_seeds
+    from hpcfed.report.console import Output
+    from hpcfed.report.show import show
+    from hpcfed.report.show_seeds import show_seeds
 
     # Open MPI gives each rank a terminal of its own, even when the user's output goes
     # to a file.
