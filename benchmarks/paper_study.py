@@ -15,7 +15,7 @@ from hpcfed.config import (
     suggest_option,
 )
 from hpcfed.errors import UserError, unknown
-from hpcfed.record.reading import RunRecord
+from hpcfed.record.run import RunRecord
 
 Figures = dict[str, dict[str, dict[str, float]]]
 """A paper's: data set, method, column."""

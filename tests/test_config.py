@@ -20,9 +20,9 @@ from hpcfed.config import (
     resolve,
 )
 from hpcfed.config.memory import synthetic_bytes
+from hpcfed.config.older import ZERO_WAS_UNSET
 from hpcfed.errors import UserError, printable
-from hpcfed.experiment.assemble import check_network
-from hpcfed.record.older import ZERO_WAS_UNSET
+from hpcfed.experiment.serving import check_network
 from hpcfed.runtime import memory
 from hpcfed.runtime.launcher import Launch
 

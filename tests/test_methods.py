@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from hpcfed import cli, methods
-from hpcfed.experiment.loop import evaluate
+from hpcfed.experiment.evaluate import evaluate
+from hpcfed.experiment.stored import read_run
 from hpcfed.federation.cohort import shares
 from hpcfed.federation.log import RoundLog
-from hpcfed.record.reading import read_run
 from tests.federations import assembled, trained_alone
 
 

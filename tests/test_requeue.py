@@ -9,10 +9,10 @@ import pytest
 
 from hpcfed import cli
 from hpcfed.cli.resume import requeued
-from hpcfed.experiment.loop import run
+from hpcfed.experiment.run import run
+from hpcfed.experiment.stored import read_run
 from hpcfed.record.claim import claimed
 from hpcfed.record.folder import JOB
-from hpcfed.record.reading import read_run
 from hpcfed.runtime.launcher import ENDED
 from hpcfed.runtime.signals import STOPPED
 from tests.runs import flags, mistake, started

@@ -30,10 +30,10 @@ def resumed(folder: Path, beside: Mapping[str, Any]) -> Settings:
 
     `beside` are the options that the user gave with --resume.
     """
+    from hpcfed.experiment.stored import read_run
     from hpcfed.record import checkpoints
     from hpcfed.record.folder import RECORD, check_one_kind, check_plain
-    from hpcfed.record.reading import read_run
-    from hpcfed.record.safe import try_out
+    from hpcfed.record.sandbox import try_out
 
     check_plain(folder)
     check_one_kind(folder)
@@ -111,9 +111,9 @@ def requeued(settings: Settings) -> Settings:
 
 def complete(folder: Path) -> bool:
     """Tell whether a run, or every seed of it, is complete; a damaged record is not."""
+    from hpcfed.experiment.stored import is_complete
     from hpcfed.record.folder import RECORD, runs
-    from hpcfed.record.reading import is_complete
-    from hpcfed.record.safe import try_out
+    from hpcfed.record.sandbox import try_out
 
     records = [run / RECORD for run in runs(folder)]
     try:

@@ -24,7 +24,7 @@ def command(arguments: list[str]) -> None:
             remark(f"hpcfed: {resume} is complete; there is nothing to go on with")
         return
     # Late: this loads torch, and MPI starts.
-    from hpcfed.experiment.loop import run
+    from hpcfed.experiment.run import run
 
     # Only the root gets the folder back.
     folder = run(settings)

@@ -37,14 +37,14 @@ def command(arguments: list[str]) -> None:
 def _try_records(folder: Path) -> None:
     """Open every record in a sandbox first: a damaged one can crash HDF5."""
     from hpcfed.record.folder import RECORD
-    from hpcfed.record.safe import try_out
+    from hpcfed.record.sandbox import try_out
 
     records = [*folder.glob(RECORD), *folder.glob(f"seed-*/{RECORD}")]
     try_out(path for path in records if path.is_file())
 
 
 def _print_json(folder: Path) -> None:
-    from hpcfed.record.reading import read_run, read_seeds
+    from hpcfed.experiment.stored import read_run, read_seeds
 
     seeds = [record.summary() for record in read_seeds(folder)]
     content = {"seeds": seeds} if seeds else read_run(folder).summary()
@@ -54,7 +54,7 @@ def _print_json(folder: Path) -> None:
 
 def print_run(folder: Path) -> None:
     """Print tables of a run, or of its seeds."""
-    from hpcfed.record.reading import read_run, read_seeds
+    from hpcfed.experiment.stored import read_run, read_seeds
     from hpcfed.report.console import Output
     from hpcfed.report.show import show
     from hpcfed.report.show_seeds import show_seeds
