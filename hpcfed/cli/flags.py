@@ -124,8 +124,11 @@ def all_method_fields() -> dict[str, FieldInfo]:
 
 def owners(option: str) -> list[str]:
     """Return the methods that have an option."""
-    every = methods.options()
-    return [method for method, declared in every.items() if option in declared]
+    having = []
+    for method, declared in methods.options().items():
+        if option in declared:
+            having.append(method)
+    return having
 
 
 def unknown_flag(word: str, flags: Mapping[str, str]) -> str:

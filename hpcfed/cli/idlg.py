@@ -69,6 +69,7 @@ def _of_method(thefts: Sequence[Theft], method: str) -> list[Theft]:
 
 def _table(thefts: Sequence[Theft], methods: Sequence[str]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), show_edge=False)
+    # Names to the left, figures to the right.
     for name in COLUMNS:
         justify = "left" if name == COLUMNS[0] else "right"
         table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]

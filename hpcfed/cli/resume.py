@@ -3,14 +3,17 @@
 Modules that read HDF5 are imported late: most command lines resume nothing.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpcfed import methods
 from hpcfed.config import Settings, resolve
 from hpcfed.errors import UserError, no_checkpoint
+
+if TYPE_CHECKING:
+    from hpcfed.record.run import RunRecord
 
 BESIDE_RESUME = ("device", "backend", "overwrite")
 """Options that may stand beside --resume: the machine may be another one now."""
@@ -30,31 +33,19 @@ def resumed(folder: Path, beside: Mapping[str, Any]) -> Settings:
 
     `beside` are the options that the user gave with --resume.
     """
-    from hpcfed.experiment.stored import read_run
-    from hpcfed.record import checkpoints
-    from hpcfed.record.folder import RECORD, check_one_kind, check_plain
-    from hpcfed.record.sandbox import try_out
+    from hpcfed.record.folder import check_one_kind, check_plain, seed_folder
 
     check_plain(folder)
     check_one_kind(folder)
     seeds = _seeds_left(folder)
-    runs = [folder / f"seed-{seed}" for seed in seeds] or [folder]
-    # All files that the resumed run will read, of every seed.
-    files: list[Path] = []
-    for run in runs:
-        files += checkpoints.recorded(run)
-    first = next(path for path in files if path.name == RECORD)
-    if not first.is_file():
-        raise UserError(f"--resume {folder}: there is no run")
-    # A damaged file can crash HDF5: a child process opens it first.
-    try_out(path for path in files if path.is_file())
-    record = read_run(first.parent)
-    has_checkpoints = all(map(checkpoints.exist, runs))
-    # Without a checkpoint the run starts again, which must not happen unasked.
-    lost = 0 if has_checkpoints else record.rounds_done
-    if lost and record.status != "complete" and not beside.get("overwrite"):
-        raise UserError(no_checkpoint(folder, lost))
-    values = {name: value for name, value in record.config.items() if value is not None}
+    runs = [seed_folder(folder, seed) for seed in seeds] or [folder]
+    record = _read_first(folder, runs)
+    if not beside.get("overwrite"):
+        _check_checkpoints(folder, runs, record)
+    values: dict[str, Any] = {}
+    for name, value in record.config.items():
+        if value is not None:
+            values[name] = value
     values |= {"out": str(folder), "resume": str(folder)}
     values |= NOT_FROM_RECORD
     values |= beside
@@ -73,13 +64,46 @@ def _seeds_left(folder: Path) -> list[int]:
 
     Finished seeds are left alone, unless all are finished.
     """
-    from hpcfed.record.folder import RECORD, holds_run, seeds
+    from hpcfed.record.folder import RECORD, holds_run, seed_folder, seeds
 
+    # One run; `check_one_kind` has refused a folder that holds both.
     if (folder / RECORD).exists():
         return []
-    begun = [seed for seed in seeds(folder) if holds_run(folder / f"seed-{seed}")]
-    left = [seed for seed in begun if not complete(folder / f"seed-{seed}")]
+    begun, left = [], []
+    for seed in seeds(folder):
+        run = seed_folder(folder, seed)
+        if holds_run(run):
+            begun.append(seed)
+            if not complete(run):
+                left.append(seed)
     return left or begun
+
+
+def _read_first(folder: Path, runs: Sequence[Path]) -> "RunRecord":
+    """Read the record of the first run, after trying out the files of all."""
+    from hpcfed.experiment.stored import read_run
+    from hpcfed.record import checkpoints
+    from hpcfed.record.folder import RECORD
+    from hpcfed.record.sandbox import try_out
+
+    files: list[Path] = []
+    for run in runs:
+        files += checkpoints.recorded(run)
+    first = next(path for path in files if path.name == RECORD)
+    if not first.is_file():
+        raise UserError(f"--resume {folder}: there is no run")
+    # A damaged file can crash HDF5: a child process opens it first.
+    try_out(filter(Path.is_file, files))
+    return read_run(first.parent)
+
+
+def _check_checkpoints(folder: Path, runs: Sequence[Path], record: "RunRecord") -> None:
+    """Refuse to start again, unasked, where rounds are recorded but no checkpoint is."""
+    from hpcfed.record import checkpoints
+
+    lost = 0 if all(map(checkpoints.exist, runs)) else record.rounds_done
+    if lost and record.status != "complete":
+        raise UserError(no_checkpoint(folder, lost))
 
 
 def requeued(settings: Settings) -> Settings:
@@ -101,6 +125,7 @@ def requeued(settings: Settings) -> Settings:
         return settings
     # A requeued job keeps its number, and so finds its folder again.
     out = config.out or Path("runs") / f"slurm-{job.split()[0]}"
+    # Two clusters may number jobs alike: `begun_by` compares the cluster, too.
     ours = was_requeued() and begun_by(out) == job
     if ours and any(checkpoints.exist(run) or complete(run) for run in runs(out)):
         # A job may overwrite what it has begun itself.
@@ -112,12 +137,11 @@ def requeued(settings: Settings) -> Settings:
 def complete(folder: Path) -> bool:
     """Tell whether a run, or every seed of it, is complete; a damaged record is not."""
     from hpcfed.experiment.stored import is_complete
-    from hpcfed.record.folder import RECORD, runs
+    from hpcfed.record.folder import records
     from hpcfed.record.sandbox import try_out
 
-    records = [run / RECORD for run in runs(folder)]
     try:
-        try_out(path for path in records if path.is_file())
+        try_out(records(folder))
     except UserError:
         return False
     return is_complete(folder)

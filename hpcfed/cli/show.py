@@ -27,20 +27,15 @@ def command(arguments: list[str]) -> None:
         "--json", action="store_true", help="everything as JSON, for programs"
     )
     options = parser.parse_args(arguments)
-    _try_records(options.folder)
+    from hpcfed.record.folder import records
+    from hpcfed.record.sandbox import try_out
+
+    # A damaged record can crash HDF5: a child process opens it first.
+    try_out(records(options.folder))
     if options.json:
         _print_json(options.folder)
     else:
         print_run(options.folder)
-
-
-def _try_records(folder: Path) -> None:
-    """Open every record in a sandbox first: a damaged one can crash HDF5."""
-    from hpcfed.record.folder import RECORD
-    from hpcfed.record.sandbox import try_out
-
-    records = [*folder.glob(RECORD), *folder.glob(f"seed-*/{RECORD}")]
-    try_out(path for path in records if path.is_file())
 
 
 def _print_json(folder: Path) -> None:

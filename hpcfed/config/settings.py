@@ -9,6 +9,7 @@ from hpcfed.config.declare import Choice
 from hpcfed.config.method import Options
 from hpcfed.config.runconfig import RunConfig
 from hpcfed.errors import UserError
+from hpcfed.record.folder import seed_folder
 
 _FOLDERS = {"out", "overwrite", "resume", "requeue", "data_root", "download"}
 _MACHINE = {"device", "backend"}
@@ -44,7 +45,7 @@ class Settings:
     def of_seed(self, seed: int) -> "Settings":
         """Return the settings of this run with one seed, in that seed's folder."""
         # Resumed, evaluated and reported on, each seed is a run like any other.
-        out = self.config.out and self.config.out / f"seed-{seed}"
+        out = self.config.out and seed_folder(self.config.out, seed)
         change = {"seed": seed, "seeds": None, "out": out}
         return replace(self, config=self.config.model_copy(update=change))
 
