@@ -23,7 +23,8 @@ from hpcfed.experiment.stored import read_run
 from hpcfed.record.series import ROUND_SERIES, RoundSeries, agreed
 from hpcfed.report import choices
 from hpcfed.report.axes import Axis
-from hpcfed.report.charts import MOST_MARKERS, Line, bars, chart, stripes
+from hpcfed.report.bars import bars, stripes
+from hpcfed.report.charts import MOST_MARKERS, Line, chart
 from hpcfed.report.choices import Choice, distinguish
 from hpcfed.report.collect import find
 from hpcfed.report.costmodel import CostModel, Measured, fit, hold_out
