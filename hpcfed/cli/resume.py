@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from hpcfed import methods
 from hpcfed.config import Settings, resolve
 from hpcfed.errors import UserError, no_checkpoint
+from hpcfed.runtime.launcher import launched
 
 if TYPE_CHECKING:
     from hpcfed.record.run import RunRecord
@@ -86,9 +87,11 @@ def _read_first(folder: Path, runs: Sequence[Path]) -> "RunRecord":
     from hpcfed.record.folder import RECORD
     from hpcfed.record.sandbox import try_out
 
+    # The root checks all files that any rank may read; others need the options alone.
+    record_only = launched().rank > 0
     files: list[Path] = []
     for run in runs:
-        files += checkpoints.recorded(run)
+        files += checkpoints.recorded(run, record_only=record_only)
     first = next(path for path in files if path.name == RECORD)
     if not first.is_file():
         raise UserError(f"--resume {folder}: there is no run")

@@ -103,6 +103,7 @@ class SeedsProgress(RunProgress):
         """The last rounds of seeds that have stopped."""
 
     def round(self, round: int, values: dict[str, float], *, on_disk: bool) -> None:
+        # A seed may be a round ahead of another, which waits for its turn.
         self._told.setdefault(round, []).append((values, on_disk))
         self._show_if_all_told(round)
 

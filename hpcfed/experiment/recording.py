@@ -58,6 +58,7 @@ class Recorder:
         snapshots = self._snapshots
         if snapshots is None or not snapshots.due(round):
             return
+        # Rows were written while the method ran; the global model is new now.
         with self._setup.timer.phase("record"):
             row = self._setup.method.global_row(state)
             global_row = None if row is None else row.cpu().numpy()
@@ -91,11 +92,14 @@ class Recorder:
                 **_log_figures(setup, log),
                 **_evaluation_figures(evaluation),
             }
-            own = series.as_vector(figures)
-            gathered = setup.collectives.gather_vectors(np.concatenate([own, phases]))
+            # One small gather for everything: a collective costs more than its bytes.
+            vector = series.as_vector(figures)
+            gathered = setup.collectives.gather_vectors(
+                np.concatenate([vector, phases])
+            )
             if results is None or gathered is None:
                 return None
-            everyones = series.by_rank(gathered[:, : len(own)])
+            everyones = series.by_rank(gathered[:, : len(vector)])
             values = series.round_figures(everyones)
             accuracy = None if evaluation is None else evaluation.client_accuracy
             on_disk = results.write_round(
@@ -103,7 +107,7 @@ class Recorder:
                 values,
                 client_accuracy=accuracy,
                 rank_values={name: everyones[name] for name in series.RANK_SERIES},
-                phases=gathered[:, len(own) :],
+                phases=gathered[:, len(vector) :],
             )
             for trained_after, report in reports:
                 results.write_server(trained_after, report)
@@ -112,6 +116,7 @@ class Recorder:
 
     def _bytes_since(self) -> int:
         """Return the payload handed to collectives since the last call."""
+        # The first round also counts what was sent before it, to set the run up.
         total = self._setup.collectives.bytes_sent
         since = total - self._bytes_counted
         self._bytes_counted = total
@@ -169,7 +174,7 @@ def open_results(setup: Setup, folder: Path) -> ResultsWriter:
             "parameters": layout.num_parameters,
             "engine": setup.engine.mode,
             "stacked_seeds": setup.stacked,
-            "validation_samples": len(setup.dealt.parts.validation),
+            "validation_samples": len(setup.dealt.partition.validation),
             "leaked_samples": setup.dealt.supplement.leaked,
             "data": setup.data,
         },
@@ -209,7 +214,8 @@ def open_snapshots(setup: Setup, folder: Path) -> SnapshotWriter | None:
     config, fed = setup.settings.config, setup.federation
     if not config.snapshot_every:
         return None
-    rounds = np.arange(config.snapshot_every - 1, config.rounds, config.snapshot_every)
+    every = config.snapshot_every
+    rounds = np.arange(every - 1, config.rounds, every)
     return SnapshotWriter(
         folder,
         setup.world.role_rank,

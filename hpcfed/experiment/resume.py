@@ -111,12 +111,14 @@ def load(setup: Setup, checkpoint: Checkpoint, state: Any) -> Any:
     for field in fields(state):
         if field.metadata.get("fixed"):
             continue
+        # Through an empty tensor: numpy has the type, and nothing is copied.
         like = getattr(state, field.name)
         dtype = as_array(like.new_empty(0)).dtype
         if field.metadata.get("owned"):
             rows = _rows_of_clients(setup, checkpoint, field, holders, like, dtype)
         else:
             rows = checkpoint.read(f"common.{field.name}", dtype, like.shape)
+        # Numbers of rows are used as indices: wrong ones would read out of bounds.
         if "row_of" in field.metadata:
             row_count = len(getattr(state, field.metadata["row_of"]))
             if rows.min() < 0 or rows.max() >= row_count:

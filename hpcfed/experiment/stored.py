@@ -34,6 +34,7 @@ def read_seeds(folder: Path) -> list[RunRecord]:
     """Read the runs in `folder/seed-N`, in the order of their seeds; none where the
     folder holds a run itself.
     """
+    # `runs` returns the folder itself where it has no seeds.
     found = runs(folder)
     if found == [folder]:
         return []
@@ -56,6 +57,7 @@ def check_options(stored: dict[str, Any]) -> dict[str, Any]:
     """
     stored = unset_zeros(stored)
     fields = RunConfig.model_fields
+    # An older record lacks newer options, and null stands for one that was not given.
     known = {}
     for name, value in stored.items():
         if name in fields and value is not None:
@@ -65,6 +67,7 @@ def check_options(stored: dict[str, Any]) -> dict[str, Any]:
     except ValidationError as failure:
         error = failure.errors()[0]
         raise ValueError(f"its option {error['loc'][0]}: {error['msg']}") from None
+    # But where an option has a default, no run has ever stored null.
     for name, field in fields.items():
         if name in stored and stored[name] is None and field.default is not None:
             raise ValueError(f"its option {name} is null")

@@ -48,6 +48,7 @@ def sign(folder: Path) -> None:
 
     Outside Slurm only remove a name that was there: that job's run is gone.
     """
+    # Unlinked first: what is there may be a link, which must not be written through.
     (folder / JOB).unlink(missing_ok=True)
     job = this_job()
     if job is not None:

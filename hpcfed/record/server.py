@@ -8,6 +8,8 @@ import numpy as np
 
 from hpcfed.record.dataset import create, create_names
 
+# As in every group of the file, names and units are its format, and stay.
+
 GROUP = "server"
 SERVER_PHASES = (
     "collect",
@@ -62,7 +64,8 @@ class Learning(Protocol):
 
 def create_group(file: h5py.File, size: ServerSize) -> None:
     """Create the group's datasets, with NaN for trainings that have not come."""
-    times, networks = size.times, list(size.steps)
+    times = size.times
+    networks = list(size.steps)
 
     def make(
         name: str, more: tuple[int, ...], *dimensions: str, unit: str, meaning: str
@@ -115,11 +118,13 @@ def write_entry(
     group["round"][entry] = round
     group["rows"][entry] = learning.rows
     group["kept"][entry] = learning.kept
+    # A phase that this training did not need took no time.
     group["seconds"][entry] = [
         learning.seconds.get(phase, 0.0) for phase in SERVER_PHASES
     ]
     group["peak_memory"][entry] = learning.peak_memory
     for number, network in enumerate(networks):
+        # Seconds of the training alone, without building or encoding.
         speed = learning.samples[network] / learning.seconds[network]
         group["samples_per_second"][entry, number] = speed
         group["parameters"][entry, number] = learning.parameters[network]
