@@ -348,7 +348,7 @@ def test_a_failed_run_says_so_and_keeps_its_rounds(
 ) -> None:
     """The disk takes the first snapshot and refuses the second."""
     program = (
-        "from hpcfed.cli import commands as cli\nfrom hpcfed.record.snapshots import SnapshotWriter as "
+        "from hpcfed import cli\nfrom hpcfed.record.snapshots import SnapshotWriter as "
         "W\noriginal = W.close_round\n"
         "def full(self, round, row):\n"
         "    if round == 3: raise OSError(28, 'No space left on device')\n"

@@ -5,8 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hpcfed.attacks.label_flip import Flipped
-from hpcfed.config import RunConfig, num_new_classes
-from hpcfed.data import PartitionPlan
+from hpcfed.config import RunConfig
 from hpcfed.data.datasets import ArrayDataset, Dataset, SyntheticSize, load
 from hpcfed.data.partition import Partition
 from hpcfed.data.partition import partition as deal_out
@@ -85,8 +84,9 @@ def deal(config: RunConfig, dataset: Dataset, *, validates: bool) -> Dealt:
     # Honest labels decide who has what, so that an attack changes no partition.
     honest = _honest(dataset)
     validation = config.validation
-    if not validation and (validates or config.supplement):
-        validation = _usual_validation(honest)
+    if validation is None:
+        needed = validates or config.supplement
+        validation = _usual_validation(honest) if needed else 0
     partition = _partition(config, honest, validation)
     supplement = nobody(config.clients)
     if config.supplement:
@@ -114,18 +114,5 @@ def _usual_validation(dataset: Dataset) -> int:
 
 
 def _partition(config: RunConfig, dataset: Dataset, validation: int) -> Partition:
-    plan = PartitionPlan(
-        scheme=config.partition,
-        clients=config.clients + config.new_clients,
-        classes=dataset.classes,
-        seed=config.seed,
-        alpha=config.alpha,
-        classes_per_client=config.classes_per_client,
-        uniform_share=config.uniform_share,
-        train_per_client=config.train_per_client,
-        test_per_client=config.test_per_client,
-        validation=validation,
-        new_clients=config.new_clients if config.new_classes else 0,
-        new_classes=num_new_classes(dataset.classes, config.new_classes),
-    )
+    plan = config.plan(dataset.classes, validation)
     return deal_out(plan, dataset.labels("train"), dataset.labels("test"))
