@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hpcfed.cli import commands as cli
+from hpcfed import cli
 from hpcfed.clients.engine import Engine
 from hpcfed.clients.job import Score, Sgd, TrainingJob
 from hpcfed.clients.lockstep import Lockstep, Stopped

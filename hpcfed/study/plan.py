@@ -26,8 +26,9 @@ from hpcfed.config import (
     idle,
     load_toml,
     resolve,
+    suggest_option,
 )
-from hpcfed.errors import UserError, did_you_mean
+from hpcfed.errors import UserError
 from hpcfed.runtime.launcher import Launch
 
 RESERVED = ("out", "overwrite", "resume", "requeue")
@@ -141,7 +142,7 @@ def _reason(failure: ValidationError) -> str:
     error = failure.errors()[0]
     where = ".".join(map(str, error["loc"]))
     if error["type"] == "extra_forbidden":
-        return f"{where}: unknown key{did_you_mean(where, Study.model_fields)}"
+        return f"{where}: unknown key{suggest_option(where, Study.model_fields)}"
     # pydantic's words, in the tone of our own messages.
     wanted = error["msg"].replace("Input should be", "must be")
     return f"{where}: {wanted}, got {error['input']!r}"
@@ -297,7 +298,7 @@ def _check_known(
         if option not in known:
             names = [*known, "ranks", "clients_per_rank"]
             raise UserError(
-                f"{sources[option]}: unknown option{did_you_mean(option, names)}"
+                f"{sources[option]}: unknown option{suggest_option(option, names)}"
             )
 
 
