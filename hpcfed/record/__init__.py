@@ -1,3 +1,1 @@
-"""Results, snapshots, timing and environment. Told by the run, never asking; reading
-needs no torch.
-"""
+"""What runs leave on disk: the folder, results, snapshots, checkpoints, and safe readers."""
