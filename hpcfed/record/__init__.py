@@ -1,1 +1,5 @@
-"""What runs leave on disk: the folder, results, snapshots, checkpoints, and safe readers."""
+"""What runs leave on disk: the folder, results, snapshots, checkpoints, safe readers.
+
+A run tells this room what to write; it asks nobody. Reading needs no torch, so that
+`hpcfed show` and `hpcfed report` start at once.
+"""
