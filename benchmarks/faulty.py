@@ -20,6 +20,7 @@ from mpi4py import MPI
 from torch import Tensor
 
 from hpcfed import __main__
+from hpcfed.clients.job import TrainingJob
 from hpcfed.clients.training import StackTraining
 from hpcfed.experiment import progress
 from hpcfed.federation.federation import Federation
@@ -110,10 +111,10 @@ def main() -> None:
             planted.train(self, rows, round, work) if purpose == "training" else work()
         )
 
-    def advancing(self: StackTraining, rows: Tensor, *words: Any, **how: Any) -> Tensor:
-        if planted.limit and len(rows) > planted.limit:
+    def advancing(self: StackTraining, job: TrainingJob, trained: Tensor) -> Tensor:
+        if planted.limit and len(job.rows) > planted.limit:
             raise torch.OutOfMemoryError("planted")
-        return run(self, rows, *words, **how)
+        return run(self, job, trained)
 
     Federation._descend = training  # type: ignore[method-assign]
     StackTraining.run = advancing  # type: ignore[method-assign]

@@ -15,8 +15,9 @@ from measuring import synchronize
 from round import WORKS
 from torch import Tensor, nn
 
-from hpcfed.clients.engine import Sgd
-from hpcfed.data.datasets import SyntheticSize, load
+from hpcfed.clients.job import Sgd
+from hpcfed.data.loading import load
+from hpcfed.data.synthetic import SyntheticSize
 from hpcfed.models.networks import build
 
 SHAPE, CLASSES, SEED = (3, 32, 32), 10, 0

@@ -30,7 +30,7 @@ from peer_work import (
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from hpcfed.clients.engine import Sgd
+from hpcfed.clients.job import Sgd
 
 
 def vmap_round(

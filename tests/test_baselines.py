@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hpcfed import methods
-from hpcfed.clients.engine import Sgd
+from hpcfed.clients.job import Sgd
 from hpcfed.experiment.assemble import Setup
 from hpcfed.experiment.evaluate import evaluate
 from hpcfed.experiment.stored import read_run

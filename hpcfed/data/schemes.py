@@ -24,7 +24,9 @@ TrainAndTest = tuple[ClientLists, ClientLists]
 
 def merged(lists: Sequence[np.ndarray]) -> np.ndarray:
     """Return all samples of several lists as one sorted list; none make an empty one."""
-    return np.sort(np.concatenate([np.empty(0, dtype=np.int64), *lists]))
+    # numpy cannot concatenate nothing, and an empty list alone would be float64.
+    nothing = np.empty(0, dtype=np.int64)
+    return np.sort(np.concatenate([nothing, *lists]))
 
 
 def iid(plan: PartitionPlan, train: ClassPools, test: ClassPools) -> TrainAndTest:
@@ -34,6 +36,8 @@ def iid(plan: PartitionPlan, train: ClassPools, test: ClassPools) -> TrainAndTes
         shuffled = rng.permutation(merged(pools))
         return [np.sort(own) for own in np.array_split(shuffled, plan.clients)]
 
+    # Streams of their own, so the training data do not depend on how much test data
+    # there is.
     return (
         split(train, randomness.generator(plan.seed, "partition")),
         split(test, randomness.generator(plan.seed, "partition test")),
@@ -47,6 +51,7 @@ def dirichlet(plan: PartitionPlan, train: ClassPools, test: ClassPools) -> Train
             f"dirichlet: alpha must be above 0, not {plan.alpha}; 0.1 is very uneven, "
             "100 nearly even"
         )
+    # One draw of proportions per class, over the clients.
     rng = randomness.generator(plan.seed, "partition")
     concentration = np.full(plan.clients, plan.alpha)
     ends = np.array([np.cumsum(rng.dirichlet(concentration)) for _ in train])
@@ -72,6 +77,8 @@ def sharding(plan: PartitionPlan, train: ClassPools, test: ClassPools) -> TrainA
     ends = np.cumsum(held, axis=0)
 
     def cuts(label: int, samples: int) -> np.ndarray:
+        # A client that does not hold the class gets an empty piece: its end does not
+        # advance.
         return ends[:-1, label] * samples // max(1, holders[label])
 
     def without_unheld(pools: ClassPools) -> ClassPools:
@@ -104,7 +111,8 @@ def dominant(plan: PartitionPlan, train: ClassPools, test: ClassPools) -> TrainA
     orders = [rng.permutation(len(train)) for _ in range(plan.clients)]
 
     def split(name: str, pools: ClassPools, samples: int) -> ClientLists:
-        deck = _Deck(name, pools, randomness.generator(plan.seed, f"shuffle {name}"))
+        rng = randomness.generator(plan.seed, f"shuffle {name}")
+        deck = _Deck(name, pools, rng)
         lists = []
         for client, order in enumerate(orders):
             group = groups[client % len(groups)]
@@ -143,6 +151,7 @@ def dominant_groups(classes: int) -> list[list[int]]:
         return [list(range(10)), list(range(10, 36)), list(range(36, 62))]
     if classes <= 2:
         return [[label] for label in range(classes)]
+    # The last window reaches over the end, to class 0.
     windows = min(5, classes)
     bounds = [window * classes // windows for window in range(windows + 1)]
     groups = []
@@ -164,6 +173,7 @@ def _cut_classes(
     """
 
     def split(pools: ClassPools, rng: np.random.Generator) -> ClientLists:
+        # A list of pieces per class, then regrouped by client.
         pieces = []
         for label, pool in enumerate(pools):
             pieces.append(np.split(rng.permutation(pool), cuts(label, len(pool))))
@@ -186,6 +196,7 @@ def _held_classes(
     held = np.zeros((clients, classes), dtype=bool)
     holders = np.zeros(classes, dtype=np.int64)
     for client in range(clients):
+        # lexsort's last key decides first.
         fewest_holders_first = np.lexsort((rng.random(classes), holders))
         taken = fewest_holders_first[:per_client]
         held[client, taken] = True
@@ -231,8 +242,9 @@ class _Deck:
                 f"dominant: class {label} has no {self._split} samples left; use "
                 "another partition"
             )
-        drawn = self._left[label][:count]
-        self._left[label] = self._left[label][count:]
+        left = self._left[label]
+        drawn = left[:count]
+        self._left[label] = left[count:]
         while len(drawn) < count:
             again = self._rng.permutation(pool)
             # What this client has just drawn comes last, so that only a client larger

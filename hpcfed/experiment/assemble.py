@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from hpcfed import methods
-from hpcfed.clients.lockstep import Lockstep, RowEngine
+from hpcfed.clients.job import RowEngine
+from hpcfed.clients.lockstep import Lockstep
 from hpcfed.clients.placement import Clients
 from hpcfed.config import Settings
 from hpcfed.data.datasets import Split
@@ -162,9 +163,11 @@ def _setup(
     transport: Transport | None,
 ) -> Setup:
     config = settings.config
-    # In the order of `Material.holdings`.
+    # In the order of `Material.holdings`: after the three that every run has come
+    # the validation set, if the method has one, and the newcomers' data.
     train_data, test_data, global_test, *more = shards
     validation = more.pop(0) if validates(settings) else None
+    # Only some methods have a model on the server; it knows some of the columns.
     server = columns = None
     options = server_options(settings)
     if transport is not None and options is not None:

@@ -39,8 +39,9 @@ class Evaluation:
 
 def is_due(round: int, config: RunConfig) -> bool:
     """Tell whether a round ends with an evaluation; the last one always does."""
-    last = round + 1 == config.rounds
-    return last or (round + 1) % config.evaluate_every == 0
+    done = round + 1
+    is_last = done == config.rounds
+    return is_last or done % config.evaluate_every == 0
 
 
 def evaluate(setup: Setup, state: Any) -> Evaluation:
@@ -122,7 +123,8 @@ def client_accuracy(
     with setup.timer.phase("evaluate"):
         total = len(clients.rank)
         sums = torch.zeros(total, dtype=torch.float64, device=fed.device)
-        score = fed.evaluate(rows, np.arange(len(fed.clients)))
+        everyone = np.arange(len(fed.clients))
+        score = fed.evaluate(rows, everyone)
         # Every rank fills in its own clients; the others' entries stay 0.
         ids = on_device(fed.clients, fed.device)
         sums[ids] = score.correct.double()

@@ -14,7 +14,7 @@ from hpcfed.clients.placement import LONGEST, Clients, client_loads, place
 from hpcfed.config import RunConfig, Settings
 from hpcfed.data.datasets import Dataset, Split
 from hpcfed.data.partition import Partition
-from hpcfed.data.shards import Shard, join, part, shard
+from hpcfed.data.shards import Shard, join, shard, sub_shard
 from hpcfed.experiment.data import Dealt, deal
 from hpcfed.federation.selection import SelectionOptions
 from hpcfed.models.layout import Layout
@@ -93,14 +93,18 @@ def _placed(
     config: RunConfig, partition: Partition, which: slice, world: World, mode: str
 ) -> Clients:
     """Place clients on ranks by their steps, as nothing has been measured yet."""
-    train_samples = np.array([len(samples) for samples in partition.train[which]])
-    test_samples = np.array([len(samples) for samples in partition.test[which]])
+    train_samples = _lengths(partition.train[which])
+    test_samples = _lengths(partition.test[which])
     # Steps, not samples: short batches are padded and take as long as whole ones.
     loads = client_loads(
         train_samples, epochs=config.epochs, batch_size=config.batch_size
     )
     rank = place(loads, world.num_workers, longest=LONGEST[mode])
     return Clients(rank, train_samples, test_samples)
+
+
+def _lengths(lists: Sequence[np.ndarray]) -> np.ndarray:
+    return np.array([len(samples) for samples in lists])
 
 
 def _holdings(partition: Partition, ids: np.ndarray) -> list[Holding]:
@@ -144,7 +148,7 @@ def load_stacked_shards(
         whole = _joined(materials, seeds, same_kind, device=device, dtype=dtype)
         first = 0
         for held, of_seed in zip(same_kind, shards, strict=True):
-            of_seed.append(part(whole, first, held.ids))
+            of_seed.append(sub_shard(whole, first, held.ids))
             first += len(held.ids)
     return shards
 

@@ -47,6 +47,7 @@ def _starts(
     setup: Setup, fed: Federation, state: Any, cohort: Cohort
 ) -> dict[str, Tensor]:
     """Return the rows from which new clients start, by the name of the start."""
+    # All others are for comparison: what is the method's own start worth?
     method = setup.method
     count = len(fed.clients)
     starts = {"method": method.welcome(fed, state, cohort)}

@@ -45,6 +45,7 @@ def _title(setup: Setup) -> str:
 
 def _arithmetic(setup: Setup) -> Iterator[str]:
     """Say so where bf16 was asked for and has no effect."""
+    # Only the loop over clients computes in bf16, and only on a GPU.
     serves = setup.engine.mode == "loop" and setup.world.device.type == "cuda"
     if setup.settings.config.precision == "bf16" and not serves:
         yield (
@@ -57,6 +58,7 @@ def _supplement(setup: Setup) -> Iterator[str]:
     """Say how many validation samples clients have got, which are then trained on."""
     if not setup.settings.config.supplement:
         return
+    # A server that selects by validation data then judges what it has given away.
     given = setup.dealt.supplement
     whole = len(setup.dealt.partition.validation)
     asked = int(np.count_nonzero(given.samples))

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
-from hpcfed.clients.balance import MOVES
+from hpcfed.clients.balance import MAX_RELOCATIONS
 from hpcfed.errors import one_line
 from hpcfed.experiment.assemble import Setup
 from hpcfed.experiment.evaluate import Evaluation
@@ -77,6 +78,7 @@ class Recorder:
         with setup.timer.phase("record"):
             reports = []
             if setup.settings.options.has_server:
+                # Trainings of the server's model that have ended since the last round.
                 reports = setup.federation.server.reports()
             memory = [peak_memory(setup.world.device)]
             if not setup.world.server_ranks:
@@ -124,17 +126,20 @@ class Recorder:
 
 
 def _log_figures(setup: Setup, log: RoundLog) -> dict[str, float]:
-    """Return this rank's figures out of the round's log; the device is waited for."""
+    """Return this rank's figures out of the round's log.
+
+    A number in the log that the table of series names is recorded as it is: a new one
+    needs nothing here. Reading it waits for the device.
+    """
+    figures = {}
+    for name, value in vars(log).items():
+        is_number = isinstance(value, int | float | Tensor)
+        if is_number and name in series.RANK_FIGURES:
+            figures[name] = float(value)
     # What all clients send is known on every rank: the root alone counts it.
     of_all_ranks = log.bytes_up if setup.world.is_root else 0
-    figures = {
-        "loss_sum": float(log.loss_sum),
-        "loss_samples": int(log.samples_seen),
-        "bytes_up": int(log.bytes_up_here) + of_all_ranks,
-        "bytes_down": log.bytes_down,
-        "cohort": log.cohort_size,
-        "excluded": len(log.excluded),
-    }
+    figures["bytes_up"] = int(log.bytes_up_here) + of_all_ranks
+    figures["excluded"] = len(log.excluded)
     if log.selected is not None:
         attackers = np.isin(log.selected, setup.dealt.attackers)
         figures["kept"] = len(log.selected)
@@ -178,7 +183,7 @@ def open_results(setup: Setup, folder: Path) -> ResultsWriter:
             "leaked_samples": setup.dealt.supplement.leaked,
             "data": setup.data,
         },
-        relocations=0 if setup.shards is None else MOVES,
+        relocations=0 if setup.shards is None else MAX_RELOCATIONS,
         server=_server_size(setup),
         finals=getattr(setup.method, "FINALS", ()),
         resumed=config.resume is not None,
@@ -201,7 +206,8 @@ def _client_facts(setup: Setup) -> dict[str, np.ndarray]:
 
 def _server_size(setup: Setup) -> ServerSize | None:
     """Return how much the run will record of its server's model."""
-    options, config = server_options(setup.settings), setup.settings.config
+    options = server_options(setup.settings)
+    config = setup.settings.config
     if options is None:
         return None
     times = num_learnings(options, config.rounds)

@@ -32,7 +32,8 @@ def find_checkpoints(
     tells the others. The runs' folders are claimed by now, so nobody else changes them.
     `stop` has agreed if a stop was asked for meanwhile.
     """
-    config, world = setup.settings.config, setup.world
+    config = setup.settings.config
+    world = setup.world
     if config.resume is None:
         return [None] * len(runs)
     found: list[Checkpoint] | None = None
@@ -41,7 +42,8 @@ def find_checkpoints(
             found = checkpoints.common(runs, say=say, stopping=lambda: stop.asked)
         except checkpoints.Interrupted:
             stop.agreed = True
-        if found is None and not stop.agreed and not config.overwrite:
+        begins_anew = found is None and not stop.agreed
+        if begins_anew and not config.overwrite:
             _check_nothing_is_lost(runs, config.resume)
     found, stop.agreed = world.role_bcast((found, stop.agreed))
     if world.is_root and not stop.agreed:
@@ -89,9 +91,11 @@ def go_on(
         say(f"no checkpoint in {folder}: the run begins anew")
         return 0, state
     if results is not None:
-        copy = found.folder / RECORD
-        # Checkpoints of older versions have no copy of the record.
-        results.restore(copy if copy.exists() else folder / RECORD, found.rounds)
+        path = found.folder / RECORD
+        if not path.exists():
+            # Checkpoints of older versions have no copy of the record.
+            path = folder / RECORD
+        results.restore(path, found.rounds)
     # The last round's number counts even if no round is left: newcomers continue it.
     setup.federation.resume_after(found.rounds - 1)
     loaded = load(setup, found, state)
@@ -120,12 +124,14 @@ def load(setup: Setup, checkpoint: Checkpoint, state: Any) -> Any:
             rows = checkpoint.read(f"common.{field.name}", dtype, like.shape)
         # Numbers of rows are used as indices: wrong ones would read out of bounds.
         if "row_of" in field.metadata:
-            row_count = len(getattr(state, field.metadata["row_of"]))
+            table = getattr(state, field.metadata["row_of"])
+            row_count = len(table)
             if rows.min() < 0 or rows.max() >= row_count:
                 raise checkpoint.refusal(
                     f"common.{field.name}", "numbers of rows that there are not"
                 )
-        values[field.name] = torch.from_numpy(rows).to(like.device)
+        tensor = torch.from_numpy(rows)
+        values[field.name] = tensor.to(like.device)
     if setup.settings.options.has_server:
         setup.federation.server.restore(str(checkpoint.folder))
     return replace(state, **values)
@@ -136,10 +142,12 @@ def _holders(checkpoint: Checkpoint, clients: np.ndarray) -> dict[str, np.ndarra
 
     All of `clients` are among them, or the checkpoint is refused.
     """
+    # Files are called worker-RANK.FIELD.npy.
     ranks = {name.partition(".")[0] for name in checkpoint.names("worker-")}
     holders = {}
     for rank in sorted(ranks):
-        holders[rank] = checkpoint.read(f"{rank}.clients", clients.dtype, [None])
+        ids = checkpoint.read(f"{rank}.clients", clients.dtype, [None])
+        holders[rank] = ids
     missing = clients
     for ids in holders.values():
         # Rows are looked up by bisection.
@@ -176,6 +184,7 @@ def _rows_of_clients(
         if width != found.shape[1] or width not in widths:
             raise checkpoint.refusal(name, f"rows of {count(width, 'column')}")
         here = np.isin(fed.clients, theirs)
-        found[here] = rows[np.searchsorted(theirs, fed.clients[here])]
+        positions = np.searchsorted(theirs, fed.clients[here])
+        found[here] = rows[positions]
     assert found is not None
     return found

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from hpcfed.attacks import NEED_BENIGN
 from hpcfed.attacks.view import Scene, attacked
-from hpcfed.clients.engine import Score, Sgd
-from hpcfed.clients.lockstep import RowEngine
+from hpcfed.clients.job import RowEngine, Score, Sgd, TrainingJob
 from hpcfed.clients.placement import Clients
 from hpcfed.clients.pull import Pull
 from hpcfed.clients.schedule import num_samples
@@ -563,9 +562,10 @@ class Federation:
         sgd = replace(sgd, augment=self.config.augment == "crop-flip")
         ids = on_device(self.clients[clients], self.device)
         keys = randomness.client_keys(self.config.seed, purpose, round, ids)
-        return self._engine.train(
-            rows, self._train_data, clients, sgd, keys=keys, columns=columns, pull=pull
+        job = TrainingJob(
+            rows, self._train_data, clients, sgd, keys, columns=columns, pull=pull
         )
+        return self._engine.train(job)
 
 
 def _purpose(work: str, phase: int) -> str:

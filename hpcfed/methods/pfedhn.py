@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-    from hpcfed.clients.engine import Sgd
+    from hpcfed.clients.job import Sgd
     from hpcfed.federation.federation import Cohort, Federation
     from hpcfed.models.hypernetwork import Hypernetwork
 
@@ -193,7 +193,7 @@ def _ids(fed: Federation, clients: np.ndarray) -> Tensor:
 
 def _inner(o: Options) -> Sgd:
     """A client's SGD, by steps."""
-    from hpcfed.clients.engine import Sgd
+    from hpcfed.clients.job import Sgd
 
     return Sgd(
         0,

@@ -27,6 +27,7 @@ def this_job(environment: Mapping[str, str] = os.environ) -> str | None:
 
 def was_requeued(environment: Mapping[str, str] = os.environ) -> bool:
     """Tell whether Slurm has begun this job before."""
+    # Slurm sets it only from the second start on.
     restarts = environment.get("SLURM_RESTART_COUNT", "")
     return restarts.isdigit() and int(restarts) > 0
 

@@ -98,6 +98,7 @@ class RunRecord:
 
     def last(self, name: str) -> float:
         """Return the latest value of a series that is not NaN; NaN when there is none."""
+        # Rounds that were not evaluated have NaN.
         known = _known(self.rounds[name])
         return float(known[-1]) if len(known) else float("nan")
 
@@ -160,7 +161,8 @@ class RunRecord:
         steady = timed[1:] if len(timed) > 1 else timed
         if not len(steady):
             return dict.fromkeys(PHASES, float("nan"))
-        return dict(zip(PHASES, steady.mean((0, 1)).tolist(), strict=True))
+        means = steady.mean((0, 1))
+        return dict(zip(PHASES, means.tolist(), strict=True))
 
     def rounds_to(self, share: float) -> int | None:
         """Return the rounds until the clients' accuracy reached this share of its own
@@ -208,6 +210,7 @@ class RunRecord:
 
     def summary(self) -> dict[str, Any]:
         """Return the run as JSON values, with NaN and infinite numbers as null."""
+        # The config and the environment come last: they are the longest.
         reached = self.reached()
         phases = self.phase_seconds()
         return {

@@ -1,7 +1,7 @@
 """The figures of a round: one table, from which everything else follows.
 
-To add a figure, add a line to the table and have the ranks hand in a value of the
-same name (`experiment/recording.py` collects them, most from the round's log). It is then
+To add a figure, add a line to the table and a number of the same name to the round's log
+(`federation/log.py`); what is no part of the log, `experiment/recording.py` adds. It is
 reduced over ranks, written to `rounds/NAME` in run.h5 with its unit and meaning, read
 back into `RunRecord.rounds`, and part of the CSV and of `hpcfed show --json`.
 
@@ -109,7 +109,7 @@ _ROUND_TABLE = (
         agreed, required=True),
     RoundSeries("train_loss", "nats",
         "mean cross-entropy over all samples of the round's local training",
-        weighted_mean, of=("loss_sum", "loss_samples"), required=True),
+        weighted_mean, of=("loss_sum", "samples_seen"), required=True),
     RoundSeries("bytes_up", "bytes",
         "sent by clients, by the method's own accounting",
         summed, total="sent by clients", required=True),
@@ -118,7 +118,7 @@ _ROUND_TABLE = (
         agreed, total="sent to clients", required=True),
     RoundSeries("cohort", "clients",
         "clients that took part",
-        agreed, required=True),
+        agreed, of=("cohort_size",), required=True),
     RoundSeries("kept", "clients",
         "clients whose uploads the server has selected, where it selects",
         agreed, total="uploads that the server selected"),

@@ -74,6 +74,7 @@ def create_group(file: h5py.File, size: ServerSize) -> None:
         where = f"{GROUP}/{name}"
         create(file, where, shape, "time", *dimensions, unit=unit, meaning=meaning)
 
+    # Readers take the names from the file: it may be of a version with other phases.
     create_names(file, f"{GROUP}/phase_names", SERVER_PHASES)
     create_names(file, f"{GROUP}/network_names", networks)
     make("round", (), unit="round", meaning="the round, from 0, after which it learnt")
