@@ -115,7 +115,7 @@ def main() -> None:
             raise torch.OutOfMemoryError("planted")
         return run(self, rows, *words, **how)
 
-    Federation._descend = training  # type: ignore[method-assign]
+    Federation._descend = training  # type: ignore[method-assign, assignment]
     StackTraining.run = advancing  # type: ignore[method-assign]
     signal.signal(
         signal.SIGHUP, signal.SIG_DFL

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hpcfed.attacks import ATTACKS
 from hpcfed.attacks.label_flip import Flipped, flipped
 from hpcfed.attacks.noise import normal
 from hpcfed.cli import commands as cli
+from hpcfed.config.attacks import ATTACKS
 from hpcfed.data.datasets import SyntheticDataset, SyntheticSize
 from hpcfed.experiment.assemble import Setup
 from hpcfed.federation.aggregation import least_krum, trimmed_mean

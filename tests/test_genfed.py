@@ -25,7 +25,8 @@ from hpcfed.experiment.loop import Evaluation, go
 from hpcfed.experiment.progress import RunProgress, SeedsProgress
 from hpcfed.experiment.rebalance import Moving
 from hpcfed.federation.log import RoundLog
-from hpcfed.federation.selection import SelectionOptions, best
+from hpcfed.federation.selection import best
+from hpcfed.methods import genfed
 from hpcfed.models.networks import build
 from hpcfed.record.reading import at_target, read_run, read_seeds
 from hpcfed.report.console import show, show_seeds
@@ -46,9 +47,7 @@ from tests.runs import UNEVEN, assert_same_run, mistake, started
 def kept(
     schedule: str, times: list[int], *, uploads: int = 10, **options: Any
 ) -> list[int]:
-    return [
-        SelectionOptions(schedule=schedule, **options).keep(t, uploads) for t in times
-    ]
+    return [genfed.Options(schedule=schedule, **options).rho(t, uploads) for t in times]
 
 
 def test_schedules_by_hand() -> None:
@@ -160,7 +159,7 @@ def naive_rounds(s: Setup, method: str, count: int) -> Iterator[Weights]:
         chosen = cohort
         if method.startswith("gen"):
             chosen = sorted(cohort, key=lambda i: (-accuracy(s, rows[i]), i))[
-                : options.keep(round, len(cohort))
+                : options.rho(round, len(cohort))
             ]
         if "au" in method:
             step = {
@@ -221,7 +220,7 @@ def test_fedumf_without_kept_updates_is_fedavg_bit_for_bit(
     one, other = assembled(method="fedumf", **common, **own), assembled(**common)
     for (_, state), (_, expected) in zip(rounds(one, 3), rounds(other, 3), strict=True):
         assert torch.equal(state.w, expected.w)
-        assert state.kept.any() == (options == own), (
+        assert state.stored.any() == (options == own), (
             "with everybody there nobody keeps an update"
         )
 
@@ -241,9 +240,11 @@ def test_an_update_of_fedumf_is_overwritten_each_round_and_used_once() -> None:
     for round, state in rounds(s, 4):
         sampled = s.federation.sample(round).clients
         others = np.setdiff1d(np.arange(4), sampled)
-        assert not state.kept[sampled].any() and state.kept[others].any(1).all()
-        assert before is None or not (state.kept[others] == before[others]).all(1).any()
-        before = state.kept.clone()
+        assert not state.stored[sampled].any() and state.stored[others].any(1).all()
+        assert (
+            before is None or not (state.stored[others] == before[others]).all(1).any()
+        )
+        before = state.stored.clone()
 
 
 def test_intervals_of_fedau_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:

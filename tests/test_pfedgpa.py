@@ -24,7 +24,7 @@ from torch import Tensor
 from hpcfed.cli import commands as cli
 from hpcfed.experiment.assemble import Newcomers, Setup
 from hpcfed.experiment.loop import _welcome
-from hpcfed.federation.federation import Cohort
+from hpcfed.federation.cohort import Cohort
 from hpcfed.federation.log import RoundLog
 from hpcfed.methods import pfedgpa
 from hpcfed.record.reading import RunRecord, mean_accuracy, read_run

@@ -24,7 +24,7 @@ from hpcfed.clients.training import StackTraining
 from hpcfed.errors import UserError
 from hpcfed.experiment.assemble import Setup
 from hpcfed.experiment.loop import go
-from hpcfed.federation.federation import Sent
+from hpcfed.federation.cohort import Sent
 from hpcfed.models.layout import Layout
 from hpcfed.models.networks import build
 from hpcfed.record import checkpoints

@@ -16,8 +16,8 @@ from typing import Any, Literal, NoReturn, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from hpcfed import __version__, methods
-from hpcfed.attacks import ATTACKS
 from hpcfed.config import RunConfig, Settings, check, check_text, read_toml, resolve
+from hpcfed.config.attacks import ATTACKS
 from hpcfed.data import DATASETS, PARTITIONS
 from hpcfed.errors import (
     UserError,

@@ -24,7 +24,7 @@ from pydantic import (
     ValidationError,
 )
 
-from hpcfed.attacks import ATTACKS, NEED_BENIGN
+from hpcfed.config.attacks import ATTACKS, NEED_BENIGN
 from hpcfed.data import PARTITIONS, DatasetInfo, files
 from hpcfed.errors import UserError, count, did_you_mean, unknown
 from hpcfed.models import MODELS

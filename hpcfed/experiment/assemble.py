@@ -10,6 +10,7 @@ from torch import nn
 
 from hpcfed import methods
 from hpcfed.attacks.label_flip import Flipped
+from hpcfed.attacks.tampering import tampering
 from hpcfed.clients.engine import Engine
 from hpcfed.clients.lockstep import Lockstep, RowEngine
 from hpcfed.clients.placement import LONGEST, Clients, client_loads, place
@@ -19,8 +20,8 @@ from hpcfed.data.datasets import ArrayDataset, Dataset, Split, SyntheticSize, lo
 from hpcfed.data.partition import Partition, partition
 from hpcfed.data.shards import Shard, join, part, shard
 from hpcfed.data.supplement import Supplement, nobody, supplemented
-from hpcfed.federation.federation import NOBODY, Federation, Shards
-from hpcfed.federation.selection import SelectionOptions
+from hpcfed.federation.federation import Federation, Tamper
+from hpcfed.federation.training import Shards
 from hpcfed.methods import Method
 from hpcfed.models.layout import Layout
 from hpcfed.models.networks import build
@@ -192,8 +193,9 @@ def assemble_seeds(
 
 
 def _material(settings: Settings, dataset: Dataset, world: World) -> _Material:
-    config, selects = settings.config, isinstance(settings.options, SelectionOptions)
-    dealt = _deal(config, dataset, validated=selects)
+    config = settings.config
+    validates = methods.load(config.method).VALIDATES
+    dealt = _deal(config, dataset, validated=validates)
     parts = dealt.parts
     network = build(
         config.network(), shape=dataset.shape, classes=dataset.classes, seed=config.seed
@@ -218,7 +220,7 @@ def _material(settings: Settings, dataset: Dataset, world: World) -> _Material:
         *_holdings(parts, clients.on(world.role_rank)),
         _Holding("test", [own_share], np.zeros(1, np.int64)),
     ]
-    if selects:
+    if validates:
         holdings.append(_Holding("train", [parts.validation], np.zeros(1, np.int64)))
     newcomers = None
     if config.new_clients:
@@ -302,8 +304,9 @@ def _setup(
     transport: Transport | None,
 ) -> Setup:
     config = settings.config
+    method = methods.load(config.method)
     train_data, test_data, global_test, *more = shards
-    validation = more.pop(0) if isinstance(settings.options, SelectionOptions) else None
+    validation = more.pop(0) if method.VALIDATES else None
     server = columns = None
     if transport is not None:
         assert isinstance(settings.options, ServerOptions)
@@ -318,7 +321,7 @@ def _setup(
         train_data: Shard,
         test_data: Shard,
         *,
-        attackers: np.ndarray = NOBODY,
+        tamper: Tamper | None = None,
     ) -> Federation:
         return Federation(
             config,
@@ -333,15 +336,18 @@ def _setup(
             server=server,
             generated=columns,
             validation=validation,
-            attackers=attackers,
+            tamper=tamper,
         )
 
     setup = Setup(
         settings=settings,
         world=world,
-        method=methods.load(config.method),
+        method=method,
         federation=federation(
-            material.clients, train_data, test_data, attackers=material.dealt.attackers
+            material.clients,
+            train_data,
+            test_data,
+            tamper=tampering(config, material.dealt.attackers, collectives),
         ),
         engine=engine,
         collectives=collectives,

@@ -385,8 +385,6 @@ def _judge(setup: Setup, state: Any, results: ResultsWriter | None) -> None:
     """What a method has its clients judged with at the end, beyond a round's
     evaluation.
     """
-    if not hasattr(setup.method, "finals"):
-        return
     fed = setup.federation
     for name, rows in setup.method.finals(fed, state, np.arange(len(fed.clients))):
         accuracy = _client_accuracy(setup, fed, rows, setup.clients)
@@ -412,7 +410,6 @@ def _welcome(
         common = method.global_row(state)
         if common is not None:
             starts["global model"] = common.expand(len(here), -1)
-    lead = getattr(method, "lead", None)
     joins = np.arange(config.new_clients) * config.join_rounds // config.new_clients
     for name, rows in starts.items():
         for update in range(config.new_updates + 1):
@@ -423,8 +420,8 @@ def _welcome(
                         fed, rows, np.flatnonzero(joins[fed.clients] < update), update
                     ),
                 )
-                if name == "method" and lead is not None:
-                    rows = lead(fed, update - 1, before, rows)
+                if name == "method":
+                    rows = method.lead(fed, update - 1, before, rows)
             accuracy = _client_accuracy(setup, fed, rows, newcomers.clients)
             if results is not None:
                 results.write_newcomers(
@@ -560,7 +557,7 @@ def _results(setup: Setup, folder: Path) -> ResultsWriter:
         },
         moves=0 if setup.shards is None else MOVES,
         server=_server_size(setup),
-        finals=getattr(setup.method, "FINALS", ()),
+        finals=setup.method.FINALS,
         resumed=config.resume is not None,
     )
 

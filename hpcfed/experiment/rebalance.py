@@ -12,7 +12,7 @@ from hpcfed.clients.balance import Balance, Proposal
 from hpcfed.clients.placement import LONGEST, client_loads
 from hpcfed.experiment.assemble import Setup
 from hpcfed.experiment.progress import RunProgress
-from hpcfed.federation.federation import Cohort
+from hpcfed.federation.cohort import Cohort
 from hpcfed.record.results import ResultsWriter
 
 
