@@ -22,9 +22,10 @@ from typing import Any
 import torch
 
 from hpcfed.runtime import world as worlds
-from hpcfed.server.model import LatentDiffusion
+from hpcfed.server.engines import import_engine
+from hpcfed.server.latent_diffusion import LatentDiffusion
 from hpcfed.server.options import ServerOptions
-from hpcfed.server.training import Place, prepare
+from hpcfed.server.slot import RankSlot
 
 COLUMNS = (3000, 658)
 """Widths of the generated tensors; together as many as the digits' network has."""
@@ -37,7 +38,7 @@ def learn(
     """Memory after each learning, in MiB, and DeepSpeed's engines."""
     world = worlds.enter(device=device)
     world.join_alone()
-    place = Place(world.device)
+    slot = RankSlot(world.device)
     options = ServerOptions(
         server=server,
         server_batch=BATCH,
@@ -45,9 +46,9 @@ def learn(
         autoencoder_samples=STEPS * BATCH,
         denoiser_samples=STEPS * BATCH,
     )
-    prepare(options, place)
+    import_engine(options, world.device)
     rows = torch.randn(ROWS, sum(COLUMNS), device=world.device)
-    model = LatentDiffusion(COLUMNS, options, place, seed=0)
+    model = LatentDiffusion(COLUMNS, options, slot, seed=0)
     found = []
     for _ in range(learnings):
         model.learn(rows)

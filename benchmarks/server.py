@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from measuring import synchronize
 from torch import Tensor, nn
 
 from hpcfed.models.layout import Layout
@@ -25,11 +26,13 @@ from hpcfed.models.networks import build
 from hpcfed.runtime import world as worlds
 from hpcfed.runtime.device import set_arithmetic
 from hpcfed.server.columns import generated
-from hpcfed.server.model import LatentDiffusion, Learnt
+from hpcfed.server.engines import import_engine
+from hpcfed.server.latent_diffusion import LatentDiffusion
 from hpcfed.server.networks import Autoencoder, Denoiser
 from hpcfed.server.options import ServerOptions
-from hpcfed.server.scaling import LatentStandard, Standard
-from hpcfed.server.training import Place, prepare
+from hpcfed.server.report import LearningReport
+from hpcfed.server.scaling import LatentScaling, RowScaling
+from hpcfed.server.slot import RankSlot
 
 _EXAMPLES = """examples:
   python benchmarks/server.py                                     Fashion-MNIST's setting: 400 rows of the whole network
@@ -89,7 +92,7 @@ def first_written(
         latent_noise=options.latent_noise,
     ).to(device)
     denoiser = Denoiser(size).to(device)
-    x = Standard.of(rows, widths)(rows)
+    x = RowScaling.of(rows, widths)(rows)
     betas = torch.linspace(1e-4, 0.02, options.diffusion_steps, device=device)
     bars = (1 - betas).cumprod(0)
 
@@ -129,7 +132,7 @@ def first_written(
     )
     with torch.no_grad():
         latents = autoencoder.encode(x)
-        z = LatentStandard.of(latents)(latents)
+        z = LatentScaling.of(latents)(latents)
 
     def denoising() -> Tensor:
         batch = z[torch.randint(len(z), (FIRST_BATCH,), device=device)]
@@ -144,8 +147,8 @@ def first_written(
 
 
 def ours(
-    rows: Tensor, widths: Sequence[int], options: ServerOptions, place: Place
-) -> Learnt:
+    rows: Tensor, widths: Sequence[int], options: ServerOptions, slot: RankSlot
+) -> LearningReport:
     """As a run has it, after a few steps for nothing: libraries load and compile their
     kernels in the first ones.
     """
@@ -153,13 +156,12 @@ def ours(
         "autoencoder_samples": 3 * options.batch("autoencoder"),
         "denoiser_samples": 3 * options.batch("denoiser"),
     }
-    LatentDiffusion(widths, options.model_copy(update=few), place, seed=0).learn(rows)
-    return LatentDiffusion(widths, options, place, seed=0).learn(rows)
+    LatentDiffusion(widths, options.model_copy(update=few), slot, seed=0).learn(rows)
+    return LatentDiffusion(widths, options, slot, seed=0).learn(rows)
 
 
 def _clock(device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    synchronize(device)
     return time.perf_counter()
 
 
@@ -206,7 +208,7 @@ def main() -> None:
     world = worlds.enter(device=asked.device)
     world.join_alone()
     set_arithmetic(precision="tf32", deterministic=False)
-    place = Place(world.device)
+    slot = RankSlot(world.device)
     layout = Layout.of(
         build(asked.model, shape=SHAPES[asked.model], classes=10, seed=0)
     )
@@ -239,8 +241,8 @@ def main() -> None:
             )
         else:
             chosen = options.model_copy(update=ENGINES[engine])
-            prepare(chosen, place)
-            report = ours(rows, columns.widths, chosen, place)
+            import_engine(chosen, world.device)
+            report = ours(rows, columns.widths, chosen, slot)
             found[engine] = {
                 name: report.seconds[name]
                 for name in ("prepare", "autoencoder", "denoiser")

@@ -13,6 +13,7 @@ from hpcfed.cli import commands as cli
 from hpcfed.methods import pfedgpa
 from hpcfed.runtime.launcher import launched
 from hpcfed.server import rank
+from hpcfed.server.requests import Learn
 
 handle, round = rank.ServerRank.handle, pfedgpa.round
 
@@ -23,7 +24,7 @@ def fail() -> NoReturn:
 
 
 def failing_handle(self, requests):  # type: ignore[no-untyped-def]
-    if requests[0].verb == "learn":
+    if isinstance(requests[0], Learn):
         fail()
     return handle(self, requests)
 

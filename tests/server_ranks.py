@@ -11,6 +11,7 @@ import math
 import sys
 import time
 import traceback
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,15 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hpcfed.runtime import world as worlds
-from hpcfed.server.model import LatentDiffusion, _checkpoint
+from hpcfed.server.deepspeed_trainer import DeepSpeedTrainer
+from hpcfed.server.engines import import_engine, make_trainer
+from hpcfed.server.latent_diffusion import LatentDiffusion
 from hpcfed.server.networks import Autoencoder, Denoiser
 from hpcfed.server.options import ServerOptions, batching
-from hpcfed.server.training import DeepSpeed, Loss, Place, Trainer, prepare, trainer
+from hpcfed.server.plan import TrainingPlan
+from hpcfed.server.recompute import recomputing
+from hpcfed.server.slot import RankSlot
+from hpcfed.server.trainer import Loss, Trainer
 
 COLUMNS = 999
 LENGTH, HALF = (
@@ -34,15 +40,11 @@ BATCH, LR, DECAY = 16, 5e-3, 0.1
 # The two linear layers have more than 10^5 weights each: fewer would never leave a rank
 # under ZeRO 3.
 SIZE = {"server": "small", "server_width": 8, "server_latent": 128, "server_depth": 2}
-RESUMED: dict[str, dict[str, Any]] = {
+WAYS: dict[str, dict[str, Any]] = {
     **{f"zero {stage}": {"zero_stage": stage} for stage in range(4)},
     "offloaded parameters": {"zero_stage": 3, "server_offload": "parameters"},
     "bf16": {"server_precision": "bf16"},
     "bf16 zero 1": {"zero_stage": 1, "server_precision": "bf16"},
-}
-"""Ways of training that are also saved halfway and continued."""
-WAYS: dict[str, dict[str, Any]] = {
-    **RESUMED,
     "zero 0 accumulated": {"server_micro_batch": 4},
     "zero 2 accumulated": {"zero_stage": 2, "server_micro_batch": 4},
     "zero 3 accumulated, checkpointed": {
@@ -143,7 +145,7 @@ def reference(micro: int, *, shared: bool) -> Told:
 
 def held(learning: Trainer) -> Told:
     """Elements that this rank itself holds: of one moment, and of parameters."""
-    assert isinstance(learning, DeepSpeed)
+    assert isinstance(learning, DeepSpeedTrainer)
     states = getattr(
         learning._optimizer, "optimizer", learning._optimizer
     ).state.values()
@@ -157,49 +159,45 @@ def held(learning: Trainer) -> Told:
     }
 
 
-def trained(changed: dict[str, Any], place: Place, *, resumed: bool) -> Told:
-    """Two parts of training in one go; and the second one anew, from what was saved, in
-    a trainer of other weights.
+def tensors_of(learning: Trainer) -> dict[str, Tensor]:
+    """Copies, which stay as they are while training goes on."""
+    return {name: tensor.clone() for name, tensor in learning.tensors()}
+
+
+def gathered(model: Autoencoder, stage: int) -> AbstractContextManager[None]:
+    """Within, every rank can call the network for itself; afterwards ZeRO 3 has shared
+    out all parameters, also small ones that it leaves whole between two steps.
     """
+    if stage < 3:
+        return nullcontext()
+    import deepspeed
+
+    return deepspeed.zero.GatheredParameters(list(model.parameters()))
+
+
+def trained(changed: dict[str, Any], slot: RankSlot) -> Told:
+    """Two parts of training, one after the other."""
     options = options_of(**changed)
-    divided = batching(options, place.size, "autoencoder")
+    divided = batching(options, slot.size, "autoencoder")
     loss = loss_of(divided.micro)
-
-    def fresh(seed: int) -> Trainer:
-        model = network(seed)
-        if options.server_checkpointing:
-            model.checkpoint = _checkpoint(options)
-        return trainer(model, options, divided, place, steps=LENGTH)
-
-    learning = fresh(0)
-    begun, none = learning.save()
-    assert not none, "no moments before the first step"
+    model = network(0)
+    if options.server_checkpointing:
+        model.checkpoint = recomputing(options)
+    learning = make_trainer(model, TrainingPlan(options, divided, slot, steps=LENGTH))
+    begun = tensors_of(learning)
     first = learning.fit(loss, HALF, lambda done: None)
-    saved = learning.save()
     second = learning.fit(loss, HALF, lambda done: None)
     rows = torch.randn(3, COLUMNS, generator=torch.Generator().manual_seed(6))
-    with torch.no_grad(), learning.gathered():
-        latents = learning.network.encode(rows)  # type: ignore[operator]
-    ended, _ = learning.save()
+    with torch.no_grad(), gathered(model, options.zero_stage):
+        latents = model.encode(rows)
+    ended = tensors_of(learning)
     told = {
         "losses": np.concatenate([first, second]),
         "weights": flat(ended, buffers=False),
         "first statistics": flat(begun, buffers=True),
         "statistics": flat(ended, buffers=True),
-        "saved moments": np.array(
-            sum(m["exp_avg_sq"].numel() for m in saved[1].values())
-        ),
         "latents": latents.numpy(),
     }
-    if resumed:
-        other = fresh(1)
-        other.load(*saved, HALF, loss)
-        told["continued losses"] = other.fit(loss, HALF, lambda done: None)
-        ended, _ = other.save()
-        told |= {
-            "continued weights": flat(ended, buffers=False),
-            "continued statistics": flat(ended, buffers=True),
-        }
     return told | held(learning)
 
 
@@ -217,7 +215,7 @@ def checkpointed(engine: str) -> Told:
     autoencoder = network(2)
     denoiser = Denoiser(options.size)
     if engine:
-        autoencoder.checkpoint = denoiser.checkpoint = _checkpoint(options)
+        autoencoder.checkpoint = denoiser.checkpoint = recomputing(options)
     losses = [autoencoder(rows), denoiser(z, t).square().mean()]
     torch.stack(losses).sum().backward()
     parameters = [*autoencoder.parameters(), *denoiser.parameters()]
@@ -243,7 +241,7 @@ def rows_of_clients() -> Tensor:
     ).flatten(0, 1)
 
 
-def diffused(place: Place, **changed: Any) -> Told:
+def diffused(slot: RankSlot, **changed: Any) -> Told:
     """The whole model, learnt and used."""
     small = {
         "server_width": 4,
@@ -258,7 +256,7 @@ def diffused(place: Place, **changed: Any) -> Told:
         "inversion_depth": 10,
     }
     model = LatentDiffusion(
-        [64, 32], options_of(**small, **counts, **changed), place, seed=3
+        [64, 32], options_of(**small, **counts, **changed), slot, seed=3
     )
     report = model.learn(rows_of_clients())
     gc.collect()
@@ -272,8 +270,8 @@ def diffused(place: Place, **changed: Any) -> Told:
 
 
 def serve(world: worlds.World) -> Told:
-    place = Place(world.device, world.role_rank, world.role_size)
-    prepare(options_of(), place)
+    slot = RankSlot.of(world)
+    import_engine(options_of(), world.device)
     import deepspeed
 
     told = {
@@ -294,15 +292,15 @@ def serve(world: worlds.World) -> Told:
         f"checkpoint {engine}".strip(): checkpointed(engine)
         for engine in ("", "torch", "deepspeed")
     }
-    parts["model"] = diffused(place, zero_stage=2, server_checkpointing=True)
-    parts["model of zero 3"] = diffused(place, zero_stage=3)
-    parts["model alone"] = diffused(Place(world.device), server_engine="torch")
-    parts["model of micro-batches"] = diffused(place, server_micro_batch=8)
+    parts["model"] = diffused(slot, zero_stage=2, server_checkpointing=True)
+    parts["model of zero 3"] = diffused(slot, zero_stage=3)
+    parts["model alone"] = diffused(RankSlot(world.device), server_engine="torch")
+    parts["model of micro-batches"] = diffused(slot, server_micro_batch=8)
     parts["model of micro-batches alone"] = diffused(
-        Place(world.device), server_engine="torch", server_micro_batch=8
+        RankSlot(world.device), server_engine="torch", server_micro_batch=8
     )
     for name, changed in WAYS.items():
-        parts[name] = trained(changed, place, resumed=name in RESUMED)
+        parts[name] = trained(changed, slot)
     return told | {
         f"{name}/{key}": value
         for name, part in parts.items()
@@ -333,7 +331,7 @@ def main(world: worlds.World, folder: Path) -> None:
     if world.alone:
         world.join_alone()
         engines = {
-            engine: diffused(Place(world.device), server_engine=engine)
+            engine: diffused(RankSlot(world.device), server_engine=engine)
             for engine in ("torch", "deepspeed")
         }
         told = {

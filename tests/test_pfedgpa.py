@@ -30,13 +30,31 @@ from hpcfed.methods import pfedgpa
 from hpcfed.record.reading import RunRecord, mean_accuracy, read_run
 from hpcfed.record.results import NETWORKS, SERVER_PHASES
 from hpcfed.record.timing import PHASES
-from hpcfed.report.console import show
-from hpcfed.server.client import Among
-from hpcfed.server.model import LatentDiffusion
+from hpcfed.report.show import show
+from hpcfed.server.bank import UploadBank
+from hpcfed.server.latent_diffusion import LatentDiffusion
 from hpcfed.server.networks import Autoencoder
 from hpcfed.server.options import Batching
-from hpcfed.server.rank import Answer, Bank, Request, ServerRank
-from hpcfed.server.training import Place, Plain
+from hpcfed.server.plan import TrainingPlan
+from hpcfed.server.rank import ServerRank
+from hpcfed.server.requests import (
+    Answer,
+    Bank,
+    Failure,
+    Guide,
+    Invert,
+    InvertedRows,
+    KnownRows,
+    Learn,
+    Reconstruct,
+    Request,
+    Rows,
+    Sample,
+)
+from hpcfed.server.schedule import is_banked, learns_after, num_learnings
+from hpcfed.server.slot import RankSlot
+from hpcfed.server.trainer import PlainTrainer
+from hpcfed.server.transport import Colocated
 from tests.federations import assembled, traffic
 from tests.runs import SERVER, flags, mistake, started
 
@@ -67,10 +85,10 @@ def states(s: Setup, logs: list[RoundLog] | None = None) -> list[Any]:
     return found
 
 
-def room_of(s: Setup) -> ServerRank:
+def server_of(s: Setup) -> ServerRank:
     transport = s.federation.server._transport
-    assert isinstance(transport, Among)
-    return transport._room
+    assert isinstance(transport, Colocated)
+    return transport.rank
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -160,10 +178,12 @@ def test_only_uploads_that_will_be_learnt_from_are_banked(
 ) -> None:
     options = pfedgpa.Options(bank_rounds=bank_rounds, server_every=every)
     times = {rounds} | (set(range(every, rounds + 1, every)) if every else set())
-    bank = Bank(bank_rounds)
+    bank = UploadBank(bank_rounds)
+    assert num_learnings(options, rounds) == len(times)
     for done in range(1, rounds + 1):
         wanted = any(time - bank_rounds < done <= time for time in times)
-        assert pfedgpa._banked(done, rounds, options) == wanted
+        assert is_banked(options, done, rounds) == wanted
+        assert learns_after(options, done, rounds) == (done in times)
         if wanted:
             bank.add(done, np.zeros(1, np.int64), torch.full((1, 1), float(done)))
         if done in times:
@@ -212,7 +232,7 @@ def test_the_round_after_learning_starts_from_generated_rows_and_later_ones_go_o
 
 
 def test_the_bank_keeps_the_last_rounds_in_the_order_of_clients() -> None:
-    bank, rng = Bank(3), np.random.default_rng(0)
+    bank, rng = UploadBank(3), np.random.default_rng(0)
     uploads: dict[tuple[int, int], Tensor] = {}
     for round in range(6):
         present = np.setdiff1d(np.arange(8), [round, 7 if round > 1 else 6])
@@ -245,73 +265,75 @@ def test_what_the_server_makes_does_not_depend_on_where_clients_live() -> None:
     )
     answers: list[dict[str, Tensor]] = []
     for placement in everywhere:
-        room = small_room()
+        server = small_server()
 
         def ask(
-            verb: Any,
-            *rows: Tensor,
-            own: Sequence[np.ndarray] = placement,
-            room: ServerRank = room,
-            known: bool = False,
-            **details: Any,
-        ) -> Tensor | None:
+            of: Callable[[np.ndarray], Request],
+            placement: Sequence[np.ndarray] = placement,
+            server: ServerRank = server,
+        ) -> Tensor:
             """Every client's row, in the order of clients."""
-            requests = [
-                Request(
-                    verb,
-                    0,
-                    ids,
-                    details,
-                    torch.cat([one[ids] for one in rows]) if rows else None,
-                )
-                for ids in own
-            ]
-            parts = [answer for answer in room.handle(requests) if answer is not None]
-            if verb in ("bank", "learn"):
-                return None
-            order = np.argsort(np.concatenate(own))
-            assert [len(cast(Tensor, answer.rows)) for answer in parts] == [
-                len(ids) for ids in own
-            ]
-            if known:
-                everyone = np.concatenate(
-                    [cast(np.ndarray, answer.known) for answer in parts]
-                )[order]
-                assert everyone.tolist() == [True] * 6 + [False]
-            return torch.cat([cast(Tensor, answer.rows) for answer in parts])[order]
+            shares = []
+            for ids, answer in zip(
+                placement, server.handle([of(ids) for ids in placement]), strict=True
+            ):
+                assert isinstance(answer, Rows) and len(answer.rows) == len(ids)
+                if isinstance(answer, KnownRows):
+                    assert answer.known.tolist() == (ids < 6).tolist()
+                shares.append(answer.rows)
+            order = np.argsort(np.concatenate(placement))
+            return torch.cat(shares)[order]
 
         six = [ids[ids < 6] for ids in placement]
         for round in range(3):
-            ask("bank", uploads[round], own=six, round=round)
-        ask("learn")
-        made = {verb: ask(verb, known=True) for verb in ("invert", "reconstruct")}
-        made |= {
-            "sample": ask("sample"),
-            "guide": ask("guide", before[0], after[0], strength=0.5, start=9, steps=4),
+            server.handle(
+                [
+                    Bank(seed=0, round=round, clients=ids, rows=uploads[round, ids])
+                    for ids in six
+                ]
+            )
+        server.handle([Learn(seed=0) for _ in placement])
+        how = {"strength": 0.5, "start": 9, "steps": 4}
+
+        def guide(ids: np.ndarray, how: Any = how) -> Guide:
+            rows = {"before": before[0, ids], "after": after[0, ids]}
+            return Guide(seed=0, clients=ids, **rows, **how)
+
+        made = {
+            "invert": ask(lambda ids: Invert(seed=0, clients=ids)),
+            "reconstruct": ask(lambda ids: Reconstruct(seed=0, clients=ids)),
+            "sample": ask(lambda ids: Sample(seed=0, clients=ids)),
+            "guide": ask(guide),
         }
-        answers.append({verb: rows for verb, rows in made.items() if rows is not None})
+        answers.append(made)
     one, three = answers
-    assert one.keys() == three.keys() == {"invert", "reconstruct", "sample", "guide"}
-    for verb, rows in one.items():
-        torch.testing.assert_close(three[verb], rows, msg=verb)
+    for kind, rows in one.items():
+        torch.testing.assert_close(three[kind], rows, msg=kind)
         assert len(rows[:6].unique(dim=0)) == 6, (
-            f"{verb}: every client has a row of its own"
+            f"{kind}: every client has a row of its own"
         )
 
 
-def small_room() -> ServerRank:
+def test_workers_that_disagree_about_a_request_are_found_out() -> None:
+    clients, server = np.arange(3), small_server()
+    with pytest.raises(AssertionError, match="workers disagree about depth"):
+        server.handle([Invert(seed=0, clients=clients, depth=d) for d in (1, 2)])
+    with pytest.raises(AssertionError, match="ask for different things"):
+        server.handle([Learn(seed=0), Sample(seed=0, clients=clients)])
+
+
+def small_server() -> ServerRank:
     """For rows of 20 columns."""
     options = pfedgpa.Options(
         **SERVER | {"bank_rounds": 2, "autoencoder_samples": 40, "denoiser_samples": 40}
     )
-    place = Place(torch.device("cpu"))
     return ServerRank(
         [5, 12, 3],
         options,
-        place,
+        RankSlot(torch.device("cpu")),
         seeds=[0],
-        told=lambda *_: None,
-        gather=lambda number: [number],
+        progress=lambda *_: None,
+        allgather=lambda number: [number],
     )
 
 
@@ -618,10 +640,8 @@ def test_accumulated_passes_count_in_batch_norm_as_ranks_do() -> None:
     """A step of three micro-batches against three ranks with one each, whose statistics
     are averaged.
     """
-    options, place = (
-        pfedgpa.Options(server="small", server_lr=1e-30, server_decay=0),
-        Place(torch.device("cpu")),
-    )
+    options = pfedgpa.Options(server="small", server_lr=1e-30, server_decay=0)
+    slot = RankSlot(torch.device("cpu"))
     batches = torch.randn(
         4, 3, 10, 20, generator=torch.Generator().manual_seed(0)
     ) * torch.arange(1, 4).view(3, 1, 1)
@@ -631,7 +651,8 @@ def test_accumulated_passes_count_in_batch_norm_as_ranks_do() -> None:
     def statistics(accumulation: int, rank: int) -> dict[str, Tensor]:
         network = Autoencoder(20, options.size)
         network.load_state_dict(first)
-        trainer = Plain(network, options, Batching(10, accumulation, 1), place, steps=4)
+        plan = TrainingPlan(options, Batching(10, accumulation, 1), slot, steps=4)
+        trainer = PlainTrainer(network, plan)
         trainer.fit(
             lambda net, step, micro: net(batches[step, rank + micro]),
             4,
@@ -697,36 +718,41 @@ def test_rows_that_are_not_finite_are_no_answer() -> None:
     """They would be evaluated as if nothing had happened. What a client itself has
     spoilt is not the server's.
     """
-    room, clients = small_room(), np.arange(5)
+    server, clients = small_server(), np.arange(5)
     rows = torch.randn(5, 20, generator=torch.Generator().manual_seed(0))
 
-    def ask(verb: Any, own: Tensor | None = None, **details: Any) -> Answer:
-        answer = room.handle([Request(verb, 0, clients, details, own)])[0]
-        assert answer is not None
+    def ask(request: Request) -> Answer:
+        [answer] = server.handle([request])
         return answer
 
-    room.handle([Request("bank", 0, clients, {"round": 0}, rows)])
-    assert not ask("learn").failure
+    def guided(after: Tensor) -> Answer:
+        how = {"strength": 0.0, "start": 9, "steps": 4}
+        return ask(Guide(seed=0, clients=clients, before=rows, after=after, **how))
+
+    ask(Bank(seed=0, round=0, clients=clients, rows=rows))
+    assert not isinstance(ask(Learn(seed=0)), Failure)
     spoilt = rows.clone()
     spoilt[2, 3] = torch.nan
-    led = ask("guide", torch.cat([rows, spoilt]), strength=0.0, start=9, steps=4)
-    assert (
-        led.rows is not None
-        and not led.failure
-        and led.rows.isfinite().all(1).tolist() == [1, 1, 0, 1, 1]
-    )
+    led = guided(spoilt)
+    assert isinstance(led, Rows)
+    assert led.rows.isfinite().all(1).tolist() == [1, 1, 0, 1, 1]
     with torch.no_grad():
-        cast(Tensor, room.model(0).denoiser.last.bias).fill_(torch.inf)
-    for verb in ("invert", "sample"):
+        cast(Tensor, server.model(0).denoiser.last.bias).fill_(torch.inf)
+    requests = {
+        "invert": Invert(seed=0, clients=clients),
+        "sample": Sample(seed=0, clients=clients),
+    }
+    for kind, request in requests.items():
+        failed = ask(request)
+        assert isinstance(failed, Failure)
         assert re.match(
-            rf"5 of 5 rows .* \({verb}\) are not finite; try --server-lr below 0.003",
-            ask(verb).failure,
+            rf"5 of 5 rows .* \({kind}\) are not finite; try --server-lr below 0.003",
+            failed.reason,
         )
-    assert (
-        "(guide) are not finite"
-        in ask("guide", torch.cat([rows, rows]), strength=0.0, start=9, steps=4).failure
-    )
-    assert not ask("reconstruct").failure, "which asks the autoencoder alone"
+    failed = guided(rows)
+    assert isinstance(failed, Failure) and "(guide) are not finite" in failed.reason
+    reconstructed = ask(Reconstruct(seed=0, clients=clients))
+    assert isinstance(reconstructed, KnownRows), "which asks the autoencoder alone"
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
@@ -783,7 +809,7 @@ def test_a_warm_start_changes_the_first_rows_generated_columns_alone(
     others[fed.generated] = False
     assert torch.equal(w[others], fed.initial_row()[others])
     torch.testing.assert_close(w[~others], fed.server.sample(fed.clients).mean(0))
-    standard = room_of(warm).model(1).standard
+    standard = server_of(warm).model(1).standard
     with h5py.File(recorded / "server.h5") as file:
         assert standard is not None and np.array_equal(
             standard.mean, file["standard/mean"][()]
@@ -1180,7 +1206,7 @@ class Learnt:
     setup: Setup
     state: pfedgpa.State
     model: LatentDiffusion
-    bank: Bank
+    bank: UploadBank
     kept: float
 
     def accuracy(self, columns: Tensor) -> float:
@@ -1231,9 +1257,9 @@ def learnt() -> Learnt:
         server_engine="torch",
     )
     state = states(s)[-1]
-    room = room_of(s)
+    server = server_of(s)
     [(_, report)] = s.federation.server.reports()
-    return Learnt(s, state, room.model(0), room._banks[0], report.kept)
+    return Learnt(s, state, server.model(0), server._banks[0], report.kept)
 
 
 def test_reconstructed_rows_are_as_good_as_the_uploads(learnt: Learnt) -> None:
@@ -1261,11 +1287,11 @@ def test_generated_rows_keep_their_clients_identity(learnt: Learnt) -> None:
     assert learnt.kept == pytest.approx(own / 20), "and this is what is told"
     # What says that the test could fail: diffused to the end, nothing of the client is
     # left.
-    [lost] = room_of(learnt.setup).handle(
-        [Request("invert", 0, fed.clients, {"depth": 200})]
+    [lost] = server_of(learnt.setup).handle(
+        [Invert(seed=0, clients=fed.clients, depth=200)]
     )
-    assert lost is not None and lost.rows is not None
-    assert learnt.own_centre(lost.rows) < 10 and lost.kept == pytest.approx(
+    assert isinstance(lost, InvertedRows)
+    assert learnt.own_centre(lost.rows) < 10 and lost.recognised == pytest.approx(
         learnt.own_centre(lost.rows) / 20
     )
 

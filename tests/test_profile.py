@@ -15,9 +15,12 @@ import torch
 
 from hpcfed.profile import watch as watching
 from hpcfed.profile.ceilings import Ceilings
-from hpcfed.profile.command import _short, busy
-from hpcfed.profile.verdict import Part, advice, words
-from hpcfed.profile.watch import Session, Timeline, _Event, covered, operators, trace
+from hpcfed.profile.sessions import Event, covered, operators
+from hpcfed.profile.tables import short_name
+from hpcfed.profile.timeline import Session, Timeline
+from hpcfed.profile.trace import trace
+from hpcfed.profile.verdict import Workload, advice, words
+from hpcfed.profile.workloads import busy
 from hpcfed.record.observer import Observer, observed_by, observer
 from hpcfed.record.reading import read_run
 from hpcfed.record.timing import PHASES
@@ -190,10 +193,10 @@ def test_a_run_that_is_there_is_not_profiled_over(
 
 
 def test_long_names_leave_room_for_numbers() -> None:
-    assert _short("void at::native::reduce_kernel<4>") == "reduce_kernel<4>"
+    assert short_name("void at::native::reduce_kernel<4>") == "reduce_kernel<4>"
     assert (
         len(
-            _short(
+            short_name(
                 "sm90_xmma_fprop_implicit_gemm_bf16bf16_bf16f32_f32_nhwckrsc_nhwc_tilesize128x128x64"
             )
         )
@@ -229,8 +232,8 @@ def test_a_mistake_is_one_line(
 
 def test_operators_count_without_what_they_call() -> None:
     events = [
-        _Event("outer", 0, 100, "a"), _Event("inner", 10, 30, "a"), _Event("leaf", 15, 5, "a"),
-        _Event("inner", 50, 20, "a"), _Event("outer", 100, 10, "a"), _Event("leaf", 20, 7, "b"),
+        Event("outer", 0, 100, "a"), Event("inner", 10, 30, "a"), Event("leaf", 15, 5, "a"),
+        Event("inner", 50, 20, "a"), Event("outer", 100, 10, "a"), Event("leaf", 20, 7, "b"),
     ]  # fmt: skip
     found = {
         one.name: (round(1e9 * one.seconds), one.calls) for one in operators(events)
@@ -318,19 +321,19 @@ def test_a_trace_of_nothing_is_a_trace() -> None:
     ],
 )
 def test_verdicts(busy: float, compute: float, bandwidth: float, expected: str) -> None:
-    part = Part("it", 1.0, 1.0, busy, compute, bandwidth)
+    part = Workload("it", 1.0, 1.0, busy, compute, bandwidth)
     assert part.bound == expected
     assert "nan" not in words(part, cuda=True) and "nan" not in words(part, cuda=False)
 
 
 def test_advice_fits_what_was_asked_for() -> None:
-    slow = Part("autoencoder", 1.0, 1.0, 0.2, 0.1, 0.1)
+    slow = Workload("autoencoder", 1.0, 1.0, 0.2, 0.1, 0.1)
     assert "captured" in advice(slow, {"zero_stage": 3}, cuda=True, server=True)[0]
     assert not any(
         "captured" in tip
         for tip in advice(slow, {"zero_stage": 1}, cuda=True, server=True)
     )
-    full = Part("autoencoder", 1.0, 1.0, 0.9, 0.8, 0.1)
+    full = Workload("autoencoder", 1.0, 1.0, 0.9, 0.8, 0.1)
     assert "--server-precision bf16" in advice(
         full, {"server_precision": "fp32"}, cuda=True, server=True
     )
@@ -340,7 +343,7 @@ def test_advice_fits_what_was_asked_for() -> None:
     assert (
         "batched"
         in advice(
-            Part("clients", 1.0, 1.0, 0.9, 0.8, 0.1),
+            Workload("clients", 1.0, 1.0, 0.9, 0.8, 0.1),
             {"engine": "loop"},
             cuda=True,
             server=False,

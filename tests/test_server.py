@@ -25,11 +25,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from hpcfed.config import RunConfig
 from hpcfed.errors import UserError
-from hpcfed.server import diffusion, training
-from hpcfed.server import model as model_module
-from hpcfed.server import networks as server_networks
+from hpcfed.server import capture, diffusion, latent_diffusion, layers, report, trainer
+from hpcfed.server import chunks as chunking
+from hpcfed.server.deepspeed_trainer import configuration
 from hpcfed.server.diffusion import Schedule
-from hpcfed.server.model import NETWORKS, LatentDiffusion, Learnt, _checkpoint, steps_of
+from hpcfed.server.engines import make_trainer
+from hpcfed.server.latent_diffusion import LatentDiffusion
 from hpcfed.server.networks import (
     Autoencoder,
     Denoiser,
@@ -38,14 +39,26 @@ from hpcfed.server.networks import (
     num_parameters,
     time_features,
 )
-from hpcfed.server.options import SIZES, ServerOptions, Size, batching, check_columns
-from hpcfed.server.scaling import LatentStandard, Standard
-from hpcfed.server.training import Place, Plain, configuration, trainer
+from hpcfed.server.options import (
+    NETWORKS,
+    SIZES,
+    ServerOptions,
+    Size,
+    batching,
+    check_columns,
+)
+from hpcfed.server.plan import TrainingPlan
+from hpcfed.server.recompute import recomputing
+from hpcfed.server.report import LearningReport
+from hpcfed.server.scaling import LatentScaling, RowScaling
+from hpcfed.server.schedule import num_steps
+from hpcfed.server.slot import RankSlot
+from hpcfed.server.trainer import PlainTrainer
 
 T = 1000
 SCHEDULE = Schedule.linear(T)
 USES = ("recorded", "fresh", "none")
-HERE = Place(torch.device("cpu"))
+HERE = RankSlot(torch.device("cpu"))
 
 
 def randoms(seed: int, *shape: int) -> Callable[[], Tensor]:
@@ -351,7 +364,7 @@ def test_guidance_ends_at_the_latents() -> None:
 @given(st.integers(0, 3000), st.integers(1, 600))
 @settings(deadline=None)
 def test_chunks_cover_everything_once(count: int, most: int) -> None:
-    parts = list(diffusion.chunks(count, most))
+    parts = list(chunking.chunks(count, most))
     covered = [i for part in parts for i in range(count)[part]]
     assert covered == list(range(count))
     lengths = [len(range(count)[part]) for part in parts]
@@ -378,7 +391,7 @@ def test_standardised_residuals_have_no_mean_and_a_scale_of_one_in_every_tensor(
     None
 ):
     rows, widths = uneven_rows()
-    x = Standard.of(rows, widths)(rows)
+    x = RowScaling.of(rows, widths)(rows)
     assert x.mean(0).abs().max() < 1e-10
     for part in x.split(widths, 1):
         assert part.square().mean().sqrt().item() == pytest.approx(1)
@@ -390,7 +403,7 @@ def test_standardised_residuals_have_no_mean_and_a_scale_of_one_in_every_tensor(
 
 def test_undo_inverts_standardising() -> None:
     rows, widths = uneven_rows()
-    standard = Standard.of(rows, widths)
+    standard = RowScaling.of(rows, widths)
     torch.testing.assert_close(standard.undo(standard(rows)), rows)
     other = randoms(17, 4, 15)()
     torch.testing.assert_close(standard(standard.undo(other)), other)
@@ -403,7 +416,7 @@ def test_what_rows_have_in_common_does_not_hide_what_they_differ_in() -> None:
     noise = randoms(18, 1, 200)
     common = 3 * noise()
     rows = common + 0.03 * randoms(19, 40, 200)()
-    x = Standard.of(rows, [200])(rows)
+    x = RowScaling.of(rows, [200])(rows)
     assert x.square().mean().sqrt().item() == pytest.approx(1)
     assert torch.cosine_similarity(x, common).abs().max() < 0.35
     distances = torch.cdist(x, x)[~torch.eye(40, dtype=torch.bool)] / 200**0.5
@@ -417,7 +430,7 @@ def test_a_tensor_that_never_differs_survives(value: float) -> None:
     rows, widths = uneven_rows()
     rows = rows.float()
     rows[:, 7:10] = value
-    standard = Standard.of(rows, widths)
+    standard = RowScaling.of(rows, widths)
     x = standard(rows)
     assert x.isfinite().all() and x.abs().max() < 10
     torch.testing.assert_close(standard.undo(x), rows)
@@ -431,7 +444,7 @@ def test_latents_are_centred_and_share_one_scale() -> None:
     latents = (
         3 + torch.tensor([1.0, 5.0, 0.1], dtype=torch.float64) * randoms(20, 50, 3)()
     )
-    standard = LatentStandard.of(latents)
+    standard = LatentScaling.of(latents)
     z = standard(latents)
     assert z.mean(0).abs().max() < 1e-12
     assert z.square().mean().sqrt().item() == pytest.approx(1)
@@ -440,7 +453,7 @@ def test_latents_are_centred_and_share_one_scale() -> None:
     )
     torch.testing.assert_close(standard.undo(z), latents)
     alike = torch.full((4, 3), 2.5)
-    same = LatentStandard.of(alike)
+    same = LatentScaling.of(alike)
     assert torch.equal(same.undo(same(alike)), alike)
 
 
@@ -533,14 +546,12 @@ def test_one_channel_as_a_matrix_product(stride: int) -> None:
     that others compute.
     """
     torch.manual_seed(0)
-    down = server_networks._Convolution(
-        1, 6, 7, stride=stride, padding=3, bias=False
-    ).double()
+    down = layers.Convolution(1, 6, 7, stride=stride, padding=3, bias=False).double()
     x = torch.randn(3, 1, 1, 40, dtype=torch.float64)
-    torch.testing.assert_close(down._of_patches(x), down(x))
-    up = server_networks._Transposed(5, 1, 7, stride=2, padding=3, output_padding=1)
+    torch.testing.assert_close(down.as_product(x), down(x))
+    up = layers.Upsampling(5, 1, 7, stride=2, padding=3, output_padding=1)
     x = torch.randn(3, 5, 1, 21)
-    torch.testing.assert_close(up._of_parts(x), up(x))
+    torch.testing.assert_close(up.as_product(x), up(x))
 
 
 @pytest.mark.parametrize("size", [SIZES["paper"], SIZES["small"], TINY])
@@ -624,7 +635,7 @@ def test_activations_computed_anew_change_nothing() -> None:
         torch.manual_seed(3)
         autoencoder, denoiser = Autoencoder(101, TINY), Denoiser(TINY)
         if anew:
-            autoencoder.checkpoint = denoiser.checkpoint = _checkpoint(
+            autoencoder.checkpoint = denoiser.checkpoint = recomputing(
                 ServerOptions(server_engine="torch")
             )
         passed = [learnt_once(denoiser, torch.randn(6, 8), torch.ones(6))]
@@ -685,9 +696,9 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def model(one_thread: None) -> LatentDiffusion:
     learning = LatentDiffusion(WIDTHS, LEARNING, HERE, seed=1)
-    assert not learning.learnt
+    assert not learning.is_trained
     report = learning.learn(BANK)
-    assert learning.learnt
+    assert learning.is_trained
     assert report.rows == len(BANK)
     return learning
 
@@ -766,7 +777,7 @@ def test_learning_reports_what_it_did(quick: LatentDiffusion) -> None:
     learning = LatentDiffusion(WIDTHS, QUICK, HERE, seed=1)
     report = learning.learn(BANK, lambda *told: seen.append(told))
     steps = {"autoencoder": 5, "denoiser": 6}
-    assert steps_of(QUICK) == steps
+    assert num_steps(QUICK) == steps
     assert seen == [
         (name, i + 1, count) for name, count in steps.items() for i in range(count)
     ]
@@ -784,7 +795,7 @@ def test_learning_reports_what_it_did(quick: LatentDiffusion) -> None:
 
 
 def test_an_unfinished_batch_is_filled() -> None:
-    assert steps_of(QUICK.model_copy(update={"autoencoder_samples": 41})) == {
+    assert num_steps(QUICK.model_copy(update={"autoencoder_samples": 41})) == {
         "autoencoder": 6,
         "denoiser": 6,
     }
@@ -862,13 +873,13 @@ def test_what_learning_needed_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None
     made: list[weakref.ref[Any]] = []
 
     def circular(*args: Any, **kwargs: Any) -> Any:
-        learning: Any = trainer(*args, **kwargs)
+        learning: Any = make_trainer(*args, **kwargs)
         learning.itself = learning
         made.extend(weakref.ref(it) for it in (learning, learning.network))
         return learning
 
-    monkeypatch.setattr(model_module, "trainer", circular)
-    monkeypatch.setattr(model_module, "LARGE", 1)
+    monkeypatch.setattr(latent_diffusion, "make_trainer", circular)
+    monkeypatch.setattr(latent_diffusion, "LARGE", 1)
     gc.disable()
     try:
         LatentDiffusion(WIDTHS, QUICK, HERE, seed=1).learn(BANK)
@@ -900,7 +911,7 @@ def test_rows_pass_in_parts_that_fit(
         for name in NETWORKS
         for stage in stages[name]
     ]
-    monkeypatch.setattr(model_module, "AT_ONCE", 3 * quick.autoencoder.widest)
+    monkeypatch.setattr(chunking, "AT_ONCE", 3 * quick.autoencoder.widest)
     for part, expected in zip(made_by(quick), whole, strict=True):
         torch.testing.assert_close(part, expected)
     for hook in hooks:
@@ -932,10 +943,9 @@ def test_accumulated_micro_batches_are_one_step(one_thread: None) -> None:
     for _ in range(2):
         torch.manual_seed(0)
         networks.append(Autoencoder(30, TINY))
-    learning = trainer(
-        networks[0], options, batching(options, 1, "autoencoder"), HERE, steps=3
-    )
-    assert isinstance(learning, Plain)
+    plan = TrainingPlan(options, batching(options, 1, "autoencoder"), HERE, steps=3)
+    learning = make_trainer(networks[0], plan)
+    assert isinstance(learning, PlainTrainer)
     losses = learning.fit(
         lambda network, step, number: network(data[2 * step + number]),
         3,
@@ -954,7 +964,7 @@ def test_accumulated_micro_batches_are_one_step(one_thread: None) -> None:
 def test_a_network_that_diverges_is_named_and_stops_soon(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(training, "LOOK_EVERY", 4)
+    monkeypatch.setattr(trainer, "CHECK_EVERY", 4)
     options = QUICK.model_copy(
         update={"server_lr": 1e30, "autoencoder_samples": 40 * QUICK.server_batch}
     )
@@ -980,7 +990,7 @@ def test_the_denoiser_may_have_a_batch_of_its_own(one_thread: None) -> None:
     options = QUICK.model_copy(update={"denoiser_batch": 2 * QUICK.server_batch})
     report = LatentDiffusion(WIDTHS, options, HERE, seed=1).learn(BANK)
     steps = {name: len(losses) for name, losses in report.losses.items()}
-    assert steps == steps_of(options)
+    assert steps == num_steps(options)
     assert steps["autoencoder"] == -(-options.autoencoder_samples // QUICK.server_batch)
     assert steps["denoiser"] == -(-options.denoiser_samples // (2 * QUICK.server_batch))
     assert report.samples["denoiser"] == steps["denoiser"] * 2 * QUICK.server_batch
@@ -998,17 +1008,17 @@ def test_captured_passes_learn_the_same(
     """As passes that are launched one by one; trial passes of the capture leave no
     trace in the statistics.
     """
-    place = Place(torch.device("cuda", 0))
+    slot = RankSlot(torch.device("cuda", 0))
     options = QUICK.model_copy(
         update={"server_precision": precision, "server_engine": "torch"}
     )
 
-    def learnt() -> tuple[Learnt, dict[str, Tensor]]:
-        learning = LatentDiffusion(WIDTHS, options, place, seed=1)
+    def learnt() -> tuple[LearningReport, dict[str, Tensor]]:
+        learning = LatentDiffusion(WIDTHS, options, slot, seed=1)
         return learning.learn(BANK.cuda()), dict(learning.autoencoder.named_buffers())
 
     captured, statistics = learnt()
-    monkeypatch.setattr(training, "uncaptured", lambda *_: "the test says so")
+    monkeypatch.setattr(capture, "uncaptured", lambda *_: "the test says so")
     launched, expected = learnt()
     tolerance = 1e-4 if precision == "fp32" else 0.02
     for name in NETWORKS:
@@ -1027,7 +1037,7 @@ def test_the_peak_of_memory_outlasts_a_count_that_is_set_back(
     less than the first.
     """
     counts = iter([100, 900, 10, 300])
-    monkeypatch.setattr(model_module, "peak_memory", lambda device: next(counts))
+    monkeypatch.setattr(report, "peak_memory", lambda device: next(counts))
     assert LatentDiffusion(WIDTHS, QUICK, HERE, seed=1).learn(BANK).own_peak == 900
 
 
@@ -1055,7 +1065,7 @@ def test_a_loaded_server_generates_the_same_to_the_bit(
     quick: LatentDiffusion, saved: Path
 ) -> None:
     again = loaded(saved)
-    assert again.learnt
+    assert again.is_trained
     assert all(map(torch.equal, made_by(again), made_by(quick)))
     again.save(saved.with_name("again.h5"))
     assert all(
@@ -1187,7 +1197,7 @@ def test_a_saved_server_is_numbers_and_json_and_nothing_is_unpickled(
         monkeypatch.setattr(owner, name, forbidden)
     with pytest.raises(AssertionError):
         pickle.load(io.BytesIO(b""))
-    assert loaded(saved).learnt
+    assert loaded(saved).is_trained
 
 
 # Options
@@ -1212,7 +1222,7 @@ def test_a_batch_is_divided_without_rest_or_refused(
     assert divided.batch == batch and divided.ranks == ranks
     assert divided.micro == (micro or batch // ranks)
     assert divided.micro * divided.accumulation * ranks == batch
-    parts = [divided.part(number) for number in range(divided.accumulation * ranks)]
+    parts = [divided.slice_of(number) for number in range(divided.accumulation * ranks)]
     samples = [(draw, at) for draw, own in parts for at in range(divided.drawn)[own]]
     assert len(set(samples)) == batch, (
         "every sample that is drawn belongs to one micro-batch"

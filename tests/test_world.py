@@ -19,8 +19,8 @@ from hpcfed.runtime.backend import choose_backend, nccl_on_shared_gpus
 from hpcfed.runtime.launcher import Launch, launched
 from hpcfed.runtime.location import Location, threads_for
 from hpcfed.runtime.world import World
-from hpcfed.server.client import check_world
 from hpcfed.server.options import ServerOptions
+from hpcfed.server.transport import check_world
 
 
 def step(rank: int, size: int) -> dict[str, str]:

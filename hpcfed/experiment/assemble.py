@@ -30,9 +30,10 @@ from hpcfed.runtime import randomness
 from hpcfed.runtime.collectives import Collectives
 from hpcfed.runtime.device import set_arithmetic
 from hpcfed.runtime.world import World
-from hpcfed.server.client import Among, Apart, ServerClient, Transport, serve
+from hpcfed.server.client import ServerClient
 from hpcfed.server.columns import generated
 from hpcfed.server.options import ServerOptions, check_columns
+from hpcfed.server.transport import Colocated, Remote, Transport, serve
 
 VALIDATION_PER_CLASS = 100
 """Samples of a validation set whose size nobody has named."""
@@ -382,9 +383,9 @@ def _transport(
     if not isinstance(options, ServerOptions):
         return None
     if world.server_ranks:
-        return Apart(world)
+        return Remote(world)
     seeds = [one.config.seed for one in settings]
-    return Among(
+    return Colocated(
         generated(layout, options).widths, options, Collectives(world), seeds=seeds
     )
 

@@ -60,9 +60,9 @@ from hpcfed.runtime.device import on_device, peak_memory
 from hpcfed.runtime.signals import STOPPED, Stop
 from hpcfed.runtime.stalls import ending_stalls
 from hpcfed.runtime.world import World
-from hpcfed.server.client import check_world
-from hpcfed.server.model import steps_of
 from hpcfed.server.options import ServerOptions
+from hpcfed.server.schedule import num_learnings, num_steps
+from hpcfed.server.transport import check_world
 
 BEAT = 1.0
 """Seconds between two signs of life of a rank."""
@@ -581,10 +581,9 @@ def _server_size(setup: Setup) -> ServerSize | None:
     options, config = setup.settings.options, setup.settings.config
     if not isinstance(options, ServerOptions):
         return None
-    every = options.server_every
-    times = 1 if not every else config.rounds // every + bool(config.rounds % every)
+    times = num_learnings(options, config.rounds)
     return ServerSize(
-        times, setup.world.server_ranks or setup.world.role_size, steps_of(options)
+        times, setup.world.server_ranks or setup.world.role_size, num_steps(options)
     )
 
 

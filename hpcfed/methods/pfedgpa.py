@@ -25,6 +25,7 @@ from hpcfed.methods._interface import (
     Tensor,
 )
 from hpcfed.server.options import ServerOptions
+from hpcfed.server.schedule import is_banked, learns_after
 
 FINALS = (
     "FedAvg",
@@ -125,34 +126,21 @@ def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
     rows = fed.train(rows, cohort)
     rows = fed.upload(rows, cohort)
 
-    options, done = fed.options, cohort.round + 1
-    if _banked(done, fed.config.rounds, options):
+    done, rounds = cohort.round + 1, fed.config.rounds
+    if is_banked(fed.options, done, rounds):
         fed.bank(rows[:, fed.generated], cohort)
     w = fed.mean(rows, cohort)
-    last = done == fed.config.rounds
-    every = options.server_every
-    if not last and not (every and done % every == 0):
-        return _plain(fed, w)  # older columns know nothing of this round
+    if not learns_after(fed.options, done, rounds):
+        # Older generated columns know nothing of this round.
+        return _plain(fed, w)
 
     fed.learn(cohort.round)
     made = _known_or(fed, w, fed.server.invert)
-    if last:  # else the next round's download sends them
+    if done == rounds:
+        # After other rounds the next download sends them.
         size = made.shape[1] * made.element_size()
         cohort.log.bytes_down += fed.num_holders * size
     return State(w, made)
-
-
-def _banked(done: int, rounds: int, options: Options) -> bool:
-    """Return whether the server will still learn from the uploads of this round.
-
-    The bank holds `bank_rounds` rounds; the next time of learning and the last one are
-    the only ones that can matter.
-    """
-    times = {rounds}
-    if options.server_every:
-        next_time = -(-done // options.server_every) * options.server_every
-        times.add(min(rounds, next_time))
-    return any(time - options.bank_rounds < done <= time for time in times)
 
 
 def _known_or(

@@ -11,43 +11,44 @@ from typing import Any
 import torch
 
 COPIED = {"cuda": 2**28, "cpu": 2**24}
-"""Floats: well beyond caches."""
+"""Floats of the copy: well beyond caches."""
 SIDE = {"cuda": 8192, "cpu": 1024}
+"""Rows and columns of the matrix."""
 
 
 @dataclass(frozen=True)
 class Ceilings:
-    """Of the device, measured."""
+    """The speeds that a device reaches at most."""
 
     bytes_per_second: float
     flops: float
+    """FLOP/s."""
 
     @classmethod
     def of(cls, device: torch.device, dtype: torch.dtype = torch.float32) -> "Ceilings":
-        """`dtype` is that of the matrix product; float32 is TF32 on devices that have
-        it.
+        """Measure a device; `dtype` is that of the matrix product, and float32 means
+        TF32 on devices that have it.
         """
         source = torch.randn(COPIED[device.type], device=device)
         target = torch.empty_like(source)
-        matrix = torch.randn(
-            SIDE[device.type], SIDE[device.type], device=device, dtype=dtype
-        )
+        side = SIDE[device.type]
+        matrix = torch.randn(side, side, device=device, dtype=dtype)
         before = torch.get_float32_matmul_precision()
         torch.set_float32_matmul_precision("high")
         try:
-            return cls(
-                2
-                * source.numel()
-                * source.element_size()
-                / _seconds(lambda: target.copy_(source), device),
-                2 * len(matrix) ** 3 / _seconds(lambda: matrix @ matrix, device),
-            )
+            copying = _seconds(lambda: target.copy_(source), device)
+            multiplying = _seconds(lambda: matrix @ matrix, device)
         finally:
             torch.set_float32_matmul_precision(before)
+        # A copy reads and writes; a product adds and multiplies.
+        moved = 2 * source.numel() * source.element_size()
+        return cls(moved / copying, 2 * side**3 / multiplying)
 
 
 def _seconds(work: Callable[[], Any], device: torch.device, repeats: int = 7) -> float:
-    return median(_timed(work, cuda=device.type == "cuda") for _ in range(repeats))
+    """Return the median of some repeats: the first ones choose kernels."""
+    cuda = device.type == "cuda"
+    return median(_timed(work, cuda=cuda) for _ in range(repeats))
 
 
 def _timed(work: Callable[[], Any], *, cuda: bool) -> float:
@@ -55,7 +56,8 @@ def _timed(work: Callable[[], Any], *, cuda: bool) -> float:
         begin = time.perf_counter()
         work()
         return time.perf_counter() - begin
-    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    first = torch.cuda.Event(enable_timing=True)
+    last = torch.cuda.Event(enable_timing=True)
     first.record()
     work()
     last.record()

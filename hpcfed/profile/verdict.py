@@ -1,4 +1,4 @@
-"""What holds a part of the run back, in words, and what to change next."""
+"""What holds a workload back, in words, and what to change next."""
 
 from dataclasses import dataclass
 from math import isnan
@@ -7,24 +7,26 @@ from typing import Any
 FED = 0.6
 """Below this share of busy time a device waits for launches."""
 NEAR = 0.3
-"""From this share of a ceiling on, the ceiling is what limits; below, pieces are too
+"""From this share of a ceiling on, the ceiling is what limits; below, kernels are too
 small to reach any.
 """
 
 
 @dataclass(frozen=True)
-class Part:
-    """A part of the run beside the device's ceilings."""
+class Workload:
+    """The clients' training, or one of the server's networks, beside the device's
+    ceilings.
+    """
 
     name: str
     seconds: float
-    """Of the whole run."""
+    """Seconds of the whole run."""
     warm: float
-    """The same at the pace of the rounds or steps that come last: without choosing and
-    capturing kernels.
+    """The same at the pace of the last rounds or steps: without choosing and capturing
+    kernels.
     """
     busy: float
-    """NaN where no profiler has looked."""
+    """The share of time at work; NaN where no profiler has looked."""
     compute: float
     """Achieved arithmetic by the measured ceiling (MFU), when warm."""
     bandwidth: float
@@ -34,30 +36,51 @@ class Part:
 
     @property
     def bound(self) -> str:
+        """Name what limits the workload."""
         if not isnan(self.busy) and self.busy < FED:
             return "launch-bound"
-        known = {"compute-bound": self.compute, "bandwidth-bound": self.bandwidth}
-        known = {name: share for name, share in known.items() if not isnan(share)}
-        if not known:
+        shares = {}
+        if not isnan(self.compute):
+            shares["compute-bound"] = self.compute
+        if not isnan(self.bandwidth):
+            shares["bandwidth-bound"] = self.bandwidth
+        if not shares:
             return "not known"
-        best = max(known, key=lambda name: known[name])
-        return best if known[best] >= NEAR else "bound by small pieces"
+        nearest = max(shares, key=lambda name: shares[name])
+        return nearest if shares[nearest] >= NEAR else "bound by small pieces"
 
 
-def words(part: Part, *, cuda: bool) -> str:
-    """One sentence for a person."""
-    at_work = "the GPU is" if cuda else "torch's operators are"
-    reasons = {
-        "launch-bound": f"{at_work} at work {part.busy:.0%} of the time: the rest is launching, Python and waiting",
-        "compute-bound": f"{part.compute:.0%} of a large matrix product's speed: arithmetic is what takes the time",
-        "bandwidth-bound": f"{part.bandwidth:.0%} of a large copy's speed: moving bytes is what takes the time",
-        "bound by small pieces": f"mostly at work, but at {_share(part.compute)} of the arithmetic and at least "
-        f"{_share(part.bandwidth)} of the bandwidth: kernels are too small to fill the device",
-        "not known": "neither its arithmetic nor a profile of it is known",
-    }
-    return f"{part.name} is {part.bound}: {reasons[part.bound]}" if part.bound != "not known" else (
-        f"{part.name}: {reasons['not known']}"
-    )  # fmt: skip
+def words(workload: Workload, *, cuda: bool) -> str:
+    """Return one sentence for a person."""
+    name, bound = workload.name, workload.bound
+    if bound == "not known":
+        return f"{name}: neither its arithmetic nor a profile of it is known"
+    return f"{name} is {bound}: {_reason(workload, cuda=cuda)}"
+
+
+def _reason(workload: Workload, *, cuda: bool) -> str:
+    compute, bandwidth = workload.compute, workload.bandwidth
+    if workload.bound == "launch-bound":
+        at_work = "the GPU is" if cuda else "torch's operators are"
+        return (
+            f"{at_work} at work {workload.busy:.0%} of the time: "
+            "the rest is launching, Python and waiting"
+        )
+    if workload.bound == "compute-bound":
+        return (
+            f"{compute:.0%} of a large matrix product's speed: "
+            "arithmetic is what takes the time"
+        )
+    if workload.bound == "bandwidth-bound":
+        return (
+            f"{bandwidth:.0%} of a large copy's speed: "
+            "moving bytes is what takes the time"
+        )
+    return (
+        f"mostly at work, but at {_share(compute)} of the arithmetic and at least "
+        f"{_share(bandwidth)} of the bandwidth: "
+        "kernels are too small to fill the device"
+    )
 
 
 def _share(value: float) -> str:
@@ -65,52 +88,59 @@ def _share(value: float) -> str:
 
 
 def advice(
-    part: Part, options: dict[str, Any], *, cuda: bool, server: bool
+    workload: Workload, options: dict[str, Any], *, cuda: bool, server: bool
 ) -> list[str]:
-    """Options that may help, most promising first."""
-    tips = []
+    """Return options that may help, most promising first.
+
+    `options` are all options of the run, `server` says whether the workload is the
+    server's.
+    """
     if server:
-        if part.bound == "launch-bound" and cuda and not _captured(options):
-            tips.append(
-                "let its steps be captured as graphs: --zero-stage below 3, no "
-                "accumulation, no checkpointing"
-            )
-        if part.bound in ("launch-bound", "bound by small pieces"):
-            tips.append(
-                "larger batches (--server-batch, --denoiser-batch) with fewer steps; "
-                "watch the reconstruction"
-            )
-        if (
-            part.bound in ("compute-bound", "bandwidth-bound")
-            and options.get("server_precision") != "bf16"
-            and cuda
-        ):
-            tips.append("--server-precision bf16")
-        if part.bound == "compute-bound":
-            tips.append("more --server-ranks, which share each batch")
-        if options.get("server_offload", "none") != "none":
-            tips.append("--server-offload none, if the model fits")
-    else:
-        if options.get("engine") == "loop":
-            tips.append("--engine batched advances all clients of a rank together")
-        if part.bound in ("launch-bound", "bound by small pieces"):
-            tips.append(
-                "more clients on a rank, stacked --seeds, or a larger --batch-size "
-                "fill the device better"
-            )
-        if part.bound in ("compute-bound", "bandwidth-bound"):
-            tips.append("more ranks: the clients are shared out")
-        if (
-            part.bound == "compute-bound"
-            and cuda
-            and options.get("precision") in ("fp32", "fp64")
-        ):
-            tips.append("--precision tf32")
+        return _server_advice(workload.bound, options, cuda=cuda)
+    return _client_advice(workload.bound, options, cuda=cuda)
+
+
+def _server_advice(bound: str, options: dict[str, Any], *, cuda: bool) -> list[str]:
+    tips = []
+    if bound == "launch-bound" and cuda and not _captured(options):
+        tips.append(
+            "let its steps be captured as graphs: --zero-stage below 3, no "
+            "accumulation, no checkpointing"
+        )
+    if bound in ("launch-bound", "bound by small pieces"):
+        tips.append(
+            "larger batches (--server-batch, --denoiser-batch) with fewer steps; "
+            "watch the reconstruction"
+        )
+    near_a_ceiling = bound in ("compute-bound", "bandwidth-bound")
+    if near_a_ceiling and cuda and options.get("server_precision") != "bf16":
+        tips.append("--server-precision bf16")
+    if bound == "compute-bound":
+        tips.append("more --server-ranks, which share each batch")
+    if options.get("server_offload", "none") != "none":
+        tips.append("--server-offload none, if the model fits")
+    return tips
+
+
+def _client_advice(bound: str, options: dict[str, Any], *, cuda: bool) -> list[str]:
+    tips = []
+    if options.get("engine") == "loop":
+        tips.append("--engine batched advances all clients of a rank together")
+    if bound in ("launch-bound", "bound by small pieces"):
+        tips.append(
+            "more clients on a rank, stacked --seeds, or a larger --batch-size "
+            "fill the device better"
+        )
+    if bound in ("compute-bound", "bandwidth-bound"):
+        tips.append("more ranks: the clients are shared out")
+    full_precision = options.get("precision") in ("fp32", "fp64")
+    if bound == "compute-bound" and cuda and full_precision:
+        tips.append("--precision tf32")
     return tips
 
 
 def _captured(options: dict[str, Any]) -> bool:
-    plain = not options.get("server_micro_batch") and not options.get(
-        "server_checkpointing"
-    )
-    return plain and int(options.get("zero_stage", 0)) < 3
+    """Return whether the server's steps are CUDA graphs (see server/capture.py)."""
+    if options.get("server_micro_batch") or options.get("server_checkpointing"):
+        return False
+    return int(options.get("zero_stage", 0)) < 3

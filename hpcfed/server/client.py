@@ -1,104 +1,108 @@
-"""The two ways to a server: ranks of its own, or the workers themselves."""
+"""The server as a worker's federation sees it."""
 
 import time
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import Protocol
+from typing import TypeVar
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from hpcfed.errors import GRACE, UserError, remark
+from hpcfed.errors import GRACE
 from hpcfed.record.checkpoints import Part
-from hpcfed.runtime.backend import group_backend
 from hpcfed.runtime.collectives import Collectives
-from hpcfed.runtime.link import Link
-from hpcfed.runtime.world import World
-from hpcfed.server.model import Learnt
-from hpcfed.server.options import ServerOptions
-from hpcfed.server.rank import Answer, Request, ServerRank, Verb
-from hpcfed.server.training import Place, prepare
+from hpcfed.server.report import LearningReport
+from hpcfed.server.requests import (
+    Answer,
+    Bank,
+    Failure,
+    Guide,
+    Invert,
+    InvertedRows,
+    KnownRows,
+    Learn,
+    Learned,
+    Leave,
+    Recall,
+    Reconstruct,
+    Request,
+    Restore,
+    Rows,
+    Sample,
+    Save,
+    Store,
+    Stored,
+)
+from hpcfed.server.transport import Transport
 
-LINE_EVERY = 5.0
-"""Seconds between two lines about the server's progress."""
-
-
-def check_world(options: ServerOptions, world: World) -> None:
-    """Refuses what the server's ranks cannot do where they are; every rank of the job
-    finds the same.
-    """
-    locations = world.server_locations
-    on_gpus = any(location.device != "cpu" for location in locations)
-    backend = group_backend(locations, world.wanted)
-    if options.zero_stage and on_gpus and backend == "gloo":
-        raise UserError(
-            f"--zero-stage {options.zero_stage} over gloo, which neither reduces to "
-            "one rank nor gathers on GPUs; "
-            "add --backend nccl"
-        )
-
-
-class Transport(Protocol):
-    """Brings a worker's request to the server."""
-
-    def ask(self, request: Request) -> Answer: ...
-
-    def tell(self, request: Request) -> None:
-        """Without waiting for anything."""
+A = TypeVar("A", bound=Answer)
 
 
 class ServerClient:
-    """The server as a worker's federation sees it. All workers call the same verbs in
-    the same order.
+    """One seed's requests to the server.
+
+    All workers call the same methods in the same order, each with its own clients.
     """
 
     def __init__(
         self, transport: Transport, seed: int, collectives: Collectives
     ) -> None:
-        self._transport, self._seed, self._collectives = transport, seed, collectives
-        self._reports: list[tuple[int, Learnt]] = []
+        self._transport = transport
+        self._seed = seed
+        self._collectives = collectives
+        self._reports: list[tuple[int, LearningReport]] = []
 
-    def reports(self) -> list[tuple[int, Learnt]]:
-        """What learning has told since this was last asked, with the round after which
-        it was.
-        """
-        told, self._reports = self._reports, []
-        return told
+    def reports(self) -> list[tuple[int, LearningReport]]:
+        """Return what was learnt since the last call, each with its round."""
+        reports, self._reports = self._reports, []
+        return reports
 
     def bank(self, round: int, clients: np.ndarray, rows: Tensor) -> None:
-        """Uploads of a round, of this worker's clients. They travel while the worker
-        goes on.
-        """
-        self._tell(Request("bank", self._seed, clients, {"round": round}, rows.float()))
+        """Hand in a round's uploads; they travel while the worker goes on."""
+        self._tell(
+            Bank(seed=self._seed, round=round, clients=clients, rows=rows.float())
+        )
 
     def learn(self, round: int) -> None:
-        answer, seconds = self._ask(Request("learn", self._seed))
-        assert answer.report is not None
-        answer.report.seconds["collect"] = seconds - answer.seconds
-        self._reports.append((round, answer.report))
+        """Have the model train on the banked uploads, and wait for it."""
+        answer, seconds = self._ask(Learn(seed=self._seed), Learned)
+        if answer.report is not None:
+            # Until its turn the request waits for uploads that are still on their way.
+            answer.report.seconds["collect"] = seconds - answer.seconds
+            self._reports.append((round, answer.report))
 
     def invert(
         self, clients: np.ndarray, *, depth: int | None = None
     ) -> tuple[Tensor, np.ndarray]:
-        """Generated columns for clients of this worker, and which of them the server
-        knows; others are zero.
+        """Return rows generated from the clients' newest uploads, and which clients
+        the server knows; the others' rows are zero.
         """
-        return self._generate("invert", clients, {"depth": depth})
+        request = Invert(seed=self._seed, clients=clients, depth=depth)
+        answer, seconds = self._ask(request, InvertedRows)
+        if self._reports:
+            round, report = self._reports.pop()
+            report = report.with_inversion(
+                recognised=answer.recognised,
+                invert=answer.seconds,
+                transfer=seconds - answer.seconds,
+            )
+            self._reports.append((round, report))
+        return answer.rows, answer.known
 
     def recall(self, clients: np.ndarray) -> tuple[Tensor, np.ndarray]:
-        """Their newest uploads as they were."""
-        return self._generate("recall", clients, {})
+        """Return the clients' newest uploads, and which clients the server knows."""
+        answer, _ = self._ask(Recall(seed=self._seed, clients=clients), KnownRows)
+        return answer.rows, answer.known
 
     def reconstruct(self, clients: np.ndarray) -> tuple[Tensor, np.ndarray]:
-        """Their uploads through the autoencoder alone."""
-        return self._generate("reconstruct", clients, {})
+        """Return the newest uploads after a pass through the autoencoder alone, and
+        which clients the server knows.
+        """
+        answer, _ = self._ask(Reconstruct(seed=self._seed, clients=clients), KnownRows)
+        return answer.rows, answer.known
 
     def sample(self, clients: np.ndarray) -> Tensor:
-        """Columns out of noise alone, as many as clients."""
-        rows = self._ask(Request("sample", self._seed, clients))[0].rows
-        assert rows is not None
-        return rows
+        """Return a row out of noise alone for each client."""
+        answer, _ = self._ask(Sample(seed=self._seed, clients=clients), Rows)
+        return answer.rows
 
     def guide(
         self,
@@ -110,205 +114,63 @@ class ServerClient:
         start: int,
         steps: int,
     ) -> Tensor:
-        """Columns of new clients after local training, led on by the model."""
-        details = {"strength": strength, "start": start, "steps": steps}
-        rows = self._ask(
-            Request("guide", self._seed, clients, details, torch.cat([before, after]))
-        )[0].rows
-        assert rows is not None
-        return rows
+        """Return new clients' rows after a local update, guided by the model."""
+        request = Guide(
+            seed=self._seed,
+            clients=clients,
+            before=before,
+            after=after,
+            strength=strength,
+            start=start,
+            steps=steps,
+        )
+        answer, _ = self._ask(request, Rows)
+        return answer.rows
 
     def save(self, path: str) -> None:
-        self._ask(Request("save", self._seed, details={"path": path}))
+        """Write the trained model to a file."""
+        self._ask(Save(seed=self._seed, path=path), Answer)
 
     def store(self, folder: str) -> tuple[Part, ...]:
-        """Writes what the server knows to a checkpoint's folder; its files."""
-        return self._ask(Request("store", self._seed, details={"folder": folder}))[
-            0
-        ].parts
+        """Write bank and model to a checkpoint's folder, and return the files."""
+        answer, _ = self._ask(Store(seed=self._seed, folder=folder), Stored)
+        return answer.files
 
     def restore(self, folder: str) -> None:
-        self._ask(Request("restore", self._seed, details={"folder": folder}))
+        """Read bank and model from a checkpoint's folder."""
+        self._ask(Restore(seed=self._seed, folder=folder), Answer)
 
     def leave(self) -> None:
-        """Nothing more will be asked."""
-        self._tell(Request("leave", self._seed))
+        """Tell the server that this seed asks nothing more."""
+        self._tell(Leave(seed=self._seed))
 
-    def _ask(self, request: Request) -> tuple[Answer, float]:
-        """The answer, and the seconds until it was there; those before our turn belong
-        to other seeds.
+    def _ask(self, request: Request, kind: type[A]) -> tuple[A, float]:
+        """Return the answer, and the seconds until it was there.
+
+        Seconds before our turn are not counted: they belong to other seeds.
         """
 
         def ask() -> tuple[Answer, float]:
             begin = time.perf_counter()
-            return self._transport.ask(request), time.perf_counter() - begin
+            answer = self._transport.ask(request)
+            return answer, time.perf_counter() - begin
 
-        self._count(request)
+        self._count_bytes(request)
         answer, seconds = self._collectives.in_turn(ask)
-        if answer.failure:
+        if isinstance(answer, Failure):
             if not self._collectives.world.is_root:
-                time.sleep(GRACE)  # the root says it for all, and ends them
-            raise ArithmeticError(answer.failure)
+                time.sleep(GRACE)  # the root prints the line for all, and ends them
+            raise ArithmeticError(answer.reason)
+        assert isinstance(answer, kind)
         return answer, seconds
 
     def _tell(self, request: Request) -> None:
-        self._count(request)
+        self._count_bytes(request)
         self._collectives.in_turn(lambda: self._transport.tell(request))
 
-    def _count(self, request: Request) -> None:
-        if request.rows is not None and not self._collectives.world.alone:
-            self._collectives.bytes_sent += (
-                request.rows.numel() * request.rows.element_size()
-            )
-
-    def _generate(
-        self, verb: Verb, clients: np.ndarray, details: dict[str, int | None]
-    ) -> tuple[Tensor, np.ndarray]:
-        answer, waited = self._ask(Request(verb, self._seed, clients, details))
-        assert answer.rows is not None and answer.known is not None
-        if verb == "invert" and self._reports:
-            self._reports[-1][1].kept = answer.kept
-            seconds = self._reports[-1][1].seconds
-            seconds["invert"] = seconds.get("invert", 0.0) + answer.seconds
-            seconds["return"] = seconds.get("return", 0.0) + waited - answer.seconds
-        return answer.rows, answer.known
-
-
-class Among:
-    """No rank is set apart: every worker gets all requests and handles them, as one of
-    the server's ranks.
-    """
-
-    def __init__(
-        self,
-        widths: Sequence[int],
-        options: ServerOptions,
-        collectives: Collectives,
-        *,
-        seeds: Sequence[int],
-    ) -> None:
-        world = collectives.world
-        self._collectives = collectives
-        place = Place(world.device, world.role_rank, world.role_size)
-        told = _Teller(visible=world.is_root)
-        self._room = ServerRank(
-            widths, options, place, seeds=seeds, told=told, gather=world.role_allgather
-        )
-
-    def ask(self, request: Request) -> Answer:
-        answer = self._handle(request)
-        assert answer is not None
-        return answer
-
-    def tell(self, request: Request) -> None:
-        if request.verb != "leave":
-            self._handle(request)
-
-    def _handle(self, request: Request) -> Answer | None:
-        self._collectives.world.join_alone()
-        parts = self._collectives.allgather_rows(
-            replace(request, rows=None), request.rows
-        )
-        answers = self._room.handle(
-            [replace(other, rows=rows) for other, rows in parts]
-        )
-        return answers[self._collectives.world.role_rank]
-
-
-class Apart:
-    """The server has ranks of its own; the first of them hears all workers."""
-
-    def __init__(self, world: World) -> None:
-        self._link, self._world = Link(world), world
-        self._server = world.num_workers
-
-    def ask(self, request: Request) -> Answer:
-        self.tell(request)
-        answer, rows = self._link.receive(self._server)
-        assert isinstance(answer, Answer)
-        return (
-            answer
-            if rows is None
-            else replace(answer, rows=torch.from_numpy(rows).to(self._world.device))
-        )
-
-    def tell(self, request: Request) -> None:
-        self._link.send(self._server, replace(request, rows=None), request.rows)
-        if request.verb == "leave":
-            self._link.flush()
-
-
-def serve(
-    world: World, widths: Sequence[int], options: ServerOptions, *, seeds: Sequence[int]
-) -> None:
-    """A server rank's whole life: handles requests until every seed has left."""
-    place = Place(world.device, world.role_rank, world.role_size)
-    link, workers = Link(world), range(world.num_workers)
-    told = _Teller(visible=world.role_rank == 0)
-    room = ServerRank(
-        widths, options, place, seeds=seeds, told=told, gather=world.role_allgather
-    )
-    prepare(options, place)
-    staying = set(seeds)
-    while staying:
-        requests = None
-        if world.role_rank == 0:
-            requests = [_with_rows(*link.receive(worker)) for worker in workers]
-        requests = _share(world, requests)
-        if requests[0].verb == "leave":
-            staying.remove(requests[0].seed)
-            continue
-        there = [
-            replace(r, rows=None if r.rows is None else r.rows.to(world.device))
-            for r in requests
-        ]
-        for worker, answer in enumerate(room.handle(there)):
-            if answer is not None and world.role_rank == 0:
-                report = (
-                    answer.report
-                    if worker == 0 or answer.report is None
-                    else Learnt(answer.report.rows)
-                )
-                link.send(
-                    worker, replace(answer, rows=None, report=report), answer.rows
-                )
-    link.flush()
-
-
-def _with_rows(request: Request, rows: np.ndarray | None) -> Request:
-    return replace(request, rows=None if rows is None else torch.from_numpy(rows))
-
-
-def _share(world: World, requests: list[Request] | None) -> list[Request]:
-    """The first server rank's requests on all of them; rows go as one buffer each."""
-    own = None
-    if requests is not None:
-        own = [
-            (replace(r, rows=None), None if r.rows is None else tuple(r.rows.shape))
-            for r in requests
-        ]
-    headers = world.role_bcast(own)
-    if requests is None:
-        requests = [
-            replace(header, rows=None if shape is None else torch.empty(shape))
-            for header, shape in headers
-        ]
-    for request in requests:
-        if request.rows is not None:
-            world.role_bcast_array(request.rows.numpy())
-    return requests
-
-
-class _Teller:
-    """Lines about the server's progress, on the one rank that speaks."""
-
-    def __init__(self, *, visible: bool) -> None:
-        self._visible, self._next, self._network = visible, 0.0, ""
-
-    def __call__(self, network: str, done: int, steps: int) -> None:
-        now = time.monotonic()
-        if network != self._network:
-            self._network, self._next = network, now + LINE_EVERY
-        if self._visible and (done == steps or now >= self._next):
-            remark(f"server: {network} step {done}/{steps}")
-            self._next = now + LINE_EVERY
+    def _count_bytes(self, request: Request) -> None:
+        """Count a request's rows as traffic, unless they stay in this process."""
+        if self._collectives.world.alone:
+            return
+        for tensor in request.tensors().values():
+            self._collectives.bytes_sent += tensor.numel() * tensor.element_size()

@@ -9,11 +9,13 @@ from hpcfed.models.layout import Layout
 from hpcfed.server.options import ServerOptions
 
 WHOLE_UP_TO = 20_000
-"""Columns up to which the whole network is generated when nothing is said."""
+"""Columns up to which the whole network is generated unless --generated-layers says."""
 
 
 @dataclass(frozen=True)
 class Generated:
+    """The generated columns, in the order of the client's tensors."""
+
     at: Tensor
     """Positions of the columns, ascending."""
     widths: list[int]
@@ -21,13 +23,16 @@ class Generated:
 
 
 def generated(layout: Layout, options: ServerOptions) -> Generated:
-    """Learnt columns of the last layers; running statistics of batch norm are left to
-    aggregation.
+    """Return the trainable columns of the last layers; running statistics of batch
+    norm are left to aggregation.
     """
-    wanted = options.generated_layers or (
-        2 if layout.num_parameters > WHOLE_UP_TO else 0
-    )
-    layers = set(layout.last(wanted) if wanted else layout.layers)
-    entries = [e for e in layout.entries if e.trainable and e.layer in layers]
-    at = torch.cat([torch.arange(e.start, e.stop) for e in entries])
-    return Generated(at, [e.stop - e.start for e in entries])
+    last = options.generated_layers
+    if not last and layout.num_parameters > WHOLE_UP_TO:
+        last = 2
+    layers = set(layout.last(last) if last else layout.layers)
+    positions, widths = [], []
+    for entry in layout.entries:
+        if entry.trainable and entry.layer in layers:
+            positions.append(torch.arange(entry.start, entry.stop))
+            widths.append(entry.stop - entry.start)
+    return Generated(torch.cat(positions), widths)

@@ -1,11 +1,12 @@
-"""DDPM in the latent space, and the paper's two ways to use it: inversion, and guidance
-of new clients.
+"""DDPM in the latent space, and the two ways in which pFedGPA uses it: inversion, and
+guidance of new clients.
 
-Times run from 1 to T, as in the papers; z_0 is a latent, z_T is noise. Arithmetic is
-that of its arguments, so tests can ask for float64.
+Times run from 1 to T, as in the papers; z_0 is a latent, z_T is noise. The arithmetic
+has the type of its arguments, so that tests can ask for float64. Equation numbers are
+those of Lai et al. 2025.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,62 +21,64 @@ Noise = Callable[[], Tensor]
 
 @dataclass(frozen=True)
 class Schedule:
-    """β_t linear from 1e-4 to 0.02; entries 0 stand for t = 0, where nothing has been
-    added yet.
-    """
+    """β_t and ᾱ_t for t = 0 … T, where t = 0 has no noise yet."""
 
     betas: Tensor
     alpha_bars: Tensor
 
     @classmethod
     def linear(cls, steps: int, device: torch.device | str = "cpu") -> "Schedule":
+        """Return β_t that rises linearly from 1e-4 to 0.02, as for T = 1000."""
         betas = torch.zeros(steps + 1, dtype=torch.float64)
         # The usual ends belong to a thousand steps; fewer steps must add the same noise
         # in all.
-        betas[1:] = torch.linspace(1e-4, 0.02, steps, dtype=torch.float64) * (
-            1000 / steps
-        )
+        stretch = 1000 / steps
+        betas[1:] = torch.linspace(1e-4, 0.02, steps, dtype=torch.float64) * stretch
         betas.clamp_(max=0.999)
-        return cls(betas.to(device), (1 - betas).cumprod(0).to(device))
+        alpha_bars = (1 - betas).cumprod(0)
+        return cls(betas.to(device), alpha_bars.to(device))
 
     @property
     def steps(self) -> int:
         return len(self.betas) - 1
 
     def sigma(self, t: int) -> Tensor:
-        """σ_t² = (1 − ᾱ_{t−1}) / (1 − ᾱ_t) β_t, so σ_1 = 0."""
-        return (
-            (1 - self.alpha_bars[t - 1]) / (1 - self.alpha_bars[t]) * self.betas[t]
-        ).sqrt()
+        """Return σ_t, where σ_t² = (1 − ᾱ_{t−1}) / (1 − ᾱ_t) β_t, so σ_1 = 0."""
+        left = (1 - self.alpha_bars[t - 1]) / (1 - self.alpha_bars[t])
+        return (left * self.betas[t]).sqrt()
 
     def noised(self, z0: Tensor, t: Tensor, noise: Tensor) -> Tensor:
-        """z_t drawn at once, for times of their own."""
-        kept = self.alpha_bars[t].to(z0.dtype).unsqueeze(-1)
-        return kept.sqrt() * z0 + (1 - kept).sqrt() * noise
+        """Return z_t drawn at once, each latent at a time of its own."""
+        alpha_bar = self.alpha_bars[t].to(z0.dtype).unsqueeze(-1)
+        return alpha_bar.sqrt() * z0 + (1 - alpha_bar).sqrt() * noise
 
     def mean(self, z: Tensor, t: int, epsilon: Tensor) -> Tensor:
-        """μ(z_t, t), the mean of z_{t−1}, with 1/√α_t as in Eq. 16."""
-        beta, bar = self.betas[t].to(z.dtype), self.alpha_bars[t].to(z.dtype)
-        return (z - beta / (1 - bar).sqrt() * epsilon) / (1 - beta).sqrt()
+        """Return μ(z_t, t), the mean of z_{t−1}, with 1/√α_t as in Eq. 16 (Eq. 6 has
+        a misprint there).
+        """
+        beta = self.betas[t].to(z.dtype)
+        alpha_bar = self.alpha_bars[t].to(z.dtype)
+        return (z - beta / (1 - alpha_bar).sqrt() * epsilon) / (1 - beta).sqrt()
 
 
 def diffuse(
     schedule: Schedule, z0: Tensor, depth: int, noise: Noise
 ) -> tuple[Tensor, list[Tensor]]:
-    """z_depth, and the noises of the steps 1 … depth, computed from the path as in Eq.
-    12.
+    """Return z_depth, and the noises of the steps 1 … depth, computed from the path as
+    in Eq. 12.
     """
     z, noises = z0, []
     for t in range(1, depth + 1):
         beta = schedule.betas[t].to(z0.dtype)
         following = (1 - beta).sqrt() * z + beta.sqrt() * noise()
+        # Not the drawn noise itself: what rounding has left of it leads back exactly.
         noises.append((following - (1 - beta).sqrt() * z) / beta.sqrt())
         z = following
     return z, noises
 
 
 def retrace(schedule: Schedule, z: Tensor, noises: list[Tensor]) -> Tensor:
-    """Back from z_depth to z_0 along the very path (Eq. 14)."""
+    """Return z_0 by going back from z_depth along the same path (Eq. 14)."""
     for t in range(len(noises), 0, -1):
         beta = schedule.betas[t].to(z.dtype)
         z = (z - beta.sqrt() * noises[t - 1]) / (1 - beta).sqrt()
@@ -91,33 +94,32 @@ def invert(
     noise: Noise,
     use: Literal["recorded", "fresh", "none"] = "recorded",
 ) -> Tensor:
-    """New latents that keep what is particular about the old (Eqs. 11 to 16).
+    """Return new latents that keep what is particular about the old (Eqs. 11 to 16).
 
-    The noise on the way back is the recorded one with a minus, since it was added on
-    the way there; or fresh noise; or none, which is DDIM's deterministic way. At the
-    full depth, as printed, z_T holds nothing of the client, and its identity is lost;
-    the shallower, the more of it stays, as far as the two networks have learnt to tell
-    clients apart.
+    `use` says which noise is added on the way back: the recorded one with a minus, as
+    it was added on the way there; fresh noise; or none, which is DDIM's deterministic
+    way. At the full depth, as printed, z_T holds nothing of the client, and its
+    identity is lost. The shallower, the more of it stays, as far as the two networks
+    have learnt to tell clients apart.
     """
     z, noises = diffuse(schedule, z0, depth, noise)
     for t in range(depth, 0, -1):
         predicted = epsilon(z, _times(z, t))
         if use == "none":
             z = _ddim(schedule, z, t, predicted)
-        else:
-            added = -noises[t - 1] if use == "recorded" else noise()
-            z = schedule.mean(z, t, predicted) + schedule.sigma(t).to(z.dtype) * added
+            continue
+        # Eq. 15's minus: the recorded noise is the forward one.
+        added = -noises[t - 1] if use == "recorded" else noise()
+        z = schedule.mean(z, t, predicted) + schedule.sigma(t).to(z.dtype) * added
     return z
 
 
 def sample(schedule: Schedule, epsilon: Epsilon, noise: Noise) -> Tensor:
-    """Latents out of noise alone: generation without inversion (Eq. 6)."""
+    """Return latents out of noise alone: generation without inversion (Eq. 6)."""
     z = noise()
     for t in range(schedule.steps, 0, -1):
-        z = (
-            schedule.mean(z, t, epsilon(z, _times(z, t)))
-            + schedule.sigma(t).to(z.dtype) * noise()
-        )
+        mean = schedule.mean(z, t, epsilon(z, _times(z, t)))
+        z = mean + schedule.sigma(t).to(z.dtype) * noise()
     return z
 
 
@@ -131,22 +133,16 @@ def guide(
     start: int,
     steps: int,
 ) -> Tensor:
-    """Some reverse steps from time `start`, of which each follows the client's own
-    progress in the latent space.
+    """Return latents after some reverse steps from time `start`, each of which follows
+    the client's progress in the latent space (Eq. 10, Algorithm 1).
 
     ε̃ = ε(z, t) − (1 + ω)(E(θ_l) − E(θ̂_{l−1})): read so because the printed sign would
     undo what the client has learnt. The steps are the means alone, without fresh noise.
     """
     for t in range(start, max(0, start - steps), -1):
-        z = schedule.mean(z, t, epsilon(z, _times(z, t)) - (1 + strength) * progress)
+        guided = epsilon(z, _times(z, t)) - (1 + strength) * progress
+        z = schedule.mean(z, t, guided)
     return z
-
-
-def chunks(count: int, most: int) -> Iterator[slice]:
-    """Few equal parts of at most so many."""
-    parts = -(-count // most)
-    for i in range(parts):
-        yield slice(i * count // parts, (i + 1) * count // parts)
 
 
 def _times(z: Tensor, t: int) -> Tensor:
@@ -154,6 +150,8 @@ def _times(z: Tensor, t: int) -> Tensor:
 
 
 def _ddim(schedule: Schedule, z: Tensor, t: int, epsilon: Tensor) -> Tensor:
-    now, before = (schedule.alpha_bars[i].to(z.dtype) for i in (t, t - 1))
+    """Return z_{t−1} without noise: the clean latent that ε implies, noised again."""
+    now = schedule.alpha_bars[t].to(z.dtype)
+    before = schedule.alpha_bars[t - 1].to(z.dtype)
     clean = (z - (1 - now).sqrt() * epsilon) / now.sqrt()
     return before.sqrt() * clean + (1 - before).sqrt() * epsilon

@@ -273,6 +273,12 @@ class ServerOptions(config.Options):
         )
 
 
+def server_options(settings: config.Settings) -> ServerOptions | None:
+    """Return the server's options of a run; None where its method has no server."""
+    options = settings.options
+    return options if isinstance(options, ServerOptions) else None
+
+
 @dataclass(frozen=True)
 class Batching:
     """How a step's samples are divided."""
@@ -294,8 +300,8 @@ class Batching:
         """Samples that are drawn together."""
         return self.batch if self.shared else self.micro
 
-    def part(self, number: int) -> tuple[int, slice]:
-        """Return the draw that a micro-batch of a step belongs to, and its place in it."""
+    def slice_of(self, number: int) -> tuple[int, slice]:
+        """Return the draw that a micro-batch of a step belongs to, and its slice of it."""
         if not self.shared:
             return number, slice(None)
         return 0, slice(number * self.micro, (number + 1) * self.micro)

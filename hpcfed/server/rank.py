@@ -1,18 +1,13 @@
-"""What the server does when workers ask: keep their uploads, learn from them, generate
-rows.
+"""The server's side: banks uploads, trains the model on them, and generates rows.
 
-A request comes from all workers together, each with its own clients. The room is the
-same on every server rank, and handles every request there, since learning is
-collective.
+Every server rank handles every request, because training is collective and all ranks
+hold the same bank and the same model.
 """
 
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 from pathlib import Path
-from re import escape, fullmatch
-from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -21,307 +16,243 @@ from torch import Tensor
 from hpcfed.record import checkpoints
 from hpcfed.record.checkpoints import Part
 from hpcfed.record.observer import observer
-from hpcfed.server.model import Diverged, LatentDiffusion, Learnt, Told
+from hpcfed.server.bank import UploadBank
+from hpcfed.server.latent_diffusion import Diverged, LatentDiffusion, Progress
 from hpcfed.server.options import ServerOptions
-from hpcfed.server.training import Place
-
-Verb = Literal[
-    "bank",
-    "learn",
-    "recall",
-    "invert",
-    "reconstruct",
-    "sample",
-    "guide",
-    "save",
-    "store",
-    "restore",
-    "leave",
-]
-
-
-@dataclass(frozen=True)
-class Request:
-    """One worker's part of a request."""
-
-    verb: Verb
-    seed: int
-    """Whose server: stacked seeds have one each."""
-    clients: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
-    """Ids of the worker's clients that it is about."""
-    details: dict[str, Any] = field(default_factory=dict)
-    rows: Tensor | None = None
-    """Travel in a buffer of their own."""
-
-
-@dataclass(frozen=True)
-class Answer:
-    rows: Tensor | None = None
-    known: np.ndarray | None = None
-    """Which clients the server could answer for: those with an upload in the bank."""
-    report: Learnt | None = None
-    kept: float = float("nan")
-    """Of all workers' clients that were generated anew, the share that is still nearest
-    to its own uploads' latents.
-    """
-    seconds: float = 0.0
-    """What the server took."""
-    parts: tuple[Part, ...] = ()
-    """Files of a checkpoint that the server has written."""
-    failure: str = ""
-    """Why there is no answer: the server has diverged."""
-
-
-class Bank:
-    """The uploads of the last rounds."""
-
-    def __init__(self, rounds: int) -> None:
-        self._most = rounds
-        self._rounds: OrderedDict[int, tuple[np.ndarray, Tensor]] = OrderedDict()
-
-    def add(self, round: int, clients: np.ndarray, rows: Tensor) -> None:
-        finite = torch.isfinite(rows).all(
-            1
-        )  # one bad upload would spoil all that is learnt
-        clients, rows = clients[finite.cpu().numpy()], rows[finite]
-        order = np.argsort(
-            clients
-        )  # so that what is learnt does not depend on the placement of clients
-        self._rounds[round] = (
-            clients[order],
-            rows[torch.from_numpy(order).to(rows.device)],
-        )
-        while len(self._rounds) > self._most:
-            self._rounds.popitem(last=False)
-
-    def store(self, folder: Path, seed: int) -> list[Part]:
-        """Writes everything to a checkpoint; an empty bank has nothing."""
-        parts = []
-        for round, (clients, rows) in self._rounds.items():
-            parts.append(
-                checkpoints.write(
-                    folder, f"server-{seed}.bank-{round}.clients", clients
-                )
-            )
-            parts.append(
-                checkpoints.write(
-                    folder, f"server-{seed}.bank-{round}.rows", rows.cpu().numpy()
-                )
-            )
-        return parts
-
-    def restore(
-        self, folder: Path, seed: int, width: int, device: torch.device
-    ) -> None:
-        beginning, end = f"server-{seed}.bank-", ".rows.npy"
-        found = (
-            fullmatch(f"{escape(beginning)}([0-9]{{1,18}}){escape(end)}", name)
-            for name in checkpoints.listed(folder)
-        )
-        for round in sorted(int(name[1]) for name in found if name):
-            clients = checkpoints.load(
-                folder, f"{beginning}{round}.clients", np.int64, [None]
-            )
-            rows = checkpoints.load(
-                folder, f"{beginning}{round}.rows", np.float32, [len(clients), width]
-            )
-            self._rounds[round] = clients, torch.from_numpy(rows).to(device)
-
-    def rows(self) -> Tensor:
-        return torch.cat([rows for _, rows in self._rounds.values()])
-
-    def owners(self) -> np.ndarray:
-        """Whose upload each of the rows is."""
-        return np.concatenate([clients for clients, _ in self._rounds.values()])
-
-    def newest(self, clients: np.ndarray) -> tuple[np.ndarray, Tensor]:
-        """Which of the clients are in the bank, and the last upload of each of those."""
-        newest: dict[int, Tensor] = {}
-        for ids, rows in self._rounds.values():
-            newest.update(zip(ids.tolist(), rows, strict=True))
-        known = np.array([client in newest for client in clients], bool)
-        found = [newest[int(client)] for client in clients[known]]
-        return known, torch.stack(found) if found else self.rows()[:0]
+from hpcfed.server.requests import (
+    Answer,
+    Bank,
+    ClientRequest,
+    Failure,
+    Guide,
+    Invert,
+    InvertedRows,
+    KnownRows,
+    Learn,
+    Learned,
+    Recall,
+    Reconstruct,
+    Request,
+    Restore,
+    Rows,
+    Sample,
+    Save,
+    Store,
+    Stored,
+    divide,
+    merge,
+)
+from hpcfed.server.slot import RankSlot
 
 
 class ServerRank:
-    """All seeds' servers, on one server rank."""
+    """The banks and models of all seeds, on one server rank."""
 
     def __init__(
         self,
         widths: Sequence[int],
         options: ServerOptions,
-        place: Place,
+        slot: RankSlot,
         *,
         seeds: Sequence[int],
-        told: Told,
-        gather: Callable[[float], list[float]],
+        progress: Progress,
+        allgather: Callable[[float], list[float]],
     ) -> None:
-        """`gather` brings a number of every server rank together."""
-        self._widths, self._options, self._place = list(widths), options, place
-        self._told, self._gather = told, gather
-        self._banks: dict[int, Bank] = {}
+        """`widths`: columns of the generated tensors, in order. `allgather` brings
+        the server ranks' numbers together.
+        """
+        self._widths = list(widths)
+        self._options = options
+        self._slot = slot
+        self._progress = progress
+        self._allgather = allgather
+        self._banks: dict[int, UploadBank] = {}
         self._models: dict[int, LatentDiffusion] = {}
-        if (
-            options.server_load
-        ):  # a file that does not serve is told before clients have trained for hours
+        # A file that does not fit is refused now, not after hours of local training.
+        if options.server_load:
             for seed in seeds:
                 self.model(seed)
 
     def model(self, seed: int) -> LatentDiffusion:
+        """Return the seed's model; build it when it is first asked for."""
         if seed not in self._models:
             self._models[seed] = LatentDiffusion(
-                self._widths, self._options, self._place, seed=seed
+                self._widths, self._options, self._slot, seed=seed
             )
         return self._models[seed]
 
-    def handle(self, requests: Sequence[Request]) -> list[Answer | None]:
-        """Every worker's answer; None where nobody waits for one."""
-        try:
-            return self._handle(requests)
-        except (
-            Diverged
-        ) as error:  # workers end the run: they know its folder, and who is to speak
-            return [Answer(failure=str(error)) for _ in requests]
-
-    def _handle(self, requests: Sequence[Request]) -> list[Answer | None]:
+    def handle(self, requests: Sequence[Request]) -> list[Answer]:
+        """Return every worker's answer to the request that they send together."""
         begin = time.perf_counter()
-        first = requests[0]
-        seed, details = first.seed, first.details
-        match first.verb:
-            case "bank":
-                self._bank(seed).add(
-                    details["round"],
-                    np.concatenate([r.clients for r in requests]),
-                    _all_rows(requests),
-                )
-                return [None] * len(requests)
-            case "learn":
-                report = self.model(seed).learn(self._banks[seed].rows(), self._told)
-                report.note_peak(self._place.device)
-                report.peak_memory = self._gather(float(report.own_peak))
-                return [
-                    Answer(report=report, seconds=time.perf_counter() - begin)
-                    for _ in requests
-                ]
-            case "save":
-                if self._place.rank == 0:
-                    self.model(seed).save(Path(details["path"]))
-                return [Answer() for _ in requests]
-            case "store":
-                return [
-                    Answer(parts=tuple(self._store(seed, Path(details["folder"]))))
-                    for _ in requests
-                ]
-            case "restore":
-                self._restore(seed, Path(details["folder"]))
-                return [Answer() for _ in requests]
-            case "sample":
-                order = np.argsort(np.concatenate([r.clients for r in requests]))
-                made = self.model(seed).sample(len(order))
-                self.model(seed).check_rows("sample", made)
-                rows = made[
-                    torch.from_numpy(np.argsort(order)).to(made.device)
-                ]  # the same for a client anywhere
-            case "guide":
-                before, after = _all_rows(requests).split(
-                    sum(len(r.clients) for r in requests)
-                )
-                rows = self.model(seed).guide(before, after, **details)
-                trained = torch.isfinite(before).all(1) & torch.isfinite(after).all(1)
-                self.model(seed).check_rows(
-                    "guide", rows, trained
-                )  # a client may itself have failed
-            case "recall" | "invert" | "reconstruct":
-                with observer().span(first.verb):
-                    return self._generated(requests, begin)
-            case _:
-                raise AssertionError(first.verb)
-        return [
-            Answer(rows=part, seconds=time.perf_counter() - begin)
-            for part in _shares(rows, requests)
-        ]
+        request = merge(requests)
+        try:
+            answer = self._answer(request)
+        except Diverged as error:
+            # Workers end the run: they know its folder, and which rank prints the line.
+            answer = Failure(reason=str(error))
+        answer = replace(answer, seconds=time.perf_counter() - begin)
+        return divide(answer, [_num_clients(each) for each in requests])
 
-    def _store(self, seed: int, folder: Path) -> list[Part]:
-        """The first server rank writes: all of them have the same rows and networks."""
-        if self._place.rank:
-            return []
-        parts = self._bank(seed).store(folder, seed)
-        if seed in self._models and self._models[seed].learnt:
-            file = folder / f"server-{seed}.h5"
-            self._models[seed].save(file)
-            parts.append(checkpoints.existing(file))
-        return parts
+    def _answer(self, request: Request) -> Answer:
+        match request:
+            case Bank():
+                return self._add_uploads(request)
+            case Learn():
+                return self._learn(request)
+            case Recall():
+                return self._recall(request)
+            case Reconstruct():
+                return self._reconstruct(request)
+            case Invert():
+                return self._invert(request)
+            case Sample():
+                return self._sample(request)
+            case Guide():
+                return self._guide(request)
+            case Save():
+                return self._save(request)
+            case Store():
+                return self._store(request)
+            case Restore():
+                return self._restore(request)
+        raise AssertionError(f"a server rank cannot answer {request}")
 
-    def _restore(self, seed: int, folder: Path) -> None:
-        self._bank(seed).restore(folder, seed, sum(self._widths), self._place.device)
-        if f"server-{seed}.h5" in checkpoints.listed(folder):
-            self.model(seed).load(folder / f"server-{seed}.h5")
+    def _add_uploads(self, request: Bank) -> Answer:
+        bank = self._bank(request.seed)
+        bank.add(request.round, request.clients, request.rows)
+        return Answer()
 
-    def _bank(self, seed: int) -> Bank:
-        return self._banks.setdefault(seed, Bank(self._options.bank_rounds))
+    def _learn(self, request: Learn) -> Learned:
+        rows = self._banks[request.seed].rows()
+        report = self.model(request.seed).learn(rows, self._progress)
+        report.note_peak(self._slot.device)
+        report.peak_memory = self._allgather(float(report.own_peak))
+        return Learned(report=report)
 
-    def _generated(
-        self, requests: Sequence[Request], begin: float
-    ) -> list[Answer | None]:
-        """Of the newest uploads of the clients; all at once, in the order of ids,
-        wherever clients live.
+    def _recall(self, request: Recall) -> KnownRows:
+        with observer().span("recall"):
+            order, known, uploads = self._newest_uploads(request)
+            self.model(request.seed).check_rows("recall", uploads)
+            return _in_request_order(uploads, order, known)
+
+    def _reconstruct(self, request: Reconstruct) -> KnownRows:
+        model = self.model(request.seed)
+        with observer().span("reconstruct"):
+            order, known, uploads = self._newest_uploads(request)
+            rows = model.reconstruct(uploads)
+            model.check_rows("reconstruct", rows)
+            return _in_request_order(rows, order, known)
+
+    def _invert(self, request: Invert) -> InvertedRows:
+        model, bank = self.model(request.seed), self._banks[request.seed]
+        with observer().span("invert"):
+            order, known, uploads = self._newest_uploads(request)
+            rows = model.invert(uploads, depth=request.depth)
+            clients = request.clients[order][known]
+            recognised = _recognised(model, bank, clients, rows)
+            model.check_rows("invert", rows)
+            placed = _in_request_order(rows, order, known)
+        return InvertedRows(rows=placed.rows, known=placed.known, recognised=recognised)
+
+    def _sample(self, request: Sample) -> Rows:
+        model = self.model(request.seed)
+        rows = model.sample(len(request.clients))
+        model.check_rows("sample", rows)
+        # The k-th smallest id gets the k-th row: a client's row does not depend on
+        # which rank hosts it.
+        ranking = np.argsort(np.argsort(request.clients))
+        return Rows(rows=rows[torch.from_numpy(ranking).to(rows.device)])
+
+    def _guide(self, request: Guide) -> Rows:
+        model, before, after = self.model(request.seed), request.before, request.after
+        rows = model.guide(
+            before,
+            after,
+            strength=request.strength,
+            start=request.start,
+            steps=request.steps,
+        )
+        # A client whose own training has failed is not the server's fault.
+        trained = torch.isfinite(before).all(1) & torch.isfinite(after).all(1)
+        model.check_rows("guide", rows, trained)
+        return Rows(rows=rows)
+
+    def _save(self, request: Save) -> Answer:
+        if self._slot.rank == 0:
+            self.model(request.seed).save(Path(request.path))
+        return Answer()
+
+    def _store(self, request: Store) -> Stored:
+        # All server ranks hold the same bank and networks: the first one writes.
+        if self._slot.rank:
+            return Stored(files=())
+        folder, seed = Path(request.folder), request.seed
+        files: list[Part] = self._bank(seed).store(folder, seed)
+        if seed in self._models and self._models[seed].is_trained:
+            path = folder / _model_file(seed)
+            self._models[seed].save(path)
+            files.append(checkpoints.existing(path))
+        return Stored(files=tuple(files))
+
+    def _restore(self, request: Restore) -> Answer:
+        folder, seed = Path(request.folder), request.seed
+        width = sum(self._widths)
+        self._bank(seed).restore(folder, seed, width, self._slot.device)
+        if _model_file(seed) in checkpoints.listed(folder):
+            self.model(seed).load(folder / _model_file(seed))
+        return Answer()
+
+    def _bank(self, seed: int) -> UploadBank:
+        if seed not in self._banks:
+            self._banks[seed] = UploadBank(self._options.bank_rounds)
+        return self._banks[seed]
+
+    def _newest_uploads(
+        self, request: ClientRequest
+    ) -> tuple[np.ndarray, np.ndarray, Tensor]:
+        """Return the order of the clients by id, which of the ordered ones are known,
+        and the newest uploads of those.
+
+        Rows are generated in the order of ids, so that noise does not depend on which
+        rank hosts a client.
         """
-        model, bank = self.model(requests[0].seed), self._banks[requests[0].seed]
-        clients = np.concatenate([request.clients for request in requests])
-        order = np.argsort(clients)
-        known, uploads = bank.newest(clients[order])
-        kept = float("nan")
-        match requests[0].verb:
-            case "recall":
-                made = uploads
-            case "reconstruct":
-                made = model.reconstruct(uploads)
-            case _:
-                made = model.invert(uploads, depth=requests[0].details.get("depth"))
-                kept = _kept(model, bank, clients[order][known], made)
-        model.check_rows(requests[0].verb, made)
-        rows = made.new_zeros(len(clients), made.shape[1])
-        rows[torch.from_numpy(order[known]).to(rows.device)] = made
-        everyone = np.zeros(len(clients), bool)
-        everyone[order[known]] = True
-        cuts = np.cumsum([len(request.clients) for request in requests])[:-1]
-        parts = zip(_shares(rows, requests), np.split(everyone, cuts), strict=True)
-        return [
-            Answer(part, known, kept=kept, seconds=time.perf_counter() - begin)
-            for part, known in parts
-        ]
+        order = np.argsort(request.clients)
+        known, uploads = self._banks[request.seed].newest(request.clients[order])
+        return order, known, uploads
 
 
-def _kept(
-    model: LatentDiffusion, bank: Bank, clients: np.ndarray, made: Tensor
+def _in_request_order(rows: Tensor, order: np.ndarray, known: np.ndarray) -> KnownRows:
+    """Put the known clients' rows back where the request has the clients."""
+    positions = order[known]
+    everyones = rows.new_zeros(len(order), rows.shape[1])
+    everyones[torch.from_numpy(positions).to(rows.device)] = rows
+    is_known = np.zeros(len(order), bool)
+    is_known[positions] = True
+    return KnownRows(rows=everyones, known=is_known)
+
+
+def _recognised(
+    model: LatentDiffusion, bank: UploadBank, clients: np.ndarray, rows: Tensor
 ) -> float:
-    """For which share of the clients the nearest centre, the mean latent of a client's
-    uploads, is their own.
+    """Return for which share of the clients the nearest centre is their own.
+
+    A centre is the mean latent of a client's banked uploads.
     """
-    ids, whose = np.unique(bank.owners(), return_inverse=True)
-    at = torch.from_numpy(whose).to(made.device)
+    ids, uploaders = np.unique(bank.uploaders(), return_inverse=True)
+    centre_of_upload = torch.from_numpy(uploaders).to(rows.device)
     latents = model.encode(bank.rows())
-    centres = latents.new_zeros(len(ids), latents.shape[1]).index_add_(
-        0, at, latents
-    ) / at.bincount().unsqueeze(1)
-    nearest = torch.cdist(model.encode(made), centres).argmin(1)
-    own = torch.from_numpy(np.searchsorted(ids, clients)).to(made.device)
-    return float((nearest == own).float().mean())
+    sums = latents.new_zeros(len(ids), latents.shape[1])
+    sums.index_add_(0, centre_of_upload, latents)
+    centres = sums / centre_of_upload.bincount().unsqueeze(1)
+    nearest = torch.cdist(model.encode(rows), centres).argmin(1)
+    expected = torch.from_numpy(np.searchsorted(ids, clients)).to(rows.device)
+    return float((nearest == expected).float().mean())
 
 
-def _all_rows(requests: Sequence[Request]) -> Tensor:
-    """The workers' rows one after the other; of guided clients first everyone's rows
-    before, then after.
-    """
-    count = 2 if requests[0].verb == "guide" else 1
-    blocks = [
-        torch.chunk(r.rows, count)
-        for r in requests
-        if r.rows is not None and len(r.rows)
-    ]
-    return torch.cat([part for block in zip(*blocks, strict=True) for part in block])
+def _num_clients(request: Request) -> int:
+    return len(request.clients) if isinstance(request, ClientRequest) else 0
 
 
-def _shares(rows: Tensor, requests: Sequence[Request]) -> list[Tensor]:
-    return list(rows.split([len(request.clients) for request in requests]))
+def _model_file(seed: int) -> str:
+    """Return the name of a seed's model in a checkpoint."""
+    return f"server-{seed}.h5"

@@ -1,0 +1,150 @@
+"""Sessions of torch's profiler: recorded during the run, read after it."""
+
+import time
+import warnings
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from hpcfed.profile.timeline import Operator, Session, Span
+
+MOST_EVENTS = 20_000
+"""Events of one session in the trace, the longest first; a page that shows more would
+not open.
+"""
+ANCHOR = "hpcfed: profiler starts"
+"""An event whose time is known on both clocks, Kineto's and ours."""
+
+
+class Event(NamedTuple):
+    """A kernel or operator; times are in nanoseconds."""
+
+    name: str
+    start: int
+    length: int
+    track: str
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.length
+
+
+class Recording:
+    """A session, open until it is stopped."""
+
+    def __init__(self, name: str, device: torch.device, base: float) -> None:
+        """`base` is the start of the run on the clock of `time.perf_counter`."""
+        from torch.profiler import ProfilerActivity, profile, record_function
+
+        self.name, self.number = name, 0
+        self._cuda = device.type == "cuda"
+        self._base = base
+        activities = [ProfilerActivity.CPU]
+        if self._cuda:
+            activities.append(ProfilerActivity.CUDA)
+        self._profiler = profile(activities=activities)
+        # A warning for profiles of several cycles; a session has one.
+        warnings.filterwarnings("ignore", "(Warning: )?Profiler clears events")
+        self._profiler.start()
+        self._began = time.perf_counter()
+        with record_function(ANCHOR):
+            pass
+
+    def stop(self) -> None:
+        """End the session."""
+        self._seconds = time.perf_counter() - self._began
+        self._profiler.stop()
+
+    def read(self) -> tuple[Session, list[Span]]:
+        """Return what was seen, and the longest events as spans of the timeline."""
+        events = self._events()
+        anchor = next(event for event in events if event.name == ANCHOR)
+        shift = self._began - self._base - anchor.start / 1e9
+        events = [
+            event for event in events if event.length > 0 and event.name != ANCHOR
+        ]
+        counted = []
+        kind = "kernels" if self._cuda else "operators"
+        for event in events:
+            if event.track.startswith(kind):
+                counted.append(event)
+        session = Session(
+            self.name,
+            self.number,
+            self._seconds,
+            self._busy_seconds(counted) / self._seconds,
+            operators(counted),
+        )
+        spans = []
+        longest = sorted(events, key=lambda event: -event.length)
+        for event in longest[:MOST_EVENTS]:
+            begin = event.start / 1e9 + shift
+            spans.append(Span(event.track, event.name, begin, event.length / 1e9))
+        return session, spans
+
+    def _events(self) -> list[Event]:
+        """Return Kineto's events as they are: torch's own objects for them would take
+        a minute for some rounds on a CPU.
+        """
+        kineto: Any = self._profiler.profiler
+        events = []
+        for raw in kineto.kineto_results.events():
+            # On the device's side annotations are ranges around kernels, not kernels.
+            if not _on_host(raw) and raw.is_user_annotation():
+                continue
+            event = Event(raw.name(), raw.start_ns(), raw.duration_ns(), _track(raw))
+            events.append(event)
+        return events
+
+    def _busy_seconds(self, events: Sequence[Event]) -> float:
+        """Return how long a kernel ran, or on a CPU one of torch's operators."""
+        intervals = []
+        for event in events:
+            # Names with "::" are operators; others on a CPU are ranges around them.
+            if self._cuda or "::" in event.name:
+                intervals.append((event.start / 1e9, event.stop / 1e9))
+        return covered(intervals)
+
+
+def _on_host(event: Any) -> bool:
+    return bool(event.device_type() == torch.autograd.DeviceType.CPU)
+
+
+def _track(event: Any) -> str:
+    if _on_host(event):
+        return f"operators, thread {event.start_thread_id()}"
+    return f"kernels, stream {event.device_resource_id()}"
+
+
+def operators(events: Sequence[Event]) -> list[Operator]:
+    """Return the time and calls of each name, the longest first; an operator that
+    calls others counts without them.
+    """
+    times: dict[str, int] = defaultdict(int)
+    calls: dict[str, int] = defaultdict(int)
+    callers: dict[str, list[Event]] = defaultdict(list)
+    # By start, and longer ones first, callers come before what they call.
+    for event in sorted(events, key=lambda e: (e.start, -e.length)):
+        stack = callers[event.track]
+        while stack and event.start >= stack[-1].stop:
+            stack.pop()
+        if stack:
+            times[stack[-1].name] -= event.length
+        times[event.name] += event.length
+        calls[event.name] += 1
+        stack.append(event)
+    found = []
+    for name in sorted(times, key=lambda name: -times[name]):
+        found.append(Operator(name, times[name] / 1e9, calls[name]))
+    return found
+
+
+def covered(intervals: list[tuple[float, float]]) -> float:
+    """Return the length of the intervals' union."""
+    total, reached = 0.0, float("-inf")
+    for begin, end in sorted(intervals):
+        total += max(0.0, end - max(begin, reached))
+        reached = max(reached, end)
+    return total

@@ -1,0 +1,151 @@
+"""What a profile prints."""
+
+from collections.abc import Sequence
+from math import isnan
+from pathlib import Path
+from typing import Any
+
+from hpcfed.profile.ceilings import Ceilings
+from hpcfed.profile.timeline import ROUNDS, Session, Timeline
+from hpcfed.profile.verdict import Workload, words
+from hpcfed.record.reading import RunRecord
+from hpcfed.record.timing import PHASES
+from hpcfed.report.console import Output, bare_table, bytes_text, say
+
+MOST_OPERATORS = 8
+"""Operators that are shown of a session."""
+NAME_LENGTH = 42
+"""Letters of their names."""
+
+
+def print_tables(
+    console: Output, record: RunRecord, timelines: list[Timeline], *, cuda: bool
+) -> None:
+    """Print seconds by phase, the server's seconds, and the longest operators."""
+    tables = [_phase_table(record)]
+    if record.learnings:
+        tables.append(_server_table(record))
+    for session in _first_sessions(timelines):
+        tables.append(_operator_table(session, cuda=cuda))
+    for table in tables:
+        console.print(table)
+        console.print()
+
+
+def print_verdicts(
+    console: Output,
+    device: str,
+    ceilings: dict[str, Ceilings],
+    workloads: Sequence[tuple[Workload, list[str]]],
+    *,
+    cuda: bool,
+) -> None:
+    """Print the ceilings, the workloads beside them, and a sentence about each with
+    what to change next, the longest first.
+    """
+    for name, ceiling in ceilings.items():
+        say(
+            console,
+            f"{device}, measured: {name} products {ceiling.flops / 1e12:.3g} TFLOP/s, "
+            f"copies {ceiling.bytes_per_second / 1e9:.3g} GB/s",
+        )
+    table = bare_table(
+        "beside these ceilings", "seconds", "warm", "busy", "MFU", "bandwidth, at least"
+    )
+    for workload, _ in workloads:
+        table.add_row(
+            workload.name,
+            f"{workload.seconds:.2f}",
+            f"{workload.warm:.2f}",
+            _share(workload.busy),
+            _share(workload.compute),
+            _share(workload.bandwidth),
+        )
+    console.print(table)
+    say(
+        console,
+        "warm: at the pace of the last rounds or steps, which MFU and bandwidth are of",
+    )
+    console.print()
+    for workload, tips in sorted(workloads, key=lambda both: -both[0].seconds):
+        lines = [f"   next: {tip}" for tip in tips]
+        say(console, words(workload, cuda=cuda), *lines)
+
+
+def print_memory(console: Output, timelines: list[Timeline]) -> None:
+    """Print which rank used most memory, and when."""
+    most, rank, when = 0, 0, 0.0
+    for line in timelines:
+        for seconds, used in line.memory:
+            if used > most:
+                most, rank, when = used, line.rank, seconds
+    say(
+        console,
+        f"most memory: {bytes_text(most)} on rank {rank}, {when:.1f} s after the start",
+    )
+
+
+def print_files(console: Output, folder: Path) -> None:
+    """Print where the timeline and the figures are."""
+    say(
+        console,
+        f"timeline of all ranks: {folder / 'trace.json'} (open it in Perfetto, "
+        "https://ui.perfetto.dev, or "
+        f"chrome://tracing); all figures: {folder / 'profile.json'}",
+    )
+
+
+def _share(value: float) -> str:
+    return "" if isnan(value) else f"{value:.1%}"
+
+
+def _phase_table(record: RunRecord) -> Any:
+    """Return every rank's seconds over the whole run, the longest phase first."""
+    ranks = record.phases.shape[1]
+    table = bare_table("seconds by phase", *(f"rank {rank}" for rank in range(ranks)))
+    sums = record.phases.sum(0)
+    for i in sorted(range(len(PHASES)), key=lambda i: -sums[:, i].mean()):
+        if sums[:, i].any():
+            table.add_row(PHASES[i], *(f"{seconds:.3f}" for seconds in sums[:, i]))
+    return table
+
+
+def _server_table(record: RunRecord) -> Any:
+    """Return the seconds of every learning, by phase."""
+    titles = [f"after round {learning.round + 1}" for learning in record.learnings]
+    table = bare_table("the server's seconds", *titles)
+    for phase in record.learnings[0].seconds:
+        seconds = [f"{learning.seconds[phase]:.3f}" for learning in record.learnings]
+        table.add_row(phase, *seconds)
+    return table
+
+
+def _first_sessions(timelines: list[Timeline]) -> list[Session]:
+    """Return a session of every kind, that of the first rank that has one."""
+    found: dict[str, Session] = {}
+    for line in timelines:
+        for session in line.sessions:
+            found.setdefault(session.name, session)
+    return list(found.values())
+
+
+def _operator_table(session: Session, *, cuda: bool) -> Any:
+    """Return the longest kernels or operators of a session."""
+    unit = "rounds" if session.name == ROUNDS else f"steps of the {session.name}"
+    kind = "kernels" if cuda else "operators"
+    table = bare_table(f"{kind} in {session.number} {unit}", "ms", "share", "calls")
+    total = sum(operator.seconds for operator in session.operators)
+    for operator in session.operators[:MOST_OPERATORS]:
+        table.add_row(
+            short_name(operator.name),
+            f"{1e3 * operator.seconds:.3f}",
+            f"{operator.seconds / total:.1%}",
+            str(operator.calls),
+        )
+    return table
+
+
+def short_name(name: str) -> str:
+    """Return a kernel's name without what all have, cut to fit into a table."""
+    name = name.removeprefix("void ").replace("at::native::", "")
+    return name if len(name) <= NAME_LENGTH else name[: NAME_LENGTH - 1] + "…"

@@ -1,0 +1,377 @@
+"""The latent diffusion model over rows: it learns from a bank of uploads, and generates
+rows.
+"""
+
+import gc
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from hpcfed.kernels import cuda
+from hpcfed.record.observer import observer
+from hpcfed.runtime import randomness
+from hpcfed.server import diffusion, storage
+from hpcfed.server.chunks import in_chunks
+from hpcfed.server.diffusion import Schedule
+from hpcfed.server.engines import make_trainer
+from hpcfed.server.losses import Draws, denoising_loss, reconstruction_loss
+from hpcfed.server.networks import Autoencoder, Denoiser, num_parameters
+from hpcfed.server.options import NETWORKS, ServerOptions, batching
+from hpcfed.server.plan import TrainingPlan
+from hpcfed.server.recompute import recomputing
+from hpcfed.server.report import LearningReport, peak_flops
+from hpcfed.server.scaling import LatentScaling, RowScaling
+from hpcfed.server.schedule import num_steps
+from hpcfed.server.slot import RankSlot
+from hpcfed.server.storage import SavedServer
+from hpcfed.server.trainer import Loss, Trainer
+
+LARGE = 10_000_000
+"""Parameters from which on it is worth a fifth of a second to collect garbage."""
+
+Progress = Callable[[str, int, int], None]
+"""Is told of every step: the network, steps done, and all steps."""
+
+
+class Diverged(ArithmeticError):
+    """The model's losses, or rows that it made, are not finite; every server rank
+    finds the same.
+    """
+
+
+class LatentDiffusion:
+    """An autoencoder of rows, and a denoiser of its latents.
+
+    Calls are collective over the server's ranks, and every rank passes the same rows.
+    """
+
+    def __init__(
+        self,
+        widths: Sequence[int],
+        options: ServerOptions,
+        slot: RankSlot,
+        *,
+        seed: int,
+    ) -> None:
+        """`widths`: columns of the generated tensors, in order."""
+        self.options = options
+        self.slot = slot
+        self._widths = list(widths)
+        self._seed = seed
+        self._learnings = 0
+        self._steps = num_steps(options)
+        self.schedule = Schedule.linear(options.diffusion_steps, slot.device)
+        self.row_scaling: RowScaling | None = None
+        self.latent_scaling: LatentScaling | None = None
+        # The global random stream belongs to others: it is put back afterwards.
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self._derived_seed("initial weights"))
+            self.autoencoder = self._new_autoencoder()
+            self.denoiser = Denoiser(options.size)
+        if options.server_load:
+            self.load(Path(options.server_load))
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether the model can generate: it has learnt, or was loaded."""
+        return self.latent_scaling is not None
+
+    # Learning
+
+    @cuda.without_trials()  # cuDNN's trials found no kernels that were quicker
+    def learn(
+        self, rows: Tensor, progress: Progress = lambda network, done, steps: None
+    ) -> LearningReport:
+        """Learn the distribution of the rows, starting from what was learnt before."""
+        started = self._clock()
+        report = LearningReport(
+            len(rows),
+            ranks=self.slot.size,
+            peak_flops=peak_flops(self.slot.device, self.options),
+        )
+        self.row_scaling = RowScaling.of(rows, self._widths)
+        x = self.row_scaling(rows)
+        flops = self.autoencoder.flops()
+        self._fit("autoencoder", self._reconstruction(x), flops, report, progress)
+        # The denoiser learns the latents of the autoencoder as it is now.
+        begin = self._clock()
+        with observer().span("encode"):
+            z = self._encode(x)
+            self.latent_scaling = LatentScaling.of(z)
+        report.seconds["encode"] = self._clock() - begin
+        z = self.latent_scaling(z)
+        flops = self.denoiser.flops(self.options.size.latent)
+        self._fit("denoiser", self._denoising(z), flops, report, progress)
+        self._learnings += 1
+        # What no phase has counted went into building networks and engines.
+        counted = sum(report.seconds.values())
+        report.seconds["prepare"] = self._clock() - started - counted
+        return report
+
+    def _reconstruction(self, x: Tensor) -> Loss:
+        division = batching(self.options, self.slot.size, "autoencoder")
+        latent = self.options.size.latent
+        draws = self._draws("autoencoder")
+        return reconstruction_loss(x, division, draws, latent=latent)
+
+    def _denoising(self, z: Tensor) -> Loss:
+        division = batching(self.options, self.slot.size, "denoiser")
+        draws = self._draws("denoiser")
+        return denoising_loss(z, division, draws, schedule=self.schedule)
+
+    def _fit(
+        self,
+        name: str,
+        loss: Loss,
+        flops: int,
+        report: LearningReport,
+        progress: Progress,
+    ) -> None:
+        """Train one network, and take down what it took; `flops` are of one sample's
+        forward pass.
+        """
+        trainer = self._trainer(name, report)
+        steps = self._steps[name]
+        begin = self._clock()
+        with observer().span(name):
+            losses = trainer.fit(loss, steps, _observed(progress, name, steps))
+        self._check_losses(name, losses)
+        report.losses[name] = losses
+        report.seconds[name] = self._clock() - begin
+        report.note_peak(self.slot.device)
+        batch = batching(self.options, self.slot.size, name).batch
+        report.samples[name] = steps * batch
+        # A backward pass takes twice a forward pass.
+        report.flops[name] = 3.0 * flops * report.samples[name]
+        rebuilt = self._rebuild(name, self._trained_tensors(trainer))
+        trainer.close()
+        del trainer
+        on_gpu = self.slot.device.type == "cuda"
+        if report.parameters[name] >= LARGE or self.options.zero_stage or on_gpu:
+            # DeepSpeed's objects hold each other, and with them moments and captured
+            # passes.
+            gc.collect()
+        rebuilt.to(self.slot.device)
+
+    def _trainer(self, name: str, report: LearningReport) -> Trainer:
+        network: Autoencoder | Denoiser = getattr(self, name)
+        if self.options.server_checkpointing:
+            network.checkpoint = recomputing(self.options)
+        report.parameters[name] = num_parameters(network)
+        # Before DeepSpeed starts: it resets the device's count.
+        report.note_peak(self.slot.device)
+        plan = TrainingPlan(
+            options=self.options,
+            batching=batching(self.options, self.slot.size, name),
+            slot=self.slot,
+            steps=self._steps[name],
+        )
+        return make_trainer(network, plan)
+
+    def _trained_tensors(self, trainer: Trainer) -> dict[str, Tensor]:
+        """Return the trained network's tensors.
+
+        ZeRO gathers whole tensors beside what it holds itself. They wait on the host
+        until that is gone.
+        """
+        if not self.options.zero_stage:
+            return dict(trainer.tensors())
+        return {name: tensor.cpu() for name, tensor in trainer.tensors()}
+
+    def _rebuild(self, name: str, tensors: dict[str, Tensor]) -> nn.Module:
+        """Replace a network by a plain one with these tensors, and return it.
+
+        What DeepSpeed has wrapped is left behind.
+        """
+        network: nn.Module
+        # On no device: initial weights would cost time and memory, and move the global
+        # random stream.
+        with torch.device("meta"):
+            if name == "autoencoder":
+                self.autoencoder = network = self._new_autoencoder()
+            else:
+                self.denoiser = network = Denoiser(self.options.size)
+        network.load_state_dict(tensors, assign=True)
+        return network.eval()
+
+    def _new_autoencoder(self) -> Autoencoder:
+        return Autoencoder(
+            sum(self._widths),
+            self.options.size,
+            input_noise=self.options.input_noise,
+            latent_noise=self.options.latent_noise,
+        )
+
+    def _check_losses(self, name: str, losses: np.ndarray) -> None:
+        bad = np.flatnonzero(~np.isfinite(losses))
+        if len(bad):
+            raise Diverged(
+                f"the server's {name} has diverged: its loss is not finite from step "
+                f"{bad[0] + 1} of {len(losses)} on; "
+                f"{self._advice()}"
+            )
+
+    def check_rows(
+        self, request: str, rows: Tensor, sound: Tensor | None = None
+    ) -> None:
+        """Raise where generated rows are not finite; `sound` says for which rows they
+        should be, else for all.
+        """
+        bad = ~rows.isfinite().all(1)
+        if sound is not None:
+            bad &= sound
+        number = int(bad.sum())
+        if number:
+            raise Diverged(
+                f"{number} of {len(rows)} rows that the server made ({request}) are "
+                f"not finite; {self._advice()}"
+            )
+
+    def _advice(self) -> str:
+        """Name the options that keep networks from diverging."""
+        advice = f"try --server-lr below {self.options.size.lr:g}"
+        if self.options.server_precision == "bf16":
+            advice += " or --server-precision fp32"
+        return advice
+
+    # Generating
+
+    def reconstruct(self, rows: Tensor) -> Tensor:
+        """Return the rows after a pass through the autoencoder and back."""
+        assert self.row_scaling is not None
+        x = self.row_scaling(rows)
+        return self.row_scaling.undo(self._decode(self._encode(x)))
+
+    def encode(self, rows: Tensor) -> Tensor:
+        """Return the standardised latents of rows."""
+        assert self.row_scaling is not None and self.latent_scaling is not None
+        return self.latent_scaling(self._encode(self.row_scaling(rows)))
+
+    def decode(self, latents: Tensor) -> Tensor:
+        """Return the rows of standardised latents."""
+        assert self.row_scaling is not None and self.latent_scaling is not None
+        x = self._decode(self.latent_scaling.undo(latents))
+        return self.row_scaling.undo(x)
+
+    @torch.no_grad()
+    def invert(self, rows: Tensor, *, depth: int | None = None) -> Tensor:
+        """Return new rows that keep each row's identity."""
+        z = self.encode(rows)
+        inverted = diffusion.invert(
+            self.schedule,
+            self._epsilon,
+            z,
+            depth=self.options.inversion_depth if depth is None else depth,
+            noise=self._noise("inversion", z),
+            use=self.options.inversion_noise,
+        )
+        return self.decode(inverted)
+
+    @torch.no_grad()
+    def sample(self, count: int) -> Tensor:
+        """Return rows out of noise alone."""
+        like = torch.empty(count, self.options.size.latent, device=self.slot.device)
+        noise = self._noise("sampling", like)
+        return self.decode(diffusion.sample(self.schedule, self._epsilon, noise))
+
+    @torch.no_grad()
+    def guide(
+        self, before: Tensor, after: Tensor, *, strength: float, start: int, steps: int
+    ) -> Tensor:
+        """Return rows after local training, guided by what all clients have taught the
+        model.
+        """
+        old, new = self.encode(before), self.encode(after)
+        guided = diffusion.guide(
+            self.schedule,
+            self._epsilon,
+            new,
+            new - old,
+            strength=strength,
+            start=start,
+            steps=steps,
+        )
+        return self.decode(guided)
+
+    @cuda.without_trials()
+    def _epsilon(self, z: Tensor, t: Tensor) -> Tensor:
+        return in_chunks(self.denoiser, z, t, widest=self.denoiser.widest)
+
+    @torch.no_grad()
+    @cuda.without_trials()
+    def _encode(self, x: Tensor) -> Tensor:
+        network = self.autoencoder
+        return in_chunks(network.encode, x, widest=network.widest)
+
+    @torch.no_grad()
+    @cuda.without_trials()
+    def _decode(self, z: Tensor) -> Tensor:
+        network = self.autoencoder
+        return in_chunks(network.decode, z, widest=network.widest)
+
+    # Randomness: keyed by seed, purpose and learning, never by rank
+
+    def _derived_seed(self, purpose: str) -> int:
+        numbers = randomness.generator(self._seed, f"server {purpose}", self._learnings)
+        return int(numbers.integers(2**62))
+
+    def _draws(self, purpose: str) -> Draws:
+        """Return a generator that is set to (step, number of the draw)."""
+        base = self._derived_seed(purpose)
+        random = torch.Generator(self.slot.device)
+
+        def draw(step: int, number: int) -> torch.Generator:
+            # A step has less than 2^16 draws, so no two of them share a seed.
+            return random.manual_seed((base + (step << 16) + number) % 2**63)
+
+        return draw
+
+    def _noise(self, purpose: str, like: Tensor) -> diffusion.Noise:
+        random = torch.Generator(like.device)
+        random.manual_seed(self._derived_seed(purpose))
+        return lambda: torch.randn(
+            like.shape, device=like.device, dtype=like.dtype, generator=random
+        )
+
+    def _clock(self) -> float:
+        if self.slot.device.type == "cuda":
+            torch.cuda.synchronize(self.slot.device)
+        return time.perf_counter()
+
+    # Files
+
+    def save(self, path: Path) -> None:
+        """Write the trained model to a file."""
+        assert self.row_scaling is not None and self.latent_scaling is not None
+        saved = SavedServer(
+            networks={name: getattr(self, name).state_dict() for name in NETWORKS},
+            rows=self.row_scaling,
+            latents=self.latent_scaling,
+            learnings=self._learnings,
+        )
+        storage.write(path, saved, self._widths, self.options)
+
+    def load(self, path: Path) -> None:
+        """Take over a saved model; raise UserError if the file does not fit."""
+        with storage.refusing(path):
+            saved = storage.read(path, self._widths, self.options, self.slot.device)
+            for name, tensors in saved.networks.items():
+                self._rebuild(name, tensors).to(self.slot.device)
+        self.row_scaling = saved.rows
+        self.latent_scaling = saved.latents
+        self._learnings = saved.learnings
+
+
+def _observed(progress: Progress, name: str, steps: int) -> Callable[[int], None]:
+    """Return what tells both the progress lines and a profile of every step."""
+    watch = observer()
+
+    def tell(done: int) -> None:
+        progress(name, done, steps)
+        watch.step(name, done, steps)
+
+    return tell

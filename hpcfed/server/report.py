@@ -1,0 +1,82 @@
+"""What a training of the server's model took, and how it went."""
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+
+from hpcfed.runtime.device import peak_memory
+from hpcfed.server.options import ServerOptions
+
+PEAK_TFLOPS = {
+    "B200": (1100.0, 2250.0),
+    "H200": (494.7, 989.4),
+    "H100": (494.7, 989.4),
+    "A100": (156.0, 311.9),
+    "L40": (90.5, 181.1),
+}
+"""Dense matrix products in TF32 and in bfloat16, from the makers' data sheets."""
+
+
+@dataclass
+class LearningReport:
+    """Figures of one training of both networks; dictionaries are by network."""
+
+    rows: int
+    """Uploads in the bank."""
+    losses: dict[str, np.ndarray] = field(default_factory=dict)
+    """The loss of every step."""
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Seconds by phase, of which the networks are two."""
+    samples: dict[str, int] = field(default_factory=dict)
+    parameters: dict[str, int] = field(default_factory=dict)
+    flops: dict[str, float] = field(default_factory=dict)
+    """FLOPs of all steps, forward and backward, over all server ranks."""
+    peak_flops: float = float("nan")
+    """FLOP/s that one server rank's device can reach."""
+    peak_memory: list[float] = field(default_factory=list)
+    """Bytes, of every server rank."""
+    own_peak: int = 0
+    """Bytes, of this rank."""
+    ranks: int = 1
+    kept: float = float("nan")
+    """The share of clients whose inverted row is nearest to their own uploads; NaN
+    until rows are inverted.
+    """
+
+    def note_peak(self, device: torch.device) -> None:
+        """Take down the most memory seen so far.
+
+        It has to be asked for several times: DeepSpeed resets the device's count
+        whenever ZeRO starts.
+        """
+        self.own_peak = max(self.own_peak, peak_memory(device))
+
+    def utilisation(self, network: str) -> float:
+        """Return the model's FLOPs as a share of what the devices could have done."""
+        possible = self.seconds[network] * self.ranks * self.peak_flops
+        return self.flops[network] / possible
+
+    def with_inversion(
+        self, *, recognised: float, invert: float, transfer: float
+    ) -> "LearningReport":
+        """Return this report with what an inversion measured after it.
+
+        `invert` are the server's seconds, `transfer` those until its rows were here.
+        """
+        seconds = dict(self.seconds)
+        seconds["invert"] = seconds.get("invert", 0.0) + invert
+        seconds["return"] = seconds.get("return", 0.0) + transfer
+        return replace(self, kept=recognised, seconds=seconds)
+
+
+def peak_flops(device: torch.device, options: ServerOptions) -> float:
+    """Return the FLOP/s of the device's data sheet; NaN where they are not known."""
+    if device.type != "cuda":
+        return float("nan")
+    name = torch.cuda.get_device_name(device)
+    for known, (tf32, bf16) in PEAK_TFLOPS.items():
+        if known in name:
+            tflops = bf16 if options.server_precision == "bf16" else tf32
+            return 1e12 * tflops
+    return float("nan")

@@ -1,0 +1,167 @@
+"""server.h5: a trained model in a file that nobody needs to trust, of numbers and JSON
+alone.
+"""
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import h5py
+import numpy as np
+import torch
+from torch import Tensor
+
+from hpcfed.errors import UserError, one_line
+from hpcfed.record.safe import Reader, reading
+from hpcfed.record.writing import check_limit, writing
+from hpcfed.server.options import NETWORKS, ServerOptions
+from hpcfed.server.scaling import LatentScaling, RowScaling
+
+FORMAT, SCHEMA = "hpcfed server", 2
+MOST_BYTES = 2**40
+"""Bytes of a saved server that is read."""
+_SHAPING = (
+    "server",
+    "server_width",
+    "server_latent",
+    "server_depth",
+    "diffusion_steps",
+)
+"""Options without which saved networks mean something else."""
+
+
+@dataclass(frozen=True)
+class SavedServer:
+    """What a trained model consists of."""
+
+    networks: dict[str, dict[str, Tensor]]
+    """Parameters and buffers by network and name."""
+    rows: RowScaling
+    latents: LatentScaling
+    learnings: int
+    """How often the model has learnt: the next learning draws other numbers."""
+
+
+def write(
+    path: Path, saved: SavedServer, widths: Sequence[int], options: ServerOptions
+) -> None:
+    """Write the file whole, or leave what was there."""
+    numbers = 0
+    for tensors in saved.networks.values():
+        numbers += sum(tensor.numel() for tensor in tensors.values())
+    check_limit(path, 4 * numbers)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    # h5py would follow a link that somebody has put there.
+    temporary.unlink(missing_ok=True)
+    try:
+        with writing(path), h5py.File(temporary, "w") as file:
+            _write(file, saved, widths, options)
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _write(
+    file: h5py.File, saved: SavedServer, widths: Sequence[int], options: ServerOptions
+) -> None:
+    file.attrs.update(format=FORMAT, schema=SCHEMA, widths=widths, runs=saved.learnings)
+    file["options"] = json.dumps(options.model_dump(mode="json"), indent=1)
+    for network, tensors in saved.networks.items():
+        for name, tensor in tensors.items():
+            _put(file, f"{network}/{name}", tensor.float())
+    _put(file, "standard/mean", saved.rows.mean)
+    _put(file, "standard/scale", saved.rows.scale)
+    _put(file, "latents/mean", saved.latents.mean)
+    _put(file, "latents/scale", saved.latents.scale)
+
+
+def _put(file: h5py.File, name: str, tensor: Tensor) -> None:
+    """Write a tensor, with checksums where HDF5 can have them."""
+    packed = {}
+    if tensor.numel() and tensor.ndim:
+        packed = {"chunks": True, "fletcher32": True}
+    file.create_dataset(name, data=tensor.cpu().numpy(), **packed)
+
+
+@contextmanager
+def refusing(path: Path) -> Iterator[None]:
+    """Turn whatever a damaged file raises into one line for the user."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        # A damaged or hostile file makes libhdf5, h5py and torch raise anything.
+        raise UserError(
+            f"--server-load {path} is not a saved server: {one_line(error)}"
+        ) from None
+
+
+def read(
+    path: Path, widths: Sequence[int], options: ServerOptions, device: torch.device
+) -> SavedServer:
+    """Return a saved model; raise UserError if it does not fit the run's columns and
+    options.
+    """
+    with reading(path, most=MOST_BYTES) as file:
+        facts = file.facts()
+        if (facts.get("format"), facts.get("schema")) != (FORMAT, SCHEMA):
+            raise UserError(
+                f"--server-load {path} is not a server that this version has saved"
+            )
+        if list(facts["widths"]) != list(widths):
+            raise UserError(
+                f"--server-load {path} was made for other columns than this run "
+                "generates"
+            )
+        _check_size(file, path, options)
+        networks = {name: _tensors(file, name, device) for name in NETWORKS}
+        rows = RowScaling(**_tensors(file, "standard", device))
+        latents = LatentScaling(**_tensors(file, "latents", device))
+        _check_scaling(rows, sum(widths))
+        _check_scaling(latents, options.size.latent)
+        return SavedServer(networks, rows, latents, int(facts["runs"]))
+
+
+def _check_size(file: Reader, path: Path, options: ServerOptions) -> None:
+    """Refuse networks of another size, and say which options would fit."""
+    written = json.loads(file.text("options"))
+    saved = ServerOptions(**{name: written[name] for name in _SHAPING})
+    sizes = _shaping_flags(saved)
+    if sizes != _shaping_flags(options):
+        flags = " ".join(f"{flag} {value}" for flag, value in sizes.items())
+        raise UserError(f"--server-load {path} has another size; use {flags}")
+
+
+def _shaping_flags(options: ServerOptions) -> dict[str, int]:
+    size = options.size
+    return {
+        "--server-width": size.width,
+        "--server-latent": size.latent,
+        "--server-depth": size.depth,
+        "--diffusion-steps": options.diffusion_steps,
+    }
+
+
+def _tensors(file: Reader, group: str, device: torch.device) -> dict[str, Tensor]:
+    """Return the group's arrays as float32 tensors by name, all of them finite."""
+    reader = file.within(group)
+    tensors = {}
+    for name in reader.names():
+        # A float64 that float32 cannot hold becomes infinite, and is refused below.
+        with np.errstate(over="ignore"):
+            array = reader.numbers(name, reader.shape(name)).astype(np.float32)
+        if not np.isfinite(array).all():
+            raise ValueError(f"{group}/{name} holds what no training makes")
+        tensors[name] = torch.as_tensor(array, device=device)
+    return tensors
+
+
+def _check_scaling(scaling: RowScaling | LatentScaling, width: int) -> None:
+    shapes = ((), (1,), (width,))
+    if scaling.mean.shape != (width,) or scaling.scale.shape not in shapes:
+        raise ValueError("its means and scales are of other columns")

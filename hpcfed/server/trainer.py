@@ -1,0 +1,130 @@
+"""Steps of AdamW on one of the server's networks: what a trainer does, and a plain loop
+of torch that does it.
+
+A step's samples and noise are drawn for the whole batch. Every rank takes its slice,
+and batch norm takes its statistics over all of it, so any number of ranks learns the
+same up to rounding. With --server-micro-batch each micro-batch is drawn and normalised
+by itself, as in DeepSpeed without synchronised statistics. Its samples and noise depend
+on the seed, the step and its number alone: any division into micro-batches of that
+size, among ranks and accumulated passes, learns the same, but not what whole batches
+learn.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from hpcfed.server.batch_norm import norms_of, weigh_micro_batch
+from hpcfed.server.capture import captured_if_possible
+from hpcfed.server.options import ServerOptions
+from hpcfed.server.plan import TrainingPlan
+
+Loss = Callable[[Callable[..., Tensor], int, int], Tensor]
+"""The mean loss of (network, step, number of the micro-batch)."""
+CHECK_EVERY = 500
+"""Steps between two checks that losses are finite; each waits for the device."""
+
+
+class Trainer(Protocol):
+    """One network and its optimiser. Calls are collective over the server's ranks."""
+
+    network: nn.Module
+
+    def fit(
+        self, loss: Loss, steps: int, progress: Callable[[int], None]
+    ) -> np.ndarray:
+        """Make more steps, and return the loss of each, over all ranks.
+
+        Soon after a loss that is not finite it stops. The losses of steps that were
+        not made are zero.
+        """
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Return whole parameters and buffers in float32 by name, on the device; they
+        may go on changing with the network.
+        """
+
+    def close(self) -> None:
+        """Let go of the optimiser; what `tensors` has returned stays."""
+
+
+def adamw(
+    network: nn.Module, options: ServerOptions, device: torch.device
+) -> torch.optim.AdamW:
+    """Return the optimiser of a network; on a GPU the fused one, unless it is
+    offloaded to the host.
+    """
+    fused = device.type == "cuda" and options.server_offload == "none"
+    return torch.optim.AdamW(
+        network.parameters(),
+        lr=options.size.lr,
+        weight_decay=options.server_decay,
+        fused=fused,
+    )
+
+
+def cosine_schedule(
+    optimizer: torch.optim.Optimizer, steps: int
+) -> torch.optim.lr_scheduler.LambdaLR:
+    """Return a schedule that takes the learning rate to zero along half a cosine."""
+
+    def factor(step: int) -> float:
+        return 0.5 * (1 + math.cos(math.pi * min(step, steps) / steps))
+
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+
+
+def check_is_due(step: int) -> bool:
+    """Return whether losses are checked after this step."""
+    return (step + 1) % CHECK_EVERY == 0
+
+
+class PlainTrainer:
+    """A loop of torch on one rank: what DeepSpeed is compared with."""
+
+    def __init__(self, network: nn.Module, plan: TrainingPlan) -> None:
+        self.network = network.to(plan.slot.device)
+        self._called = captured_if_possible(network, plan)
+        self._accumulation = plan.batching.accumulation
+        self._bf16 = plan.options.server_precision == "bf16"
+        self._device = plan.slot.device
+        self._optimizer = adamw(network, plan.options, plan.slot.device)
+        self._scheduler = cosine_schedule(self._optimizer, plan.steps)
+        self._done = 0
+
+    def fit(
+        self, loss: Loss, steps: int, progress: Callable[[int], None]
+    ) -> np.ndarray:
+        losses = torch.zeros(steps, device=self._device)
+        self.network.train()
+        norms = norms_of(self.network)
+        for step in range(steps):
+            for micro in range(self._accumulation):
+                weigh_micro_batch(norms, micro, self._accumulation)
+                value = self._forward(loss, self._done + step, micro)
+                value.backward()
+                losses[step] += value.detach()
+            self._optimizer.step()
+            self._optimizer.zero_grad()
+            self._scheduler.step()
+            progress(step + 1)
+            if check_is_due(step) and not bool(losses.isfinite().all()):
+                break
+        self._done += steps
+        self.network.eval()
+        return losses.double().cpu().numpy()
+
+    def _forward(self, loss: Loss, step: int, micro: int) -> Tensor:
+        """Return a micro-batch's share of the step's loss."""
+        with torch.autocast(self._device.type, torch.bfloat16, enabled=self._bf16):
+            return loss(self._called, step, micro) / self._accumulation
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in self.network.state_dict().items():
+            yield name, tensor.detach().float()
+
+    def close(self) -> None: ...

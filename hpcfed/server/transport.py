@@ -1,0 +1,166 @@
+"""The two ways from workers to the server: it has ranks of its own, or every worker is
+one of its ranks.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from hpcfed.errors import UserError, remark
+from hpcfed.runtime.backend import group_backend
+from hpcfed.runtime.collectives import Collectives
+from hpcfed.runtime.link import Link
+from hpcfed.runtime.world import World
+from hpcfed.server import wire
+from hpcfed.server.engines import import_engine
+from hpcfed.server.options import ServerOptions
+from hpcfed.server.rank import ServerRank
+from hpcfed.server.requests import Answer, Learned, Leave, Request
+from hpcfed.server.slot import RankSlot
+
+SECONDS_BETWEEN_LINES = 5.0
+"""Seconds between two lines about the server's progress."""
+
+
+def check_world(options: ServerOptions, world: World) -> None:
+    """Refuse what the server's ranks cannot do on their devices; all ranks of the job
+    come to the same verdict.
+    """
+    locations = world.server_locations
+    on_gpus = any(location.device != "cpu" for location in locations)
+    backend = group_backend(locations, world.wanted)
+    if options.zero_stage and on_gpus and backend == "gloo":
+        raise UserError(
+            f"--zero-stage {options.zero_stage} over gloo, which neither reduces to "
+            "one rank nor gathers on GPUs; "
+            "add --backend nccl"
+        )
+
+
+class Transport(Protocol):
+    """Brings a worker's requests to the server."""
+
+    def ask(self, request: Request) -> Answer:
+        """Send a request, and wait for the answer."""
+
+    def tell(self, request: Request) -> None:
+        """Send a request that nobody waits for."""
+
+
+class Colocated:
+    """The workers are the server's ranks: each of them handles the requests of all."""
+
+    def __init__(
+        self,
+        widths: Sequence[int],
+        options: ServerOptions,
+        collectives: Collectives,
+        *,
+        seeds: Sequence[int],
+    ) -> None:
+        """`widths`: columns of the generated tensors, in order."""
+        world = collectives.world
+        self._collectives = collectives
+        self.rank = ServerRank(
+            widths,
+            options,
+            RankSlot.of(world),
+            seeds=seeds,
+            progress=_ProgressLines(visible=world.is_root),
+            allgather=world.role_allgather,
+        )
+
+    def ask(self, request: Request) -> Answer:
+        """Exchange requests with all workers, and handle them here as everywhere."""
+        world = self._collectives.world
+        world.join_alone()  # DeepSpeed wants a process group, also of a single rank
+        answers = self.rank.handle(wire.allgather(self._collectives, request))
+        return answers[world.role_rank]
+
+    def tell(self, request: Request) -> None:
+        """Handle a request; leaving needs nothing, since this process goes on."""
+        if not isinstance(request, Leave):
+            self.ask(request)
+
+
+class Remote:
+    """The server has ranks of its own; the first of them talks to every worker."""
+
+    def __init__(self, world: World) -> None:
+        self._link = Link(world)
+        self._world = world
+        self._server = world.num_workers
+
+    def ask(self, request: Request) -> Answer:
+        """Send a request to the first server rank, and wait for the answer."""
+        self.tell(request)
+        answer = wire.receive(self._link, self._server)
+        assert isinstance(answer, Answer)
+        return wire.on_device(answer, self._world.device)
+
+    def tell(self, request: Request) -> None:
+        """Send a request; it travels while the worker goes on."""
+        wire.send(self._link, self._server, request)
+        if isinstance(request, Leave):
+            self._link.flush()
+
+
+def serve(
+    world: World, widths: Sequence[int], options: ServerOptions, *, seeds: Sequence[int]
+) -> None:
+    """Handle requests on a server rank until every seed has left."""
+    is_first = world.role_rank == 0
+    link = Link(world)
+    rank = ServerRank(
+        widths,
+        options,
+        RankSlot.of(world),
+        seeds=seeds,
+        progress=_ProgressLines(visible=is_first),
+        allgather=world.role_allgather,
+    )
+    # While clients train for the first time, nobody waits for these seconds.
+    import_engine(options, world.device)
+    present = set(seeds)
+    while present:
+        received: list[Request] = []
+        if is_first:
+            for worker in range(world.num_workers):
+                received.append(wire.receive(link, worker))
+        requests = wire.bcast(world, received)
+        first = requests[0]
+        if isinstance(first, Leave):
+            present.remove(first.seed)
+            continue
+        on_device = [wire.on_device(request, world.device) for request in requests]
+        answers = rank.handle(on_device)
+        if is_first and first.answered:
+            _send_answers(link, answers)
+    link.flush()
+
+
+def _send_answers(link: Link, answers: Sequence[Answer]) -> None:
+    for worker, answer in enumerate(answers):
+        # A report holds the losses of all steps, and the first worker alone records it.
+        if isinstance(answer, Learned) and worker > 0:
+            answer = replace(answer, report=None)
+        wire.send(link, worker, answer)
+
+
+class _ProgressLines:
+    """Prints how far training is, on the one rank that does."""
+
+    def __init__(self, *, visible: bool) -> None:
+        self._visible = visible
+        self._network = ""
+        self._due = 0.0
+
+    def __call__(self, network: str, done: int, steps: int) -> None:
+        now = time.monotonic()
+        if network != self._network:
+            self._network = network
+            self._due = now + SECONDS_BETWEEN_LINES
+        if self._visible and (done == steps or now >= self._due):
+            remark(f"server: {network} step {done}/{steps}")
+            self._due = now + SECONDS_BETWEEN_LINES
