@@ -116,7 +116,7 @@ def main() -> None:
             raise torch.OutOfMemoryError("planted")
         return run(self, job, trained)
 
-    Federation._descend = training  # type: ignore[method-assign]
+    Federation._descend = training  # type: ignore[method-assign, assignment]
     StackTraining.run = advancing  # type: ignore[method-assign]
     signal.signal(
         signal.SIGHUP, signal.SIG_DFL

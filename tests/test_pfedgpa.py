@@ -25,7 +25,7 @@ from hpcfed import cli
 from hpcfed.experiment.assemble import Newcomers, Setup
 from hpcfed.experiment.newcomers import welcome
 from hpcfed.experiment.stored import read_run
-from hpcfed.federation.federation import Cohort
+from hpcfed.federation.cohort import Cohort
 from hpcfed.federation.log import RoundLog
 from hpcfed.methods import pfedgpa
 from hpcfed.record.run import RunRecord, mean_accuracy

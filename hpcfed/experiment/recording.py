@@ -185,7 +185,7 @@ def open_results(setup: Setup, folder: Path) -> ResultsWriter:
         },
         relocations=0 if setup.shards is None else MAX_RELOCATIONS,
         server=_server_size(setup),
-        finals=getattr(setup.method, "FINALS", ()),
+        finals=setup.method.FINALS,
         resumed=config.resume is not None,
     )
 
