@@ -50,11 +50,13 @@ class LearningReport:
         It has to be asked for several times: DeepSpeed resets the device's count
         whenever ZeRO starts.
         """
-        self.own_peak = max(self.own_peak, peak_memory(device))
+        now = peak_memory(device)
+        self.own_peak = max(self.own_peak, now)
 
     def utilisation(self, network: str) -> float:
         """Return the model's FLOPs as a share of what the devices could have done."""
-        possible = self.seconds[network] * self.ranks * self.peak_flops
+        seconds = self.seconds[network]
+        possible = seconds * self.ranks * self.peak_flops
         return self.flops[network] / possible
 
     def with_inversion(
@@ -65,8 +67,10 @@ class LearningReport:
         `invert` are the server's seconds, `transfer` those until its rows were here.
         """
         seconds = dict(self.seconds)
-        seconds["invert"] = seconds.get("invert", 0.0) + invert
-        seconds["return"] = seconds.get("return", 0.0) + transfer
+        # Added up: a method may invert more than once after a learning.
+        for phase, more in (("invert", invert), ("return", transfer)):
+            before = seconds.get(phase, 0.0)
+            seconds[phase] = before + more
         return replace(self, kept=recognised, seconds=seconds)
 
 
