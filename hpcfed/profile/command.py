@@ -37,9 +37,11 @@ def profile(settings: Settings, *, warmup: int, active: int, nvtx: bool) -> None
     )
     with observed_by(watch):
         folder = run(settings)
+    # The other ranks have handed in their timelines, and are done.
     if folder is None:
         return
     record = read_run(folder)
+    # Measured after the run, on a device that nobody else uses by then.
     ceilings = {"float32": Ceilings.of(watch.device)}
     if record.config.get("server_precision") == "bf16":
         ceilings["bfloat16"] = Ceilings.of(watch.device, torch.bfloat16)
@@ -82,6 +84,7 @@ def _content(
 ) -> dict[str, Any]:
     """Return what profile.json holds."""
     record = measured.record
+    # Keys are those of earlier versions: others read this file, too.
     parts = []
     for workload, tips in advised:
         judged = {
@@ -123,7 +126,7 @@ def _content(
 def _print(
     folder: Path, watch: ProfileWatch, measured: Measured, advised: Advised
 ) -> None:
-    # A launcher's output is no terminal of ours, whatever it says about itself.
+    # Output of ranks goes through their launcher, and so to no terminal.
     console = Output(force_terminal=None if launched().alone else False)
     cuda = measured.cuda
     tables.print_tables(console, measured.record, watch.timelines, cuda=cuda)

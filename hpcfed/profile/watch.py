@@ -37,6 +37,7 @@ class ProfileWatch(Observer):
         With `nvtx` phases are ranges for Nsight, and torch's profiler stays away: a GPU
         serves one of the two.
         """
+        # Rounds and steps are counted alike: the same limits serve both.
         self._warmup = warmup
         self._active = active
         self._rounds = rounds
@@ -69,6 +70,7 @@ class ProfileWatch(Observer):
             self._base_event.record()
 
     def end(self, world: World, folder: Path | None) -> None:
+        # A run that was stopped may leave a session open.
         self._close()
         if ROUNDS in self._looked:
             self.own.warm = self._looked[ROUNDS][1]
@@ -88,6 +90,7 @@ class ProfileWatch(Observer):
         self.push(name)
         with self._on_track("server", name):
             yield
+            # Kernels that are still running belong to the span.
             self._synchronize()
         self._note_pace(name)
         self.pop()
@@ -150,6 +153,7 @@ class ProfileWatch(Observer):
             torch.cuda.nvtx.range_pop()
 
     def _start(self, name: str) -> None:
+        # Torch has one profiler per process: rounds and steps cannot be seen at once.
         self._close()
         if not self._nvtx:
             self._synchronize()
@@ -172,7 +176,8 @@ class ProfileWatch(Observer):
         begin = time.perf_counter()
         yield
         seconds = time.perf_counter() - begin
-        self.own.spans.append(Span(track, name, begin - self._base, seconds))
+        span = Span(track, name, begin - self._base, seconds)
+        self.own.spans.append(span)
 
     def _synchronize(self) -> None:
         if self.device.type == "cuda":
@@ -188,6 +193,7 @@ class _TracedTimer(Timer):
         super().__init__(device)
 
     def lap(self) -> tuple[np.ndarray, float]:
+        # The timer starts a new list of marks with every round.
         marks = list(self._marks)
         answer = super().lap()
         # The first mark of the next round ends the last phase of this one.
@@ -195,12 +201,15 @@ class _TracedTimer(Timer):
         for (name, begin), (_, end) in pairwise(marks):
             seconds = self._watch.at(begin)
             length = self._watch.at(end) - seconds
-            self._watch.own.spans.append(Span("phases", name, seconds, length))
+            span = Span("phases", name, seconds, length)
+            self._watch.own.spans.append(span)
+        # What starting or stopping the profiler took is no part of the next round.
         if self._watch.lap():
-            self.start()  # what the profiler took is no part of the next round
+            self.start()
         return answer
 
     def _mark(self, name: str) -> None:
+        # Ranges for Nsight follow each other: a phase begins where another ends.
         if self._pushed:
             self._watch.pop()
         self._watch.push(name)
@@ -213,5 +222,6 @@ def _memory(device: torch.device) -> int:
     """Return bytes in use now: torch's on a GPU, the process's on a CPU."""
     if device.type == "cuda":
         return torch.cuda.memory_allocated(device)
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * resource.getpagesize()
+    # The second number: resident pages.
+    numbers = Path("/proc/self/statm").read_text().split()
+    return int(numbers[1]) * resource.getpagesize()

@@ -335,7 +335,8 @@ class LatentDiffusion:
     # Randomness: keyed by seed, purpose and learning, never by rank
 
     def _derived_seed(self, purpose: str) -> int:
-        numbers = randomness.generator(self._seed, f"server {purpose}", self._learnings)
+        key = f"server {purpose}"
+        numbers = randomness.generator(self._seed, key, self._learnings)
         return int(numbers.integers(2**62))
 
     def _draws(self, purpose: str) -> Draws:
