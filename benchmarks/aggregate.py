@@ -24,9 +24,8 @@ from datetime import UTC, datetime
 import numpy as np
 import torch
 import torch.distributed as dist
+from measuring import settings_of, synchronize
 
-from hpcfed import methods
-from hpcfed.config import resolve
 from hpcfed.errors import count
 from hpcfed.experiment.assemble import Setup, assemble
 from hpcfed.record.timing import Timer
@@ -46,10 +45,7 @@ def federation_of(clients_per_rank: int, world: World, *, deterministic: bool) -
         "clients": clients_per_rank * world.num_workers,
         "deterministic": deterministic,
     }
-    settings = resolve(
-        values, {key: key for key in values}, methods.load("fedavg").Options
-    )
-    return assemble(settings, world, Timer(world.device))
+    return assemble(settings_of(values), world, Timer(world.device))
 
 
 def milliseconds(
@@ -62,10 +58,10 @@ def milliseconds(
     for repeat in range(-2, repeats):  # two more to warm up
         for number, action in enumerate(actions.values()):
             setup.collectives.barrier()
-            synchronize(setup.world)
+            synchronize(setup.world.device)
             begin = time.perf_counter()
             action()
-            synchronize(setup.world)
+            synchronize(setup.world.device)
             if repeat >= 0:
                 times[number, repeat] = 1e3 * (time.perf_counter() - begin)
     gathered = setup.collectives.gather_vectors(times.ravel())
@@ -75,11 +71,6 @@ def milliseconds(
         else gathered.max(0).reshape(times.shape)
     )
     return dict(zip(actions, slowest, strict=True))
-
-
-def synchronize(world: World) -> None:
-    if world.device.type == "cuda":
-        torch.cuda.synchronize()
 
 
 def measure(setup: Setup, columns: int, *, repeats: int) -> dict[str, np.ndarray]:

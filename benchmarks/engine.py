@@ -24,9 +24,9 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from measuring import settings_of, synchronize
 
-from hpcfed import methods
-from hpcfed.config import Settings, resolve
+from hpcfed.config import Settings
 from hpcfed.experiment.assemble import Setup, assemble, assemble_seeds
 from hpcfed.federation.log import RoundLog
 from hpcfed.models.networks import build
@@ -49,10 +49,6 @@ CIFAR = SYNTHETIC | {
 }
 
 
-def settings_of(values: dict[str, Any]) -> Settings:
-    return resolve(values, {key: key for key in values}, methods.load("fedavg").Options)
-
-
 def milliseconds(
     work: Callable[[int], object], world: World, *, rounds: int, warmup: int = 3
 ) -> np.ndarray:
@@ -61,8 +57,7 @@ def milliseconds(
     for round in range(warmup + rounds):
         begin = time.perf_counter()
         work(round)
-        if world.device.type == "cuda":
-            torch.cuda.synchronize()
+        synchronize(world.device)
         seconds.append(time.perf_counter() - begin)
     return 1e3 * np.array(seconds[warmup:])
 

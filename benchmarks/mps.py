@@ -23,7 +23,6 @@ try:
 except Exception as error:
     sys.exit(str(error).partition("\\n")[0])
 """
-
 Variables = dict[str, str]
 """Environment variables that lead a process to a daemon; empty for the one that it uses
 anyway.

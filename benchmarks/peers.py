@@ -29,31 +29,29 @@ examples:
 
 import argparse
 import json
-import multiprocessing
 import os
 import platform
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
-from multiprocessing import connection
-from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any, NoReturn
-from unittest.mock import patch
 
 import mps
 import numpy as np
 import torch
-from rivals import Gate, Job, Report, Work, pfl, run_pfl, run_plain, work_of
+from children import Failed, in_children
+from machine import Machine, device_of, probe, wants_mps
+from measuring import settings_of
+from peer_work import Gate, Job, Report, Work, work_of
+from rivals import run_pfl, run_plain
 from round import WORKS, rounds_of
 
-from hpcfed import methods
-from hpcfed.config import resolve
-from hpcfed.errors import UserError, one_line
+from hpcfed.errors import UserError
 from hpcfed.experiment.assemble import assemble
 from hpcfed.record.timing import Timer
 from hpcfed.runtime import world as worlds
@@ -63,28 +61,8 @@ HEADER = (
     f"{'work':16} {'who':13} {'processes':>9} {'MPS':>4} {'ms per round':>12} {'10 % … 90 %':>21} "
     f"{'samples/s':>11} {'slower':>8}"
 )
-
 Result = dict[str, Any]
 """What a job measured: a line of the table, and an object in the JSON file."""
-
-
-@dataclass(frozen=True)
-class Machine:
-    """What this machine has; empty where it does not."""
-
-    gpu: str
-    driver: str
-    pfl: str
-    """Version of the package."""
-    why: str
-    """Why the package cannot be imported."""
-
-
-class Failed(Exception):
-    """A child process could not do its work."""
-
-
-# ---- jobs
 
 
 def jobs_of(work: Work, options: argparse.Namespace) -> Iterator[Job]:
@@ -117,9 +95,7 @@ def run_hpcfed(job: Job) -> Report:
         "train_per_client": work.images,
     }
     values |= {"engine": "batched", "precision": "tf32", "device": job.device}
-    settings = resolve(
-        values, {key: key for key in values}, methods.load("fedavg").Options
-    )
+    settings = settings_of(values)
     world = worlds.enter(device=job.device)
     setup = assemble(settings, world, Timer(world.device))
     seconds, samples = rounds_of(setup, warmup=job.warmup, rounds=job.rounds)
@@ -156,118 +132,6 @@ def measure(job: Job, variables: mps.Variables | None = None) -> Result:
         "loss_before": [report.loss_before for report in reports],
         "loss_after": [report.loss_after for report in reports],
     }
-
-
-# ---- child processes
-
-
-def in_children(
-    function: Callable[..., Any],
-    arguments: Sequence[tuple[Any, ...]],
-    variables: mps.Variables | None = None,
-) -> list[Any]:
-    """Call the function in one fresh process for each tuple of arguments; return the
-    answers.
-
-    The first that fails ends the others. `variables` are set in the environment of all.
-    """
-    context = multiprocessing.get_context("spawn")
-    processes: list[SpawnProcess] = []
-    ends: list[Any] = []
-    try:
-        # A process must find the variables at its start: libraries read them when they
-        # are loaded.
-        with patch.dict(os.environ, variables or {}):
-            for own in arguments:
-                receiver, sender = context.Pipe(duplex=False)
-                process = context.Process(target=answer, args=(function, own, sender))
-                process.start()
-                sender.close()  # so that the end of the process is the end of the pipe
-                processes.append(process)
-                ends.append(receiver)
-        answers: dict[Any, Any] = {}
-        while len(answers) < len(ends):
-            for end in connection.wait([end for end in ends if end not in answers]):
-                answers[end] = receive(end)
-        for process in processes:
-            process.join()
-        return [answers[end] for end in ends]
-    finally:
-        for process in processes:
-            process.terminate()
-            process.join()
-
-
-def answer(
-    function: Callable[..., Any], arguments: tuple[Any, ...], sender: Any
-) -> None:
-    """Send what the function returns, or its exception in one line."""
-    try:
-        sender.send(function(*arguments))
-    except Exception as error:
-        sender.send(Failed(one_line(error)))
-
-
-def receive(end: Any) -> Any:
-    try:
-        found = end.recv()
-    except EOFError:
-        raise Failed(
-            "a process ended without an answer; it may have been killed"
-        ) from None
-    if isinstance(found, Failed):
-        raise found
-    return found
-
-
-# ---- the machine
-
-
-def probe() -> Machine:
-    """Return what this machine has. CUDA starts here, so this belongs in a process of
-    its own.
-    """
-    gpu = version = why = ""
-    if torch.cuda.is_available():
-        torch.zeros(1, device="cuda")  # a GPU that cannot be used is told at once
-        gpu = torch.cuda.get_device_name()
-    try:
-        version = pfl("version").__version__
-    except Exception as error:  # also where it does not get on with another package
-        why = one_line(error)
-    return Machine(gpu, driver() if gpu else "", version, why)
-
-
-def driver() -> str:
-    """Return the version of NVIDIA's driver; empty where it cannot be asked."""
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        return str(pynvml.nvmlSystemGetDriverVersion())
-    except Exception:  # the module or its library may be missing or too old
-        return ""
-
-
-def device_of(wanted: str, machine: Machine) -> str:
-    """Return cpu or cuda."""
-    if wanted == "cuda" and not machine.gpu:
-        raise UserError("--device cuda, but torch sees no GPU; use --device cpu")
-    return "cuda" if machine.gpu and wanted != "cpu" else "cpu"
-
-
-def wants_mps(options: argparse.Namespace) -> bool:
-    """Return whether to run MPS: if asked for, or where it is there and of use."""
-    cuda = options.device == "cuda"
-    there = cuda and mps.installed()
-    if options.mps and not there:
-        reason = f"there is no {mps.CONTROL}" if cuda else "there is no GPU to share"
-        raise UserError(f"--mps, but {reason}; use --no-mps")
-    several = "pfl-research" in options.rivals and max(options.processes) > 1
-    return options.mps is not False and there and several
-
-
-# ---- telling
 
 
 def header_of(
@@ -367,9 +231,6 @@ def compare(
         }
         options.json.write_text(json.dumps(content | {"results": results}, indent=1))
     return 0 if len(results) == len(jobs) else 1
-
-
-# ---- the command line
 
 
 class Parser(argparse.ArgumentParser):

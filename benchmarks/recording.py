@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from measuring import settings_of
 
-from hpcfed import methods
-from hpcfed.config import Settings, resolve
+from hpcfed.config import Settings
 from hpcfed.experiment import loop
 from hpcfed.experiment.assemble import assemble
 from hpcfed.record.timing import Timer
@@ -62,9 +62,7 @@ def main() -> None:
         "model": options.model,
         "snapshot_every": options.snapshots,
     }
-    settings = resolve(
-        values, {key: key for key in values}, methods.load("fedavg").Options
-    )
+    settings = settings_of(values)
     world = worlds.enter()
     seconds(settings, world, recorded=True)  # warm-up
     pairs = np.array(

@@ -31,10 +31,9 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from measuring import settings_of, synchronize
 
-from hpcfed import methods
 from hpcfed.clients.engine import Engine
-from hpcfed.config import resolve
 from hpcfed.experiment.assemble import Setup, assemble
 from hpcfed.profile.ceilings import Ceilings
 from hpcfed.record.timing import Timer
@@ -83,12 +82,12 @@ def rounds_of(setup: Setup, *, warmup: int, rounds: int) -> tuple[np.ndarray, fl
     samples = 0
     for round in range(warmup + rounds):
         setup.collectives.barrier()
-        synchronize(world)
+        synchronize(world.device)
         begin = time.perf_counter()
         cohort = fed.sample(round)
         state = setup.method.round(fed, state, cohort)
         float(cohort.log.loss_sum)
-        synchronize(world)
+        synchronize(world.device)
         seconds.append(time.perf_counter() - begin)
         if round >= warmup:
             samples += int(cohort.log.samples_seen)
@@ -96,11 +95,6 @@ def rounds_of(setup: Setup, *, warmup: int, rounds: int) -> tuple[np.ndarray, fl
     if gathered is None:
         return np.empty(0), 0.0
     return gathered[:, 1:].max(0), gathered[:, 0].sum() / rounds
-
-
-def synchronize(world: World) -> None:
-    if world.device.type == "cuda":
-        torch.cuda.synchronize()
 
 
 def floors(setup: Setup, samples: float, ceilings: Ceilings) -> tuple[float, float]:
@@ -131,7 +125,7 @@ def profile(setup: Setup, *, rows: int = 16) -> None:
         activities=[ProfilerActivity.CUDA if cuda else ProfilerActivity.CPU]
     ) as seen:
         setup.method.round(fed, state, fed.sample(0))
-        synchronize(setup.world)
+        synchronize(setup.world.device)
     times = [
         (e.self_device_time_total if cuda else e.self_cpu_time_total, e.count, e.key)
         for e in seen.key_averages()
@@ -158,10 +152,7 @@ def measure(
         "precision": options.precision,
         "device": options.device,
     }
-    settings = resolve(
-        values, {key: key for key in values}, methods.load("fedavg").Options
-    )
-    setup = assemble(settings, world, Timer(world.device))
+    setup = assemble(settings_of(values), world, Timer(world.device))
     if world.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     seconds, samples = rounds_of(setup, warmup=options.warmup, rounds=options.rounds)

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from measuring import synchronize
 from torch import Tensor, nn
 
 from hpcfed.models.layout import Layout
@@ -160,8 +161,7 @@ def ours(
 
 
 def _clock(device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    synchronize(device)
     return time.perf_counter()
 
 

@@ -17,12 +17,17 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import launching
 import numpy as np
 
 from hpcfed.record.checkpoints import MARKER
 from hpcfed.record.reading import read_run
 
-EARLY, WINDOW, MOST = 50, 50, 1.05
+RANKS = 2
+EARLY, WINDOW = 50, 50
+"""The round of the first look, and how many rounds around it are timed."""
+MOST = 1.05
+"""Times as much as at the first look that something may be at the end."""
 
 
 @dataclass(frozen=True)
@@ -53,37 +58,24 @@ def sample(ranks: list[int], out: Path) -> Sample | None:
 
 def soak(rounds: int, words: list[str], out: Path) -> tuple[Sample, Sample]:
     """The run; how it was after the first rounds and at the end."""
-    mpirun = Path(sys.executable).with_name("mpirun")
-    command = [
-        str(mpirun) if mpirun.exists() else "mpirun",
-        "--oversubscribe",
-        "-n",
-        "2",
-        sys.executable,
+    work = [
         "-m",
-    ]
-    command += [
         "hpcfed",
         "run",
         "--model",
         "mlp",
         "--clients",
         "8",
-        "--rounds",
-        str(rounds),
-        "--out",
-        str(out),
+        "--checkpoint-every",
+        "10",
     ]
-    command += ["--checkpoint-every", "10", *words]
-    root = {
-        "OMPI_ALLOW_RUN_AS_ROOT": "1",
-        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        "OMP_NUM_THREADS": "1",
-    }
+    work += ["--rounds", str(rounds), "--out", str(out), *words]
+    command = launching.on_ranks(RANKS, work)
+    variables = os.environ | launching.VARIABLES | {"OMP_NUM_THREADS": "1"}
     early = late = None
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(
-            command, stdout=subprocess.DEVNULL, stderr=log, env=os.environ | root
+            command, stdout=subprocess.DEVNULL, stderr=log, env=variables
         )
         while process.poll() is None:
             time.sleep(0.1)
@@ -117,10 +109,10 @@ def main() -> None:
     before, after = (1e3 * float(np.median(seconds[place])) for place in places)
     figures = {
         f"memory of rank {i}, MiB": (early.memory[i] / 2**20, late.memory[i] / 2**20)
-        for i in range(2)
+        for i in range(RANKS)
     }
     figures |= {
-        f"open files of rank {i}": (early.files[i], late.files[i]) for i in range(2)
+        f"open files of rank {i}": (early.files[i], late.files[i]) for i in range(RANKS)
     }
     figures["a round, ms (median of 50)"] = (before, after)
     print(

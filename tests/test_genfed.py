@@ -28,7 +28,8 @@ from hpcfed.federation.log import RoundLog
 from hpcfed.federation.selection import SelectionOptions, best
 from hpcfed.models.networks import build
 from hpcfed.record.reading import at_target, read_run, read_seeds
-from hpcfed.report.console import show, show_seeds
+from hpcfed.report.show import show
+from hpcfed.report.show_seeds import show_seeds
 from tests.federations import (
     HARSH,
     Weights,

@@ -35,8 +35,12 @@ from tests.runs import mistake
 # Benchmarks import their siblings as scripts do.
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
+import case_commands
 import fuzz
+import mutations
 import publishing
+from cases import CASES
+from readers import FILES
 
 ROOT = Path(__file__).parents[1]
 
@@ -61,12 +65,10 @@ def test_hundreds_of_changed_files(originals: Path) -> None:
     and all other cases.
     """
     files = fuzz.campaign(
-        originals, len(fuzz.KINDS) * len(fuzz.FILES), seed=1, kinds=fuzz.KINDS
+        originals, len(mutations.KINDS) * len(FILES), seed=1, kinds=mutations.KINDS
     )
-    cases = fuzz.campaign(
-        originals, 3 * len(fuzz.CASES), seed=1, kinds=tuple(fuzz.CASES)
-    )
-    for table, kinds in ((files, fuzz.KINDS), (cases, fuzz.CASES)):
+    others = fuzz.campaign(originals, 3 * len(CASES), seed=1, kinds=tuple(CASES))
+    for table, kinds in ((files, mutations.KINDS), (others, CASES)):
         total = sum(table.values(), Counter())
         assert set(table) == set(kinds)
         assert set(total) == {"read fine", "refused in one line"}, total
@@ -95,7 +97,7 @@ def test_hundreds_of_changed_files(originals: Path) -> None:
 def test_what_a_command_has_said_is_judged(
     code: int, out: str, err: str, outcome: str
 ) -> None:
-    assert fuzz.cases.judge(code, out, err)[0] == outcome
+    assert case_commands.judge(code, out, err)[0] == outcome
 
 
 def external_link(file: h5py.File, outside: Path) -> None:
@@ -209,7 +211,7 @@ def test_what_is_declared_and_not_there_takes_no_memory(
         if what in ("rounds", "dataset"):
             names = [
                 name
-                for name in fuzz._items(file, h5py.Dataset)
+                for name in mutations.items(file, h5py.Dataset)
                 if file[name].dims and file[name].dims[0].label == "round"
             ]
             for name in names if what == "rounds" else ["rounds/accuracy"]:
@@ -271,7 +273,7 @@ def test_changed_numbers_are_noticed(run: Path) -> None:
         place = data.id.get_chunk_info(0).byte_offset
         plain = [
             n
-            for n in fuzz._items(file, h5py.Dataset)
+            for n in mutations.items(file, h5py.Dataset)
             if file[n].dtype.kind in "fiu" and file[n].shape and not file[n].fletcher32
         ]
     assert plain == []
@@ -288,7 +290,7 @@ def test_files_without_checksums_are_still_read(run: Path) -> None:
     """As earlier versions have written them."""
     before = read_run(run).summary()
     with h5py.File(run / "run.h5", "r+") as file:
-        for name in fuzz._items(file, h5py.Dataset):
+        for name in mutations.items(file, h5py.Dataset):
             if file[name].fletcher32:
                 values, attributes = file[name][()], dict(file[name].attrs)
                 del file[name]
@@ -672,17 +674,17 @@ def test_any_config_in_a_file_is_a_run_or_one_line(
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
-@given(st.sampled_from(fuzz.KINDS), st.integers(0, 2**32))
+@given(st.sampled_from(mutations.KINDS), st.integers(0, 2**32))
 def test_the_same_seed_makes_the_same_file(
     originals: Path, tmp_path: Path, kind: str, seed: int
 ) -> None:
     """So that what a campaign has found can be looked at again."""
     digests = set()
     for _ in range(2):
-        fuzz.mutate(
+        mutations.mutate(
             originals / "params.h5", tmp_path / "x.h5", kind, random.Random(seed)
         )
-        if kind in fuzz.BYTES:
+        if kind in mutations.BYTES:
             digests.add(hashlib.sha256((tmp_path / "x.h5").read_bytes()).hexdigest())
         else:
             with h5py.File(tmp_path / "x.h5") as file:

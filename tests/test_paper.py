@@ -3,7 +3,6 @@ mistakes, tables.
 """
 
 import gc
-import importlib.util
 import itertools
 import os
 import shutil
@@ -12,7 +11,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -31,7 +29,12 @@ from hpcfed.record.reading import RunRecord, read_seeds
 from hpcfed.runtime.signals import STOPPED, Stop
 from tests.conftest import start
 
-BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+# Benchmarks import their siblings as scripts do.
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
+
+import paper
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 COMMON = """
 [common]
 partition = "dominant"
@@ -112,17 +115,6 @@ genfed-both = { plain = 91.217 }
 [further_figures.rounds.digits]
 fedavg = { plain = 1070, ipm = 7 }
 """
-
-
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("paper", BENCHMARKS / "paper.py")
-    assert spec is not None and spec.loader is not None
-    module = sys.modules["paper"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-paper = script()
 
 
 @pytest.fixture

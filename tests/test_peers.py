@@ -21,6 +21,7 @@ from hpcfed.runtime import world as worlds
 # It imports its siblings as a script does.
 sys.path.append(str(Path(__file__).parent.parent / "benchmarks"))
 
+import peer_work
 import peers
 import rivals
 
@@ -29,21 +30,23 @@ EVERYONE = torch.arange(4)
 
 
 def network() -> nn.Module:
-    return build("cnn-cifar", shape=rivals.SHAPE, classes=10, seed=0).double()
+    return build("cnn-cifar", shape=peer_work.SHAPE, classes=10, seed=0).double()
 
 
 def some_data(*, images: int) -> tuple[Tensor, Tensor]:
     """Return random images and labels of four clients."""
     random = torch.Generator().manual_seed(1)
     shape = (len(EVERYONE), images)
-    pixels = torch.randn(*shape, *rivals.SHAPE, generator=random, dtype=torch.float64)
+    pixels = torch.randn(
+        *shape, *peer_work.SHAPE, generator=random, dtype=torch.float64
+    )
     return pixels, torch.randint(10, shape, generator=random)
 
 
 @pytest.mark.parametrize("chunk", [0, 2])
 def test_vmap_trains_what_the_plain_loop_trains(chunk: int) -> None:
     data, cohort, model = some_data(images=6), torch.tensor([3, 0, 2]), network()
-    first = rivals.weights_of(model)
+    first = peer_work.weights_of(model)
     stacked = rivals.vmap_round(model, first, data, cohort, SGD, chunk=chunk)
     looped = rivals.loop_round(model, first, data, cohort, SGD)
     torch.testing.assert_close(stacked, looped, rtol=1e-9, atol=1e-12)
@@ -58,14 +61,14 @@ def test_pfl_research_trains_what_the_plain_loop_trains(
         "PFL_PYTORCH_DEVICE", "cpu"
     )  # it is set anyway, but this takes it back
     data, model = some_data(images=8), network()
-    weights = rivals.weights_of(model)
+    weights = peer_work.weights_of(model)
     for _ in range(2):
         weights = rivals.loop_round(model, weights, data, EVERYONE, SGD)
-    theirs, laps = rivals.Classifier(network()), rivals.Laps(torch.device("cpu"))
+    theirs, laps = rivals.Classifier(network()), peer_work.Laps(torch.device("cpu"))
     rivals.pfl_rounds(theirs, data, SGD, cohort=4, rounds=2, laps=laps)
     # pfl-research keeps the clients' updates in float32.
     torch.testing.assert_close(
-        rivals.weights_of(theirs.network), weights, rtol=0, atol=1e-7
+        peer_work.weights_of(theirs.network), weights, rtol=0, atol=1e-7
     )
     assert len(laps.seconds) == 2 and theirs.samples == 2 * 4 * 8 * SGD.epochs
 
@@ -74,7 +77,7 @@ def hpcfed_setup() -> Setup:
     """Assemble four clients whose batch is all they have, so that the order does not
     matter.
     """
-    values = rivals.WORKS["pfedgpa-cifar10"] | {"clients": 4, "train_per_client": 6}
+    values = peer_work.WORKS["pfedgpa-cifar10"] | {"clients": 4, "train_per_client": 6}
     values |= {
         "batch_size": 6,
         "engine": "batched",
@@ -96,9 +99,9 @@ def test_rivals_end_a_round_with_the_row_of_hpcfed() -> None:
     data = shard.images[shard.index], shard.labels[shard.index]
     sgd = Sgd(epochs=2, batch_size=6, lr=0.02, momentum=0.5, weight_decay=5e-4)
     model = network()
-    first = rivals.weights_of(model)
+    first = peer_work.weights_of(model)
     for train in (rivals.vmap_round, rivals.loop_round):
-        rivals.load_weights(model, train(model, first, data, EVERYONE, sgd))
+        peer_work.load_weights(model, train(model, first, data, EVERYONE, sgd))
         theirs = fed.layout.row(model, dtype=torch.float64)
         torch.testing.assert_close(theirs, row, rtol=1e-9, atol=1e-12)
 

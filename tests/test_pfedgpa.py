@@ -30,7 +30,7 @@ from hpcfed.methods import pfedgpa
 from hpcfed.record.reading import RunRecord, mean_accuracy, read_run
 from hpcfed.record.results import NETWORKS, SERVER_PHASES
 from hpcfed.record.timing import PHASES
-from hpcfed.report.console import show
+from hpcfed.report.show import show
 from hpcfed.server.bank import UploadBank
 from hpcfed.server.latent_diffusion import LatentDiffusion
 from hpcfed.server.networks import Autoencoder

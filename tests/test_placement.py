@@ -19,7 +19,7 @@ from hpcfed.config import RunConfig
 from hpcfed.record.reading import RunRecord, read_run
 from hpcfed.record.series import imbalance
 from hpcfed.record.timing import PHASES
-from hpcfed.report.console import show
+from hpcfed.report.show import show
 from tests.runs import TWELVE_CLIENTS, rows_of, run_alone
 
 HERE = Path(__file__).parent

@@ -30,7 +30,7 @@ from hpcfed.models.networks import build
 from hpcfed.record import checkpoints
 from hpcfed.record.reading import read_run
 from hpcfed.record.snapshots import SnapshotWriter
-from hpcfed.report.collect import Sample
+from hpcfed.report.groups import Sample
 from hpcfed.runtime.signals import STOPPED, Stop
 from tests import jobs
 from tests.conftest import mpirun_path

@@ -465,7 +465,9 @@ def _show(arguments: list[str]) -> None:
 
 def _print_run(folder: Path) -> None:
     from hpcfed.record.reading import read_run, read_seeds
-    from hpcfed.report.console import Output, show, show_seeds
+    from hpcfed.report.console import Output
+    from hpcfed.report.show import show
+    from hpcfed.report.show_seeds import show_seeds
 
     # Open MPI gives ranks a terminal of its own even when the user's output goes to a
     # file.

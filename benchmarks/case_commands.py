@@ -1,0 +1,137 @@
+"""The commands that get a case, started in this process as the program itself would
+start them; for benchmarks/cases.py.
+"""
+
+import contextlib
+import io
+import random
+import traceback
+from pathlib import Path
+from typing import Any
+
+Commands = list[list[str]]
+"""The words of each."""
+QUICK = [
+    "--rounds",
+    "1",
+    "--clients",
+    "2",
+    "--model",
+    "mlp",
+    "--epochs",
+    "1",
+    "--device",
+    "cpu",
+]
+
+
+def commands(case: Path, what: str, chance: random.Random | None = None) -> Commands:
+    """The commands that get one of the copies: all of them, or two by chance."""
+    page = ["--out", str(case / "page.html")]
+    run, study, out = (
+        str(case / "run"),
+        str(case / "study"),
+        ["--out", str(case / "out")],
+    )
+    every = {
+        "run": [
+            ["show", run],
+            ["show", run, "--json"],
+            ["report", run, "--unfinished", *page],
+            ["run", "--resume", run],
+        ],
+        "study": [
+            ["report", study, *page],
+            ["report", f"{study}/points", *page],
+            ["study", str(case / "study.toml"), "--out", study, "--gather"],
+        ],
+        "config.toml": [["run", str(case / "config.toml"), *out]],
+        "study.toml": [["study", str(case / "study.toml"), *out, "--dry-run"]],
+        "data.npz": [["run", "--dataset", f"file:{case / 'data.npz'}", *QUICK, *out]],
+    }[what]
+    return every if chance is None or len(every) < 3 else chance.sample(every, 2)
+
+
+def limit_runs(originals: Path) -> None:
+    """Have only those runs go on, or begin, whose options are the originals': others
+    may be of any length.
+    """
+    from hpcfed.cli import commands as cli
+    from hpcfed.config import Settings
+    from hpcfed.experiment import loop
+
+    begin = loop.run
+    known = cli.parse_run(["--resume", str(originals / "cases/run")]).flat()
+    quick = cli.parse_run(["--dataset", "digits", *QUICK]).flat()
+
+    def limited(settings: Settings, *words: Any) -> Path | None:
+        free = ("out", "resume", "overwrite", "dataset")
+        asked = {
+            name: value for name, value in settings.flat().items() if name not in free
+        }
+        same = any(
+            asked == {name: like[name] for name in asked if name in like}
+            for like in (known, quick)
+        )
+        return begin(settings, *words) if same else None
+
+    loop.run = limited  # type: ignore[assignment]
+
+
+def start(words: list[str]) -> tuple[str, str]:
+    """Start a command in this process; the outcome, and what it has said."""
+    from hpcfed.cli import commands as cli
+
+    raw = io.BytesIO(), io.BytesIO()
+    streams = [
+        io.TextIOWrapper(file, "utf-8", errors="backslashreplace") for file in raw
+    ]
+    code: Any = 0
+    try:
+        with (
+            contextlib.redirect_stdout(streams[0]),
+            contextlib.redirect_stderr(streams[1]),
+        ):
+            cli.main(words)
+    except SystemExit as ended:
+        code = ended.code or 0
+    except BaseException:
+        return "tracebacks", traceback.format_exc()
+    for stream in streams:
+        stream.flush()
+    return judge(code, *(file.getvalue().decode(errors="replace") for file in raw))
+
+
+def judge(code: Any, out: str, err: str) -> tuple[str, str]:
+    """What a command's exit code and words amount to."""
+    if "Traceback (most" in err or code not in (0, 1, 2):
+        return "tracebacks", err[-2000:]
+    if any(
+        not (letter in "\n\t" or letter.isprintable() or letter > "\x9f")
+        for letter in out + err
+    ):
+        return "raw escapes", repr((out + err)[-2000:])
+    # A report names every file that it leaves out; a run may have begun to speak before
+    # it is refused.
+    lines = [
+        line for line in err.splitlines() if not line.startswith("hpcfed: left out: ")
+    ]
+    refusals = [line for line in lines if line.startswith("hpcfed: ")]
+    if code == 2 and (out or len(refusals) != 1 or refusals != lines[-1:]):
+        return "many lines", err[-2000:]
+    return ("refused in one line", err) if code == 2 else ("read fine", "")
+
+
+def start_all(asked: Commands) -> tuple[str, str]:
+    """Start commands one after the other; the worst outcome."""
+    found = [start(words) for words in asked]
+    order = (
+        "tracebacks",
+        "raw escapes",
+        "many lines",
+        "refused in one line",
+        "read fine",
+    )
+    worst = min(found, key=lambda one: order.index(one[0]))
+    words = asked[found.index(worst)]
+    return worst[0], f"hpcfed {' '.join(words)!r}: {worst[1]}"

@@ -1,0 +1,232 @@
+"""Data sets, links, FIFOs, devices and other entries of a folder that are not what they
+should be; for benchmarks/cases.py.
+"""
+
+import contextlib
+import io
+import os
+import random
+import shutil
+import struct
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import canaries
+import numpy as np
+from case_commands import Commands, commands
+from case_texts import newest_checkpoint
+
+from hpcfed.record.checkpoints import MARKER
+
+
+def plain_arrays() -> dict[str, Any]:
+    images = np.arange(24 * 64, dtype=np.uint8).reshape(24, 8, 8)
+    labels = np.arange(24) % 3
+    return {
+        "train_images": images,
+        "train_labels": labels,
+        "test_images": images[:9],
+        "test_labels": labels[:9],
+    }
+
+
+def sparse(case: Path, chance: random.Random) -> Commands:
+    """A file that says that it has a terabyte, of nothing."""
+    what, path = victim(case, chance, folders=False)
+    path.touch()
+    os.truncate(path, 2**40)
+    return commands(case, what)
+
+
+def fifo(case: Path, chance: random.Random) -> Commands:
+    what, path = victim(case, chance)
+    canaries.remove(path)
+    os.mkfifo(path)
+    return commands(case, what)
+
+
+def device(case: Path, chance: random.Random) -> Commands:
+    """A device that never ends, holds nothing or takes nothing, or a link to it."""
+    name, number = chance.choice((("zero", 5), ("null", 3), ("full", 7), ("random", 8)))
+    if (
+        chance.random() < 0.2
+    ):  # results that are written to one, as to /dev/null, must not take its place
+        with contextlib.suppress(PermissionError):  # root alone may make them
+            os.mknod(case / "outside/null", 0o20666, os.makedev(1, 3))
+            out = [
+                "--unfinished",
+                chance.choice(("--out", "--csv", "--json")),
+                str(case / "outside/null"),
+            ]
+            return [
+                ["report", str(case / "run"), "--out", str(case / "page.html"), *out]
+            ]
+    what, path = victim(case, chance)
+    canaries.remove(path)
+    try:
+        if chance.random() < 0.5:
+            raise PermissionError
+        os.mknod(path, 0o20666, os.makedev(1, number))
+    except PermissionError:
+        path.symlink_to(f"/dev/{name}")
+    return commands(case, what)
+
+
+def link(case: Path, chance: random.Random) -> Commands:
+    """A link to a file, a folder or nothing outside, to the file itself that was moved
+    away, or to itself.
+    """
+    what, path = victim(case, chance)
+    outside = case / "outside"
+    targets = [
+        outside / "file",
+        outside / "tree",
+        outside / "empty/nothing",
+        path,
+        path.parent,
+    ]
+    named = (
+        path.parent == case and path.is_dir()
+    )  # by the user: such a link may well be followed
+    if path.exists() and not named and chance.random() < 0.4:
+        targets = [outside / "moved"]
+        shutil.move(path, targets[0])
+    canaries.remove(path)
+    path.symlink_to(
+        chance.choice(
+            [target for target in targets if not named or target != outside / "tree"]
+        )
+    )
+    return commands(case, what)
+
+
+def victim(
+    case: Path, chance: random.Random, *, folders: bool = True
+) -> tuple[str, Path]:
+    """One of the files, or folders, that commands come across, and whose commands those
+    are.
+    """
+    checkpoint = newest_checkpoint(case / "run")
+    inside = ["run.h5", "error-0.txt", "server.h5", "params-0.h5", ".claim"]
+    files = [("run", case / "run" / name) for name in inside]
+    files += [
+        ("run", checkpoint / name)
+        for name in (MARKER, MARKER, "run.h5", "common.shared.npy", "worker-0.own.npy")
+    ]
+    files += [
+        ("study", path)
+        for path in (
+            case / "study/study.h5",
+            *sorted(case.glob("study/points/*/*.json")),
+        )
+    ]
+    files += [("study", sorted(case.glob("study/points/*/*/run.h5"))[0])]
+    files += [(name, case / name) for name in ("config.toml", "study.toml", "data.npz")]
+    if folders:
+        files += [
+            ("run", path)
+            for path in (
+                case / "run",
+                checkpoint.parent,
+                checkpoint,
+                case / "run/seed-3",
+            )
+        ]
+        files += [("study", case / "study"), ("study", case / "study/points")]
+    return chance.choice(files)
+
+
+def npz(case: Path, chance: random.Random) -> Commands:
+    """A user's data set with members that are not what they should be."""
+    path, arrays = case / "data.npz", plain_arrays()
+    name = chance.choice(list(arrays))
+    shape, dtype = arrays[name].shape, arrays[name].dtype
+    odd: list[Any] = [
+        np.array([{"a": 1}] * 24, dtype=object), np.zeros(shape, [("a", "f4")]), np.zeros((0, 8, 8)), np.zeros(()),
+        np.zeros((*shape, 1, 1)), np.asfortranarray(np.zeros(shape)), np.full(shape, 2**63, "u8"),
+        *(np.zeros(shape, kind) for kind in ("c16", "M8[s]", "S3", ">f4", "f2", "?")),
+        *(np.full(shape, value) for value in (np.nan, np.inf, -1, 2**62, 1e308)),
+    ]  # fmt: skip
+    members = {f"{key}.npy": npy(value) for key, value in arrays.items()}
+    file = f"{name}.npy"
+    header = f"{{'descr': '{dtype.str}', 'fortran_order': False, 'shape': "
+    match chance.randrange(8):
+        case 0 | 1:
+            members[file] = npy(chance.choice(odd))
+        case 2:
+            huge = chance.choice(
+                (
+                    "(1000000000000,)",
+                    "(-1,)",
+                    "(2,) * 9",
+                    "(" * 5000,
+                    "(4611686018427387904, 8)",
+                    "5",
+                )
+            )
+            members[file] = with_header(header + huge + "}")
+        case 3:
+            texts = (
+                "",
+                "{}",
+                "[]",
+                "__import__('os')",
+                "{'descr': " + "[" * 3000,
+                "\x00",
+                "{" + "'a': 1, " * 9000,
+            )
+            members[file] = with_header(chance.choice(texts))
+        case 4:
+            members[file] = members[file][: chance.randrange(len(members[file]))]
+        case 5:
+            del members[file]
+        case 6:
+            strange = (
+                "../../outside/file",
+                "/outside/new",
+                "a\x1b[2Jb.npy",
+                "x" * 5000,
+                "é.npy",
+                "train_images",
+                "",
+            )
+            members |= {chance.choice(strange): b"more"}
+        case _:  # a gigabyte of zeros, packed to one thousandth
+            zeros = bytes(2**24)
+            members[file] = (
+                with_header(header + f"({64 * len(zeros) // dtype.itemsize},)}}")
+                + zeros
+            )
+    zip_members(path, members, chance)
+    return commands(case, "data.npz")
+
+
+def npy(array: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+def with_header(header: str) -> bytes:
+    content = header.encode()
+    return b"\x93NUMPY\x02\x00" + struct.pack("<I", len(content)) + content
+
+
+def zip_members(path: Path, members: dict[str, bytes], chance: random.Random) -> None:
+    """Pack them, now and then with a method, a size or a flag that is not theirs."""
+    packed = chance.choice(
+        (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA)
+    )
+    with zipfile.ZipFile(path, "w", packed) as archive:
+        for name, content in members.items():
+            with archive.open(name, "w") as file:
+                file.write(content)
+                if len(content) > 2**24:
+                    for _ in range(63):
+                        file.write(content[-(2**24) :])
+    if chance.random() < 0.2:
+        whole = bytearray(path.read_bytes())
+        start = whole.rfind(b"PK\x01\x02")
+        whole[start + chance.choice((8, 10, 20, 24, 42))] ^= chance.choice((1, 0xFF))
+        path.write_bytes(whole)

@@ -1,0 +1,63 @@
+"""Small disks that are full or read-only, or whose folder is replaced by a file; for
+benchmarks/faults.py.
+"""
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from lives import (
+    PATIENCE,
+    Job,
+)
+
+
+def fill(folder: Path) -> Callable[[], None]:
+    """The disk is full from now on."""
+    ballast = folder / "ballast"
+    with contextlib.suppress(OSError), open(ballast, "wb", buffering=0) as file:
+        while file.write(bytes(2**12)):
+            pass
+    return lambda: ballast.unlink(missing_ok=True)
+
+
+def read_only(out: Path, job: Job) -> Callable[[], None]:
+    """The disk can be read only; that must wait for a moment in which no file is being
+    written.
+    """
+    job.until(lambda: mount("-o", "remount,ro", str(out.parent)), PATIENCE)
+
+    def mend() -> None:
+        mount("-o", "remount,rw", str(out.parent))
+
+    return mend
+
+
+def replace(out: Path, job: Job) -> Callable[[], None]:
+    """A file is where the folder was."""
+    away = out.with_name("away")
+    out.rename(away)
+    out.touch()
+
+    def mend() -> None:
+        out.unlink()
+        away.rename(out)
+
+    return mend
+
+
+def mount(*words: str) -> bool:
+    return not subprocess.run(["mount", *words], capture_output=True).returncode
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path) -> Iterator[None]:
+    folder.mkdir(parents=True)
+    if not mount("-t", "tmpfs", "-o", "size=16m", "tmpfs", str(folder)):
+        sys.exit("faults: disks that are full or read-only can be had by root only")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
