@@ -76,8 +76,8 @@ from lives import (
 )
 from references import References, damage, pace
 
+from hpcfed.experiment.stored import read_run
 from hpcfed.record import checkpoints
-from hpcfed.record.reading import read_run
 from hpcfed.runtime.signals import STOPPED
 
 PAUSE = 0.4

@@ -34,13 +34,13 @@ class Readers:
     """All that reads a kind of file, with what it needs."""
 
     def __init__(self, originals: Path) -> None:
-        from hpcfed.record import safe
-        from hpcfed.record.reading import read_run
+        from hpcfed.experiment.stored import read_run
+        from hpcfed.record import sandbox
         from hpcfed.report import collect
 
         self._tried: set[int] = set()
-        self._try_out = safe.try_out
-        safe.try_out = collect.try_out = (
+        self._try_out = sandbox.try_out
+        sandbox.try_out = collect.try_out = (
             self.try_once
         )  # every command does it, and once is enough here
         self._made = read_run(originals / "made")
@@ -59,7 +59,7 @@ class Readers:
         """Reads a file as every command would that gets it; the first refusal is
         raised.
         """
-        from hpcfed.record.safe import try_out
+        from hpcfed.record.sandbox import try_out
 
         ways = {
             "run": (self.show, self.report, self.resume, self.restore),
@@ -83,8 +83,8 @@ class Readers:
     def show(self, path: Path) -> None:
         from rich.console import Console
 
-        from hpcfed.record.reading import read_run
-        from hpcfed.record.safe import try_out
+        from hpcfed.experiment.stored import read_run
+        from hpcfed.record.sandbox import try_out
         from hpcfed.report.show import show
 
         try_out([path])

@@ -19,7 +19,7 @@ import pytest
 
 from hpcfed.cli import commands as cli
 from hpcfed.errors import remark, say
-from hpcfed.record.reading import read_run
+from hpcfed.experiment.stored import read_run
 from hpcfed.record.series import ROUND_SERIES, RoundSeries, agreed
 from hpcfed.report import choices
 from hpcfed.report.axes import Axis

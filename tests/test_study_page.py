@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from hpcfed.cli import commands as cli
-from hpcfed.record.reading import read_run
+from hpcfed.experiment.stored import read_run
 from hpcfed.report.collect import find
 from hpcfed.report.groups import Sample, groups
 from hpcfed.report.labels import label

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hpcfed.errors import UserError
+from hpcfed.experiment.stored import read_run
 from hpcfed.record.folder import CHECKPOINTS, RECORD
-from hpcfed.record.reading import read_run
-from hpcfed.record.safe import try_out
+from hpcfed.record.sandbox import try_out
 from hpcfed.report.groups import Sample
 from hpcfed.study.gather import GATHERED, StudyRecord, read_gathered
 

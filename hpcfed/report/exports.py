@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from hpcfed.record.reading import RunRecord, plain
+from hpcfed.record.json_values import plain
+from hpcfed.record.run import RunRecord
 from hpcfed.record.series import ROUND_SERIES
 from hpcfed.record.timing import PHASES
 from hpcfed.report.choices import differing_values

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from hpcfed.config import ANYWHERE, RunConfig
-from hpcfed.record.reading import RunRecord
+from hpcfed.record.run import RunRecord
 from hpcfed.record.timing import PHASES
 from hpcfed.report.choices import Choice, distinguish
 from hpcfed.report.labels import label

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hpcfed.errors import count
-from hpcfed.record.reading import LAST_UPDATES, LearningRecord, RunRecord, mean_accuracy
+from hpcfed.record.run import LAST_UPDATES, LearningRecord, RunRecord, mean_accuracy
 from hpcfed.record.series import ROUND_SERIES, RoundSeries
 from hpcfed.report.console import bare_table, bytes_text, plain_text, say
 from hpcfed.report.labels import ACCURACIES

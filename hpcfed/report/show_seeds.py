@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hpcfed.errors import count
-from hpcfed.record.reading import RunRecord, mean_accuracy
+from hpcfed.record.run import RunRecord, mean_accuracy
 from hpcfed.report.console import bare_table, bytes_text, plain_text, say
 from hpcfed.report.labels import ACCURACIES
 from hpcfed.report.show import status, target_table, title

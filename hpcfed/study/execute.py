@@ -8,8 +8,9 @@ from pathlib import Path
 
 from hpcfed.config import check_unchanged
 from hpcfed.errors import UserError, count, say
+from hpcfed.experiment.stored import is_complete
 from hpcfed.record.folder import runs
-from hpcfed.record.reading import RunRecord, is_complete
+from hpcfed.record.run import RunRecord
 from hpcfed.study.attempt import attempt
 from hpcfed.study.gather import GATHERED, write_study
 from hpcfed.study.launch import Start

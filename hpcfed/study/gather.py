@@ -15,9 +15,11 @@ import h5py
 import numpy as np
 
 from hpcfed.errors import UserError, printable
+from hpcfed.experiment.stored import record_of
 from hpcfed.record.folder import RECORD, seed_folders
+from hpcfed.record.json_values import parsed
 from hpcfed.record.publish import publish
-from hpcfed.record.reading import RunRecord, parsed, record_of
+from hpcfed.record.run import RunRecord
 from hpcfed.record.safe import Reader, check, check_file, readable, reading
 from hpcfed.study.outcome import Outcome, outcome_of, writing
 from hpcfed.study.plan import Study, Trial

@@ -10,9 +10,11 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from hpcfed.errors import UserError, one_line
+from hpcfed.experiment.stored import read_run
 from hpcfed.record.folder import seed_folder
+from hpcfed.record.json_values import plain
 from hpcfed.record.publish import publish
-from hpcfed.record.reading import RunRecord, plain, read_run
+from hpcfed.record.run import RunRecord
 from hpcfed.record.safe import check_file
 from hpcfed.study.plan import Trial
 

@@ -7,7 +7,7 @@ from math import isnan, nan
 import numpy as np
 from markupsafe import Markup
 
-from hpcfed.record.reading import RunRecord, mean_accuracy
+from hpcfed.record.run import RunRecord, mean_accuracy
 from hpcfed.report.axes import Axis
 from hpcfed.report.charts import Line, chart, stripes
 from hpcfed.report.groups import Group

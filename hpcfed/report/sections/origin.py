@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hpcfed.record.reading import RunRecord
+from hpcfed.record.run import RunRecord
 from hpcfed.report.collect import Found
 from hpcfed.report.groups import Group
 from hpcfed.report.labels import label
