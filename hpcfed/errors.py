@@ -64,6 +64,12 @@ class UserError(Exception):
     """
 
 
+class Diverged(ArithmeticError):
+    """Numbers are not finite, and the message says which options to change; a traceback
+    would say nothing more.
+    """
+
+
 def tell(error: UserError, rank: int) -> None:
     """One line for a mistake that is mostly found by every rank: others speak only if
     the root had no reason to.

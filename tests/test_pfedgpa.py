@@ -772,6 +772,7 @@ def test_a_server_that_diverges_fails_the_run(
     line += "; try --server-lr below 1e+30"
     told = [text for text in result.stderr.splitlines() if "hpcfed: rank" in text]
     assert len(told) == 1 and "rank 0" in told[0] and line in told[0], result.stderr
+    assert "Traceback" not in result.stderr, "the line says what to change"
     record = read_run(tmp_path / "run")
     assert (
         record.status == "failed" and line in record.error and record.rounds_done == 3

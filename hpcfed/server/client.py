@@ -6,7 +6,7 @@ from typing import TypeVar
 import numpy as np
 from torch import Tensor
 
-from hpcfed.errors import GRACE
+from hpcfed.errors import GRACE, Diverged
 from hpcfed.record.checkpoints import Part
 from hpcfed.runtime.collectives import Collectives
 from hpcfed.server.report import LearningReport
@@ -177,7 +177,7 @@ class ServerClient:
             # The root prints the line for all, and ends them.
             if not world.is_root:
                 time.sleep(GRACE)
-            raise ArithmeticError(answer.reason)
+            raise Diverged(answer.reason)
         assert isinstance(answer, kind)
         return answer, seconds
 

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from hpcfed.errors import Diverged
 from hpcfed.kernels import cuda
 from hpcfed.record.observer import observer
 from hpcfed.runtime import randomness
@@ -35,12 +36,6 @@ LARGE = 10_000_000
 
 Progress = Callable[[str, int, int], None]
 """Is told of every step: the network, steps done, and all steps."""
-
-
-class Diverged(ArithmeticError):
-    """The model's losses, or rows that it made, are not finite; every server rank
-    finds the same.
-    """
 
 
 class LatentDiffusion:
@@ -217,6 +212,7 @@ class LatentDiffusion:
         )
 
     def _check_losses(self, name: str, losses: np.ndarray) -> None:
+        # All server ranks have the same losses, and so raise together.
         bad = np.flatnonzero(~np.isfinite(losses))
         if len(bad):
             raise Diverged(

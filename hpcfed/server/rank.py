@@ -13,11 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hpcfed.errors import Diverged
 from hpcfed.record import checkpoints
 from hpcfed.record.checkpoints import Part
 from hpcfed.record.observer import observer
 from hpcfed.server.bank import UploadBank
-from hpcfed.server.latent_diffusion import Diverged, LatentDiffusion, Progress
+from hpcfed.server.latent_diffusion import LatentDiffusion, Progress
 from hpcfed.server.options import ServerOptions
 from hpcfed.server.requests import (
     Answer,
