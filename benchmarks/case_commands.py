@@ -56,7 +56,7 @@ def limit_runs(originals: Path) -> None:
     """Have only those runs go on, or begin, whose options are the originals': others
     may be of any length.
     """
-    from hpcfed.cli import commands as cli
+    from hpcfed import cli
     from hpcfed.config import Settings
     from hpcfed.experiment import run as experiment
 
@@ -80,7 +80,7 @@ def limit_runs(originals: Path) -> None:
 
 def start(words: list[str]) -> tuple[str, str]:
     """Start a command in this process; the outcome, and what it has said."""
-    from hpcfed.cli import commands as cli
+    from hpcfed import cli
 
     raw = io.BytesIO(), io.BytesIO()
     streams = [

@@ -160,7 +160,7 @@ def job(words: Iterable[str]) -> None:
 
     import torch
 
-    from hpcfed.cli.commands import parse_run
+    from hpcfed.cli import parse_run
     from hpcfed.experiment.run import run
 
     for parting, own in groupby(words, key="+".__eq__):

@@ -12,8 +12,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from hpcfed.config import (
     load_toml,
+    suggest_option,
 )
-from hpcfed.errors import UserError, did_you_mean, unknown
+from hpcfed.errors import UserError, unknown
 from hpcfed.record.run import RunRecord
 
 Figures = dict[str, dict[str, dict[str, float]]]
@@ -143,7 +144,7 @@ def read_study(path: Path) -> Study:
     except ValidationError as failure:
         first = failure.errors()[0]
         *_, key = first["loc"]
-        guess = did_you_mean(str(key), [*Study.model_fields, *Ablation.model_fields])
+        guess = suggest_option(str(key), [*Study.model_fields, *Ablation.model_fields])
         reason = (
             f"unknown key{guess}"
             if first["type"] == "extra_forbidden"

@@ -119,7 +119,7 @@ class Readers:
                 text.encode()
 
     def resume(self, path: Path) -> None:
-        from hpcfed.cli import commands as cli
+        from hpcfed import cli
         from hpcfed.config import check
         from hpcfed.runtime.launcher import Launch
 

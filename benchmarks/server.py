@@ -128,7 +128,7 @@ def first_written(
 
     seconds = {}
     seconds["autoencoder"], first = descend(
-        autoencoder, reconstruction, options.autoencoder_samples
+        autoencoder, reconstruction, options.samples("autoencoder")
     )
     with torch.no_grad():
         latents = autoencoder.encode(x)
@@ -142,7 +142,9 @@ def first_written(
             denoiser(kept.sqrt() * batch + (1 - kept).sqrt() * noise, t + 1), noise
         )
 
-    seconds["denoiser"], second = descend(denoiser, denoising, options.denoiser_samples)
+    seconds["denoiser"], second = descend(
+        denoiser, denoising, options.samples("denoiser")
+    )
     return seconds, [first, second]
 
 

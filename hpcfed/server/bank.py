@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hpcfed.record import checkpoints
-from hpcfed.record.checkpoints import Part
+from hpcfed.record.checkpoints import StoredFile
 
 
 class UploadBank:
@@ -64,7 +64,7 @@ class UploadBank:
             return known, self.rows()[:0]
         return known, torch.stack(found)
 
-    def store(self, folder: Path, seed: int) -> list[Part]:
+    def store(self, folder: Path, seed: int) -> list[StoredFile]:
         """Write all rounds to a checkpoint, and return the files; none if empty."""
         files = []
         for round, (clients, rows) in self._rounds.items():

@@ -7,7 +7,7 @@ import numpy as np
 from torch import Tensor
 
 from hpcfed.errors import GRACE, Diverged
-from hpcfed.record.checkpoints import Part
+from hpcfed.record.checkpoints import StoredFile
 from hpcfed.runtime.collectives import Collectives
 from hpcfed.server.report import LearningReport
 from hpcfed.server.requests import (
@@ -141,7 +141,7 @@ class ServerClient:
         request = Save(seed=self._seed, path=path)
         self._ask(request, Answer)
 
-    def store(self, folder: str) -> tuple[Part, ...]:
+    def store(self, folder: str) -> tuple[StoredFile, ...]:
         """Write bank and model to a checkpoint's folder, and return the files."""
         request = Store(seed=self._seed, folder=folder)
         answer, _ = self._ask(request, Stored)

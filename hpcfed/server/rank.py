@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hpcfed.errors import Diverged
 from hpcfed.record import checkpoints
-from hpcfed.record.checkpoints import Part
+from hpcfed.record.checkpoints import StoredFile
 from hpcfed.record.observer import observer
 from hpcfed.server.bank import UploadBank
 from hpcfed.server.latent_diffusion import LatentDiffusion, Progress
@@ -195,7 +195,7 @@ class ServerRank:
             return Stored(files=())
         folder = Path(request.folder)
         seed = request.seed
-        files: list[Part] = self._bank(seed).store(folder, seed)
+        files: list[StoredFile] = self._bank(seed).store(folder, seed)
         # Not self.model, which would build a model that nobody has asked for yet.
         model = self._models.get(seed)
         if model is not None and model.is_trained:
