@@ -1038,7 +1038,7 @@ def test_the_peak_of_memory_outlasts_a_count_that_is_set_back(
     """
     counts = iter([100, 900, 10, 300])
     monkeypatch.setattr(report, "peak_memory", lambda device: next(counts))
-    assert LatentDiffusion(WIDTHS, QUICK, HERE, seed=1).learn(BANK).own_peak == 900
+    assert LatentDiffusion(WIDTHS, QUICK, HERE, seed=1).learn(BANK).peak_here == 900
 
 
 # Saved servers

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from hpcfed.config import Choice, RunConfig, Switch, option
@@ -148,8 +149,8 @@ def round(fed: Federation, state: State, cohort: Cohort) -> State:
         return State(
             w, w.new_empty(len(fed.clients), 0)
         )  # older columns know nothing of this round
-    fed.learn(cohort.round)
-    made = _known_or(fed, w, fed.server.invert)
+    fed.learn(cohort)
+    made = _known_or(fed, w, partial(fed.invert, cohort))
     if last:  # else the next round's download has them
         cohort.log.bytes_down += fed.num_holders * made.shape[1] * made.element_size()
     return State(w, made)

@@ -9,7 +9,7 @@ from torch import Tensor
 from hpcfed.errors import GRACE, Diverged
 from hpcfed.record.checkpoints import StoredFile
 from hpcfed.runtime.collectives import Collectives
-from hpcfed.server.report import LearningReport
+from hpcfed.server.report import Inversion, LearningReport
 from hpcfed.server.requests import (
     Answer,
     Bank,
@@ -48,12 +48,6 @@ class ServerClient:
         self._transport = transport
         self._seed = seed
         self._collectives = collectives
-        self._reports: list[tuple[int, LearningReport]] = []
-
-    def reports(self) -> list[tuple[int, LearningReport]]:
-        """Return what was learnt since the last call, each with its round."""
-        reports, self._reports = self._reports, []
-        return reports
 
     def bank(self, round: int, clients: np.ndarray, rows: Tensor) -> None:
         """Hand in a round's uploads; they travel while the worker goes on."""
@@ -65,33 +59,33 @@ class ServerClient:
         )
         self._tell(request)
 
-    def learn(self, round: int) -> None:
-        """Have the model train on the banked uploads, and wait for it."""
+    def learn(self) -> LearningReport | None:
+        """Have the model train on the banked uploads, and wait for it.
+
+        Where the server has ranks of its own, the first worker alone gets the report.
+        """
         request = Learn(seed=self._seed)
         answer, seconds = self._ask(request, Learned)
         report = answer.report
         if report is not None:
             # The server waits for uploads that are still on their way before it learns.
             report.seconds["collect"] = seconds - answer.seconds
-            self._reports.append((round, report))
+        return report
 
-    def invert(
-        self, clients: np.ndarray, *, depth: int | None = None
-    ) -> tuple[Tensor, np.ndarray]:
-        """Return rows generated from the clients' newest uploads, and which clients
-        the server knows; the others' rows are zero.
+    def invert(self, clients: np.ndarray, *, depth: int | None = None) -> Inversion:
+        """Return rows generated from the clients' newest uploads.
+
+        `depth` are diffusion steps; None: --inversion-depth.
         """
         request = Invert(seed=self._seed, clients=clients, depth=depth)
         answer, seconds = self._ask(request, InvertedRows)
-        if self._reports:
-            round, report = self._reports.pop()
-            report = report.with_inversion(
-                recognised=answer.recognised,
-                invert=answer.seconds,
-                transfer=seconds - answer.seconds,
-            )
-            self._reports.append((round, report))
-        return answer.rows, answer.known
+        return Inversion(
+            rows=answer.rows,
+            known=answer.known,
+            recognised=answer.recognised,
+            seconds=answer.seconds,
+            transfer=seconds - answer.seconds,
+        )
 
     def recall(self, clients: np.ndarray) -> tuple[Tensor, np.ndarray]:
         """Return the clients' newest uploads, and which clients the server knows."""

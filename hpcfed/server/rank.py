@@ -129,7 +129,7 @@ class ServerRank:
         rows = self._banks[request.seed].rows()
         report = self.model(request.seed).learn(rows, self._progress)
         report.note_peak(self._slot.device)
-        report.peak_memory = self._allgather(float(report.own_peak))
+        report.peak_memory = self._allgather(float(report.peak_here))
         return Learned(report=report)
 
     def _recall(self, request: Recall) -> KnownRows:
