@@ -52,6 +52,7 @@ def profile(settings: Settings, *, warmup: int, active: int, nvtx: bool) -> None
     measured = Measured(
         _recorded(settings, record), record, watch.timelines, ceilings, cuda
     )
+    # What to change next depends on the options that the run had.
     advised = []
     for workload in workloads(measured):
         server = workload.name in NETWORKS
@@ -115,7 +116,7 @@ def _content(
         ranks.append(facts)
     ceilings = measured.ceilings
     return {
-        "device": watch.own.device,
+        "device": watch.timeline.device,
         "ceilings": {name: asdict(ceiling) for name, ceiling in ceilings.items()},
         "parts": parts,
         "phases": phases,
@@ -134,7 +135,7 @@ def _print(
     cuda = measured.cuda
     tables.print_tables(console, measured.record, watch.timelines, cuda=cuda)
     tables.print_verdicts(
-        console, watch.own.device, measured.ceilings, advised, cuda=cuda
+        console, watch.timeline.device, measured.ceilings, advised, cuda=cuda
     )
     tables.print_memory(console, watch.timelines)
     tables.print_files(console, folder)

@@ -25,6 +25,7 @@ def print_tables(
     console: Output, record: RunRecord, timelines: list[Timeline], *, cuda: bool
 ) -> None:
     """Print seconds by phase, the server's seconds, and the longest operators."""
+    # From the whole run down to single kernels.
     tables = [_phase_table(record)]
     if record.learnings:
         tables.append(_server_table(record))

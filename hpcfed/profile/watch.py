@@ -53,13 +53,15 @@ class ProfileWatch(Observer):
         self._closed: list[Recording] = []
         self.timelines: list[Timeline] = []
         """Timelines of all ranks; on the root, once the run has ended."""
-        self.own: Timeline
+        self.timeline: Timeline
         """This rank's timeline."""
 
     def begin(self, world: World) -> None:
         location = world.location
         self.device = world.device
-        self.own = Timeline(world.rank, world.role, location.host, location.device_name)
+        self.timeline = Timeline(
+            world.rank, world.role, location.host, location.device_name
+        )
         self._nvtx = self._nvtx and self.device.type == "cuda"
         # All ranks start their clocks here: host clocks of several nodes differ.
         world.barrier_all_roles()
@@ -73,12 +75,12 @@ class ProfileWatch(Observer):
         # A run that was stopped may leave a session open.
         self._close()
         if ROUNDS in self._looked:
-            self.own.warm = self._looked[ROUNDS][1]
+            self.timeline.warm = self._looked[ROUNDS][1]
         for recording in self._closed:
             session, spans = recording.read()
-            self.own.sessions.append(session)
-            self.own.spans += spans
-        self.timelines = world.gather_all_roles(self.own) or []
+            self.timeline.sessions.append(session)
+            self.timeline.spans += spans
+        self.timelines = world.gather_all_roles(self.timeline) or []
 
     def timer(self, device: torch.device) -> Timer:
         return _TracedTimer(device, self)
@@ -103,7 +105,7 @@ class ProfileWatch(Observer):
         since, done = self._looked.pop(network)
         steps = self._steps_done[network] - done
         if steps > 0:
-            self.own.paces[network] = (time.perf_counter() - since) / steps
+            self.timeline.paces[network] = (time.perf_counter() - since) / steps
 
     def step(self, network: str, done: int, steps: int) -> None:
         self._steps_done[network] = done
@@ -134,7 +136,7 @@ class ProfileWatch(Observer):
     def sample_memory(self) -> None:
         """Take down the memory that is in use now."""
         seconds = time.perf_counter() - self._base
-        self.own.memory.append((seconds, _memory(self.device)))
+        self.timeline.memory.append((seconds, _memory(self.device)))
 
     def at(self, stamp: Any) -> float:
         """Return a timer's stamp as seconds since the start."""
@@ -177,7 +179,7 @@ class ProfileWatch(Observer):
         yield
         seconds = time.perf_counter() - begin
         span = Span(track, name, begin - self._base, seconds)
-        self.own.spans.append(span)
+        self.timeline.spans.append(span)
 
     def _synchronize(self) -> None:
         if self.device.type == "cuda":
@@ -202,7 +204,7 @@ class _TracedTimer(Timer):
             seconds = self._watch.at(begin)
             length = self._watch.at(end) - seconds
             span = Span("phases", name, seconds, length)
-            self._watch.own.spans.append(span)
+            self._watch.timeline.spans.append(span)
         # What starting or stopping the profiler took is no part of the next round.
         if self._watch.lap():
             self.start()

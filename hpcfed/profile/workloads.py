@@ -144,6 +144,7 @@ def _beside_ceilings(
     """Return a workload; `computing` and `moving` are the seconds that its arithmetic
     and its bytes would take at the ceilings.
     """
+    # A phase may take no time at all, where no client had anything to train.
     compute = computing / warm if warm else nan
     bandwidth = moving / warm if warm else nan
     return Workload(name, seconds, warm, busy, compute, bandwidth)
@@ -175,6 +176,7 @@ def busy(timelines: list[Timeline], name: str, *, cuda: bool) -> float:
         for session in line.sessions:
             if session.name != name:
                 continue
+            # On a CPU the profiler slows the operators themselves: the share holds.
             share = session.busy
             pace = line.paces.get(name, 0.0)
             if cuda and pace:

@@ -51,6 +51,7 @@ class ServerClient:
 
     def bank(self, round: int, clients: np.ndarray, rows: Tensor) -> None:
         """Hand in a round's uploads; they travel while the worker goes on."""
+        # In float32, whatever clients train in: the server's model has one precision.
         request = Bank(
             seed=self._seed,
             round=round,

@@ -153,8 +153,9 @@ def guide(
     """Return latents after some reverse steps from time `start`, each of which follows
     the client's progress in the latent space (Eq. 10, Algorithm 1).
 
-    ε̃ = ε(z, t) − (1 + ω)(E(θ_l) − E(θ̂_{l−1})): read so because the printed sign would
-    undo what the client has learnt. The steps are the means alone, without fresh noise.
+    ε̃ = ε(z, t) − (1 + ω)(E(θ_l) − E(θ̂_{l−1})): read so because the printed sign
+    would undo the client's progress. The steps are the means alone, without fresh
+    noise.
     """
     last = max(0, start - steps)
     for t in range(start, last, -1):

@@ -7,17 +7,16 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hpcfed.errors import Diverged
 from hpcfed.kernels import cuda
 from hpcfed.record.observer import observer
 from hpcfed.runtime import randomness
 from hpcfed.server import diffusion, storage
 from hpcfed.server.chunks import in_chunks
 from hpcfed.server.diffusion import Schedule
+from hpcfed.server.divergence import check_losses
 from hpcfed.server.engines import make_trainer
 from hpcfed.server.losses import Draws, denoising_loss, reconstruction_loss
 from hpcfed.server.networks import Autoencoder, Denoiser, num_parameters
@@ -140,7 +139,7 @@ class LatentDiffusion:
         tell = _observed(progress, name, steps)
         with observer().span(name):
             losses = trainer.fit(loss, steps, tell)
-        self._check_losses(name, losses)
+        check_losses(name, losses, self.options)
         report.losses[name] = losses
         report.seconds[name] = self._clock() - begin
         report.note_peak(self.slot.device)
@@ -210,39 +209,6 @@ class LatentDiffusion:
             input_noise=self.options.input_noise,
             latent_noise=self.options.latent_noise,
         )
-
-    def _check_losses(self, name: str, losses: np.ndarray) -> None:
-        # All server ranks have the same losses, and so raise together.
-        bad = np.flatnonzero(~np.isfinite(losses))
-        if len(bad):
-            raise Diverged(
-                f"the server's {name} has diverged: its loss is not finite from step "
-                f"{bad[0] + 1} of {len(losses)} on; "
-                f"{self._advice()}"
-            )
-
-    def check_rows(
-        self, request: str, rows: Tensor, sound: Tensor | None = None
-    ) -> None:
-        """Raise where generated rows are not finite; `sound` says for which rows they
-        should be, else for all.
-        """
-        bad = ~rows.isfinite().all(1)
-        if sound is not None:
-            bad &= sound
-        number = int(bad.sum())
-        if number:
-            raise Diverged(
-                f"{number} of {len(rows)} rows that the server made ({request}) are "
-                f"not finite; {self._advice()}"
-            )
-
-    def _advice(self) -> str:
-        """Name the options that keep networks from diverging."""
-        advice = f"try --server-lr below {self.options.size.lr:g}"
-        if self.options.server_precision == "bf16":
-            advice += " or --server-precision fp32"
-        return advice
 
     # Generating
 

@@ -26,7 +26,7 @@ from hpcfed.server.layers import (
     as_activations,
     num_groups,
 )
-from hpcfed.server.options import Size
+from hpcfed.server.sizes import Size
 
 TIME_FEATURES = 256
 

@@ -9,26 +9,10 @@ from hpcfed import config
 from hpcfed.config import Choice, Switch, option
 from hpcfed.errors import UserError, count
 from hpcfed.models import MODELS
+from hpcfed.server.sizes import SIZES, Size
 
 NETWORKS = ("autoencoder", "denoiser")
-
-
-@dataclass(frozen=True)
-class Size:
-    """How large the server's networks are."""
-
-    width: int
-    """Channels of the first convolution; later ones have up to 4 times more, the
-    denoiser's 2^(depth−2), at least 4.
-    """
-    latent: int
-    """Numbers of a latent."""
-    depth: int
-    """Convolutions of the encoder, each of which halves the length."""
-    lr: float = 1e-3
-    """AdamW's learning rate."""
-
-
+"""In the order in which they are trained."""
 SAMPLES = {"autoencoder": 100_000, "denoiser": 400_000}
 """Samples that each network trains on."""
 CPU_SAMPLES = {"autoencoder": 20_000, "denoiser": 80_000}
@@ -37,22 +21,18 @@ measured on one core.
 """
 BATCH = 50
 
-SIZES = {
-    "small": Size(4, 32, 2, 3e-3),
-    "paper": Size(64, 256, 5),
-    "large": Size(512, 1024, 5),
-}
-"""`paper`: 40 million parameters of the autoencoder for the CIFAR-10 network's last two
-layers; `large`: a billion.
-"""
-
 
 class ServerOptions(config.Options):
+    """Options of every method that has a server's model."""
+
     has_server: ClassVar[bool] = True
+
+    # How large the networks are.
 
     server: Literal["auto", "small", "paper", "large"] = option(
         "auto",
-        "size of the server's networks; auto: paper on a GPU, small with fewer samples on a CPU",
+        "size of the server's networks; auto: paper on a GPU, small with fewer samples "
+        "on a CPU",
         group="server",
     )
     server_width: int | None = option(
@@ -84,6 +64,8 @@ class ServerOptions(config.Options):
         group="server",
         ge=0,
     )
+    # When the model learns, and from what.
+
     bank_rounds: int = option(
         20,
         "the server learns from the uploads of the last N rounds",
@@ -91,9 +73,12 @@ class ServerOptions(config.Options):
         ge=1,
     )
     server_every: int = option(
-        0, "train the server after every R rounds too, and start the next one from generated rows; 0: once, at the end",
-        group="server", ge=0,
-    )  # fmt: skip
+        0,
+        "train the server after every R rounds too, and start the next one from "
+        "generated rows; 0: once, at the end",
+        group="server",
+        ge=0,
+    )
     autoencoder_samples: int | None = option(
         None,
         "samples that the autoencoder trains on (default: 100,000, or 20,000 with "
@@ -108,6 +93,8 @@ class ServerOptions(config.Options):
         group="server",
         ge=0,
     )
+    # The steps of AdamW.
+
     server_batch: int = option(
         BATCH, "samples per step, over all server ranks", group="server", ge=1
     )
@@ -137,6 +124,8 @@ class ServerOptions(config.Options):
     latent_noise: float = option(
         0.1, "noise on its latents while it learns", group="server", ge=0
     )
+    # Diffusion, and generation from it.
+
     diffusion_steps: int = option(
         1000, "T: steps from data to noise", group="server", ge=2, le=10**6
     )
@@ -152,6 +141,8 @@ class ServerOptions(config.Options):
         "none (DDIM)",
         group="server",
     )
+    # Who trains, in which precision, and what lies where.
+
     server_engine: Literal["deepspeed", "torch"] = option(
         "deepspeed",
         "who trains: DeepSpeed, or a plain loop on one rank to compare with",
@@ -181,6 +172,8 @@ class ServerOptions(config.Options):
         "too (ZeRO 3)",
         group="server",
     )
+    # The trained model in a file.
+
     server_load: str = option(
         "", "start from this server.h5, saved by an earlier run", group="server"
     )
@@ -227,6 +220,7 @@ class ServerOptions(config.Options):
             yield Choice(
                 "server", "paper", "it learns on a GPU; --server small asks for less"
             )
+        # What is recorded must say how many samples it was, also where nobody asked.
         for network in NETWORKS:
             name = f"{network}_samples"
             if getattr(self, name):

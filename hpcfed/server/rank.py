@@ -18,6 +18,7 @@ from hpcfed.record import checkpoints
 from hpcfed.record.checkpoints import StoredFile
 from hpcfed.record.observer import observer
 from hpcfed.server.bank import UploadBank
+from hpcfed.server.divergence import check_rows
 from hpcfed.server.latent_diffusion import LatentDiffusion, Progress
 from hpcfed.server.options import ServerOptions
 from hpcfed.server.requests import (
@@ -97,6 +98,7 @@ class ServerRank:
         return divide(replace(answer, seconds=seconds), counts)
 
     def _answer(self, request: Request) -> Answer:
+        # A merged request is about the clients of all workers.
         match request:
             case Bank():
                 return self._add_uploads(request)
@@ -128,15 +130,15 @@ class ServerRank:
     def _learn(self, request: Learn) -> Learned:
         rows = self._banks[request.seed].rows()
         report = self.model(request.seed).learn(rows, self._progress)
+        # The training's peak, or what this process has seen since.
         report.note_peak(self._slot.device)
         report.peak_memory = self._allgather(float(report.peak_here))
         return Learned(report=report)
 
     def _recall(self, request: Recall) -> KnownRows:
-        model = self.model(request.seed)
         with observer().span("recall"):
             order, known, uploads = self._newest_uploads(request)
-            model.check_rows("recall", uploads)
+            check_rows("recall", uploads, self._options)
             return _in_request_order(uploads, order, known)
 
     def _reconstruct(self, request: Reconstruct) -> KnownRows:
@@ -144,7 +146,7 @@ class ServerRank:
         with observer().span("reconstruct"):
             order, known, uploads = self._newest_uploads(request)
             rows = model.reconstruct(uploads)
-            model.check_rows("reconstruct", rows)
+            check_rows("reconstruct", rows, self._options)
             return _in_request_order(rows, order, known)
 
     def _invert(self, request: Invert) -> InvertedRows:
@@ -155,14 +157,14 @@ class ServerRank:
             rows = model.invert(uploads, depth=request.depth)
             clients = request.clients[order][known]
             recognised = _recognised(model, bank, clients, rows)
-            model.check_rows("invert", rows)
+            check_rows("invert", rows, self._options)
             placed = _in_request_order(rows, order, known)
         return InvertedRows(rows=placed.rows, known=placed.known, recognised=recognised)
 
     def _sample(self, request: Sample) -> Rows:
         model = self.model(request.seed)
         rows = model.sample(len(request.clients))
-        model.check_rows("sample", rows)
+        check_rows("sample", rows, self._options)
         # The k-th smallest id gets the k-th row: a client's row does not depend on
         # which rank hosts it.
         order = np.argsort(request.clients)
@@ -181,10 +183,11 @@ class ServerRank:
         # A client whose own training has failed is not the server's fault.
         before = request.before.isfinite().all(1)
         after = request.after.isfinite().all(1)
-        model.check_rows("guide", rows, before & after)
+        check_rows("guide", rows, self._options, before & after)
         return Rows(rows=rows)
 
     def _save(self, request: Save) -> Answer:
+        # All server ranks hold the same networks: the first one writes.
         if self._slot.rank == 0:
             self.model(request.seed).save(Path(request.path))
         return Answer()

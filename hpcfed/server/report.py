@@ -72,6 +72,7 @@ class LearningReport:
 
     def utilisation(self, network: str) -> float:
         """Return the model's FLOPs as a share of what the devices could have done."""
+        # NaN where the device's peak is not known.
         seconds = self.seconds[network]
         possible = seconds * self.ranks * self.peak_flops
         return self.flops[network] / possible
@@ -89,6 +90,7 @@ def peak_flops(device: torch.device, options: ServerOptions) -> float:
     """Return the FLOP/s of the device's data sheet; NaN where they are not known."""
     if device.type != "cuda":
         return float("nan")
+    # Names are like "NVIDIA H100 80GB HBM3".
     name = torch.cuda.get_device_name(device)
     for known, (tf32, bf16) in PEAK_TFLOPS.items():
         if known in name:

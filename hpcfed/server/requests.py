@@ -19,6 +19,9 @@ from hpcfed.server.report import LearningReport
 M = TypeVar("M", bound="Message")
 
 
+# Messages are compared nowhere: arrays would make == ambiguous, hence eq=False.
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Message:
     """A request, or an answer to one."""
@@ -26,6 +29,7 @@ class Message:
     def tensors(self) -> dict[str, Tensor]:
         """Return the fields that travel in buffers of their own."""
         found = {}
+        # Not client ids and flags: a few bytes each, they travel with the header.
         for item in fields(self):
             value = getattr(self, item.name)
             if isinstance(value, Tensor):

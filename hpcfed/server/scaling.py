@@ -34,6 +34,7 @@ class RowScaling:
         for width in widths:
             columns = slice(start, start + width)
             residual = rows[:, columns] - mean[columns]
+            # One scale per tensor: weights and biases differ by orders of magnitude.
             scale = _deviation(residual)
             scales.append(scale.expand(width))
             start += width
@@ -77,5 +78,6 @@ class LatentScaling:
 
 def _deviation(residual: Tensor) -> Tensor:
     """Return the standard deviation of numbers whose mean is zero."""
+    # Not torch.std, which divides by n − 1.
     variance = residual.square().mean()
     return variance.sqrt().clamp_min(_SMALLEST)
