@@ -123,7 +123,8 @@ def client_accuracy(
     with setup.timer.phase("evaluate"):
         total = len(clients.rank)
         sums = torch.zeros(total, dtype=torch.float64, device=fed.device)
-        score = fed.evaluate(rows, np.arange(len(fed.clients)))
+        everyone = np.arange(len(fed.clients))
+        score = fed.evaluate(rows, everyone)
         # Every rank fills in its own clients; the others' entries stay 0.
         ids = on_device(fed.clients, fed.device)
         sums[ids] = score.correct.double()

@@ -63,6 +63,7 @@ def ending_when_stalled(
         changes = sum(timer.changes for timer in timers)
         return changes, reporting.phase()
 
+    # The watching thread calls it, since the main one may never return.
     give_up = partial(_stalled, world, reporting)
     with ExitStack() as within:
         within.enter_context(ending_stalls(advanced, seconds, give_up))

@@ -93,14 +93,18 @@ def _placed(
     config: RunConfig, partition: Partition, which: slice, world: World, mode: str
 ) -> Clients:
     """Place clients on ranks by their steps, as nothing has been measured yet."""
-    train_samples = np.array([len(samples) for samples in partition.train[which]])
-    test_samples = np.array([len(samples) for samples in partition.test[which]])
+    train_samples = _lengths(partition.train[which])
+    test_samples = _lengths(partition.test[which])
     # Steps, not samples: short batches are padded and take as long as whole ones.
     loads = client_loads(
         train_samples, epochs=config.epochs, batch_size=config.batch_size
     )
     rank = place(loads, world.num_workers, longest=LONGEST[mode])
     return Clients(rank, train_samples, test_samples)
+
+
+def _lengths(lists: Sequence[np.ndarray]) -> np.ndarray:
+    return np.array([len(samples) for samples in lists])
 
 
 def _holdings(partition: Partition, ids: np.ndarray) -> list[Holding]:

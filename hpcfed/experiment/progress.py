@@ -21,6 +21,10 @@ LINE_EVERY = 1.0
 """Seconds between plain lines, so that a long run does not fill a log."""
 
 
+Told = tuple[dict[str, float], bool]
+"""A round's figures, and whether they are on disk."""
+
+
 class RunProgress:
     """Shows how far a run is; it is told of every round that has been recorded."""
 
@@ -97,8 +101,8 @@ class SeedsProgress(RunProgress):
     def __init__(self, rounds: int, *, seeds: int, visible: bool) -> None:
         super().__init__(rounds, visible=visible)
         self._seeds = seeds
-        self._told: dict[int, list[tuple[dict[str, float], bool]]] = {}
-        """By round: figures of seeds, and whether they are on disk."""
+        self._told: dict[int, list[Told]] = {}
+        """By round: what seeds have told of it."""
         self._stopped: list[int] = []
         """The last rounds of seeds that have stopped."""
 

@@ -203,7 +203,8 @@ def _client_facts(setup: Setup) -> dict[str, np.ndarray]:
 
 def _server_size(setup: Setup) -> ServerSize | None:
     """Return how much the run will record of its server's model."""
-    options, config = server_options(setup.settings), setup.settings.config
+    options = server_options(setup.settings)
+    config = setup.settings.config
     if options is None:
         return None
     times = num_learnings(options, config.rounds)

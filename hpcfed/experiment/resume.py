@@ -91,9 +91,11 @@ def go_on(
         say(f"no checkpoint in {folder}: the run begins anew")
         return 0, state
     if results is not None:
-        copy = found.folder / RECORD
-        # Checkpoints of older versions have no copy of the record.
-        results.restore(copy if copy.exists() else folder / RECORD, found.rounds)
+        path = found.folder / RECORD
+        if not path.exists():
+            # Checkpoints of older versions have no copy of the record.
+            path = folder / RECORD
+        results.restore(path, found.rounds)
     # The last round's number counts even if no round is left: newcomers continue it.
     setup.federation.resume_after(found.rounds - 1)
     loaded = load(setup, found, state)
@@ -128,7 +130,8 @@ def load(setup: Setup, checkpoint: Checkpoint, state: Any) -> Any:
                 raise checkpoint.refusal(
                     f"common.{field.name}", "numbers of rows that there are not"
                 )
-        values[field.name] = torch.from_numpy(rows).to(like.device)
+        tensor = torch.from_numpy(rows)
+        values[field.name] = tensor.to(like.device)
     if setup.settings.options.has_server:
         setup.federation.server.restore(str(checkpoint.folder))
     return replace(state, **values)

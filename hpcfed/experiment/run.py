@@ -142,7 +142,8 @@ def go_together(
     """Run all rounds of all seeds, each seed's recorded in its folder."""
     stop = stop or Stop()
     first = setups[0]
-    rounds, visible = first.settings.config.rounds, first.world.is_root
+    rounds = first.settings.config.rounds
+    visible = first.world.is_root
     with SeedsProgress(rounds, seeds=len(setups), visible=visible) as progress:
         for line in opening_lines(first):
             progress.say(line)

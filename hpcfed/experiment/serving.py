@@ -37,9 +37,11 @@ def open_transport(
 
 def serve_model(settings: Settings, world: World) -> None:
     """Answer requests on a server rank, from the first to the last."""
-    options, config = server_options(settings), settings.config
+    options = server_options(settings)
+    config = settings.config
     assert options is not None, "a server rank without a server's model"
     set_arithmetic(config)
+    # The network is built for its layout alone: a server rank has no client.
     widths = generated(_layout(config), options).widths
     serve(world, widths, options, seeds=config.seeds or (config.seed,))
 

@@ -142,7 +142,9 @@ def failures(run: Path) -> list[Path]:
     """Return what ranks have left that failed."""
     found = []
     for path in _entries(run):
-        if fullmatch(_FAILURE, path.name) and stat.S_ISREG(path.lstat().st_mode):
+        if not fullmatch(_FAILURE, path.name):
+            continue
+        if stat.S_ISREG(path.lstat().st_mode):
             found.append(path)
     return found
 

@@ -76,7 +76,11 @@ def _first_failure(folder: Path) -> str | None:
     found = failures(folder)
     if not found:
         return None
-    first = min(found, key=lambda path: (path.stat().st_mtime_ns, path.name))
+
+    def age(path: Path) -> tuple[int, str]:
+        return path.stat().st_mtime_ns, path.name
+
+    first = min(found, key=age)
     with open(first, errors="replace") as file:
         return file.readline(MOST_LINE).rstrip("\n")
 
@@ -173,7 +177,8 @@ def _series(file: Reader, name: str, rounds: int, done: int) -> np.ndarray:
         return np.full(done, np.nan)
     if series.unit == "nats":
         # A loss that has diverged may be anything.
-        return file.numbers(where, (rounds,), done).astype(np.float64, copy=False)
+        values = file.numbers(where, (rounds,), done)
+        return values.astype(np.float64, copy=False)
     high = 1 if series.unit == "fraction" else MOST
     return _between(file, where, (rounds,), done, high=high)
 
@@ -215,7 +220,8 @@ def _relocations(file: Reader) -> tuple[int, ...]:
     if "moves" not in file:
         return ()
     rounds = _between(file, "moves/round", (None,))
-    return tuple(rounds[~np.isnan(rounds)].astype(int).tolist())
+    known = rounds[~np.isnan(rounds)]
+    return tuple(known.astype(int).tolist())
 
 
 def _named(

@@ -254,7 +254,8 @@ class ResultsWriter:
     ) -> None:
         """Mark the run `complete`, `stopped` or `failed`, and publish a last time."""
         if self._awaits_restore:
-            # It failed or was stopped before it could be resumed. What is on disk is more than is known here.
+            # It failed or was stopped before it could be resumed. What is on disk is
+            # more than is known here.
             self._file.close()
             return
         self._file.attrs.update(status=status, finished=_clock(time.time()))
@@ -277,7 +278,8 @@ class ResultsWriter:
     def publish(self) -> None:
         """Bring all rounds so far to disk."""
         begin = time.monotonic()
-        self._file.attrs["seconds"] = self._seconds_before + time.time() - self._started
+        seconds = self._seconds_before + time.time() - self._started
+        self._file.attrs["seconds"] = seconds
         # Earlier rounds are in the file already.
         fresh = slice(self._rounds_in_file, self._rounds_done)
         for name, array in self._arrays.items():
@@ -316,9 +318,9 @@ class ResultsWriter:
             self.relocations = self._restore_entries(old, RELOCATIONS, rounds)
             self._trainings = self._restore_entries(old, server_group.GROUP, rounds)
             self._restore_command(old.text("environment"))
-            resumed = [*map(int, facts.get("resumed", ())), rounds]
+            before = map(int, facts.get("resumed", ()))
             self._file.attrs["started"] = str(facts["started"])
-            self._file.attrs["resumed"] = resumed
+            self._file.attrs["resumed"] = [*before, rounds]
             # Older files did not record the run's seconds as a whole.
             seconds = self._arrays["rounds/seconds"][:rounds]
             counted = float(np.nansum(seconds))

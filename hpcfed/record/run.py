@@ -161,7 +161,8 @@ class RunRecord:
         steady = timed[1:] if len(timed) > 1 else timed
         if not len(steady):
             return dict.fromkeys(PHASES, float("nan"))
-        return dict(zip(PHASES, steady.mean((0, 1)).tolist(), strict=True))
+        means = steady.mean((0, 1))
+        return dict(zip(PHASES, means.tolist(), strict=True))
 
     def rounds_to(self, share: float) -> int | None:
         """Return the rounds until the clients' accuracy reached this share of its own

@@ -46,7 +46,8 @@ class Reader:
         """`left` is the number of bytes that may still be read, shared by all readers
         of a file.
         """
-        self._group, self._left = group, left
+        self._group = group
+        self._left = left
 
     def __contains__(self, name: str) -> bool:
         return name in self._group
@@ -105,7 +106,8 @@ class Reader:
                 raise ValueError(f"{name} has {data.shape[0]} of {first} rounds")
             taken = (first, *data.shape[1:])
         self._spend(name, prod(taken) * data.dtype.itemsize)
-        values: np.ndarray = np.asarray(data[()] if first is None else data[:first])
+        read = data[()] if first is None else data[:first]
+        values: np.ndarray = np.asarray(read)
         # A file may have been written on a machine of the other byte order.
         return values.astype(values.dtype.newbyteorder("="), copy=False)
 
@@ -122,8 +124,11 @@ class Reader:
         if len(data.shape) != 1 or data.shape[0] > MOST_ENTRIES:
             raise ValueError(f"{name} is no list, or too long a one")
         strings = data.asstr()
+        texts = []
         # One by one: all may be one long string, which the file holds only once.
-        return [self._text(name, strings[number]) for number in range(data.shape[0])]
+        for number in range(data.shape[0]):
+            texts.append(self._text(name, strings[number]))
+        return texts
 
     def _dataset(self, name: str) -> h5py.Dataset:
         data = self._group[name]

@@ -110,7 +110,8 @@ class SnapshotWriter:
     def _create(self, name: str, shape: tuple[int, ...], *dimensions: str) -> None:
         """Create a dataset of rows, each a chunk with a checksum, all on disk at once."""
         assert self._file is not None
-        chunk = (*[1] * (len(shape) - 1), shape[-1])
+        ones = [1] * (len(shape) - 1)
+        chunk = (*ones, shape[-1])
         # Early: the disk's space is taken now, and a full one says so now.
         creation = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
         creation.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
@@ -163,10 +164,14 @@ class SnapshotWriter:
         if self._root:
             shapes["global"] = (times, columns)
         for name, shape in shapes.items():
-            if known.shape(name) != shape or file[name].dtype.kind not in "fu":
+            data = file[name]
+            if known.shape(name) != shape or data.dtype.kind not in "fu":
                 raise ValueError(f"{name} has another shape or type")
+            if name == "taken":
+                continue
             # Every row was allocated at the start: writing must not extend the file.
-            if name != "taken" and file[name].id.get_num_chunks() != prod(shape[:-1]):
+            rows = prod(shape[:-1])
+            if data.id.get_num_chunks() != rows:
                 raise ValueError(f"{name} has lost some of its rows")
         return True
 
