@@ -224,10 +224,21 @@ class Federation(LocalTraining[MethodOptions]):
         with self._timer.phase("server"):
             self.server.bank(cohort.round, self.clients[cohort.here], columns)
 
-    def learn(self, round: int) -> None:
+    def learn(self, cohort: Cohort) -> None:
         """Let the server's model learn from what was banked; all workers wait."""
         with self._timer.phase("server"):
-            self.server.learn(round)
+            cohort.log.server_report = self.server.learn()
+
+    def invert(self, cohort: Cohort, clients: np.ndarray) -> tuple[Tensor, np.ndarray]:
+        """Return columns that the server generates from the clients' newest uploads, and
+        which of the clients it knows. What it measures goes to the round's report.
+        """
+        with self._timer.phase("server"):
+            inversion = self.server.invert(clients)
+        report = cohort.log.server_report
+        if report is not None:
+            cohort.log.server_report = report.with_inversion(inversion)
+        return inversion.rows, inversion.known
 
     def timed(self, phase: str) -> AbstractContextManager[None]:
         """Count what a method computes by itself, such as a server's model, as time of

@@ -14,6 +14,7 @@ server guides them.
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 from hpcfed.config import Choice, RunConfig, Switch, option
 from hpcfed.errors import UserError
@@ -137,8 +138,8 @@ def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
         # Older generated columns know nothing of this round.
         return _plain(fed, w)
 
-    fed.learn(cohort.round)
-    made = _known_or(fed, w, fed.server.invert)
+    fed.learn(cohort)
+    made = _known_or(fed, w, partial(fed.invert, cohort))
     if done == rounds:
         # After other rounds the next download sends them.
         size = made.shape[1] * made.element_size()
