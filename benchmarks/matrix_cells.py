@@ -26,6 +26,8 @@ AGAIN = "the plain loop again"
 
 @dataclass(frozen=True)
 class Cell:
+    """One way to ask for the server, and the layout of ranks."""
+
     size: str
     precision: str
     stage: int
@@ -34,22 +36,16 @@ class Cell:
 
     @property
     def row(self) -> str:
-        """What the cells of one line of the table have in common."""
+        """The name of the line of the table that this cell is in."""
         if self.further == AGAIN:
             return f"{self.size:6} {self.precision:5} {AGAIN}"
         return f"{self.size:6} {self.precision:5} ZeRO {self.stage}{self.further and ', ' + self.further}"
 
     @property
     def folder(self) -> str:
-        return "-".join(
-            [
-                self.size,
-                self.precision,
-                str(self.stage),
-                self.layout,
-                *self.further.split(),
-            ]
-        )
+        """The name of the run's folder."""
+        names = [self.size, self.precision, str(self.stage), self.layout]
+        return "-".join([*names, *self.further.split()])
 
     @property
     def reference(self) -> str:
@@ -58,9 +54,11 @@ class Cell:
 
     @property
     def micro(self) -> int:
+        """The micro-batch of a server rank."""
         return BATCH // max(1, LAYOUTS[self.layout][1])
 
     def words(self) -> str:
+        """Return the options of the cell's run."""
         ranks, servers = LAYOUTS[self.layout]
         if self.further == AGAIN:
             return self.plain_words()
@@ -74,12 +72,13 @@ class Cell:
         return f"{COMMON} {WORK[self.size]} {own} --backend {'nccl' if ranks > 2 else 'auto'}"
 
     def plain_words(self) -> str:
+        """Return the options of the plain loop that the cell is compared with."""
         own = f"--server {self.size} --server-precision {self.precision}"
         return f"{COMMON} {WORK[self.size]} {own} --server-engine torch --server-micro-batch {self.micro}"
 
 
 def cells(options: argparse.Namespace) -> list[Cell]:
-    """All cells that were asked for; further ones once per stage and layout."""
+    """Return all cells that were asked for; further ones once per stage and layout."""
     chosen = [
         Cell(size, precision, stage, "", layout)
         for layout in options.layouts

@@ -26,7 +26,7 @@ from hpcfed.runtime.world import World
 
 
 def seconds(settings: Settings, world: World, *, recorded: bool) -> float:
-    """Wall time of all rounds, from the first to the last result."""
+    """Return the wall time of all rounds, from the first to the last result."""
     setup = assemble(settings, world, Timer(world.device))
     fed, method = setup.federation, setup.method
     with tempfile.TemporaryDirectory() as folder:
