@@ -41,8 +41,9 @@ from references import (
 )
 
 from hpcfed.errors import one_line
-from hpcfed.record.checkpoints import CHECKPOINTS, MARKER
-from hpcfed.record.reading import read_run
+from hpcfed.experiment.stored import read_run
+from hpcfed.record.checkpoints import MARKER
+from hpcfed.record.folder import CHECKPOINTS
 from hpcfed.runtime.signals import STOPPED
 
 ASIDE = ("hangup-alone", "study", "requeue", "seeds", "twice")

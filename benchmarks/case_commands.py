@@ -61,9 +61,9 @@ def limit_runs(originals: Path) -> None:
     """
     from hpcfed.cli import commands as cli
     from hpcfed.config import Settings
-    from hpcfed.experiment import loop
+    from hpcfed.experiment import run as experiment
 
-    begin = loop.run
+    begin = experiment.run
     known = cli.parse_run(["--resume", str(originals / "cases/run")]).flat()
     quick = cli.parse_run(["--dataset", "digits", *QUICK]).flat()
 
@@ -77,7 +77,7 @@ def limit_runs(originals: Path) -> None:
                 return begin(settings, *words)
         return None
 
-    loop.run = limited  # type: ignore[assignment]
+    experiment.run = limited  # type: ignore[assignment]
 
 
 def start(words: list[str]) -> tuple[str, str]:

@@ -72,8 +72,8 @@ from references import References, damage
 from schedule import Schedule
 from traps import Traps
 
+from hpcfed.experiment.stored import read_run
 from hpcfed.record import checkpoints
-from hpcfed.record.reading import read_run
 from hpcfed.runtime.signals import STOPPED
 
 PAUSE = 0.4

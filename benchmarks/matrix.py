@@ -47,7 +47,7 @@ import numpy as np
 from matrix_cells import LAYOUTS, WORK, Cell, cells
 
 from hpcfed.errors import UserError
-from hpcfed.record.reading import read_run
+from hpcfed.experiment.stored import read_run
 from hpcfed.server.options import NETWORKS
 
 JOBS = 2
@@ -156,7 +156,7 @@ def job(words: Iterable[str]) -> None:
     import torch
 
     from hpcfed.cli.commands import parse_run
-    from hpcfed.experiment.loop import run
+    from hpcfed.experiment.run import run
 
     for parting, own in groupby(words, key="+".__eq__):
         if parting:

@@ -22,7 +22,8 @@ from hpcfed.config import (
 )
 from hpcfed.data import files
 from hpcfed.errors import UserError, did_you_mean, unknown
-from hpcfed.record.reading import RunRecord, mean_accuracy, read_seeds
+from hpcfed.experiment.stored import read_seeds
+from hpcfed.record.run import RunRecord, mean_accuracy
 from hpcfed.runtime.launcher import launched
 
 OWN = (

@@ -27,7 +27,7 @@ from hpcfed.config import (
     check_unchanged,
 )
 from hpcfed.errors import UserError, one_line
-from hpcfed.record.reading import read_seeds
+from hpcfed.experiment.stored import read_seeds
 from hpcfed.runtime.signals import SIGNALS, STOPPED, Stop
 
 
@@ -158,7 +158,7 @@ class Children:
 
 def attempt(cell: Cell, stop: Stop) -> str | None:
     """Run a cell, or resume it; return the reason when it fails."""
-    from hpcfed.experiment.loop import run
+    from hpcfed.experiment.run import run
 
     try:
         run(resumed(cell) or cell.settings, stop)
@@ -210,9 +210,9 @@ def data_read_once() -> Iterator[None]:
     """Let all cells of a data set share its images in host memory; synthetic images
     depend on the cell.
     """
-    from hpcfed.experiment import assemble
+    from hpcfed.experiment import data
 
-    load = assemble.load
+    load = data.load
     cached: dict[str, Any] = {}
 
     def load_once(name: str, **how: Any) -> Any:
@@ -223,8 +223,8 @@ def data_read_once() -> Iterator[None]:
             cached[name] = load(name, **how)
         return cached[name]
 
-    assemble.load = load_once
+    data.load = load_once
     try:
         yield
     finally:
-        assemble.load = load
+        data.load = load

@@ -14,7 +14,7 @@ from hpcfed.config import (
     load_toml,
 )
 from hpcfed.errors import UserError, did_you_mean, unknown
-from hpcfed.record.reading import RunRecord
+from hpcfed.record.run import RunRecord
 
 Figures = dict[str, dict[str, dict[str, float]]]
 """A paper's figures, by data set, method and column."""

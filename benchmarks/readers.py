@@ -34,14 +34,14 @@ class Readers:
     """All that reads a kind of file, with what it needs."""
 
     def __init__(self, originals: Path) -> None:
-        from hpcfed.record import safe
-        from hpcfed.record.reading import read_run
+        from hpcfed.experiment.stored import read_run
+        from hpcfed.record import sandbox
         from hpcfed.report import collect
 
         self._tried: set[int] = set()
-        self._try_out = safe.try_out
+        self._try_out = sandbox.try_out
         # Every command tries its files out in a fork. Once is enough here.
-        safe.try_out = collect.try_out = self.try_once
+        sandbox.try_out = collect.try_out = self.try_once
         self._made = read_run(originals / "made")
         with h5py.File(originals / "params.h5") as file:
             self._rows = {name: file[name][()] for name in ("client", "round", "rows")}
@@ -57,7 +57,7 @@ class Readers:
 
     def __call__(self, kind: str, path: Path) -> None:
         """Read a file as every command would that gets it; raise the first refusal."""
-        from hpcfed.record.safe import try_out
+        from hpcfed.record.sandbox import try_out
 
         ways = {
             "run": (self.show, self.report, self.resume, self.restore),
@@ -82,9 +82,9 @@ class Readers:
         """Read a run as `hpcfed show` does."""
         from rich.console import Console
 
-        from hpcfed.record.reading import read_run
-        from hpcfed.record.safe import try_out
-        from hpcfed.report.console import show
+        from hpcfed.experiment.stored import read_run
+        from hpcfed.record.sandbox import try_out
+        from hpcfed.report.show import show
 
         try_out([path])
         record = read_run(path.parent)
@@ -94,7 +94,7 @@ class Readers:
 
     def report(self, path: Path) -> None:
         """Read a run or a study as `hpcfed report` does, exports included."""
-        from hpcfed.report.collect import find, groups
+        from hpcfed.report.collect import find
         from hpcfed.report.command import page
         from hpcfed.report.exports import (
             csv_text,
@@ -102,6 +102,7 @@ class Readers:
             json_text,
             ranks_csv_text,
         )
+        from hpcfed.report.groups import groups
 
         found = find([path])
         if found.unread:

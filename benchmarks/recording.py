@@ -18,8 +18,9 @@ import numpy as np
 from measuring import settings_of
 
 from hpcfed.config import Settings
-from hpcfed.experiment import loop
 from hpcfed.experiment.assemble import assemble
+from hpcfed.experiment.evaluate import evaluate
+from hpcfed.experiment.run import go
 from hpcfed.record.timing import Timer
 from hpcfed.runtime import world as worlds
 from hpcfed.runtime.world import World
@@ -32,12 +33,12 @@ def seconds(settings: Settings, world: World, *, recorded: bool) -> float:
     with tempfile.TemporaryDirectory() as folder:
         begin = time.perf_counter()
         if recorded:
-            loop.go(setup, Path(folder), quiet=True)
+            go(setup, Path(folder), quiet=True)
         else:
             state = method.init(fed)
             for round in range(settings.config.rounds):
                 state = method.round(fed, state, fed.sample(round))
-                loop.evaluate(setup, state)
+                evaluate(setup, state)
         return time.perf_counter() - begin
 
 

@@ -19,7 +19,8 @@ from lives import (
     program,
 )
 
-from hpcfed.record.checkpoints import CHECKPOINTS, MARKER
+from hpcfed.record.checkpoints import MARKER
+from hpcfed.record.folder import CHECKPOINTS
 from hpcfed.study.gather import read_gathered
 
 ROUNDS = 15

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from hpcfed.cli.commands import parse_run
 from hpcfed.experiment.assemble import Setup, assemble
-from hpcfed.experiment.loop import run
-from hpcfed.experiment.rebalance import move
+from hpcfed.experiment.rebalance import relocate
+from hpcfed.experiment.run import run
 from hpcfed.record.timing import Timer
 from hpcfed.runtime import world as worlds
 
@@ -56,7 +56,7 @@ class Family:
         fed, state = setup.federation, setup.method.init(setup.federation)
         for round in range(self.rounds):
             if moving and round == 2:
-                state = move(setup, state, np.roll(setup.clients.rank, 4))
+                state = relocate(setup, state, np.roll(setup.clients.rank, 4))
             state = setup.method.round(fed, state, fed.sample(round))
         world.close()
         return fed.clients, self.rows(setup, state).numpy()

@@ -12,8 +12,9 @@ import pytest
 from hpcfed.cli import commands as cli
 from hpcfed.experiment import loop
 from hpcfed.experiment.assemble import Setup, assemble
-from hpcfed.experiment.loop import run
-from hpcfed.record.reading import read_run
+from hpcfed.experiment.evaluate import Evaluation
+from hpcfed.experiment.run import go, run
+from hpcfed.experiment.stored import read_run
 from hpcfed.record.timing import Timer
 from hpcfed.runtime import world as worlds
 
@@ -188,7 +189,7 @@ def run_alone(
     """Make a run in this process, and return every client's row after its last round."""
     rows = np.empty(0)
 
-    def keeping_rows(setup: Setup, state: Any) -> loop.Evaluation:
+    def keeping_rows(setup: Setup, state: Any) -> Evaluation:
         nonlocal rows
         fed = setup.federation
         rows = setup.method.personal(fed, state, fed.clients).numpy().copy()
@@ -198,7 +199,7 @@ def run_alone(
     monkeypatch.setattr(loop, "evaluate", keeping_rows)
     world = worlds.enter(device="cpu")
     folder.mkdir()
-    loop.go(
+    go(
         assemble(
             cli.parse_run([str(word) for word in options]), world, Timer(world.device)
         ),

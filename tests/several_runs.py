@@ -6,7 +6,7 @@ import sys
 from itertools import groupby
 
 from hpcfed.cli.commands import parse_run
-from hpcfed.experiment.loop import run
+from hpcfed.experiment.run import run
 
 for parting, words in groupby(sys.argv[1:], key="+".__eq__):
     if not parting:

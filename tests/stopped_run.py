@@ -5,7 +5,7 @@ and the options of the run.
 import sys
 
 from hpcfed.cli.commands import parse_run
-from hpcfed.experiment.loop import run
+from hpcfed.experiment.run import run
 from hpcfed.runtime.signals import Stop
 
 

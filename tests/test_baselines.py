@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from hpcfed import methods
 from hpcfed.clients.engine import Sgd
 from hpcfed.experiment.assemble import Setup
-from hpcfed.experiment.loop import evaluate
+from hpcfed.experiment.evaluate import evaluate
+from hpcfed.experiment.stored import read_run
 from hpcfed.federation.log import RoundLog
 from hpcfed.methods import _parts
 from hpcfed.models import MODELS
 from hpcfed.models.layout import Layout
 from hpcfed.models.networks import build
-from hpcfed.record.reading import read_run
 from tests.federations import (
     HARSH,
     Weights,

@@ -22,7 +22,7 @@ from hpcfed.config import (
     synthetic_bytes,
 )
 from hpcfed.errors import UserError, printable
-from hpcfed.experiment.assemble import check_network
+from hpcfed.experiment.serving import check_network
 from hpcfed.runtime import memory
 from hpcfed.runtime.launcher import Launch
 

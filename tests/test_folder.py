@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 
 from hpcfed.cli import commands as cli
-from hpcfed.experiment.loop import run
+from hpcfed.experiment.run import run
+from hpcfed.experiment.stored import read_run
 from hpcfed.record import checkpoints, environment
 from hpcfed.record.claim import claimed
 from hpcfed.record.folder import check_out, empty
-from hpcfed.record.reading import read_run
 from hpcfed.runtime.signals import STOPPED, Stop
 from tests import jobs
 from tests.runs import LONG, SERVER, flags, mistake, same, started
@@ -256,7 +256,7 @@ def test_a_run_is_known_from_its_first_moment(
     def fail(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("hpcfed.experiment.loop.resume.check_shared", fail)
+    monkeypatch.setattr("hpcfed.experiment.checkpointing.check_shared", fail)
     with pytest.raises(KeyboardInterrupt):
         started(*QUICK, "--out", tmp_path / "run")
     record = read_run(tmp_path / "run")
@@ -281,7 +281,7 @@ def test_seeds_are_claimed_with_their_run(
         said.append(mistake(capsys, "run", *[word.format(out) for word in words]))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("hpcfed.experiment.loop.go_together", meanwhile)
+    monkeypatch.setattr("hpcfed.experiment.run.go_together", meanwhile)
     with pytest.raises(KeyboardInterrupt):
         started("--resume", out)
     assert f"another run is writing to {out}/seed-0" in said[0]
@@ -458,7 +458,7 @@ def test_shared_fields_differ_on_no_rank(tmp_path: Path, mpirun: Callable) -> No
         "def parted(fed, state, cohort):\n"
         "    state = round(fed, state, cohort)\n"
         "    return replace(state, w=state.w + float(sys.argv[1]) * fed.clients[0])\n"
-        "method.round = parted\nmain(sys.argv[2:])\n"
+        "method.round = parted\ncli.main(sys.argv[2:])\n"
     )
     words = ["run", *flags(clients=4, rounds=2), "--out"]
     ended = mpirun(2, program, "1", *words, tmp_path / "far")

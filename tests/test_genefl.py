@@ -24,7 +24,8 @@ from hpcfed.clients.training import StackTraining
 from hpcfed.data import PartitionPlan
 from hpcfed.data.partition import partition
 from hpcfed.experiment.assemble import Setup
-from hpcfed.experiment.loop import evaluate
+from hpcfed.experiment.evaluate import evaluate
+from hpcfed.experiment.stored import read_run
 from hpcfed.federation.clustering import (
     _first_vectors,
     assign,
@@ -37,7 +38,7 @@ from hpcfed.federation.log import RoundLog
 from hpcfed.methods import genefl
 from hpcfed.models.layout import Layout, Workplace
 from hpcfed.models.networks import build
-from hpcfed.record.reading import RunRecord, read_run
+from hpcfed.record.run import RunRecord
 from hpcfed.runtime import randomness
 from tests.federations import assembled, rounds, traffic, trained_alone
 from tests.naive import batches, make_shard

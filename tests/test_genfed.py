@@ -21,14 +21,17 @@ from hpcfed.data.partition import Partition
 from hpcfed.data.supplement import supplemented
 from hpcfed.errors import UserError
 from hpcfed.experiment.assemble import Setup
-from hpcfed.experiment.loop import Evaluation, go
+from hpcfed.experiment.evaluate import Evaluation
 from hpcfed.experiment.progress import RunProgress, SeedsProgress
-from hpcfed.experiment.rebalance import Moving
+from hpcfed.experiment.rebalance import Rebalancer
+from hpcfed.experiment.run import go
+from hpcfed.experiment.stored import read_run, read_seeds
 from hpcfed.federation.log import RoundLog
 from hpcfed.federation.selection import SelectionOptions, best
 from hpcfed.models.networks import build
-from hpcfed.record.reading import at_target, read_run, read_seeds
-from hpcfed.report.console import show, show_seeds
+from hpcfed.record.run import at_target
+from hpcfed.report.show import show
+from hpcfed.report.show_seeds import show_seeds
 from tests.federations import (
     HARSH,
     Weights,
@@ -506,7 +509,7 @@ def test_the_balance_of_ranks_counts_everybody_that_trains(
 ) -> None:
     s = assembled(method=method, participation=0.5)
     s.shards, noted = (lambda split, ids: s.federation._train_data), []
-    moving = Moving(s, None, RunProgress(1, visible=False))
+    moving = Rebalancer(s, None, RunProgress(1, visible=False))
     moving._balance.note = lambda clients, seconds: bool(noted.append(len(clients)))  # type: ignore[method-assign]
     moving.after_round(None, s.federation.sample(0), np.ones(1))
     assert noted == [trained]

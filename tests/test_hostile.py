@@ -26,10 +26,11 @@ from hypothesis import strategies as st
 
 from hpcfed.cli import commands as cli
 from hpcfed.errors import UserError
-from hpcfed.record import checkpoints, safe
-from hpcfed.record.folder import check_plain
+from hpcfed.experiment.stored import read_run
+from hpcfed.record import checkpoints, safe, sandbox
+from hpcfed.record.folder import check_plain, checkpoint_folder
+from hpcfed.record.json_values import parsed
 from hpcfed.record.publish import publish
-from hpcfed.record.reading import parsed, read_run
 from tests.runs import mistake
 
 # Benchmarks import their siblings as scripts do.
@@ -196,7 +197,7 @@ def test_soft_links_and_circles_do_no_harm(run: Path) -> None:
         file["round and round"] = h5py.SoftLink("/round and round")
         file.move("config", "elsewhere")
         file["config"] = h5py.SoftLink("/top/top/elsewhere")
-    safe.try_out([run / "run.h5"])
+    sandbox.try_out([run / "run.h5"])
     assert json.dumps(read_run(run).summary()) == json.dumps(before)
 
 
@@ -246,7 +247,7 @@ def test_what_is_declared_and_not_there_takes_no_memory(
             for _ in range(5000):
                 group = group.create_group("x")
     program = (
-        "import resource, sys\nfrom hpcfed.cli import commands as cli\nimport hpcfed.record.reading, "
+        "import resource, sys\nfrom hpcfed.cli import commands as cli\nimport hpcfed.experiment.stored, "
         "rich.console, h5py\n"
         "size = int(open('/proc/self/statm').read().split()[0]) * 4096\n"
         "resource.setrlimit(resource.RLIMIT_AS, (size + 2**29, size + 2**29))\n"
@@ -302,14 +303,14 @@ def test_files_without_checksums_are_still_read(run: Path) -> None:
 def test_a_library_that_loops_or_crashes_is_one_line(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(safe, "PATIENCE", 1)
+    monkeypatch.setattr(sandbox, "PATIENCE", 1)
     monkeypatch.setattr(
         safe, "_check_dataset", lambda *_: os.kill(os.getpid(), signal.SIGKILL)
     )
     with pytest.raises(
         UserError, match=r"run\.h5 is damaged: the HDF5 library crashes over it"
     ):
-        safe.try_out([run / "run.h5"])
+        sandbox.try_out([run / "run.h5"])
 
     def loop(*_: object) -> None:
         while True:
@@ -319,7 +320,7 @@ def test_a_library_that_loops_or_crashes_is_one_line(
     with pytest.raises(
         UserError, match=r"run\.h5 is damaged: the HDF5 library takes too long with it"
     ):
-        safe.try_out([run / "run.h5"])
+        sandbox.try_out([run / "run.h5"])
 
 
 def test_zeros_in_a_heap_of_strings_are_refused_at_once(run: Path) -> None:
@@ -331,7 +332,7 @@ def test_zeros_in_a_heap_of_strings_are_refused_at_once(run: Path) -> None:
     with pytest.raises(
         UserError, match="a heap of strings has an entry without a size"
     ):
-        safe.try_out([run / "run.h5"])
+        sandbox.try_out([run / "run.h5"])
 
 
 def stored_config(run: Path, **changes: Any) -> None:
@@ -478,7 +479,7 @@ def test_longer_numbers_are_refused(run: Path, where: str) -> None:
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
-    folder = checkpoints.place(tmp_path, 3)
+    folder = checkpoint_folder(tmp_path, 3)
     folder.mkdir(parents=True)
     checkpoints.complete(
         folder, 3, [checkpoints.write(folder, "common.w", np.arange(4.0))]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hpcfed.experiment.loop import evaluate
+from hpcfed.experiment.evaluate import evaluate
 from tests.federations import assembled
 
 

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from hpcfed import methods
 from hpcfed.cli import commands as cli
-from hpcfed.experiment.loop import evaluate
+from hpcfed.experiment.evaluate import evaluate
+from hpcfed.experiment.stored import read_run
 from hpcfed.federation.cohort import shares
 from hpcfed.federation.log import RoundLog
-from hpcfed.record.reading import read_run
 from tests.federations import assembled, trained_alone
 
 

@@ -11,7 +11,7 @@ import h5py
 import numpy as np
 import pytest
 
-from hpcfed.record.reading import read_run
+from hpcfed.experiment.stored import read_run
 from tests.runs import started
 
 HERE = Path(__file__).parent

@@ -21,11 +21,12 @@ from hpcfed.clients.engine import Engine
 from hpcfed.config import Settings, _check_attacks, _check_classes, _check_switches
 from hpcfed.data import DATASETS
 from hpcfed.errors import UserError
-from hpcfed.experiment import assemble
-from hpcfed.experiment import loop as runs
-from hpcfed.experiment.loop import run
+from hpcfed.experiment import data
+from hpcfed.experiment import run as runs
+from hpcfed.experiment.run import run
+from hpcfed.experiment.stored import read_seeds
 from hpcfed.methods import fedavg_ft, pfedgpa
-from hpcfed.record.reading import RunRecord, read_seeds
+from hpcfed.record.run import RunRecord
 from hpcfed.runtime.signals import STOPPED, Stop
 from tests.conftest import start
 
@@ -144,17 +145,17 @@ def test_a_study_runs_every_cell_once_and_tells_its_table_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     loaded = []
-    load = assemble.load
+    load = data.load
 
     def counted(name: str, **how: Any) -> Any:
         loaded.append(name)
         return load(name, **how)
 
-    monkeypatch.setattr(assemble, "load", counted)
+    monkeypatch.setattr(data, "load", counted)
     code, out, _ = study()
     assert code == 0
     assert loaded == ["digits"]
-    assert assemble.load is counted
+    assert data.load is counted
     gc.collect()
     assert not [thing for thing in gc.get_objects() if type(thing) is Engine], (
         "an engine outlived its cell"

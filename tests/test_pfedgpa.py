@@ -23,18 +23,19 @@ from torch import Tensor
 
 from hpcfed.cli import commands as cli
 from hpcfed.experiment.assemble import Newcomers, Setup
-from hpcfed.experiment.loop import _welcome
+from hpcfed.experiment.newcomers import welcome
+from hpcfed.experiment.stored import read_run
 from hpcfed.federation.federation import Cohort
 from hpcfed.federation.log import RoundLog
 from hpcfed.methods import pfedgpa
-from hpcfed.record.reading import RunRecord, mean_accuracy, read_run
-from hpcfed.record.results import NETWORKS, SERVER_PHASES
+from hpcfed.record.run import RunRecord, mean_accuracy
+from hpcfed.record.server import SERVER_PHASES
 from hpcfed.record.timing import PHASES
-from hpcfed.report.console import show
+from hpcfed.report.show import show
 from hpcfed.server.bank import UploadBank
 from hpcfed.server.latent_diffusion import LatentDiffusion
 from hpcfed.server.networks import Autoencoder
-from hpcfed.server.options import Batching
+from hpcfed.server.options import NETWORKS, Batching
 from hpcfed.server.plan import TrainingPlan
 from hpcfed.server.rank import ServerRank
 from hpcfed.server.requests import (
@@ -407,7 +408,7 @@ class Notes:
 def welcomed(setup: Setup, state: Any) -> dict[str, list[np.ndarray]]:
     assert setup.newcomers is not None
     notes = Notes()
-    _welcome(setup, setup.newcomers, state, cast(Any, notes))
+    welcome(setup, setup.newcomers, state, cast(Any, notes))
     return notes.curves
 
 

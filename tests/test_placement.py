@@ -16,10 +16,11 @@ from rich.console import Console
 from hpcfed.clients.balance import MOVES, WINDOW, Balance
 from hpcfed.clients.placement import client_loads, place, rank_loads
 from hpcfed.config import RunConfig
-from hpcfed.record.reading import RunRecord, read_run
+from hpcfed.experiment.stored import read_run
+from hpcfed.record.run import RunRecord
 from hpcfed.record.series import imbalance
 from hpcfed.record.timing import PHASES
-from hpcfed.report.console import show
+from hpcfed.report.show import show
 from tests.runs import TWELVE_CLIENTS, rows_of, run_alone
 
 HERE = Path(__file__).parent

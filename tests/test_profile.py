@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from hpcfed.experiment.stored import read_run
 from hpcfed.profile import watch as watching
 from hpcfed.profile.ceilings import Ceilings
 from hpcfed.profile.sessions import Event, covered, operators
@@ -22,7 +23,6 @@ from hpcfed.profile.trace import trace
 from hpcfed.profile.verdict import Workload, advice, words
 from hpcfed.profile.workloads import busy
 from hpcfed.record.observer import Observer, observed_by, observer
-from hpcfed.record.reading import read_run
 from hpcfed.record.timing import PHASES
 from tests.conftest import mpirun_path, start
 from tests.runs import mistake

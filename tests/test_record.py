@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 import torch
 
+from hpcfed.experiment.stored import read_run
 from hpcfed.record import environment
 from hpcfed.record.publish import publish
-from hpcfed.record.reading import read_run
 from hpcfed.record.results import ResultsWriter
 from hpcfed.record.timing import PHASES, Timer
 from tests.conftest import mpirun_path, start
@@ -251,7 +251,7 @@ def test_the_environment_keeps_secrets_out(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("SLURM_JWT", "private")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "private")
     facts = environment.capture(
-        places=[], backend="none", reason="", launcher="", threads=1
+        locations=[], backend="none", reason="", launcher="", threads=1
     )
     assert facts["variables"]["SLURM_JOB_ID"] == "17"
     assert "private" not in json.dumps(facts)

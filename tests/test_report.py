@@ -7,9 +7,11 @@ import json
 import os
 import shutil
 import sys
+from collections.abc import Sequence
 from errno import ENAMETOOLONG
 from math import exp, isnan, log, sqrt
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -17,13 +19,20 @@ import pytest
 
 from hpcfed.cli import commands as cli
 from hpcfed.errors import remark, say
-from hpcfed.record.reading import read_run
-from hpcfed.report import collect
-from hpcfed.report.charts import MOST_MARKERS, Axis, Line, bars, chart, stripes
-from hpcfed.report.collect import Group, find, named, scalings, slope
+from hpcfed.experiment.stored import read_run
+from hpcfed.record.series import ROUND_SERIES, RoundSeries, agreed
+from hpcfed.report import choices
+from hpcfed.report.axes import Axis
+from hpcfed.report.charts import MOST_MARKERS, Line, bars, chart, stripes
+from hpcfed.report.choices import Choice, distinguish
+from hpcfed.report.collect import find
 from hpcfed.report.costmodel import CostModel, Measured, fit, hold_out
+from hpcfed.report.groups import Group
+from hpcfed.report.labels import label
+from hpcfed.report.scaling import scalings, slope
 from hpcfed.report.statistics import Estimate, of_rounds, of_runs, of_seeds, ratio
-from hpcfed.study.gather import Outcome, write_outcome, write_study
+from hpcfed.study.gather import write_study
+from hpcfed.study.outcome import Outcome, write_outcome
 from hpcfed.study.plan import points, read_study, trials
 from tests.page import parsed
 from tests.runs import mistake
@@ -78,6 +87,10 @@ def test_a_ratio_adds_distances_as_squares() -> None:
     assert isnan(ratio(Estimate(8), Estimate(2, 1, 4)).low)
 
 
+def labels(options: Sequence[dict[str, Any]]) -> list[str]:
+    return [label(key) for key in distinguish([Choice(own) for own in options])]
+
+
 def test_names_hold_what_differs_and_not_what_follows_from_it() -> None:
     common = {"clients": 4, "ranks": 1, "attack": "none", "attackers": 0.2, "lr": 0.1}
     one = common | {
@@ -95,23 +108,20 @@ def test_names_hold_what_differs_and_not_what_follows_from_it() -> None:
         two | {"attack": "ipm"},
         one | {"method": "genfed", "lr": 0.5},
     ]
-    every = [Group(own, ()) for own in options]
-    assert [group.label for group in named(every)] == [
+    assert labels(options) == [
         "fedavg, dataset mnist, no supplement",
         "fedavg, dataset cifar10, no supplement",
         "fedavg, dataset mnist, supplement",
         "fedavg, dataset cifar10, attack ipm, no supplement",
         "genfed, dataset mnist",
     ], "network and rounds follow from the data set, lr from the method"
-    assert named(every)[0].label_without("dataset") == "fedavg, no supplement"
-    more = named([Group(one | {"model": "deep"}, ()), *every])
-    assert more[1].label == "fedavg, dataset mnist, model small, no supplement", (
+    key = distinguish([Choice(own) for own in options])[0]
+    assert label(key.without("dataset")) == "fedavg, no supplement"
+    more = labels([one | {"model": "deep"}, *options])
+    assert more[1] == "fedavg, dataset mnist, model small, no supplement", (
         "now the data set does not tell it"
     )
-    pair = named(
-        [Group(one, ()), Group(one | {"method": "genfed", "model": "deep"}, ())]
-    )
-    assert [group.label for group in pair] == [
+    assert labels([one, one | {"method": "genfed", "model": "deep"}]) == [
         "fedavg, model small",
         "genfed, model deep",
     ], "of different networks"
@@ -124,17 +134,13 @@ def test_names_leave_out_a_zero_that_stands_for_nothing() -> None:
         {"server": "paper", "server_latent": 0},
     ]
     sizes.append({"server": "paper", "server_latent": 512})
-    every = [Group(common | own | {"method": "pfedgpa"}, ()) for own in sizes]
-    labels = [group.label for group in named(every)]
-    assert labels == [
+    assert labels([common | own | {"method": "pfedgpa"} for own in sizes]) == [
         "pfedgpa, server small",
         "pfedgpa, server paper",
         "pfedgpa, server paper, server_latent 512",
     ]
-    pulls = [
-        Group(common | {"method": "genefl", "lambda1": own}, ()) for own in (0.0, 0.5)
-    ]
-    assert [group.label for group in named(pulls)] == [
+    pulls = [common | {"method": "genefl", "lambda1": own} for own in (0.0, 0.5)]
+    assert labels(pulls) == [
         "genefl, lambda1 0",
         "genefl, lambda1 0.5",
     ], "0 is not usual"
@@ -148,15 +154,15 @@ def test_names_of_many_groups_are_found_once_for_a_method(
     """
     common = {"clients": 4, "ranks": 1, "attack": "none"}
     every = [
-        Group(common | {"method": name, "lr": lr}, ())
+        common | {"method": name, "lr": lr}
         for name in ("fedavg", "genfed")
         for lr in range(50)
     ]
-    found, calls = collect._telling, []
+    found, calls = choices._distinguishing, []
     monkeypatch.setattr(
-        collect, "_telling", lambda *words: calls.append(1) or found(*words)
+        choices, "_distinguishing", lambda *words: calls.append(1) or found(*words)
     )
-    assert len({group.label for group in named(every)}) == 100
+    assert len(set(labels(every))) == 100
     assert len(calls) == 2
 
 
@@ -179,7 +185,7 @@ class Timed(Group):
     def __init__(self, clients: int, ranks: int, seconds: Estimate) -> None:
         object.__setattr__(self, "options", {"clients": clients, "ranks": ranks})
         object.__setattr__(self, "samples", ())
-        object.__setattr__(self, "label", "x")
+        object.__setattr__(self, "key", Choice({"method": "x"}))
         self.__dict__["seconds"] = seconds
 
 
@@ -364,7 +370,7 @@ def test_what_counts_as_a_run(
     (tmp_path / "pipe").mkdir()
     os.mkfifo(tmp_path / "pipe" / "run.h5")
     found = find([tmp_path])
-    assert (len(found.samples), found.alone, found.unfinished, found.unread) == (
+    assert (len(found.samples), found.single_runs, found.unfinished, found.unread) == (
         1,
         1,
         [],
@@ -595,6 +601,28 @@ def test_swept_options_are_columns(good: Path, tmp_path: Path) -> None:
     assert [(row["round"], row["rank"]) for row in ranks] == [
         (n, "0") for n in "1234"
     ] * 2
+
+
+def test_a_new_series_needs_no_change_in_the_report(
+    good: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A line in the table of series is enough for the CSV and for show, also of files
+    that were written before.
+    """
+    added = RoundSeries("novelty", "1", "a figure", agreed, total="all of it")
+    monkeypatch.setitem(ROUND_SERIES, "novelty", added)
+    cli.main(["show", "--json", str(good / "plain")])
+    assert json.loads(capsys.readouterr().out)["novelty"] == [None] * 4
+    cli.main(["show", str(good / "plain")])
+    assert "all of it" in capsys.readouterr().out
+    table = tmp_path / "rounds.csv"
+    page = str(tmp_path / "page.html")
+    cli.main(["report", str(good / "plain"), "--out", page, "--csv", str(table)])
+    rows = list(csv.DictReader(table.read_text().splitlines()))
+    assert [row["novelty"] for row in rows] == ["nan"] * 4
 
 
 def test_neither_file_of_a_table_replaces_another(

@@ -8,10 +8,10 @@ import h5py
 import pytest
 
 from hpcfed.cli import commands as cli
-from hpcfed.experiment.loop import run
+from hpcfed.experiment.run import run
+from hpcfed.experiment.stored import read_run
 from hpcfed.record.claim import claimed
 from hpcfed.record.folder import JOB
-from hpcfed.record.reading import read_run
 from hpcfed.runtime.launcher import ENDED
 from hpcfed.runtime.signals import STOPPED
 from tests.runs import flags, mistake, started

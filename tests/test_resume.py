@@ -23,14 +23,15 @@ from hpcfed.clients.balance import MOVES, WINDOW, Balance
 from hpcfed.clients.training import StackTraining
 from hpcfed.errors import UserError
 from hpcfed.experiment.assemble import Setup
-from hpcfed.experiment.loop import go
+from hpcfed.experiment.run import go
+from hpcfed.experiment.stored import read_run
 from hpcfed.federation.federation import Sent
 from hpcfed.models.layout import Layout
 from hpcfed.models.networks import build
 from hpcfed.record import checkpoints
-from hpcfed.record.reading import read_run
+from hpcfed.record.folder import checkpoint_folder
 from hpcfed.record.snapshots import SnapshotWriter
-from hpcfed.report.collect import Sample
+from hpcfed.report.groups import Sample
 from hpcfed.runtime.signals import STOPPED, Stop
 from tests import jobs
 from tests.conftest import mpirun_path
@@ -181,7 +182,7 @@ def test_a_complete_run_is_left_as_it_is(
 def test_only_whole_checkpoints_count_among_those_kept(tmp_path: Path) -> None:
     """What a crash has left unfinished must not push out the checkpoint before."""
     for rounds in (3, 4, 6):
-        there = checkpoints.place(tmp_path, rounds)
+        there = checkpoint_folder(tmp_path, rounds)
         checkpoints.prepare(there)
         part = checkpoints.write(there, "common.w", np.arange(float(rounds)))
         if rounds != 4:
@@ -192,7 +193,7 @@ def test_only_whole_checkpoints_count_among_those_kept(tmp_path: Path) -> None:
 
 
 def test_a_marker_is_of_its_folder(tmp_path: Path) -> None:
-    there = checkpoints.place(tmp_path, 3)
+    there = checkpoint_folder(tmp_path, 3)
     checkpoints.prepare(there)
     checkpoints.complete(there, 3, [])
     marker = there / checkpoints.MARKER
@@ -203,7 +204,7 @@ def test_a_marker_is_of_its_folder(tmp_path: Path) -> None:
 
 
 def test_an_unfinished_checkpoint_is_none(tmp_path: Path) -> None:
-    there = checkpoints.place(tmp_path, 3)
+    there = checkpoint_folder(tmp_path, 3)
     there.mkdir(parents=True)
     part = checkpoints.write(there, "common.w", np.arange(3.0))
     assert checkpoints.newest(tmp_path, say=pytest.fail) is None
@@ -216,7 +217,7 @@ def test_an_unfinished_checkpoint_is_none(tmp_path: Path) -> None:
 
 
 def test_a_marker_cannot_name_files_elsewhere(tmp_path: Path) -> None:
-    there = checkpoints.place(tmp_path, 3)
+    there = checkpoint_folder(tmp_path, 3)
     there.mkdir(parents=True)
     checkpoints.complete(
         there, 3, [checkpoints.write(there, "common.w", np.arange(3.0))]
@@ -261,7 +262,7 @@ def test_arrays_of_another_run_are_refused(
     """Though all checksums are right."""
     options = {**SMALL, "method": method, **OWN.get(method, {})}
     go(assembled(**options), tmp_path, quiet=True, stop=StopAfter(STOPPED_AFTER))
-    there = checkpoints.place(tmp_path, STOPPED_AFTER)
+    there = checkpoint_folder(tmp_path, STOPPED_AFTER)
     names = [
         name
         for name in checkpoints.listed(there)
@@ -574,7 +575,7 @@ def test_all_seeds_stop_after_the_same_round(
     options = flags(clients=4, rounds=6, method="fedper", seeds="0,2")
     started(*options, "--out", tmp_path / "whole")
     with monkeypatch.context() as patched, pytest.raises(SystemExit) as ended:
-        patched.setattr("hpcfed.experiment.loop.Stop", Between)
+        patched.setattr("hpcfed.experiment.run.Stop", Between)
         started(*options, "--out", tmp_path / "cut")
     assert ended.value.code == STOPPED
     records = [read_run(tmp_path / f"cut/seed-{seed}") for seed in (0, 2)]

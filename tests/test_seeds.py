@@ -23,8 +23,8 @@ from hpcfed.clients.engine import Engine, Score, Sgd
 from hpcfed.clients.lockstep import Lockstep, Stopped
 from hpcfed.clients.pull import Pull
 from hpcfed.data.shards import Shard, join, part
+from hpcfed.experiment.stored import read_run
 from hpcfed.methods import fedavg
-from hpcfed.record.reading import read_run
 from hpcfed.record.timing import Timer
 from tests.runs import UNEVEN, assert_same_run, mistake, started
 
@@ -78,7 +78,7 @@ def test_two_ranks_whose_clients_need_different_numbers_of_calls(
     script = tmp_path / "small_groups.py"
     script.write_text(
         "import sys\nfrom hpcfed.cli import commands\n"
-        "from hpcfed.experiment import loop\nloop.PERSONAL_FLOATS = 3 * 3 * 4810\n"
+        "from hpcfed.experiment import evaluate\nevaluate.PERSONAL_FLOATS = 3 * 3 * 4810\n"
         "commands.main(sys.argv[1:])\n"
     )
     words = ["--method", "fedavg-ft", "--model", "mlp", *UNEVEN, "--alpha", 0.15]

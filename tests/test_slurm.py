@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from hpcfed.experiment.stored import read_run
 from hpcfed.record import checkpoints
-from hpcfed.record.reading import read_run
 from hpcfed.study.gather import read_gathered
 from tests import jobs
 from tests.conftest import Finished, mpirun_path, start

@@ -25,15 +25,9 @@ from hpcfed.errors import UserError
 from hpcfed.record.claim import claimed
 from hpcfed.report.collect import find
 from hpcfed.runtime.launcher import Launch
-from hpcfed.study import estimate, execute, gather
-from hpcfed.study.gather import (
-    Outcome,
-    finished,
-    outcome_of,
-    read_gathered,
-    write_outcome,
-    write_study,
-)
+from hpcfed.study import attempt, estimate, execute, gather, launch
+from hpcfed.study.gather import read_gathered, write_study
+from hpcfed.study.outcome import Outcome, finished, outcome_of, write_outcome
 from hpcfed.study.plan import (
     Point,
     Study,
@@ -286,7 +280,7 @@ def test_a_trial_that_takes_too_long_is_ended(trial: Trial) -> None:
         "import time; print('started', flush=True); time.sleep(60)",
     ]
     began = time.monotonic()
-    outcome = execute.attempt(trial, sleeping, limit=1.0)
+    outcome = attempt.attempt(trial, sleeping, limit=1.0)
     assert time.monotonic() - began < 15
     assert outcome.status == "failed" and "limit of 1 s" in outcome.error
     assert outcome_of(trial) == outcome
@@ -294,7 +288,7 @@ def test_a_trial_that_takes_too_long_is_ended(trial: Trial) -> None:
 
 
 def test_a_process_that_ends_well_without_a_run_has_failed(trial: Trial) -> None:
-    outcome = execute.attempt(
+    outcome = attempt.attempt(
         trial, [sys.executable, "-c", "print('nothing done')"], limit=60
     )
     assert outcome.status == "failed" and "nothing done" in outcome.error
@@ -373,7 +367,7 @@ def test_a_new_attempt_forgets_how_the_last_one_went(trial: Trial) -> None:
     trial.folder.parent.mkdir(parents=True)
     write_outcome(trial, Outcome("complete", seconds=2.0))
     with pytest.raises(UserError, match="cannot start"):
-        execute.attempt(trial, ["/nowhere/mpirun"], limit=60)
+        attempt.attempt(trial, ["/nowhere/mpirun"], limit=60)
     assert outcome_of(trial).status == "waiting"
 
 
@@ -437,7 +431,7 @@ def test_a_study_goes_on_where_stdout_is_full(finished_trial: Trial) -> None:
 
 
 def test_launchers(monkeypatch: pytest.MonkeyPatch) -> None:
-    in_slurm = execute.launcher(
+    in_slurm = launch.launcher(
         "auto", {"SLURM_JOB_ID": "7", "MPI": "pmi2", "SLURM_CPUS_PER_TASK": "8"}
     )(3)
     assert in_slurm == [
@@ -447,9 +441,9 @@ def test_launchers(monkeypatch: pytest.MonkeyPatch) -> None:
         "--cpus-per-task=8",
         "--ntasks=3",
     ]
-    assert execute.launcher("auto", {})(1) == []
-    monkeypatch.setattr(execute, "_cores", lambda: 4)
-    assert execute.launcher("mpirun", {})(2)[1:] == [
+    assert launch.launcher("auto", {})(1) == []
+    monkeypatch.setattr(launch, "_cores", lambda: 4)
+    assert launch.launcher("mpirun", {})(2)[1:] == [
         "--map-by",
         "slot:PE=2",
         "--bind-to",
@@ -457,7 +451,7 @@ def test_launchers(monkeypatch: pytest.MonkeyPatch) -> None:
         "-n",
         "2",
     ]
-    assert "--oversubscribe" in execute.launcher("mpirun", {})(5)
+    assert "--oversubscribe" in launch.launcher("mpirun", {})(5)
 
 
 def test_mpirun_is_told_that_root_means_it(
@@ -469,22 +463,22 @@ def test_mpirun_is_told_that_root_means_it(
     """Open MPI refuses to run as root, as in a container, without two variables; nobody
     else needs them.
     """
-    execute._remark_root.cache_clear()
-    for name in execute.ALLOW_ROOT:
+    launch._remark_root.cache_clear()
+    for name in launch.ALLOW_ROOT:
         monkeypatch.delenv(name, raising=False)
     program = tmp_path / "mpirun"
     program.write_text(
         '#!/bin/sh\necho "told $OMPI_ALLOW_RUN_AS_ROOT$OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"\n'
     )
     program.chmod(0o755)
-    monkeypatch.setattr(execute, "_mpirun", lambda: str(program))
+    monkeypatch.setattr(launch, "mpirun_program", lambda: str(program))
     words = execute.command(
         replace(trial, point=replace(trial.point, ranks=2)),
-        execute.launcher("mpirun", {}),
+        launch.launcher("mpirun", {}),
     )
     for user, told in ((0, "told 11"), (0, "told 11"), (1000, "told ")):
         monkeypatch.setattr(os, "geteuid", lambda user=user: user)
-        execute.attempt(trial, words, limit=60)
+        attempt.attempt(trial, words, limit=60)
         assert trial.log.read_text().strip() == told.strip()
     assert capsys.readouterr().err.count("hpcfed: we are root") == 1, (
         "one remark for all trials"
@@ -596,16 +590,16 @@ def test_choosing_points(tmp_path: Path) -> None:
 def test_why_a_trial_failed(said: str, reason: str, tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text(said)
-    assert execute._reason(log, 1).startswith(f"exit code 1: {reason}")
+    assert attempt._reason(log, 1).startswith(f"exit code 1: {reason}")
 
 
 def test_sigterm_ends_a_trial_with_the_study(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit) as end, execute._ending_with_us():
+    with pytest.raises(SystemExit) as end, attempt._ending_with_us():
         process = subprocess.Popen(
             [sys.executable, "-c", "import time; time.sleep(60)"]
         )
         threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
-        execute._wait(process, float("inf"))
+        attempt._wait(process, float("inf"))
     assert end.value.code == 143 and process.poll() is not None
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
@@ -614,7 +608,7 @@ def test_a_pipe_is_no_run(tmp_path: Path) -> None:
     """Nobody waits for what will never come."""
     os.mkfifo(tmp_path / "run.h5")
     with h5py.File(tmp_path / "study.h5", "w") as file:
-        gather._take(tmp_path / "run.h5", file, 0)
+        gather._copy_run(tmp_path / "run.h5", file, 0)
         assert "runs" not in file
 
 
@@ -638,10 +632,10 @@ def test_a_failed_trial_makes_room_for_nobody_else(trial: Trial) -> None:
         claimed(trial.folder / "seed-0"),
         pytest.raises(UserError, match="another run is writing to"),
     ):
-        execute._make_room(trial)
+        attempt._make_room(trial)
     (trial.folder / "notes.md").touch()
     with pytest.raises(UserError, match=r"notes.md was made by no run"):
-        execute._make_room(trial)
+        attempt._make_room(trial)
     assert (trial.folder / "seed-0/run.h5").exists()
 
 

@@ -15,9 +15,12 @@ import numpy as np
 import pytest
 
 from hpcfed.cli import commands as cli
-from hpcfed.record.reading import read_run
-from hpcfed.report import sections
-from hpcfed.report.collect import Sample, find, groups, scalings
+from hpcfed.experiment.stored import read_run
+from hpcfed.report.collect import find
+from hpcfed.report.groups import Sample, groups
+from hpcfed.report.labels import label
+from hpcfed.report.scaling import scalings
+from hpcfed.report.sections import accuracy
 from hpcfed.study.gather import read_gathered
 from tests.conftest import Finished, mpirun_path, start
 from tests.page import parsed
@@ -255,12 +258,11 @@ def test_labels_say_what_differs(
     reported: Path, tiny_study: tuple[Path, Finished]
 ) -> None:
     made = groups(find([tiny_study[0] / "out", reported / "runs"]).samples)
-    labels = {group.label for group in made}
+    labels = {label(group.key) for group in made}
     assert any(
-        "attack sign-flip" in label and "aggregation median" in label
-        for label in labels
+        "attack sign-flip" in one and "aggregation median" in one for one in labels
     )
-    assert not any("attack none" in label or "attackers" in label for label in labels)
+    assert not any("attack none" in one or "attackers" in one for one in labels)
     strong = [one for one in scalings(made) if one.kind == "strong"]
     assert [one.ranks for one in strong] == [[1, 2], [1, 2]]
     assert {one.kind for one in scalings(made)} == {"strong", "weak"}, (
@@ -402,11 +404,11 @@ def test_a_long_curve_is_drawn_in_means(
     (group,) = groups(find([reported / "runs/attacked"]).samples)
     values = np.array([run.rounds["accuracy"] for run in group.seeds])
     assert values.shape == (2, 3) and np.isfinite(values).all()
-    whole = sections._curve(group, "accuracy")
+    whole = accuracy._curve(group, "accuracy")
     assert whole.x == [1, 2, 3]
     np.testing.assert_allclose(whole.y, 100 * values.mean(0))
-    monkeypatch.setattr(sections, "MOST_POINTS", 2)
-    short = sections._curve(group, "accuracy")
+    monkeypatch.setattr(accuracy, "MOST_POINTS", 2)
+    short = accuracy._curve(group, "accuracy")
     assert short.x == [1.5, 3]
     np.testing.assert_allclose(
         short.y, 100 * np.array([values[:, :2].mean(), values[:, 2].mean()])

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from hpcfed.clients.placement import place
 from hpcfed.errors import UserError
-from hpcfed.experiment import loop as runs
+from hpcfed.record import energy
 from hpcfed.runtime.backend import choose_backend, nccl_on_shared_gpus
 from hpcfed.runtime.launcher import Launch, launched
 from hpcfed.runtime.location import Location, threads_for
@@ -247,7 +247,7 @@ def test_equal_clients_are_dealt_out_evenly() -> None:
 
 
 def test_a_gpu_counts_its_energy_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runs, "joules", lambda device: {"a": 5.0, "b": 7.0}[device])
+    monkeypatch.setattr(energy, "joules", lambda device: {"a": 5.0, "b": 7.0}[device])
     locations = [
         Location(host, 0, device, "", ())
         for host, device in (("x", "a"), ("x", "a"), ("x", "b"), ("y", "a"))
@@ -256,4 +256,4 @@ def test_a_gpu_counts_its_energy_once(monkeypatch: pytest.MonkeyPatch) -> None:
         cast(World, SimpleNamespace(rank=rank, locations=locations))
         for rank in range(4)
     ]
-    assert [runs._joules(world) for world in worlds] == [5.0, 0.0, 7.0, 5.0]
+    assert [energy.rank_joules(world) for world in worlds] == [5.0, 0.0, 7.0, 5.0]

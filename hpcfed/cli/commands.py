@@ -188,7 +188,7 @@ def _run(arguments: list[str]) -> None:
                 f"hpcfed: {settings.config.resume} is complete; there is nothing to go on with"
             )
         return
-    from hpcfed.experiment.loop import run
+    from hpcfed.experiment.run import run
 
     folder = run(settings)
     if folder is not None:
@@ -242,6 +242,7 @@ def _resumed(folder: Path, beside: Mapping[str, Any]) -> Settings:
 
     `beside` are options that were given, too; the machine may be another one now.
     """
+    from hpcfed.experiment.stored import read_run
     from hpcfed.record import checkpoints
     from hpcfed.record.folder import (
         RECORD,
@@ -250,8 +251,7 @@ def _resumed(folder: Path, beside: Mapping[str, Any]) -> Settings:
         holds_run,
         seeds,
     )
-    from hpcfed.record.reading import read_run
-    from hpcfed.record.safe import try_out
+    from hpcfed.record.sandbox import try_out
 
     check_plain(folder)
     check_one_kind(folder)
@@ -321,9 +321,9 @@ def _complete(folder: Path) -> bool:
     """Whether a run, or every seed of it, has come to its end; one whose record is
     damaged has not.
     """
+    from hpcfed.experiment.stored import is_complete
     from hpcfed.record.folder import RECORD, runs
-    from hpcfed.record.reading import is_complete
-    from hpcfed.record.safe import try_out
+    from hpcfed.record.sandbox import try_out
 
     try:
         try_out(run / RECORD for run in runs(folder) if (run / RECORD).is_file())
@@ -445,7 +445,7 @@ def _show(arguments: list[str]) -> None:
         "--json", action="store_true", help="everything as JSON, for programs"
     )
     options = parser.parse_args(arguments)
-    from hpcfed.record.safe import try_out
+    from hpcfed.record.sandbox import try_out
 
     try_out(
         path
@@ -454,7 +454,7 @@ def _show(arguments: list[str]) -> None:
         if path.is_file()
     )
     if options.json:
-        from hpcfed.record.reading import read_run, read_seeds
+        from hpcfed.experiment.stored import read_run, read_seeds
 
         seeds = [record.summary() for record in read_seeds(options.folder)]
         content = {"seeds": seeds} if seeds else read_run(options.folder).summary()
@@ -464,8 +464,10 @@ def _show(arguments: list[str]) -> None:
 
 
 def _print_run(folder: Path) -> None:
-    from hpcfed.record.reading import read_run, read_seeds
-    from hpcfed.report.console import Output, show, show_seeds
+    from hpcfed.experiment.stored import read_run, read_seeds
+    from hpcfed.report.console import Output
+    from hpcfed.report.show import show
+    from hpcfed.report.show_seeds import show_seeds
 
     # Open MPI gives ranks a terminal of its own even when the user's output goes to a
     # file.

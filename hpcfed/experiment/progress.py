@@ -22,28 +22,29 @@ LINE_EVERY = 1.0
 
 
 class RunProgress:
-    """Told of every round that has been written down."""
+    """Shows how far a run is; it is told of every round that has been recorded."""
 
     def __init__(self, rounds: int, *, visible: bool) -> None:
         self._rounds = rounds
         self._visible = visible
         self._next_line = 0.0
         self._bar: Progress | None = None
+        # A process may have been started without stderr.
         if visible and sys.stderr is not None and sys.stderr.isatty():
-            columns = (
+            self._bar = Progress(
                 TextColumn("round"),
                 MofNCompleteColumn(),
                 BarColumn(8),
                 TextColumn("{task.description}"),
-            )
-            self._bar = Progress(
-                *columns, TimeRemainingColumn(), console=Console(stderr=True)
+                TimeRemainingColumn(),
+                console=Console(stderr=True),
             )
             self._task = self._bar.add_task("", total=rounds)
 
     def __enter__(self) -> "RunProgress":
         if self._bar is not None:
-            with suppress(OSError):  # the terminal may go at any time
+            # The terminal may go at any time, and takes no run with it.
+            with suppress(OSError):
                 self._bar.start()
         return self
 
@@ -58,80 +59,83 @@ class RunProgress:
                 self._bar.stop()
 
     def say(self, line: str) -> None:
+        """Print a line, on the rank that shows progress."""
         if self._visible:
             remark(line)
 
     def round(self, round: int, values: dict[str, float], *, on_disk: bool) -> None:
-        """A plain line appears only for what is on disk: what the user has read
-        survives any accident.
+        """Show a round's figures.
+
+        A plain line appears only for what is on disk: what the user has read survives
+        any accident.
         """
         if not self._visible:
             return
-        text = _line(values)
-        if self._bar is not None:  # short enough for 80 columns
+        figures = _figures(values)
+        if self._bar is not None:
+            # Without seconds it is short enough for 80 columns.
             with suppress(OSError):
-                self._bar.update(self._task, completed=round + 1, description=text)
+                self._bar.update(self._task, completed=round + 1, description=figures)
             return
-        last = round + 1 == self._rounds
-        if (on_disk and time.monotonic() >= self._next_line) or last:
-            self.say(
-                f"round {round + 1}/{self._rounds}  {text}  {_seconds(values['seconds'])}"
-            )
+        is_last = round + 1 == self._rounds
+        is_time = time.monotonic() >= self._next_line
+        if is_last or (on_disk and is_time):
+            seconds = _seconds(values["seconds"])
+            self.say(f"round {round + 1}/{self._rounds}  {figures}  {seconds}")
             self._next_line = time.monotonic() + LINE_EVERY
 
     def stop(self, round: int) -> None:
-        """The run ends with this round, before its last."""
+        """Say that the run ends with this round, before its last."""
         self.say(f"the target was reached in round {round + 1}")
 
 
 class SeedsProgress(RunProgress):
-    """One display for several seeds: the mean of what they tell of a round, once all
-    have told.
+    """Shows several seeds as one: the mean of their figures of a round, once all seeds
+    that are still going have told theirs.
     """
 
     def __init__(self, rounds: int, *, seeds: int, visible: bool) -> None:
         super().__init__(rounds, visible=visible)
         self._seeds = seeds
         self._told: dict[int, list[tuple[dict[str, float], bool]]] = {}
+        """By round: figures of seeds, and whether they are on disk."""
         self._stopped: list[int] = []
         """The last rounds of seeds that have stopped."""
 
     def round(self, round: int, values: dict[str, float], *, on_disk: bool) -> None:
         self._told.setdefault(round, []).append((values, on_disk))
-        self._tell(round)
+        self._show_if_all_told(round)
 
     def stop(self, round: int) -> None:
         self._stopped.append(round)
-        self.say(
-            f"a seed has reached the target in round {round + 1}; "
-            f"{self._seeds - len(self._stopped)} go on"
-        )
+        left = self._seeds - len(self._stopped)
+        self.say(f"a seed has reached the target in round {round + 1}; {left} go on")
+        # Rounds that waited for this seed alone wait no longer.
         for waiting in sorted(self._told):
-            self._tell(waiting)
+            self._show_if_all_told(waiting)
 
-    def _tell(self, round: int) -> None:
+    def _show_if_all_told(self, round: int) -> None:
         told = self._told[round]
-        if len(told) < self._seeds - sum(last < round for last in self._stopped):
+        stopped_before = sum(last < round for last in self._stopped)
+        if len(told) < self._seeds - stopped_before:
             return
-        mean = {
-            name: sum(of_seed[name] for of_seed, _ in told) / len(told)
-            for name in told[0][0]
-        }
-        super().round(round, mean, on_disk=all(on_disk for _, on_disk in told))
+        mean = {}
+        for name in told[0][0]:
+            total = sum(values[name] for values, _ in told)
+            mean[name] = total / len(told)
+        all_on_disk = all(on_disk for _, on_disk in told)
+        super().round(round, mean, on_disk=all_on_disk)
         del self._told[round]
 
 
-def _line(values: dict[str, float]) -> str:
-    accuracy, common = (
-        values.get("accuracy", float("nan")),
-        values.get("global_accuracy", float("nan")),
-    )
-    parts = [f"loss {values['train_loss']:.4f}"]
-    if not isnan(accuracy):
-        parts.append(f"clients {accuracy:.2%}")
-    if not isnan(common):
-        parts.append(f"global {common:.2%}")
-    return "  ".join(parts)
+def _figures(values: dict[str, float]) -> str:
+    """Return the loss, and the accuracies where the round was evaluated."""
+    words = [f"loss {values['train_loss']:.4f}"]
+    for label, name in {"clients": "accuracy", "global": "global_accuracy"}.items():
+        accuracy = values.get(name, float("nan"))
+        if not isnan(accuracy):
+            words.append(f"{label} {accuracy:.2%}")
+    return "  ".join(words)
 
 
 def _seconds(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""Moving clients to other ranks between two rounds, when measured times say that it
+"""Relocating clients to other ranks between two rounds, when measured times say that it
 pays.
 """
 
@@ -12,12 +12,12 @@ from hpcfed.clients.balance import Balance, Proposal
 from hpcfed.clients.placement import LONGEST, client_loads
 from hpcfed.experiment.assemble import Setup
 from hpcfed.experiment.progress import RunProgress
-from hpcfed.federation.federation import Cohort
+from hpcfed.federation.cohort import Cohort
 from hpcfed.record.results import ResultsWriter
 
 
-class Moving:
-    """Told of every round on every rank; the root judges, all ranks move."""
+class Rebalancer:
+    """Told of every round on every rank; the root judges, all ranks relocate."""
 
     def __init__(
         self, setup: Setup, results: ResultsWriter | None, progress: RunProgress
@@ -26,7 +26,11 @@ class Moving:
         loads = client_loads(
             clients.train_samples, epochs=config.epochs, batch_size=config.batch_size
         )
-        made = results.moves if results is not None else 0
+        before = 0
+        if config.resume is not None:
+            # Only the root has read how often clients were relocated before.
+            known = 0 if results is None else results.relocations
+            before = setup.collectives.bcast(known)
         self._setup = setup
         self._results = results
         self._progress = progress
@@ -36,63 +40,64 @@ class Moving:
             setup.world.num_workers,
             longest=LONGEST[setup.engine.mode],
             moving_seconds=setup.gather_seconds,
-            moves=setup.collectives.bcast(made) if config.resume is not None else 0,
+            moves=before,
         )
 
     def after_round(
         self, state: Any, cohort: Cohort, train_seconds: np.ndarray | None
     ) -> Any:
-        """The state for the next round; `train_seconds` of every rank are known on the
-        root alone.
+        """Return the state for the next round; the root alone knows the `train_seconds`
+        of every rank.
         """
-        clients = (
-            np.arange(len(self._setup.clients.rank))
-            if self._setup.settings.options.all_train
-            else cohort.clients
-        )
-        if self._setup.shards is None or not self._balance.note(clients, train_seconds):
+        setup = self._setup
+        if setup.shards is None:
+            return state
+        trained = cohort.clients
+        if setup.settings.options.all_train:
+            trained = np.arange(len(setup.clients.rank))
+        if not self._balance.note(trained, train_seconds):
             return state
         proposal: Proposal | None = None
         if train_seconds is None:
+            # Keeps this rank's window in step with the root's.
             self._balance.next_window()
         else:
-            proposal = self._balance.propose(
-                self._setup.settings.config.rounds - cohort.round - 1
-            )
-        proposal = self._setup.collectives.bcast(proposal)
-        return state if proposal is None else self._move(state, cohort.round, proposal)
+            rounds_left = setup.settings.config.rounds - cohort.round - 1
+            proposal = self._balance.propose(rounds_left)
+        proposal = setup.collectives.bcast(proposal)
+        if proposal is None:
+            return state
+        return self._relocate(state, cohort.round, proposal)
 
-    def _move(self, state: Any, round: int, proposal: Proposal) -> Any:
-        begin, old = time.perf_counter(), self._setup.clients.rank
-        state = move(self._setup, state, proposal.rank)
-        self._setup.collectives.barrier()
+    def _relocate(self, state: Any, round: int, proposal: Proposal) -> Any:
+        setup, before = self._setup, self._setup.clients.rank
+        begin = time.perf_counter()
+        state = relocate(setup, state, proposal.rank)
+        setup.collectives.barrier()
         seconds = time.perf_counter() - begin
         self._balance.moved(proposal.rank, seconds)
         if self._results is not None:
-            self._results.write_move(round + 1, proposal.rank, seconds)
+            self._results.write_relocation(round + 1, proposal.rank, seconds)
+        moved = np.count_nonzero(before != proposal.rank)
         self._progress.say(
-            f"after round {round + 1}: {np.count_nonzero(old != proposal.rank)} of "
-            f"{len(old)} clients moved in "
+            f"after round {round + 1}: {moved} of {len(before)} clients moved in "
             f"{seconds:.2f} s; the slowest rank trained {proposal.before:.2f} times "
-            f"the mean, now {proposal.after:.2f} "
-            "expected"
+            f"the mean, now {proposal.after:.2f} expected"
         )
         return state
 
 
-def move(setup: Setup, state: Any, rank: np.ndarray) -> Any:
-    """Puts every client on its new rank, with its data and its rows of the state; the
+def relocate(setup: Setup, state: Any, rank: np.ndarray) -> Any:
+    """Put every client on its new rank, with its data and its rows of the state; the
     same call on every worker.
     """
     assert setup.shards is not None, "this run was assembled to stay as it is"
     before, after = setup.clients, replace(setup.clients, rank=rank)
-    owned = {
-        f.name: getattr(state, f.name) for f in fields(state) if f.metadata.get("owned")
-    }
-    rows = {
-        name: setup.collectives.relocate(tensor, before.rank, rank)
-        for name, tensor in owned.items()
-    }
+    rows = {}
+    for field in fields(state):
+        if field.metadata.get("owned"):
+            tensor = getattr(state, field.name)
+            rows[field.name] = setup.collectives.relocate(tensor, before.rank, rank)
     setup.federation.settle(after, setup.shards)
     setup.clients = after
     return replace(state, **rows)

@@ -1,14 +1,9 @@
-"""Going on with a run that was stopped: its state is written down every some rounds,
-and read back by client.
-
-Random numbers are keyed by round and client, so nothing but the method's state, the
-server's and the results must be kept. Rows are looked up by the ids of clients: any
-number of ranks can go on.
+"""Going on with a run that was stopped: which checkpoint it goes on from, and its state
+read back by client.
 """
 
-import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
+from dataclasses import Field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,171 +12,61 @@ import torch
 
 from hpcfed.errors import UserError, count, no_checkpoint
 from hpcfed.experiment.assemble import Setup
+from hpcfed.experiment.checkpointing import as_array
+from hpcfed.experiment.stored import read_run
 from hpcfed.record import checkpoints
 from hpcfed.record.checkpoints import Checkpoint
-from hpcfed.record.reading import read_run
+from hpcfed.record.folder import RECORD, failures
 from hpcfed.record.results import ResultsWriter
 from hpcfed.runtime.signals import Stop
 
 Say = Callable[[str], None]
 
 
-def save(
-    setup: Setup, folder: Path, rounds: int, state: Any, results: ResultsWriter | None
-) -> None:
-    """A checkpoint after so many rounds; the same call on every worker, who all know
-    then that it is whole.
-    """
-    check_shared(setup, state)
-    there, rank = checkpoints.place(folder, rounds), setup.world.role_rank
-    if results is not None:
-        results.publish()
-        checkpoints.prepare(there)
-    setup.collectives.barrier()
-    parts = [
-        checkpoints.write(there, f"worker-{rank}.clients", setup.federation.clients)
-    ]
-    for field in fields(state):
-        value = getattr(state, field.name)
-        if field.metadata.get("fixed"):
-            continue
-        if field.metadata.get("owned"):
-            parts.append(
-                checkpoints.write(there, f"worker-{rank}.{field.name}", _array(value))
-            )
-        elif results is not None:
-            parts.append(
-                checkpoints.write(there, f"common.{field.name}", _array(value))
-            )
-    if setup.settings.options.has_server:
-        kept = setup.federation.server.store(str(there))
-        parts += kept if results is not None else ()
-    everyones = setup.collectives.gather(parts)
-    if everyones is not None:
-        record = checkpoints.copy(there, folder / checkpoints.RECORD)
-        # One seed may be a checkpoint ahead when all are killed. Each keeps one more, so
-        # that a common round is left even if a checkpoint is then damaged.
-        keep = checkpoints.KEPT + (setup.stacked > 1)
-        written = [record, *(part for own in everyones for part in own)]
-        checkpoints.complete(there, rounds, written, keep=keep)
-    setup.collectives.barrier()
-
-
-def load(setup: Setup, checkpoint: Checkpoint, state: Any) -> Any:
-    """The state as it was; `state` is the method's first, which says of what kind each
-    tensor is.
-    """
-    fed = setup.federation
-    held = _held(checkpoint, fed.clients)
-    values: dict[str, torch.Tensor] = {}
-    for field in fields(state):
-        like, metadata = getattr(state, field.name), field.metadata
-        if metadata.get("fixed"):
-            continue
-        dtype = _array(like.new_empty(0)).dtype
-        if metadata.get("owned"):
-            widths = (
-                [0, len(fed.generated)]
-                if metadata.get("generated")
-                else like.shape[1:2]
-            )
-            rows = _of_clients(checkpoint, field.name, held, fed.clients, dtype, widths)
-        else:
-            rows = checkpoint.read(f"common.{field.name}", dtype, like.shape)
-        if "row_of" in metadata and not (
-            rows.min() >= 0 and rows.max() < len(getattr(state, metadata["row_of"]))
-        ):
-            raise checkpoint.refusal(
-                f"common.{field.name}", "numbers of rows that there are not"
-            )
-        values[field.name] = torch.from_numpy(rows).to(like.device)
-    if setup.settings.options.has_server:
-        setup.federation.server.restore(str(checkpoint.folder))
-    return replace(state, **values)
-
-
-def _held(checkpoint: Checkpoint, clients: np.ndarray) -> dict[str, np.ndarray]:
-    """Which clients each rank had that wrote the checkpoint, these among them."""
-    ranks = sorted({name.partition(".")[0] for name in checkpoint.names("worker-")})
-    held = {
-        rank: checkpoint.read(f"{rank}.clients", clients.dtype, [None])
-        for rank in ranks
-    }
-    ascending = all((np.diff(ids) > 0).all() for ids in held.values())
-    if (
-        not held
-        or not ascending
-        or not np.isin(clients, np.concatenate(list(held.values()))).all()
-    ):
-        raise checkpoint.refusal("worker-0.clients", "other clients")
-    return held
-
-
-def _of_clients(
-    checkpoint: Checkpoint,
-    name: str,
-    held: dict[str, np.ndarray],
-    clients: np.ndarray,
-    dtype: np.dtype[Any],
-    widths: Sequence[int],
-) -> np.ndarray:
-    """Rows of these clients, whichever ranks had them; as wide as one of these numbers
-    says.
-    """
-    found: np.ndarray | None = None
-    for (
-        rank,
-        theirs,
-    ) in (
-        held.items()
-    ):  # one after the other: all rows may be more than the memory of a node
-        rows = checkpoint.read(f"{rank}.{name}", dtype, [len(theirs), None])
-        if found is None:
-            found = np.empty((len(clients), rows.shape[1]), dtype)
-        if rows.shape[1] != found.shape[1] or rows.shape[1] not in widths:
-            raise checkpoint.refusal(
-                f"{rank}.{name}", f"rows of {count(rows.shape[1], 'column')}"
-            )
-        here = np.isin(clients, theirs)
-        found[here] = rows[np.searchsorted(theirs, clients[here])]
-    assert found is not None
-    return found
-
-
-def _array(tensor: torch.Tensor) -> np.ndarray:
-    array: np.ndarray = tensor.detach().cpu().numpy()
-    return array
-
-
-def beginning(
+def find_checkpoints(
     setup: Setup, runs: Sequence[Path], say: Say, stop: Stop
-) -> list[Checkpoint] | None:
-    """Checkpoints of all runs after the same round, from which they go on; None where
-    they begin anew.
+) -> Sequence[Checkpoint | None]:
+    """Find where every run goes on, after the same round; None where it begins anew.
 
-    The same call on every worker. The runs' folders are claimed by now, so nobody else
-    changes them.
+    The same call on every worker. The root alone reads and hashes the checkpoints, and
+    tells the others. The runs' folders are claimed by now, so nobody else changes them.
+    `stop` has agreed if a stop was asked for meanwhile.
     """
     config, world = setup.settings.config, setup.world
+    if config.resume is None:
+        return [None] * len(runs)
     found: list[Checkpoint] | None = None
     if world.is_root:
         try:
             found = checkpoints.common(runs, say=say, stopping=lambda: stop.asked)
         except checkpoints.Interrupted:
             stop.agreed = True
-        rounds = [] if found or stop.agreed else [_rounds_on_disk(run) for run in runs]
-        if any(rounds) and not config.overwrite:
-            raise UserError(no_checkpoint(config.resume, max(rounds)))
+        if found is None and not stop.agreed and not config.overwrite:
+            _check_nothing_is_lost(runs, config.resume)
     found, stop.agreed = world.role_bcast((found, stop.agreed))
-    return found
+    if world.is_root and not stop.agreed:
+        _forget_failures(runs)
+    return found or [None] * len(runs)
+
+
+def _check_nothing_is_lost(runs: Sequence[Path], resume: Path) -> None:
+    rounds = max(_rounds_on_disk(run) for run in runs)
+    if rounds:
+        raise UserError(no_checkpoint(resume, rounds))
 
 
 def _rounds_on_disk(run: Path) -> int:
-    """Rounds that a run has recorded; of a damaged record nobody knows."""
+    """Count the rounds that a run has recorded; nobody knows those of a damaged record."""
     try:
         return read_run(run).rounds_done
     except UserError:
         return 0
+
+
+def _forget_failures(runs: Sequence[Path]) -> None:
+    for run in runs:
+        for failure in failures(run):
+            failure.unlink()
 
 
 def go_on(
@@ -192,64 +77,103 @@ def go_on(
     results: ResultsWriter | None,
     say: Say,
 ) -> tuple[int, Any]:
-    """Rounds that are done and the state after them, from a checkpoint; without one a
-    run begins anew.
+    """Return how many rounds are done, and the state after them.
+
+    Without a checkpoint the run begins anew, with the `state` that it was given.
     """
     if found is None:
         if results is not None:
-            checkpoints.discard_after(
-                folder, 0
-            )  # damaged ones would count as the newest
+            # Damaged checkpoints would count as the newest.
+            checkpoints.discard_after(folder, 0)
             results.begin_anew()
         say(f"no checkpoint in {folder}: the run begins anew")
         return 0, state
     if results is not None:
-        kept = found.folder / checkpoints.RECORD
-        results.restore(
-            kept if kept.exists() else folder / checkpoints.RECORD, found.rounds
-        )
-    setup.federation.resume_after(found.rounds - 1)  # judged if it was the last
+        copy = found.folder / RECORD
+        # Checkpoints of older versions have no copy of the record.
+        results.restore(copy if copy.exists() else folder / RECORD, found.rounds)
+    # The last round's number counts even if no round is left: newcomers continue it.
+    setup.federation.resume_after(found.rounds - 1)
     loaded = load(setup, found, state)
-    if results is not None:  # nothing has been refused
+    if results is not None:
+        # Only now: had something been refused, the later checkpoints would be wanted.
         checkpoints.discard_after(folder, found.rounds)
     say(f"going on after round {found.rounds}")
     return found.rounds, loaded
 
 
-def check_shared(setup: Setup, state: Any) -> None:
-    """Refuses a state whose shared fields differ between ranks: a checkpoint has only
-    one rank's.
-
-    Ranks on different devices may round differently, so that a small difference is
-    none.
+def load(setup: Setup, checkpoint: Checkpoint, state: Any) -> Any:
+    """Read the state back; `state` is the method's first, which says of what kind each
+    tensor is.
     """
-    if setup.collectives.size == 1:
-        return
-    shared = {
-        f.name: getattr(state, f.name)
-        for f in fields(state)
-        if not f.metadata.keys() & {"fixed", "owned"}
-    }
-    own = {name: _array(value) for name, value in shared.items()}
-    digests = {
-        name: hashlib.sha256(np.ascontiguousarray(array).data).hexdigest()
-        for name, array in own.items()
-    }
-    everyones = setup.collectives.allgather(digests)
-    for name in [
-        name for name in digests if len({theirs.get(name) for theirs in everyones}) > 1
-    ]:
-        first = setup.collectives.bcast(own[name])
-        if setup.collectives.any_rank(not _close(own[name], first)):
-            method = setup.settings.config.method
-            raise RuntimeError(
-                f"state field {name} of method {method} differs between ranks, so that "
-                "no run could go on with it; "
-                "mark it OWNED if it has a row per client, otherwise make it the same on all ranks"
-            )
+    holders = _holders(checkpoint, setup.federation.clients)
+    values: dict[str, torch.Tensor] = {}
+    for field in fields(state):
+        if field.metadata.get("fixed"):
+            continue
+        like = getattr(state, field.name)
+        dtype = as_array(like.new_empty(0)).dtype
+        if field.metadata.get("owned"):
+            rows = _rows_of_clients(setup, checkpoint, field, holders, like, dtype)
+        else:
+            rows = checkpoint.read(f"common.{field.name}", dtype, like.shape)
+        if "row_of" in field.metadata:
+            row_count = len(getattr(state, field.metadata["row_of"]))
+            if rows.min() < 0 or rows.max() >= row_count:
+                raise checkpoint.refusal(
+                    f"common.{field.name}", "numbers of rows that there are not"
+                )
+        values[field.name] = torch.from_numpy(rows).to(like.device)
+    if setup.settings.options.has_server:
+        setup.federation.server.restore(str(checkpoint.folder))
+    return replace(state, **values)
 
 
-def _close(one: np.ndarray, other: np.ndarray) -> bool:
-    if one.shape != other.shape or one.dtype.kind != "f":
-        return False
-    return bool(np.allclose(one, other, rtol=1e-3, atol=1e-6, equal_nan=True))
+def _holders(checkpoint: Checkpoint, clients: np.ndarray) -> dict[str, np.ndarray]:
+    """Return the ids of the clients that each rank had which wrote the checkpoint.
+
+    All of `clients` are among them, or the checkpoint is refused.
+    """
+    ranks = {name.partition(".")[0] for name in checkpoint.names("worker-")}
+    holders = {}
+    for rank in sorted(ranks):
+        holders[rank] = checkpoint.read(f"{rank}.clients", clients.dtype, [None])
+    missing = clients
+    for ids in holders.values():
+        # Rows are looked up by bisection.
+        if not (np.diff(ids) > 0).all():
+            raise checkpoint.refusal("worker-0.clients", "other clients")
+        missing = np.setdiff1d(missing, ids)
+    if not holders or len(missing):
+        raise checkpoint.refusal("worker-0.clients", "other clients")
+    return holders
+
+
+def _rows_of_clients(
+    setup: Setup,
+    checkpoint: Checkpoint,
+    field: Field[Any],
+    holders: dict[str, np.ndarray],
+    like: torch.Tensor,
+    dtype: np.dtype[Any],
+) -> np.ndarray:
+    """Return the rows of this rank's clients, whichever ranks had them."""
+    fed = setup.federation
+    widths: Sequence[int] = like.shape[1:2]
+    if field.metadata.get("generated"):
+        # Until the server's model has been trained there are no such columns.
+        widths = [0, len(fed.generated)]
+    found: np.ndarray | None = None
+    # One rank's rows after the other's: all of them may be more than a node's memory.
+    for rank, theirs in holders.items():
+        name = f"{rank}.{field.name}"
+        rows = checkpoint.read(name, dtype, [len(theirs), None])
+        width = rows.shape[1]
+        if found is None:
+            found = np.empty((len(fed.clients), width), dtype)
+        if width != found.shape[1] or width not in widths:
+            raise checkpoint.refusal(name, f"rows of {count(width, 'column')}")
+        here = np.isin(fed.clients, theirs)
+        found[here] = rows[np.searchsorted(theirs, fed.clients[here])]
+    assert found is not None
+    return found

@@ -9,16 +9,18 @@ import torch
 
 from hpcfed.config import Settings
 from hpcfed.errors import unless_full
-from hpcfed.experiment.loop import run
+from hpcfed.experiment.run import run
+from hpcfed.experiment.stored import read_run
 from hpcfed.profile import tables
 from hpcfed.profile.ceilings import Ceilings
 from hpcfed.profile.trace import trace
 from hpcfed.profile.verdict import Workload, advice, words
 from hpcfed.profile.watch import ProfileWatch
 from hpcfed.profile.workloads import Measured, workloads
+from hpcfed.record.json_values import plain
 from hpcfed.record.observer import observed_by
 from hpcfed.record.publish import publish
-from hpcfed.record.reading import RunRecord, plain, read_run
+from hpcfed.record.run import RunRecord
 from hpcfed.record.timing import PHASES
 from hpcfed.report.console import Output
 from hpcfed.runtime.launcher import launched

@@ -8,7 +8,7 @@ from typing import Any
 from hpcfed.profile.ceilings import Ceilings
 from hpcfed.profile.timeline import ROUNDS, Session, Timeline
 from hpcfed.profile.verdict import Workload, words
-from hpcfed.record.reading import RunRecord
+from hpcfed.record.run import RunRecord
 from hpcfed.record.timing import PHASES
 from hpcfed.report.console import Output, bare_table, bytes_text, say
 

@@ -12,7 +12,7 @@ from hpcfed.models.layout import Layout
 from hpcfed.profile.ceilings import Ceilings
 from hpcfed.profile.timeline import PROFILER, ROUNDS, Timeline
 from hpcfed.profile.verdict import Workload
-from hpcfed.record.reading import RunRecord
+from hpcfed.record.run import RunRecord
 from hpcfed.record.timing import PHASES
 from hpcfed.server.options import NETWORKS, ServerOptions, batching, server_options
 from hpcfed.server.schedule import num_steps

@@ -14,32 +14,41 @@ from hpcfed.record.folder import CLAIM
 
 @contextmanager
 def claimed(folder: Path) -> Iterator[None]:
-    """Refuses a folder that another run has claimed; file systems without locks are
-    taken at their word.
+    """Claim a folder within, or refuse one that another run has claimed.
+
+    On a file system without locks everybody gets a claim.
     """
     path = folder / CLAIM
-    while True:
-        file = os.open(
-            path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666
-        )
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(file)
-            raise UserError(
-                f"another run is writing to {folder}; wait for its end, or name another --out"
-            ) from None
-        except OSError:
-            break
-        with suppress(
-            FileNotFoundError
-        ):  # its last owner may have removed it since it was opened
-            if os.path.samestat(os.fstat(file), os.stat(path)):
-                break
-        os.close(file)
+    descriptor = _locked(path)
     try:
         yield
     finally:
-        with suppress(OSError):  # the folder may be gone, or read-only by now
+        # The folder may be gone, or read-only by now.
+        with suppress(OSError):
             path.unlink()
-        os.close(file)
+        os.close(descriptor)
+
+
+def _locked(path: Path) -> int:
+    """Open the file of a claim, and lock it."""
+    # Neither a link nor a pipe that somebody has put there is followed or waited for.
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+    while True:
+        descriptor = os.open(path, flags, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            raise UserError(
+                f"another run is writing to {path.parent}; wait for its end, or name "
+                "another --out"
+            ) from None
+        except OSError:
+            # There are no locks here.
+            return descriptor
+        # Its last owner may have removed the file between our opening and locking it:
+        # then the lock is on a file that nobody else will find.
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(descriptor), os.stat(path)):
+                return descriptor
+        os.close(descriptor)

@@ -1,17 +1,29 @@
 """Energy that a GPU has used, where NVML offers it."""
 
+from hpcfed.runtime.world import World
+
+
+def rank_joules(world: World) -> float:
+    """Return the joules this rank's GPU has used; ranks that share a GPU report it
+    once.
+    """
+    devices = [(location.host, location.device) for location in world.locations]
+    own = devices[world.rank]
+    is_first = devices.index(own) == world.rank
+    return joules(own[1]) if is_first else 0.0
+
 
 def joules(device_uuid: str) -> float:
-    """The GPU's energy counter in joules since its driver started; NaN where there is
-    none.
+    """Return the GPU's energy counter in joules since its driver started; NaN where
+    there is none.
     """
     try:
         import pynvml
 
         pynvml.nvmlInit()
-        handle = pynvml.nvmlDeviceGetHandleByUUID(
-            f"GPU-{device_uuid.removeprefix('GPU-')}"
-        )
+        name = f"GPU-{device_uuid.removeprefix('GPU-')}"
+        handle = pynvml.nvmlDeviceGetHandleByUUID(name)
         return float(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)) / 1e3
-    except Exception:  # no driver, no counter, no permission: a figure that is missing, never a run that stops
+    except Exception:
+        # No driver, no counter, no permission: a figure is missing, no run stops.
         return float("nan")

@@ -36,16 +36,28 @@ _LAUNCHER = (
     "NCCL_",
     "GLOO_",
 )
+"""How names of variables begin that are recorded."""
 _PRIVATE = ("KEY", "TOKEN", "SECRET", "PASSWORD", "JWT")
+"""Parts of names of variables that are never recorded."""
 
 
 def capture(
-    *, places: Sequence[Any], backend: str, reason: str, launcher: str, threads: int
+    *, locations: Sequence[Any], backend: str, reason: str, launcher: str, threads: int
 ) -> dict[str, Any]:
-    """Facts of the run as JSON values; `places` are the ranks' hosts and devices, in
-    rank order.
+    """Return facts of the run as JSON values; `locations` are the ranks' hosts and
+    devices, in rank order.
     """
+    ranks = []
+    for location in locations:
+        ranks.append(
+            {
+                "host": location.host,
+                "device": location.device_name,
+                "cores": len(location.cores),
+            }
+        )
     return {
+        # Without the folder that the program is installed in.
         "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
         "folder": os.getcwd(),
         "python": platform.python_version(),
@@ -58,10 +70,7 @@ def capture(
         "backend": backend,
         "backend_reason": reason,
         "threads_per_rank": threads,
-        "ranks": [
-            {"host": p.host, "device": p.device_name, "cores": len(p.cores)}
-            for p in places
-        ],
+        "ranks": ranks,
     }
 
 
@@ -82,8 +91,8 @@ def _cuda() -> str | None:
 
 
 def _source() -> dict[str, Any]:
-    """What is run: version and checksum of the package as it lies there and, from a
-    checkout, its commit.
+    """Describe the program that runs: version and checksum of the package as it lies
+    there and, from a checkout, its commit.
 
     `changed`: a file of the checkout, or any Python file in the package, is not as it
     was committed.
@@ -93,51 +102,44 @@ def _source() -> dict[str, Any]:
     if not (package.parent / ".git").exists():
         return found
     status = ["status", "--porcelain"]
-    strangers = [
-        *status,
-        "--untracked-files=all",
-        "--ignored=matching",
-        "--",
-        ":(glob)hpcfed/**/*.py",
-    ]
+    # Python finds ignored modules, too; the pattern leaves out caches beside them.
+    python_files = ["--", ":(glob)hpcfed/**/*.py"]
+    untracked = ["--untracked-files=all", "--ignored=matching", *python_files]
     try:
-        commit, changes, added = (
-            subprocess.run(
-                ["git", "--no-optional-locks", "-C", str(package.parent), *words],
-                capture_output=True,
-                text=True,
-                timeout=10,
-                check=True,
-            ).stdout
-            for words in (
-                ["rev-parse", "HEAD"],
-                [*status, "--untracked-files=no"],
-                strangers,
-            )
-        )
+        commit = _git(package.parent, "rev-parse", "HEAD")
+        changes = _git(package.parent, *status, "--untracked-files=no")
+        added = _git(package.parent, *status, *untracked)
     except (OSError, subprocess.SubprocessError):
+        # No git, or a checkout of another user that git does not trust.
         return found
-    return found | {
-        "commit": commit.strip(),
-        "changed": bool(changes.strip() or added.strip()),
-    }
+    return found | {"commit": commit, "changed": bool(changes or added)}
+
+
+def _git(checkout: Path, *words: str) -> str:
+    # Many ranks and runs may look at one checkout: none takes its lock.
+    command = ["git", "--no-optional-locks", "-C", str(checkout), *words]
+    ended = subprocess.run(
+        command, capture_output=True, text=True, timeout=10, check=True
+    )
+    return ended.stdout.strip()
 
 
 def _checksum(package: Path) -> str:
-    """Over the names and contents of all its Python files."""
+    """Return a checksum over the names and contents of all its Python files."""
     digest = hashlib.sha256()
     for path in sorted(package.rglob("*.py")):
         content = path.read_bytes()
-        digest.update(
-            f"{path.relative_to(package).as_posix()}\0{len(content)}\0".encode()
-            + content
-        )
+        name = path.relative_to(package).as_posix()
+        # The length says where a file ends and the next name begins.
+        digest.update(f"{name}\0{len(content)}\0".encode() + content)
     return digest.hexdigest()
 
 
 def _variables() -> dict[str, str]:
-    return {
-        name: value
-        for name, value in sorted(os.environ.items())
-        if name.startswith(_LAUNCHER) and not any(word in name for word in _PRIVATE)
-    }
+    """Return what the launcher has set, without anything that may be a secret."""
+    found = {}
+    for name, value in sorted(os.environ.items()):
+        private = any(word in name for word in _PRIVATE)
+        if name.startswith(_LAUNCHER) and not private:
+            found[name] = value
+    return found

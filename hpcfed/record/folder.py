@@ -1,4 +1,4 @@
-"""A run's folder: which names in it are the run's own, and what may be done to them.
+"""A run's folder: which names in it are the run's, and what may be done to them.
 
 Nothing else in the folder is ever changed or removed; a checkpoint's folder goes as a
 whole. No link is followed, and what is no plain file is refused: a folder may have been
@@ -16,15 +16,21 @@ from re import fullmatch
 from hpcfed.errors import UserError
 
 RECORD = "run.h5"
+"""Everything that a run measured."""
+SERVER = "server.h5"
+"""The trained server's model."""
+STUDY = "study.h5"
+"""All runs of a study, in the study's folder."""
 CLAIM = ".claim"
 """The file by which a run claims its folder while it goes on."""
 JOB = ".job"
 """The file that names the Slurm job which began the run."""
 CHECKPOINTS = "checkpoints"
+TRACE, PROFILE = "trace.json", "profile.json"
+"""What a profiled run leaves."""
 _PARAMS = r"params-[0-9]{1,9}(-after-[0-9]{1,18})?\.h5"
-_MADE = (
-    rf"run\.h5|server\.h5|{_PARAMS}|error-[0-9]{{1,9}}\.txt|\.(run|server)\.h5\..+\.tmp"
-)
+_FAILURE = r"error-[0-9]{1,9}\.txt"
+_MADE = rf"run\.h5|server\.h5|{_PARAMS}|{_FAILURE}|\.(run|server)\.h5\..+\.tmp"
 """Files that a run makes, and that --overwrite removes."""
 _FILES = rf"{_MADE}|trace\.json|profile\.json|\.claim|\.job"
 """Files that are written to."""
@@ -32,112 +38,150 @@ _SEED = r"seed-([0-9]{1,19})"
 _CHECKPOINT = r"[0-9]{8,18}"
 
 
-def seeds(folder: Path) -> list[int]:
-    """Seeds that have a folder of their own in it."""
-    found = (
-        fullmatch(_SEED, path.name)
-        for path in _entries(folder)
-        if path.is_dir() and not path.is_symlink()
-    )
-    return sorted(int(match[1]) for match in found if match)
-
-
 def seed_folder(folder: Path, seed: int) -> Path:
+    """Return the folder of one of several seeds."""
     return folder / f"seed-{seed}"
 
 
+def seeds(folder: Path) -> list[int]:
+    """Return the seeds that have a folder of their own in it, ascending."""
+    found = []
+    for path in _entries(folder):
+        match = fullmatch(_SEED, path.name)
+        if match and _is_folder(path):
+            found.append(int(match[1]))
+    return sorted(found)
+
+
 def seed_folders(folder: Path) -> list[Path]:
+    """Return the folders of all seeds in it, by seed."""
     return [seed_folder(folder, seed) for seed in seeds(folder)]
 
 
 def runs(folder: Path) -> list[Path]:
-    """Folders of the runs in it: its seeds', or itself."""
+    """Return the folders of the runs in it: its seeds', or itself."""
     check_one_kind(folder)
-    return [
-        path for path in seed_folders(folder) if os.path.lexists(path / RECORD)
-    ] or [folder]
+    begun = [path for path in seed_folders(folder) if os.path.lexists(path / RECORD)]
+    return begun or [folder]
+
+
+def records(folder: Path) -> list[Path]:
+    """Return the record of every run in a folder, as far as it has one."""
+    found = [folder / RECORD]
+    found += [path / RECORD for path in seed_folders(folder)]
+    return [path for path in found if path.is_file()]
 
 
 def holds_run(folder: Path) -> bool:
-    """Whether a run has begun in it, whatever has become of its record."""
+    """Tell whether a run has begun in it, whatever has become of its record."""
     return any(os.path.lexists(folder / name) for name in (RECORD, CHECKPOINTS, CLAIM))
 
 
 def check_one_kind(folder: Path) -> None:
-    """Refuses a folder that holds a run and also seeds of one: nobody can tell which of
+    """Refuse a folder that holds a run and also seeds of one: nobody can tell which of
     them is meant.
     """
-    own = [path.name for path in seed_folders(folder) if (path / RECORD).is_file()]
-    if own and (folder / RECORD).is_file():
-        raise UserError(
-            f"{folder} holds both a run (run.h5) and a seed of one ({own[0]}); move "
-            "one of them elsewhere"
-        )
+    if not (folder / RECORD).is_file():
+        return
+    for path in seed_folders(folder):
+        if (path / RECORD).is_file():
+            raise UserError(
+                f"{folder} holds both a run ({RECORD}) and a seed of one "
+                f"({path.name}); move one of them elsewhere"
+            )
 
 
-def checkpoint_folders(folder: Path) -> list[Path]:
-    """Checkpoints of one run, the oldest first; what is a link is none."""
-    there = folder / CHECKPOINTS
-    found = [] if there.is_symlink() else _entries(there)
-    return sorted(
-        path for path in found if fullmatch(_CHECKPOINT, path.name) and _is_folder(path)
-    )
+def checkpoint_folder(run: Path, rounds: int) -> Path:
+    """Return the folder of the checkpoint after so many rounds."""
+    return run / CHECKPOINTS / f"{rounds:08d}"
 
 
-def failures(folder: Path) -> list[Path]:
-    """What ranks have left that failed."""
-    names = (
-        path
-        for path in _entries(folder)
-        if fullmatch(r"error-[0-9]{1,9}\.txt", path.name)
-    )
-    return [path for path in names if stat.S_ISREG(path.lstat().st_mode)]
+def checkpoint_folders(run: Path) -> list[Path]:
+    """Return the folders of a run's checkpoints, the oldest first; a link is none."""
+    there = run / CHECKPOINTS
+    if there.is_symlink():
+        return []
+    found = []
+    for path in _entries(there):
+        if fullmatch(_CHECKPOINT, path.name) and _is_folder(path):
+            found.append(path)
+    return sorted(found)
 
 
-def snapshots(folder: Path) -> list[Path]:
-    """Files with the rows of clients."""
-    return [path for path in _entries(folder) if fullmatch(_PARAMS, path.name)]
+def snapshot_file(run: Path, rank: int, after: int | None = None) -> Path:
+    """Return the file for the rows of a rank's clients; `after` so many rounds, where a
+    resumed run could not go on in the file that it began with.
+    """
+    name = f"params-{rank}" if after is None else f"params-{rank}-after-{after}"
+    return run / f"{name}.h5"
 
 
-def leave_failure(folder: Path, rank: int, text: str) -> None:
-    """The reason why a rank failed; where it cannot be written, nobody minds."""
+def snapshots(run: Path) -> list[Path]:
+    """Return all files with the rows of clients."""
+    return [path for path in _entries(run) if fullmatch(_PARAMS, path.name)]
+
+
+def snapshots_of_rank(run: Path, rank: int) -> list[Path]:
+    """Return the files with the rows of a rank's clients."""
+    beginnings = (snapshot_file(run, rank).name, f"params-{rank}-after-")
+    return [path for path in snapshots(run) if path.name.startswith(beginnings)]
+
+
+def failures(run: Path) -> list[Path]:
+    """Return what ranks have left that failed."""
+    found = []
+    for path in _entries(run):
+        if fullmatch(_FAILURE, path.name) and stat.S_ISREG(path.lstat().st_mode):
+            found.append(path)
+    return found
+
+
+def leave_failure(run: Path, rank: int, text: str) -> None:
+    """Write down why a rank failed; that it cannot be written is no further failure."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK
     with suppress(OSError):
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK
-        with open(os.open(folder / f"error-{rank}.txt", flags, 0o666), "w") as file:
+        descriptor = os.open(run / f"error-{rank}.txt", flags, 0o666)
+        with open(descriptor, "w") as file:
             file.write(text)
 
 
 def check_plain(folder: Path) -> None:
-    """Refuses a folder in which one of the run's own names is a link, or neither a file
-    nor a folder.
+    """Refuse a folder in which one of the run's names is a link, or neither a file nor
+    a folder.
     """
     for path in _entries(folder):
         if fullmatch(_FILES, path.name):
             _check_kind(path, stat.S_ISREG, "file")
-        elif fullmatch(rf"{CHECKPOINTS}|{_SEED}", path.name):
+        elif fullmatch(_SEED, path.name):
             _check_kind(path, stat.S_ISDIR, "folder")
-            if path.name != CHECKPOINTS:
-                check_plain(path)
-                continue
-            for checkpoint in _entries(path):
-                if fullmatch(_CHECKPOINT, checkpoint.name):
-                    _check_kind(checkpoint, stat.S_ISDIR, "folder")
-                    for part in _entries(checkpoint):
-                        _check_kind(part, stat.S_ISREG, "file")
+            check_plain(path)
+        elif path.name == CHECKPOINTS:
+            _check_kind(path, stat.S_ISDIR, "folder")
+            _check_plain_checkpoints(path)
+
+
+def _check_plain_checkpoints(folder: Path) -> None:
+    for checkpoint in _entries(folder):
+        if not fullmatch(_CHECKPOINT, checkpoint.name):
+            continue
+        _check_kind(checkpoint, stat.S_ISDIR, "folder")
+        for path in _entries(checkpoint):
+            _check_kind(path, stat.S_ISREG, "file")
 
 
 def _check_kind(path: Path, is_kind: Callable[[int], bool], kind: str) -> None:
     mode = path.lstat().st_mode
     if stat.S_ISLNK(mode):
         raise UserError(
-            f"{path} is a link, which is not followed; put the {kind} itself there, or remove it"
+            f"{path} is a link, which is not followed; put the {kind} itself there, or "
+            "remove it"
         )
     if not is_kind(mode):
         raise UserError(f"{path} is no {kind}; remove it")
 
 
 def check_out(out: Path, *, overwrite: bool, claimed: bool = False) -> None:
-    """Refuses a folder with what a new run may not replace.
+    """Refuse a folder with what a new run may not replace.
 
     A run that was killed has left its claim. So other files beside it are no reason to
     refuse `overwrite`; whoever has `claimed` the folder meanwhile has looked before.
@@ -154,44 +198,46 @@ def check_out(out: Path, *, overwrite: bool, claimed: bool = False) -> None:
                 "name another folder"
             )
         return
-    others = [path for path in _entries(out) if path.name not in (CLAIM, JOB)]
-    own = [path for path in others if _is_own(path)]
-    killed = claimed or len(own) > 0 or (out / CLAIM).exists()
-    if others and not (overwrite and killed):
-        more = "" if len(own) < len(others) else "; add --overwrite to begin in it"
-        raise UserError(
-            f"--out {out} is not empty and holds no run{more or '; name another folder'}"
-        )
+    found = [path for path in _entries(out) if path.name not in (CLAIM, JOB)]
+    made = [path for path in found if _is_made_by_run(path)]
+    was_killed = claimed or len(made) > 0 or (out / CLAIM).exists()
+    if not found or (overwrite and was_killed):
+        return
+    advice = "name another folder"
+    if len(made) == len(found):
+        advice = "add --overwrite to begin in it"
+    raise UserError(f"--out {out} is not empty and holds no run; {advice}")
 
 
-def _is_own(path: Path) -> bool:
-    """Whether a run makes such a file or folder: one that was killed early has left
+def _is_made_by_run(path: Path) -> bool:
+    """Tell whether a run makes such a file or folder: one that was killed early has left
     some, and no record.
     """
     if fullmatch(_SEED, path.name):
-        return _is_folder(path) and all(_is_own(own) for own in _entries(path))
+        return _is_folder(path) and all(map(_is_made_by_run, _entries(path)))
     return path.name == CHECKPOINTS or fullmatch(_FILES, path.name) is not None
 
 
 def strangers(folder: Path) -> list[Path]:
-    """What no run has made."""
-    return [path for path in _entries(folder) if not _is_own(path)]
+    """Return what no run has made."""
+    return [path for path in _entries(folder) if not _is_made_by_run(path)]
 
 
 def empty(folder: Path) -> None:
-    """Removes what runs have written to it, and nothing else."""
+    """Remove what runs have written to it, and nothing else."""
     for run in (*seed_folders(folder), folder):
         for path in _entries(run):
             if fullmatch(_MADE, path.name):
                 path.unlink()
         for checkpoint in checkpoint_folders(run):
             shutil.rmtree(checkpoint)
-        with suppress(OSError):  # somebody's own files are in it
+        # It stays where somebody's own files are in it.
+        with suppress(OSError):
             (run / CHECKPOINTS).rmdir()
 
 
 def remove_empty_seeds(folder: Path) -> None:
-    """Removes folders of seeds that nothing is left in; their claims must have been
+    """Remove folders of seeds that nothing is left in; their claims must have been
     given back.
     """
     for run in seed_folders(folder):
@@ -200,7 +246,7 @@ def remove_empty_seeds(folder: Path) -> None:
 
 
 def _entries(folder: Path) -> list[Path]:
-    """What is in a folder; nothing where there is none."""
+    """Return what is in a folder; nothing where there is none."""
     return sorted(folder.iterdir()) if folder.is_dir() else []
 
 

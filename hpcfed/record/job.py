@@ -15,13 +15,14 @@ LONGEST = 1000
 def this_job(environment: Mapping[str, str] = os.environ) -> str | None:
     """Name the Slurm job that this process is part of; None outside Slurm.
 
-    A requeued job keeps its name. Clusters that share a file system may give two jobs
-    the same number.
+    A requeued job keeps its name. The cluster is part of it: clusters that share a file
+    system may give two jobs the same number.
     """
     number = environment.get("SLURM_JOB_ID", "")
     if not number.isdigit():
         return None
-    return f"{number} on {environment.get('SLURM_CLUSTER_NAME', 'cluster')}"
+    cluster = environment.get("SLURM_CLUSTER_NAME", "cluster")
+    return f"{number} on {cluster}"
 
 
 def was_requeued(environment: Mapping[str, str] = os.environ) -> bool:
@@ -31,19 +32,21 @@ def was_requeued(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 def begun_by(folder: Path) -> str | None:
-    """Read which job has begun the run in a folder; None where no job has, or no run
-    is.
+    """Read which job has begun the run in a folder; None if no job has, or there is no
+    run.
     """
     path = folder / JOB
     if not path.is_file():
         return None
     with open(path, "rb") as file:
-        return file.read(LONGEST).decode(errors="replace").strip() or None
+        content = file.read(LONGEST)
+    return content.decode(errors="replace").strip() or None
 
 
 def sign(folder: Path) -> None:
-    """Leave this job's name in the folder of a run that begins; outside Slurm just drop
-    the one that was there.
+    """Leave this job's name in the folder of a run that begins.
+
+    Outside Slurm only remove a name that was there: that job's run is gone.
     """
     (folder / JOB).unlink(missing_ok=True)
     job = this_job()

@@ -1,11 +1,12 @@
-"""Putting a file in place so that a reader sees the old one or the new one, never a
-part.
-"""
+"""Writing a file so that a reader sees the old one or the new one, never a torn one."""
 
 import os
 import socket
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from hpcfed.errors import UserError
 
@@ -21,65 +22,82 @@ KINDS = {
 
 
 def check_target(option: str, path: Path) -> None:
-    """Refuses an output path where something other than a regular file is.
+    """Refuse an output path where something other than a regular file is.
 
-    A rename would put a file in its place: nobody wants /dev/null or a link to be lost
-    by that.
+    A rename would put a file in its place: nobody wants to lose /dev/null or a link by
+    that.
     """
     try:
         kind = stat.S_IFMT(path.lstat().st_mode)
     except (FileNotFoundError, NotADirectoryError):
-        return  # a parent that is no folder is told when the file is written
+        # A parent that is no folder is told when the file is written.
+        return
     except OSError as error:
         raise UserError(f"cannot write {option} {path}: {error.strerror}") from None
     if kind != stat.S_IFREG:
+        found = KINDS.get(kind, "no regular file")
         raise UserError(
-            f"{option} {path} is {KINDS.get(kind, 'no regular file')}; name a regular "
-            "file, or a new one"
+            f"{option} {path} is {found}; name a regular file, or a new one"
         )
 
 
-def name_file(error: BaseException, path: Path) -> None:
-    """Adds the file to an error of the system that names none."""
-    if isinstance(error, OSError) and error.filename is None:
-        error.filename = str(path)
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """Open a file that takes the path's place, whole and on disk, at the end.
 
-
-def publish(content: bytes | memoryview, path: Path) -> None:
-    """Writes beside the path, syncs, renames over it, and syncs the folder.
-
-    A process that is killed on its way leaves what it wrote beside it under a hidden
-    name; the next one removes it.
+    It is written beside the path under a hidden name, synced, and renamed over it. If
+    something is raised within, the path stays as it was. The rename itself is on disk
+    only once the folder is synced, which the caller does when it matters.
     """
-    mine = f".{path.name}.{socket.gethostname()}."
-    temporary = path.with_name(f"{mine}{os.getpid()}.tmp")
+    temporary = path.with_name(f"{_hidden(path)}{os.getpid()}.tmp")
     try:
         with open(temporary, "wb") as file:
-            file.write(content)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException as error:
         temporary.unlink(missing_ok=True)
-        name_file(error, path)
+        # Of a full disk the system says only that it is full.
+        if isinstance(error, OSError) and error.filename is None:
+            error.filename = str(path)
         raise
-    _remove_leftovers(path.parent, mine)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
-def _remove_leftovers(folder: Path, beginning: str) -> None:
-    """Of processes of this host that are no more: another that is alive may be about to
-    rename its own.
+def publish(content: bytes | memoryview, path: Path) -> None:
+    """Replace a file by this content, for good.
+
+    A process that is killed on its way leaves its hidden file behind; the next one to
+    publish removes it.
     """
-    for name in os.listdir(folder):
+    with replacing(path) as file:
+        file.write(content)
+    _remove_leftovers(path)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Bring the names in a folder to disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _hidden(path: Path) -> str:
+    """Return how hidden names begin that this host's processes write a path under."""
+    return f".{path.name}.{socket.gethostname()}."
+
+
+def _remove_leftovers(path: Path) -> None:
+    """Remove the hidden files of this host's processes that are no more: one that is
+    alive may be about to rename its own.
+    """
+    beginning = _hidden(path)
+    for name in os.listdir(path.parent):
         process = name.removeprefix(beginning).removesuffix(".tmp")
-        if (
-            name == f"{beginning}{process}.tmp"
-            and process.isdecimal()
-            and not Path("/proc", process).exists()
-        ):
-            (folder / name).unlink(missing_ok=True)
+        if name != f"{beginning}{process}.tmp" or not process.isdecimal():
+            continue
+        if not Path("/proc", process).exists():
+            (path.parent / name).unlink(missing_ok=True)

@@ -2,7 +2,7 @@
 stands.
 
 The file is built in memory with all its datasets from the start and published whole, so
-a reader never sees a torn one. A finished round costs only a copy into arrays; bringing
+a reader never sees a torn one. A finished round costs only a copy into arrays. Bringing
 them into the file and publishing it takes at most 1 % of the time, because the next
 publishing waits a hundred times as long as the last one took.
 """
@@ -10,76 +10,38 @@ publishing waits a hundred times as long as the last one took.
 import json
 import time
 from collections.abc import Sequence
-from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import h5py
 import numpy as np
 
 from hpcfed.errors import UserError
+from hpcfed.record import server as server_group
+from hpcfed.record.dataset import create, create_names
+from hpcfed.record.folder import RECORD
+from hpcfed.record.groups import (
+    NEWCOMER_STARTS,
+    RELOCATIONS,
+    create_finals,
+    create_newcomers,
+    create_relocations,
+)
 from hpcfed.record.publish import publish
 from hpcfed.record.safe import Reader, readable, reading
 from hpcfed.record.series import RANK_SERIES, ROUND_SERIES
+from hpcfed.record.server import Learning, ServerSize
 from hpcfed.record.timing import PHASES
-from hpcfed.server.options import NETWORKS
 
 SCHEMA = 1
-CHUNK = 2**16
-"""Bytes of a chunk, or a round where that is more."""
 PAUSE = 100
 """How many times longer than publishing the pause before the next publishing is."""
-
-
-class Series(NamedTuple):
-    unit: str
-    description: str
-
-
-SERVER_PHASES = (
-    "collect",
-    "prepare",
-    "autoencoder",
-    "encode",
-    "denoiser",
-    "invert",
-    "return",
-)
-"""`prepare`: building networks, optimisers and DeepSpeed's engines."""
-NEWCOMER_STARTS = ("random", "global model", "method")
-
-
-class ServerSize(NamedTuple):
-    """How often the server's model learns, on how many ranks, with how many steps of
-    each network.
-    """
-
-    times: int
-    ranks: int
-    steps: dict[str, int]
-
-
-class Learning(Protocol):
-    """What is told of one time of learning; the server's own `Learnt`."""
-
-    rows: int
-    losses: dict[str, np.ndarray]
-    seconds: dict[str, float]
-    samples: dict[str, int]
-    parameters: dict[str, int]
-    flops: dict[str, float]
-    peak_memory: list[float]
-    kept: float
-
-    def utilisation(self, network: str) -> float: ...
+CLIENT_UNITS = {"rank": "rank", "attacker": "1"}
+"""Units of facts of clients that are no numbers of samples."""
 
 
 class ResultsWriter:
-    """Written by one rank. Rounds come in order. `clients` are facts of every client as
-    the run starts.
-
-    Clients may move to other ranks `moves` times.
-    """
+    """Written by one rank; rounds come in order."""
 
     def __init__(
         self,
@@ -90,32 +52,54 @@ class ResultsWriter:
         clients: dict[str, np.ndarray],
         ranks: int,
         facts: dict[str, Any],
-        moves: int = 0,
+        relocations: int = 0,
         server: ServerSize | None = None,
         finals: Sequence[str] = (),
         resumed: bool = False,
     ) -> None:
-        """`finals` are the names of what will be judged at the end.
+        """`clients` are facts of every client as the run starts; clients may be
+        relocated so many times. `finals` are the names of what is evaluated at the end.
 
         Where a run is `resumed`, the file on disk stays as it is until `restore` has
         read it, or `begin_anew` is told not to.
         """
-        self._path = folder / "run.h5"
-        # In memory, but HDF5 refuses a name twice, and a process may have several runs
-        # in work.
+        self._path = folder / RECORD
+        # In memory, but HDF5 refuses to open a name twice, and a process may have
+        # several runs in work: so each has its own path.
         self._file = h5py.File(self._path, "w", driver="core", backing_store=False)
-        self._next_publish = 0.0
         self._arrays: dict[str, np.ndarray] = {}
-        self._done = self._in_file = 0  # rounds
-        self.moves = 0
-        """How often clients have moved to other ranks."""
+        """What rounds write to, until it is brought into the file."""
+        self._rounds_done = self._rounds_in_file = 0
+        self._next_publish = 0.0
         self._started = time.time()
         self._seconds_before = 0.0
-        self._reading = resumed
+        self._awaits_restore = resumed
         self._environment = environment
-        rounds, num_clients = settings["rounds"], settings["clients"]
-        file = self._file
-        file.attrs.update(
+        self._finals = list(finals)
+        self._networks = [] if server is None else list(server.steps)
+        self._trainings = 0
+        self.relocations = 0
+        """How often clients have been relocated."""
+        self._write_facts(settings, facts, ranks)
+        self._create_rounds(settings["rounds"], ranks)
+        self._create_clients(clients, settings["rounds"], settings["clients"])
+        if relocations:
+            create_relocations(self._file, relocations, settings["clients"])
+        if finals:
+            create_finals(self._file, finals, settings["clients"])
+        if settings.get("new_clients"):
+            updates = settings["new_updates"] + 1
+            create_newcomers(self._file, updates, settings["new_clients"])
+        if server is not None:
+            server_group.create_group(self._file, server)
+        if not resumed:
+            self._publish_at_once()
+
+    def _write_facts(
+        self, settings: dict[str, Any], facts: dict[str, Any], ranks: int
+    ) -> None:
+        attributes = self._file.attrs
+        attributes.update(
             format="hpcfed run",
             schema=SCHEMA,
             status="running",
@@ -123,250 +107,117 @@ class ResultsWriter:
             started=_clock(self._started),
             ranks=ranks,
         )
-        file.attrs.update(
-            {key: settings[key] for key in ("method", "dataset", "clients", "seed")}
-            | facts
-        )
-        file["config"] = json.dumps(settings, indent=1)
-        file["environment"] = json.dumps(environment, indent=1)
-        for name, values in clients.items():
-            unit = {"rank": "rank", "attacker": "1"}.get(name, "samples")
-            data = self._make(
-                f"clients/{name}", values.shape, values.dtype, data=values
+        for name in ("method", "dataset", "clients", "seed"):
+            attributes[name] = settings[name]
+        attributes.update(facts)
+        self._file["config"] = json.dumps(settings, indent=1)
+        self._file["environment"] = json.dumps(self._environment, indent=1)
+
+    def _create_rounds(self, rounds: int, ranks: int) -> None:
+        for name, series in ROUND_SERIES.items():
+            self._create_array(
+                f"rounds/{name}",
+                (rounds,),
+                "round",
+                unit=series.unit,
+                meaning=series.meaning,
             )
-            _describe(data, Series(unit, f"{name} of each client"), "client")
-        for name, figure in ROUND_SERIES.items():
-            series = Series(figure.unit, figure.meaning)
-            self._create(f"rounds/{name}", (rounds,), series, "round")
-        accuracy = Series(
-            "fraction",
-            "accuracy on the client's own test data; NaN: not evaluated, or no test data",
-        )
-        self._create(
-            "clients/accuracy",
-            (rounds, num_clients),
-            accuracy,
-            "round",
-            "client",
-            dtype="f4",
-        )
-        for name, rank_figure in RANK_SERIES.items():
-            series = Series(rank_figure.unit, rank_figure.meaning)
-            self._create(f"timing/{name}", (rounds, ranks), series, "round", "rank")
-        phases = Series("s", "seconds of each phase: " + ", ".join(PHASES))
-        self._create(
+        for name, rank_series in RANK_SERIES.items():
+            self._create_array(
+                f"timing/{name}",
+                (rounds, ranks),
+                "round",
+                "rank",
+                unit=rank_series.unit,
+                meaning=rank_series.meaning,
+            )
+        self._create_array(
             "timing/phases",
             (rounds, ranks, len(PHASES)),
-            phases,
             "round",
             "rank",
             "phase",
+            unit="s",
+            meaning=f"seconds of each phase: {', '.join(PHASES)}",
         )
-        if moves:
-            self._create_moves(moves, num_clients)
-        if finals:
-            self._create_finals(finals, num_clients)
-        if settings.get("new_clients"):
-            self._create_newcomers(settings["new_updates"] + 1, settings["new_clients"])
-        self._learnings = 0
-        if server is not None:
-            self._create_server(server)
-        file["timing/phase_names"] = np.array(PHASES, dtype=h5py.string_dtype())
-        if not resumed:
-            self._mark()
+        create_names(self._file, "timing/phase_names", PHASES)
 
-    def _make(
+    def _create_clients(
+        self, facts: dict[str, np.ndarray], rounds: int, clients: int
+    ) -> None:
+        for name, values in facts.items():
+            create(
+                self._file,
+                f"clients/{name}",
+                values.shape,
+                "client",
+                unit=CLIENT_UNITS.get(name, "samples"),
+                meaning=f"{name} of each client",
+                dtype=values.dtype,
+                data=values,
+            )
+        self._create_array(
+            "clients/accuracy",
+            (rounds, clients),
+            "round",
+            "client",
+            unit="fraction",
+            meaning="accuracy on the client's own test data; NaN: not evaluated, or no "
+            "test data",
+            dtype="f4",
+        )
+
+    def _create_array(
         self,
         name: str,
         shape: tuple[int, ...],
-        dtype: str | np.dtype = "f8",
-        **more: Any,
-    ) -> h5py.Dataset:
-        """In chunks with checksums, so that a reader notices when bytes have changed on
-        their way.
-        """
-        if not shape:
-            return self._file.create_dataset(name, shape, dtype, **more)
-        row = max(1, prod(shape[1:]) * np.dtype(dtype).itemsize)
-        chunk = (min(shape[0], max(1, CHUNK // row)), *shape[1:])
-        return self._file.create_dataset(
-            name, shape, dtype, chunks=chunk, fletcher32=True, **more
-        )
-
-    def _create(
-        self,
-        name: str,
-        shape: tuple[int, ...],
-        series: Series,
         *dimensions: str,
+        unit: str,
+        meaning: str,
         dtype: str = "f8",
     ) -> None:
-        _describe(self._make(name, shape, dtype, fillvalue=np.nan), series, *dimensions)
+        """Create a dataset of rounds, and the array that they are written to first."""
+        create(
+            self._file,
+            name,
+            shape,
+            *dimensions,
+            unit=unit,
+            meaning=meaning,
+            dtype=dtype,
+        )
         self._arrays[name] = np.full(shape, np.nan, dtype)
 
-    def _create_moves(self, moves: int, num_clients: int) -> None:
-        """Small datasets, written as it happens; NaN and -1 stand for moves that have
-        not come.
-        """
-        shapes = {
-            "round": (
-                (moves,),
-                Series(
-                    "round",
-                    "the first round, from 0, after clients moved to other ranks",
-                ),
-                "f8",
-            ),
-            "seconds": ((moves,), Series("s", "what the move took"), "f8"),
-            "rank": (
-                (moves, num_clients),
-                Series("rank", "rank of each client from then on"),
-                "i4",
-            ),
-        }
-        for name, (shape, series, dtype) in shapes.items():
-            fill = np.nan if dtype == "f8" else -1
-            _describe(
-                self._make(f"moves/{name}", shape, dtype, fillvalue=fill),
-                series,
-                *("move", "client")[: len(shape)],
-            )
+    # What happens now and then goes straight into the file, and is on disk with the
+    # next rounds.
 
-    def write_move(self, round: int, rank: np.ndarray, seconds: float) -> None:
-        """Clients have moved before this round; on disk with the next rounds."""
-        for name, value in {"round": round, "seconds": seconds, "rank": rank}.items():
-            self._file[f"moves/{name}"][self.moves] = value
-        self.moves += 1
-
-    def _create_small(
-        self, name: str, shape: tuple[int, ...], series: Series, *dimensions: str
-    ) -> None:
-        """A dataset that is written as it happens, and on disk with the next rounds;
-        NaN where nothing has come.
-        """
-        _describe(self._make(name, shape, fillvalue=np.nan), series, *dimensions)
-
-    def _create_names(self, name: str, names: Sequence[str]) -> None:
-        self._file[name] = np.array(names, dtype=h5py.string_dtype())
-
-    def _create_finals(self, finals: Sequence[str], num_clients: int) -> None:
-        self._finals = list(finals)
-        self._create_names("finals/name", finals)
-        series = Series(
-            "fraction",
-            "accuracy on the client's own test data at the end; NaN: not asked for",
-        )
-        self._create_small(
-            "finals/accuracy", (len(finals), num_clients), series, "name", "client"
-        )
+    def write_relocation(self, round: int, rank: np.ndarray, seconds: float) -> None:
+        """Record that clients were relocated before this round."""
+        group, entry = self._file[RELOCATIONS], self.relocations
+        group["round"][entry] = round
+        group["seconds"][entry] = seconds
+        group["rank"][entry] = rank
+        self.relocations += 1
 
     def write_final(self, name: str, accuracy: np.ndarray) -> None:
-        """Every client's accuracy with what the method calls so."""
+        """Record every client's accuracy at the end, with what the method calls so."""
         self._file["finals/accuracy"][self._finals.index(name)] = accuracy
 
-    def _create_newcomers(self, updates: int, num_clients: int) -> None:
-        self._create_names("newcomers/start", NEWCOMER_STARTS)
-        series = Series(
-            "fraction",
-            "accuracy of new clients on their own test data by local updates; NaN: not there",
-        )
-        shape = (len(NEWCOMER_STARTS), updates, num_clients)
-        self._create_small(
-            "newcomers/accuracy", shape, series, "start", "update", "client"
-        )
-        given = Series(
-            "bytes",
-            "sent to a new client before its first local update, by the method's own accounting",
-        )
-        self._create_small("newcomers/bytes", (), given)
-
     def write_newcomers(self, start: str, update: int, accuracy: np.ndarray) -> None:
-        self._file["newcomers/accuracy"][NEWCOMER_STARTS.index(start), update] = (
-            accuracy
-        )
+        """Record new clients' accuracy after so many local updates from a start."""
+        number = NEWCOMER_STARTS.index(start)
+        self._file["newcomers/accuracy"][number, update] = accuracy
 
-    def write_newcomer_bytes(self, given: float) -> None:
-        self._file["newcomers/bytes"][()] = given
-
-    def _create_server(self, size: ServerSize) -> None:
-        times = size.times
-        self._create_names("server/phase_names", SERVER_PHASES)
-        self._create_names("server/network_names", NETWORKS)
-        self._create_small(
-            "server/round",
-            (times,),
-            Series("round", "the round, from 0, after which it learnt"),
-            "time",
-        )
-        self._create_small(
-            "server/rows",
-            (times,),
-            Series("rows", "uploads that it learnt from"),
-            "time",
-        )
-        kept = Series(
-            "fraction",
-            "clients whose generated row is nearest to the mean latent of their own uploads",
-        )
-        self._create_small("server/kept", (times,), kept, "time")
-        seconds = Series("s", "seconds of each phase: " + ", ".join(SERVER_PHASES))
-        self._create_small(
-            "server/seconds", (times, len(SERVER_PHASES)), seconds, "time", "phase"
-        )
-        for name, unit, description in (
-            (
-                "samples_per_second",
-                "1/s",
-                "samples that a network saw in a second of its learning",
-            ),
-            ("parameters", "1", "parameters of a network"),
-            (
-                "flops",
-                "1",
-                "floating-point operations of all its steps, forward and backward",
-            ),
-            (
-                "utilisation",
-                "fraction",
-                "model FLOPs by the peak of the server ranks' devices; NaN: peak not known",
-            ),
-        ):
-            self._create_small(
-                f"server/{name}",
-                (times, len(NETWORKS)),
-                Series(unit, description),
-                "time",
-                "network",
-            )
-        memory = Series("bytes", "largest memory so far of a server rank")
-        self._create_small(
-            "server/peak_memory", (times, size.ranks), memory, "time", "server rank"
-        )
-        for network, steps in size.steps.items():
-            series = Series("1", f"mean loss of each of the {network}'s steps")
-            self._create_small(
-                f"server/{network}_loss", (times, steps), series, "time", "step"
-            )
+    def write_newcomer_bytes(self, sent: float) -> None:
+        """Record what a new client is sent before its first local update."""
+        self._file["newcomers/bytes"][()] = sent
 
     def write_server(self, round: int, learning: Learning) -> None:
-        """The server's model has learnt after this round."""
-        file, at = self._file, self._learnings
-        file["server/round"][at] = round
-        file["server/rows"][at] = learning.rows
-        file["server/kept"][at] = learning.kept
-        file["server/seconds"][at] = [
-            learning.seconds.get(phase, 0.0) for phase in SERVER_PHASES
-        ]
-        file["server/peak_memory"][at] = learning.peak_memory
-        for i, network in enumerate(NETWORKS):
-            file["server/samples_per_second"][at, i] = (
-                learning.samples[network] / learning.seconds[network]
-            )
-            file["server/parameters"][at, i] = learning.parameters[network]
-            file["server/flops"][at, i] = learning.flops[network]
-            file["server/utilisation"][at, i] = learning.utilisation(network)
-            file[f"server/{network}_loss"][at] = learning.losses[network]
-        self._learnings += 1
+        """Record a training of the server's model after this round."""
+        server_group.write_entry(
+            self._file, self._trainings, round, learning, self._networks
+        )
+        self._trainings += 1
 
     def write_round(
         self,
@@ -377,144 +228,133 @@ class ResultsWriter:
         rank_values: dict[str, np.ndarray],
         phases: np.ndarray,
     ) -> bool:
-        """Takes down a finished round; True when it, and all before it, are now on
-        disk.
+        """Take down a finished round; tell whether it, and all before it, are on disk
+        now.
         """
         arrays = self._arrays
         for name, value in values.items():
             arrays[f"rounds/{name}"][round] = value
         if client_accuracy is not None:
             arrays["clients/accuracy"][round] = client_accuracy
-        for name, by_rank in rank_values.items():
-            arrays[f"timing/{name}"][round] = by_rank
+        for name, of_ranks in rank_values.items():
+            arrays[f"timing/{name}"][round] = of_ranks
         arrays["timing/phases"][round] = phases
-        self._done = round + 1
-        last = self._done == len(arrays["rounds/seconds"])
-        if time.monotonic() < self._next_publish and not last:
+        self._rounds_done = round + 1
+        is_last = self._rounds_done == len(arrays["rounds/seconds"])
+        if time.monotonic() < self._next_publish and not is_last:
             return False
-        self._publish()
+        self.publish()
         return True
 
     def finish(
         self, status: str, *, error: str = "", energy: np.ndarray | None = None
     ) -> None:
-        """Marks the run `complete`, `stopped` or `failed`, and publishes a last time."""
-        if self._reading:  # what is on disk is more than is known here
+        """Mark the run `complete`, `stopped` or `failed`, and publish a last time."""
+        if self._awaits_restore:
+            # What is on disk is more than is known here.
             self._file.close()
             return
         self._file.attrs.update(status=status, finished=_clock(time.time()))
         if error:
             self._file.attrs["error"] = error
         if energy is not None:
-            data = self._make("timing/energy", energy.shape, data=energy)
-            _describe(
-                data,
-                Series(
-                    "J",
-                    "energy of each rank's GPU over the run; NaN where it cannot be read",
-                ),
+            create(
+                self._file,
+                "timing/energy",
+                energy.shape,
                 "rank",
+                unit="J",
+                meaning="energy of each rank's GPU over the run; NaN where it cannot "
+                "be read",
+                data=energy,
             )
-        self._publish()
+        self.publish()
         self._file.close()
 
     def publish(self) -> None:
-        """All rounds so far are on disk when this returns."""
-        self._publish()
-
-    def begin_anew(self) -> None:
-        """Nothing is restored: what is on disk is replaced."""
-        self._reading = False
-        self._mark()
-
-    def _mark(self) -> None:
-        """Makes the folder known as a run's from its first moment on; the first round
-        waits for nothing.
-        """
-        self._publish()
-        self._next_publish = 0.0
-
-    def restore(self, path: Path, rounds: int) -> None:
-        """What another writer had put down of the first rounds, as far as it has the
-        same shape.
-        """
-        with readable(path, "a run"), reading(path) as old:
-            facts = old.facts()
-            self._check_data(path, facts.get("data"))
-            for name, array in self._arrays.items():
-                if name in old and old.shape(name) == array.shape:
-                    array[:rounds] = old.numbers(name, array.shape, rounds)
-            for name in ("moves", "server"):
-                self._restore_small(old, name, rounds)
-            self._restore_command(old.text("environment"))
-            self._file.attrs["started"] = str(facts["started"])
-            self._file.attrs["resumed"] = [*map(int, facts.get("resumed", ())), rounds]
-            counted = float(np.nansum(self._arrays["rounds/seconds"][:rounds]))
-            self._seconds_before = float(facts.get("seconds", counted))
-        self._done = rounds
-        self._reading = False
-
-    def _check_data(self, path: Path, before: Any) -> None:
-        """Refuses to go on with other samples than the run began with."""
-        now = self._file.attrs.get("data")
-        if before is not None and before != now:
-            raise UserError(
-                f"{path} was begun with other data: its fingerprint was {before}, and is {now} now"
-            )
-
-    def _restore_command(self, text: str) -> None:
-        """The command that began the run is the one that makes it anew; those that went
-        on stand beside it.
-        """
-        before = json.loads(text)
-        resumed = [*before.get("resumed_by", ()), self._environment["command"]]
-        self._environment = {
-            **self._environment,
-            "command": before["command"],
-            "resumed_by": resumed,
-        }
-        del self._file["environment"]
-        self._file["environment"] = json.dumps(self._environment, indent=1)
-
-    def _restore_small(self, old: Reader, group: str, rounds: int) -> None:
-        """What happened now and then, in these rounds."""
-        if group not in old or group not in self._file:
-            return
-        own = self._file[group]
-        happened = int(
-            np.count_nonzero(old.numbers(f"{group}/round", own["round"].shape) < rounds)
-        )
-        for name, data in own.items():
-            where = f"{group}/{name}"
-            if (
-                data.dims[0].label in ("move", "time")
-                and where in old
-                and old.shape(where) == data.shape
-            ):
-                data[:happened] = old.numbers(where, data.shape, happened)
-        if group == "moves":
-            self.moves = happened
-        else:
-            self._learnings = happened
-
-    def _publish(self) -> None:
+        """Bring all rounds so far to disk."""
         begin = time.monotonic()
         self._file.attrs["seconds"] = self._seconds_before + time.time() - self._started
-        fresh = slice(self._in_file, self._done)
+        fresh = slice(self._rounds_in_file, self._rounds_done)
         for name, array in self._arrays.items():
             self._file[name][fresh] = array[fresh]
-        self._file.attrs["rounds_done"] = self._in_file = self._done
+        self._rounds_in_file = self._rounds_done
+        self._file.attrs["rounds_done"] = self._rounds_done
         self._file.flush()
         publish(self._file.id.get_file_image(), self._path)
         now = time.monotonic()
         self._next_publish = now + PAUSE * (now - begin)
 
+    def _publish_at_once(self) -> None:
+        """Make the folder known as a run's from its first moment on; the first round
+        is published without a pause.
+        """
+        self.publish()
+        self._next_publish = 0.0
 
-def _describe(dataset: h5py.Dataset, series: Series, *dimensions: str) -> None:
-    dataset.attrs["units"] = series.unit
-    dataset.attrs["description"] = series.description
-    for axis, name in enumerate(dimensions):
-        dataset.dims[axis].label = name
+    def begin_anew(self) -> None:
+        """Replace what is on disk: nothing is restored."""
+        self._awaits_restore = False
+        self._publish_at_once()
+
+    def restore(self, path: Path, rounds: int) -> None:
+        """Take over what another writer has recorded of the first rounds, as far as it
+        has the same shape.
+        """
+        with readable(path, "a run"), reading(path) as old:
+            facts = old.facts()
+            self._check_data(path, facts.get("data"))
+            # Ranks' figures have another shape where the number of ranks has changed.
+            for name, array in self._arrays.items():
+                if name in old and old.shape(name) == array.shape:
+                    array[:rounds] = old.numbers(name, array.shape, rounds)
+            self.relocations = self._restore_entries(old, RELOCATIONS, rounds)
+            self._trainings = self._restore_entries(old, server_group.GROUP, rounds)
+            self._restore_command(old.text("environment"))
+            resumed = [*map(int, facts.get("resumed", ())), rounds]
+            self._file.attrs["started"] = str(facts["started"])
+            self._file.attrs["resumed"] = resumed
+            counted = float(np.nansum(self._arrays["rounds/seconds"][:rounds]))
+            self._seconds_before = float(facts.get("seconds", counted))
+        self._rounds_done = rounds
+        self._awaits_restore = False
+
+    def _check_data(self, path: Path, before: Any) -> None:
+        """Refuse to go on with other samples than the run began with."""
+        now = self._file.attrs.get("data")
+        if before is not None and before != now:
+            raise UserError(
+                f"{path} was begun with other data: its fingerprint was {before}, and "
+                f"is {now} now"
+            )
+
+    def _restore_command(self, text: str) -> None:
+        """Keep the command that began the run, which makes it anew; those that went on
+        stand beside it.
+        """
+        before = json.loads(text)
+        resumed_by = [*before.get("resumed_by", ()), self._environment["command"]]
+        self._environment = {
+            **self._environment,
+            "command": before["command"],
+            "resumed_by": resumed_by,
+        }
+        del self._file["environment"]
+        self._file["environment"] = json.dumps(self._environment, indent=1)
+
+    def _restore_entries(self, old: Reader, group: str, rounds: int) -> int:
+        """Take over a group's entries of the first rounds; return how many they are."""
+        if group not in old or group not in self._file:
+            return 0
+        own = self._file[group]
+        entry_rounds = old.numbers(f"{group}/round", own["round"].shape)
+        happened = int(np.count_nonzero(entry_rounds < rounds))
+        for name, data in own.items():
+            where = f"{group}/{name}"
+            by_entry = data.dims[0].label in ("move", "time")
+            if by_entry and where in old and old.shape(where) == data.shape:
+                data[:happened] = old.numbers(where, data.shape, happened)
+        return happened
 
 
 def _clock(seconds: float) -> str:

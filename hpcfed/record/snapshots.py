@@ -19,18 +19,20 @@ import h5py
 import numpy as np
 
 from hpcfed.models.layout import Layout
-from hpcfed.record.folder import snapshots
+from hpcfed.record.folder import snapshot_file, snapshots, snapshots_of_rank
 from hpcfed.record.safe import SLACK, Reader, check, readable
 from hpcfed.record.writing import check_limit, writing
 
 KIND = "this run's snapshots"
 PER_ROW, PER_FILE = 160, 2**17
-"""Bytes that HDF5 adds at most: to a row its checksum and place in the index, to a file
-names and headers.
+"""Bytes that HDF5 adds at most: to a row its checksum and its entry in the index, to a
+file names and headers.
 """
 
 
 class SnapshotWriter:
+    """Writes the rows of one rank's clients."""
+
     def __init__(
         self,
         folder: Path,
@@ -48,6 +50,7 @@ class SnapshotWriter:
         self._folder, self._rank, self._root = folder, rank, root
         self._clients, self._layout, self._dtype = clients, layout, dtype
         self._rounds = rounds
+        """Rounds of snapshots that are to come, once the first round is known."""
         self._file: h5py.File | None = None
 
     def begin(self, first: int, barrier: Callable[[], None]) -> None:
@@ -56,48 +59,62 @@ class SnapshotWriter:
         """
         if self._root:
             _rewind(self._folder, first)
+        # A rank must not look for files that the root is about to remove.
         barrier()
         self._rounds = self._rounds[self._rounds >= first]
         if not len(self._rounds):
             return
-        beginning = self._folder / f"params-{self._rank}.h5"
-        own = (beginning.name, f"params-{self._rank}-after-")
-        for path in (
-            path for path in snapshots(self._folder) if path.name.startswith(own)
-        ):
+        for path in snapshots_of_rank(self._folder, self._rank):
             if path.exists() and self._go_on(path):
                 return
-        self._start(
-            self._folder / f"params-{self._rank}-after-{first}.h5"
-            if beginning.exists()
-            else beginning
-        )
+        path = snapshot_file(self._folder, self._rank)
+        if path.exists():
+            path = snapshot_file(self._folder, self._rank, after=first)
+        self._start(path)
 
     def _start(self, path: Path) -> None:
         """Make a file with room for all snapshots that are to come."""
-        clients, layout = self._clients, self._layout
-        shape = (len(self._rounds), len(clients), layout.num_columns)
-        rows = shape[0] * (shape[1] + self._root)
-        check_limit(path, rows * (shape[2] * self._dtype.itemsize + PER_ROW) + PER_FILE)
+        columns, entries = self._layout.num_columns, self._layout.entries
+        times, clients = len(self._rounds), len(self._clients)
+        row_bytes = columns * self._dtype.itemsize + PER_ROW
+        check_limit(path, times * (clients + self._root) * row_bytes + PER_FILE)
         with writing(path):
             # Not libver="latest": its files refuse to open after their writer was
             # killed.
             self._file = file = h5py.File(path, "w")
-            file.attrs.update(
-                format="hpcfed params", schema=1, columns=layout.num_columns
-            )
-            file["client"] = clients
+            file.attrs.update(format="hpcfed params", schema=1, columns=columns)
+            file["client"] = self._clients
             file["round"] = self._rounds
-            file["column_names"] = np.array(
-                [e.name for e in layout.entries], dtype=h5py.string_dtype()
+            names = [entry.name for entry in entries]
+            file["column_names"] = np.array(names, dtype=h5py.string_dtype())
+            file["column_starts"] = np.array([entry.start for entry in entries])
+            self._create(
+                "rows", (times, clients, columns), "snapshot", "client", "column"
             )
-            file["column_starts"] = np.array([e.start for e in layout.entries])
-            self._create("rows", shape, "snapshot", "client", "column")
-            taken = file.create_dataset("taken", shape[:1], "u1", fillvalue=0)
+            taken = file.create_dataset("taken", (times,), "u1", fillvalue=0)
             taken.attrs["description"] = "1 once the snapshot is whole"
             if self._root:
-                self._create("global", (shape[0], shape[2]), "snapshot", "column")
+                self._create("global", (times, columns), "snapshot", "column")
             file.flush()
+
+    def _create(self, name: str, shape: tuple[int, ...], *dimensions: str) -> None:
+        """Create a dataset of rows, each a chunk with a checksum, all on disk at once."""
+        assert self._file is not None
+        chunk = (*[1] * (len(shape) - 1), shape[-1])
+        creation = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        creation.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+        data = self._file.create_dataset(
+            name,
+            shape,
+            self._dtype,
+            chunks=chunk,
+            fletcher32=True,
+            fillvalue=np.nan,
+            dcpl=creation,
+        )
+        data.attrs["units"] = "parameter"
+        for axis, dimension in enumerate(dimensions):
+            data.dims[axis].label = dimension
 
     def _go_on(self, path: Path) -> bool:
         """Take up a file of the run that is resumed; False if it is of other clients."""
@@ -117,70 +134,65 @@ class SnapshotWriter:
         return fits
 
     def _fits(self, file: h5py.File) -> bool:
+        """Tell whether a file has this rank's clients; refuse one of them that cannot
+        take the snapshots to come.
+        """
         known = Reader(file, [SLACK])
-        rounds = known.numbers("round", (None,))
-        to_come = rounds[-len(self._rounds) :]
         if not np.array_equal(known.numbers("client", (None,)), self._clients):
             return False
+        rounds = known.numbers("round", (None,))
+        to_come = rounds[-len(self._rounds) :]
         if not np.array_equal(to_come, self._rounds):
             raise ValueError("round has other rounds")
-        wide = (len(rounds), self._layout.num_columns)
-        shapes = {"rows": (wide[0], len(self._clients), wide[1]), "taken": wide[:1]}
-        for name, shape in (shapes | ({"global": wide} if self._root else {})).items():
+        times, columns = len(rounds), self._layout.num_columns
+        shapes: dict[str, tuple[int, ...]] = {
+            "rows": (times, len(self._clients), columns),
+            "taken": (times,),
+        }
+        if self._root:
+            shapes["global"] = (times, columns)
+        for name, shape in shapes.items():
             if known.shape(name) != shape or file[name].dtype.kind not in "fu":
                 raise ValueError(f"{name} has another shape or type")
+            # Every row was allocated at the start: writing must not extend the file.
             if name != "taken" and file[name].id.get_num_chunks() != prod(shape[:-1]):
                 raise ValueError(f"{name} has lost some of its rows")
         return True
 
-    def _create(self, name: str, shape: tuple[int, ...], *dimensions: str) -> None:
-        assert self._file is not None
-        chunk = (*[1] * (len(shape) - 1), shape[-1])
-        creation = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-        creation.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
-        data = self._file.create_dataset(
-            name,
-            shape,
-            self._dtype,
-            chunks=chunk,
-            fletcher32=True,
-            fillvalue=np.nan,
-            dcpl=creation,
-        )
-        data.attrs["units"] = "parameter"
-        for axis, dimension in enumerate(dimensions):
-            data.dims[axis].label = dimension
-
     def due(self, round: int) -> bool:
+        """Tell whether a snapshot is taken after a round."""
         return bool(np.isin(round, self._rounds))
 
     def write_rows(self, round: int, positions: np.ndarray, rows: np.ndarray) -> None:
-        """Rows of the clients at these positions; called again in the same round, the
-        later rows stay.
+        """Write the rows of the clients at these positions; called again in the same
+        round, the later rows stay.
         """
-        file, snapshot = self._place(round)
+        file, snapshot = self._entry(round)
         with writing(Path(file.filename)):
             for position, row in zip(positions, rows, strict=True):
                 file["rows"][snapshot, int(position)] = row
 
     def close_round(self, round: int, global_row: np.ndarray | None) -> None:
-        file, snapshot = self._place(round)
+        """Write the global model, if there is one, and mark the snapshot as whole."""
+        file, snapshot = self._entry(round)
         with writing(Path(file.filename)):
             if self._root and global_row is not None:
                 file["global"][snapshot] = global_row
+            # The mark must not be on disk before the rows are.
             file.flush()
             file["taken"][snapshot] = 1
             file.flush()
 
-    def _place(self, round: int) -> tuple[h5py.File, int]:
-        """Return the file and the number that a round's snapshot has in it: this run's
-        are the last ones.
+    def _entry(self, round: int) -> tuple[h5py.File, int]:
+        """Return the file, and the number of a round's snapshot in it: those of this
+        run are the last ones.
         """
         assert self._file is not None
         earlier = len(self._file["round"]) - len(self._rounds)
         return self._file, earlier + int(np.searchsorted(self._rounds, round))
 
     def close(self) -> None:
+        """Close the file."""
         if self._file is not None:
             self._file.close()
 
@@ -196,8 +208,8 @@ def _rewind(folder: Path, first: int) -> None:
             known = Reader(file, [SLACK])
             rounds = known.numbers("round", (None,))
             taken = known.numbers("taken", rounds.shape)
-            kept = np.where(rounds < first, taken, 0)
-            if not np.array_equal(kept, taken):
-                file["taken"][()] = kept
-        if not kept.any():
+            still_valid = np.where(rounds < first, taken, 0)
+            if not np.array_equal(still_valid, taken):
+                file["taken"][()] = still_valid
+        if not still_valid.any():
             path.unlink()

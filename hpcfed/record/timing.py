@@ -2,14 +2,15 @@
 
 On a GPU a boundary between phases is an event in the stream, read once the round is
 over, so nothing waits inside a round. Rounds follow each other without a gap: writing
-down a round's results counts as `record` of the next round. Of several seeds at once
-each has its own timer: a phase holds the engine's work for all of them, `other` also
-the wait for the other seeds.
+down a round's results counts as `record` of the next round. Each of several stacked
+seeds has its own timer: a phase holds the engine's work for all of them, and `other`
+also the wait for the other seeds.
 """
 
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,57 +34,63 @@ PHASES = (
 
 
 class Timer:
+    """Measures the phases of one run's rounds on this rank."""
+
     def __init__(self, device: "torch.device") -> None:
         self._cuda = device.type == "cuda"
         self._marks: list[tuple[str, Any]] = []
+        """Phases of this round, each with the time or event at which it began."""
         self._inside = False
-        self._wall = 0.0
+        self._round_began = 0.0
         self.current = "other"
         """The phase in progress, for error messages."""
         self.changes = 0
-        """How often it has changed."""
+        """How often it has changed: as long as it changes, the run does not hang."""
         self.start()
 
     def start(self) -> None:
-        """Forgets what was; the first round begins now."""
+        """Forget what was; the first round begins now."""
         self._synchronize()
         self._marks.clear()
         self._mark("other")
-        self._wall = time.perf_counter()
+        self._round_began = time.perf_counter()
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Time inside belongs to this phase; of nested phases the outermost counts."""
+        """Count the time within for this phase; of nested phases the outermost counts."""
         if self._inside:
             yield
             return
         self._inside = True
         self._mark(name)
-        yield  # no finally: after an exception `current` still names the phase that failed
+        # No finally: after an exception `current` must still name the phase that failed.
+        yield
         self._mark("other")
         self._inside = False
 
     def switch(self, name: str) -> str:
-        """From now on time belongs to this phase, whatever phase is open; returns the
-        one that it belonged to.
+        """Count time for this phase from now on, whatever phase is open; return the one
+        that it was counted for.
         """
         before = self.current
         self._mark(name)
         return before
 
     def lap(self) -> tuple[np.ndarray, float]:
-        """Ends the round and begins the next: seconds by phase, and the round's wall
-        time.
+        """End the round and begin the next; return the seconds by phase, and the
+        round's wall time.
         """
         self._mark("other")
         self._synchronize()
         now = time.perf_counter()
         seconds = np.zeros(len(PHASES))
-        for (name, begin), (_, end) in zip(self._marks, self._marks[1:], strict=False):
-            seconds[PHASES.index(name)] += (
-                begin.elapsed_time(end) / 1e3 if self._cuda else end - begin
-            )
-        wall, self._wall = now - self._wall, now
+        for (name, begin), (_, end) in pairwise(self._marks):
+            # Events count in milliseconds.
+            elapsed = begin.elapsed_time(end) / 1e3 if self._cuda else end - begin
+            seconds[PHASES.index(name)] += elapsed
+        wall = now - self._round_began
+        self._round_began = now
+        # The last mark begins the next round, so no time is lost between two.
         del self._marks[:-1]
         return seconds, wall
 

@@ -1,5 +1,5 @@
-"""HDF5 files that are written where they stay: what the system refuses is told by its
-name and the file's.
+"""HDF5 files that are written in place: an error of the system names itself and the
+file.
 """
 
 import errno
@@ -12,14 +12,14 @@ from pathlib import Path
 
 
 def check_limit(path: Path, size: int) -> None:
-    """Refuse a file that `ulimit -f` does not let become so large, before libhdf5
-    crashes over it (2.0.0 does).
-    """
+    """Refuse a file that `ulimit -f` does not let become so large."""
+    # libhdf5 2.0.0 crashes when a write fails for this reason, so ask before.
     limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
-    if limit != resource.RLIM_INFINITY and size > limit:
-        error = OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
-        error.add_note(f"{size:,} bytes, and ulimit -f allows {limit:,}")
-        raise error
+    if limit == resource.RLIM_INFINITY or size <= limit:
+        return
+    error = OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
+    error.add_note(f"{size:,} bytes, and ulimit -f allows {limit:,}")
+    raise error
 
 
 @contextmanager
@@ -28,6 +28,7 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, RuntimeError) as error:
+        # h5py raises any of the three, with the system's number within the text.
         found = re.search(r"errno = (\d+)", str(error))
         if found is None:
             raise

@@ -1,30 +1,34 @@
-"""Charts as inline SVG: small, without scripts, in the colours of the page's style
-sheet, light or dark.
-
-Every point has its figures as a tooltip, lines differ in marker as well as in colour,
-and legends stand beside the drawing as text, so that they wrap on a narrow screen.
+"""Charts as inline SVG: small, without scripts, light or dark as the page is. Every point
+has its figures as a tooltip.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from math import ceil, floor, isfinite, log10
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil, isfinite
 
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
-WIDTH, HEIGHT = 480, 300
+from hpcfed.report.axes import Axis, apart, number_text
+from hpcfed.report.svg import (
+    COLOURS,
+    HEIGHT,
+    WIDTH,
+    bar_legend,
+    figure,
+    frame,
+    joined,
+    line_legend,
+    marker,
+    rectangle,
+    word,
+)
+
 LEFT, RIGHT, TOP, BOTTOM = 62, 12, 12, 46
+"""Margins around the plane of a drawing, for numbers and names of axes."""
 STRIPE = 44
 """Height of a lying bar with its name."""
-COLOURS = 10
-MARKERS = (
-    "M-3.2 0a3.2 3.2 0 1 0 6.4 0a3.2 3.2 0 1 0 -6.4 0",
-    "M-3 -3h6v6h-6z",
-    "M0 -3.8L3.6 2.8H-3.6z",
-    "M0 -4L4 0L0 4L-4 0z",
-)
-MOST_TICKS = 7
 MOST_MARKERS = 24
-"""Of a line: more would hide it."""
+"""On one line: more would hide it."""
 MOST_REACH = 2.5
 """How many times beyond the points an axis follows the ends of their intervals."""
 
@@ -35,8 +39,9 @@ class Line:
     x: Sequence[float]
     y: Sequence[float]
     low: Sequence[float] = ()
-    """Ends of the confidence intervals; NaN where there are none."""
+    """Lower ends of the confidence intervals; NaN where there are none."""
     high: Sequence[float] = ()
+    """Their upper ends."""
     band: bool = False
     """Intervals as a band, for curves with many points, instead of bars."""
     ideal: bool = False
@@ -44,365 +49,267 @@ class Line:
     joined: bool = True
     """Whether a line runs through the points."""
 
+    @property
+    def near_ends(self) -> list[float]:
+        """Ends of intervals, as far as an axis follows them: those of few runs would
+        press everything else together.
+        """
+        known = [value for value in self.y if isfinite(value)]
+        if not known:
+            return []
+        least = min(known) / MOST_REACH
+        most = max(known) * MOST_REACH
+        ends = []
+        for end in (*self.low, *self.high):
+            if isfinite(end):
+                ends.append(min(max(end, least), most))
+        return ends
 
-@dataclass(frozen=True)
-class Axis:
-    label: str
-    """With its unit."""
-    log: bool = False
-    ticks: Sequence[float] = ()
-    """Where they are, if not anywhere."""
-    zero: bool = False
-    """Whether the axis begins at zero."""
-    whole: bool = False
-    """Whether only whole numbers have a meaning."""
-    span: tuple[float, float] = field(default=(0.0, 1.0))
-
-    def of(self, values: Iterable[float]) -> "Axis":
-        known = [v for v in values if isfinite(v) and (v > 0 or not self.log)]
-        low, high = (min(known), max(known)) if known else (1.0, 10.0)
-        if self.log:
-            low, high = (
-                (low / 1.15, high * 1.15)
-                if low == high or self.ticks
-                else (low / 1.05, high * 1.05)
-            )
-        else:
-            low = 0.0 if self.zero else low
-            pad = 0.04 * (high - low) or 0.5 * abs(high) or 1.0
-            low, high = (low if self.zero else low - pad), high + pad
-        ticks = self.ticks or [
-            t
-            for t in _ticks(low, high, log=self.log)
-            if not self.whole or t == round(t)
-        ]
-        return Axis(self.label, self.log, ticks, self.zero, self.whole, (low, high))
-
-    def at(self, value: float) -> float:
-        """From 0 to 1."""
-        scale: Callable[[float], float] = log10 if self.log else float
-        low, high = (scale(end) for end in self.span)
-        return (scale(value) - low) / (high - low)
+    @property
+    def intervals(self) -> list[tuple[float, float, float]]:
+        """Every x that has an interval, with both its ends."""
+        found = []
+        for x, low, high in zip(self.x, self.low, self.high, strict=False):
+            if isfinite(low) and isfinite(high):
+                found.append((x, low, high))
+        return found
 
 
 def chart(lines: Sequence[Line], x: Axis, y: Axis) -> Markup:
-    """Lines with their intervals over both axes."""
-    x = x.of(v for line in lines for v in line.x)
-    y = y.of([v for line in lines for v in (*line.y, *_near(line))])
-    plane = _Plane(x, y)
-    inside = [plane.frame()]
-    coloured = 0
+    """Draw lines with their intervals over both axes."""
+    all_x: list[float] = []
+    all_y: list[float] = []
     for line in lines:
-        inside.append(plane.ideal(line) if line.ideal else plane.line(line, coloured))
-        coloured += not line.ideal
-    return _figure(f"{y.label} over {x.label}", inside, _legend(lines))
+        all_x += line.x
+        all_y += [*line.y, *line.near_ends]
+    plane = _Plane(x.over(all_x), y.over(all_y))
+    measured = [line for line in lines if not line.ideal]
+    ideals = [line for line in lines if line.ideal]
+    inside = [plane.frame()]
+    for number, line in enumerate(measured):
+        inside.append(plane.line(line, number))
+    for line in ideals:
+        inside.append(plane.ideal(line))
+    legend = line_legend(
+        [line.name for line in measured],
+        dict.fromkeys(line.name for line in ideals),
+    )
+    return figure(
+        f"{y.label} over {x.label}",
+        inside,
+        legend,
+    )
 
 
 def bars(
     categories: Sequence[str],
-    parts: Mapping[str, Sequence[float]],
+    segments: Mapping[str, Sequence[float]],
     y: Axis,
     x_label: str,
 ) -> Markup:
-    """A stacked bar for every category. A part's colour is its own, also where others
-    are nowhere above zero.
+    """Draw a stacked bar for every category. A segment has the same colour in all
+    charts of its kind, also where others are nowhere above zero.
     """
-    colours = {name: number for number, name in enumerate(parts)}
-    parts = {
-        name: values for name, values in parts.items() if max(values, default=0.0) > 0
-    }
-    totals = [sum(values) for values in zip(*parts.values(), strict=True)]
-    y = Axis(y.label, zero=True).of([0.0, *totals])
+    colours, segments = _coloured(segments)
+    y = Axis(y.label, zero=True).over([0.0, *_totals(segments)])
     plane = _Plane(Axis(x_label, ticks=()), y)
     slot = (WIDTH - LEFT - RIGHT) / max(1, len(categories))
     inside = [plane.frame(named_x=False)]
     for number, category in enumerate(categories):
-        left, below = LEFT + slot * (number + 0.15), 0.0
-        for name, values in parts.items():
+        left = LEFT + slot * (number + 0.15)
+        below = 0.0
+        for name, values in segments.items():
             above = below + values[number]
-            tip = f"{category}: {name} {_text(values[number])} ({y.label})"
-            inside.append(
-                _rectangle(
-                    colours[name], left, 0.7 * slot, plane.y(above), plane.y(below), tip
-                )
-            )
+            tip = f"{category}: {name} {number_text(values[number])} ({y.label})"
+            top = plane.y(above)
+            bottom = plane.y(below)
+            inside.append(rectangle(colours[name], left, 0.7 * slot, top, bottom, tip))
             below = above
         inside.append(_category(category, LEFT + slot * (number + 0.5), slot))
-    return _figure(
+    return figure(
         f"{y.label} by {x_label}",
         inside,
-        _entries({name: colours[name] for name in parts}),
+        bar_legend(colours),
     )
 
 
 def stripes(
-    categories: Sequence[str], parts: Mapping[str, Sequence[float]], x: Axis
+    categories: Sequence[str], segments: Mapping[str, Sequence[float]], x: Axis
 ) -> Markup:
-    """A stacked bar for every category, lying under its name: for few bars that have
-    long names.
+    """Draw a stacked bar for every category, lying under its name: for few bars that
+    have long names.
     """
-    colours = {name: number for number, name in enumerate(parts)}
-    parts = {
-        name: values for name, values in parts.items() if max(values, default=0.0) > 0
-    }
-    x = Axis(x.label, zero=True).of(
-        [0.0, *(sum(values) for values in zip(*parts.values(), strict=True))]
-    )
-    bottom, right = TOP + STRIPE * len(categories), WIDTH - RIGHT
+    colours, segments = _coloured(segments)
+    x = Axis(x.label, zero=True).over([0.0, *_totals(segments)])
+    left, right = RIGHT, WIDTH - RIGHT  # nothing stands to the left of the axis
+    bottom = TOP + STRIPE * len(categories)
 
-    def place(value: float) -> float:
-        return RIGHT + x.at(value) * (right - RIGHT)
+    def position(value: float) -> float:
+        return left + x.fraction(value) * (right - left)
 
-    grid = "".join(f"M{place(tick):.1f} {TOP}V{bottom}" for tick in x.ticks)
-    inside = [
-        Markup(
-            f'<path class="grid" d="{grid}"/><path class="axis" d="M{RIGHT} {TOP}V{bottom}H{right}"/>'
-        )
-    ]
-    inside += [
-        _word(_text(tick), place(tick), bottom + 16) for tick in _apart(x.ticks, place)
-    ]
-    inside.append(_word(x.label, (RIGHT + right) / 2, bottom + 38, kind="name"))
+    grid = ""
+    for tick in x.ticks:
+        grid += f"M{position(tick):.1f} {TOP}V{bottom}"
+    inside = [frame(grid, left, TOP, right, bottom)]
+    for tick in apart(x.ticks, position):
+        inside.append(word(number_text(tick), position(tick), bottom + 16))
+    inside.append(word(x.label, (left + right) / 2, bottom + 38, kind="name"))
     for number, category in enumerate(categories):
-        top, before = TOP + STRIPE * number, 0.0
-        inside.append(_word(category, RIGHT + 4, top + 14, anchor="start", kind="name"))
-        for name, values in parts.items():
+        top = TOP + STRIPE * number
+        before = 0.0
+        inside.append(word(category, left + 4, top + 14, anchor="start", kind="name"))
+        for name, values in segments.items():
             after = before + values[number]
-            tip = f"{category}: {name} {_text(values[number])} ({x.label})"
-            width = place(after) - place(before)
-            inside.append(
-                _rectangle(
-                    colours[name], place(before), width, top + 19, top + STRIPE - 6, tip
-                )
-            )
+            tip = f"{category}: {name} {number_text(values[number])} ({x.label})"
+            start = position(before)
+            width = position(after) - position(before)
+            upper = top + 19
+            lower = top + STRIPE - 6
+            inside.append(rectangle(colours[name], start, width, upper, lower, tip))
             before = after
-    legend = _entries({name: colours[name] for name in parts})
-    return _figure(f"{x.label} by options", inside, legend, height=bottom + BOTTOM)
+    title = f"{x.label} by options"
+    height = bottom + BOTTOM
+    return figure(title, inside, bar_legend(colours), height=height)
 
 
-def _rectangle(
-    colour: int, left: float, width: float, top: float, bottom: float, tip: str
-) -> Markup:
-    shape = f'class="f{colour % COLOURS}" x="{left:.1f}" y="{top:.1f}" width="{width:.1f}" height="{bottom - top:.1f}"'
-    return Markup("<rect {}><title>{}</title></rect>").format(Markup(shape), tip)
+def _coloured(
+    segments: Mapping[str, Sequence[float]],
+) -> tuple[dict[str, int], dict[str, Sequence[float]]]:
+    """Return segments that are above zero anywhere, and the numbers of their colours.
+
+    Numbers are given before segments are left out, so that charts of one section agree.
+    """
+    colours, shown = {}, {}
+    for number, (name, values) in enumerate(segments.items()):
+        if max(values, default=0.0) > 0:
+            colours[name] = number
+            shown[name] = values
+    return colours, shown
 
 
-def _word(
-    text: str,
-    x: float,
-    y: float,
-    *,
-    anchor: str = "middle",
-    turn: float = 0,
-    kind: str = "",
-) -> Markup:
-    named = f' class="{kind}"' if kind else ""
-    turned = f' transform="rotate({turn:g} {x:.1f} {y:.1f})"' if turn else ""
-    place = f'{named} x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{turned}'
-    return Markup("<text{}>{}</text>").format(Markup(place), text)
+def _totals(segments: Mapping[str, Sequence[float]]) -> list[float]:
+    """Return the height of every bar."""
+    return [sum(values) for values in zip(*segments.values(), strict=True)]
 
 
 def _category(text: str, x: float, slot: float) -> Markup:
-    """Level where it has room, otherwise rising to the right end of its bar."""
+    """Write a bar's name level where it has room, otherwise rising to its right end."""
     y = HEIGHT - BOTTOM + 15
-    level = 6.6 * len(text) <= slot
-    return (
-        _word(text, x, y)
-        if level
-        else _word(text, x + 4, y - 3, anchor="end", turn=-28)
+    if 6.6 * len(text) <= slot:
+        return word(text, x, y)
+    return word(
+        text,
+        x + 4,
+        y - 3,
+        anchor="end",
+        turn=-28,
     )
 
 
 @dataclass(frozen=True)
 class _Plane:
+    """Two axes, and what is drawn between them; SVG's y grows downwards."""
+
     axis_x: Axis
     axis_y: Axis
 
     def x(self, value: float) -> float:
-        return LEFT + self.axis_x.at(value) * (WIDTH - LEFT - RIGHT)
+        return LEFT + self.axis_x.fraction(value) * (WIDTH - LEFT - RIGHT)
 
     def y(self, value: float) -> float:
-        inside = min(max(value, self.axis_y.span[0]), self.axis_y.span[1])
-        return HEIGHT - BOTTOM - self.axis_y.at(inside) * (HEIGHT - TOP - BOTTOM)
+        # Ends of intervals may lie beyond the axis, see `Line.near_ends`.
+        low, high = self.axis_y.span
+        inside = min(max(value, low), high)
+        height = HEIGHT - TOP - BOTTOM
+        return HEIGHT - BOTTOM - self.axis_y.fraction(inside) * height
 
     def frame(self, *, named_x: bool = True) -> Markup:
-        bottom, right = HEIGHT - BOTTOM, WIDTH - RIGHT
-        grid, words = "", []
+        """Draw the grid, the axes, their numbers and names; without the x axis' where
+        bars have names instead.
+        """
+        bottom = HEIGHT - BOTTOM
+        right = WIDTH - RIGHT
+        grid = ""
+        words = []
         for tick in self.axis_y.ticks:
-            grid += f"M{LEFT} {self.y(tick):.1f}H{right}"
-            words.append(_word(_text(tick), LEFT - 6, self.y(tick) + 4, anchor="end"))
-        for tick in _apart(self.axis_x.ticks, self.x) if named_x else ():
-            grid += f"M{self.x(tick):.1f} {TOP}V{bottom}"
-            words.append(_word(_text(tick), self.x(tick), bottom + 16))
-        words.append(
-            _word(self.axis_y.label, 12, (TOP + bottom) / 2, turn=-90, kind="name")
-        )
+            y = self.y(tick)
+            grid += f"M{LEFT} {y:.1f}H{right}"
+            words.append(word(number_text(tick), LEFT - 6, y + 4, anchor="end"))
+        for tick in apart(self.axis_x.ticks, self.x) if named_x else ():
+            x = self.x(tick)
+            grid += f"M{x:.1f} {TOP}V{bottom}"
+            words.append(word(number_text(tick), x, bottom + 16))
+        middle = (TOP + bottom) / 2
+        words.append(word(self.axis_y.label, 12, middle, turn=-90, kind="name"))
         if named_x:
-            words.append(
-                _word(self.axis_x.label, (LEFT + right) / 2, HEIGHT - 8, kind="name")
-            )
-        lines = f'<path class="grid" d="{grid}"/><path class="axis" d="M{LEFT} {TOP}V{bottom}H{right}"/>'
-        return Markup(lines) + Markup("").join(words)
+            middle = (LEFT + right) / 2
+            words.append(word(self.axis_x.label, middle, HEIGHT - 8, kind="name"))
+        return frame(grid, LEFT, TOP, right, bottom) + joined(words)
 
     def ideal(self, line: Line) -> Markup:
-        return Markup('<path class="ideal" d="{}"><title>{}</title></path>').format(
-            self._path(line.x, line.y), line.name
-        )
+        path = self._path(line.x, line.y)
+        drawn = Markup('<path class="ideal" d="{}"><title>{}</title></path>')
+        return drawn.format(path, line.name)
 
     def line(self, line: Line, number: int) -> Markup:
-        colour, marker = number % COLOURS, MARKERS[number % len(MARKERS)]
-        made = [
-            Markup('<path class="s{}" d="{}"/>').format(
-                colour, self._path(line.x, line.y)
-            )
-        ] * line.joined
-        triples = zip(line.x, line.low, line.high, strict=False)
-        ends = [
-            (at, low, high)
-            for at, low, high in triples
-            if isfinite(low) and isfinite(high)
-        ]
-        if line.band and len(ends) > 1:
-            around = [
-                *((at, high) for at, _, high in ends),
-                *((at, low) for at, low, _ in reversed(ends)),
-            ]
-            xs, ys = zip(*around, strict=True)
-            made.insert(
-                0,
-                Markup('<path class="b{}" d="{}Z"/>').format(
-                    colour, self._path(xs, ys)
-                ),
-            )
-        elif not line.band:
-            made += [self._bar(colour, *end) for end in ends]
-        some = range(0, len(line.x), ceil(len(line.x) / MOST_MARKERS) or 1)
-        made += [
-            self._marker(line, i, colour, marker) for i in some if isfinite(line.y[i])
-        ]
-        return Markup("").join(made)
+        """Draw intervals, then the line, then the points over both."""
+        colour = number % COLOURS
+        made = []
+        intervals = line.intervals
+        if line.band and len(intervals) > 1:
+            made.append(self._band(colour, intervals))
+        if line.joined:
+            path = self._path(line.x, line.y)
+            made.append(Markup('<path class="s{}" d="{}"/>').format(colour, path))
+        if not line.band:
+            for interval in intervals:
+                made.append(self._bar(colour, *interval))
+        every = ceil(len(line.x) / MOST_MARKERS) or 1
+        for point in range(0, len(line.x), every):
+            if isfinite(line.y[point]):
+                x = self.x(line.x[point])
+                y = self.y(line.y[point])
+                made.append(marker(number, x, y, self._tip(line, point)))
+        return joined(made)
+
+    def _band(
+        self, colour: int, intervals: Sequence[tuple[float, float, float]]
+    ) -> Markup:
+        """Draw one shape: along the upper ends, and back along the lower ones."""
+        x, y = [], []
+        for at, _, high in intervals:
+            x.append(at)
+            y.append(high)
+        for at, low, _ in reversed(intervals):
+            x.append(at)
+            y.append(low)
+        path = self._path(x, y)
+        return Markup('<path class="b{}" d="{}Z"/>').format(colour, path)
 
     def _bar(self, colour: int, at: float, low: float, high: float) -> Markup:
-        x, bottom, top = self.x(at), self.y(low), self.y(high)
+        """Draw an interval as an upright bar with short ends."""
+        x = self.x(at)
+        bottom = self.y(low)
+        top = self.y(high)
         return Markup(
             f'<path class="s{colour} bar" d="M{x:.1f} {bottom:.1f}V{top:.1f}'
             f'M{x - 3:.1f} {bottom:.1f}h6M{x - 3:.1f} {top:.1f}h6"/>'
         )
 
-    def _marker(self, line: Line, i: int, colour: int, marker: str) -> Markup:
-        tip = f"{line.name}: {self.axis_y.label} {_text(line.y[i])}, {self.axis_x.label} {_text(line.x[i])}"
-        if i < len(line.low) and isfinite(line.low[i]):
-            tip += f", 95 % between {_text(line.low[i])} and {_text(line.high[i])}"
-        return Markup(
-            '<path class="f{}" transform="translate({:.1f} {:.1f})" d="{}"><title>{}</title></path>'
-        ).format(colour, self.x(line.x[i]), self.y(line.y[i]), marker, tip)
+    def _tip(self, line: Line, point: int) -> str:
+        x = number_text(line.x[point])
+        y = number_text(line.y[point])
+        tip = f"{line.name}: {self.axis_y.label} {y}, {self.axis_x.label} {x}"
+        if point < len(line.low) and isfinite(line.low[point]):
+            low = number_text(line.low[point])
+            high = number_text(line.high[point])
+            tip += f", 95 % between {low} and {high}"
+        return tip
 
     def _path(self, x: Sequence[float], y: Sequence[float]) -> str:
-        known = [
-            (a, b)
-            for a, b in zip(x, y, strict=True)
-            if isfinite(b) and (b > 0 or not self.axis_y.log)
-        ]
-        return (
-            "M" + "L".join(f"{self.x(a):.1f} {self.y(b):.1f}" for a, b in known)
-            if known
-            else "M0 0"
-        )
-
-
-def _near(line: Line) -> list[float]:
-    """Ends of intervals as far as the axis follows them: those of few runs would press
-    everything else together.
-    """
-    known = [value for value in line.y if isfinite(value)]
-    if not known:
-        return []
-    least, most = min(known) / MOST_REACH, max(known) * MOST_REACH
-    return [
-        min(max(end, least), most) for end in (*line.low, *line.high) if isfinite(end)
-    ]
-
-
-def _figure(
-    title: str, inside: Sequence[Markup], legend: Markup, *, height: int = HEIGHT
-) -> Markup:
-    return Markup(
-        '<figure><svg viewBox="0 0 {} {}" role="img" aria-label="{}">{}</svg><figcaption>{}</figcaption></figure>'
-    ).format(WIDTH, height, title, Markup("").join(inside), legend)
-
-
-def _legend(lines: Sequence[Line]) -> Markup:
-    coloured = [line.name for line in lines if not line.ideal]
-    own = _entries({name: number for number, name in enumerate(coloured)}, marked=True)
-    ideal = dict.fromkeys(line.name for line in lines if line.ideal)
-    drawn = (
-        '<svg class="key" viewBox="0 0 22 10"><path class="ideal" d="M1 5H21"/></svg>'
-    )
-    return own + Markup("").join(
-        Markup("<span>") + Markup(drawn) + escape(name) + Markup("</span>")
-        for name in ideal
-    )
-
-
-def _entries(names: Mapping[str, int], *, marked: bool = False) -> Markup:
-    """Names with the numbers of their colours."""
-    made = []
-    for name, number in names.items():
-        colour = number % COLOURS
-        shape = f'<rect class="f{colour}" x="2" y="0" width="14" height="10"/>'
-        if marked:
-            marker = MARKERS[number % len(MARKERS)]
-            shape = f'<path class="s{colour}" d="M1 5H21"/>'
-            shape += (
-                f'<path class="f{colour}" transform="translate(11 5)" d="{marker}"/>'
-            )
-        made.append(
-            Markup(
-                '<span><svg class="key" viewBox="0 0 22 10">{}</svg>{}</span>'
-            ).format(Markup(shape), name)
-        )
-    return Markup("").join(made)
-
-
-def _apart(ticks: Sequence[float], place: Callable[[float], float]) -> list[float]:
-    """Ticks whose numbers do not run into each other."""
-    kept = list(ticks[:1])
-    for tick in ticks[1:]:
-        room = 3.5 * (len(_text(tick)) + len(_text(kept[-1]))) + 6
-        if place(tick) - place(kept[-1]) >= room:
-            kept.append(tick)
-    return kept
-
-
-def _ticks(low: float, high: float, *, log: bool) -> list[float]:
-    if log:
-        decades = range(floor(log10(low)), ceil(log10(high)) + 1)
-        for steps in ((1, 2, 5), (1, 3), (1,)):
-            marks = [step * 10.0**decade for decade in decades for step in steps]
-            marks = [mark for mark in marks if low <= mark <= high]
-            if 2 <= len(marks) <= MOST_TICKS:
-                return marks
-        if len(marks) > MOST_TICKS:
-            return marks[:: ceil(len(marks) / MOST_TICKS)]
-    raw = (high - low) / 5
-    size = 10.0 ** floor(log10(raw))
-    step = next(size * factor for factor in (1, 2, 2.5, 5, 10) if size * factor >= raw)
-    first = ceil(low / step)
-    return [number * step for number in range(first, floor(high / step + 1e-9) + 1)]
-
-
-def _text(value: float) -> str:
-    """Short, without exponents where possible."""
-    if value == 0 or not isfinite(value):
-        return "0" if value == 0 else "?"
-    if abs(value) >= 1e6:
-        return f"{value:.3g}".replace("e+0", "e").replace("e+", "e")
-    if abs(value) >= 1000:
-        return f"{value:,.0f}"
-    return f"{value:.3g}" if abs(value) >= 1e-4 else f"{value:.1e}".replace("e-0", "e-")
-
-
-def spread(values: Sequence[float]) -> float:
-    """The largest by the smallest, to choose between scales."""
-    known = [value for value in values if isfinite(value) and value > 0]
-    return max(known) / min(known) if known else 1.0
+        """Return a path through all points that the y axis shows."""
+        points = []
+        for across, up in zip(x, y, strict=True):
+            if self.axis_y.shows(up):
+                points.append(f"{self.x(across):.1f} {self.y(up):.1f}")
+        return "M" + "L".join(points) if points else "M0 0"

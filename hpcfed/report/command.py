@@ -11,53 +11,63 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from hpcfed import __version__
 from hpcfed.errors import UserError, count, printable, remark, say
 from hpcfed.record.publish import check_target, publish
-from hpcfed.report.charts import COLOURS
-from hpcfed.report.collect import Found, Group, find, groups
+from hpcfed.report.collect import Found, find
 from hpcfed.report.exports import csv_text, extrap_text, json_text, ranks_csv_text
+from hpcfed.report.groups import Group, groups
 from hpcfed.report.sections import sections
+from hpcfed.report.svg import COLOURS
 
 
 def report(options: argparse.Namespace) -> int:
-    """Writes the page and what else was asked for; the number of files that could not
-    be read.
+    """Write the page and the exports that were asked for; return the number of files
+    that could not be read.
     """
     _check_targets(options)
     found = find(options.paths, unfinished=options.unfinished)
     for line in found.unread:
         remark(f"hpcfed: left out: {printable(line)}")
     if not found.samples:
-        more = (
-            ""
-            if options.unfinished
-            else "; --unfinished takes runs with the rounds that they have"
-        )
-        raise UserError(
-            f"there is no {'finished round' if options.unfinished else 'complete run'} "
-            f"among them{more}"
-        )
+        raise UserError(_nothing(options.unfinished))
     every = groups(found.samples)
-    texts = {options.out: page(every, found)}
-    if options.csv is not None:
-        texts |= {
-            options.csv: csv_text(every),
-            _of_ranks(options.csv): ranks_csv_text(every),
-        }
-    for path, make in ((options.json, json_text), (options.extrap, extrap_text)):
-        if path is not None:
-            texts[path] = make(every)
-    for path, text in texts.items():
-        content = text.encode(
-            errors="replace"
-        )  # names of folders may be no text at all
+    for path, text in _texts(options, every, found).items():
+        # Names of folders may be no text at all.
+        content = text.encode(errors="replace")
         _write(path, content)
         say(f"{printable(str(path))}: {len(content) / 1024:,.0f} KiB")
     return len(found.unread)
 
 
+def _nothing(unfinished: bool) -> str:
+    if unfinished:
+        return "there is no finished round among them"
+    return (
+        "there is no complete run among them; "
+        "--unfinished takes runs with the rounds that they have"
+    )
+
+
+def _texts(
+    options: argparse.Namespace, every: list[Group], found: Found
+) -> dict[Path, str]:
+    """Return what is to be written, by file."""
+    texts = {options.out: page(every, found)}
+    if options.csv is not None:
+        texts[options.csv] = csv_text(every)
+        texts[_of_ranks(options.csv)] = ranks_csv_text(every)
+    if options.json is not None:
+        texts[options.json] = json_text(every)
+    if options.extrap is not None:
+        texts[options.extrap] = extrap_text(every)
+    return texts
+
+
 def _check_targets(options: argparse.Namespace) -> None:
-    """Refuses, before any run is read, what the page and the exports must not replace."""
+    """Refuse, before any run is read, what the page and the exports must not replace."""
     wanted = {
-        f"--{name}": getattr(options, name) for name in ("out", "csv", "json", "extrap")
+        "--out": options.out,
+        "--csv": options.csv,
+        "--json": options.json,
+        "--extrap": options.extrap,
     }
     if options.csv is not None:
         wanted["--csv: its"] = _of_ranks(options.csv)
@@ -76,31 +86,45 @@ def _check_targets(options: argparse.Namespace) -> None:
 
 
 def _of_ranks(path: Path) -> Path:
-    """`rounds-ranks.csv`, beside `rounds.csv`."""
+    """Return `rounds-ranks.csv`, beside `rounds.csv`."""
     return path.parent / f"{path.stem}-ranks{path.suffix}"
 
 
 def page(every: list[Group], found: Found) -> str:
-    titles = [study.title or study.path.parent.name for study in found.studies]
-    runs = sum(len(group.samples) for group in every)
+    """Return the page as HTML."""
     environment = Environment(
         loader=PackageLoader("hpcfed.report", "."),
-        autoescape=True,
+        autoescape=True,  # titles and names of folders may come from others
         undefined=StrictUndefined,
         trim_blocks=True,
     )
+    runs = sum(len(group.samples) for group in every)
+    now = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
     return environment.get_template("page.html").render(
-        title="; ".join([*titles, *["other runs"] * bool(found.alone)])
-        if titles
-        else "Runs",
+        title=_title(found),
         lead=f"{count(runs, 'run')} of {count(len(every), 'choice')} of options.",
-        warnings=[f"left out: {line}" for line in found.unread]
-        + [f"{count(len(found.unfinished), 'run')} not finished; see the overview"]
-        * bool(found.unfinished),
+        warnings=_warnings(found),
         sections=sections(every, found),
         colours=COLOURS,
-        footer=f"hpcfed {__version__}, {time.strftime('%Y-%m-%d %H:%M UTC', time.gmtime())}",
+        footer=f"hpcfed {__version__}, {now}",
     )
+
+
+def _title(found: Found) -> str:
+    if not found.studies:
+        return "Runs"
+    titles = [study.title or study.path.parent.name for study in found.studies]
+    if found.single_runs:
+        titles.append("other runs")
+    return "; ".join(titles)
+
+
+def _warnings(found: Found) -> list[str]:
+    warnings = [f"left out: {line}" for line in found.unread]
+    if found.unfinished:
+        unfinished = count(len(found.unfinished), "run")
+        warnings.append(f"{unfinished} not finished; see the overview")
+    return warnings
 
 
 def _write(path: Path, content: bytes) -> None:

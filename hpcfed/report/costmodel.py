@@ -1,10 +1,11 @@
-"""Seconds per round as a sum of few terms, fitted to what was measured, to tell what
-more ranks would give.
+"""A cost model: seconds per round as a sum of few terms, fitted to what was measured, to
+tell what more ranks would give.
 
 Coefficients are not negative: each term is a cost. Errors count relative to the time,
 so that short rounds matter as much as long ones.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import log2, nan
@@ -13,19 +14,27 @@ from statistics import fmean
 import numpy as np
 from scipy.optimize import nnls
 
+from hpcfed.report.choices import Choice
+from hpcfed.report.groups import Group
+
 
 @dataclass(frozen=True)
 class Measured:
+    """A point that a model is fitted to."""
+
     clients: float
     """That take part in a round."""
     ranks: int
     columns: float
     seconds: float
+    """Per round."""
     steps: float = 1.0
-    """Of the client that makes most of them in a round; others end earlier."""
+    """Local steps of the client that makes most of them in a round; others end earlier.
+    """
 
 
 Terms = dict[str, tuple[str, Callable[[Measured], float]]]
+# The order counts: where points cannot tell two terms apart, the first is taken.
 TERMS: Terms = {
     "every round": ("s", lambda m: 1.0),
     "per local step": ("s", lambda m: m.steps),
@@ -35,6 +44,7 @@ TERMS: Terms = {
         lambda m: m.steps * m.clients / m.ranks * m.columns / 1e6,
     ),
     "per doubling of the ranks": ("s", lambda m: log2(m.ranks)),
+    # A ring all-reduce sends 2 (n − 1) / n of a row from every rank.
     "per million columns that ranks exchange": (
         "s",
         lambda m: m.columns / 1e6 * 2 * (m.ranks - 1) / m.ranks,
@@ -46,15 +56,21 @@ TERMS: Terms = {
 @dataclass(frozen=True)
 class CostModel:
     coefficients: dict[str, float]
+    """Of `TERMS`, by name."""
     error: float
     """Mean relative error over the points that it was fitted to."""
     left_out_error: float
-    """The same, each point predicted by a fit of the others; NaN where there are too
-    few.
+    """Mean relative error of each point predicted by a fit of the others; NaN where
+    there are too few.
     """
 
     def __call__(self, point: Measured) -> float:
-        return sum(c * TERMS[name][1](point) for name, c in self.coefficients.items())
+        """Predict the seconds of a round."""
+        costs = []
+        for name, coefficient in self.coefficients.items():
+            _, cost = TERMS[name]
+            costs.append(coefficient * cost(point))
+        return sum(costs)
 
 
 @dataclass(frozen=True)
@@ -70,26 +86,64 @@ class HeldOut:
         return self.predicted / self.point.seconds - 1
 
 
+@dataclass(frozen=True)
+class Fitted:
+    """A cost model, the points that it was fitted to, and how it did."""
+
+    key: Choice
+    points: list[Measured]
+    model: CostModel
+    held_out: HeldOut | None
+
+
+def fit_groups(every: Sequence[Group]) -> list[Fitted]:
+    """Fit a model to every set of groups that differ in clients, ranks and network
+    alone.
+    """
+    families: dict[Choice, list[Measured]] = defaultdict(list)
+    for group in every:
+        families[group.key.without("model")].append(_measured(group))
+    made = []
+    for key, points in families.items():
+        model = fit(points)
+        if model is not None:
+            made.append(Fitted(key, points, model, hold_out(points)))
+    return made
+
+
+def _measured(group: Group) -> Measured:
+    return Measured(
+        clients=group.cohort,
+        ranks=group.ranks,
+        columns=group.columns,
+        seconds=group.seconds.centre,
+        steps=group.steps,
+    )
+
+
 def fit(points: Sequence[Measured]) -> CostModel | None:
-    """None where the points cannot tell even two terms apart."""
-    chosen = _terms(points)
-    if len(chosen) < 2:
+    """Fit a model; None where the points cannot tell even two terms apart."""
+    terms = _terms(points)
+    if len(terms) < 2:
         return None
-    costs = _relative_costs(points, chosen)
+    costs = _relative_costs(points, terms)
     coefficients = _solve(costs)
     errors = np.abs(costs @ coefficients - 1)
-    alone = []
-    if len(points) > len(chosen):
-        for number, own in enumerate(costs):
+    left_out = []
+    if len(points) > len(terms):
+        for number, cost in enumerate(costs):
             others = np.delete(costs, number, axis=0)
-            alone.append(abs(float(own @ _solve(others)) - 1))
-    by_name = dict(zip(chosen, coefficients.tolist(), strict=True))
-    return CostModel(by_name, float(errors.mean()), fmean(alone) if alone else nan)
+            left_out.append(abs(float(cost @ _solve(others)) - 1))
+    return CostModel(
+        coefficients=dict(zip(terms, coefficients.tolist(), strict=True)),
+        error=float(errors.mean()),
+        left_out_error=fmean(left_out) if left_out else nan,
+    )
 
 
 def hold_out(points: Sequence[Measured]) -> HeldOut | None:
-    """The point with most ranks, then most clients; None where the others do not make a
-    fit.
+    """Predict the point with most ranks, then most clients, by a fit of the others;
+    None where these are too few.
     """
     largest = max(points, key=lambda m: (m.ranks, m.clients, m.columns))
     model = fit([point for point in points if point is not largest])
@@ -97,34 +151,32 @@ def hold_out(points: Sequence[Measured]) -> HeldOut | None:
 
 
 def _terms(points: Sequence[Measured]) -> list[str]:
-    """Terms that the points can tell apart, as long as there are more points than
-    terms.
-    """
+    """Choose terms that the points can tell apart, fewer than there are points."""
     chosen: list[str] = []
     for name in TERMS:
-        if len(chosen) + 1 < len(points) and np.linalg.matrix_rank(
-            _matrix(points, [*chosen, name])
-        ) > len(chosen):
+        if len(chosen) + 1 >= len(points):
+            break
+        rank = np.linalg.matrix_rank(_matrix(points, [*chosen, name]))
+        if rank > len(chosen):  # else it follows from the terms before it
             chosen.append(name)
     return chosen
 
 
 def _matrix(points: Sequence[Measured], names: Sequence[str]) -> np.ndarray:
-    return np.array([[TERMS[name][1](point) for name in names] for point in points])
+    """Return what every coefficient is multiplied with: [points, terms]."""
+    costs = [TERMS[name][1] for name in names]
+    return np.array([[cost(point) for cost in costs] for point in points])
 
 
 def _relative_costs(points: Sequence[Measured], names: Sequence[str]) -> np.ndarray:
-    """What every coefficient is multiplied with, by the point's seconds: [points,
-    terms]. A model that fits gives 1.
-    """
+    """Divide each point's costs by its seconds: a model that fits gives 1."""
     seconds = np.array([point.seconds for point in points])
     return _matrix(points, names) / seconds[:, None]
 
 
 def _solve(costs: np.ndarray) -> np.ndarray:
-    """Coefficients that are not negative, by least squares of the relative errors."""
-    size = np.maximum(
-        np.abs(costs).max(0), 1e-300
-    )  # so that the solver's tolerance means the same for every term
+    """Find coefficients ≥ 0 with the least squares of the relative errors."""
+    # Scaled, so that the solver's tolerance means the same for every term.
+    size = np.maximum(np.abs(costs).max(0), 1e-300)
     coefficients, _ = nnls(costs / size, np.ones(len(costs)))
     return np.asarray(coefficients / size)

@@ -1,121 +1,127 @@
 """The figures for other programs: CSV of every round, JSON of what the page shows, and
-Extra-P's input.
+input of Extra-P.
 """
 
 import csv
 import io
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
-from hpcfed.record.reading import RunRecord, plain
+from hpcfed.record.json_values import plain
+from hpcfed.record.run import RunRecord
 from hpcfed.record.series import ROUND_SERIES
 from hpcfed.record.timing import PHASES
-from hpcfed.report.collect import Group, Sample, scalings
-from hpcfed.report.sections import fitted
+from hpcfed.report.choices import differing_values
+from hpcfed.report.costmodel import Fitted, fit_groups
+from hpcfed.report.groups import Group, Sample
+from hpcfed.report.labels import label, scaling_label
+from hpcfed.report.scaling import Scaling, scalings
 
-ABOUT = (
-    "source",
-    "options",
-    "method",
-    "dataset",
-    "clients",
-    "ranks",
-    "columns",
-    "seed",
-    "stacked_seeds",
-    "counted",
-)
+FACTS = ("method", "dataset", "clients", "ranks", "columns", "seed")
+ABOUT = ("source", "options", *FACTS, "stacked_seeds", "counted")
+"""The first columns; the options that differ follow."""
 SECONDS = [f"{phase}_seconds" for phase in PHASES]
 """Columns of phases."""
 
 
 def csv_text(every: Sequence[Group]) -> str:
-    """A line for every round of every run, with a column for each option that differs;
-    phases are means over ranks.
+    """Return a line for every round of every run, with a column for each option that
+    differs. Phases are means over ranks.
     """
-    head = [*ABOUT, "round", *ROUND_SERIES, *SECONDS]
-    swept = _swept(every, known=head)
-    at = len(ABOUT)
-    lines = [[*head[:at], *swept, *head[at:]]]
+    figures = ["round", *ROUND_SERIES, *SECONDS]
+    swept = _swept(every, known=[*ABOUT, *figures])
+    lines: list[list[Any]] = [[*ABOUT, *swept, *figures]]
     for group in every:
         values = [_cell(group.options.get(name)) for name in swept]
         for sample in group.samples:
             for run in sample.runs:
-                lines += _rounds(group, sample, run, values)
+                lines += _round_lines(group, sample, run, values)
     return _csv(lines)
 
 
 def ranks_csv_text(every: Sequence[Group]) -> str:
-    """A line for every rank of every round; source, seed and round say which line of
-    `csv_text` it belongs to.
+    """Return a line for every rank of every round; source, seed and round say which
+    line of `csv_text` it belongs to.
     """
-    lines: list[list[Any]] = [
-        ["source", "seed", "round", "rank", "rank_seconds", *SECONDS]
-    ]
-    for sample in (sample for group in every for sample in group.samples):
-        for run in sample.runs:
-            for round, rank in np.ndindex(*run.wall.shape):
-                which = [sample.source, run.facts["seed"], round + 1, rank]
-                lines.append([*which, run.wall[round, rank], *run.phases[round, rank]])
+    head = ["source", "seed", "round", "rank", "rank_seconds", *SECONDS]
+    lines: list[list[Any]] = [head]
+    for group in every:
+        for sample in group.samples:
+            for run in sample.runs:
+                lines += _rank_lines(sample, run)
     return _csv(lines)
 
 
 def _swept(every: Sequence[Group], known: Sequence[str]) -> list[str]:
-    """Options in which the groups differ, without those that have a column already."""
-    names = dict.fromkeys(
-        name for group in every for name in group.options if name not in known
-    )
-    return [
-        name
-        for name in names
-        if len({json.dumps(group.options.get(name)) for group in every}) > 1
-    ]
+    """Return options in which the groups differ and that have no column yet."""
+    names: dict[str, None] = {}  # an ordered set
+    for group in every:
+        names |= dict.fromkeys(group.options)
+    choices = [group.options for group in every]
+    swept = []
+    for name in names:
+        if name not in known and len(differing_values(choices, name)) > 1:
+            swept.append(name)
+    return swept
 
 
 def _cell(value: Any) -> Any:
-    """An option's value as a cell: lists as JSON, nothing where a method has no such
-    option.
+    """Return an option's value as a cell: lists as JSON, and nothing where a method has
+    no such option.
     """
     return json.dumps(value) if isinstance(value, list | dict) else value
 
 
-def _rounds(
+def _round_lines(
     group: Group, sample: Sample, run: RunRecord, swept: Sequence[Any]
 ) -> Iterator[list[Any]]:
-    facts = [
-        run.facts[name]
-        for name in ("method", "dataset", "clients", "ranks", "columns", "seed")
-    ]
+    name = label(group.key)
+    facts = [run.facts[fact] for fact in FACTS]
+    first_counted = run.rounds_done - len(sample.seconds)
     for round in range(run.rounds_done):
-        counted = int(round >= run.rounds_done - len(sample.seconds))
-        about = [sample.source, group.label, *facts, run.stacked_seeds, counted]
+        counted = int(round >= first_counted)
+        about = [
+            sample.source,
+            name,
+            *facts,
+            run.stacked_seeds,
+            counted,
+        ]
         series = [run.rounds[name][round] for name in ROUND_SERIES]
         yield [*about, *swept, round + 1, *series, *run.phases[round].mean(0)]
 
 
-def _csv(lines: Sequence[Sequence[Any]]) -> str:
+def _rank_lines(sample: Sample, run: RunRecord) -> Iterator[list[Any]]:
+    seed = run.facts["seed"]
+    for round, rank in np.ndindex(*run.wall.shape):
+        phases = run.phases[round, rank]
+        yield [sample.source, seed, round + 1, rank, run.wall[round, rank], *phases]
+
+
+def _csv(lines: Iterable[Sequence[Any]]) -> str:
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(lines)
     return text.getvalue()
 
 
 def json_text(every: Sequence[Group]) -> str:
+    """Return what the page shows, and every seed's summary, as JSON."""
     content = {
         "groups": [_group(group) for group in every],
-        "scaling": [asdict(one) for one in scalings(every)],
-        "cost_models": [asdict(one) for one in fitted(every)],
+        "scaling": [_scaling(one) for one in scalings(every)],
+        "cost_models": [_cost_model(one) for one in fit_groups(every)],
     }
     return json.dumps(plain(content), indent=1, allow_nan=False)
 
 
 def _group(group: Group) -> dict[str, Any]:
     return {
-        "label": group.label,
-        "options": group.options,
+        "label": label(group.key),
+        "options": dict(group.options),
         "seconds_per_round": asdict(group.seconds),
         "samples": [sample.seconds.tolist() for sample in group.samples],
         "phase_seconds": group.phase_seconds,
@@ -124,25 +130,52 @@ def _group(group: Group) -> dict[str, Any]:
     }
 
 
+def _scaling(one: Scaling) -> dict[str, Any]:
+    return {
+        "name": scaling_label(one.key, one.kind, one.clients),
+        "kind": one.kind,
+        "ranks": one.ranks,
+        "seconds": [asdict(estimate) for estimate in one.seconds],
+        "speedup": [asdict(estimate) for estimate in one.speedup],
+        "efficiency": [asdict(estimate) for estimate in one.efficiency],
+        "ideal": one.ideal,
+    }
+
+
+def _cost_model(one: Fitted) -> dict[str, Any]:
+    return {
+        "name": label(one.key),
+        "points": [asdict(point) for point in one.points],
+        "model": asdict(one.model),
+        "held_out": None if one.held_out is None else asdict(one.held_out),
+    }
+
+
 def extrap_text(every: Sequence[Group]) -> str:
-    """JSON Lines as Extra-P reads them: every counted round is a repetition, phases are
-    call paths.
+    """Return JSON Lines as Extra-P reads them: every counted round is a repetition,
+    phases are call paths.
     """
     lines = []
     for group in every:
         parameters = {"clients": group.clients, "ranks": group.ranks}
+        name = label(group.key)
         for sample in group.samples:
-            paths = {"round": sample.seconds}
-            paths |= {
-                f"round->{name}": sample.phases[:, :, i].mean(1)
-                for i, name in enumerate(PHASES)
-            }
-            for path, values in paths.items():
-                for value in values[np.isfinite(values)]:
-                    line = {
-                        "params": parameters,
-                        "callpath": f"{group.label}->{path}",
-                        "metric": "time",
-                    }
-                    lines.append(json.dumps(line | {"value": float(value)}))
+            for path, seconds in _call_paths(sample).items():
+                about = {
+                    "params": parameters,
+                    "callpath": f"{name}->{path}",
+                    "metric": "time",
+                }
+                for value in seconds[np.isfinite(seconds)]:
+                    lines.append(json.dumps(about | {"value": float(value)}))
     return "\n".join(lines) + "\n"
+
+
+def _call_paths(sample: Sample) -> dict[str, np.ndarray]:
+    """Return the counted rounds' seconds, whole and by phase; a phase's are means over
+    ranks.
+    """
+    paths = {"round": sample.seconds}
+    for number, phase in enumerate(PHASES):
+        paths[f"round->{phase}"] = sample.phases[:, :, number].mean(1)
+    return paths

@@ -1,4 +1,4 @@
-"""Times with their uncertainty: what several runs of a point, or the rounds of one, say
+"""Figures with their uncertainty: what several runs of a point, or the rounds of one, say
 about it.
 """
 
@@ -32,7 +32,7 @@ class Estimate:
 
 
 def of_runs(values: Sequence[float]) -> Estimate:
-    """Of positive figures, one for each independent run: their geometric mean, by
+    """Estimate a positive figure from independent runs: their geometric mean, by
     Student's t on the logarithms.
 
     Logarithms, because times are skewed, and because an interval of few runs must not
@@ -47,36 +47,46 @@ def of_runs(values: Sequence[float]) -> Estimate:
 
 
 def of_rounds(values: Sequence[float]) -> Estimate:
-    """Of the rounds of one run: their median, between the order statistics that hold
-    it, whatever the distribution.
+    """Estimate a figure from the rounds of one run: their median, between the order
+    statistics that hold it, whatever the distribution.
 
     Six rounds are the fewest for 95 %. Rounds of one run are more alike than runs are:
     repeat, where it matters.
     """
-    ordered, middle = sorted(values), median(values)
-    below = int(stats.binom.ppf((1 - CONFIDENCE) / 2, len(ordered), 0.5))
-    if stats.binom.cdf(below, len(ordered), 0.5) > (1 - CONFIDENCE) / 2:
-        below -= 1
-    return (
-        Estimate(middle)
-        if below < 0
-        else Estimate(middle, ordered[below], ordered[-1 - below])
+    ordered = sorted(values)
+    middle = median(values)
+    tail = (1 - CONFIDENCE) / 2
+    # How many values lie below the median is binomial with p = 1/2. Take the largest
+    # number of values to cut from each end that leaves 95 % between.
+    cut = int(stats.binom.ppf(tail, len(ordered), 0.5))
+    if stats.binom.cdf(cut, len(ordered), 0.5) > tail:
+        cut -= 1
+    if cut < 0:
+        return Estimate(middle)
+    return Estimate(
+        middle,
+        ordered[cut],
+        ordered[-1 - cut],
     )
 
 
 def of_seeds(values: Sequence[float], *, most: float = inf) -> Estimate:
-    """Of figures from 0 up to a known limit, such as accuracies: their mean, by
+    """Estimate a figure from 0 up to a known limit, such as an accuracy: the mean, by
     Student's t, cut at the limits.
     """
     centre = fmean(values)
     if len(values) < 2:
         return Estimate(centre)
     half = _t(len(values)) * stdev(values) / sqrt(len(values))
-    return Estimate(centre, max(0.0, centre - half), min(most, centre + half))
+    return Estimate(
+        centre,
+        max(0.0, centre - half),
+        min(most, centre + half),
+    )
 
 
 def ratio(top: Estimate, bottom: Estimate, scale: float = 1.0) -> Estimate:
-    """Of two independent positive figures: distances to the ends, on the scale of
+    """Divide two independent positive figures: distances to the ends, on the scale of
     logarithms, add up as squares.
     """
     centre = scale * top.centre / bottom.centre
@@ -84,15 +94,20 @@ def ratio(top: Estimate, bottom: Estimate, scale: float = 1.0) -> Estimate:
         return Estimate(centre)
     down = hypot(log(top.centre / top.low), log(bottom.high / bottom.centre))
     up = hypot(log(top.high / top.centre), log(bottom.centre / bottom.low))
-    return Estimate(centre, centre * _exp(-down), centre * _exp(up))
+    return Estimate(
+        centre,
+        centre * _exp(-down),
+        centre * _exp(up),
+    )
 
 
 def _exp(power: float) -> float:
-    """exp, cut where floats end: an interval of few figures that are far apart may
-    reach beyond.
+    """Return e to a power that is cut where floats end: an interval of few figures that
+    are far apart may reach beyond.
     """
     return exp(min(power, MOST_POWER))
 
 
 def _t(number: int) -> float:
+    """Return Student's t for the mean of so many values."""
     return float(stats.t.ppf((1 + CONFIDENCE) / 2, number - 1))

@@ -10,12 +10,18 @@ from hpcfed.errors import UserError, count, printable, say
 from hpcfed.record.publish import check_target
 from hpcfed.runtime.launcher import launched
 from hpcfed.study import execute
-from hpcfed.study.gather import outcome_of, write_study
+from hpcfed.study.attempt import attempt
+from hpcfed.study.gather import GATHERED, write_study
+from hpcfed.study.launch import Start, launcher
+from hpcfed.study.outcome import outcome_of
 from hpcfed.study.plan import Point, Study, Trial, choose, points, read_study, trials
+from hpcfed.study.submit import submit
 
 
 def study(options: argparse.Namespace, extra: Sequence[str]) -> int:
-    """The number of trials that failed; `extra` are words for sbatch."""
+    """Do what was asked for with a study; return the number of trials that failed.
+    `extra` are words for sbatch.
+    """
     if not launched().alone:
         raise UserError(
             "hpcfed study starts mpirun or srun itself; start it without them"
@@ -24,50 +30,58 @@ def study(options: argparse.Namespace, extra: Sequence[str]) -> int:
     every = points(asked, options.study)
     chosen = choose(every, only=options.only, numbers=options.points)
     out = options.out or Path("runs") / options.study.stem
-    start = execute.launcher(options.launcher)
+    start = launcher(options.launcher)
     text = options.study.read_text()
+    chosen_trials = trials(asked, chosen, out)
     if options.dry_run and not options.submit:
-        _show(asked, trials(asked, chosen, out), start)
+        _print_plan(asked, chosen_trials, start)
         return 0
     if not options.dry_run:
         _make(out)
     if options.submit:
-        script = (
-            Path(__file__).with_name("study.sbatch").resolve()
-        )  # of the repository's slurm/, or the wheel's copy
-        execute.submit(
-            options.study.resolve(),
-            out.resolve(),
-            chosen,
-            script,
-            extra,
-            dry=options.dry_run,
-        )
+        file = options.study.resolve()
+        dry_run = options.dry_run
+        submit(file, out.resolve(), chosen, extra, dry_run=dry_run)
         return 0
-    all_trials, own = trials(asked, every, out), trials(asked, chosen, out)
+    all_trials = trials(asked, every, out)
     if options.gather:
         execute.settle(all_trials, start)
-        write_study(out / "study.h5", asked, text, all_trials)
-        failed = sum(outcome_of(trial).status != "complete" for trial in own)
-    elif (
-        options.points is not None
-    ):  # one job of an array: others write beside it, and the last job gathers
-        execute.settle(own, start)
-        failed = sum(
-            _alone(asked, trial, start)
-            for trial in own
-            if not execute.check_finished([trial])
-        )
+        write_study(out / GATHERED, asked, text, all_trials)
+        failed = _count_incomplete(chosen_trials)
+    elif options.points is not None:
+        # One job of an array: others write beside it, and the last job gathers.
+        failed = _run_without_gathering(asked, chosen_trials, start)
     else:
-        failed = execute.go(asked, text, all_trials, own, out, start)
-    say(_closing(failed, own, out))
+        failed = execute.run_trials(
+            asked,
+            text,
+            all_trials,
+            chosen_trials,
+            out,
+            start,
+        )
+    say(_closing(failed, len(chosen_trials), out))
     return failed
 
 
-def _alone(asked: Study, trial: Trial, start: execute.Start) -> bool:
-    outcome = execute.attempt(trial, execute.command(trial, start), asked.limit)
-    say(f"{trial}: {outcome.error or f'{outcome.seconds:.1f} s'}")
-    return outcome.status != "complete"
+def _count_incomplete(chosen: Sequence[Trial]) -> int:
+    return sum(outcome_of(trial).status != "complete" for trial in chosen)
+
+
+def _run_without_gathering(asked: Study, chosen: Sequence[Trial], start: Start) -> int:
+    execute.settle(chosen, start)
+    failed = 0
+    for trial in chosen:
+        if execute.check_finished([trial]):
+            continue
+        outcome = attempt(
+            trial,
+            execute.command(trial, start),
+            asked.limit,
+        )
+        say(f"{trial}: {outcome.error or f'{outcome.seconds:.1f} s'}")
+        failed += outcome.status != "complete"
+    return failed
 
 
 def _make(out: Path) -> None:
@@ -75,72 +89,78 @@ def _make(out: Path) -> None:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot write to --out {out}: {error.strerror}") from None
-    check_target("--out: its", out / "study.h5")
+    check_target("--out: its", out / GATHERED)
 
 
-def _closing(failed: int, own: Sequence[Trial], out: Path) -> str:
+def _closing(failed: int, number: int, out: Path) -> str:
     if failed:
-        return f"{count(failed, 'trial')} of {len(own)} failed; start the study again to try them once more: {out}"
-    return (
-        f"all of {count(len(own), 'trial')} complete; look at them: hpcfed report {out}"
-    )
+        return (
+            f"{count(failed, 'trial')} of {number} failed; "
+            f"start the study again to try them once more: {out}"
+        )
+    every = count(number, "trial")
+    return f"all of {every} complete; look at them: hpcfed report {out}"
 
 
-def _show(asked: Study, own: Sequence[Trial], start: execute.Start) -> None:
-    """Every point, its command, and what it may cost."""
+def _print_plan(asked: Study, chosen: Sequence[Trial], start: Start) -> None:
+    """Print every point, its command, and what it may cost."""
     import torch
 
     from hpcfed.study import estimate
 
-    done = execute.check_finished(own)
-    works = {trial.point.name: estimate.work(trial.point.settings) for trial in own}
-    measured = [
-        (
-            trial.point,
-            works[trial.point.name],
-            float(runs[0].rounds["seconds"].sum()),
-            outcome_of(trial).seconds,
-        )
-        for trial in own
-        if (runs := done.get(trial.folder))
-    ]
+    done = execute.check_finished(chosen)
+    works = {}
+    measured = []
+    for trial in chosen:
+        point = trial.point
+        if point.name not in works:
+            works[point.name] = estimate.work(point.settings)
+        runs = done.get(trial.folder)
+        if runs:
+            rounds = float(runs[0].rounds["seconds"].sum())
+            process = outcome_of(trial).seconds
+            measured.append((point, works[point.name], rounds, process))
     speed = estimate.speed(measured, cuda=torch.cuda.is_available())
     total = 0.0
-    for trial in own:
-        if trial.repeat:
+    for trial in chosen:
+        if trial.repeat:  # the first repeat stands for all
             continue
-        work, point = works[trial.point.name], trial.point
+        point = trial.point
+        work = works[trial.point.name]
         seconds = speed.seconds(point, work)
-        left = sum(other.point is point and other.folder not in done for other in own)
+        left = 0
+        for other in chosen:
+            left += other.point is point and other.folder not in done
         total += left * seconds
         print(f"{point.number}: {point.name}")
-        print(f"   {_ranks(point)}, {_flops(work.clients)} of clients, {_flops(work.server)} of the server, "
-              f"{work.sent / 2**20:,.0f} MiB sent; {_time(seconds)} × {left} of {asked.repeats}")  # fmt: skip
+        print(
+            f"   {_ranks(point)}, {_flops(work.clients)} of clients, "
+            f"{_flops(work.server)} of the server, {work.sent / 2**20:,.0f} MiB sent; "
+            f"{_time(seconds)} × {left} of {asked.repeats}"
+        )
         print(f"   {printable(shlex.join(execute.command(trial, start)))}")
-    basis = (
-        f"{count(speed.measured, 'finished run')}"
-        if speed.measured
-        else "a guess, since nothing is measured yet"
+    basis = "a guess, since nothing is measured yet"
+    if speed.measured:
+        basis = count(speed.measured, "finished run")
+    print(
+        f"{count(len(works), 'point')}, {count(len(chosen), 'trial')}, "
+        f"{len(done)} finished; {_time(total)} to go "
+        f"({speed.flops / 1e9:,.1f} GFLOP/s a rank: {basis})"
     )
-    print(f"{count(len({t.point.name for t in own}), 'point')}, {count(len(own), 'trial')}, {len(done)} finished; "
-          f"{_time(total)} to go ({speed.flops / 1e9:,.1f} GFLOP/s a rank: {basis})")  # fmt: skip
 
 
 def _ranks(point: Point) -> str:
     servers = point.settings.config.server_ranks
-    return count(point.ranks, "rank") + (
-        f" + {count(servers, 'server rank')}" if servers else ""
-    )
+    ranks = count(point.ranks, "rank")
+    return f"{ranks} + {count(servers, 'server rank')}" if servers else ranks
 
 
 def _flops(number: float) -> str:
     if isnan(number):
         return "unknown work"
-    return (
-        f"{number / 1e12:,.2f} TFLOP"
-        if number >= 1e10
-        else f"{number / 1e9:,.2f} GFLOP"
-    )
+    if number >= 1e10:
+        return f"{number / 1e12:,.2f} TFLOP"
+    return f"{number / 1e9:,.2f} GFLOP"
 
 
 def _time(seconds: float) -> str:
@@ -148,8 +168,6 @@ def _time(seconds: float) -> str:
         return "nobody knows how long"  # a data set whose size nobody has said
     if seconds < 120:
         return f"about {seconds:.0f} s"
-    return (
-        f"about {seconds / 60:.0f} min"
-        if seconds < 7200
-        else f"about {seconds / 3600:.1f} h"
-    )
+    if seconds < 7200:
+        return f"about {seconds / 60:.0f} min"
+    return f"about {seconds / 3600:.1f} h"

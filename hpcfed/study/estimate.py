@@ -26,6 +26,8 @@ of size, no more.
 """
 START = 8.0
 """Seconds that a run takes to start, as long as nothing has been measured."""
+BYTES = 4.0
+"""Of a number of 32 bits."""
 
 
 @dataclass(frozen=True)
@@ -53,67 +55,71 @@ class Speed:
     """Runs that it was measured on; 0: a guess."""
 
     def seconds(self, point: Point, work: Work) -> float:
-        servers = point.settings.config.server_ranks or point.ranks
-        return (
-            self.start
-            + (work.clients / point.ranks + work.server / servers) / self.flops
-        )
+        """Predict the seconds of a run."""
+        # Without ranks of its own, the server's model is trained on the clients' ranks.
+        server_ranks = point.settings.config.server_ranks or point.ranks
+        flops = work.clients / point.ranks + work.server / server_ranks
+        return self.start + flops / self.flops
 
 
 def work(settings: Settings) -> Work:
-    config, data, network = (
-        settings.config,
-        settings.config.data(),
-        client_network(settings),
-    )
-    seeds = len(config.seeds or (0,))
-    passes = seeds * config.rounds * config.epochs * _samples_per_round(settings)
+    """Count the work of a run, over all its rounds and seeds."""
+    config = settings.config
+    network = client_network(settings)
     layout = Layout.of(network)
-    times, each = seeds * config.rounds * config.cohort_size, cost(network, data.shape)
-    floats = 2 * passes * each.activations
-    floats += (
-        (8 if config.momentum else 6)
-        * passes
-        / config.batch_size
-        * layout.num_parameters
-    )
+    sample = cost(network, config.data().shape)
+    seeds = len(config.seeds or (0,))
+    samples = seeds * config.rounds * config.epochs * _samples_per_round(settings)
+    # In a step: rows read twice, gradients written and read, rows read and written, and
+    # momentum read and written too.
+    per_step = 8 if config.momentum else 6
+    floats = 2 * samples * sample.activations
+    floats += per_step * samples / config.batch_size * layout.num_parameters
+    uploads = seeds * config.rounds * config.cohort_size
+    sent = 2 * BYTES * uploads * layout.num_columns
     return Work(
-        2 * passes * each.training,
-        seeds * _learning(settings, layout),
-        4.0 * floats,
-        2 * 4.0 * times * layout.num_columns if settings.options.uploads else 0.0,
+        clients=2 * samples * sample.training,  # a multiplication and an addition
+        server=seeds * _server_flops(settings, layout),
+        moved=BYTES * floats,
+        sent=sent if settings.options.uploads else 0.0,
     )
 
 
 def client_network(settings: Settings) -> nn.Module:
-    data = settings.config.data()
+    """Build the clients' network."""
+    config = settings.config
+    data = config.data()
     return build(
-        settings.config.network(), shape=data.shape, classes=data.classes, seed=0
+        config.network(),
+        shape=data.shape,
+        classes=data.classes,
+        seed=0,
     )
 
 
 def speed(measured: Sequence[tuple[Point, Work, float, float]], *, cuda: bool) -> Speed:
-    """From finished runs: point, work, seconds of all rounds, and seconds of the whole
-    process.
+    """Derive a speed from finished runs: point, work, seconds of all rounds, and
+    seconds of the whole process.
     """
-    rates = []
-    for point, done, rounds, _ in measured:
-        unit = Speed(1.0, 0.0, 0).seconds(point, done)  # what it would take at 1 FLOP/s
-        if rounds > 0 and not math.isnan(unit):
-            rates.append(unit / rounds)
+    rates, starts = [], []
+    for point, done, rounds, process in measured:
+        at_one = Speed(1.0, 0.0, 0).seconds(point, done)  # seconds at 1 FLOP/s
+        if rounds > 0 and not math.isnan(at_one):
+            rates.append(at_one / rounds)
+        if not math.isnan(process):
+            starts.append(process - rounds)
     if not rates:
         return Speed(UNMEASURED["cuda" if cuda else "cpu"], START, 0)
-    starts = [
-        process - rounds
-        for _, _, rounds, process in measured
-        if not math.isnan(process)
-    ]
-    return Speed(median(rates), median(starts) if starts else START, len(rates))
+    return Speed(
+        median(rates),
+        median(starts) if starts else START,
+        len(rates),
+    )
 
 
 def _samples_per_round(settings: Settings) -> float:
-    """Of all clients that take part, in one epoch; NaN for a data set whose size nobody
-    has said.
+    """Return the samples of all clients that take part, in one epoch; NaN for a data set
+    whose size nobody has said.
     """
     config = settings.config
     if config.dataset == "synthetic" or config.partition == "dominant":
@@ -127,10 +133,11 @@ def _samples_per_round(settings: Settings) -> float:
 def server_networks(
     options: ServerOptions, layout: Layout
 ) -> tuple[Autoencoder, Denoiser]:
-    """Without any numbers in them."""
+    """Build the server's networks without any numbers in them."""
+    columns = sum(generated(layout, options).widths)
     with torch.device("meta"):
         autoencoder = Autoencoder(
-            sum(generated(layout, options).widths),
+            columns,
             options.size,
             input_noise=0,
             latent_noise=0,
@@ -138,12 +145,13 @@ def server_networks(
         return autoencoder, Denoiser(options.size)
 
 
-def _learning(settings: Settings, layout: Layout) -> float:
-    options, config = server_options(settings), settings.config
+def _server_flops(settings: Settings, layout: Layout) -> float:
+    """Count the FLOPs of training the server's networks."""
+    options = server_options(settings)
     if options is None:
         return 0.0
     autoencoder, denoiser = server_networks(options, layout)
-    times = num_learnings(options, config.rounds)
-    both = autoencoder.flops() * options.samples("autoencoder")
-    both += denoiser.flops(options.size.latent) * options.samples("denoiser")
-    return 3.0 * times * both
+    times = num_learnings(options, settings.config.rounds)
+    forward = autoencoder.flops() * options.samples("autoencoder")
+    forward += denoiser.flops(options.size.latent) * options.samples("denoiser")
+    return 3.0 * times * forward  # the backward pass takes twice the forward's

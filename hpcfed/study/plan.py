@@ -30,17 +30,16 @@ from hpcfed.config import (
 from hpcfed.errors import UserError, did_you_mean
 from hpcfed.runtime.launcher import Launch
 
-OWN = ("out", "overwrite", "resume", "requeue")
+RESERVED = ("out", "overwrite", "resume", "requeue")
 """Options that the study gives to every run itself."""
 MOST_RANKS = 1_000_000
 """Beyond that a number of ranks is a slip."""
-
 MOST_NAME = 255
 """Bytes of a folder's name on Linux."""
 
 
 class Study(BaseModel):
-    """What is in the file."""
+    """What a study file holds."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -62,8 +61,11 @@ class Study(BaseModel):
 
 @dataclass(frozen=True)
 class Point:
+    """A choice of options."""
+
     number: int
     name: str
+    """Also the name of its folder."""
     given: dict[str, Any]
     """Options as they are handed to `hpcfed run`."""
     settings: Settings
@@ -72,6 +74,7 @@ class Point:
 
     @property
     def processes(self) -> int:
+        """Ranks that are started, with the server's."""
         return self.ranks + self.settings.config.server_ranks
 
 
@@ -93,14 +96,11 @@ class Trial:
 
     @property
     def words(self) -> list[str]:
-        """Of `hpcfed run`."""
-        return [
-            "run",
-            *flags(self.point.given),
-            "--out",
-            str(self.folder),
-            "--overwrite",
-        ]
+        """The command line, after `hpcfed`. A trial that failed is run again over what
+        it has left.
+        """
+        given = flags(self.point.given)
+        return ["run", *given, "--out", str(self.folder), "--overwrite"]
 
     @property
     def log(self) -> Path:
@@ -112,20 +112,23 @@ class Trial:
 
 
 def read_study(path: Path) -> Study:
+    """Read a study file and check what needs no options to be known."""
     try:
         study = Study.model_validate(load_toml(path))
     except ValidationError as failure:
         raise UserError(f"{path}: {_reason(failure)}") from None
     if not study.sweep and not study.variants:
         raise UserError(
-            f"{path}: nothing is swept; add a table such as [sweep] with clients = [10, 100]"
+            f"{path}: nothing is swept; "
+            "add a table such as [sweep] with clients = [10, 100]"
         )
     for name, values in study.sweep.items():
         if not values:
             raise UserError(
                 f"{path}: sweep.{name} is empty; give it values, as in {name} = [1, 2]"
             )
-        if len({repr(value) for value in values}) < len(values):
+        different = {repr(value) for value in values}  # lists have no hash
+        if len(different) < len(values):
             raise UserError(f"{path}: sweep.{name} has a value twice")
     if "\0" in study.title:  # which HDF5 cannot hold
         raise UserError(
@@ -143,50 +146,59 @@ def _reason(failure: ValidationError) -> str:
 
 
 def points(study: Study, path: Path) -> list[Point]:
-    """All points in order; a mistake in any of them ends the study before it begins."""
-    swept = [
-        [(name, value) for value in values] for name, values in study.sweep.items()
-    ]
+    """Return all points in order. A mistake in any of them ends the study before it
+    begins.
+    """
     made: list[Point] = []
-    for variant, *chosen in itertools.product(study.variants or {"": {}}, *swept):
-        tables = {
-            "common": study.common,
-            f"variants.{variant}": study.variants.get(variant, {}),
-            "sweep": dict(chosen),
-        }
-        made.append(_point(len(made), _name(variant, chosen), tables, path))
+    for variant in study.variants or {"": {}}:
+        # The last option of the sweep changes fastest.
+        for values in itertools.product(*study.sweep.values()):
+            swept = dict(zip(study.sweep, values, strict=True))
+            tables = {
+                "common": study.common,
+                f"variants.{variant}": study.variants.get(variant, {}),
+                "sweep": swept,
+            }
+            name = _name(variant, swept)
+            made.append(_point(len(made), name, tables, path))
+    _check_names(made, path)
+    return made
+
+
+def _check_names(made: Sequence[Point], path: Path) -> None:
+    """Refuse names that cannot be folders beside each other."""
     seen = set()
-    for name in (point.name for point in made):
+    for point in made:
+        name = point.name
         if name in seen:
             raise UserError(
-                f"{path}: two points would be called {name}; give the variants clearer names"
-            )
-        if (size := len(name.encode())) > MOST_NAME:
-            raise UserError(
-                f"{path}: the name of point {name[:40]}… has {size} bytes, a folder's "
-                f"has {MOST_NAME} at most; "
-                "give such options in [variants.NAME] with a short name"
+                f"{path}: two points would be called {name}; "
+                "give the variants clearer names"
             )
         seen.add(name)
-    return made
+        size = len(name.encode())
+        if size > MOST_NAME:
+            raise UserError(
+                f"{path}: the name of point {name[:40]}… has {size} bytes, "
+                f"a folder's has {MOST_NAME} at most; "
+                "give such options in [variants.NAME] with a short name"
+            )
 
 
 def choose(
     every: Sequence[Point], *, only: str, numbers: Sequence[int] | None
 ) -> list[Point]:
-    """The points whose name fits the pattern and, where numbers are given, whose number
-    is one of them.
+    """Return the points whose name fits the pattern and, where numbers are given, whose
+    number is one of them.
     """
     for number in numbers or ():
         if not 0 <= number < len(every):
             raise UserError(
                 f"--points {number}: points are numbered from 0 to {len(every) - 1}"
             )
-    chosen = [
-        p
-        for p in every
-        if fnmatchcase(p.name, only) and (numbers is None or p.number in numbers)
-    ]
+    chosen = [point for point in every if fnmatchcase(point.name, only)]
+    if numbers is not None:
+        chosen = [point for point in chosen if point.number in numbers]
     if not chosen:
         raise UserError(
             f"--only {only} leaves no point; they have names such as {every[0].name}"
@@ -195,66 +207,39 @@ def choose(
 
 
 def trials(study: Study, chosen: Sequence[Point], out: Path) -> list[Trial]:
-    """Repeats go round: all points once, then all again, so that a machine's slow hour
-    does not fall on one point.
+    """Return the runs of all points. Repeats go round: all points once, then all again,
+    so that a machine's slow hour does not fall on one point.
     """
-    return [
-        Trial(point, repeat, out / "points" / point.name / f"repeat-{repeat}")
-        for repeat in range(study.repeats)
-        for point in chosen
-    ]
+    made = []
+    for repeat in range(study.repeats):
+        for point in chosen:
+            folder = out / "points" / point.name / f"repeat-{repeat}"
+            made.append(Trial(point, repeat, folder))
+    return made
 
 
 def _point(
     number: int, name: str, tables: Mapping[str, Mapping[str, Any]], path: Path
 ) -> Point:
-    values: dict[str, Any] = {}
-    sources: dict[str, str] = {}
-    for table, given in tables.items():
-        for option, value in by_option(given, f"{path}: {table}").items():
-            values[option], sources[option] = value, f"{path}: {table}.{option}"
-    for option in OWN:
-        if option in values:
-            raise UserError(
-                f"{sources[option]}: the study gives it to every run itself"
-            )
-    ranks = _number(values.pop("ranks", 1), sources.get("ranks", ""))
-    if "clients_per_rank" in values:
-        if "clients" in values:
-            raise UserError(
-                f"{sources['clients']} and clients_per_rank exclude each other; keep one of them"
-            )
-        values["clients"] = ranks * _number(
-            values.pop("clients_per_rank"), sources["clients_per_rank"]
-        )
-        sources["clients"] = sources["clients_per_rank"]
-    kind = methods.load(
-        str(values.get("method", RunConfig.model_fields["method"].default))
-    ).Options
-    for option in values:
-        if option not in RunConfig.model_fields and option not in kind.model_fields:
-            known = [
-                *RunConfig.model_fields,
-                *kind.model_fields,
-                "ranks",
-                "clients_per_rank",
-            ]
-            raise UserError(
-                f"{sources[option]}: unknown option{did_you_mean(option, known)}"
-            )
+    """Make a point of the options of all its tables; a later table overrules."""
+    values, sources = _merge(tables, path)
+    ranks = _ranks(values, sources)
+    method = str(values.get("method", RunConfig.model_fields["method"].default))
+    kind = methods.load(method).Options
+    _check_known(values, sources, kind)
     servers = values.get("server_ranks")
     processes = ranks + (servers if isinstance(servers, int) else 0)
-    shared = [
-        option for option in values if sources[option] == f"{path}: common.{option}"
-    ]
+    shared = []
+    for option in values:
+        if sources[option] == f"{path}: common.{option}":
+            shared.append(option)
     settings = resolve(values, sources, kind, shared=shared, ranks=processes)
-    unused = {
-        option for option in idle(settings) if option in shared
-    }  # what some points need, and this one does not
-    values = {option: value for option, value in values.items() if option not in unused}
-    point = Point(
-        number, name, values, resolve(values, sources, kind, ranks=processes), ranks
-    )
+    # A shared option may be needed by some points, and say nothing in this one: then it
+    # is left out of the command.
+    for option in set(idle(settings)).intersection(shared):
+        del values[option]
+    settings = resolve(values, sources, kind, ranks=processes)
+    point = Point(number, name, values, settings, ranks)
     try:
         check(point.settings, Launch("study", 0, point.processes))
     except UserError as error:
@@ -262,36 +247,84 @@ def _point(
     return point
 
 
+def _merge(
+    tables: Mapping[str, Mapping[str, Any]], path: Path
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the options' values, and the source of each for messages."""
+    values: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    for table, given in tables.items():
+        for option, value in by_option(given, f"{path}: {table}").items():
+            values[option] = value
+            sources[option] = f"{path}: {table}.{option}"
+    for option in RESERVED:
+        if option in values:
+            raise UserError(
+                f"{sources[option]}: the study gives it to every run itself"
+            )
+    return values, sources
+
+
+def _ranks(values: dict[str, Any], sources: dict[str, str]) -> int:
+    """Take the study's own options out of the values; return the number of ranks."""
+    ranks = _number(values.pop("ranks", 1), sources.get("ranks", ""))
+    if "clients_per_rank" in values:
+        if "clients" in values:
+            raise UserError(
+                f"{sources['clients']} and clients_per_rank exclude each other; "
+                "keep one of them"
+            )
+        source = sources["clients_per_rank"]
+        each = _number(values.pop("clients_per_rank"), source)
+        values["clients"] = ranks * each
+        sources["clients"] = source
+    return ranks
+
+
+def _check_known(
+    values: Mapping[str, Any], sources: Mapping[str, str], kind: type[BaseModel]
+) -> None:
+    """Refuse options that neither all runs nor the point's method has."""
+    known = [*RunConfig.model_fields, *kind.model_fields]
+    for option in values:
+        if option not in known:
+            names = [*known, "ranks", "clients_per_rank"]
+            raise UserError(
+                f"{sources[option]}: unknown option{did_you_mean(option, names)}"
+            )
+
+
 def _number(value: Any, source: str) -> int:
-    if (
-        not isinstance(value, int)
-        or isinstance(value, bool)
-        or not 1 <= value <= MOST_RANKS
-    ):
+    # True and False are whole numbers to Python.
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if not whole or not 1 <= value <= MOST_RANKS:
         raise UserError(f"{source}: must be a whole number from 1 on, got {value!r}")
-    return value
+    return int(value)
 
 
-def _name(variant: str, chosen: Sequence[tuple[str, Any]]) -> str:
-    """`fedavg,clients=10`: a folder's name on any file system."""
-    parts = [variant] * bool(variant) + [
-        f"{name}={_text(value)}" for name, value in chosen
-    ]
-    return re.sub(r"[^\w.,=+-]", "-", ",".join(parts))
+def _name(variant: str, swept: Mapping[str, Any]) -> str:
+    """Return `fedavg,clients=10`: a folder's name on any file system."""
+    words = [variant] if variant else []
+    for name, value in swept.items():
+        words.append(f"{name}={_text(value)}")
+    return re.sub(r"[^\w.,=+-]", "-", ",".join(words))
 
 
 def _text(value: Any) -> str:
-    """As a flag takes it."""
+    """Return a value as a flag takes it."""
     return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def flags(given: Mapping[str, Any]) -> list[str]:
-    """Options as words of a command line."""
+    """Return options as words of a command line."""
     words = []
     for name, value in given.items():
-        flag, text = f"--{name.replace('_', '-')}", _text(value)
+        option = name.replace("_", "-")
+        text = _text(value)
         if isinstance(value, bool):
-            words.append(flag if value else f"--no-{flag.removeprefix('--')}")
+            words.append(f"--{option}" if value else f"--no-{option}")
+        elif text.startswith("-"):  # else it would be taken for an option
+            words.append(f"--{option}={text}")
         else:
-            words += [f"{flag}={text}"] if text.startswith("-") else [flag, text]
+            words += [f"--{option}", text]
     return words

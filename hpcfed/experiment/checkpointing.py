@@ -1,0 +1,223 @@
+"""Writing checkpoints: when one is due, what is in it, and that all ranks agree on it.
+
+Random numbers are keyed by round and client, so a checkpoint holds the method's state,
+the server's and the results, and nothing else. Rows are stored with the ids of their
+clients: any number of ranks can go on.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from hpcfed.config import RunConfig
+from hpcfed.errors import one_line
+from hpcfed.experiment.assemble import Setup
+from hpcfed.record import checkpoints
+from hpcfed.record.checkpoints import Part
+from hpcfed.record.folder import RECORD, checkpoint_folder
+from hpcfed.record.results import ResultsWriter
+from hpcfed.runtime.signals import Stop
+
+
+class Checkpointer:
+    """Writes a checkpoint after those rounds that ask for one."""
+
+    def __init__(
+        self,
+        setup: Setup,
+        folder: Path,
+        results: ResultsWriter | None,
+        stop: Stop,
+        say: Callable[[str], None],
+    ) -> None:
+        self._setup = setup
+        self._folder = folder
+        self._results = results
+        self._stop = stop
+        self._say = say
+        self._told_of_failure = False
+
+    def after_round(self, round: int, state: Any) -> bool:
+        """Write a checkpoint if one is due; tell whether all ranks stop after the
+        round.
+        """
+        setup, stop = self._setup, self._stop
+        config = setup.settings.config
+        with setup.timer.phase("record"):
+            # A signal may reach some ranks alone: one that was asked stops all. The
+            # clock is the root's.
+            orders = (stop.after(round), stop.is_due(round))
+            everyones = setup.collectives.allgather(orders)
+            asked = any(asked for asked, _ in everyones)
+            by_time = everyones[0][1]
+            stopping = asked and round + 1 < config.rounds
+            required = stopping or _asked_for(round, config)
+            if required or by_time:
+                with stop.checkpointing():
+                    self._write(round + 1, state, required=required)
+        if stopping:
+            stop.agreed = True
+        return stopping
+
+    def _write(self, rounds: int, state: Any, *, required: bool) -> None:
+        """Write a checkpoint. One that only its age asks for may fail: the last whole
+        one stays, and the next is tried when it is due.
+        """
+        failure = save(
+            self._setup,
+            self._folder,
+            rounds,
+            state,
+            self._results,
+            required=required,
+        )
+        if failure is not None and not self._told_of_failure:
+            self._told_of_failure = True
+            self._say(
+                f"no checkpoint after round {rounds}: {failure}; going on without it "
+                "and trying again later (--checkpoint-minutes 0 writes none by time)"
+            )
+
+
+def _asked_for(round: int, config: RunConfig) -> bool:
+    """Tell whether --checkpoint-every asks for a checkpoint after a round."""
+    every = config.checkpoint_every
+    return every > 0 and (round + 1) % every == 0
+
+
+def save(
+    setup: Setup,
+    folder: Path,
+    rounds: int,
+    state: Any,
+    results: ResultsWriter | None,
+    *,
+    required: bool = True,
+) -> str | None:
+    """Write a checkpoint after so many rounds; the same call on every worker.
+
+    When it returns, every rank knows that the checkpoint is whole. If a disk refuses
+    it, a `required` checkpoint ends the run; another returns the reason on every rank.
+    The server's own part is always required.
+    """
+    check_shared(setup, state)
+    is_root = results is not None
+    there = checkpoint_folder(folder, rounds)
+    refused: list[OSError] = []
+    if results is not None:
+        results.publish()
+        with _tolerating(refused, required=required):
+            checkpoints.prepare(there)
+    setup.collectives.barrier()
+    written: list[Part] = []
+    with _tolerating(refused, required=required):
+        written = _write_state(setup, there, state, is_root=is_root)
+    # Only a checkpoint that may fail asks everybody, which is one more collective.
+    if not required:
+        reasons = setup.collectives.allgather([one_line(error) for error in refused])
+        if any(reasons):
+            if is_root:
+                checkpoints.remove(there)
+            return next(reason[0] for reason in reasons if reason)
+    if setup.settings.options.has_server:
+        of_server = setup.federation.server.store(str(there))
+        written += of_server if is_root else ()
+    everyones = setup.collectives.gather(written)
+    if everyones is not None:
+        with _tolerating(refused, required=required):
+            _complete(setup, folder, rounds, everyones)
+    # It also holds the others until the marker stands.
+    reason: str | None = setup.collectives.bcast(
+        one_line(refused[0]) if refused else None
+    )
+    return reason
+
+
+@contextmanager
+def _tolerating(refused: list[OSError], *, required: bool) -> Iterator[None]:
+    """Note what the disk refuses within, unless it is required."""
+    try:
+        yield
+    except OSError as error:
+        if required:
+            raise
+        refused.append(error)
+
+
+def _complete(
+    setup: Setup, folder: Path, rounds: int, everyones: Sequence[Sequence[Part]]
+) -> None:
+    """Put up the marker over all ranks' files and a copy of the record."""
+    there = checkpoint_folder(folder, rounds)
+    files = [checkpoints.copy(there, folder / RECORD)]
+    for of_rank in everyones:
+        files += of_rank
+    # One seed may be a checkpoint ahead when all are killed. Each keeps one more, so
+    # that a common round is left even if a checkpoint is then damaged.
+    keep = checkpoints.KEPT + (setup.stacked > 1)
+    checkpoints.complete(there, rounds, files, keep=keep)
+
+
+def _write_state(setup: Setup, there: Path, state: Any, *, is_root: bool) -> list[Part]:
+    """Write this rank's rows, and on the root what all ranks share."""
+    rank = setup.world.role_rank
+    ids = setup.federation.clients
+    written = [checkpoints.write(there, f"worker-{rank}.clients", ids)]
+    for field in fields(state):
+        if field.metadata.get("fixed"):
+            continue
+        array = as_array(getattr(state, field.name))
+        if field.metadata.get("owned"):
+            name = f"worker-{rank}.{field.name}"
+            written.append(checkpoints.write(there, name, array))
+        elif is_root:
+            written.append(checkpoints.write(there, f"common.{field.name}", array))
+    return written
+
+
+def as_array(tensor: torch.Tensor) -> np.ndarray:
+    """Return a tensor's numbers in host memory."""
+    array: np.ndarray = tensor.detach().cpu().numpy()
+    return array
+
+
+def check_shared(setup: Setup, state: Any) -> None:
+    """Refuse a state whose shared fields differ between ranks: a checkpoint holds only
+    the root's.
+
+    Ranks on different devices may round differently, so a small difference is allowed.
+    """
+    if setup.collectives.size == 1:
+        return
+    shared, digests = {}, {}
+    for field in fields(state):
+        if field.metadata.keys() & {"fixed", "owned"}:
+            continue
+        array = as_array(getattr(state, field.name))
+        shared[field.name] = array
+        # Digests travel first: arrays are as large as a model.
+        content = np.ascontiguousarray(array).data
+        digests[field.name] = hashlib.sha256(content).hexdigest()
+    everyones = setup.collectives.allgather(digests)
+    for name, array in shared.items():
+        if len({theirs.get(name) for theirs in everyones}) == 1:
+            continue
+        first = setup.collectives.bcast(array)
+        if setup.collectives.any_rank(not _close(array, first)):
+            raise RuntimeError(
+                f"state field {name} of method {setup.settings.config.method} differs "
+                "between ranks, so that no run could go on with it; mark it OWNED if "
+                "it has a row per client, otherwise make it the same on all ranks"
+            )
+
+
+def _close(one: np.ndarray, other: np.ndarray) -> bool:
+    if one.shape != other.shape or one.dtype.kind != "f":
+        return False
+    return bool(np.allclose(one, other, rtol=1e-3, atol=1e-6, equal_nan=True))

@@ -1,0 +1,95 @@
+"""How a run ends that cannot go on: one rank's failure ends all of them, and says why."""
+
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from hpcfed.errors import UserError, one_line, remark, tell
+from hpcfed.record.folder import leave_failure
+from hpcfed.record.timing import Timer
+from hpcfed.runtime.stalls import ending_stalls
+from hpcfed.runtime.world import World
+
+BEAT = 1.0
+"""Seconds between two signs of life of a rank."""
+
+
+@dataclass
+class Reporting:
+    """What a rank's last words need; a run fills it in as it comes to know it."""
+
+    phase: Callable[[], str]
+    """Returns the phase in progress."""
+    folders: Sequence[Path] = field(default_factory=list)
+    """Runs' folders, in which the reason of a failure is left."""
+
+
+@contextmanager
+def ending_all_ranks(world: World, reporting: Reporting) -> Iterator[None]:
+    """Have an exception on one rank end all ranks at once, and say where it came from."""
+    try:
+        yield
+    except UserError as error:
+        if world.alone:
+            raise
+        tell(error, world.rank)
+        world.abort(2)
+    except Exception as error:
+        trace = traceback.format_exc()
+        remark(trace.rstrip())
+        line = f"{_where(world)} failed in phase {reporting.phase()}: {one_line(error)}"
+        _last_words(world, reporting, line, trace)
+        world.abort(1)
+        raise SystemExit(1) from None
+
+
+@contextmanager
+def ending_when_stalled(
+    world: World, reporting: Reporting, timers: Sequence[Timer], seconds: float
+) -> Iterator[None]:
+    """End this rank when a phase lasts for too long: a rank that hangs tells nobody, so
+    those that wait for it must. 0 seconds: never.
+    """
+
+    def advanced() -> tuple[int, str]:
+        changes = sum(timer.changes for timer in timers)
+        return changes, reporting.phase()
+
+    give_up = partial(_stalled, world, reporting)
+    with ExitStack() as within:
+        within.enter_context(ending_stalls(advanced, seconds, give_up))
+        if world.pulse is not None and seconds:
+            within.enter_context(world.pulse.beating(BEAT))
+        yield
+
+
+def _stalled(world: World, reporting: Reporting, phase: str, waited: float) -> None:
+    """Say that nothing has happened for too long, and which ranks show no sign of life."""
+    line = (
+        f"{_where(world)} has been in phase {phase} for {waited:.0f} s: "
+        "it hangs, or waits for a rank that does"
+    )
+    silent = [] if world.pulse is None else world.pulse.silent(3 * BEAT)
+    if silent:
+        names = [f"{rank} on {world.locations[rank].host}" for rank in silent]
+        line += f"; no sign of life from rank {', '.join(names)}"
+    _last_words(world, reporting, line)
+    if world.role_rank == 0:
+        # It keeps the store, in which others may still be looking.
+        time.sleep(2 * BEAT)
+
+
+def _where(world: World) -> str:
+    return f"rank {world.rank} on {world.location.host}"
+
+
+def _last_words(
+    world: World, reporting: Reporting, line: str, details: str = ""
+) -> None:
+    remark(f"hpcfed: {line}")
+    for folder in reporting.folders:
+        leave_failure(folder, world.rank, f"{line}\n\n{details}")

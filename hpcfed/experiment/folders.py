@@ -1,0 +1,118 @@
+"""Making and claiming the folder of a run, or of its seeds; by the root alone."""
+
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+from hpcfed.config import RunConfig
+from hpcfed.errors import UserError, remark
+from hpcfed.experiment.stored import is_complete
+from hpcfed.record.claim import claimed
+from hpcfed.record.folder import (
+    check_out,
+    check_plain,
+    empty,
+    remove_empty_seeds,
+    seed_folder,
+    seed_folders,
+)
+from hpcfed.record.job import sign
+from hpcfed.runtime.world import World
+
+RUNS = Path("runs")
+"""Where runs without --out go."""
+MOST_ATTEMPTS = 1_000_000
+
+
+def run_folders(folder: Path, config: RunConfig) -> list[Path]:
+    """Return the folders that results go to: one for each seed, or the run's own."""
+    if not config.seeds:
+        return [folder]
+    return [seed_folder(folder, seed) for seed in config.seeds]
+
+
+def make_folder(
+    config: RunConfig, world: World, claims: ExitStack
+) -> tuple[Path, bool]:
+    """Make and claim the run's folder on the root, and tell the others its name.
+
+    To be called after every rank has checked the command line. Also returns whether a
+    run that was to go on is complete: another process may have brought it to its end.
+    """
+    folder, complete = config.out or RUNS, False
+    if world.is_root:
+        try:
+            folder = config.out or _new_folder(config)
+            complete = _take(folder, config, claims)
+        except OSError as error:
+            raise UserError(
+                f"cannot write to --out {folder}: {error.strerror}"
+            ) from None
+    name, complete = world.role_bcast((str(folder), complete))
+    return Path(name), complete
+
+
+def _take(folder: Path, config: RunConfig, claims: ExitStack) -> bool:
+    """Claim a folder and make it ready; tell whether its run is complete already."""
+    folder.mkdir(parents=True, exist_ok=True)
+    check_plain(folder)
+    claims.enter_context(claimed(folder))
+    seeds = [seed_folder(folder, seed) for seed in config.seeds or ()]
+    if config.resume is not None:
+        for path in seeds:
+            claims.enter_context(claimed(path))
+        return _look_again(folder, seeds)
+    _clear(folder, seeds, claims, overwrite=config.overwrite)
+    sign(folder)
+    return False
+
+
+def _look_again(folder: Path, seeds: Sequence[Path]) -> bool:
+    """Tell whether the runs are complete by now, which are claimed since a moment."""
+    check_plain(folder)
+    done = [is_complete(run) for run in seeds or [folder]]
+    if all(done):
+        remark(f"hpcfed: {folder} is complete; there is nothing to go on with")
+        return True
+    if any(done):
+        # Seeds advance together: the command line has chosen those that are left.
+        raise UserError(
+            f"{seeds[done.index(True)]} has been completed meanwhile; give --resume "
+            "once more"
+        )
+    return False
+
+
+def _clear(
+    folder: Path, seeds: Sequence[Path], claims: ExitStack, *, overwrite: bool
+) -> None:
+    """Remove the run that was in the folder, and make those of the seeds."""
+    # Seeds that the new run does not have are claimed only while they are removed.
+    with ExitStack() as others:
+        for path in seed_folders(folder):
+            (claims if path in seeds else others).enter_context(claimed(path))
+        # Once more: another run may have come to its end meanwhile.
+        check_out(folder, overwrite=overwrite, claimed=True)
+        empty(folder)
+    remove_empty_seeds(folder)
+    for path in seeds:
+        if not path.exists():
+            path.mkdir()
+            claims.enter_context(claimed(path))
+
+
+def _new_folder(config: RunConfig) -> Path:
+    """Make a folder named by the time.
+
+    It gets a number where several runs begin in the same second, as those of a job
+    array do.
+    """
+    clock = time.strftime("%Y%m%d-%H%M%S")
+    name = f"{config.method}-{Path(config.dataset).stem}-{clock}"
+    for number in range(1, MOST_ATTEMPTS):
+        folder = RUNS / (name if number == 1 else f"{name}-{number}")
+        with suppress(FileExistsError):
+            folder.mkdir(parents=True)
+            break
+    return folder

@@ -1,0 +1,188 @@
+"""What a seed decides: who has which data on which rank, and the network's first
+weights.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import nn
+
+from hpcfed.clients.engine import Engine
+from hpcfed.clients.placement import LONGEST, Clients, client_loads, place
+from hpcfed.config import RunConfig, Settings
+from hpcfed.data.datasets import Dataset, Split
+from hpcfed.data.partition import Partition
+from hpcfed.data.shards import Shard, join, part, shard
+from hpcfed.experiment.data import Dealt, deal
+from hpcfed.federation.selection import SelectionOptions
+from hpcfed.models.layout import Layout
+from hpcfed.models.networks import build
+from hpcfed.runtime.world import World
+
+
+@dataclass(frozen=True)
+class Holding:
+    """Samples of one split by client, as one seed has them on this rank."""
+
+    split: Split
+    lists: list[np.ndarray]
+    ids: np.ndarray
+
+
+@dataclass(frozen=True)
+class Material:
+    """What depends on the seed."""
+
+    dataset: Dataset
+    clients: Clients
+    dealt: Dealt
+    holdings: tuple[Holding, ...]
+    """Training data, test data, and this rank's share of the global test set; the
+    validation set, where the server selects; newcomers' training and test data.
+    """
+    newcomers: Clients | None
+    network: nn.Module
+    engine: Engine
+
+
+def validates(settings: Settings) -> bool:
+    """Tell whether the method's server has a validation set."""
+    return isinstance(settings.options, SelectionOptions)
+
+
+def make_material(settings: Settings, dataset: Dataset, world: World) -> Material:
+    """Deal out the data, build the network, and place the clients on ranks."""
+    config = settings.config
+    dealt = deal(config, dataset, validates=validates(settings))
+    network = build(
+        config.network(), shape=dataset.shape, classes=dataset.classes, seed=config.seed
+    )
+    engine = Engine(
+        network,
+        Layout.of(network),
+        shape=dataset.shape,
+        mode=config.engine,
+        bf16=config.precision == "bf16",
+    )
+    # Clients that join later come after all others, and are placed by themselves.
+    parts, known = dealt.parts, slice(0, config.clients)
+    clients = _placed(config, parts, known, world, engine.mode)
+    holdings = _holdings(parts, clients.on(world.role_rank))
+    test_size = len(dataset.labels("test"))
+    own_share = np.arange(world.role_rank, test_size, world.role_size)
+    holdings.append(_of_one_client("test", own_share))
+    if validates(settings):
+        # The whole of it on every rank: the server judges uploads where they are.
+        holdings.append(_of_one_client("train", parts.validation))
+    newcomers = None
+    if config.new_clients:
+        later = slice(config.clients, None)
+        newcomers = _placed(config, parts, later, world, engine.mode)
+        ids = config.clients + newcomers.on(world.role_rank)
+        holdings += _holdings(parts, ids)
+    return Material(
+        dataset, clients, dealt, tuple(holdings), newcomers, network, engine
+    )
+
+
+def _placed(
+    config: RunConfig, parts: Partition, which: slice, world: World, mode: str
+) -> Clients:
+    """Place clients on ranks by their steps, as nothing has been measured yet."""
+    train_samples = np.array([len(samples) for samples in parts.train[which]])
+    test_samples = np.array([len(samples) for samples in parts.test[which]])
+    loads = client_loads(
+        train_samples, epochs=config.epochs, batch_size=config.batch_size
+    )
+    rank = place(loads, world.num_workers, longest=LONGEST[mode])
+    return Clients(rank, train_samples, test_samples)
+
+
+def _holdings(parts: Partition, ids: np.ndarray) -> list[Holding]:
+    return [holding("train", parts, ids), holding("test", parts, ids)]
+
+
+def holding(split: Split, parts: Partition, ids: np.ndarray) -> Holding:
+    """Return the samples that these clients have of a split."""
+    lists = parts.train if split == "train" else parts.test
+    return Holding(split, [lists[i] for i in ids], ids)
+
+
+def _of_one_client(split: Split, samples: np.ndarray) -> Holding:
+    return Holding(split, [samples], np.zeros(1, np.int64))
+
+
+def load_shard(
+    dataset: Dataset, own: Holding, *, device: torch.device, dtype: torch.dtype
+) -> Shard:
+    """Bring the samples of a holding to the device."""
+    return shard(
+        dataset, own.split, own.lists, clients=own.ids, device=device, dtype=dtype
+    )
+
+
+def load_stacked_shards(
+    materials: Sequence[Material],
+    seeds: Sequence[int],
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> list[list[Shard]]:
+    """Bring the samples of all seeds to the device: for each seed a shard for each of
+    its holdings.
+
+    The shards of one kind are views of a single one that holds the clients of all
+    seeds, so that the engine can advance them together.
+    """
+    shards: list[list[Shard]] = [[] for _ in materials]
+    for same_kind in zip(*(material.holdings for material in materials), strict=True):
+        whole = _joined(materials, seeds, same_kind, device=device, dtype=dtype)
+        first = 0
+        for own, of_seed in zip(same_kind, shards, strict=True):
+            of_seed.append(part(whole, first, own.ids))
+            first += len(own.ids)
+    return shards
+
+
+def _joined(
+    materials: Sequence[Material],
+    seeds: Sequence[int],
+    holdings: Sequence[Holding],
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> Shard:
+    """Load the same holding of all seeds as one shard."""
+    names = []
+    for seed, own in zip(seeds, holdings, strict=True):
+        of_seed = [f"{client} (seed {seed})" for client in own.ids]
+        names.append(np.array(of_seed, object))
+    dataset = materials[0].dataset
+    if all(material.dataset is dataset for material in materials):
+        # Then a sample is on the device once for all seeds.
+        lists = []
+        for own in holdings:
+            lists += own.lists
+        return shard(
+            dataset,
+            holdings[0].split,
+            lists,
+            clients=np.concatenate(names),
+            device=device,
+            dtype=dtype,
+        )
+    parts = []
+    for material, own, named in zip(materials, holdings, names, strict=True):
+        parts.append(
+            shard(
+                material.dataset,
+                own.split,
+                own.lists,
+                clients=named,
+                device=device,
+                dtype=dtype,
+            )
+        )
+    return join(parts)

@@ -1,0 +1,62 @@
+"""Clients that join after the last round, and how quickly they learn."""
+
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from hpcfed.experiment.assemble import Newcomers, Setup
+from hpcfed.experiment.evaluate import client_accuracy
+from hpcfed.federation.cohort import Cohort
+from hpcfed.federation.federation import Federation
+from hpcfed.record.results import ResultsWriter
+from hpcfed.runtime.device import on_device
+
+
+def welcome(
+    setup: Setup, newcomers: Newcomers, state: Any, results: ResultsWriter | None
+) -> None:
+    """Record new clients' accuracy after every local update, for each of their starts.
+
+    A client that has not joined yet has NaN.
+    """
+    fed, config = newcomers.federation, setup.settings.config
+    # Rounds may have ended at the target, long before the last one.
+    cohort = fed.everyone(setup.federation.round + 1)
+    starts = _starts(setup, fed, state, cohort)
+    if results is not None:
+        results.write_newcomer_bytes(cohort.log.bytes_down / max(1, fed.num_holders))
+    joins = np.arange(config.new_clients) * config.join_rounds // config.new_clients
+    for name, rows in starts.items():
+        for update in range(config.new_updates + 1):
+            if update:
+                joined = np.flatnonzero(joins[fed.clients] < update)
+                before, rows = rows, _updated(fed, rows, joined, update)
+                lead = getattr(setup.method, "lead", None)
+                if name == "method" and lead is not None:
+                    rows = lead(fed, update - 1, before, rows)
+            accuracy = client_accuracy(setup, fed, rows, newcomers.clients)
+            if results is not None:
+                there = np.where(joins <= update, accuracy, np.nan)
+                results.write_newcomers(name, update, there)
+
+
+def _starts(
+    setup: Setup, fed: Federation, state: Any, cohort: Cohort
+) -> dict[str, Tensor]:
+    """Return the rows from which new clients start, by the name of the start."""
+    method, count = setup.method, len(fed.clients)
+    starts = {"method": method.welcome(fed, state, cohort)}
+    if setup.settings.config.new_starts != "all":
+        return starts
+    starts["random"] = fed.initial_row().expand(count, -1)
+    row = method.global_row(state)
+    if row is not None:
+        starts["global model"] = row.expand(count, -1)
+    return starts
+
+
+def _updated(fed: Federation, rows: Tensor, joined: np.ndarray, update: int) -> Tensor:
+    """Return the rows after a local update of the clients that have joined."""
+    at = on_device(joined, fed.device)
+    return rows.index_copy(0, at, fed.finetune(rows[at], joined, phase=update))

@@ -1,0 +1,80 @@
+"""The lines that a run begins with: what it is, and what the user may not expect."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from hpcfed.clients.placement import Clients
+from hpcfed.errors import count
+from hpcfed.experiment.assemble import Setup
+
+
+def opening_lines(setup: Setup) -> Iterator[str]:
+    """Describe the run; of several seeds, the first one's data."""
+    yield _title(setup)
+    for choice in setup.settings.choices:
+        yield str(choice)
+    yield from _arithmetic(setup)
+    yield from _supplement(setup)
+    yield from _dataless(setup, setup.clients, "")
+    if setup.newcomers is not None:
+        yield from _dataless(setup, setup.newcomers.clients, "new ")
+
+
+def _title(setup: Setup) -> str:
+    config, world = setup.settings.config, setup.world
+    seeds = "" if setup.stacked == 1 else f"{setup.stacked} seeds × "
+    clients = count(config.clients, "client")
+    columns = f"{setup.federation.layout.num_columns:,} columns"
+    ranks = count(world.num_workers, "rank")
+    if world.server_ranks:
+        ranks += f" and {count(world.server_ranks, 'server rank')}"
+    devices = ", ".join(sorted({location.device_name for location in world.locations}))
+    if world.backend != "none":
+        devices += f", {world.backend}: {world.reason}"
+    return (
+        f"{config.method} on {config.dataset}: {seeds}{clients} × {columns} "
+        f"({config.network()}, {setup.engine.mode}) on {ranks} ({devices})"
+    )
+
+
+def _arithmetic(setup: Setup) -> Iterator[str]:
+    """Say so where bf16 was asked for and has no effect."""
+    serves = setup.engine.mode == "loop" and setup.world.device.type == "cuda"
+    if setup.settings.config.precision == "bf16" and not serves:
+        yield (
+            "--precision bf16 is for clients that are trained one by one on a GPU: "
+            "these are computed as with tf32"
+        )
+
+
+def _supplement(setup: Setup) -> Iterator[str]:
+    """Say how many validation samples clients have got, which are then trained on."""
+    if not setup.settings.config.supplement:
+        return
+    given, whole = setup.dealt.supplement, len(setup.dealt.parts.validation)
+    asked = int(np.count_nonzero(given.samples))
+    if not asked:
+        yield "supplement: no client has so few samples that it asks"
+        return
+    yield (
+        f"supplement: {count(asked, 'client')} got {given.samples.max()} validation "
+        f"samples each; {given.leaked} of the {whole} are now trained on"
+    )
+
+
+def _dataless(setup: Setup, clients: Clients, whose: str) -> Iterator[str]:
+    """Say how many clients have no data, and what helps."""
+    config = setup.settings.config
+    untrained = int(np.count_nonzero(clients.train_samples == 0))
+    unjudged = int(np.count_nonzero(clients.test_samples == 0))
+    if not untrained and not unjudged:
+        return
+    helps = "use fewer clients"
+    if config.partition == "dirichlet":
+        helps += " or a larger --alpha"
+    yield (
+        f"of {len(clients.rank):,} {whose}clients {untrained:,} have no training data "
+        f"and count for nothing in training, {unjudged:,} have no test data and are "
+        f"not judged; {helps}"
+    )

@@ -1,0 +1,239 @@
+"""What a run writes down: its results on the root, snapshots of rows on every rank."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hpcfed.clients.balance import MOVES
+from hpcfed.errors import one_line
+from hpcfed.experiment.assemble import Setup
+from hpcfed.experiment.evaluate import Evaluation
+from hpcfed.experiment.progress import RunProgress
+from hpcfed.federation.log import OnTrained, RoundLog
+from hpcfed.record import environment, series
+from hpcfed.record.results import ResultsWriter
+from hpcfed.record.server import ServerSize
+from hpcfed.record.snapshots import SnapshotWriter
+from hpcfed.record.timing import PHASES
+from hpcfed.runtime.device import peak_memory
+from hpcfed.server.options import server_options
+from hpcfed.server.schedule import num_learnings, num_steps
+
+
+class Recorder:
+    """Writes down the rounds of one run, on every rank; `results` are the root's."""
+
+    def __init__(
+        self,
+        setup: Setup,
+        results: ResultsWriter | None,
+        snapshots: SnapshotWriter | None,
+        progress: RunProgress,
+        first: int,
+    ) -> None:
+        """`first` is the first round; the same call on every rank."""
+        self._setup = setup
+        self._results = results
+        self._snapshots = snapshots
+        self._progress = progress
+        self._bytes_counted = 0
+        """Payload of collectives that earlier rounds have recorded."""
+        if snapshots is not None:
+            snapshots.begin(first, setup.collectives.barrier)
+
+    def on_trained(self, round: int) -> OnTrained | None:
+        """Return what takes the rows that local training leaves, if the round has a
+        snapshot.
+        """
+        snapshots = self._snapshots
+        if snapshots is None or not snapshots.due(round):
+            return None
+        return lambda here, rows: snapshots.write_rows(round, here, rows.cpu().numpy())
+
+    def close_snapshot(self, round: int, state: Any) -> None:
+        """Complete the round's snapshot, if it has one, with the global model."""
+        snapshots = self._snapshots
+        if snapshots is None or not snapshots.due(round):
+            return
+        with self._setup.timer.phase("record"):
+            row = self._setup.method.global_row(state)
+            global_row = None if row is None else row.cpu().numpy()
+            snapshots.close_round(round, global_row)
+
+    def record(
+        self, round: int, log: RoundLog, evaluation: Evaluation | None
+    ) -> np.ndarray | None:
+        """End the round's timing, gather the ranks' figures and write them down.
+
+        The root gets every rank's train seconds, others None.
+        """
+        setup, results = self._setup, self._results
+        phases, wall = setup.timer.lap()
+        # From here on time counts for the next round.
+        with setup.timer.phase("record"):
+            reports = []
+            if setup.settings.options.has_server:
+                reports = setup.federation.server.reports()
+            memory = [peak_memory(setup.world.device)]
+            if not setup.world.server_ranks:
+                # This process has trained the server's model, too, and DeepSpeed may
+                # have reset torch's count.
+                memory += [report.own_peak for _, report in reports]
+            figures = {
+                "wall": wall,
+                "peak_memory": max(memory),
+                "wire": self._bytes_since(),
+                "halvings": setup.engine.halvings,
+                "train_seconds": phases[PHASES.index("train")],
+                **_log_figures(setup, log),
+                **_evaluation_figures(evaluation),
+            }
+            own = series.as_vector(figures)
+            gathered = setup.collectives.gather_vectors(np.concatenate([own, phases]))
+            if results is None or gathered is None:
+                return None
+            everyones = series.by_rank(gathered[:, : len(own)])
+            values = series.round_figures(everyones)
+            accuracy = None if evaluation is None else evaluation.client_accuracy
+            on_disk = results.write_round(
+                round,
+                values,
+                client_accuracy=accuracy,
+                rank_values={name: everyones[name] for name in series.RANK_SERIES},
+                phases=gathered[:, len(own) :],
+            )
+            for trained_after, report in reports:
+                results.write_server(trained_after, report)
+            self._progress.round(round, values, on_disk=on_disk)
+            return everyones["train_seconds"]
+
+    def _bytes_since(self) -> int:
+        """Return the payload handed to collectives since the last call."""
+        total = self._setup.collectives.bytes_sent
+        since = total - self._bytes_counted
+        self._bytes_counted = total
+        return since
+
+
+def _log_figures(setup: Setup, log: RoundLog) -> dict[str, float]:
+    """Return this rank's figures out of the round's log; the device is waited for."""
+    # What all clients send is known on every rank: the root alone counts it.
+    of_all_ranks = log.bytes_up if setup.world.is_root else 0
+    figures = {
+        "loss_sum": float(log.loss_sum),
+        "loss_samples": int(log.samples_seen),
+        "bytes_up": int(log.bytes_up_here) + of_all_ranks,
+        "bytes_down": log.bytes_down,
+        "cohort": log.cohort_size,
+        "excluded": len(log.excluded),
+    }
+    if log.selected is not None:
+        attackers = np.isin(log.selected, setup.dealt.attackers)
+        figures["kept"] = len(log.selected)
+        figures["kept_attackers"] = int(attackers.sum())
+    return figures
+
+
+def _evaluation_figures(evaluation: Evaluation | None) -> dict[str, float]:
+    if evaluation is None:
+        return {}
+    return {
+        "accuracy": evaluation.accuracy,
+        "global_accuracy": evaluation.global_accuracy,
+        "global_loss": evaluation.global_loss,
+    }
+
+
+def open_results(setup: Setup, folder: Path) -> ResultsWriter:
+    """Open run.h5 on the root, with all that is known before the first round."""
+    config, world = setup.settings.config, setup.world
+    layout = setup.federation.layout
+    return ResultsWriter(
+        folder,
+        settings=setup.settings.flat(),
+        environment=environment.capture(
+            locations=world.locations,
+            backend=world.backend,
+            reason=world.reason,
+            launcher=world.launch.launcher,
+            threads=world.threads,
+        ),
+        clients={**vars(setup.clients), **_client_facts(setup)},
+        ranks=world.num_workers,
+        facts={
+            "model": config.network(),
+            "columns": layout.num_columns,
+            "parameters": layout.num_parameters,
+            "engine": setup.engine.mode,
+            "stacked_seeds": setup.stacked,
+            "validation_samples": len(setup.dealt.parts.validation),
+            "leaked_samples": setup.dealt.supplement.leaked,
+            "data": setup.data,
+        },
+        relocations=0 if setup.shards is None else MOVES,
+        server=_server_size(setup),
+        finals=getattr(setup.method, "FINALS", ()),
+        resumed=config.resume is not None,
+    )
+
+
+def _client_facts(setup: Setup) -> dict[str, np.ndarray]:
+    """Return what clients were given of the validation set, and who is malicious, in
+    runs that are about that.
+    """
+    config, dealt = setup.settings.config, setup.dealt
+    facts = {}
+    if config.supplement:
+        facts["supplement_samples"] = dealt.supplement.samples
+    if config.attack != "none":
+        malicious = np.isin(np.arange(config.clients), dealt.attackers)
+        facts["attacker"] = malicious.astype(np.int64)
+    return facts
+
+
+def _server_size(setup: Setup) -> ServerSize | None:
+    """Return how much the run will record of its server's model."""
+    options, config = server_options(setup.settings), setup.settings.config
+    if options is None:
+        return None
+    times = num_learnings(options, config.rounds)
+    ranks = setup.world.server_ranks or setup.world.role_size
+    return ServerSize(times, ranks, num_steps(options))
+
+
+def open_snapshots(setup: Setup, folder: Path) -> SnapshotWriter | None:
+    """Make this rank's writer of snapshots, if the run takes any."""
+    config, fed = setup.settings.config, setup.federation
+    if not config.snapshot_every:
+        return None
+    rounds = np.arange(config.snapshot_every - 1, config.rounds, config.snapshot_every)
+    return SnapshotWriter(
+        folder,
+        setup.world.role_rank,
+        clients=fed.clients,
+        layout=fed.layout,
+        rounds=rounds,
+        dtype=np.dtype("f8" if config.precision == "fp64" else "f4"),
+        root=setup.world.is_root,
+    )
+
+
+@contextmanager
+def closing(
+    results: ResultsWriter | None, snapshots: SnapshotWriter | None
+) -> Iterator[None]:
+    """Mark the run as failed if it fails within, and close its files in any case."""
+    try:
+        yield
+    except BaseException as error:
+        if results is not None:
+            # A full disk may be what failed; the rounds that were published stay.
+            with suppress(OSError):
+                results.finish("failed", error=one_line(error))
+        raise
+    finally:
+        if snapshots is not None:
+            snapshots.close()

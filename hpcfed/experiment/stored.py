@@ -1,0 +1,72 @@
+"""Runs that are on disk, read back with their options checked.
+
+`record/` reads files and knows no option; here both come together.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from hpcfed.config import RunConfig
+from hpcfed.errors import UserError
+from hpcfed.record import reading
+from hpcfed.record.folder import runs
+from hpcfed.record.run import RunRecord
+from hpcfed.record.safe import Reader
+
+REQUIRED = ("rounds", "clients", "partition")
+"""Options that every record has."""
+
+
+def read_run(folder: Path) -> RunRecord:
+    """Read the run in a folder; anything that is none is one line for the user."""
+    return reading.read_run(folder, check_options)
+
+
+def record_of(folder: Path, file: Reader) -> RunRecord:
+    """Read a run from its file, or from a copy of its content in another file."""
+    return reading.record_of(folder, file, check_options)
+
+
+def read_seeds(folder: Path) -> list[RunRecord]:
+    """Read the runs in `folder/seed-N`, in the order of their seeds; none where the
+    folder holds a run itself.
+    """
+    found = runs(folder)
+    if found == [folder]:
+        return []
+    return sorted(map(read_run, found), key=lambda run: run.facts["seed"])
+
+
+def is_complete(folder: Path) -> bool:
+    """Tell whether a run, or every seed of it, has come to its end; one whose record
+    cannot be read has not.
+    """
+    try:
+        return all(read_run(run).status == "complete" for run in runs(folder))
+    except UserError:
+        return False
+
+
+def check_options(stored: dict[str, Any]) -> dict[str, Any]:
+    """Return a stored config whose options of every run have been checked as those of
+    a command line are; a method's own stay as they are.
+    """
+    fields = RunConfig.model_fields
+    known = {}
+    for name, value in stored.items():
+        if name in fields and value is not None:
+            known[name] = value
+    try:
+        checked = RunConfig.model_validate(known)
+    except ValidationError as failure:
+        error = failure.errors()[0]
+        raise ValueError(f"its option {error['loc'][0]}: {error['msg']}") from None
+    for name, field in fields.items():
+        if name in stored and stored[name] is None and field.default is not None:
+            raise ValueError(f"its option {name} is null")
+    for name in REQUIRED:
+        if name not in known:
+            raise ValueError(f"its config has no {name}")
+    return stored | checked.model_dump(mode="json", include=set(known))

@@ -1,0 +1,46 @@
+"""Datasets as run.h5 has them: in chunks with checksums, and each says what it holds."""
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import h5py
+import numpy as np
+
+CHUNK = 2**16
+"""Bytes of a chunk, or a round where that is more."""
+
+
+def create(
+    file: h5py.File,
+    name: str,
+    shape: tuple[int, ...],
+    *dimensions: str,
+    unit: str,
+    meaning: str,
+    dtype: str | np.dtype = "f8",
+    **more: Any,
+) -> h5py.Dataset:
+    """Create a dataset; NaN where nothing is written, unless `data` or another
+    `fillvalue` is given.
+
+    It has chunks with checksums, so that a reader notices when bytes have changed.
+    """
+    if "data" not in more:
+        more.setdefault("fillvalue", np.nan)
+    # HDF5 has neither chunks nor checksums for a single number.
+    if shape:
+        row = max(1, prod(shape[1:]) * np.dtype(dtype).itemsize)
+        more["chunks"] = (min(shape[0], max(1, CHUNK // row)), *shape[1:])
+        more["fletcher32"] = True
+    dataset = file.create_dataset(name, shape, dtype, **more)
+    dataset.attrs["units"] = unit
+    dataset.attrs["description"] = meaning
+    for axis, dimension in enumerate(dimensions):
+        dataset.dims[axis].label = dimension
+    return dataset
+
+
+def create_names(file: h5py.File, name: str, names: Sequence[str]) -> None:
+    """Store what the entries of another dataset's dimension are called."""
+    file[name] = np.array(names, dtype=h5py.string_dtype())

@@ -1,0 +1,273 @@
+"""A run's results in memory, and the figures that follow from them."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hpcfed.record.json_values import number, numbers, plain
+from hpcfed.record.series import ROUND_SERIES
+from hpcfed.record.timing import PHASES
+
+LAST_UPDATES = 10
+"""Local updates of newcomers over which their last accuracy is a mean."""
+
+
+@dataclass(frozen=True)
+class LearningRecord:
+    """One training of the server's model."""
+
+    round: int
+    rows: int
+    """Uploads that it was trained on."""
+    seconds: dict[str, float]
+    """By phase."""
+    samples_per_second: dict[str, float]
+    """By network, as the three that follow."""
+    parameters: dict[str, int]
+    flops: dict[str, float]
+    utilisation: dict[str, float]
+    """NaN where the device's peak is not known."""
+    peak_memory: np.ndarray
+    """Bytes, of every server rank."""
+    kept: float
+    """The share of clients whose generated row is nearest to the mean latent of their
+    own uploads.
+    """
+
+
+@dataclass(frozen=True)
+class Reached:
+    """What it took to reach the target accuracy."""
+
+    rounds: int
+    seconds: float
+    """Wall time of these rounds, on the slowest rank."""
+    bytes: float
+    """Sent by clients and to clients."""
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """A run's results, up to the last finished round."""
+
+    folder: Path
+    status: str
+    error: str
+    facts: dict[str, Any]
+    config: dict[str, Any]
+    environment: dict[str, Any]
+    rounds: dict[str, np.ndarray]
+    """Each series of `ROUND_SERIES`: [rounds done]."""
+    phases: np.ndarray
+    """Seconds: [rounds done, ranks, phases]."""
+    wall: np.ndarray
+    """Seconds: [rounds done, ranks]."""
+    peak_memory: np.ndarray
+    """Bytes: [ranks]."""
+    client_accuracy: np.ndarray
+    """[rounds done, clients]."""
+    train_samples: np.ndarray
+    """Training samples of every client."""
+    energy: float | None
+    """Joules of all GPUs; None while the run goes on, NaN where they have no counter.
+    """
+    moves: tuple[int, ...]
+    """Rounds, counted from 0, before which clients were relocated to other ranks."""
+    finals: dict[str, np.ndarray]
+    """What the method had evaluated at the end: every client's accuracy, by name."""
+    newcomers: dict[str, np.ndarray]
+    """New clients' accuracy by where they started from: [local updates, new clients].
+    """
+    learnings: tuple[LearningRecord, ...]
+    """Every training of the server's model."""
+    newcomer_bytes: float = float("nan")
+    """Sent to a new client to begin with; NaN when there are none."""
+
+    @property
+    def rounds_done(self) -> int:
+        return len(self.wall)
+
+    @property
+    def stacked_seeds(self) -> int:
+        """Seeds that advanced together, this one included: seconds, memory and energy
+        are those of all of them.
+        """
+        return int(self.facts.get("stacked_seeds", 1))
+
+    def last(self, name: str) -> float:
+        """Return the latest value of a series that is not NaN; NaN when there is none."""
+        known = _known(self.rounds[name])
+        return float(known[-1]) if len(known) else float("nan")
+
+    def best(self, name: str) -> float:
+        """Return the largest value of a series; NaN when there is none."""
+        known = _known(self.rounds[name])
+        return float(known.max()) if len(known) else float("nan")
+
+    @property
+    def last_client_accuracy(self) -> np.ndarray:
+        """Every client's accuracy at the last evaluation; NaN without test data, empty
+        when there was none.
+        """
+        evaluated = np.flatnonzero(~np.isnan(self.client_accuracy).all(1))
+        if not len(evaluated):
+            return self.client_accuracy[:0, 0]
+        return self.client_accuracy[evaluated[-1]]
+
+    @property
+    def target(self) -> float | None:
+        """The target accuracy in per cent; None when the run had none."""
+        target = self.config.get("target_accuracy")
+        return None if target is None else float(target)
+
+    def reached(self) -> Reached | None:
+        """Return what it took to reach the target first; None when it never was."""
+        if self.target is None:
+            return None
+        there = at_target(
+            self.rounds["accuracy"], self.rounds["global_accuracy"], self.target
+        )
+        if not there.any():
+            return None
+        rounds = int(np.argmax(there)) + 1
+
+        def sent_or_spent(name: str) -> float:
+            return float(self.rounds[name][:rounds].sum())
+
+        sent = sent_or_spent("bytes_up") + sent_or_spent("bytes_down")
+        return Reached(rounds, sent_or_spent("seconds"), sent)
+
+    @property
+    def untimed(self) -> int:
+        """The number of first rounds without times of ranks: the run has gone on with
+        another number of ranks since.
+        """
+        unknown = np.isnan(self.phases).any((1, 2))
+        return int(unknown.sum()) if not unknown.all() else 0
+
+    def phase_seconds(self) -> dict[str, float]:
+        """Return the mean seconds per round and rank by phase, without the first round,
+        which warms up.
+        """
+        timed = self.phases[self.untimed :]
+        steady = timed[1:] if len(timed) > 1 else timed
+        if not len(steady):
+            return dict.fromkeys(PHASES, float("nan"))
+        return dict(zip(PHASES, steady.mean((0, 1)).tolist(), strict=True))
+
+    def rounds_to(self, share: float) -> int | None:
+        """Return the rounds until the clients' accuracy reached this share of its own
+        peak; None when it was never evaluated.
+        """
+        accuracy = self.rounds["accuracy"]
+        if np.isnan(accuracy).all():
+            return None
+        there = np.nan_to_num(accuracy) >= share * np.nanmax(accuracy)
+        return int(np.argmax(there)) + 1
+
+    def newcomers_first(self, start: str) -> float:
+        """Return new clients' mean accuracy, of each as it joined."""
+        accuracy = self.newcomers[start]
+        joined = np.argmin(np.isnan(accuracy), axis=0)
+        return mean_accuracy(accuracy[joined, np.arange(accuracy.shape[1])])
+
+    def newcomers_last(self, start: str) -> float:
+        """Return new clients' mean accuracy over their last ten local updates (fewer,
+        if there were fewer).
+        """
+        return mean_accuracy(self.newcomers[start][1:][-LAST_UPDATES:])
+
+    def printed_comm(self) -> float:
+        """Return bytes by the formula that GENE-FL's paper prints: twice a mean upload
+        for every round.
+
+        Its tables hold what all clients have sent, `bytes_up`.
+        """
+        return float(2 * (self.rounds["bytes_up"] / self.rounds["cohort"]).sum())
+
+    def imbalance(self) -> float:
+        """Return the slowest rank's train seconds by the mean over ranks, as the median
+        over rounds; NaN when unknown.
+        """
+        known = _known(self.rounds["imbalance"])
+        return float(np.median(known)) if len(known) else float("nan")
+
+    def summary(self) -> dict[str, Any]:
+        """Return the run as JSON values, with NaN and infinite numbers as null."""
+        reached = self.reached()
+        phases = self.phase_seconds()
+        return {
+            "folder": str(self.folder),
+            "status": self.status,
+            "error": self.error or None,
+            "rounds_done": self.rounds_done,
+            **{key: self.facts[key] for key in _SUMMARY_FACTS},
+            "stacked_seeds": self.stacked_seeds,
+            "partition": self.config["partition"],
+            **self._series(),
+            "best_accuracy": number(self.best("accuracy")),
+            "best_global_accuracy": number(self.best("global_accuracy")),
+            "target_accuracy": self.target,
+            "reached_target": None if reached is None else vars(reached),
+            "client_accuracy": numbers(self.last_client_accuracy),
+            "seconds_per_phase": plain(phases),
+            "moves": list(self.moves),
+            "rounds_to_95_percent_of_peak": self.rounds_to(0.95),
+            **self._late_figures(),
+            "newcomer_bytes": number(self.newcomer_bytes),
+            "printed_comm": number(self.printed_comm()),
+            "server": [plain(vars(learning)) for learning in self.learnings],
+            "peak_memory": numbers(self.peak_memory),
+            "energy": None if self.energy is None else number(self.energy),
+            "config": plain(self.config),
+            "environment": plain(self.environment),
+        }
+
+    def _series(self) -> dict[str, list[float | None]]:
+        """Return every round's figures, each series by its name in JSON."""
+        found = {}
+        for name, values in self.rounds.items():
+            found[ROUND_SERIES[name].key] = numbers(values)
+        return found
+
+    def _late_figures(self) -> dict[str, Any]:
+        """Return the mean accuracies at the end, and those of new clients."""
+        finals = {}
+        for name, accuracy in self.finals.items():
+            finals[name] = number(mean_accuracy(accuracy))
+        updates, first, last = {}, {}, {}
+        for start, accuracy in self.newcomers.items():
+            updates[start] = [number(mean_accuracy(update)) for update in accuracy]
+            first[start] = number(self.newcomers_first(start))
+            last[start] = number(self.newcomers_last(start))
+        return {
+            "finals": finals,
+            "newcomers": updates,
+            "newcomers_first": first,
+            "newcomers_last_10": last,
+        }
+
+
+_SUMMARY_FACTS = ("method", "dataset", "clients", "ranks", "seed", "model", "columns")
+
+
+def _known(values: np.ndarray) -> np.ndarray:
+    known: np.ndarray = values[~np.isnan(values)]
+    return known
+
+
+def at_target(
+    accuracy: np.ndarray | float, global_accuracy: np.ndarray | float, target: float
+) -> Any:
+    """Tell where the global model has so many per cent; or the clients' mean, if there
+    is no global model.
+    """
+    judged = accuracy if np.isnan(global_accuracy).all() else global_accuracy
+    return judged >= target / 100
+
+
+def mean_accuracy(accuracy: np.ndarray) -> float:
+    """Return the mean over the clients that have test data; NaN when none has."""
+    return float("nan") if np.isnan(accuracy).all() else float(np.nanmean(accuracy))

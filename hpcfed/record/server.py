@@ -1,0 +1,128 @@
+"""The group `server` of run.h5: an entry for every training of the server's model."""
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import h5py
+import numpy as np
+
+from hpcfed.record.dataset import create, create_names
+
+GROUP = "server"
+SERVER_PHASES = (
+    "collect",
+    "prepare",
+    "autoencoder",
+    "encode",
+    "denoiser",
+    "invert",
+    "return",
+)
+"""`prepare`: building networks, optimisers and DeepSpeed's engines."""
+OF_NETWORKS = {
+    "samples_per_second": (
+        "1/s",
+        "samples that a network saw in a second of its learning",
+    ),
+    "parameters": ("1", "parameters of a network"),
+    "flops": ("1", "floating-point operations of all its steps, forward and backward"),
+    "utilisation": (
+        "fraction",
+        "model FLOPs by the peak of the server ranks' devices; NaN: peak not known",
+    ),
+}
+"""Figures of each network: unit and meaning."""
+
+
+class ServerSize(NamedTuple):
+    """How often the server's model is trained, on how many ranks, with how many steps
+    of each network.
+    """
+
+    times: int
+    ranks: int
+    steps: dict[str, int]
+    """By network, in the order in which they are recorded."""
+
+
+class Learning(Protocol):
+    """What the server reports of one training of its model."""
+
+    rows: int
+    losses: dict[str, np.ndarray]
+    seconds: dict[str, float]
+    samples: dict[str, int]
+    parameters: dict[str, int]
+    flops: dict[str, float]
+    peak_memory: list[float]
+    kept: float
+
+    def utilisation(self, network: str) -> float: ...
+
+
+def create_group(file: h5py.File, size: ServerSize) -> None:
+    """Create the group's datasets, with NaN for trainings that have not come."""
+    times, networks = size.times, list(size.steps)
+
+    def make(
+        name: str, more: tuple[int, ...], *dimensions: str, unit: str, meaning: str
+    ) -> None:
+        shape = (times, *more)
+        where = f"{GROUP}/{name}"
+        create(file, where, shape, "time", *dimensions, unit=unit, meaning=meaning)
+
+    create_names(file, f"{GROUP}/phase_names", SERVER_PHASES)
+    create_names(file, f"{GROUP}/network_names", networks)
+    make("round", (), unit="round", meaning="the round, from 0, after which it learnt")
+    make("rows", (), unit="rows", meaning="uploads that it learnt from")
+    make(
+        "kept",
+        (),
+        unit="fraction",
+        meaning="clients whose generated row is nearest to the mean latent of their "
+        "own uploads",
+    )
+    make(
+        "seconds",
+        (len(SERVER_PHASES),),
+        "phase",
+        unit="s",
+        meaning=f"seconds of each phase: {', '.join(SERVER_PHASES)}",
+    )
+    for name, (unit, meaning) in OF_NETWORKS.items():
+        make(name, (len(networks),), "network", unit=unit, meaning=meaning)
+    make(
+        "peak_memory",
+        (size.ranks,),
+        "server rank",
+        unit="bytes",
+        meaning="largest memory so far of a server rank",
+    )
+    for network, steps in size.steps.items():
+        meaning = f"mean loss of each of the {network}'s steps"
+        make(f"{network}_loss", (steps,), "step", unit="1", meaning=meaning)
+
+
+def write_entry(
+    file: h5py.File,
+    entry: int,
+    round: int,
+    learning: Learning,
+    networks: Sequence[str],
+) -> None:
+    """Write the entry of a training after this round; on disk with the next rounds."""
+    group = file[GROUP]
+    group["round"][entry] = round
+    group["rows"][entry] = learning.rows
+    group["kept"][entry] = learning.kept
+    group["seconds"][entry] = [
+        learning.seconds.get(phase, 0.0) for phase in SERVER_PHASES
+    ]
+    group["peak_memory"][entry] = learning.peak_memory
+    for number, network in enumerate(networks):
+        speed = learning.samples[network] / learning.seconds[network]
+        group["samples_per_second"][entry, number] = speed
+        group["parameters"][entry, number] = learning.parameters[network]
+        group["flops"][entry, number] = learning.flops[network]
+        group["utilisation"][entry, number] = learning.utilisation(network)
+        group[f"{network}_loss"][entry] = learning.losses[network]

@@ -1,0 +1,154 @@
+"""Choices of options: the keys by which runs are put together, and what sets one choice
+apart from the others.
+"""
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+from hpcfed import methods
+from hpcfed.config import Options, RunConfig
+
+SIZES = ("clients", "ranks")
+"""What figures are drawn over: never in a key."""
+MEASURED_ON = ("on", "stacked_seeds")
+"""How a run was measured. These are not the user's options."""
+ALWAYS = ("dataset", "attack", "aggregation")
+"""Options that are in every key where they differ, even where another option would do.
+"""
+ABOUT_ATTACKERS = ("attack", "attackers", "attack_strength")
+"""Options that say nothing in a run without attackers."""
+
+
+class Choice(Mapping[str, Any]):
+    """Options with their values, usable as a key. Equal where the values are equal as
+    JSON; the order of the options is kept, but does not count.
+    """
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values = dict(values)
+        # Values may be lists, which have no hash, or NaN, which differs from itself.
+        self._identity = json.dumps(self._values, sort_keys=True)
+
+    def __getitem__(self, name: str) -> Any:
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __hash__(self) -> int:
+        return hash(self._identity)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Choice) and self._identity == other._identity
+
+    def __repr__(self) -> str:
+        return f"Choice({self._values!r})"
+
+    def only(self, names: Sequence[str]) -> "Choice":
+        """Return the options of these names, in their order, as far as it has them."""
+        return Choice({name: self[name] for name in names if name in self})
+
+    def without(self, *names: str) -> "Choice":
+        return self.only([name for name in self if name not in names])
+
+
+def distinguish(choices: Sequence[Choice]) -> list[Choice]:
+    """Return a key for each choice: its method, and the options that set it apart from
+    the others of its method, beyond clients and ranks.
+
+    An option is left out where those before it already tell. A data set usually has a
+    network, rounds and a target of its own, which would make keys long and say nothing.
+    """
+    always = _always(choices)
+    by_method: dict[str, list[Choice]] = defaultdict(list)
+    for choice in choices:
+        by_method[choice["method"]].append(choice)
+    # Once for each method, because it looks at every option of every choice: done for
+    # each choice, it took minutes for a thousand runs.
+    names = {}
+    for method, members in by_method.items():
+        names[method] = _distinguishing(members, always)
+    return [_key(choice, names[choice["method"]]) for choice in choices]
+
+
+def _always(choices: Sequence[Choice]) -> list[str]:
+    """Return the options that must be in the keys of all methods."""
+    always = [name for name in ALWAYS if _differs(choices, name)]
+    networks = {choice.only(("dataset", "model")) for choice in choices}
+    datasets = {choice.only(("dataset",)) for choice in choices}
+    if len(networks) > len(datasets):
+        # Without the network in the key, methods would be compared by their networks.
+        always.append("model")
+    return always
+
+
+def _differs(choices: Sequence[Choice], name: str) -> bool:
+    return len(differing_values(choices, name)) > 1
+
+
+def differing_values(choices: Sequence[Mapping[str, Any]], name: str) -> set[str]:
+    """Return the values of an option as JSON; `null` where a choice does not have it."""
+    return {json.dumps(choice.get(name)) for choice in choices}
+
+
+def _distinguishing(members: Sequence[Choice], always: Sequence[str]) -> list[str]:
+    """Return names of options that together tell all members apart.
+
+    An option is taken if members that agree in all options so far differ in it.
+    """
+    names = {name for choice in members for name in choice}
+    names -= {*SIZES, *MEASURED_ON, *always}
+    taken = list(always)
+    alike = _split([list(members)], always)
+    for name in (*sorted(names), *MEASURED_ON):
+        finer = _split(alike, [name])
+        if len(finer) > len(alike):
+            taken.append(name)
+            alike = finer
+    return taken
+
+
+def _split(
+    alike: Sequence[Sequence[Choice]], names: Sequence[str]
+) -> list[Sequence[Choice]]:
+    """Split sets of choices further, so that the members of each agree in the names."""
+    made: list[Sequence[Choice]] = []
+    for members in alike:
+        if len(members) == 1:  # nothing is left to tell apart
+            made.append(members)
+            continue
+        by_value: dict[str, list[Choice]] = defaultdict(list)
+        for choice in members:
+            by_value[json.dumps([choice.get(name) for name in names])].append(choice)
+        made += by_value.values()
+    return made
+
+
+def _key(choice: Choice, names: Sequence[str]) -> Choice:
+    telling = [name for name in names if name in choice and not _idle(choice, name)]
+    return choice.only(["method", *telling])
+
+
+def _idle(choice: Choice, name: str) -> bool:
+    """Whether the option says nothing in this choice, so that its key goes without."""
+    if name in ABOUT_ATTACKERS and choice.get("attack", "none") == "none":
+        return True
+    value = choice[name]
+    if isinstance(value, bool):
+        return False
+    # A default of 0 or "" stands for none, or for what other options say. Choices with
+    # another value are told apart by that.
+    return value in (0, "") and value == _defaults(choice["method"]).get(name)
+
+
+@cache
+def _defaults(method: str) -> dict[str, Any]:
+    """Return the defaults of all runs' options and of the method's own."""
+    own = methods.load(method).Options() if method in methods.names() else Options()
+    return RunConfig().model_dump(mode="json") | own.model_dump(mode="json")

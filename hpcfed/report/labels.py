@@ -1,0 +1,41 @@
+"""Labels of choices of options. They are for people alone: nothing is looked up or put
+together by a label.
+"""
+
+from typing import Any
+
+from hpcfed.errors import count
+from hpcfed.report.choices import Choice
+
+ACCURACIES = {
+    "accuracy": "clients, own test data",
+    "global_accuracy": "global model, all test data",
+}
+"""Series of accuracies, and whose they are on which data."""
+
+
+def label(key: Choice) -> str:
+    """Return `fedavg, dataset mnist, no supplement`: the method, then its options."""
+    words = [str(key["method"])] if "method" in key else []
+    for name, value in key.items():
+        if name != "method":
+            words.append(_option(name, value))
+    return ", ".join(words)
+
+
+def _option(name: str, value: Any) -> str:
+    if isinstance(value, bool):
+        return name if value else f"no {name}"
+    return f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
+
+
+def ranks_label(key: Choice, ranks: int) -> str:
+    """Return the label of a choice on a number of ranks."""
+    return f"{label(key)}, {count(ranks, 'rank')}"
+
+
+def scaling_label(key: Choice, kind: str, clients: float) -> str:
+    """Return the label of what stays the same while the ranks change."""
+    if kind == "strong":
+        return f"{label(key)}: {clients:.0f} clients"
+    return f"{label(key)}: {clients:g} clients per rank"

@@ -1,0 +1,100 @@
+"""Speed-up and parallel efficiency of groups that differ in their number of ranks."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import log, nan
+from typing import Literal
+
+import numpy as np
+
+from hpcfed.report.choices import Choice
+from hpcfed.report.groups import Group
+from hpcfed.report.statistics import Estimate, ratio
+
+Kind = Literal["strong", "weak"]
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """Groups that differ in ranks alone (strong), or in ranks with as many clients on
+    each (weak).
+    """
+
+    key: Choice
+    kind: Kind
+    clients: float
+    """What stays the same: clients in all (strong), or per rank (weak)."""
+    ranks: list[int]
+    seconds: list[Estimate]
+    """Per round."""
+    speedup: list[Estimate]
+    """Over the fewest ranks; in weak scaling, of clients per second."""
+    efficiency: list[Estimate]
+    """Speed-up by its ideal."""
+    ideal: list[float]
+    """Times as many ranks as the fewest."""
+
+
+def scalings(every: Sequence[Group]) -> list[Scaling]:
+    """Find all sets of groups on several numbers of ranks, strong scaling first."""
+    strong: dict[tuple[Choice, float], list[Group]] = defaultdict(list)
+    weak: dict[tuple[Choice, float], list[Group]] = defaultdict(list)
+    for group in every:
+        strong[group.key, float(group.clients)].append(group)
+        weak[group.key, group.clients / group.ranks].append(group)
+    return [*_several_ranks("strong", strong), *_several_ranks("weak", weak)]
+
+
+def _several_ranks(
+    kind: Kind, families: dict[tuple[Choice, float], list[Group]]
+) -> list[Scaling]:
+    made = []
+    for (key, clients), members in families.items():
+        if len({group.ranks for group in members}) > 1:
+            ordered = sorted(members, key=lambda group: group.ranks)
+            made.append(_scaling(key, kind, clients, ordered))
+    return made
+
+
+def _scaling(
+    key: Choice, kind: Kind, clients: float, members: Sequence[Group]
+) -> Scaling:
+    base = members[0]
+    ideal = []
+    speedup = []
+    efficiency = []
+    for group in members:
+        more = group.ranks / base.ranks
+        if group is base:
+            faster = Estimate(1.0, 1.0, 1.0)  # by definition, without uncertainty
+        else:
+            # Weak scaling has as many times more clients as ranks to work on.
+            work = 1.0 if kind == "strong" else more
+            faster = ratio(base.seconds, group.seconds, work)
+        ideal.append(more)
+        speedup.append(faster)
+        efficiency.append(
+            Estimate(faster.centre / more, faster.low / more, faster.high / more)
+        )
+    return Scaling(
+        key=key,
+        kind=kind,
+        clients=clients,
+        ranks=[group.ranks for group in members],
+        seconds=[group.seconds for group in members],
+        speedup=speedup,
+        efficiency=efficiency,
+        ideal=ideal,
+    )
+
+
+def slope(x: Sequence[float], y: Sequence[float]) -> float:
+    """Return the slope of log y over log x: 1 is proportional, 0 is flat. NaN if there
+    are fewer than two different x.
+    """
+    if len(set(x)) < 2:
+        return nan
+    log_x = [log(value) for value in x]
+    log_y = [log(value) for value in y]
+    return float(np.polyfit(log_x, log_y, 1)[0])

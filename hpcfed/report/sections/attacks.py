@@ -1,0 +1,62 @@
+"""Attacks and defences: accuracy with and without attackers, by rule of aggregation."""
+
+from collections.abc import Sequence
+from math import isnan
+
+from hpcfed.report.groups import Group
+from hpcfed.report.sections.section import Section, Table, interval
+from hpcfed.report.statistics import of_seeds
+
+COLUMNS = (
+    "method",
+    "attack",
+    "attackers",
+    "aggregation",
+    "clients",
+    "ranks",
+    "last accuracy, %",
+    "best, %",
+)
+
+
+def attacks(every: Sequence[Group]) -> Section:
+    section = Section("attacks", "Attacks and defences")
+    if not any(_attacked(group) or _defended(group) for group in every):
+        section.text.append(
+            "No run had attackers or a robust rule: "
+            "--attack and --aggregation ask for them."
+        )
+        return section
+    rows = [_row(group) for group in every]
+    caption = "runs without attackers stand beside"
+    section.tables.append(Table(COLUMNS, rows, caption))
+    return section
+
+
+def _attacked(group: Group) -> bool:
+    return str(group.options.get("attack", "none")) != "none"
+
+
+def _defended(group: Group) -> bool:
+    return str(group.options["aggregation"]) != "mean"
+
+
+def _row(group: Group) -> list[str]:
+    last, best = [], []
+    for run in group.seeds:
+        # The clients' own accuracy stands in where a method has no global model.
+        no_global = isnan(run.last("global_accuracy"))
+        series = "accuracy" if no_global else "global_accuracy"
+        last.append(run.last(series))
+        best.append(run.best(series))
+    options = group.options
+    return [
+        str(options["method"]),
+        str(options["attack"]),
+        str(options["attackers"]) if _attacked(group) else "–",
+        str(options["aggregation"]),
+        f"{group.clients:,}",
+        str(group.ranks),
+        interval(of_seeds(last, most=1), 100),
+        interval(of_seeds(best, most=1), 100),
+    ]

@@ -1,0 +1,93 @@
+"""What a round costs: seconds by phase, memory, and bytes sent."""
+
+from collections.abc import Sequence
+from functools import partial
+
+from hpcfed.report.axes import Axis
+from hpcfed.report.charts import Line, chart
+from hpcfed.report.groups import Group
+from hpcfed.report.labels import ranks_label
+from hpcfed.report.sections.section import (
+    MIB,
+    MOST_LINES,
+    WHICH,
+    Section,
+    Table,
+    batches,
+    by_key_and_ranks,
+    lying_bars,
+    number,
+    one_size_each,
+    stacked_bars,
+    ticks,
+    which,
+)
+
+
+def phases(every: Sequence[Group]) -> Section:
+    section = Section("phases", "Seconds per round by phase")
+    section.text.append(
+        "Means over ranks, counted rounds and runs. Bars are named clients on ranks."
+    )
+    segments = {}
+    for phase in every[0].phase_seconds:
+        segments[phase] = partial(_phase_milliseconds, phase=phase)
+    section.charts += stacked_bars(every, segments, Axis("ms per round"))
+    return section
+
+
+def _phase_milliseconds(group: Group, phase: str) -> float:
+    return 1e3 * group.phase_seconds[phase]
+
+
+def memory(every: Sequence[Group]) -> Section:
+    section = Section("memory", "Memory")
+    section.text.append(
+        "Of the device's allocator on a GPU, of the whole process on a CPU."
+    )
+    whose = "of the rank that has most"
+    unit = "peak memory of a rank, MiB"
+    if one_size_each(every):
+        section.charts += lying_bars(
+            every,
+            {whose: _peak_mib},
+            Axis(unit),
+        )
+        return section
+    lines = []
+    for (key, ranks), members in by_key_and_ranks(every).items():
+        clients = [float(group.clients) for group in members]
+        peaks = [_peak_mib(group) for group in members]
+        lines.append(Line(ranks_label(key, ranks), clients, peaks))
+    for some in batches(lines, MOST_LINES):
+        x = Axis("clients", log=True, ticks=ticks(some))
+        section.charts.append((whose, chart(some, x, Axis(unit, zero=True))))
+    return section
+
+
+def _peak_mib(group: Group) -> float:
+    return group.peak_memory / MIB
+
+
+def sent(every: Sequence[Group]) -> Section:
+    section = Section("bytes", "Bytes")
+    rows = []
+    for group in every:
+        up = group.per_round("bytes_up")
+        down = group.per_round("bytes_down")
+        total = _sent_in_all(group) / len(group.seeds)
+        cells = [number(up / MIB), number(down / MIB), number(total / MIB)]
+        rows.append([*which(group), *cells])
+    columns = (*WHICH, "up, MiB per round", "down, MiB per round", "both, MiB in all")
+    section.tables.append(Table(columns, rows, "by the methods' own accounting"))
+    return section
+
+
+def _sent_in_all(group: Group) -> float:
+    """Return bytes of all rounds of all seeds, up and down."""
+    total = 0.0
+    for run in group.seeds:
+        up = run.rounds["bytes_up"]
+        down = run.rounds["bytes_down"]
+        total += float(up.sum() + down.sum())
+    return total

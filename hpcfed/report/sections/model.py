@@ -1,0 +1,89 @@
+"""Cost model: its terms, its errors, and what it predicts for more ranks."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from hpcfed.errors import count
+from hpcfed.report.axes import Axis
+from hpcfed.report.charts import Line, chart
+from hpcfed.report.costmodel import TERMS, Fitted
+from hpcfed.report.labels import label
+from hpcfed.report.sections.section import Chart, Section, Table, number
+
+
+def cost_model(models: Sequence[Fitted]) -> Section:
+    section = Section("model", "Cost model")
+    if not models:
+        section.text.append(
+            "There are too few different points to fit one: three numbers of clients "
+            "or ranks, at least."
+        )
+        return section
+    section.text.append(
+        "Seconds per round as a sum of costs, fitted to the points above with errors "
+        "relative to the time. It predicts "
+        "what was measured as the error says, and further away less well: a machine's "
+        "other limits are not in it."
+    )
+    for one in models:
+        section.charts.append(_chart(one))
+        section.tables.append(_terms(one))
+        section.tables.append(Table(("checked", "error, %"), _checks(one)))
+        section.tables.append(_predictions(one))
+    return section
+
+
+def _chart(one: Fitted) -> Chart:
+    """Draw predictions over measurements: a perfect model lies on the dashed line."""
+    measured = [1e3 * point.seconds for point in one.points]
+    predicted = [1e3 * one.model(point) for point in one.points]
+    ends = [min(measured), max(measured)]
+    lines = [
+        Line("points", measured, predicted, joined=False),
+        Line("as measured", ends, ends, ideal=True),
+    ]
+    x = Axis("measured, ms per round", log=True)
+    y = Axis("model, ms per round", log=True)
+    return label(one.key), chart(lines, x, y)
+
+
+def _terms(one: Fitted) -> Table:
+    rows = []
+    for name, coefficient in one.model.coefficients.items():
+        unit, _ = TERMS[name]
+        rows.append([name, f"{coefficient:.3g} {unit}"])
+    return Table(("cost", "coefficient"), rows, label(one.key))
+
+
+def _checks(one: Fitted) -> list[list[str]]:
+    fitted = 100 * one.model.error
+    left_out = 100 * one.model.left_out_error
+    rows = [
+        ["mean over the points it was fitted to", number(fitted)],
+        ["mean over points, each predicted by a fit of the others", number(left_out)],
+    ]
+    if one.held_out is not None:
+        what = _size(one.held_out.point.clients, one.held_out.point.ranks)
+        rows.append([
+            f"{what}, predicted by a fit of all smaller points",
+            f"{100 * one.held_out.error:+.3g}",
+        ])  # fmt: skip
+    return rows
+
+
+def _predictions(one: Fitted) -> Table:
+    """Predict the largest number of clients on 1, 2, 4 and 8 times the most ranks, as
+    long as every rank has a client.
+    """
+    largest = max(one.points, key=lambda point: (point.clients, point.ranks))
+    most = max(point.ranks for point in one.points)
+    rows = []
+    for ranks in (most, 2 * most, 4 * most, 8 * most):
+        if ranks <= largest.clients:
+            seconds = one.model(replace(largest, ranks=ranks))
+            rows.append([_size(largest.clients, ranks), number(1e3 * seconds)])
+    return Table(("predicted", "ms per round"), rows)
+
+
+def _size(clients: float, ranks: int) -> str:
+    return f"{clients:,.0f} clients on {count(ranks, 'rank')}"

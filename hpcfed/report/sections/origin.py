@@ -1,0 +1,88 @@
+"""Where the figures come from: machines, versions, options and commands."""
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hpcfed.record.run import RunRecord
+from hpcfed.report.collect import Found
+from hpcfed.report.groups import Group
+from hpcfed.report.labels import label
+from hpcfed.report.sections.section import Section, Table, size_name
+
+COLUMNS = (
+    "options", "clients on ranks", "hosts", "devices", "threads per rank", "launcher",
+    "collectives", "torch", "CUDA", "commit (+: changed) or version and checksum",
+    "started",
+)  # fmt: skip
+
+
+def environment(every: Sequence[Group]) -> Section:
+    section = Section("environment", "Environment and options")
+    rows = [_row(group) for group in every]
+    section.tables.append(Table(COLUMNS, rows, words=True))
+    shared = json.dumps(_shared_options(every), indent=1)
+    section.listings.append(("options that all runs share", shared))
+    first = json.dumps(every[0].first.environment, indent=1)
+    section.listings.append(("environment of the first run", first))
+    return section
+
+
+def _row(group: Group) -> list[str]:
+    about = group.first.environment
+    hosts = {str(rank.get("host", "?")) for rank in about.get("ranks", [])}
+    packages = about.get("packages") or {}
+    return [
+        label(group.key),
+        size_name(group),
+        ", ".join(sorted(hosts)),
+        str(group.options["on"]),
+        str(about.get("threads_per_rank", "?")),
+        str(about.get("launcher", "?")),
+        str(about.get("backend", "?")),
+        str(packages.get("torch", "?")),
+        str(about.get("cuda") or "–"),
+        _version(about.get("source") or {}),
+        str(group.first.facts.get("started", "?")),
+    ]
+
+
+def _version(source: Mapping[str, Any]) -> str:
+    """Return what was run: a commit or, from a wheel, a version and the checksum of its
+    files.
+    """
+    if source.get("commit"):
+        changed = "+" if source.get("changed") else ""
+        return str(source["commit"])[:10] + changed
+    checksum = str(source.get("sha256", ""))[:10]
+    return f"{source.get('version', '?')} {checksum}".strip()
+
+
+def _shared_options(every: Sequence[Group]) -> dict[str, Any]:
+    """Return options that are alike in all groups that have them."""
+    shared = {}
+    for name, value in every[0].options.items():
+        if all(group.options.get(name, value) == value for group in every):
+            shared[name] = value
+    return shared
+
+
+def reproduce(every: Sequence[Group], found: Found) -> Section:
+    section = Section("reproduce", "Reproduce")
+    section.text.append("The commands that made these figures, as they were given.")
+    for study in found.studies:
+        folder = study.path.parent.name
+        section.listings.append((f"study file: {study.title or folder}", study.text))
+        commands = [trial.outcome.command for trial in study.trials]
+        given = "\n".join(command for command in commands if command)
+        section.listings.append((f"commands of {folder}", given))
+    # A dict, because runs on several numbers of ranks have the same command.
+    own = dict.fromkeys(_command(group.first) for group in every)
+    section.listings.append(("hpcfed's part of every command", "\n".join(own)))
+    return section
+
+
+def _command(run: RunRecord) -> str:
+    words = run.environment.get("command", ["?"])
+    return shlex.join(["hpcfed", *words[1:]])

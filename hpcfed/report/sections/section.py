@@ -1,0 +1,173 @@
+"""A section of the page, and what all sections share: cells, lines, and charts of bars."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import isnan
+from typing import TypeVar
+
+from markupsafe import Markup
+
+from hpcfed.report.axes import Axis
+from hpcfed.report.charts import Line, bars, stripes
+from hpcfed.report.choices import Choice
+from hpcfed.report.groups import Group
+from hpcfed.report.labels import label
+from hpcfed.report.statistics import Estimate
+
+MOST_LINES = 8
+"""In one chart; more could not be told apart."""
+MOST_BARS = 12
+"""In one chart; more would be too thin, or the chart too high."""
+MIB = 2**20
+T = TypeVar("T")
+
+Chart = tuple[str, Markup]
+"""A drawing under its title."""
+Segments = Mapping[str, Callable[[Group], float]]
+"""How high the segments of a group's bar are, by name."""
+
+
+@dataclass(frozen=True)
+class Table:
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    caption: str = ""
+    words: bool = False
+    """Whether the cells hold words, which stand to the left, instead of numbers."""
+
+
+@dataclass
+class Section:
+    id: str
+    """For links to it."""
+    title: str
+    text: list[str] = field(default_factory=list)
+    charts: list[Chart] = field(default_factory=list)
+    tables: list[Table] = field(default_factory=list)
+    listings: list[tuple[str, str]] = field(default_factory=list)
+    """Long texts by name, folded up."""
+
+
+def number(value: float) -> str:
+    """Return a number as a cell; a dash where it is not known."""
+    if isnan(value):
+        return "–"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def interval(estimate: Estimate, scale: float = 1.0) -> str:
+    """Return `12.3 [11.8, 12.9]`."""
+    text = number(scale * estimate.centre)
+    if estimate.bounded:
+        low = number(scale * estimate.low)
+        high = number(scale * estimate.high)
+        text += f" [{low}, {high}]"
+    return text
+
+
+WHICH = ("options", "clients", "ranks")
+"""Columns of `which`."""
+
+
+def which(group: Group) -> list[str]:
+    """Return the cells that say which group a row is about."""
+    return [label(group.key), f"{group.clients:,}", str(group.ranks)]
+
+
+def estimates_line(
+    name: str,
+    x: Sequence[float],
+    estimates: Sequence[Estimate],
+    scale: float = 1.0,
+    *,
+    band: bool = False,
+) -> Line:
+    """Return a line through estimates, with their intervals."""
+    y, low, high = [], [], []
+    for estimate in estimates:
+        y.append(scale * estimate.centre)
+        low.append(scale * estimate.low)
+        high.append(scale * estimate.high)
+    return Line(
+        name,
+        x=[float(value) for value in x],
+        y=y,
+        low=low,
+        high=high,
+        band=band,
+    )
+
+
+def batches(items: Sequence[T], most: int) -> Iterator[Sequence[T]]:
+    """Cut a list into pieces for one chart each."""
+    for start in range(0, len(items), most):
+        yield items[start : start + most]
+
+
+def ticks(lines: Sequence[Line]) -> list[float]:
+    """Return every x at which something was measured."""
+    return sorted({x for line in lines for x in line.x})
+
+
+def by_key_and_ranks(every: Sequence[Group]) -> dict[tuple[Choice, int], list[Group]]:
+    """Put groups together that differ in clients alone."""
+    families: dict[tuple[Choice, int], list[Group]] = defaultdict(list)
+    for group in every:
+        families[group.key, group.ranks].append(group)
+    return families
+
+
+def by_key(every: Sequence[Group]) -> dict[Choice, list[Group]]:
+    """Put groups together that differ in clients and ranks alone, by these."""
+    families: dict[Choice, list[Group]] = defaultdict(list)
+    for group in sorted(every, key=lambda group: (group.ranks, group.clients)):
+        families[group.key].append(group)
+    return families
+
+
+def one_size_each(every: Sequence[Group]) -> bool:
+    """Whether each of several choices of options was run with one number of clients and
+    ranks: there is nothing to draw over.
+    """
+    families = by_key(every)
+    sizes = [len(members) for members in families.values()]
+    return len(families) > 1 and max(sizes) == 1
+
+
+def stacked_bars(every: Sequence[Group], segments: Segments, y: Axis) -> list[Chart]:
+    """Draw a chart for each choice of options, or one for all of them where each has a
+    single bar.
+    """
+    if one_size_each(every):
+        return lying_bars(every, segments, y)
+    charts = []
+    for key, family in by_key(every).items():
+        for members in batches(family, MOST_BARS):
+            names = [size_name(group) for group in members]
+            heights = _heights(members, segments)
+            drawn = bars(names, heights, y, "clients on ranks")
+            charts.append((label(key), drawn))
+    return charts
+
+
+def lying_bars(every: Sequence[Group], segments: Segments, x: Axis) -> list[Chart]:
+    """Draw a lying bar for every group, under its long name."""
+    charts = []
+    for members in batches(every, MOST_BARS):
+        names = [f"{label(group.key)}: {size_name(group)}" for group in members]
+        drawn = stripes(names, _heights(members, segments), x)
+        charts.append(("by options: clients on ranks", drawn))
+    return charts
+
+
+def size_name(group: Group) -> str:
+    """Return `100 on 2`: clients on ranks."""
+    return f"{group.clients:,} on {group.ranks}"
+
+
+def _heights(every: Sequence[Group], segments: Segments) -> dict[str, list[float]]:
+    heights = {}
+    for name, height in segments.items():
+        heights[name] = [height(group) for group in every]
+    return heights

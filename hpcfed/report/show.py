@@ -1,0 +1,240 @@
+"""`hpcfed show`: a run in words and tables."""
+
+from math import isnan
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from hpcfed.errors import count
+from hpcfed.record.run import LAST_UPDATES, LearningRecord, RunRecord, mean_accuracy
+from hpcfed.record.series import ROUND_SERIES, RoundSeries
+from hpcfed.report.console import bare_table, bytes_text, plain_text, say
+from hpcfed.report.labels import ACCURACIES
+
+
+def show(record: RunRecord, console: Console) -> None:
+    """Print a run: what it was, accuracy, where its time went, what it cost, and where
+    its files are.
+    """
+    say(
+        console,
+        f"{title(record)}, seed {record.facts['seed']}",
+        status(record),
+    )
+    if record.stacked_seeds > 1:
+        say(
+            console,
+            f"one of {record.stacked_seeds} seeds at once: seconds, memory and energy "
+            "are those of all of them",
+        )
+    for table in _tables(record) if record.rounds_done else ():
+        console.print()
+        console.print(table)
+    console.print()
+    names = sorted(path.name for path in record.folder.glob("*.h5"))
+    say(console, f"files in {record.folder}: {', '.join(names)}")
+
+
+def _tables(record: RunRecord) -> list[Table]:
+    tables = [_accuracy(record)]
+    if record.target is not None:
+        tables.append(_target(record))
+    if record.newcomers:
+        tables.append(_newcomers(record))
+    tables.append(_phases(record))
+    if record.learnings:
+        tables.append(_server(record))
+    tables.append(_costs(record))
+    return tables
+
+
+def title(record: RunRecord) -> str:
+    """Return what was run on what."""
+    facts = record.facts
+    return (
+        f"{facts['method']} on {facts['dataset']} ({record.config['partition']}): "
+        f"{count(facts['clients'], 'client')} on {count(facts['ranks'], 'rank')}, "
+        f"{facts['model']} with {facts['columns']:,} columns"
+    )
+
+
+def status(record: RunRecord) -> str:
+    """Return how far a run has come, and why no further."""
+    planned = record.config["rounds"]
+    line = f"status: {record.status}, {record.rounds_done} of {count(planned, 'round')}"
+    if record.status == "complete" and record.rounds_done < planned:
+        line += ", stopped at the target"
+    return f"{line}: {record.error}" if record.error else line
+
+
+def _accuracy(record: RunRecord) -> Table:
+    table = bare_table("accuracy", "last", "best")
+    for name, whose in ACCURACIES.items():
+        last = record.last(name)
+        if not isnan(last):
+            table.add_row(
+                whose,
+                f"{last:.2%}",
+                f"{record.best(name):.2%}",
+            )
+    for name, accuracies in record.finals.items():
+        mean = f"{mean_accuracy(accuracies):.2%}"
+        table.add_row(plain_text(f"at the end: {name}"), mean, "")
+    return table
+
+
+def _target(record: RunRecord) -> Table:
+    table = target_table(record)
+    reached = record.reached()
+    if reached is None:
+        table.add_row("not reached", "", "", "")
+    else:
+        seconds = f"{reached.seconds:.2f}"
+        sent = bytes_text(reached.bytes)
+        table.add_row("reached after", str(reached.rounds), seconds, sent)
+    return table
+
+
+def target_table(record: RunRecord) -> Table:
+    """Return the head of a table of what it took to reach the target."""
+    return bare_table(f"target of {record.target:g} %", "rounds", "seconds", "sent")
+
+
+def _newcomers(record: RunRecord) -> Table:
+    """Return a row for every local update: there may be more of them than columns fit
+    in a line.
+    """
+    starts = [plain_text(start) for start in record.newcomers]
+    table = bare_table("new clients that start from", *starts)
+    updates = zip(*record.newcomers.values(), strict=True)
+    for update, by_start in enumerate(updates):
+        means = [f"{mean_accuracy(accuracies):.2%}" for accuracies in by_start]
+        table.add_row(f"after {count(update, 'local update')}", *means)
+    if update > LAST_UPDATES:
+        last = [f"{record.newcomers_last(start):.2%}" for start in record.newcomers]
+        table.add_row(f"mean of the last {LAST_UPDATES}", *last)
+    return table
+
+
+def _phases(record: RunRecord) -> Table:
+    """Return where the time of a round goes, the longest phase first."""
+    table = bare_table("phase", "ms per round", "share")
+    phases = record.phase_seconds()
+    total = sum(phases.values())
+    for name, seconds in sorted(phases.items(), key=lambda item: -item[1]):
+        if seconds > 0:
+            share = f"{seconds / total:.1%}" if total else ""
+            table.add_row(name, f"{1e3 * seconds:.2f}", share)
+    whole = "round, after the first" if record.rounds_done > 1 else "round"
+    table.add_row(whole, f"{1e3 * total:.2f}", "")
+    return table
+
+
+def _server(record: RunRecord) -> Table:
+    """Return what the server's model took, over all times that it was trained, beside
+    the whole time of the run.
+    """
+    table = bare_table(
+        "server", "seconds", "share", "parameters", "samples/s", "of peak"
+    )
+    by_phase = {}
+    for phase in record.learnings[0].seconds:
+        by_phase[phase] = sum(one.seconds[phase] for one in record.learnings)
+    # Stacked seeds share the rounds' time, but each had the server for itself.
+    whole = float(record.rounds["seconds"].sum()) / record.stacked_seeds
+    last = record.learnings[-1]
+    for phase, seconds in by_phase.items():
+        about = _network(last, phase) if phase in last.parameters else []
+        cells = [f"{seconds:.2f}", f"{seconds / whole:.1%}", *about]
+        table.add_row(plain_text(phase), *cells)
+    server = float(sum(by_phase.values()))
+    rest = whole - server
+    table.add_row(
+        "server in all",
+        f"{server:.2f}",
+        f"{server / whole:.1%}",
+    )
+    table.add_row(
+        "clients and the rest",
+        f"{rest:.2f}",
+        f"{rest / whole:.1%}",
+    )
+    return table
+
+
+def _network(last: LearningRecord, name: str) -> list[str]:
+    """Return cells about one of the server's networks, as it was trained last."""
+    rate = last.samples_per_second[name]
+    cells = [f"{last.parameters[name]:,}", f"{rate:,.0f}"]
+    of_peak = last.utilisation[name]
+    if not isnan(of_peak):  # known for GPUs alone
+        cells.append(f"{of_peak:.1%}")
+    return cells
+
+
+def _costs(record: RunRecord) -> Table:
+    table = bare_table("cost", "")
+    totals = [series for series in ROUND_SERIES.values() if series.total]
+    for series in totals:
+        if series.unit == "bytes":
+            _add_total(table, record, series)
+    if not isnan(record.newcomer_bytes):
+        sent = bytes_text(record.newcomer_bytes)
+        table.add_row("sent to a new client to begin with", sent)
+    table.add_row("peak memory of a rank", bytes_text(record.peak_memory.max()))
+    for series in totals:
+        if series.unit != "bytes":
+            _add_total(table, record, series)
+    if record.learnings:
+        _add_server(table, record.learnings[-1])
+    reached = record.rounds_to(0.95)
+    if reached is not None:
+        table.add_row("rounds to 95 % of the clients' own peak", str(reached))
+    if record.config.get("supplement"):
+        leaked = record.facts["leaked_samples"]
+        whole = record.facts["validation_samples"]
+        name = "validation samples that clients were given"
+        table.add_row(name, f"{leaked} of {whole}")
+    _add_balance(table, record)
+    if record.energy is not None and not isnan(record.energy):
+        # The server's ranks do not count their GPUs' energy.
+        workers = record.config.get("server_ranks")
+        whose = "of the workers' GPUs" if workers else "of all GPUs"
+        table.add_row(f"energy {whose}", f"{record.energy:,.0f} J")
+    return table
+
+
+def _add_total(table: Table, record: RunRecord, series: RoundSeries) -> None:
+    """Tell the sum of a series over all rounds; nothing where nobody was counted."""
+    total = float(np.nansum(record.rounds[series.name]))
+    if series.name == "kept_attackers":
+        selected = int(np.nansum(record.rounds["kept"]))
+        if selected and record.config.get("attack", "none") != "none":
+            share = f"{int(total)} ({int(total) / selected:.0%})"
+            table.add_row(series.total, share)
+    elif series.unit == "bytes":
+        table.add_row(series.total, bytes_text(total))
+    elif series.unit == "clients":
+        if int(total):
+            table.add_row(series.total, str(int(total)))
+    else:
+        table.add_row(series.total, f"{total:.2f} {series.unit}")
+
+
+def _add_server(table: Table, last: LearningRecord) -> None:
+    table.add_row("uploads that the server learnt from", str(last.rows))
+    peak = bytes_text(float(last.peak_memory.max()))
+    table.add_row("peak memory of a server rank", peak)
+    name = "generated rows nearest to their own client's latents"
+    table.add_row(name, f"{last.kept:.0%}")
+
+
+def _add_balance(table: Table, record: RunRecord) -> None:
+    """Tell how evenly clients were spread over ranks, and when they were relocated."""
+    imbalance = record.imbalance()
+    if record.facts["ranks"] > 1 and not isnan(imbalance):
+        table.add_row("slowest rank's training by the mean", f"{imbalance:.2f}")
+    if record.moves:
+        rounds = ", ".join(str(round) for round in record.moves)
+        table.add_row("clients changed ranks after round", rounds)

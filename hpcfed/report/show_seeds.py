@@ -1,0 +1,117 @@
+"""`hpcfed show` of several seeds of a run: the accuracy of each, and their mean with its
+standard error.
+"""
+
+from collections.abc import Sequence
+from math import isnan, sqrt
+from pathlib import Path
+from statistics import mean, stdev
+
+from rich.console import Console
+from rich.table import Table
+
+from hpcfed.errors import count
+from hpcfed.record.run import RunRecord, mean_accuracy
+from hpcfed.report.console import bare_table, bytes_text, plain_text, say
+from hpcfed.report.labels import ACCURACIES
+from hpcfed.report.show import status, target_table, title
+
+
+def show_seeds(records: Sequence[RunRecord], folder: Path, console: Console) -> None:
+    """Print several seeds of a run, which lie in `folder`."""
+    say(console, f"{title(records[0])}, {count(len(records), 'seed')} at once")
+    # A dict, because the seeds' status is usually the same.
+    statuses = dict.fromkeys(status(record) for record in records)
+    say(console, *statuses, "")
+    tables = [_last(records)]
+    if records[0].target is not None:
+        tables += [_best(records), _target(records)]
+    if records[0].finals:
+        tables.append(_finals(records))
+    for number, table in enumerate(tables):
+        if number:
+            console.print()
+        console.print(table)
+    seconds = max(float(record.rounds["seconds"].sum()) for record in records)
+    say(console, "", f"wall time of all rounds of all seeds: {seconds:.2f} s")
+    names = ", ".join(record.folder.name for record in records)
+    say(console, f"runs in {folder}: {names}")
+
+
+def _last(records: Sequence[RunRecord]) -> Table:
+    columns = {}
+    for name, whose in ACCURACIES.items():
+        columns[whose] = [record.last(name) for record in records]
+    return _accuracies("last accuracy", records, columns)
+
+
+def _best(records: Sequence[RunRecord]) -> Table:
+    columns = {}
+    for name, whose in ACCURACIES.items():
+        columns[whose] = [record.best(name) for record in records]
+    return _accuracies("best accuracy", records, columns)
+
+
+def _accuracies(
+    head: str, records: Sequence[RunRecord], columns: dict[str, list[float]]
+) -> Table:
+    """Return a row for every seed, without columns in which nothing is known."""
+    known = {}
+    for whose, values in columns.items():
+        if not all(isnan(value) for value in values):
+            known[whose] = values
+    table = bare_table(head, *known)
+    for number, record in enumerate(records):
+        cells = [f"{values[number]:.2%}" for values in known.values()]
+        table.add_row(f"seed {record.facts['seed']}", *cells)
+    if len(records) > 1:
+        means = [_mean_and_error(values) for values in known.values()]
+        table.add_row("mean ± standard error", *means)
+    return table
+
+
+def _target(records: Sequence[RunRecord]) -> Table:
+    """Return what every seed took to reach the target, and the mean only where all have
+    reached it.
+    """
+    table = target_table(records[0])
+    all_reached = []
+    for record in records:
+        seed = f"seed {record.facts['seed']}"
+        reached = record.reached()
+        if reached is None:
+            table.add_row(f"{seed}: not reached", "", "", "")
+            continue
+        all_reached.append(reached)
+        seconds = f"{reached.seconds:.2f}"
+        sent = bytes_text(reached.bytes)
+        table.add_row(seed, str(reached.rounds), seconds, sent)
+    if 1 < len(all_reached) == len(records):
+        rounds = [reached.rounds for reached in all_reached]
+        error = stdev(rounds) / sqrt(len(rounds))
+        mean_seconds = mean(reached.seconds for reached in all_reached)
+        mean_sent = mean(reached.bytes for reached in all_reached)
+        table.add_row(
+            "mean ± standard error",
+            f"{mean(rounds):.1f} ± {error:.1f}",
+            f"{mean_seconds:.2f}",
+            bytes_text(mean_sent),
+        )
+    return table
+
+
+def _finals(records: Sequence[RunRecord]) -> Table:
+    """Return what the method had judged at the end."""
+    head = "mean" if len(records) == 1 else "mean ± standard error"
+    table = bare_table("at the end, clients' own test data", head)
+    for name in records[0].finals:
+        found = [record.finals[name] for record in records if name in record.finals]
+        means = [mean_accuracy(accuracies) for accuracies in found]
+        one = _mean_and_error(means) if len(means) > 1 else f"{means[0]:.2%}"
+        table.add_row(plain_text(name), one)
+    return table
+
+
+def _mean_and_error(values: Sequence[float]) -> str:
+    error = stdev(values) / sqrt(len(values))
+    return f"{mean(values):.2%} ± {100 * error:.2f}"

@@ -1,0 +1,154 @@
+"""Running one trial as a process of its own, and writing down how it went."""
+
+import os
+import shlex
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from itertools import takewhile
+from math import isinf
+from pathlib import Path
+from types import FrameType
+
+from hpcfed.errors import UserError, printable
+from hpcfed.record.claim import claimed
+from hpcfed.record.folder import (
+    JOB,
+    check_plain,
+    empty,
+    remove_empty_seeds,
+    seed_folders,
+    strangers,
+)
+from hpcfed.record.publish import check_target
+from hpcfed.study.launch import environment_of
+from hpcfed.study.outcome import Outcome, finished, write_outcome, writing
+from hpcfed.study.plan import Trial
+
+GRACE = 10
+"""Seconds that a launcher has to end its ranks before it is killed."""
+
+
+def attempt(trial: Trial, words: Sequence[str], limit: float) -> Outcome:
+    """Run a trial to its end, or for `limit` seconds, and write down how it went."""
+    check_target("the log", trial.log)
+    with writing(trial.log):
+        _make_room(trial)
+        log = open(trial.log, "w")  # noqa: SIM115 closed below
+    begin = time.monotonic()
+    with log, _ending_with_us():
+        try:
+            # In a session of its own, because mpirun and srun end their ranks when the
+            # terminal goes.
+            process = subprocess.Popen(
+                words,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                env=environment_of(words),
+                start_new_session=True,
+            )
+            code = _wait(process, limit)
+        except OSError as error:
+            raise UserError(f"cannot start {words[0]}: {error.strerror}") from None
+    seconds = time.monotonic() - begin
+    reason = _error(trial, code, limit)
+    status = "failed" if reason else "complete"
+    outcome = Outcome(status, reason, seconds, shlex.join(words))
+    write_outcome(trial, outcome)
+    return outcome
+
+
+def _make_room(trial: Trial) -> None:
+    """Remove what a run that did not end well has left, unless the same study is also
+    run elsewhere.
+    """
+    if trial.folder.exists():
+        check_plain(trial.folder)
+        others = strangers(trial.folder)
+        if others:
+            raise UserError(f"{others[0]} was made by no run; move it elsewhere")
+        with ExitStack() as claims:
+            for folder in (trial.folder, *seed_folders(trial.folder)):
+                claims.enter_context(claimed(folder))
+            empty(trial.folder)
+        # After the claims are given back, which are files in these folders.
+        remove_empty_seeds(trial.folder)
+        (trial.folder / JOB).unlink(missing_ok=True)
+    trial.folder.parent.mkdir(parents=True, exist_ok=True)
+    # It would speak for the new attempt if we are killed.
+    trial.outcome.unlink(missing_ok=True)
+
+
+@contextmanager
+def _ending_with_us() -> Iterator[None]:
+    """Within, SIGTERM ends what we wait for, as Ctrl-C does, and then us."""
+
+    def on_sigterm(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, on_sigterm)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _wait(process: subprocess.Popen[bytes], limit: float) -> int | None:
+    """Return the exit code; None when the process had to be ended. The launcher ends its
+    ranks when it is asked to.
+    """
+    try:
+        return process.wait(None if isinf(limit) else limit)
+    except subprocess.TimeoutExpired:
+        process.terminate()
+        try:
+            process.wait(GRACE)
+        except subprocess.TimeoutExpired:
+            _kill(process)
+        return None
+    except BaseException:  # the user has had enough
+        process.terminate()
+        try:
+            process.wait()
+        except BaseException:  # more than enough
+            _kill(process)
+        raise
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """End a launcher and its ranks at once: they are a session of their own."""
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _error(trial: Trial, code: int | None, limit: float) -> str:
+    """Return why a trial failed; nothing where it did not."""
+    if code is None:
+        return f"took longer than the limit of {limit:g} s"
+    if code == 0 and finished(trial) is not None:
+        return ""
+    return _reason(trial.log, code)
+
+
+def _reason(log: Path, code: int) -> str:
+    """Return what the run itself has said last; else the first line of a notice between
+    rules, as mpirun writes it; else the last line.
+    """
+    lines = []
+    for line in log.read_text(errors="replace").splitlines():
+        if line.strip():
+            lines.append(line.strip())
+    telling = [line for line in lines if line.startswith("hpcfed: ")]
+    if not telling and lines and _is_rule(lines[-1]):
+        # Backwards to the rule above: the notice's first line comes last.
+        notice = takewhile(lambda line: not _is_rule(line), reversed(lines[:-1]))
+        telling = list(notice)
+    last = (telling or lines or ["it said nothing"])[-1]
+    return f"exit code {code}: {printable(last.removeprefix('hpcfed: '))}"
+
+
+def _is_rule(line: str) -> bool:
+    return not line.strip("-")
