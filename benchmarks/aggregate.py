@@ -56,6 +56,7 @@ def milliseconds(
     """Time the actions in turn, and return each one's times on the slowest rank; empty
     on ranks other than the first.
     """
+    # Repetitions take turns, so that a busy machine treats all actions alike.
     times = np.empty((len(actions), repeats))
     for repeat in range(-2, repeats):  # two more to warm up
         for number, action in enumerate(actions.values()):
@@ -137,6 +138,7 @@ def main() -> None:
     for clients in options.clients:
         setup = federation_of(clients, world, deterministic=options.deterministic)
         for columns in options.columns:
+            # Rows are float32.
             if 4 * clients * columns > options.max_gib * 2**30:
                 continue
             times = measure(setup, columns, repeats=options.repeats)

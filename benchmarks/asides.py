@@ -126,6 +126,7 @@ class Aside:
         self._strike(job)
         job.process.wait()
         for _ in range(20):
+            # While its run lives on, the study must be refused, or wait.
             living = any(map(alive, runs))
             again = self._start(study(file, out))
             if not self._end(again) or again.process.returncode == 0:
@@ -299,6 +300,7 @@ class Aside:
         """Wait for some round beyond those that are done; False where the run has ended
         before.
         """
+        # Not the last two rounds: the fault must come before the end.
         aim = self._chance.randint(min(done + 1, most), most)
         job.until(lambda: job.reported() >= aim, PATIENCE)
         if job.alive:

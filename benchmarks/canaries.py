@@ -58,11 +58,13 @@ def snapshot(folder: Path, *, folders: bool = True) -> Snapshot:
     folders have changed.
     """
     found: Snapshot = {}
+    # os.walk and lstat follow no links: what they lead to has a place of its own.
     for root, names, files in os.walk(folder):
         for name in (*names, *files):
             path = Path(root, name)
             about = path.lstat()
             if stat.S_ISDIR(about.st_mode):
+                # A folder changes its time when an entry comes or goes.
                 found[str(path)] = ("folder", about.st_mtime_ns if folders else 0)
             elif stat.S_ISREG(about.st_mode):
                 digest = hashlib.sha256(path.read_bytes()).hexdigest()

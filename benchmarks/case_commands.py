@@ -86,7 +86,9 @@ def start(words: list[str]) -> tuple[str, str]:
 
     raw = io.BytesIO(), io.BytesIO()
     streams = [
-        io.TextIOWrapper(file, "utf-8", errors="backslashreplace") for file in raw
+        # As a terminal: what cannot be written is escaped.
+        io.TextIOWrapper(file, "utf-8", errors="backslashreplace")
+        for file in raw
     ]
     code: Any = 0
     try:

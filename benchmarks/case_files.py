@@ -35,6 +35,7 @@ def plain_arrays() -> dict[str, Any]:
 def sparse(case: Path, chance: random.Random) -> Commands:
     """Make a file claim to hold a terabyte, of nothing."""
     what, path = victim(case, chance, folders=False)
+    # A hole: it takes no space on disk, but whoever reads it all never ends.
     path.touch()
     os.truncate(path, 2**40)
     return commands(case, what)
@@ -155,6 +156,7 @@ def npz(case: Path, chance: random.Random) -> Commands:
         case 0 | 1:
             members[file] = npy(chance.choice(odd))
         case 2:
+            # The header claims a shape that memory cannot hold, or that is none.
             huge = chance.choice(
                 (
                     "(1000000000000,)",
@@ -178,8 +180,10 @@ def npz(case: Path, chance: random.Random) -> Commands:
             )
             members[file] = with_header(chance.choice(texts))
         case 4:
+            # Cut short, in its header or in its numbers.
             members[file] = members[file][: chance.randrange(len(members[file]))]
         case 5:
+            # Missing.
             del members[file]
         case 6:
             strange = (
@@ -191,6 +195,8 @@ def npz(case: Path, chance: random.Random) -> Commands:
                 "train_images",
                 "",
             )
+            # One more member, whose name would lead out of the archive or upset a
+            # terminal.
             members |= {chance.choice(strange): b"more"}
         case _:  # a gigabyte of zeros, packed to one thousandth
             zeros = bytes(2**24)
@@ -231,6 +237,8 @@ def zip_members(path: Path, members: dict[str, bytes], chance: random.Random) ->
                         file.write(content[-(2**24) :])
     if chance.random() < 0.2:
         whole = bytearray(path.read_bytes())
+        # The offsets are those of method, size and flags in the last entry of the
+        # directory.
         start = whole.rfind(b"PK\x01\x02")
         whole[start + chance.choice((8, 10, 20, 24, 42))] ^= chance.choice((1, 0xFF))
         path.write_bytes(whole)

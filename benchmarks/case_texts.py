@@ -41,6 +41,7 @@ def retype_json(case: Path, chance: random.Random) -> Commands:
     what, path, name = chance.choice(json_texts(case))
     content = json.loads(read_json(path, name))
     holder, key = chance.choice(list(places(content)))
+    # Deeper than a recursive reader can go.
     deep: list[Any] = []
     for _ in range(500):
         deep = [deep]
@@ -103,6 +104,7 @@ def sign(path: Path) -> None:
     """Have a checkpoint's marker agree with a file that was changed."""
     marker = path.parent / MARKER
     if marker.exists():
+        # Otherwise the checksum would give the change away, and nobody would read it.
         content = json.loads(marker.read_text())
         for part in content["parts"]:
             if part["name"] == path.name:

@@ -18,6 +18,7 @@ def fill(folder: Path) -> Callable[[], None]:
     """Fill the disk, and return what frees it again."""
     ballast = folder / "ballast"
     with contextlib.suppress(OSError), open(ballast, "wb", buffering=0) as file:
+        # Unbuffered and in small pieces, until nothing more fits.
         while file.write(bytes(2**12)):
             pass
     return lambda: ballast.unlink(missing_ok=True)
@@ -62,4 +63,5 @@ def small_disk(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
+        # Lazily, because ranks that were killed may still hold files there.
         subprocess.run(["umount", "--lazy", str(folder)], check=True)

@@ -150,6 +150,7 @@ def _plain_loop(
     data on the device, no waiting.
     """
     device, shard = setup.world.device, setup.federation._train_data
+    # What a careful user would do, so that the comparison is fair.
     images = shard.images.contiguous(memory_format=torch.channels_last)
     network = build("resnet18", shape=(3, 32, 32), classes=10, seed=0).to(
         device, memory_format=torch.channels_last
@@ -284,6 +285,7 @@ def _stacked(
             if setup is setups[-1]:
                 ends.append(time.perf_counter())
 
+    # Seeds take turns within a round, so the last one ends the round of all.
     lockstep.run([partial(program, setup) for setup in setups], world.device)
     return 1e3 * float(np.median(np.diff(ends)[warmup - 1 :]))
 

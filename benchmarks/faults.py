@@ -65,6 +65,7 @@ from lives import (
     Job,
     Tally,
     complete,
+    count_losses,
     differences,
     on_ranks,
 )
@@ -72,8 +73,6 @@ from references import References, damage
 from schedule import Schedule
 from traps import Traps
 
-from hpcfed.experiment.stored import read_run
-from hpcfed.record import checkpoints
 from hpcfed.runtime.signals import STOPPED
 
 PAUSE = 0.4
@@ -305,20 +304,8 @@ class Campaign:
     def _check(
         self, tally: Tally, job: Job, out: Path, *, stopped: bool = False
     ) -> None:
-        """Count what is lost or corrupt in the folder of a run that has ended."""
-        try:
-            record = read_run(out)
-            tally.lost += max(0, job.reported() - int(record.rounds_done))
-            if stopped and record.status != "stopped":
-                self._remark(f"its status is {record.status}", job)
-            bad: list[str] = []
-            checkpoints.newest(out, say=bad.append)
-            tally.corrupt += len(bad)
-            for text in bad:
-                self._remark(text, job)
-        except Exception as error:
-            tally.corrupt += 1
-            self._remark(f"{type(error).__name__}: {error}", job)
+        for remark in count_losses(tally, job, out, stopped=stopped):
+            self._remark(remark, job)
 
     def _look(self, out: Path) -> None:
         """Count files outside, or users' own, that are not as they were."""
@@ -379,23 +366,15 @@ def main() -> None:
     parser.add_argument(
         "--rounds", type=int, default=200, help="rounds of a run (default: 200)"
     )
-    parser.add_argument(
-        "--kinds",
-        default=",".join(KINDS),
-        help="kinds of faults, of " + ", ".join(KINDS),
-    )
+    every = ", ".join(KINDS)
+    parser.add_argument("--kinds", default=every, help=f"kinds of faults, of {every}")
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
-    kinds = asked.kinds.split(",")
+    kinds = asked.kinds.replace(" ", "").split(",")
     if strange := set(kinds) - set(KINDS):
-        parser.error(f"unknown kind {sorted(strange)[0]}; there are {', '.join(KINDS)}")
-    campaign = Campaign(
-        kinds,
-        trials=asked.trials,
-        minutes=asked.minutes,
-        rounds=asked.rounds,
-        seed=asked.seed,
-    )
+        parser.error(f"unknown kind {sorted(strange)[0]}; there are {every}")
+    sizes = {"trials": asked.trials, "rounds": asked.rounds, "seed": asked.seed}
+    campaign = Campaign(kinds, minutes=asked.minutes, **sizes)
     interrupted = False
     # SIGTERM ends as Ctrl-C does: the disk must not stay, nor the table be lost.
     signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -112,7 +112,8 @@ class Campaign:
     ) -> None:
         self._originals, self._folder = originals, folder
         self._kinds, self._seed, self._keep = kinds, seed, keep
-        self._light = Process(originals, FILES[:2])  # torch makes forks slow
+        # torch makes forks slow, so files that need no torch have a reader without it.
+        self._light = Process(originals, FILES[:2])
         self._heavy = Process(originals, FILES[2:])
         self._commands = Process(originals, (COMMANDS,))
         self.table: dict[str, Counter[str]] = defaultdict(Counter)

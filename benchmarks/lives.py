@@ -61,6 +61,7 @@ class Tally:
         """Take in what other trials have found."""
         for name in (one.name for one in fields(self)):
             both = getattr(self, name), getattr(other, name)
+            # Everything adds up but the longest time.
             setattr(self, name, max(both) if name == "slowest" else both[0] + both[1])
 
     def line(self, name: str) -> str:
@@ -89,6 +90,7 @@ class Job:
             stderr=self._log,
             cwd=folder,
             env=os.environ | _VARIABLES | variables,
+            # A session of its own, so that end() reaches all that it starts.
             start_new_session=True,
         )
 
@@ -182,6 +184,25 @@ def complete(out: Path) -> bool:
     return False
 
 
+def count_losses(tally: Tally, job: Job, out: Path, *, stopped: bool) -> list[str]:
+    """Count what is lost or corrupt in the folder of a run that has ended, and return
+    remarks; `stopped` says that the run should have stopped by itself.
+    """
+    remarks: list[str] = []
+    try:
+        record = read_run(out)
+        tally.lost += max(0, job.reported() - int(record.rounds_done))
+        bad: list[str] = []
+        checkpoints.newest(out, say=bad.append)
+    except Exception as error:
+        tally.corrupt += 1
+        return [f"{type(error).__name__}: {error}"]
+    tally.corrupt += len(bad)
+    if stopped and record.status != "stopped":
+        remarks.append(f"its status is {record.status}")
+    return remarks + bad
+
+
 def differences(one: Path, other: Path) -> list[str]:
     """Return what two runs have recorded differently, times apart, and which arrays of
     their last common checkpoints differ.
@@ -189,6 +210,7 @@ def differences(one: Path, other: Path) -> list[str]:
     expected, found = numbers(one), numbers(other)
     names = []
     for name, values in expected.items():
+        # NaN stands for a round that was not evaluated, and equals itself here.
         if not np.array_equal(values, found[name], equal_nan=True):
             both_nan = np.isnan(values) & np.isnan(found[name])
             unequal = (values != found[name]) & ~both_nan

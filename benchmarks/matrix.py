@@ -83,6 +83,8 @@ def run_jobs(layout: str, todo: dict[str, str], folder: Path) -> dict[str, str]:
     while left:
         printed = _job(layout, left, folder)
         for name in list(left):
+            # The first run that is not complete has ended its job; those behind it go
+            # on in the next one.
             if not _complete(folder / name):
                 errors[name] = _reason(folder / name, printed)
                 del left[name]
@@ -158,6 +160,7 @@ def job(words: Iterable[str]) -> None:
     from hpcfed.cli.commands import parse_run
     from hpcfed.experiment.run import run
 
+    # "+" parts the options of one run from those of the next.
     for parting, own in groupby(words, key="+".__eq__):
         if parting:
             continue
@@ -185,6 +188,7 @@ def outcome(
         if name in errors:
             return Outcome(cell, errors[name])
     own = losses(folder / cell.folder)
+    # Without a comparison there is no plain loop's run.
     plain = losses(folder / cell.reference) if compared else own
     learning = read_run(folder / cell.folder).learnings[-1]
     return Outcome(

@@ -7,6 +7,7 @@ LAYOUTS = {"alone": (1, 0), "1+1": (2, 1), "1+2": (3, 2)}
 """Ranks in all, and server ranks among them."""
 BATCH = 32
 COMMON = f"--method pfedgpa --clients 20 --rounds 6 --bank-rounds 5 --evaluate-every 6 --server-batch {BATCH}"
+# Clients in float64, so that all cells learn from the same uploads.
 COMMON += " --precision fp64 --no-server-save"
 DIGITS = "--autoencoder-samples 320 --denoiser-samples 640"
 CIFAR = "--dataset synthetic --model cnn-cifar --partition dominant --train-per-client 60 --test-per-client 10"

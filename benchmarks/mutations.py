@@ -50,6 +50,7 @@ def zero(content: bytearray, random: random.Random) -> None:
 
 def position(content: bytearray, random: random.Random) -> int:
     """Return a position in the file; half of them are where a file says what it holds."""
+    # HDF5 puts most of its structure at the beginning.
     headers = min(len(content), 8192)
     return random.randrange(len(content) if random.random() < 0.5 else headers)
 
@@ -70,6 +71,7 @@ def delete(file: h5py.File, random: random.Random) -> None:
 
 def rename(file: h5py.File, random: random.Random) -> None:
     """Give a name a strange ending, or give one the place of another."""
+    # Either a name that nothing looks for, or one that means something else.
     one, other = random.sample(items(file), 2)
     if random.random() < 0.5:
         file.move(one, one + random.choice(("x", " ", "\n", "é", "<script>")))
@@ -138,6 +140,7 @@ def huge(file: h5py.File, random: random.Random) -> None:
     name = random.choice(items(file, h5py.Dataset))
     dtype, dimensions = file[name].dtype, max(1, len(file[name].shape))
     del file[name]
+    # Chunks are written on demand, so the file stays small.
     length = random.choice((2**31, 2**40, 2**50))
     file.create_dataset(
         name,

@@ -127,6 +127,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 raise UserError(
                     "a study is one process; start it without mpirun or srun"
                 )
+            # Checks everything before the first cell begins.
             cells = runnable(cells, study)
             failed = go(cells, study, options)
         print_tables(cells, study)

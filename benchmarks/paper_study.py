@@ -152,6 +152,7 @@ def read_study(path: Path) -> Study:
             known = [*Study.model_fields, *Ablation.model_fields]
             reason = f"unknown key{did_you_mean(where[-1], known)}"
         raise UserError(f"{path}: {'.'.join(where)}: {reason}") from None
+    # Tables have columns of one kind.
     if bool(study.clients) == bool(study.columns):
         raise UserError(
             f"{path}: a study has tables [clients.N], or [columns.NAME], and not both"

@@ -93,10 +93,12 @@ def _print_measure(
     """
     columns = dict.fromkeys((dataset, column) for dataset, column, _ in done)
     title, _, digits = MEASURES[measure]
+    # Several tables need a title each.
     corner = "method" if len(study.measures) == 1 else title
     table = [[corner, *map(", ".join, columns)]]
     first = measure == study.measures[0]
     for method in asked:
+        # Finals belong to the first measure.
         for row in study.rows_of(method) if first else (method,):
             line = [row]
             for column in columns:

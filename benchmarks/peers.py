@@ -110,6 +110,7 @@ def measure(job: Job, variables: mps.Variables | None = None) -> Result:
     A daemon of our own (with `variables`) is for several processes; any other serves
     all.
     """
+    # Empty variables mean a daemon that serves every process anyway.
     shared = variables is not None and (not variables or job.processes > 1)
     gate = Gate(job.processes) if job.processes > 1 else None
     ranks = [(job, rank, gate) for rank in range(job.processes)]

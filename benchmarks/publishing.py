@@ -58,6 +58,7 @@ def kill_once(
     """
     words = [
         sys.executable,
+        # Without site-packages Python starts faster.
         "-S",
         __file__,
         "--publisher",
@@ -76,6 +77,7 @@ def kill_once(
     told += process.stdout.read()
     process.wait()
     after = version_of(path.read_bytes())
+    # The kill may have cut the last number short.
     last = int.from_bytes(told[-8 - len(told) % 8 :][:8], "little")
     return seen, last, -1 if after is None else after
 

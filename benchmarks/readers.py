@@ -66,7 +66,8 @@ class Readers:
             "server": (self.load,),
         }
         refusals = []
-        if kind in ("params", "server"):  # as --resume does with all files of a folder
+        # As --resume does with all files of a folder.
+        if kind in ("params", "server"):
             try_out([path])
         for read in ways[kind]:
             try:
@@ -270,6 +271,7 @@ class Process:
         if told:
             outcome, why = json.loads(told)
             return outcome, why
+        # No answer in time is a hang; an empty one means that the process has died.
         hung = self._process.poll() is None and told is None
         self.end()
         return ("hangs", "") if hung else ("crashes", "")

@@ -66,6 +66,7 @@ def main() -> None:
     settings = settings_of(values)
     world = worlds.enter()
     seconds(settings, world, recorded=True)  # warm-up
+    # In pairs, so that a machine that slows down slows both.
     pairs = np.array(
         [
             [seconds(settings, world, recorded=r) for r in (False, True)]

@@ -124,6 +124,7 @@ class Queue:
         }
         if restarts:
             variables["SLURM_RESTART_COUNT"] = str(restarts)
+        # The stubs come first, before a real srun.
         variables["PATH"] = f"{self._bin}:{os.environ['PATH']}"
         return Job(
             ["bash", str(ROOT / "slurm/run.sbatch"), *words[1:]],
@@ -169,6 +170,7 @@ def pace(orders: Path, seconds: float) -> None:
     """Have every round of a run take so many seconds longer from now on."""
     temporary = orders / "unfinished-pace"
     temporary.write_text(str(seconds))
+    # So that a rank reads all of it or nothing.
     temporary.rename(orders / "pace")
 
 

@@ -47,6 +47,7 @@ def vmap_round(
     for members in cohort.split(chunk or len(cohort)):
         rows = train_stack(network, weights, data, members, sgd)
         for name, row in rows.items():
+            # A running sum: the rows of all chunks may not fit beside each other.
             total[name] += row.sum(0)
     return {name: weight / len(cohort) for name, weight in total.items()}
 

@@ -81,6 +81,7 @@ def rounds_of(setup: Setup, *, warmup: int, rounds: int) -> tuple[np.ndarray, fl
     seconds = []
     samples = 0
     for round in range(warmup + rounds):
+        # Ranks begin together; the slowest one counts.
         setup.collectives.barrier()
         synchronize(world.device)
         begin = time.perf_counter()

@@ -62,4 +62,5 @@ class Schedule:
     def _refill(self) -> None:
         kinds = list(self.tallies)
         self._chance.shuffle(kinds)
+        # Behind those that are left, so that every kind comes equally often.
         self._pending.extend(kinds)

@@ -65,6 +65,7 @@ def bank(columns: int, *, clients: int, rounds: int, device: torch.device) -> Te
     def normal(*shape: int) -> Tensor:
         return torch.randn(shape, device=device, generator=random)
 
+    # Uploads differ by little, and mostly along few directions.
     common, directions = normal(columns), normal(8, columns) / 8**0.5
     start = normal(clients, 1, 8)
     drift = 0.3 * normal(clients, rounds, 8).cumsum(1) / rounds**0.5
@@ -101,6 +102,7 @@ def first_written(
     def descend(
         network: nn.Module, loss: Callable[[], Tensor], samples: int
     ) -> tuple[float, float]:
+        # Rounded up.
         steps = -(-samples // FIRST_BATCH)
         optimizer = torch.optim.AdamW(
             network.parameters(), lr=size.lr, weight_decay=options.server_decay
@@ -146,6 +148,7 @@ def ours(
         "autoencoder_samples": 3 * options.batch("autoencoder"),
         "denoiser_samples": 3 * options.batch("denoiser"),
     }
+    # Three steps of each network load and compile what a process needs once.
     LatentDiffusion(widths, options.model_copy(update=few), slot, seed=0).learn(rows)
     return LatentDiffusion(widths, options, slot, seed=0).learn(rows)
 

@@ -44,7 +44,9 @@ def sample(ranks: list[int], out: Path) -> Sample | None:
     rounds = [int(marker.parent.name) for marker in out.glob(f"checkpoints/*/{MARKER}")]
     try:
         pages = [
-            int(Path(f"/proc/{rank}/statm").read_text().split()[1]) for rank in ranks
+            # The second number of statm is the resident pages.
+            int(Path(f"/proc/{rank}/statm").read_text().split()[1])
+            for rank in ranks
         ]
         files = [len(os.listdir(f"/proc/{rank}/fd")) for rank in ranks]
     except OSError:
@@ -79,6 +81,7 @@ def soak(rounds: int, words: list[str], out: Path) -> tuple[Sample, Sample]:
         )
         while process.poll() is None:
             time.sleep(0.1)
+            # Ranks are the children of mpirun.
             found = subprocess.run(
                 ["pgrep", "-P", str(process.pid)], capture_output=True, text=True
             ).stdout

@@ -59,6 +59,7 @@ class Traps:
 
     def lay_for_overwrite(self, kind: str, run: Path) -> None:
         """Lay a trap in a copy of the folder, and have another run overwrite that."""
+        # In a copy, because the run itself is to be resumed and compared.
         again, before = run.with_name("again"), self.users_files
         shutil.copytree(run, again)
         self.users_files = canaries.own(again)
