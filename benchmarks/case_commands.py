@@ -59,7 +59,7 @@ def limit_runs(originals: Path) -> None:
     """Let only those runs begin or go on whose options are the originals': others may
     be of any length.
     """
-    from hpcfed.cli import commands as cli
+    from hpcfed import cli
     from hpcfed.config import Settings
     from hpcfed.experiment import run as experiment
 
@@ -82,7 +82,7 @@ def limit_runs(originals: Path) -> None:
 
 def start(words: list[str]) -> tuple[str, str]:
     """Start a command in this process; return the outcome, and what it has said."""
-    from hpcfed.cli import commands as cli
+    from hpcfed import cli
 
     raw = io.BytesIO(), io.BytesIO()
     streams = [

@@ -40,7 +40,7 @@ def make_originals(folder: Path) -> None:
     """Add what cases begin with to the originals of benchmarks/fuzz.py, by real runs in
     this process.
     """
-    from hpcfed.cli import commands as cli
+    from hpcfed import cli
 
     folder = folder / "cases"
     run = folder / "run"

@@ -57,7 +57,7 @@ clients = [3, 4]
 
 def make_originals(folder: Path) -> None:
     """Make one file of each kind, by real runs in this process."""
-    from hpcfed.cli import commands as cli
+    from hpcfed import cli
     from hpcfed.study.gather import write_study
     from hpcfed.study.outcome import Outcome, write_outcome
     from hpcfed.study.plan import points, read_study, trials

@@ -227,7 +227,7 @@ def differences(one: Path, other: Path) -> list[str]:
     if not all(state and state.rounds == last for state in states):
         return [*names, "no checkpoints of the same round"]
     parts = [
-        {(p.name, p.sha256) for p in state.parts if p.name != checkpoints.RECORD}
+        {(p.name, p.sha256) for p in state.files if p.name != checkpoints.RECORD}
         for state in states
         if state
     ]

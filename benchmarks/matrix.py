@@ -157,7 +157,7 @@ def job(words: Iterable[str]) -> None:
 
     import torch
 
-    from hpcfed.cli.commands import parse_run
+    from hpcfed.cli import parse_run
     from hpcfed.experiment.run import run
 
     # "+" parts the options of one run from those of the next.

@@ -19,9 +19,10 @@ from hpcfed.config import (
     check,
     check_unchanged,
     resolve,
+    suggest_option,
 )
 from hpcfed.data import files
-from hpcfed.errors import UserError, did_you_mean, unknown
+from hpcfed.errors import UserError, unknown
 from hpcfed.experiment.stored import read_seeds
 from hpcfed.record.run import RunRecord, mean_accuracy
 from hpcfed.runtime.launcher import launched
@@ -104,7 +105,9 @@ def plan(study: Study, options: argparse.Namespace) -> list[Cell]:
         known.update(cell.settings.flat())
     for name in changes:
         if name not in known:
-            raise UserError(f"--set {name}: unknown option{did_you_mean(name, known)}")
+            raise UserError(
+                f"--set {name}: unknown option{suggest_option(name, known)}"
+            )
     return cells
 
 

@@ -21,7 +21,7 @@ from paper_cells import Cell, outcome
 from paper_study import Study
 from paper_tables import result_line
 
-from hpcfed.cli.commands import parse_run
+from hpcfed.cli import parse_run
 from hpcfed.config import (
     Settings,
     check_unchanged,

@@ -12,8 +12,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from hpcfed.config import (
     load_toml,
+    suggest_option,
 )
-from hpcfed.errors import UserError, did_you_mean, unknown
+from hpcfed.errors import UserError, unknown
 from hpcfed.record.run import RunRecord
 
 Figures = dict[str, dict[str, dict[str, float]]]
@@ -150,7 +151,7 @@ def read_study(path: Path) -> Study:
         reason = first["msg"]
         if first["type"] == "extra_forbidden":
             known = [*Study.model_fields, *Ablation.model_fields]
-            reason = f"unknown key{did_you_mean(where[-1], known)}"
+            reason = f"unknown key{suggest_option(where[-1], known)}"
         raise UserError(f"{path}: {'.'.join(where)}: {reason}") from None
     # Tables have columns of one kind.
     if bool(study.clients) == bool(study.columns):

@@ -121,7 +121,7 @@ class Readers:
 
     def resume(self, path: Path) -> None:
         """Read a run as `hpcfed run --resume` does before anything starts."""
-        from hpcfed.cli import commands as cli
+        from hpcfed import cli
         from hpcfed.config import check
         from hpcfed.runtime.launcher import Launch
 

@@ -121,7 +121,7 @@ def first_written(
 
     seconds = {}
     seconds["autoencoder"], first = descend(
-        autoencoder, reconstruction, options.autoencoder_samples
+        autoencoder, reconstruction, options.samples("autoencoder")
     )
     with torch.no_grad():
         latents = autoencoder.encode(x)
@@ -134,7 +134,9 @@ def first_written(
         noisy = signal.sqrt() * batch + (1 - signal).sqrt() * noise
         return F.mse_loss(denoiser(noisy, t + 1), noise)
 
-    seconds["denoiser"], second = descend(denoiser, denoising, options.denoiser_samples)
+    seconds["denoiser"], second = descend(
+        denoiser, denoising, options.samples("denoiser")
+    )
     return seconds, [first, second]
 
 

@@ -1,5 +1,6 @@
-"""The program `hpcfed`. From its first moment on it takes Ctrl-C, and what lasts
-outlives its terminal.
+"""The program `hpcfed`.
+
+It takes Ctrl-C from its first moment on, and long commands outlive their terminal.
 """
 
 import os
@@ -12,20 +13,20 @@ LASTING = ("run", "profile", "study")
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
-    """Ends a program that has done nothing yet. An exception could be caught by what is
-    being imported.
-    """
+    """End the process at once, while it has done nothing yet."""
+    # No exception: the modules that are being imported could catch it.
     os.write(2, b"hpcfed: interrupted\n")
     os._exit(130)
 
 
 def main() -> None:
-    taken = signal.signal(signal.SIGINT, _leave)
+    python_handler = signal.signal(signal.SIGINT, _leave)
     if sys.argv[1:2] and sys.argv[1] in LASTING:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    from hpcfed.cli.commands import main as command
+    # Importing takes a while: only here, with the handlers in place.
+    from hpcfed.cli import main as command
 
-    signal.signal(signal.SIGINT, taken)
+    signal.signal(signal.SIGINT, python_handler)
     command()
 
 

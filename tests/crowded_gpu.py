@@ -10,7 +10,7 @@ import sys
 
 import torch
 
-from hpcfed.cli import commands as cli
+from hpcfed import cli
 from hpcfed.clients import engine
 
 HOLD = """

@@ -6,7 +6,7 @@ import sys
 
 from mpi4py import MPI
 
-from hpcfed.cli import commands as cli
+from hpcfed import cli
 from hpcfed.clients import training
 
 if MPI.COMM_WORLD.rank == MPI.COMM_WORLD.size - 1:

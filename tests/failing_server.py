@@ -9,7 +9,7 @@ import sys
 import time
 from typing import NoReturn
 
-from hpcfed.cli import commands as cli
+from hpcfed import cli
 from hpcfed.methods import pfedgpa
 from hpcfed.runtime.launcher import launched
 from hpcfed.server import rank

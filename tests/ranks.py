@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from hpcfed.cli.commands import parse_run
+from hpcfed.cli import parse_run
 from hpcfed.experiment.assemble import Setup, assemble
 from hpcfed.experiment.rebalance import relocate
 from hpcfed.experiment.run import run

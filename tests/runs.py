@@ -9,7 +9,7 @@ import h5py
 import numpy as np
 import pytest
 
-from hpcfed.cli import commands as cli
+from hpcfed import cli
 from hpcfed.experiment import loop
 from hpcfed.experiment.assemble import Setup, assemble
 from hpcfed.experiment.evaluate import Evaluation

@@ -5,7 +5,7 @@ options, parted by plus signs.
 import sys
 from itertools import groupby
 
-from hpcfed.cli.commands import parse_run
+from hpcfed.cli import parse_run
 from hpcfed.experiment.run import run
 
 for parting, words in groupby(sys.argv[1:], key="+".__eq__):

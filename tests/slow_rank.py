@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from mpi4py import MPI
 
-from hpcfed.cli import commands as cli
+from hpcfed import cli
 from hpcfed.clients import engine
 from hpcfed.clients.placement import LONGEST, client_loads, rank_loads
 from hpcfed.experiment import loop

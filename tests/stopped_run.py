@@ -4,7 +4,7 @@ and the options of the run.
 
 import sys
 
-from hpcfed.cli.commands import parse_run
+from hpcfed.cli import parse_run
 from hpcfed.experiment.run import run
 from hpcfed.runtime.signals import Stop
 

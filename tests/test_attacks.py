@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from hpcfed import cli
 from hpcfed.attacks import ATTACKS
 from hpcfed.attacks.label_flip import Flipped, flipped
 from hpcfed.attacks.noise import normal
-from hpcfed.cli import commands as cli
 from hpcfed.data.datasets import SyntheticDataset, SyntheticSize
 from hpcfed.experiment.assemble import Setup
 from hpcfed.experiment.stored import read_run
@@ -325,7 +325,9 @@ def test_label_flip_changes_the_training_labels_of_attackers_alone() -> None:
         )
     one, two = plain.federation._test_data, poisoned.federation._test_data
     assert torch.equal(one.labels, two.labels) and torch.equal(one.images, two.images)
-    assert np.array_equal(plain.dealt.parts.validation, poisoned.dealt.parts.validation)
+    assert np.array_equal(
+        plain.dealt.partition.validation, poisoned.dealt.partition.validation
+    )
 
 
 def test_attackers_depend_on_the_seed_alone_and_their_share_is_of_all_clients() -> None:

@@ -463,7 +463,7 @@ def test_pfedhn_has_the_authors_numbers() -> None:
         inputs * outputs + outputs for inputs, outputs in linear
     )
     assert o.model_dump() == {
-        "hn_hidden": 100, "hn_layers": 3, "hn_embedding": 0, "hn_lr": 1e-2, "hn_momentum": 0.9, "hn_decay": 1e-3,
+        "hn_hidden": 100, "hn_layers": 3, "hn_embedding": None, "hn_lr": 1e-2, "hn_momentum": 0.9, "hn_decay": 1e-3,
         "hn_clip": 50, "hn_combine": "sum", "inner_steps": 50, "inner_batch": 64, "inner_lr": 5e-3,
         "inner_momentum": 0.9, "inner_decay": 5e-5, "inner_clip": 50, "welcome_rounds": 20,
     }  # fmt: skip

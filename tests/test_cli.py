@@ -14,10 +14,11 @@ import numpy as np
 import pytest
 import torch
 
-from hpcfed import methods
-from hpcfed.cli import commands as cli
+from hpcfed import cli, methods
+from hpcfed.cli.commands import COMMANDS
+from hpcfed.cli.flags import all_method_fields
 from hpcfed.config import RunConfig
-from hpcfed.errors import SYNONYMS
+from hpcfed.config.synonyms import SYNONYMS
 from hpcfed.record.claim import claimed
 from tests.conftest import start
 from tests.runs import mistake
@@ -129,7 +130,7 @@ def test_an_unknown_option_is_guessed_by_its_meaning_or_not_at_all(
 
 
 def test_every_guess_is_an_option() -> None:
-    known = {*RunConfig.model_fields, *cli._all_method_fields()}
+    known = {*RunConfig.model_fields, *all_method_fields()}
     assert set(SYNONYMS) <= known
     assert not known & {word for words in SYNONYMS.values() for word in words.split()}
     words = [word for words in SYNONYMS.values() for word in words.split()]
@@ -170,7 +171,7 @@ def test_a_mistake_in_the_file_names_the_file(
 
 def test_mistakes_are_found_before_torch_or_mpi_are_loaded() -> None:
     program = (
-        "import sys\nfrom hpcfed.cli import commands as cli\n"
+        "import sys\nfrom hpcfed import cli\n"
         "try: cli.main(['run', '--model', 'cnn-cifar'])\nexcept SystemExit as end: "
         "assert end.code == 2\n"
         "cli.main(['list'])\n"
@@ -277,7 +278,7 @@ def test_the_help_explains_every_option(
     assert "examples:" in text
 
 
-@pytest.mark.parametrize("command", cli._EXAMPLES)
+@pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_examples_and_those_of_run_are_understood(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

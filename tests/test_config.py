@@ -10,8 +10,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from hpcfed import methods
-from hpcfed.cli import commands as cli
+from hpcfed import cli, methods
 from hpcfed.config import (
     RunConfig,
     Settings,
@@ -19,8 +18,9 @@ from hpcfed.config import (
     check_unchanged,
     read_toml,
     resolve,
-    synthetic_bytes,
 )
+from hpcfed.config.memory import synthetic_bytes
+from hpcfed.config.older import ZERO_WAS_UNSET
 from hpcfed.errors import UserError, printable
 from hpcfed.experiment.serving import check_network
 from hpcfed.runtime import memory
@@ -222,7 +222,7 @@ def test_what_the_user_gave_does_not_give_way(words: str, expected: str) -> None
 
 
 def test_ranks_share_the_servers_usual_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "launched", lambda: Launch("mpirun", 0, 4))
+    monkeypatch.setattr("hpcfed.cli.settings.launched", lambda: Launch("mpirun", 0, 4))
     assert checked("--method", "pfedgpa", ranks=4).flat()["server_batch"] == 52
     with pytest.raises(
         UserError, match="--server-batch 50 cannot be shared by 4 server ranks"
@@ -333,6 +333,30 @@ def test_an_option_that_cannot_act_is_refused(
 )
 def test_an_option_that_acts_or_means_off_is_not(words: str) -> None:
     checked(*words.split())
+
+
+UNSET = [
+    (method, name)
+    for method in ("fedavg", "fedavg-ft", "genefl", "pfedhn", "pfedgpa")
+    for name, field in {
+        **(RunConfig.model_fields if method == "fedavg" else {}),
+        **methods.load(method).Options.model_fields,
+    }.items()
+    if field.annotation in (int | None, float | None) and name != "target_accuracy"
+]
+"""Options that something else decides where the user does not."""
+
+
+@pytest.mark.parametrize(("method", "name"), UNSET)
+def test_zero_means_unset_where_something_else_decides(method: str, name: str) -> None:
+    usual = cli.parse_run(["--method", method])
+    given = cli.parse_run(["--method", method, f"--{name.replace('_', '-')}", "0"])
+    assert given == usual
+    assert given.flat()[name] is None
+
+
+def test_records_of_older_versions_have_zero_for_every_unset_option() -> None:
+    assert {name for _, name in UNSET} == ZERO_WAS_UNSET
 
 
 def test_a_stored_config_holds_all_options_and_is_not_refused_for_those_that_cannot_act() -> (

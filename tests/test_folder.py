@@ -15,7 +15,8 @@ import h5py
 import numpy as np
 import pytest
 
-from hpcfed.cli import commands as cli
+from hpcfed import cli
+from hpcfed.config.older import ZERO_WAS_UNSET
 from hpcfed.experiment.run import run
 from hpcfed.experiment.stored import read_run
 from hpcfed.record import checkpoints, environment
@@ -399,11 +400,11 @@ def test_a_file_of_holes_is_not_read(
     assert "never written as a whole" in mistake(capsys, "show", out)
 
 
-def test_nothing_is_fetched_because_a_folder_says_so(tmp_path: Path) -> None:
-    out = stopped(tmp_path / "run")
+def rewrite_config(out: Path, changes: dict[str, object]) -> None:
+    """Change recorded options of a stopped run, as if it had been run with these."""
     for path in out.rglob("run.h5"):
         with h5py.File(path, "r+") as file:
-            config = json.loads(file["config"].asstr()[()]) | {"download": True}
+            config = json.loads(file["config"].asstr()[()]) | changes
             del file["config"]
             file["config"] = json.dumps(config)
     for marker in out.glob("checkpoints/*/complete.json"):
@@ -413,7 +414,28 @@ def test_nothing_is_fetched_because_a_folder_says_so(tmp_path: Path) -> None:
             int(marker.parent.name),
             [checkpoints.existing(marker.parent / name) for name in names],
         )
+
+
+def test_nothing_is_fetched_because_a_folder_says_so(tmp_path: Path) -> None:
+    out = stopped(tmp_path / "run")
+    rewrite_config(out, {"download": True})
     assert cli.parse_run(["--resume", str(out)]).config.download is False
+
+
+def test_a_zero_that_older_versions_wrote_for_unset_is_read_as_unset(
+    tmp_path: Path,
+) -> None:
+    out = stopped(tmp_path / "run", "--method", "fedavg-ft")
+    before = read_run(out).config
+    wanted = cli.parse_run(["--resume", str(out)])
+    zeros = dict.fromkeys(ZERO_WAS_UNSET & before.keys(), 0)
+    assert {"validation", "krum_keep", "finetune_epochs"} <= zeros.keys()
+    assert all(before[name] is None for name in zeros)
+    rewrite_config(out, zeros)
+    assert read_run(out).config == before
+    assert cli.parse_run(["--resume", str(out)]) == wanted
+    cli.main(["run", "--resume", str(out)])
+    assert read_run(out).status == "complete"
 
 
 def test_other_data_is_not_mixed_in(
@@ -453,7 +475,7 @@ def test_shared_fields_differ_on_no_rank(tmp_path: Path, mpirun: Callable) -> No
     program = tmp_path / "parted.py"
     program.write_text(
         "import sys\nfrom dataclasses import replace\nfrom hpcfed import methods\n"
-        "from hpcfed.cli import commands as cli\n"
+        "from hpcfed import cli\n"
         "method = methods.load('fedavg')\nround = method.round\n"
         "def parted(fed, state, cohort):\n"
         "    state = round(fed, state, cohort)\n"

@@ -1158,7 +1158,7 @@ def test_psnr_by_hand() -> None:
 def test_a_whole_upload_gives_the_image_away_and_a_part_does_not(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from hpcfed.cli import commands as cli
+    from hpcfed import cli
 
     figure = tmp_path / "figures" / "stolen.png"
     words = f"attack idlg --steps 8 --images 1 --device cpu --out {figure}"

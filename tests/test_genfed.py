@@ -372,14 +372,14 @@ def test_uploads_are_scored_by_one_call_on_the_whole_validation_set(
 
 def test_the_usual_validation_set_is_balanced_and_nobody_elses() -> None:
     s = assembled(method="genfed", clients=5)
-    held, data = s.dealt.parts.validation, s.federation._validation
+    held, data = s.dealt.partition.validation, s.federation._validation
     assert data is not None and data.sizes == (len(held),) == (140,)
     assert np.bincount(data.labels.numpy()).tolist() == [14] * 10
-    assert not np.isin(np.concatenate(s.dealt.parts.train), held).any()
-    assert not len(assembled(clients=5).dealt.parts.validation), (
+    assert not np.isin(np.concatenate(s.dealt.partition.train), held).any()
+    assert not len(assembled(clients=5).dealt.partition.validation), (
         "who needs none has none"
     )
-    assert len(assembled(clients=5, supplement=True).dealt.parts.validation) == 140
+    assert len(assembled(clients=5, supplement=True).dealt.partition.validation) == 140
 
 
 def deal(train: list[int], validation: int) -> Partition:
@@ -438,7 +438,8 @@ def test_the_four_cells_differ_in_what_they_say_alone() -> None:
         assert np.array_equal(s.federation.sizes, plain + asked * more)
         assert np.array_equal(s.clients.train_samples, s.federation.sizes)
         assert np.array_equal(
-            s.dealt.parts.validation, cells["fedavg", False].dealt.parts.validation
+            s.dealt.partition.validation,
+            cells["fedavg", False].dealt.partition.validation,
         )
     data, server = (
         cells["genfed", True].federation._train_data,

@@ -24,7 +24,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hpcfed.cli import commands as cli
+from hpcfed import cli
 from hpcfed.errors import UserError
 from hpcfed.experiment.stored import read_run
 from hpcfed.record import checkpoints, safe, sandbox
@@ -247,7 +247,7 @@ def test_what_is_declared_and_not_there_takes_no_memory(
             for _ in range(5000):
                 group = group.create_group("x")
     program = (
-        "import resource, sys\nfrom hpcfed.cli import commands as cli\nimport hpcfed.experiment.stored, "
+        "import resource, sys\nfrom hpcfed import cli\nimport hpcfed.experiment.stored, "
         "rich.console, h5py\n"
         "size = int(open('/proc/self/statm').read().split()[0]) * 4096\n"
         "resource.setrlimit(resource.RLIMIT_AS, (size + 2**29, size + 2**29))\n"

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hpcfed import methods
-from hpcfed.cli import commands as cli
+from hpcfed import cli, methods
 from hpcfed.experiment.evaluate import evaluate
 from hpcfed.experiment.stored import read_run
 from hpcfed.federation.cohort import shares

@@ -237,7 +237,7 @@ def test_a_mistake_that_only_one_rank_finds_is_told_too(
     """
     script = tmp_path / "one_rank.py"
     script.write_text(
-        "import os, sys\nfrom hpcfed.cli import commands as cli\n"
+        "import os, sys\nfrom hpcfed import cli\n"
         "name = 'digits' if os.environ['OMPI_COMM_WORLD_RANK'] == '0' else 'cifar10'\n"
         f"cli.main(['run', '--dataset', name, '--data-root', {str(tmp_path)!r}, "
         f"'--out', {str(tmp_path / 'run')!r}])\n"

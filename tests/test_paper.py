@@ -16,9 +16,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hpcfed.cli import commands as cli
+from hpcfed import cli
 from hpcfed.clients.engine import Engine
-from hpcfed.config import Settings, _check_attacks, _check_classes, _check_switches
+from hpcfed.config import Settings
+from hpcfed.config.checks import check_switches
+from hpcfed.config.malicious import check_malicious
+from hpcfed.config.partition import check_classes
 from hpcfed.data import DATASETS
 from hpcfed.errors import UserError
 from hpcfed.experiment import data
@@ -635,8 +638,8 @@ def test_the_study_of_genfed_is_whole() -> None:
     known = set()
     for cell in cells:
         config = cell.settings.config
-        _check_switches(cell.settings)
-        _check_attacks(cell.settings)
+        check_switches(cell.settings)
+        check_malicious(cell.settings.config, cell.settings.options)
         assert config.cohort_size == 10 and config.validation == 1000
         assert (
             "supplement" in cell.names[2] or cell.names[2] in study.ours
@@ -663,7 +666,7 @@ def test_the_study_of_genefl_is_whole() -> None:
     for cell in cells:
         config = cell.settings.config
         cell.settings.options.check(config)
-        _check_classes(config, DATASETS[config.dataset])
+        check_classes(config, DATASETS[config.dataset])
         assert (
             config.cohort_size == 10
             and config.new_clients == 50

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 from torch import Tensor
 
-from hpcfed.cli import commands as cli
+from hpcfed import cli
 from hpcfed.experiment.assemble import Newcomers, Setup
 from hpcfed.experiment.newcomers import welcome
 from hpcfed.experiment.stored import read_run

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from hpcfed.experiment.stored import read_run
-from hpcfed.record import environment
+from hpcfed.record import environment, series
 from hpcfed.record.publish import publish
 from hpcfed.record.results import ResultsWriter
 from hpcfed.record.timing import PHASES, Timer
@@ -186,6 +186,30 @@ def test_a_reader_sees_every_round_that_was_said_to_be_on_disk(tmp_path: Path) -
     assert list(tmp_path.iterdir()) == [tmp_path / "run.h5"], "no temporary file stays"
 
 
+def test_ranks_figures_are_reduced_as_the_table_says() -> None:
+    ranks: list[dict[str, float]] = [
+        {"loss_sum": 6, "samples_seen": 2, "bytes_up": 10, "cohort_size": 3, "wall": 1},
+        {"loss_sum": 8, "samples_seen": 3, "bytes_up": 32, "cohort_size": 3, "wall": 4},
+    ]
+    ranks[0]["train_seconds"], ranks[1]["train_seconds"] = 1, 3
+    gathered = np.stack([series.as_vector(figures) for figures in ranks])
+    figures = series.round_figures(series.by_rank(gathered))
+    assert figures.keys() == series.ROUND_SERIES.keys()
+    known = {name: value for name, value in figures.items() if not np.isnan(value)}
+    assert known == {
+        "train_loss": 14 / 5,
+        "bytes_up": 42,
+        "cohort": 3,
+        "seconds": 4,
+        "imbalance": 1.5,
+    }
+    nobody = [{"loss_sum": 0.0, "samples_seen": 0.0, "train_seconds": 0.0}] * 2
+    gathered = np.stack([series.as_vector(figures) for figures in nobody])
+    assert np.isnan(list(series.round_figures(series.by_rank(gathered)).values())).all()
+    with pytest.raises(AssertionError, match="no series is made of seconds_per_year"):
+        series.as_vector({"seconds_per_year": 1.0})
+
+
 def test_publishing_waits_for_its_turn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -324,7 +348,7 @@ def test_a_failed_run_says_so_and_keeps_its_rounds(
 ) -> None:
     """The disk takes the first snapshot and refuses the second."""
     program = (
-        "from hpcfed.cli import commands as cli\nfrom hpcfed.record.snapshots import SnapshotWriter as "
+        "from hpcfed import cli\nfrom hpcfed.record.snapshots import SnapshotWriter as "
         "W\noriginal = W.close_round\n"
         "def full(self, round, row):\n"
         "    if round == 3: raise OSError(28, 'No space left on device')\n"

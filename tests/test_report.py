@@ -17,13 +17,14 @@ import h5py
 import numpy as np
 import pytest
 
-from hpcfed.cli import commands as cli
+from hpcfed import cli
 from hpcfed.errors import remark, say
 from hpcfed.experiment.stored import read_run
 from hpcfed.record.series import ROUND_SERIES, RoundSeries, agreed
 from hpcfed.report import choices
 from hpcfed.report.axes import Axis
-from hpcfed.report.charts import MOST_MARKERS, Line, bars, chart, stripes
+from hpcfed.report.bars import bars, stripes
+from hpcfed.report.charts import MOST_MARKERS, Line, chart
 from hpcfed.report.choices import Choice, distinguish
 from hpcfed.report.collect import find
 from hpcfed.report.costmodel import CostModel, Measured, fit, hold_out
@@ -127,11 +128,11 @@ def test_names_hold_what_differs_and_not_what_follows_from_it() -> None:
     ], "of different networks"
 
 
-def test_names_leave_out_a_zero_that_stands_for_nothing() -> None:
+def test_names_leave_out_an_option_that_is_unset() -> None:
     common = {"clients": 4, "ranks": 1, "attack": "none"}
     sizes = [
-        {"server": "small", "server_latent": 0},
-        {"server": "paper", "server_latent": 0},
+        {"server": "small", "server_latent": None},
+        {"server": "paper", "server_latent": None},
     ]
     sizes.append({"server": "paper", "server_latent": 512})
     assert labels([common | own | {"method": "pfedgpa"} for own in sizes]) == [

@@ -7,7 +7,8 @@ from pathlib import Path
 import h5py
 import pytest
 
-from hpcfed.cli import commands as cli
+from hpcfed import cli
+from hpcfed.cli.resume import requeued
 from hpcfed.experiment.run import run
 from hpcfed.experiment.stored import read_run
 from hpcfed.record.claim import claimed
@@ -55,9 +56,7 @@ def slurm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Slurm:
 
 def stopped_after(rounds: int, *words: object) -> None:
     """Let a job run and be stopped with a checkpoint after so many rounds."""
-    settings = cli._requeued(
-        cli.parse_run([str(word) for word in [*WORDS[1:], *words]])
-    )
+    settings = requeued(cli.parse_run([str(word) for word in [*WORDS[1:], *words]]))
     with pytest.raises(SystemExit) as ended:
         run(settings, StopAfter(rounds))
     assert ended.value.code == STOPPED

@@ -17,8 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from hpcfed import methods
-from hpcfed.cli import commands as cli
+from hpcfed import cli, methods
 from hpcfed.clients.balance import MOVES, WINDOW, Balance
 from hpcfed.clients.training import StackTraining
 from hpcfed.errors import UserError
@@ -585,6 +584,38 @@ def test_all_seeds_stop_after_the_same_round(
     started("--resume", tmp_path / "cut")
     for seed in (0, 2):
         same(tmp_path / f"whole/seed-{seed}", tmp_path / f"cut/seed-{seed}")
+
+
+def test_a_checkpoint_by_time_may_meet_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is told once, the run goes on, and a later checkpoint is written; one that
+    --checkpoint-every asks for still ends the run.
+    """
+    write, calls = checkpoints.write, 0
+
+    def full_at_first(*words: Any) -> checkpoints.StoredFile:
+        nonlocal calls
+        calls += 1
+        if calls <= 2:
+            raise OSError(28, "No space left on device")
+        return write(*words)
+
+    monkeypatch.setattr(checkpoints, "write", full_at_first)
+    monkeypatch.setattr("hpcfed.runtime.signals.PAUSE", 0)
+    words = flags(clients=3, rounds=4)
+    out = started(*words, "--checkpoint-minutes", 1e-9, "--out", tmp_path / "run")
+    said = capsys.readouterr().err
+    assert said.count("no checkpoint after round 1: OSError: [Errno 28] No space") == 1
+    assert said.count("no checkpoint after") == 1 and "--checkpoint-minutes 0" in said
+    assert read_run(out).status == "complete"
+    newest = checkpoints.newest(out, say=print)
+    assert newest is not None and newest.rounds == 4
+    assert not checkpoint_folder(out, 1).exists()
+    calls = 0
+    with pytest.raises(SystemExit):
+        started(*words, "--checkpoint-every", 1, "--out", tmp_path / "asked")
+    assert read_run(tmp_path / "asked").status == "failed"
 
 
 def test_a_late_signal_does_not_end_a_complete_run() -> None:

@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hpcfed.cli import commands as cli
+from hpcfed import cli
 from hpcfed.clients.engine import Engine, Score, Sgd
 from hpcfed.clients.lockstep import Lockstep, Stopped
 from hpcfed.clients.pull import Pull

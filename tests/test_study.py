@@ -19,7 +19,7 @@ from pathlib import Path
 import h5py
 import pytest
 
-from hpcfed.cli import commands as cli
+from hpcfed import cli
 from hpcfed.config import check, check_unchanged
 from hpcfed.errors import UserError
 from hpcfed.record.claim import claimed

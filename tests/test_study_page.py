@@ -14,7 +14,7 @@ import h5py
 import numpy as np
 import pytest
 
-from hpcfed.cli import commands as cli
+from hpcfed import cli
 from hpcfed.experiment.stored import read_run
 from hpcfed.report.collect import find
 from hpcfed.report.groups import Sample, groups

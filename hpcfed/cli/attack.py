@@ -1,71 +1,113 @@
-"""`hpcfed attack`: the attack of a server, its table and its figure."""
+"""`hpcfed attack`: what a malicious server can steal of clients' images."""
 
 import argparse
-import time
-from statistics import mean
+from math import inf
+from pathlib import Path
 
-import torch
-from rich.table import Table
-
-from hpcfed.attacks.idlg import METHODS, Attack, check_figure, save_figure
+from hpcfed.cli.parser import CommandParser
 from hpcfed.config import RunConfig
-from hpcfed.data.datasets import SyntheticSize, load
-from hpcfed.errors import UserError, remark, unknown
-from hpcfed.report.console import Output, say
+from hpcfed.errors import UserError, unknown
+
+SUMMARY = "what a server can steal of clients' images"
+EXAMPLES = """\
+  hpcfed attack idlg --out stolen.png                         images reconstructed from uploads
+  hpcfed attack idlg --methods fedavg,genefl --dataset cifar10 --data-root /data --steps 100"""
 
 
-def steal(options: argparse.Namespace, config: RunConfig) -> None:
-    """Runs the attack, prints what came of it, and writes the figure."""
-    methods = options.methods.split(",")
-    for method in methods:
-        if method not in METHODS:
-            raise unknown("method", method, METHODS)
-    if options.out is not None:
-        check_figure(options.out)
-    if options.device == "cuda" and not torch.cuda.is_available():
-        raise UserError("--device cuda, but there is no CUDA device here")
-    cuda = options.device != "cpu" and torch.cuda.is_available()
-    size = SyntheticSize(
-        shape=config.shape, classes=config.synthetic_classes, train=100, test=100
+def command(arguments: list[str]) -> None:
+    options = _parser().parse_args(arguments)
+    _check(options)
+    # The attack needs no run, but a data set as a run would name it.
+    config = RunConfig(dataset=options.dataset, data_root=options.data_root)
+    config.data()  # refuses a data set that is unknown or not there
+    from hpcfed.cli.idlg import steal
+
+    steal(options, config)
+
+
+def _parser() -> CommandParser:
+    parser = CommandParser(
+        "attack",
+        f"examples:\n{EXAMPLES}",
+        description="Shows what a malicious server can steal: images that iDLG "
+        "reconstructs from what each method uploads.",
     )
-    dataset = load(
-        config.dataset,
-        root=config.root,
-        download=False,
-        seed=options.seed,
-        synthetic=size,
+    # These are not options of a run: only the data set's have the same names.
+    add = parser.add_argument
+    add("name", metavar="idlg", help="the attack")
+    add(
+        "--methods",
+        default="fedavg,fedavg-noise,parfed,fedlg,genefl",
+        metavar="A,B",
+        help="methods whose uploads are attacked (default: all, %(default)s)",
     )
-    attack = Attack(options.model, options.steps, options.noise, options.seed)
-    thefts, begin = [], time.monotonic()
-    for theft in attack.steal(
-        dataset, methods, options.images, torch.device("cuda" if cuda else "cpu")
-    ):
-        thefts.append(theft)
-        seconds, begin = time.monotonic() - begin, time.monotonic()
-        number = sum(one.method == theft.method for one in thefts)
-        remark(f"{theft.method}, image {number}: {theft.psnr:.1f} dB, {seconds:.1f} s")
-    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), show_edge=False)
-    for number, column in enumerate(
-        ("what is uploaded", "of the network", "label", "PSNR, dB", "least to most")
-    ):
-        table.add_column(column, justify="right" if number else "left", no_wrap=True)
-    for method in methods:
-        own = [theft for theft in thefts if theft.method == method]
-        psnr = [theft.psnr for theft in own]
-        label = "given" if own[0].label_given else "found"
-        table.add_row(
-            method,
-            f"{own[0].share:.1%}",
-            label,
-            f"{mean(psnr):.2f}",
-            f"{min(psnr):.1f} to {max(psnr):.1f}",
-        )
-    console = Output()
-    say(
-        console,
-        f"iDLG on {config.dataset}, {options.model} network, {options.steps} steps",
+    add(
+        "--images",
+        type=int,
+        default=2,
+        metavar="N",
+        help="images to steal (default: 2)",
     )
-    console.print(table)
-    if options.out is not None:
-        save_figure(thefts, options.out)
-        say(console, f"figure in {options.out}")
+    add(
+        "--model",
+        default="smooth",
+        help="smooth (default): sigmoids, for which the attack works; or resnet18",
+    )
+    add(
+        "--steps",
+        type=int,
+        default=300,
+        metavar="N",
+        help="outer steps of L-BFGS (default: 300)",
+    )
+    add(
+        "--noise",
+        type=float,
+        default=0.001,
+        metavar="X",
+        help="variance of the noise of fedavg-noise (default: 0.001)",
+    )
+    add(
+        "--seed",
+        type=int,
+        default=0,
+        metavar="N",
+        help="seed of the network, the images and the noise (default: 0)",
+    )
+    add(
+        "--dataset",
+        default="digits",
+        help="data set whose test images are stolen (default: digits)",
+    )
+    add(
+        "--data-root",
+        type=Path,
+        help="folder of the data sets (default: $HPCFED_DATA, else ./data)",
+    )
+    add(
+        "--device",
+        choices=["auto", "cpu", "cuda"],
+        default="auto",
+        help="auto: a GPU where there is one (default)",
+    )
+    add(
+        "--out",
+        type=Path,
+        metavar="PNG",
+        help="write a figure: originals above, reconstructions below",
+    )
+    return parser
+
+
+def _check(options: argparse.Namespace) -> None:
+    if options.name != "idlg":
+        raise unknown("attack of a server", options.name, ["idlg"])
+    if options.model not in ("smooth", "resnet18"):
+        raise unknown("model", options.model, ["smooth", "resnet18"])
+    for flag in ("images", "steps"):
+        number = getattr(options, flag)
+        if number < 1:
+            raise UserError(f"--{flag} {number}: must be at least 1")
+    # Written so that NaN is refused, too: it compares as neither.
+    if not 0 <= options.noise < inf or not 0 <= options.seed < 2**63:
+        raise UserError("--noise must be a number from 0 on, and --seed one below 2^63")

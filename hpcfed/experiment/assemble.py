@@ -16,7 +16,7 @@ from hpcfed.experiment.arithmetic import dtype_of, set_arithmetic
 from hpcfed.experiment.data import Dealt, fingerprint, load_dataset
 from hpcfed.experiment.materials import (
     Material,
-    holding,
+    holding_of,
     load_shard,
     load_stacked_shards,
     make_material,
@@ -85,13 +85,14 @@ def assemble(settings: Settings, world: World, timer: Timer) -> Setup:
     material = make_material(settings, load_dataset(config, world), world)
 
     def load_clients(split: Split, ids: np.ndarray) -> Shard:
-        own = holding(split, material.dealt.parts, ids)
-        return load_shard(material.dataset, own, device=device, dtype=dtype)
+        held = holding_of(split, material.dealt.partition, ids)
+        return load_shard(material.dataset, held, device=device, dtype=dtype)
 
+    # Timed, because relocating clients costs about as much.
     begin = time.perf_counter()
     shards = []
-    for own in material.holdings:
-        shards.append(load_shard(material.dataset, own, device=device, dtype=dtype))
+    for held in material.holdings:
+        shards.append(load_shard(material.dataset, held, device=device, dtype=dtype))
     gather_seconds = time.perf_counter() - begin
     setup = _setup(
         settings,
@@ -140,6 +141,7 @@ def assemble_seeds(
             material=materials[number],
             shards=shards[number],
             engine=seed,
+            # In turn: ranks must call the seeds' collectives in the same order.
             collectives=Collectives(world, turn=seed.turn),
             transport=transport,
         )
@@ -160,14 +162,17 @@ def _setup(
     transport: Transport | None,
 ) -> Setup:
     config = settings.config
-    # In the order of `Material.holdings`.
+    # In the order of `Material.holdings`: after the three that every run has come
+    # the validation set, if the method has one, and the newcomers' data.
     train_data, test_data, global_test, *more = shards
     validation = more.pop(0) if validates(settings) else None
+    # Only some methods have a model on the server; it knows some of the columns.
     server = columns = None
     options = server_options(settings)
     if transport is not None and options is not None:
         server = ServerClient(transport, config.seed, collectives)
         columns = generated(engine.layout, options).at.to(world.device)
+    # All clients start from these weights, on every rank.
     weights = engine.layout.row(material.network, dtype=dtype_of(config))
     first_row = weights.to(world.device)
 

@@ -19,7 +19,7 @@ from hpcfed.config import RunConfig
 from hpcfed.errors import one_line
 from hpcfed.experiment.assemble import Setup
 from hpcfed.record import checkpoints
-from hpcfed.record.checkpoints import Part
+from hpcfed.record.checkpoints import StoredFile
 from hpcfed.record.folder import RECORD, checkpoint_folder
 from hpcfed.record.results import ResultsWriter
 from hpcfed.runtime.signals import Stop
@@ -111,11 +111,13 @@ def save(
     there = checkpoint_folder(folder, rounds)
     refused: list[OSError] = []
     if results is not None:
+        # The record's copy must know of every round that the state has seen.
         results.publish()
         with _tolerating(refused, required=required):
             checkpoints.prepare(there)
+    # Others write into the folder that the root has made.
     setup.collectives.barrier()
-    written: list[Part] = []
+    written: list[StoredFile] = []
     with _tolerating(refused, required=required):
         written = _write_state(setup, there, state, is_root=is_root)
     # Only a checkpoint that may fail asks everybody, which is one more collective.
@@ -151,7 +153,7 @@ def _tolerating(refused: list[OSError], *, required: bool) -> Iterator[None]:
 
 
 def _complete(
-    setup: Setup, folder: Path, rounds: int, everyones: Sequence[Sequence[Part]]
+    setup: Setup, folder: Path, rounds: int, everyones: Sequence[Sequence[StoredFile]]
 ) -> None:
     """Put up the marker over all ranks' files and a copy of the record."""
     there = checkpoint_folder(folder, rounds)
@@ -164,12 +166,15 @@ def _complete(
     checkpoints.complete(there, rounds, files, keep=keep)
 
 
-def _write_state(setup: Setup, there: Path, state: Any, *, is_root: bool) -> list[Part]:
+def _write_state(
+    setup: Setup, there: Path, state: Any, *, is_root: bool
+) -> list[StoredFile]:
     """Write this rank's rows, and on the root what all ranks share."""
     rank = setup.world.role_rank
     ids = setup.federation.clients
     written = [checkpoints.write(there, f"worker-{rank}.clients", ids)]
     for field in fields(state):
+        # It follows from the network: a run that goes on has it already.
         if field.metadata.get("fixed"):
             continue
         array = as_array(getattr(state, field.name))

@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hpcfed.attacks.label_flip import Flipped
-from hpcfed.config import RunConfig, num_new_classes
-from hpcfed.data import PartitionPlan
+from hpcfed.config import RunConfig
 from hpcfed.data.datasets import ArrayDataset, Dataset, SyntheticSize, load
-from hpcfed.data.partition import Partition, partition
+from hpcfed.data.partition import Partition
+from hpcfed.data.partition import partition as deal_out
 from hpcfed.data.supplement import Supplement, nobody, supplemented
 from hpcfed.runtime import randomness
 from hpcfed.runtime.world import World
@@ -23,7 +23,7 @@ class Dealt:
     theirs.
     """
 
-    parts: Partition
+    partition: Partition
     supplement: Supplement
     attackers: np.ndarray
     """Ids of malicious clients, ascending."""
@@ -35,12 +35,15 @@ def load_dataset(config: RunConfig, world: World) -> Dataset:
     """
     if not config.download:
         return _load(config, download=False)
-    dataset = _load(config, download=True) if world.local_rank == 0 else None
+    dataset = None
+    if world.local_rank == 0:
+        dataset = _load(config, download=True)
     world.role_barrier()
     return dataset or _load(config, download=False)
 
 
 def _load(config: RunConfig, *, download: bool) -> Dataset:
+    # Synthetic data is as large as all clients need, those that join later included.
     everyone = config.clients + config.new_clients
     size = SyntheticSize(
         shape=config.shape,
@@ -55,6 +58,7 @@ def _load(config: RunConfig, *, download: bool) -> Dataset:
         seed=config.seed,
         synthetic=size,
     )
+    # It offers every sample a second time, with the label that attackers give it.
     return Flipped(dataset) if config.attack == "label-flip" else dataset
 
 
@@ -76,25 +80,29 @@ def deal(config: RunConfig, dataset: Dataset, *, validates: bool) -> Dealt:
 
     `validates`: the method's server needs a validation set, as the supplement does.
     """
+    # The server's samples come out of the training data, before clients get theirs.
+    # Honest labels decide who has what, so that an attack changes no partition.
     honest = _honest(dataset)
     validation = config.validation
-    if not validation and (validates or config.supplement):
-        validation = _usual_validation(honest)
-    parts = _partition(config, honest, validation)
+    if validation is None:
+        needed = validates or config.supplement
+        validation = _usual_validation(honest) if needed else 0
+    partition = _partition(config, honest, validation)
     supplement = nobody(config.clients)
     if config.supplement:
-        parts, supplement = supplemented(
-            parts,
+        partition, supplement = supplemented(
+            partition,
             clients=config.clients,
             below=config.supplement_below or config.batch_size,
             share=config.supplement_share,
             seed=config.seed,
         )
+    # Attackers are a prefix of one permutation: more of them include the fewer.
     drawn = randomness.generator(config.seed, "attackers").permutation(config.clients)
     attackers = np.sort(drawn[: config.num_attackers])
     if isinstance(dataset, Flipped):
-        parts = replace(parts, train=dataset.poison(parts.train, attackers))
-    return Dealt(parts, supplement, attackers)
+        partition = replace(partition, train=dataset.poison(partition.train, attackers))
+    return Dealt(partition, supplement, attackers)
 
 
 def _usual_validation(dataset: Dataset) -> int:
@@ -106,18 +114,5 @@ def _usual_validation(dataset: Dataset) -> int:
 
 
 def _partition(config: RunConfig, dataset: Dataset, validation: int) -> Partition:
-    plan = PartitionPlan(
-        scheme=config.partition,
-        clients=config.clients + config.new_clients,
-        classes=dataset.classes,
-        seed=config.seed,
-        alpha=config.alpha,
-        classes_per_client=config.classes_per_client,
-        uniform_share=config.uniform_share,
-        train_per_client=config.train_per_client,
-        test_per_client=config.test_per_client,
-        validation=validation,
-        new_clients=config.new_clients if config.new_classes else 0,
-        new_classes=num_new_classes(dataset.classes, config.new_classes),
-    )
-    return partition(plan, dataset.labels("train"), dataset.labels("test"))
+    plan = config.plan(dataset.classes, validation)
+    return deal_out(plan, dataset.labels("train"), dataset.labels("test"))

@@ -39,8 +39,9 @@ class Evaluation:
 
 def is_due(round: int, config: RunConfig) -> bool:
     """Tell whether a round ends with an evaluation; the last one always does."""
-    last = round + 1 == config.rounds
-    return last or (round + 1) % config.evaluate_every == 0
+    done = round + 1
+    is_last = done == config.rounds
+    return is_last or done % config.evaluate_every == 0
 
 
 def evaluate(setup: Setup, state: Any) -> Evaluation:
@@ -51,21 +52,25 @@ def evaluate(setup: Setup, state: Any) -> Evaluation:
     with setup.timer.phase("evaluate"):
         # One small allreduce for everything: each client's correct answers, then the
         # global model's correct answers and its loss.
-        sums = torch.zeros(
-            total + 2, dtype=torch.float64, device=setup.federation.device
-        )
+        device = setup.federation.device
+        sums = torch.zeros(total + 2, dtype=torch.float64, device=device)
         _add_personal(setup, state, sums)
         row = setup.method.global_row(state)
         if row is not None:
             _add_global(setup, row, sums[total:])
-        answers = setup.collectives.allreduce(sums).cpu().numpy()
+        summed = setup.collectives.allreduce(sums)
+        answers = summed.cpu().numpy()
     accuracy = _accuracies(answers[:total], setup.clients)
-    samples = float("nan") if row is None else float(setup.global_test_size)
+    # Without a global model its figures are 0 / NaN, which is NaN.
+    samples = float(setup.global_test_size)
+    if row is None:
+        samples = float("nan")
+    correct, loss = answers[total:]
     return Evaluation(
         accuracy=mean_accuracy(accuracy),
         client_accuracy=accuracy,
-        global_accuracy=float(answers[total] / samples),
-        global_loss=float(answers[total + 1] / samples),
+        global_accuracy=float(correct / samples),
+        global_loss=float(loss / samples),
     )
 
 
@@ -73,19 +78,26 @@ def _add_personal(setup: Setup, state: Any, sums: Tensor) -> None:
     """Put the correct answers of this rank's clients at their ids."""
     fed = setup.federation
     # A method may build personal rows only to have them judged, so not all at once.
-    group = max(1, PERSONAL_FLOATS // (fed.layout.num_columns * setup.stacked))
-    for start in range(0, len(fed.clients), group):
-        members = np.arange(start, min(start + group, len(fed.clients)))
-        score = fed.evaluate(setup.method.personal(fed, state, members), members)
-        sums[on_device(fed.clients[members], fed.device)] = score.correct.double()
+    # Stacked seeds do it at the same time.
+    row_floats = fed.layout.num_columns * setup.stacked
+    group = max(1, PERSONAL_FLOATS // row_floats)
+    count = len(fed.clients)
+    for start in range(0, count, group):
+        members = np.arange(start, min(start + group, count))
+        rows = setup.method.personal(fed, state, members)
+        score = fed.evaluate(rows, members)
+        ids = on_device(fed.clients[members], fed.device)
+        sums[ids] = score.correct.double()
 
 
 def _add_global(setup: Setup, row: Tensor, sums: Tensor) -> None:
     """Put the global model's correct answers and loss on this rank's share of the test
     set into the two sums.
     """
-    one_client = np.zeros(1, np.int64)
-    score = setup.engine.evaluate(row.unsqueeze(0), setup.global_test, one_client)
+    # The engine knows clients alone: the test set is the data of one, client 0.
+    client = np.zeros(1, np.int64)
+    rows = row.unsqueeze(0)
+    score = setup.engine.evaluate(rows, setup.global_test, client)
     sums[0] = score.correct.double().sum()
     sums[1] = score.loss.double().sum()
 
@@ -95,7 +107,8 @@ def evaluate_finals(setup: Setup, state: Any, results: ResultsWriter | None) -> 
     if not hasattr(setup.method, "finals"):
         return
     fed = setup.federation
-    for name, rows in setup.method.finals(fed, state, np.arange(len(fed.clients))):
+    everyone = np.arange(len(fed.clients))
+    for name, rows in setup.method.finals(fed, state, everyone):
         accuracy = client_accuracy(setup, fed, rows, setup.clients)
         if results is not None:
             results.write_final(name, accuracy)
@@ -108,14 +121,18 @@ def client_accuracy(
     are those of this rank's clients.
     """
     with setup.timer.phase("evaluate"):
-        sums = torch.zeros(len(clients.rank), dtype=torch.float64, device=fed.device)
+        total = len(clients.rank)
+        sums = torch.zeros(total, dtype=torch.float64, device=fed.device)
         score = fed.evaluate(rows, np.arange(len(fed.clients)))
-        sums[on_device(fed.clients, fed.device)] = score.correct.double()
-        answers = setup.collectives.allreduce(sums).cpu().numpy()
-    return _accuracies(answers, clients)
+        # Every rank fills in its own clients; the others' entries stay 0.
+        ids = on_device(fed.clients, fed.device)
+        sums[ids] = score.correct.double()
+        summed = setup.collectives.allreduce(sums)
+    return _accuracies(summed.cpu().numpy(), clients)
 
 
 def _accuracies(correct: np.ndarray, clients: Clients) -> np.ndarray:
     """Return correct answers by test samples; NaN for clients without test data."""
     samples = clients.test_samples
-    return np.where(samples > 0, correct / np.maximum(samples, 1), np.nan)
+    share = correct / np.maximum(samples, 1)
+    return np.where(samples > 0, share, np.nan)

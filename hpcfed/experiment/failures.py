@@ -34,6 +34,7 @@ def ending_all_ranks(world: World, reporting: Reporting) -> Iterator[None]:
     try:
         yield
     except UserError as error:
+        # Alone, the command line tells it, and ends with the same code.
         if world.alone:
             raise
         tell(error, world.rank)
@@ -43,6 +44,7 @@ def ending_all_ranks(world: World, reporting: Reporting) -> Iterator[None]:
         remark(trace.rstrip())
         line = f"{_where(world)} failed in phase {reporting.phase()}: {one_line(error)}"
         _last_words(world, reporting, line, trace)
+        # Other ranks may wait in a collective for ever, so MPI ends them.
         world.abort(1)
         raise SystemExit(1) from None
 
@@ -73,7 +75,10 @@ def _stalled(world: World, reporting: Reporting, phase: str, waited: float) -> N
         f"{_where(world)} has been in phase {phase} for {waited:.0f} s: "
         "it hangs, or waits for a rank that does"
     )
-    silent = [] if world.pulse is None else world.pulse.silent(3 * BEAT)
+    # A rank that waits beats on; one that is stopped, or whose host is gone, does not.
+    silent = []
+    if world.pulse is not None:
+        silent = world.pulse.silent(3 * BEAT)
     if silent:
         names = [f"{rank} on {world.locations[rank].host}" for rank in silent]
         line += f"; no sign of life from rank {', '.join(names)}"

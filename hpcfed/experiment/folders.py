@@ -56,6 +56,7 @@ def make_folder(
 def _take(folder: Path, config: RunConfig, claims: ExitStack) -> bool:
     """Claim a folder and make it ready; tell whether its run is complete already."""
     folder.mkdir(parents=True, exist_ok=True)
+    # Before the claim, which writes to the folder.
     check_plain(folder)
     claims.enter_context(claimed(folder))
     seeds = [seed_folder(folder, seed) for seed in config.seeds or ()]
@@ -110,6 +111,7 @@ def _new_folder(config: RunConfig) -> Path:
     """
     clock = time.strftime("%Y%m%d-%H%M%S")
     name = f"{config.method}-{Path(config.dataset).stem}-{clock}"
+    # mkdir is the test: whoever makes the folder has it.
     for number in range(1, MOST_ATTEMPTS):
         folder = RUNS / (name if number == 1 else f"{name}-{number}")
         with suppress(FileExistsError):

@@ -29,13 +29,18 @@ def run_rounds(
     found: Checkpoint | None,
 ) -> None:
     """Run all rounds, or those after a checkpoint, and record them in the folder."""
-    config, world, fed = setup.settings.config, setup.world, setup.federation
-    method, timer = setup.method, setup.timer
-    results = open_results(setup, folder) if world.is_root else None
+    config = setup.settings.config
+    fed = setup.federation
+    method = setup.method
+    timer = setup.timer
+    # Results are the root's; everywhere else they are None, which also tells who is root.
+    results = open_results(setup, folder) if setup.world.is_root else None
+    # Every rank writes snapshots of the clients that it hosts.
     snapshots = open_snapshots(setup, folder)
     with closing(results, snapshots):
-        joules_before = rank_joules(world)
-        first, state = 0, method.init(fed)
+        joules_before = rank_joules(setup.world)
+        first = 0
+        state = method.init(fed)
         if config.resume is not None:
             first, state = resume.go_on(
                 setup, folder, found, state, results, progress.say
@@ -43,6 +48,7 @@ def run_rounds(
         recorder = Recorder(setup, results, snapshots, progress, first)
         rebalancer = Rebalancer(setup, results, progress)
         checkpointer = Checkpointer(setup, folder, results, stop, progress.say)
+        # All ranks begin together, so that nobody's wait counts as the first round's.
         setup.collectives.barrier()
         timer.start()
         for round in range(first, config.rounds):
@@ -52,15 +58,19 @@ def run_rounds(
                 # A method whose ranks drift apart is told so now, not after hours.
                 with timer.phase("record"):
                     checkpointing.check_shared(setup, state)
-            evaluation = evaluate(setup, state) if is_due(round, config) else None
+            evaluation = None
+            if is_due(round, config):
+                evaluation = evaluate(setup, state)
             recorder.close_snapshot(round, state)
             train_seconds = recorder.record(round, cohort.log, evaluation)
+            # All ranks have the same evaluation, so they leave together.
             target = config.target_accuracy if config.stop_at_target else None
             if evaluation is not None and evaluation.reaches(target):
                 progress.stop(round)
                 break
             state = rebalancer.after_round(state, cohort, train_seconds)
-            if checkpointer.after_round(round, state):
+            stopping = checkpointer.after_round(round, state)
+            if stopping:
                 leave(setup, results, status="stopped")
                 return
         _finish(setup, folder, state, results, joules_before)
@@ -80,8 +90,8 @@ def _finish(
     options = server_options(setup.settings)
     if options is not None and options.server_save:
         setup.federation.server.save(str(folder / SERVER))
-    joules = np.array([rank_joules(setup.world) - joules_before])
-    everyones = setup.collectives.gather_vectors(joules)
+    joules = rank_joules(setup.world) - joules_before
+    everyones = setup.collectives.gather_vectors(np.array([joules]))
     energy = None if everyones is None else everyones[:, 0]
     if setup.settings.config.resume is not None:
         # Nobody knows what it has used before it was resumed.
@@ -97,6 +107,7 @@ def leave(
     energy: np.ndarray | None = None,
 ) -> None:
     """Let the server go, and close the results with their status."""
+    # A server with ranks of its own waits for requests until it is told to go.
     if setup.settings.options.has_server:
         setup.federation.server.leave()
     if results is not None:

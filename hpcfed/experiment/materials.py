@@ -67,32 +67,35 @@ def make_material(settings: Settings, dataset: Dataset, world: World) -> Materia
         bf16=config.precision == "bf16",
     )
     # Clients that join later come after all others, and are placed by themselves.
-    parts, known = dealt.parts, slice(0, config.clients)
-    clients = _placed(config, parts, known, world, engine.mode)
-    holdings = _holdings(parts, clients.on(world.role_rank))
+    partition = dealt.partition
+    known = slice(0, config.clients)
+    clients = _placed(config, partition, known, world, engine.mode)
+    holdings = _holdings(partition, clients.on(world.role_rank))
+    # Every rank judges the global model on its share; the shares are interleaved.
     test_size = len(dataset.labels("test"))
     own_share = np.arange(world.role_rank, test_size, world.role_size)
     holdings.append(_of_one_client("test", own_share))
     if validates(settings):
         # The whole of it on every rank: the server judges uploads where they are.
-        holdings.append(_of_one_client("train", parts.validation))
+        holdings.append(_of_one_client("train", partition.validation))
     newcomers = None
     if config.new_clients:
         later = slice(config.clients, None)
-        newcomers = _placed(config, parts, later, world, engine.mode)
+        newcomers = _placed(config, partition, later, world, engine.mode)
         ids = config.clients + newcomers.on(world.role_rank)
-        holdings += _holdings(parts, ids)
+        holdings += _holdings(partition, ids)
     return Material(
         dataset, clients, dealt, tuple(holdings), newcomers, network, engine
     )
 
 
 def _placed(
-    config: RunConfig, parts: Partition, which: slice, world: World, mode: str
+    config: RunConfig, partition: Partition, which: slice, world: World, mode: str
 ) -> Clients:
     """Place clients on ranks by their steps, as nothing has been measured yet."""
-    train_samples = np.array([len(samples) for samples in parts.train[which]])
-    test_samples = np.array([len(samples) for samples in parts.test[which]])
+    train_samples = np.array([len(samples) for samples in partition.train[which]])
+    test_samples = np.array([len(samples) for samples in partition.test[which]])
+    # Steps, not samples: short batches are padded and take as long as whole ones.
     loads = client_loads(
         train_samples, epochs=config.epochs, batch_size=config.batch_size
     )
@@ -100,13 +103,13 @@ def _placed(
     return Clients(rank, train_samples, test_samples)
 
 
-def _holdings(parts: Partition, ids: np.ndarray) -> list[Holding]:
-    return [holding("train", parts, ids), holding("test", parts, ids)]
+def _holdings(partition: Partition, ids: np.ndarray) -> list[Holding]:
+    return [holding_of("train", partition, ids), holding_of("test", partition, ids)]
 
 
-def holding(split: Split, parts: Partition, ids: np.ndarray) -> Holding:
+def holding_of(split: Split, partition: Partition, ids: np.ndarray) -> Holding:
     """Return the samples that these clients have of a split."""
-    lists = parts.train if split == "train" else parts.test
+    lists = partition.train if split == "train" else partition.test
     return Holding(split, [lists[i] for i in ids], ids)
 
 
@@ -115,11 +118,11 @@ def _of_one_client(split: Split, samples: np.ndarray) -> Holding:
 
 
 def load_shard(
-    dataset: Dataset, own: Holding, *, device: torch.device, dtype: torch.dtype
+    dataset: Dataset, held: Holding, *, device: torch.device, dtype: torch.dtype
 ) -> Shard:
     """Bring the samples of a holding to the device."""
     return shard(
-        dataset, own.split, own.lists, clients=own.ids, device=device, dtype=dtype
+        dataset, held.split, held.lists, clients=held.ids, device=device, dtype=dtype
     )
 
 
@@ -140,9 +143,9 @@ def load_stacked_shards(
     for same_kind in zip(*(material.holdings for material in materials), strict=True):
         whole = _joined(materials, seeds, same_kind, device=device, dtype=dtype)
         first = 0
-        for own, of_seed in zip(same_kind, shards, strict=True):
-            of_seed.append(part(whole, first, own.ids))
-            first += len(own.ids)
+        for held, of_seed in zip(same_kind, shards, strict=True):
+            of_seed.append(part(whole, first, held.ids))
+            first += len(held.ids)
     return shards
 
 
@@ -155,16 +158,17 @@ def _joined(
     dtype: torch.dtype,
 ) -> Shard:
     """Load the same holding of all seeds as one shard."""
+    # Errors about a client's data say which seed's client it is.
     names = []
-    for seed, own in zip(seeds, holdings, strict=True):
-        of_seed = [f"{client} (seed {seed})" for client in own.ids]
+    for seed, held in zip(seeds, holdings, strict=True):
+        of_seed = [f"{client} (seed {seed})" for client in held.ids]
         names.append(np.array(of_seed, object))
     dataset = materials[0].dataset
     if all(material.dataset is dataset for material in materials):
         # Then a sample is on the device once for all seeds.
         lists = []
-        for own in holdings:
-            lists += own.lists
+        for held in holdings:
+            lists += held.lists
         return shard(
             dataset,
             holdings[0].split,
@@ -173,16 +177,17 @@ def _joined(
             device=device,
             dtype=dtype,
         )
-    parts = []
-    for material, own, named in zip(materials, holdings, names, strict=True):
-        parts.append(
+    # Each seed has data of its own, as synthetic ones do.
+    shards = []
+    for material, held, named in zip(materials, holdings, names, strict=True):
+        shards.append(
             shard(
                 material.dataset,
-                own.split,
-                own.lists,
+                held.split,
+                held.lists,
                 clients=named,
                 device=device,
                 dtype=dtype,
             )
         )
-    return join(parts)
+    return join(shards)

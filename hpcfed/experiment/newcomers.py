@@ -20,32 +20,36 @@ def welcome(
 
     A client that has not joined yet has NaN.
     """
-    fed, config = newcomers.federation, setup.settings.config
+    fed = newcomers.federation
+    config = setup.settings.config
     # Rounds may have ended at the target, long before the last one.
     cohort = fed.everyone(setup.federation.round + 1)
     starts = _starts(setup, fed, state, cohort)
     if results is not None:
-        results.write_newcomer_bytes(cohort.log.bytes_down / max(1, fed.num_holders))
-    joins = np.arange(config.new_clients) * config.join_rounds // config.new_clients
-    for name, rows in starts.items():
+        sent_to_each = cohort.log.bytes_down / max(1, fed.num_holders)
+        results.write_newcomer_bytes(sent_to_each)
+    # They join one after the other, evenly spread over the first updates.
+    numbers = np.arange(config.new_clients)
+    joins = numbers * config.join_rounds // config.new_clients
+    for start, rows in starts.items():
+        # Update 0 is how they start.
         for update in range(config.new_updates + 1):
             if update:
                 joined = np.flatnonzero(joins[fed.clients] < update)
-                before, rows = rows, _updated(fed, rows, joined, update)
-                lead = getattr(setup.method, "lead", None)
-                if name == "method" and lead is not None:
-                    rows = lead(fed, update - 1, before, rows)
+                rows = _next_rows(setup, fed, rows, joined, start, update)
             accuracy = client_accuracy(setup, fed, rows, newcomers.clients)
             if results is not None:
                 there = np.where(joins <= update, accuracy, np.nan)
-                results.write_newcomers(name, update, there)
+                results.write_newcomers(start, update, there)
 
 
 def _starts(
     setup: Setup, fed: Federation, state: Any, cohort: Cohort
 ) -> dict[str, Tensor]:
     """Return the rows from which new clients start, by the name of the start."""
-    method, count = setup.method, len(fed.clients)
+    # All others are for comparison: what is the method's own start worth?
+    method = setup.method
+    count = len(fed.clients)
     starts = {"method": method.welcome(fed, state, cohort)}
     if setup.settings.config.new_starts != "all":
         return starts
@@ -56,7 +60,23 @@ def _starts(
     return starts
 
 
-def _updated(fed: Federation, rows: Tensor, joined: np.ndarray, update: int) -> Tensor:
-    """Return the rows after a local update of the clients that have joined."""
+def _next_rows(
+    setup: Setup,
+    fed: Federation,
+    rows: Tensor,
+    joined: np.ndarray,
+    start: str,
+    update: int,
+) -> Tensor:
+    """Return the rows after a local update of the clients that have joined.
+
+    A method may then lead those that started from it, as if they were in a round.
+    """
     at = on_device(joined, fed.device)
-    return rows.index_copy(0, at, fed.finetune(rows[at], joined, phase=update))
+    trained = fed.finetune(rows[at], joined, phase=update)
+    updated = rows.index_copy(0, at, trained)
+    lead = getattr(setup.method, "lead", None)
+    if start != "method" or lead is None:
+        return updated
+    led: Tensor = lead(fed, update - 1, rows, updated)
+    return led

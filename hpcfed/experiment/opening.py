@@ -16,20 +16,25 @@ def opening_lines(setup: Setup) -> Iterator[str]:
         yield str(choice)
     yield from _arithmetic(setup)
     yield from _supplement(setup)
+    # A client without data is easily overlooked: it makes no error, only bad figures.
     yield from _dataless(setup, setup.clients, "")
     if setup.newcomers is not None:
         yield from _dataless(setup, setup.newcomers.clients, "new ")
 
 
 def _title(setup: Setup) -> str:
-    config, world = setup.settings.config, setup.world
-    seeds = "" if setup.stacked == 1 else f"{setup.stacked} seeds × "
+    config = setup.settings.config
+    world = setup.world
+    seeds = ""
+    if setup.stacked > 1:
+        seeds = f"{setup.stacked} seeds × "
     clients = count(config.clients, "client")
     columns = f"{setup.federation.layout.num_columns:,} columns"
     ranks = count(world.num_workers, "rank")
     if world.server_ranks:
         ranks += f" and {count(world.server_ranks, 'server rank')}"
-    devices = ", ".join(sorted({location.device_name for location in world.locations}))
+    names = {location.device_name for location in world.locations}
+    devices = ", ".join(sorted(names))
     if world.backend != "none":
         devices += f", {world.backend}: {world.reason}"
     return (
@@ -40,6 +45,7 @@ def _title(setup: Setup) -> str:
 
 def _arithmetic(setup: Setup) -> Iterator[str]:
     """Say so where bf16 was asked for and has no effect."""
+    # Only the loop over clients computes in bf16, and only on a GPU.
     serves = setup.engine.mode == "loop" and setup.world.device.type == "cuda"
     if setup.settings.config.precision == "bf16" and not serves:
         yield (
@@ -52,7 +58,9 @@ def _supplement(setup: Setup) -> Iterator[str]:
     """Say how many validation samples clients have got, which are then trained on."""
     if not setup.settings.config.supplement:
         return
-    given, whole = setup.dealt.supplement, len(setup.dealt.parts.validation)
+    # A server that selects by validation data then judges what it has given away.
+    given = setup.dealt.supplement
+    whole = len(setup.dealt.partition.validation)
     asked = int(np.count_nonzero(given.samples))
     if not asked:
         yield "supplement: no client has so few samples that it asks"

@@ -103,6 +103,7 @@ class SeedsProgress(RunProgress):
         """The last rounds of seeds that have stopped."""
 
     def round(self, round: int, values: dict[str, float], *, on_disk: bool) -> None:
+        # A seed may be a round ahead of another, which waits for its turn.
         self._told.setdefault(round, []).append((values, on_disk))
         self._show_if_all_told(round)
 
@@ -130,6 +131,7 @@ class SeedsProgress(RunProgress):
 
 def _figures(values: dict[str, float]) -> str:
     """Return the loss, and the accuracies where the round was evaluated."""
+    # Methods without a global model have NaN, as have rounds between evaluations.
     words = [f"loss {values['train_loss']:.4f}"]
     for label, name in {"clients": "accuracy", "global": "global_accuracy"}.items():
         accuracy = values.get(name, float("nan"))

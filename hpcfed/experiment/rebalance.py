@@ -22,7 +22,8 @@ class Rebalancer:
     def __init__(
         self, setup: Setup, results: ResultsWriter | None, progress: RunProgress
     ) -> None:
-        config, clients = setup.settings.config, setup.clients
+        config = setup.settings.config
+        clients = setup.clients
         loads = client_loads(
             clients.train_samples, epochs=config.epochs, batch_size=config.batch_size
         )
@@ -52,6 +53,7 @@ class Rebalancer:
         setup = self._setup
         if setup.shards is None:
             return state
+        # Only those that trained explain a rank's seconds.
         trained = cohort.clients
         if setup.settings.options.all_train:
             trained = np.arange(len(setup.clients.rank))
@@ -70,9 +72,11 @@ class Rebalancer:
         return self._relocate(state, cohort.round, proposal)
 
     def _relocate(self, state: Any, round: int, proposal: Proposal) -> Any:
-        setup, before = self._setup, self._setup.clients.rank
+        setup = self._setup
+        before = setup.clients.rank
         begin = time.perf_counter()
         state = relocate(setup, state, proposal.rank)
+        # The slowest rank's time is what a relocation costs.
         setup.collectives.barrier()
         seconds = time.perf_counter() - begin
         self._balance.moved(proposal.rank, seconds)
@@ -92,12 +96,16 @@ def relocate(setup: Setup, state: Any, rank: np.ndarray) -> Any:
     same call on every worker.
     """
     assert setup.shards is not None, "this run was assembled to stay as it is"
-    before, after = setup.clients, replace(setup.clients, rank=rank)
+    before = setup.clients
+    after = replace(before, rank=rank)
     rows = {}
     for field in fields(state):
+        # Shared fields are on every rank already.
         if field.metadata.get("owned"):
             tensor = getattr(state, field.name)
-            rows[field.name] = setup.collectives.relocate(tensor, before.rank, rank)
+            relocated = setup.collectives.relocate(tensor, before.rank, rank)
+            rows[field.name] = relocated
+    # Samples are not sent: every rank loads those of its new clients.
     setup.federation.settle(after, setup.shards)
     setup.clients = after
     return replace(state, **rows)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from hpcfed.clients.balance import MOVES
 from hpcfed.errors import one_line
@@ -58,6 +59,7 @@ class Recorder:
         snapshots = self._snapshots
         if snapshots is None or not snapshots.due(round):
             return
+        # Rows were written while the method ran; the global model is new now.
         with self._setup.timer.phase("record"):
             row = self._setup.method.global_row(state)
             global_row = None if row is None else row.cpu().numpy()
@@ -76,6 +78,7 @@ class Recorder:
         with setup.timer.phase("record"):
             reports = []
             if setup.settings.options.has_server:
+                # Trainings of the server's model that have ended since the last round.
                 reports = setup.federation.server.reports()
             memory = [peak_memory(setup.world.device)]
             if not setup.world.server_ranks:
@@ -91,11 +94,14 @@ class Recorder:
                 **_log_figures(setup, log),
                 **_evaluation_figures(evaluation),
             }
-            own = series.as_vector(figures)
-            gathered = setup.collectives.gather_vectors(np.concatenate([own, phases]))
+            # One small gather for everything: a collective costs more than its bytes.
+            vector = series.as_vector(figures)
+            gathered = setup.collectives.gather_vectors(
+                np.concatenate([vector, phases])
+            )
             if results is None or gathered is None:
                 return None
-            everyones = series.by_rank(gathered[:, : len(own)])
+            everyones = series.by_rank(gathered[:, : len(vector)])
             values = series.round_figures(everyones)
             accuracy = None if evaluation is None else evaluation.client_accuracy
             on_disk = results.write_round(
@@ -103,7 +109,7 @@ class Recorder:
                 values,
                 client_accuracy=accuracy,
                 rank_values={name: everyones[name] for name in series.RANK_SERIES},
-                phases=gathered[:, len(own) :],
+                phases=gathered[:, len(vector) :],
             )
             for trained_after, report in reports:
                 results.write_server(trained_after, report)
@@ -112,6 +118,7 @@ class Recorder:
 
     def _bytes_since(self) -> int:
         """Return the payload handed to collectives since the last call."""
+        # The first round also counts what was sent before it, to set the run up.
         total = self._setup.collectives.bytes_sent
         since = total - self._bytes_counted
         self._bytes_counted = total
@@ -119,17 +126,20 @@ class Recorder:
 
 
 def _log_figures(setup: Setup, log: RoundLog) -> dict[str, float]:
-    """Return this rank's figures out of the round's log; the device is waited for."""
+    """Return this rank's figures out of the round's log.
+
+    A number in the log that the table of series names is recorded as it is: a new one
+    needs nothing here. Reading it waits for the device.
+    """
+    figures = {}
+    for name, value in vars(log).items():
+        is_number = isinstance(value, int | float | Tensor)
+        if is_number and name in series.RANK_FIGURES:
+            figures[name] = float(value)
     # What all clients send is known on every rank: the root alone counts it.
     of_all_ranks = log.bytes_up if setup.world.is_root else 0
-    figures = {
-        "loss_sum": float(log.loss_sum),
-        "loss_samples": int(log.samples_seen),
-        "bytes_up": int(log.bytes_up_here) + of_all_ranks,
-        "bytes_down": log.bytes_down,
-        "cohort": log.cohort_size,
-        "excluded": len(log.excluded),
-    }
+    figures["bytes_up"] = int(log.bytes_up_here) + of_all_ranks
+    figures["excluded"] = len(log.excluded)
     if log.selected is not None:
         attackers = np.isin(log.selected, setup.dealt.attackers)
         figures["kept"] = len(log.selected)
@@ -169,7 +179,7 @@ def open_results(setup: Setup, folder: Path) -> ResultsWriter:
             "parameters": layout.num_parameters,
             "engine": setup.engine.mode,
             "stacked_seeds": setup.stacked,
-            "validation_samples": len(setup.dealt.parts.validation),
+            "validation_samples": len(setup.dealt.partition.validation),
             "leaked_samples": setup.dealt.supplement.leaked,
             "data": setup.data,
         },
@@ -209,7 +219,8 @@ def open_snapshots(setup: Setup, folder: Path) -> SnapshotWriter | None:
     config, fed = setup.settings.config, setup.federation
     if not config.snapshot_every:
         return None
-    rounds = np.arange(config.snapshot_every - 1, config.rounds, config.snapshot_every)
+    every = config.snapshot_every
+    rounds = np.arange(every - 1, config.rounds, every)
     return SnapshotWriter(
         folder,
         setup.world.role_rank,

@@ -32,7 +32,8 @@ def find_checkpoints(
     tells the others. The runs' folders are claimed by now, so nobody else changes them.
     `stop` has agreed if a stop was asked for meanwhile.
     """
-    config, world = setup.settings.config, setup.world
+    config = setup.settings.config
+    world = setup.world
     if config.resume is None:
         return [None] * len(runs)
     found: list[Checkpoint] | None = None
@@ -41,7 +42,8 @@ def find_checkpoints(
             found = checkpoints.common(runs, say=say, stopping=lambda: stop.asked)
         except checkpoints.Interrupted:
             stop.agreed = True
-        if found is None and not stop.agreed and not config.overwrite:
+        begins_anew = found is None and not stop.agreed
+        if begins_anew and not config.overwrite:
             _check_nothing_is_lost(runs, config.resume)
     found, stop.agreed = world.role_bcast((found, stop.agreed))
     if world.is_root and not stop.agreed:
@@ -111,14 +113,17 @@ def load(setup: Setup, checkpoint: Checkpoint, state: Any) -> Any:
     for field in fields(state):
         if field.metadata.get("fixed"):
             continue
+        # Through an empty tensor: numpy has the type, and nothing is copied.
         like = getattr(state, field.name)
         dtype = as_array(like.new_empty(0)).dtype
         if field.metadata.get("owned"):
             rows = _rows_of_clients(setup, checkpoint, field, holders, like, dtype)
         else:
             rows = checkpoint.read(f"common.{field.name}", dtype, like.shape)
+        # Numbers of rows are used as indices: wrong ones would read out of bounds.
         if "row_of" in field.metadata:
-            row_count = len(getattr(state, field.metadata["row_of"]))
+            table = getattr(state, field.metadata["row_of"])
+            row_count = len(table)
             if rows.min() < 0 or rows.max() >= row_count:
                 raise checkpoint.refusal(
                     f"common.{field.name}", "numbers of rows that there are not"
@@ -134,10 +139,12 @@ def _holders(checkpoint: Checkpoint, clients: np.ndarray) -> dict[str, np.ndarra
 
     All of `clients` are among them, or the checkpoint is refused.
     """
+    # Files are called worker-RANK.FIELD.npy.
     ranks = {name.partition(".")[0] for name in checkpoint.names("worker-")}
     holders = {}
     for rank in sorted(ranks):
-        holders[rank] = checkpoint.read(f"{rank}.clients", clients.dtype, [None])
+        ids = checkpoint.read(f"{rank}.clients", clients.dtype, [None])
+        holders[rank] = ids
     missing = clients
     for ids in holders.values():
         # Rows are looked up by bisection.
@@ -174,6 +181,7 @@ def _rows_of_clients(
         if width != found.shape[1] or width not in widths:
             raise checkpoint.refusal(name, f"rows of {count(width, 'column')}")
         here = np.isin(fed.clients, theirs)
-        found[here] = rows[np.searchsorted(theirs, fed.clients[here])]
+        positions = np.searchsorted(theirs, fed.clients[here])
+        found[here] = rows[positions]
     assert found is not None
     return found

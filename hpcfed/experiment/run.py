@@ -39,10 +39,12 @@ def run(settings: Settings, stop: Stop | None = None) -> Path | None:
     if config.deterministic:
         # cuBLAS reads it once, when it starts.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    # Before the world is entered: then a mistake costs no start of MPI.
     check_network(settings)
     world = worlds.enter(
         device=config.device, server_ranks=config.server_ranks, backend=config.backend
     )
+    # Some defaults depend on the device, which is known only now.
     on_gpu = all(location.device != "cpu" for location in world.server_locations)
     settings = settings.on_device(gpu=on_gpu)
     watch = observer()
@@ -79,6 +81,7 @@ def _work(settings: Settings, world: World, watch: Observer, stop: Stop) -> Path
     timers = [watch.timer(world.device) for _ in seeds]
     reporting = Reporting(lambda: timers[0].current)
     stalls = ending_when_stalled(world, reporting, timers, config.stall_timeout)
+    # Claims are given back last: until then nobody else may write to the folder.
     with (
         ExitStack() as claims,
         stop.listening(),
@@ -93,6 +96,7 @@ def _work(settings: Settings, world: World, watch: Observer, stop: Stop) -> Path
             every = [settings.of_seed(seed) for seed in seeds]
             lockstep, setups = assemble_seeds(every, world, timers)
             reporting.phase = partial(_phase, lockstep)
+        # After assembling, where most mistakes are found: no folder is left behind.
         folder, complete = make_folder(config, world, claims)
         if complete:
             _leave_all(lockstep, setups, status="complete")
@@ -146,6 +150,7 @@ def go_together(
         if stop.agreed:
             _leave_all(lockstep, setups, status="stopped")
             return
+        # Each seed is a program of its own; lockstep lets them advance together.
         programs = []
         for setup, folder, checkpoint in zip(setups, folders, found, strict=True):
             programs.append(

@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from hpcfed.config import RunConfig
+from hpcfed.config.older import unset_zeros
 from hpcfed.errors import UserError
 from hpcfed.record import reading
 from hpcfed.record.folder import runs
@@ -33,6 +34,7 @@ def read_seeds(folder: Path) -> list[RunRecord]:
     """Read the runs in `folder/seed-N`, in the order of their seeds; none where the
     folder holds a run itself.
     """
+    # `runs` returns the folder itself where it has no seeds.
     found = runs(folder)
     if found == [folder]:
         return []
@@ -53,7 +55,9 @@ def check_options(stored: dict[str, Any]) -> dict[str, Any]:
     """Return a stored config whose options of every run have been checked as those of
     a command line are; a method's own stay as they are.
     """
+    stored = unset_zeros(stored)
     fields = RunConfig.model_fields
+    # An older record lacks newer options, and null stands for one that was not given.
     known = {}
     for name, value in stored.items():
         if name in fields and value is not None:
@@ -63,6 +67,7 @@ def check_options(stored: dict[str, Any]) -> dict[str, Any]:
     except ValidationError as failure:
         error = failure.errors()[0]
         raise ValueError(f"its option {error['loc'][0]}: {error['msg']}") from None
+    # But where an option has a default, no run has ever stored null.
     for name, field in fields.items():
         if name in stored and stored[name] is None and field.default is not None:
             raise ValueError(f"its option {name} is null")

@@ -23,9 +23,9 @@ __all__ = ["Options", "State", "global_row", "init", "personal", "round", "welco
 
 
 class Options(config.Options):
-    finetune_epochs: int = option(
-        0,
-        "epochs of fine-tuning before a client is judged; 0: as many as --epochs",
+    finetune_epochs: int | None = option(
+        None,
+        "epochs of fine-tuning before a client is judged (default: --epochs)",
         ge=0,
         le=100_000,
     )

@@ -58,9 +58,10 @@ class Options(_clusters.Options):
     fisher: Literal["model", "layer"] = option(
         "model", "within what Fisher information is normalised"
     )
-    gene_layers: int = option(
-        0,
-        "γ, layers sent in the end; 0: three quarters of them, 16 of ResNet-18's 21",
+    gene_layers: int | None = option(
+        None,
+        "γ, layers sent in the end (default: three quarters of them, 16 of ResNet-18's "
+        "21)",
         ge=0,
     )
     gene_every: int = option(
@@ -79,7 +80,7 @@ class Options(_clusters.Options):
     def check(self, config: RunConfig) -> None:
         super().check(config)
         most = MODELS[config.network()].layers
-        if self.gene_layers > most:
+        if self.gene_layers is not None and self.gene_layers > most:
             raise UserError(
                 f"--gene-layers {self.gene_layers}, but {config.network()} has {most} "
                 "layers with weights"

@@ -59,8 +59,11 @@ and `direct` out of noise.
 
 
 class Options(ServerOptions):
-    finetune_epochs: int = option(
-        0, "epochs of fine-tuning at the end; 0: as many as --epochs", ge=0, le=100_000
+    finetune_epochs: int | None = option(
+        None,
+        "epochs of fine-tuning at the end (default: --epochs)",
+        ge=0,
+        le=100_000,
     )
     direct: bool = option(
         False,

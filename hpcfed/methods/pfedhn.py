@@ -50,9 +50,9 @@ class Options(config.Options):
         ge=0,
         le=1000,
     )
-    hn_embedding: int = option(
-        0,
-        "size of a client's embedding; 0: 1 + a quarter of the clients",
+    hn_embedding: int | None = option(
+        None,
+        "size of a client's embedding (default: 1 + a quarter of the clients)",
         ge=0,
         le=2**16,
     )

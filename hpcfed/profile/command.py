@@ -17,6 +17,7 @@ from hpcfed.profile.trace import trace
 from hpcfed.profile.verdict import Workload, advice, words
 from hpcfed.profile.watch import ProfileWatch
 from hpcfed.profile.workloads import Measured, workloads
+from hpcfed.record.folder import PROFILE, TRACE
 from hpcfed.record.json_values import plain
 from hpcfed.record.observer import observed_by
 from hpcfed.record.publish import publish
@@ -55,7 +56,7 @@ def profile(settings: Settings, *, warmup: int, active: int, nvtx: bool) -> None
         tips = advice(workload, record.config, cuda=cuda, server=server)
         advised.append((workload, tips))
     _write(folder, watch, measured, advised)
-    with unless_full(f"all figures are in {folder / 'profile.json'}"):
+    with unless_full(f"all figures are in {folder / PROFILE}"):
         _print(folder, watch, measured, advised)
 
 
@@ -74,9 +75,9 @@ def _write(
     folder: Path, watch: ProfileWatch, measured: Measured, advised: Advised
 ) -> None:
     timeline = json.dumps(trace(watch.timelines))
-    publish(timeline.encode(), folder / "trace.json")
+    publish(timeline.encode(), folder / TRACE)
     content = plain(_content(watch, measured, advised))
-    publish(json.dumps(content, indent=1).encode(), folder / "profile.json")
+    publish(json.dumps(content, indent=1).encode(), folder / PROFILE)
 
 
 def _content(

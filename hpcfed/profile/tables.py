@@ -8,6 +8,7 @@ from typing import Any
 from hpcfed.profile.ceilings import Ceilings
 from hpcfed.profile.timeline import ROUNDS, Session, Timeline
 from hpcfed.profile.verdict import Workload, words
+from hpcfed.record.folder import PROFILE, TRACE
 from hpcfed.record.run import RunRecord
 from hpcfed.record.timing import PHASES
 from hpcfed.report.console import Output, bare_table, bytes_text, say
@@ -89,9 +90,9 @@ def print_files(console: Output, folder: Path) -> None:
     """Print where the timeline and the figures are."""
     say(
         console,
-        f"timeline of all ranks: {folder / 'trace.json'} (open it in Perfetto, "
+        f"timeline of all ranks: {folder / TRACE} (open it in Perfetto, "
         "https://ui.perfetto.dev, or "
-        f"chrome://tracing); all figures: {folder / 'profile.json'}",
+        f"chrome://tracing); all figures: {folder / PROFILE}",
     )
 
 

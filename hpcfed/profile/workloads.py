@@ -69,7 +69,7 @@ def _clients_training(measured: Measured) -> Workload:
         warm=float(warm_rounds.mean()) * record.rounds_done,
         busy=busy(measured.timelines, ROUNDS, cuda=measured.cuda),
         computing=todo.clients * done / ceilings.flops,
-        moving=todo.moved * done / ceilings.bytes_per_second,
+        moving=todo.memory_traffic * done / ceilings.bytes_per_second,
     )
 
 

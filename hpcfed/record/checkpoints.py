@@ -53,7 +53,7 @@ class Interrupted(Exception):
 
 
 @dataclass(frozen=True)
-class Part:
+class StoredFile:
     """A file of a checkpoint, as the marker describes it."""
 
     name: str
@@ -68,7 +68,7 @@ class Checkpoint:
     folder: Path
     rounds: int
     """Rounds that are done."""
-    parts: tuple[Part, ...]
+    files: tuple[StoredFile, ...]
 
     def read(
         self, name: str, dtype: np.dtype[Any] | type, shape: Sequence[int | None]
@@ -82,8 +82,11 @@ class Checkpoint:
 
     def names(self, beginning: str) -> list[str]:
         """Return the arrays whose names begin so."""
-        found = [part.name for part in self.parts if part.name.startswith(beginning)]
-        return [name.removesuffix(".npy") for name in found]
+        found = []
+        for file in self.files:
+            if file.name.startswith(beginning):
+                found.append(file.name.removesuffix(".npy"))
+        return found
 
 
 # Writing.
@@ -95,14 +98,15 @@ def prepare(folder: Path) -> None:
     folder.mkdir(parents=True)
 
 
-def write(folder: Path, name: str, array: np.ndarray) -> Part:
+def write(folder: Path, name: str, array: np.ndarray) -> StoredFile:
     """Write an array as NAME.npy; the folder must be there."""
     path = folder / f"{name}.npy"
+    # The folder is synced with the marker, before which nobody looks for the file.
     with replacing(path) as file:
         counted = _Counted(file.write)
         contiguous = np.ascontiguousarray(array)
         np.lib.format.write_array(counted, contiguous, allow_pickle=False)
-    return Part(path.name, counted.size, counted.hash.hexdigest())
+    return StoredFile(path.name, counted.size, counted.hash.hexdigest())
 
 
 class _Counted:
@@ -119,14 +123,15 @@ class _Counted:
         return self._write(data)
 
 
-def copy(folder: Path, path: Path) -> Part:
+def copy(folder: Path, path: Path) -> StoredFile:
     """Copy a file into a checkpoint under its own name."""
+    # Read once, so that the checksum is of the very bytes that are written.
     content = path.read_bytes()
     publish(content, folder / path.name)
-    return Part(path.name, len(content), hashlib.sha256(content).hexdigest())
+    return StoredFile(path.name, len(content), hashlib.sha256(content).hexdigest())
 
 
-def existing(path: Path, stopping: Stopping = lambda: False) -> Part:
+def existing(path: Path, stopping: Stopping = lambda: False) -> StoredFile:
     """Describe a file that something else has written to a checkpoint's folder."""
     size, digest = check_file(path), hashlib.sha256()
     with open(path, "rb") as file:
@@ -134,24 +139,27 @@ def existing(path: Path, stopping: Stopping = lambda: False) -> Part:
             if stopping():
                 raise Interrupted
             digest.update(block)
+        # Whoever wrote it may not have: the marker must not come to disk before it.
         os.fsync(file.fileno())
-    return Part(path.name, size, digest.hexdigest())
+    return StoredFile(path.name, size, digest.hexdigest())
 
 
 def complete(
-    folder: Path, rounds: int, parts: Sequence[Part], *, keep: int = KEPT
+    folder: Path, rounds: int, files: Sequence[StoredFile], *, keep: int = KEPT
 ) -> None:
-    """Put up the marker, now that all parts are on disk, and remove all finished
+    """Put up the marker, now that all files are on disk, and remove all finished
     checkpoints but the last `keep`.
     """
     marker = {
         "format": _FORMAT,
         "schema": _SCHEMA,
         "rounds": rounds,
-        "parts": [asdict(part) for part in parts],
+        "parts": [asdict(file) for file in files],
     }
     publish(json.dumps(marker, indent=1).encode(), folder / MARKER)
-    every = checkpoint_folders(folder.parent.parent)
+    # Only now: until this one is whole, an older one is what a run goes on from.
+    run = folder.parent.parent
+    every = checkpoint_folders(run)
     finished = [old for old in every if (old / MARKER).exists()]
     for old in set(every) - set(finished[-keep:]):
         remove(old)
@@ -189,7 +197,8 @@ def load(
         array = _load(path)
     except Exception as error:  # whatever numpy says of a header that somebody made up
         raise UserError(f"{path} cannot be read: {one_line(error)}") from None
-    fits = array.ndim == len(shape) and array.dtype == dtype
+    fits = array.ndim == len(shape)
+    fits = fits and array.dtype == dtype
     for asked, found in zip(shape, array.shape, strict=False):
         fits = fits and asked in (None, found)
     if not fits:
@@ -207,7 +216,9 @@ def _load(path: Path) -> np.ndarray:
         version = np.lib.format.read_magic(file)
         shape, _, dtype = _HEADERS[version](file)
         promised = prod(shape) * dtype.itemsize
-        if dtype.hasobject or promised != path.stat().st_size - file.tell():
+        held = path.stat().st_size - file.tell()
+        # An array of objects would be a pickle, which may run anything.
+        if dtype.hasobject or promised != held:
             raise ValueError("no array of numbers of its size")
         file.seek(0)
         array: np.ndarray = np.lib.format.read_array(file, allow_pickle=False)
@@ -225,7 +236,7 @@ def listed(folder: Path) -> list[str]:
     """Return the names of a checkpoint's files, by its marker; others that lie there
     are nobody's.
     """
-    return [part.name for part in _marked(folder)]
+    return [file.name for file in _marked(folder)]
 
 
 def recorded(run: Path, *, record_only: bool = False) -> list[Path]:
@@ -238,12 +249,12 @@ def recorded(run: Path, *, record_only: bool = False) -> list[Path]:
     found = []
     for folder in reversed(checkpoint_folders(run)):
         with suppress(*_DAMAGE):
-            for part in _marked(folder):
-                wanted = part.name == RECORD
+            for file in _marked(folder):
+                wanted = file.name == RECORD
                 if not record_only:
-                    wanted = part.name.endswith(".h5")
-                if wanted and _is_whole(folder, part):
-                    found.append(folder / part.name)
+                    wanted = file.name.endswith(".h5")
+                if wanted and _is_whole(folder, file):
+                    found.append(folder / file.name)
     if not any(path.name == RECORD for path in found):
         found.append(run / RECORD)
     return found
@@ -271,21 +282,27 @@ def common(
     """
     rounds = []
     for run in runs:
-        if (run / CHECKPOINTS).is_symlink():
+        there = run / CHECKPOINTS
+        if there.is_symlink():
             raise UserError(
-                f"{run / CHECKPOINTS} is a link, which is not followed; put the folder "
-                "itself there"
+                f"{there} is a link, which is not followed; put the folder itself there"
             )
-        rounds.append({folder.name for folder in checkpoint_folders(run)})
+        names = {folder.name for folder in checkpoint_folders(run)}
+        rounds.append(names)
+    # Names have leading zeros, so that their order is that of the rounds.
     for name in sorted(set.intersection(*rounds), reverse=True):
         if below is not None and int(name) >= below:
             continue
-        there = [run / CHECKPOINTS / name for run in runs]
-        finished = all((folder / MARKER).exists() for folder in there)
+        folders = [run / CHECKPOINTS / name for run in runs]
+        # Without its marker a checkpoint was not finished, which is no damage.
+        finished = all((folder / MARKER).exists() for folder in folders)
         if not finished:
             continue
-        found = [_if_whole(folder, say, stopping) for folder in there]
-        whole = [checkpoint for checkpoint in found if checkpoint is not None]
+        whole = []
+        for folder in folders:
+            checkpoint = _if_whole(folder, say, stopping)
+            if checkpoint is not None:
+                whole.append(checkpoint)
         if len(whole) == len(runs):
             return whole
     return None
@@ -294,41 +311,46 @@ def common(
 def _if_whole(folder: Path, say: Say, stopping: Stopping) -> Checkpoint | None:
     """Return a checkpoint, or say how it is damaged."""
     try:
-        parts = _marked(folder)
-        for part in parts:
-            if not _is_whole(folder, part, stopping):
-                raise ValueError(f"{part.name} is not what was written")
+        files = _marked(folder)
+        for file in files:
+            if not _is_whole(folder, file, stopping):
+                raise ValueError(f"{file.name} is not what was written")
     except _DAMAGE as error:
         say(f"checkpoint {folder} is damaged ({error}); going back to the one before")
         return None
-    return Checkpoint(folder, int(folder.name), parts)
+    return Checkpoint(folder, int(folder.name), files)
 
 
-def _is_whole(folder: Path, part: Part, stopping: Stopping = lambda: False) -> bool:
+def _is_whole(
+    folder: Path, file: StoredFile, stopping: Stopping = lambda: False
+) -> bool:
     """Compare a file with what the marker says; its size tells sooner than its
     checksum.
     """
-    path = folder / part.name
-    return check_file(path) == part.size and existing(path, stopping) == part
+    # Sizes differ when a write was cut short; then nobody reads gigabytes for it.
+    path = folder / file.name
+    return check_file(path) == file.size and existing(path, stopping) == file
 
 
-def _marked(folder: Path) -> tuple[Part, ...]:
+def _marked(folder: Path) -> tuple[StoredFile, ...]:
     """Return the files that the marker names, if it speaks of files in this folder
     alone.
     """
     if folder.is_symlink():
         raise ValueError("it is a link, which is not followed")
+    # The marker itself may have been handed in, and may be anything.
     check_file(folder / MARKER, MOST_MARKER)
     marker: dict[str, Any] = json.loads((folder / MARKER).read_bytes())
     if (marker["format"], marker["schema"]) != (_FORMAT, _SCHEMA):
         raise ValueError("another version's")
     if marker["rounds"] != int(folder.name):
         raise ValueError(f"its marker is of round {marker['rounds']!r}")
-    parts = tuple(Part(**part) for part in marker["parts"])
-    for part in parts:
-        if not fullmatch(_NAME, part.name):
-            raise ValueError(f"{part.name!r} is no file's name")
-        path = folder / part.name
+    files = tuple(StoredFile(**file) for file in marker["parts"])
+    for file in files:
+        # A name with a slash would lead out of the folder.
+        if not fullmatch(_NAME, file.name):
+            raise ValueError(f"{file.name!r} is no file's name")
+        path = folder / file.name
         if not path.is_file() or path.is_symlink():
-            raise ValueError(f"{part.name} is missing, or no plain file")
-    return parts
+            raise ValueError(f"{file.name} is missing, or no plain file")
+    return files

@@ -26,12 +26,16 @@ def create(
 
     It has chunks with checksums, so that a reader notices when bytes have changed.
     """
+    # NaN says "not there" in every dataset of figures; 0 would be a figure.
     if "data" not in more:
         more.setdefault("fillvalue", np.nan)
     # HDF5 has neither chunks nor checksums for a single number.
     if shape:
-        row = max(1, prod(shape[1:]) * np.dtype(dtype).itemsize)
-        more["chunks"] = (min(shape[0], max(1, CHUNK // row)), *shape[1:])
+        # A chunk holds whole rounds: they are written one after the other.
+        length, *others = shape
+        round_bytes = prod(others) * np.dtype(dtype).itemsize
+        rounds = max(1, CHUNK // max(1, round_bytes))
+        more["chunks"] = (min(length, rounds), *others)
         more["fletcher32"] = True
     dataset = file.create_dataset(name, shape, dtype, **more)
     dataset.attrs["units"] = unit

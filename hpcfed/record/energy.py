@@ -8,9 +8,10 @@ def rank_joules(world: World) -> float:
     once.
     """
     devices = [(location.host, location.device) for location in world.locations]
-    own = devices[world.rank]
-    is_first = devices.index(own) == world.rank
-    return joules(own[1]) if is_first else 0.0
+    device = devices[world.rank]
+    # The counter is the GPU's, not the process's: the first rank on it reports it.
+    is_first = devices.index(device) == world.rank
+    return joules(device[1]) if is_first else 0.0
 
 
 def joules(device_uuid: str) -> float:

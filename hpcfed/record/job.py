@@ -27,6 +27,7 @@ def this_job(environment: Mapping[str, str] = os.environ) -> str | None:
 
 def was_requeued(environment: Mapping[str, str] = os.environ) -> bool:
     """Tell whether Slurm has begun this job before."""
+    # Slurm sets it only from the second start on.
     restarts = environment.get("SLURM_RESTART_COUNT", "")
     return restarts.isdigit() and int(restarts) > 0
 
@@ -48,6 +49,7 @@ def sign(folder: Path) -> None:
 
     Outside Slurm only remove a name that was there: that job's run is gone.
     """
+    # Unlinked first: what is there may be a link, which must not be written through.
     (folder / JOB).unlink(missing_ok=True)
     job = this_job()
     if job is not None:

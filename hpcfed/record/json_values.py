@@ -25,6 +25,7 @@ def parsed(text: str) -> dict[str, Any]:
 
 def _check_depth(value: Any) -> None:
     """Refuse JSON that is nested so deeply that recursive code could not walk it."""
+    # Level by level, because recursion is what it must protect from.
     level = [value]
     for _ in range(MOST_DEPTH):
         below: list[Any] = []
@@ -47,6 +48,7 @@ def plain(value: Any) -> Any:
         return [plain(item) for item in value]
     if isinstance(value, np.ndarray):
         return numbers(value)
+    # numpy's own numbers are no JSON.
     if isinstance(value, np.generic):
         value = value.item()
     return number(value) if isinstance(value, float) else value

@@ -54,6 +54,8 @@ def observer() -> Observer:
 @contextmanager
 def observed_by(other: Observer) -> Iterator[None]:
     """Have another observer within."""
+    # One for the process, and not handed around: the server's training would have to
+    # pass it through functions that have no other use for it.
     global _observer
     before, _observer = _observer, other
     try:

@@ -53,6 +53,8 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     try:
         with open(temporary, "wb") as file:
             yield file
+            # Without the sync a crash of the machine may leave the new name with
+            # nothing in it.
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)

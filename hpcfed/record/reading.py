@@ -60,6 +60,7 @@ def read_run(folder: Path, check_config: CheckConfig) -> RunRecord:
     check_one_kind(folder)
     with readable(path, "a run"), reading(path) as file:
         record = record_of(folder, file, check_config)
+        # What is complete has not failed, whatever lies beside it.
         if record.status == "complete":
             return record
         error = _first_failure(folder)
@@ -86,11 +87,16 @@ def record_of(folder: Path, file: Reader, check_config: CheckConfig) -> RunRecor
     config = check_config(parsed(file.text("config")))
     environment = parsed(file.text("environment"))
     _check_environment(environment)
-    done, rounds, clients = facts["rounds_done"], config["rounds"], config["clients"]
+    # A dataset has room for all rounds; those that are not done hold nothing yet.
+    done, rounds = facts["rounds_done"], config["rounds"]
+    clients = config["clients"]
     shape = (rounds, facts["ranks"])
     series = {name: _series(file, name, rounds, done) for name in ROUND_SERIES}
-    if not (series["seconds"] >= LEAST_SECONDS).all() or (series["cohort"] < 1).any():
+    # Reports divide by both.
+    timed = (series["seconds"] >= LEAST_SECONDS).all()
+    if not timed or (series["cohort"] < 1).any():
         raise ValueError("rounds without seconds or clients cannot be")
+    # Every client has a number of samples, from the first moment on.
     train_samples = _between(file, "clients/train_samples", (clients,))
     if np.isnan(train_samples).any():
         raise ValueError("clients/train_samples holds numbers that cannot be")
@@ -125,12 +131,14 @@ def _facts(file: Reader) -> dict[str, Any]:
     facts = file.facts()
     if facts.get("format") != "hpcfed run":
         raise ValueError("it was not written by hpcfed")
+    # The first files of this schema did not have it.
     facts.setdefault("stacked_seeds", 1)
     for name, kind in FACTS.items():
         value = facts[name]
         # In Python True is an int.
         if not isinstance(value, kind) or isinstance(value, bool):
             raise ValueError(f"its {name} is {str(value)[:100]!r}")
+        # HDF5's unsigned numbers may be beyond what numpy takes for a size.
         if isinstance(value, int) and not 0 <= value < 2**63:
             raise ValueError(f"its {name} is {value}")
     if facts["schema"] > SCHEMA:
@@ -217,6 +225,7 @@ def _named(
     if names not in file:
         return {}
     entries = _between(file, values, shape, high=1)
+    # A run that was stopped has evaluated none of them, or some.
     found = {}
     for name, entry in zip(file.texts(names), entries, strict=True):
         if not np.isnan(entry).all():
@@ -230,6 +239,7 @@ def _learnings(file: Reader) -> Iterator[LearningRecord]:
         return
     group = file.within("server")
     phases, networks = group.texts("phase_names"), group.texts("network_names")
+    # NaN stands for trainings that have not come.
     rounds = _between(group, "round", (None,))
     times = len(rounds)
     by_network = {}
@@ -242,16 +252,19 @@ def _learnings(file: Reader) -> Iterator[LearningRecord]:
     if not memory.shape[1]:
         raise ValueError("server/peak_memory is of no rank")
     for time in np.flatnonzero(~np.isnan(rounds)):
-        own: dict[str, Any] = {}
+        of_networks: dict[str, Any] = {}
         for name, values in by_network.items():
-            own[name] = dict(zip(networks, values[time].tolist(), strict=True))
-        parameters = own["parameters"]
-        own["parameters"] = {name: int(count) for name, count in parameters.items()}
+            of_networks[name] = dict(zip(networks, values[time].tolist(), strict=True))
+        # Stored as floats, like everything that may be NaN.
+        parameters = of_networks["parameters"]
+        of_networks["parameters"] = {
+            name: int(count) for name, count in parameters.items()
+        }
         yield LearningRecord(
             round=int(rounds[time]),
             rows=int(rows[time]),
             seconds=dict(zip(phases, seconds[time].tolist(), strict=True)),
             peak_memory=memory[time],
             kept=float(kept[time]),
-            **own,
+            **of_networks,
         )

@@ -80,6 +80,7 @@ class ResultsWriter:
         self._trainings = 0
         self.relocations = 0
         """How often clients have been relocated."""
+        # All datasets from the start: a reader of the first round finds each of them.
         self._write_facts(settings, facts, ranks)
         self._create_rounds(settings["rounds"], ranks)
         self._create_clients(clients, settings["rounds"], settings["clients"])
@@ -231,6 +232,7 @@ class ResultsWriter:
         """Take down a finished round; tell whether it, and all before it, are on disk
         now.
         """
+        # Into arrays: a write through h5py costs far more than a number is worth.
         arrays = self._arrays
         for name, value in values.items():
             arrays[f"rounds/{name}"][round] = value
@@ -240,6 +242,7 @@ class ResultsWriter:
             arrays[f"timing/{name}"][round] = of_ranks
         arrays["timing/phases"][round] = phases
         self._rounds_done = round + 1
+        # The last round is published in any case: nothing comes after it.
         is_last = self._rounds_done == len(arrays["rounds/seconds"])
         if time.monotonic() < self._next_publish and not is_last:
             return False
@@ -251,7 +254,7 @@ class ResultsWriter:
     ) -> None:
         """Mark the run `complete`, `stopped` or `failed`, and publish a last time."""
         if self._awaits_restore:
-            # What is on disk is more than is known here.
+            # It failed or was stopped before it could be resumed. What is on disk is more than is known here.
             self._file.close()
             return
         self._file.attrs.update(status=status, finished=_clock(time.time()))
@@ -275,6 +278,7 @@ class ResultsWriter:
         """Bring all rounds so far to disk."""
         begin = time.monotonic()
         self._file.attrs["seconds"] = self._seconds_before + time.time() - self._started
+        # Earlier rounds are in the file already.
         fresh = slice(self._rounds_in_file, self._rounds_done)
         for name, array in self._arrays.items():
             self._file[name][fresh] = array[fresh]
@@ -305,6 +309,7 @@ class ResultsWriter:
             facts = old.facts()
             self._check_data(path, facts.get("data"))
             # Ranks' figures have another shape where the number of ranks has changed.
+            # They stay NaN for the rounds before.
             for name, array in self._arrays.items():
                 if name in old and old.shape(name) == array.shape:
                     array[:rounds] = old.numbers(name, array.shape, rounds)
@@ -314,7 +319,9 @@ class ResultsWriter:
             resumed = [*map(int, facts.get("resumed", ())), rounds]
             self._file.attrs["started"] = str(facts["started"])
             self._file.attrs["resumed"] = resumed
-            counted = float(np.nansum(self._arrays["rounds/seconds"][:rounds]))
+            # Older files did not record the run's seconds as a whole.
+            seconds = self._arrays["rounds/seconds"][:rounds]
+            counted = float(np.nansum(seconds))
             self._seconds_before = float(facts.get("seconds", counted))
         self._rounds_done = rounds
         self._awaits_restore = False
@@ -339,6 +346,7 @@ class ResultsWriter:
             "command": before["command"],
             "resumed_by": resumed_by,
         }
+        # HDF5 replaces no text in place.
         del self._file["environment"]
         self._file["environment"] = json.dumps(self._environment, indent=1)
 
@@ -346,10 +354,12 @@ class ResultsWriter:
         """Take over a group's entries of the first rounds; return how many they are."""
         if group not in old or group not in self._file:
             return 0
-        own = self._file[group]
-        entry_rounds = old.numbers(f"{group}/round", own["round"].shape)
+        ours = self._file[group]
+        # Entries are in order, and NaN where none has come: those before the round
+        # are a prefix.
+        entry_rounds = old.numbers(f"{group}/round", ours["round"].shape)
         happened = int(np.count_nonzero(entry_rounds < rounds))
-        for name, data in own.items():
+        for name, data in ours.items():
             where = f"{group}/{name}"
             by_entry = data.dims[0].label in ("move", "time")
             if by_entry and where in old and old.shape(where) == data.shape:

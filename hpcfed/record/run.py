@@ -98,6 +98,7 @@ class RunRecord:
 
     def last(self, name: str) -> float:
         """Return the latest value of a series that is not NaN; NaN when there is none."""
+        # Rounds that were not evaluated have NaN.
         known = _known(self.rounds[name])
         return float(known[-1]) if len(known) else float("nan")
 
@@ -111,7 +112,9 @@ class RunRecord:
         """Every client's accuracy at the last evaluation; NaN without test data, empty
         when there was none.
         """
-        evaluated = np.flatnonzero(~np.isnan(self.client_accuracy).all(1))
+        # A round that was not evaluated has NaN for every client.
+        unknown = np.isnan(self.client_accuracy).all(1)
+        evaluated = np.flatnonzero(~unknown)
         if not len(evaluated):
             return self.client_accuracy[:0, 0]
         return self.client_accuracy[evaluated[-1]]
@@ -131,6 +134,7 @@ class RunRecord:
         )
         if not there.any():
             return None
+        # argmax finds the first True.
         rounds = int(np.argmax(there)) + 1
 
         def sent_or_spent(name: str) -> float:
@@ -145,13 +149,15 @@ class RunRecord:
         another number of ranks since.
         """
         unknown = np.isnan(self.phases).any((1, 2))
-        return int(unknown.sum()) if not unknown.all() else 0
+        # Rounds that a resumed run has taken over come first.
+        return 0 if unknown.all() else int(unknown.sum())
 
     def phase_seconds(self) -> dict[str, float]:
         """Return the mean seconds per round and rank by phase, without the first round,
         which warms up.
         """
         timed = self.phases[self.untimed :]
+        # A run of one round has nothing but the first.
         steady = timed[1:] if len(timed) > 1 else timed
         if not len(steady):
             return dict.fromkeys(PHASES, float("nan"))
@@ -164,20 +170,25 @@ class RunRecord:
         accuracy = self.rounds["accuracy"]
         if np.isnan(accuracy).all():
             return None
-        there = np.nan_to_num(accuracy) >= share * np.nanmax(accuracy)
+        goal = share * np.nanmax(accuracy)
+        there = np.nan_to_num(accuracy) >= goal
         return int(np.argmax(there)) + 1
 
     def newcomers_first(self, start: str) -> float:
         """Return new clients' mean accuracy, of each as it joined."""
         accuracy = self.newcomers[start]
+        # NaN before a client joins: argmin finds its first update without.
         joined = np.argmin(np.isnan(accuracy), axis=0)
-        return mean_accuracy(accuracy[joined, np.arange(accuracy.shape[1])])
+        clients = np.arange(accuracy.shape[1])
+        return mean_accuracy(accuracy[joined, clients])
 
     def newcomers_last(self, start: str) -> float:
         """Return new clients' mean accuracy over their last ten local updates (fewer,
         if there were fewer).
         """
-        return mean_accuracy(self.newcomers[start][1:][-LAST_UPDATES:])
+        # Entry 0 is how they start, before any update.
+        updates = self.newcomers[start][1:]
+        return mean_accuracy(updates[-LAST_UPDATES:])
 
     def printed_comm(self) -> float:
         """Return bytes by the formula that GENE-FL's paper prints: twice a mean upload
@@ -185,17 +196,20 @@ class RunRecord:
 
         Its tables hold what all clients have sent, `bytes_up`.
         """
-        return float(2 * (self.rounds["bytes_up"] / self.rounds["cohort"]).sum())
+        mean_upload = self.rounds["bytes_up"] / self.rounds["cohort"]
+        return float(2 * mean_upload.sum())
 
     def imbalance(self) -> float:
         """Return the slowest rank's train seconds by the mean over ranks, as the median
         over rounds; NaN when unknown.
         """
+        # The median: the first round warms up, and others may be disturbed.
         known = _known(self.rounds["imbalance"])
         return float(np.median(known)) if len(known) else float("nan")
 
     def summary(self) -> dict[str, Any]:
         """Return the run as JSON values, with NaN and infinite numbers as null."""
+        # The config and the environment come last: they are the longest.
         reached = self.reached()
         phases = self.phase_seconds()
         return {
@@ -264,10 +278,14 @@ def at_target(
     """Tell where the global model has so many per cent; or the clients' mean, if there
     is no global model.
     """
-    judged = accuracy if np.isnan(global_accuracy).all() else global_accuracy
+    has_global = not np.isnan(global_accuracy).all()
+    judged = global_accuracy if has_global else accuracy
     return judged >= target / 100
 
 
 def mean_accuracy(accuracy: np.ndarray) -> float:
     """Return the mean over the clients that have test data; NaN when none has."""
-    return float("nan") if np.isnan(accuracy).all() else float(np.nanmean(accuracy))
+    # numpy would warn of a mean of nothing.
+    if np.isnan(accuracy).all():
+        return float("nan")
+    return float(np.nanmean(accuracy))

@@ -70,9 +70,11 @@ def _limit_process(path: Path) -> None:
     """Limit this process's time and memory by the file's size, and silence it."""
     size = path.stat().st_size
     _limit(resource.RLIMIT_CPU, PATIENCE + size // SPEED)
+    # The limit counts what this process has mapped before, too.
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     mapped = pages * os.sysconf("SC_PAGE_SIZE")
     _limit(resource.RLIMIT_AS, mapped + 3 * size + MEMORY)
+    # A crash is expected here, and worth no core file and no lines on the terminal.
     _limit(resource.RLIMIT_CORE, 0)
     silent = os.open(os.devnull, os.O_WRONLY)
     os.dup2(silent, 1)
@@ -93,6 +95,7 @@ def _read_everything(path: Path) -> None:
     size = path.stat().st_size
     if size:
         _check_heaps(path)
+    # What is merely wrong is suppressed: only a crash or an endless loop counts.
     left = size + SLACK
     with suppress(Exception), h5py.File(path, "r") as file:
         for item in objects(file):

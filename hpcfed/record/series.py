@@ -1,7 +1,7 @@
 """The figures of a round: one table, from which everything else follows.
 
-To add a figure, add a line to the table and have the ranks hand in a value of the
-same name (`experiment/recording.py` collects them, most from the round's log). It is then
+To add a figure, add a line to the table and a number of the same name to the round's log
+(`federation/log.py`); what is no part of the log, `experiment/recording.py` adds. It is
 reduced over ranks, written to `rounds/NAME` in run.h5 with its unit and meaning, read
 back into `RunRecord.rounds`, and part of the CSV and of `hpcfed show --json`.
 
@@ -40,7 +40,9 @@ def agreed(values: np.ndarray) -> float:
 def weighted_mean(sums: np.ndarray, weights: np.ndarray) -> float:
     """Return the mean over all ranks' items, from each rank's sum and its weight."""
     weight = weights.sum()
-    return float(sums.sum() / weight) if weight else float("nan")
+    if not weight:
+        return float("nan")
+    return float(sums.sum() / weight)
 
 
 def imbalance(seconds: np.ndarray) -> float:
@@ -49,7 +51,10 @@ def imbalance(seconds: np.ndarray) -> float:
     It is 1 when all take equally long, and NaN when none takes any.
     """
     mean = seconds.mean()
-    return float(seconds.max() / mean) if mean > 0 else float("nan")
+    # Nobody trains in a round whose cohort has no data.
+    if not mean > 0:
+        return float("nan")
+    return float(seconds.max() / mean)
 
 
 @dataclass(frozen=True)
@@ -89,7 +94,8 @@ class RankSeries:
     meaning: str
 
 
-# The order is that of the CSV's columns.
+# A line: name and unit, meaning, how the ranks' figures are reduced. The order is that
+# of the CSV's columns and of JSON.
 # fmt: off
 _ROUND_TABLE = (
     RoundSeries("accuracy", "fraction",
@@ -103,7 +109,7 @@ _ROUND_TABLE = (
         agreed, required=True),
     RoundSeries("train_loss", "nats",
         "mean cross-entropy over all samples of the round's local training",
-        weighted_mean, of=("loss_sum", "loss_samples"), required=True),
+        weighted_mean, of=("loss_sum", "samples_seen"), required=True),
     RoundSeries("bytes_up", "bytes",
         "sent by clients, by the method's own accounting",
         summed, total="sent by clients", required=True),
@@ -112,7 +118,7 @@ _ROUND_TABLE = (
         agreed, total="sent to clients", required=True),
     RoundSeries("cohort", "clients",
         "clients that took part",
-        agreed, required=True),
+        agreed, of=("cohort_size",), required=True),
     RoundSeries("kept", "clients",
         "clients whose uploads the server has selected, where it selects",
         agreed, total="uploads that the server selected"),
@@ -155,6 +161,7 @@ RANK_SERIES = {series.name: series for series in _RANK_TABLE}
 
 def _rank_figures() -> tuple[str, ...]:
     """Return the names of all figures that ranks hand in, each once."""
+    # Some figures make several series, such as wall.
     names = list(RANK_SERIES)
     for series in _ROUND_TABLE:
         names += series.figures
@@ -169,7 +176,9 @@ def as_vector(figures: Mapping[str, float]) -> np.ndarray:
     """Return a rank's figures in the order of `RANK_FIGURES`; NaN for those it lacks."""
     unknown = figures.keys() - set(RANK_FIGURES)
     assert not unknown, f"no series is made of {', '.join(sorted(unknown))}"
-    return np.array([figures.get(name, float("nan")) for name in RANK_FIGURES])
+    # The table's order, not the caller's: vectors of all ranks must match.
+    vector = [figures.get(name, float("nan")) for name in RANK_FIGURES]
+    return np.array(vector)
 
 
 def by_rank(gathered: np.ndarray) -> dict[str, np.ndarray]:

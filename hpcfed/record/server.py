@@ -8,6 +8,8 @@ import numpy as np
 
 from hpcfed.record.dataset import create, create_names
 
+# As in every group of the file, names and units are its format, and stay.
+
 GROUP = "server"
 SERVER_PHASES = (
     "collect",
@@ -62,7 +64,8 @@ class Learning(Protocol):
 
 def create_group(file: h5py.File, size: ServerSize) -> None:
     """Create the group's datasets, with NaN for trainings that have not come."""
-    times, networks = size.times, list(size.steps)
+    times = size.times
+    networks = list(size.steps)
 
     def make(
         name: str, more: tuple[int, ...], *dimensions: str, unit: str, meaning: str
@@ -71,6 +74,7 @@ def create_group(file: h5py.File, size: ServerSize) -> None:
         where = f"{GROUP}/{name}"
         create(file, where, shape, "time", *dimensions, unit=unit, meaning=meaning)
 
+    # Readers take the names from the file: it may be of a version with other phases.
     create_names(file, f"{GROUP}/phase_names", SERVER_PHASES)
     create_names(file, f"{GROUP}/network_names", networks)
     make("round", (), unit="round", meaning="the round, from 0, after which it learnt")
@@ -115,11 +119,13 @@ def write_entry(
     group["round"][entry] = round
     group["rows"][entry] = learning.rows
     group["kept"][entry] = learning.kept
+    # A phase that this training did not need took no time.
     group["seconds"][entry] = [
         learning.seconds.get(phase, 0.0) for phase in SERVER_PHASES
     ]
     group["peak_memory"][entry] = learning.peak_memory
     for number, network in enumerate(networks):
+        # Seconds of the training alone, without building or encoding.
         speed = learning.samples[network] / learning.seconds[network]
         group["samples_per_second"][entry, number] = speed
         group["parameters"][entry, number] = learning.parameters[network]

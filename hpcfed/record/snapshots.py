@@ -47,8 +47,12 @@ class SnapshotWriter:
         """`rounds` are the rounds after which snapshots are taken; the `root` writes
         the global row, too.
         """
-        self._folder, self._rank, self._root = folder, rank, root
-        self._clients, self._layout, self._dtype = clients, layout, dtype
+        self._folder = folder
+        self._rank = rank
+        self._root = root
+        self._clients = clients
+        self._layout = layout
+        self._dtype = dtype
         self._rounds = rounds
         """Rounds of snapshots that are to come, once the first round is known."""
         self._file: h5py.File | None = None
@@ -59,11 +63,13 @@ class SnapshotWriter:
         """
         if self._root:
             _rewind(self._folder, first)
-        # A rank must not look for files that the root is about to remove.
+        # The root has taken back what will be made anew, for all ranks' files: their
+        # number may have changed. A rank must not look for files that the root is about to remove.
         barrier()
         self._rounds = self._rounds[self._rounds >= first]
         if not len(self._rounds):
             return
+        # With the same clients as before it goes on in the file that has them.
         for path in snapshots_of_rank(self._folder, self._rank):
             if path.exists() and self._go_on(path):
                 return
@@ -74,10 +80,14 @@ class SnapshotWriter:
 
     def _start(self, path: Path) -> None:
         """Make a file with room for all snapshots that are to come."""
-        columns, entries = self._layout.num_columns, self._layout.entries
-        times, clients = len(self._rounds), len(self._clients)
+        columns = self._layout.num_columns
+        entries = self._layout.entries
+        times = len(self._rounds)
+        clients = len(self._clients)
         row_bytes = columns * self._dtype.itemsize + PER_ROW
-        check_limit(path, times * (clients + self._root) * row_bytes + PER_FILE)
+        # The root has one more row: the global model's.
+        rows = times * (clients + self._root)
+        check_limit(path, rows * row_bytes + PER_FILE)
         with writing(path):
             # Not libver="latest": its files refuse to open after their writer was
             # killed.
@@ -101,6 +111,7 @@ class SnapshotWriter:
         """Create a dataset of rows, each a chunk with a checksum, all on disk at once."""
         assert self._file is not None
         chunk = (*[1] * (len(shape) - 1), shape[-1])
+        # Early: the disk's space is taken now, and a full one says so now.
         creation = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
         creation.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
         data = self._file.create_dataset(
@@ -169,6 +180,7 @@ class SnapshotWriter:
         """
         file, snapshot = self._entry(round)
         with writing(Path(file.filename)):
+            # Each row is a chunk of its own, so nothing is gained by writing several.
             for position, row in zip(positions, rows, strict=True):
                 file["rows"][snapshot, int(position)] = row
 
@@ -189,7 +201,8 @@ class SnapshotWriter:
         """
         assert self._file is not None
         earlier = len(self._file["round"]) - len(self._rounds)
-        return self._file, earlier + int(np.searchsorted(self._rounds, round))
+        number = int(np.searchsorted(self._rounds, round))
+        return self._file, earlier + number
 
     def close(self) -> None:
         """Close the file."""

@@ -58,6 +58,7 @@ class Timer:
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Count the time within for this phase; of nested phases the outermost counts."""
+        # A phase that uses another one's function is the one that counts.
         if self._inside:
             yield
             return
@@ -104,6 +105,7 @@ class Timer:
             return time.perf_counter()
         import torch
 
+        # The host does not wait for it, as it would for a synchronisation.
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event

@@ -23,20 +23,26 @@ class Axis:
     def over(self, values: Iterable[float]) -> "Axis":
         """Return the axis with span and ticks that fit the values."""
         known = [value for value in values if self.shows(value)]
+        # Without any value, an empty chart still has axes.
         low = min(known, default=1.0)
         high = max(known, default=10.0)
-        span = self._log_span(low, high) if self.log else self._span(low, high)
+        widen = self._log_span if self.log else self._span
+        span = widen(low, high)
         ticks = self.ticks or self._round_ticks(*span)
         return replace(self, ticks=ticks, span=span)
 
     def shows(self, value: float) -> bool:
         """Whether a value has a place on the axis."""
-        return isfinite(value) and (value > 0 or not self.log)
+        if self.log and value <= 0:
+            return False
+        return isfinite(value)
 
     def _round_ticks(self, low: float, high: float) -> list[float]:
-        ticks = _log_ticks(low, high) if self.log else _ticks(low, high)
+        if self.log:
+            return _log_ticks(low, high)
+        ticks = _ticks(low, high)
         if self.whole:
-            ticks = [tick for tick in ticks if tick == round(tick)]
+            return [tick for tick in ticks if tick == round(tick)]
         return ticks
 
     def _log_span(self, low: float, high: float) -> tuple[float, float]:
@@ -65,6 +71,7 @@ def _log_ticks(low: float, high: float) -> list[float]:
     """Return 1, 2, 5, 10, …; fewer of a decade where that would be too many."""
     first = floor(log10(low))
     last = ceil(log10(high))
+    # From the finest to the coarsest, until there are not too many.
     for steps in ((1, 2, 5), (1, 3), (1,)):
         marks = []
         for decade in range(first, last + 1):
@@ -73,6 +80,7 @@ def _log_ticks(low: float, high: float) -> list[float]:
         if 2 <= len(marks) <= MOST_TICKS:
             return marks
     if len(marks) > MOST_TICKS:
+        # More than seven decades: every second, third, … of them.
         return marks[:: ceil(len(marks) / MOST_TICKS)]
     return _ticks(low, high)  # within a decade
 
@@ -80,9 +88,12 @@ def _log_ticks(low: float, high: float) -> list[float]:
 def _ticks(low: float, high: float) -> list[float]:
     """Return about five multiples of a round step."""
     least = (high - low) / 5
+    # The step is the first round number from `least` on.
     size = 10.0 ** floor(log10(least))
-    steps = (size * factor for factor in (1, 2, 2.5, 5, 10))
-    step = next(step for step in steps if step >= least)
+    for factor in (1, 2, 2.5, 5, 10):  # the last is always large enough
+        step = size * factor
+        if step >= least:
+            break
     first = ceil(low / step)
     # A tick at the very end must not be lost to rounding.
     last = floor(high / step + 1e-9)
@@ -94,7 +105,8 @@ def apart(ticks: Sequence[float], position: Callable[[float], float]) -> list[fl
     chosen = list(ticks[:1])
     for tick in ticks[1:]:
         previous = chosen[-1]
-        letters = len(number_text(tick)) + len(number_text(previous))
+        letters = len(number_text(tick))
+        letters += len(number_text(previous))
         distance = position(tick) - position(previous)
         # Half of both numbers' widths, at 7 pixels a letter, and a gap.
         if distance >= 3.5 * letters + 6:
@@ -108,6 +120,7 @@ def number_text(value: float) -> str:
         return "0"
     if not isfinite(value):
         return "?"
+    # 1.5e6 instead of 1.5e+06
     if abs(value) >= 1e6:
         return f"{value:.3g}".replace("e+0", "e").replace("e+", "e")
     if abs(value) >= 1000:

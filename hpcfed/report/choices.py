@@ -45,17 +45,24 @@ class Choice(Mapping[str, Any]):
         return hash(self._identity)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Choice) and self._identity == other._identity
+        if not isinstance(other, Choice):
+            return False
+        return self._identity == other._identity
 
     def __repr__(self) -> str:
         return f"Choice({self._values!r})"
 
     def only(self, names: Sequence[str]) -> "Choice":
         """Return the options of these names, in their order, as far as it has them."""
-        return Choice({name: self[name] for name in names if name in self})
+        chosen = {}
+        for name in names:
+            if name in self:
+                chosen[name] = self[name]
+        return Choice(chosen)
 
     def without(self, *names: str) -> "Choice":
-        return self.only([name for name in self if name not in names])
+        others = [name for name in self if name not in names]
+        return self.only(others)
 
 
 def distinguish(choices: Sequence[Choice]) -> list[Choice]:
@@ -74,12 +81,19 @@ def distinguish(choices: Sequence[Choice]) -> list[Choice]:
     names = {}
     for method, members in by_method.items():
         names[method] = _distinguishing(members, always)
-    return [_key(choice, names[choice["method"]]) for choice in choices]
+    keys = []
+    for choice in choices:
+        method = choice["method"]
+        keys.append(_key(choice, names[method]))
+    return keys
 
 
 def _always(choices: Sequence[Choice]) -> list[str]:
     """Return the options that must be in the keys of all methods."""
-    always = [name for name in ALWAYS if _differs(choices, name)]
+    always = []
+    for name in ALWAYS:
+        if len(values_of(choices, name)) > 1:
+            always.append(name)
     networks = {choice.only(("dataset", "model")) for choice in choices}
     datasets = {choice.only(("dataset",)) for choice in choices}
     if len(networks) > len(datasets):
@@ -88,12 +102,8 @@ def _always(choices: Sequence[Choice]) -> list[str]:
     return always
 
 
-def _differs(choices: Sequence[Choice], name: str) -> bool:
-    return len(differing_values(choices, name)) > 1
-
-
-def differing_values(choices: Sequence[Mapping[str, Any]], name: str) -> set[str]:
-    """Return the values of an option as JSON; `null` where a choice does not have it."""
+def values_of(choices: Sequence[Choice], name: str) -> set[str]:
+    """Return an option's different values, as JSON; `null` where a choice lacks it."""
     return {json.dumps(choice.get(name)) for choice in choices}
 
 
@@ -102,9 +112,12 @@ def _distinguishing(members: Sequence[Choice], always: Sequence[str]) -> list[st
 
     An option is taken if members that agree in all options so far differ in it.
     """
-    names = {name for choice in members for name in choice}
-    names -= {*SIZES, *MEASURED_ON, *always}
+    names: set[str] = set()
+    for choice in members:
+        names.update(choice)
+    names.difference_update(SIZES, MEASURED_ON, always)
     taken = list(always)
+    # Sets of members that agree in all options taken so far.
     alike = _split([list(members)], always)
     for name in (*sorted(names), *MEASURED_ON):
         finer = _split(alike, [name])
@@ -125,14 +138,18 @@ def _split(
             continue
         by_value: dict[str, list[Choice]] = defaultdict(list)
         for choice in members:
-            by_value[json.dumps([choice.get(name) for name in names])].append(choice)
+            values = [choice.get(name) for name in names]
+            by_value[json.dumps(values)].append(choice)
         made += by_value.values()
     return made
 
 
 def _key(choice: Choice, names: Sequence[str]) -> Choice:
-    telling = [name for name in names if name in choice and not _idle(choice, name)]
-    return choice.only(["method", *telling])
+    telling = ["method"]
+    for name in names:
+        if name in choice and not _idle(choice, name):
+            telling.append(name)
+    return choice.only(telling)
 
 
 def _idle(choice: Choice, name: str) -> bool:
@@ -142,13 +159,17 @@ def _idle(choice: Choice, name: str) -> bool:
     value = choice[name]
     if isinstance(value, bool):
         return False
-    # A default of 0 or "" stands for none, or for what other options say. Choices with
-    # another value are told apart by that.
-    return value in (0, "") and value == _defaults(choice["method"]).get(name)
+    # A default of None, 0 or "" stands for none, or for what other options say. Choices
+    # with another value are told apart by that.
+    default = _defaults(choice["method"]).get(name)
+    return value in (None, 0, "") and value == default
 
 
 @cache
 def _defaults(method: str) -> dict[str, Any]:
     """Return the defaults of all runs' options and of the method's own."""
-    own = methods.load(method).Options() if method in methods.names() else Options()
-    return RunConfig().model_dump(mode="json") | own.model_dump(mode="json")
+    own = Options()
+    if method in methods.names():  # a run may be of a method that is not installed here
+        own = methods.load(method).Options()
+    defaults = RunConfig().model_dump(mode="json")
+    return defaults | own.model_dump(mode="json")

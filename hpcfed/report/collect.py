@@ -7,10 +7,11 @@ from pathlib import Path
 
 from hpcfed.errors import UserError
 from hpcfed.experiment.stored import read_run
-from hpcfed.record.folder import CHECKPOINTS, RECORD
+from hpcfed.record.folder import CHECKPOINTS, RECORD, STUDY, seed_folders
+from hpcfed.record.run import RunRecord
 from hpcfed.record.sandbox import try_out
 from hpcfed.report.groups import Sample
-from hpcfed.study.gather import GATHERED, StudyRecord, read_gathered
+from hpcfed.study.gather import StudyRecord, read_gathered
 
 WARMUP = 1
 """Rounds at the start of a run that do not count, where no study says otherwise."""
@@ -43,13 +44,14 @@ def find(paths: Iterable[Path], *, unfinished: bool = False) -> Found:
         if not files:
             raise UserError(
                 f"{path} holds no run and no study "
-                f"(there is no {RECORD} and no {GATHERED} in it)"
+                f"(there is no {RECORD} and no {STUDY} in it)"
             )
         for file in files:
             # Paths may overlap, or lead to the same folder by links.
             if file.resolve() not in seen:
                 seen.add(file.resolve())
                 _add(found, file, unfinished)
+    # At the end, because seeds of one run are found folder by folder.
     found.samples = _stack_seeds(found.samples)
     return found
 
@@ -61,25 +63,32 @@ def _files(path: Path) -> list[Path]:
     copies of its record. A run with seeds of another beside it stands for these:
     reading it refuses both.
     """
-    if path.is_file() and path.name in (GATHERED, RECORD):
+    is_record = path.name in (STUDY, RECORD)
+    if is_record and path.is_file():
         return [path]
     if not path.exists():
         raise UserError(f"no such folder: {path}")
-    studies = _plain_files(path, GATHERED)
-    runs = _outside(_plain_files(path, RECORD), {study.parent for study in studies})
-    runs = _outside(runs, {run.parent / CHECKPOINTS for run in runs})
-    folders = {run.parent for run in runs}
+    # A study's file holds its runs whole, and has their warm-up.
+    studies = _plain_files(path, STUDY)
+    of_studies = {study.parent for study in studies}
+    runs = _outside(_plain_files(path, RECORD), of_studies)
+    checkpoints = {run.parent / CHECKPOINTS for run in runs}
+    runs = _outside(runs, checkpoints)
+    with_run = {run.parent for run in runs}
     found = list(studies)
+    # `read_run` refuses a folder with a run and seeds of one: named once is enough.
     for run in runs:
-        is_seed = run.parent.name.startswith("seed-") and run.parent.parent in folders
-        if not is_seed:
+        folder = run.parent
+        beside_run = folder.parent in with_run
+        if not (beside_run and folder in seed_folders(folder.parent)):
             found.append(run)
     return found
 
 
 def _plain_files(path: Path, name: str) -> list[Path]:
     """Return files of a name, in order; a pipe or a folder of that name is none."""
-    return [file for file in sorted(path.rglob(name)) if file.is_file()]
+    found = sorted(path.rglob(name))
+    return [file for file in found if file.is_file()]
 
 
 def _outside(files: Sequence[Path], folders: set[Path]) -> list[Path]:
@@ -90,7 +99,7 @@ def _add(found: Found, file: Path, unfinished: bool) -> None:
     try:
         # In a process of its own first: HDF5's library may crash on a damaged file.
         try_out([file])
-        if file.name == GATHERED:
+        if file.name == STUDY:
             _add_study(found, file)
         else:
             _add_run(found, file.parent, unfinished)
@@ -106,9 +115,11 @@ def _add_study(found: Found, path: Path) -> None:
         outcome = trial.outcome
         if outcome.status == "complete" and trial.runs:
             source = f"{path.parent.name}: {trial.name}"
-            found.samples.append(Sample(trial.runs, study.warmup, source))
+            sample = Sample(trial.runs, study.warmup, source)
+            found.samples.append(sample)
         else:
-            found.unfinished.append((trial.name, outcome.status, outcome.error))
+            why = (trial.name, outcome.status, outcome.error)
+            found.unfinished.append(why)
 
 
 def _add_run(found: Found, folder: Path, unfinished: bool) -> None:
@@ -116,9 +127,11 @@ def _add_run(found: Found, folder: Path, unfinished: bool) -> None:
     found.single_runs += 1
     complete = run.status == "complete"
     if run.rounds_done and (complete or unfinished):
-        found.samples.append(Sample((run,), WARMUP, str(folder)))
+        sample = Sample((run,), WARMUP, str(folder))
+        found.samples.append(sample)
     if not complete or not run.rounds_done:
-        found.unfinished.append((str(folder), run.status, run.error))
+        why = (str(folder), run.status, run.error)
+        found.unfinished.append(why)
 
 
 def _stack_seeds(samples: Sequence[Sample]) -> list[Sample]:
@@ -126,12 +139,15 @@ def _stack_seeds(samples: Sequence[Sample]) -> list[Sample]:
     by_process: dict[Path, list[Sample]] = defaultdict(list)
     for sample in samples:
         run = sample.runs[0]
-        # Out of a study they come together already.
-        whole = len(sample.runs) > 1 or run.stacked_seeds == 1
-        process = Path(sample.source) if whole else run.folder.parent
+        # Out of a study, stacked seeds come as one sample already.
+        alone = len(sample.runs) > 1 or run.stacked_seeds == 1
+        process = Path(sample.source) if alone else run.folder.parent
         by_process[process].append(sample)
     made = []
     for members in by_process.values():
-        runs = [run for sample in members for run in sample.runs]
-        made.append(Sample(tuple(runs), members[0].warmup, members[0].source))
+        runs: list[RunRecord] = []
+        for sample in members:
+            runs += sample.runs
+        first = members[0]
+        made.append(Sample(tuple(runs), first.warmup, first.source))
     return made

@@ -22,6 +22,7 @@ def report(options: argparse.Namespace) -> int:
     """Write the page and the exports that were asked for; return the number of files
     that could not be read.
     """
+    # First, because reading a thousand runs takes a minute.
     _check_targets(options)
     found = find(options.paths, unfinished=options.unfinished)
     for line in found.unread:
@@ -33,7 +34,8 @@ def report(options: argparse.Namespace) -> int:
         # Names of folders may be no text at all.
         content = text.encode(errors="replace")
         _write(path, content)
-        say(f"{printable(str(path))}: {len(content) / 1024:,.0f} KiB")
+        size = len(content) / 1024
+        say(f"{printable(str(path))}: {size:,.0f} KiB")
     return len(found.unread)
 
 
@@ -76,9 +78,11 @@ def _check_targets(options: argparse.Namespace) -> None:
         if path is None:
             continue
         check_target(option, path)
+        # By the file, not by the name: a/../b and b are the same.
         if path.resolve() in seen:
             raise UserError(f"{path} is named twice; name a file for each")
         seen.add(path.resolve())
+        # A slip such as `--csv run.h5` must not cost a run.
         if path.suffix == ".h5":
             raise UserError(
                 f"{path} is a name for results, which would be lost; name another file"
@@ -95,7 +99,7 @@ def page(every: list[Group], found: Found) -> str:
     environment = Environment(
         loader=PackageLoader("hpcfed.report", "."),
         autoescape=True,  # titles and names of folders may come from others
-        undefined=StrictUndefined,
+        undefined=StrictUndefined,  # a slip in the template is an error, not a gap
         trim_blocks=True,
     )
     runs = sum(len(group.samples) for group in every)
@@ -113,7 +117,10 @@ def page(every: list[Group], found: Found) -> str:
 def _title(found: Found) -> str:
     if not found.studies:
         return "Runs"
-    titles = [study.title or study.path.parent.name for study in found.studies]
+    titles = []
+    for study in found.studies:
+        folder = study.path.parent.name
+        titles.append(study.title or folder)
     if found.single_runs:
         titles.append("other runs")
     return "; ".join(titles)

@@ -17,10 +17,11 @@ class Output(Console):
 
     def __init__(self, *, force_terminal: bool | None = None) -> None:
         super().__init__(force_terminal=force_terminal)
+        # Lines wrap at the terminal's edge, which loses no digit.
         self.width = max(self.width, WIDEST)
 
     def on_broken_pipe(self) -> None:
-        raise BrokenPipeError
+        raise BrokenPipeError  # which the command line knows; rich would exit with 1
 
 
 def say(console: Console, *lines: str) -> None:
@@ -45,8 +46,11 @@ def bare_table(*columns: str | Text) -> Table:
 
 
 def bytes_text(count: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.2f} {unit}"
+    """Return a number of bytes in the largest unit that fits."""
+    if count < 1024:
+        return f"{count:.0f} B"
+    for unit in ("KiB", "MiB", "GiB"):
         count /= 1024
-    return f"{count:.2f} TiB"
+        if count < 1024:
+            return f"{count:.2f} {unit}"
+    return f"{count / 1024:.2f} TiB"

@@ -23,7 +23,7 @@ class Measured:
     """A point that a model is fitted to."""
 
     clients: float
-    """That take part in a round."""
+    """Clients that take part in a round."""
     ranks: int
     columns: float
     seconds: float
@@ -56,7 +56,7 @@ TERMS: Terms = {
 @dataclass(frozen=True)
 class CostModel:
     coefficients: dict[str, float]
-    """Of `TERMS`, by name."""
+    """Seconds by the name of the term."""
     error: float
     """Mean relative error over the points that it was fitted to."""
     left_out_error: float
@@ -102,12 +102,15 @@ def fit_groups(every: Sequence[Group]) -> list[Fitted]:
     """
     families: dict[Choice, list[Measured]] = defaultdict(list)
     for group in every:
-        families[group.key.without("model")].append(_measured(group))
+        # Networks differ in their columns, which are a term of the model.
+        key = group.key.without("model")
+        families[key].append(_measured(group))
     made = []
     for key, points in families.items():
         model = fit(points)
         if model is not None:
-            made.append(Fitted(key, points, model, hold_out(points)))
+            held_out = hold_out(points)
+            made.append(Fitted(key, points, model, held_out))
     return made
 
 
@@ -128,12 +131,15 @@ def fit(points: Sequence[Measured]) -> CostModel | None:
         return None
     costs = _relative_costs(points, terms)
     coefficients = _solve(costs)
+    # Costs are divided by the measured seconds, so a perfect prediction is 1.
     errors = np.abs(costs @ coefficients - 1)
     left_out = []
+    # With one point less there must still be as many points as terms.
     if len(points) > len(terms):
         for number, cost in enumerate(costs):
             others = np.delete(costs, number, axis=0)
-            left_out.append(abs(float(cost @ _solve(others)) - 1))
+            predicted = float(cost @ _solve(others))
+            left_out.append(abs(predicted - 1))
     return CostModel(
         coefficients=dict(zip(terms, coefficients.tolist(), strict=True)),
         error=float(errors.mean()),
@@ -146,8 +152,11 @@ def hold_out(points: Sequence[Measured]) -> HeldOut | None:
     None where these are too few.
     """
     largest = max(points, key=lambda m: (m.ranks, m.clients, m.columns))
-    model = fit([point for point in points if point is not largest])
-    return None if model is None else HeldOut(largest, model(largest))
+    smaller = [point for point in points if point is not largest]
+    model = fit(smaller)
+    if model is None:
+        return None
+    return HeldOut(largest, model(largest))
 
 
 def _terms(points: Sequence[Measured]) -> list[str]:
@@ -156,7 +165,8 @@ def _terms(points: Sequence[Measured]) -> list[str]:
     for name in TERMS:
         if len(chosen) + 1 >= len(points):
             break
-        rank = np.linalg.matrix_rank(_matrix(points, [*chosen, name]))
+        matrix = _matrix(points, [*chosen, name])
+        rank = np.linalg.matrix_rank(matrix)
         if rank > len(chosen):  # else it follows from the terms before it
             chosen.append(name)
     return chosen
@@ -164,12 +174,16 @@ def _terms(points: Sequence[Measured]) -> list[str]:
 
 def _matrix(points: Sequence[Measured], names: Sequence[str]) -> np.ndarray:
     """Return what every coefficient is multiplied with: [points, terms]."""
-    costs = [TERMS[name][1] for name in names]
-    return np.array([[cost(point) for cost in costs] for point in points])
+    columns = []
+    for name in names:
+        _, cost = TERMS[name]
+        columns.append([cost(point) for point in points])
+    return np.column_stack(columns)
 
 
 def _relative_costs(points: Sequence[Measured], names: Sequence[str]) -> np.ndarray:
     """Divide each point's costs by its seconds: a model that fits gives 1."""
+    # Without this, the longest rounds alone would decide the fit.
     seconds = np.array([point.seconds for point in points])
     return _matrix(points, names) / seconds[:, None]
 
@@ -177,6 +191,8 @@ def _relative_costs(points: Sequence[Measured], names: Sequence[str]) -> np.ndar
 def _solve(costs: np.ndarray) -> np.ndarray:
     """Find coefficients ≥ 0 with the least squares of the relative errors."""
     # Scaled, so that the solver's tolerance means the same for every term.
-    size = np.maximum(np.abs(costs).max(0), 1e-300)
-    coefficients, _ = nnls(costs / size, np.ones(len(costs)))
+    largest = np.abs(costs).max(0)
+    size = np.maximum(largest, 1e-300)  # a term may be 0 at all points
+    ones = np.ones(len(costs))
+    coefficients, _ = nnls(costs / size, ones)
     return np.asarray(coefficients / size)

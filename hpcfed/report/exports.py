@@ -15,7 +15,7 @@ from hpcfed.record.json_values import plain
 from hpcfed.record.run import RunRecord
 from hpcfed.record.series import ROUND_SERIES
 from hpcfed.record.timing import PHASES
-from hpcfed.report.choices import differing_values
+from hpcfed.report.choices import values_of
 from hpcfed.report.costmodel import Fitted, fit_groups
 from hpcfed.report.groups import Group, Sample
 from hpcfed.report.labels import label, scaling_label
@@ -34,7 +34,8 @@ def csv_text(every: Sequence[Group]) -> str:
     """
     figures = ["round", *ROUND_SERIES, *SECONDS]
     swept = _swept(every, known=[*ABOUT, *figures])
-    lines: list[list[Any]] = [[*ABOUT, *swept, *figures]]
+    head = [*ABOUT, *swept, *figures]
+    lines: list[list[Any]] = [head]
     for group in every:
         values = [_cell(group.options.get(name)) for name in swept]
         for sample in group.samples:
@@ -58,22 +59,23 @@ def ranks_csv_text(every: Sequence[Group]) -> str:
 
 def _swept(every: Sequence[Group], known: Sequence[str]) -> list[str]:
     """Return options in which the groups differ and that have no column yet."""
-    names: dict[str, None] = {}  # an ordered set
+    # A dict as an ordered set: methods have options of their own.
+    names: dict[str, None] = {}
     for group in every:
         names |= dict.fromkeys(group.options)
+    for name in known:
+        names.pop(name, None)
     choices = [group.options for group in every]
-    swept = []
-    for name in names:
-        if name not in known and len(differing_values(choices, name)) > 1:
-            swept.append(name)
-    return swept
+    return [name for name in names if len(values_of(choices, name)) > 1]
 
 
 def _cell(value: Any) -> Any:
     """Return an option's value as a cell: lists as JSON, and nothing where a method has
     no such option.
     """
-    return json.dumps(value) if isinstance(value, list | dict) else value
+    if isinstance(value, list | dict):
+        return json.dumps(value)
+    return value
 
 
 def _round_lines(
@@ -81,6 +83,7 @@ def _round_lines(
 ) -> Iterator[list[Any]]:
     name = label(group.key)
     facts = [run.facts[fact] for fact in FACTS]
+    # Warm-up rounds come first, so the counted ones are the last.
     first_counted = run.rounds_done - len(sample.seconds)
     for round in range(run.rounds_done):
         counted = int(round >= first_counted)
@@ -91,18 +94,22 @@ def _round_lines(
             run.stacked_seeds,
             counted,
         ]
+        # Whatever the table of series holds: a new one needs no change here.
         series = [run.rounds[name][round] for name in ROUND_SERIES]
-        yield [*about, *swept, round + 1, *series, *run.phases[round].mean(0)]
+        phases = run.phases[round].mean(0)
+        yield [*about, *swept, round + 1, *series, *phases]
 
 
 def _rank_lines(sample: Sample, run: RunRecord) -> Iterator[list[Any]]:
     seed = run.facts["seed"]
     for round, rank in np.ndindex(*run.wall.shape):
+        seconds = run.wall[round, rank]
         phases = run.phases[round, rank]
-        yield [sample.source, seed, round + 1, rank, run.wall[round, rank], *phases]
+        yield [sample.source, seed, round + 1, rank, seconds, *phases]
 
 
 def _csv(lines: Iterable[Sequence[Any]]) -> str:
+    # Not the module's default \r\n, which Unix tools trip over.
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(lines)
     return text.getvalue()
@@ -115,6 +122,7 @@ def json_text(every: Sequence[Group]) -> str:
         "scaling": [_scaling(one) for one in scalings(every)],
         "cost_models": [_cost_model(one) for one in fit_groups(every)],
     }
+    # JSON has no NaN and no infinity: `plain` makes them null.
     return json.dumps(plain(content), indent=1, allow_nan=False)
 
 
@@ -166,8 +174,10 @@ def extrap_text(every: Sequence[Group]) -> str:
                     "callpath": f"{name}->{path}",
                     "metric": "time",
                 }
+                # Extra-P reads no NaN.
                 for value in seconds[np.isfinite(seconds)]:
-                    lines.append(json.dumps(about | {"value": float(value)}))
+                    line = about | {"value": float(value)}
+                    lines.append(json.dumps(line))
     return "\n".join(lines) + "\n"
 
 
@@ -177,5 +187,6 @@ def _call_paths(sample: Sample) -> dict[str, np.ndarray]:
     """
     paths = {"round": sample.seconds}
     for number, phase in enumerate(PHASES):
-        paths[f"round->{phase}"] = sample.phases[:, :, number].mean(1)
+        by_rank = sample.phases[:, :, number]
+        paths[f"round->{phase}"] = by_rank.mean(1)
     return paths

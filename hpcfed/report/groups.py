@@ -34,14 +34,18 @@ class Sample:
         """Seconds of the counted rounds. The last round counts even if all were to warm
         up.
         """
-        run = self.runs[0]
-        timed: np.ndarray = run.rounds["seconds"][run.untimed :]
+        run = self.runs[0]  # stacked seeds share their times
+        seconds: np.ndarray = run.rounds["seconds"]
+        # A run that was resumed on other ranks has no times of the rounds before.
+        timed = seconds[run.untimed :]
+        # Runs that are shorter than the study's warm-up still have a time.
         last = max(0, len(timed) - 1)
         return timed[min(self.warmup, last) :]
 
     @cached_property
     def phases(self) -> np.ndarray:
         """Seconds of the counted rounds: [round, rank, phase]."""
+        # The counted rounds are the last ones.
         phases = self.runs[0].phases
         counted = len(self.seconds)
         return phases[-counted:] if counted else phases
@@ -75,8 +79,8 @@ class Group:
     @property
     def steps(self) -> float:
         """Local steps per round of the client that has most data."""
-        most = int(self.first.train_samples.max(initial=1))
-        batches = -(-most // self.options["batch_size"])
+        samples = int(self.first.train_samples.max(initial=1))
+        batches = -(-samples // self.options["batch_size"])  # rounded up
         return float(self.options["epochs"] * batches)
 
     @property
@@ -92,14 +96,17 @@ class Group:
     @cached_property
     def seconds(self) -> Estimate:
         """Seconds per round."""
-        if len(self.samples) > 1:
-            return of_runs([median(sample.seconds) for sample in self.samples])
-        return of_rounds(list(self.samples[0].seconds))
+        if len(self.samples) == 1:
+            return of_rounds(list(self.samples[0].seconds))
+        # Medians, because one slow round must not count for the whole run.
+        return of_runs([median(sample.seconds) for sample in self.samples])
 
     @cached_property
     def phase_seconds(self) -> dict[str, float]:
         """Mean seconds per round by phase, over ranks, counted rounds and samples."""
-        by_sample = [sample.phases.mean((0, 1)) for sample in self.samples]
+        by_sample = []
+        for sample in self.samples:
+            by_sample.append(sample.phases.mean((0, 1)))
         means = np.mean(by_sample, axis=0)
         return dict(zip(PHASES, means.tolist(), strict=True))
 
@@ -116,17 +123,25 @@ class Group:
         """One run of every seed: a repeat of a seed says nothing new about accuracy."""
         by_seed: dict[int, RunRecord] = {}
         for run in self.runs:
-            by_seed.setdefault(run.facts["seed"], run)
+            by_seed.setdefault(run.facts["seed"], run)  # the first repeat stays
         return [by_seed[seed] for seed in sorted(by_seed)]
 
     @property
     def peak_memory(self) -> float:
         """Bytes of the rank that has most."""
-        return max(float(run.peak_memory.max(initial=0)) for run in self.runs)
+        peak = 0.0
+        for run in self.runs:
+            largest = float(run.peak_memory.max(initial=0))
+            peak = max(peak, largest)
+        return peak
 
     def per_round(self, name: str) -> float:
         """Mean of a series, over rounds and seeds."""
-        return fmean(float(np.nanmean(run.rounds[name])) for run in self.seeds)
+        means = []
+        for run in self.seeds:
+            mean = np.nanmean(run.rounds[name])
+            means.append(float(mean))
+        return fmean(means)
 
 
 def groups(samples: Sequence[Sample]) -> list[Group]:
@@ -134,25 +149,35 @@ def groups(samples: Sequence[Sample]) -> list[Group]:
     by_options: dict[Choice, list[Sample]] = defaultdict(list)
     for sample in samples:
         by_options[_options(sample)].append(sample)
+    # What sets a choice apart depends on all others, so keys come after grouping.
     keys = distinguish(list(by_options))
     made = []
-    for (options, members), key in zip(by_options.items(), keys, strict=True):
-        made.append(Group(options, tuple(members), key))
-    return sorted(
-        made, key=lambda group: (label(group.key), group.clients, group.ranks)
-    )
+    for options, key in zip(by_options, keys, strict=True):
+        members = tuple(by_options[options])
+        made.append(Group(options, members, key))
+    # People look for a label first; nothing else depends on the order.
+    return sorted(made, key=_order)
+
+
+def _order(group: Group) -> tuple[str, int, int]:
+    return label(group.key), group.clients, group.ranks
 
 
 def _options(sample: Sample) -> Choice:
     """Return what runs must have in common to be put together."""
     run = sample.runs[0]
-    found: dict[str, Any] = RunConfig().model_dump(mode="json") | run.config
+    # Options that were added since the run have their defaults.
+    defaults = RunConfig().model_dump(mode="json")
+    found: dict[str, Any] = defaults | run.config
+    # Where a run is written, and its seed, change nothing that is compared.
     for name in (*ANYWHERE, "seed", "seeds"):
         found.pop(name, None)
     found["ranks"] = run.facts["ranks"]
     found["model"] = run.facts["model"]  # the network that `auto` stood for
+    # Not options, but times of other devices, or of more seeds, are other times.
     found["stacked_seeds"] = run.stacked_seeds
-    ranks = run.environment.get("ranks", [])
-    devices = {str(rank.get("device", "?")) for rank in ranks}
+    devices = set()
+    for rank in run.environment.get("ranks", []):
+        devices.add(str(rank.get("device", "?")))
     found["on"] = ", ".join(sorted(devices))
     return Choice(dict(sorted(found.items())))

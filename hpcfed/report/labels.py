@@ -16,17 +16,20 @@ ACCURACIES = {
 
 def label(key: Choice) -> str:
     """Return `fedavg, dataset mnist, no supplement`: the method, then its options."""
-    words = [str(key["method"])] if "method" in key else []
-    for name, value in key.items():
-        if name != "method":
-            words.append(_option(name, value))
+    # The method needs no name before it: everybody looks for it first.
+    words = [str(key["method"])]
+    for name, value in key.without("method").items():
+        words.append(_option(name, value))
     return ", ".join(words)
 
 
 def _option(name: str, value: Any) -> str:
+    # Before numbers: a bool is one to Python.
     if isinstance(value, bool):
         return name if value else f"no {name}"
-    return f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
+    if isinstance(value, float):
+        return f"{name} {value:g}"
+    return f"{name} {value}"
 
 
 def ranks_label(key: Choice, ranks: int) -> str:
@@ -36,6 +39,7 @@ def ranks_label(key: Choice, ranks: int) -> str:
 
 def scaling_label(key: Choice, kind: str, clients: float) -> str:
     """Return the label of what stays the same while the ranks change."""
+    name = label(key)
     if kind == "strong":
-        return f"{label(key)}: {clients:.0f} clients"
-    return f"{label(key)}: {clients:g} clients per rank"
+        return f"{name}: {clients:.0f} clients"
+    return f"{name}: {clients:g} clients per rank"

@@ -13,6 +13,8 @@ from hpcfed.report.groups import Group
 from hpcfed.report.statistics import Estimate, ratio
 
 Kind = Literal["strong", "weak"]
+Families = dict[tuple[Choice, float], list[Group]]
+"""Groups by key, and by the clients that stay the same."""
 
 
 @dataclass(frozen=True)
@@ -38,19 +40,19 @@ class Scaling:
 
 def scalings(every: Sequence[Group]) -> list[Scaling]:
     """Find all sets of groups on several numbers of ranks, strong scaling first."""
-    strong: dict[tuple[Choice, float], list[Group]] = defaultdict(list)
-    weak: dict[tuple[Choice, float], list[Group]] = defaultdict(list)
+    strong: Families = defaultdict(list)
+    weak: Families = defaultdict(list)
     for group in every:
-        strong[group.key, float(group.clients)].append(group)
-        weak[group.key, group.clients / group.ranks].append(group)
+        clients = float(group.clients)
+        strong[group.key, clients].append(group)
+        weak[group.key, clients / group.ranks].append(group)
     return [*_several_ranks("strong", strong), *_several_ranks("weak", weak)]
 
 
-def _several_ranks(
-    kind: Kind, families: dict[tuple[Choice, float], list[Group]]
-) -> list[Scaling]:
+def _several_ranks(kind: Kind, families: Families) -> list[Scaling]:
     made = []
     for (key, clients), members in families.items():
+        # Groups on one number of ranks differ in nothing that scales.
         if len({group.ranks for group in members}) > 1:
             ordered = sorted(members, key=lambda group: group.ranks)
             made.append(_scaling(key, kind, clients, ordered))
@@ -72,6 +74,8 @@ def _scaling(
             # Weak scaling has as many times more clients as ranks to work on.
             work = 1.0 if kind == "strong" else more
             faster = ratio(base.seconds, group.seconds, work)
+        # Twice the ranks should do strong scaling's work in half the time, and weak
+        # scaling's double work in the same: both are a speed-up of 2.
         ideal.append(more)
         speedup.append(faster)
         efficiency.append(
@@ -95,6 +99,7 @@ def slope(x: Sequence[float], y: Sequence[float]) -> float:
     """
     if len(set(x)) < 2:
         return nan
+    # A power law is a straight line on logarithmic scales.
     log_x = [log(value) for value in x]
     log_y = [log(value) for value in y]
     return float(np.polyfit(log_x, log_y, 1)[0])

@@ -32,11 +32,13 @@ def show(record: RunRecord, console: Console) -> None:
         console.print()
         console.print(table)
     console.print()
-    names = sorted(path.name for path in record.folder.glob("*.h5"))
-    say(console, f"files in {record.folder}: {', '.join(names)}")
+    files = [path.name for path in record.folder.glob("*.h5")]
+    names = ", ".join(sorted(files))
+    say(console, f"files in {record.folder}: {names}")
 
 
 def _tables(record: RunRecord) -> list[Table]:
+    # From what most people want to know to what few do.
     tables = [_accuracy(record)]
     if record.target is not None:
         tables.append(_target(record))
@@ -62,7 +64,9 @@ def title(record: RunRecord) -> str:
 def status(record: RunRecord) -> str:
     """Return how far a run has come, and why no further."""
     planned = record.config["rounds"]
-    line = f"status: {record.status}, {record.rounds_done} of {count(planned, 'round')}"
+    line = f"status: {record.status}, "
+    line += f"{record.rounds_done} of {count(planned, 'round')}"
+    # Nothing else completes a run early.
     if record.status == "complete" and record.rounds_done < planned:
         line += ", stopped at the target"
     return f"{line}: {record.error}" if record.error else line
@@ -112,7 +116,9 @@ def _newcomers(record: RunRecord) -> Table:
         means = [f"{mean_accuracy(accuracies):.2%}" for accuracies in by_start]
         table.add_row(f"after {count(update, 'local update')}", *means)
     if update > LAST_UPDATES:
-        last = [f"{record.newcomers_last(start):.2%}" for start in record.newcomers]
+        last = []
+        for start in record.newcomers:
+            last.append(f"{record.newcomers_last(start):.2%}")
         table.add_row(f"mean of the last {LAST_UPDATES}", *last)
     return table
 
@@ -122,10 +128,12 @@ def _phases(record: RunRecord) -> Table:
     table = bare_table("phase", "ms per round", "share")
     phases = record.phase_seconds()
     total = sum(phases.values())
-    for name, seconds in sorted(phases.items(), key=lambda item: -item[1]):
+    longest_first = sorted(phases.items(), key=lambda item: -item[1])
+    for name, seconds in longest_first:
         if seconds > 0:
             share = f"{seconds / total:.1%}" if total else ""
             table.add_row(name, f"{1e3 * seconds:.2f}", share)
+    # `phase_seconds` leaves out the first round, which warms up.
     whole = "round, after the first" if record.rounds_done > 1 else "round"
     table.add_row(whole, f"{1e3 * total:.2f}", "")
     return table
@@ -138,11 +146,13 @@ def _server(record: RunRecord) -> Table:
     table = bare_table(
         "server", "seconds", "share", "parameters", "samples/s", "of peak"
     )
-    by_phase = {}
-    for phase in record.learnings[0].seconds:
-        by_phase[phase] = sum(one.seconds[phase] for one in record.learnings)
+    by_phase = dict.fromkeys(record.learnings[0].seconds, 0.0)
+    for learning in record.learnings:
+        for phase in by_phase:
+            by_phase[phase] += learning.seconds[phase]
     # Stacked seeds share the rounds' time, but each had the server for itself.
-    whole = float(record.rounds["seconds"].sum()) / record.stacked_seeds
+    rounds = float(record.rounds["seconds"].sum())
+    whole = rounds / record.stacked_seeds
     last = record.learnings[-1]
     for phase, seconds in by_phase.items():
         about = _network(last, phase) if phase in last.parameters else []
@@ -175,6 +185,7 @@ def _network(last: LearningRecord, name: str) -> list[str]:
 
 def _costs(record: RunRecord) -> Table:
     table = bare_table("cost", "")
+    # Bytes first, and memory beside them.
     totals = [series for series in ROUND_SERIES.values() if series.total]
     for series in totals:
         if series.unit == "bytes":
@@ -182,7 +193,8 @@ def _costs(record: RunRecord) -> Table:
     if not isnan(record.newcomer_bytes):
         sent = bytes_text(record.newcomer_bytes)
         table.add_row("sent to a new client to begin with", sent)
-    table.add_row("peak memory of a rank", bytes_text(record.peak_memory.max()))
+    peak = bytes_text(record.peak_memory.max())
+    table.add_row("peak memory of a rank", peak)
     for series in totals:
         if series.unit != "bytes":
             _add_total(table, record, series)
@@ -191,6 +203,7 @@ def _costs(record: RunRecord) -> Table:
     reached = record.rounds_to(0.95)
     if reached is not None:
         table.add_row("rounds to 95 % of the clients' own peak", str(reached))
+    # GenFed's supplement: the server's validation data leaks to the clients.
     if record.config.get("supplement"):
         leaked = record.facts["leaked_samples"]
         whole = record.facts["validation_samples"]
@@ -208,11 +221,12 @@ def _costs(record: RunRecord) -> Table:
 def _add_total(table: Table, record: RunRecord, series: RoundSeries) -> None:
     """Tell the sum of a series over all rounds; nothing where nobody was counted."""
     total = float(np.nansum(record.rounds[series.name]))
+    # Told as a share of the selected uploads, also where it is none.
     if series.name == "kept_attackers":
         selected = int(np.nansum(record.rounds["kept"]))
         if selected and record.config.get("attack", "none") != "none":
-            share = f"{int(total)} ({int(total) / selected:.0%})"
-            table.add_row(series.total, share)
+            share = f"{total / selected:.0%}"
+            table.add_row(series.total, f"{int(total)} ({share})")
     elif series.unit == "bytes":
         table.add_row(series.total, bytes_text(total))
     elif series.unit == "clients":
@@ -235,6 +249,7 @@ def _add_balance(table: Table, record: RunRecord) -> None:
     imbalance = record.imbalance()
     if record.facts["ranks"] > 1 and not isnan(imbalance):
         table.add_row("slowest rank's training by the mean", f"{imbalance:.2f}")
+    # Rebalancing happens between rounds.
     if record.moves:
         rounds = ", ".join(str(round) for round in record.moves)
         table.add_row("clients changed ranks after round", rounds)

@@ -2,7 +2,7 @@
 standard error.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import isnan, sqrt
 from pathlib import Path
 from statistics import mean, stdev
@@ -23,49 +23,42 @@ def show_seeds(records: Sequence[RunRecord], folder: Path, console: Console) -> 
     # A dict, because the seeds' status is usually the same.
     statuses = dict.fromkeys(status(record) for record in records)
     say(console, *statuses, "")
-    tables = [_last(records)]
+    tables = [_accuracies("last accuracy", records, RunRecord.last)]
     if records[0].target is not None:
-        tables += [_best(records), _target(records)]
+        tables.append(_accuracies("best accuracy", records, RunRecord.best))
+        tables.append(_target(records))
     if records[0].finals:
         tables.append(_finals(records))
     for number, table in enumerate(tables):
         if number:
             console.print()
         console.print(table)
-    seconds = max(float(record.rounds["seconds"].sum()) for record in records)
+    # Seeds advance together; one that stopped early has fewer rounds.
+    seconds = max([float(record.rounds["seconds"].sum()) for record in records])
     say(console, "", f"wall time of all rounds of all seeds: {seconds:.2f} s")
     names = ", ".join(record.folder.name for record in records)
     say(console, f"runs in {folder}: {names}")
 
 
-def _last(records: Sequence[RunRecord]) -> Table:
-    columns = {}
-    for name, whose in ACCURACIES.items():
-        columns[whose] = [record.last(name) for record in records]
-    return _accuracies("last accuracy", records, columns)
-
-
-def _best(records: Sequence[RunRecord]) -> Table:
-    columns = {}
-    for name, whose in ACCURACIES.items():
-        columns[whose] = [record.best(name) for record in records]
-    return _accuracies("best accuracy", records, columns)
-
-
 def _accuracies(
-    head: str, records: Sequence[RunRecord], columns: dict[str, list[float]]
+    head: str,
+    records: Sequence[RunRecord],
+    figure: Callable[[RunRecord, str], float],
 ) -> Table:
-    """Return a row for every seed, without columns in which nothing is known."""
-    known = {}
-    for whose, values in columns.items():
+    """Return a figure of every seed's accuracies, without columns in which nothing is
+    known.
+    """
+    columns = {}
+    for series, whose in ACCURACIES.items():
+        values = [figure(record, series) for record in records]
         if not all(isnan(value) for value in values):
-            known[whose] = values
-    table = bare_table(head, *known)
+            columns[whose] = values
+    table = bare_table(head, *columns)
     for number, record in enumerate(records):
-        cells = [f"{values[number]:.2%}" for values in known.values()]
+        cells = [f"{values[number]:.2%}" for values in columns.values()]
         table.add_row(f"seed {record.facts['seed']}", *cells)
     if len(records) > 1:
-        means = [_mean_and_error(values) for values in known.values()]
+        means = [_mean_and_error(values) for values in columns.values()]
         table.add_row("mean ± standard error", *means)
     return table
 
@@ -86,11 +79,12 @@ def _target(records: Sequence[RunRecord]) -> Table:
         seconds = f"{reached.seconds:.2f}"
         sent = bytes_text(reached.bytes)
         table.add_row(seed, str(reached.rounds), seconds, sent)
+    # A mean over those that reached it would flatter the others.
     if 1 < len(all_reached) == len(records):
         rounds = [reached.rounds for reached in all_reached]
         error = stdev(rounds) / sqrt(len(rounds))
-        mean_seconds = mean(reached.seconds for reached in all_reached)
-        mean_sent = mean(reached.bytes for reached in all_reached)
+        mean_seconds = mean([reached.seconds for reached in all_reached])
+        mean_sent = mean([reached.bytes for reached in all_reached])
         table.add_row(
             "mean ± standard error",
             f"{mean(rounds):.1f} ± {error:.1f}",
@@ -105,10 +99,15 @@ def _finals(records: Sequence[RunRecord]) -> Table:
     head = "mean" if len(records) == 1 else "mean ± standard error"
     table = bare_table("at the end, clients' own test data", head)
     for name in records[0].finals:
-        found = [record.finals[name] for record in records if name in record.finals]
-        means = [mean_accuracy(accuracies) for accuracies in found]
-        one = _mean_and_error(means) if len(means) > 1 else f"{means[0]:.2%}"
-        table.add_row(plain_text(name), one)
+        means = []
+        for record in records:
+            if name in record.finals:
+                means.append(mean_accuracy(record.finals[name]))
+        # A seed that has not come to its end yet has none.
+        told = f"{means[0]:.2%}"
+        if len(means) > 1:
+            told = _mean_and_error(means)
+        table.add_row(plain_text(name), told)
     return table
 
 

@@ -39,10 +39,11 @@ def of_runs(values: Sequence[float]) -> Estimate:
     reach below zero.
     """
     logs = [log(value) for value in values]
+    # Back from logarithms, their mean is the geometric mean.
     centre = exp(fmean(logs))
     if len(logs) < 2:
         return Estimate(centre)
-    factor = _exp(_t(len(logs)) * stdev(logs) / sqrt(len(logs)))
+    factor = _exp(_half_width(logs))
     return Estimate(centre, centre / factor, centre * factor)
 
 
@@ -58,8 +59,9 @@ def of_rounds(values: Sequence[float]) -> Estimate:
     tail = (1 - CONFIDENCE) / 2
     # How many values lie below the median is binomial with p = 1/2. Take the largest
     # number of values to cut from each end that leaves 95 % between.
-    cut = int(stats.binom.ppf(tail, len(ordered), 0.5))
-    if stats.binom.cdf(cut, len(ordered), 0.5) > tail:
+    number = len(ordered)
+    cut = int(stats.binom.ppf(tail, number, 0.5))
+    if stats.binom.cdf(cut, number, 0.5) > tail:
         cut -= 1
     if cut < 0:
         return Estimate(middle)
@@ -77,7 +79,8 @@ def of_seeds(values: Sequence[float], *, most: float = inf) -> Estimate:
     centre = fmean(values)
     if len(values) < 2:
         return Estimate(centre)
-    half = _t(len(values)) * stdev(values) / sqrt(len(values))
+    half = _half_width(values)
+    # An interval beyond 0 or 100 % of accuracy would be nonsense.
     return Estimate(
         centre,
         max(0.0, centre - half),
@@ -90,10 +93,18 @@ def ratio(top: Estimate, bottom: Estimate, scale: float = 1.0) -> Estimate:
     logarithms, add up as squares.
     """
     centre = scale * top.centre / bottom.centre
-    if not (top.bounded and bottom.bounded) or min(top.low, bottom.low) <= 0:
+    bounded = top.bounded and bottom.bounded
+    if not bounded or min(top.low, bottom.low) <= 0:  # which have no logarithm
         return Estimate(centre)
-    down = hypot(log(top.centre / top.low), log(bottom.high / bottom.centre))
-    up = hypot(log(top.high / top.centre), log(bottom.centre / bottom.low))
+    # The ratio is low where the top is low and the bottom is high, and the reverse.
+    down = hypot(
+        log(top.centre / top.low),
+        log(bottom.high / bottom.centre),
+    )
+    up = hypot(
+        log(top.high / top.centre),
+        log(bottom.centre / bottom.low),
+    )
     return Estimate(
         centre,
         centre * _exp(-down),
@@ -108,6 +119,9 @@ def _exp(power: float) -> float:
     return exp(min(power, MOST_POWER))
 
 
-def _t(number: int) -> float:
-    """Return Student's t for the mean of so many values."""
-    return float(stats.t.ppf((1 + CONFIDENCE) / 2, number - 1))
+def _half_width(values: Sequence[float]) -> float:
+    """Return half of the confidence interval of the mean, by Student's t."""
+    number = len(values)
+    quantile = (1 + CONFIDENCE) / 2
+    t = float(stats.t.ppf(quantile, number - 1))
+    return t * stdev(values) / sqrt(number)

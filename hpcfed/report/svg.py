@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from markupsafe import Markup
 
+# In the drawing's own units; the page scales it to its column.
 WIDTH, HEIGHT = 480, 300
 COLOURS = 10
 """Classes s0 … s9 (strokes), f0 … f9 (fills) and b0 … b9 (bands) of the style sheet."""
@@ -26,6 +27,7 @@ def joined(pieces: Iterable[Markup]) -> Markup:
 def rectangle(
     colour: int, left: float, width: float, top: float, bottom: float, tip: str
 ) -> Markup:
+    # One decimal is enough for a screen, and keeps the page small.
     shape = (
         f'class="f{colour % COLOURS}" x="{left:.1f}" y="{top:.1f}" '
         f'width="{width:.1f}" height="{bottom - top:.1f}"'
@@ -44,14 +46,18 @@ def word(
 ) -> Markup:
     """Write a text, turned by so many degrees; `kind` is a class of the style sheet."""
     attributes = f' class="{kind}"' if kind else ""
-    attributes += f' x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"'
+    attributes += f' x="{x:.1f}" y="{y:.1f}"'
+    attributes += f' text-anchor="{anchor}"'
     if turn:
-        attributes += f' transform="rotate({turn:g} {x:.1f} {y:.1f})"'
+        # Around the text itself; by itself, rotate turns around the drawing's corner.
+        centre = f"{x:.1f} {y:.1f}"
+        attributes += f' transform="rotate({turn:g} {centre})"'
     return Markup("<text{}>{}</text>").format(Markup(attributes), text)
 
 
 def frame(grid: str, left: float, top: float, right: float, bottom: float) -> Markup:
     """Draw the grid, and the axes to the left and below."""
+    # One path for all lines of the grid keeps the page small.
     axes = f"M{left} {top}V{bottom}H{right}"
     return Markup(f'<path class="grid" d="{grid}"/><path class="axis" d="{axes}"/>')
 
@@ -78,6 +84,7 @@ def figure(
     """Put a drawing and its legend together. The legend stands outside as text, so that
     it wraps on a narrow screen.
     """
+    # `aria-label` is what a screen reader says of the drawing.
     drawn = (
         '<figure><svg viewBox="0 0 {} {}" role="img" aria-label="{}">{}</svg>'
         "<figcaption>{}</figcaption></figure>"
@@ -91,7 +98,7 @@ def figure(
     )
 
 
-def line_legend(names: Sequence[str], ideals: Iterable[str]) -> Markup:
+def line_legend(names: Sequence[str], ideals: Sequence[str]) -> Markup:
     """Explain lines by colour and marker, then dashed lines."""
     entries = []
     for number, name in enumerate(names):
@@ -100,7 +107,7 @@ def line_legend(names: Sequence[str], ideals: Iterable[str]) -> Markup:
         line = f'<path class="s{colour}" d="M1 5H21"/>'
         point = f'<path class="f{colour}" transform="translate(11 5)" d="{shape}"/>'
         entries.append(_entry(line + point, name))
-    for name in ideals:
+    for name in dict.fromkeys(ideals):  # each once
         entries.append(_entry('<path class="ideal" d="M1 5H21"/>', name))
     return joined(entries)
 
@@ -116,5 +123,6 @@ def bar_legend(colours: Mapping[str, int]) -> Markup:
 
 
 def _entry(shape: str, name: str) -> Markup:
+    # `format` escapes the name; the shape is ours.
     drawn = '<span><svg class="key" viewBox="0 0 22 10">{}</svg>{}</span>'
     return Markup(drawn).format(Markup(shape), name)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hpcfed.record import checkpoints
-from hpcfed.record.checkpoints import Part
+from hpcfed.record.checkpoints import StoredFile
 
 
 class UploadBank:
@@ -52,7 +52,7 @@ class UploadBank:
         found = [newest[int(client)] for client in clients[known]]
         return known, torch.stack(found)
 
-    def store(self, folder: Path, seed: int) -> list[Part]:
+    def store(self, folder: Path, seed: int) -> list[StoredFile]:
         """Write all rounds to a checkpoint, and return the files; none if empty."""
         files = []
         for round, (clients, rows) in self._rounds.items():

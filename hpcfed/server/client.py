@@ -7,7 +7,7 @@ import numpy as np
 from torch import Tensor
 
 from hpcfed.errors import GRACE
-from hpcfed.record.checkpoints import Part
+from hpcfed.record.checkpoints import StoredFile
 from hpcfed.runtime.collectives import Collectives
 from hpcfed.server.report import LearningReport
 from hpcfed.server.requests import (
@@ -131,7 +131,7 @@ class ServerClient:
         """Write the trained model to a file."""
         self._ask(Save(seed=self._seed, path=path), Answer)
 
-    def store(self, folder: str) -> tuple[Part, ...]:
+    def store(self, folder: str) -> tuple[StoredFile, ...]:
         """Write bank and model to a checkpoint's folder, and return the files."""
         answer, _ = self._ask(Store(seed=self._seed, folder=folder), Stored)
         return answer.files

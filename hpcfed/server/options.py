@@ -54,31 +54,35 @@ class ServerOptions(config.Options):
         "size of the server's networks; auto: paper on a GPU, small with fewer samples on a CPU",
         group="server",
     )
-    server_width: int = option(
-        0,
-        "channels of their first convolution, fastest as a power of two; 0: as --server says",
+    server_width: int | None = option(
+        None,
+        "channels of their first convolution, fastest as a power of two (default: by "
+        "--server)",
         group="server",
         ge=0,
         le=2**16,
     )
-    server_latent: int = option(
-        0,
-        "size of the latent space; 0: as --server says",
+    server_latent: int | None = option(
+        None,
+        "size of the latent space (default: by --server)",
         group="server",
         ge=0,
         le=2**20,
     )
-    server_depth: int = option(
-        0,
-        "convolutions of the encoder; 0: as --server says",
+    server_depth: int | None = option(
+        None,
+        "convolutions of the encoder (default: by --server)",
         group="server",
         ge=0,
         le=12,
     )
-    generated_layers: int = option(
-        0, "the server generates the last N layers with weights; 0: all, or the last two of more than 20,000 columns",
-        group="server", ge=0,
-    )  # fmt: skip
+    generated_layers: int | None = option(
+        None,
+        "the server generates the last N layers with weights (default: all, or the "
+        "last two of more than 20,000 columns)",
+        group="server",
+        ge=0,
+    )
     bank_rounds: int = option(
         20,
         "the server learns from the uploads of the last N rounds",
@@ -89,30 +93,39 @@ class ServerOptions(config.Options):
         0, "train the server after every R rounds too, and start the next one from generated rows; 0: once, at the end",
         group="server", ge=0,
     )  # fmt: skip
-    autoencoder_samples: int = option(
-        0, "samples that the autoencoder sees; 0: 100,000, or 20,000 where --server auto meets a CPU",
-        group="server", ge=0,
-    )  # fmt: skip
-    denoiser_samples: int = option(
-        0, "samples that the denoiser sees; 0: 400,000, or 80,000 where --server auto meets a CPU",
-        group="server", ge=0,
-    )  # fmt: skip
-    server_batch: int = option(
-        BATCH, "samples per step, over all server ranks", group="server", ge=1
-    )
-    denoiser_batch: int = option(
-        0,
-        "samples per step of the denoiser; 0: as --server-batch",
+    autoencoder_samples: int | None = option(
+        None,
+        "samples that the autoencoder trains on (default: 100,000, or 20,000 with "
+        "--server auto on a CPU)",
         group="server",
         ge=0,
     )
-    server_micro_batch: int = option(
-        0, "samples that a server rank takes at once, and batch norm normalises by; 0: a step's, over all ranks",
-        group="server", ge=0,
-    )  # fmt: skip
-    server_lr: float = option(
-        0.0,
-        "AdamW's learning rate, which follows a cosine; 0: as --server says",
+    denoiser_samples: int | None = option(
+        None,
+        "samples that the denoiser trains on (default: 400,000, or 80,000 with "
+        "--server auto on a CPU)",
+        group="server",
+        ge=0,
+    )
+    server_batch: int = option(
+        BATCH, "samples per step, over all server ranks", group="server", ge=1
+    )
+    denoiser_batch: int | None = option(
+        None,
+        "samples per step of the denoiser (default: --server-batch)",
+        group="server",
+        ge=0,
+    )
+    server_micro_batch: int | None = option(
+        None,
+        "samples that a server rank takes at once and that batch norm normalises over "
+        "(default: those of a step, over all ranks)",
+        group="server",
+        ge=0,
+    )
+    server_lr: float | None = option(
+        None,
+        "AdamW's learning rate, which follows a cosine (default: by --server)",
         group="server",
         ge=0,
     )
@@ -211,7 +224,7 @@ class ServerOptions(config.Options):
 
     def check(self, config: config.RunConfig) -> None:
         most = MODELS[config.network()].layers
-        if self.generated_layers > most:
+        if self.generated_layers is not None and self.generated_layers > most:
             raise UserError(
                 f"--generated-layers {self.generated_layers}, but {config.network()} "
                 f"has {most} layers with weights"
@@ -259,7 +272,7 @@ class ServerOptions(config.Options):
 
     def samples(self, network: str) -> int:
         """Samples that a network sees while it learns."""
-        given: int = getattr(self, f"{network}_samples")
+        given: int | None = getattr(self, f"{network}_samples")
         return given or SAMPLES[network]
 
     @property

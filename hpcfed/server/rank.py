@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hpcfed.record import checkpoints
-from hpcfed.record.checkpoints import Part
+from hpcfed.record.checkpoints import StoredFile
 from hpcfed.record.observer import observer
 from hpcfed.server.bank import UploadBank
 from hpcfed.server.latent_diffusion import Diverged, LatentDiffusion, Progress
@@ -187,7 +187,7 @@ class ServerRank:
         if self._slot.rank:
             return Stored(files=())
         folder, seed = Path(request.folder), request.seed
-        files: list[Part] = self._bank(seed).store(folder, seed)
+        files: list[StoredFile] = self._bank(seed).store(folder, seed)
         if seed in self._models and self._models[seed].is_trained:
             path = folder / _model_file(seed)
             self._models[seed].save(path)

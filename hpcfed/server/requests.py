@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpcfed.record.checkpoints import Part
+from hpcfed.record.checkpoints import StoredFile
 from hpcfed.server.report import LearningReport
 
 M = TypeVar("M", bound="Message")
@@ -179,7 +179,7 @@ class InvertedRows(KnownRows):
 class Stored(Answer):
     """The files that the first server rank has written; none on the others."""
 
-    files: tuple[Part, ...]
+    files: tuple[StoredFile, ...]
 
 
 def merge(requests: Sequence[M]) -> M:

@@ -37,6 +37,7 @@ def attempt(trial: Trial, words: Sequence[str], limit: float) -> Outcome:
     with writing(trial.log):
         _make_room(trial)
         log = open(trial.log, "w")  # noqa: SIM115 closed below
+    # From here on the trial's own process writes to the log.
     begin = time.monotonic()
     with log, _ending_with_us():
         try:

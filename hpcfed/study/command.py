@@ -7,11 +7,12 @@ from math import isnan
 from pathlib import Path
 
 from hpcfed.errors import UserError, count, printable, say
+from hpcfed.record.folder import STUDY
 from hpcfed.record.publish import check_target
 from hpcfed.runtime.launcher import launched
 from hpcfed.study import execute
 from hpcfed.study.attempt import attempt
-from hpcfed.study.gather import GATHERED, write_study
+from hpcfed.study.gather import write_study
 from hpcfed.study.launch import Start, launcher
 from hpcfed.study.outcome import outcome_of
 from hpcfed.study.plan import Point, Study, Trial, choose, points, read_study, trials
@@ -38,6 +39,7 @@ def study(options: argparse.Namespace, extra: Sequence[str]) -> int:
         return 0
     if not options.dry_run:
         _make(out)
+    # The jobs may start in another folder, so paths are absolute.
     if options.submit:
         file = options.study.resolve()
         dry_run = options.dry_run
@@ -45,8 +47,9 @@ def study(options: argparse.Namespace, extra: Sequence[str]) -> int:
         return 0
     all_trials = trials(asked, every, out)
     if options.gather:
+        # The last job of a submitted study, which runs nothing.
         execute.settle(all_trials, start)
-        write_study(out / GATHERED, asked, text, all_trials)
+        write_study(out / STUDY, asked, text, all_trials)
         failed = _count_incomplete(chosen_trials)
     elif options.points is not None:
         # One job of an array: others write beside it, and the last job gathers.
@@ -65,13 +68,17 @@ def study(options: argparse.Namespace, extra: Sequence[str]) -> int:
 
 
 def _count_incomplete(chosen: Sequence[Trial]) -> int:
-    return sum(outcome_of(trial).status != "complete" for trial in chosen)
+    incomplete = 0
+    for trial in chosen:
+        incomplete += outcome_of(trial).status != "complete"
+    return incomplete
 
 
 def _run_without_gathering(asked: Study, chosen: Sequence[Trial], start: Start) -> int:
     execute.settle(chosen, start)
     failed = 0
     for trial in chosen:
+        # One by one: a requeued job goes on where it was stopped.
         if execute.check_finished([trial]):
             continue
         outcome = attempt(
@@ -79,7 +86,7 @@ def _run_without_gathering(asked: Study, chosen: Sequence[Trial], start: Start) 
             execute.command(trial, start),
             asked.limit,
         )
-        say(f"{trial}: {outcome.error or f'{outcome.seconds:.1f} s'}")
+        say(f"{trial}: {outcome}")
         failed += outcome.status != "complete"
     return failed
 
@@ -89,7 +96,8 @@ def _make(out: Path) -> None:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot write to --out {out}: {error.strerror}") from None
-    check_target("--out: its", out / GATHERED)
+    # Now, not after hours of runs.
+    check_target("--out: its", out / STUDY)
 
 
 def _closing(failed: int, number: int, out: Path) -> str:
@@ -104,6 +112,7 @@ def _closing(failed: int, number: int, out: Path) -> str:
 
 def _print_plan(asked: Study, chosen: Sequence[Trial], start: Start) -> None:
     """Print every point, its command, and what it may cost."""
+    # Only here: a study plans and starts runs without loading torch.
     import torch
 
     from hpcfed.study import estimate
@@ -119,7 +128,8 @@ def _print_plan(asked: Study, chosen: Sequence[Trial], start: Start) -> None:
         if runs:
             rounds = float(runs[0].rounds["seconds"].sum())
             process = outcome_of(trial).seconds
-            measured.append((point, works[point.name], rounds, process))
+            work = works[point.name]
+            measured.append((point, work, rounds, process))
     speed = estimate.speed(measured, cuda=torch.cuda.is_available())
     total = 0.0
     for trial in chosen:
@@ -138,7 +148,8 @@ def _print_plan(asked: Study, chosen: Sequence[Trial], start: Start) -> None:
             f"{_flops(work.server)} of the server, {work.sent / 2**20:,.0f} MiB sent; "
             f"{_time(seconds)} × {left} of {asked.repeats}"
         )
-        print(f"   {printable(shlex.join(execute.command(trial, start)))}")
+        words = shlex.join(execute.command(trial, start))
+        print(f"   {printable(words)}")
     basis = "a guess, since nothing is measured yet"
     if speed.measured:
         basis = count(speed.measured, "finished run")

@@ -27,7 +27,7 @@ of size, no more.
 START = 8.0
 """Seconds that a run takes to start, as long as nothing has been measured."""
 BYTES = 4.0
-"""Of a number of 32 bits."""
+"""Size of a number of 32 bits."""
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,11 @@ class Work:
     clients: float
     """FLOPs of local training over all rounds and seeds."""
     server: float
-    """FLOPs of the server's learning."""
-    moved: float
-    """Bytes that training must move in the devices' memory at least: every layer's
-    output written and read once, and in every step rows read twice, gradients written
-    and read, and rows with their momentum read and written.
+    """FLOPs of training the server's model."""
+    memory_traffic: float
+    """Bytes that training must read and write in the devices' memory at least: every
+    layer's output written and read once, and in every step rows read twice, gradients
+    written and read, and rows with their momentum read and written.
     """
     sent: float
     """Bytes that clients send and are sent, if they exchange whole rows."""
@@ -69,7 +69,8 @@ def work(settings: Settings) -> Work:
     layout = Layout.of(network)
     sample = cost(network, config.data().shape)
     seeds = len(config.seeds or (0,))
-    samples = seeds * config.rounds * config.epochs * _samples_per_round(settings)
+    epochs = seeds * config.rounds * config.epochs
+    samples = epochs * _samples_per_round(settings)
     # In a step: rows read twice, gradients written and read, rows read and written, and
     # momentum read and written too.
     per_step = 8 if config.momentum else 6
@@ -80,7 +81,7 @@ def work(settings: Settings) -> Work:
     return Work(
         clients=2 * samples * sample.training,  # a multiplication and an addition
         server=seeds * _server_flops(settings, layout),
-        moved=BYTES * floats,
+        memory_traffic=BYTES * floats,
         sent=sent if settings.options.uploads else 0.0,
     )
 

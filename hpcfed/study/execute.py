@@ -9,10 +9,10 @@ from pathlib import Path
 from hpcfed.config import check_unchanged
 from hpcfed.errors import UserError, count, say
 from hpcfed.experiment.stored import is_complete
-from hpcfed.record.folder import runs
+from hpcfed.record.folder import STUDY, runs
 from hpcfed.record.run import RunRecord
 from hpcfed.study.attempt import attempt
-from hpcfed.study.gather import GATHERED, write_study
+from hpcfed.study.gather import write_study
 from hpcfed.study.launch import Start
 from hpcfed.study.outcome import (
     Outcome,
@@ -32,6 +32,7 @@ least.
 def command(trial: Trial, start: Start) -> list[str]:
     """Return the words of the process that runs a trial."""
     ranks = start(trial.point.processes)
+    # This Python, not the first on the path, which a launcher may not share.
     return [*ranks, sys.executable, "-m", "hpcfed", *trial.words]
 
 
@@ -54,6 +55,7 @@ def _check_options(trial: Trial, records: Sequence[RunRecord]) -> None:
     settings = trial.point.settings
     ranks = trial.point.ranks
     several = settings.config.seeds is not None
+    # Each of several seeds is recorded as a run of that seed alone.
     for seed, record in zip(trial.seeds, records, strict=True):
         had = record.config | {"ranks": record.facts["ranks"]}
         wanted = settings.of_seed(seed) if several else settings
@@ -103,21 +105,24 @@ def run_trials(
     """Run the chosen trials that are not finished, and gather every trial; return the
     number of those that failed.
     """
+    # Before the first trial, so that a run of other options ends nothing half-way.
     done = check_finished(chosen)
     settle(every, start)
-    gathering = Gathering(out / GATHERED, study, text, every)
+    gathering = Gathering(out / STUDY, study, text, every)
     failed = 0
     for number, trial in enumerate(chosen, start=1):
         told = f"[{number}/{len(chosen)}] {trial}"
         if trial.folder in done:
             say(f"{told}: there already")
             continue
-        say(f"{told}: {count(trial.point.processes, 'rank')} …")
-        outcome = attempt(trial, command(trial, start), study.limit)
+        ranks = count(trial.point.processes, "rank")
+        say(f"{told}: {ranks} …")
+        words = command(trial, start)
+        outcome = attempt(trial, words, study.limit)
         failed += outcome.status != "complete"
-        say(f"{told}: {outcome.error or f'{outcome.seconds:.1f} s'}")
+        say(f"{told}: {outcome}")
         gathering.after_trial()
-    gathering.gather()
+    gathering.gather()  # whatever the last pause has left out
     return failed
 
 
@@ -131,7 +136,7 @@ class Gathering:
         self._study = study
         self._text = text
         self._every = every
-        self._next = 0.0
+        self._next = 0.0  # when to gather again, by the monotonic clock
 
     def after_trial(self) -> None:
         if time.monotonic() >= self._next:

@@ -16,7 +16,7 @@ import numpy as np
 
 from hpcfed.errors import UserError, printable
 from hpcfed.experiment.stored import record_of
-from hpcfed.record.folder import RECORD, seed_folders
+from hpcfed.record.folder import records
 from hpcfed.record.json_values import parsed
 from hpcfed.record.publish import publish
 from hpcfed.record.run import RunRecord
@@ -24,7 +24,6 @@ from hpcfed.record.safe import Reader, check, check_file, readable, reading
 from hpcfed.study.outcome import Outcome, outcome_of, writing
 from hpcfed.study.plan import Study, Trial
 
-GATHERED = "study.h5"
 FORMAT, SCHEMA = "hpcfed study", 1
 TABLE = ("name", "status", "error", "command", "options")
 """What is said of every trial, as text."""
@@ -54,6 +53,7 @@ class StudyRecord:
 
 def write_study(path: Path, study: Study, text: str, trials: Sequence[Trial]) -> None:
     """Bring all trials' runs together in one file."""
+    # In memory: the path is only a name to HDF5, until `publish` writes the file.
     with h5py.File(path, "w", driver="core", backing_store=False) as file:
         file.attrs.update(
             format=FORMAT,
@@ -64,9 +64,8 @@ def write_study(path: Path, study: Study, text: str, trials: Sequence[Trial]) ->
         file["study"] = text
         _write_table(file, trials)
         for number, trial in enumerate(trials):
-            for folder in (trial.folder, *seed_folders(trial.folder)):
-                if (folder / RECORD).exists():
-                    _copy_run(folder / RECORD, file, number)
+            for record in records(trial.folder):
+                _copy_run(record, file, number)
         file.flush()
         with writing(path):
             publish(file.id.get_file_image(), path)
@@ -77,7 +76,8 @@ def _write_table(file: h5py.File, trials: Sequence[Trial]) -> None:
     rows = [_row(trial) for trial in trials]
     for column in TABLE:
         texts = [row[column] for row in rows]
-        file[f"trials/{column}"] = np.array(texts, dtype=h5py.string_dtype())
+        content = np.array(texts, dtype=h5py.string_dtype())
+        file[f"trials/{column}"] = content
     times = [row["seconds"] for row in rows]
     seconds = file.create_dataset("trials/seconds", data=times)
     seconds.attrs.update(
@@ -103,6 +103,7 @@ def _copy_run(source: Path, file: h5py.File, number: int) -> None:
     """
     group = f"runs/{number:05}"
     try:
+        # As any file that may have been handed in: no links, no pipes, no surprises.
         check_file(source)
         with h5py.File(source, "r") as run:
             check(run)
@@ -125,7 +126,8 @@ def read_gathered(path: Path) -> StudyRecord:
             raise ValueError("it was not written by this hpcfed, or by a newer one")
         title = facts["title"]
         warmup = facts["warmup"]
-        if not isinstance(title, str) or not isinstance(warmup, int) or warmup < 0:
+        whole = isinstance(warmup, int) and warmup >= 0
+        if not isinstance(title, str) or not whole:
             raise ValueError("its title or warmup is not one")
         unread: list[str] = []
         trials = tuple(_read_trials(file, path, unread))
@@ -138,16 +140,18 @@ def _read_trials(file: Reader, path: Path, unread: list[str]) -> Iterator[TrialR
     says why.
     """
     columns = {column: file.texts(f"trials/{column}") for column in TABLE}
-    times = file.numbers("trials/seconds", (len(columns["name"]),)).tolist()
-    rows = zip(times, *columns.values(), strict=True)
+    number_of_trials = len(columns["name"])
+    seconds = file.numbers("trials/seconds", (number_of_trials,))
+    rows = zip(seconds.tolist(), *columns.values(), strict=True)
     for number, row in enumerate(rows):
-        seconds, name, status, error, command, options = row
-        outcome = Outcome(status, error, seconds, command)
+        took, name, status, error, command, options = row  # in the order of TABLE
+        outcome = Outcome(status, error, took, command)
         runs: tuple[RunRecord, ...] = ()
         try:
             with readable(path, f"a study: trial {name}"):
                 folder = path.parent / f"trial {name}"  # a name for people alone
-                runs = tuple(_read_runs(file, f"runs/{number:05}", folder))
+                group = f"runs/{number:05}"
+                runs = tuple(_read_runs(file, group, folder))
         except UserError as reason:
             unread.append(str(reason))
             outcome = replace(outcome, status="unreadable")
@@ -156,6 +160,7 @@ def _read_trials(file: Reader, path: Path, unread: list[str]) -> Iterator[TrialR
 
 def _read_runs(file: Reader, group: str, folder: Path) -> Iterator[RunRecord]:
     """Read the runs of a trial, one for every seed."""
+    # A trial that waits, or has failed, has no group.
     if group in file:
         seeds = file.within(group)
         for seed in seeds.names():

@@ -57,6 +57,7 @@ def _binding(ranks: int) -> list[str]:
     them as the system likes.
     """
     cores = _cores()
+    # mpirun refuses more ranks than cores unless it is told.
     if ranks > cores:
         return ["--oversubscribe", "--bind-to", "none"]
     return ["--map-by", f"slot:PE={cores // ranks}", "--bind-to", "core"]

@@ -19,7 +19,7 @@ from hpcfed.record.safe import check_file
 from hpcfed.study.plan import Trial
 
 MOST_BYTES = 2**20
-"""Of an outcome that is read."""
+"""Largest outcome that is read."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,10 @@ class Outcome:
     end.
     """
     command: str = ""
+
+    def __str__(self) -> str:
+        """Why it failed, or how long it took."""
+        return self.error or f"{self.seconds:.1f} s"
 
 
 _OUTCOME = TypeAdapter(Outcome)
@@ -56,6 +60,8 @@ def outcome_of(trial: Trial) -> Outcome:
 
 
 def write_outcome(trial: Trial, outcome: Outcome) -> None:
+    """Write down how a trial went."""
+    # `plain` makes null of NaN seconds, which JSON does not have.
     content = json.dumps(plain(asdict(outcome)), indent=1)
     with writing(trial.outcome):
         publish(content.encode(), trial.outcome)
@@ -79,6 +85,7 @@ def finished(trial: Trial) -> list[RunRecord] | None:
     """Read the runs of a trial, one for every seed; None unless all are there and
     complete.
     """
+    # No run yet, or one that cannot be read: either way the trial must run.
     try:
         records = [read_run(folder) for folder in run_folders(trial)]
     except UserError:

@@ -26,8 +26,9 @@ from hpcfed.config import (
     idle,
     load_toml,
     resolve,
+    suggest_option,
 )
-from hpcfed.errors import UserError, did_you_mean
+from hpcfed.errors import UserError
 from hpcfed.runtime.launcher import Launch
 
 RESERVED = ("out", "overwrite", "resume", "requeue")
@@ -70,7 +71,7 @@ class Point:
     """Options as they are handed to `hpcfed run`."""
     settings: Settings
     ranks: int
-    """That host clients."""
+    """Ranks that host clients."""
 
     @property
     def processes(self) -> int:
@@ -141,8 +142,10 @@ def _reason(failure: ValidationError) -> str:
     error = failure.errors()[0]
     where = ".".join(map(str, error["loc"]))
     if error["type"] == "extra_forbidden":
-        return f"{where}: unknown key{did_you_mean(where, Study.model_fields)}"
-    return f"{where}: {error['msg'].replace('Input should be', 'must be')}, got {error['input']!r}"
+        return f"{where}: unknown key{suggest_option(where, Study.model_fields)}"
+    # pydantic's words, in the tone of our own messages.
+    wanted = error["msg"].replace("Input should be", "must be")
+    return f"{where}: {wanted}, got {error['input']!r}"
 
 
 def points(study: Study, path: Path) -> list[Point]:
@@ -160,7 +163,8 @@ def points(study: Study, path: Path) -> list[Point]:
                 "sweep": swept,
             }
             name = _name(variant, swept)
-            made.append(_point(len(made), name, tables, path))
+            number = len(made)
+            made.append(_point(number, name, tables, path))
     _check_names(made, path)
     return made
 
@@ -176,6 +180,7 @@ def _check_names(made: Sequence[Point], path: Path) -> None:
                 "give the variants clearer names"
             )
         seen.add(name)
+        # Counted in bytes, as file systems do.
         size = len(name.encode())
         if size > MOST_NAME:
             raise UserError(
@@ -224,15 +229,18 @@ def _point(
     """Make a point of the options of all its tables; a later table overrules."""
     values, sources = _merge(tables, path)
     ranks = _ranks(values, sources)
-    method = str(values.get("method", RunConfig.model_fields["method"].default))
+    default = RunConfig.model_fields["method"].default
+    method = str(values.get("method", default))
     kind = methods.load(method).Options
     _check_known(values, sources, kind)
+    # Not yet checked: `resolve` says what is wrong with it, but needs the number.
     servers = values.get("server_ranks")
     processes = ranks + (servers if isinstance(servers, int) else 0)
     shared = []
     for option in values:
         if sources[option] == f"{path}: common.{option}":
             shared.append(option)
+    # Shared options may belong to other points' methods: here they are allowed to idle.
     settings = resolve(values, sources, kind, shared=shared, ranks=processes)
     # A shared option may be needed by some points, and say nothing in this one: then it
     # is left out of the command.
@@ -290,7 +298,7 @@ def _check_known(
         if option not in known:
             names = [*known, "ranks", "clients_per_rank"]
             raise UserError(
-                f"{sources[option]}: unknown option{did_you_mean(option, names)}"
+                f"{sources[option]}: unknown option{suggest_option(option, names)}"
             )
 
 
@@ -307,12 +315,15 @@ def _name(variant: str, swept: Mapping[str, Any]) -> str:
     words = [variant] if variant else []
     for name, value in swept.items():
         words.append(f"{name}={_text(value)}")
+    # A study that is started again finds its points' folders by this name.
     return re.sub(r"[^\w.,=+-]", "-", ",".join(words))
 
 
 def _text(value: Any) -> str:
     """Return a value as a flag takes it."""
-    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
+    if isinstance(value, list):
+        return ",".join(map(str, value))
+    return str(value)
 
 
 def flags(given: Mapping[str, Any]) -> list[str]:

@@ -26,7 +26,8 @@ def submit(
     """Submit an array for every number of ranks, since all jobs of an array are alike,
     and a last job that gathers. `extra` are words for sbatch.
     """
-    script = [str(SCRIPT.resolve()), str(file), "--out", str(out)]
+    path = str(SCRIPT.resolve())
+    script = [path, str(file), "--out", str(out)]
     jobs = []
     by_size = sorted(points, key=_processes)
     for processes, members in groupby(by_size, key=_processes):
@@ -61,6 +62,7 @@ def _sbatch(words: Sequence[str], *, dry_run: bool) -> str | None:
     print(printable(shlex.join(line)), flush=True)
     if dry_run:
         return None
+    # The script runs this Python, whatever the jobs' path has.
     environment = os.environ | {"PYTHON": sys.executable}
     try:
         answer = subprocess.run(

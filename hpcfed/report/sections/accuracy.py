@@ -9,7 +9,8 @@ from markupsafe import Markup
 
 from hpcfed.record.run import RunRecord, mean_accuracy
 from hpcfed.report.axes import Axis
-from hpcfed.report.charts import Line, chart, stripes
+from hpcfed.report.bars import stripes
+from hpcfed.report.charts import Line, chart
 from hpcfed.report.groups import Group
 from hpcfed.report.labels import ACCURACIES, label
 from hpcfed.report.sections.section import (
@@ -26,7 +27,7 @@ from hpcfed.report.sections.section import (
 from hpcfed.report.statistics import Estimate, of_seeds
 
 MOST_POINTS = 60
-"""Of a curve; more would only be noise, and are drawn as means."""
+"""Points of a curve; more would only be noise, and are drawn as means."""
 
 
 def accuracy(every: Sequence[Group]) -> Section:
@@ -37,8 +38,8 @@ def accuracy(every: Sequence[Group]) -> Section:
             for drawn in _draw(_curves(members, series)):
                 section.charts.append((title, drawn))
     section.text.append(
-        "Bands are 95 % confidence over seeds. "
-        f"Of more than {MOST_POINTS} evaluations a curve shows means of several in a row."
+        "Bands are 95 % confidence over seeds. A curve of more than "
+        f"{MOST_POINTS} evaluations shows means of several in a row."
     )
     section.tables += _best_table(every)
     section.tables += _finals_table(every)
@@ -75,15 +76,18 @@ def _curve(group: Group, name: str) -> Line:
     """
     # Seeds may have stopped at the target after different numbers of rounds.
     shortest = min(run.rounds_done for run in group.seeds)
-    series = np.array([run.rounds[name][:shortest] for run in group.seeds])
-    evaluated = np.flatnonzero(~np.isnan(series).any(0))
+    by_seed = [run.rounds[name][:shortest] for run in group.seeds]
+    series = np.array(by_seed)
+    unknown = np.isnan(series).any(0)
+    evaluated = np.flatnonzero(~unknown)
+    # Windows of evaluations, each drawn as one point; of one evaluation if few.
     points = min(len(evaluated), MOST_POINTS)
     windows = np.array_split(evaluated, points) if points else []
     rounds, estimates = [], []
     for window in windows:
         rounds.append(float(window.mean()) + 1)  # people count from 1
-        by_seed = 100 * series[:, window].mean(1)
-        estimates.append(of_seeds(by_seed.tolist(), most=100))
+        percent = 100 * series[:, window].mean(1)
+        estimates.append(of_seeds(percent.tolist(), most=100))
     name = label(group.key.without("dataset"))  # which the chart's title has
     return estimates_line(name, rounds, estimates, band=True)
 
@@ -92,7 +96,8 @@ def _draw(curves: Sequence[Line]) -> Iterator[Markup]:
     """Draw curves over rounds, or lying bars where runs were evaluated once. A single
     value is in the overview already.
     """
-    once = all(len(curve.x) == 1 for curve in curves)
+    longest = max((len(curve.x) for curve in curves), default=1)
+    once = longest == 1
     if once and len(curves) == 1:
         return
     axis = Axis("accuracy, %")
@@ -110,18 +115,20 @@ def _best_table(every: Sequence[Group]) -> list[Table]:
     """Return best accuracies of runs that were evaluated more than once, if any."""
     rows = []
     for group in every:
-        if max(_evaluations(group.first, name) for name in ACCURACIES) > 1:
+        times = [_evaluations(group.first, name) for name in ACCURACIES]
+        if max(times) > 1:
             row = which(group)
             for name in ACCURACIES:
-                best = known_mean([run.best(name) for run in group.seeds])
-                row.append(interval(best, 100))
+                best = [run.best(name) for run in group.seeds]
+                row.append(interval(known_mean(best), 100))
             rows.append(row)
     columns = (*WHICH, "clients' best accuracy, %", "global model's, %")
     return [Table(columns, rows)] if rows else []
 
 
 def _evaluations(run: RunRecord, name: str) -> int:
-    return int(np.isfinite(run.rounds[name]).sum())
+    evaluated = np.isfinite(run.rounds[name])
+    return int(evaluated.sum())
 
 
 def _finals_table(every: Sequence[Group]) -> list[Table]:

@@ -23,10 +23,11 @@ def attacks(every: Sequence[Group]) -> Section:
     section = Section("attacks", "Attacks and defences")
     if not any(_attacked(group) or _defended(group) for group in every):
         section.text.append(
-            "No run had attackers or a robust rule: "
-            "--attack and --aggregation ask for them."
+            "No run had attackers or a robust rule; "
+            "set them with --attack and --aggregation."
         )
         return section
+    # All groups, because an attack means little without the honest run beside it.
     rows = [_row(group) for group in every]
     caption = "runs without attackers stand beside"
     section.tables.append(Table(COLUMNS, rows, caption))

@@ -29,6 +29,7 @@ def phases(every: Sequence[Group]) -> Section:
     section.text.append(
         "Means over ranks, counted rounds and runs. Bars are named clients on ranks."
     )
+    # All groups have the same phases, those of a round.
     segments = {}
     for phase in every[0].phase_seconds:
         segments[phase] = partial(_phase_milliseconds, phase=phase)
@@ -43,7 +44,7 @@ def _phase_milliseconds(group: Group, phase: str) -> float:
 def memory(every: Sequence[Group]) -> Section:
     section = Section("memory", "Memory")
     section.text.append(
-        "Of the device's allocator on a GPU, of the whole process on a CPU."
+        "Measured in the device's allocator on a GPU, and for the whole process on a CPU."
     )
     whose = "of the rank that has most"
     unit = "peak memory of a rank, MiB"
@@ -54,14 +55,17 @@ def memory(every: Sequence[Group]) -> Section:
             Axis(unit),
         )
         return section
+    # Over clients, a line for each number of ranks.
     lines = []
     for (key, ranks), members in by_key_and_ranks(every).items():
         clients = [float(group.clients) for group in members]
         peaks = [_peak_mib(group) for group in members]
-        lines.append(Line(ranks_label(key, ranks), clients, peaks))
+        name = ranks_label(key, ranks)
+        lines.append(Line(name, clients, peaks))
     for some in batches(lines, MOST_LINES):
         x = Axis("clients", log=True, ticks=ticks(some))
-        section.charts.append((whose, chart(some, x, Axis(unit, zero=True))))
+        y = Axis(unit, zero=True)
+        section.charts.append((whose, chart(some, x, y)))
     return section
 
 
@@ -75,9 +79,12 @@ def sent(every: Sequence[Group]) -> Section:
     for group in every:
         up = group.per_round("bytes_up")
         down = group.per_round("bytes_down")
+        # Of one run: seeds may have stopped after different numbers of rounds.
         total = _sent_in_all(group) / len(group.seeds)
-        cells = [number(up / MIB), number(down / MIB), number(total / MIB)]
-        rows.append([*which(group), *cells])
+        row = which(group)
+        for sent_bytes in (up, down, total):
+            row.append(number(sent_bytes / MIB))
+        rows.append(row)
     columns = (*WHICH, "up, MiB per round", "down, MiB per round", "both, MiB in all")
     section.tables.append(Table(columns, rows, "by the methods' own accounting"))
     return section

@@ -20,15 +20,15 @@ def cost_model(models: Sequence[Fitted]) -> Section:
         )
         return section
     section.text.append(
-        "Seconds per round as a sum of costs, fitted to the points above with errors "
-        "relative to the time. It predicts "
-        "what was measured as the error says, and further away less well: a machine's "
-        "other limits are not in it."
+        "Seconds per round as a sum of costs, fitted to the points above. Errors are "
+        "relative to the time. Far away from what was measured the model predicts "
+        "less well: it knows nothing of a machine's other limits."
     )
     for one in models:
         section.charts.append(_chart(one))
         section.tables.append(_terms(one))
-        section.tables.append(Table(("checked", "error, %"), _checks(one)))
+        checks = _checks(one)
+        section.tables.append(Table(("checked", "error, %"), checks))
         section.tables.append(_predictions(one))
     return section
 
@@ -37,6 +37,7 @@ def _chart(one: Fitted) -> Chart:
     """Draw predictions over measurements: a perfect model lies on the dashed line."""
     measured = [1e3 * point.seconds for point in one.points]
     predicted = [1e3 * one.model(point) for point in one.points]
+    # The diagonal, from the shortest to the longest round.
     ends = [min(measured), max(measured)]
     lines = [
         Line("points", measured, predicted, joined=False),
@@ -62,8 +63,10 @@ def _checks(one: Fitted) -> list[list[str]]:
         ["mean over the points it was fitted to", number(fitted)],
         ["mean over points, each predicted by a fit of the others", number(left_out)],
     ]
+    # The hardest check: it predicts beyond everything that was fitted.
     if one.held_out is not None:
-        what = _size(one.held_out.point.clients, one.held_out.point.ranks)
+        point = one.held_out.point
+        what = _size(point.clients, point.ranks)
         rows.append([
             f"{what}, predicted by a fit of all smaller points",
             f"{100 * one.held_out.error:+.3g}",
@@ -75,13 +78,15 @@ def _predictions(one: Fitted) -> Table:
     """Predict the largest number of clients on 1, 2, 4 and 8 times the most ranks, as
     long as every rank has a client.
     """
+    # The most clients and the most ranks may be of different points.
     largest = max(one.points, key=lambda point: (point.clients, point.ranks))
     most = max(point.ranks for point in one.points)
     rows = []
     for ranks in (most, 2 * most, 4 * most, 8 * most):
         if ranks <= largest.clients:
             seconds = one.model(replace(largest, ranks=ranks))
-            rows.append([_size(largest.clients, ranks), number(1e3 * seconds)])
+            size = _size(largest.clients, ranks)
+            rows.append([size, number(1e3 * seconds)])
     return Table(("predicted", "ms per round"), rows)
 
 

@@ -24,6 +24,7 @@ def environment(every: Sequence[Group]) -> Section:
     section.tables.append(Table(COLUMNS, rows, words=True))
     shared = json.dumps(_shared_options(every), indent=1)
     section.listings.append(("options that all runs share", shared))
+    # Of one run alone: the table above has what differs between runs.
     first = json.dumps(every[0].first.environment, indent=1)
     section.listings.append(("environment of the first run", first))
     return section
@@ -31,7 +32,9 @@ def environment(every: Sequence[Group]) -> Section:
 
 def _row(group: Group) -> list[str]:
     about = group.first.environment
-    hosts = {str(rank.get("host", "?")) for rank in about.get("ranks", [])}
+    hosts = set()
+    for rank in about.get("ranks", []):
+        hosts.add(str(rank.get("host", "?")))
     packages = about.get("packages") or {}
     return [
         label(group.key),
@@ -61,22 +64,30 @@ def _version(source: Mapping[str, Any]) -> str:
 
 def _shared_options(every: Sequence[Group]) -> dict[str, Any]:
     """Return options that are alike in all groups that have them."""
-    shared = {}
-    for name, value in every[0].options.items():
-        if all(group.options.get(name, value) == value for group in every):
-            shared[name] = value
+    shared = dict(every[0].options)
+    for group in every:
+        for name in list(shared):
+            # A method's own options are in its groups alone.
+            value = shared[name]
+            if group.options.get(name, value) != value:
+                del shared[name]
     return shared
 
 
 def reproduce(every: Sequence[Group], found: Found) -> Section:
     section = Section("reproduce", "Reproduce")
     section.text.append("The commands that made these figures, as they were given.")
+    # A study's commands hold the launcher and its number of ranks too.
     for study in found.studies:
         folder = study.path.parent.name
-        section.listings.append((f"study file: {study.title or folder}", study.text))
-        commands = [trial.outcome.command for trial in study.trials]
-        given = "\n".join(command for command in commands if command)
-        section.listings.append((f"commands of {folder}", given))
+        title = study.title or folder
+        section.listings.append((f"study file: {title}", study.text))
+        commands = []
+        for trial in study.trials:
+            if trial.outcome.command:  # one that waits has none yet
+                commands.append(trial.outcome.command)
+        lines = "\n".join(commands)
+        section.listings.append((f"commands of {folder}", lines))
     # A dict, because runs on several numbers of ranks have the same command.
     own = dict.fromkeys(_command(group.first) for group in every)
     section.listings.append(("hpcfed's part of every command", "\n".join(own)))
@@ -84,5 +95,6 @@ def reproduce(every: Sequence[Group], found: Found) -> Section:
 
 
 def _command(run: RunRecord) -> str:
+    # The first word is the program's path, which differs between machines.
     words = run.environment.get("command", ["?"])
     return shlex.join(["hpcfed", *words[1:]])

@@ -11,6 +11,7 @@ from hpcfed.report.sections.section import WHICH, Section, Table, interval, whic
 
 def overview(every: Sequence[Group], found: Found) -> Section:
     section = Section("overview", "Overview")
+    # Runs and seeds differ where points were repeated, or seeds stacked in one run.
     rows = []
     for group in every:
         counts = [str(len(group.samples)), str(len(group.seeds)), f"{group.columns:,}"]
@@ -23,15 +24,14 @@ def overview(every: Sequence[Group], found: Found) -> Section:
                "clients' last accuracy, %", "global model's, %")  # fmt: skip
     section.tables.append(Table(columns, rows))
     section.text.append(
-        "Times are of the slowest rank, without the rounds that warm up. In brackets: "
-        "95 % confidence, by Student's t "
-        "over runs (on logarithms for times), or between order statistics of the "
-        "rounds where there is one run. Charts "
-        "cut intervals that reach far beyond the points; tooltips and tables have them whole."
+        "Times are those of the slowest rank, without warm-up rounds. Brackets hold "
+        "95 % confidence: by Student's t over runs (for times, on their logarithms), or "
+        "between order statistics of the rounds where there is one run. Charts cut "
+        "intervals that reach far beyond the points; tooltips and tables show them whole."
     )
     if any(group.first.stacked_seeds > 1 for group in every):
         section.text.append(
-            "Where several seeds advanced together, times and memory are those of all of them."
+            "Where several seeds advanced together, times and memory are of all of them."
         )
     if found.unfinished:
         head = ("not finished", "status", "why")

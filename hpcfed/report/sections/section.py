@@ -9,7 +9,8 @@ from typing import TypeVar
 from markupsafe import Markup
 
 from hpcfed.report.axes import Axis
-from hpcfed.report.charts import Line, bars, stripes
+from hpcfed.report.bars import bars, stripes
+from hpcfed.report.charts import Line
 from hpcfed.report.choices import Choice
 from hpcfed.report.groups import Group
 from hpcfed.report.labels import label
@@ -53,11 +54,14 @@ def number(value: float) -> str:
     """Return a number as a cell; a dash where it is not known."""
     if isnan(value):
         return "–"
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
 
 
 def interval(estimate: Estimate, scale: float = 1.0) -> str:
     """Return `12.3 [11.8, 12.9]`."""
+    # Of a single run there is no interval.
     text = number(scale * estimate.centre)
     if estimate.bounded:
         low = number(scale * estimate.low)
@@ -66,13 +70,15 @@ def interval(estimate: Estimate, scale: float = 1.0) -> str:
     return text
 
 
+# Most tables begin with these columns.
 WHICH = ("options", "clients", "ranks")
 """Columns of `which`."""
 
 
 def which(group: Group) -> list[str]:
     """Return the cells that say which group a row is about."""
-    return [label(group.key), f"{group.clients:,}", str(group.ranks)]
+    name = label(group.key)
+    return [name, f"{group.clients:,}", str(group.ranks)]
 
 
 def estimates_line(
@@ -130,6 +136,7 @@ def one_size_each(every: Sequence[Group]) -> bool:
     """Whether each of several choices of options was run with one number of clients and
     ranks: there is nothing to draw over.
     """
+    # A single choice has a chart of its own anyway.
     families = by_key(every)
     sizes = [len(members) for members in families.values()]
     return len(families) > 1 and max(sizes) == 1
@@ -139,6 +146,7 @@ def stacked_bars(every: Sequence[Group], segments: Segments, y: Axis) -> list[Ch
     """Draw a chart for each choice of options, or one for all of them where each has a
     single bar.
     """
+    # A chart with a single bar shows nothing; beside each other they do.
     if one_size_each(every):
         return lying_bars(every, segments, y)
     charts = []
@@ -155,7 +163,9 @@ def lying_bars(every: Sequence[Group], segments: Segments, x: Axis) -> list[Char
     """Draw a lying bar for every group, under its long name."""
     charts = []
     for members in batches(every, MOST_BARS):
-        names = [f"{label(group.key)}: {size_name(group)}" for group in members]
+        names = []
+        for group in members:
+            names.append(f"{label(group.key)}: {size_name(group)}")
         drawn = stripes(names, _heights(members, segments), x)
         charts.append(("by options: clients on ranks", drawn))
     return charts

@@ -28,6 +28,7 @@ def server(every: Sequence[Group]) -> Section:
     if not members:
         section.text.append("No run had a model on the server.")
         return section
+    # Runs of several versions may name their phases differently.
     phases = _phases(members)
     segments = {name: partial(_phase_seconds, phase=name) for name in phases}
     section.charts += stacked_bars(members, segments, Axis("seconds of learning"))
@@ -37,7 +38,7 @@ def server(every: Sequence[Group]) -> Section:
             rows += _network_rows(group, phases)
     section.tables.append(Table(COLUMNS, rows))
     section.text.append(
-        "Bars are named clients on ranks; a share of the peak is known for GPUs alone."
+        "Bars are named clients on ranks. The share of the peak is known only for GPUs."
     )
     return section
 
@@ -68,6 +69,7 @@ def _phase_seconds(group: Group, phase: str) -> float:
 
 def _network_rows(group: Group, phases: Sequence[str]) -> list[list[str]]:
     """Return a row for each of the server's networks, as it was trained last."""
+    # The last time stands for all: the first one also warms up.
     last = group.first.learnings[-1]
     seconds = sum(_phase_seconds(group, phase) for phase in phases)
     whole = fmean(
@@ -77,6 +79,7 @@ def _network_rows(group: Group, phases: Sequence[str]) -> list[list[str]]:
     which = [label(group.key), f"{group.clients:,}", server_ranks]
     memory = number(float(last.peak_memory.max()) / MIB)
     share = number(100 * seconds / whole)
+    # Memory and share are the server's as a whole, alike for all its networks.
     rows = []
     for network, parameters in last.parameters.items():
         rate = number(last.samples_per_second[network])

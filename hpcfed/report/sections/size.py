@@ -30,10 +30,9 @@ def ranks(found: Sequence[Scaling]) -> Section:
         section.text.append("No options were run on different numbers of ranks.")
         return section
     section.text.append(
-        "Strong scaling has the same clients on more ranks, weak scaling as many "
-        "clients on every rank. Speed-up is "
-        "over the fewest ranks, of weak scaling in clients per second; efficiency is "
-        "speed-up by its ideal."
+        "Strong scaling puts the same clients on more ranks; weak scaling keeps the "
+        "number of clients per rank. Speed-up is relative to the fewest ranks, in weak "
+        "scaling by clients per second. Efficiency is speed-up divided by its ideal."
     )
     for kind in ("strong", "weak"):
         members = [one for one in found if one.kind == kind]
@@ -77,13 +76,15 @@ def _charts(kind: str, members: Sequence[Scaling]) -> list[Chart]:
         times.append(estimates_line(name, one.ranks, one.seconds, 1e3))
         speedups.append(estimates_line(name, one.ranks, one.speedup))
         efficiencies.append(estimates_line(name, one.ranks, one.efficiency, 100))
+    # A tick at each measured number of ranks: people look for these.
     every = ticks(times)
     x = Axis("ranks", log=True, ticks=every)
     # Scalings may begin at different numbers of ranks; the steepest ideal bounds all.
     widest = max(members, key=lambda one: one.ideal[-1])
     over = [float(count) for count in widest.ranks]
     speedups.append(Line("ideal", over, widest.ideal, ideal=True))
-    efficiencies.append(Line("ideal", every, [100.0] * len(every), ideal=True))
+    whole = [100.0] * len(every)
+    efficiencies.append(Line("ideal", every, whole, ideal=True))
     return [
         (f"{kind} scaling: time", chart(times, x, Axis("ms per round", log=True))),
         (
@@ -101,6 +102,7 @@ def clients(every: Sequence[Group]) -> Section:
     section = Section("clients", "Scaling by clients")
     rounds, each = [], []
     for (key, count), members in by_key_and_ranks(every).items():
+        # A line needs two points.
         if len(members) > 1:
             name = ranks_label(key, count)
             rounds.append(_round_line(name, members))
@@ -109,9 +111,13 @@ def clients(every: Sequence[Group]) -> Section:
         section.text.append("No options were run with different numbers of clients.")
         return section
     x = Axis("clients", log=True, ticks=ticks(rounds))
-    wide = spread([y for line in each for y in line.y]) > LOG_SPREAD
+    values: list[float] = []
+    for line in each:
+        values += line.y
+    wide = spread(values) > LOG_SPREAD
     per_round = Axis("ms per round", log=True)
     per_client = Axis("ms per client and round", log=wide)
+    # The same options stand in the same place of both charts.
     both = zip(
         batches(rounds, MOST_LINES),
         batches(each, MOST_LINES),
@@ -142,6 +148,7 @@ def _client_line(name: str, members: Sequence[Group]) -> Line:
     x = [float(group.clients) for group in members]
     y = []
     for group in members:
+        # Only clients that take part cost time.
         per_client = 1e3 / group.cohort
         y.append(group.seconds.centre * per_client)
     return Line(name, x, y)

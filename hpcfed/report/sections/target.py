@@ -33,7 +33,7 @@ def target(every: Sequence[Group]) -> Section:
         if group.first.target is not None:
             rows.append(_row(group))
     if not rows:
-        section.text.append("No run had a target: --target-accuracy gives it one.")
+        section.text.append("No run had a target; set one with --target-accuracy.")
         return section
     section.tables.append(Table(COLUMNS, rows))
     section.text.append("Means over the seeds that reached the target accuracy.")
@@ -45,8 +45,10 @@ def _row(group: Group) -> list[str]:
     reached = [one for one in all_seeds if one is not None]
     rounds = "–"
     seconds = sent = nan
+    # Seeds that did not reach it would need a guess.
     if reached:
-        rounds = interval(of_seeds([float(one.rounds) for one in reached]))
+        by_seed = [float(one.rounds) for one in reached]
+        rounds = interval(of_seeds(by_seed))
         seconds = fmean(one.seconds for one in reached)
         sent = fmean(one.bytes for one in reached)
     return [

@@ -1,0 +1,148 @@
+"""The flags of `hpcfed run`: one for every option, made from the options' own types."""
+
+import argparse
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+
+from hpcfed import methods
+from hpcfed.cli.parser import CommandParser
+from hpcfed.config import GROUPS, flag_of, suggest_option
+
+EXAMPLES = """\
+  hpcfed run --method fedavg-ft --clients 20 --rounds 10      alone, on the digits that come with it
+  mpirun -n 4 python -m hpcfed run my.toml --clients 100      options from a file; flags win
+  srun --mpi=pmix -n 16 python -m hpcfed run --dataset cifar10 --data-root /data --out runs/first
+  mpirun -n 3 python -m hpcfed run --method pfedgpa --server-ranks 1 --server small
+  hpcfed run --seeds 0..4 --out runs/five                     five seeds at once, a folder each
+  hpcfed run --method genfed --attack ipm --target-accuracy 80   attackers; when is 80 % reached?"""
+
+METHOD_TITLES = {
+    "method": "options of method {method}",
+    "server": "the server's model, of method {method}",
+}
+"""Headings of the groups that a method's options may be in."""
+
+# What else there is, such as seeds, is a list.
+METAVARS: dict[Any, str] = {int: "N", float: "X", str: "NAME", Path: "PATH"}
+
+
+def run_parser(
+    method_fields: Mapping[str, FieldInfo], method: str, *, add_help: bool = True
+) -> tuple[dict[str, str], CommandParser]:
+    """Return the flags by option, and their parser.
+
+    Values stay text here; the options' types judge them later.
+    """
+    parser = CommandParser(
+        "run",
+        f"examples:\n{EXAMPLES}",
+        usage="hpcfed run [CONFIG.toml] [options]",
+        description="One run: alone, or on every rank that mpirun or srun starts. "
+        "Options of another method: hpcfed run --method NAME --help.",
+        add_help=add_help,
+    )
+    parser.add_argument(
+        "config",
+        nargs="?",
+        metavar="CONFIG.toml",
+        help="options as keys, e.g. rounds = 10; flags win",
+    )
+    # No flag has a type or a limit here: pydantic's messages name file and flag alike.
+    flags = {}
+    for title, fields in _titled(method_fields, method):
+        group = parser.add_argument_group(title)
+        for name, field in fields.items():
+            flags[name] = flag_of(name)
+            _add_flag(group, name, field)
+    return flags, parser
+
+
+def _titled(
+    method_fields: Mapping[str, FieldInfo], method: str
+) -> Iterator[tuple[str, dict[str, FieldInfo]]]:
+    """Yield each group's heading and its options, those of every run first."""
+    for group in GROUPS:
+        yield group.title, group.declared()
+    for kind, title in METHOD_TITLES.items():
+        fields = {}
+        for name, field in method_fields.items():
+            extra = field.json_schema_extra
+            assert isinstance(extra, dict)
+            if extra["group"] == kind:
+                fields[name] = field
+        if fields:
+            yield title.format(method=method), fields
+
+
+def _add_flag(group: argparse._ArgumentGroup, name: str, field: FieldInfo) -> None:
+    # argparse would format a single per cent sign.
+    text = str(field.description).replace("%", "%%")
+    if field.annotation is bool:
+        group.add_argument(
+            flag_of(name),
+            dest=name,
+            action=argparse.BooleanOptionalAction,
+            # What is not given stays absent, so that a file's value is not overridden.
+            default=argparse.SUPPRESS,
+            help=text,
+        )
+        return
+    if field.default not in (None, ""):
+        text += f" (default: {field.default})"
+    group.add_argument(
+        flag_of(name),
+        dest=name,
+        default=argparse.SUPPRESS,
+        metavar=_metavar(field),
+        help=text,
+    )
+
+
+def _metavar(field: FieldInfo) -> str:
+    kind = field.annotation
+    if get_origin(kind) is Literal:
+        return "|".join(map(str, get_args(kind)))
+    # `int | None` is shown as `int`: nobody can type None.
+    members = get_args(kind)
+    if len(members) == 2 and members[1] is NoneType:
+        kind = members[0]
+    return METAVARS.get(kind, "LIST")
+
+
+def all_method_fields() -> dict[str, FieldInfo]:
+    """Return the options of all methods together."""
+    fields: dict[str, FieldInfo] = {}
+    # A first look needs the names only, and which of them are bools.
+    for declared in methods.options().values():
+        fields |= declared
+    return fields
+
+
+def owners(option: str) -> list[str]:
+    """Return the methods that have an option."""
+    having = []
+    for method, declared in methods.options().items():
+        if option in declared:
+            having.append(method)
+    return having
+
+
+def unknown_flag(word: str, flags: Mapping[str, str]) -> str:
+    """Say what is wrong with a word of the command line, and what may be meant."""
+    flag = word.partition("=")[0]
+    if not flag.startswith("-"):
+        return (
+            f"unexpected argument '{word}'; options start with --, and there is one "
+            "CONFIG.toml"
+        )
+    # --no-direct is the other form of a bool.
+    name = flag.lstrip("-").removeprefix("no-").replace("-", "_")
+    having = owners(name)
+    if having:
+        listed = ", ".join(having)
+        return f"{flag} is an option of method {listed}; add --method {having[0]}"
+    return f"unknown option {flag}{suggest_option(flag, flags.values())}"

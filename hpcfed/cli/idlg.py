@@ -1,0 +1,86 @@
+"""Run iDLG for `hpcfed attack`; print a table and write a figure."""
+
+import argparse
+import time
+from collections.abc import Sequence
+from statistics import mean
+
+import torch
+from rich.table import Table
+
+from hpcfed.attacks.idlg import METHODS, Attack, Theft, check_figure, save_figure
+from hpcfed.config import RunConfig
+from hpcfed.data.datasets import Dataset, SyntheticSize, load
+from hpcfed.errors import UserError, remark, unknown
+from hpcfed.report.console import Output, say
+
+COLUMNS = ("what is uploaded", "of the network", "label", "PSNR, dB", "least to most")
+
+
+def steal(options: argparse.Namespace, config: RunConfig) -> None:
+    """Run the attack on each method, print what it stole, and write the figure."""
+    methods = options.methods.split(",")
+    for method in methods:
+        if method not in METHODS:
+            raise unknown("method", method, METHODS)
+    if options.out is not None:
+        check_figure(options.out)
+    device = _device(options.device)
+    dataset = _dataset(config, options.seed)
+    attack = Attack(options.model, options.steps, options.noise, options.seed)
+    # Each theft takes seconds to minutes: print it as it comes.
+    thefts: list[Theft] = []
+    begin = time.monotonic()
+    for theft in attack.steal(dataset, methods, options.images, device):
+        thefts.append(theft)
+        now = time.monotonic()
+        seconds, begin = now - begin, now
+        number = len(_of_method(thefts, theft.method))
+        remark(f"{theft.method}, image {number}: {theft.psnr:.1f} dB, {seconds:.1f} s")
+    console = Output()
+    what = f"{config.dataset}, {options.model} network, {options.steps} steps"
+    say(console, f"iDLG on {what}")
+    console.print(_table(thefts, methods))
+    if options.out is not None:
+        save_figure(thefts, options.out)
+        say(console, f"figure in {options.out}")
+
+
+def _device(wanted: str) -> torch.device:
+    there = torch.cuda.is_available()
+    if wanted == "cuda" and not there:
+        raise UserError("--device cuda, but there is no CUDA device here")
+    return torch.device("cuda" if there and wanted != "cpu" else "cpu")
+
+
+def _dataset(config: RunConfig, seed: int) -> Dataset:
+    # Only test images are stolen: synthetic data needs few of them.
+    size = SyntheticSize(
+        shape=config.shape, classes=config.synthetic_classes, train=100, test=100
+    )
+    return load(
+        config.dataset, root=config.root, download=False, seed=seed, synthetic=size
+    )
+
+
+def _of_method(thefts: Sequence[Theft], method: str) -> list[Theft]:
+    return [theft for theft in thefts if theft.method == method]
+
+
+def _table(thefts: Sequence[Theft], methods: Sequence[str]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), show_edge=False)
+    # Names to the left, figures to the right.
+    for name in COLUMNS:
+        justify = "left" if name == COLUMNS[0] else "right"
+        table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+    for method in methods:
+        stolen = _of_method(thefts, method)
+        psnr = [theft.psnr for theft in stolen]
+        table.add_row(
+            method,
+            f"{stolen[0].share:.1%}",
+            "given" if stolen[0].label_given else "found",
+            f"{mean(psnr):.2f}",
+            f"{min(psnr):.1f} to {max(psnr):.1f}",
+        )
+    return table

@@ -1,0 +1,32 @@
+"""The parser of one command: its help, its examples, and how it reports a mistake."""
+
+import argparse
+from typing import Any, NoReturn
+
+from hpcfed.errors import UserError
+
+
+class _Help(argparse.HelpFormatter):
+    """Keep the line breaks of examples, and wrap all other text."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        if "\n  hpcfed " in text:
+            return text
+        return super()._fill_text(text, width, indent)
+
+
+class CommandParser(argparse.ArgumentParser):
+    """A parser that ends its help with examples and reports a mistake in one line."""
+
+    def __init__(self, command: str, epilog: str, **options: Any) -> None:
+        super().__init__(
+            f"hpcfed {command}".strip(),
+            epilog=epilog,
+            formatter_class=_Help,
+            # An abbreviation that is clear today is ambiguous with the next option.
+            allow_abbrev=False,
+            **options,
+        )
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(message)

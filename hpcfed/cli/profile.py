@@ -1,0 +1,91 @@
+"""`hpcfed profile`: a run, and where its time goes."""
+
+import argparse
+import os
+from re import fullmatch
+
+from hpcfed.cli.parser import CommandParser
+from hpcfed.cli.settings import parse_run
+from hpcfed.config import RunConfig, check
+from hpcfed.errors import UserError
+from hpcfed.runtime.launcher import launched
+
+SUMMARY = "a run, and where its time goes"
+EXAMPLES = """\
+  hpcfed profile --method pfedgpa --server small --bank-rounds 5 --denoiser-samples 2000
+  mpirun -n 3 python -m hpcfed profile my.toml --server-ranks 1 --profile-rounds 5"""
+
+
+def command(arguments: list[str]) -> None:
+    # Words that the profile does not know are options of the run.
+    options, words = _parser().parse_known_args(arguments)
+    settings = parse_run(words)
+    _check_profiled(settings.config)
+    check(settings, launched())
+    # Torch's profiler would complain about missing GPUs. It reads this when it loads.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    from hpcfed.profile.command import profile
+
+    profile(
+        settings,
+        warmup=options.profile_warmup,
+        active=options.profile_rounds,
+        nvtx=options.nvtx,
+    )
+
+
+def _parser() -> CommandParser:
+    parser = CommandParser(
+        "profile",
+        f"examples:\n{EXAMPLES}",
+        usage="hpcfed profile [--profile-rounds N] [--profile-warmup N] [--nvtx] "
+        "[CONFIG.toml] [options of hpcfed run]",
+        description="A run, and where its time goes: the phases of all ranks as a "
+        "timeline, kernels, memory, and how close the device comes to its limits. All "
+        "other options are those of hpcfed run.",
+    )
+    parser.add_argument(
+        "--profile-rounds",
+        type=_positive,
+        default=3,
+        metavar="N",
+        help="rounds, and steps of the server's networks, that are profiled by kernel "
+        "(default: 3)",
+    )
+    parser.add_argument(
+        "--profile-warmup",
+        type=_positive,
+        default=2,
+        metavar="N",
+        help="rounds and steps before them (default: 2)",
+    )
+    parser.add_argument(
+        "--nvtx",
+        action="store_true",
+        help="mark phases as ranges for Nsight, without torch's profiler",
+    )
+    return parser
+
+
+def _check_profiled(config: RunConfig) -> None:
+    """Refuse runs that cannot be profiled as a whole."""
+    if config.resume is not None:
+        raise UserError(
+            "--resume: a profile is of a run from its start; give it the run's options "
+            "and another --out"
+        )
+    if config.requeue:
+        raise UserError(
+            "--requeue: a profile has no checkpoints to go on from; leave it out"
+        )
+    if config.seeds is not None:
+        raise UserError("--seeds: a profile is of one seed; use --seed")
+
+
+def _positive(text: str) -> int:
+    # Nine digits are plenty, and int() is slow on very long numbers.
+    if not fullmatch("0*[1-9][0-9]{0,8}", text):
+        raise argparse.ArgumentTypeError(
+            f"must be a whole number from 1 on, got '{text}'"
+        )
+    return int(text)

@@ -1,0 +1,150 @@
+"""Settings of a run that is resumed, by a user or by Slurm's requeueing.
+
+Modules that read HDF5 are imported late: most command lines resume nothing.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpcfed import methods
+from hpcfed.config import Settings, resolve
+from hpcfed.errors import UserError, no_checkpoint
+from hpcfed.runtime.launcher import launched
+
+if TYPE_CHECKING:
+    from hpcfed.record.run import RunRecord
+
+BESIDE_RESUME = ("device", "backend", "overwrite")
+"""Options that may stand beside --resume: the machine may be another one now."""
+
+NOT_FROM_RECORD: Mapping[str, bool] = {
+    "overwrite": False,
+    "requeue": False,
+    "download": False,
+}
+"""Options that are never taken from a record: a folder that somebody hands in must not
+make us fetch or overwrite anything.
+"""
+
+
+def resumed(folder: Path, beside: Mapping[str, Any]) -> Settings:
+    """Return the settings of the run in a folder, for all seeds that are unfinished.
+
+    `beside` are the options that the user gave with --resume.
+    """
+    from hpcfed.record.folder import check_one_kind, check_plain, seed_folder
+
+    check_plain(folder)
+    check_one_kind(folder)
+    seeds = _seeds_left(folder)
+    runs = [seed_folder(folder, seed) for seed in seeds] or [folder]
+    record = _read_first(folder, runs)
+    if not beside.get("overwrite"):
+        _check_checkpoints(folder, runs, record)
+    values: dict[str, Any] = {}
+    for name, value in record.config.items():
+        if value is not None:
+            values[name] = value
+    values |= {"out": str(folder), "resume": str(folder)}
+    values |= NOT_FROM_RECORD
+    values |= beside
+    # The record is one seed's; the resumed run advances all that are left.
+    if seeds:
+        del values["seed"]
+        values["seeds"] = ",".join(map(str, seeds))
+    sources = {name: f"{folder}: {name}" for name in values}
+    method_options = methods.load(str(values.get("method"))).Options
+    # A record holds all options, also those that cannot act: none is refused for that.
+    return resolve(values, sources, method_options, shared=values)
+
+
+def _seeds_left(folder: Path) -> list[int]:
+    """Return the seeds of a folder that are to be resumed; none where it is one run.
+
+    Finished seeds are left alone, unless all are finished.
+    """
+    from hpcfed.record.folder import RECORD, holds_run, seed_folder, seeds
+
+    # One run; `check_one_kind` has refused a folder that holds both.
+    if (folder / RECORD).exists():
+        return []
+    begun, left = [], []
+    for seed in seeds(folder):
+        run = seed_folder(folder, seed)
+        if holds_run(run):
+            begun.append(seed)
+            if not complete(run):
+                left.append(seed)
+    return left or begun
+
+
+def _read_first(folder: Path, runs: Sequence[Path]) -> "RunRecord":
+    """Read the record of the first run, after trying out the files of all."""
+    from hpcfed.experiment.stored import read_run
+    from hpcfed.record import checkpoints
+    from hpcfed.record.folder import RECORD
+    from hpcfed.record.sandbox import try_out
+
+    # The root checks all files that any rank may read; others need the options alone.
+    record_only = launched().rank > 0
+    files: list[Path] = []
+    for run in runs:
+        files += checkpoints.recorded(run, record_only=record_only)
+    first = next(path for path in files if path.name == RECORD)
+    if not first.is_file():
+        raise UserError(f"--resume {folder}: there is no run")
+    # A damaged file can crash HDF5: a child process opens it first.
+    try_out(filter(Path.is_file, files))
+    return read_run(first.parent)
+
+
+def _check_checkpoints(folder: Path, runs: Sequence[Path], record: "RunRecord") -> None:
+    """Refuse to start again, unasked, where rounds are recorded but no checkpoint is."""
+    from hpcfed.record import checkpoints
+
+    lost = 0 if all(map(checkpoints.exist, runs)) else record.rounds_done
+    if lost and record.status != "complete":
+        raise UserError(no_checkpoint(folder, lost))
+
+
+def requeued(settings: Settings) -> Settings:
+    """Return the settings of a job that Slurm may requeue.
+
+    The job starts, or resumes in a folder that it has begun itself. A folder that
+    another job has begun is left to `check`, which refuses it.
+    """
+    from hpcfed.record import checkpoints
+    from hpcfed.record.folder import runs
+    from hpcfed.record.job import begun_by, this_job, was_requeued
+
+    config, job = settings.config, this_job()
+    if job is None:
+        raise UserError(
+            "--requeue is for jobs of Slurm, and there is no SLURM_JOB_ID; leave it out"
+        )
+    if config.resume is not None:
+        return settings
+    # A requeued job keeps its number, and so finds its folder again.
+    out = config.out or Path("runs") / f"slurm-{job.split()[0]}"
+    # Two clusters may number jobs alike: `begun_by` compares the cluster, too.
+    ours = was_requeued() and begun_by(out) == job
+    if ours and any(checkpoints.exist(run) or complete(run) for run in runs(out)):
+        # A job may overwrite what it has begun itself.
+        return resumed(out, {"overwrite": True})
+    changes = {"out": out, "overwrite": config.overwrite or ours}
+    return replace(settings, config=config.model_copy(update=changes))
+
+
+def complete(folder: Path) -> bool:
+    """Tell whether a run, or every seed of it, is complete; a damaged record is not."""
+    from hpcfed.experiment.stored import is_complete
+    from hpcfed.record.folder import records
+    from hpcfed.record.sandbox import try_out
+
+    try:
+        try_out(records(folder))
+    except UserError:
+        return False
+    return is_complete(folder)

@@ -1,0 +1,33 @@
+"""`hpcfed run`: one run, or several seeds of it."""
+
+from hpcfed.cli import flags
+from hpcfed.cli.resume import complete, requeued
+from hpcfed.cli.settings import parse_run
+from hpcfed.cli.show import print_run
+from hpcfed.config import check
+from hpcfed.errors import remark, unless_full
+from hpcfed.runtime.launcher import launched
+
+SUMMARY = "one run, or several seeds of it"
+EXAMPLES = flags.EXAMPLES
+
+
+def command(arguments: list[str]) -> None:
+    settings = parse_run(arguments)
+    if settings.config.requeue:
+        settings = requeued(settings)
+    # Every rank checks, so that none enters MPI with a mistake; the root reports it.
+    check(settings, launched())
+    resume = settings.config.resume
+    if resume is not None and complete(resume):
+        if launched().rank == 0:
+            remark(f"hpcfed: {resume} is complete; there is nothing to go on with")
+        return
+    # Late: this loads torch, and MPI starts.
+    from hpcfed.experiment.run import run
+
+    # Only the root gets the folder back.
+    folder = run(settings)
+    if folder is not None:
+        with unless_full(f"the run is complete: hpcfed show {folder}"):
+            print_run(folder)

@@ -1,0 +1,105 @@
+"""`hpcfed study`: a sweep over any options, here or on Slurm."""
+
+import argparse
+import sys
+from pathlib import Path
+from re import fullmatch
+
+from hpcfed.cli.parser import CommandParser
+from hpcfed.config import check_text
+from hpcfed.errors import UserError
+
+SUMMARY = "a sweep over any options, here or on Slurm"
+EXAMPLES = """\
+  hpcfed study benchmarks/studies/strong.toml --dry-run       its points, commands and costs
+  hpcfed study benchmarks/studies/strong.toml --only 'ranks=2*'
+  hpcfed study benchmarks/studies/strong.toml --submit -- --partition=gpu --time=2:00:00"""
+
+
+def command(arguments: list[str]) -> None:
+    # argparse would take sbatch's words after -- for further arguments of ours.
+    words, for_sbatch = _split(arguments)
+    options = _parser().parse_args(words)
+    if for_sbatch and not options.submit:
+        raise UserError(
+            f"unexpected argument '{for_sbatch[0]}'; words after -- are sbatch's, with "
+            "--submit"
+        )
+    from hpcfed.study.command import study
+
+    # True where a point has failed.
+    if study(options, for_sbatch):
+        sys.exit(1)
+
+
+def _parser() -> CommandParser:
+    parser = CommandParser(
+        "study",
+        f"examples:\n{EXAMPLES}",
+        usage="hpcfed study STUDY.toml [options] [-- words for sbatch]",
+        description="Runs every point of a sweep and skips those that are finished. "
+        "Exit code 1: some points have failed.",
+    )
+    parser.add_argument(
+        "study",
+        type=Path,
+        metavar="STUDY.toml",
+        help="what is swept; benchmarks/studies has examples",
+    )
+    parser.add_argument(
+        "--out",
+        type=_folder,
+        help="folder of the study (default: runs/NAME of the file)",
+    )
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="print every point, its command and its estimated cost; run nothing",
+    )
+    parser.add_argument(
+        "--only",
+        default="*",
+        metavar="PATTERN",
+        help="only points whose names match, as in 'ranks=4*'",
+    )
+    parser.add_argument(
+        "--points",
+        type=_numbers,
+        metavar="LIST",
+        help="only points with these numbers, as in 0,3; gathers nothing",
+    )
+    parser.add_argument(
+        "--submit", action="store_true", help="submit the points to Slurm as arrays"
+    )
+    parser.add_argument(
+        "--gather",
+        action="store_true",
+        help="collect finished runs into study.h5; run nothing",
+    )
+    parser.add_argument(
+        "--launcher",
+        choices=("auto", "mpirun", "srun"),
+        default="auto",
+        help="what starts ranks; auto: srun in a Slurm job, else mpirun (default)",
+    )
+    return parser
+
+
+def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """Return the words before and after the first `--`."""
+    at = arguments.index("--") if "--" in arguments else len(arguments)
+    return arguments[:at], arguments[at + 1 :]
+
+
+def _folder(text: str) -> Path:
+    # The folder's name goes into commands, records and Slurm's scripts.
+    check_text(text, "--out")
+    return Path(text)
+
+
+def _numbers(text: str) -> list[int]:
+    if not fullmatch("[0-9]{1,9}(,[0-9]{1,9})*", text):
+        raise argparse.ArgumentTypeError(
+            f"must be numbers of points, as in 0,3, got '{text}'"
+        )
+    return [int(word) for word in text.split(",")]

@@ -1,0 +1,86 @@
+"""Everything that can be known to be wrong before MPI or a device starts."""
+
+from collections.abc import Iterable
+
+from hpcfed.config.aggregation import aggregation_switches, check_aggregation
+from hpcfed.config.data import check_data, data_switches
+from hpcfed.config.declare import Switch, flag_of
+from hpcfed.config.machine import check_server_ranks, check_workers
+from hpcfed.config.malicious import check_malicious, malicious_switches
+from hpcfed.config.memory import check_results, check_synthetic
+from hpcfed.config.newcomers import check_newcomers, newcomer_switches
+from hpcfed.config.partition import check_partition, partition_switches
+from hpcfed.config.recording import check_recording
+from hpcfed.config.run import check_run, run_switches
+from hpcfed.config.runconfig import RunConfig
+from hpcfed.config.settings import Settings
+from hpcfed.config.training import check_training, training_switches
+from hpcfed.errors import UserError
+from hpcfed.record.folder import check_out
+from hpcfed.runtime.launcher import Launch
+
+
+def check(settings: Settings, launch: Launch) -> None:
+    """Refuse settings with which a run could not start, or would not do what was asked.
+
+    Later checks rely on earlier ones: the data set is known before its classes are
+    counted, and the network before its layers are.
+    """
+    config, method = settings.config, settings.options
+    check_data(config)
+    check_partition(config)
+    check_training(config)
+    check_recording(config)
+    check_run(config, method)
+    check_newcomers(config, method)
+    check_results(config)
+    check_synthetic(config, max(1, launch.size - config.server_ranks))
+    check_malicious(config, method)
+    # After the attack's own check: "unknown attack" says more than "changes nothing".
+    check_switches(settings)
+    check_aggregation(config, method)
+    check_server_ranks(config, method, launch)
+    check_workers(config, launch)
+    # Without server ranks, all ranks train the server's model.
+    method.check_ranks(config.server_ranks or launch.size)
+    method.check(config)
+    # Last, because it looks at the disk. A resumed run may of course be there.
+    if config.out is not None and config.resume is None:
+        check_out(config.out, overwrite=config.overwrite)
+
+
+def check_switches(settings: Settings) -> None:
+    """Refuse options that the user gave and that would have no effect."""
+    for option, wanted in idle(settings).items():
+        if option in settings.asked:
+            raise UserError(f"{flag_of(option)} changes nothing without {wanted}")
+
+
+def idle(settings: Settings) -> dict[str, str]:
+    """Find options that would have no effect, and what each of them needs.
+
+    A value that means off, such as `--new-classes 0`, needs nothing.
+    """
+    fields = {**RunConfig.model_fields, **type(settings.options).model_fields}
+    values = {**dict(settings.config), **dict(settings.options)}
+    found = {}
+    for option, wanted, on in _switches(settings):
+        usual, value = fields[option].default, values[option]
+        # Defaults such as 0, None and False are values that mean off.
+        off = not usual and value == usual
+        if not on and not off:
+            found[option] = wanted
+    return found
+
+
+def _switches(settings: Settings) -> Iterable[Switch]:
+    config, method = settings.config, settings.options
+    # Where two speak of one option, `idle` reports the later.
+    yield from malicious_switches(config)
+    yield from aggregation_switches(config)
+    yield from run_switches(config)
+    yield from newcomer_switches(config)
+    yield from data_switches(config)
+    yield from partition_switches(config)
+    yield from method.switches(config)
+    yield from training_switches(config, method)

@@ -1,0 +1,38 @@
+"""What records of older versions say in another way."""
+
+from collections.abc import Mapping
+from typing import Any
+
+ZERO_WAS_UNSET = frozenset(
+    {
+        "validation",
+        "supplement_below",
+        "krum_keep",
+        "finetune_epochs",
+        "gene_layers",
+        "hn_embedding",
+        "server_width",
+        "server_latent",
+        "server_depth",
+        "generated_layers",
+        "autoencoder_samples",
+        "denoiser_samples",
+        "denoiser_batch",
+        "server_micro_batch",
+        "server_lr",
+    }
+)
+"""Options that are None today where something else decides, and once were 0."""
+
+
+def unset_zeros(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a recorded config with None where 0 meant that an option was unset.
+
+    So runs of old and new versions with equal options compare as equal.
+    """
+    made = dict(config)
+    for name in ZERO_WAS_UNSET & config.keys():
+        # A damaged record's False is left for the checks to find.
+        if made[name] == 0 and made[name] is not False:
+            made[name] = None
+    return made

@@ -1,0 +1,155 @@
+"""From raw values, as a user wrote them, to typed settings or one line that says what
+is wrong.
+"""
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+from unicodedata import category
+
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+
+from hpcfed.config.declare import OptionGroup
+from hpcfed.config.malicious import malicious_choices
+from hpcfed.config.method import Options
+from hpcfed.config.runconfig import RunConfig
+from hpcfed.config.settings import Settings
+from hpcfed.config.synonyms import suggest_option
+from hpcfed.errors import UserError
+
+FLOATS = (2.0**-126, 2.0**128 * (1 - 2.0**-24))
+"""The least and the largest number above 0 that float32, in which runs compute, holds
+at full precision.
+"""
+
+MOST = 10**12
+"""The largest whole number of an option: more of anything is a slip, and products would
+overflow 64 bits.
+"""
+
+MOST_SEED = 2**63
+"""The limit of seeds, which are names rather than amounts."""
+
+T = TypeVar("T", bound=OptionGroup)
+
+
+def resolve(
+    values: Mapping[str, Any],
+    sources: Mapping[str, str],
+    method_options: type[Options],
+    *,
+    shared: Collection[str] = (),
+    ranks: int = 1,
+) -> Settings:
+    """Make typed settings from raw values.
+
+    `sources` says how the user wrote each name, for error messages. Values of `shared`
+    names were given for several runs, and some of these may have no use for them.
+    Defaults that do not suit the run on so many ranks give way to others.
+    """
+    # Pydantic would report unknown names, too, but cannot guess what was meant.
+    known = [*RunConfig.model_fields, *method_options.model_fields]
+    for name in values:
+        if name not in known:
+            guess = suggest_option(name, known)
+            raise UserError(f"{sources[name]}: unknown option{guess}")
+    if "seed" in values and "seeds" in values:
+        raise UserError(
+            f"{sources['seed']} and {sources['seeds']} exclude each other; keep one of "
+            "them"
+        )
+    common: dict[str, Any] = {}
+    of_method: dict[str, Any] = {}
+    for name, value in values.items():
+        field = method_options.model_fields.get(name)
+        # `methods.load` makes sure that no name is in both.
+        _check_raw(
+            value, field or RunConfig.model_fields[name], sources.get(name, name)
+        )
+        (common if field is None else of_method)[name] = value
+    settings = Settings(
+        _validated(RunConfig, common, sources),
+        _validated(method_options, of_method, sources),
+        asked=frozenset(values) - frozenset(shared),
+    )
+    return _fitted(settings, values, ranks)
+
+
+def _fitted(settings: Settings, given: Mapping[str, Any], ranks: int) -> Settings:
+    """Replace defaults that do not suit the run; what the user gave stays."""
+    wanted = [
+        *malicious_choices(settings.config),
+        *settings.options.fit(settings.config, ranks),
+    ]
+    # A user who gives `auto` leaves the choice to us, too.
+    choices = [
+        choice for choice in wanted if given.get(choice.option, "auto") == "auto"
+    ]
+    return settings.adapted(choices)
+
+
+def _check_raw(value: Any, field: FieldInfo, source: str) -> None:
+    """Refuse raw values that pydantic would take for something that nobody meant."""
+    # Pydantic takes true for 1.
+    if isinstance(value, bool) and field.annotation is not bool:
+        raise UserError(f"{source}: must have a value, got {str(value).lower()}")
+    # A shell variable that is not set; Path("") would be the current folder.
+    if value == "" and field.annotation == Path | None:
+        raise UserError(f"{source}: must be a path, got nothing")
+    if isinstance(value, str):
+        check_text(value, source)
+
+
+def check_text(text: str, source: str) -> None:
+    """Refuse text that a record cannot hold, and characters that a terminal obeys."""
+    if "\0" in text:
+        raise UserError(f"{source}: must be without a null character, got {text!r}")
+    kinds = set(map(category, text))
+    # Python keeps bytes of the command line that are not UTF-8 as lone surrogates.
+    if "Cs" in kinds:
+        raise UserError(f"{source}: must be UTF-8, got {text!r}")
+    if "Cc" in kinds:
+        raise UserError(f"{source}: must be without control characters, got {text!r}")
+
+
+def _validated(
+    group: type[T], values: Mapping[str, Any], sources: Mapping[str, str]
+) -> T:
+    try:
+        found = group.model_validate(values)
+    except ValidationError as failure:
+        raise _refusal(failure.errors()[0], group, sources) from None
+    # Only what was given: defaults are ours.
+    for name in values:
+        whole = MOST_SEED if "seed" in name else MOST
+        _check_number(getattr(found, name), sources.get(name, name), whole=whole)
+    return found
+
+
+def _check_number(value: Any, source: str, *, whole: int) -> None:
+    """Refuse numbers that no run can compute with."""
+    least, largest = FLOATS
+    if isinstance(value, int) and abs(value) > whole:
+        raise UserError(f"{source}: must be at most {whole:,}")
+    if isinstance(value, float) and value and not least <= abs(value) <= largest:
+        raise UserError(
+            f"{source}: must be 0 or between {least:.2g} and {largest:.2g}, as float32 "
+            "has them"
+        )
+
+
+def _refusal(
+    error: ErrorDetails, group: type[OptionGroup], sources: Mapping[str, str]
+) -> UserError:
+    """Put pydantic's first complaint into our words."""
+    # A location is the option's name, then perhaps a position in its list.
+    name = str(error["loc"][0]) if error["loc"] else ""
+    if error["type"] == "string_pattern_mismatch":
+        # The default shows the pattern better than a regular expression does.
+        message = f"must look like {group.model_fields[name].default}"
+    else:
+        message = error["msg"].replace("Input should be", "must be")
+        message = message.replace("Value error, ", "")
+    return UserError(f"{sources.get(name, name)}: {message}, got {error['input']!r}")

@@ -1,0 +1,83 @@
+"""Options of the run itself: its method, its length, its clients, seeds and folder."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import ClassVar
+
+from hpcfed.config.declare import OptionGroup, Switch, option
+from hpcfed.config.seeds import Seed, Seeds
+from hpcfed.config.traits import MethodTraits
+from hpcfed.errors import UserError
+
+
+class RunOptions(OptionGroup):
+    title: ClassVar[str] = "the run"
+
+    # Not a Literal: a user's new file in methods/ is a method without further ado.
+    method: str = option("fedavg", "the method; `hpcfed list` names all")
+    rounds: int = option(20, "communication rounds", ge=1)
+    clients: int = option(20, "simulated clients", ge=1)
+    participation: float = option(
+        1.0, "share of the clients sampled in a round; at least one is", gt=0, le=1
+    )
+    # Each excludes the other; a record of one seed of several holds `seed` alone.
+    seed: Seed = option(0, "seed of every random stream")
+    seeds: Seeds = option(
+        None,
+        "several seeds at once, as in 0..4 or 0,3,7; results go to OUT/seed-N",
+    )
+    # Without --out the folder is named when the run starts: by the root, for all ranks.
+    out: Path | None = option(
+        None, "folder for the results (default: runs/METHOD-DATASET-TIME)"
+    )
+    overwrite: bool = option(False, "replace what earlier runs have written to --out")
+    # `cli.resume` turns the next two into the settings of the run that is there.
+    resume: Path | None = option(
+        None,
+        "continue the run in this folder from its last checkpoint; takes no other "
+        "option than --device, --backend, --requeue and --overwrite, which starts "
+        "again where there is no checkpoint",
+    )
+    requeue: bool = option(
+        False,
+        "for a job that Slurm may requeue: start, or continue what this same job has "
+        "written to --out (default: runs/slurm-JOB)",
+    )
+    # Above 1, because 0.8 can only be a slip for 80.
+    target_accuracy: float | None = option(
+        None,
+        "record when this accuracy in per cent, as in 80, is reached: by the global "
+        "model, or by the clients' mean where there is none",
+        gt=1,
+        le=100,
+    )
+    stop_at_target: bool = option(
+        False, "end the run in the round that reaches --target-accuracy"
+    )
+
+    @property
+    def cohort_size(self) -> int:
+        """The number of clients sampled in a round."""
+        # max(C·K, 1) of McMahan et al. 2017, Algorithm 1.
+        return max(1, round(self.participation * self.clients))
+
+    @property
+    def num_seeds(self) -> int:
+        """The number of seeds that this run advances together."""
+        return 1 if self.seeds is None else len(self.seeds)
+
+
+def run_switches(config: RunOptions) -> Iterable[Switch]:
+    """Name the options of this group that act only where something else is on."""
+    has_target = config.target_accuracy is not None
+    yield Switch("stop_at_target", "--target-accuracy 80", has_target)
+    yield Switch("overwrite", "--out", config.out is not None)
+
+
+def check_run(config: RunOptions, method: MethodTraits) -> None:
+    """Refuse to stop early a run whose server has yet to be trained."""
+    if config.stop_at_target and method.has_server:
+        raise UserError(
+            f"--stop-at-target: the server of method {config.method} learns only after "
+            "the last round"
+        )

@@ -1,0 +1,83 @@
+"""Settings: the resolved options of one run and its method."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from hpcfed.config.declare import Choice
+from hpcfed.config.method import Options
+from hpcfed.config.runconfig import RunConfig
+from hpcfed.errors import UserError
+from hpcfed.record.folder import seed_folder
+
+_FOLDERS = {"out", "overwrite", "resume", "requeue", "data_root", "download"}
+_MACHINE = {"device", "backend"}
+_CHECKPOINTS = {"checkpoint_every", "checkpoint_minutes"}
+ANYWHERE = _FOLDERS | _MACHINE | _CHECKPOINTS
+"""Options that no figure depends on; they may differ between calls on one folder of
+results.
+"""
+
+CHOSEN_LATER = {"server": "auto", "autoencoder_samples": None, "denoiser_samples": None}
+"""Values that a run replaces by its own choice when it knows the device; its record
+holds the choice.
+"""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The options of one run: those that every run has, and those of its method."""
+
+    config: RunConfig
+    options: Options
+    asked: frozenset[str] = field(default=frozenset(), compare=False)
+    """Options that the user gave for this very run; those that cannot act are refused.
+    """
+    choices: tuple[Choice, ...] = field(default=(), compare=False)
+    """What was chosen in place of defaults; the run prints it when it starts."""
+
+    def flat(self) -> dict[str, Any]:
+        """Return all options by name, as JSON values."""
+        config = self.config.model_dump(mode="json")
+        return config | self.options.model_dump(mode="json")
+
+    def of_seed(self, seed: int) -> "Settings":
+        """Return the settings of this run with one seed, in that seed's folder."""
+        # Resumed, evaluated and reported on, each seed is a run like any other.
+        out = self.config.out and seed_folder(self.config.out, seed)
+        change = {"seed": seed, "seeds": None, "out": out}
+        return replace(self, config=self.config.model_copy(update=change))
+
+    def adapted(self, choices: Iterable[Choice]) -> "Settings":
+        """Return these settings with the chosen values in place of their own."""
+        config, options, made = self.config, self.options, self.choices
+        for choice in choices:
+            change = {choice.option: choice.value}
+            if choice.option in RunConfig.model_fields:
+                config = config.model_copy(update=change)
+            else:
+                options = options.model_copy(update=change)
+            made = (*made, choice)
+        return replace(self, config=config, options=options, choices=made)
+
+    def on_device(self, *, gpu: bool) -> "Settings":
+        """Return these settings with what the server's device decides."""
+        return self.adapted(self.options.choose(gpu=gpu))
+
+
+def check_unchanged(
+    folder: Path, had: Mapping[str, Any], wanted: Mapping[str, Any]
+) -> None:
+    """Refuse to mix figures of different options in one folder of results."""
+    for name, value in wanted.items():
+        # An option that an older version did not have is taken for unchanged.
+        before = had.get(name, value)
+        if before == value or name in ANYWHERE:
+            continue
+        # A record holds what was chosen later; this call leaves the choice open.
+        left_open = name in CHOSEN_LATER and value == CHOSEN_LATER[name]
+        if not left_open:
+            raise UserError(
+                f"{folder} was run with {name} {before}, not {value}; name another --out"
+            )

@@ -1,0 +1,65 @@
+"""What other tools and papers call our options, to guess what a user means."""
+
+from collections.abc import Iterable
+
+from hpcfed.errors import did_you_mean, plain_name
+
+SYNONYMS = {
+    "lr": "learning_rate eta local_lr client_lr step_size learningrate",
+    "lr_decay": "decay gamma learning_rate_decay lr_schedule",
+    "participation": "cohort cohort_size fraction fraction_fit frac sample_rate "
+    "sampling_rate join_ratio clients_per_round client_fraction participation_rate C",
+    "epochs": "local_epochs local_ep local_steps num_epochs E",
+    "clients": "num_clients n_clients number_of_clients num_users users nodes n N K",
+    "rounds": "num_rounds n_rounds number_of_rounds global_rounds comm_rounds "
+    "communication_rounds global_epochs iterations T",
+    "batch_size": "batch bs batchsize local_bs local_batch_size minibatch b B",
+    "dataset": "data data_set dataset_name",
+    "data_root": "data_dir data_path datadir dataset_dir data_folder root",
+    "out": "output output_dir out_dir outdir outputs save save_dir save_path log_dir "
+    "logdir folder o",
+    "device": "gpu gpus cuda use_cuda accelerator",
+    "method": "algorithm algo strategy aggregator m",
+    "model": "network arch architecture net backbone",
+    "alpha": "heterogeneity beta concentration dirichlet dirichlet_alpha dir_alpha non_iid noniid",
+    "partition": "split partitioning partitioner distribution",
+    "classes_per_client": "shards shards_per_client num_classes_per_client labels_per_client",
+    "weight_decay": "wd l2 l2_reg regularization",
+    "clip": "clip_norm grad_clip max_grad_norm gradient_clipping",
+    "seed": "random_seed rng_seed manual_seed s",
+    "seeds": "repeats num_seeds trials",
+    "evaluate_every": "eval_every eval_interval eval_gap test_every eval_freq",
+    "checkpoint_every": "checkpoint save_every checkpoint_interval save_freq",
+    "snapshot_every": "snapshots snapshot_interval",
+    "resume": "continue restart from_checkpoint load_checkpoint",
+    "target_accuracy": "target target_acc",
+    "stop_at_target": "early_stop early_stopping",
+    "attackers": "malicious byzantine num_attackers num_byzantine malicious_clients adversaries f",
+    "attack_strength": "strength attack_scale",
+    "aggregation": "aggregate defense defence aggregation_rule robust",
+    "tolerance": "trim trim_ratio byzantine_fraction",
+    "precision": "dtype amp fp16 bf16 half",
+    "augment": "augmentation data_augmentation transforms",
+    "overwrite": "force exist_ok",
+    "validation": "val val_size validation_size",
+    "new_clients": "novel_clients unseen_clients num_new_clients",
+    "deterministic": "reproducible",
+    "server": "server_size",
+    "server_ranks": "servers num_servers",
+}
+"""What other tools and papers call our options; words are separated by spaces."""
+
+
+def suggest_option(word: str, known: Iterable[str]) -> str:
+    """Return `; did you mean '--lr'?` where a known option means the same as the word
+    or is spelt nearly so, else nothing.
+    """
+    names = list(known)
+    by_plain = {plain_name(name): name for name in names}
+    plain = plain_name(word)
+    for option, words in SYNONYMS.items():
+        # Papers tell E, epochs, from e; tools do not tell --LR from --lr.
+        means = plain in words.split() or plain.lower() in words.split()
+        if means and option in by_plain:
+            return f"; did you mean '{by_plain[option]}'?"
+    return did_you_mean(word, names)

@@ -1,0 +1,30 @@
+"""What the checks of a run need to know about its method."""
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from hpcfed.config.declare import OptionGroup
+
+
+class MethodTraits(OptionGroup):
+    """Facts about a method that decide which options of a run can act."""
+
+    has_server: ClassVar[bool] = False
+    """Whether the method trains a model on the server, which may have its own ranks."""
+    uploads: ClassVar[bool] = True
+    """Whether clients upload anything, so that attackers can forge it."""
+    averages: ClassVar[bool] = True
+    """Whether the method takes the mean of uploads, so that a robust rule can replace
+    it.
+    """
+    all_train: ClassVar[bool] = False
+    """Whether clients also train in rounds for which they were not sampled."""
+    names_layers: ClassVar[bool] = False
+    """Whether the method names layers that a network may lack; `check_layout` then
+    judges the network.
+    """
+    trains_by: ClassVar[Mapping[str, str]] = {}
+    """Options of local training, each with the method's own option that replaces it.
+
+    They then act on new clients only.
+    """
