@@ -47,6 +47,7 @@ class Layer:
     @property
     def convolved(self) -> tuple[int, int]:
         """Height and width before pooling."""
+        # Stride 1: only padding and kernel change the size.
         grow = 2 * self.padding - self.kernel + 1
         return self.height + grow, self.width + grow
 
@@ -63,6 +64,8 @@ class Layer:
 
     def supported(self, shared: int = SHARED) -> bool:
         """Whether the kernels serve, with so many bytes of shared memory."""
+        # Channels in eights, as tensor cores take them; the gradient of inputs pads by
+        # kernel − 1 − padding, which must not be negative.
         possible = (
             self.outputs % 8 == 0
             and self.kernel - 1 >= self.padding
@@ -129,6 +132,8 @@ def macros(layer: Layer, kind: Kind, plan: Plan) -> Macros:
     values["KH"] = layer.kernel
     values["KW"] = layer.kernel
     values["SLOPE"] = f"{float(layer.slope)}f"
+    # The gradient of inputs first spreads the gradient of outputs over the pixels that
+    # have won.
     values["SPREAD"] = int(kind == "input")
     values["BIAS"] = int(layer.bias and kind != "input")
     values["BAND"] = plan.band
@@ -261,6 +266,7 @@ def _weight_cuts(
     pitch = _even(g.cols * pixel)
     unit = g.rows(band) * pitch + pixels * stride
     shared = 4 * (pixels + batch * unit)
+    # An instruction takes sixteen taps by eight output channels.
     groups = _quotient(g.taps, 16)
     steps = batch * pixels // 8
     for tap_warps in (1, 2, 4, 8):
