@@ -285,7 +285,14 @@ def _weight_cuts(
         loads = (4 * groups_each + 2 * g.fragments) / products
         # Four steps' worth of waiting between batches.
         score = useful * busy / (1 + loads) * steps / (steps + 4)
-        yield score, Plan(band, batch, pixel, shared, 8, tap_warps)
+        plan = Plan(
+            band=band,
+            batch=batch,
+            pixel=pixel,
+            shared=shared,
+            tap_warps=tap_warps,
+        )
+        yield score, plan
 
 
 def _product_cuts(
@@ -312,7 +319,8 @@ def _product_cuts(
         busy = batch * outputs * parts / group / (_quotient(tasks, warps) * warps)
         # Sixteen tasks' worth of waiting between batches.
         score = useful * busy * tasks / (tasks + 16)
-        yield score, Plan(band, batch, pixel, shared, warps)
+        plan = Plan(band=band, batch=batch, pixel=pixel, shared=shared, warps=warps)
+        yield score, plan
 
 
 def _wide_candidates(layer: Layer, kind: Kind, limit: int) -> list[Scored]:
@@ -363,7 +371,8 @@ def _wide_candidates(layer: Layer, kind: Kind, limit: int) -> list[Scored]:
                 / (clocks + 5000)
                 * min(1.0, (limit // shared) / 2) ** 0.6
             )
-            found.append((score, Plan(band, batch, 0, shared, 8, wide=at_once)))
+            plan = Plan(band=band, batch=batch, pixel=0, shared=shared, wide=at_once)
+            found.append((score, plan))
     return found
 
 
