@@ -19,6 +19,7 @@ import pytest
 import torch
 
 from hpcfed.experiment.stored import read_run
+from hpcfed.federation.log import RoundLog
 from hpcfed.record import environment, series
 from hpcfed.record.publish import publish
 from hpcfed.record.results import ResultsWriter
@@ -426,3 +427,36 @@ def test_the_first_rank_that_failed_is_told(tmp_path: Path) -> None:
         os.utime(tmp_path / f"error-{rank}.txt", (when, when))
     record = read_run(tmp_path)
     assert (record.status, record.error) == ("failed", "rank 1 failed")
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_norms_of_updates_are_those_of_the_rows(
+    ranks: int, tmp_path: Path, hpcfed: Callable, mpirun: Callable
+) -> None:
+    """An update is what training leaves less the global row before the round."""
+    words = "run --model mlp --clients 5 --rounds 3 --snapshot-every 1 --device cpu"
+    words = [*words.split(), "--precision", "fp64", "--out", str(tmp_path / "run")]
+    done = hpcfed(*words) if ranks == 1 else mpirun(2, "-m", "hpcfed", *words)
+    assert done.returncode == 0, done.stderr
+    norms = []
+    for rank in range(ranks):
+        with h5py.File(tmp_path / f"run/params-{rank}.h5") as file:
+            rows = file["rows"][1:]
+            if rank == 0:
+                before = file["global"][:-1][:, None]
+        norms.append(np.linalg.norm(rows - before, axis=2))
+    of_all = np.concatenate(norms, axis=1)
+    record = read_run(tmp_path / "run")
+    assert record.rounds["update_norm"][1:] == pytest.approx(of_all.mean(1))
+    assert record.rounds["update_norm_max"][1:] == pytest.approx(of_all.max(1))
+
+
+def test_updates_that_are_not_finite_have_no_norm() -> None:
+    log = RoundLog()
+    log.add_update_norms(torch.tensor([3.0, torch.nan, 5.0, torch.inf]))
+    assert (log.update_norm_sum, log.num_updates, log.update_norm_max) == (8, 2, 5)
+    log = RoundLog()
+    log.add_update_norms(torch.tensor([torch.nan]))
+    assert log.num_updates == 0 and log.update_norm_max.isnan()
+    assert np.isnan(series.largest(np.array([np.nan, np.nan])))
+    assert series.largest(np.array([np.nan, 2.0])) == 2

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from hpcfed.federation.log import RoundLog
@@ -109,3 +110,23 @@ def member_rows(
         return rows, cohort
     here, fewer = cohort.only(members)
     return rows[on_device(here, rows.device)], fewer
+
+
+UPDATE_NUMBERS = 2**24
+"""Numbers of updates that are computed at a time: 64 MiB in float32."""
+
+
+def update_norms(start: Tensor, rows: Tensor, sent: Sent | None) -> Tensor:
+    """Return the norm of each member's update, its row less what the server sent it;
+    columns that a member does not send are no update.
+    """
+    norms = rows.new_empty(len(rows))
+    # A few members at a time: all updates at once would be a second matrix of rows.
+    size = max(1, UPDATE_NUMBERS // max(1, rows.shape[1]))
+    for first in range(0, len(rows), size):
+        block = slice(first, first + size)
+        updates = rows[block] - start[block]
+        if sent is not None:
+            updates = updates.where(sent.columns()[block], 0)
+        norms[block] = torch.linalg.vector_norm(updates, dim=1)
+    return norms

@@ -20,7 +20,7 @@ from hpcfed.data.shards import Shard
 from hpcfed.federation import exclusion
 from hpcfed.federation.aggregation import Aggregation, cluster_means, with_groups
 from hpcfed.federation.clustering import left_vectors
-from hpcfed.federation.cohort import Cohort, Sent, member_rows
+from hpcfed.federation.cohort import Cohort, Sent, member_rows, update_norms
 from hpcfed.federation.participants import MethodOptions
 from hpcfed.federation.selection import best_finite, scores_of
 from hpcfed.federation.training import LocalTraining
@@ -101,8 +101,7 @@ class Federation(LocalTraining[MethodOptions]):
             receivers = self.num_holders if everyone else self._num_sending(cohort)
             cohort.log.bytes_down += receivers * row.shape[-1] * row.element_size()
             rows = row.expand(len(cohort.here), -1)
-            if self._tamper is not None:
-                cohort.log.downloaded = rows
+            cohort.log.downloaded = rows
             return rows
 
     def upload(self, rows: Tensor, cohort: Cohort, sent: Sent | None = None) -> Tensor:
@@ -121,6 +120,11 @@ class Federation(LocalTraining[MethodOptions]):
             elif senders:
                 size = sent.columns().sum() * rows.element_size()
                 log.bytes_up_here = log.bytes_up_here + size
+            # A method may upload something else than what it was sent, or unasked.
+            if log.downloaded is not None and log.downloaded.shape == rows.shape:
+                log.add_update_norms(update_norms(log.downloaded, rows, sent))
+                # It may be a row for each member, which nobody needs from here on.
+                log.downloaded = None
         return rows
 
     def greet(self, rows: Tensor, cohort: Cohort, columns: int | None = None) -> Tensor:

@@ -33,6 +33,12 @@ class RoundLog:
     """Bytes that this rank's clients send, where each chooses what it sends."""
     bytes_down: int = 0
     """Bytes that the server sends to clients of all ranks."""
+    update_norm_sum: Tensor | float = 0.0
+    """Norms of the updates that this rank's members upload, summed."""
+    update_norm_max: Tensor | float = float("nan")
+    """The largest of them; NaN on a rank that has none."""
+    num_updates: Tensor | int = 0
+    """How many these are; those that are not finite count for nothing."""
     excluded: set[int] = field(default_factory=set)
     """Ids of this rank's clients whose update was not finite, and was left out."""
     selected: np.ndarray | None = None
@@ -40,7 +46,7 @@ class RoundLog:
     methods that select none.
     """
     downloaded: Tensor | None = None
-    """What the server has sent to this rank's members, where attackers look at it."""
+    """What the server has sent to this rank's members, until they upload."""
     server_report: LearningReport | None = None
     """What the server's model took, if it has learnt after this round."""
     on_trained: OnTrained | None = None
@@ -54,3 +60,14 @@ class RoundLog:
         counted = on_device(samples, losses.device) * losses.isfinite()
         self.loss_sum = self.loss_sum + (losses.nan_to_num() * counted).sum()
         self.samples_seen = self.samples_seen + counted.sum()
+
+    def add_update_norms(self, norms: Tensor) -> None:
+        """Add the norms of the updates that this rank's members upload."""
+        if not len(norms):
+            return
+        finite = norms.isfinite()
+        self.update_norm_sum = self.update_norm_sum + norms.where(finite, 0).sum()
+        self.num_updates = self.num_updates + finite.sum()
+        # Norms are never negative, so -1 stands for none.
+        largest = norms.where(finite, -1).max()
+        self.update_norm_max = largest.where(largest >= 0, float("nan"))

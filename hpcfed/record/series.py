@@ -28,8 +28,8 @@ def summed(values: np.ndarray) -> float:
 
 
 def largest(values: np.ndarray) -> float:
-    """Return the largest of the ranks' values."""
-    return float(values.max())
+    """Return the largest of the ranks' values; a rank that has none hands in NaN."""
+    return float(np.fmax.reduce(values))
 
 
 def agreed(values: np.ndarray) -> float:
@@ -128,6 +128,12 @@ _ROUND_TABLE = (
     RoundSeries("excluded", "clients",
         "clients whose update was not finite, and left out",
         summed, total="updates left out, because they were not finite"),
+    RoundSeries("update_norm", "1",
+        "mean norm of the updates that the server receives",
+        weighted_mean, of=("update_norm_sum", "num_updates")),
+    RoundSeries("update_norm_max", "1",
+        "largest norm of an update that the server receives",
+        largest),
     RoundSeries("seconds", "s",
         "wall time of the slowest rank",
         largest, of=("wall",), total="wall time of all rounds",
