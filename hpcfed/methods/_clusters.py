@@ -179,10 +179,13 @@ def _clustered(fed: Federation[Options]) -> tuple[Tensor, Tensor, Tensor]:
     if options.clustering == "angles":
         judged = fed.bases(options.basis, by_class=True)
     seed = int(fed.generator("clusters").integers(2**32))
+    # Numbers of clusters do not depend on the order of clients, nor on ranks.
     found = assign(judged, options.clusters, how=options.clustering, seed=seed)
     # Ranks on different hardware may round differently: the first one decides.
     cluster = torch.from_numpy(fed.agreed(found))
+    # Also where angles were judged, newcomers are compared with mean bases.
     points = torch.from_numpy(bases.reshape(len(bases), -1))
+    # Clients without data have the basis 0: they are in a cluster, and move no mean.
     members = torch.bincount(cluster[points.any(1)], minlength=options.clusters)
     sums = points.new_zeros(options.clusters, points.shape[1])
     sums = sums.index_add(0, cluster, points)
@@ -267,9 +270,11 @@ def welcome(fed: Federation[Options], state: State, cohort: Cohort) -> Tensor:
     first = fed.initial_row()
     private = first[state.private_at].expand(len(theirs), -1)
     rows = join(state, state.shared[theirs], private).clone()
+    # [clusters, columns]: what each cluster gives.
     given = state.gene[:, state.group_of]
     gene = state.shared[theirs].where(given[theirs], first[state.shared_at])
     rows[:, state.shared_at] = gene
+    # Clusters give different numbers of columns: add up those of all new clients.
     holders = torch.from_numpy(fed.sizes > 0).to(fed.device)
     columns = given.sum(1)[cluster[holders]].sum()
     return fed.greet(rows, cohort, int(columns))

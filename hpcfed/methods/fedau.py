@@ -51,7 +51,9 @@ def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
     rows = fed.download(state.w, cohort)
     rows = fed.train(rows, cohort)
     rows = fed.upload(rows, cohort)
-    w = step(fed, state, rows, cohort.equally(), sampled=len(cohort.clients))
+    # ωᵢ take the place of the weights by samples: every client counts alike.
+    everyone = cohort.equally()
+    w = step(fed, state, rows, everyone, sampled=len(cohort.clients))
     return count_round(fed, replace(state, w=w), cohort)
 
 
@@ -71,6 +73,7 @@ def step(
     omega = state.omega[cohort.clients[cohort.chosen]]
     updates = omega[:, None] * (rows - state.w)
     mean = fed.mean(updates, cohort)
+    # A mean over K clients × K / N is the sum over them / N.
     rate = fed.options.au_lr * sampled / max(1, fed.num_holders)
     return state.w + rate * mean
 

@@ -51,6 +51,7 @@ def train(fed: Federation[Options], state: State, cohort: Cohort) -> Tensor:
     """Return the cohort's rows after local training; all other clients train as well,
     and store their updates.
     """
+    # All clients train from w, so all of them are sent it.
     start = fed.download(state.w, cohort, everyone=True)
     start = start + fed.options.umf_beta * state.stored[cohort.here]
     rows = fed.train(start, cohort)
