@@ -116,6 +116,7 @@ class Attack:
         # iDLG: only the right class's row of the last layer has a negative gradient.
         head = f"{layout.head}.weight"
         guess = int(target[head].sum(1).argmin()) if head in names else label
+        # What is not uploaded the server does not know: its own random weights stand in.
         known = dict(random)
         for name in names:
             known[name] = weights[name]

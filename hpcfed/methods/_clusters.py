@@ -211,7 +211,8 @@ def download(fed: Federation, state: State, cohort: Cohort) -> Tensor:
     """Return the cohort's rows at the start of a round: the cluster's columns, and each
     client's private ones.
     """
-    shared = fed.download(cluster_rows(fed, state, cohort.here), cohort)
+    theirs = cluster_rows(fed, state, cohort.here)
+    shared = fed.download(theirs, cohort)
     return join(state, shared, state.private[cohort.here])
 
 
@@ -255,6 +256,7 @@ def personal(fed: Federation, state: State, clients: Positions) -> Tensor:
 
 
 def global_row(state: State) -> Tensor | None:
+    # With one cluster and nothing private it is FedAvg, which has a global model.
     one_for_all = len(state.shared) == 1 and not len(state.private_at)
     return state.shared[0] if one_for_all else None
 

@@ -60,6 +60,7 @@ def begin(fed: Federation, *, shared: Tensor) -> State:
     row.
     """
     row = fed.initial_row()
+    # Positions, not masks: to index by a mask makes a GPU wait for the host.
     shared_at = shared.nonzero().squeeze(1).to(row.device)
     private_at = (~shared).nonzero().squeeze(1).to(row.device)
     private = row[private_at].repeat(len(fed.clients), 1)

@@ -43,6 +43,7 @@ class State(fedavg.State):
 
 def init(fed: Federation[Options]) -> State:
     w = fed.initial_row()
+    # Of all clients of the federation, the same on every rank: a few numbers each.
     zeros = w.new_zeros(len(fed.sizes))
     return State(w, omega=zeros + 1, intervals=zeros, waited=zeros.clone())
 
@@ -70,7 +71,8 @@ def step(
 
     The cohort may be fewer than K, where the server has selected some of them.
     """
-    omega = state.omega[cohort.clients[cohort.chosen]]
+    ids = cohort.clients[cohort.chosen]
+    omega = state.omega[ids]
     updates = omega[:, None] * (rows - state.w)
     mean = fed.mean(updates, cohort)
     # A mean over K clients × K / N is the sum over them / N.

@@ -69,6 +69,7 @@ def init(fed: Federation[Options]) -> State:
     import torch
 
     names = candidates(fed.options, fed.layout)
+    # A group of columns for every candidate; `mask` keeps the order of entries.
     groups = []
     for entry in fed.layout.entries:
         if entry.layer in names:

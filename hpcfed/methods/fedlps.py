@@ -82,6 +82,7 @@ def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
     # Drop again what training has brought back.
     rows = rows * mask[:, state.group_of]
     state, _ = aggregate(fed, state, rows, cohort.equally_with_data(), sent=mask)
+    # A few bits per client and channel: small enough to copy.
     channels = state.channels.clone()
     channels[cohort.here] = mask
     return replace(state, channels=channels)

@@ -122,6 +122,7 @@ def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
 
     # θ̃ of the next round.
     state.rows[here] = fed.revert_diverged(rows, before, cohort)
+    # A bit per client, not worth overwriting.
     trained = state.trained.clone()
     trained[here] = True
 
@@ -143,6 +144,7 @@ def _pull(
     from hpcfed.clients.pull import Pull, Strengths
 
     options = fed.options
+    # Plain cross-entropy: no reference has to be loaded.
     if not options.lambda1 and not options.lambda2:
         return None
     by_layer = options.smooth == "layers"

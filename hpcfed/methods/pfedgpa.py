@@ -161,6 +161,7 @@ def _known_or(
     with fed.timed("server"):
         made, known = generate(fed.clients)
         rows = made.to(w.dtype)
+        # Not sampled in the rounds of the bank.
         rows[~known] = w[fed.generated]
         return rows
 
@@ -189,6 +190,7 @@ def finals(
         yield name, rows
         yield f"{name}-FT", fed.finetune(rows, clients, epochs=epochs)
 
+    # All ranks ask the server in the same order: every request is collective.
     w = state.w.expand(len(clients), -1)
     yield from before_and_after("FedAvg", w)
     yield from before_and_after("pFedGPA", personal(fed, state, clients))

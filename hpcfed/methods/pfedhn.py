@@ -90,6 +90,7 @@ class State:
 
 def init(fed: Federation[Options]) -> State:
     row, net = fed.initial_row(), _hypernetwork(fed)
+    # Drawn on the host, so that every rank starts from the same φ.
     phi = row.new_tensor(net.first(fed.generator("hypernetwork")))
     return State(phi, phi.new_zeros(phi.shape), row[net.outputs :])
 
@@ -113,6 +114,7 @@ def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
     if not finite_updates:
         raise ArithmeticError(f"no update of round {cohort.round + 1} is finite")
 
+    # Every rank takes the same step, so that φ stays the same on all of them.
     with fed.timed("server"):
         if options.hn_combine == "mean":
             gradient /= finite_updates
