@@ -34,7 +34,7 @@ from hpcfed.federation.clustering import (
     nearest_in_turn,
     principal_angles,
 )
-from hpcfed.federation.federation import Cohort, Sent
+from hpcfed.federation.cohort import Cohort, Sent
 from hpcfed.federation.log import RoundLog
 from hpcfed.methods import genefl
 from hpcfed.models.kernel_layout import KernelLayout
@@ -755,7 +755,7 @@ def test_fedbn_keeps_batch_norm_where_it_is_bit_for_bit() -> None:
         started_from, trained_to = seen[round]
         assert torch.equal(started_from[:, norm], kept[here][:, norm])
         kept[here] = trained_to
-        assert torch.equal(state.own, kept[:, norm])
+        assert torch.equal(state.private, kept[:, norm])
         assert torch.equal(
             s.method.personal(s.federation, state, np.arange(6))[:, norm], kept[:, norm]
         )
@@ -773,7 +773,7 @@ def test_channels_that_fedlps_has_dropped_stay_dropped(
         "train",
         lambda rows, cohort: torch.randn(rows.shape, generator=draw, dtype=rows.dtype),
     )
-    history = [state.kept.clone() for _, state in rounds(s, 3)]
+    history = [state.channels.clone() for _, state in rounds(s, 3)]
     assert (
         torch.equal(history[0], history[2]) and (history[0].sum(1) == 1 + 4 + 8).all()
     )
@@ -1075,7 +1075,7 @@ def test_a_new_client_has_the_gene_of_its_cluster_and_the_initial_rest() -> None
     fed, first = s.federation, s.federation.initial_row()
     *_, (_, state) = rounds(s, 5)
     rows = s.method.welcome(fed, state, fed.everyone(5))
-    gene = state.gene[:, state.part_of]
+    gene = state.gene[:, state.group_of]
     assert 0 < gene.float().mean() < 1
     for client, row in enumerate(
         rows

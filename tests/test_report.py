@@ -128,6 +128,23 @@ def test_names_hold_what_differs_and_not_what_follows_from_it() -> None:
     ], "of different networks"
 
 
+def test_a_choice_is_a_key_by_its_values() -> None:
+    one = Choice({"lr": 0.1, "widths": [8, 16], "odd": float("nan")})
+    other = Choice({"odd": float("nan"), "widths": [8, 16], "lr": 0.1})
+    assert one == other and {one: "found"}[other] == "found", "in any order"
+    assert one != Choice({**one, "lr": 0.2})
+    assert list(one.without("odd", "lr")) == ["widths"]
+    assert list(one.only(["odd", "absent", "lr"])) == ["odd", "lr"]
+
+
+def test_options_set_groups_apart_where_labels_do_not() -> None:
+    """Labels have six digits; groups must not be put together by them."""
+    common = {"method": "fedavg", "clients": 4, "ranks": 1}
+    near = [Choice(common | {"lr": lr}) for lr in (0.1, 0.1 + 1e-9)]
+    first, second = distinguish(near)
+    assert first != second and label(first) == label(second) == "fedavg, lr 0.1"
+
+
 def test_names_leave_out_an_option_that_is_unset() -> None:
     common = {"clients": 4, "ranks": 1, "attack": "none"}
     sizes = [

@@ -25,7 +25,7 @@ from hpcfed.errors import UserError
 from hpcfed.experiment.assemble import Setup
 from hpcfed.experiment.run import go
 from hpcfed.experiment.stored import read_run
-from hpcfed.federation.federation import Sent
+from hpcfed.federation.cohort import Sent
 from hpcfed.models.layout import Layout
 from hpcfed.models.networks import build
 from hpcfed.record import checkpoints

@@ -145,7 +145,8 @@ def _paces(work: np.ndarray, seconds: np.ndarray) -> np.ndarray:
     overall = np.median(paces[known]) if known.any() else np.nan
     usual = np.full(paces.shape[1], overall)
     for rank in np.flatnonzero(known.any(0)):
-        usual[rank] = np.median(paces[known[:, rank], rank])
+        pace = paces[:, rank]
+        usual[rank] = np.median(pace[known[:, rank]])
     return np.maximum(np.where(known, paces, usual), 1e-12)
 
 

@@ -41,7 +41,8 @@ def evaluate_stack(
     for step, (active, slots, _) in enumerate(shapes):
         batch = samples[step, :active, :slots]
         # Slots beyond a client's samples hold some other sample: they count nothing.
-        valid = torch.arange(slots, device=like.device) < counts[step, :active, None]
+        slot = torch.arange(slots, device=like.device)
+        valid = slot < counts[step, :active, None]
         active_tensors = {name: tensor[:active] for name, tensor in tensors.items()}
         hits, losses = _answers(
             network,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.linalg import vector_norm
 
-from hpcfed.models.kernel_layout import KernelLayout
+from hpcfed.models.kernel_layout import KernelLayout, KernelRows
 
 _SMOOTHING = 1e-12
 
@@ -77,13 +77,16 @@ class StackPull:
 
     def load(self, pull: Pull) -> None:
         """Copy the references and masks of a stack's clients into that memory."""
-        count = len(pull.reference)
-        parameters, statistics = self._reference
-        self._layout.load(pull.reference, (parameters[:count], statistics[:count]))
+        self._load(pull.reference, self._reference)
         if self._mask is not None:
             assert pull.mask is not None, "a masked term needs a mask"
-            parameters, statistics = self._mask
-            self._layout.load(pull.mask, (parameters[:count], statistics[:count]))
+            self._load(pull.mask, self._mask)
+
+    def _load(self, rows: Tensor, memory: KernelRows) -> None:
+        """Copy rows into the first rows of the memory, which may hold more clients."""
+        parameters, statistics = memory
+        count = len(rows)
+        self._layout.load(rows, (parameters[:count], statistics[:count]))
 
     def add(self, rows: Tensor, gradient: Tensor) -> None:
         """Add the gradient of all terms, in place, to that of the first clients' rows.
@@ -109,7 +112,8 @@ class StackPull:
             norms.append(vector_norm(difference[:, start:stop], dim=1))
         slopes = _slope(self._strengths.layers, torch.stack(norms)).unsqueeze(2)
         for (start, stop), slope in zip(self._block_spans, slopes, strict=True):
-            gradient[:, start:stop].addcmul_(difference[:, start:stop], slope)
+            layer_difference = difference[:, start:stop]
+            gradient[:, start:stop].addcmul_(layer_difference, slope)
 
 
 def _slope(strength: float, norm: Tensor) -> Tensor:

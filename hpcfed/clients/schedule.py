@@ -124,7 +124,8 @@ def training_samples(
         shuffled_block = _shuffled(index[:, :width], sizes, keys, block)
         orders.append(shuffled_block.flatten(1))
         # Where each epoch of the block starts in a client's row.
-        starts.append(torch.arange(len(block), device=device) * width + row_length)
+        epoch_in_block = torch.arange(len(block), device=device)
+        starts.append(epoch_in_block * width + row_length)
         row_length += len(block) * width
     shuffled = torch.cat(orders, 1)
     epoch_start = torch.cat(starts)
@@ -194,8 +195,10 @@ def evaluation_samples(
     index: Tensor, sizes: Tensor, *, batch_size: int, steps: int
 ) -> tuple[Tensor, Tensor]:
     """Return samples [steps, clients, slots], each once and in order, and their numbers."""
-    first = torch.arange(steps, device=index.device)[:, None] * batch_size
-    position = first[:, :, None] + torch.arange(batch_size, device=index.device)
+    step = torch.arange(steps, device=index.device)
+    slot = torch.arange(batch_size, device=index.device)
+    first = step[:, None] * batch_size
+    position = first[:, :, None] + slot
     position = position.clamp(max=index.shape[1] - 1)
     position = position.expand(-1, len(index), -1)
     samples = index.expand(steps, -1, -1).gather(2, position)

@@ -65,7 +65,7 @@ class StepTables:
         keys = self._keys[:count]
         # Nothing here asks the host: this is captured like a step.
         self._owned[:count] = self._sizes_on_device[clients]
-        self.samples[:, :count], self.counts[:, :count] = training_samples(
+        samples, counts = training_samples(
             self._shard.index[clients],
             self._owned[:count],
             randomness.child_keys(keys, _ORDER),
@@ -73,6 +73,8 @@ class StepTables:
             epochs=self._epochs,
             steps=self._steps,
         )
+        self.samples[:, :count] = samples
+        self.counts[:, :count] = counts
         if self.shifts is not None:
             augmentation_keys = randomness.child_keys(keys, _AUGMENTATION)
             # Drawn for whole batches, so that a client's numbers do not depend on how

@@ -131,7 +131,8 @@ class StackTraining:
         # Our own kernels serve from two clients on.
         clients = min(self._capacity, _rounded_up(max(active, 2), 8))
         wide = min(self._slots, _rounded_up(slots, 1))
-        return clients, wide, full and (clients, wide) == (active, slots)
+        is_exact = (clients, wide) == (active, slots)
+        return clients, wide, full and is_exact
 
     def _set_aside(self, clients: slice) -> None:
         """Save the rows of clients that have finished."""
@@ -151,7 +152,9 @@ class StackTraining:
         self._aside = ()
         self._rows = self._layout.zeros(clients, self._lr)
         self._gradient = torch.zeros_like(self._rows[0])
-        self._velocity = torch.zeros_like(self._rows[0]) if self._sgd.momentum else None
+        self._velocity = None
+        if self._sgd.momentum:
+            self._velocity = torch.zeros_like(self._gradient)
         if self._pull is not None:
             self._pull.reserve(clients, self._lr)
         self._total_loss = torch.zeros(
@@ -277,7 +280,9 @@ class StackTraining:
             if e.name in updated:
                 edges += [e.start, e.stop]
         edges.append(self._layout.widths[0])
-        for start, stop in zip(edges[::2], edges[1::2], strict=True):
+        starts = edges[::2]
+        stops = edges[1::2]
+        for start, stop in zip(starts, stops, strict=True):
             velocity = trainable = None
             if self._velocity is not None:
                 velocity = self._velocity[:clients, start:stop]
@@ -308,5 +313,6 @@ def _copy_missing(gradients: tuple[Tensor, ...], sinks: list[Tensor]) -> None:
 
 def _rounded_up(number: int, sizes: int) -> int:
     """Round up to one of so many sizes between two powers of two."""
-    unit = max(1, 2 ** (number - 1).bit_length() // 2 // sizes)
+    power_of_two = 2 ** (number - 1).bit_length() // 2
+    unit = max(1, power_of_two // sizes)
     return -(-number // unit) * unit

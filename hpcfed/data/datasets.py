@@ -64,8 +64,10 @@ class ArrayDataset:
         self._images: dict[Split, np.ndarray] = {}
         self._labels: dict[Split, np.ndarray] = {}
         for split in SPLITS:
-            self._images[split] = np.ascontiguousarray(arrays[f"{split}_images"])
-            self._labels[split] = arrays[f"{split}_labels"].astype(np.int64)
+            images = arrays[f"{split}_images"]
+            labels = arrays[f"{split}_labels"]
+            self._images[split] = np.ascontiguousarray(images)
+            self._labels[split] = labels.astype(np.int64)
         channels, height, width = self._images["train"].shape[1:]
         self.shape = (channels, height, width)
         # Of the training set alone; test images are standardised by it too.
@@ -91,7 +93,8 @@ class ArrayDataset:
 
         # Bytes travel to the device, and are widened there. Mean and std are in units
         # of the raw values, so a division by 255 would cancel.
-        raw = torch.from_numpy(self._images[split][index]).to(device)
+        chosen = self._images[split][index]
+        raw = torch.from_numpy(chosen).to(device)
         centred = raw.to(precision).sub_(per_channel(self._mean))
         return centred.div_(per_channel(self._std)).to(dtype)
 

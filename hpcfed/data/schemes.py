@@ -34,7 +34,8 @@ def iid(plan: PartitionPlan, train: ClassPools, test: ClassPools) -> TrainAndTes
 
     def split(pools: ClassPools, rng: np.random.Generator) -> ClientLists:
         shuffled = rng.permutation(merged(pools))
-        return [np.sort(own) for own in np.array_split(shuffled, plan.clients)]
+        lists = np.array_split(shuffled, plan.clients)
+        return [np.sort(samples) for samples in lists]
 
     # Streams of their own, so the training data do not depend on how much test data
     # there is.
@@ -54,11 +55,13 @@ def dirichlet(plan: PartitionPlan, train: ClassPools, test: ClassPools) -> Train
     # One draw of proportions per class, over the clients.
     rng = randomness.generator(plan.seed, "partition")
     concentration = np.full(plan.clients, plan.alpha)
-    ends = np.array([np.cumsum(rng.dirichlet(concentration)) for _ in train])
+    proportions = [rng.dirichlet(concentration) for _ in train]
+    ends = np.cumsum(proportions, axis=1)
 
     def cuts(label: int, samples: int) -> np.ndarray:
         # Rounding may push a cumulative sum beyond 1.
-        return np.rint(ends[label, :-1].clip(max=1.0) * samples).astype(np.int64)
+        shares = ends[label, :-1].clip(max=1.0)
+        return np.rint(shares * samples).astype(np.int64)
 
     return _cut_classes(train, test, cuts, seed=plan.seed)
 
@@ -79,7 +82,8 @@ def sharding(plan: PartitionPlan, train: ClassPools, test: ClassPools) -> TrainA
     def cuts(label: int, samples: int) -> np.ndarray:
         # A client that does not hold the class gets an empty piece: its end does not
         # advance.
-        return ends[:-1, label] * samples // max(1, holders[label])
+        num_holders = max(1, holders[label])
+        return ends[:-1, label] * samples // num_holders
 
     def without_unheld(pools: ClassPools) -> ClassPools:
         # Else the last client would get all samples of a class that nobody holds.
@@ -176,7 +180,8 @@ def _cut_classes(
         # A list of pieces per class, then regrouped by client.
         pieces = []
         for label, pool in enumerate(pools):
-            pieces.append(np.split(rng.permutation(pool), cuts(label, len(pool))))
+            shuffled = rng.permutation(pool)
+            pieces.append(np.split(shuffled, cuts(label, len(pool))))
         return [merged(of_client) for of_client in zip(*pieces, strict=True)]
 
     return (

@@ -65,7 +65,8 @@ def join(shards: Iterable[Shard]) -> Shard:
         sizes += s.sizes
         size_column = torch.tensor(s.sizes, dtype=torch.int64)[:, None]
         owned = torch.arange(longest) < size_column
-        padded = torch.nn.functional.pad(s.index, (0, longest - s.index.shape[1]))
+        missing = longest - s.index.shape[1]
+        padded = torch.nn.functional.pad(s.index, (0, missing))
         # Positions move behind the earlier shards' images; padding stays zero.
         indices.append(padded + num_images * owned.to(padded))
         num_images += len(s.images)
@@ -94,12 +95,14 @@ def shard(
     """
     sizes = np.array([len(samples) for samples in lists], dtype=np.int64)
     # An empty list first, so that a rank without samples concatenates something.
-    all_samples = np.concatenate([np.empty(0, dtype=np.int64), *lists])
+    nothing = np.empty(0, dtype=np.int64)
+    all_samples = np.concatenate([nothing, *lists])
     # A sample that several clients hold is stored once, and found by position.
     samples, positions = np.unique(all_samples, return_inverse=True)
     longest = int(sizes.max(initial=1))
     index = np.zeros((len(sizes), longest), dtype=np.int64)
-    index[np.arange(longest) < sizes[:, None]] = positions
+    owned = np.arange(longest) < sizes[:, None]
+    index[owned] = positions
     images = dataset.images(split, samples, device=device, dtype=dtype)
     if device.type == "cuda":
         # Our kernels gather pixels with their channels side by side.

@@ -28,7 +28,7 @@ def nobody(clients: int) -> Supplement:
 
 
 def supplemented(
-    parts: Partition, *, clients: int, below: int, share: float, seed: int
+    partition: Partition, *, clients: int, below: int, share: float, seed: int
 ) -> tuple[Partition, Supplement]:
     """Give each of the first `clients` clients with fewer than `below` samples more.
 
@@ -37,14 +37,14 @@ def supplemented(
     so what leaks of it is counted.
     """
     # 1e-9: a product such as 0.29 · 100 falls just below the whole number that is meant.
-    size = int(share * len(parts.validation) + 1e-9)
+    size = int(share * len(partition.validation) + 1e-9)
     if not size:
         raise UserError(
-            f"--supplement-share {share} of {len(parts.validation)} validation samples "
+            f"--supplement-share {share} of {len(partition.validation)} validation samples "
             "is less than one; use --supplement-share "
-            f"{1 / len(parts.validation):.2g} or a larger --validation"
+            f"{1 / len(partition.validation):.2g} or a larger --validation"
         )
-    train = list(parts.train)
+    train = list(partition.train)
     samples = np.zeros(clients, np.int64)
     draws = []
     for client in range(clients):
@@ -52,10 +52,10 @@ def supplemented(
             continue
         # By client, so that who else asks changes nothing.
         rng = randomness.generator(seed, "supplement", client)
-        draw = rng.choice(parts.validation, size, replace=False)
+        draw = rng.choice(partition.validation, size, replace=False)
         train[client] = merged([train[client], draw])
         samples[client] = size
         draws.append(draw)
     # Two clients may draw the same sample, which leaks once.
     leaked = len(np.unique(merged(draws)))
-    return replace(parts, train=train), Supplement(samples, leaked)
+    return replace(partition, train=train), Supplement(samples, leaked)

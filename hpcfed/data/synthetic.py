@@ -67,10 +67,13 @@ class SyntheticDataset:
         device: torch.device,
         dtype: torch.dtype,
     ) -> Tensor:
-        images = torch.empty((len(index), *self.shape), device=device, dtype=dtype)
+        shape = (len(index), *self.shape)
+        images = torch.empty(shape, device=device, dtype=dtype)
         prototypes = self._prototypes(device)
-        samples = torch.from_numpy(np.asarray(index, dtype=np.int64)).to(device)
-        labels = torch.from_numpy(self._labels[split][index]).to(device)
+        numbers = np.asarray(index, dtype=np.int64)
+        samples = torch.from_numpy(numbers).to(device)
+        labels_of_samples = self._labels[split][index]
+        labels = torch.from_numpy(labels_of_samples).to(device)
         # Signal and noise together have unit variance.
         noise_amplitude = math.sqrt(1 - self._signal**2)
         purpose = f"synthetic {split} noise"
@@ -115,6 +118,7 @@ def signal_amplitude(shape: tuple[int, int, int]) -> float:
 
 def _centred(keys: Tensor, shape: tuple[int, int, int]) -> Tensor:
     """Return uniform numbers of mean 0 and variance 1."""
-    uniform = randomness.uniform(keys, math.prod(shape)).view(len(keys), *shape)
+    uniform = randomness.uniform(keys, math.prod(shape))
+    uniform = uniform.view(len(keys), *shape)
     # In two steps: a fused one is not rounded alike on every device.
     return uniform.sub_(0.5).mul_(math.sqrt(12))

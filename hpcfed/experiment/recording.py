@@ -76,15 +76,12 @@ class Recorder:
         phases, wall = setup.timer.lap()
         # From here on time counts for the next round.
         with setup.timer.phase("record"):
-            reports = []
-            if setup.settings.options.has_server:
-                # Trainings of the server's model that have ended since the last round.
-                reports = setup.federation.server.reports()
+            report = log.server_report
             memory = [peak_memory(setup.world.device)]
-            if not setup.world.server_ranks:
+            if report is not None and not setup.world.server_ranks:
                 # This process has trained the server's model, too, and DeepSpeed may
                 # have reset torch's count.
-                memory += [report.own_peak for _, report in reports]
+                memory.append(report.peak_here)
             figures = {
                 "wall": wall,
                 "peak_memory": max(memory),
@@ -111,8 +108,8 @@ class Recorder:
                 rank_values={name: everyones[name] for name in series.RANK_SERIES},
                 phases=gathered[:, len(vector) :],
             )
-            for trained_after, report in reports:
-                results.write_server(trained_after, report)
+            if report is not None:
+                results.write_server(round, report)
             self._progress.round(round, values, on_disk=on_disk)
             return everyones["train_seconds"]
 
@@ -185,7 +182,7 @@ def open_results(setup: Setup, folder: Path) -> ResultsWriter:
         },
         relocations=0 if setup.shards is None else MAX_RELOCATIONS,
         server=_server_size(setup),
-        finals=getattr(setup.method, "FINALS", ()),
+        finals=setup.method.FINALS,
         resumed=config.resume is not None,
     )
 

@@ -42,11 +42,11 @@ def gather_images(
     samples' shape, says how each is shifted; `blank` [channels] comes in at its edges.
     """
     if not _serves(images):
-        chosen = samples.index_select(0, step)[0, :clients, :slots].flatten()
+        chosen = _of_step(samples, step, clients, slots)
         found = images.index_select(0, chosen)
         if shifts is not None:
             assert blank is not None
-            shift = shifts.index_select(0, step)[0, :clients, :slots].flatten()
+            shift = _of_step(shifts, step, clients, slots)
             found = shifted(found, shift, blank)
         return found.permute(0, 3, 1, 2)
     # A block per image: slots in the grid's first direction, clients in its second.
@@ -66,6 +66,12 @@ def gather_images(
         )
         kernel((slots, clients), images, out, *table, shifts, blank)
     return out.permute(0, 3, 1, 2)
+
+
+def _of_step(table: Tensor, step: Tensor, clients: int, slots: int) -> Tensor:
+    """Return a step's row of a table, flat; the host never learns which step it is."""
+    row = table.index_select(0, step)[0]
+    return row[:clients, :slots].flatten()
 
 
 def shifted(images: Tensor, shifts: Tensor, blank: Tensor) -> Tensor:
@@ -88,7 +94,8 @@ def shifted(images: Tensor, shifts: Tensor, blank: Tensor) -> Tensor:
     # Clamped only to be an index: what lies outside becomes blank.
     y = y.clamp(0, height - 1)[:, :, None]
     x = x.clamp(0, width - 1)[:, None, :]
-    return torch.where((y_inside & x_inside)[..., None], images[image, y, x], blank)
+    inside = (y_inside & x_inside)[..., None]
+    return torch.where(inside, images[image, y, x], blank)
 
 
 def cross_entropy(
@@ -156,9 +163,11 @@ def _gradient(
     total += torch.where(valid, losses, 0).sum(1)
     # ∂ loss / ∂ logits = softmax(logits) − onehot(target)
     gradient = logits.softmax(1)
-    gradient[torch.arange(len(targets), device=logits.device), targets] -= 1
+    samples_in_turn = torch.arange(len(targets), device=logits.device)
+    gradient[samples_in_turn, targets] -= 1
     # At least 1: rounded-up stacks hold clients without samples in this step.
-    means = gradient.unflatten(0, (clients, slots)) / count.clamp(min=1)[..., None]
+    divisor = count.clamp(min=1)[..., None]
+    means = gradient.unflatten(0, (clients, slots)) / divisor
     return torch.where(valid[..., None], means, 0).flatten(0, 1)
 
 

@@ -478,7 +478,7 @@ weight_gradient(const float* src, const float* dy, const float* act, const signe
   float* images = shared + PIXELS;
   float* gradients = images + BATCH * UNIT;    // [BATCH][PIXELS][GRADIENT]
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
-  const int tapixel_warp = warp % TAP_WARPS, pixel_warp = warp / TAP_WARPS;
+  const int tap_warp = warp % TAP_WARPS, pixel_warp = warp / TAP_WARPS;
   const int64 client = blockIdx.y;
   const int per_client = slots * BANDS;
   const int begin = per_client * blockIdx.x / gridDim.x, end = per_client * (blockIdx.x + 1) / gridDim.x;
@@ -492,7 +492,7 @@ weight_gradient(const float* src, const float* dy, const float* act, const signe
   for (int f = 0; f < KF; f++)
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-      const int k = (tapixel_warp * KF + f) * 16 + h * 8 + g;
+      const int k = (tap_warp * KF + f) * 16 + h * 8 + g;
       taps[f][h] = k < TAPS ? k / (KW * SRC_C) * PITCH + k / SRC_C % KW * PIXEL + k % SRC_C : 0;
     }
   float acc[KF][FRAGMENTS][4] = {}, sums[FRAGMENTS] = {};
@@ -531,7 +531,7 @@ weight_gradient(const float* src, const float* dy, const float* act, const signe
 #pragma unroll
       for (int n = 0; n < FRAGMENTS; n++) {
         bg[n] = make_float2(own[n * 8], own[n * 8 + 4 * GRADIENT]);
-        if (BIAS && tapixel_warp == 0) sums[n] += bg[n].x + bg[n].y;
+        if (BIAS && tap_warp == 0) sums[n] += bg[n].x + bg[n].y;
       }
 #pragma unroll
       for (int f = 0; f < KF; f++) {
@@ -550,10 +550,10 @@ weight_gradient(const float* src, const float* dy, const float* act, const signe
     for (int n = 0; n < FRAGMENTS; n++)
 #pragma unroll
       for (int i = 0; i < 4; i++) {
-        const int k = (tapixel_warp * KF + f) * 16 + i / 2 * 8 + g, channel = n * 8 + 2 * t + i % 2;
+        const int k = (tap_warp * KF + f) * 16 + i / 2 * 8 + g, channel = n * 8 + 2 * t + i % 2;
         if (k < TAPS && channel < DST_C) part[channel * TAPS + k] = acc[f][n][i];
       }
-  if (BIAS && tapixel_warp == 0) {
+  if (BIAS && tap_warp == 0) {
 #pragma unroll
     for (int n = 0; n < FRAGMENTS; n++) {
       float sum = sums[n];

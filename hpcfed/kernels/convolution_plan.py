@@ -215,7 +215,12 @@ class _Geometry:
 def _geometry(layer: Layer, kind: Kind) -> _Geometry:
     m = _shapes(layer, kind)
     return _Geometry(
-        layer.kernel, m["SRC_C"], m["DST_C"], m["OUT_H"], m["OUT_W"], m["POOL"]
+        kernel=layer.kernel,
+        src_c=m["SRC_C"],
+        dst_c=m["DST_C"],
+        out_h=m["OUT_H"],
+        out_w=m["OUT_W"],
+        pool=m["POOL"],
     )
 
 
@@ -243,13 +248,18 @@ def _weight_cuts(
     g: _Geometry, band: int, batch: int, useful: float
 ) -> Iterator[Scored]:
     """Yield cuts of the gradient of weights: warps divide taps, or pixels."""
-    pixel = g.src_c if g.src_c % 8 else g.src_c + (8 - g.src_c) % 16
+    pixel = g.src_c
+    if g.src_c % 8 == 0:
+        pixel += (8 - g.src_c) % 16
     channels = g.fragments * 8
     # 8 or 24 modulo the 32 banks: lanes of a fragment then read different banks.
-    stride = channels + (0 if channels % 32 == 24 else (40 - channels % 32) % 32)
+    stride = channels
+    if channels % 32 != 24:
+        stride += (40 - channels % 32) % 32
     # Filled up with zeros to the eight that an instruction takes.
     pixels = _quotient(band * g.step * g.out_w * g.step, 8) * 8
-    unit = g.rows(band) * _even(g.cols * pixel) + pixels * stride
+    pitch = _even(g.cols * pixel)
+    unit = g.rows(band) * pitch + pixels * stride
     shared = 4 * (pixels + batch * unit)
     groups = _quotient(g.taps, 16)
     steps = batch * pixels // 8
@@ -286,7 +296,8 @@ def _product_cuts(
     copies = 1 + g.src_c % 2
     # As gather_product lays out its shared memory: weights, offsets of taps, images.
     weights = steps * (g.fragments * 64 + 4)
-    images = copies * batch * g.rows(band) * _even(g.cols * pixel)
+    pitch = _even(g.cols * pixel)
+    images = copies * batch * g.rows(band) * pitch
     shared = 4 * (weights + images)
     # Outputs that a warp makes together: 64 pixels of the convolution.
     group = 16 if g.pool else 64
@@ -329,7 +340,9 @@ def _wide_candidates(layer: Layer, kind: Kind, limit: int) -> list[Scored]:
             reach = 64 + (g.kernel - 1) * g.cols + g.kernel
             plane = (batch * rows * g.cols + reach) // 8 * 8 + 9
             staged = batch * tiles * 64 * (g.dst_c + 8) if g.pool else 0
-            shared = 4 * (g.taps * g.dst_c + g.src_c * plane + staged) + 128
+            weights = g.taps * g.dst_c
+            planes = g.src_c * plane
+            shared = 4 * (weights + planes + staged) + 128
             # An instruction's descriptor has 14 bits for the distance of planes.
             if shared > limit or plane >= 2**14:
                 continue

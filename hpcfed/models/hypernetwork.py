@@ -45,7 +45,9 @@ class Hypernetwork:
         # Drawn in the order of φ; another order would change every recorded seed.
         _, *linear = self._shapes
         drawn = [rng.standard_normal(self.clients * self.embedding)]
-        for weight, bias in zip(linear[::2], linear[1::2], strict=True):
+        weights = linear[::2]
+        biases = linear[1::2]
+        for weight, bias in zip(weights, biases, strict=True):
             bound = weight[1] ** -0.5
             drawn.append(rng.uniform(-bound, bound, prod(weight)))
             drawn.append(rng.uniform(-bound, bound, prod(bias)))
@@ -75,15 +77,17 @@ class Hypernetwork:
     ) -> Tensor:
         """Return (∂rowᵢ/∂embeddingᵢ)ᵀ changeᵢ of each embedding; φ stays as it is."""
         leaves = embeddings.detach().requires_grad_()
-        (gradient,) = torch.autograd.grad(self.rows(phi, leaves), leaves, change)
+        rows = self.rows(phi, leaves)
+        (gradient,) = torch.autograd.grad(rows, leaves, change)
         return gradient
 
     def _tensors(self, phi: Tensor) -> list[Tensor]:
         """Return φ as views: the embeddings, then weight and bias of every layer."""
         pieces = phi.split([prod(shape) for shape in self._shapes])
-        return [
-            piece.view(shape) for piece, shape in zip(pieces, self._shapes, strict=True)
-        ]
+        tensors = []
+        for piece, shape in zip(pieces, self._shapes, strict=True):
+            tensors.append(piece.view(shape))
+        return tensors
 
 
 def _forward(layers: list[Tensor], x: Tensor) -> Tensor:

@@ -54,7 +54,8 @@ class Layout:
         start = 0
         for name, tensor, trainable in tensors:
             stop = start + tensor.numel()
-            entries.append(Entry(name, tuple(tensor.shape), start, stop, trainable))
+            shape = tuple(tensor.shape)
+            entries.append(Entry(name, shape, start, stop, trainable))
             start = stop
         # Statistics come last, but the head is the last layer with parameters.
         trainable_entries = [e for e in entries if e.trainable]
@@ -89,10 +90,10 @@ class Layout:
         number = {}
         for block, layers in enumerate(self.blocks):
             number.update(dict.fromkeys(layers, block))
-        of_entries = [
-            torch.full((prod(e.shape),), number[e.layer]) for e in self.entries
-        ]
-        return torch.cat(of_entries)
+        block_of = torch.empty(self.num_columns, dtype=torch.int64)
+        for e in self.entries:
+            block_of[e.start : e.stop] = number[e.layer]
+        return block_of
 
     @property
     def block_spans(self) -> list[tuple[int, int]]:
@@ -111,7 +112,10 @@ class Layout:
         """Return the network's tensors as one row."""
         # Without the counter of batch norm, which has no entry.
         tensors = network.state_dict()
-        pieces = [tensors[e.name].detach().flatten().to(dtype) for e in self.entries]
+        pieces = []
+        for e in self.entries:
+            tensor = tensors[e.name].detach()
+            pieces.append(tensor.flatten().to(dtype))
         return torch.cat(pieces)
 
     def views(self, rows: Tensor) -> dict[str, Tensor]:
@@ -141,5 +145,8 @@ def block_spans(
     Parameters follow block by block, each block beginning with a weight.
     """
     first_layers = {block[0] for block in blocks}
-    starts = [e.start for e in entries if e.layer in first_layers and e.is_matrix]
+    starts = []
+    for e in entries:
+        if e.is_matrix and e.layer in first_layers:
+            starts.append(e.start)
     return list(pairwise([*starts, width]))

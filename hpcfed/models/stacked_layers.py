@@ -154,7 +154,8 @@ class StackedConv2d(StackedLayer):
         end = weight.storage_offset() + weight[0].numel()
         if bias is not None and bias.storage_offset() != end:
             return None
-        return weight.as_strided((len(weight), layer.columns), (weight.stride(0), 1))
+        shape = (len(weight), layer.columns)
+        return weight.as_strided(shape, (weight.stride(0), 1))
 
     def _convolved(self, x: Tensor) -> Tensor:
         if self.batch.num_clients == 1 or not x.is_cuda:
@@ -162,7 +163,8 @@ class StackedConv2d(StackedLayer):
         # [clients · slots, channels, …] → [slots, clients · channels, …]: one group of
         # channels per client
         n = self.batch.num_clients
-        grouped = x.unflatten(0, (n, -1)).transpose(0, 1).flatten(1, 2)
+        by_client = x.unflatten(0, (n, -1))
+        grouped = by_client.transpose(0, 1).flatten(1, 2)
         y = F.conv2d(
             grouped,
             self.weight.flatten(0, 1),
@@ -170,7 +172,9 @@ class StackedConv2d(StackedLayer):
             groups=n * self.groups,
             **self.geometry,
         )
-        return y.unflatten(1, (n, -1)).transpose(0, 1).flatten(0, 1)
+        # And back.
+        by_slot = y.unflatten(1, (n, -1))
+        return by_slot.transpose(0, 1).flatten(0, 1)
 
     def _convolved_one_by_one(self, x: Tensor) -> Tensor:
         # On a CPU one client's batch already fills the convolution, and regrouping
@@ -220,7 +224,8 @@ class StackedBatchNorm2d(StackedLayer):
         n = self.batch.num_clients
         valid = self.batch.valid
         # torch refuses batch statistics of a single value.
-        values = x.shape[0] * x.shape[2] * x.shape[3]
+        samples, _, height, width = x.shape
+        values = samples * height * width
         refused = self.training and values == 1
         if n == 1 and valid is None and not refused:
             return self._plain(x)
@@ -232,9 +237,9 @@ class StackedBatchNorm2d(StackedLayer):
         # One fused multiply-add per value: (x − mean) · w / σ + b = x · scale + shift
         scale = self.weight * torch.rsqrt(var + self.eps)
         shift = self.bias - mean * scale
-        y = torch.addcmul(
-            shift[:, None, :, None, None], x, scale[:, None, :, None, None]
-        )
+        scale = scale[:, None, :, None, None]
+        shift = shift[:, None, :, None, None]
+        y = torch.addcmul(shift, x, scale)
         return y.flatten(0, 1)
 
     def _plain(self, x: Tensor) -> Tensor:

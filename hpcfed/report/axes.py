@@ -54,7 +54,8 @@ class Axis:
         if self.zero:
             low = 0.0
         # Where all values are the same, a span around them.
-        pad = 0.04 * (high - low) or 0.5 * abs(high) or 1.0
+        width = high - low
+        pad = 0.04 * width or 0.5 * abs(high) or 1.0
         if not self.zero:
             low -= pad
         return low, high + pad

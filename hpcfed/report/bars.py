@@ -39,7 +39,8 @@ def bars(
         for name, values in shown.items():
             value = values[number]
             above = below + value
-            tip = f"{category}: {name} {number_text(value)} ({y.label})"
+            text = number_text(value)
+            tip = f"{category}: {name} {text} ({y.label})"
             top = plane.y(above)
             bottom = plane.y(below)
             colour = colours[name]
@@ -83,7 +84,8 @@ def stripes(categories: Sequence[str], segments: Segments, x: Axis) -> Markup:
 
     grid = ""
     for tick in x.ticks:
-        grid += f"M{position(tick):.1f} {TOP}V{bottom}"
+        at = position(tick)
+        grid += f"M{at:.1f} {TOP}V{bottom}"
     inside = [frame(grid, left, TOP, right, bottom)]
     for tick in apart(x.ticks, position):
         number = number_text(tick)
@@ -98,7 +100,8 @@ def stripes(categories: Sequence[str], segments: Segments, x: Axis) -> Markup:
         for segment, values in shown.items():
             value = values[row]
             after = before + value
-            tip = f"{category}: {segment} {number_text(value)} ({x.label})"
+            text = number_text(value)
+            tip = f"{category}: {segment} {text} ({x.label})"
             start = position(before)
             drawn = rectangle(
                 colours[segment],

@@ -140,7 +140,8 @@ def _stack_seeds(samples: Sequence[Sample]) -> list[Sample]:
     for sample in samples:
         run = sample.runs[0]
         # Out of a study, stacked seeds come as one sample already.
-        alone = len(sample.runs) > 1 or run.stacked_seeds == 1
+        several = len(sample.runs) > 1
+        alone = several or run.stacked_seeds == 1
         process = Path(sample.source) if alone else run.folder.parent
         by_process[process].append(sample)
     made = []

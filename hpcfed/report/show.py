@@ -155,8 +155,10 @@ def _server(record: RunRecord) -> Table:
     whole = rounds / record.stacked_seeds
     last = record.learnings[-1]
     for phase, seconds in by_phase.items():
-        about = _network(last, phase) if phase in last.parameters else []
-        cells = [f"{seconds:.2f}", f"{seconds / whole:.1%}", *about]
+        share = seconds / whole
+        cells = [f"{seconds:.2f}", f"{share:.1%}"]
+        if phase in last.parameters:  # others train no network
+            cells += _network(last, phase)
         table.add_row(plain_text(phase), *cells)
     server = float(sum(by_phase.values()))
     rest = whole - server
@@ -175,8 +177,9 @@ def _server(record: RunRecord) -> Table:
 
 def _network(last: LearningRecord, name: str) -> list[str]:
     """Return cells about one of the server's networks, as it was trained last."""
+    parameters = last.parameters[name]
     rate = last.samples_per_second[name]
-    cells = [f"{last.parameters[name]:,}", f"{rate:,.0f}"]
+    cells = [f"{parameters:,}", f"{rate:,.0f}"]
     of_peak = last.utilisation[name]
     if not isnan(of_peak):  # known for GPUs alone
         cells.append(f"{of_peak:.1%}")
@@ -220,7 +223,8 @@ def _costs(record: RunRecord) -> Table:
 
 def _add_total(table: Table, record: RunRecord, series: RoundSeries) -> None:
     """Tell the sum of a series over all rounds; nothing where nobody was counted."""
-    total = float(np.nansum(record.rounds[series.name]))
+    values = record.rounds[series.name]
+    total = float(np.nansum(values))
     # Told as a share of the selected uploads, also where it is none.
     if series.name == "kept_attackers":
         selected = int(np.nansum(record.rounds["kept"]))

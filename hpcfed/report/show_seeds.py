@@ -19,7 +19,8 @@ from hpcfed.report.show import status, target_table, title
 
 def show_seeds(records: Sequence[RunRecord], folder: Path, console: Console) -> None:
     """Print several seeds of a run, which lie in `folder`."""
-    say(console, f"{title(records[0])}, {count(len(records), 'seed')} at once")
+    seeds = count(len(records), "seed")
+    say(console, f"{title(records[0])}, {seeds} at once")
     # A dict, because the seeds' status is usually the same.
     statuses = dict.fromkeys(status(record) for record in records)
     say(console, *statuses, "")
@@ -34,7 +35,8 @@ def show_seeds(records: Sequence[RunRecord], folder: Path, console: Console) -> 
             console.print()
         console.print(table)
     # Seeds advance together; one that stopped early has fewer rounds.
-    seconds = max([float(record.rounds["seconds"].sum()) for record in records])
+    totals = [record.rounds["seconds"].sum() for record in records]
+    seconds = float(max(totals))
     say(console, "", f"wall time of all rounds of all seeds: {seconds:.2f} s")
     names = ", ".join(record.folder.name for record in records)
     say(console, f"runs in {folder}: {names}")

@@ -28,11 +28,14 @@ from hpcfed.report.statistics import Estimate, of_seeds
 
 MOST_POINTS = 60
 """Points of a curve; more would only be noise, and are drawn as means."""
+Families = dict[tuple[str, int], list[Group]]
+"""Groups whose curves stand in one chart, by data set and clients."""
 
 
 def accuracy(every: Sequence[Group]) -> Section:
     section = Section("accuracy", "Accuracy")
-    for (dataset, clients), members in sorted(_families(every).items()):
+    families = _families(every)
+    for (dataset, clients), members in sorted(families.items()):
         for series, whose in ACCURACIES.items():
             title = f"{dataset}, {clients:,} clients: {whose}"
             for drawn in _draw(_curves(members, series)):
@@ -46,9 +49,9 @@ def accuracy(every: Sequence[Group]) -> Section:
     return section
 
 
-def _families(every: Sequence[Group]) -> dict[tuple[str, int], list[Group]]:
+def _families(every: Sequence[Group]) -> Families:
     """Put groups together whose curves stand in one chart: by data set and clients."""
-    families: dict[tuple[str, int], list[Group]] = defaultdict(list)
+    families: Families = defaultdict(list)
     seen = set()
     # Ranks change nothing but rounding, so the fewest ranks stand for all.
     for group in sorted(every, key=lambda group: group.ranks):

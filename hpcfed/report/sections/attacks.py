@@ -21,7 +21,8 @@ COLUMNS = (
 
 def attacks(every: Sequence[Group]) -> Section:
     section = Section("attacks", "Attacks and defences")
-    if not any(_attacked(group) or _defended(group) for group in every):
+    concerned = [group for group in every if _attacked(group) or _defended(group)]
+    if not concerned:
         section.text.append(
             "No run had attackers or a robust rule; "
             "set them with --attack and --aggregation."

@@ -82,7 +82,8 @@ def _predictions(one: Fitted) -> Table:
     largest = max(one.points, key=lambda point: (point.clients, point.ranks))
     most = max(point.ranks for point in one.points)
     rows = []
-    for ranks in (most, 2 * most, 4 * most, 8 * most):
+    for times in (1, 2, 4, 8):
+        ranks = times * most
         if ranks <= largest.clients:
             seconds = one.model(replace(largest, ranks=ranks))
             size = _size(largest.clients, ranks)

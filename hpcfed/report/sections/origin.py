@@ -89,8 +89,11 @@ def reproduce(every: Sequence[Group], found: Found) -> Section:
         lines = "\n".join(commands)
         section.listings.append((f"commands of {folder}", lines))
     # A dict, because runs on several numbers of ranks have the same command.
-    own = dict.fromkeys(_command(group.first) for group in every)
-    section.listings.append(("hpcfed's part of every command", "\n".join(own)))
+    different: dict[str, None] = {}
+    for group in every:
+        different[_command(group.first)] = None
+    lines = "\n".join(different)
+    section.listings.append(("hpcfed's part of every command", lines))
     return section
 
 

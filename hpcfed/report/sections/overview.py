@@ -14,7 +14,11 @@ def overview(every: Sequence[Group], found: Found) -> Section:
     # Runs and seeds differ where points were repeated, or seeds stacked in one run.
     rows = []
     for group in every:
-        counts = [str(len(group.samples)), str(len(group.seeds)), f"{group.columns:,}"]
+        counts = [
+            str(len(group.samples)),
+            str(len(group.seeds)),
+            f"{group.columns:,}",
+        ]
         accuracies = [last_accuracy(group, name) for name in ACCURACIES]
         rows.append([
             *which(group), *counts, interval(group.seconds, 1e3),

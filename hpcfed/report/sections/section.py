@@ -127,7 +127,8 @@ def by_key_and_ranks(every: Sequence[Group]) -> dict[tuple[Choice, int], list[Gr
 def by_key(every: Sequence[Group]) -> dict[Choice, list[Group]]:
     """Put groups together that differ in clients and ranks alone, by these."""
     families: dict[Choice, list[Group]] = defaultdict(list)
-    for group in sorted(every, key=lambda group: (group.ranks, group.clients)):
+    by_size = sorted(every, key=lambda group: (group.ranks, group.clients))
+    for group in by_size:
         families[group.key].append(group)
     return families
 
@@ -165,7 +166,8 @@ def lying_bars(every: Sequence[Group], segments: Segments, x: Axis) -> list[Char
     for members in batches(every, MOST_BARS):
         names = []
         for group in members:
-            names.append(f"{label(group.key)}: {size_name(group)}")
+            name = label(group.key)
+            names.append(f"{name}: {size_name(group)}")
         drawn = stripes(names, _heights(members, segments), x)
         charts.append(("by options: clients on ranks", drawn))
     return charts

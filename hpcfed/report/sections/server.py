@@ -76,7 +76,8 @@ def _network_rows(group: Group, phases: Sequence[str]) -> list[list[str]]:
         float(sample.runs[0].rounds["seconds"].sum()) for sample in group.samples
     )
     server_ranks = str(group.options.get("server_ranks", 0))
-    which = [label(group.key), f"{group.clients:,}", server_ranks]
+    name = label(group.key)
+    which = [name, f"{group.clients:,}", server_ranks]
     memory = number(float(last.peak_memory.max()) / MIB)
     share = number(100 * seconds / whole)
     # Memory and share are the server's as a whole, alike for all its networks.
