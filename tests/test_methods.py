@@ -355,9 +355,12 @@ def test_the_learning_rate_decays_by_round(monkeypatch: pytest.MonkeyPatch) -> N
     s = assembled(lr=0.5, lr_decay=0.9)
     rates = []
     original = s.engine.train
-    monkeypatch.setattr(
-        s.engine, "train", lambda *a, **k: (rates.append(a[3].lr), original(*a, **k))[1]
-    )
+
+    def noting_the_rate(job: TrainingJob) -> tuple[Tensor, Tensor]:
+        rates.append(job.sgd.lr)
+        return original(job)
+
+    monkeypatch.setattr(s.engine, "train", noting_the_rate)
     state = s.method.init(s.federation)
     for round in range(3):
         state = s.method.round(s.federation, state, s.federation.sample(round))
