@@ -34,7 +34,9 @@ from hpcfed.runtime.world import World
 
 
 def federation_of(clients_per_rank: int, world: World, *, deterministic: bool) -> Setup:
-    """As many equal clients on every rank; their data and network play no part."""
+    """Return a federation with as many equal clients on every rank; their data and
+    network play no part.
+    """
     values = {
         "dataset": "synthetic",
         "synthetic_shape": "1x8x8",
@@ -51,9 +53,10 @@ def federation_of(clients_per_rank: int, world: World, *, deterministic: bool) -
 def milliseconds(
     actions: dict[str, Callable[[], object]], setup: Setup, *, repeats: int
 ) -> dict[str, np.ndarray]:
-    """Each action's times, of the slowest rank, taken in turn; empty on ranks other
-    than the first.
+    """Time the actions in turn, and return each one's times on the slowest rank; empty
+    on ranks other than the first.
     """
+    # Repetitions take turns, so that a busy machine treats all actions alike.
     times = np.empty((len(actions), repeats))
     for repeat in range(-2, repeats):  # two more to warm up
         for number, action in enumerate(actions.values()):
@@ -65,21 +68,19 @@ def milliseconds(
             if repeat >= 0:
                 times[number, repeat] = 1e3 * (time.perf_counter() - begin)
     gathered = setup.collectives.gather_vectors(times.ravel())
-    slowest = (
-        np.empty((len(actions), 0))
-        if gathered is None
-        else gathered.max(0).reshape(times.shape)
-    )
+    slowest = np.empty((len(actions), 0))
+    if gathered is not None:
+        slowest = gathered.max(0).reshape(times.shape)
     return dict(zip(actions, slowest, strict=True))
 
 
 def measure(setup: Setup, columns: int, *, repeats: int) -> dict[str, np.ndarray]:
+    """Return the times of a bare all-reduce, of the local sum and of the mean."""
     fed, world = setup.federation, setup.world
     cohort = fed.sample(0)
     rows = torch.randn(len(cohort.here), columns, device=world.device)
-    row = torch.zeros(
-        columns, device=world.device
-    )  # zeros, so that repeated sums stay what they are
+    # Zeros, so that repeated sums stay what they are.
+    row = torch.zeros(columns, device=world.device)
 
     def local_sum() -> None:
         torch.from_numpy(cohort.weights[cohort.chosen]).to(rows) @ rows
@@ -137,6 +138,7 @@ def main() -> None:
     for clients in options.clients:
         setup = federation_of(clients, world, deterministic=options.deterministic)
         for columns in options.columns:
+            # Rows are float32.
             if 4 * clients * columns > options.max_gib * 2**30:
                 continue
             times = measure(setup, columns, repeats=options.repeats)

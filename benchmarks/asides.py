@@ -16,14 +16,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import canaries
-import h5py
 from lives import (
     PATIENCE,
     Job,
     Tally,
     complete,
     differences,
-    figures,
     on_ranks,
     program,
 )
@@ -35,9 +33,10 @@ from references import (
     References,
     alive,
     damage,
+    disturbed_run,
     pace,
+    points,
     study,
-    trials,
     work,
 )
 
@@ -58,17 +57,16 @@ class Aside:
     ) -> None:
         self.kind, self.tally = kind, Tally()
         self._place, self._chance, self._references = place, chance, references
-        self._orders, self._out, self._outside = (
-            place / "orders",
-            place / "run",
-            place / "outside",
-        )
+        self._orders, self._out = place / "orders", place / "run"
+        self._outside = place / "outside"
         self._jobs: list[Job] = []
         self._how = ""
-        """What exactly was done, for remarks."""
+        """What exactly was done; remarks begin with it."""
 
     def go(self) -> Tally:
-        """Do it; without a trial in the tally the fault came too late."""
+        """Do the trial, and return what was found; no trial is in the tally where the
+        fault came too late.
+        """
         self._orders.mkdir(parents=True)
         canaries.build(self._outside)
         before = canaries.snapshot(self._outside)
@@ -91,7 +89,7 @@ class Aside:
         return self.tally
 
     def _hangup(self) -> None:
-        """A run without mpirun whose terminal goes away."""
+        """Take the terminal away from a run without mpirun."""
         pace(self._orders, PACE)
         job = self._start(program(self._orders, work(self._out)))
         if not self._reach(job):
@@ -108,8 +106,8 @@ class Aside:
         self._compare([(self._references.run(), self._out)])
 
     def _study(self) -> None:
-        """A study that is killed, and started again until it is complete; its run may
-        live on meanwhile.
+        """Kill a study, and start it again until it is complete; its run may live on
+        meanwhile.
         """
         file, out = self._place / "study.toml", self._out
         file.write_text(STUDY)
@@ -128,6 +126,7 @@ class Aside:
         self._strike(job)
         job.process.wait()
         for _ in range(20):
+            # While its run lives on, the study must be refused, or wait.
             living = any(map(alive, runs))
             again = self._start(study(file, out))
             if not self._end(again) or again.process.returncode == 0:
@@ -141,9 +140,7 @@ class Aside:
         self._compare_studies(whole, out)
 
     def _requeue(self) -> None:
-        """A job that is queued again twice; or one that finds the folder of another
-        job.
-        """
+        """Have a job queued again twice; or have one find the folder of another job."""
         queue = Queue(self._place / "queue", job=42)
         if self._chance.random() < 0.4:
             self._find_another(queue)
@@ -185,20 +182,16 @@ class Aside:
         told = job.reported()
         if told:
             self._count_lost(job, out)
-        late = job.process.returncode == 0 and complete(
-            out
-        )  # it came in the last round
-        if (
-            asked
-            and not late
-            and (job.process.returncode != STOPPED or not queue.requeued.exists())
-        ):
+        # A signal in the last round comes too late to stop anything.
+        late = job.process.returncode == 0 and complete(out)
+        stopped = job.process.returncode == STOPPED and queue.requeued.exists()
+        if asked and not late and not stopped:
             self._remark("it does not ask to be queued again", job)
         return True
 
     def _find_another(self, queue: Queue) -> None:
-        """A job that is queued again before it has made its folder, in which another
-        job's run is.
+        """Queue a job again before it has made its folder, in which another job's run
+        is.
         """
         shutil.copytree(self._references.of_another_job(), self._out)
         before = canaries.snapshot(self._out, folders=False)
@@ -214,7 +207,7 @@ class Aside:
             self._remark("it has taken another job's run for its own", job)
 
     def _seeds(self) -> None:
-        """Two seeds of which one lacks its last checkpoint, or has it damaged; some are
+        """Remove or damage the last checkpoint of one of two seeds; some runs are
         stopped once more.
         """
         ranks = self._chance.choice((1, 2))
@@ -262,8 +255,8 @@ class Aside:
             self._remark("it has not stopped as it should", job)
 
     def _twice(self) -> None:
-        """A run whose folder, or one seed's, is meant for a second run while the first
-        is at work.
+        """Start a second run in the folder of a run that is at work, or in the folder
+        of one of its seeds.
         """
         pace(self._orders, PACE)
         job = self._start(program(self._orders, work(self._out, "--seeds", "0..1")))
@@ -299,7 +292,7 @@ class Aside:
         return self._keep(Job(command, folder=self._place))
 
     def _keep(self, job: Job) -> Job:
-        """End it with the trial, whatever happens."""
+        """Remember a job, to end it with the trial, whatever happens."""
         self._jobs.append(job)
         return job
 
@@ -307,6 +300,7 @@ class Aside:
         """Wait for some round beyond those that are done; False where the run has ended
         before.
         """
+        # Not the last two rounds: the fault must come before the end.
         aim = self._chance.randint(min(done + 1, most), most)
         job.until(lambda: job.reported() >= aim, PATIENCE)
         if job.alive:
@@ -349,11 +343,12 @@ class Aside:
             self._remark(f"touched: {', '.join(names[:4])}")
 
     def _compare(self, pairs: Sequence[tuple[Path, Path]]) -> None:
+        """Compare runs with undisturbed ones."""
         self.tally.compared = 1
+        different: list[str] = []
         try:
-            different = [
-                name for whole, out in pairs for name in differences(whole, out)
-            ]
+            for whole, out in pairs:
+                different += differences(whole, out)
         except Exception as error:
             different = [one_line(error)]
         self.tally.same = int(not different)
@@ -361,47 +356,26 @@ class Aside:
             self._remark(f"different from an undisturbed run: {', '.join(different)}")
 
     def _compare_studies(self, whole: Path, out: Path) -> None:
-        """Every point once, complete and as it should be, in study.h5 and in the
-        report.
+        """Check that every point is there once, complete and as it should be, in
+        study.h5 and in the report.
         """
         self.tally.compared = 1
-        expected, found = (
-            [(t.name, t.outcome.status, len(t.runs)) for t in trials(one)]
-            for one in (whole, out)
-        )
-        if expected != found:
+        found = points(out)
+        if points(whole) != found:
             self._remark(f"study.h5 holds {found}")
             return
-        with h5py.File(whole / "study.h5") as one, h5py.File(out / "study.h5") as other:
-            for run in sorted(one["runs"]):
-                first, second = (
-                    figures(file[f"runs/{run}/seed-0"]) for file in (one, other)
-                )
-                if any(
-                    first[name].tobytes() != second[name].tobytes() for name in first
-                ):
-                    self._remark(f"run {run} is not the undisturbed one")
-                    return
+        disturbed = disturbed_run(whole, out)
+        if disturbed is not None:
+            self._remark(f"run {disturbed} is not the undisturbed one")
+            return
         page, exported = self._place / "page.html", self._place / "page.json"
-        command = [
-            sys.executable,
-            "-m",
-            "hpcfed",
-            "report",
-            str(out),
-            "--out",
-            str(page),
-            "--json",
-            str(exported),
-        ]
-        report = self._start(command)
+        words = ["report", str(out), "--out", str(page), "--json", str(exported)]
+        report = self._start([sys.executable, "-m", "hpcfed", *words])
         if not self._end(report) or report.process.returncode:
             self._remark("no report", report)
             return
-        clients = sorted(
-            group["options"]["clients"]
-            for group in json.loads(exported.read_text())["groups"]
-        )
+        groups = json.loads(exported.read_text())["groups"]
+        clients = sorted(group["options"]["clients"] for group in groups)
         if clients != [3, 4]:
             self._remark(f"the report has points of {clients} clients")
             return
@@ -409,7 +383,7 @@ class Aside:
 
     def _remark(self, text: str, job: Job | None = None) -> None:
         if job is not None:
-            text += f" (exit code {job.process.poll()})\n    " + "\n    ".join(
-                job.told().splitlines()[-6:]
-            )
+            last_words = job.told().splitlines()[-6:]
+            text += f" (exit code {job.process.poll()})"
+            text += "\n    " + "\n    ".join(last_words)
         self.tally.remarks.append(f"{self._how}: {text}" if self._how else text)

@@ -58,11 +58,13 @@ def snapshot(folder: Path, *, folders: bool = True) -> Snapshot:
     folders have changed.
     """
     found: Snapshot = {}
+    # os.walk and lstat follow no links: what they lead to has a place of its own.
     for root, names, files in os.walk(folder):
         for name in (*names, *files):
             path = Path(root, name)
             about = path.lstat()
             if stat.S_ISDIR(about.st_mode):
+                # A folder changes its time when an entry comes or goes.
                 found[str(path)] = ("folder", about.st_mtime_ns if folders else 0)
             elif stat.S_ISREG(about.st_mode):
                 digest = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -74,25 +76,20 @@ def snapshot(folder: Path, *, folders: bool = True) -> Snapshot:
 
 def touched(before: Snapshot, after: Snapshot) -> list[str]:
     """Name what was changed, made or removed between two snapshots."""
-    return sorted(
-        path
-        for path in before.keys() | after.keys()
-        if before.get(path) != after.get(path)
-    )
+    paths = before.keys() | after.keys()
+    return sorted(path for path in paths if before.get(path) != after.get(path))
 
 
 def plant(run: Path, entry: str, form: str, outside: Path) -> None:
     """Put a link or a FIFO where an entry of a run's folder is, or could be."""
     path = run / entry
     if "NEWEST" in entry:
-        checkpoints = sorted((run / "checkpoints").glob("[0-9]*")) or [
-            run / "checkpoints/00000003"
-        ]
-        path = run / entry.replace("NEWEST", checkpoints[-1].name)
+        checkpoints = sorted((run / "checkpoints").glob("[0-9]*"))
+        newest = checkpoints[-1].name if checkpoints else "00000003"
+        path = run / entry.replace("NEWEST", newest)
     path.parent.mkdir(parents=True, exist_ok=True)
-    target = {"folder": outside / "tree", "nowhere": outside / "empty/nothing"}.get(
-        form, outside / "file"
-    )
+    targets = {"folder": outside / "tree", "nowhere": outside / "empty/nothing"}
+    target = targets.get(form, outside / "file")
     if form == "moved" and path.exists():
         target = outside / "moved" / path.name
         target.parent.mkdir()
@@ -134,13 +131,10 @@ def leave_own(run: Path, names: Sequence[str] = OWN) -> Snapshot:
 def own(run: Path) -> Snapshot:
     """Describe the users' files that are in a run's folder."""
     names = {str(run / name) for name in OWN}
-    return {
-        path: facts
-        for path, facts in snapshot(run, folders=False).items()
-        if path in names
-    }
+    there = snapshot(run, folders=False)
+    return {path: facts for path, facts in there.items() if path in names}
 
 
 def pick(chance: random.Random) -> tuple[str, str]:
-    """An entry, and what is put in its place."""
+    """Pick an entry of the folder, and what to put in its place."""
     return chance.choice(ENTRIES), chance.choice(FORMS)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 Commands = list[list[str]]
-"""The words of each."""
+"""The words of each command."""
 QUICK = [
     "--rounds",
     "1",
@@ -25,14 +25,17 @@ QUICK = [
 ]
 
 
+WORST_FIRST = (
+    "tracebacks", "raw escapes", "many lines", "refused in one line", "read fine",
+)  # fmt: skip
+"""Outcomes of a command."""
+
+
 def commands(case: Path, what: str, chance: random.Random | None = None) -> Commands:
-    """The commands that get one of the copies: all of them, or two by chance."""
+    """Return the commands that get one of the copies: all of them, or two by chance."""
     page = ["--out", str(case / "page.html")]
-    run, study, out = (
-        str(case / "run"),
-        str(case / "study"),
-        ["--out", str(case / "out")],
-    )
+    run, study = str(case / "run"), str(case / "study")
+    out = ["--out", str(case / "out")]
     every = {
         "run": [
             ["show", run],
@@ -53,8 +56,8 @@ def commands(case: Path, what: str, chance: random.Random | None = None) -> Comm
 
 
 def limit_runs(originals: Path) -> None:
-    """Have only those runs go on, or begin, whose options are the originals': others
-    may be of any length.
+    """Let only those runs begin or go on whose options are the originals': others may
+    be of any length.
     """
     from hpcfed import cli
     from hpcfed.config import Settings
@@ -66,25 +69,26 @@ def limit_runs(originals: Path) -> None:
 
     def limited(settings: Settings, *words: Any) -> Path | None:
         free = ("out", "resume", "overwrite", "dataset")
-        asked = {
-            name: value for name, value in settings.flat().items() if name not in free
-        }
-        same = any(
-            asked == {name: like[name] for name in asked if name in like}
-            for like in (known, quick)
-        )
-        return begin(settings, *words) if same else None
+        asked = dict(settings.flat())
+        for name in free:
+            asked.pop(name, None)
+        for like in (known, quick):
+            if asked == {name: like[name] for name in asked if name in like}:
+                return begin(settings, *words)
+        return None
 
     experiment.run = limited  # type: ignore[assignment]
 
 
 def start(words: list[str]) -> tuple[str, str]:
-    """Start a command in this process; the outcome, and what it has said."""
+    """Start a command in this process; return the outcome, and what it has said."""
     from hpcfed import cli
 
     raw = io.BytesIO(), io.BytesIO()
     streams = [
-        io.TextIOWrapper(file, "utf-8", errors="backslashreplace") for file in raw
+        # As a terminal: what cannot be written is escaped.
+        io.TextIOWrapper(file, "utf-8", errors="backslashreplace")
+        for file in raw
     ]
     code: Any = 0
     try:
@@ -103,19 +107,19 @@ def start(words: list[str]) -> tuple[str, str]:
 
 
 def judge(code: Any, out: str, err: str) -> tuple[str, str]:
-    """What a command's exit code and words amount to."""
+    """Return what a command's exit code and words amount to, and the words where they
+    are bad.
+    """
     if "Traceback (most" in err or code not in (0, 1, 2):
         return "tracebacks", err[-2000:]
-    if any(
-        not (letter in "\n\t" or letter.isprintable() or letter > "\x9f")
-        for letter in out + err
-    ):
+    # Control characters are those up to 9f that are not printable.
+    letters = set(out + err) - set("\n\t")
+    if any(letter <= "\x9f" and not letter.isprintable() for letter in letters):
         return "raw escapes", repr((out + err)[-2000:])
     # A report names every file that it leaves out; a run may have begun to speak before
     # it is refused.
-    lines = [
-        line for line in err.splitlines() if not line.startswith("hpcfed: left out: ")
-    ]
+    left_out = "hpcfed: left out: "
+    lines = [line for line in err.splitlines() if not line.startswith(left_out)]
     refusals = [line for line in lines if line.startswith("hpcfed: ")]
     if code == 2 and (out or len(refusals) != 1 or refusals != lines[-1:]):
         return "many lines", err[-2000:]
@@ -123,15 +127,9 @@ def judge(code: Any, out: str, err: str) -> tuple[str, str]:
 
 
 def start_all(asked: Commands) -> tuple[str, str]:
-    """Start commands one after the other; the worst outcome."""
+    """Start commands one after the other, and return the worst outcome."""
     found = [start(words) for words in asked]
-    order = (
-        "tracebacks",
-        "raw escapes",
-        "many lines",
-        "refused in one line",
-        "read fine",
-    )
-    worst = min(found, key=lambda one: order.index(one[0]))
+    worst = min(found, key=lambda one: WORST_FIRST.index(one[0]))
     words = asked[found.index(worst)]
-    return worst[0], f"hpcfed {' '.join(words)!r}: {worst[1]}"
+    outcome, said = worst
+    return outcome, f"hpcfed {' '.join(words)!r}: {said}"

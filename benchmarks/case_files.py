@@ -21,6 +21,7 @@ from hpcfed.record.checkpoints import MARKER
 
 
 def plain_arrays() -> dict[str, Any]:
+    """Return the arrays of a data set as it should be."""
     images = np.arange(24 * 64, dtype=np.uint8).reshape(24, 8, 8)
     labels = np.arange(24) % 3
     return {
@@ -32,14 +33,16 @@ def plain_arrays() -> dict[str, Any]:
 
 
 def sparse(case: Path, chance: random.Random) -> Commands:
-    """A file that says that it has a terabyte, of nothing."""
+    """Make a file claim to hold a terabyte, of nothing."""
     what, path = victim(case, chance, folders=False)
+    # A hole: it takes no space on disk, but whoever reads it all never ends.
     path.touch()
     os.truncate(path, 2**40)
     return commands(case, what)
 
 
 def fifo(case: Path, chance: random.Random) -> Commands:
+    """Put a FIFO where a file or folder is."""
     what, path = victim(case, chance)
     canaries.remove(path)
     os.mkfifo(path)
@@ -47,11 +50,12 @@ def fifo(case: Path, chance: random.Random) -> Commands:
 
 
 def device(case: Path, chance: random.Random) -> Commands:
-    """A device that never ends, holds nothing or takes nothing, or a link to it."""
+    """Put a device that never ends, holds nothing or takes nothing where a file is, or
+    a link to it.
+    """
     name, number = chance.choice((("zero", 5), ("null", 3), ("full", 7), ("random", 8)))
-    if (
-        chance.random() < 0.2
-    ):  # results that are written to one, as to /dev/null, must not take its place
+    # Results that are written to a device, as to /dev/null, must not take its place.
+    if chance.random() < 0.2:
         with contextlib.suppress(PermissionError):  # root alone may make them
             os.mknod(case / "outside/null", 0o20666, os.makedev(1, 3))
             out = [
@@ -74,8 +78,8 @@ def device(case: Path, chance: random.Random) -> Commands:
 
 
 def link(case: Path, chance: random.Random) -> Commands:
-    """A link to a file, a folder or nothing outside, to the file itself that was moved
-    away, or to itself.
+    """Put a link where a file or folder is: to something or nothing outside, to the
+    file itself that was moved away, or to itself.
     """
     what, path = victim(case, chance)
     outside = case / "outside"
@@ -86,26 +90,23 @@ def link(case: Path, chance: random.Random) -> Commands:
         path,
         path.parent,
     ]
-    named = (
-        path.parent == case and path.is_dir()
-    )  # by the user: such a link may well be followed
+    # The user names these folders, so a link there may well be followed.
+    named = path.parent == case and path.is_dir()
     if path.exists() and not named and chance.random() < 0.4:
         targets = [outside / "moved"]
         shutil.move(path, targets[0])
     canaries.remove(path)
-    path.symlink_to(
-        chance.choice(
-            [target for target in targets if not named or target != outside / "tree"]
-        )
-    )
+    if named:
+        targets.remove(outside / "tree")
+    path.symlink_to(chance.choice(targets))
     return commands(case, what)
 
 
 def victim(
     case: Path, chance: random.Random, *, folders: bool = True
 ) -> tuple[str, Path]:
-    """One of the files, or folders, that commands come across, and whose commands those
-    are.
+    """Pick a file or folder that commands come across; return whose commands those are,
+    and its path.
     """
     checkpoint = newest_checkpoint(case / "run")
     inside = ["run.h5", "error-0.txt", "server.h5", "params-0.h5", ".claim"]
@@ -138,7 +139,7 @@ def victim(
 
 
 def npz(case: Path, chance: random.Random) -> Commands:
-    """A user's data set with members that are not what they should be."""
+    """Change the members of a user's data set to what they should not be."""
     path, arrays = case / "data.npz", plain_arrays()
     name = chance.choice(list(arrays))
     shape, dtype = arrays[name].shape, arrays[name].dtype
@@ -155,6 +156,7 @@ def npz(case: Path, chance: random.Random) -> Commands:
         case 0 | 1:
             members[file] = npy(chance.choice(odd))
         case 2:
+            # The header claims a shape that memory cannot hold, or that is none.
             huge = chance.choice(
                 (
                     "(1000000000000,)",
@@ -178,8 +180,10 @@ def npz(case: Path, chance: random.Random) -> Commands:
             )
             members[file] = with_header(chance.choice(texts))
         case 4:
+            # Cut short, in its header or in its numbers.
             members[file] = members[file][: chance.randrange(len(members[file]))]
         case 5:
+            # Missing.
             del members[file]
         case 6:
             strange = (
@@ -191,6 +195,8 @@ def npz(case: Path, chance: random.Random) -> Commands:
                 "train_images",
                 "",
             )
+            # One more member, whose name would lead out of the archive or upset a
+            # terminal.
             members |= {chance.choice(strange): b"more"}
         case _:  # a gigabyte of zeros, packed to one thousandth
             zeros = bytes(2**24)
@@ -203,18 +209,22 @@ def npz(case: Path, chance: random.Random) -> Commands:
 
 
 def npy(array: np.ndarray) -> bytes:
+    """Return an array as a file of NumPy."""
     file = io.BytesIO()
     np.save(file, array)
     return file.getvalue()
 
 
 def with_header(header: str) -> bytes:
+    """Return a file of NumPy that has this header, and no data."""
     content = header.encode()
     return b"\x93NUMPY\x02\x00" + struct.pack("<I", len(content)) + content
 
 
 def zip_members(path: Path, members: dict[str, bytes], chance: random.Random) -> None:
-    """Pack them, now and then with a method, a size or a flag that is not theirs."""
+    """Pack members into an archive, now and then with a method, a size or a flag that
+    is not theirs.
+    """
     packed = chance.choice(
         (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA)
     )
@@ -227,6 +237,8 @@ def zip_members(path: Path, members: dict[str, bytes], chance: random.Random) ->
                         file.write(content[-(2**24) :])
     if chance.random() < 0.2:
         whole = bytearray(path.read_bytes())
+        # The offsets are those of method, size and flags in the last entry of the
+        # directory.
         start = whole.rfind(b"PK\x01\x02")
         whole[start + chance.choice((8, 10, 20, 24, 42))] ^= chance.choice((1, 0xFF))
         path.write_bytes(whole)

@@ -24,7 +24,7 @@ ESCAPE = "\x1b[2J\x1b]0;owned\x07\x9b31m"
 
 
 def break_json(case: Path, chance: random.Random) -> Commands:
-    """JSON that is none, that is cut short, or that never ends."""
+    """Replace JSON by what is none, is cut short, or never ends."""
     what, path, name = chance.choice(json_texts(case))
     text = read_json(path, name)
     at = chance.randrange(len(text))
@@ -37,10 +37,11 @@ def break_json(case: Path, chance: random.Random) -> Commands:
 
 
 def retype_json(case: Path, chance: random.Random) -> Commands:
-    """JSON with values that cannot be."""
+    """Put values that cannot be into JSON."""
     what, path, name = chance.choice(json_texts(case))
     content = json.loads(read_json(path, name))
     holder, key = chance.choice(list(places(content)))
+    # Deeper than a recursive reader can go.
     deep: list[Any] = []
     for _ in range(500):
         deep = [deep]
@@ -53,7 +54,7 @@ def retype_json(case: Path, chance: random.Random) -> Commands:
 
 
 def places(content: Any) -> Iterator[tuple[Any, Any]]:
-    """All places of a value in JSON: what holds it, and under which key or number."""
+    """Yield every value in JSON: what holds it, and under which key or number."""
     keys = content.keys() if isinstance(content, dict) else range(len(content))
     for key in list(keys):
         yield content, key
@@ -62,7 +63,9 @@ def places(content: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def json_texts(case: Path) -> list[tuple[str, Path, str]]:
-    """All JSON of a case: whose commands read it, its file and, within HDF5, its name."""
+    """Return all JSON of a case: whose commands read it, its file and, within HDF5, its
+    name.
+    """
     checkpoint = newest_checkpoint(case / "run")
     outcome = sorted(case.glob("study/points/*/*.json"))[0]
     texts = [
@@ -79,6 +82,7 @@ def json_texts(case: Path) -> list[tuple[str, Path, str]]:
 
 
 def read_json(path: Path, name: str) -> str:
+    """Return JSON from a file of its own, or from HDF5 by its name."""
     if not name:
         return path.read_text()
     with h5py.File(path) as file:
@@ -86,6 +90,7 @@ def read_json(path: Path, name: str) -> str:
 
 
 def write_json(path: Path, name: str, text: str) -> None:
+    """Write JSON, and make a checkpoint's marker agree with its changed file."""
     if not name:
         path.write_bytes(text.encode(errors="surrogatepass"))
         return
@@ -99,6 +104,7 @@ def sign(path: Path) -> None:
     """Have a checkpoint's marker agree with a file that was changed."""
     marker = path.parent / MARKER
     if marker.exists():
+        # Otherwise the checksum would give the change away, and nobody would read it.
         content = json.loads(marker.read_text())
         for part in content["parts"]:
             if part["name"] == path.name:
@@ -114,7 +120,7 @@ def newest_checkpoint(run: Path) -> Path:
 
 
 def toml(case: Path, chance: random.Random) -> Commands:
-    """Options and studies with numbers, texts and tables that cannot be."""
+    """Put numbers, texts and tables that cannot be into options or a study."""
     what = chance.choice(("config.toml", "study.toml"))
     path = case / what
     values = [
@@ -145,12 +151,9 @@ def toml(case: Path, chance: random.Random) -> Commands:
     line = f"{chance.choice(options)} = {chance.choice(values)}"
     if what == "study.toml" and chance.random() < 0.7:
         table = chance.choice(tables)
-        line = (
-            f"{table} = {chance.choice(values)}"
-            if table.isalpha()
-            else f"{table}\n{line}"
-        )
-        lines = [kept for kept in lines if kept.partition(" ")[0] != table]
+        key = table.isalpha()  # of the top level, and not the heading of a table
+        line = f"{table} = {chance.choice(values)}" if key else f"{table}\n{line}"
+        lines = [other for other in lines if other.partition(" ")[0] != table]
     at = chance.randrange(len(lines) + 1)
     lines.insert(at, line)
     content = "\n".join(lines).encode()
@@ -163,7 +166,7 @@ def toml(case: Path, chance: random.Random) -> Commands:
 
 
 def escape(case: Path, chance: random.Random) -> Commands:
-    """Control characters wherever a text or a name is shown."""
+    """Put control characters wherever a text or a name is shown."""
     places: list[Change] = [
         _escape_name, _escape_attribute, _escape_config, _escape_error, _escape_study, _escape_outcome, _escape_toml,
     ]  # fmt: skip
@@ -171,13 +174,14 @@ def escape(case: Path, chance: random.Random) -> Commands:
 
 
 def _escape_name(case: Path, chance: random.Random) -> Commands:
+    """Put control characters into the name of a folder."""
     what = chance.choice(("run", "study", "config.toml", "study.toml", "data.npz"))
     return renamed(case, what, f"a{ESCAPE}\nb", chance)
 
 
 def renamed(case: Path, what: str, name: str, chance: random.Random) -> Commands:
-    """The commands of a file or folder that is in a folder of this name now; some are
-    refused, by their name.
+    """Move a file or folder into a folder of this name, and return its commands; some
+    are refused, by their name.
     """
     (case / name).mkdir()
     shutil.move(case / what, case / name / what)
@@ -187,6 +191,7 @@ def renamed(case: Path, what: str, name: str, chance: random.Random) -> Commands
 
 
 def _escape_attribute(case: Path, chance: random.Random) -> Commands:
+    """Put control characters into an attribute of a run's file."""
     for path in (case / "run/run.h5", newest_checkpoint(case / "run") / "run.h5"):
         with h5py.File(path, "r+") as file:
             texts = sorted(
@@ -198,15 +203,16 @@ def _escape_attribute(case: Path, chance: random.Random) -> Commands:
 
 
 def _escape_config(case: Path, chance: random.Random) -> Commands:
-    """In an option or in what is known of the machine."""
+    """Put control characters into an option or into what is known of the machine."""
     name = chance.choice(("config", "environment"))
     path = chance.choice(
         (case / "run/run.h5", newest_checkpoint(case / "run") / "run.h5")
     )
     content = json.loads(read_json(path, name))
-    texts = [
-        (holder, key) for holder, key in places(content) if isinstance(holder[key], str)
-    ]
+    texts = []
+    for holder, key in places(content):
+        if isinstance(holder[key], str):
+            texts.append((holder, key))
     holder, key = chance.choice(texts)
     holder[key] = f"a{ESCAPE}\nb"
     write_json(path, name, json.dumps(content))
@@ -214,11 +220,13 @@ def _escape_config(case: Path, chance: random.Random) -> Commands:
 
 
 def _escape_error(case: Path, chance: random.Random) -> Commands:
+    """Put control characters into the error of a rank."""
     (case / "run/error-0.txt").write_text(f"rank 0 failed {ESCAPE}\r\n\nmore")
     return commands(case, "run")
 
 
 def _escape_study(case: Path, chance: random.Random) -> Commands:
+    """Put control characters into a text of a study's file."""
     with h5py.File(case / "study/study.h5", "r+") as file:
         name = chance.choice(("title", "name", "status", "error", "command", "study"))
         if name == "title":
@@ -234,6 +242,7 @@ def _escape_study(case: Path, chance: random.Random) -> Commands:
 
 
 def _escape_outcome(case: Path, chance: random.Random) -> Commands:
+    """Put control characters into the outcome of a trial."""
     outcome = sorted(case.glob("study/points/*/*.json"))[0]
     content = json.loads(outcome.read_text())
     content[chance.choice(("status", "error", "command"))] = f"a{ESCAPE}\nb"
@@ -242,6 +251,7 @@ def _escape_outcome(case: Path, chance: random.Random) -> Commands:
 
 
 def _escape_toml(case: Path, chance: random.Random) -> Commands:
+    """Put control characters into TOML."""
     what = chance.choice(("config.toml", "study.toml"))
     text = json.dumps(f"a{ESCAPE}\nb")
     lines = [
@@ -263,20 +273,11 @@ def _escape_toml(case: Path, chance: random.Random) -> Commands:
 
 
 def rename(case: Path, chance: random.Random) -> Commands:
-    """Names that are no UTF-8, or as long as names may be."""
+    """Use names that are no UTF-8, or as long as names may be."""
     what = chance.choice(("run", "study", "config.toml", "study.toml", "data.npz"))
-    strange = os.fsdecode(
-        chance.choice(
-            (
-                b"a\xff\xfeb",
-                b"\xc3",
-                b"a" * 255,
-                "é\u202e".encode(),
-                b"a b\\'\"$`;*",
-                b"-",
-            )
-        )
-    )
+    names = [b"a\xff\xfeb", b"\xc3", b"a" * 255, b"a b\\'\"$`;*", b"-"]
+    names.append("é\u202e".encode())
+    strange = os.fsdecode(chance.choice(names))
     if chance.random() < 0.3:  # a user's file in the folder
         (case / "run" / strange).write_text("my own")
         return commands(case, "run")

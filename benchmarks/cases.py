@@ -46,6 +46,7 @@ def make_originals(folder: Path) -> None:
     run = folder / "run"
     cli.main([*STOPPED, "--out", str(run)])
     with h5py.File(run / "run.h5", "r+") as file:
+        # A run that can be resumed, without waiting for a signal.
         file.attrs["status"] = "stopped"
     shutil.rmtree(newest_checkpoint(run))  # the last round is left to do
     (folder / "config.toml").write_text(CONFIG)
@@ -66,5 +67,6 @@ def prepare(originals: Path, case: Path, kind: str, chance: random.Random) -> Co
     """Copy the originals, change them, and return the commands that get them."""
     shutil.rmtree(case, ignore_errors=True)
     shutil.copytree(originals / "cases", case)
+    # What links lead to, and what nobody may touch.
     canaries.build(case / "outside")
     return CASES[kind](case, chance)

@@ -65,6 +65,7 @@ def answer(
 
 
 def receive(end: Any) -> Any:
+    """Return what a process has sent; raise what it failed with."""
     try:
         found = end.recv()
     except EOFError:

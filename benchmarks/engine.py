@@ -1,5 +1,4 @@
-"""Promises of the engine beyond a round's speed, each measured against what it is
-promised against.
+"""Measure what the engine promises beyond a round's speed, each against its yardstick.
 
   uneven   100 clients of Dirichlet(0.1) against the same number of samples spread evenly
   large    ResNet-18 clients one after another against a well-tuned plain training loop of the same steps
@@ -52,7 +51,7 @@ CIFAR = SYNTHETIC | {
 def milliseconds(
     work: Callable[[int], object], world: World, *, rounds: int, warmup: int = 3
 ) -> np.ndarray:
-    """Of each counted round of work."""
+    """Return the milliseconds of each counted round of work."""
     seconds = []
     for round in range(warmup + rounds):
         begin = time.perf_counter()
@@ -63,6 +62,7 @@ def milliseconds(
 
 
 def rounds_of(setup: Setup) -> Callable[[int], RoundLog]:
+    """Return a function that does the next round and returns its log."""
     fed = setup.federation
     state = setup.method.init(fed)
 
@@ -76,6 +76,7 @@ def rounds_of(setup: Setup) -> Callable[[int], RoundLog]:
 
 
 def uneven(world: World, rounds: int, device: str) -> None:
+    """Compare a round of uneven clients with one of as many samples, spread evenly."""
     times = {}
     partitions: dict[str, dict[str, Any]] = {
         "even": {"partition": "iid"},
@@ -94,10 +95,8 @@ def uneven(world: World, rounds: int, device: str) -> None:
             f"  {name:15} {np.median(times[name]):9.2f} ms a round, {sizes.sum()} "
             f"samples, {sizes.max()} of one client"
         )
-    print(
-        f"  ratio {np.median(times['Dirichlet(0.1)']) / np.median(times['even']):.3f} "
-        "(promised: at most 1.3)"
-    )
+    ratio = np.median(times["Dirichlet(0.1)"]) / np.median(times["even"])
+    print(f"  ratio {ratio:.3f} (promised: at most 1.3)")
 
 
 def large(
@@ -109,6 +108,7 @@ def large(
     samples: int = 600,
     batch: int = 50,
 ) -> None:
+    """Compare the engine with a tuned plain loop over clients of ResNet-18."""
     for precision in ("tf32", "bf16") if world.device.type == "cuda" else ("tf32",):
         config = CIFAR | {
             "model": "resnet18",
@@ -146,10 +146,11 @@ def _train(fed: Any, rows: torch.Tensor, round: int) -> None:
 def _plain_loop(
     setup: Setup, clients: int, batch: int, precision: str
 ) -> Callable[[int], object]:
-    """As a careful user would write it: channels-last, fused optimiser, data on the
-    device, no waiting.
+    """Return a round as a careful user would write it: channels-last, fused optimiser,
+    data on the device, no waiting.
     """
     device, shard = setup.world.device, setup.federation._train_data
+    # What a careful user would do, so that the comparison is fair.
     images = shard.images.contiguous(memory_format=torch.channels_last)
     network = build("resnet18", shape=(3, 32, 32), classes=10, seed=0).to(
         device, memory_format=torch.channels_last
@@ -181,6 +182,7 @@ def _plain_loop(
 
 
 def many(world: World, rounds: int, device: str) -> None:
+    """Print what a client costs when there are more of them."""
     first = None
     for clients in (100, 200, 500, 1000):
         values = CIFAR | {
@@ -195,11 +197,9 @@ def many(world: World, rounds: int, device: str) -> None:
             torch.cuda.reset_peak_memory_stats()
         each = np.median(milliseconds(rounds_of(setup), world, rounds=rounds)) / clients
         first = first or each
-        memory = (
-            f", {torch.cuda.max_memory_allocated() / 2**30:.2f} GiB"
-            if world.device.type == "cuda"
-            else ""
-        )
+        memory = ""
+        if world.device.type == "cuda":
+            memory = f", {torch.cuda.max_memory_allocated() / 2**30:.2f} GiB"
         print(
             f"  {clients:5} clients: {each:.4f} ms a client, {each / first:.3f} of "
             f"that with 100{memory}"
@@ -208,6 +208,7 @@ def many(world: World, rounds: int, device: str) -> None:
 
 
 def stacks(world: World, rounds: int, device: str) -> None:
+    """Compare clients trained together with clients trained one by one."""
     works: dict[str, dict[str, Any]] = {
         "cnn-digits": {
             "synthetic_shape": "1x8x8",
@@ -246,6 +247,7 @@ def stacks(world: World, rounds: int, device: str) -> None:
 
 
 def seeds(world: World, rounds: int, device: str) -> None:
+    """Compare stacked seeds with seeds one after another."""
     for model, shape in {"cnn-fmnist": "1x28x28", "cnn-cifar": "3x32x32"}.items():
         values = CIFAR | {
             "model": model,
@@ -256,10 +258,9 @@ def seeds(world: World, rounds: int, device: str) -> None:
         values |= {"participation": 0.5, "device": device, "partition": "iid"}
         settings = [settings_of(values | {"seed": seed}) for seed in range(5)]
         setups = [assemble(one, world, Timer(world.device)) for one in settings]
-        alone = sum(
-            np.median(milliseconds(rounds_of(setup), world, rounds=rounds))
-            for setup in setups
-        )
+        alone = 0.0
+        for setup in setups:
+            alone += np.median(milliseconds(rounds_of(setup), world, rounds=rounds))
         together = _stacked(settings, world, rounds)
         print(
             f"  {model:10} {alone:.2f} ms a round for five seeds one by one, "
@@ -271,7 +272,7 @@ def seeds(world: World, rounds: int, device: str) -> None:
 def _stacked(
     settings: list[Settings], world: World, rounds: int, *, warmup: int = 3
 ) -> float:
-    """Milliseconds of a round of all seeds together."""
+    """Return the milliseconds of a round of all seeds together."""
     lockstep, setups = assemble_seeds(
         settings, world, [Timer(world.device) for _ in settings]
     )
@@ -284,6 +285,7 @@ def _stacked(
             if setup is setups[-1]:
                 ends.append(time.perf_counter())
 
+    # Seeds take turns within a round, so the last one ends the round of all.
     lockstep.run([partial(program, setup) for setup in setups], world.device)
     return 1e3 * float(np.median(np.diff(ends)[warmup - 1 :]))
 

@@ -1,5 +1,4 @@
-"""A campaign of faults against real runs: what is lost, what is corrupt, who hangs,
-what else is touched.
+"""Inject faults into real runs, and count what is lost, corrupt, hung or touched.
 
 One long run under mpirun is hit by a fault at a random moment, resumed, hit again, and
 so on until it is complete. Then its numbers and its last state are compared, bit for
@@ -30,13 +29,13 @@ Other trials have short runs of their own:
   seeds                 one of two seeds lacks its newest checkpoint, or has it damaged
   twice                 a second --resume or --overwrite of a folder, or of its seed-0, while the first run is at work
 
-Every round is told and on disk at once. Printed is for every kind: trials, rounds that
-had been told, those of them that are not on disk, files that are damaged or cannot be
-read, runs that had not ended after a minute, files outside the run's folder or users'
-own that were touched, the longest time from a fault to the end, and in how many trials
-the whole run was the uninterrupted one in the end. The exit code is 1 if anything was
-lost, corrupt, hung, touched, different or otherwise not as it should be. Small disks
-need root.
+Runs report every round, and have it on disk, at once. The table shows for every kind:
+trials, rounds that runs had reported, those of them that are not on disk (lost), files
+that are damaged or cannot be read (corrupt), runs that had not ended after a minute
+(hangs), files outside the run's folder or users' own that were touched, the longest
+time from a fault to the end, and in how many trials the run ended up the same as the
+uninterrupted one. The exit code is 1 if anything was lost, corrupt, hung, touched,
+different or otherwise not as it should be. Small disks need root.
 
 examples:
   python benchmarks/faults.py --trials 24
@@ -45,62 +44,49 @@ examples:
 """
 
 import argparse
-import contextlib
-import os
 import random
-import shutil
 import signal
 import sys
 import tempfile
 import time
-from collections import deque
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import canaries
 import h5py
+import injections
 import numpy as np
 from asides import ASIDE, Aside
-from disks import fill, read_only, replace, small_disk
+from disks import small_disk
 from lives import (
     HEADING,
     PATIENCE,
-    STALL,
     WORK,
     Job,
     Tally,
     complete,
+    count_losses,
     differences,
     on_ranks,
 )
-from references import References, damage, pace
+from references import References, damage
+from schedule import Schedule
+from traps import Traps
 
-from hpcfed.experiment.stored import read_run
-from hpcfed.record import checkpoints
 from hpcfed.runtime.signals import STOPPED
 
 PAUSE = 0.4
-"""Seconds from a life's first round, or the last fault that it bore, to the next fault;
-the mean.
+"""Mean seconds from a life's first round, or from the last fault that it bore, to the
+next fault.
 """
 ENDING = (
-    "kill",
-    "killall",
-    "term",
-    "hang",
-    "raise",
-    "flip",
-    "truncate",
-    "disk",
-    "unwritable",
-    "links",
-    "files",
-)
+    "kill", "killall", "term", "hang", "raise", "flip", "truncate", "disk", "unwritable",
+    "links", "files",
+)  # fmt: skip
+"""Kinds of faults that end a run's life."""
 BORNE = ("nan", "straggler", "memory", "suspend", "hangup")
+"""Kinds of faults that a run has to bear."""
 KINDS = ENDING + BORNE + ASIDE
-KILLED = ("killall", "flip", "truncate", "links", "files")
-"""Kinds that begin with the end of all ranks."""
 BESIDE = 2
 """Trials with runs of their own, of one process each, that run at a time."""
 
@@ -111,36 +97,15 @@ class Campaign:
     def __init__(
         self, kinds: list[str], *, trials: int, minutes: float, rounds: int, seed: int
     ) -> None:
-        self.tallies = {kind: Tally() for kind in kinds}
         self._trials, self._rounds, self._seed = trials, rounds, seed
-        self._begin = time.monotonic()
-        self._end = self._begin + 60 * minutes
         self._chance = random.Random(seed)
-        self._pending: deque[str] = deque()
+        self._schedule = Schedule(
+            kinds, trials=trials, minutes=minutes, chance=self._chance
+        )
+        self.tallies = self._schedule.tallies
         self._tried = 0
         self._chain: list[str] = []
-        """The kinds of the faults that the present run has met."""
-        self._laid: tuple[str, str] | None = None
-        """The kind of fault that has put something into the folder before the present
-        life, and what it is.
-        """
-        self._outside = Path()
-        self._canaries: canaries.Snapshot = {}
-        self._own: canaries.Snapshot = {}
-        """The users' files in the folder."""
-        self._handed_on = True
-        """Whether a signal reaches the ranks as it is: to SIGTERM and SIGINT mpirun has
-        an exit code of its own, and it kills ranks that have not ended after a second
-        or so.
-        """
-
-    @property
-    def done(self) -> int:
-        return sum(tally.trials for tally in self.tallies.values())
-
-    @property
-    def enough(self) -> bool:
-        return self.done >= self._trials or time.monotonic() > self._end
+        """The kinds of the faults that the present run has met, in order."""
 
     def go(self, scratch: Path) -> None:
         self._asides = scratch / "asides"
@@ -148,61 +113,56 @@ class Campaign:
         self._references = References(self._asides / "references")
         for number in range(self._trials):
             self._go_aside()
-            if self.enough:
+            if self._schedule.enough:
                 return
             if all(kind in ASIDE for kind in self.tallies):
                 continue
             orders, disk = scratch / f"orders-{number}", scratch / f"disk-{number}"
             orders.mkdir()
             with small_disk(disk):
-                self._chain, self._laid, self._own = [], None, {}
-                self._outside = disk / "outside"
-                self._build_canaries()
+                self._chain = []
+                self._traps = Traps(
+                    disk / "outside", self._chance, self.tallies, self._remark
+                )
                 if self._run(orders, disk):
                     self._compare(orders, disk)
 
     def _go_aside(self) -> None:
         """Do the trials of this turn that have runs of their own."""
-        if not self._pending:
-            self._refill()
-        while not self.enough:
-            kinds = [kind for kind in self._pending if kind in ASIDE][
-                : min(BESIDE, self._trials - self.done)
-            ]
+        while not self._schedule.enough:
+            kinds = self._schedule.asides(BESIDE)
             if not kinds:
                 return
             with ThreadPoolExecutor(BESIDE) as pool:
                 tallies = list(pool.map(self._aside, kinds))
             for kind, tally in zip(kinds, tallies, strict=True):
-                where = f"--seed {self._seed}, trial {self.done + 1}, {kind}"
+                where = f"--seed {self._seed}, trial {self._schedule.done + 1}, {kind}"
                 tally.remarks = [f"{where}: {remark}" for remark in tally.remarks]
                 self.tallies[kind].add(tally)
                 for remark in tally.remarks:
                     print(remark, file=sys.stderr, flush=True)
                 if tally.trials:
-                    self._pending.remove(kind)
-                    self._say(kind, tally.reported)
+                    self._schedule.tick_off(kind, tally.reported)
 
     def _aside(self, kind: str) -> Tally:
         self._tried += 1
-        place = self._asides / f"{kind}-{self._tried}"
-        return Aside(
-            kind, place, random.Random(f"{self._seed} {place.name}"), self._references
-        ).go()
+        folder = self._asides / f"{kind}-{self._tried}"
+        chance = random.Random(f"{self._seed} {folder.name}")
+        return Aside(kind, folder, chance, self._references).go()
 
     def _run(self, orders: Path, disk: Path) -> bool:
-        """A run with as many lives as it takes; False if it cannot go on."""
+        """Give a run as many lives as it takes; return False if it cannot go on."""
         out, damaged = disk / "run", False
         words = [*WORK, "--rounds", str(self._rounds), "--out", str(out)]
         while True:
-            withdraw(orders)
+            injections.withdraw(orders)
             job = Job(on_ranks(orders, words))
             try:
                 job.begin()
-                if self._laid and self._was_refused(job, out):
+                if self._traps.laid and self._traps.was_refused(job, out):
                     continue
-                if not self._own and job.reported():
-                    self._own = canaries.leave_own(out, canaries.OWN[:2])
+                if not self._traps.users_files and job.reported():
+                    self._traps.users_files = canaries.leave_own(out, canaries.OWN[:2])
                 if damaged and "is damaged" not in job.told():
                     self._remark("nobody has noticed the damage", job)
                 damaged = self._live(job, orders, out)
@@ -214,184 +174,128 @@ class Campaign:
                 self._remark("the run cannot go on", job)
                 return False
             self._go_aside()
-            words = [
-                "run",
-                "--resume",
-                str(out),
-                "--overwrite",
-            ]  # a fault may have come before the first checkpoint
+            # --overwrite, because a fault may have come before the first checkpoint.
+            words = ["run", "--resume", str(out), "--overwrite"]
 
     def _live(self, job: Job, orders: Path, out: Path) -> bool:
-        """One life of a run: faults that it bears, and at most one that ends it;
-        whether a file is damaged then.
+        """Let a run live through faults that it bears, and at most one that ends it;
+        return whether a file is damaged then.
         """
-        while not self.enough:
+        while not self._schedule.enough:
             time.sleep(min(5 * PAUSE, self._chance.expovariate(1 / PAUSE)))
             if not job.alive:
                 break
-            kind = self._next()
+            kind = self._schedule.next()
             if kind in BORNE and not (kind == "hangup" and self._chance.random() < 0.5):
                 self._bear(kind, job, orders, out)
-                if (
-                    job.process.poll()
-                ):  # it should not have ended, which is remarked already
+                if job.process.poll():  # a remark says so already
                     self._look(out)
-                    self._take_up(out)
+                    self._traps.take_up(out)
                     return False
                 continue
             return self._strike(kind, job, orders, out)
         if not job.wait(2 * PATIENCE):
             self._remark("it does not end", job)
         elif job.process.returncode:
+            code = job.process.returncode
             self._remark(
-                f"it has ended with {job.process.returncode}, though nothing was done to it",
-                job,
+                f"it has ended with {code}, though nothing was done to it", job
             )
         self._look(out)
-        self._take_up(out)
+        self._traps.take_up(out)
         return False
 
-    def _next(self) -> str:
-        """The next kind for the run that is at work."""
-        while not (kinds := [kind for kind in self._pending if kind not in ASIDE]):
-            self._refill()
-        return kinds[0]
-
-    def _refill(self) -> None:
-        kinds = list(self.tallies)
-        self._chance.shuffle(kinds)
-        self._pending.extend(kinds)
-
     def _count(self, kind: str, reported: int) -> Tally:
-        """A trial that really was one."""
-        self._pending.remove(kind)
+        """Count a trial that really was one: the fault came in time."""
         self._chain.append(kind)
         tally = self.tallies[kind]
         tally.trials += 1
         tally.reported += reported
-        self._say(kind, reported)
+        self._schedule.tick_off(kind, reported)
         return tally
-
-    def _say(self, kind: str, reported: int) -> None:
-        each = (time.monotonic() - self._begin) / self.done
-        left = min(each * (self._trials - self.done), self._end - time.monotonic())
-        line = f"trial {self.done} of {self._trials}: {kind} in round {reported}; {each:.1f} s each"
-        print(
-            f"{line}, {max(0.0, left) / 60:.1f} min left", file=sys.stderr, flush=True
-        )
 
     def _remark(
         self, text: str, job: Job | None = None, *, kind: str | None = None
     ) -> None:
-        kind = kind or (self._chain[-1] if self._chain else next(iter(self.tallies)))
-        where = f"--seed {self._seed}, trial {self.done}, {kind}"
+        kind = kind or self._last_kind()
+        where = f"--seed {self._seed}, trial {self._schedule.done}, {kind}"
         if job is not None:
             where += f" after round {job.reported()}, exit code {job.process.poll()}"
             text += "\n    " + "\n    ".join(job.told().splitlines()[-6:])
         self.tallies[kind].remarks.append(f"{where}: {text}")
         print(self.tallies[kind].remarks[-1], file=sys.stderr, flush=True)
 
-    def _order(self, kind: str, orders: Path) -> Path:
-        """For a rank, which sees all of it or nothing."""
-        order = orders / f"order-{self._chance.randrange(2)}"
-        temporary = orders / "unfinished"
-        temporary.write_text(kind)
-        temporary.rename(order)
-        return order
-
     def _bear(self, kind: str, job: Job, orders: Path, out: Path) -> None:
-        """A fault that must not end the run, and must be seen in its record some rounds
+        """Do what must not end the run, and must be seen in its record some rounds
         later.
         """
         before = job.reported()
-        if kind in ("suspend", "hangup"):
-            if not self._signal(kind, job, orders):
-                return
+        if kind == "suspend":
+            happened = injections.suspend(job, orders, self._chance)
+        elif kind == "hangup":
+            happened = injections.hang_up(job, orders, self._chance)
         else:
-            order = self._order(kind, orders)
-            if not job.until(lambda: not order.exists(), PATIENCE):
-                return
+            order = injections.order(kind, orders, self._chance)
+            happened = job.until(lambda: not order.exists(), PATIENCE)
+        if not happened:
+            return
         job.until(lambda: job.reported() > before + 5, PATIENCE)
         tally = self._count(kind, job.reported())
         if not job.alive and job.process.returncode:
             self._check(tally, job, out)
             self._remark("the run has ended", job)
             return
+        found = job.reported() > before or complete(out)
         with h5py.File(out / "run.h5") as file:
-            found: bool = {
-                "nan": lambda: np.nanmax(file["rounds/excluded"][before:]) == 1,
-                "straggler": lambda: np.nanmax(file["rounds/imbalance"][before:]) > 1.5,
-                "memory": lambda: (
-                    np.nanmax(file["timing/halvings"][before:]) > 0
-                    and "out of memory" in job.told()
-                ),
-                "suspend": lambda: job.reported() > before or complete(out),
-                "hangup": lambda: job.reported() > before or complete(out),
-            }[kind]()
+            if kind == "nan":
+                found = np.nanmax(file["rounds/excluded"][before:]) == 1
+            elif kind == "straggler":
+                found = np.nanmax(file["rounds/imbalance"][before:]) > 1.5
+            elif kind == "memory":
+                halved = np.nanmax(file["timing/halvings"][before:]) > 0
+                found = halved and "out of memory" in job.told()
         if not found:
             self._remark("nothing of it is in the record", job)
 
-    def _signal(self, kind: str, job: Job, orders: Path) -> bool:
-        """Halt all ranks for too long, or tell some that their terminal has gone;
-        False: they had ended before.
-        """
-        if (
-            kind == "suspend"
-        ):  # in the midst of a phase that whoever looks out for stalls has seen begin
-            pace(orders, 2.0)
-            time.sleep(1.2)
-        ranks = job.ranks()
-        if kind == "hangup" and self._chance.random() < 0.5:
-            ranks = ranks[:1]
-        with contextlib.suppress(ProcessLookupError):
-            for rank in ranks:
-                os.kill(rank, signal.SIGHUP if kind == "hangup" else signal.SIGSTOP)
-        if kind == "suspend" and ranks:
-            time.sleep(STALL + self._chance.uniform(0.3, 1.0))
-            with contextlib.suppress(ProcessLookupError):
-                for rank in ranks:
-                    os.kill(rank, signal.SIGCONT)
-        pace(orders, 0)
-        return bool(ranks)
-
     def _strike(self, kind: str, job: Job, orders: Path, out: Path) -> bool:
-        """A fault that ends the run; whether a file is damaged in a way that the next
+        """Do what ends the run; return whether a file is damaged in a way that the next
         life must notice.
         """
-        begin, mend = time.monotonic(), self._inject(kind, job, orders, out)
+        begin = time.monotonic()
+        asked, mend = False, _nothing
+        if kind == "term":
+            asked = injections.ask_to_stop(job, self._chance)
+        else:
+            mend = injections.inject(kind, job, orders, out, self._chance)
         ended = job.wait(PATIENCE)
-        seconds, code, reported = (
-            time.monotonic() - begin,
-            job.process.returncode,
-            job.reported(),
-        )
+        seconds = time.monotonic() - begin
+        code = job.process.returncode
         mend()
-        if self._laid:
+        if self._traps.laid:
             self._look(out)
-            self._take_up(out)
+            self._traps.take_up(out)
         if code == 0 or complete(out):  # it was so before the fault
             return False
-        target = self._target(out) if kind in ("flip", "truncate") else None
-        if (
-            kind in ("flip", "truncate") and target is None
-        ):  # nothing there yet that may be damaged
-            return False
-        tally = self._count(kind, reported)
+        target = None
+        if kind in ("flip", "truncate"):
+            target = injections.damageable(out, self._chance)
+            if target is None:
+                return False
+        tally = self._count(kind, job.reported())
         tally.hangs += not ended
         tally.slowest = max(tally.slowest, seconds)
-        asked = kind == "term" and self._handed_on
-        if (asked and code != STOPPED) or (
-            kind not in ("term", "hangup") and code == STOPPED
-        ):
+        # Only a run that was asked to stop may say that it has stopped. mpirun may
+        # answer with its own code, and a lost terminal may look like a request.
+        unasked = kind not in ("term", "hangup") and code == STOPPED
+        if unasked or (asked and code != STOPPED):
             self._remark("not the exit code that it should be", job)
         self._check(tally, job, out, stopped=asked)
         self._look(out)
         if kind in ("links", "files"):
             if self._chance.random() < 0.5:
-                self._overwrite(kind, out)
+                self._traps.lay_for_overwrite(kind, out)
             else:
-                shutil.copytree(out, out.with_name("backup"))
-                self._lay(kind, out)
+                self._traps.lay_for_resume(kind, out)
         if target is None:
             return False
         damage(target, self._chance, cut=kind == "truncate")
@@ -400,168 +304,26 @@ class Campaign:
     def _check(
         self, tally: Tally, job: Job, out: Path, *, stopped: bool = False
     ) -> None:
-        """Count what is lost or corrupt in the folder of a run that has ended."""
-        try:
-            record = read_run(out)
-            tally.lost += max(0, job.reported() - int(record.rounds_done))
-            if stopped and record.status != "stopped":
-                self._remark(f"its status is {record.status}", job)
-            bad: list[str] = []
-            checkpoints.newest(out, say=bad.append)
-            tally.corrupt += len(bad)
-            for text in bad:
-                self._remark(text, job)
-        except Exception as error:
-            tally.corrupt += 1
-            self._remark(f"{type(error).__name__}: {error}", job)
+        for remark in count_losses(tally, job, out, stopped=stopped):
+            self._remark(remark, job)
 
-    def _lay(self, kind: str, run: Path, *, how: str = "--resume") -> None:
-        """Put links, FIFOs or users' own files into a run's folder."""
-        if kind == "files":
-            self._own = canaries.leave_own(run)
-            self._laid = kind, f"{how}, users' files"
-            return
-        entry, form = canaries.pick(self._chance)
-        canaries.plant(run, entry, form, self._outside)
-        self._canaries = canaries.snapshot(self._outside)
-        self._laid = kind, f"{how}, {entry} as {form}"
+    def _look(self, out: Path) -> None:
+        """Count files outside, or users' own, that are not as they were."""
+        self._traps.look(out, self._last_kind())
 
-    def _was_refused(self, job: Job, out: Path) -> bool:
-        """Return whether a resume was refused for what was laid in the folder, which is
-        then as it was before.
-        """
-        if job.reported() or job.process.poll() == 0:
-            return False
-        self._judge(job)
-        self._look(out)
-        canaries.remove(out)
-        out.with_name("backup").rename(out)
-        self._take_up(out)
-        return True
-
-    def _judge(self, job: Job) -> None:
-        """Look at a run that has not gone on over what was laid in its folder: it
-        should have been refused.
-        """
-        assert self._laid is not None
-        kind, laid = self._laid
-        if job.alive:
-            job.end()
-            self.tallies[kind].hangs += 1
-            self._remark(f"{laid}: it hangs", job, kind=kind)
-        elif job.process.returncode and job.refusal() is None:
-            self._remark(
-                f"{laid}: neither refused in one line nor passed over", job, kind=kind
-            )
-
-    def _overwrite(self, kind: str, out: Path) -> None:
-        """Have a copy of the folder overwritten by another run."""
-        again, own = out.with_name("again"), self._own
-        shutil.copytree(out, again)
-        self._own = canaries.own(again)
-        self._lay(kind, again, how="--overwrite")
-        job = Job(
-            [
-                sys.executable,
-                "-m",
-                "hpcfed",
-                *WORK,
-                "--rounds",
-                "3",
-                "--out",
-                str(again),
-                "--overwrite",
-            ]
-        )
-        job.until(lambda: False, PATIENCE)
-        self._judge(job)
-        self._look(again)
-        self._take_up(again)
-        canaries.remove(again)
-        self._own = own
-
-    def _look(self, run: Path) -> None:
-        """Count canaries and users' files that are not as they were."""
-        there = canaries.own(run)
-        own = {path: facts for path, facts in there.items() if path in self._own}
-        names = canaries.touched(self._canaries, canaries.snapshot(self._outside))
-        names += canaries.touched(self._own, own)
-        self._own = own
-        if names:
-            kind, laid = self._laid or (self._chain[-1], "nothing laid")
-            self.tallies[kind].touched += len(names)
-            self._remark(f"{laid}: touched {', '.join(names)}", kind=kind)
-            self._build_canaries()
-
-    def _take_up(self, run: Path) -> None:
-        """Take away the links and FIFOs that were laid in a folder; users' files stay."""
-        self._laid = None
-        canaries.clear(run)
-        canaries.remove(run.with_name("backup"))
-        self._build_canaries()
-
-    def _build_canaries(self) -> None:
-        canaries.build(self._outside)
-        self._canaries = canaries.snapshot(self._outside)
-
-    def _inject(
-        self, kind: str, job: Job, orders: Path, out: Path
-    ) -> Callable[[], None]:
-        """Does it, and returns what undoes it once the run has ended."""
-        chance, ranks = self._chance, job.ranks()
-        with contextlib.suppress(ProcessLookupError, IndexError):
-            match kind:
-                case "kill":
-                    os.kill(chance.choice(ranks), signal.SIGKILL)
-                case _ if kind in KILLED:
-                    for rank in ranks:
-                        os.kill(rank, signal.SIGKILL)
-                case "term":
-                    number = chance.choice(
-                        (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
-                    )
-                    targets = chance.choice(
-                        ([job.process.pid], ranks, [chance.choice(ranks)])
-                    )
-                    self._handed_on = number == signal.SIGUSR2 or targets != [
-                        job.process.pid
-                    ]
-                    for target in targets:
-                        os.kill(target, number)
-                case "hangup":
-                    os.kill(job.process.pid, signal.SIGHUP)
-                case "hang":
-                    os.kill(chance.choice(ranks), signal.SIGSTOP)
-                case "raise":
-                    self._order(kind, orders)
-                case "disk":
-                    return fill(out.parent)
-                case "unwritable":
-                    return chance.choice((replace, read_only))(out, job)
-        return lambda: None
-
-    def _target(self, out: Path) -> Path | None:
-        """A file whose damage can be borne: there must be another checkpoint."""
-        whole = sorted(
-            path.parent for path in out.glob(f"checkpoints/*/{checkpoints.MARKER}")
-        )
-        files = [out / "run.h5"] if whole else []
-        if len(whole) > 1 and (not files or self._chance.random() < 0.7):
-            files = sorted(whole[-1].iterdir())
-        return self._chance.choice(files) if files else None
+    def _last_kind(self) -> str:
+        """Return the kind of the run's last fault; any kind where it has met none."""
+        return self._chain[-1] if self._chain else next(iter(self.tallies))
 
     def _compare(self, orders: Path, disk: Path) -> None:
-        """With a run that was not interrupted; what is found holds for all faults of
-        the run.
+        """Compare the run with one that was not interrupted; what is found holds for
+        all faults of the run.
         """
-        withdraw(orders)
+        injections.withdraw(orders)
         (orders / "reference").touch()
         whole = disk / "whole"
-        job = Job(
-            on_ranks(
-                orders, [*WORK, "--rounds", str(self._rounds), "--out", str(whole)]
-            )
-        )
+        words = [*WORK, "--rounds", str(self._rounds), "--out", str(whole)]
+        job = Job(on_ranks(orders, words))
         try:
             if not job.wait(2 * PATIENCE) or job.process.returncode:
                 self._remark("the uninterrupted run does not work", job)
@@ -570,22 +332,19 @@ class Campaign:
         finally:
             job.end()
         if different:
-            planted = (
-                (orders / "ledger").read_text().split("\n")
-                if (orders / "ledger").exists()
-                else []
-            )
-            text = f"different from an uninterrupted run: {', '.join(different)}; faults {' '.join(self._chain)}"
-            self._remark(f"{text}; planted {', '.join(planted)}")
+            ledger, planted = orders / "ledger", ""
+            if ledger.exists():
+                planted = ", ".join(ledger.read_text().split("\n"))
+            text = f"different from an uninterrupted run: {', '.join(different)}"
+            faults = " ".join(self._chain)
+            self._remark(f"{text}; faults {faults}; planted {planted}")
         for kind in self._chain:
             self.tallies[kind].compared += 1
             self.tallies[kind].same += not different
 
 
-def withdraw(orders: Path) -> None:
-    """Orders that came too late for the run that they were meant for."""
-    for order in orders.glob("order-*"):
-        order.unlink()
+def _nothing() -> None:
+    """Undo nothing."""
 
 
 def main() -> None:
@@ -596,36 +355,29 @@ def main() -> None:
         "--trials",
         type=int,
         default=24,
-        help="in all; the kinds take turns (default: 24)",
+        help="trials in all; the kinds take turns (default: 24)",
     )
     parser.add_argument(
         "--minutes",
         type=float,
         default=float("inf"),
-        help="end after these, whatever is left",
+        help="end after so many minutes, whatever is left",
     )
     parser.add_argument(
-        "--rounds", type=int, default=200, help="of a run (default: 200)"
+        "--rounds", type=int, default=200, help="rounds of a run (default: 200)"
     )
-    parser.add_argument(
-        "--kinds", default=",".join(KINDS), help="of " + ", ".join(KINDS)
-    )
+    every = ", ".join(KINDS)
+    parser.add_argument("--kinds", default=every, help=f"kinds of faults, of {every}")
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
-    kinds = asked.kinds.split(",")
+    kinds = asked.kinds.replace(" ", "").split(",")
     if strange := set(kinds) - set(KINDS):
-        parser.error(f"unknown kind {sorted(strange)[0]}; there are {', '.join(KINDS)}")
-    campaign = Campaign(
-        kinds,
-        trials=asked.trials,
-        minutes=asked.minutes,
-        rounds=asked.rounds,
-        seed=asked.seed,
-    )
+        parser.error(f"unknown kind {sorted(strange)[0]}; there are {every}")
+    sizes = {"trials": asked.trials, "rounds": asked.rounds, "seed": asked.seed}
+    campaign = Campaign(kinds, minutes=asked.minutes, **sizes)
     interrupted = False
-    signal.signal(
-        signal.SIGTERM, signal.default_int_handler
-    )  # the disk must not stay, nor the table be lost
+    # SIGTERM ends as Ctrl-C does: the disk must not stay, nor the table be lost.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with tempfile.TemporaryDirectory() as scratch:
         try:
             campaign.go(Path(scratch))

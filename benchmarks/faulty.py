@@ -20,6 +20,7 @@ from mpi4py import MPI
 from torch import Tensor
 
 from hpcfed import __main__
+from hpcfed.clients.job import TrainingJob
 from hpcfed.clients.training import StackTraining
 from hpcfed.experiment import progress
 from hpcfed.federation.federation import Federation
@@ -33,6 +34,10 @@ them all over.
 
 
 class Planted:
+    """The faults that this rank is ordered to commit, and those that it must commit
+    again.
+    """
+
     def __init__(self, folder: Path) -> None:
         self._rank = str(MPI.COMM_WORLD.rank)
         self._order = folder / f"order-{self._rank}"
@@ -44,6 +49,7 @@ class Planted:
         """Larger stacks of clients find no memory; 0: all do."""
 
     def due(self, kind: str, round: int) -> bool:
+        """Return whether the ledger says that a fault belongs to this round."""
         if not self._ledger.exists():
             return False
         return f"{kind} {self._rank} {round}" in self._ledger.read_text().splitlines()
@@ -51,6 +57,7 @@ class Planted:
     def train(
         self, fed: Federation, rows: Tensor, round: int, work: Any
     ) -> tuple[Tensor, Tensor]:
+        """Train a round, with the faults that belong to it."""
         self._obey(round)
         for _ in range(int(self._pace() / MOMENT)):
             time.sleep(MOMENT)
@@ -77,6 +84,9 @@ class Planted:
             return 0.0
 
     def _obey(self, round: int) -> None:
+        """Take an order, note what must happen again when the round is repeated, and
+        remove the order.
+        """
         try:
             kind = self._order.read_text()
         except FileNotFoundError:
@@ -110,16 +120,15 @@ def main() -> None:
             planted.train(self, rows, round, work) if purpose == "training" else work()
         )
 
-    def advancing(self: StackTraining, rows: Tensor, *words: Any, **how: Any) -> Tensor:
-        if planted.limit and len(rows) > planted.limit:
+    def advancing(self: StackTraining, job: TrainingJob, trained: Tensor) -> Tensor:
+        if planted.limit and len(job.rows) > planted.limit:
             raise torch.OutOfMemoryError("planted")
-        return run(self, rows, *words, **how)
+        return run(self, job, trained)
 
-    Federation._descend = training  # type: ignore[method-assign]
+    Federation._descend = training  # type: ignore[method-assign, assignment]
     StackTraining.run = advancing  # type: ignore[method-assign]
-    signal.signal(
-        signal.SIGHUP, signal.SIG_DFL
-    )  # as in a terminal, also where the campaign was started by nohup
+    # As in a terminal, also where the campaign was started by nohup.
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     progress.LINE_EVERY, results.PAUSE = 0.0, 0
     sys.argv[1:] = sys.argv[2:]
     __main__.main()

@@ -1,16 +1,15 @@
-"""What damaged and hostile files do to whoever reads them: one line and exit 2, or
-figures; nothing else.
+"""Hand damaged and hostile files to everything that reads files. Whoever reads must
+either work, or refuse the file in one line with exit code 2.
 
-Real HDF5 files (a run's, its snapshots', its server's, a study's) are changed in many
-ways, byte by byte and through h5py, and handed to all that reads them: show, report and
-its exports, resume. Other cases are about everything else that is handed in: JSON,
-TOML, npz, names, texts with control characters, and what is no plain file (a terabyte
-of nothing, FIFOs, devices, links); commands get them as the program itself would start
-them. See benchmarks/cases.py.
+Real HDF5 files (of a run, its snapshots, its server, a study) are changed in many ways,
+byte by byte and through h5py, and handed to show, report and its exports, and resume.
+Other cases are about everything else that users hand in: JSON, TOML, npz, names, texts
+with control characters, and what is no plain file (a terabyte of nothing, FIFOs,
+devices, links). See benchmarks/cases.py.
 
 A process of its own reads, so that a crash of libhdf5 is one more row of the table. It
-may take 2 GiB of memory, and 20 seconds for a file; more is a traceback or a hang.
-Files outside the case's own folder must stay as they are.
+may take 2 GiB of memory and 20 seconds for a file; more counts as a traceback or a
+hang. Files outside the case's own folder must stay as they are.
 
 example:
   python benchmarks/fuzz.py --files 5000
@@ -57,7 +56,7 @@ clients = [3, 4]
 
 
 def make_originals(folder: Path) -> None:
-    """One file of each kind, by real runs in this process."""
+    """Make one file of each kind, by real runs in this process."""
     from hpcfed import cli
     from hpcfed.study.gather import write_study
     from hpcfed.study.outcome import Outcome, write_outcome
@@ -111,32 +110,25 @@ class Campaign:
         seed: int,
         keep: Path | None,
     ) -> None:
-        self._originals, self._folder, self._kinds, self._seed, self._keep = (
-            originals,
-            folder,
-            kinds,
-            seed,
-            keep,
-        )
-        self._light = Process(originals, FILES[:2])  # torch makes forks slow
+        self._originals, self._folder = originals, folder
+        self._kinds, self._seed, self._keep = kinds, seed, keep
+        # torch makes forks slow, so files that need no torch have a reader without it.
+        self._light = Process(originals, FILES[:2])
         self._heavy = Process(originals, FILES[2:])
         self._commands = Process(originals, (COMMANDS,))
         self.table: dict[str, Counter[str]] = defaultdict(Counter)
 
     def one(self, number: int) -> None:
         """Change a file and have it read."""
-        kind, chance = (
-            self._kinds[number % len(self._kinds)],
-            random.Random(f"{self._seed} {number}"),
-        )
-        what = (
-            "case" if kind in CASES else FILES[number // len(self._kinds) % len(FILES)]
-        )
-        outcome, why = (
-            self._case(kind, chance)
-            if kind in CASES
-            else self._file(kind, what, chance)
-        )
+        kind = self._kinds[number % len(self._kinds)]
+        # Keyed by the number, so that one file can be made again without the others.
+        chance = random.Random(f"{self._seed} {number}")
+        if kind in CASES:
+            what = "case"
+            outcome, why = self._case(kind, chance)
+        else:
+            what = FILES[number // len(self._kinds) % len(FILES)]
+            outcome, why = self._file(kind, what, chance)
         self.table[kind][outcome] += 1
         if outcome not in OUTCOMES[:2]:
             print(
@@ -156,6 +148,9 @@ class Campaign:
         return self._folder / ("study.h5" if what == "study" else "run.h5")
 
     def _case(self, kind: str, chance: random.Random) -> tuple[str, str]:
+        """Make a case, have its commands started, and look whether they touched
+        anything outside.
+        """
         case = self._folder / "case"
         asked = cases.prepare(self._originals, case, kind, chance)
         before = canaries.snapshot(case / "outside")
@@ -190,8 +185,8 @@ def campaign(
     kinds: Sequence[str] = ALL,
     jobs: int = 1,
 ) -> dict[str, Counter[str]]:
-    """How many files of every kind of change had which outcome; what is kept are those
-    that are nobody's wish.
+    """Return how many files of every kind of change had which outcome; files that were
+    not read as they should go to `keep`.
     """
     table: dict[str, Counter[str]] = {kind: Counter() for kind in kinds}
     over = threading.Event()

@@ -1,5 +1,5 @@
-"""Whether a process that learns again and again keeps its memory: the server's model
-learns many times, by ZeRO stage.
+"""Watch the memory of a process whose server model learns again and again, by ZeRO
+stage.
 
 After every tenth learning and the first two, a line has the process's memory, what the
 GPU's allocator has given out and what it holds, and the engines of DeepSpeed that are
@@ -35,7 +35,9 @@ ROWS, BATCH, STEPS = 100, 16, 3
 def learn(
     stage: int, learnings: int, server: Any, device: str
 ) -> list[dict[str, float]]:
-    """Memory after each learning, in MiB, and DeepSpeed's engines."""
+    """Learn again and again; return memory after each learning, in MiB, and how many of
+    DeepSpeed's engines are alive.
+    """
     world = worlds.enter(device=device)
     world.join_alone()
     slot = RankSlot(world.device)
@@ -58,15 +60,17 @@ def learn(
 
 
 def memory(device: torch.device) -> dict[str, float]:
-    resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf(
-        "SC_PAGE_SIZE"
-    )
-    found = {"process": resident / 2**20}
+    """Return the memory of this process and of its GPU, in MiB."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    found = {"process": pages * os.sysconf("SC_PAGE_SIZE") / 2**20}
     if device.type == "cuda":
         found["allocated"] = torch.cuda.memory_allocated(device) / 2**20
         found["reserved"] = torch.cuda.memory_reserved(device) / 2**20
     found["engines"] = sum(
-        type(one).__name__ == "DeepSpeedEngine" for one in gc.get_objects()
+        # By name, and among all objects that the collector knows: also one that only a
+        # cycle still holds.
+        type(one).__name__ == "DeepSpeedEngine"
+        for one in gc.get_objects()
     )
     return found
 
@@ -87,32 +91,15 @@ def main() -> None:
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
-        print(
-            json.dumps(
-                learn(
-                    options.stages[0], options.learnings, options.server, options.device
-                )
-            )
-        )
+        stage = options.stages[0]
+        found_here = learn(stage, options.learnings, options.server, options.device)
+        print(json.dumps(found_here))
         return
     found: dict[int, list[dict[str, float]]] = {}
     for stage in options.stages:
-        words = [
-            "--stages",
-            stage,
-            "--learnings",
-            options.learnings,
-            "--server",
-            options.server,
-        ]
-        command = [
-            sys.executable,
-            __file__,
-            "--child",
-            *map(str, words),
-            "--device",
-            options.device,
-        ]
+        command = [sys.executable, __file__, "--child", "--stages", str(stage)]
+        command += ["--learnings", str(options.learnings)]
+        command += ["--server", options.server, "--device", options.device]
         child = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
         found[stage] = json.loads(child.stdout.splitlines()[-1])
         for number, line in enumerate(found[stage], start=1):

@@ -61,9 +61,11 @@ class Tally:
         """Take in what other trials have found."""
         for name in (one.name for one in fields(self)):
             both = getattr(self, name), getattr(other, name)
+            # Everything adds up but the longest time.
             setattr(self, name, max(both) if name == "slowest" else both[0] + both[1])
 
     def line(self, name: str) -> str:
+        """Return a line of the campaign's table."""
         counts = f"{self.trials:7}{self.reported:10}{self.lost:6}{self.corrupt:9}{self.hangs:7}{self.touched:9}"
         return f"{name:13}{counts}{self.slowest:12.1f} s{self.same:6}"
 
@@ -88,6 +90,7 @@ class Job:
             stderr=self._log,
             cwd=folder,
             env=os.environ | _VARIABLES | variables,
+            # A session of its own, so that end() reaches all that it starts.
             start_new_session=True,
         )
 
@@ -96,18 +99,20 @@ class Job:
         return self.process.poll() is None
 
     def ranks(self) -> list[int]:
-        """The processes that mpirun has started."""
+        """Return the processes that mpirun has started."""
         found = subprocess.run(
             ["pgrep", "-P", str(self.process.pid)], capture_output=True, text=True
         ).stdout
         return [int(number) for number in found.split()]
 
     def begin(self) -> None:
-        """Wait until it has told of a round."""
+        """Wait until the run has reported a round."""
         self.until(lambda: self.reported() > 0, PATIENCE)
 
     def until(self, condition: Callable[[], bool], seconds: float) -> bool:
-        """Return whether it has come true while the run was alive, or at its end."""
+        """Return whether the condition has come true while the run was alive, or at its
+        end.
+        """
         end = time.monotonic() + seconds
         while self.alive and time.monotonic() < end:
             if condition():
@@ -116,7 +121,7 @@ class Job:
         return condition()
 
     def wait(self, seconds: float) -> bool:
-        """Return whether it has ended by itself; end it otherwise."""
+        """Return whether the run has ended by itself; end it otherwise."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(seconds)
             return True
@@ -124,45 +129,38 @@ class Job:
         return False
 
     def end(self) -> None:
-        """Kill it with all that it has started."""
+        """Kill the run with all that it has started."""
         for number in [*self.ranks(), self.process.pid]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(number, signal.SIGKILL)
-        with contextlib.suppress(
-            ProcessLookupError
-        ):  # what has lived on without its parent
+        # Whatever has lived on without its parent is still in the session.
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
     def told(self) -> str:
-        return Path(self._log.name).read_text(
-            errors="replace"
-        )  # by a place of our own: the run writes at its own
+        """Return what the run has written to its standard error so far."""
+        # Opened anew, because the run writes at the position of the file object.
+        return Path(self._log.name).read_text(errors="replace")
 
     def reported(self) -> int:
-        """The last round that the user has been told of."""
-        return max(
-            (int(n) for n in re.findall(r"^round (\d+)/", self.told(), re.M)), default=0
-        )
+        """Return the last round that the run has reported to the user."""
+        rounds = re.findall(r"^round (\d+)/", self.told(), re.M)
+        return max(map(int, rounds), default=0)
 
     def refusal(self) -> str | None:
-        """The one line with which it was refused; None if it went on, or said more than
-        that.
+        """Return the one line with which the run was refused; None if it went on, or
+        said more than that.
 
         Another rank says the same where mpirun is slow to end it.
         """
         lines = [line.strip() for line in self.told().splitlines()]
-        said = {
-            re.sub("^hpcfed: (rank [0-9]+: )?", "", line)
-            for line in lines
-            if line.startswith("hpcfed: ")
-        }
-        refused = (
-            self.process.poll() == 2
-            and len(said) == 1
-            and "Traceback" not in self.told()
-        )
-        return said.pop() if refused else None
+        said = set()
+        for line in lines:
+            if line.startswith("hpcfed: "):
+                said.add(re.sub("^hpcfed: (rank [0-9]+: )?", "", line))
+        plain = len(said) == 1 and "Traceback" not in self.told()
+        return said.pop() if self.process.poll() == 2 and plain else None
 
 
 def program(orders: Path, words: list[str]) -> list[str]:
@@ -180,29 +178,48 @@ def _faulty(orders: Path, words: list[str]) -> list[str]:
 
 
 def complete(out: Path) -> bool:
+    """Return whether the run in this folder is complete."""
     with contextlib.suppress(Exception):
         return read_run(out).status == "complete"
     return False
 
 
+def count_losses(tally: Tally, job: Job, out: Path, *, stopped: bool) -> list[str]:
+    """Count what is lost or corrupt in the folder of a run that has ended, and return
+    remarks; `stopped` says that the run should have stopped by itself.
+    """
+    remarks: list[str] = []
+    try:
+        record = read_run(out)
+        tally.lost += max(0, job.reported() - int(record.rounds_done))
+        bad: list[str] = []
+        checkpoints.newest(out, say=bad.append)
+    except Exception as error:
+        tally.corrupt += 1
+        return [f"{type(error).__name__}: {error}"]
+    tally.corrupt += len(bad)
+    if stopped and record.status != "stopped":
+        remarks.append(f"its status is {record.status}")
+    return remarks + bad
+
+
 def differences(one: Path, other: Path) -> list[str]:
-    """What two runs have recorded differently, but for times, and which arrays of their
-    last common checkpoints.
+    """Return what two runs have recorded differently, times apart, and which arrays of
+    their last common checkpoints differ.
     """
     expected, found = numbers(one), numbers(other)
     names = []
     for name, values in expected.items():
+        # NaN stands for a round that was not evaluated, and equals itself here.
         if not np.array_equal(values, found[name], equal_nan=True):
-            unequal = (values != found[name]) & ~(
-                np.isnan(values) & np.isnan(found[name])
-            )
+            both_nan = np.isnan(values) & np.isnan(found[name])
+            unequal = (values != found[name]) & ~both_nan
             names.append(f"{name} (first at {np.argwhere(unequal)[0].tolist()})")
     if read_run(other).status != "complete":
         names.append("status")
     states = [checkpoints.newest(run, say=names.append) for run in (one, other)]
-    last = min(
-        state.rounds if state else 0 for state in states
-    )  # one that a signal has made may be later
+    # The last in common: a checkpoint that a signal has made may be later.
+    last = min(state.rounds if state else 0 for state in states)
     states = [
         checkpoints.newest(run, say=names.append, below=last + 1)
         for run in (one, other)
@@ -218,16 +235,16 @@ def differences(one: Path, other: Path) -> list[str]:
 
 
 def numbers(out: Path) -> dict[str, np.ndarray]:
-    """All that a run has recorded, but for times."""
+    """Return all that a run has recorded, times apart."""
     with h5py.File(out / "run.h5") as file:
         return figures(file)
 
 
 def figures(file: h5py.Group) -> dict[str, np.ndarray]:
-    """Figures of an open file, or of a run in a study's."""
-    return {
-        f"{group}/{name}": data[()]
-        for group in ("rounds", "clients")
-        for name, data in file[group].items()
-        if name not in _TIMES
-    }
+    """Return the figures of a run's open file, or of a run in a study's."""
+    found = {}
+    for group in ("rounds", "clients"):
+        for name, data in file[group].items():
+            if name not in _TIMES:
+                found[f"{group}/{name}"] = data[()]
+    return found

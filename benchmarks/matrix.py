@@ -1,4 +1,4 @@
-"""Every way to ask for the server on a GPU, each as a real run of pFedGPA beside a
+"""Run pFedGPA with every way to ask for the server on a GPU, and compare each with a
 plain PyTorch loop.
 
 A cell is a size of the server's networks, a ZeRO stage and a precision, in one of three
@@ -8,11 +8,11 @@ layouts of ranks:
   1+1     a worker and a server rank, which share the GPU
   1+2     a worker and two server ranks over NCCL, which share the GPU too
 
-Further cells offload the optimiser or the parameters to the host, and compute
-activations anew. A cell is good when its run completes and the loss of every step is
+Further cells offload the optimiser or the parameters to the host, or recompute
+activations. A cell is good when its run completes and the loss of every step is
 that of the plain loop (--server-engine torch, one process) with the same micro-batches.
 Clients train in float64, so that all cells learn from the same uploads. What differs is
-rounding, which AdamW's first steps enlarge: the table's first lines tell by how much a
+rounding, which AdamW's first steps enlarge: the table's first lines show by how much a
 second plain loop differs from the first. The largest relative difference over all steps
 of both networks must stay below --fp32-tolerance or --bf16-tolerance. With bf16 and
 ZeRO 1 to 3 the parameters themselves are bfloat16, which the plain loop's are not.
@@ -75,14 +75,16 @@ class Outcome:
 
 
 def run_jobs(layout: str, todo: dict[str, str], folder: Path) -> dict[str, str]:
-    """Runs of one layout, in as many jobs as it takes; the errors of those that failed,
-    by name.
+    """Make the runs of one layout, in as many jobs as it takes; return the errors of
+    those that failed, by name.
     """
     errors: dict[str, str] = {}
     left = dict(todo)
     while left:
         printed = _job(layout, left, folder)
         for name in list(left):
+            # The first run that is not complete has ended its job; those behind it go
+            # on in the next one.
             if not _complete(folder / name):
                 errors[name] = _reason(folder / name, printed)
                 del left[name]
@@ -92,13 +94,11 @@ def run_jobs(layout: str, todo: dict[str, str], folder: Path) -> dict[str, str]:
 
 
 def _job(layout: str, todo: dict[str, str], folder: Path) -> str:
-    """Starts one job that goes through the runs; what it printed."""
+    """Start one job that goes through the runs; return what it printed."""
     ranks, _ = LAYOUTS[layout]
-    words = [
-        word
-        for name, own in todo.items()
-        for word in ("+", *own.split(), "--out", str(folder / name))
-    ]
+    words: list[str] = []
+    for name, own in todo.items():
+        words += ["+", *own.split(), "--out", str(folder / name)]
     command = [sys.executable, __file__, "--job", *words]
     if ranks > 1:
         # By mpi4py, which ends all ranks when one fails.
@@ -119,7 +119,7 @@ def _job(layout: str, todo: dict[str, str], folder: Path) -> str:
 
 
 def _await(job: subprocess.Popen[bytes], done: Callable[[], int]) -> None:
-    """Waits for the end of a job; one that gets no further is killed."""
+    """Wait for the end of a job; kill one that gets no further."""
     seen, since = -1, time.monotonic()
     while job.poll() is None:
         time.sleep(0.5)
@@ -131,30 +131,27 @@ def _await(job: subprocess.Popen[bytes], done: Callable[[], int]) -> None:
 
 
 def _complete(folder: Path) -> bool:
-    """Whether the run there has come to its end; its mark is written by the job itself,
-    after the run.
+    """Return whether the run there has come to its end; the job itself leaves this
+    mark, after the run.
     """
     return (folder / "done").exists()
 
 
 def _reason(folder: Path, printed: str) -> str:
-    """One line about a run that failed: what a rank left in its folder, or what the job
-    printed last.
+    """Return one line about a run that failed: what a rank left in its folder, or what
+    the job printed last.
     """
     for path in sorted(folder.glob("error-*.txt")):
         return path.read_text(errors="replace").partition("\n")[0]
     told = [line for line in printed.splitlines() if line.startswith("hpcfed:")]
-    said = (
-        told
-        or [line for line in printed.splitlines() if "Error" in line]
-        or ["no word"]
-    )
+    errors = [line for line in printed.splitlines() if "Error" in line]
+    said = told or errors or ["no word"]
     return said[-1]
 
 
 def job(words: Iterable[str]) -> None:
-    """Runs one after the other on the ranks of this job: their options, each behind a
-    plus sign.
+    """Make runs one after the other on the ranks of this job; each has its options
+    behind a plus sign.
     """
     from itertools import groupby
 
@@ -163,12 +160,12 @@ def job(words: Iterable[str]) -> None:
     from hpcfed.cli import parse_run
     from hpcfed.experiment.run import run
 
+    # "+" parts the options of one run from those of the next.
     for parting, own in groupby(words, key="+".__eq__):
         if parting:
             continue
-        if (
-            torch.cuda.is_initialized()
-        ):  # or every run would tell the most that any before it has taken
+        # Or every run would report the most that any before it has taken.
+        if torch.cuda.is_initialized():
             torch.cuda.reset_peak_memory_stats()
         folder = run(parse_run(list(own)))
         if folder is not None:
@@ -176,7 +173,7 @@ def job(words: Iterable[str]) -> None:
 
 
 def losses(folder: Path) -> np.ndarray:
-    """Read the loss of every step of both networks, the last time that they learnt."""
+    """Return the loss of every step of both networks, the last time that they learned."""
     with h5py.File(folder / "run.h5") as file:
         return np.concatenate([file[f"server/{name}_loss"][-1] for name in NETWORKS])
 
@@ -184,13 +181,14 @@ def losses(folder: Path) -> np.ndarray:
 def outcome(
     cell: Cell, folder: Path, errors: dict[str, str], *, compared: bool
 ) -> Outcome:
-    """Reads what a cell's run has left, and holds its losses against the plain loop's
-    if they are to be compared.
+    """Read what a cell's run has left; compare its losses with the plain loop's if they
+    are to be compared.
     """
     for name in (cell.folder, cell.reference):
         if name in errors:
             return Outcome(cell, errors[name])
     own = losses(folder / cell.folder)
+    # Without a comparison there is no plain loop's run.
     plain = losses(folder / cell.reference) if compared else own
     learning = read_run(folder / cell.folder).learnings[-1]
     return Outcome(
@@ -203,8 +201,8 @@ def outcome(
 
 
 def measure(chosen: Sequence[Cell], folder: Path, *, compared: bool) -> list[Outcome]:
-    """Runs all cells and, to be compared, their references: some jobs side by side,
-    each with a share of the runs.
+    """Run all cells and, to be compared, their references: some jobs side by side, each
+    with a share of the runs.
     """
     runs: dict[str, dict[str, str]] = {layout: {} for layout in LAYOUTS}
     for cell in chosen:
@@ -214,9 +212,9 @@ def measure(chosen: Sequence[Cell], folder: Path, *, compared: bool) -> list[Out
     shares = [
         (layout, share) for layout, own in runs.items() for share in _shares(own, JOBS)
     ]
-    at_once = (
-        1 if any(cell.size == "large" for cell in chosen) else len(shares)
-    )  # of these one fills half a GPU
+    # A large cell fills half a GPU.
+    large = any(cell.size == "large" for cell in chosen)
+    at_once = 1 if large else len(shares)
     errors: dict[str, str] = {}
     with ThreadPoolExecutor(at_once) as pool:
         for failed in pool.map(
@@ -227,17 +225,18 @@ def measure(chosen: Sequence[Cell], folder: Path, *, compared: bool) -> list[Out
 
 
 def _shares(runs: dict[str, str], number: int) -> list[dict[str, str]]:
-    """Deals the runs out to so many jobs, or fewer."""
+    """Deal the runs out to so many jobs, or fewer."""
     names = list(runs)
     dealt = [names[first::number] for first in range(number)]
     return [{name: runs[name] for name in share} for share in dealt if share]
 
 
 def table(outcomes: Sequence[Outcome], limits: dict[str, float]) -> str:
-    """A line per size, precision, stage and further option; a column per layout."""
-    layouts = [
-        name for name in LAYOUTS if any(one.cell.layout == name for one in outcomes)
-    ]
+    """Return a table with a line per size, precision, stage and further option, and a
+    column per layout.
+    """
+    there = {one.cell.layout for one in outcomes}
+    layouts = [name for name in LAYOUTS if name in there]
     lines = [f"{'':44}" + "".join(f"{name:>26}" for name in layouts)]
     for row in dict.fromkeys(one.cell.row for one in outcomes):
         entries = {
@@ -256,27 +255,24 @@ def _entry(one: Outcome, limits: dict[str, float]) -> str:
         return "FAILED"
     verdict = "" if good(one, limits) else " TOO FAR"
     memory = " + ".join(f"{gib:.1f}" for gib in one.peak_gib)
-    told = (
-        f"loss {one.last_loss:.5f}"
-        if one.difference is None
-        else f"{one.difference:.0e}"
-    )
+    told = f"loss {one.last_loss:.5f}"
+    if one.difference is not None:
+        told = f"{one.difference:.0e}"
     return f"{told}, {memory} GiB{verdict}"
 
 
 def good(one: Outcome, limits: dict[str, float]) -> bool:
-    """Whether the cell completed with the losses that it should have, where they were
-    compared.
+    """Return whether the cell completed with the losses that it should have, where they
+    were compared.
     """
-    near = (
-        one.difference is None or one.difference < limits[one.cell.precision]
-    )  # NaN is not near
+    # A difference of NaN is not near: it compares as false.
+    near = one.difference is None or one.difference < limits[one.cell.precision]
     return not one.error and near and bool(np.isfinite(one.last_loss))
 
 
 def versions() -> str:
-    """The machine and what runs on it; asked in a process of its own, which then leaves
-    the device.
+    """Return the machine and what runs on it; a process of its own is asked, which then
+    leaves the device.
     """
     program = (
         "import torch, deepspeed; gpu = torch.cuda.is_available(); "
@@ -331,11 +327,9 @@ def main() -> None:
         folder.mkdir(parents=True, exist_ok=options.keep is None)
         outcomes = measure(cells(options), folder, compared=not options.uncompared)
     print(f"{datetime.now(UTC):%Y-%m-%d}  {versions()}")
-    told = (
-        "the last loss"
-        if options.uncompared
-        else "largest relative difference of a step's loss to the plain loop's"
-    )
+    told = "largest relative difference of a step's loss to the plain loop's"
+    if options.uncompared:
+        told = "the last loss"
     print(f"{told}, and peak memory of each server rank")
     print(table(outcomes, limits))
     bad = [one for one in outcomes if not good(one, limits)]

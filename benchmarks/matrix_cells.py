@@ -7,6 +7,7 @@ LAYOUTS = {"alone": (1, 0), "1+1": (2, 1), "1+2": (3, 2)}
 """Ranks in all, and server ranks among them."""
 BATCH = 32
 COMMON = f"--method pfedgpa --clients 20 --rounds 6 --bank-rounds 5 --evaluate-every 6 --server-batch {BATCH}"
+# Clients in float64, so that all cells learn from the same uploads.
 COMMON += " --precision fp64 --no-server-save"
 DIGITS = "--autoencoder-samples 320 --denoiser-samples 640"
 CIFAR = "--dataset synthetic --model cnn-cifar --partition dominant --train-per-client 60 --test-per-client 10"
@@ -26,6 +27,8 @@ AGAIN = "the plain loop again"
 
 @dataclass(frozen=True)
 class Cell:
+    """One way to ask for the server, and the layout of ranks."""
+
     size: str
     precision: str
     stage: int
@@ -34,22 +37,16 @@ class Cell:
 
     @property
     def row(self) -> str:
-        """What the cells of one line of the table have in common."""
+        """The name of the line of the table that this cell is in."""
         if self.further == AGAIN:
             return f"{self.size:6} {self.precision:5} {AGAIN}"
         return f"{self.size:6} {self.precision:5} ZeRO {self.stage}{self.further and ', ' + self.further}"
 
     @property
     def folder(self) -> str:
-        return "-".join(
-            [
-                self.size,
-                self.precision,
-                str(self.stage),
-                self.layout,
-                *self.further.split(),
-            ]
-        )
+        """The name of the run's folder."""
+        names = [self.size, self.precision, str(self.stage), self.layout]
+        return "-".join([*names, *self.further.split()])
 
     @property
     def reference(self) -> str:
@@ -58,9 +55,11 @@ class Cell:
 
     @property
     def micro(self) -> int:
+        """The micro-batch of a server rank."""
         return BATCH // max(1, LAYOUTS[self.layout][1])
 
     def words(self) -> str:
+        """Return the options of the cell's run."""
         ranks, servers = LAYOUTS[self.layout]
         if self.further == AGAIN:
             return self.plain_words()
@@ -74,12 +73,13 @@ class Cell:
         return f"{COMMON} {WORK[self.size]} {own} --backend {'nccl' if ranks > 2 else 'auto'}"
 
     def plain_words(self) -> str:
+        """Return the options of the plain loop that the cell is compared with."""
         own = f"--server {self.size} --server-precision {self.precision}"
         return f"{COMMON} {WORK[self.size]} {own} --server-engine torch --server-micro-batch {self.micro}"
 
 
 def cells(options: argparse.Namespace) -> list[Cell]:
-    """All cells that were asked for; further ones once per stage and layout."""
+    """Return all cells that were asked for; further ones once per stage and layout."""
     chosen = [
         Cell(size, precision, stage, "", layout)
         for layout in options.layouts

@@ -10,6 +10,7 @@ from hpcfed.config import Settings, resolve
 
 def settings_of(values: dict[str, Any]) -> Settings:
     """Return the settings of a FedAvg run with these options."""
+    # Sources are for messages about mistakes, of which there are none.
     sources = {name: name for name in values}
     return resolve(values, sources, methods.load("fedavg").Options)
 

@@ -13,53 +13,50 @@ import numpy as np
 
 
 def flip(content: bytearray, random: random.Random) -> None:
+    """Flip some bits."""
     for _ in range(random.choice((1, 1, 2, 8, 64))):
         content[position(content, random)] ^= 1 << random.randrange(8)
 
 
 def overwrite(content: bytearray, random: random.Random) -> None:
+    """Overwrite some bytes with numbers that mean much."""
     for _ in range(random.choice((1, 2, 4))):
         at = position(content, random)
-        value = random.choice(
-            (
-                b"\xff" * 8,
-                b"\0" * 8,
-                b"\x7f" * 4,
-                random.randbytes(8),
-                bytes([random.randrange(256)]),
-            )
-        )
+        values = [b"\xff" * 8, b"\0" * 8, b"\x7f" * 4]
+        values += [random.randbytes(8), bytes([random.randrange(256)])]
+        value = random.choice(values)
         content[at : at + len(value)] = value
 
 
 def truncate(content: bytearray, random: random.Random) -> None:
+    """Cut the end off."""
     del content[random.randrange(len(content)) :]
 
 
 def swap(content: bytearray, random: random.Random) -> None:
+    """Swap two blocks."""
     size = random.choice((8, 64, 512, 4096))
-    one, other = (
-        random.randrange(max(1, len(content) - size)) // 8 * 8 for _ in range(2)
-    )
-    content[one : one + size], content[other : other + size] = (
-        content[other : other + size],
-        content[one : one + size],
-    )
+    last = max(1, len(content) - size)
+    one, other = random.randrange(last) // 8 * 8, random.randrange(last) // 8 * 8
+    first, second = slice(one, one + size), slice(other, other + size)
+    content[first], content[second] = content[second], content[first]
 
 
 def zero(content: bytearray, random: random.Random) -> None:
+    """Overwrite a block with zeros."""
     size, at = random.choice((8, 64, 512, 4096)), position(content, random)
     content[at : at + size] = bytes(len(content[at : at + size]))
 
 
 def position(content: bytearray, random: random.Random) -> int:
-    """Half of them where a file says what it holds."""
-    return random.randrange(
-        len(content) if random.random() < 0.5 else min(len(content), 8192)
-    )
+    """Return a position in the file; half of them are where a file says what it holds."""
+    # HDF5 puts most of its structure at the beginning.
+    headers = min(len(content), 8192)
+    return random.randrange(len(content) if random.random() < 0.5 else headers)
 
 
 def items(file: h5py.File, kind: type = object) -> list[str]:
+    """Return the names of all groups and datasets, or of one kind."""
     names: list[str] = []
     file.visititems(
         lambda name, item: names.append(name) if isinstance(item, kind) else None
@@ -68,10 +65,13 @@ def items(file: h5py.File, kind: type = object) -> list[str]:
 
 
 def delete(file: h5py.File, random: random.Random) -> None:
+    """Delete a group or dataset."""
     del file[random.choice(items(file))]
 
 
 def rename(file: h5py.File, random: random.Random) -> None:
+    """Give a name a strange ending, or give one the place of another."""
+    # Either a name that nothing looks for, or one that means something else.
     one, other = random.sample(items(file), 2)
     if random.random() < 0.5:
         file.move(one, one + random.choice(("x", " ", "\n", "é", "<script>")))
@@ -81,6 +81,7 @@ def rename(file: h5py.File, random: random.Random) -> None:
 
 
 def retype(file: h5py.File, random: random.Random) -> None:
+    """Replace a dataset by one of another type, by an empty one or by a group."""
     name = random.choice(items(file, h5py.Dataset))
     shape = file[name].shape
     del file[name]
@@ -112,6 +113,7 @@ def retype(file: h5py.File, random: random.Random) -> None:
 
 
 def reshape(file: h5py.File, random: random.Random) -> None:
+    """Replace a dataset by one of another shape."""
     name = random.choice(items(file, h5py.Dataset))
     data = file[name]
     dtype, shape = data.dtype, list(data.shape)
@@ -132,12 +134,13 @@ def reshape(file: h5py.File, random: random.Random) -> None:
 
 
 def huge(file: h5py.File, random: random.Random) -> None:
-    """Shapes that the file declares and does not hold; and a run that says it has so
-    many rounds.
+    """Declare shapes that the file does not hold; now and then the run claims so many
+    rounds.
     """
     name = random.choice(items(file, h5py.Dataset))
     dtype, dimensions = file[name].dtype, max(1, len(file[name].shape))
     del file[name]
+    # Chunks are written on demand, so the file stays small.
     length = random.choice((2**31, 2**40, 2**50))
     file.create_dataset(
         name,
@@ -154,6 +157,7 @@ def huge(file: h5py.File, random: random.Random) -> None:
 
 
 def attribute(file: h5py.File, random: random.Random) -> None:
+    """Remove an attribute, change it to what it should not be, or add many."""
     attributes = random.choice([file, *(file[name] for name in items(file))]).attrs
     name = random.choice([*attributes, "more"])
     match random.randrange(4):
@@ -183,7 +187,7 @@ def attribute(file: h5py.File, random: random.Random) -> None:
 
 
 def numbers(file: h5py.File, random: random.Random) -> None:
-    """Numbers that cannot be."""
+    """Write numbers that cannot be."""
     names = [
         name
         for name in items(file, h5py.Dataset)
@@ -191,22 +195,19 @@ def numbers(file: h5py.File, random: random.Random) -> None:
     ]
     data = file[random.choice(names)]
     values = data[()].reshape(-1) if data.shape else np.array([data[()]])
-    bad = (
-        [0, -1, 1e-300, 1e300, float("inf"), float("nan"), 2**53]
-        if data.dtype.kind == "f"
-        else [0, -1, 2**30]
-    )
+    bad: list[float] = [0, -1, 2**30]
+    if data.dtype.kind == "f":
+        bad = [0, -1, 1e-300, 1e300, float("inf"), float("nan"), 2**53]
     many = random.choice((1, len(values)))
     for _ in range(many):
+        at, value = random.randrange(len(values)), np.array(random.choice(bad))
         with np.errstate(over="ignore"):
-            values[random.randrange(len(values))] = np.array(random.choice(bad)).astype(
-                values.dtype
-            )
+            values[at] = value.astype(values.dtype)
     data[...] = values.reshape(data.shape)
 
 
 def words(file: h5py.File, random: random.Random) -> None:
-    """Text and JSON that say something else."""
+    """Replace text and JSON by something else."""
     names = [
         name
         for name in items(file, h5py.Dataset)
@@ -256,6 +257,7 @@ def words(file: h5py.File, random: random.Random) -> None:
 
 
 def replace_text(file: h5py.File, name: str, value: Any) -> None:
+    """Replace a dataset by text."""
     del file[name]
     file[name] = (
         value if isinstance(value, str) else np.array(value, dtype=h5py.string_dtype())
@@ -263,7 +265,9 @@ def replace_text(file: h5py.File, name: str, value: Any) -> None:
 
 
 def link(file: h5py.File, random: random.Random) -> None:
-    """To other files, to nowhere, and in circles."""
+    """Put links to other files, to nowhere and in circles, external storage, and
+    filters.
+    """
     name = random.choice(items(file))
     secret = str(Path(file.filename).with_name("secret.h5"))
     shape = getattr(file[name], "shape", None) or (4,)
@@ -306,12 +310,14 @@ OBJECTS: dict[str, Callable[[h5py.File, random.Random], None]] = {
     "deleted": delete, "renamed": rename, "retyped": retype, "reshaped": reshape, "huge shapes": huge,
     "attributes": attribute, "numbers": numbers, "texts": words, "links and filters": link,
 }  # fmt: skip
+EXPECTED = (LookupError, ValueError, OSError, TypeError, RuntimeError)
+"""What h5py may raise over a file that is changed already."""
 KINDS = (*BYTES, *OBJECTS)
 """Changes to HDF5 files."""
 
 
 def mutate(original: Path, path: Path, kind: str, random: random.Random) -> None:
-    """The original, changed, under another name."""
+    """Write a changed copy of the original to another path."""
     path.unlink(missing_ok=True)
     if kind in BYTES:
         content = bytearray(original.read_bytes())
@@ -321,11 +327,6 @@ def mutate(original: Path, path: Path, kind: str, random: random.Random) -> None
     shutil.copy(original, path)
     with h5py.File(path, "r+") as file:
         for number in range(random.choice((1, 1, 1, 2, 5))):
-            with suppress(
-                *(
-                    (LookupError, ValueError, OSError, TypeError, RuntimeError)
-                    if number
-                    else ()
-                )
-            ):  # of what is changed already
+            # A second change may fail over what the first has done; the first may not.
+            with suppress(*(EXPECTED if number else ())):
                 OBJECTS[kind](file, random)

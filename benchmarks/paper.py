@@ -4,15 +4,15 @@ A study file names data sets, numbers of clients (or columns of any kind, such a
 attacks) and methods, each with its options. Every combination, or those that the file's
 `cells` leave, is a cell: one run of all seeds at once, in the folder
 OUT/DATASET/CLIENTS/METHOD. Cells whose seeds are all complete are not run again, so a
-study that was stopped goes on where it was. By SIGTERM, SIGUSR2 or Ctrl-C the cells at
-work end their round, the exit code is 75, and they go on after that round. A cell that
-fails is told in one line, the others go on, and the exit code is 1; a mistake in the
-file or in the flags ends everything before it begins, with 2.
+study that was stopped goes on where it was. On SIGTERM, SIGUSR2 or Ctrl-C
+the cells at work end their round, and the exit code is 75; the next call resumes them
+there. A cell that fails is reported in one line, the others go on, and the exit code is
+1. A mistake in the file or in the flags ends everything before it begins, with 2.
 
-After every cell comes a line: what the study measures (accuracy of the clients on their
-own test data unless it says otherwise; mean ± standard error over seeds), the paper's,
-the difference, seconds. At the end come the tables, in Markdown: `ours ± error
-(paper)`.
+A line per cell shows what the study measures (mean ± standard error over seeds; the
+accuracy of clients on their own test data, unless the study says otherwise), the
+paper's figure, the difference, and seconds. At the end come the tables, in Markdown:
+`ours ± error (paper)`.
 
 examples:
   python benchmarks/paper.py benchmarks/paper/pfedgpa.toml --data-root data --out runs/paper
@@ -127,6 +127,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 raise UserError(
                     "a study is one process; start it without mpirun or srun"
                 )
+            # Checks everything before the first cell begins.
             cells = runnable(cells, study)
             failed = go(cells, study, options)
         print_tables(cells, study)

@@ -43,8 +43,10 @@ OWN = (
 
 @dataclass(frozen=True)
 class Cell:
+    """One run of all seeds: a data set, a column and a method."""
+
     names: tuple[str, str, str]
-    """Data set, clients, method."""
+    """The data set, the number of clients (or column), and the method's row."""
     folder: Path
     settings: Settings
     seeds: tuple[int, ...]
@@ -55,16 +57,16 @@ class Cell:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of a finished cell."""
+    """What a finished cell has found; lists have a number per seed."""
 
     accuracy: dict[str, list[float]]
-    """Of every seed: by the method's name what the study measures first, and per cent
-    by the name of every final.
+    """By the method's row what the study measures first, and by the name of every final
+    its accuracy in per cent.
     """
     further: dict[str, list[float]]
-    """What else the study measures."""
+    """What else the study measures, by the measure's name."""
     seconds: float
-    """From the first round to the end."""
+    """Seconds from the first round to the end."""
     device: str
 
 
@@ -72,38 +74,35 @@ Outcomes = Mapping[tuple[str, str, str], Outcome]
 
 
 def plan(study: Study, options: argparse.Namespace) -> list[Cell]:
-    """The cells that were asked for, in order."""
+    """Return the cells that were asked for, in the order of the study."""
     wanted = options.methods.split(",") if options.methods else list(study.methods)
     for method in wanted:
         if method not in study.methods:
             raise unknown("method", method, study.methods)
-    changes = {
-        name.replace("-", "_"): value
-        for name, value in pairs_of("--set", options.set, "rounds=3").items()
-    }
+    changes = {}
+    for name, value in pairs_of("--set", options.set, "rounds=3").items():
+        changes[name.replace("-", "_")] = value
     sources = pairs_of("--data", options.data, "svhn=file:svhn.npz")
     for name in sources:
         if name not in study.datasets:
             raise UserError(f"--data: {unknown('data set', name, study.datasets)}")
-    every = [
-        names
-        for names in itertools.product(study.datasets, study.across, study.methods)
-        if any(fnmatchcase("/".join(names), pattern) for pattern in study.cells)
-    ]
-    chosen = [
-        names
-        for names in every
-        if names[2] in wanted and fnmatchcase("/".join(names), options.only)
-    ]
-    if not chosen:
+    every, cells = [], []
+    for names in itertools.product(study.datasets, study.across, study.methods):
+        path = "/".join(names)
+        if not any(fnmatchcase(path, pattern) for pattern in study.cells):
+            continue
+        every.append(path)
+        dataset, _, row = names
+        if row in wanted and fnmatchcase(path, options.only):
+            source = sources.get(dataset, dataset)
+            cells.append(cell_of(study, names, changes, source, options))
+    if not cells:
         raise UserError(
-            f"--only {options.only} leaves no cell; they have names such as {'/'.join(every[0])}"
+            f"--only {options.only} leaves no cell; they have names such as {every[0]}"
         )
-    cells = [
-        cell_of(study, names, changes, sources.get(names[0], names[0]), options)
-        for names in chosen
-    ]
-    known = {name for cell in cells for name in cell.settings.flat()}
+    known: set[str] = set()
+    for cell in cells:
+        known.update(cell.settings.flat())
     for name in changes:
         if name not in known:
             raise UserError(
@@ -113,6 +112,7 @@ def plan(study: Study, options: argparse.Namespace) -> list[Cell]:
 
 
 def pairs_of(flag: str, words: Sequence[str], example: str) -> dict[str, str]:
+    """Split the NAME=VALUE words of a flag."""
     pairs = {}
     for word in words:
         name, equals, value = word.partition("=")
@@ -129,27 +129,35 @@ def cell_of(
     source: str,
     options: argparse.Namespace,
 ) -> Cell:
+    """Return the cell of these names; a `source` may stand for its data set.
+
+    Options of the method win over those of the column, these over those of the data
+    set, and these over common ones; --set wins over all.
+    """
     dataset, column, row = names
-    own = dict(study.methods[row])
-    method = own.pop("method", row)
+    row_options = dict(study.methods[row])
+    method = row_options.pop("method", row)
     kind = methods.load(method).Options
-    values: dict[str, Any] = {}
-    sources: dict[str, str] = {}
-    for table, given in {
+    column_table = "clients" if study.clients else "columns"
+    tables = {
         "common": study.common,
         f"datasets.{dataset}": study.datasets[dataset],
-        f"{'clients' if study.clients else 'columns'}.{column}": study.across[column],
-        f"methods.{row}": own,
-    }.items():
+        f"{column_table}.{column}": study.across[column],
+        f"methods.{row}": row_options,
+    }
+    values: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    for table, given in tables.items():
         values |= given
-        sources |= {name: f"{options.study}: {table}.{name}" for name in given}
+        for name in given:
+            sources[name] = f"{options.study}: {table}.{name}"
     for name, value in changes.items():
-        if (
-            name in RunConfig.model_fields or name in kind.model_fields
-        ):  # what other methods have is not for this one
+        # An option that only other methods have is not for this one.
+        if name in RunConfig.model_fields or name in kind.model_fields:
             values[name], sources[name] = value, f"--set {name}={value}"
-    for name in OWN if study.clients else [name for name in OWN if name != "clients"]:
-        if name in values:
+    for name in OWN:
+        allowed = name == "clients" and not study.clients
+        if name in values and not allowed:
             raise UserError(f"{sources[name]}: the study gives it to every cell itself")
     folder = options.out.joinpath(*names)
     values |= {"dataset": source, "method": method, "out": folder, "overwrite": True}
@@ -163,20 +171,18 @@ def cell_of(
         "dataset": f"--data {dataset}={source}",
     }
     if study.clients:
-        values["clients"], sources["clients"] = (
-            column,
-            f"{options.study}: clients.{column}",
-        )
-    # The tables are for all methods, of which some have no use for some of their
-    # options.
-    shared = set(values) - set(own) - set(changes)
+        values["clients"] = column
+        sources["clients"] = f"{options.study}: clients.{column}"
+    # Tables are for all methods. A method that has no use for one of their options
+    # must not be refused for it.
+    shared = set(values) - set(row_options) - set(changes)
     settings = resolve(values, sources, kind, shared=shared)
     return Cell(names, folder, settings, settings.config.seeds or ())
 
 
 def runnable(cells: Sequence[Cell], study: Study) -> list[Cell]:
-    """Without those whose data may be missing and is; refuses what cannot run, or would
-    spoil what is there.
+    """Return the cells without those whose optional data set is missing; refuse what
+    cannot run, or would spoil what is there.
     """
     absent: dict[str, UserError] = {}
     for cell in cells:
@@ -184,9 +190,8 @@ def runnable(cells: Sequence[Cell], study: Study) -> list[Cell]:
         try:
             files.require(config.dataset, root=config.root, download=config.download)
         except UserError as error:
-            if (
-                name not in study.optional or config.dataset != name
-            ):  # what was named by hand should be there
+            # What --data named by hand should be there.
+            if name not in study.optional or config.dataset != name:
                 raise
             absent[name] = error
             continue
@@ -201,42 +206,41 @@ def runnable(cells: Sequence[Cell], study: Study) -> list[Cell]:
 
 
 def check_folder(cell: Cell) -> None:
+    """Refuse to overwrite finished seeds, or to mix runs of different options."""
     complete = complete_seeds(cell)
     lost = sorted(set(complete) - set(cell.seeds))
     if lost and not set(cell.seeds) <= set(complete):
         raise UserError(
-            f"{cell.folder} holds seed {lost[0]}, which a run would remove; name another --out"
+            f"{cell.folder} holds seed {lost[0]}, which a run would remove; "
+            "name another --out"
         )
     for seed, record in complete.items():
         check_unchanged(cell.folder, record.config, cell.settings.of_seed(seed).flat())
 
 
 def complete_seeds(cell: Cell) -> dict[int, RunRecord]:
-    return {
-        record.facts["seed"]: record
-        for record in read_seeds(cell.folder)
-        if record.status == "complete"
-    }
+    """Return the records of the cell's finished seeds, by seed."""
+    complete = {}
+    for record in read_seeds(cell.folder):
+        if record.status == "complete":
+            complete[record.facts["seed"]] = record
+    return complete
 
 
 def outcome(cell: Cell, study: Study) -> Outcome | None:
-    """None unless every seed is complete."""
+    """Return what a cell has found; None unless every seed is complete."""
     complete = complete_seeds(cell)
     if not set(cell.seeds) <= set(complete):
         return None
     records = [complete[seed] for seed in cell.seeds]
-    first, *others = (
-        [MEASURES[name].value(record) for record in records] for name in study.measures
-    )
-    accuracy, further = (
-        {cell.names[2]: first},
-        dict(zip(map(str, study.measures[1:]), others, strict=True)),
-    )
+    measured: dict[str, list[float]] = {}
+    for name in study.measures:
+        measured[name] = [MEASURES[name].value(record) for record in records]
+    accuracy = {cell.names[2]: measured.pop(study.measures[0])}
     for final in records[0].finals:
         accuracy[final] = [
             100 * mean_accuracy(record.finals[final]) for record in records
         ]
     seconds = max(float(record.facts["seconds"]) for record in records)
-    return Outcome(
-        accuracy, further, seconds, str(records[0].environment["ranks"][0]["device"])
-    )
+    device = str(records[0].environment["ranks"][0]["device"])
+    return Outcome(accuracy, measured, seconds, device)

@@ -19,7 +19,7 @@ from typing import Any
 
 from paper_cells import Cell, outcome
 from paper_study import Study
-from paper_tables import texts
+from paper_tables import result_line
 
 from hpcfed.cli import parse_run
 from hpcfed.config import (
@@ -36,13 +36,14 @@ class Stopped(Exception):
 
 
 def go(cells: Sequence[Cell], study: Study, options: argparse.Namespace) -> int:
-    """Runs what is not finished; the number of cells that failed."""
+    """Run the cells that are not finished, and return how many failed."""
     begin, children = time.monotonic(), Children(options)
     attempt = children.attempt_here if options.jobs == 1 else children.attempt
 
     def settled(cell: Cell) -> bool | None:
-        """Whether the cell is finished now; None if there was no time left for it."""
-        started, done, reason = time.monotonic(), outcome(cell, study), None
+        """Return whether the cell is finished now; None if no time was left for it."""
+        started, reason = time.monotonic(), None
+        done = outcome(cell, study)
         there = done is not None
         if not there:
             if started - begin >= options.budget or children.stopping:
@@ -51,7 +52,7 @@ def go(cells: Sequence[Cell], study: Study, options: argparse.Namespace) -> int:
             done = outcome(cell, study)
             if done is None and children.stopping:
                 return None
-        text = f"failed: {reason}" if done is None else texts(cell, study, done)
+        text = f"failed: {reason}" if done is None else result_line(cell, study, done)
         seconds = "there already" if there else f"{time.monotonic() - started:.1f} s"
         print(f"{cell!s:28} {text}  {seconds}", flush=True)
         return done is not None
@@ -87,7 +88,7 @@ class Children:
                 signal.signal(number, handler)
 
     def _heard(self, number: int, frame: FrameType | None) -> None:
-        """A second Ctrl-C ends them as they are."""
+        """Pass the request to stop on to all cells; a second Ctrl-C kills them."""
         at_once = self.stopping and number == signal.SIGINT
         self.stopping = True
         for child in list(self._at_work):
@@ -96,72 +97,67 @@ class Children:
             raise KeyboardInterrupt
 
     def attempt_here(self, cell: Cell) -> str | None:
-        """Runs a cell in this process; the reason when it fails."""
+        """Run a cell in this process; return the reason when it fails."""
         stop = Stop()
         try:
             return attempt(cell, stop)
         finally:
-            self.stopping = (
-                self.stopping or stop.asked
-            )  # perhaps in the cell's last round
+            # A signal in the cell's last round stops the study, not the cell.
+            self.stopping = self.stopping or stop.asked
             clear()
 
     def attempt(self, cell: Cell) -> str | None:
-        """Runs a cell; the reason when it fails."""
-        options = self._options
-        words = [
-            str(options.study),
-            "--out",
-            str(options.out),
-            "--only",
-            glob.escape(str(cell)),
-        ]
-        changes = [
-            word
-            for word in options.set
-            if word.partition("=")[0].replace("-", "_") in cell.settings.flat()
-        ]
-        words += [
-            "--seeds",
-            options.seeds,
-            "--device",
-            options.device,
-            *(["--set", *changes] if changes else []),
-        ]
-        words += ["--data-root", str(options.data_root)] if options.data_root else []
-        words += ["--data", *options.data] if options.data else []
-        threads = {
-            "OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // options.jobs))
-        }
+        """Run a cell in a process of its own; return the reason when it fails."""
+        cores = len(os.sched_getaffinity(0))
+        threads = {"OMP_NUM_THREADS": str(max(1, cores // self._options.jobs))}
+        program = str(Path(__file__).with_name("paper.py"))
         child = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("paper.py")), *words],
+            [sys.executable, program, *self._words(cell)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             env=threads | os.environ,
-            start_new_session=True,  # Ctrl-C is for the study alone, which asks them in turn
+            # So that Ctrl-C reaches the study alone, which asks its cells in turn.
+            start_new_session=True,
         )
         self._at_work.add(child)
-        if self.stopping:  # meanwhile
+        # A signal that came before the line above has not reached this child.
+        if self.stopping:
             child.terminate()
         out, err = child.communicate()
         self._at_work.discard(child)
         self.stopping = self.stopping or child.returncode == STOPPED
         if not child.returncode:
             return None
-        told = [
-            line.partition("failed: ")[2]
-            for line in out.splitlines()
-            if line.startswith(f"{cell} ")
-        ]
-        return (
-            "".join(told)
-            or (err.strip().splitlines() or [f"exit code {child.returncode}"])[-1]
-        )
+        for line in out.splitlines():
+            if line.startswith(f"{cell} ") and "failed: " in line:
+                return line.partition("failed: ")[2]
+        last_words = err.strip().splitlines()
+        return last_words[-1] if last_words else f"exit code {child.returncode}"
+
+    def _words(self, cell: Cell) -> list[str]:
+        """Return the options of a study of this cell alone."""
+        options = self._options
+        words = [str(options.study), "--only", glob.escape(str(cell))]
+        words += ["--out", str(options.out), "--seeds", options.seeds]
+        words += ["--device", options.device]
+        changes = []
+        for word in options.set:
+            name = word.partition("=")[0].replace("-", "_")
+            # --set of an option that this cell's method lacks would be refused.
+            if name in cell.settings.flat():
+                changes.append(word)
+        if changes:
+            words += ["--set", *changes]
+        if options.data_root:
+            words += ["--data-root", str(options.data_root)]
+        if options.data:
+            words += ["--data", *options.data]
+        return words
 
 
 def attempt(cell: Cell, stop: Stop) -> str | None:
-    """Runs a cell, or goes on with it; the reason when it fails."""
+    """Run a cell, or resume it; return the reason when it fails."""
     from hpcfed.experiment.run import run
 
     try:
@@ -171,23 +167,20 @@ def attempt(cell: Cell, stop: Stop) -> str | None:
     except SystemExit as end:
         if end.code == STOPPED:
             raise Stopped from None
-        return one_line(
-            end.__context__ or end
-        )  # the traceback has been shown, and is in the folder
+        # The traceback has been shown, and is in the folder.
+        return one_line(end.__context__ or end)
     return None
 
 
 def resumed(cell: Cell) -> Settings | None:
-    """Settings that go on with the cell where it was stopped; None where there is
-    nothing to go on with.
+    """Return settings that resume the cell where it was stopped; None where there is
+    nothing to resume.
     """
     there = {record.facts["seed"]: record for record in read_seeds(cell.folder)}
     states = {record.status for record in there.values()}
-    if (
-        set(there) != set(cell.seeds)
-        or "stopped" not in states
-        or states - {"stopped", "complete"}
-    ):
+    if set(there) != set(cell.seeds):
+        return None
+    if "stopped" not in states or not states <= {"stopped", "complete"}:
         return None
     try:
         for seed, record in there.items():
@@ -200,14 +193,12 @@ def resumed(cell: Cell) -> Settings | None:
 
 
 def clear() -> None:
-    """Leaves nothing of a cell behind that the next one would stumble over, or whose
-    memory it would miss.
-    """
+    """Leave no process group and no memory of a cell behind for the next one."""
     import torch
 
     from hpcfed.runtime import process_group
 
-    process_group.leave()  # a cell that failed has not
+    process_group.leave()  # a cell that failed has not done so
     gc.collect()
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
@@ -216,21 +207,21 @@ def clear() -> None:
 
 @contextmanager
 def data_read_once() -> Iterator[None]:
-    """All cells of a data set share its images in host memory; synthetic ones depend on
-    the cell.
+    """Let all cells of a data set share its images in host memory; synthetic images
+    depend on the cell.
     """
     from hpcfed.experiment import data
 
     load = data.load
-    kept: dict[str, Any] = {}
+    cached: dict[str, Any] = {}
 
     def load_once(name: str, **how: Any) -> Any:
         if name == "synthetic":
             return load(name, **how)
-        if name not in kept:
-            kept.clear()
-            kept[name] = load(name, **how)
-        return kept[name]
+        if name not in cached:
+            cached.clear()  # one data set at a time: cells come in their order
+            cached[name] = load(name, **how)
+        return cached[name]
 
     data.load = load_once
     try:

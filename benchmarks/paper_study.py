@@ -18,29 +18,30 @@ from hpcfed.errors import UserError, unknown
 from hpcfed.record.run import RunRecord
 
 Figures = dict[str, dict[str, dict[str, float]]]
-"""A paper's: data set, method, column."""
+"""A paper's figures, by data set, method and column."""
 
 
 class Measure(NamedTuple):
+    """One thing that a table shows."""
+
     title: str
     value: Callable[[RunRecord], float]
-    """Of one seed; NaN when there is none."""
+    """Returns it for the run of one seed; NaN when there is none."""
     digits: int = 2
 
 
 def best(record: RunRecord) -> float:
-    """Of the global model, or of the mean client where there is none."""
-    return next(
-        (
-            100 * v
-            for v in map(record.best, ("global_accuracy", "accuracy"))
-            if not math.isnan(v)
-        ),
-        math.nan,
-    )
+    """Return the best accuracy of the global model, or of the mean client where there
+    is none, in per cent.
+    """
+    of_global_model = record.best("global_accuracy")
+    if not math.isnan(of_global_model):
+        return 100 * of_global_model
+    return 100 * record.best("accuracy")
 
 
 def rounds_to_target(record: RunRecord) -> float:
+    """Return after how many rounds the target accuracy was reached; NaN if never."""
     reached = record.reached()
     return math.nan if reached is None else float(reached.rounds)
 
@@ -71,7 +72,7 @@ MEASURES = {
 
 
 class Ablation(BaseModel):
-    """A second table: what one method has judged at the end, by data set."""
+    """A second table: the accuracies that one method judges at its end, by data set."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -82,19 +83,21 @@ class Ablation(BaseModel):
 
 
 class Study(BaseModel):
-    """What is in the file."""
+    """The content of a study's file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     datasets: dict[str, dict[str, Any]]
     methods: dict[str, dict[str, Any]]
-    """By the name of a row; the method is the key `method`, or the row's own name."""
+    """Options by the name of a table's row. The key `method` names the method; without
+    it, the row's name does.
+    """
     clients: dict[str, dict[str, Any]] = {}
     columns: dict[str, dict[str, Any]] = {}
-    """In place of numbers of clients: any names, with any options."""
+    """Columns of any name and with any options, in place of numbers of clients."""
     common: dict[str, Any] = {}
     cells: tuple[str, ...] = ("*",)
-    """Patterns, of which a cell's DATASET/CLIENTS/METHOD must fit one."""
+    """Patterns; a cell's DATASET/CLIENTS/METHOD must fit one of them."""
     measures: tuple[
         Literal["accuracy", "best", "rounds", "comm", "given", "joining", "joined"], ...
     ] = ("accuracy",)
@@ -106,15 +109,16 @@ class Study(BaseModel):
     optional: tuple[str, ...] = ()
     """Data sets that are left out where their files are not there."""
     rows: dict[str, tuple[str, ...]] = {}
-    """Finals that stand in the table for a method, in place of its accuracy after the
-    last round.
+    """Finals (accuracies that a method judges at its end) that the table shows for a
+    method, in place of its accuracy after the last round.
     """
     figures: Figures = {}
     further_figures: dict[str, Figures] = {}
-    """Of the other measures."""
+    """The paper's figures of the other measures."""
     ablation: Ablation = Ablation()
 
     def rows_of(self, method: str) -> tuple[str, ...]:
+        """Return the names of the table's rows that a method has."""
         return self.rows.get(method, (method,))
 
     @field_validator("ours", mode="before")
@@ -124,67 +128,55 @@ class Study(BaseModel):
 
     @property
     def across(self) -> dict[str, dict[str, Any]]:
-        """What tables have beside each other for a data set."""
+        """The columns that tables have for a data set."""
         return self.columns or self.clients
 
     def figure(
         self, dataset: str, clients: str, method: str, *, measure: str = ""
     ) -> float | None:
-        figures = (
-            self.further_figures.get(measure, {})
-            if measure in self.measures[1:]
-            else self.figures
-        )
+        """Return the paper's figure; None where the study has none."""
+        figures = self.figures
+        if measure in self.measures[1:]:
+            figures = self.further_figures.get(measure, {})
         return figures.get(dataset, {}).get(method, {}).get(clients)
 
 
 def read_study(path: Path) -> Study:
+    """Read a study's file, and refuse names in it that stand for nothing."""
     try:
         study = Study.model_validate(load_toml(path))
     except ValidationError as failure:
         first = failure.errors()[0]
-        *_, key = first["loc"]
-        guess = suggest_option(str(key), [*Study.model_fields, *Ablation.model_fields])
-        reason = (
-            f"unknown key{guess}"
-            if first["type"] == "extra_forbidden"
-            else first["msg"]
-        )
-        raise UserError(
-            f"{path}: {'.'.join(map(str, first['loc']))}: {reason}"
-        ) from None
+        where = [str(key) for key in first["loc"]]
+        reason = first["msg"]
+        if first["type"] == "extra_forbidden":
+            known = [*Study.model_fields, *Ablation.model_fields]
+            reason = f"unknown key{suggest_option(where[-1], known)}"
+        raise UserError(f"{path}: {'.'.join(where)}: {reason}") from None
+    # Tables have columns of one kind.
     if bool(study.clients) == bool(study.columns):
         raise UserError(
             f"{path}: a study has tables [clients.N], or [columns.NAME], and not both"
         )
-    own = study.ablation
-    figures = [
-        of
-        for every in (study.figures, *study.further_figures.values())
-        for of in every.values()
-    ]
-    named: dict[str, tuple[Mapping[str, Any], Sequence[str]]] = {
-        "data set": (study.datasets, [*study.optional, *study.figures, *own.figures]),
-        "method": (
-            study.methods,
-            [
-                *study.ours,
-                study.rival,
-                own.method,
-                *study.rows,
-                *itertools.chain(*figures),
-            ],
-        ),
-        "number of clients" if study.clients else "column": (
-            study.across,
-            [own.clients, *(n for of in figures for row in of.values() for n in row)],
-        ),
-    }
-    for kind, (
-        known,
-        names,
-    ) in named.items():  # a slip here would be a missing figure, without a word
-        for name in names:
-            if name and name not in known:
-                raise UserError(f"{path}: {unknown(kind, name, known)}")
+    # A slip in one of these names would cost a figure of the table, without a word.
+    ablation = study.ablation
+    datasets = [*study.optional, *study.figures, *ablation.figures]
+    methods = [*study.ours, study.rival, ablation.method, *study.rows]
+    columns = [ablation.clients]
+    for figures in (study.figures, *study.further_figures.values()):
+        for rows in figures.values():
+            methods += rows
+            columns += itertools.chain(*rows.values())
+    _check_names(path, "data set", datasets, study.datasets)
+    _check_names(path, "method", methods, study.methods)
+    kind = "number of clients" if study.clients else "column"
+    _check_names(path, kind, columns, study.across)
     return study
+
+
+def _check_names(
+    path: Path, kind: str, names: Sequence[str], known: Mapping[str, Any]
+) -> None:
+    for name in names:
+        if name and name not in known:
+            raise UserError(f"{path}: {unknown(kind, name, known)}")

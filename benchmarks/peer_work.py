@@ -15,8 +15,9 @@ from measuring import synchronize
 from round import WORKS
 from torch import Tensor, nn
 
-from hpcfed.clients.engine import Sgd
-from hpcfed.data.datasets import SyntheticSize, load
+from hpcfed.clients.job import Sgd
+from hpcfed.data.loading import load
+from hpcfed.data.synthetic import SyntheticSize
 from hpcfed.models.networks import build
 
 SHAPE, CLASSES, SEED = (3, 32, 32), 10, 0
@@ -63,6 +64,7 @@ def work_of(name: str, scale: float) -> Work:
     batch = values["batch_size"]
     cohort = round(values["participation"] * values["clients"])
     if scale < 1:
+        # So that 1, 2, 5 and 10 processes can share it.
         cohort = 10 * max(1, round(scale * cohort / 10))
     images = batch * max(1, round(scale * values["train_per_client"] / batch))
     sgd = Sgd(
@@ -124,6 +126,7 @@ class Gate:
             self._instant.value = time.monotonic() + HEAD_START
         self._barrier.wait()
         instant = float(self._instant.value)
+        # Sleep may end a little late, so the last millisecond is waited out below.
         time.sleep(max(0.0, instant - time.monotonic() - 0.001))
         while time.monotonic() < instant:  # sleep would wake up a little late
             pass
@@ -153,6 +156,7 @@ def set_up(job: Job) -> torch.device:
     torch.set_float32_matmul_precision("high")
     torch.backends.cudnn.allow_tf32 = True
     torch.backends.cudnn.benchmark = True
+    # As hpcfed does with several ranks on a machine.
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // job.processes))
     torch.manual_seed(SEED)
     return torch.device("cuda", 0) if job.device == "cuda" else torch.device("cpu")

@@ -110,6 +110,7 @@ def measure(job: Job, variables: mps.Variables | None = None) -> Result:
     A daemon of our own (with `variables`) is for several processes; any other serves
     all.
     """
+    # Empty variables mean a daemon that serves every process anyway.
     shared = variables is not None and (not variables or job.processes > 1)
     gate = Gate(job.processes) if job.processes > 1 else None
     ranks = [(job, rank, gate) for rank in range(job.processes)]
@@ -184,11 +185,9 @@ def verdict(ours: Result, rivals: list[Result]) -> str:
             name += f" --processes {result['processes']}"
             name += " (its best here)" if result is best else ""
         ratio = result["ms_per_round"] / ours["ms_per_round"]
-        faster = (
-            f"{ratio:.1f} times faster"
-            if ratio >= 1
-            else f"{1 / ratio:.1f} times slower"
-        )
+        faster = f"{ratio:.1f} times faster"
+        if ratio < 1:
+            faster = f"{1 / ratio:.1f} times slower"
         parts.append(f"{faster} than {name}")
     return f"{ours['work']}: hpcfed is {', '.join(parts)}."
 
@@ -241,6 +240,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
+    """Return the options, checked."""
     parser = Parser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -308,7 +308,6 @@ def main(words: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    signal.signal(
-        signal.SIGTERM, lambda *_: sys.exit(143)
-    )  # so that MPS is stopped then, too
+    # So that MPS is stopped on SIGTERM, too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     sys.exit(main(sys.argv[1:]))

@@ -1,7 +1,7 @@
-"""What stands in a file whose writer is killed while it publishes: the old version or
+"""Check that a file whose writer is killed while it publishes holds the old version or
 the new one, whole.
 
-A process publishes version after version and says when each is on disk; it is killed
+A process publishes version after version and says when each is on disk. It is killed
 (SIGKILL) at a random moment, and the next one goes on. Meanwhile and afterwards the
 file is read: every version carries its own checksum.
 
@@ -27,8 +27,8 @@ SIZES = (100, 5_000, 300_000, 4_000_000)
 
 
 def made(version: int) -> bytes:
-    """A version with its checksum before it: all bytes of a short one and of a long one
-    differ from its neighbours'.
+    """Return a version with its checksum before it; every byte of a version differs
+    from its neighbours'.
     """
     body = version.to_bytes(8, "little") * (
         SIZES[version % len(SIZES)] // 8 + version % 7
@@ -37,12 +37,13 @@ def made(version: int) -> bytes:
 
 
 def version_of(content: bytes) -> int | None:
-    """None of a torn one."""
+    """Return the number of a version; None of a torn one."""
     whole = len(content) > 32 and hashlib.sha256(content[32:]).digest() == content[:32]
     return int.from_bytes(content[32:40], "little") if whole else None
 
 
 def publish_for_ever(path: Path, version: int) -> None:
+    """Publish version after version, and say when each is on disk."""
     while True:
         publish(made(version), path)
         os.write(1, version.to_bytes(8, "little"))
@@ -52,11 +53,12 @@ def publish_for_ever(path: Path, version: int) -> None:
 def kill_once(
     path: Path, version: int, random: random.Random
 ) -> tuple[list[int | None], int, int]:
-    """What was read while a process went on from this version, the last that it told,
-    and what is there afterwards.
+    """Kill a process that publishes from this version on. Return what was read
+    meanwhile, the last version that it reported, and what is there afterwards.
     """
     words = [
         sys.executable,
+        # Without site-packages Python starts faster.
         "-S",
         __file__,
         "--publisher",
@@ -75,11 +77,13 @@ def kill_once(
     told += process.stdout.read()
     process.wait()
     after = version_of(path.read_bytes())
+    # The kill may have cut the last number short.
     last = int.from_bytes(told[-8 - len(told) % 8 :][:8], "little")
     return seen, last, -1 if after is None else after
 
 
 def campaign(folder: Path, kills: int, seed: int) -> dict[str, int]:
+    """Kill so many processes, and count what was read."""
     figures = dict.fromkeys(
         (
             "kills",

@@ -23,7 +23,7 @@ from hpcfed.errors import UserError, printable
 
 FILES = ("run", "study", "params", "server")
 PATIENCE = 20.0
-"""Seconds."""
+"""Seconds that a reader may take for a file."""
 COMMANDS = "commands"
 """What the reader gets in place of a kind of file where it is to start commands."""
 MEMORY = 2 * 2**30
@@ -40,9 +40,8 @@ class Readers:
 
         self._tried: set[int] = set()
         self._try_out = sandbox.try_out
-        sandbox.try_out = collect.try_out = (
-            self.try_once
-        )  # every command does it, and once is enough here
+        # Every command tries its files out in a fork. Once is enough here.
+        sandbox.try_out = collect.try_out = self.try_once
         self._made = read_run(originals / "made")
         with h5py.File(originals / "params.h5") as file:
             self._rows = {name: file[name][()] for name in ("client", "round", "rows")}
@@ -50,15 +49,14 @@ class Readers:
             self._widths = [int(width) for width in file.attrs["widths"]]
 
     def try_once(self, paths: Iterable[Path]) -> None:
+        """Try a file out in a process of its own, as every command does, but only once."""
         for path in paths:
             if path.stat().st_mtime_ns not in self._tried:
                 self._try_out([path])
                 self._tried.add(path.stat().st_mtime_ns)
 
     def __call__(self, kind: str, path: Path) -> None:
-        """Reads a file as every command would that gets it; the first refusal is
-        raised.
-        """
+        """Read a file as every command would that gets it; raise the first refusal."""
         from hpcfed.record.sandbox import try_out
 
         ways = {
@@ -68,7 +66,8 @@ class Readers:
             "server": (self.load,),
         }
         refusals = []
-        if kind in ("params", "server"):  # as --resume does with all files of a folder
+        # As --resume does with all files of a folder.
+        if kind in ("params", "server"):
             try_out([path])
         for read in ways[kind]:
             try:
@@ -81,6 +80,7 @@ class Readers:
             raise refusals[0]
 
     def show(self, path: Path) -> None:
+        """Read a run as `hpcfed show` does."""
         from rich.console import Console
 
         from hpcfed.experiment.stored import read_run
@@ -94,6 +94,7 @@ class Readers:
         json.dumps(record.summary())
 
     def report(self, path: Path) -> None:
+        """Read a run or a study as `hpcfed report` does, exports included."""
         from hpcfed.report.collect import find
         from hpcfed.report.command import page
         from hpcfed.report.exports import (
@@ -119,6 +120,7 @@ class Readers:
                 text.encode()
 
     def resume(self, path: Path) -> None:
+        """Read a run as `hpcfed run --resume` does before anything starts."""
         from hpcfed import cli
         from hpcfed.config import check
         from hpcfed.runtime.launcher import Launch
@@ -126,6 +128,7 @@ class Readers:
         check(cli.parse_run(["--resume", str(path.parent)]), Launch("none", 0, 1))
 
     def restore(self, path: Path) -> None:
+        """Restore a run's results from its file, as a resumed run does."""
         from hpcfed.record.results import ResultsWriter
 
         made, clients = self._made, {"rank": np.zeros(4, int)}
@@ -144,6 +147,7 @@ class Readers:
             results._file.close()
 
     def go_on(self, path: Path) -> None:
+        """Continue snapshots in a damaged file, as a resumed run does."""
         from hpcfed.models.layout import Entry, Layout
         from hpcfed.record.snapshots import SnapshotWriter
 
@@ -177,6 +181,7 @@ class Readers:
             writer.close()
 
     def load(self, path: Path) -> None:
+        """Load the server's model, and sample from it."""
         import torch
 
         from hpcfed.server.latent_diffusion import LatentDiffusion
@@ -196,26 +201,25 @@ class Readers:
 
 
 def read(originals: Path, kinds: Iterable[str]) -> None:
-    """In a process of its own: on every line a file's kind and path come in, and what
-    became of it goes out.
+    """Answer for ever: a file's kind and path come in on a line, and what became of it
+    goes out.
     """
     readers = Readers(originals)
     for kind in kinds:
         warm_up(readers, kind, originals)
-    here = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf(
-        "SC_PAGE_SIZE"
-    )
-    resource.setrlimit(resource.RLIMIT_AS, (here + MEMORY, resource.RLIM_INFINITY))
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    limit = pages * os.sysconf("SC_PAGE_SIZE") + MEMORY
+    resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
+    # What commands print must not mix with the answers.
     answers, sys.stdout = sys.stdout, sys.stderr
     print("ready", file=answers, flush=True)
     for line in sys.stdin:
         kind, what = json.loads(line)
-        told = (
-            case_commands.start_all(what)
-            if kind == COMMANDS
-            else outcome_of(readers, kind, Path(what))
-        )
-        print(json.dumps(told), file=answers, flush=True)
+        if kind == COMMANDS:
+            answer = case_commands.start_all(what)
+        else:
+            answer = outcome_of(readers, kind, Path(what))
+        print(json.dumps(answer), file=answers, flush=True)
 
 
 def warm_up(readers: Readers, kind: str, originals: Path) -> None:
@@ -236,6 +240,7 @@ def warm_up(readers: Readers, kind: str, originals: Path) -> None:
 
 
 def outcome_of(readers: Readers, kind: str, path: Path) -> tuple[str, str]:
+    """Read a file, and return the outcome and what was said."""
     try:
         readers(kind, path)
     except UserError as error:
@@ -253,6 +258,7 @@ class Process:
         self._process: subprocess.Popen[str] | None = None
 
     def __call__(self, kind: str, what: str | cases.Commands) -> tuple[str, str]:
+        """Have a file read, or commands started; return the outcome and what was said."""
         if self._process is None:
             words = [sys.executable, __file__, str(self._originals), *self._kinds]
             self._process = subprocess.Popen(
@@ -265,17 +271,21 @@ class Process:
         if told:
             outcome, why = json.loads(told)
             return outcome, why
+        # No answer in time is a hang; an empty one means that the process has died.
         hung = self._process.poll() is None and told is None
         self.end()
         return ("hangs", "") if hung else ("crashes", "")
 
     def _answer(self, patience: float) -> str | None:
-        """A line; none when the process has gone, None when it takes too long."""
+        """Return a line; an empty one when the process has gone, None when it takes too
+        long.
+        """
         assert self._process is not None and self._process.stdout is not None
         ready, _, _ = select.select([self._process.stdout], [], [], patience)
         return self._process.stdout.readline() if ready else None
 
     def end(self) -> None:
+        """Kill the reader."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()

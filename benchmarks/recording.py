@@ -27,7 +27,7 @@ from hpcfed.runtime.world import World
 
 
 def seconds(settings: Settings, world: World, *, recorded: bool) -> float:
-    """Wall time of all rounds, from the first to the last result."""
+    """Return the wall time of all rounds, from the first to the last result."""
     setup = assemble(settings, world, Timer(world.device))
     fed, method = setup.federation, setup.method
     with tempfile.TemporaryDirectory() as folder:
@@ -66,6 +66,7 @@ def main() -> None:
     settings = settings_of(values)
     world = worlds.enter()
     seconds(settings, world, recorded=True)  # warm-up
+    # In pairs, so that a machine that slows down slows both.
     pairs = np.array(
         [
             [seconds(settings, world, recorded=r) for r in (False, True)]

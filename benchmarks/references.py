@@ -7,20 +7,21 @@ import random
 import signal
 import sys
 import threading
-from collections.abc import Sequence
 from pathlib import Path
 
+import h5py
 from lives import (
     PATIENCE,
     WORK,
     Job,
+    figures,
     on_ranks,
     program,
 )
 
 from hpcfed.record.checkpoints import MARKER
 from hpcfed.record.folder import CHECKPOINTS
-from hpcfed.study.gather import TrialRecord, read_gathered
+from hpcfed.study.gather import read_gathered
 
 ROUNDS = 15
 PACE = 0.1
@@ -59,7 +60,7 @@ class References:
         self._scratch, self._lock = scratch, threading.Lock()
 
     def run(self, *words: str, ranks: int = 1) -> Path:
-        """The folder of a run with these words more."""
+        """Return the folder of a run with these further options."""
         out = self._scratch / f"run-{ranks}{''.join(words)}"
         with self._lock:
             if not out.exists():
@@ -68,6 +69,7 @@ class References:
         return out
 
     def study(self) -> Path:
+        """Return the folder of a study."""
         out = self._scratch / "study"
         with self._lock:
             if not out.exists():
@@ -76,7 +78,7 @@ class References:
         return out
 
     def of_another_job(self) -> Path:
-        """A run that a job has left unfinished, to go on with it later."""
+        """Return a run that a job has left unfinished, to go on with it later."""
         out = self._scratch / "another"
         with self._lock:
             if not out.exists():
@@ -122,6 +124,7 @@ class Queue:
         }
         if restarts:
             variables["SLURM_RESTART_COUNT"] = str(restarts)
+        # The stubs come first, before a real srun.
         variables["PATH"] = f"{self._bin}:{os.environ['PATH']}"
         return Job(
             ["bash", str(ROOT / "slurm/run.sbatch"), *words[1:]],
@@ -131,14 +134,9 @@ class Queue:
 
 
 def work(out: Path | None = None, *words: str) -> list[str]:
-    """The words of a short run."""
-    return [
-        *WORK,
-        "--rounds",
-        str(ROUNDS),
-        *words,
-        *([] if out is None else ["--out", str(out)]),
-    ]
+    """Return the words of a short run."""
+    found = [*WORK, "--rounds", str(ROUNDS), *words]
+    return found if out is None else [*found, "--out", str(out)]
 
 
 def study(file: Path, out: Path) -> list[str]:
@@ -146,15 +144,33 @@ def study(file: Path, out: Path) -> list[str]:
     return [sys.executable, "-m", "hpcfed", "study", str(file), "--out", str(out)]
 
 
-def trials(out: Path) -> Sequence[TrialRecord]:
-    """The trials of a study."""
-    return read_gathered(out / "study.h5").trials
+def points(out: Path) -> list[tuple[str, str, int]]:
+    """Return name, status and number of runs of every trial in a study's file."""
+    found = []
+    for trial in read_gathered(out / "study.h5").trials:
+        found.append((trial.name, trial.outcome.status, len(trial.runs)))
+    return found
+
+
+def disturbed_run(whole: Path, out: Path) -> str | None:
+    """Return the first run of a study whose figures are not those of an undisturbed
+    one; None where all are the same.
+    """
+    with h5py.File(whole / "study.h5") as one, h5py.File(out / "study.h5") as other:
+        for run in sorted(one["runs"]):
+            expected = figures(one[f"runs/{run}/seed-0"])
+            found = figures(other[f"runs/{run}/seed-0"])
+            for name, values in expected.items():
+                if values.tobytes() != found[name].tobytes():
+                    return str(run)
+    return None
 
 
 def pace(orders: Path, seconds: float) -> None:
     """Have every round of a run take so many seconds longer from now on."""
     temporary = orders / "unfinished-pace"
     temporary.write_text(str(seconds))
+    # So that a rank reads all of it or nothing.
     temporary.rename(orders / "pace")
 
 
@@ -169,7 +185,7 @@ def damage(file: Path, chance: random.Random, *, cut: bool | None = None) -> Non
 
 
 def alive(group: int) -> bool:
-    """Whether a process of this group is left."""
+    """Return whether a process of this group is left."""
     try:
         os.killpg(group, 0)
     except ProcessLookupError:

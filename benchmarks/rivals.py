@@ -30,7 +30,7 @@ from peer_work import (
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from hpcfed.clients.engine import Sgd
+from hpcfed.clients.job import Sgd
 
 
 def vmap_round(
@@ -47,6 +47,7 @@ def vmap_round(
     for members in cohort.split(chunk or len(cohort)):
         rows = train_stack(network, weights, data, members, sgd)
         for name, row in rows.items():
+            # A running sum: the rows of all chunks may not fit beside each other.
             total[name] += row.sum(0)
     return {name: weight / len(cohort) for name, weight in total.items()}
 
@@ -63,19 +64,16 @@ def train_stack(
     def loss(own: Weights, images: Tensor, labels: Tensor) -> Tensor:
         return F.cross_entropy(functional_call(network, own, (images,)), labels)
 
-    gradient = vmap(
-        grad(loss), randomness="different"
-    )  # dropout differs between clients
+    # Dropout differs between clients.
+    gradient = vmap(grad(loss), randomness="different")
     images, labels = data
     members = members.to(images.device)  # once, and not in every step
     rows = {
         name: torch.stack([weight] * len(members)) for name, weight in weights.items()
     }
-    velocity = (
-        {name: torch.zeros_like(row) for name, row in rows.items()}
-        if sgd.momentum
-        else {}
-    )
+    velocity = {}
+    if sgd.momentum:
+        velocity = {name: torch.zeros_like(row) for name, row in rows.items()}
     for batch in batches(images.shape[1], sgd):
         step = gradient(rows, images[members, batch], labels[members, batch])
         descend(rows, step, velocity, sgd)
@@ -209,9 +207,8 @@ def pfl_rounds(
 ) -> None:
     """Train with pfl-research's FederatedAveraging on its simulated backend."""
     device = data[0].device
-    os.environ["PFL_PYTORCH_DEVICE"] = str(
-        device
-    )  # else it looks for a GPU in every step
+    # Otherwise it looks for a GPU in every step.
+    os.environ["PFL_PYTORCH_DEVICE"] = str(device)
     users = [
         pfl("data.dataset").Dataset(raw_data=user) for user in zip(*data, strict=True)
     ]

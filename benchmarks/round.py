@@ -73,20 +73,21 @@ WORKS: dict[str, dict[str, Any]] = {
 
 
 def rounds_of(setup: Setup, *, warmup: int, rounds: int) -> tuple[np.ndarray, float]:
-    """Seconds of each counted round, of the slowest rank, and samples trained on per
-    round.
+    """Return the seconds of each counted round, on the slowest rank, and the samples
+    trained on per round.
     """
     fed, world = setup.federation, setup.world
     state = setup.method.init(fed)
     seconds = []
     samples = 0
     for round in range(warmup + rounds):
+        # Ranks begin together; the slowest one counts.
         setup.collectives.barrier()
         synchronize(world.device)
         begin = time.perf_counter()
         cohort = fed.sample(round)
         state = setup.method.round(fed, state, cohort)
-        float(cohort.log.loss_sum)
+        float(cohort.log.loss_sum)  # a user reads the loss, too
         synchronize(world.device)
         seconds.append(time.perf_counter() - begin)
         if round >= warmup:
@@ -98,23 +99,25 @@ def rounds_of(setup: Setup, *, warmup: int, rounds: int) -> tuple[np.ndarray, fl
 
 
 def floors(setup: Setup, samples: float, ceilings: Ceilings) -> tuple[float, float]:
-    """Milliseconds that the arithmetic and the memory traffic of a round take at least."""
+    """Return the milliseconds that the arithmetic and the memory traffic of a round
+    take at least.
+    """
     config, cost = setup.settings.config, cast(Engine, setup.engine).cost
     client_steps = samples / config.batch_size
+    # Weights are read twice, gradients written and read, rows read and written; with
+    # momentum its rows, too.
     passes = 8 if config.momentum else 6
-    floats = (
-        2 * samples * cost.activations
-        + passes * client_steps * setup.federation.layout.num_parameters
-    )
-    return (
-        2e3 * samples * cost.training / ceilings.flops,
-        4e3 * floats / ceilings.bytes_per_second,
-    )
+    parameters = setup.federation.layout.num_parameters
+    # Every layer's output is written and read once, every step passes over all weights.
+    floats = 2 * samples * cost.activations + passes * client_steps * parameters
+    arithmetic = 2e3 * samples * cost.training / ceilings.flops
+    memory = 4e3 * floats / ceilings.bytes_per_second
+    return arithmetic, memory
 
 
 def profile(setup: Setup, *, rows: int = 16) -> None:
-    """Prints where the time of one more round goes: by kernel on a GPU, by operator on
-    a CPU.
+    """Print where the time of one more round goes: by kernel on a GPU, by operator on a
+    CPU.
     """
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as profiled
@@ -147,6 +150,7 @@ def measure(
     world: World,
     ceilings: Ceilings | None,
 ) -> dict[str, Any] | None:
+    """Return the figures of one piece of work; None on ranks other than the first."""
     values = WORKS[name] | {
         "engine": engine,
         "precision": options.precision,
@@ -160,14 +164,11 @@ def measure(
         profile(setup)
     if not len(seconds):
         return None
-    arithmetic, memory_floor = (
-        (float("nan"),) * 2 if ceilings is None else floors(setup, samples, ceilings)
-    )
-    memory = (
-        torch.cuda.max_memory_allocated() / 2**30
-        if world.device.type == "cuda"
-        else float("nan")
-    )
+    arithmetic = memory_floor = memory = float("nan")
+    if ceilings is not None:
+        arithmetic, memory_floor = floors(setup, samples, ceilings)
+    if world.device.type == "cuda":
+        memory = torch.cuda.max_memory_allocated() / 2**30
     return {
         "work": name,
         "engine": engine,
@@ -214,11 +215,11 @@ def main() -> None:
     world = worlds.enter(device=options.device)
     if options.profile and not world.alone:
         parser.error("--profile is for one process: start it without mpirun or srun")
-    place = world.locations[0]
+    device_name = world.locations[0].device_name
     ceilings = Ceilings.of(world.device) if world.device.type == "cuda" else None
     if world.is_root:
         versions = f"torch {torch.__version__}, Python {platform.python_version()}"
-        machine = f"{place.device_name}, {world.size} ranks, {world.threads} threads"
+        machine = f"{device_name}, {world.size} ranks, {world.threads} threads"
         print(f"{datetime.now(UTC):%Y-%m-%d}  {machine}, {versions}")
         if ceilings:
             print(
@@ -247,7 +248,7 @@ def main() -> None:
     if options.json and world.is_root:
         options.json.write_text(
             json.dumps(
-                {"device": place.device_name, "ranks": world.size, "results": results},
+                {"device": device_name, "ranks": world.size, "results": results},
                 indent=1,
             )
         )

@@ -1,12 +1,12 @@
 """How long the server's model learns: through DeepSpeed, as a plain loop, and as one
 would write it first.
 
-DeepSpeed may shard by ZeRO, too, which on one rank costs and gains nothing: zero1,
-zero2 and zero3 tell how much. All see the same number of samples of a bank of rows that
+DeepSpeed may shard by ZeRO, too, which gains nothing on one rank: zero1, zero2 and
+zero3 show what it costs. All see the same number of samples of a bank of rows that
 differ by little, as clients' uploads do: a common row, a part of low rank for every
-client that drifts from round to round, and noise. Printed are seconds, the last losses,
-what DeepSpeed costs over the plain loop, and the share of the device's peak that was
-used. The first steps of a process, in which libraries load and compile kernels, are not
+client that drifts from round to round, and noise. The program prints seconds, the last
+losses, what DeepSpeed costs over the plain loop, and the share of the device's peak
+that was used. The first steps of a process, in which libraries load and compile kernels, are not
 counted, but for the loop that one would write first.
 """
 
@@ -53,36 +53,32 @@ ENGINES: dict[str, dict[str, Any]] = {
     "deepspeed": {},
     **{f"zero{stage}": {"zero_stage": stage} for stage in (1, 2, 3)},
 }
-"""Options of each; `deepspeed` is without ZeRO."""
+"""Options of each engine; `deepspeed` is without ZeRO."""
 FIRST_BATCH = 50
-"""Of the loop that one would write first, as p-diff has it."""
+"""The batch of the loop that one would write first, as p-diff has it."""
 
 
 def bank(columns: int, *, clients: int, rounds: int, device: torch.device) -> Tensor:
-    """Uploads of so many clients and rounds."""
+    """Return uploads of so many clients and rounds."""
     random = torch.Generator(device).manual_seed(0)
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(shape, device=device, generator=random)
 
+    # Uploads differ by little, and mostly along few directions.
     common, directions = normal(columns), normal(8, columns) / 8**0.5
-    own, drift = (
-        normal(clients, 1, 8),
-        0.3 * normal(clients, rounds, 8).cumsum(1) / rounds**0.5,
-    )
-    rows = (
-        common
-        + 0.05 * (own + drift) @ directions
-        + 0.01 * normal(clients, rounds, columns)
-    )
+    start = normal(clients, 1, 8)
+    drift = 0.3 * normal(clients, rounds, 8).cumsum(1) / rounds**0.5
+    noise = 0.01 * normal(clients, rounds, columns)
+    rows = common + 0.05 * (start + drift) @ directions + noise
     return rows.transpose(0, 1).reshape(-1, columns)
 
 
 def first_written(
     rows: Tensor, widths: Sequence[int], options: ServerOptions
 ) -> tuple[dict[str, float], list[float]]:
-    """Both networks, step by step in plain torch with small batches: what there is to
-    gain from.
+    """Train both networks step by step in plain torch with small batches; return
+    seconds and last losses. This is what there is to gain from.
     """
     device, size = rows.device, options.size
     autoencoder = Autoencoder(
@@ -98,18 +94,15 @@ def first_written(
 
     def reconstruction() -> Tensor:
         batch = x[torch.randint(len(x), (FIRST_BATCH,), device=device)]
-        loss: Tensor = autoencoder(
-            batch,
-            (
-                torch.randn_like(batch),
-                torch.randn(FIRST_BATCH, size.latent, device=device),
-            ),
-        )
+        input_noise = torch.randn_like(batch)
+        latent_noise = torch.randn(FIRST_BATCH, size.latent, device=device)
+        loss: Tensor = autoencoder(batch, (input_noise, latent_noise))
         return loss
 
     def descend(
         network: nn.Module, loss: Callable[[], Tensor], samples: int
     ) -> tuple[float, float]:
+        # Rounded up.
         steps = -(-samples // FIRST_BATCH)
         optimizer = torch.optim.AdamW(
             network.parameters(), lr=size.lr, weight_decay=options.server_decay
@@ -137,10 +130,9 @@ def first_written(
     def denoising() -> Tensor:
         batch = z[torch.randint(len(z), (FIRST_BATCH,), device=device)]
         t = torch.randint(options.diffusion_steps, (FIRST_BATCH,), device=device)
-        noise, kept = torch.randn_like(batch), bars[t].unsqueeze(1)
-        return F.mse_loss(
-            denoiser(kept.sqrt() * batch + (1 - kept).sqrt() * noise, t + 1), noise
-        )
+        noise, signal = torch.randn_like(batch), bars[t].unsqueeze(1)
+        noisy = signal.sqrt() * batch + (1 - signal).sqrt() * noise
+        return F.mse_loss(denoiser(noisy, t + 1), noise)
 
     seconds["denoiser"], second = descend(
         denoiser, denoising, options.samples("denoiser")
@@ -151,13 +143,14 @@ def first_written(
 def ours(
     rows: Tensor, widths: Sequence[int], options: ServerOptions, slot: RankSlot
 ) -> LearningReport:
-    """As a run has it, after a few steps for nothing: libraries load and compile their
-    kernels in the first ones.
+    """Learn as a run does, after a few steps for nothing: libraries load and compile
+    their kernels in the first ones.
     """
     few = {
         "autoencoder_samples": 3 * options.batch("autoencoder"),
         "denoiser_samples": 3 * options.batch("denoiser"),
     }
+    # Three steps of each network load and compile what a process needs once.
     LatentDiffusion(widths, options.model_copy(update=few), slot, seed=0).learn(rows)
     return LatentDiffusion(widths, options, slot, seed=0).learn(rows)
 
@@ -193,10 +186,12 @@ def main() -> None:
         "--samples",
         type=int,
         default=100_000,
-        help="that the autoencoder sees; the denoiser 4 times",
+        help="samples that the autoencoder sees; the denoiser sees 4 times as many",
     )
     parser.add_argument(
-        "--engines", default="first,torch,deepspeed", help=f"of {', '.join(ENGINES)}"
+        "--engines",
+        default="first,torch,deepspeed",
+        help=f"engines, of {', '.join(ENGINES)}",
     )
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--json", action="store_true")

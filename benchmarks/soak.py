@@ -1,5 +1,5 @@
-"""A long run under mpirun: whether its ranks need more memory, open files or time at
-the end than near the beginning.
+"""Make a long run under mpirun, and see whether its ranks need more memory, open files
+or time at the end than near the beginning.
 
 The exit code is 1 if something has grown by more than 5 %.
 
@@ -32,7 +32,7 @@ MOST = 1.05
 
 @dataclass(frozen=True)
 class Sample:
-    """Of all ranks at one moment."""
+    """Memory and open files of all ranks at one moment."""
 
     round: int
     memory: list[int]
@@ -40,11 +40,13 @@ class Sample:
 
 
 def sample(ranks: list[int], out: Path) -> Sample | None:
-    """None before the first checkpoint, and when a rank has gone."""
+    """Look at all ranks; None before the first checkpoint, and when a rank has gone."""
     rounds = [int(marker.parent.name) for marker in out.glob(f"checkpoints/*/{MARKER}")]
     try:
         pages = [
-            int(Path(f"/proc/{rank}/statm").read_text().split()[1]) for rank in ranks
+            # The second number of statm is the resident pages.
+            int(Path(f"/proc/{rank}/statm").read_text().split()[1])
+            for rank in ranks
         ]
         files = [len(os.listdir(f"/proc/{rank}/fd")) for rank in ranks]
     except OSError:
@@ -57,7 +59,7 @@ def sample(ranks: list[int], out: Path) -> Sample | None:
 
 
 def soak(rounds: int, words: list[str], out: Path) -> tuple[Sample, Sample]:
-    """The run; how it was after the first rounds and at the end."""
+    """Make the run; return how it was after the first rounds and at the end."""
     work = [
         "-m",
         "hpcfed",
@@ -79,13 +81,13 @@ def soak(rounds: int, words: list[str], out: Path) -> tuple[Sample, Sample]:
         )
         while process.poll() is None:
             time.sleep(0.1)
+            # Ranks are the children of mpirun.
             found = subprocess.run(
                 ["pgrep", "-P", str(process.pid)], capture_output=True, text=True
             ).stdout
             now = sample([int(number) for number in found.split()], out)
-            if (
-                now is not None and EARLY <= now.round < rounds
-            ):  # not when the ranks are about to leave
+            # Not in the last round, when the ranks are about to leave.
+            if now is not None and EARLY <= now.round < rounds:
                 early, late = early or now, now
         if process.returncode or early is None or late is None:
             log.seek(0)

@@ -20,6 +20,12 @@ class UserError(Exception):
     """
 
 
+class Diverged(ArithmeticError):
+    """Numbers are not finite, and the message says which options to change; a traceback
+    would say nothing more.
+    """
+
+
 def tell(error: UserError, rank: int) -> None:
     """Print a mistake in one line.
 

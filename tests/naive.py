@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hpcfed.clients.engine import Sgd
+from hpcfed.clients.job import Sgd
 from hpcfed.data.shards import Shard
 from hpcfed.runtime import randomness
 

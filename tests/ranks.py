@@ -78,7 +78,7 @@ GENFED = Family(
     },
     moving="--method genfedumf --attack mimic --attackers 3 --rho-max 2",
     rounds=5,
-    rows=lambda setup, state: state.w + state.kept,
+    rows=lambda setup, state: state.w + state.stored,
 )
 GENEFL = Family(
     common="--clients 9 --participation 0.7 --partition sharding --classes-per-client 2 --precision fp64 --device cpu "

@@ -27,13 +27,15 @@ slow = (
 train, evaluate = engine.Engine.train, loop.evaluate
 
 
-def slow_train(self, rows, shard, clients, sgd, **options):  # type: ignore[no-untyped-def]
+def slow_train(self, job):  # type: ignore[no-untyped-def]
     begin = time.perf_counter()
-    result = train(self, rows, shard, clients, sgd, **options)
+    result = train(self, job)
     wanted = slow * (time.perf_counter() - begin)
     if os.environ.get("STEADY"):
         loads = client_loads(
-            np.array(shard.sizes)[clients], epochs=sgd.epochs, batch_size=sgd.batch_size
+            np.array(job.shard.sizes)[job.clients],
+            epochs=job.sgd.epochs,
+            batch_size=job.sgd.batch_size,
         )
         nobody = np.zeros(len(loads), np.int64)
         work = rank_loads(loads, nobody, 1, longest=LONGEST[self.mode])[0]

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from hpcfed import cli
-from hpcfed.attacks import ATTACKS
 from hpcfed.attacks.label_flip import Flipped, flipped
 from hpcfed.attacks.noise import normal
-from hpcfed.data.datasets import SyntheticDataset, SyntheticSize
+from hpcfed.config.attacks import ATTACKS
+from hpcfed.data.synthetic import SyntheticDataset, SyntheticSize
 from hpcfed.experiment.assemble import Setup
 from hpcfed.experiment.stored import read_run
 from hpcfed.federation.aggregation import least_krum, trimmed_mean

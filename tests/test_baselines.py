@@ -14,12 +14,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hpcfed import methods
-from hpcfed.clients.engine import Sgd
+from hpcfed.clients.job import Sgd
 from hpcfed.experiment.assemble import Setup
 from hpcfed.experiment.evaluate import evaluate
 from hpcfed.experiment.stored import read_run
 from hpcfed.federation.log import RoundLog
-from hpcfed.methods import _parts
+from hpcfed.methods import _partial
 from hpcfed.models import MODELS
 from hpcfed.models.layout import Layout
 from hpcfed.models.networks import build
@@ -92,7 +92,7 @@ def test_the_published_rule(
             for name in server
         }
         close(
-            _parts.personal(s.federation, state, np.arange(4)),
+            _partial.personal(s.federation, state, np.arange(4)),
             [own | server for own in clients],
         )
 
@@ -115,7 +115,7 @@ def test_fedbabu_heads_are_all_the_first_until_fine_tuning() -> None:
     s = assembled(method="fedbabu", finetune_epochs=1, **HARSH)
     head = s.federation.initial_row()[BODY:]
     for _, state in rounds(s, 3):
-        assert torch.equal(state.own, head.expand(4, -1))
+        assert torch.equal(state.private, head.expand(4, -1))
         assert torch.equal(s.method.global_row(state)[BODY:], head)
         assert not torch.equal(
             s.method.global_row(state)[:BODY], s.federation.initial_row()[:BODY]

@@ -27,15 +27,15 @@ import torchvision
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpcfed.data import DATASETS, PARTITIONS, datasets, files
+from hpcfed.data import DATASETS, PARTITIONS, files, loading, npz
 from hpcfed.data.datasets import (
+    SPLITS,
     ArrayDataset,
     Dataset,
     Split,
-    SyntheticDataset,
-    SyntheticSize,
     channel_moments,
 )
+from hpcfed.data.synthetic import SyntheticDataset, SyntheticSize
 from hpcfed.errors import UserError
 
 CPU = torch.device("cpu")
@@ -50,7 +50,7 @@ IDX_SETS = {
 def load(
     name: str, root: Path | None = None, *, download: bool = False, seed: int = 0
 ) -> Dataset:
-    return datasets.load(name, root=root, download=download, seed=seed, synthetic=SIZE)
+    return loading.load(name, root=root, download=download, seed=seed, synthetic=SIZE)
 
 
 def all_images(dataset: Dataset, split: Split) -> torch.Tensor:
@@ -71,7 +71,7 @@ def expected_images(train: np.ndarray, images: np.ndarray) -> torch.Tensor:
 
 
 def assert_holds(dataset: Dataset, arrays: dict[str, np.ndarray]) -> None:
-    for split in datasets._SPLITS:
+    for split in SPLITS:
         expected = expected_images(arrays["train_images"], arrays[f"{split}_images"])
         torch.testing.assert_close(
             all_images(dataset, split), expected, rtol=1e-9, atol=1e-9
@@ -192,7 +192,7 @@ def test_a_single_missing_file_is_named(tmp_path: Path) -> None:
 
 def test_digits_are_stratified_and_standardised() -> None:
     digits = load("digits")
-    train, test = (np.bincount(digits.labels(split)) for split in datasets._SPLITS)
+    train, test = (np.bincount(digits.labels(split)) for split in SPLITS)
     assert (train.sum(), test.sum()) == DATASETS["digits"].samples
     np.testing.assert_allclose(test / (train + test), 0.2, atol=0.01)
     images = all_images(digits, "train")
@@ -248,7 +248,7 @@ def write_idx_set(
     name: str, folder: Path, *, gz: bool = False
 ) -> dict[str, np.ndarray]:
     arrays = random_arrays((28, 28), DATASETS[name].classes)
-    for split, prefix in zip(datasets._SPLITS, IDX_SETS[name][1:], strict=True):
+    for split, prefix in zip(SPLITS, IDX_SETS[name][1:], strict=True):
         write_idx(
             folder / f"{prefix}-images-idx3-ubyte", arrays[f"{split}_images"], gz=gz
         )
@@ -439,7 +439,7 @@ def test_cifar_with_a_wrong_checksum_is_not_unpickled(
 def write_svhn(root: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, np.ndarray]:
     arrays = random_arrays((3, 32, 32), 10)
     table = {}
-    for split in datasets._SPLITS:
+    for split in SPLITS:
         path = root / f"{split}_32x32.mat"
         labels = arrays[f"{split}_labels"]
         images = arrays[f"{split}_images"].transpose(2, 3, 1, 0)
@@ -589,7 +589,7 @@ def test_bad_own_file(
     assert "own.npz" in line
 
 
-@pytest.mark.parametrize("array", files.ARRAYS)
+@pytest.mark.parametrize("array", npz.ARRAYS)
 def test_pickles_in_an_own_file_are_never_loaded(
     array: str, own: dict[str, np.ndarray], tmp_path: Path
 ) -> None:
@@ -610,7 +610,7 @@ def test_pickles_in_an_own_file_are_never_loaded(
     assert (tmp_path / "exploded").exists()
 
 
-@pytest.mark.parametrize("array", files.ARRAYS)
+@pytest.mark.parametrize("array", npz.ARRAYS)
 @pytest.mark.parametrize("second", ["without a suffix", "twice", "an object"])
 def test_members_beside_those_that_were_checked_are_refused(
     array: str, second: str, own: dict[str, np.ndarray], tmp_path: Path
@@ -710,7 +710,7 @@ def test_synthetic_samples_depend_on_their_number_alone(
     whole = dataset.images("train", np.arange(100), device=CPU, dtype=torch.float32)
     rows = np.array(index, dtype=np.int64)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(datasets, "SYNTHETIC_BLOCK", block)
+        patch.setattr("hpcfed.data.synthetic.BLOCK", block)
         some = dataset.images("train", rows, device=CPU, dtype=torch.float32)
     assert some.shape == (len(index), 2, 5, 9)
     assert torch.equal(some, whole[rows])
@@ -761,9 +761,7 @@ def nearest_mean_accuracy(
 
 def test_synthetic_can_be_learnt_but_not_from_a_pixel() -> None:
     dataset = synthetic()
-    train, test = (
-        all_images(dataset, split).flatten(1).numpy() for split in datasets._SPLITS
-    )
+    train, test = (all_images(dataset, split).flatten(1).numpy() for split in SPLITS)
     labels, truth = dataset.labels("train"), dataset.labels("test")
     whole = nearest_mean_accuracy(train, labels, test, truth)
     pixels = [
@@ -803,11 +801,11 @@ def test_float_images_are_not_changed_by_reading_them() -> None:
 def test_digits_are_those_of_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
     from sklearn.datasets import load_digits
 
-    table, bunch = datasets._digits_table(), load_digits()
+    table, bunch = loading._digits_table(), load_digits()
     assert np.array_equal(table[:, :64], bunch.data)
     assert np.array_equal(table[:, 64], bunch.target)
-    monkeypatch.setattr(datasets.importlib.util, "find_spec", lambda _: None)
-    assert np.array_equal(datasets._digits_table(), table), (
+    monkeypatch.setattr(loading.importlib.util, "find_spec", lambda _: None)
+    assert np.array_equal(loading._digits_table(), table), (
         "without the file, the library's own loader must give the same"
     )
 

@@ -16,21 +16,22 @@ import torch.nn.functional as F
 from scipy import stats
 from torch import Tensor, nn
 
-from hpcfed.clients.engine import Engine, Sgd
+from hpcfed.clients.engine import Engine
+from hpcfed.clients.job import Sgd, TrainingJob
 from hpcfed.clients.schedule import (
     Length,
     num_epochs,
     num_samples,
     num_steps,
     step_shapes,
-    training_moves,
     training_samples,
+    training_shifts,
 )
 from hpcfed.clients.training import StackTraining, _rounded_up
-from hpcfed.data.shards import Shard, part
+from hpcfed.data.shards import Shard, sub_shard
 from hpcfed.errors import one_line
 from hpcfed.kernels import convolution
-from hpcfed.kernels.batch import MOVES
+from hpcfed.kernels.batch import SHIFTS
 from hpcfed.models import MODELS
 from hpcfed.models.layout import Layout
 from hpcfed.models.networks import build
@@ -103,7 +104,13 @@ def trained(
     )
     engine = Engine(network, layout, shape=image_shape(shard), mode=mode)  # type: ignore[arg-type]
     rows, losses = engine.train(
-        rows, on(device, shard), np.arange(len(shard.sizes)), sgd, keys=keys.to(device)
+        TrainingJob(
+            rows,
+            on(device, shard),
+            np.arange(len(shard.sizes)),
+            sgd,
+            keys=keys.to(device),
+        )
     )
     return rows.cpu(), losses.cpu()
 
@@ -246,13 +253,13 @@ def test_augmented_images_are_the_same_in_a_stack_and_alone(device: str) -> None
 
 
 def test_moves_are_uniform() -> None:
-    moves = training_moves(
+    shifts = training_shifts(
         randomness.client_keys(0, "test", 0, torch.arange(50)), 40, steps=30
     )
-    assert moves.shape == (30, 50, 40)
-    counts = np.bincount(moves.flatten().numpy(), minlength=MOVES)
-    assert len(counts) == MOVES and stats.chisquare(counts).pvalue > 1e-3
-    assert not torch.equal(moves[0], moves[1])
+    assert shifts.shape == (30, 50, 40)
+    counts = np.bincount(shifts.flatten().numpy(), minlength=SHIFTS)
+    assert len(counts) == SHIFTS and stats.chisquare(counts).pvalue > 1e-3
+    assert not torch.equal(shifts[0], shifts[1])
 
 
 def test_stacks_that_grow_and_shrink(device: str) -> None:
@@ -268,7 +275,7 @@ def test_stacks_that_grow_and_shrink(device: str) -> None:
     found: dict[int, Tensor] = {}
     for count in (2, 2, 2, 6, 6, 6, 2, 2, 6):
         rows, _ = engine.train(
-            start[:count], shard, np.arange(count), SGD, keys=keys[:count]
+            TrainingJob(start[:count], shard, np.arange(count), SGD, keys=keys[:count])
         )
         torch.testing.assert_close(
             rows, found.setdefault(count, rows.clone()), rtol=1e-5, atol=1e-6
@@ -356,7 +363,7 @@ def test_dropout_is_the_clients_own(device: str) -> None:
     some = np.array([4, 2])
     rows = layout.row(network, dtype=torch.float64).repeat(2, 1)
     rows, _ = Engine(network, layout, shape=image_shape(shard), mode="batched").train(
-        rows, shard, some, SGD, keys=keys[some]
+        TrainingJob(rows, shard, some, SGD, keys=keys[some])
     )
     torch.testing.assert_close(rows, batched[some], rtol=1e-9, atol=1e-12)
     later, _ = trained(
@@ -406,7 +413,7 @@ def test_frozen_columns_keep_their_bits(name: str, mode: str) -> None:
     keys = randomness.client_keys(0, "test", 0, torch.arange(len(sizes)))
     engine = Engine(network, layout, shape=image_shape(shard), mode=mode)  # type: ignore[arg-type]
     rows, _ = engine.train(
-        first, shard, np.arange(len(sizes)), SGD, keys=keys, columns=head
+        TrainingJob(first, shard, np.arange(len(sizes)), SGD, keys=keys, columns=head)
     )
     assert torch.equal(rows[:, ~head], first[:, ~head])
     assert not torch.equal(rows[:, head], first[:, head])
@@ -419,7 +426,14 @@ def test_frozen_training_equals_naive_training_of_the_rest() -> None:
     rows = layout.row(network, dtype=torch.float64).repeat(2, 1)
     engine = Engine(network, layout, shape=image_shape(shard), mode="batched")
     rows, _ = engine.train(
-        rows, shard, np.arange(2), SGD, keys=keys, columns=layout.mask([layout.head])
+        TrainingJob(
+            rows,
+            shard,
+            np.arange(2),
+            SGD,
+            keys=keys,
+            columns=layout.mask([layout.head]),
+        )
     )
     for name, parameter in network.named_parameters():
         parameter.requires_grad_(name.startswith(layout.head))
@@ -436,7 +450,7 @@ def test_evaluation_counts_right_answers(
     name: str, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "hpcfed.clients.engine.EVALUATION_SAMPLES", 12
+        "hpcfed.clients.evaluation.EVALUATION_SAMPLES", 12
     )  # several batches per client, the last short
     shape, sizes = ((1, 8, 8), SIZES) if name == "cnn-digits" else ((3, 16, 16), FEW)
     network = build(name, shape=shape, classes=10, seed=0)
@@ -478,7 +492,7 @@ def test_an_exception_names_the_clients() -> None:
     keys = randomness.client_keys(0, "test", 0, torch.arange(2))
     with pytest.raises(IndexError) as caught:
         Engine(network, layout, shape=image_shape(shard), mode="loop").train(
-            rows, broken, np.arange(2), SGD, keys=keys
+            TrainingJob(rows, broken, np.arange(2), SGD, keys=keys)
         )
     assert "client 100" in caught.value.__notes__[0]
 
@@ -588,7 +602,7 @@ def test_steps_are_captured_on_a_gpu() -> None:
     engine = Engine(network, layout, shape=(1, 8, 8))
     rows = layout.row(network).cuda().expand(2, -1)
     keys = randomness.client_keys(3, "test", 5, torch.arange(2)).cuda()
-    engine.train(rows, shard, np.arange(2), SGD, keys=keys)
+    engine.train(TrainingJob(rows, shard, np.arange(2), SGD, keys=keys))
     (training,) = engine._trainings.values()
     assert any(graph is not None for graph in training._replays._graphs.values())
 
@@ -624,10 +638,10 @@ def refuse(monkeypatch: pytest.MonkeyPatch, above: int) -> None:
     """Stacks of more clients find no memory."""
     train, judge = StackTraining.run, Engine._evaluate_stack
 
-    def training(self: StackTraining, rows: Tensor, *words: Any, **more: Any) -> Tensor:
-        if len(rows) > above:
+    def training(self: StackTraining, job: TrainingJob, trained: Tensor) -> Tensor:
+        if len(job.rows) > above:
             raise torch.OutOfMemoryError("planted")
-        return train(self, rows, *words, **more)
+        return train(self, job, trained)
 
     def judging(self: Engine, rows: Tensor, *words: Any) -> tuple[Tensor, Tensor]:
         if len(rows) > above:
@@ -655,10 +669,10 @@ def test_less_memory_than_thought_means_fewer_clients_at_a_time(
         Engine(network, layout, shape=SHAPES["mlp"], mode="batched") for _ in range(2)
     )
     few._most = 2
-    expected = few.train(rows, shard, clients, SGD, keys=keys)[0]
+    expected = few.train(TrainingJob(rows, shard, clients, SGD, keys=keys))[0]
     refuse(monkeypatch, 3)
     for _ in range(2):
-        found, losses = many.train(rows, shard, clients, SGD, keys=keys)
+        found, losses = many.train(TrainingJob(rows, shard, clients, SGD, keys=keys))
         assert torch.equal(found, expected)
         assert losses.isnan().tolist() == [False, True, False, False, False, False]
     assert many.halvings == 1
@@ -683,18 +697,18 @@ def test_captured_steps_are_given_back_before_another_try(
     engine = Engine(network, layout, shape=SHAPES["mlp"], mode="batched")
     train, failed = StackTraining.run, list[weakref.ref[StackTraining]]()
 
-    def running(self: StackTraining, rows: Tensor, *words: Any, **more: Any) -> Tensor:
+    def running(self: StackTraining, job: TrainingJob, trained: Tensor) -> Tensor:
         assert all(other() is None for other in failed), (
             "the memory of the larger stack is still there"
         )
-        if len(rows) > 3:
+        if len(job.rows) > 3:
             failed.append(weakref.ref(self))
             raise torch.OutOfMemoryError("planted")
-        return train(self, rows, *words, **more)
+        return train(self, job, trained)
 
     monkeypatch.setattr(StackTraining, "run", running)
     rows = layout.row(network, dtype=torch.float32).repeat(6, 1)
-    engine.train(rows, shard, np.arange(6), SGD, keys=torch.arange(6))
+    engine.train(TrainingJob(rows, shard, np.arange(6), SGD, keys=torch.arange(6)))
 
 
 @pytest.mark.gpu
@@ -711,7 +725,7 @@ def test_no_memory_within_a_capture_means_fewer_clients(
     plain, engine = (
         Engine(network, layout, shape=(3, 32, 32), mode="batched") for _ in range(2)
     )
-    expected, _ = plain.train(rows, shard, np.arange(6), SGD, keys=keys)
+    expected, _ = plain.train(TrainingJob(rows, shard, np.arange(6), SGD, keys=keys))
     work, failed = convolution._weight_gradient, list[int]()
 
     def failing(*words: Any, **more: Any) -> Any:
@@ -722,7 +736,7 @@ def test_no_memory_within_a_capture_means_fewer_clients(
         return work(*words, **more)
 
     monkeypatch.setattr(convolution, "_weight_gradient", failing)
-    found, _ = engine.train(rows, shard, np.arange(6), SGD, keys=keys)
+    found, _ = engine.train(TrainingJob(rows, shard, np.arange(6), SGD, keys=keys))
     assert failed and engine.halvings == 1
     torch.testing.assert_close(
         found, expected, rtol=1e-2, atol=1e-3
@@ -736,12 +750,14 @@ def test_a_part_of_a_wider_shard_trains_as_by_itself() -> None:
         make_shard(SHAPES["mlp"], (3, 2, 30), torch.float64),
         Layout.of(network),
     )
-    own = part(whole, 0, whole.clients[:2])
+    own = sub_shard(whole, 0, whole.clients[:2])
     rows = layout.row(network, dtype=torch.float64).repeat(3, 1)
     engine = Engine(network, layout, shape=SHAPES["mlp"], mode="batched")
     sgd, keys = replace(SGD, batch_size=8), torch.arange(3)
-    together, _ = engine.train(rows, whole, np.arange(3), sgd, keys=keys)
-    alone, _ = engine.train(rows[:2], own, np.arange(2), sgd, keys=keys[:2])
+    together, _ = engine.train(TrainingJob(rows, whole, np.arange(3), sgd, keys=keys))
+    alone, _ = engine.train(
+        TrainingJob(rows[:2], own, np.arange(2), sgd, keys=keys[:2])
+    )
     torch.testing.assert_close(alone, together[:2], rtol=1e-12, atol=1e-14)
 
 
@@ -763,7 +779,13 @@ def test_forgetting_gives_up_the_shard() -> None:
         weakref.ref(shard.images),
     )
     engine.train(
-        layout.row(network).repeat(2, 1), shard, np.arange(2), SGD, keys=torch.arange(2)
+        TrainingJob(
+            layout.row(network).repeat(2, 1),
+            shard,
+            np.arange(2),
+            SGD,
+            keys=torch.arange(2),
+        )
     )
     del shard
     assert images() is not None

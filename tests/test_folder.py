@@ -474,13 +474,12 @@ def test_shared_fields_differ_on_no_rank(tmp_path: Path, mpirun: Callable) -> No
     """
     program = tmp_path / "parted.py"
     program.write_text(
-        "import sys\nfrom dataclasses import replace\nfrom hpcfed import methods\n"
-        "from hpcfed import cli\n"
-        "method = methods.load('fedavg')\nround = method.round\n"
+        "import sys\nfrom dataclasses import replace\nfrom hpcfed.methods import fedavg\n"
+        "from hpcfed import cli\nround = fedavg.round\n"
         "def parted(fed, state, cohort):\n"
         "    state = round(fed, state, cohort)\n"
         "    return replace(state, w=state.w + float(sys.argv[1]) * fed.clients[0])\n"
-        "method.round = parted\ncli.main(sys.argv[2:])\n"
+        "fedavg.round = parted\ncli.main(sys.argv[2:])\n"
     )
     words = ["run", *flags(clients=4, rounds=2), "--out"]
     ended = mpirun(2, program, "1", *words, tmp_path / "far")

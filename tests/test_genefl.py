@@ -17,8 +17,9 @@ from hpcfed import methods
 from hpcfed.attacks import idlg
 from hpcfed.clients import engine as engines
 from hpcfed.clients import fisher as fishers
-from hpcfed.clients.engine import Engine, Sgd
+from hpcfed.clients.engine import Engine
 from hpcfed.clients.fisher import Fisher
+from hpcfed.clients.job import Sgd, TrainingJob
 from hpcfed.clients.pull import Pull, Strengths
 from hpcfed.clients.training import StackTraining
 from hpcfed.data import PartitionPlan
@@ -33,10 +34,11 @@ from hpcfed.federation.clustering import (
     nearest_in_turn,
     principal_angles,
 )
-from hpcfed.federation.federation import Cohort, Sent
+from hpcfed.federation.cohort import Cohort, Sent
 from hpcfed.federation.log import RoundLog
 from hpcfed.methods import genefl
-from hpcfed.models.layout import Layout, Workplace
+from hpcfed.models.kernel_layout import KernelLayout
+from hpcfed.models.layout import Layout
 from hpcfed.models.networks import build
 from hpcfed.record.run import RunRecord
 from hpcfed.runtime import randomness
@@ -168,13 +170,15 @@ def test_the_pull_is_the_gradient_of_its_terms(
         torch.arange(4) + 77,
         Sgd(2, 4, 0.05, momentum=0.9, weight_decay=0.01, clip=1.0),
     )
-    trained, losses = engine.train(rows, shard, np.arange(4), sgd, keys=keys, pull=pull)
+    trained, losses = engine.train(
+        TrainingJob(rows, shard, np.arange(4), sgd, keys=keys, pull=pull)
+    )
     for client in range(4):
         expected = pulled_alone(
             network, rows[client], client, shard, sgd, keys[client], pull
         )
         torch.testing.assert_close(trained[client], expected, rtol=1e-9, atol=1e-11)
-    free, _ = engine.train(rows, shard, np.arange(4), sgd, keys=keys)
+    free, _ = engine.train(TrainingJob(rows, shard, np.arange(4), sgd, keys=keys))
     assert not torch.allclose(free, trained) and losses.isfinite().all()
 
 
@@ -194,8 +198,8 @@ def test_a_client_that_diverged_leaves_nothing_to_the_next(
     """Rows as they lie on a GPU, with columns without meaning between the tensors."""
     monkeypatch.setattr(
         engines,
-        "Workplace",
-        lambda layout, device: Workplace(layout, torch.device("cuda")),
+        "KernelLayout",
+        lambda layout, device: KernelLayout(layout, torch.device("cuda")),
     )
     shard, network = (
         make_shard((1, 8, 8), (9, 12), torch.float64),
@@ -217,7 +221,7 @@ def test_a_client_that_diverged_leaves_nothing_to_the_next(
     def after(*starts: Tensor) -> Tensor:
         engine = Engine(network, layout, shape=(1, 8, 8), mode="batched")
         *_, (trained, _) = [
-            engine.train(start, shard, clients, sgd, keys=keys, pull=pull)
+            engine.train(TrainingJob(start, shard, clients, sgd, keys=keys, pull=pull))
             for start in starts
         ]
         return trained
@@ -245,7 +249,15 @@ def test_frozen_columns_keep_their_bits_under_a_pull() -> None:
     columns[layout.entries[0].start + 3] = True  # within a tensor
     sgd = Sgd(6, 4, 1e-3, momentum=0.9, weight_decay=0.01, clip=1.0)
     trained, _ = engine.train(
-        rows, shard, np.arange(2), sgd, keys=torch.arange(2), columns=columns, pull=pull
+        TrainingJob(
+            rows,
+            shard,
+            np.arange(2),
+            sgd,
+            keys=torch.arange(2),
+            columns=columns,
+            pull=pull,
+        )
     )
     assert torch.equal(trained[:, ~columns], rows[:, ~columns])
     assert trained.isfinite().all() and (trained[:, columns] != rows[:, columns]).all()
@@ -320,7 +332,7 @@ def test_blocks_follow_each_other_where_rows_are_and_where_they_are_at_work() ->
     for number, (start, stop) in enumerate(layout.block_spans):
         assert layout.block_of[start:stop].unique().tolist() == [number]
     assert layout.block_spans[-1][1] == layout.num_parameters
-    place = Workplace(layout, torch.device("cuda"))  # where tensors are aligned
+    place = KernelLayout(layout, torch.device("cuda"))  # where tensors are aligned
     for (start, stop), block in zip(place.block_spans, layout.blocks, strict=True):
         own = [e for e in place.entries if e.trainable and e.layer in block]
         assert start == own[0].start and own[-1].stop <= stop < own[-1].stop + 4
@@ -743,7 +755,7 @@ def test_fedbn_keeps_batch_norm_where_it_is_bit_for_bit() -> None:
         started_from, trained_to = seen[round]
         assert torch.equal(started_from[:, norm], kept[here][:, norm])
         kept[here] = trained_to
-        assert torch.equal(state.own, kept[:, norm])
+        assert torch.equal(state.private, kept[:, norm])
         assert torch.equal(
             s.method.personal(s.federation, state, np.arange(6))[:, norm], kept[:, norm]
         )
@@ -761,7 +773,7 @@ def test_channels_that_fedlps_has_dropped_stay_dropped(
         "train",
         lambda rows, cohort: torch.randn(rows.shape, generator=draw, dtype=rows.dtype),
     )
-    history = [state.kept.clone() for _, state in rounds(s, 3)]
+    history = [state.channels.clone() for _, state in rounds(s, 3)]
     assert (
         torch.equal(history[0], history[2]) and (history[0].sum(1) == 1 + 4 + 8).all()
     )
@@ -1063,7 +1075,7 @@ def test_a_new_client_has_the_gene_of_its_cluster_and_the_initial_rest() -> None
     fed, first = s.federation, s.federation.initial_row()
     *_, (_, state) = rounds(s, 5)
     rows = s.method.welcome(fed, state, fed.everyone(5))
-    gene = state.gene[:, state.part_of]
+    gene = state.gene[:, state.group_of]
     assert 0 < gene.float().mean() < 1
     for client, row in enumerate(
         rows
@@ -1133,8 +1145,8 @@ def test_a_gpu_computes_what_a_cpu_does(
     if device == "cpu":
         monkeypatch.setattr(
             engines,
-            "Workplace",
-            lambda layout, device: Workplace(layout, torch.device("cuda")),
+            "KernelLayout",
+            lambda layout, device: KernelLayout(layout, torch.device("cuda")),
         )
         monkeypatch.setattr(
             StackTraining,
@@ -1190,8 +1202,8 @@ def test_a_whole_upload_gives_the_image_away_and_a_part_does_not(
 
 
 def test_the_label_follows_from_the_gradient() -> None:
-    from hpcfed.data.datasets import SyntheticSize
-    from hpcfed.data.datasets import load as load_data
+    from hpcfed.data.loading import load as load_data
+    from hpcfed.data.synthetic import SyntheticSize
 
     digits = load_data(
         "digits",

@@ -27,7 +27,8 @@ from hpcfed.experiment.rebalance import Rebalancer
 from hpcfed.experiment.run import go
 from hpcfed.experiment.stored import read_run, read_seeds
 from hpcfed.federation.log import RoundLog
-from hpcfed.federation.selection import SelectionOptions, best
+from hpcfed.federation.selection import best
+from hpcfed.methods import genfed
 from hpcfed.models.networks import build
 from hpcfed.record.run import at_target
 from hpcfed.report.show import show
@@ -49,9 +50,7 @@ from tests.runs import UNEVEN, assert_same_run, mistake, started
 def kept(
     schedule: str, times: list[int], *, uploads: int = 10, **options: Any
 ) -> list[int]:
-    return [
-        SelectionOptions(schedule=schedule, **options).keep(t, uploads) for t in times
-    ]
+    return [genfed.Options(schedule=schedule, **options).rho(t, uploads) for t in times]
 
 
 def test_schedules_by_hand() -> None:
@@ -163,7 +162,7 @@ def naive_rounds(s: Setup, method: str, count: int) -> Iterator[Weights]:
         chosen = cohort
         if method.startswith("gen"):
             chosen = sorted(cohort, key=lambda i: (-accuracy(s, rows[i]), i))[
-                : options.keep(round, len(cohort))
+                : options.rho(round, len(cohort))
             ]
         if "au" in method:
             step = {
@@ -224,7 +223,7 @@ def test_fedumf_without_kept_updates_is_fedavg_bit_for_bit(
     one, other = assembled(method="fedumf", **common, **own), assembled(**common)
     for (_, state), (_, expected) in zip(rounds(one, 3), rounds(other, 3), strict=True):
         assert torch.equal(state.w, expected.w)
-        assert state.kept.any() == (options == own), (
+        assert state.stored.any() == (options == own), (
             "with everybody there nobody keeps an update"
         )
 
@@ -244,9 +243,11 @@ def test_an_update_of_fedumf_is_overwritten_each_round_and_used_once() -> None:
     for round, state in rounds(s, 4):
         sampled = s.federation.sample(round).clients
         others = np.setdiff1d(np.arange(4), sampled)
-        assert not state.kept[sampled].any() and state.kept[others].any(1).all()
-        assert before is None or not (state.kept[others] == before[others]).all(1).any()
-        before = state.kept.clone()
+        assert not state.stored[sampled].any() and state.stored[others].any(1).all()
+        assert (
+            before is None or not (state.stored[others] == before[others]).all(1).any()
+        )
+        before = state.stored.clone()
 
 
 def test_intervals_of_fedau_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hpcfed.kernels import batch, convolution, cuda, dropout, linear, norms
+from hpcfed.kernels import (
+    batch,
+    convolution,
+    convolution_plan,
+    cuda,
+    dropout,
+    linear,
+    norms,
+)
 from hpcfed.kernels.convolution import Layer
 from hpcfed.kernels.sgd import Rule, descend
 from hpcfed.models import MODELS
@@ -271,9 +279,9 @@ def test_moved_images_of_a_step(device: str, shape: tuple[int, int, int]) -> Non
     torch.manual_seed(0)
     images = torch.randn(20, *shape, device=device)
     blank = torch.randn(shape[2], device=device)
-    samples = torch.randint(20, (3, 2, batch.MOVES), device=device)
-    moves = (
-        torch.stack([torch.randperm(batch.MOVES) for _ in range(6)])
+    samples = torch.randint(20, (3, 2, batch.SHIFTS), device=device)
+    shifts = (
+        torch.stack([torch.randperm(batch.SHIFTS) for _ in range(6)])
         .view(3, 2, -1)
         .to(device)
     )
@@ -282,13 +290,13 @@ def test_moved_images_of_a_step(device: str, shape: tuple[int, int, int]) -> Non
         samples,
         torch.tensor([1], device=device),
         clients=2,
-        slots=batch.MOVES - 1,
-        moves=moves,
+        slots=batch.SHIFTS - 1,
+        shifts=shifts,
         blank=blank,
     ).unflatten(0, (2, -1))
     for client in range(2):
-        for slot in range(batch.MOVES - 1):
-            move = int(moves[1, client, slot])
+        for slot in range(batch.SHIFTS - 1):
+            move = int(shifts[1, client, slot])
             wide = blank.expand(shape[0] + 8, shape[1] + 8, -1).clone()
             wide[4:-4, 4:-4] = images[samples[1, client, slot]]
             top, left = move % 9, move // 9 % 9
@@ -455,11 +463,11 @@ def test_sources_compile(name: str) -> None:
     pytest.importorskip("cuda.bindings.nvrtc", reason="no CUDA compiler beside torch")
     layer = LAYERS[name]
     for architecture in ("sm_80", "sm_90a"):
-        for kind, plan in convolution._plan(
-            layer, convolution.SHARED, architecture == "sm_90a"
+        for kind, plan in convolution_plan.plans(
+            layer, convolution_plan.SHARED, architecture == "sm_90a"
         ).items():
-            assert plan.shared <= convolution.SHARED
-            macros = convolution._macros(layer, kind, plan)
+            assert plan.shared <= convolution_plan.SHARED
+            macros = convolution_plan.macros(layer, kind, plan)
             assert cuda.compiled("convolution.cu", macros, architecture).startswith(
                 b"\x7fELF"
             )

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hpcfed import methods
-from hpcfed.clients.engine import Sgd
+from hpcfed.clients.job import Sgd
 from hpcfed.config import resolve
 from hpcfed.experiment.assemble import Setup, assemble
 from hpcfed.models.networks import build

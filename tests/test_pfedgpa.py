@@ -25,7 +25,7 @@ from hpcfed import cli
 from hpcfed.experiment.assemble import Newcomers, Setup
 from hpcfed.experiment.newcomers import welcome
 from hpcfed.experiment.stored import read_run
-from hpcfed.federation.federation import Cohort
+from hpcfed.federation.cohort import Cohort
 from hpcfed.federation.log import RoundLog
 from hpcfed.methods import pfedgpa
 from hpcfed.record.run import RunRecord, mean_accuracy
@@ -144,7 +144,7 @@ def test_fedavg_goes_on_undisturbed_and_only_generated_columns_are_the_servers()
     rows, w = s.method.personal(fed, found[-1], EVERYONE), found[-1].w
     assert torch.equal(rows[:, ~head], w[~head].expand(6, -1))
     assert (rows[:, head] != w[head]).any(1).all() and rows.isfinite().all()
-    assert torch.equal(rows[:, head], fed.server.invert(fed.clients)[0])
+    assert torch.equal(rows[:, head], fed.server.invert(fed.clients).rows)
     assert torch.equal(
         s.method.personal(fed, found[-1], np.array([4, 1])), rows[[4, 1]]
     )
@@ -211,7 +211,8 @@ def test_the_round_after_learning_starts_from_generated_rows_and_later_ones_go_o
     monkeypatch.setattr(s.engine, "train", listening)
     logs = list[RoundLog]()
     found = states(s, logs)
-    assert [round for round, _ in fed.server.reports()] == [2, 5]
+    reported = [log.server_report is not None for log in logs]
+    assert reported == [False, False, True, False, False, True]
     for round, start in enumerate(starts):
         state, here = found[round], fed.sample(round).here
         assert torch.equal(start, s.method.personal(fed, state, here))
@@ -365,9 +366,9 @@ def test_finals_are_what_their_names_say(
         )
     # The MLP is generated as a whole. An upload that is not diffused at all only passes
     # the autoencoder.
-    undiffused, known = fed.server.invert(fed.clients, depth=0)
-    assert known.all()
-    torch.testing.assert_close(finals["reconstruction"], undiffused)
+    undiffused = fed.server.invert(fed.clients, depth=0)
+    assert undiffused.known.all()
+    torch.testing.assert_close(finals["reconstruction"], undiffused.rows)
     assert torch.equal(finals["direct"], fed.server.sample(fed.clients))
     pairs = [finals[name] for name in ("FedAvg", "pFedGPA", "reconstruction", "direct")]
     assert not any(torch.equal(a, b) for i, a in enumerate(pairs) for b in pairs[:i])
@@ -772,6 +773,7 @@ def test_a_server_that_diverges_fails_the_run(
     line += "; try --server-lr below 1e+30"
     told = [text for text in result.stderr.splitlines() if "hpcfed: rank" in text]
     assert len(told) == 1 and "rank 0" in told[0] and line in told[0], result.stderr
+    assert "Traceback" not in result.stderr, "the line says what to change"
     record = read_run(tmp_path / "run")
     assert (
         record.status == "failed" and line in record.error and record.rounds_done == 3
@@ -1208,7 +1210,7 @@ class Learnt:
     state: pfedgpa.State
     model: LatentDiffusion
     bank: UploadBank
-    kept: float
+    recognised: float
 
     def accuracy(self, columns: Tensor) -> float:
         """Of clients with these generated columns, the others FedAvg's."""
@@ -1257,10 +1259,12 @@ def learnt() -> Learnt:
         inversion_depth=20,
         server_engine="torch",
     )
-    state = states(s)[-1]
+    logs = list[RoundLog]()
+    state = states(s, logs)[-1]
     server = server_of(s)
-    [(_, report)] = s.federation.server.reports()
-    return Learnt(s, state, server.model(0), server._banks[0], report.kept)
+    [report] = [log.server_report for log in logs if log.server_report is not None]
+    bank = server._banks[0]
+    return Learnt(s, state, server.model(0), bank, report.recognised)
 
 
 def test_reconstructed_rows_are_as_good_as_the_uploads(learnt: Learnt) -> None:
@@ -1285,7 +1289,7 @@ def test_generated_rows_keep_their_clients_identity(learnt: Learnt) -> None:
     fed = learnt.setup.federation
     own = learnt.own_centre(learnt.state.generated)
     assert own >= 19
-    assert learnt.kept == pytest.approx(own / 20), "and this is what is told"
+    assert learnt.recognised == pytest.approx(own / 20), "and this is what is told"
     # What says that the test could fail: diffused to the end, nothing of the client is
     # left.
     [lost] = server_of(learnt.setup).handle(

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from hpcfed.clients.balance import MOVES, WINDOW, Balance
+from hpcfed.clients.balance import MAX_RELOCATIONS, WINDOW, Balance
 from hpcfed.clients.placement import client_loads, place, rank_loads
 from hpcfed.config import RunConfig
 from hpcfed.experiment.stored import read_run
@@ -93,7 +93,7 @@ def followed(
     rng, ranks = np.random.default_rng(0), len(paces)
     loads = rng.integers(1, 50, size=40) + 0.25
     rank = place(loads, ranks, longest=2)
-    balance = Balance(loads, rank, ranks, longest=2, moving_seconds=cost)
+    balance = Balance(loads, rank, ranks, longest=2, relocation_seconds=cost)
     moves = []
     for round in range(rounds):
         clients = np.sort(rng.choice(40, int(share * 40), replace=False))
@@ -103,7 +103,7 @@ def followed(
             if proposal is not None:
                 moves.append(round)
                 rank = proposal.rank
-                balance.moved(rank, cost)
+                balance.relocated(rank, cost)
     return balance, moves, rank
 
 
@@ -134,7 +134,7 @@ def test_clients_move_only_when_it_pays() -> None:
 
 def test_one_noisy_round_moves_nobody() -> None:
     loads, rank = np.ones(8), np.arange(8) % 2
-    balance = Balance(loads, rank, 2, longest=0, moving_seconds=0)
+    balance = Balance(loads, rank, 2, longest=0, relocation_seconds=0)
     for round in range(WINDOW + 1):
         last = balance.note(np.arange(8), np.array([1.0, 3.0 if round != 3 else 0.9]))
     assert last and balance.propose(1000) is None
@@ -145,7 +145,7 @@ def test_one_noisy_round_moves_nobody() -> None:
 
 def test_clients_move_a_few_times_at_most() -> None:
     loads, rank = np.ones(8), np.array([0, 0, 0, 0, 0, 0, 1, 1])
-    balance, moves = Balance(loads, rank, 2, longest=0, moving_seconds=0), 0
+    balance, moves = Balance(loads, rank, 2, longest=0, relocation_seconds=0), 0
     for round in range(
         100
     ):  # the rank with more clients is always the slow one: whatever one does is wrong
@@ -155,8 +155,8 @@ def test_clients_move_a_few_times_at_most() -> None:
             proposal = balance.propose(100 - round)
             if proposal is not None:
                 moves, rank = moves + 1, proposal.rank
-                balance.moved(rank, 0.0)
-    assert moves == MOVES
+                balance.relocated(rank, 0.0)
+    assert moves == MAX_RELOCATIONS
 
 
 def test_imbalance_by_hand() -> None:

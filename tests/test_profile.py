@@ -254,7 +254,7 @@ def test_the_pace_is_of_steps_after_the_profilers(
         watching, "time", SimpleNamespace(perf_counter=lambda: clock[0])
     )
     watch = watching.ProfileWatch(warmup=2, active=3, rounds=1, nvtx=False)
-    watch.device, watch.own, watch._base = (
+    watch.device, watch.timeline, watch._base = (
         torch.device("cpu"),
         Timeline(0, "server", "host", "cpu"),
         0.0,
@@ -265,7 +265,7 @@ def test_the_pace_is_of_steps_after_the_profilers(
                 100 if done == 1 else 10 if done <= 5 else 2
             )  # captured, seen, alone
             watch.step("denoiser", done, 10)
-    assert watch.own.paces == {"denoiser": 2.0}
+    assert watch.timeline.paces == {"denoiser": 2.0}
     with watch.span("autoencoder"):
         watch.step("autoencoder", 1, 1)
     assert watch._open is None, "too short to look at"
@@ -275,7 +275,7 @@ def test_the_pace_is_of_steps_after_the_profilers(
         assert watch._open is None, (
             "what comes after the last step is not the network's"
         )
-    assert watch.own.paces.keys() == {"denoiser"} and [
+    assert watch.timeline.paces.keys() == {"denoiser"} and [
         one.name for one in watch._closed
     ] == ["denoiser", "encoder"]
 

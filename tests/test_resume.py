@@ -18,13 +18,14 @@ import pytest
 import torch
 
 from hpcfed import cli, methods
-from hpcfed.clients.balance import MOVES, WINDOW, Balance
+from hpcfed.clients.balance import MAX_RELOCATIONS, WINDOW, Balance
+from hpcfed.clients.job import TrainingJob
 from hpcfed.clients.training import StackTraining
 from hpcfed.errors import UserError
 from hpcfed.experiment.assemble import Setup
 from hpcfed.experiment.run import go
 from hpcfed.experiment.stored import read_run
-from hpcfed.federation.federation import Sent
+from hpcfed.federation.cohort import Sent
 from hpcfed.models.layout import Layout
 from hpcfed.models.networks import build
 from hpcfed.record import checkpoints
@@ -402,8 +403,15 @@ def test_damaged_checkpoints_do_not_push_out_new_ones(
 def test_clients_move_no_more_often_because_a_run_goes_on() -> None:
     clients, loads = np.arange(4), np.ones(4)
     balances = [
-        Balance(loads, clients % 2, 2, longest=1.0, moving_seconds=0.0, moves=moves)
-        for moves in (0, MOVES)
+        Balance(
+            loads,
+            clients % 2,
+            2,
+            longest=1.0,
+            relocation_seconds=0.0,
+            relocations=moves,
+        )
+        for moves in (0, MAX_RELOCATIONS)
     ]
     told = [
         [balance.note(clients, np.array([1.0, 9.0])) for _ in range(WINDOW + 1)]
@@ -704,11 +712,13 @@ def test_memory_that_ran_out_is_recorded(
     run = StackTraining.run
 
     def limited(
-        self: StackTraining, rows: torch.Tensor, *words: Any, **how: Any
+        self: StackTraining, job: TrainingJob, trained: torch.Tensor
     ) -> torch.Tensor:
-        if len(rows) > 2 and read_run(tmp_path).rounds_done:  # from the second round on
+        if (
+            len(job.rows) > 2 and read_run(tmp_path).rounds_done
+        ):  # from the second round on
             raise torch.OutOfMemoryError("planted")
-        return run(self, rows, *words, **how)
+        return run(self, job, trained)
 
     monkeypatch.setattr(StackTraining, "run", limited)
     go(assembled(clients=4, rounds=3), tmp_path, quiet=True)

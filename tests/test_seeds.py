@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from hpcfed import cli
-from hpcfed.clients.engine import Engine, Score, Sgd
+from hpcfed.clients.engine import Engine
+from hpcfed.clients.job import Score, Sgd, TrainingJob
 from hpcfed.clients.lockstep import Lockstep, Stopped
-from hpcfed.clients.pull import Pull
-from hpcfed.data.shards import Shard, join, part
+from hpcfed.data.shards import Shard, join, sub_shard
 from hpcfed.experiment.stored import read_run
 from hpcfed.methods import fedavg
 from hpcfed.record.timing import Timer
@@ -104,11 +104,9 @@ def test_the_engine_trains_all_seeds_in_one_call(
     calls: list[tuple[str, int]] = []
     train, evaluate = Engine.train, Engine.evaluate
 
-    def counted_train(
-        self: Engine, rows: Tensor, *arguments: Any, **options: Any
-    ) -> tuple[Tensor, Tensor]:
-        calls.append(("train", len(rows)))
-        return train(self, rows, *arguments, **options)
+    def counted_train(self: Engine, job: TrainingJob) -> tuple[Tensor, Tensor]:
+        calls.append(("train", len(job.rows)))
+        return train(self, job)
 
     def counted_evaluate(self: Engine, rows: Tensor, *arguments: Any) -> Score:
         calls.append(("evaluate", len(rows) if rows.stride(0) else 1))
@@ -317,19 +315,9 @@ class Doubling:
     def __init__(self) -> None:
         self.calls: list[list[int]] = []
 
-    def train(
-        self,
-        rows: Tensor,
-        shard: Shard,
-        clients: np.ndarray,
-        sgd: Sgd,
-        *,
-        keys: Tensor,
-        columns: Tensor | None = None,
-        pull: Pull | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        self.calls.append(clients.tolist())
-        return 2 * rows, keys.double()
+    def train(self, job: TrainingJob) -> tuple[Tensor, Tensor]:
+        self.calls.append(job.clients.tolist())
+        return 2 * job.rows, job.keys.double()
 
     def evaluate(self, rows: Tensor, shard: Shard, clients: np.ndarray) -> Score:
         self.calls.append(clients.tolist())
@@ -347,7 +335,7 @@ def toy(seeds: int) -> tuple[Doubling, Lockstep, list[Shard]]:
     return (
         engine,
         lockstep,
-        [part(whole, 2 * seed, np.arange(2)) for seed in range(seeds)],
+        [sub_shard(whole, 2 * seed, np.arange(2)) for seed in range(seeds)],
     )
 
 
@@ -365,7 +353,14 @@ def test_only_calls_that_are_alike_become_one() -> None:
         )
         keys = torch.tensor([10 * number, 10 * number + 1])
         answers[number] = seed.train(
-            rows, shards[number], both, sgds[number], keys=keys, columns=masks[number]
+            TrainingJob(
+                rows,
+                shards[number],
+                both,
+                sgds[number],
+                keys=keys,
+                columns=masks[number],
+            )
         )
         answers[number] += (
             seed.evaluate(rows[: number + 1], shards[number], both[: number + 1]),
@@ -489,7 +484,7 @@ def test_joined_shards_show_every_client_the_same_samples() -> None:
     ).all()
     firsts = itertools.accumulate((len(s.sizes) for s in shards), initial=0)
     for own, first in zip(shards, firsts, strict=False):
-        same = part(whole, first, own.clients)
+        same = sub_shard(whole, first, own.clients)
         assert same.sizes == own.sizes and same.whole is whole
         for client, size in enumerate(own.sizes):
             seen, expected = same.index[client, :size], own.index[client, :size]

@@ -29,6 +29,7 @@ from hpcfed.server import capture, diffusion, latent_diffusion, layers, report, 
 from hpcfed.server import chunks as chunking
 from hpcfed.server.deepspeed_trainer import configuration
 from hpcfed.server.diffusion import Schedule
+from hpcfed.server.divergence import check_losses
 from hpcfed.server.engines import make_trainer
 from hpcfed.server.latent_diffusion import LatentDiffusion
 from hpcfed.server.networks import (
@@ -39,19 +40,13 @@ from hpcfed.server.networks import (
     num_parameters,
     time_features,
 )
-from hpcfed.server.options import (
-    NETWORKS,
-    SIZES,
-    ServerOptions,
-    Size,
-    batching,
-    check_columns,
-)
+from hpcfed.server.options import NETWORKS, ServerOptions, batching, check_columns
 from hpcfed.server.plan import TrainingPlan
 from hpcfed.server.recompute import recomputing
 from hpcfed.server.report import LearningReport
 from hpcfed.server.scaling import LatentScaling, RowScaling
 from hpcfed.server.schedule import num_steps
+from hpcfed.server.sizes import SIZES, Size
 from hpcfed.server.slot import RankSlot
 from hpcfed.server.trainer import PlainTrainer
 
@@ -977,13 +972,11 @@ def test_a_network_that_diverges_is_named_and_stops_soon(
             BANK, lambda name, step, steps: done.append(step)
         )
     assert done == [1, 2, 3, 4]
-    learning = LatentDiffusion(
-        WIDTHS, QUICK.model_copy(update={"server_precision": "bf16"}), HERE, seed=1
-    )
+    coarse = QUICK.model_copy(update={"server_precision": "bf16"})
     with pytest.raises(
         ArithmeticError, match=r"denoiser .* or --server-precision fp32$"
     ):
-        learning._check_losses("denoiser", np.array([1.0, np.inf]))
+        check_losses("denoiser", np.array([1.0, np.inf]), coarse)
 
 
 def test_the_denoiser_may_have_a_batch_of_its_own(one_thread: None) -> None:
@@ -1038,7 +1031,7 @@ def test_the_peak_of_memory_outlasts_a_count_that_is_set_back(
     """
     counts = iter([100, 900, 10, 300])
     monkeypatch.setattr(report, "peak_memory", lambda device: next(counts))
-    assert LatentDiffusion(WIDTHS, QUICK, HERE, seed=1).learn(BANK).own_peak == 900
+    assert LatentDiffusion(WIDTHS, QUICK, HERE, seed=1).learn(BANK).peak_here == 900
 
 
 # Saved servers

@@ -2,16 +2,11 @@
 clients of the round.
 """
 
-from __future__ import annotations
+from torch import Tensor
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from hpcfed.attacks.view import Scene
+from hpcfed.attacks.view import AttackView
 
 
-def forge(scene: Scene) -> Tensor:
-    start, _ = scene.own()
-    return start - scene.strength * scene.benign_update()
+def forge(view: AttackView) -> Tensor:
+    start, _ = view.own_updates()
+    return start - view.strength * view.benign_update()

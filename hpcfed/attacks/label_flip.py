@@ -19,17 +19,17 @@ class Flipped:
 
     def __init__(self, honest: Dataset) -> None:
         self.honest = honest
-        self.name, self.shape, self.classes = honest.name, honest.shape, honest.classes
+        self.name = honest.name
+        self.shape = honest.shape
+        self.classes = honest.classes
         self.blank = honest.blank
-        self._train = len(honest.labels("train"))
+        self._num_train = len(honest.labels("train"))
 
     def labels(self, split: Split) -> np.ndarray:
         labels = self.honest.labels(split)
-        return (
-            labels
-            if split == "test"
-            else np.concatenate([labels, flipped(labels, self.classes)])
-        )
+        if split == "test":
+            return labels
+        return np.concatenate([labels, flipped(labels, self.classes)])
 
     def images(
         self,
@@ -39,17 +39,19 @@ class Flipped:
         device: torch.device,
         dtype: torch.dtype,
     ) -> Tensor:
+        # Both halves of the training set have the same images.
         if split == "train":
-            index = index % self._train
+            index = index % self._num_train
         return self.honest.images(split, index, device=device, dtype=dtype)
 
     def poison(
         self, lists: Sequence[np.ndarray], attackers: np.ndarray
     ) -> list[np.ndarray]:
-        """Training samples of all clients, flipped ones for attackers."""
-        return [
-            own + self._train if i in attackers else own for i, own in enumerate(lists)
-        ]
+        """Return the training samples of all clients, flipped ones for attackers."""
+        poisoned = list(lists)
+        for attacker in attackers:
+            poisoned[attacker] = lists[attacker] + self._num_train
+        return poisoned
 
 
 def flipped(labels: np.ndarray, classes: int) -> np.ndarray:

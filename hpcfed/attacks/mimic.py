@@ -4,15 +4,11 @@ much.
 Read here: every attacker draws the client that it copies anew in every round.
 """
 
-from __future__ import annotations
+from torch import Tensor
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from hpcfed.attacks.view import Scene
+from hpcfed.attacks.view import AttackView
 
 
-def forge(scene: Scene) -> Tensor:
-    return scene.copies(scene.generator().choice(scene.benign, len(scene.attackers)))
+def forge(view: AttackView) -> Tensor:
+    victims = view.generator().choice(view.benign, len(view.attackers))
+    return view.copies(victims)

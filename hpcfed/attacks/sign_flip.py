@@ -1,15 +1,10 @@
 """Sign flip: w − strength × the attacker's own update, as if it climbed its loss."""
 
-from __future__ import annotations
+from torch import Tensor
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from hpcfed.attacks.view import Scene
+from hpcfed.attacks.view import AttackView
 
 
-def forge(scene: Scene) -> Tensor:
-    start, update = scene.own()
-    return start - scene.strength * update
+def forge(view: AttackView) -> Tensor:
+    start, update = view.own_updates()
+    return start - view.strength * update

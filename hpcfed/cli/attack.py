@@ -51,6 +51,7 @@ def _parser() -> CommandParser:
     add(
         "--model",
         default="smooth",
+        metavar="NAME",
         help="smooth (default): sigmoids, for which the attack works; or resnet18",
     )
     add(
@@ -77,11 +78,13 @@ def _parser() -> CommandParser:
     add(
         "--dataset",
         default="digits",
+        metavar="NAME",
         help="data set whose test images are stolen (default: digits)",
     )
     add(
         "--data-root",
         type=Path,
+        metavar="PATH",
         help="folder of the data sets (default: $HPCFED_DATA, else ./data)",
     )
     add(

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 
 from hpcfed import methods
-from hpcfed.attacks import ATTACKS
 from hpcfed.cli.parser import CommandParser
+from hpcfed.config.attacks import ATTACKS
 from hpcfed.data import DATASETS, PARTITIONS
 from hpcfed.models import MODELS
 

@@ -75,7 +75,7 @@ def _fail(error: OSError) -> NoReturn:
 
 
 def _dispatch(arguments: list[str]) -> None:
-    # Not argparse's subcommands: each would build its parser, and `run` its 130 flags,
+    # Not argparse's subcommands: each would build its parser, and `run` its hundred flags,
     # for every command.
     if not arguments or arguments[0].startswith("-"):
         parser = _parser()

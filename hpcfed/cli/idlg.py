@@ -10,7 +10,9 @@ from rich.table import Table
 
 from hpcfed.attacks.idlg import METHODS, Attack, Theft, check_figure, save_figure
 from hpcfed.config import RunConfig
-from hpcfed.data.datasets import Dataset, SyntheticSize, load
+from hpcfed.data.datasets import Dataset
+from hpcfed.data.loading import load
+from hpcfed.data.synthetic import SyntheticSize
 from hpcfed.errors import UserError, remark, unknown
 from hpcfed.report.console import Output, say
 

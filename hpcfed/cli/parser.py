@@ -29,4 +29,5 @@ class CommandParser(argparse.ArgumentParser):
         )
 
     def error(self, message: str) -> NoReturn:
+        # argparse would print the usage, more than a hundred flags, and exit.
         raise UserError(message)

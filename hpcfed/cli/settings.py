@@ -31,6 +31,7 @@ def parse_run(arguments: list[str]) -> Settings:
     del given["config"]
     if "resume" in given:
         return _resume(given, path)
+    # How the user wrote each option, for messages.
     sources = {}
     for name in from_file:
         _check_owner(name, method, flags, path)

@@ -49,6 +49,7 @@ def _parser() -> CommandParser:
     parser.add_argument(
         "--out",
         type=_folder,
+        metavar="DIR",
         help="folder of the study (default: runs/NAME of the file)",
     )
     parser.add_argument(

@@ -1,3 +1,3 @@
-"""The batched engine: advance and evaluate many clients at once, and place clients on
-ranks.
+"""The batched engine: train and evaluate the rows of many clients at once, and place
+clients on ranks.
 """

@@ -1,21 +1,19 @@
-"""When measured times call for another placement, and which."""
+"""When measured times call for another placement of clients, and which."""
 
 from dataclasses import dataclass
 
 import numpy as np
 
 from hpcfed.clients.placement import place, rank_loads
-from hpcfed.record.series import imbalance
 
 WINDOW = 5
 """Rounds that are measured before a placement is judged; the round before them, which
 warms up, is left out.
 """
 THRESHOLD = 1.1
-"""Ranks are balanced while the slowest trains no longer than this many times the mean.
-"""
-MOVES = 3
-"""Clients move at most so many times in a run."""
+"""Ranks are balanced while the slowest trains no longer than this many times the mean."""
+MAX_RELOCATIONS = 3
+"""How often clients are relocated at most in a run."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +34,8 @@ class Balance:
     """Follows the ranks' training, round by round, and proposes a placement that pays.
 
     A rank's pace is its seconds per load, the median over a window of rounds. A
-    proposal must be better in every single round of the window, so that noise moves
-    nobody, and must save more in the rounds that remain than moving costs.
+    proposal must be better in every single round of the window, so that noise relocates
+    nobody, and must save more in the rounds that remain than relocating costs.
     """
 
     def __init__(
@@ -47,97 +45,115 @@ class Balance:
         ranks: int,
         *,
         longest: float,
-        moving_seconds: float,
-        moves: int = 0,
+        relocation_seconds: float,
+        relocations: int = 0,
     ) -> None:
-        """`loads` and `rank` of every client; `longest` as for `rank_loads`; what
-        moving costs, as far as one knows.
+        """`loads` and `rank` are those of every client; `longest` is as for `rank_loads`.
 
-        `moves` have been made already, before the run went on.
+        `relocation_seconds` is what a relocation costs, as far as one knows;
+        `relocations` took place before the run was resumed.
         """
         self._loads = loads
         self._rank = rank
         self._ranks = ranks
         self._longest = longest
-        self._moving_seconds = moving_seconds
+        self._relocation_seconds = relocation_seconds
         self._warmup_seconds: float | None = None
-        self._moves = moves
-        self._rounds = (
-            -1
-        )  # of the window; -1 while the first, which warms up, is still to come
+        self._relocations = relocations
+        # Rounds of the window; -1 while the round that warms up is still to come.
+        self._rounds = -1
         self._work: list[np.ndarray] = []
         self._seconds: list[np.ndarray] = []
         self._cohorts: list[int] = []
 
     def note(self, clients: np.ndarray, seconds: np.ndarray | None) -> bool:
-        """A finished round's cohort and every rank's train seconds, None where unknown;
-        True at the window's end.
+        """Take in a finished round's cohort and every rank's train seconds.
+
+        The seconds are None where they are unknown. Returns True at the window's end.
         """
+        # Counted even where nothing is measured, so that all ranks agree on windows.
         self._rounds += 1
-        if self._moves >= MOVES:
+        if self._relocations >= MAX_RELOCATIONS:
             return False
         if seconds is not None and self._rounds == 0:
             self._warmup_seconds = float(seconds.max())
         elif seconds is not None:
-            self._work.append(self._load_of(clients, self._rank))
+            self._work.append(self._rank_loads(clients, self._rank))
             self._seconds.append(seconds)
             self._cohorts.append(len(clients))
         return self._rounds == WINDOW
 
     def propose(self, rounds_left: int) -> Proposal | None:
-        """Judges the window, where the seconds were known, and begins the next one."""
-        work, seconds = np.array(self._work), np.array(self._seconds)
+        """Judge the window and begin the next one; the seconds must be known."""
+        work = np.array(self._work)
+        seconds = np.array(self._seconds)
         share = float(np.mean(self._cohorts)) / len(self._loads)
         slowest = float(np.median(seconds.max(1)))
         self.next_window()
         paces = _paces(work, seconds)
         pace = np.median(paces, 0)
         everyone = np.arange(len(self._loads))
-        now = self._load_of(everyone, self._rank)
-        before = imbalance(now * pace)
+        loads_now = self._rank_loads(everyone, self._rank)
+        before = imbalance(loads_now * pace)
+        # Also where `before` is NaN: nothing was measured.
         if not before > THRESHOLD:
             return None
         rank = place(self._loads, self._ranks, speeds=1 / pace, longest=self._longest)
-        then = self._load_of(everyone, rank)
-        gains = share * ((now * paces).max(1) - (then * paces).max(1))
+        loads_then = self._rank_loads(everyone, rank)
+        # A round trains a share of the clients, so it gains that share.
+        slowest_now = (loads_now * paces).max(1)
+        slowest_then = (loads_then * paces).max(1)
+        gains = share * (slowest_now - slowest_then)
         gain = float(np.median(gains))
-        cost = self._moving_seconds + max(0.0, (self._warmup_seconds or 0.0) - slowest)
+        # After a relocation a round warms up again.
+        warmup = max(0.0, (self._warmup_seconds or 0.0) - slowest)
+        cost = self._relocation_seconds + warmup
         if gains.min() <= 0 or gain * rounds_left <= cost:
             return None
-        return Proposal(rank, before, imbalance(then * pace), gain)
+        return Proposal(rank, before, imbalance(loads_then * pace), gain)
 
     def next_window(self) -> None:
-        """Forgets the rounds so far."""
+        """Forget the rounds so far."""
         self._rounds = 0
-        self._work, self._seconds, self._cohorts = [], [], []
+        self._work = []
+        self._seconds = []
+        self._cohorts = []
 
-    def moved(self, rank: np.ndarray, seconds: float) -> None:
-        """The clients have moved, which took so long; the next round warms up again."""
+    def relocated(self, rank: np.ndarray, seconds: float) -> None:
+        """Note that clients were relocated, which took so long; a round warms up again."""
         self._rank = rank
-        self._moving_seconds = seconds
-        self._moves += 1
+        self._relocation_seconds = seconds
+        self._relocations += 1
         self._rounds = -1
 
-    def _load_of(self, clients: np.ndarray, rank: np.ndarray) -> np.ndarray:
+    def _rank_loads(self, clients: np.ndarray, rank: np.ndarray) -> np.ndarray:
         return rank_loads(
             self._loads[clients], rank[clients], self._ranks, longest=self._longest
         )
 
 
 def _paces(work: np.ndarray, seconds: np.ndarray) -> np.ndarray:
-    """Seconds per load [rounds, ranks]; an idle rank is taken to be as quick as it was,
-    or others were.
+    """Return seconds per load [rounds, ranks].
+
+    An idle rank is taken to be as quick as in other rounds, or as others were.
     """
+    # A rank without clients in a round has no pace there.
     with np.errstate(divide="ignore", invalid="ignore"):
         paces = np.where(work > 0, seconds / work, np.nan)
     known = ~np.isnan(paces)
-    overall = (
-        np.median(paces[known]) if known.any() else np.nan
-    )  # nanmedian would import for tens of milliseconds
-    usual = np.array(
-        [
-            np.median(p[k]) if k.any() else overall
-            for p, k in zip(paces.T, known.T, strict=True)
-        ]
-    )
+    # Not nanmedian, which would import for tens of milliseconds.
+    overall = np.median(paces[known]) if known.any() else np.nan
+    usual = np.full(paces.shape[1], overall)
+    for rank in np.flatnonzero(known.any(0)):
+        pace = paces[:, rank]
+        usual[rank] = np.median(pace[known[:, rank]])
     return np.maximum(np.where(known, paces, usual), 1e-12)
+
+
+def imbalance(seconds: np.ndarray) -> float:
+    """Return the slowest rank's seconds by the mean: 1 when all take equally long.
+
+    NaN when none takes any.
+    """
+    mean = seconds.mean()
+    return float(seconds.max() / mean) if mean > 0 else float("nan")

@@ -1,4 +1,8 @@
-"""Work of a GPU that is launched again and again is captured once and replayed whole."""
+"""Capture GPU work that is launched again and again, and replay it whole.
+
+Launching the kernels of a small network's step one by one takes longer than the kernels
+themselves.
+"""
 
 from collections.abc import Callable, Hashable
 from contextlib import suppress
@@ -7,21 +11,20 @@ import torch
 
 
 class Replays:
-    """Runs functions by key: as they are at first, captured as a graph at the second
-    time, replayed from then on.
+    """Functions by key: run plainly at first, captured at the second call, then replayed.
 
-    A captured function must always do the same work on the same memory, and may return
-    nothing. The first, plain run is what lets libraries choose their kernels and
-    workspaces. Without a GPU every run is a plain one.
+    A captured function must always do the same work on the same memory, and return
+    nothing. The first, plain run lets libraries choose their kernels and workspaces,
+    which they cannot do while they are captured. Without a GPU every run is plain.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._on = device.type == "cuda"
         self._graphs: dict[Hashable, torch.cuda.CUDAGraph | None] = {}
+        """None for a function that has run only once."""
         if self._on:
-            self._pool = (
-                torch.cuda.graph_pool_handle()
-            )  # one for all graphs, since they never run side by side
+            # One pool of memory for all graphs, since they never run side by side.
+            self._pool = torch.cuda.graph_pool_handle()
             self._stream = torch.cuda.Stream(device)
 
     def run(self, key: Hashable, function: Callable[[], None]) -> None:
@@ -34,26 +37,28 @@ class Replays:
             return
         graph = self._graphs[key]
         if graph is None:
-            graph = torch.cuda.CUDAGraph()
-            self._stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(self._stream):
-                graph.capture_begin(pool=self._pool)
-                try:
-                    function()
-                except BaseException:
-                    with suppress(
-                        RuntimeError
-                    ):  # what was begun must end, or nothing else could be launched
-                        graph.capture_end()
-                    raise
-                graph.capture_end()
+            graph = self._captured(function)
             self._graphs[key] = graph
         graph.replay()
 
+    def _captured(self, function: Callable[[], None]) -> torch.cuda.CUDAGraph:
+        graph = torch.cuda.CUDAGraph()
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            graph.capture_begin(pool=self._pool)
+            try:
+                function()
+            except BaseException:
+                # A capture that has begun must end, or nothing else could be launched.
+                with suppress(RuntimeError):
+                    graph.capture_end()
+                raise
+            graph.capture_end()
+        return graph
+
     def forget(self) -> None:
-        """Drops all graphs, because the memory that they work on is going to move."""
+        """Drop all graphs, because the memory that they work on is going to move."""
         self._graphs.clear()
         if self._on:
-            self._pool = (
-                torch.cuda.graph_pool_handle()
-            )  # the old one ends with its last graph
+            # The old pool ends with its last graph.
+            self._pool = torch.cuda.graph_pool_handle()

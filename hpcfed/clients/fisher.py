@@ -1,11 +1,11 @@
-"""The diagonal of the Fisher information: what every parameter of a client's row means
-to its answers.
+"""The diagonal of the Fisher information: how much each parameter of a client's row
+matters to its answers.
 
 It is the mean over the client's samples of (∂ log p(y|x) / ∂θ)². A sample must have a
 gradient of its own, so batch norm takes its running statistics and nothing is dropped,
-as when a row is judged. Samples do not meet then, and one backward pass has each
-sample's gradient of each layer's output. With the layer's input that makes the
-gradients of its parameters, one layer after the other.
+as in evaluation. Samples do not meet then, and one backward pass has each sample's
+gradient of each layer's output. With the layer's input that makes the gradients of its
+parameters, one layer after the other.
 """
 
 import copy
@@ -26,9 +26,9 @@ from hpcfed.models.cost import Cost
 from hpcfed.models.layout import Layout
 
 MEMORY_SHARE = 0.1
-"""Of the device's free memory, for gradients and activations that are there at once."""
+"""Share of a GPU's free memory for gradients and activations that are there at once."""
 CPU_FLOATS = 2**27
-"""The same on a CPU; more gain nothing there."""
+"""Floats of these on a CPU; more gain nothing there."""
 
 Tensors = dict[str, Tensor]
 
@@ -37,108 +37,113 @@ class Fisher:
     def __init__(self, network: nn.Module, layout: Layout, cost: Cost) -> None:
         self._network = network
         self._layout = layout
-        self._floats = 4 * cost.activations + 2 * max(
-            prod(e.shape) for e in layout.entries
-        )
-        """Of a sample: what layers put out, its gradient and patches of it, and the
-        gradient of one layer's weight.
+        largest_tensor = max(prod(e.shape) for e in layout.entries)
+        self._floats = 4 * cost.activations + 2 * largest_tensor
+        """Floats of a sample: what layers put out, its gradient and patches of it, and
+        the gradient of one layer's weight.
         """
         self._at_once = 0
         """Samples that fit into free memory; asked once, because asking takes time."""
 
     def __call__(self, rows: Tensor, shard: Shard, clients: np.ndarray) -> Tensor:
-        """Of `rows[i]` on the data of the shard's client `clients[i]`; 0 without data,
-        and for running statistics.
+        """Return the diagonals of `rows[i]` on the data of client `clients[i]`.
+
+        They are 0 without data, and for running statistics.
         """
-        self._at_once = self._at_once or max(1, _floats_at_once(rows) // self._floats)
-        found = torch.zeros_like(rows)
-        tensors, sums = self._layout.views(rows), self._layout.views(found)
+        if not self._at_once:
+            self._at_once = max(1, _floats_at_once(rows) // self._floats)
+        diagonals = torch.zeros_like(rows)
         sizes = np.asarray(shard.sizes, np.int64)[clients]
-        with cuda.without_trials():  # which would take longer than these passes
+        # cuDNN's trials would take longer than these passes.
+        with cuda.without_trials():
             for i, (client, size) in enumerate(zip(clients, sizes, strict=True)):
-                row, sum_of = (
-                    {name: tensor[i] for name, tensor in own.items()}
-                    for own in (tensors, sums)
-                )
+                row = self._tensors(rows, i)
+                sums = self._tensors(diagonals, i)
                 for batch in shard.index[client, :size].split(self._at_once):
-                    self._add(sum_of, row, shard.images[batch], shard.labels[batch])
-                found[i] /= max(1, size)
-        return found
+                    images = shard.images[batch]
+                    self._add(sums, row, images, shard.labels[batch])
+                diagonals[i] /= max(1, size)
+        return diagonals
+
+    def _tensors(self, rows: Tensor, i: int) -> Tensors:
+        """Return the named tensors of one row, as views."""
+        views = self._layout.views(rows[i : i + 1])
+        return {name: view[0] for name, view in views.items()}
 
     def _add(self, sums: Tensors, row: Tensors, images: Tensor, labels: Tensor) -> None:
-        """Adds up the samples' squared gradients of every parameter."""
+        """Add up the samples' squared gradients of every parameter."""
 
-        def passed(
+        def on_output(
             name: str, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor
         ) -> None:
-            """The hook keeps to what a layer put out, whatever is done in place to it
-            later.
-            """
-            output.register_hook(partial(returned, name, module, inputs[0].detach()))
+            # The hook holds on to what the layer put out, whatever is done in place to
+            # it later.
+            output.register_hook(partial(on_gradient, name, module, inputs[0].detach()))
 
-        def returned(name: str, module: nn.Module, x: Tensor, dy: Tensor) -> None:
-            own = {
-                key.removeprefix(f"{name}."): tensor
-                for key, tensor in row.items()
-                if key.startswith(f"{name}.")
-            }
-            for key, squares in SQUARES[type(module)](module, own, x, dy).items():
-                sums[f"{name}.{key}"] += squares
+        def on_gradient(name: str, module: nn.Module, x: Tensor, dy: Tensor) -> None:
+            # `conv1.weight` is `weight` to the layer.
+            tensors = {}
+            for key, tensor in row.items():
+                if key.startswith(f"{name}."):
+                    tensors[key.removeprefix(f"{name}.")] = tensor
+            squares = SQUARES[type(module)](module, tensors, x, dy)
+            for key, square in squares.items():
+                sums[f"{name}.{key}"] += square
 
-        network = self._judging()
-        layers = [
-            (name, module)
-            for name, module in network.named_modules()
-            if module._parameters
-        ]
-        handles = [
-            module.register_forward_hook(partial(passed, name))
-            for name, module in layers
-        ]
+        network = self._evaluating()
+        handles = []
+        for name, module in network.named_modules():
+            if module._parameters:
+                hook = partial(on_output, name)
+                handles.append(module.register_forward_hook(hook))
         try:
             with torch.enable_grad():
-                images = (
-                    images.detach().requires_grad_()
-                )  # so that there is a backward pass; parameters take no part
-                loss = F.cross_entropy(
-                    functional_call(network, row, (images,)), labels, reduction="sum"
-                )
+                # So that there is a backward pass; parameters take no part in it.
+                images = images.detach().requires_grad_()
+                logits = functional_call(network, row, (images,))
+                loss = F.cross_entropy(logits, labels, reduction="sum")
                 torch.autograd.grad(loss, images)
         finally:
             for handle in handles:
                 handle.remove()
 
-    def _judging(self) -> nn.Module:
-        """The network as it judges; only its structure is used."""
+    def _evaluating(self) -> nn.Module:
+        """Return the network in evaluation mode; only its structure is used."""
         if self._network.training:
             self._network = copy.deepcopy(self._network).eval()
         return self._network
 
 
-def _of_convolution(module: Any, own: Tensors, x: Tensor, dy: Tensor) -> Tensors:
-    """Every sample's gradient is a product of its own: of what comes back to each
-    position with the patch around it.
-    """
+def _of_convolution(module: Any, tensors: Tensors, x: Tensor, dy: Tensor) -> Tensors:
+    """Multiply, per sample, the gradient at each position with the patch around it."""
     patches = F.unfold(
         x, module.kernel_size, module.dilation, module.padding, module.stride
     )
+    # [samples, outputs, positions] · [samples, positions, taps]
     gradients = torch.bmm(dy.flatten(2), patches.transpose(1, 2))
-    squares = {"weight": gradients.square_().sum(0).view_as(own["weight"])}
-    return squares | ({"bias": dy.sum((2, 3)).square().sum(0)} if "bias" in own else {})
+    squares = {"weight": gradients.square_().sum(0).view_as(tensors["weight"])}
+    if "bias" in tensors:
+        squares["bias"] = dy.sum((2, 3)).square().sum(0)
+    return squares
 
 
-def _of_linear(module: Any, own: Tensors, x: Tensor, dy: Tensor) -> Tensors:
-    """A sample's gradient is an outer product, whose square is that of the squares."""
+def _of_linear(module: Any, tensors: Tensors, x: Tensor, dy: Tensor) -> Tensors:
+    """Multiply squares: a sample's gradient is an outer product, and so is its square."""
     squares = {"weight": dy.square().t() @ x.square()}
-    return squares | ({"bias": dy.square().sum(0)} if "bias" in own else {})
+    if "bias" in tensors:
+        squares["bias"] = dy.square().sum(0)
+    return squares
 
 
-def _of_batch_norm(module: Any, own: Tensors, x: Tensor, dy: Tensor) -> Tensors:
-    mean, deviation = own["running_mean"], (own["running_var"] + module.eps).sqrt()
-    normal = (x - mean[:, None, None]) / deviation[:, None, None]
+def _of_batch_norm(module: Any, tensors: Tensors, x: Tensor, dy: Tensor) -> Tensors:
+    """Multiply the gradient with the normalised input, by running statistics."""
+    mean = tensors["running_mean"]
+    deviation = (tensors["running_var"] + module.eps).sqrt()
+    centred = x - mean[:, None, None]
+    normal = centred / deviation[:, None, None]
     return {
-        key: part.sum((2, 3)).square().sum(0)
-        for key, part in (("weight", dy * normal), ("bias", dy))
+        "weight": (dy * normal).sum((2, 3)).square().sum(0),
+        "bias": dy.sum((2, 3)).square().sum(0),
     }
 
 
@@ -147,8 +152,8 @@ SQUARES: dict[type[nn.Module], Callable[[Any, Tensors, Tensor, Tensor], Tensors]
     nn.Linear: _of_linear,
     nn.BatchNorm2d: _of_batch_norm,
 }
-"""By kind of layer: its parameters' squared gradients, summed over samples, from its
-own tensors, its input, and the gradient of its output.
+"""By kind of layer: the squared gradients of its parameters, summed over samples, from
+its tensors, its input, and the gradient of its output.
 """
 
 

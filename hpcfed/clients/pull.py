@@ -1,8 +1,7 @@
-"""What a client's loss may have beside the cross-entropy: terms that draw its row
-towards a reference.
+"""Terms of a client's loss, beside the cross-entropy, that draw its row to a reference.
 
-Each is the norm of what lies between them, √(‖·‖² + 1e-12), so that it has a gradient
-where the two are equal.
+Each term is a norm of the difference d between the two, √(‖d‖² + 1e-12), so that it has
+a gradient where they are equal.
 """
 
 from dataclasses import dataclass, replace
@@ -12,13 +11,13 @@ import torch
 from torch import Tensor
 from torch.linalg import vector_norm
 
-from hpcfed.models.layout import Workplace
+from hpcfed.models.kernel_layout import KernelLayout, KernelRows
 
-_LEAST = 1e-12
+_SMOOTHING = 1e-12
 
 
 class Strengths(NamedTuple):
-    """What each term counts for in the loss."""
+    """The factor of each term in the loss."""
 
     layers: float = 0.0
     """Σ ‖θ − reference‖₂ over the layers, each with its batch norm."""
@@ -30,90 +29,94 @@ class Strengths(NamedTuple):
 
 @dataclass(frozen=True)
 class Pull:
+    """What draws the rows of some clients to their references."""
+
     strengths: Strengths
     reference: Tensor
-    """A row for every client."""
+    """A row per client."""
     mask: Tensor | None = None
-    """As many, True where the masked term counts."""
+    """A row of booleans per client: where the masked term counts."""
 
-    def of(self, clients: Tensor) -> "Pull":
-        """The same for some of the clients, by position."""
+    def subset(self, clients: Tensor) -> "Pull":
+        """Return the pull of the clients at these positions."""
         mask = None if self.mask is None else self.mask[clients]
         return replace(self, reference=self.reference[clients], mask=mask)
 
-    def alike(self, other: "Pull | None") -> bool:
-        """Whether one pull can be made of both."""
-        if other is None:
+    def mergeable(self, other: "Pull | None") -> bool:
+        """Whether both can be merged into one pull."""
+        if other is None or self.strengths != other.strengths:
             return False
-        return self.strengths == other.strengths and (self.mask is None) == (
-            other.mask is None
-        )
+        return (self.mask is None) == (other.mask is None)
 
 
-def together(pulls: list[Pull]) -> Pull:
-    """Of pulls that are alike one for all their clients."""
-    masks = [pull.mask for pull in pulls if pull.mask is not None]
+def merge_pulls(pulls: list[Pull]) -> Pull:
+    """Merge pulls with equal strengths into one for all their clients."""
     reference = torch.cat([pull.reference for pull in pulls])
+    masks = [pull.mask for pull in pulls if pull.mask is not None]
     return Pull(pulls[0].strengths, reference, torch.cat(masks) if masks else None)
 
 
-class PullAtWork:
-    """References and masks where the rows of a stack are at work; they stay in place
-    for captured steps.
+class StackPull:
+    """References and masks of the stack in training, in the kernels' layout.
+
+    Their memory stays where it is, because captured steps read it.
     """
 
-    def __init__(self, strengths: Strengths, workplace: Workplace) -> None:
-        self._strengths, self._workplace = strengths, workplace
-        self._spans = workplace.block_spans
+    def __init__(self, strengths: Strengths, layout: KernelLayout) -> None:
+        self._strengths = strengths
+        self._layout = layout
+        self._block_spans = layout.block_spans
 
     def reserve(self, clients: int, like: Tensor) -> None:
-        self._reference = self._workplace.new(clients, like)
-        self._mask = (
-            self._workplace.new(clients, like) if self._strengths.masked else None
-        )
+        """Allocate memory for stacks of so many clients."""
+        # Statistics are laid out too, though nothing draws them: rows load as a whole.
+        self._reference = self._layout.zeros(clients, like)
+        self._mask = None
+        if self._strengths.masked:
+            self._mask = self._layout.zeros(clients, like)
 
     def load(self, pull: Pull) -> None:
-        count = len(pull.reference)
-        parameters, statistics = self._reference
-        self._workplace.load(pull.reference, (parameters[:count], statistics[:count]))
+        """Copy the references and masks of a stack's clients into that memory."""
+        self._load(pull.reference, self._reference)
         if self._mask is not None:
             assert pull.mask is not None, "a masked term needs a mask"
-            parameters, statistics = self._mask
-            self._workplace.load(pull.mask, (parameters[:count], statistics[:count]))
+            self._load(pull.mask, self._mask)
+
+    def _load(self, rows: Tensor, memory: KernelRows) -> None:
+        """Copy rows into the first rows of the memory, which may hold more clients."""
+        parameters, statistics = memory
+        count = len(rows)
+        self._layout.load(rows, (parameters[:count], statistics[:count]))
 
     def add(self, rows: Tensor, gradient: Tensor) -> None:
-        """Adds the gradient of all terms, in place, to the gradient of the first
-        clients' rows.
+        """Add the gradient of all terms, in place, to that of the first clients' rows.
 
-        Also where columns are frozen, whose gradient is not used. Two operations a
-        layer: networks have many layers.
+        Frozen columns get it too; their gradient is not used.
         """
-        between = rows - self._reference[0][: len(rows)]
+        difference = rows - self._reference[0][: len(rows)]
         if self._strengths.layers:
-            norms = torch.stack(
-                [
-                    vector_norm(between[:, start:stop], dim=1)
-                    for start, stop in self._spans
-                ]
-            )
-            strengths = _over(self._strengths.layers, norms).unsqueeze(2)
-            for (start, stop), strength in zip(self._spans, strengths, strict=True):
-                gradient[:, start:stop].addcmul_(between[:, start:stop], strength)
+            self._add_layers(difference, gradient)
         if self._strengths.whole:
-            gradient.addcmul_(
-                between,
-                _over(self._strengths.whole, vector_norm(between, dim=1, keepdim=True)),
-            )
+            norms = vector_norm(difference, dim=1, keepdim=True)
+            gradient.addcmul_(difference, _slope(self._strengths.whole, norms))
         if self._mask is not None:
-            between *= self._mask[0][: len(rows)]
-            gradient.addcmul_(
-                between,
-                _over(
-                    self._strengths.masked, vector_norm(between, dim=1, keepdim=True)
-                ),
-            )
+            # Last, because it overwrites the difference.
+            difference *= self._mask[0][: len(rows)]
+            norms = vector_norm(difference, dim=1, keepdim=True)
+            gradient.addcmul_(difference, _slope(self._strengths.masked, norms))
+
+    def _add_layers(self, difference: Tensor, gradient: Tensor) -> None:
+        # Only two operations a layer, a norm and an addcmul: networks have many layers.
+        norms = []
+        for start, stop in self._block_spans:
+            norms.append(vector_norm(difference[:, start:stop], dim=1))
+        slopes = _slope(self._strengths.layers, torch.stack(norms)).unsqueeze(2)
+        for (start, stop), slope in zip(self._block_spans, slopes, strict=True):
+            layer_difference = difference[:, start:stop]
+            gradient[:, start:stop].addcmul_(layer_difference, slope)
 
 
-def _over(strength: float, norm: Tensor) -> Tensor:
-    """What lies between, by so much, is the gradient of strength × its norm."""
-    return strength / (norm.square() + _LEAST).sqrt()
+def _slope(strength: float, norm: Tensor) -> Tensor:
+    """Return the factor that makes the difference the gradient of strength × its norm."""
+    # ∂ s √(‖d‖² + ε) / ∂d = s d / √(‖d‖² + ε)
+    return strength / (norm.square() + _SMOOTHING).sqrt()

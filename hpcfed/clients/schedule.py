@@ -2,10 +2,10 @@
 
 A client with n samples takes ⌈n / batch⌉ steps an epoch, the last of them short,
 exactly as if it were trained alone. Where a number of steps is given, it goes over its
-samples again and again, anew shuffled, until so many are done. Clients are ordered by
+samples again and again, shuffled anew, until so many are done. Clients are ordered by
 their number of steps, longest first, so that the clients still active at a step are a
-prefix. The shape of every step is known on the host beforehand, so the device is never
-asked.
+prefix. The host knows the shape of every step beforehand, so it never waits for the
+device.
 """
 
 from typing import NamedTuple
@@ -14,8 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpcfed.kernels.batch import MOVES
+from hpcfed.kernels.batch import SHIFTS
 from hpcfed.runtime import randomness
+
+_LAST = 2**62
+"""Sorts behind all random ranks, which are below it."""
 
 
 class Length(NamedTuple):
@@ -26,10 +29,16 @@ class Length(NamedTuple):
     steps: int = 0
     """So many in place of epochs, for all clients that have data; 0: by epochs."""
 
+    def steps_per_epoch(self, sizes: np.ndarray) -> np.ndarray:
+        """Return ⌈size / batch⌉ of each client."""
+        return -(-sizes // self.batch_size)
+
 
 class StepShape(NamedTuple):
+    """What a step works on."""
+
     clients: int
-    """Still active."""
+    """Clients that are still active."""
     slots: int
     """The most samples that an active client has in this step."""
     full: bool
@@ -37,54 +46,56 @@ class StepShape(NamedTuple):
 
 
 def num_steps(sizes: np.ndarray, length: Length) -> np.ndarray:
-    return (
-        np.where(sizes > 0, length.steps, 0)
-        if length.steps
-        else length.epochs * -(-sizes // length.batch_size)
-    )
+    """Return the steps of each client; none for a client without data."""
+    if length.steps:
+        return np.where(sizes > 0, length.steps, 0)
+    return length.epochs * length.steps_per_epoch(sizes)
 
 
 def num_epochs(sizes: np.ndarray, length: Length) -> int:
-    """The most epochs that one of these clients begins."""
+    """Return the most epochs that one of these clients begins."""
     if not length.steps:
         return length.epochs
-    shortest = min((int(size) for size in sizes if size), default=1)
-    return -(-length.steps // -(-shortest // length.batch_size))
+    with_data = sizes[sizes > 0]
+    if not len(with_data):
+        return length.steps
+    # The smallest client goes over its samples most often.
+    fewest_steps = int(length.steps_per_epoch(with_data.min()))
+    return -(-length.steps // fewest_steps)
 
 
 def num_samples(sizes: np.ndarray, length: Length) -> np.ndarray:
-    """Samples that each client sees, counted as often as it sees them."""
+    """Return the samples that each client sees, counted as often as it sees them."""
     if not length.steps:
         return sizes * length.epochs
-    epochs, rest = np.divmod(
-        length.steps, np.maximum(-(-sizes // length.batch_size), 1)
-    )
-    return np.where(
-        sizes > 0, epochs * sizes + rest * length.batch_size, 0
-    )  # only an epoch's last step is short
+    per_epoch = np.maximum(length.steps_per_epoch(sizes), 1)
+    epochs, rest = np.divmod(length.steps, per_epoch)
+    # Only an epoch's last step is short, so the steps of a begun epoch are full.
+    seen = epochs * sizes + rest * length.batch_size
+    return np.where(sizes > 0, seen, 0)
 
 
 def longest_first(lengths: np.ndarray) -> np.ndarray:
-    """Positions of all clients that have something to do, those with the most first."""
+    """Return positions of all clients with something to do, those with the most first."""
+    # Stable: clients with equally much to do keep their order, so stacks do too.
     order = np.argsort(-lengths, kind="stable")
     return order[lengths[order] > 0]
 
 
 def step_shapes(sizes: np.ndarray, length: Length) -> list[StepShape]:
-    """The shapes of all steps of clients in this order."""
-    lengths, per_epoch = (
-        num_steps(sizes, length),
-        np.maximum(-(-sizes // length.batch_size), 1),
-    )
-    steps = np.arange(lengths.max(initial=0))[:, None]
-    left = np.minimum(sizes - steps % per_epoch * length.batch_size, length.batch_size)
-    counts = np.where(steps < lengths, left, 0)
-    active, slots = np.count_nonzero(counts, axis=1), counts.max(axis=1, initial=0)
+    """Return the shapes of all steps of clients in this order."""
+    steps_of = num_steps(sizes, length)
+    # At least 1, so that clients without data divide by something.
+    per_epoch = np.maximum(length.steps_per_epoch(sizes), 1)
+    steps = np.arange(steps_of.max(initial=0))[:, None]
+    first_sample = steps % per_epoch * length.batch_size
+    left = np.minimum(sizes - first_sample, length.batch_size)
+    counts = np.where(steps < steps_of, left, 0)
+    active = np.count_nonzero(counts, axis=1)
+    slots = counts.max(axis=1, initial=0)
     full = counts.sum(axis=1) == active * slots
-    return [
-        StepShape(*shape)
-        for shape in zip(active.tolist(), slots.tolist(), full.tolist(), strict=True)
-    ]
+    columns = active.tolist(), slots.tolist(), full.tolist()
+    return [StepShape(*shape) for shape in zip(*columns, strict=True)]
 
 
 def training_samples(
@@ -96,85 +107,99 @@ def training_samples(
     epochs: int,
     steps: int,
 ) -> tuple[Tensor, Tensor]:
-    """Samples [steps, clients, slots], meaningless beyond a client's own, and their
-    numbers [steps, clients].
+    """Return samples [steps, clients, slots] and their numbers [steps, clients].
 
-    `index` [clients, longest] and `sizes` are the clients' own; every epoch has a new
-    order, drawn from their keys. `epochs` and `steps` are at least as many as any
-    client needs.
+    Samples beyond a client's number in a step mean nothing. `index` [clients, longest]
+    and `sizes` are the clients' own; every epoch has a new order, drawn from their
+    keys. `epochs` and `steps` are at least as many as any client needs.
     """
-    (clients, longest), batch_size, device = (
-        index.shape,
-        length.batch_size,
-        index.device,
-    )
-    orders, starts, end = [], [], 0
-    for block, width in _blocks(longest, length, epochs):
-        own = torch.arange(block.start, block.stop, device=device)
-        ranks = (
-            randomness.bits(randomness.child_keys(keys.unsqueeze(1), own), width) >> 1
-            & 0x3FFFFFFFFFFFFFFF
-        )
-        absent = torch.arange(width, device=device) >= sizes[:, None]
-        order = torch.argsort(
-            ranks.masked_fill(absent[:, None], 2**62), dim=2
-        )  # absent samples sort last
-        orders.append(
-            index[:, None, :width]
-            .expand(-1, len(block), -1)
-            .gather(2, order)
-            .flatten(1)
-        )
-        starts.append((own - block.start) * width + end)
-        end += len(block) * width
-    shuffled, start = torch.cat(orders, 1), torch.cat(starts)
+    clients, longest = index.shape
+    device = index.device
+    batch_size = length.batch_size
+    # All epochs of a client, one after the other, are a row of `shuffled`.
+    orders = []
+    starts = []
+    row_length = 0
+    for block, width in _epoch_blocks(longest, length, epochs):
+        shuffled_block = _shuffled(index[:, :width], sizes, keys, block)
+        orders.append(shuffled_block.flatten(1))
+        # Where each epoch of the block starts in a client's row.
+        epoch_in_block = torch.arange(len(block), device=device)
+        starts.append(epoch_in_block * width + row_length)
+        row_length += len(block) * width
+    shuffled = torch.cat(orders, 1)
+    epoch_start = torch.cat(starts)
 
     step = torch.arange(steps, device=device)[:, None]
     per_epoch = ((sizes + batch_size - 1) // batch_size).clamp(min=1)
     first = step % per_epoch * batch_size
-    counts = (sizes - first).clamp(max=batch_size) * (
-        step < (length.steps or length.epochs * per_epoch)
-    )
-    begin = start[(step // per_epoch).clamp(max=epochs - 1)] + first
-    position = begin[:, :, None] + torch.arange(min(batch_size, longest), device=device)
-    row = torch.arange(clients, device=device)[:, None] * end  # of the shuffled samples
-    return shuffled.flatten()[position.clamp(max=end - 1) + row], counts
+    is_active = step < (length.steps or length.epochs * per_epoch)
+    counts = (sizes - first).clamp(max=batch_size) * is_active
+    # Clamped: clients that are done still get positions, which count nothing.
+    epoch = (step // per_epoch).clamp(max=epochs - 1)
+    begin = epoch_start[epoch] + first
+    slot = torch.arange(min(batch_size, longest), device=device)
+    position = begin[:, :, None] + slot
+    position = position.clamp(max=row_length - 1)
+    row_start = torch.arange(clients, device=device)[:, None] * row_length
+    # One flat gather: 2-D indices would have to be expanded over steps and slots.
+    samples = shuffled.flatten()[position + row_start]
+    return samples, counts
 
 
-def training_moves(keys: Tensor, batch_size: int, steps: int) -> Tensor:
-    """How every sample's image is moved, [steps, clients, batch size]: a number below
-    `batch.MOVES`.
+def _shuffled(index: Tensor, sizes: Tensor, keys: Tensor, epochs: range) -> Tensor:
+    """Return the clients' samples [clients, epochs, width], in another order each epoch.
+
+    Samples are sorted by random ranks; what lies beyond a client's size comes last.
     """
-    numbers = (
-        randomness.bits(keys, steps * batch_size) >> 1 & 0x3FFFFFFFFFFFFFFF
-    ) % MOVES
-    return numbers.unflatten(1, (steps, batch_size)).transpose(0, 1)
+    width = index.shape[1]
+    numbers = torch.arange(epochs.start, epochs.stop, device=index.device)
+    epoch_keys = randomness.child_keys(keys.unsqueeze(1), numbers)
+    # 62 random bits: torch has no unsigned integers, and _LAST must stay above.
+    ranks = randomness.bits(epoch_keys, width) >> 1 & 0x3FFFFFFFFFFFFFFF
+    absent = torch.arange(width, device=index.device) >= sizes[:, None]
+    ranks = ranks.masked_fill(absent[:, None], _LAST)
+    order = torch.argsort(ranks, dim=2)
+    repeated = index[:, None].expand(-1, len(epochs), -1)
+    return repeated.gather(2, order)
 
 
-def _blocks(longest: int, length: Length, epochs: int) -> list[tuple[range, int]]:
-    """Epochs that are drawn together, and the most samples of a client that begins the
-    first of them.
+def _epoch_blocks(longest: int, length: Length, epochs: int) -> list[tuple[range, int]]:
+    """Return epochs that are drawn together, each block with the width of its table.
 
-    Where steps are given, only clients with few samples begin a late epoch: a table as
-    wide as the longest client for as many epochs as the shortest begins would be mostly
+    The width is the most samples of a client that begins the block's first epoch. Where
+    steps are given, only clients with few samples begin a late epoch: a table as wide
+    as the longest client for as many epochs as the shortest begins would be mostly
     empty.
     """
     if not length.steps:
         return [(range(epochs), longest)]
     blocks = [(range(1), longest)]
     while (first := blocks[-1][0].stop) < epochs:
+        # A client begins epoch `first` only if so many epochs fit before its last step.
         most = (length.steps - 1) // first * length.batch_size
-        blocks.append((range(first, min(2 * first, epochs)), min(longest, most)))
+        width = min(longest, most)
+        # Blocks double, so that there are few of them.
+        block = range(first, min(2 * first, epochs))
+        blocks.append((block, width))
     return blocks
+
+
+def training_shifts(keys: Tensor, batch_size: int, steps: int) -> Tensor:
+    """Return how images are shifted, [steps, clients, batch size], numbers below SHIFTS."""
+    bits = randomness.bits(keys, steps * batch_size) >> 1 & 0x3FFFFFFFFFFFFFFF
+    return (bits % SHIFTS).unflatten(1, (steps, batch_size)).transpose(0, 1)
 
 
 def evaluation_samples(
     index: Tensor, sizes: Tensor, *, batch_size: int, steps: int
 ) -> tuple[Tensor, Tensor]:
-    """The same for every sample once, in its own order."""
-    step = torch.arange(steps, device=index.device)[:, None] * batch_size
-    position = step[:, :, None] + torch.arange(batch_size, device=index.device)
-    samples = index.expand(steps, -1, -1).gather(
-        2, position.clamp(max=index.shape[1] - 1).expand(-1, len(index), -1)
-    )
-    return samples, (sizes - step).clamp(0, batch_size)
+    """Return samples [steps, clients, slots], each once and in order, and their numbers."""
+    step = torch.arange(steps, device=index.device)
+    slot = torch.arange(batch_size, device=index.device)
+    first = step[:, None] * batch_size
+    position = first[:, :, None] + slot
+    position = position.clamp(max=index.shape[1] - 1)
+    position = position.expand(-1, len(index), -1)
+    samples = index.expand(steps, -1, -1).gather(2, position)
+    return samples, (sizes - first).clamp(0, batch_size)

@@ -24,7 +24,7 @@ class MachineOptions(RecordingOptions, NewcomerOptions):
         ge=0,
     )
     device: Literal["auto", "cpu", "cuda"] = option("auto", "where clients live")
-    # Two ranks on one GPU can use NCCL with an own NCCL_HOSTID each, over sockets.
+    # Ranks on one GPU can use NCCL, over sockets, if each has another NCCL_HOSTID.
     backend: Literal["auto", "nccl", "gloo"] = option(
         "auto",
         "what ranks communicate through; auto: NCCL where every rank has its own GPU, "

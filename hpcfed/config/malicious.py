@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import ClassVar
 
-from hpcfed.attacks import ATTACKS, NEED_BENIGN
+from hpcfed.config.attacks import ATTACKS, NEED_BENIGN
 from hpcfed.config.declare import Choice, Switch, option
 from hpcfed.config.run import RunOptions
 from hpcfed.config.traits import MethodTraits

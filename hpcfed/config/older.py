@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+# The list is closed: options that are added later never wrote 0 for unset.
 ZERO_WAS_UNSET = frozenset(
     {
         "validation",

@@ -54,6 +54,7 @@ def suggest_option(word: str, known: Iterable[str]) -> str:
     """Return `; did you mean '--lr'?` where a known option means the same as the word
     or is spelt nearly so, else nothing.
     """
+    # By meaning first: `cohort` is spelt nearly like `smooth`, which misleads.
     names = list(known)
     by_plain = {plain_name(name): name for name in names}
     plain = plain_name(word)

@@ -35,6 +35,7 @@ def partition(
     scheme = SCHEMES[plan.scheme]
     train = _by_class(train_labels, plan.classes)
     test = _by_class(test_labels, plan.classes)
+    # Before the clients get theirs, so that no client trains on what the server holds.
     train, validation = _carve_validation(train, plan.validation, seed=plan.seed)
     if not plan.new_classes:
         train_lists, test_lists = scheme(plan, train, test)
@@ -79,6 +80,7 @@ def _carve_validation(
                 f"validation: {per_class} samples per class, but class {label} has "
                 f"only {len(pool)}; ask fewer"
             )
+    # A stream of its own: a validation set leaves the scheme's draws as they are.
     rng = randomness.generator(seed, "validation")
     remaining, validation = [], []
     for pool in pools:

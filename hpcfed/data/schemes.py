@@ -24,7 +24,9 @@ TrainAndTest = tuple[ClientLists, ClientLists]
 
 def merged(lists: Sequence[np.ndarray]) -> np.ndarray:
     """Return all samples of several lists as one sorted list; none make an empty one."""
-    return np.sort(np.concatenate([np.empty(0, dtype=np.int64), *lists]))
+    # numpy cannot concatenate nothing, and an empty list alone would be float64.
+    nothing = np.empty(0, dtype=np.int64)
+    return np.sort(np.concatenate([nothing, *lists]))
 
 
 def iid(plan: PartitionPlan, train: ClassPools, test: ClassPools) -> TrainAndTest:
@@ -32,8 +34,11 @@ def iid(plan: PartitionPlan, train: ClassPools, test: ClassPools) -> TrainAndTes
 
     def split(pools: ClassPools, rng: np.random.Generator) -> ClientLists:
         shuffled = rng.permutation(merged(pools))
-        return [np.sort(own) for own in np.array_split(shuffled, plan.clients)]
+        lists = np.array_split(shuffled, plan.clients)
+        return [np.sort(samples) for samples in lists]
 
+    # Streams of their own, so the training data do not depend on how much test data
+    # there is.
     return (
         split(train, randomness.generator(plan.seed, "partition")),
         split(test, randomness.generator(plan.seed, "partition test")),
@@ -47,13 +52,16 @@ def dirichlet(plan: PartitionPlan, train: ClassPools, test: ClassPools) -> Train
             f"dirichlet: alpha must be above 0, not {plan.alpha}; 0.1 is very uneven, "
             "100 nearly even"
         )
+    # One draw of proportions per class, over the clients.
     rng = randomness.generator(plan.seed, "partition")
     concentration = np.full(plan.clients, plan.alpha)
-    ends = np.array([np.cumsum(rng.dirichlet(concentration)) for _ in train])
+    proportions = [rng.dirichlet(concentration) for _ in train]
+    ends = np.cumsum(proportions, axis=1)
 
     def cuts(label: int, samples: int) -> np.ndarray:
         # Rounding may push a cumulative sum beyond 1.
-        return np.rint(ends[label, :-1].clip(max=1.0) * samples).astype(np.int64)
+        shares = ends[label, :-1].clip(max=1.0)
+        return np.rint(shares * samples).astype(np.int64)
 
     return _cut_classes(train, test, cuts, seed=plan.seed)
 
@@ -72,7 +80,10 @@ def sharding(plan: PartitionPlan, train: ClassPools, test: ClassPools) -> TrainA
     ends = np.cumsum(held, axis=0)
 
     def cuts(label: int, samples: int) -> np.ndarray:
-        return ends[:-1, label] * samples // max(1, holders[label])
+        # A client that does not hold the class gets an empty piece: its end does not
+        # advance.
+        num_holders = max(1, holders[label])
+        return ends[:-1, label] * samples // num_holders
 
     def without_unheld(pools: ClassPools) -> ClassPools:
         # Else the last client would get all samples of a class that nobody holds.
@@ -104,7 +115,8 @@ def dominant(plan: PartitionPlan, train: ClassPools, test: ClassPools) -> TrainA
     orders = [rng.permutation(len(train)) for _ in range(plan.clients)]
 
     def split(name: str, pools: ClassPools, samples: int) -> ClientLists:
-        deck = _Deck(name, pools, randomness.generator(plan.seed, f"shuffle {name}"))
+        rng = randomness.generator(plan.seed, f"shuffle {name}")
+        deck = _Deck(name, pools, rng)
         lists = []
         for client, order in enumerate(orders):
             group = groups[client % len(groups)]
@@ -143,6 +155,7 @@ def dominant_groups(classes: int) -> list[list[int]]:
         return [list(range(10)), list(range(10, 36)), list(range(36, 62))]
     if classes <= 2:
         return [[label] for label in range(classes)]
+    # The last window reaches over the end, to class 0.
     windows = min(5, classes)
     bounds = [window * classes // windows for window in range(windows + 1)]
     groups = []
@@ -164,9 +177,11 @@ def _cut_classes(
     """
 
     def split(pools: ClassPools, rng: np.random.Generator) -> ClientLists:
+        # A list of pieces per class, then regrouped by client.
         pieces = []
         for label, pool in enumerate(pools):
-            pieces.append(np.split(rng.permutation(pool), cuts(label, len(pool))))
+            shuffled = rng.permutation(pool)
+            pieces.append(np.split(shuffled, cuts(label, len(pool))))
         return [merged(of_client) for of_client in zip(*pieces, strict=True)]
 
     return (
@@ -186,6 +201,7 @@ def _held_classes(
     held = np.zeros((clients, classes), dtype=bool)
     holders = np.zeros(classes, dtype=np.int64)
     for client in range(clients):
+        # lexsort's last key decides first.
         fewest_holders_first = np.lexsort((rng.random(classes), holders))
         taken = fewest_holders_first[:per_client]
         held[client, taken] = True
@@ -231,8 +247,9 @@ class _Deck:
                 f"dominant: class {label} has no {self._split} samples left; use "
                 "another partition"
             )
-        drawn = self._left[label][:count]
-        self._left[label] = self._left[label][count:]
+        left = self._left[label]
+        drawn = left[:count]
+        self._left[label] = left[count:]
         while len(drawn) < count:
             again = self._rng.permutation(pool)
             # What this client has just drawn comes last, so that only a client larger

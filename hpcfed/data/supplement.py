@@ -7,50 +7,55 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hpcfed.data.partition import Partition
+from hpcfed.data.schemes import merged
 from hpcfed.errors import UserError
 from hpcfed.runtime import randomness
 
 
 @dataclass(frozen=True)
 class Supplement:
+    """What clients were given."""
+
     samples: np.ndarray
-    """What every client was given, in samples."""
+    """Samples that every client was given."""
     leaked: int
     """Samples of the validation set that are now trained on, each counted once."""
 
 
 def nobody(clients: int) -> Supplement:
+    """Return the supplement of a run without one."""
     return Supplement(np.zeros(clients, np.int64), 0)
 
 
 def supplemented(
-    parts: Partition, *, clients: int, below: int, share: float, seed: int
+    partition: Partition, *, clients: int, below: int, share: float, seed: int
 ) -> tuple[Partition, Supplement]:
-    """The first so many clients ask if they have fewer than `below` samples; later ones
-    come after the first round.
+    """Give each of the first `clients` clients with fewer than `below` samples more.
 
-    Each that asks gets a draw of its own of at most `share` of the validation set,
-    without replacement; the set itself stays as it is, so that what leaks of it is
-    counted.
+    Later clients join after the first round and get none. Each client draws at most
+    `share` of the validation set, without replacement. The set itself stays as it is,
+    so what leaks of it is counted.
     """
-    size = int(share * len(parts.validation) + 1e-9)
+    # 1e-9: a product such as 0.29 · 100 falls just below the whole number that is meant.
+    size = int(share * len(partition.validation) + 1e-9)
     if not size:
         raise UserError(
-            f"--supplement-share {share} of {len(parts.validation)} validation samples "
-            "is less than one; "
-            f"use --supplement-share {1 / len(parts.validation):.2g} or a larger --validation"
+            f"--supplement-share {share} of {len(partition.validation)} validation samples "
+            "is less than one; use --supplement-share "
+            f"{1 / len(partition.validation):.2g} or a larger --validation"
         )
-    asking = [i for i in range(clients) if len(parts.train[i]) < below]
-    draws = {
-        i: randomness.generator(seed, "supplement", i).choice(
-            parts.validation, size, replace=False
-        )
-        for i in asking
-    }
-    train = [
-        np.sort(np.concatenate([own, draws[i]])) if i in draws else own
-        for i, own in enumerate(parts.train)
-    ]
-    samples = np.array([size if i in draws else 0 for i in range(clients)])
-    leaked = len(np.unique(np.concatenate([np.empty(0, np.int64), *draws.values()])))
-    return replace(parts, train=train), Supplement(samples, leaked)
+    train = list(partition.train)
+    samples = np.zeros(clients, np.int64)
+    draws = []
+    for client in range(clients):
+        if len(train[client]) >= below:
+            continue
+        # By client, so that who else asks changes nothing.
+        rng = randomness.generator(seed, "supplement", client)
+        draw = rng.choice(partition.validation, size, replace=False)
+        train[client] = merged([train[client], draw])
+        samples[client] = size
+        draws.append(draw)
+    # Two clients may draw the same sample, which leaks once.
+    leaked = len(np.unique(merged(draws)))
+    return replace(partition, train=train), Supplement(samples, leaked)

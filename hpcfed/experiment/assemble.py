@@ -7,7 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from hpcfed import methods
-from hpcfed.clients.lockstep import Lockstep, RowEngine
+from hpcfed.attacks.tampering import tampering
+from hpcfed.clients.job import RowEngine
+from hpcfed.clients.lockstep import Lockstep
 from hpcfed.clients.placement import Clients
 from hpcfed.config import Settings
 from hpcfed.data.datasets import Split
@@ -23,7 +25,8 @@ from hpcfed.experiment.materials import (
     validates,
 )
 from hpcfed.experiment.serving import open_transport
-from hpcfed.federation.federation import NOBODY, Federation, Shards
+from hpcfed.federation.federation import Federation, Tamper
+from hpcfed.federation.training import Shards
 from hpcfed.methods import Method
 from hpcfed.record.timing import Timer
 from hpcfed.runtime.collectives import Collectives
@@ -181,7 +184,7 @@ def _setup(
         train_data: Shard,
         test_data: Shard,
         *,
-        attackers: np.ndarray = NOBODY,
+        tamper: Tamper | None = None,
     ) -> Federation:
         return Federation(
             config,
@@ -196,12 +199,11 @@ def _setup(
             server=server,
             generated=columns,
             validation=validation,
-            attackers=attackers,
+            tamper=tamper,
         )
 
-    fed = federation(
-        material.clients, train_data, test_data, attackers=material.dealt.attackers
-    )
+    tamper = tampering(config, material.dealt.attackers, collectives)
+    fed = federation(material.clients, train_data, test_data, tamper=tamper)
     newcomers = None
     if material.newcomers is not None:
         newcomers = Newcomers(federation(material.newcomers, *more), material.newcomers)

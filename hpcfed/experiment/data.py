@@ -6,10 +6,12 @@ import numpy as np
 
 from hpcfed.attacks.label_flip import Flipped
 from hpcfed.config import RunConfig
-from hpcfed.data.datasets import ArrayDataset, Dataset, SyntheticSize, load
+from hpcfed.data.datasets import ArrayDataset, Dataset
+from hpcfed.data.loading import load
 from hpcfed.data.partition import Partition
 from hpcfed.data.partition import partition as deal_out
 from hpcfed.data.supplement import Supplement, nobody, supplemented
+from hpcfed.data.synthetic import SyntheticSize
 from hpcfed.runtime import randomness
 from hpcfed.runtime.world import World
 

@@ -104,8 +104,6 @@ def _add_global(setup: Setup, row: Tensor, sums: Tensor) -> None:
 
 def evaluate_finals(setup: Setup, state: Any, results: ResultsWriter | None) -> None:
     """Evaluate what a method asks for at the end, beyond a round's evaluation."""
-    if not hasattr(setup.method, "finals"):
-        return
     fed = setup.federation
     everyone = np.arange(len(fed.clients))
     for name, rows in setup.method.finals(fed, state, everyone):

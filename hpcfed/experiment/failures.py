@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from hpcfed.errors import UserError, one_line, remark, tell
+from hpcfed.errors import Diverged, UserError, one_line, remark, tell
 from hpcfed.record.folder import leave_failure
 from hpcfed.record.timing import Timer
 from hpcfed.runtime.stalls import ending_stalls
@@ -41,7 +41,9 @@ def ending_all_ranks(world: World, reporting: Reporting) -> Iterator[None]:
         world.abort(2)
     except Exception as error:
         trace = traceback.format_exc()
-        remark(trace.rstrip())
+        # A divergence is no fault of the code: its line says what to change.
+        if not isinstance(error, Diverged):
+            remark(trace.rstrip())
         line = f"{_where(world)} failed in phase {reporting.phase()}: {one_line(error)}"
         _last_words(world, reporting, line, trace)
         # Other ranks may wait in a collective for ever, so MPI ends them.

@@ -9,14 +9,14 @@ import numpy as np
 import torch
 from torch import nn
 
+from hpcfed import methods
 from hpcfed.clients.engine import Engine
 from hpcfed.clients.placement import LONGEST, Clients, client_loads, place
 from hpcfed.config import RunConfig, Settings
 from hpcfed.data.datasets import Dataset, Split
 from hpcfed.data.partition import Partition
-from hpcfed.data.shards import Shard, join, part, shard
+from hpcfed.data.shards import Shard, join, shard, sub_shard
 from hpcfed.experiment.data import Dealt, deal
-from hpcfed.federation.selection import SelectionOptions
 from hpcfed.models.layout import Layout
 from hpcfed.models.networks import build
 from hpcfed.runtime.world import World
@@ -49,7 +49,7 @@ class Material:
 
 def validates(settings: Settings) -> bool:
     """Tell whether the method's server has a validation set."""
-    return isinstance(settings.options, SelectionOptions)
+    return methods.load(settings.config.method).VALIDATES
 
 
 def make_material(settings: Settings, dataset: Dataset, world: World) -> Material:
@@ -148,7 +148,7 @@ def load_stacked_shards(
         whole = _joined(materials, seeds, same_kind, device=device, dtype=dtype)
         first = 0
         for held, of_seed in zip(same_kind, shards, strict=True):
-            of_seed.append(part(whole, first, held.ids))
+            of_seed.append(sub_shard(whole, first, held.ids))
             first += len(held.ids)
     return shards
 

@@ -75,8 +75,6 @@ def _next_rows(
     at = on_device(joined, fed.device)
     trained = fed.finetune(rows[at], joined, phase=update)
     updated = rows.index_copy(0, at, trained)
-    lead = getattr(setup.method, "lead", None)
-    if start != "method" or lead is None:
+    if start != "method":
         return updated
-    led: Tensor = lead(fed, update - 1, rows, updated)
-    return led
+    return setup.method.lead(fed, update - 1, rows, updated)

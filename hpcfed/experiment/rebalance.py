@@ -40,8 +40,8 @@ class Rebalancer:
             clients.rank,
             setup.world.num_workers,
             longest=LONGEST[setup.engine.mode],
-            moving_seconds=setup.gather_seconds,
-            moves=before,
+            relocation_seconds=setup.gather_seconds,
+            relocations=before,
         )
 
     def after_round(
@@ -79,7 +79,7 @@ class Rebalancer:
         # The slowest rank's time is what a relocation costs.
         setup.collectives.barrier()
         seconds = time.perf_counter() - begin
-        self._balance.moved(proposal.rank, seconds)
+        self._balance.relocated(proposal.rank, seconds)
         if self._results is not None:
             self._results.write_relocation(round + 1, proposal.rank, seconds)
         moved = np.count_nonzero(before != proposal.rank)

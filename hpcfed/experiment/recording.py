@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from hpcfed.clients.balance import MOVES
+from hpcfed.clients.balance import MAX_RELOCATIONS
 from hpcfed.errors import one_line
 from hpcfed.experiment.assemble import Setup
 from hpcfed.experiment.evaluate import Evaluation
@@ -76,15 +76,12 @@ class Recorder:
         phases, wall = setup.timer.lap()
         # From here on time counts for the next round.
         with setup.timer.phase("record"):
-            reports = []
-            if setup.settings.options.has_server:
-                # Trainings of the server's model that have ended since the last round.
-                reports = setup.federation.server.reports()
+            report = log.server_report
             memory = [peak_memory(setup.world.device)]
-            if not setup.world.server_ranks:
+            if report is not None and not setup.world.server_ranks:
                 # This process has trained the server's model, too, and DeepSpeed may
                 # have reset torch's count.
-                memory += [report.own_peak for _, report in reports]
+                memory.append(report.peak_here)
             figures = {
                 "wall": wall,
                 "peak_memory": max(memory),
@@ -111,8 +108,8 @@ class Recorder:
                 rank_values={name: everyones[name] for name in series.RANK_SERIES},
                 phases=gathered[:, len(vector) :],
             )
-            for trained_after, report in reports:
-                results.write_server(trained_after, report)
+            if report is not None:
+                results.write_server(round, report)
             self._progress.round(round, values, on_disk=on_disk)
             return everyones["train_seconds"]
 
@@ -183,9 +180,9 @@ def open_results(setup: Setup, folder: Path) -> ResultsWriter:
             "leaked_samples": setup.dealt.supplement.leaked,
             "data": setup.data,
         },
-        relocations=0 if setup.shards is None else MOVES,
+        relocations=0 if setup.shards is None else MAX_RELOCATIONS,
         server=_server_size(setup),
-        finals=getattr(setup.method, "FINALS", ()),
+        finals=setup.method.FINALS,
         resumed=config.resume is not None,
     )
 

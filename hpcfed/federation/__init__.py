@@ -1,3 +1,3 @@
-"""What a method sees: the federation, its cohorts, aggregation, selection and
-clustering.
+"""What a method sees: the federation, its cohorts, the round's log, aggregation,
+selection and clustering.
 """

@@ -4,9 +4,11 @@ malicious rows cannot bend far.
 The robust rules see columns: every rank gets its share of the columns of all rows, so
 that no rank holds all rows. Clients without data have no say in them, as in the mean.
 
-- median, trimmed-mean (Yin et al. 2018): of every column by itself, each client counts alike. Where so few uploads are
-  left that the trimmed mean would drop them all, as after others were excluded, it is the median.
-- krum (Blanchard et al. 2017): the row with the least sum of squared distances to its K − f − 2 nearest.
+- median, trimmed-mean (Yin et al. 2018): of every column by itself, each client counts
+  alike. Where so few uploads are left that the trimmed mean would drop them all, as
+  after others were excluded, it is the median.
+- krum (Blanchard et al. 2017): the row with the least sum of squared distances to its
+  K − f − 2 nearest.
 - multi-krum: the weighted mean of the rows whose sums are the least.
 """
 
@@ -15,21 +17,21 @@ import torch
 from torch import Tensor
 
 from hpcfed.config import RunConfig, expected_malicious
-from hpcfed.federation.cohort import Cohort
+from hpcfed.federation.cohort import Cohort, Sent, member_rows
 from hpcfed.runtime.collectives import Collectives
 from hpcfed.runtime.device import on_device
 
 
 class Aggregation:
-    """The rule that a run has been given."""
+    """The rule that a run has been given, and means of clusters."""
 
     def __init__(self, config: RunConfig, collectives: Collectives) -> None:
         self._config = config
         self._collectives = collectives
 
     def __call__(self, rows: Tensor, cohort: Cohort) -> Tensor:
-        """One row of the whole cohort's, on every rank; `rows` are those of this rank's
-        members.
+        """Make one row of the whole cohort's, on every rank; `rows` are those of this
+        rank's members.
         """
         rule = self._config.aggregation
         if rule == "mean" or not rows.shape[1]:
@@ -37,117 +39,138 @@ class Aggregation:
         rows, cohort = member_rows(rows, cohort, np.flatnonzero(cohort.weights))
         malicious = expected_malicious(self._config.tolerance, len(cohort.clients))
         if rule in ("krum", "multi-krum"):
-            least = least_krum(self._squared_distances(rows, cohort), malicious)
-            count = (
-                1
-                if rule == "krum"
-                else self._config.krum_keep or len(least) - malicious
-            )
-            return self.mean(*member_rows(rows, cohort, np.sort(least[:count])))
+            return self._krum(rows, cohort, malicious)
         columns = self._columns(rows, cohort)
         middle = (len(columns) - 1) // 2
         cut = middle if rule == "median" else min(malicious, middle)
-        return self._collectives.columns_to_row(
-            trimmed_mean(columns, cut), rows.shape[1]
-        )
+        middles = trimmed_mean(columns, cut)
+        return self._collectives.columns_to_row(middles, rows.shape[1])
+
+    def _krum(self, rows: Tensor, cohort: Cohort, malicious: int) -> Tensor:
+        order = least_krum(self._squared_distances(rows, cohort), malicious)
+        count = 1
+        if self._config.aggregation == "multi-krum":
+            count = self._config.krum_keep or len(order) - malicious
+        rows, cohort = member_rows(rows, cohort, np.sort(order[:count]))
+        return self.mean(rows, cohort)
 
     def mean(self, rows: Tensor, cohort: Cohort) -> Tensor:
-        """Σ weightᵢ rowᵢ: local weighted sum, then one flat all-reduce."""
+        """Return Σ weightᵢ rowᵢ: a weighted sum per rank, then one flat all-reduce."""
         if not rows.shape[1]:  # as when a method shares nothing
             return rows.new_empty(0)
         if self._config.deterministic:
             return self._mean_in_client_order(rows, cohort)
-        weights = on_device(cohort.weights[cohort.chosen], rows.device).to(rows.dtype)
-        return self._collectives.allreduce(weights @ rows)
+        return self._collectives.allreduce(_weights_here(rows, cohort) @ rows)
 
-    def sums(
-        self, rows: Tensor, cohort: Cohort, cluster: Tensor, clusters: int
+    def cluster_sums(
+        self, rows: Tensor, cohort: Cohort, clusters: Tensor, count: int
     ) -> Tensor:
-        """Σ weightᵢ rowᵢ over the members of every cluster, [clusters, columns]: local
-        sums, then one all-reduce.
+        """Return Σ weightᵢ rowᵢ over the members of each of `count` clusters, [clusters,
+        columns]: a sum per rank, then one all-reduce.
 
-        `cluster` is that of every member of the cohort.
+        `clusters` has the cluster of every member of the cohort.
         """
         if self._config.deterministic:
-            return self._sums_in_client_order(rows, cohort, cluster.tolist(), clusters)
-        weights = on_device(cohort.weights[cohort.chosen], rows.device).to(rows.dtype)
-        own = cluster[on_device(cohort.chosen, rows.device)]
-        counted = (own == torch.arange(clusters, device=rows.device)[:, None]) * weights
+            return self._cluster_sums_in_client_order(rows, cohort, clusters, count)
+        here = clusters[on_device(cohort.chosen, rows.device)]
+        numbers = torch.arange(count, device=rows.device)[:, None]
+        weights = (here == numbers) * _weights_here(rows, cohort)
         # Row by row: a product of matrices would be rounded to TensorFloat-32 on a GPU.
-        return self._collectives.allreduce(
-            torch.stack([of_cluster @ rows for of_cluster in counted])
-        )
+        sums = [of_cluster @ rows for of_cluster in weights]
+        return self._collectives.allreduce(torch.stack(sums))
 
-    def _sums_in_client_order(
-        self, rows: Tensor, cohort: Cohort, cluster: list[int], clusters: int
+    def _cluster_sums_in_client_order(
+        self, rows: Tensor, cohort: Cohort, clusters: Tensor, count: int
     ) -> Tensor:
         columns = self._columns(rows, cohort)
-        totals = columns.new_zeros(clusters, columns.shape[1])
-        for place, weight, own in zip(
-            _places(cohort), cohort.weights, cluster, strict=True
-        ):
-            totals[own].add_(columns[place], alpha=float(weight))
-        return torch.stack(
-            [self._collectives.columns_to_row(total, rows.shape[1]) for total in totals]
+        totals = columns.new_zeros(count, columns.shape[1])
+        members = zip(
+            _rank_order(cohort), cohort.weights, clusters.tolist(), strict=True
         )
+        for position, weight, cluster in members:
+            totals[cluster].add_(columns[position], alpha=float(weight))
+        found = []
+        for total in totals:
+            found.append(self._collectives.columns_to_row(total, rows.shape[1]))
+        return torch.stack(found)
 
     def _mean_in_client_order(self, rows: Tensor, cohort: Cohort) -> Tensor:
-        """The same sum with the same roundings however clients are placed: each rank
-        sums its share of columns.
+        """Return the mean with the same roundings however clients are placed: each rank
+        sums its share of columns, one client after the other.
         """
         columns = self._columns(rows, cohort)
         total = torch.zeros_like(columns[0])
-        for place, weight in zip(_places(cohort), cohort.weights, strict=True):
-            total.add_(columns[place], alpha=float(weight))
+        members = zip(_rank_order(cohort), cohort.weights, strict=True)
+        for position, weight in members:
+            total.add_(columns[position], alpha=float(weight))
         return self._collectives.columns_to_row(total, rows.shape[1])
 
     def _columns(self, rows: Tensor, cohort: Cohort) -> Tensor:
-        """This rank's share of the columns of all rows, in the order of ranks."""
-        return self._collectives.rows_to_columns(
-            rows, [len(members) for members in cohort.per_rank]
-        )
+        """Return this rank's share of the columns of all rows, in the order of ranks."""
+        counts = [len(members) for members in cohort.per_rank]
+        return self._collectives.rows_to_columns(rows, counts)
 
     def _squared_distances(self, rows: Tensor, cohort: Cohort) -> np.ndarray:
-        """Between all members: each rank's columns give a part of the matrix of inner
-        products.
+        """Return the squared distances between all members: each rank's columns give a
+        share of the matrix of inner products.
 
         In float64, because rows differ by little; on the host, because the choice among
         clients is made there.
         """
         columns = self._columns(rows, cohort).double()
         products = self._collectives.allreduce(columns @ columns.T)
-        norms, places = products.diagonal(), _places(cohort)
+        norms = products.diagonal()
         squares = norms[:, None] + norms - 2 * products
-        return squares.cpu().numpy()[np.ix_(places, places)]
+        order = _rank_order(cohort)
+        return squares.cpu().numpy()[np.ix_(order, order)]
+
+
+def with_groups(rows: Tensor, sent: Sent) -> Tensor:
+    """Return the columns that each member sends, 0 elsewhere, followed by which groups
+    they are: so one collective sums both.
+    """
+    return torch.cat([rows.where(sent.columns(), 0), sent.groups.to(rows.dtype)], 1)
+
+
+def cluster_means(
+    totals: Tensor, previous: Tensor, group_of: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the mean of what every cluster has sent, and [clusters, groups], the weight
+    of those who sent a group.
+
+    `totals` are the clusters' sums of rows from `with_groups`. A group that nobody has
+    sent stays as in `previous`, [clusters, columns].
+    """
+    width = previous.shape[1]
+    sums, weights = totals.split([width, totals.shape[1] - width], 1)
+    by_column = weights[:, group_of]
+    return torch.where(by_column > 0, sums / by_column, previous), weights
 
 
 def trimmed_mean(columns: Tensor, cut: int) -> Tensor:
-    """Of every column, without the `cut` largest and smallest values; NaN counts as the
-    largest.
+    """Return the mean of every column without its `cut` largest and smallest values;
+    NaN counts as the largest.
     """
     return columns.sort(0).values[cut : len(columns) - cut].mean(0)
 
 
 def least_krum(squares: np.ndarray, malicious: int) -> np.ndarray:
-    """All positions, those first that have the least sum of squared distances to their
-    nearest; ties by position.
+    """Return all positions, those first that have the least sum of squared distances to
+    their nearest; ties by position.
     """
     others = np.nan_to_num(squares, nan=np.inf)
     np.fill_diagonal(others, np.inf)
     nearest = max(1, len(squares) - malicious - 2)
-    return np.argsort(np.sort(others, 1)[:, :nearest].sum(1), kind="stable")
+    sums = np.sort(others, 1)[:, :nearest].sum(1)
+    return np.argsort(sums, kind="stable")
 
 
-def member_rows(
-    rows: Tensor, cohort: Cohort, kept: np.ndarray
-) -> tuple[Tensor, Cohort]:
-    """Rows of some members of the cohort, and the cohort of them alone."""
-    if len(kept) == len(cohort.clients):
-        return rows, cohort
-    here, fewer = cohort.only(kept)
-    return rows[on_device(here, rows.device)], fewer
+def _weights_here(rows: Tensor, cohort: Cohort) -> Tensor:
+    """Return the weights of this rank's members."""
+    weights = on_device(cohort.weights[cohort.chosen], rows.device)
+    return weights.to(rows.dtype)
 
 
-def _places(cohort: Cohort) -> np.ndarray:
-    """Where each member is in the order of ranks."""
+def _rank_order(cohort: Cohort) -> np.ndarray:
+    """Return where each member is in the order of ranks."""
     return np.argsort(np.concatenate(cohort.per_rank))

@@ -6,6 +6,7 @@ import numpy as np
 from torch import Tensor
 
 from hpcfed.federation.log import RoundLog
+from hpcfed.runtime.device import on_device
 
 
 @dataclass(frozen=True)
@@ -26,46 +27,50 @@ class Cohort:
     log: RoundLog = field(default_factory=RoundLog, compare=False)
     """What the round does; cohorts that are made of this one share it."""
 
-    def only(self, kept: np.ndarray) -> tuple[np.ndarray, "Cohort"]:
-        """The members at these ascending positions, with weights that sum to one again.
+    def only(self, members: np.ndarray) -> tuple[np.ndarray, "Cohort"]:
+        """Return the cohort of the members at these ascending positions, with weights
+        that sum to one again.
 
-        Beside them: which of this rank's members they are, counted from 0.
+        Before it: which of this rank's members they are, counted from 0.
         """
-        rows = np.flatnonzero(np.isin(self.chosen, kept))
-        if len(kept) == len(
-            self.clients
-        ):  # weights that sum to one but for a rounding must not change
+        rows = np.flatnonzero(np.isin(self.chosen, members))
+        # Weights that sum to one but for a rounding must not change: selecting all of a
+        # cohort is FedAvg bit for bit.
+        if len(members) == len(self.clients):
             return rows, self
-        return rows, Cohort(
+        per_rank = []
+        for chosen in self.per_rank:
+            remaining = chosen[np.isin(chosen, members)]
+            per_rank.append(np.searchsorted(members, remaining))
+        fewer = Cohort(
             round=self.round,
-            clients=self.clients[kept],
-            weights=shares(self.weights[kept]),
+            clients=self.clients[members],
+            weights=shares(self.weights[members]),
             here=self.here[rows],
-            chosen=np.searchsorted(kept, self.chosen[rows]),
-            per_rank=[
-                np.searchsorted(kept, own[np.isin(own, kept)]) for own in self.per_rank
-            ],
+            chosen=np.searchsorted(members, self.chosen[rows]),
+            per_rank=per_rank,
             log=self.log,
         )
+        return rows, fewer
 
-    def others(self, clients: int) -> np.ndarray:
-        """Positions of the clients of this rank, which are so many, that do not take
-        part.
+    def others(self, num_clients: int) -> np.ndarray:
+        """Return the positions of this rank's clients, `num_clients` in all, that do
+        not take part.
         """
-        return np.setdiff1d(np.arange(clients), self.here)
+        return np.setdiff1d(np.arange(num_clients), self.here)
 
     def equally(self) -> "Cohort":
-        """The same clients with equal weights."""
+        """Return the same clients with equal weights."""
         return replace(self, weights=shares(np.ones(len(self.clients))))
 
     def equally_with_data(self) -> "Cohort":
-        """The same with equal weights of those that have data: others have trained
-        nothing, and count for nothing.
+        """Return the same clients with equal weights for those that have data: others
+        have trained nothing, and count for nothing.
         """
         return replace(self, weights=shares((self.weights > 0).astype(np.float64)))
 
     def ranks(self) -> np.ndarray:
-        """The worker rank of every member."""
+        """Return the worker rank of every member."""
         ranks = np.empty(len(self.clients), np.int64)
         for rank, members in enumerate(self.per_rank):
             ranks[members] = rank
@@ -74,23 +79,33 @@ class Cohort:
 
 @dataclass(frozen=True)
 class Sent:
-    """Which parts of its row every member of the cohort on this rank sends, where they
-    do not send the same.
+    """Which groups of columns every member of the cohort on this rank sends, where they
+    do not all send the same.
     """
 
-    parts: Tensor
-    """[members, parts], True where it is sent."""
-    part_of: Tensor
-    """The part that every column belongs to."""
+    groups: Tensor
+    """[members, groups], True where a group is sent."""
+    group_of: Tensor
+    """The group that every column belongs to."""
 
     def columns(self) -> Tensor:
-        """The same for every column."""
-        return self.parts[:, self.part_of]
+        """Return [members, columns], True where a column is sent."""
+        return self.groups[:, self.group_of]
 
 
 def shares(sizes: np.ndarray) -> np.ndarray:
-    """nᵢ / Σn; equal shares when nobody has data, so that the mean of untouched rows is
-    that row.
+    """Return nᵢ / Σn; equal shares when nobody has data, so that the mean of untouched
+    rows is that row.
     """
     total = sizes.sum()
     return sizes / total if total else np.full(len(sizes), 1 / len(sizes))
+
+
+def member_rows(
+    rows: Tensor, cohort: Cohort, members: np.ndarray
+) -> tuple[Tensor, Cohort]:
+    """Return the rows of some members of the cohort, and the cohort of them alone."""
+    if len(members) == len(cohort.clients):
+        return rows, cohort
+    here, fewer = cohort.only(members)
+    return rows[on_device(here, rows.device)], fewer

@@ -7,6 +7,7 @@ import numpy as np
 from torch import Tensor
 
 from hpcfed.runtime.device import on_device
+from hpcfed.server.report import LearningReport
 
 OnTrained = Callable[[np.ndarray, Tensor], None]
 """Takes positions of this rank's clients, and the rows that they have trained."""
@@ -40,6 +41,8 @@ class RoundLog:
     """
     downloaded: Tensor | None = None
     """What the server has sent to this rank's members, where attackers look at it."""
+    server_report: LearningReport | None = None
+    """What the server's model took, if it has learnt after this round."""
     on_trained: OnTrained | None = None
     """Gets the rows that local training leaves behind; the recorder passes it in."""
 

@@ -1,65 +1,43 @@
-"""GenFed's selection (Zheng et al. 2025): of a round's uploads the server keeps those
-that do best on its own data.
-
-ρ_t of them are kept in round t = 0, 1, …: floor of the schedule, then at least 1 and at
-most ρ_max and the cohort. The paper prints only the second branch of schedule (5); its
-first is read from (4) and the text. Nor does it print ρ_max, b and c.
-"""
-
-import math
-from collections.abc import Iterable
-from typing import Literal
+"""How the server selects uploads: by their answers on its own validation set."""
 
 import numpy as np
+import torch
 
-from hpcfed.config import Options, RunConfig, Switch, option
+from hpcfed.clients.job import Score
+from hpcfed.federation.cohort import Cohort
+from hpcfed.runtime.collectives import Collectives
+from hpcfed.runtime.device import on_device
+
+NOT_FINITE = -1.0
+"""The score of an upload that is not finite: below all others."""
 
 
-class SelectionOptions(Options):
-    """Of a method whose uploads pass the selection: one that uploads whole rows and
-    aggregates them by `fed.mean`.
+def scores_of(
+    score: Score, finite: np.ndarray, cohort: Cohort, collectives: Collectives
+) -> np.ndarray:
+    """Return the right answers of the whole cohort's uploads, on the host of every
+    rank, which decides whose rows go on.
+
+    `score` is of this rank's uploads, so that only counts travel; `finite` are the
+    positions of finite ones in the cohort.
     """
-
-    schedule: Literal["constant", "power", "linear", "sine", "arch"] = option(
-        "linear",
-        "how many uploads are kept: ρ_max; ρ_max(1 − b^t) + 1; ρ_max·t/c + 1; the same "
-        "by a quarter of a sine; up and "
-        "down again by a half: the paper's (1) to (5)",
-    )
-    rho_max: int = option(5, "ρ_max, the most uploads that are kept", ge=1)
-    schedule_base: float = option(0.98, "b of the schedule power", gt=0, lt=1)
-    schedule_rounds: int = option(
-        200, "c of the schedules linear, sine and arch, in rounds", ge=1
-    )
-
-    def switches(self, config: RunConfig) -> Iterable[Switch]:
-        yield from super().switches(config)
-        yield Switch("schedule_base", "--schedule power", self.schedule == "power")
-        yield Switch(
-            "schedule_rounds",
-            "--schedule linear",
-            self.schedule in ("linear", "sine", "arch"),
-        )
-
-    def keep(self, round: int, uploads: int) -> int:
-        """ρ_t, of so many uploads."""
-        return max(1, min(math.floor(self._schedule(round)), self.rho_max, uploads))
-
-    def _schedule(self, t: int) -> float:
-        most, c = self.rho_max, self.schedule_rounds
-        match self.schedule:
-            case "constant":
-                return most
-            case "power":
-                return most * (1 - self.schedule_base**t) + 1
-            case "linear":
-                return most * t / c + 1
-            case "sine":
-                return most * math.sin(math.pi * min(t, c) / (2 * c)) + 1
-            case "arch":
-                return most * math.sin(math.pi * t / c) + 1 if t < c else 1
+    device = score.correct.device
+    right = torch.zeros(len(cohort.clients), dtype=torch.float64, device=device)
+    right[on_device(cohort.chosen, device)] = score.correct.double()
+    everyones = collectives.allreduce(right).cpu().numpy()
+    scores = np.full(len(cohort.clients), NOT_FINITE)
+    scores[finite] = everyones[finite]
+    return scores
 
 
 def best(scores: np.ndarray, count: int) -> np.ndarray:
-    """Ascending positions of the highest scores; of equal ones the first come first."""
+    """Return the ascending positions of the highest scores; of equal ones the first
+    come first.
+    """
     return np.sort(np.argsort(-scores, kind="stable")[:count])
+
+
+def best_finite(scores: np.ndarray, count: int) -> np.ndarray:
+    """Return the positions of the best uploads; fewer where fewer are finite."""
+    finite = int(np.count_nonzero(scores > NOT_FINITE))
+    return best(scores, min(count, finite))

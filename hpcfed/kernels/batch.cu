@@ -16,14 +16,14 @@ extern "C" __global__ void gather_images(const float* images, float* out, const 
 #endif
 }
 
-// The same, each image shifted by rows and columns and perhaps mirrored, as moves[*step][client][slot] says.
-extern "C" __global__ void gather_moved(const float* images, float* out, const int64* samples, const int64* step,
-                                        int64 capacity, int64 width, int64 slots, const int64* moves,
-                                        const float* blank) {
-  constexpr int SHIFTS = 2 * REACH + 1, SIZE = HEIGHT * WIDTH * CHANNELS;
+// The same, each image shifted by rows and columns and perhaps mirrored, as shifts[*step][client][slot] says.
+extern "C" __global__ void gather_shifted(const float* images, float* out, const int64* samples, const int64* step,
+                                          int64 capacity, int64 width, int64 slots, const int64* shifts,
+                                          const float* blank) {
+  constexpr int PER_AXIS = 2 * REACH + 1, SIZE = HEIGHT * WIDTH * CHANNELS;
   const int64 client = blockIdx.y, slot = blockIdx.x, at = (*step * capacity + client) * width + slot;
-  const int move = moves[at], down = move % SHIFTS - REACH, right = move / SHIFTS % SHIFTS - REACH;
-  const bool mirrored = move / (SHIFTS * SHIFTS) == 1;
+  const int shift = shifts[at], down = shift % PER_AXIS - REACH, right = shift / PER_AXIS % PER_AXIS - REACH;
+  const bool mirrored = shift / (PER_AXIS * PER_AXIS) == 1;
   const float* from = images + samples[at] * SIZE;
   float* to = out + (client * slots + slot) * SIZE;
   for (int i = threadIdx.x; i < SIZE; i += blockDim.x) {

@@ -1,9 +1,9 @@
 """The two ends of a training step: the images of a batch, and the loss with its
 gradient.
 
-A step is a row of the table of samples [steps, capacity, slots]; which row, stands in
-the tensor `step` on the device, so that a captured step serves for all of them. On a
-GPU each end is one kernel.
+A step is a row of the table of samples [steps, capacity, slots]. Its number stands in
+the tensor `step` on the device, so that one captured step serves for all. On a GPU each
+end is one kernel.
 """
 
 from functools import cache
@@ -19,10 +19,10 @@ from hpcfed.kernels import cuda
 _THREADS = 128
 REACH = 4
 """Pixels by which an image may be shifted, each way."""
-_SHIFTS = 2 * REACH + 1
-MOVES = 2 * _SHIFTS**2
-"""Ways to move an image: number m shifts by m % 9 rows and m / 9 % 9 columns, less 4,
-and mirrors it if m ≥ 81.
+_PER_AXIS = 2 * REACH + 1
+SHIFTS = 2 * _PER_AXIS**2
+"""Ways to shift an image. Number s shifts by s % 9 rows and s / 9 % 9 columns, less 4,
+and mirrors the image if s ≥ 81.
 """
 
 
@@ -33,65 +33,69 @@ def gather_images(
     clients: int,
     slots: int,
     *,
-    moves: Tensor | None = None,
+    shifts: Tensor | None = None,
     blank: Tensor | None = None,
 ) -> Tensor:
-    """Images [clients · slots, channels, height, width] of this step, from all
-    [samples, height, width, channels].
+    """Return this step's images [clients · slots, channels, height, width].
 
-    `moves`, of the samples' shape, says how each is moved; `blank` [channels] is what
-    comes in from beyond its edges.
+    They are taken from all images [samples, height, width, channels]. `shifts`, of the
+    samples' shape, says how each is shifted; `blank` [channels] comes in at its edges.
     """
     if not _serves(images):
-        found = images.index_select(
-            0, samples.index_select(0, step)[0, :clients, :slots].flatten()
-        )
-        if moves is not None:
+        chosen = _of_step(samples, step, clients, slots)
+        found = images.index_select(0, chosen)
+        if shifts is not None:
             assert blank is not None
-            found = moved(
-                found, moves.index_select(0, step)[0, :clients, :slots].flatten(), blank
-            )
+            shift = _of_step(shifts, step, clients, slots)
+            found = shifted(found, shift, blank)
         return found.permute(0, 3, 1, 2)
+    # A block per image: slots in the grid's first direction, clients in its second.
     out = torch.empty(clients * slots, *images.shape[1:], device=images.device)
     table = (samples, step, samples.shape[1], samples.shape[2], slots)
-    if moves is None:
+    if shifts is None:
         kernel = _kernel("gather_images", images.device.index, FLOATS=images[0].numel())
         kernel((slots, clients), images, out, *table)
     else:
         height, width, channels = images.shape[1:]
         kernel = _kernel(
-            "gather_moved",
+            "gather_shifted",
             images.device.index,
             HEIGHT=height,
             WIDTH=width,
             CHANNELS=channels,
         )
-        kernel((slots, clients), images, out, *table, moves, blank)
+        kernel((slots, clients), images, out, *table, shifts, blank)
     return out.permute(0, 3, 1, 2)
 
 
-def moved(images: Tensor, moves: Tensor, blank: Tensor) -> Tensor:
-    """Images [samples, height, width, channels], each moved in its own way: cut out of
-    a wider one, then mirrored.
+def _of_step(table: Tensor, step: Tensor, clients: int, slots: int) -> Tensor:
+    """Return a step's row of a table, flat; the host never learns which step it is."""
+    row = table.index_select(0, step)[0]
+    return row[:clients, :slots].flatten()
+
+
+def shifted(images: Tensor, shifts: Tensor, blank: Tensor) -> Tensor:
+    """Return images [samples, height, width, channels], each shifted in its own way.
+
+    An image is cut out of a wider one with blank edges, then mirrored.
     """
     height, width = images.shape[1:3]
-    rows, columns = (
-        torch.arange(side, device=images.device) for side in (height, width)
-    )
-    y = rows + (moves % _SHIFTS - REACH)[:, None]
-    mirrored = (moves // _SHIFTS**2 == 1)[:, None]
-    x = (
-        torch.where(mirrored, width - 1 - columns, columns)
-        + (moves // _SHIFTS % _SHIFTS - REACH)[:, None]
-    )
-    inside = ((y >= 0) & (y < height))[:, :, None] & ((x >= 0) & (x < width))[
-        :, None, :
-    ]
-    own = torch.arange(len(images), device=images.device)[:, None, None]
-    found = images[
-        own, y.clamp(0, height - 1)[:, :, None], x.clamp(0, width - 1)[:, None, :]
-    ]
-    return torch.where(inside[..., None], found, blank)
+    rows = torch.arange(height, device=images.device)
+    columns = torch.arange(width, device=images.device)
+    down = (shifts % _PER_AXIS - REACH)[:, None]
+    right = (shifts // _PER_AXIS % _PER_AXIS - REACH)[:, None]
+    mirrored = (shifts // _PER_AXIS**2 == 1)[:, None]
+    # Where each pixel of the result comes from.
+    y = rows + down
+    x = torch.where(mirrored, width - 1 - columns, columns) + right
+    y_inside = ((y >= 0) & (y < height))[:, :, None]
+    x_inside = ((x >= 0) & (x < width))[:, None, :]
+    image = torch.arange(len(images), device=images.device)[:, None, None]
+    # Clamped only to be an index: what lies outside becomes blank.
+    y = y.clamp(0, height - 1)[:, :, None]
+    x = x.clamp(0, width - 1)[:, None, :]
+    inside = (y_inside & x_inside)[..., None]
+    return torch.where(inside, images[image, y, x], blank)
 
 
 def cross_entropy(
@@ -102,30 +106,31 @@ def cross_entropy(
     step: Tensor,
     total: Tensor,
 ) -> Tensor:
-    """A scalar to differentiate: its gradient is that of the sum of the clients' mean
-    losses. Its value means nothing.
+    """Return a scalar whose gradient is that of the sum of the clients' mean losses.
 
-    Adds each client's summed loss to `total`. Logits are [clients · slots, classes];
-    `counts` [steps, capacity] are the slots that hold a sample, others count for
-    nothing.
+    Its value means nothing. Adds each client's summed loss to `total`. Logits are
+    [clients · slots, classes]; `counts` [steps, capacity] say how many slots hold a
+    sample, the others count nothing.
     """
     loss: Tensor = _CrossEntropy.apply(logits, labels, samples, counts, step, total)
     return loss
 
 
 class _CrossEntropy(torch.autograd.Function):
+    """Computes the gradient in the forward pass, in the same kernel as the loss."""
+
     @staticmethod
     def forward(ctx: Any, logits: Tensor, *table: Tensor) -> Tensor:
         ctx.save_for_backward(_gradient(logits, *table))
+        # Nobody reads the value, so nothing writes it.
         return logits.new_empty(())
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, of_loss: Tensor) -> tuple[Tensor | None, ...]:
         (gradient,) = ctx.saved_tensors
-        if (
-            gradient.is_cuda
-        ):  # the first node of the backward pass, in a thread of its own
+        if gradient.is_cuda:
+            # The first node of the backward pass, which has a thread of its own.
             cuda.make_current(gradient.device.index)
         return gradient, None, None, None, None, None
 
@@ -138,32 +143,31 @@ def _gradient(
     step: Tensor,
     total: Tensor,
 ) -> Tensor:
-    clients, slots = len(total), len(logits) // len(total)
+    """Return the gradient of each client's mean loss, and add its loss to `total`."""
+    clients = len(total)
+    slots = len(logits) // len(total)
     if _serves(logits):
         gradient = torch.empty_like(logits)
         kernel = _kernel("cross_entropy", logits.device.index, CLASSES=logits.shape[1])
-        table = (
-            labels,
-            samples,
-            counts,
-            step,
-            samples.shape[1],
-            samples.shape[2],
-            slots,
-        )
+        # Capacity and width of the table, which may be larger than this step.
+        shape = (samples.shape[1], samples.shape[2], slots)
+        table = (labels, samples, counts, step, *shape)
         kernel((clients, 1), logits.contiguous(), gradient, total, *table)
         return gradient
     batch = samples.index_select(0, step)[0, :clients, :slots]
     count = counts.index_select(0, step)[0, :clients, None]
     valid = torch.arange(slots, device=logits.device) < count
-    right = labels[batch].flatten()
-    losses = F.cross_entropy(logits, right, reduction="none").view_as(batch)
-    total += torch.where(valid, losses, 0).sum(
-        1
-    )  # not a product: empty slots may hold NaN
+    targets = labels[batch].flatten()
+    losses = F.cross_entropy(logits, targets, reduction="none").view_as(batch)
+    # Not a product with `valid`: empty slots may hold NaN.
+    total += torch.where(valid, losses, 0).sum(1)
+    # ∂ loss / ∂ logits = softmax(logits) − onehot(target)
     gradient = logits.softmax(1)
-    gradient[torch.arange(len(right), device=logits.device), right] -= 1
-    means = gradient.unflatten(0, (clients, slots)) / count.clamp(min=1)[..., None]
+    samples_in_turn = torch.arange(len(targets), device=logits.device)
+    gradient[samples_in_turn, targets] -= 1
+    # At least 1: rounded-up stacks hold clients without samples in this step.
+    divisor = count.clamp(min=1)[..., None]
+    means = gradient.unflatten(0, (clients, slots)) / divisor
     return torch.where(valid[..., None], means, 0).flatten(0, 1)
 
 
@@ -177,8 +181,9 @@ def _kernel(name: str, device: int, **sizes: int) -> cuda.Kernel:
 
 
 def macros(**sizes: int) -> cuda.Macros:
-    """For a kernel; those that others need are there too, since a source is compiled as
-    a whole.
+    """Return a kernel's macros, and 1 for those that only other kernels need.
+
+    A source is compiled as a whole.
     """
-    usual = dict.fromkeys(("FLOATS", "CLASSES", "HEIGHT", "WIDTH", "CHANNELS"), 1)
-    return tuple({**usual, "REACH": REACH, **sizes}.items())
+    others = dict.fromkeys(("FLOATS", "CLASSES", "HEIGHT", "WIDTH", "CHANNELS"), 1)
+    return tuple({**others, "REACH": REACH, **sizes}.items())

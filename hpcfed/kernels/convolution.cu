@@ -105,23 +105,33 @@ __device__ __forceinline__ float4 won(const float4 v, const char4 winner, int po
                      winner.w == position ? v.w : 0);
 }
 
-#ifdef GATHER_PRODUCT
+#ifndef WEIGHT_GRADIENT
+
+// How the images lie in shared memory, in elements: rows of pixels, or planes of four channels (see wide_product).
+#ifdef WIDE_PRODUCT
+#define PLANES (SRC_C / 4)
+#define PLANE ((BATCH * ROWS * COLS + 64 + (KH - 1) * COLS + KW) / 8 * 8 + 9)  // pixels; 16 bytes more than a multiple of 128
+typedef float4 Element;
+enum { UNIT_STRIDE = ROWS * COLS, ROW_STRIDE = COLS, PIXEL_STRIDE = 1, QUAD_STRIDE = PLANE };
+#else
+typedef float Element;
+enum { UNIT_STRIDE = UNIT, ROW_STRIDE = PITCH, PIXEL_STRIDE = PIXEL, QUAD_STRIDE = 4 };
+#endif
 
 // The source of SPREAD is the gradient of the convolution's own output, made from the gradient `dy` of the layer's
 // output, that output itself, and the winners of the pooling. SRC is the size of the convolution's output.
-__device__ __forceinline__ void load_spread(float* images, const float* dy, const float* act, const signed char* winner,
+__device__ __forceinline__ void load_spread(Element* images, const float* dy, const float* act, const signed char* winner,
                                             int first, int count) {
   constexpr int P = SPREAD_POOL ? 2 : 1, WIDE = SRC_W / P, HIGH = SRC_H / P, QUADS = SRC_C / 4;
   constexpr int TALL = (ROWS + P - 1) / P + P - 1;  // rows of dy that a unit may touch
   const int lane = threadIdx.x % 32;
   for (int i = threadIdx.x / 32; i < count * TALL; i += WARPS) {
     const int u = first + i / TALL, top = u % BANDS * BAND - LEAD;  // the unit's first row
-    const int row = (top + 64 * P) / P - 64 + i % TALL;
-    float* unit = images + i / TALL * UNIT + LEAD * PIXEL;
+    const int row = (top + 64 * P) / P - 64 + i % TALL;             // rounded down, also below zero
+    Element* unit = images + i / TALL * UNIT_STRIDE + LEAD * PIXEL_STRIDE;
     const int64 at = (int64)(u / BANDS * HIGH + row) * (WIDE * SRC_C);
     const bool inside = row >= 0 && row < HIGH;
     for (int j = lane; j < WIDE * QUADS; j += 32) {
-      const int c = j % QUADS * 4;
       float4 v = make_float4(0, 0, 0, 0);
       char4 w = make_char4(0, 0, 0, 0);
       if (inside) {
@@ -130,13 +140,30 @@ __device__ __forceinline__ void load_spread(float* images, const float* dy, cons
       }
 #pragma unroll
       for (int p = 0; p < P * P; p++) {
-        const int y = row * P + p / 2 - top;
+        const int y = row * P + p / 2 - top, x = j / QUADS * P + p % 2;
         if (y >= 0 && y < ROWS)
-          *(float4*)(unit + y * PITCH + (j / QUADS * P + p % 2) * PIXEL + c) = SPREAD_POOL ? won(v, w, p) : v;
+          *(float4*)(unit + j % QUADS * QUAD_STRIDE + y * ROW_STRIDE + x * PIXEL_STRIDE) = SPREAD_POOL ? won(v, w, p) : v;
       }
     }
   }
 }
+
+__device__ void load_images(Element* to, const float* src, int first, int count);
+
+// Starts to copy the images of units [first, first + count) of a client, or spreads the gradient of their outputs.
+__device__ __forceinline__ void load_units(Element* to, const float* src, const float* act, const signed char* winner,
+                                           int64 slots, int64 client, int first, int count) {
+  if (SPREAD) {
+    constexpr int P = SPREAD_POOL ? 2 : 1;
+    const int64 at = client * slots * ((SRC_H / P) * (SRC_W / P) * SRC_C);
+    load_spread(to, src + at, act + at, winner + at, first, count);
+  } else {
+    load_images(to, src + client * slots * (SRC_H * SRC_W * SRC_C), first, count);
+  }
+}
+
+#endif
+#ifdef GATHER_PRODUCT
 
 #define ROW_PAIRS ((KW * SRC_C + 1) / 2)   // pairs of neighbouring taps of a kernel's row
 #define STEPS ((KH * ROW_PAIRS + 3) / 4)   // of four pairs
@@ -171,13 +198,7 @@ gather_product(const float* src, const float* act, const signed char* winner_in,
     int count = per_client - first < end - unit ? per_client - first : end - unit;
     count = count < BATCH ? count : BATCH;
     __syncthreads();
-    if (SPREAD) {
-      constexpr int P = SPREAD_POOL ? 2 : 1;
-      const int64 at = client * slots * ((SRC_H / P) * (SRC_W / P) * SRC_C);
-      load_spread(images, src + at, act + at, winner_in + at, first, count);
-    } else {
-      load_images(images, src + client * slots * (SRC_H * SRC_W * SRC_C), first, count);
-    }
+    load_units(images, src, act, winner_in, slots, client, first, count);
     if (client != loaded) {
       const float* own = w + client * w_stride;
 #pragma unroll 8
@@ -284,8 +305,6 @@ gather_product(const float* src, const float* act, const signed char* winner_in,
 // An image is cut into planes of four channels, [plane][pixel][4]: eight pixels that follow each other are then 128 bytes
 // in a row, which is what the instructions take for eight rows of an operand, and a tap of the kernel is an offset.
 // A tile is 64 pixels of the padded image that follow each other, those at the rows' ends for nothing.
-#define PLANES (SRC_C / 4)
-#define PLANE ((BATCH * ROWS * COLS + 64 + (KH - 1) * COLS + KW) / 8 * 8 + 9)  // pixels; 16 bytes more than a multiple of 128
 #define HEIGHT (BAND * STEP)
 #define TILES ((HEIGHT * COLS + 63) / 64)  // of a unit
 #define PARTS (DST_C / NT)                 // of the output channels, NT at once
@@ -319,7 +338,7 @@ __device__ __forceinline__ void multiply(float (&d)[NT / 2], unsigned long long 
 #endif
 }
 
-__device__ __forceinline__ void load_planes(float4* planes, const float* src, int first, int count) {
+__device__ __forceinline__ void load_images(float4* planes, const float* src, int first, int count) {
   const int lane = threadIdx.x % 32;
   for (int i = threadIdx.x / 32; i < count * ROWS; i += WARPS) {
     const int u = first + i / ROWS, y = u % BANDS * BAND * STEP + i % ROWS - LEAD;
@@ -331,33 +350,6 @@ __device__ __forceinline__ void load_planes(float4* planes, const float* src, in
         copy16((float*)to, from + j * 4);
       else
         *to = make_float4(0, 0, 0, 0);
-    }
-  }
-}
-
-__device__ __forceinline__ void load_spread_planes(float4* planes, const float* dy, const float* act,
-                                                   const signed char* winner, int first, int count) {
-  constexpr int P = SPREAD_POOL ? 2 : 1, WIDE = SRC_W / P, HIGH = SRC_H / P;
-  constexpr int TALL = (ROWS + P - 1) / P + P - 1;  // rows of dy that a unit may touch
-  const int lane = threadIdx.x % 32;
-  for (int i = threadIdx.x / 32; i < count * TALL; i += WARPS) {
-    const int u = first + i / TALL, top = u % BANDS * BAND - LEAD;  // the unit's first row
-    const int row = (top + 64 * P) / P - 64 + i % TALL;
-    float4* unit = planes + i / TALL * (ROWS * COLS) + LEAD;
-    const int64 at = (int64)(u / BANDS * HIGH + row) * (WIDE * SRC_C);
-    const bool inside = row >= 0 && row < HIGH;
-    for (int j = lane; j < WIDE * PLANES; j += 32) {
-      float4 v = make_float4(0, 0, 0, 0);
-      char4 w = make_char4(0, 0, 0, 0);
-      if (inside) {
-        v = slope4(*(const float4*)(dy + at + j * 4), *(const float4*)(act + at + j * 4));
-        if (SPREAD_POOL) w = *(const char4*)(winner + at + j * 4);
-      }
-#pragma unroll
-      for (int p = 0; p < P * P; p++) {
-        const int y = row * P + p / 2 - top;
-        if (y >= 0 && y < ROWS) unit[j % PLANES * PLANE + y * COLS + j / PLANES * P + p % 2] = SPREAD_POOL ? won(v, w, p) : v;
-      }
     }
   }
 }
@@ -382,13 +374,7 @@ wide_product(const float* src, const float* act, const signed char* winner_in, c
     int count = per_client - first < end - unit ? per_client - first : end - unit;
     count = count < BATCH ? count : BATCH;
     __syncthreads();
-    if (SPREAD) {
-      constexpr int P = SPREAD_POOL ? 2 : 1;
-      const int64 at = client * slots * ((SRC_H / P) * (SRC_W / P) * SRC_C);
-      load_spread_planes(planes, src + at, act + at, winner_in + at, first, count);
-    } else {
-      load_planes(planes, src + client * slots * (SRC_H * SRC_W * SRC_C), first, count);
-    }
+    load_units(planes, src, act, winner_in, slots, client, first, count);
     if (client != loaded) {
       const float* own = w + client * w_stride;
 #pragma unroll 8
@@ -492,7 +478,7 @@ weight_gradient(const float* src, const float* dy, const float* act, const signe
   float* images = shared + PIXELS;
   float* gradients = images + BATCH * UNIT;    // [BATCH][PIXELS][GRADIENT]
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
-  const int tapixel_warp = warp % TAP_WARPS, pixel_warp = warp / TAP_WARPS;
+  const int tap_warp = warp % TAP_WARPS, pixel_warp = warp / TAP_WARPS;
   const int64 client = blockIdx.y;
   const int per_client = slots * BANDS;
   const int begin = per_client * blockIdx.x / gridDim.x, end = per_client * (blockIdx.x + 1) / gridDim.x;
@@ -506,7 +492,7 @@ weight_gradient(const float* src, const float* dy, const float* act, const signe
   for (int f = 0; f < KF; f++)
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-      const int k = (tapixel_warp * KF + f) * 16 + h * 8 + g;
+      const int k = (tap_warp * KF + f) * 16 + h * 8 + g;
       taps[f][h] = k < TAPS ? k / (KW * SRC_C) * PITCH + k / SRC_C % KW * PIXEL + k % SRC_C : 0;
     }
   float acc[KF][FRAGMENTS][4] = {}, sums[FRAGMENTS] = {};
@@ -545,7 +531,7 @@ weight_gradient(const float* src, const float* dy, const float* act, const signe
 #pragma unroll
       for (int n = 0; n < FRAGMENTS; n++) {
         bg[n] = make_float2(own[n * 8], own[n * 8 + 4 * GRADIENT]);
-        if (BIAS && tapixel_warp == 0) sums[n] += bg[n].x + bg[n].y;
+        if (BIAS && tap_warp == 0) sums[n] += bg[n].x + bg[n].y;
       }
 #pragma unroll
       for (int f = 0; f < KF; f++) {
@@ -564,10 +550,10 @@ weight_gradient(const float* src, const float* dy, const float* act, const signe
     for (int n = 0; n < FRAGMENTS; n++)
 #pragma unroll
       for (int i = 0; i < 4; i++) {
-        const int k = (tapixel_warp * KF + f) * 16 + i / 2 * 8 + g, channel = n * 8 + 2 * t + i % 2;
+        const int k = (tap_warp * KF + f) * 16 + i / 2 * 8 + g, channel = n * 8 + 2 * t + i % 2;
         if (k < TAPS && channel < DST_C) part[channel * TAPS + k] = acc[f][n][i];
       }
-  if (BIAS && tapixel_warp == 0) {
+  if (BIAS && tap_warp == 0) {
 #pragma unroll
     for (int n = 0; n < FRAGMENTS; n++) {
       float sum = sums[n];

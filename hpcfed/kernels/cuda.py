@@ -1,5 +1,7 @@
 """Kernels in CUDA C++, compiled when first needed by the compiler that comes with
 torch.
+
+So an installation needs no CUDA toolkit, and shapes are constants to the compiler.
 """
 
 import ctypes
@@ -14,11 +16,10 @@ import torch
 from torch import Tensor
 
 WIDEST_LOAD = 16
-"""Bytes that a thread loads at once at most, and at whose multiples such a load must
-begin.
-"""
+"""Bytes that a thread loads at once at most; such a load must begin at a multiple."""
 
 Macros = tuple[tuple[str, str | int], ...]
+"""Names and values, hashable, so that kernels are cached by them."""
 
 
 class Kernel:
@@ -31,82 +32,92 @@ class Kernel:
     ) -> None:
         from cuda.bindings import driver
 
-        self._driver, self._threads, self._shared = driver, threads, shared
-        device = self._device = torch.cuda.current_device()
-        major, minor = torch.cuda.get_device_capability(device)
-        own = (
-            "a" if major == 9 else ""
-        )  # with the instructions that only this architecture has
-        module = _checked(
-            driver.cuModuleLoadData(compiled(source, macros, f"sm_{major}{minor}{own}"))
-        )
+        self._driver = driver
+        self._threads = threads
+        self._shared = shared
+        self._device = torch.cuda.current_device()
+        code = compiled(source, macros, _architecture(self._device))
+        module = _checked(driver.cuModuleLoadData(code))
         self._kernel = _checked(driver.cuModuleGetFunction(module, name.encode()))
+        # A kernel gets more than 48 KiB of shared memory only if it asks.
         limit = (
             driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         )
         _checked(driver.cuFuncSetAttribute(self._kernel, limit, shared))
-        fit = _checked(
+        per_multiprocessor = _checked(
             driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(
                 self._kernel, threads, shared
             )
         )
-        self.capacity: int = (
-            fit * torch.cuda.get_device_properties(device).multi_processor_count
-        )
+        properties = torch.cuda.get_device_properties(self._device)
+        self.capacity: int = per_multiprocessor * properties.multi_processor_count
         """Blocks that the device runs at once."""
 
     def __call__(self, grid: tuple[int, int], *arguments: Tensor | int | None) -> None:
-        """Launches on torch's stream. Tensors are passed as pointers, integers as 64
-        bits, None as a null pointer.
+        """Launch on torch's current stream.
+
+        Tensors are passed as pointers, integers as 64 bits, None as a null pointer.
         """
         make_current(self._device)
-        values = tuple(
-            a.data_ptr() if isinstance(a, Tensor) else a or 0 for a in arguments
-        )
-        types = tuple(
-            ctypes.c_int64 if isinstance(a, int) else ctypes.c_void_p for a in arguments
-        )
+        values: list[int] = []
+        types: list[Any] = []
+        for argument in arguments:
+            if isinstance(argument, Tensor):
+                values.append(argument.data_ptr())
+                types.append(ctypes.c_void_p)
+            elif argument is None:
+                values.append(0)
+                types.append(ctypes.c_void_p)
+            else:
+                values.append(argument)
+                types.append(ctypes.c_int64)
         stream = torch.cuda.current_stream().cuda_stream
         size = (*grid, 1, self._threads, 1, 1)
+        packed = (tuple(values), tuple(types))
         _checked(
             self._driver.cuLaunchKernel(
-                self._kernel, *size, self._shared, stream, (values, types), 0
+                self._kernel, *size, self._shared, stream, packed, 0
             )
         )
 
 
+def _architecture(device: int) -> str:
+    """Return the compiler's name of a device's architecture."""
+    major, minor = torch.cuda.get_device_capability(device)
+    # "a": with the instructions that only this architecture has.
+    suffix = "a" if major == 9 else ""
+    return f"sm_{major}{minor}{suffix}"
+
+
 @contextmanager
 def without_trials() -> Iterator[None]:
-    """cuDNN guesses which of its kernels suit, for work that is too short for trials of
-    them all.
-    """
-    tries = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = (
-        False  # not by its `flags`, which turn cuDNN itself off
-    )
+    """Let cuDNN guess which of its kernels suit, where trials of all take too long."""
+    before = torch.backends.cudnn.benchmark
+    # Not by its `flags`, which turn cuDNN itself off.
+    torch.backends.cudnn.benchmark = False
     try:
         yield
     finally:
-        torch.backends.cudnn.benchmark = tries
+        torch.backends.cudnn.benchmark = before
 
 
 def aligned(tensor: Tensor) -> Tensor:
-    """Return the tensor, or a copy of it where kernels that load sixteen bytes at once
-    could not begin.
+    """Return the tensor, or an aligned copy where a kernel's widest load could not begin.
 
     ZeRO lays parameters one after the other into flat buffers, so a parameter may begin
     at any multiple of its own numbers' size.
     """
-    return (
-        tensor.clone() if tensor.is_cuda and tensor.data_ptr() % WIDEST_LOAD else tensor
-    )
+    if tensor.is_cuda and tensor.data_ptr() % WIDEST_LOAD:
+        return tensor.clone()
+    return tensor
 
 
 class Branch:
-    """A second branch of a step that is being captured, for work whose result is needed
-    only at the step's end.
+    """A second branch of a captured step, for work whose result is needed only at its
+    end.
 
-    Outside of a capture the work is done in line.
+    The branch runs beside the rest of the backward pass. Outside of a capture the work
+    is done in line.
     """
 
     def __init__(self) -> None:
@@ -116,22 +127,27 @@ class Branch:
 
     @contextmanager
     def work(self, *tensors: Tensor | None) -> Iterator[None]:
-        """What is done inside goes to the branch; it reads the tensors, whose memory is
-        not reused before `join`.
+        """Send what is launched inside to the branch.
+
+        The memory of the tensors that it reads is not reused before `join`.
         """
         if not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
             yield
             return
+        # The stream is made when first needed: a process without a GPU makes branches
+        # too.
         if self._stream is None:
             self._stream = torch.cuda.Stream()
         self._open = True
+        # The allocator knows nothing of this stream: references keep the memory.
         self._held += tensors
+        # What is captured so far comes before the branch.
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             yield
 
     def join(self) -> None:
-        """Must come before the capture ends, whatever has become of the work."""
+        """Wait for the branch; must come before the capture ends, also after a failure."""
         if self._open and self._stream is not None:
             torch.cuda.current_stream().wait_stream(self._stream)
             self._open = False
@@ -142,9 +158,11 @@ _threads = threading.local()
 
 
 def make_current(device: int) -> None:
-    """Gives the calling thread the device's context, which the threads of torch's
-    backward pass may lack at first.
+    """Give the calling thread the device's context.
+
+    The threads of torch's backward pass may lack it at first.
     """
+    # Remembered per thread: asking CUDA at every launch takes microseconds.
     if getattr(_threads, "device", None) != device:
         torch.cuda.set_device(device)
         _threads.device = device
@@ -152,15 +170,13 @@ def make_current(device: int) -> None:
 
 @cache
 def available(device: torch.device) -> bool:
-    """Whether kernels can be compiled for and run on this device; they need tensor
-    cores with TensorFloat-32.
-    """
-    if (
-        device.type != "cuda"
-        or torch.version.hip
-        or torch.cuda.get_device_capability(device) < (8, 0)
-    ):
+    """Whether kernels can be compiled for and run on this device."""
+    if device.type != "cuda" or torch.version.hip:
         return False
+    # From Ampere on, tensor cores know TensorFloat-32.
+    if torch.cuda.get_device_capability(device) < (8, 0):
+        return False
+    # The bindings import without the library behind them; the call does not.
     try:
         from cuda.bindings import nvrtc
 
@@ -172,29 +188,29 @@ def available(device: torch.device) -> bool:
 
 @cache
 def compiled(source: str, macros: Macros, architecture: str) -> bytes:
-    """Machine code of a source file beside this module."""
+    """Return the machine code of a source file beside this module."""
     from cuda.bindings import nvrtc
 
     text = (Path(__file__).parent / source).read_bytes()
     program = _checked(nvrtc.nvrtcCreateProgram(text, source.encode(), 0, [], []))
-    options = [
-        f"-arch={architecture}",
-        "--std=c++17",
-        *(f"-D{name}={value}" for name, value in macros),
-    ]
-    (status,) = nvrtc.nvrtcCompileProgram(
-        program, len(options), [option.encode() for option in options]
-    )
+    options = [f"-arch={architecture}", "--std=c++17"]
+    for name, value in macros:
+        options.append(f"-D{name}={value}")
+    encoded = [option.encode() for option in options]
+    (status,) = nvrtc.nvrtcCompileProgram(program, len(encoded), encoded)
     if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+        # The library writes into the bytes that it is given.
         log = b" " * _checked(nvrtc.nvrtcGetProgramLogSize(program))
         nvrtc.nvrtcGetProgramLog(program, log)
         raise RuntimeError(f"{source} does not compile with {options}:\n{log.decode()}")
+    # Machine code rather than PTX, which the driver would compile once more.
     code = b" " * _checked(nvrtc.nvrtcGetCUBINSize(program))
     _checked(nvrtc.nvrtcGetCUBIN(program, code))
     return code
 
 
 def _checked(result: tuple[Any, ...]) -> Any:
+    """Return what a call of CUDA returned beside its status; raise if it failed."""
     status, *values = result
     if int(status) != 0:
         raise RuntimeError(f"CUDA call failed: {status!r}")

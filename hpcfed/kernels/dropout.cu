@@ -1,5 +1,5 @@
 // Dropout whose mask is a hash of the client's key and the position of a value, computed where it is used.
-// The same numbers as streams.uniform: a value stays when hash(key + position · golden) / 2^24 is at least p.
+// The same numbers as randomness.uniform: a value stays when hash(key + position · golden) / 2^24 is at least p.
 
 typedef unsigned long long uint64;
 

@@ -16,14 +16,17 @@ _THREADS = 256
 
 
 def dropout(x: Tensor, keys: Tensor, p: float) -> Tensor:
-    """Zeroes values where `streams.uniform` of the client's key is below p, and scales
-    the others by 1 / (1 − p).
+    """Zero values where `randomness.uniform` of the client's key is below p.
+
+    The others are scaled by 1 / (1 − p).
     """
     y: Tensor = _Dropout.apply(x, keys, p)
     return y
 
 
 class _Dropout(torch.autograd.Function):
+    """Draws the same mask again in the backward pass, from the same keys."""
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, keys: Tensor, p: float) -> Tensor:
         ctx.save_for_backward(keys)
@@ -38,30 +41,28 @@ class _Dropout(torch.autograd.Function):
 
 
 def _dropped(x: Tensor, keys: Tensor, p: float) -> Tensor:
-    channels, pixels = 1, x[0].numel()
+    # Random numbers count values channels-first, whatever the layout in memory, so that
+    # a CPU drops the same ones.
+    channels = 1
+    pixels = x[0].numel()
     if x.dim() == 4 and not x.is_contiguous():
         x = x.contiguous(memory_format=torch.channels_last)
-        channels, pixels = x.shape[1], x.shape[2] * x.shape[3]
+        channels = x.shape[1]
+        pixels = x.shape[2] * x.shape[3]
     else:
         x = x.contiguous()
     y = torch.empty_like(x)
     kernel = _kernel(channels, pixels, p, x.device.index)
-    kernel(
-        (-(-x.numel() // _THREADS), 1),
-        x,
-        y,
-        keys.contiguous(),
-        x.numel() // len(keys),
-        x.numel(),
-    )
+    blocks = -(-x.numel() // _THREADS)
+    per_client = x.numel() // len(keys)
+    kernel((blocks, 1), x, y, keys.contiguous(), per_client, x.numel())
     return y
 
 
 @cache
 def _kernel(channels: int, pixels: int, p: float, device: int) -> Kernel:
-    threshold = math.ceil(
-        p * 2**24
-    )  # the smallest number of 24 bits that is at least p
+    # The smallest number of 24 bits that is at least p: a uniform number has 24.
+    threshold = math.ceil(p * 2**24)
     macros = (
         ("CHANNELS", channels),
         ("PIXELS", pixels),

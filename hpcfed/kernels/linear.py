@@ -1,7 +1,7 @@
 """Linear layers of many clients: each with its own weights, and with gradients that go
 where they belong.
 
-A layer with many weights and few samples costs memory traffic alone: its gradient and
+A layer with many weights and few samples costs memory traffic alone. Its gradient and
 the step of SGD are then made in one pass over the weights, which so update themselves
 during the backward pass.
 """
@@ -20,12 +20,13 @@ from hpcfed.kernels.sgd import Rule
 
 MANY_WEIGHTS = 2**18
 FEW_SAMPLES = 16
+"""A thread keeps four columns of every sample in registers."""
 _THREADS = 128
 
 
 @dataclass(frozen=True)
 class Update:
-    """How weights that update themselves do that."""
+    """How weights update themselves."""
 
     velocity: Tensor | None
     lr: Tensor
@@ -33,12 +34,11 @@ class Update:
 
 
 def updates_itself(weight: Tensor, slots: int) -> bool:
-    """Whether a layer with weights [clients, outputs, inputs] should, for so many
-    samples of a client.
+    """Whether a layer with weights [clients, outputs, inputs] should update itself, for
+    so many samples of a client.
     """
-    return (
-        weight[0].numel() >= MANY_WEIGHTS and slots <= FEW_SAMPLES and _serves(weight)
-    )
+    many_weights = weight[0].numel() >= MANY_WEIGHTS
+    return many_weights and slots <= FEW_SAMPLES and _serves(weight)
 
 
 def linear(
@@ -50,7 +50,8 @@ def linear(
     update: Update | None = None,
     branch: cuda.Branch | None = None,
 ) -> Tensor:
-    """x wᵀ + b for every client: [clients, slots, inputs] to [clients, slots, outputs].
+    """Return x wᵀ + b of every client: [clients, slots, inputs] to [clients, slots,
+    outputs].
 
     Gradients of weight and bias are written to their sinks, if given, in the branch.
     With `update` the weights are updated in the backward pass and have no gradient; x
@@ -72,13 +73,14 @@ class _Linear(torch.autograd.Function):
         branch: cuda.Branch,
     ) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.sinks, ctx.update, ctx.branch = sinks, update, branch
+        ctx.sinks = sinks
+        ctx.update = update
+        ctx.branch = branch
         transposed = weight.transpose(1, 2)
-        return (
-            torch.bmm(x, transposed)
-            if bias is None
-            else torch.baddbmm(bias.unsqueeze(1), x, transposed)
-        )
+        # One batched product; cuBLAS reads the transposed weights as they lie.
+        if bias is None:
+            return torch.bmm(x, transposed)
+        return torch.baddbmm(bias.unsqueeze(1), x, transposed)
 
     @staticmethod
     @once_differentiable
@@ -86,42 +88,43 @@ class _Linear(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         weight_sink, bias_sink = ctx.sinks
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
-        apart = (weight_sink is not None or not needs_weight) and (
-            bias_sink is not None or not needs_bias
-        )
-        with ctx.branch.work(x, dy) if apart else nullcontext():
-            dw = (
-                torch.bmm(dy.transpose(1, 2), x, out=weight_sink)
-                if needs_weight
-                else None
-            )
-            db = torch.sum(dy, 1, out=bias_sink) if needs_bias else None
+        # Autograd waits for a gradient that has no sink, so that cannot go aside.
+        weight_aside = weight_sink is not None or not needs_weight
+        bias_aside = bias_sink is not None or not needs_bias
+        aside = nullcontext()
+        if weight_aside and bias_aside:
+            aside = ctx.branch.work(x, dy)
+        dx = dw = db = None
+        with aside:
+            if needs_weight:
+                dw = torch.bmm(dy.transpose(1, 2), x, out=weight_sink)
+            if needs_bias:
+                db = torch.sum(dy, 1, out=bias_sink)
         if ctx.update is not None:
-            dx: Tensor | None = _backward_and_update(dy, x, weight, ctx.update)
-        else:
-            dx = torch.bmm(dy, weight) if needs_x else None
+            dx = _backward_and_update(dy, x, weight, ctx.update)
+        elif needs_x:
+            dx = torch.bmm(dy, weight)
         return dx, dw, db, None, None, None
 
 
 def _backward_and_update(
     dy: Tensor, x: Tensor, weight: Tensor, update: Update
 ) -> Tensor:
+    """Return the gradient of x; take the step of SGD with the weights."""
     if not _serves(weight):
+        # Before the step: the gradient is that of the old weights.
         dx = torch.bmm(dy, weight)
-        # `data`, because autograd counts changes of the whole matrix, of which other
-        # layers' weights are a part.
+        gradient = torch.bmm(dy.transpose(1, 2), x)
+        # `data`, because autograd counts changes of the whole matrix, which holds other
+        # layers' weights too.
         sgd.descend(
-            weight.data,
-            torch.bmm(dy.transpose(1, 2), x),
-            update.velocity,
-            None,
-            update.lr,
-            update.rule,
+            weight.data, gradient, update.velocity, None, update.lr, update.rule
         )
         return dx
     dx = torch.empty_like(x)
     clients, slots, inputs = x.shape
     kernel = _kernel(slots, weight.shape[1], update.rule, x.device.index)
+    # Four columns a thread, all outputs of a client in one block's loop.
     grid = (-(-inputs // (4 * _THREADS)), clients)
     kernel(
         grid,
@@ -138,16 +141,14 @@ def _backward_and_update(
 
 
 def _serves(weight: Tensor) -> bool:
+    """Whether the kernel can load four floats at once from these weights."""
     aligned = (
         weight.shape[2] % 4 == 0
         and weight.stride(0) % 4 == 0
         and weight.storage_offset() % 4 == 0
     )
-    return (
-        bool(aligned)
-        and weight.dtype == torch.float32
-        and cuda.available(weight.device)
-    )
+    is_float32 = weight.dtype == torch.float32
+    return bool(aligned) and is_float32 and cuda.available(weight.device)
 
 
 @cache

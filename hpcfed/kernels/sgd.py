@@ -15,6 +15,8 @@ _THREADS = 256
 
 @dataclass(frozen=True)
 class Rule:
+    """The constants of a step, all but the learning rate."""
+
     momentum: float = 0.0
     weight_decay: float = 0.0
     clip: float = 0.0
@@ -26,46 +28,32 @@ def descend(
     rows: Tensor,
     gradient: Tensor,
     velocity: Tensor | None,
-    moving: Tensor | None,
+    trainable: Tensor | None,
     lr: Tensor,
     rule: Rule,
 ) -> None:
-    """Moves rows [clients, columns] in place; columns where `moving` is False keep
-    their bits.
+    """Take a step with rows [clients, columns] in place.
 
-    Rows, gradient and velocity are slices of matrices with the same strides, and may
-    have more dimensions. Gradients of columns that may not move do not count for the
-    clipping. `lr` is a tensor, so that it may change between two replays of a captured
-    step. `velocity` is None without momentum.
+    Columns where `trainable` is False keep their bits, and their gradients do not count
+    for the clipping. Rows, gradient and velocity are slices of matrices with the same
+    strides, and may have more dimensions. `lr` is a tensor, so that it may change
+    between two replays of a captured step. `velocity` is None without momentum.
     """
     if not rows.numel():
         return
     scale = None
     if rule.clip:
-        counted = gradient if moving is None else gradient * moving
+        counted = gradient if trainable is None else gradient * trainable
+        # 1e-6, as torch.nn.utils.clip_grad_norm_ has it.
         scale = (rule.clip / (counted.norm(dim=1) + 1e-6)).clamp(max=1.0)
-    columns, stride = rows[0].numel(), rows.stride(0)
-    aligned = columns % 4 == stride % 4 == rows.storage_offset() % 4 == 0
-    if (
-        rows.dtype == torch.float32
-        and aligned
-        and gradient.stride(0) == stride
-        and cuda.available(rows.device)
-    ):
-        kernel = _kernel(rule, moving is not None, rows.device.index)
+    if _serves(rows, gradient):
+        columns = rows[0].numel()
+        stride = rows.stride(0)
+        kernel = _kernel(rule, trainable is not None, rows.device.index)
+        # Four columns a thread; where rows are longer, threads go on in a loop.
         blocks = min(-(-rows.numel() // (4 * _THREADS)), 4 * kernel.capacity)
-        kernel(
-            (blocks, 1),
-            rows,
-            gradient,
-            velocity,
-            lr,
-            scale,
-            moving,
-            columns,
-            stride,
-            rows.numel(),
-        )
+        sizes = (columns, stride, rows.numel())
+        kernel((blocks, 1), rows, gradient, velocity, lr, scale, trainable, *sizes)
         return
     if scale is not None:
         gradient = gradient * scale[:, None]
@@ -73,8 +61,19 @@ def descend(
         gradient = gradient.add(rows, alpha=rule.weight_decay)
     if velocity is not None:
         gradient = velocity.mul_(rule.momentum).add_(gradient)
+    # addcmul, because `lr` is a tensor, which `add` takes only as a number.
     after = torch.addcmul(rows, gradient, lr, value=-1)
-    rows.copy_(after if moving is None else torch.where(moving, after, rows))
+    rows.copy_(after if trainable is None else torch.where(trainable, after, rows))
+
+
+def _serves(rows: Tensor, gradient: Tensor) -> bool:
+    """Whether the kernel can load four floats at once from these rows."""
+    columns = rows[0].numel()
+    stride = rows.stride(0)
+    if rows.dtype != torch.float32 or gradient.stride(0) != stride:
+        return False
+    aligned = columns % 4 == stride % 4 == rows.storage_offset() % 4 == 0
+    return bool(aligned) and cuda.available(rows.device)
 
 
 @cache

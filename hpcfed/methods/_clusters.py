@@ -6,28 +6,28 @@ it, their basis. A client that joins later tells its basis too, belongs to the c
 whose mean is nearest, and is given what the cluster shares.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, ClassVar, Literal, cast
+from typing import ClassVar, Literal, TypeVar
 
 from hpcfed import config
-from hpcfed.config import Choice, Switch, option
+from hpcfed.config import Choice, RunConfig, Switch, option
 from hpcfed.errors import UserError, count
-from hpcfed.methods import CLUSTERS, FIXED, _parts
+from hpcfed.methods import _partial
+from hpcfed.methods._interface import (
+    CLUSTERS,
+    FIXED,
+    Cohort,
+    Federation,
+    Layout,
+    Positions,
+    Tensor,
+)
 from hpcfed.models import MODELS
-
-if TYPE_CHECKING:
-    import numpy as np
-    from torch import Tensor
-
-    from hpcfed.federation.federation import Cohort, Federation
-    from hpcfed.models.layout import Layout
 
 
 class Options(config.Options):
-    averages = False  # a row for every cluster, and of parts of uploads
+    averages = False  # a row for every cluster, and of some columns of uploads
 
     clusters: int = option(
         4, "K, clusters of clients with similar data; 1: all clients together", ge=1
@@ -41,55 +41,68 @@ class Options(config.Options):
         5, "d, left singular vectors of a client's data", ge=1, le=10_000
     )
 
-    def fit(self, config: config.RunConfig, ranks: int) -> Iterable[Choice]:
+    def fit(self, config: RunConfig, ranks: int) -> Iterable[Choice]:
         if self.clusters > config.clients:
-            yield Choice(
-                "clusters",
-                config.clients,
-                "there are no more clients; --clients makes more",
-            )
+            reason = "there are no more clients; --clients makes more"
+            yield Choice("clusters", config.clients, reason)
 
-    def switches(self, config: config.RunConfig) -> Iterable[Switch]:
+    def switches(self, config: RunConfig) -> Iterable[Switch]:
         yield Switch("clustering", "--clusters 2 or more", self.clusters > 1)
         yield Switch("basis", "--clusters 2 or more", self.clusters > 1)
 
-    def check(self, config: config.RunConfig) -> None:
+    def check(self, config: RunConfig) -> None:
         if self.clusters > config.clients:
-            raise UserError(
-                f"--clusters {self.clusters}, but there are {count(config.clients, 'client')}"
-            )
+            clients = count(config.clients, "client")
+            raise UserError(f"--clusters {self.clusters}, but there are {clients}")
 
 
 class NamedLayers(Options):
-    """Of a method that shares a few layers of ResNet-18, or others that the user names."""
+    """Options of a method that shares a few layers of ResNet-18, or others that the
+    user names.
+    """
 
     names_layers = True
     usual: ClassVar[str]
+    """The layers of ResNet-18 that the method shares."""
 
     shared_layers: str = option(
         "",
         "layers that are shared, as in conv1,conv2; needed for networks but resnet18",
     )
 
-    def fit(self, config: config.RunConfig, ranks: int) -> Iterable[Choice]:
+    def fit(self, config: RunConfig, ranks: int) -> Iterable[Choice]:
         yield from super().fit(config, ranks)
-        layers = MODELS[config.network()].named if config.network() in MODELS else ()
-        if layers and not self.shared_layers:
-            convolutions = [name for name in layers if name.startswith("conv")] or [
-                layers[0]
-            ]
-            reason = f"{config.network()} has none of ResNet-18's stages; --shared-layers takes other layers"
-            yield Choice("shared_layers", ",".join(convolutions[-4:]), reason)
+        layers = layers_of(config)
+        if not layers or self.shared_layers:
+            return
+        convolutions = [name for name in layers if name.startswith("conv")]
+        shared = convolutions[-4:] or layers[:1]
+        yield Choice(
+            "shared_layers",
+            ",".join(shared),
+            f"{config.network()} has none of ResNet-18's stages; --shared-layers takes "
+            "other layers",
+        )
 
     @property
     def names(self) -> list[str]:
-        return [name.strip() for name in (self.shared_layers or self.usual).split(",")]
+        named = self.shared_layers or self.usual
+        return [name.strip() for name in named.split(",")]
 
     def check_layout(self, layout: Layout, network: str) -> None:
         require(self.names, layout, network, flag="--shared-layers")
 
 
+def layers_of(config: RunConfig) -> list[str]:
+    """Return the layers of a network that has none of ResNet-18's stages; none for
+    others.
+    """
+    network = config.network()
+    return list(MODELS[network].named) if network in MODELS else []
+
+
 def require(names: list[str], layout: Layout, network: str, *, flag: str) -> None:
+    """Refuse layers that the network does not have."""
     for name in names:
         if name not in layout.layers:
             raise UserError(
@@ -99,156 +112,176 @@ def require(names: list[str], layout: Layout, network: str, *, flag: str) -> Non
 
 
 @dataclass(frozen=True)
-class State(_parts.State):
+class State(_partial.State):
     """`shared` has a row for every cluster."""
 
-    part_of: Tensor = field(metadata=FIXED)
-    """The part of the shared columns that each belongs to: what clients may choose to
-    send is made of parts.
+    group_of: Tensor = field(metadata=FIXED)
+    """The column group of every shared column, such as its layer: a client sends whole
+    groups.
     """
     gene: Tensor
-    """[clusters, parts], True for what a client that joins the cluster is given."""
+    """[clusters, groups], True for what a client that joins the cluster is given."""
     cluster: Tensor = field(metadata=CLUSTERS)
-    """Of every client of the federation."""
+    """The cluster of every client of the federation."""
     centres: Tensor
     """The mean basis of every cluster."""
     members: Tensor
-    """Clients of every cluster that have data."""
+    """Number of clients with data in every cluster."""
+
+
+S = TypeVar("S", bound=State)
 
 
 def begin(
-    fed: Federation, *, shared: Tensor | None = None, part_of: Tensor | None = None
+    fed: Federation[Options],
+    *,
+    shared: Tensor | None = None,
+    group_of: Tensor | None = None,
 ) -> State:
-    """All clients have the common initial row, and a cluster. All columns are shared,
-    as one part, unless given.
+    """Return the state before the first round: all clients have the common initial row,
+    and a cluster.
+
+    All columns are shared, and form one group, unless given.
+    """
+    import torch
+
+    clusters = fed.options.clusters
+    if shared is None:
+        shared = torch.ones(fed.layout.num_columns, dtype=torch.bool)
+    columns = _partial.begin(fed, shared=shared)
+    if group_of is None:
+        group_of = torch.zeros(len(columns.shared_at), dtype=torch.int64)
+    gene = torch.ones(clusters, int(group_of.max()) + 1, dtype=torch.bool)
+    cluster, centres, members = _clustered(fed)
+    return State(
+        shared=columns.shared.repeat(clusters, 1),
+        private=columns.private,
+        shared_at=columns.shared_at,
+        private_at=columns.private_at,
+        group_of=group_of.to(fed.device),
+        gene=gene.to(fed.device),
+        cluster=cluster.to(fed.device),
+        centres=centres,
+        members=members,
+    )
+
+
+def _clustered(fed: Federation[Options]) -> tuple[Tensor, Tensor, Tensor]:
+    """Return every client's cluster, and every cluster's mean basis and number of
+    members with data.
     """
     import torch
 
     from hpcfed.federation.clustering import assign
 
-    options = cast(Options, fed.options)
-    if shared is None:
-        shared = torch.ones(fed.layout.num_columns, dtype=torch.bool)
-    parts = _parts.begin(fed, shared=shared)
-    bases = fed.bases(options.basis)
-    judged = (
-        bases
-        if options.clustering == "kmeans"
-        else fed.bases(options.basis, by_class=True)
-    )
+    options = fed.options
+    bases = judged = fed.bases(options.basis)
+    if options.clustering == "angles":
+        judged = fed.bases(options.basis, by_class=True)
     seed = int(fed.generator("clusters").integers(2**32))
-    cluster = torch.from_numpy(
-        fed.agreed(assign(judged, options.clusters, how=options.clustering, seed=seed))
-    )
-    told = torch.from_numpy(bases.reshape(len(bases), -1))
-    members = torch.bincount(cluster[told.any(1)], minlength=options.clusters)
-    centres = told.new_zeros(options.clusters, told.shape[1]).index_add(
-        0, cluster, told
-    )
-    if part_of is None:
-        part_of = torch.zeros(len(parts.shared_at), dtype=torch.int64)
-    return State(
-        shared=parts.shared.repeat(options.clusters, 1),
-        own=parts.own,
-        shared_at=parts.shared_at,
-        own_at=parts.own_at,
-        part_of=part_of.to(fed.device),
-        gene=torch.ones(
-            options.clusters,
-            int(part_of.max()) + 1,
-            dtype=torch.bool,
-            device=fed.device,
-        ),
-        cluster=cluster.to(fed.device),
-        centres=centres / members.clamp(min=1)[:, None],
-        members=members,
-    )
+    found = assign(judged, options.clusters, how=options.clustering, seed=seed)
+    # Ranks on different hardware may round differently: the first one decides.
+    cluster = torch.from_numpy(fed.agreed(found))
+    points = torch.from_numpy(bases.reshape(len(bases), -1))
+    members = torch.bincount(cluster[points.any(1)], minlength=options.clusters)
+    sums = points.new_zeros(options.clusters, points.shape[1])
+    sums = sums.index_add(0, cluster, points)
+    return cluster, sums / members.clamp(min=1)[:, None], members
 
 
-def theirs(fed: Federation, state: State, clients: np.ndarray) -> Tensor:
-    """The row of the cluster of each of these clients of the rank."""
+def cluster_rows(fed: Federation, state: State, clients: Positions) -> Tensor:
+    """Return the row of each client's cluster."""
     from hpcfed.runtime.device import on_device
 
-    return state.shared[state.cluster[on_device(fed.clients[clients], fed.device)]]
+    ids = on_device(fed.clients[clients], fed.device)
+    return state.shared[state.cluster[ids]]
 
 
-def join(state: State, shared: Tensor, own: Tensor) -> Tensor:
-    return _parts.join(state, shared, own) if len(state.own_at) else shared
+def join(state: State, shared: Tensor, private: Tensor) -> Tensor:
+    """Put shared and private columns together, where there are private ones."""
+    if not len(state.private_at):
+        return shared
+    return _partial.join(state, shared, private)
 
 
 def download(fed: Federation, state: State, cohort: Cohort) -> Tensor:
-    """The cohort's rows at the start of a round: the cluster's columns, and what each
-    client kept.
+    """Return the cohort's rows at the start of a round: the cluster's columns, and each
+    client's private ones.
     """
-    return join(
-        state,
-        fed.download(theirs(fed, state, cohort.here), cohort),
-        state.own[cohort.here],
-    )
+    shared = fed.download(cluster_rows(fed, state, cohort.here), cohort)
+    return join(state, shared, state.private[cohort.here])
 
 
-def upload(
+def aggregate(
     fed: Federation,
-    state: State,
+    state: S,
     rows: Tensor,
     cohort: Cohort,
     *,
-    parts: Tensor | None = None,
-) -> tuple[State, Tensor]:
-    """The state after a round: the mean of every cluster's shared columns, and every
-    client's own as it trained them.
+    sent: Tensor | None = None,
+) -> tuple[S, Tensor]:
+    """Return the state after a round: the mean of every cluster's shared columns, and
+    private ones as each client trained them.
 
-    `parts` says what each client sends, all of it unless given. Beside the state: who
-    sent what, by cluster and weight.
+    `sent`, [members, groups], says what each client sends; all of it unless given.
+    Beside the state: [clusters, groups], the weight of those who sent a group.
     """
-    from hpcfed.federation.federation import Sent
+    from hpcfed.federation.cohort import Sent
 
-    if len(state.own_at):
-        # In place: all clients' rows may fill half of the memory.
-        state.own[cohort.here] = fed.revert_diverged(
-            rows[:, state.own_at], state.own[cohort.here], cohort
-        )
+    if len(state.private_at):
+        before = state.private[cohort.here]
+        private = rows[:, state.private_at]
+        state.private[cohort.here] = fed.revert_diverged(private, before, cohort)
         rows = rows[:, state.shared_at]
-    sent = None if parts is None else Sent(parts, state.part_of)
-    rows = fed.upload(rows, cohort, sent)
-    shared, weights = fed.cluster_means(rows, cohort, state.cluster, state.shared, sent)
+    choice = None if sent is None else Sent(sent, state.group_of)
+    rows = fed.upload(rows, cohort, choice)
+    shared, weights = fed.cluster_means(
+        rows, cohort, state.cluster, state.shared, choice
+    )
     return replace(state, shared=shared), weights
 
 
 def inherited(state: State, weights: Tensor, gene: Tensor) -> Tensor:
-    """The gene of clusters that had somebody in the round; others keep theirs."""
-    return gene.where((weights > 0).any(1, keepdim=True), state.gene)
+    """Return the gene of clusters that had somebody in the round; others keep theirs."""
+    heard = (weights > 0).any(1, keepdim=True)
+    return gene.where(heard, state.gene)
 
 
-def personal(fed: Federation, state: State, clients: np.ndarray) -> Tensor:
-    return join(state, theirs(fed, state, clients), state.own[clients])
+def personal(fed: Federation, state: State, clients: Positions) -> Tensor:
+    return join(state, cluster_rows(fed, state, clients), state.private[clients])
 
 
 def global_row(state: State) -> Tensor | None:
-    return state.shared[0] if len(state.shared) == 1 and not len(state.own_at) else None
+    one_for_all = len(state.shared) == 1 and not len(state.private_at)
+    return state.shared[0] if one_for_all else None
 
 
-def welcome(fed: Federation, state: State, cohort: Cohort) -> Tensor:
-    """A new client: the gene of the nearest cluster, and the rest from the common
-    initial row.
+def welcome(fed: Federation[Options], state: State, cohort: Cohort) -> Tensor:
+    """Give new clients the gene of the nearest cluster; the rest is that of the initial
+    row.
     """
+    import torch
+
+    cluster = _nearest(fed, state)
+    theirs = cluster[torch.from_numpy(fed.clients[cohort.here])]
+    first = fed.initial_row()
+    private = first[state.private_at].expand(len(theirs), -1)
+    rows = join(state, state.shared[theirs], private).clone()
+    given = state.gene[:, state.group_of]
+    gene = state.shared[theirs].where(given[theirs], first[state.shared_at])
+    rows[:, state.shared_at] = gene
+    holders = torch.from_numpy(fed.sizes > 0).to(fed.device)
+    columns = given.sum(1)[cluster[holders]].sum()
+    return fed.greet(rows, cohort, int(columns))
+
+
+def _nearest(fed: Federation[Options], state: State) -> Tensor:
+    """Return the cluster of every new client, in the order in which they join."""
     import torch
 
     from hpcfed.federation.clustering import nearest_in_turn
 
-    bases = fed.bases(cast(Options, fed.options).basis)
-    found = nearest_in_turn(
-        bases.reshape(len(bases), -1), state.centres.numpy(), state.members.numpy()
-    )
-    cluster = torch.from_numpy(fed.agreed(found)).to(fed.device)
-    first = fed.initial_row()
-    own = cluster[torch.from_numpy(fed.clients[cohort.here])]
-    rows = join(
-        state, state.shared[own], first[state.own_at].expand(len(own), -1)
-    ).clone()
-    given = state.gene[:, state.part_of]
-    rows[:, state.shared_at] = state.shared[own].where(
-        given[own], first[state.shared_at]
-    )
-    holders = torch.from_numpy(fed.sizes > 0).to(fed.device)
-    return fed.greet(rows, cohort, int(given.sum(1)[cluster[holders]].sum()))
+    bases = fed.bases(fed.options.basis)
+    points = bases.reshape(len(bases), -1)
+    found = nearest_in_turn(points, state.centres.numpy(), state.members.numpy())
+    return torch.from_numpy(fed.agreed(found)).to(fed.device)

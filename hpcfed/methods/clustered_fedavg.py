@@ -2,31 +2,19 @@
 cluster is FedAvg.
 """
 
-from __future__ import annotations
+from hpcfed.methods import _clusters
+from hpcfed.methods._clusters import Options, State, aggregate, download
+from hpcfed.methods._interface import Cohort, Federation
 
-from typing import TYPE_CHECKING
-
-from hpcfed.methods._clusters import (
-    Options,
-    State,
-    begin,
-    download,
-    global_row,
-    personal,
-    upload,
-    welcome,
-)
-
-if TYPE_CHECKING:
-    from hpcfed.federation.federation import Cohort, Federation
-
-__all__ = ["Options", "State", "global_row", "init", "personal", "round", "welcome"]
+EXTENDS = _clusters
 
 
-def init(fed: Federation) -> State:
-    return begin(fed)
+def init(fed: Federation[Options]) -> State:
+    return _clusters.begin(fed)
 
 
-def round(fed: Federation, state: State, cohort: Cohort) -> State:
-    rows = fed.train(download(fed, state, cohort), cohort)
-    return upload(fed, state, rows, cohort)[0]
+def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
+    rows = download(fed, state, cohort)
+    rows = fed.train(rows, cohort)
+    state, _ = aggregate(fed, state, rows, cohort)
+    return state

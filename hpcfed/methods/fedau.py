@@ -6,22 +6,15 @@ first; an interval ends at the cutoff at the latest. The interval that this
 participation ends counts from the next one on. Clients without data are none of the N.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, cast
 
 from hpcfed import config
 from hpcfed.config import RunConfig, Switch, option
-from hpcfed.methods.fedavg import global_row, personal, welcome
+from hpcfed.methods import fedavg
+from hpcfed.methods._interface import Cohort, Federation, Tensor
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from hpcfed.federation.federation import Cohort, Federation
-
-__all__ = ["Options", "State", "global_row", "init", "personal", "round", "welcome"]
+EXTENDS = fedavg
 
 
 class Options(config.Options):
@@ -34,56 +27,67 @@ class Options(config.Options):
 
     def switches(self, config: RunConfig) -> Iterable[Switch]:
         yield from super().switches(config)
-        yield Switch(
-            "au_cutoff",
-            "a --participation below 1",
-            config.cohort_size < config.clients,
-        )
+        sampled = config.cohort_size < config.clients
+        yield Switch("au_cutoff", "a --participation below 1", sampled)
 
 
 @dataclass(frozen=True)
-class State:
-    w: Tensor
-    """The global row."""
+class State(fedavg.State):
     omega: Tensor
-    """ωᵢ of all clients of the federation, as the two that follow."""
+    """ωᵢ of all clients of the federation."""
     intervals: Tensor
-    """How many have ended."""
+    """Number of intervals that have ended, of all clients."""
     waited: Tensor
-    """Rounds since the last one ended."""
+    """Rounds since the last interval ended, of all clients."""
 
 
-def init(fed: Federation) -> State:
+def init(fed: Federation[Options]) -> State:
     w = fed.initial_row()
     zeros = w.new_zeros(len(fed.sizes))
-    return State(w, zeros + 1, zeros, zeros.clone())
+    return State(w, omega=zeros + 1, intervals=zeros, waited=zeros.clone())
 
 
-def round(fed: Federation, state: State, cohort: Cohort) -> State:
-    rows = fed.upload(fed.train(fed.download(state.w, cohort), cohort), cohort)
+def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
+    rows = fed.download(state.w, cohort)
+    rows = fed.train(rows, cohort)
+    rows = fed.upload(rows, cohort)
     w = step(fed, state, rows, cohort.equally(), sampled=len(cohort.clients))
-    return counted(fed, replace(state, w=w), cohort)
+    return count_round(fed, replace(state, w=w), cohort)
 
 
 def step(
-    fed: Federation, state: State, rows: Tensor, cohort: Cohort, *, sampled: int
+    fed: Federation[Options],
+    state: State,
+    rows: Tensor,
+    cohort: Cohort,
+    *,
+    sampled: int,
 ) -> Tensor:
-    """w + η (K / N) × the mean of ωᵢ Δᵢ over the cohort, K of whose clients were
-    sampled.
+    """Return w + η (K / N) × the mean of ωᵢ Δᵢ over the cohort, with K clients
+    `sampled`.
+
+    The cohort may be fewer than K, where the server has selected some of them.
     """
     omega = state.omega[cohort.clients[cohort.chosen]]
-    mean = fed.mean(omega[:, None] * (rows - state.w), cohort)
-    rate = cast(Options, fed.options).au_lr * sampled / max(1, fed.num_holders)
+    updates = omega[:, None] * (rows - state.w)
+    mean = fed.mean(updates, cohort)
+    rate = fed.options.au_lr * sampled / max(1, fed.num_holders)
     return state.w + rate * mean
 
 
-def counted(fed: Federation, state: State, cohort: Cohort) -> State:
-    """Every client has waited for one more round; intervals of the sampled end, and
-    those as long as the cutoff.
+def count_round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
+    """Return the state after every client has waited for one more round.
+
+    Intervals of sampled clients end, and those that are as long as the cutoff.
     """
     waited = state.waited + 1
-    ended = waited >= cast(Options, fed.options).au_cutoff
+    ended = waited >= fed.options.au_cutoff
     ended[cohort.clients] = True
+    # The running mean of the intervals, this one included.
     mean = (state.intervals * state.omega + waited) / (state.intervals + 1)
-    omega = mean.where(ended, state.omega)
-    return State(state.w, omega, state.intervals + ended, waited * ~ended)
+    return State(
+        state.w,
+        omega=mean.where(ended, state.omega),
+        intervals=state.intervals + ended,
+        waited=waited * ~ended,
+    )

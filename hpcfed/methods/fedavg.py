@@ -2,20 +2,9 @@
 rowᵢ.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from hpcfed.config import Options
-
-if TYPE_CHECKING:
-    import numpy as np
-    from torch import Tensor
-
-    from hpcfed.federation.federation import Cohort, Federation
-
-__all__ = ["Options", "State", "global_row", "init", "personal", "round", "welcome"]
+from hpcfed.methods._interface import Cohort, Federation, Positions, Tensor
 
 
 @dataclass(frozen=True)
@@ -29,11 +18,13 @@ def init(fed: Federation) -> State:
 
 
 def round(fed: Federation, state: State, cohort: Cohort) -> State:
-    rows = fed.train(fed.download(state.w, cohort), cohort)
-    return State(fed.mean(fed.upload(rows, cohort), cohort))
+    rows = fed.download(state.w, cohort)
+    rows = fed.train(rows, cohort)
+    rows = fed.upload(rows, cohort)
+    return State(fed.mean(rows, cohort))
 
 
-def personal(fed: Federation, state: State, clients: np.ndarray) -> Tensor:
+def personal(fed: Federation, state: State, clients: Positions) -> Tensor:
     return state.w.expand(len(clients), -1)
 
 
@@ -42,4 +33,5 @@ def global_row(state: State) -> Tensor:
 
 
 def welcome(fed: Federation, state: State, cohort: Cohort) -> Tensor:
-    return fed.greet(state.w.expand(len(cohort.here), -1), cohort)
+    rows = state.w.expand(len(cohort.here), -1)
+    return fed.greet(rows, cohort)

@@ -5,21 +5,14 @@ Read here as fine-tuning of the whole model, as long as a round's local training
 head alone is an option.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Literal, cast
+from typing import Literal
 
 from hpcfed import config
 from hpcfed.config import option
-from hpcfed.methods.fedavg import State, global_row, init, round, welcome
+from hpcfed.methods import fedavg
+from hpcfed.methods._interface import Federation, Positions, Tensor
 
-if TYPE_CHECKING:
-    import numpy as np
-    from torch import Tensor
-
-    from hpcfed.federation.federation import Federation
-
-__all__ = ["Options", "State", "global_row", "init", "personal", "round", "welcome"]
+EXTENDS = fedavg
 
 
 class Options(config.Options):
@@ -32,13 +25,12 @@ class Options(config.Options):
     finetune: Literal["all", "head"] = option("all", "what fine-tuning may change")
 
 
-def personal(fed: Federation, state: State, clients: np.ndarray) -> Tensor:
-    options = cast(Options, fed.options)
-    rows = state.w.expand(len(clients), -1)
-    columns = None if options.finetune == "all" else fed.layout.mask([fed.layout.head])
-    return fed.finetune(
-        rows,
-        clients,
-        epochs=options.finetune_epochs or fed.config.epochs,
-        columns=columns,
-    )
+def personal(
+    fed: Federation[Options], state: fedavg.State, clients: Positions
+) -> Tensor:
+    epochs = fed.options.finetune_epochs or fed.config.epochs
+    columns = None
+    if fed.options.finetune == "head":
+        columns = fed.layout.mask([fed.layout.head])
+    rows = fedavg.personal(fed, state, clients)
+    return fed.finetune(rows, clients, epochs=epochs, columns=columns)

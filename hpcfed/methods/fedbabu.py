@@ -5,25 +5,17 @@ All clients have the same head, that of the initial row. Before a client is judg
 fine-tunes the whole model.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Literal, cast
+from typing import Literal
 
 from hpcfed.config import option
-from hpcfed.methods import _parts
-from hpcfed.methods._parts import body_and_head, download, join, upload
-from hpcfed.methods.fedper import State, init, welcome
+from hpcfed.methods import _partial, fedper
+from hpcfed.methods._interface import Cohort, Federation, Positions, Tensor
+from hpcfed.methods._partial import State, aggregate, body_and_head, download
 
-if TYPE_CHECKING:
-    import numpy as np
-    from torch import Tensor
-
-    from hpcfed.federation.federation import Cohort, Federation
-
-__all__ = ["Options", "State", "global_row", "init", "personal", "round", "welcome"]
+EXTENDS = fedper
 
 
-class Options(_parts.Options):
+class Options(_partial.Options):
     finetune_epochs: int = option(
         5, "epochs of fine-tuning before a client is judged", ge=1, le=100_000
     )
@@ -32,19 +24,21 @@ class Options(_parts.Options):
     )
 
 
-def round(fed: Federation, state: State, cohort: Cohort) -> State:
+def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
     body, _ = body_and_head(fed)
-    rows = fed.train(download(fed, state, cohort), cohort, columns=body)
-    return upload(fed, state, rows, cohort)
+    rows = download(fed, state, cohort)
+    rows = fed.train(rows, cohort, columns=body)
+    return aggregate(fed, state, rows, cohort)
 
 
-def personal(fed: Federation, state: State, clients: np.ndarray) -> Tensor:
-    options, (body, head) = cast(Options, fed.options), body_and_head(fed)
-    columns = {"all": None, "head": head, "body": body}[options.finetune]
-    rows = _parts.personal(fed, state, clients)
-    return fed.finetune(rows, clients, epochs=options.finetune_epochs, columns=columns)
+def personal(fed: Federation[Options], state: State, clients: Positions) -> Tensor:
+    body, head = body_and_head(fed)
+    columns = {"all": None, "head": head, "body": body}[fed.options.finetune]
+    rows = _partial.personal(fed, state, clients)
+    epochs = fed.options.finetune_epochs
+    return fed.finetune(rows, clients, epochs=epochs, columns=columns)
 
 
 def global_row(state: State) -> Tensor:
-    """The body with the head that all clients have in common."""
-    return join(state, state.shared, state.own[:1])[0]
+    """Return the body with the head that all clients have in common."""
+    return _partial.join(state, state.shared, state.private[:1])[0]

@@ -5,23 +5,15 @@ As in the authors' code a layer is batch norm if its name has `bn` in it: ResNet
 shortcuts share theirs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from hpcfed.config import Choice, RunConfig
 from hpcfed.errors import UserError
-from hpcfed.methods import _clusters
-from hpcfed.methods._clusters import State, begin
-from hpcfed.methods.clustered_fedavg import global_row, personal, round, welcome
+from hpcfed.methods import _clusters, clustered_fedavg
+from hpcfed.methods._interface import Federation, Layout
 from hpcfed.models import MODELS
 
-if TYPE_CHECKING:
-    from hpcfed.federation.federation import Federation
-    from hpcfed.models.layout import Layout
-
-__all__ = ["Options", "State", "global_row", "init", "personal", "round", "welcome"]
+EXTENDS = clustered_fedavg
 
 
 class Options(_clusters.Options):
@@ -32,8 +24,12 @@ class Options(_clusters.Options):
         usual = config.network()
         fits = min(config.data().shape[1:]) >= MODELS["cnn-bn"].smallest
         if usual in MODELS and not MODELS[usual].norm and fits:
-            reason = f"{usual}, the data set's usual one, has no batch norm; --model resnet18 has, too"
-            yield Choice("model", "cnn-bn", reason)
+            yield Choice(
+                "model",
+                "cnn-bn",
+                f"{usual}, the data set's usual one, has no batch norm; --model "
+                "resnet18 has, too",
+            )
 
     def check_layout(self, layout: Layout, network: str) -> None:
         if not _norms(layout):
@@ -43,8 +39,9 @@ class Options(_clusters.Options):
             )
 
 
-def init(fed: Federation) -> State:
-    return begin(fed, shared=~fed.layout.mask(_norms(fed.layout)))
+def init(fed: Federation[Options]) -> _clusters.State:
+    norms = fed.layout.mask(_norms(fed.layout))
+    return _clusters.begin(fed, shared=~norms)
 
 
 def _norms(layout: Layout) -> list[str]:

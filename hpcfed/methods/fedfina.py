@@ -2,13 +2,10 @@
 client's; a baseline of GENE-FL.
 """
 
-from __future__ import annotations
+from hpcfed.methods import _clusters, parfed
 
-from hpcfed.methods._clusters import NamedLayers, State
-from hpcfed.methods.parfed import global_row, init, personal, round, welcome
-
-__all__ = ["Options", "State", "global_row", "init", "personal", "round", "welcome"]
+EXTENDS = parfed
 
 
-class Options(NamedLayers):
+class Options(_clusters.NamedLayers):
     usual = "layer4.0.conv1,layer4.0.conv2,layer4.1.conv1,layer4.1.conv2"

@@ -9,41 +9,26 @@ two of the last. Every client with data that sends a layer counts alike. New cli
 the layers that most of the last senders sent.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, cast
 
 from hpcfed.config import Choice, RunConfig, option
 from hpcfed.methods import _clusters
-from hpcfed.methods._clusters import (
-    State,
-    begin,
-    download,
-    global_row,
-    inherited,
-    personal,
-    require,
-    upload,
-    welcome,
+from hpcfed.methods._clusters import State, aggregate, begin, download, inherited
+from hpcfed.methods._interface import Cohort, Federation, Layout, Tensor
+
+EXTENDS = _clusters
+RESNET18_POOLS = (
+    "layer1.0.conv1,layer1.0.conv2,layer1.1.conv1,layer1.1.conv2"
+    "/layer4.0.conv2,layer4.1.conv1,layer4.1.conv2"
 )
-from hpcfed.models import MODELS
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from hpcfed.federation.federation import Cohort, Federation
-    from hpcfed.models.layout import Layout
-
-__all__ = ["Options", "State", "global_row", "init", "personal", "round", "welcome"]
 
 
 class Options(_clusters.Options):
     names_layers = True
 
     gene_pools: str = option(
-        "layer1.0.conv1,layer1.0.conv2,layer1.1.conv1,layer1.1.conv2/layer4.0.conv2,layer4.1.conv1,layer4.1.conv2",
+        RESNET18_POOLS,
         "pools of layers, as in conv1,conv2/fc1,head; networks but resnet18 need others",
     )
     gene_each: int = option(
@@ -55,97 +40,88 @@ class Options(_clusters.Options):
 
     def fit(self, config: RunConfig, ranks: int) -> Iterable[Choice]:
         yield from super().fit(config, ranks)
-        layers = MODELS[config.network()].named if config.network() in MODELS else ()
-        if layers:
-            convolutions = [name for name in layers if name.startswith("conv")]
-            pools = [
-                pool
-                for pool in (
-                    convolutions,
-                    [name for name in layers if name not in convolutions],
-                )
-                if pool
-            ]
-            reason = f"{config.network()} has none of ResNet-18's stages; --gene-pools takes other layers"
-            yield Choice(
-                "gene_pools", "/".join(",".join(pool) for pool in pools), reason
-            )
+        layers = _clusters.layers_of(config)
+        if not layers:
+            return
+        convolutions = [name for name in layers if name.startswith("conv")]
+        others = [name for name in layers if name not in convolutions]
+        pools = [",".join(pool) for pool in (convolutions, others) if pool]
+        yield Choice(
+            "gene_pools",
+            "/".join(pools),
+            f"{config.network()} has none of ResNet-18's stages; --gene-pools takes "
+            "other layers",
+        )
 
     @property
     def pools(self) -> list[list[str]]:
-        return [
-            [name.strip() for name in pool.split(",")]
-            for pool in self.gene_pools.split("/")
-        ]
+        found = []
+        for pool in self.gene_pools.split("/"):
+            found.append([name.strip() for name in pool.split(",")])
+        return found
 
     def check_layout(self, layout: Layout, network: str) -> None:
-        require(
-            [name for pool in self.pools for name in pool],
-            layout,
-            network,
-            flag="--gene-pools",
-        )
+        for pool in self.pools:
+            _clusters.require(pool, layout, network, flag="--gene-pools")
 
 
-def init(fed: Federation) -> State:
+def init(fed: Federation[Options]) -> State:
     import torch
 
-    names = candidates(cast(Options, fed.options), fed.layout)
-    numbers = [
-        torch.full((e.stop - e.start,), names.index(e.layer))
-        for e in fed.layout.entries
-        if e.layer in names
-    ]
-    return begin(fed, shared=fed.layout.mask(names), part_of=torch.cat(numbers))
+    names = candidates(fed.options, fed.layout)
+    groups = []
+    for entry in fed.layout.entries:
+        if entry.layer in names:
+            width = entry.stop - entry.start
+            groups.append(torch.full((width,), names.index(entry.layer)))
+    return begin(fed, shared=fed.layout.mask(names), group_of=torch.cat(groups))
 
 
-def round(fed: Federation, state: State, cohort: Cohort) -> State:
-    options, start = cast(Options, fed.options), download(fed, state, cohort)
+def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
+    options, layout = fed.options, fed.layout
+    start = download(fed, state, cohort)
     rows = fed.train(start, cohort)
-    parts = chosen(options, fed.layout, shares(options, fed.layout, rows - start))
-    state, weights = upload(fed, state, rows, cohort.equally_with_data(), parts=parts)
-    return replace(
-        state, gene=inherited(state, weights, chosen(options, fed.layout, weights))
-    )
+    sent = chosen(options, layout, shares(options, layout, rows - start))
+    state, weights = aggregate(fed, state, rows, cohort.equally_with_data(), sent=sent)
+    popular = chosen(options, layout, weights)
+    return replace(state, gene=inherited(state, weights, popular))
 
 
 def candidates(options: Options, layout: Layout) -> list[str]:
-    """The layers of all pools, in the network's order."""
-    named = {name for pool in options.pools for name in pool}
-    return [layer for layer in layout.layers if layer in named]
+    """Return the layers of all pools, in the network's order."""
+    pooled: set[str] = set().union(*options.pools)
+    return [layer for layer in layout.layers if layer in pooled]
 
 
 def shares(options: Options, layout: Layout, updates: Tensor) -> Tensor:
-    """[clients, candidates]: the share of a layer's entries whose update is large."""
+    """Return the share of every layer's entries whose update is large, [clients,
+    candidates].
+    """
     import torch
 
     sizes = updates[:, : layout.num_parameters].abs()
     large = sizes > options.gene_threshold * sizes.mean(1, keepdim=True)
     found = []
     for name in candidates(options, layout):
-        own = [
-            large[:, e.start : e.stop]
-            for e in layout.entries
-            if e.layer == name and e.trainable
-        ]
-        found.append(torch.cat(own, 1).to(updates.dtype).mean(1))
+        of_layer = []
+        for entry in layout.entries:
+            if entry.layer == name and entry.trainable:
+                of_layer.append(large[:, entry.start : entry.stop])
+        found.append(torch.cat(of_layer, 1).to(updates.dtype).mean(1))
     return torch.stack(found, 1)
 
 
 def chosen(options: Options, layout: Layout, scores: Tensor) -> Tensor:
-    """Of every pool the candidates with the highest scores [any, candidates]; of equal
-    ones the first.
+    """Choose the candidates with the highest scores [any, candidates] of every pool; of
+    equal ones the first.
     """
     import torch
 
-    names, found = (
-        candidates(options, layout),
-        torch.zeros_like(scores, dtype=torch.bool),
-    )
+    names = candidates(options, layout)
+    found = torch.zeros_like(scores, dtype=torch.bool)
     for pool in options.pools:
         at = sorted(names.index(name) for name in pool)
-        best = scores[:, at].argsort(dim=1, descending=True, stable=True)[
-            :, : options.gene_each
-        ]
+        order = scores[:, at].argsort(dim=1, descending=True, stable=True)
+        best = order[:, : options.gene_each]
         found.scatter_(1, best.new_tensor(at)[best], True)
     return found

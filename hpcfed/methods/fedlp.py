@@ -5,26 +5,12 @@ A layer is a convolution or linear layer with the batch norm that follows it. Ev
 client that sends one counts alike, unless it has no data.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, cast
-
 from hpcfed.config import option
 from hpcfed.methods import _clusters
-from hpcfed.methods._clusters import (
-    State,
-    begin,
-    download,
-    global_row,
-    personal,
-    upload,
-    welcome,
-)
+from hpcfed.methods._clusters import State, aggregate, begin, download
+from hpcfed.methods._interface import Cohort, Federation
 
-if TYPE_CHECKING:
-    from hpcfed.federation.federation import Cohort, Federation
-
-__all__ = ["Options", "State", "global_row", "init", "personal", "round", "welcome"]
+EXTENDS = _clusters
 
 
 class Options(_clusters.Options):
@@ -33,14 +19,17 @@ class Options(_clusters.Options):
     )
 
 
-def init(fed: Federation) -> State:
-    return begin(fed, part_of=fed.layout.block_of)
+def init(fed: Federation[Options]) -> State:
+    return begin(fed, group_of=fed.layout.block_of)
 
 
-def round(fed: Federation, state: State, cohort: Cohort) -> State:
+def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
     from hpcfed.runtime import randomness
 
-    rows = fed.train(download(fed, state, cohort), cohort)
-    drawn = randomness.uniform(fed.keys("layers sent", cohort), state.gene.shape[1])
-    parts = drawn < cast(Options, fed.options).send_probability
-    return upload(fed, state, rows, cohort.equally_with_data(), parts=parts)[0]
+    rows = download(fed, state, cohort)
+    rows = fed.train(rows, cohort)
+    num_layers = state.gene.shape[1]
+    drawn = randomness.uniform(fed.keys("layers sent", cohort), num_layers)
+    sent = drawn < fed.options.send_probability
+    state, _ = aggregate(fed, state, rows, cohort.equally_with_data(), sent=sent)
+    return state

@@ -7,26 +7,25 @@ the same ones from then on. It starts a round from its cluster's row without the
 drops again what training has brought back. A channel is the mean over its senders.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, cast
+from dataclasses import dataclass, field, replace
 
 from hpcfed.config import Choice, RunConfig, option
 from hpcfed.errors import UserError
-from hpcfed.methods import OWNED, _clusters
-from hpcfed.methods._clusters import begin, download, global_row, upload, welcome
+from hpcfed.methods import _clusters
+from hpcfed.methods._clusters import aggregate, begin, download
+from hpcfed.methods._interface import (
+    OWNED,
+    Cohort,
+    Entry,
+    Federation,
+    Layout,
+    Positions,
+    Tensor,
+)
 from hpcfed.models import MODELS
 
-if TYPE_CHECKING:
-    import numpy as np
-    from torch import Tensor
-
-    from hpcfed.federation.federation import Cohort, Federation
-    from hpcfed.models.layout import Entry, Layout
-
-__all__ = ["Options", "State", "global_row", "init", "personal", "round", "welcome"]
+EXTENDS = _clusters
 
 
 class Options(_clusters.Options):
@@ -38,12 +37,14 @@ class Options(_clusters.Options):
 
     def fit(self, config: RunConfig, ranks: int) -> Iterable[Choice]:
         yield from super().fit(config, ranks)
-        if (
-            config.network() == "mlp"
-            and min(config.data().shape[1:]) >= MODELS["cnn-digits"].smallest
-        ):
-            reason = "mlp, the data set's usual one, has no convolutions, whose channels fedlps prunes"
-            yield Choice("model", "cnn-digits", f"{reason}; --model takes others")
+        fits = min(config.data().shape[1:]) >= MODELS["cnn-digits"].smallest
+        if config.network() == "mlp" and fits:
+            yield Choice(
+                "model",
+                "cnn-digits",
+                "mlp, the data set's usual one, has no convolutions, whose channels "
+                "fedlps prunes; --model takes others",
+            )
 
     def check_layout(self, layout: Layout, network: str) -> None:
         if not _convolutions(layout):
@@ -55,78 +56,79 @@ class Options(_clusters.Options):
 
 @dataclass(frozen=True)
 class State(_clusters.State):
-    kept: Tensor = field(metadata=OWNED)
-    """[clients, parts]: the channels that each has kept, all before its first round."""
+    channels: Tensor = field(metadata=OWNED)
+    """[clients, groups], True for the channels that a client has; all before its first
+    round.
+    """
 
 
-def init(fed: Federation) -> State:
+def init(fed: Federation[Options]) -> State:
     import torch
 
-    common = begin(fed, part_of=_channel_of(fed.layout))
-    kept = torch.ones(
-        len(fed.clients), common.gene.shape[1], dtype=torch.bool, device=fed.device
-    )
-    return State(**vars(common), kept=kept)
+    common = begin(fed, group_of=_channel_of(fed.layout))
+    shape = len(fed.clients), common.gene.shape[1]
+    channels = torch.ones(shape, dtype=torch.bool, device=fed.device)
+    return State(**vars(common), channels=channels)
 
 
-def round(fed: Federation, state: State, cohort: Cohort) -> State:
-    kept = state.kept[cohort.here]
-    rows = fed.train(download(fed, state, cohort) * kept[:, state.part_of], cohort)
-    first = kept.all(1, keepdim=True) & rows.isfinite().all(1, keepdim=True)
-    kept = _strongest(fed, rows).where(first, kept)
-    state.kept[cohort.here] = kept
-    after, _ = upload(
-        fed,
-        state,
-        rows * kept[:, state.part_of],
-        cohort.equally_with_data(),
-        parts=kept,
-    )
-    return cast(State, after)
+def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
+    mask = state.channels[cohort.here]
+    rows = download(fed, state, cohort) * mask[:, state.group_of]
+    rows = fed.train(rows, cohort)
+    # One that diverges in its first round prunes in the next: NaN has no norm.
+    first = mask.all(1, keepdim=True) & rows.isfinite().all(1, keepdim=True)
+    mask = _strongest(fed, rows).where(first, mask)
+    rows = rows * mask[:, state.group_of]
+    state, _ = aggregate(fed, state, rows, cohort.equally_with_data(), sent=mask)
+    channels = state.channels.clone()
+    channels[cohort.here] = mask
+    return replace(state, channels=channels)
 
 
-def personal(fed: Federation, state: State, clients: np.ndarray) -> Tensor:
-    return (
-        _clusters.personal(fed, state, clients) * state.kept[clients][:, state.part_of]
-    )
+def personal(fed: Federation[Options], state: State, clients: Positions) -> Tensor:
+    mask = state.channels[clients][:, state.group_of]
+    return _clusters.personal(fed, state, clients) * mask
 
 
 def _convolutions(layout: Layout) -> list[Entry]:
-    return [e for e in layout.entries if len(e.shape) == 4]
+    return [entry for entry in layout.entries if len(entry.shape) == 4]
 
 
 def _channel_of(layout: Layout) -> Tensor:
-    """The channel of every column, counted from 1 through all convolutions; 0 for what
-    is never dropped.
+    """Return the channel of every column, counted from 1 through all convolutions; 0
+    for what is never dropped.
     """
     import torch
 
-    found, last = torch.zeros(layout.num_columns, dtype=torch.int64), 1
-    for e in _convolutions(layout):
-        block = next(block for block in layout.blocks if e.layer in block)
-        for own in (own for own in layout.entries if own.layer in block):
-            channels = torch.arange(last, last + e.shape[0])
-            found[own.start : own.stop] = channels.repeat_interleave(
-                (own.stop - own.start) // e.shape[0]
-            )
-        last += e.shape[0]
+    found = torch.zeros(layout.num_columns, dtype=torch.int64)
+    first = 1
+    for convolution in _convolutions(layout):
+        num_channels = convolution.shape[0]
+        channels = torch.arange(first, first + num_channels)
+        # The block is the convolution with the batch norm that follows it.
+        block = next(block for block in layout.blocks if convolution.layer in block)
+        for entry in layout.entries:
+            if entry.layer in block:
+                width = (entry.stop - entry.start) // num_channels
+                found[entry.start : entry.stop] = channels.repeat_interleave(width)
+        first += num_channels
     return found
 
 
-def _strongest(fed: Federation, rows: Tensor) -> Tensor:
-    """[clients, parts]: in every convolution the channels with the largest L1 norms,
-    and part 0.
+def _strongest(fed: Federation[Options], rows: Tensor) -> Tensor:
+    """Return [clients, groups]: in every convolution the channels with the largest L1
+    norms, and group 0.
     """
     import torch
 
-    options = cast(Options, fed.options)
-    kept = [rows.new_ones(len(rows), 1, dtype=torch.bool)]
-    for e in _convolutions(fed.layout):
-        norms = rows[:, e.start : e.stop].unflatten(1, (e.shape[0], -1)).abs().sum(2)
-        number = max(1, e.shape[0] - int(options.prune_ratio * e.shape[0] + 1e-9))
-        kept.append(
-            torch.zeros_like(norms, dtype=torch.bool).scatter(
-                1, norms.topk(number).indices, True
-            )
-        )
-    return torch.cat(kept, 1)
+    masks = [rows.new_ones(len(rows), 1, dtype=torch.bool)]
+    for entry in _convolutions(fed.layout):
+        num_channels = entry.shape[0]
+        weights = rows[:, entry.start : entry.stop].unflatten(1, (num_channels, -1))
+        norms = weights.abs().sum(2)
+        # 0.29 × 100 is 28.999999999999996 in floating point.
+        dropped = int(fed.options.prune_ratio * num_channels + 1e-9)
+        strongest = norms.topk(max(1, num_channels - dropped)).indices
+        mask = torch.zeros_like(norms, dtype=torch.bool)
+        masks.append(mask.scatter(1, strongest, True))
+    return torch.cat(masks, 1)

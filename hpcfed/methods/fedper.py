@@ -2,33 +2,19 @@
 both are trained together.
 """
 
-from __future__ import annotations
+from hpcfed.methods import _partial
+from hpcfed.methods._interface import Cohort, Federation
+from hpcfed.methods._partial import Options, State, aggregate, body_and_head, download
 
-from typing import TYPE_CHECKING
-
-from hpcfed.methods._parts import (
-    Options,
-    State,
-    begin,
-    body_and_head,
-    download,
-    global_row,
-    personal,
-    upload,
-    welcome,
-)
-
-if TYPE_CHECKING:
-    from hpcfed.federation.federation import Cohort, Federation
-
-__all__ = ["Options", "State", "global_row", "init", "personal", "round", "welcome"]
+EXTENDS = _partial
 
 
-def init(fed: Federation) -> State:
+def init(fed: Federation[Options]) -> State:
     body, _ = body_and_head(fed)
-    return begin(fed, shared=body)
+    return _partial.begin(fed, shared=body)
 
 
-def round(fed: Federation, state: State, cohort: Cohort) -> State:
-    rows = fed.train(download(fed, state, cohort), cohort)
-    return upload(fed, state, rows, cohort)
+def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
+    rows = download(fed, state, cohort)
+    rows = fed.train(rows, cohort)
+    return aggregate(fed, state, rows, cohort)

@@ -2,75 +2,62 @@
 they are sampled next.
 
 Read here from GenFed's account of it: in every round an unsampled client trains from w
-and keeps its update in place of the one before; a sampled client starts from w + β ×
-the update it has kept, and has none afterwards.
+and stores its update in place of the one before; a sampled client starts from w + β ×
+its stored update, and has none afterwards.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, cast
+from dataclasses import dataclass, field, replace
 
 from hpcfed import config
 from hpcfed.config import RunConfig, Switch, option
-from hpcfed.methods import OWNED
-from hpcfed.methods.fedavg import global_row, personal, welcome
+from hpcfed.methods import fedavg
+from hpcfed.methods._interface import IN_PLACE, OWNED, Cohort, Federation, Tensor
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from hpcfed.federation.federation import Cohort, Federation
-
-__all__ = ["Options", "State", "global_row", "init", "personal", "round", "welcome"]
+EXTENDS = fedavg
 
 
 class Options(config.Options):
     all_train = True
 
     umf_beta: float = option(
-        1.0, "β: what a kept update counts for where a client starts", ge=0
+        1.0, "β: weight of the stored update where a client starts", ge=0
     )
 
     def switches(self, config: RunConfig) -> Iterable[Switch]:
         yield from super().switches(config)
-        yield Switch(
-            "umf_beta", "a --participation below 1", config.cohort_size < config.clients
-        )
+        sampled = config.cohort_size < config.clients
+        yield Switch("umf_beta", "a --participation below 1", sampled)
 
 
 @dataclass(frozen=True)
-class State:
-    w: Tensor
-    """The global row."""
-    kept: Tensor = field(metadata=OWNED)
-    """Every client's kept update; zero where it has none."""
+class State(fedavg.State):
+    stored: Tensor = field(metadata=OWNED | IN_PLACE)
+    """Every client's stored update; zero where it has none."""
 
 
-def init(fed: Federation) -> State:
+def init(fed: Federation[Options]) -> State:
     w = fed.initial_row()
-    return State(w, w.new_zeros(len(fed.clients), len(w)))
+    return State(w, stored=w.new_zeros(len(fed.clients), len(w)))
 
 
-def round(fed: Federation, state: State, cohort: Cohort) -> State:
-    rows = fed.upload(train(fed, state, cohort), cohort)
-    return State(fed.mean(rows, cohort), state.kept)
+def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
+    rows = train(fed, state, cohort)
+    rows = fed.upload(rows, cohort)
+    return replace(state, w=fed.mean(rows, cohort))
 
 
-def train(fed: Federation, state: State, cohort: Cohort) -> Tensor:
-    """The cohort's rows after local training; all others train, too, and keep their
-    updates.
+def train(fed: Federation[Options], state: State, cohort: Cohort) -> Tensor:
+    """Return the cohort's rows after local training; all other clients train as well,
+    and store their updates.
     """
-    start = (
-        fed.download(state.w, cohort, everyone=True)
-        + cast(Options, fed.options).umf_beta * state.kept[cohort.here]
-    )
+    start = fed.download(state.w, cohort, everyone=True)
+    start = start + fed.options.umf_beta * state.stored[cohort.here]
     rows = fed.train(start, cohort)
     rest = cohort.others(len(fed.clients))
-    # In place: all clients' rows may fill half of the memory.
-    learnt = fed.finetune(state.w.expand(len(rest), -1), rest) - state.w
-    state.kept[rest] = fed.revert_diverged(
-        learnt, learnt.new_zeros(()).expand_as(learnt), cohort, rest
-    )
-    state.kept[cohort.here] = 0
+    updates = fed.finetune(state.w.expand(len(rest), -1), rest) - state.w
+    # A client that has diverged stores no update.
+    none = updates.new_zeros(()).expand_as(updates)
+    state.stored[rest] = fed.revert_diverged(updates, none, cohort, rest)
+    state.stored[cohort.here] = 0
     return rows

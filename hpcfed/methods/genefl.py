@@ -17,27 +17,29 @@ clients that sent it, each counts alike. Only one without data does not: it woul
 the row of its first round for ever.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Literal
 
 from hpcfed.config import RunConfig, Switch, option
 from hpcfed.errors import UserError
-from hpcfed.methods import OWNED, _clusters
-from hpcfed.methods._clusters import begin, inherited, theirs, upload, welcome
+from hpcfed.methods import _clusters
+from hpcfed.methods._clusters import aggregate, begin, cluster_rows, inherited
+from hpcfed.methods._interface import (
+    IN_PLACE,
+    OWNED,
+    Cohort,
+    Federation,
+    Layout,
+    Positions,
+    Tensor,
+)
 from hpcfed.models import MODELS
 
 if TYPE_CHECKING:
-    import numpy as np
-    from torch import Tensor
-
     from hpcfed.clients.pull import Pull
-    from hpcfed.federation.federation import Cohort, Federation
-    from hpcfed.models.layout import Layout
 
-__all__ = ["Options", "State", "global_row", "init", "personal", "round", "welcome"]
+EXTENDS = _clusters
 
 
 class Options(_clusters.Options):
@@ -87,53 +89,57 @@ class Options(_clusters.Options):
             )
 
     def num_sent(self, round: int, layers: int) -> int:
-        """γ in a round."""
-        return max(
-            self.gene_layers or -(-3 * layers // 4), layers - round // self.gene_every
-        )
+        """Return γ in a round."""
+        three_quarters = -(-3 * layers // 4)
+        least = self.gene_layers or three_quarters
+        return max(least, layers - round // self.gene_every)
 
 
 @dataclass(frozen=True)
 class State(_clusters.State):
-    rows: Tensor = field(metadata=OWNED)
-    """Every client's own row, as it trained it last."""
+    rows: Tensor = field(metadata=OWNED | IN_PLACE)
+    """θ̃: every client's own row, as it trained it last."""
     trained: Tensor = field(metadata=OWNED)
-    """[clients, 1], whether it has."""
+    """[clients, 1], True for clients that have trained."""
 
 
-def init(fed: Federation) -> State:
+def init(fed: Federation[Options]) -> State:
     import torch
 
-    common = begin(fed, part_of=fed.layout.block_of)
+    common = begin(fed, group_of=fed.layout.block_of)
     rows = fed.initial_row().repeat(len(fed.clients), 1)
-    return State(
-        **vars(common),
-        rows=rows,
-        trained=torch.zeros(len(rows), 1, dtype=torch.bool, device=fed.device),
-    )
+    trained = torch.zeros(len(rows), 1, dtype=torch.bool, device=fed.device)
+    return State(**vars(common), rows=rows, trained=trained)
 
 
-def round(fed: Federation, state: State, cohort: Cohort) -> State:
-    options, here = cast(Options, fed.options), cohort.here
-    cluster, before = (
-        fed.download(theirs(fed, state, here), cohort),
-        personal(fed, state, here),
-    )
-    rows = fed.train(before, cohort, pull=_pull(fed, options, before, cluster, cohort))
-    state.rows[here] = fed.revert_diverged(
-        rows, before, cohort
-    )  # in place: all clients' rows may fill half of the memory
-    state.trained[here] = True
-    parts = gene(options, scores(options, fed.layout, rows, before), cohort.round)
-    after, weights = upload(fed, state, rows, cohort.equally_with_data(), parts=parts)
-    return cast(State, replace(after, gene=inherited(state, weights, weights > 0)))
+def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
+    options, here = fed.options, cohort.here
+    theta_cluster = fed.download(cluster_rows(fed, state, here), cohort)
+    before = personal(fed, state, here)
+    pull = _pull(fed, before, theta_cluster, cohort)
+    rows = fed.train(before, cohort, pull=pull)
+
+    state.rows[here] = fed.revert_diverged(rows, before, cohort)
+    trained = state.trained.clone()
+    trained[here] = True
+
+    sent = gene(options, scores(options, fed.layout, rows, before), cohort.round)
+    senders = cohort.equally_with_data()
+    after, weights = aggregate(fed, state, rows, senders, sent=sent)
+    # A new client is given every layer that somebody in its cluster has sent.
+    given = inherited(state, weights, weights > 0)
+    return replace(after, trained=trained, gene=given)
 
 
 def _pull(
-    fed: Federation, options: Options, before: Tensor, cluster: Tensor, cohort: Cohort
-) -> Pull | None:
+    fed: Federation[Options], before: Tensor, theta_cluster: Tensor, cohort: Cohort
+) -> "Pull | None":
+    """Return the two terms of the loss that draw a client to its cluster's row, Eqs. 4
+    and 8.
+    """
     from hpcfed.clients.pull import Pull, Strengths
 
+    options = fed.options
     if not options.lambda1 and not options.lambda2:
         return None
     by_layer = options.smooth == "layers"
@@ -142,65 +148,61 @@ def _pull(
         whole=0.0 if by_layer else options.lambda1,
         masked=options.lambda2,
     )
-    mask = (
-        elastic(options, fed.layout, fed.fisher(before, cohort))
-        if options.lambda2
-        else None
-    )
-    return Pull(strengths, cluster, mask)
+    mask = None
+    if options.lambda2:
+        mask = elastic(options, fed.layout, fed.fisher(before, cohort))
+    return Pull(strengths, theta_cluster, mask)
 
 
 def elastic(options: Options, layout: Layout, fisher: Tensor) -> Tensor:
-    """M: where the Fisher information, from the least to the most of a client's brought
-    to [0, 1], is at most ε.
+    """Return M: where a client's Fisher information, brought from its least and most to
+    [0, 1], is at most ε.
     """
     import torch
 
-    spans = (
-        layout.block_spans
-        if options.fisher == "layer"
-        else [(0, layout.num_parameters)]
-    )
+    spans = [(0, layout.num_parameters)]
+    if options.fisher == "layer":
+        spans = list(layout.block_spans)
     mask = torch.zeros_like(fisher, dtype=torch.bool)
     for start, stop in spans:
-        own = fisher[:, start:stop]
-        least, most = own.aminmax(dim=1, keepdim=True)
-        mask[:, start:stop] = own - least <= options.epsilon * (most - least)
+        values = fisher[:, start:stop]
+        least, most = values.aminmax(dim=1, keepdim=True)
+        mask[:, start:stop] = values - least <= options.epsilon * (most - least)
     return mask
 
 
 def scores(options: Options, layout: Layout, after: Tensor, before: Tensor) -> Tensor:
-    """ξ of every client and layer; they sum to 1, and the layers with the highest are
-    sent.
+    """Return ξ of every client and layer, Eq. 9; they sum to 1, and the layers with the
+    highest are sent.
     """
     import torch
     import torch.nn.functional as F
 
     found = []
     for start, stop in layout.block_spans:
-        cosine = F.cosine_similarity(
-            after[:, start:stop], before[:, start:stop], dim=1, eps=1e-30
-        )
-        found.append(
-            (cosine if options.gene_score == "same" else cosine - 1) / (stop - start)
-        )
+        one, other = after[:, start:stop], before[:, start:stop]
+        cosine = F.cosine_similarity(one, other, dim=1, eps=1e-30)
+        if options.gene_score == "changed":
+            cosine = cosine - 1
+        found.append(cosine / (stop - start))
     return F.normalize(torch.stack(found, 1), p=1, dim=1)
 
 
 def gene(options: Options, scores: Tensor, round: int) -> Tensor:
-    """[clients, layers], True for the layers that are sent; of equal scores the first."""
+    """Return [clients, layers], True for the layers that are sent; of equal scores the
+    first.
+    """
     import torch
 
-    best = scores.argsort(dim=1, descending=True, stable=True)[
-        :, : options.num_sent(round, scores.shape[1])
-    ]
+    count = options.num_sent(round, scores.shape[1])
+    best = scores.argsort(dim=1, descending=True, stable=True)[:, :count]
     return torch.zeros_like(scores, dtype=torch.bool).scatter(1, best, True)
 
 
-def personal(fed: Federation, state: State, clients: np.ndarray) -> Tensor:
-    return state.rows[clients].where(
-        state.trained[clients], theirs(fed, state, clients)
-    )
+def personal(fed: Federation[Options], state: State, clients: Positions) -> Tensor:
+    """Return θ̃, or the cluster's row for a client that has not trained yet."""
+    rows, trained = state.rows[clients], state.trained[clients]
+    return rows.where(trained, cluster_rows(fed, state, clients))
 
 
 def global_row(state: State) -> None:

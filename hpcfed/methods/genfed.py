@@ -1,22 +1,71 @@
 """GenFed (Zheng et al. 2025): FedAvg of the ρ_t uploads that do best on the server's
 validation set.
+
+In round t = 0, 1, … the server selects ρ_t uploads: the schedule's value, rounded down,
+at least 1 and at most ρ_max and the cohort. The paper prints only the second branch of
+schedule (5); its first is read from (4) and the text. Nor does it print ρ_max, b and c.
+The supplement, the algorithm's initialisation phase, is an option of every method.
 """
 
-from __future__ import annotations
+import math
+from collections.abc import Iterable
+from typing import Literal
 
-from typing import TYPE_CHECKING, cast
+from hpcfed import config
+from hpcfed.config import RunConfig, Switch, option
+from hpcfed.methods import fedavg
+from hpcfed.methods._interface import Cohort, Federation
 
-from hpcfed.federation.selection import SelectionOptions as Options
-from hpcfed.methods.fedavg import State, global_row, init, personal, welcome
-
-if TYPE_CHECKING:
-    from hpcfed.federation.federation import Cohort, Federation
-
-__all__ = ["Options", "State", "global_row", "init", "personal", "round", "welcome"]
+EXTENDS = fedavg
+VALIDATES = True
 
 
-def round(fed: Federation, state: State, cohort: Cohort) -> State:
-    rows = fed.upload(fed.train(fed.download(state.w, cohort), cohort), cohort)
-    rho = cast(Options, fed.options).keep(cohort.round, len(cohort.clients))
+class Options(config.Options):
+    schedule: Literal["constant", "power", "linear", "sine", "arch"] = option(
+        "linear",
+        "how many uploads are kept: ρ_max; ρ_max(1 − b^t) + 1; ρ_max·t/c + 1; the same "
+        "by a quarter of a sine; up and down again by a half: the paper's (1) to (5)",
+    )
+    rho_max: int = option(5, "ρ_max, the most uploads that are kept", ge=1)
+    schedule_base: float = option(0.98, "b of the schedule power", gt=0, lt=1)
+    schedule_rounds: int = option(
+        200, "c of the schedules linear, sine and arch, in rounds", ge=1
+    )
+
+    def switches(self, config: RunConfig) -> Iterable[Switch]:
+        yield from super().switches(config)
+        timed = self.schedule in ("linear", "sine", "arch")
+        yield Switch("schedule_base", "--schedule power", self.schedule == "power")
+        yield Switch("schedule_rounds", "--schedule linear", timed)
+
+    def rho(self, t: int, uploads: int) -> int:
+        """Return ρ_t, the number of uploads to select in round t of so many."""
+        most = min(self.rho_max, uploads)
+        return max(1, min(math.floor(self._schedule(t)), most))
+
+    def _schedule(self, t: int) -> float:
+        """Return ρ_t as Eqs. 5 to 9, schedules (1) to (5), have it."""
+        most, c = self.rho_max, self.schedule_rounds
+        match self.schedule:
+            case "constant":
+                return most
+            case "power":
+                return most * (1 - self.schedule_base**t) + 1
+            case "linear":
+                return most * t / c + 1
+            case "sine":
+                return most * math.sin(math.pi * min(t, c) / (2 * c)) + 1
+            case "arch":
+                return most * math.sin(math.pi * t / c) + 1 if t < c else 1
+
+
+def round(
+    fed: Federation[Options], state: fedavg.State, cohort: Cohort
+) -> fedavg.State:
+    """Algorithm 2, the training phase: S_t is the cohort, C_t what is selected of it."""
+    rows = fed.download(state.w, cohort)
+    rows = fed.train(rows, cohort)
+    rows = fed.upload(rows, cohort)
+    rho = fed.options.rho(cohort.round, len(cohort.clients))
     rows, selected = fed.select(rows, cohort, rho)
-    return State(fed.mean(rows, selected))
+    return fedavg.State(fed.mean(rows, selected))

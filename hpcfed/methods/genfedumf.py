@@ -2,26 +2,24 @@
 server's validation set.
 """
 
-from __future__ import annotations
+from dataclasses import replace
 
-from typing import TYPE_CHECKING, cast
+from hpcfed.methods import fedumf, genfed
+from hpcfed.methods._interface import Cohort, Federation
 
-from hpcfed.federation.selection import SelectionOptions
-from hpcfed.methods import fedumf
-from hpcfed.methods.fedumf import State, global_row, init, personal, welcome
-
-if TYPE_CHECKING:
-    from hpcfed.federation.federation import Cohort, Federation
-
-__all__ = ["Options", "State", "global_row", "init", "personal", "round", "welcome"]
+EXTENDS = fedumf
+VALIDATES = True
 
 
-class Options(SelectionOptions, fedumf.Options):
+class Options(genfed.Options, fedumf.Options):
     pass
 
 
-def round(fed: Federation, state: State, cohort: Cohort) -> State:
-    rows = fed.upload(fedumf.train(fed, state, cohort), cohort)
-    rho = cast(Options, fed.options).keep(cohort.round, len(cohort.clients))
+def round(
+    fed: Federation[Options], state: fedumf.State, cohort: Cohort
+) -> fedumf.State:
+    rows = fedumf.train(fed, state, cohort)
+    rows = fed.upload(rows, cohort)
+    rho = fed.options.rho(cohort.round, len(cohort.clients))
     rows, selected = fed.select(rows, cohort, rho)
-    return State(fed.mean(rows, selected), state.kept)
+    return replace(state, w=fed.mean(rows, selected))

@@ -5,19 +5,12 @@ Read here as training from scratch; the authors' experiments on images start fro
 model that FedAvg has trained.
 """
 
-from __future__ import annotations
+from hpcfed.methods import _partial, fedper
+from hpcfed.methods._interface import Federation
 
-from typing import TYPE_CHECKING
-
-from hpcfed.methods._parts import begin, body_and_head
-from hpcfed.methods.fedper import Options, State, global_row, personal, round, welcome
-
-if TYPE_CHECKING:
-    from hpcfed.federation.federation import Federation
-
-__all__ = ["Options", "State", "global_row", "init", "personal", "round", "welcome"]
+EXTENDS = fedper
 
 
-def init(fed: Federation) -> State:
-    _, head = body_and_head(fed)
-    return begin(fed, shared=head)
+def init(fed: Federation[_partial.Options]) -> _partial.State:
+    _, head = _partial.body_and_head(fed)
+    return _partial.begin(fed, shared=head)

@@ -2,21 +2,17 @@
 communicates.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from hpcfed import config
-from hpcfed.methods import OWNED
-
-if TYPE_CHECKING:
-    import numpy as np
-    from torch import Tensor
-
-    from hpcfed.federation.federation import Cohort, Federation
-
-__all__ = ["Options", "State", "global_row", "init", "personal", "round", "welcome"]
+from hpcfed.methods._interface import (
+    IN_PLACE,
+    OWNED,
+    Cohort,
+    Federation,
+    Positions,
+    Tensor,
+)
 
 
 class Options(config.Options):
@@ -25,7 +21,7 @@ class Options(config.Options):
 
 @dataclass(frozen=True)
 class State:
-    rows: Tensor = field(metadata=OWNED)
+    rows: Tensor = field(metadata=OWNED | IN_PLACE)
     """Every client's own row."""
 
 
@@ -34,15 +30,13 @@ def init(fed: Federation) -> State:
 
 
 def round(fed: Federation, state: State, cohort: Cohort) -> State:
-    # In place: all clients' rows may fill half of the memory.
     before = state.rows[cohort.here]
-    state.rows[cohort.here] = fed.revert_diverged(
-        fed.train(before, cohort), before, cohort
-    )
+    rows = fed.train(before, cohort)
+    state.rows[cohort.here] = fed.revert_diverged(rows, before, cohort)
     return state
 
 
-def personal(fed: Federation, state: State, clients: np.ndarray) -> Tensor:
+def personal(fed: Federation, state: State, clients: Positions) -> Tensor:
     return state.rows[clients]
 
 
@@ -51,4 +45,5 @@ def global_row(state: State) -> None:
 
 
 def welcome(fed: Federation, state: State, cohort: Cohort) -> Tensor:
+    # Nobody sends it: a client that never communicates makes the row itself.
     return fed.initial_row().expand(len(cohort.here), -1)

@@ -5,22 +5,15 @@ As GENE-FL's paper counts it: one convolution of each of ResNet-18's four stages
 one it does not say; read here as the last.
 """
 
-from __future__ import annotations
+from hpcfed.methods import _clusters, clustered_fedavg
+from hpcfed.methods._interface import Federation
 
-from typing import TYPE_CHECKING, cast
-
-from hpcfed.methods._clusters import NamedLayers, State, begin
-from hpcfed.methods.clustered_fedavg import global_row, personal, round, welcome
-
-if TYPE_CHECKING:
-    from hpcfed.federation.federation import Federation
-
-__all__ = ["Options", "State", "global_row", "init", "personal", "round", "welcome"]
+EXTENDS = clustered_fedavg
 
 
-class Options(NamedLayers):
+class Options(_clusters.NamedLayers):
     usual = "layer1.1.conv2,layer2.1.conv2,layer3.1.conv2,layer4.1.conv2"
 
 
-def init(fed: Federation) -> State:
-    return begin(fed, shared=fed.layout.mask(cast(NamedLayers, fed.options).names))
+def init(fed: Federation[_clusters.NamedLayers]) -> _clusters.State:
+    return _clusters.begin(fed, shared=fed.layout.mask(fed.options.names))

@@ -11,28 +11,21 @@ differentiates for its own clients. --epochs, --lr and the like are for new clie
 alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Literal, cast
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from hpcfed import config
 from hpcfed.config import RunConfig, Switch, option
+from hpcfed.methods._interface import IN_PLACE, Cohort, Federation, Positions, Tensor
 
 if TYPE_CHECKING:
-    import numpy as np
-    from torch import Tensor
-
-    from hpcfed.clients.engine import Sgd
-    from hpcfed.federation.federation import Cohort, Federation
+    from hpcfed.clients.job import Sgd
     from hpcfed.models.hypernetwork import Hypernetwork
-
-__all__ = ["Options", "State", "global_row", "init", "personal", "round", "welcome"]
 
 
 class Options(config.Options):
-    averages = False  # but for running statistics
+    averages = False  # only running statistics are averaged
     trains_by: ClassVar[Mapping[str, str]] = {
         "epochs": "inner_steps",
         "batch_size": "inner_batch",
@@ -87,51 +80,54 @@ class Options(config.Options):
 
 @dataclass(frozen=True)
 class State:
-    phi: Tensor
-    """Embeddings and hypernetwork."""
-    velocity: Tensor
-    """Of φ's momentum."""
+    phi: Tensor = field(metadata=IN_PLACE)
+    """φ: all clients' embeddings, and the hypernetwork."""
+    velocity: Tensor = field(metadata=IN_PLACE)
+    """The momentum of φ."""
     statistics: Tensor
     """Running statistics of batch norm, which all clients share."""
 
 
-def init(fed: Federation) -> State:
+def init(fed: Federation[Options]) -> State:
     row, net = fed.initial_row(), _hypernetwork(fed)
     phi = row.new_tensor(net.first(fed.generator("hypernetwork")))
     return State(phi, phi.new_zeros(phi.shape), row[net.outputs :])
 
 
-def round(fed: Federation, state: State, cohort: Cohort) -> State:
-    options, net = cast(Options, fed.options), _hypernetwork(fed)
+def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
+    options, net = fed.options, _hypernetwork(fed)
     theta = fed.download(personal(fed, state, cohort.here), cohort)
-    trained = fed.upload(fed.train(theta, cohort, sgd=_inner(options)), cohort)
+    trained = fed.train(theta, cohort, sgd=_inner(options))
+    trained = fed.upload(trained, cohort)
+
     with fed.timed("server"):
-        delta = (theta - fed.revert_diverged(trained, theta, cohort))[:, : net.outputs]
+        finite = fed.revert_diverged(trained, theta, cohort)
+        delta = (theta - finite)[:, : net.outputs]
+        # (∂θᵢ/∂φ)ᵀ Δᵢ, summed over this rank's clients.
         gradient = net.gradient(state.phi, _ids(fed, cohort.here), delta)
     gradient = fed.sum(gradient)
-    left_out = int(fed.sum(gradient.new_tensor(len(cohort.log.excluded))))
-    if left_out == len(cohort.clients):
+    excluded = fed.sum(gradient.new_tensor(len(cohort.log.excluded)))
+    finite_updates = len(cohort.clients) - int(excluded)
+    if not finite_updates:
         raise ArithmeticError(f"no update of round {cohort.round + 1} is finite")
+
     with fed.timed("server"):
         if options.hn_combine == "mean":
-            gradient /= len(cohort.clients) - left_out
-        _step(
-            options, state.phi[None], gradient[None], state.velocity[None]
-        )  # in place: φ is a hundred rows large
-    return replace(state, statistics=fed.mean(trained[:, net.outputs :], cohort))
+            gradient /= finite_updates
+        _step(options, state.phi[None], gradient[None], state.velocity[None])
+    statistics = fed.mean(trained[:, net.outputs :], cohort)
+    return replace(state, statistics=statistics)
 
 
-def personal(fed: Federation, state: State, clients: np.ndarray) -> Tensor:
-    rows = _rows(
-        fed, state, _hypernetwork(fed).embeddings(state.phi, _ids(fed, clients))
-    )
-    # Evaluation asks for them, too: after the last round no client would complain of
-    # them.
+def personal(fed: Federation[Options], state: State, clients: Positions) -> Tensor:
+    net = _hypernetwork(fed)
+    rows = _rows(fed, state, net.embeddings(state.phi, _ids(fed, clients)))
+    # Evaluation calls this, too: after the last round no update would tell that φ has
+    # diverged.
     if not bool(rows.isfinite().all()):
-        lr = cast(Options, fed.options).hn_lr
         raise ArithmeticError(
             "the hypernetwork has diverged: its rows are not finite in round "
-            f"{fed.round + 1}; try --hn-lr below {lr:g}"
+            f"{fed.round + 1}; try --hn-lr below {fed.options.hn_lr:g}"
         )
     return rows
 
@@ -140,81 +136,75 @@ def global_row(state: State) -> None:
     return None
 
 
-def welcome(fed: Federation, state: State, cohort: Cohort) -> Tensor:
-    """Rows of new embeddings, trained as in rounds while the rest of φ is frozen."""
-    options, net = cast(Options, fed.options), _hypernetwork(fed)
-    drawn = fed.generator("new embeddings").standard_normal(
-        (len(fed.sizes), net.embedding)
-    )
+def welcome(fed: Federation[Options], state: State, cohort: Cohort) -> Tensor:
+    """Return rows of new embeddings, trained as in rounds while the rest of φ is
+    frozen.
+    """
+    options, net = fed.options, _hypernetwork(fed)
+    generator = fed.generator("new embeddings")
+    drawn = generator.standard_normal((len(fed.sizes), net.embedding))
     embeddings = state.phi.new_tensor(drawn[fed.clients[cohort.here]])
     velocity = embeddings.new_zeros(embeddings.shape)
     for number in range(options.welcome_rounds):
         theta = fed.greet(_rows(fed, state, embeddings), cohort)
         trained = fed.finetune(theta, cohort.here, sgd=_inner(options), phase=number)
-        gradient = net.embedding_gradient(
-            state.phi, embeddings, (theta - trained)[:, : net.outputs]
-        )
+        delta = (theta - trained)[:, : net.outputs]
+        gradient = net.embedding_gradient(state.phi, embeddings, delta)
         _step(options, embeddings, gradient, velocity)
     return fed.greet(_rows(fed, state, embeddings), cohort)
 
 
-def _hypernetwork(fed: Federation) -> Hypernetwork:
+def _hypernetwork(fed: Federation[Options]) -> "Hypernetwork":
     from hpcfed.models.hypernetwork import Hypernetwork
 
-    options, clients = (
-        cast(Options, fed.options),
-        fed.config.clients,
-    )  # not those that join later
-    embedding = options.hn_embedding or int(1 + clients / 4)
+    options = fed.options
+    clients = fed.config.clients  # clients that join later have no embedding in φ
     return Hypernetwork(
         clients,
-        embedding,
+        options.hn_embedding or int(1 + clients / 4),
         options.hn_hidden,
         options.hn_layers,
         fed.layout.num_parameters,
     )
 
 
-def _rows(fed: Federation, state: State, embeddings: Tensor) -> Tensor:
+def _rows(fed: Federation[Options], state: State, embeddings: Tensor) -> Tensor:
+    """Return h(v; φ) for each embedding v, with the shared running statistics."""
     import torch
 
     with fed.timed("server"):
         generated = _hypernetwork(fed).rows(state.phi, embeddings)
-        return torch.cat(
-            [generated, state.statistics.expand(len(generated), -1)], dim=1
-        )
+        statistics = state.statistics.expand(len(generated), -1)
+        return torch.cat([generated, statistics], dim=1)
 
 
-def _ids(fed: Federation, clients: np.ndarray) -> Tensor:
+def _ids(fed: Federation[Options], clients: Positions) -> Tensor:
     from hpcfed.runtime.device import on_device
 
     return on_device(fed.clients[clients], fed.device)
 
 
-def _inner(o: Options) -> Sgd:
-    """A client's SGD, by steps."""
-    from hpcfed.clients.engine import Sgd
+def _inner(options: Options) -> "Sgd":
+    """Return a client's SGD, which counts steps in place of epochs."""
+    from hpcfed.clients.job import Sgd
 
     return Sgd(
-        0,
-        o.inner_batch,
-        o.inner_lr,
-        o.inner_momentum,
-        o.inner_decay,
-        o.inner_clip,
-        steps=o.inner_steps,
+        epochs=0,
+        batch_size=options.inner_batch,
+        lr=options.inner_lr,
+        momentum=options.inner_momentum,
+        weight_decay=options.inner_decay,
+        clip=options.inner_clip,
+        steps=options.inner_steps,
     )
 
 
-def _step(o: Options, phi: Tensor, gradient: Tensor, velocity: Tensor) -> None:
-    """One step of the server's SGD, in place, on rows that are clipped each by itself."""
+def _step(options: Options, phi: Tensor, gradient: Tensor, velocity: Tensor) -> None:
+    """Take one step of the server's SGD, in place, on rows that are clipped each by
+    itself.
+    """
     from hpcfed.kernels.sgd import Rule, descend
 
-    descend(
-        phi,
-        gradient,
-        velocity,
-        None,
-        phi.new_full((), o.hn_lr),
-        Rule(o.hn_momentum, o.hn_decay, o.hn_clip),
-    )
+    rule = Rule(options.hn_momentum, options.hn_decay, options.hn_clip)
+    lr = phi.new_full((), options.hn_lr)
+    descend(phi, gradient, velocity, None, lr, rule)

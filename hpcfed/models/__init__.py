@@ -34,8 +34,9 @@ class ConvNet:
     @property
     def layer_names(self) -> tuple[str, ...]:
         """Convolutions and linear layers in their order."""
-        convs = [f"conv{number}" for number in range(1, len(self.convs) + 1)]
-        hidden = [f"fc{number}" for number in range(1, len(self.hidden) + 1)]
+        # As `networks` names them, counted from 1.
+        convs = [f"conv{i}" for i, _ in enumerate(self.convs, 1)]
+        hidden = [f"fc{i}" for i, _ in enumerate(self.hidden, 1)]
         return (*convs, *hidden, "head")
 
     @property

@@ -15,12 +15,11 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Hypernetwork:
-    """Its structure; all that it learns, the clients' embeddings included, is one flat
-    tensor φ.
+    """Its structure; all trainable numbers, embeddings included, are one flat tensor φ.
 
     A linear layer brings an embedding to the hidden width, `layers` times a ReLU and a
     linear layer follow, and a last linear layer makes the row. That layer is a linear
-    head for each tensor of the network, side by side.
+    head for each tensor of the client's network, side by side.
     """
 
     clients: int
@@ -32,59 +31,71 @@ class Hypernetwork:
     @cached_property
     def _shapes(self) -> list[tuple[int, ...]]:
         """The embeddings, then weight and bias of every layer."""
-        widths = (self.embedding, *(self.hidden,) * (self.layers + 1), self.outputs)
-        linear = [
-            shape
-            for inputs, outputs in pairwise(widths)
-            for shape in ((outputs, inputs), (outputs,))
-        ]
-        return [(self.clients, self.embedding), *linear]
+        hidden = [self.hidden] * (self.layers + 1)
+        widths = [self.embedding, *hidden, self.outputs]
+        shapes: list[tuple[int, ...]] = []
+        shapes.append((self.clients, self.embedding))
+        # As torch stores a linear layer: [outputs, inputs].
+        for inputs, outputs in pairwise(widths):
+            shapes += [(outputs, inputs), (outputs,)]
+        return shapes
 
     def first(self, rng: np.random.Generator) -> np.ndarray:
-        """A random φ, as torch would draw it: normal embeddings, and layers uniform
-        within ±1/√inputs.
-        """
+        """Draw a φ as torch would: normal embeddings, layers uniform within ±1/√inputs."""
+        # Drawn in the order of φ; another order would change every recorded seed.
         _, *linear = self._shapes
-        parts = [rng.standard_normal(self.clients * self.embedding)]
-        for weight, bias in zip(linear[::2], linear[1::2], strict=True):
+        drawn = [rng.standard_normal(self.clients * self.embedding)]
+        weights = linear[::2]
+        biases = linear[1::2]
+        for weight, bias in zip(weights, biases, strict=True):
             bound = weight[1] ** -0.5
-            parts += [
-                rng.uniform(-bound, bound, prod(shape)) for shape in (weight, bias)
-            ]
-        return np.concatenate(parts)
+            drawn.append(rng.uniform(-bound, bound, prod(weight)))
+            drawn.append(rng.uniform(-bound, bound, prod(bias)))
+        return np.concatenate(drawn)
 
     def embeddings(self, phi: Tensor, clients: Tensor) -> Tensor:
+        """Return the embeddings of these clients."""
         return self._tensors(phi)[0][clients]
 
     def rows(self, phi: Tensor, embeddings: Tensor) -> Tensor:
-        """Rows [embeddings, outputs]."""
+        """Return rows [embeddings, outputs]."""
         return _forward(self._tensors(phi)[1:], embeddings)
 
     def gradient(self, phi: Tensor, clients: Tensor, change: Tensor) -> Tensor:
-        """The vector-Jacobian product Σ (∂rowᵢ/∂φ)ᵀ changeᵢ over clients, as flat as φ."""
+        """Return the vector-Jacobian product Σ (∂rowᵢ/∂φ)ᵀ changeᵢ over clients.
+
+        It is as flat as φ.
+        """
+        # Leaves of their own, so that φ itself keeps no graph.
         tensors = [tensor.requires_grad_() for tensor in self._tensors(phi.detach())]
         rows = _forward(tensors[1:], tensors[0][clients])
-        return torch.cat(
-            [part.flatten() for part in torch.autograd.grad(rows, tensors, change)]
-        )
+        gradients = torch.autograd.grad(rows, tensors, change)
+        return torch.cat([gradient.flatten() for gradient in gradients])
 
     def embedding_gradient(
         self, phi: Tensor, embeddings: Tensor, change: Tensor
     ) -> Tensor:
-        """The same for each embedding by itself, with the rest of φ as it is."""
+        """Return (∂rowᵢ/∂embeddingᵢ)ᵀ changeᵢ of each embedding; φ stays as it is."""
         leaves = embeddings.detach().requires_grad_()
-        (gradient,) = torch.autograd.grad(self.rows(phi, leaves), leaves, change)
+        rows = self.rows(phi, leaves)
+        (gradient,) = torch.autograd.grad(rows, leaves, change)
         return gradient
 
     def _tensors(self, phi: Tensor) -> list[Tensor]:
-        parts = phi.split([prod(shape) for shape in self._shapes])
-        return [
-            part.view(shape) for part, shape in zip(parts, self._shapes, strict=True)
-        ]
+        """Return φ as views: the embeddings, then weight and bias of every layer."""
+        pieces = phi.split([prod(shape) for shape in self._shapes])
+        tensors = []
+        for piece, shape in zip(pieces, self._shapes, strict=True):
+            tensors.append(piece.view(shape))
+        return tensors
 
 
 def _forward(layers: list[Tensor], x: Tensor) -> Tensor:
+    """Pass embeddings through weights and biases, which alternate in `layers`."""
     x = F.linear(x, *layers[:2])
-    for weight, bias in zip(layers[2:-2:2], layers[3:-2:2], strict=True):
+    weights = layers[2:-2:2]
+    biases = layers[3:-2:2]
+    for weight, bias in zip(weights, biases, strict=True):
         x = F.linear(x.relu(), weight, bias)
+    # No ReLU before the last layer: its heads are linear in the features.
     return F.linear(x, *layers[-2:])

@@ -1,11 +1,11 @@
 """The layout: which columns of a federation's matrix hold which tensor of the network.
 
 Parameters come first, in the network's own order, then the running statistics of batch
-norm; so the columns that gradients touch are `rows[:, :layout.num_parameters]`.
+norm. So the columns that gradients touch are `rows[:, :layout.num_parameters]`.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, pairwise
 from math import prod
@@ -29,6 +29,11 @@ class Entry:
         """The module that owns the tensor: `conv1` for `conv1.weight`."""
         return self.name.rpartition(".")[0]
 
+    @property
+    def is_matrix(self) -> bool:
+        """Whether this is the weight of a convolution or linear layer."""
+        return len(self.shape) > 1
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -38,20 +43,23 @@ class Layout:
 
     @classmethod
     def of(cls, network: nn.Module) -> "Layout":
-        statistics = {
-            name: b for name, b in network.named_buffers() if b.is_floating_point()
-        }
-        tensors: list[tuple[str, Tensor, bool]] = [
-            (name, p, True) for name, p in network.named_parameters()
-        ]
-        tensors += [(name, b, False) for name, b in statistics.items()]
-        entries, start = [], 0
+        tensors: list[tuple[str, Tensor, bool]] = []
+        for name, parameter in network.named_parameters():
+            tensors.append((name, parameter, True))
+        for name, buffer in network.named_buffers():
+            # Batch norm also counts its batches, in an integer that nobody averages.
+            if buffer.is_floating_point():
+                tensors.append((name, buffer, False))
+        entries = []
+        start = 0
         for name, tensor, trainable in tensors:
             stop = start + tensor.numel()
-            entries.append(Entry(name, tuple(tensor.shape), start, stop, trainable))
+            shape = tuple(tensor.shape)
+            entries.append(Entry(name, shape, start, stop, trainable))
             start = stop
-        head = [e.layer for e in entries if e.trainable][-1]
-        return cls(tuple(entries), head)
+        # Statistics come last, but the head is the last layer with parameters.
+        trainable_entries = [e for e in entries if e.trainable]
+        return cls(tuple(entries), head=trainable_entries[-1].layer)
 
     @property
     def num_columns(self) -> int:
@@ -69,51 +77,57 @@ class Layout:
     @cached_property
     def blocks(self) -> tuple[tuple[str, ...], ...]:
         """Convolutions and linear layers, each with the batch norm that follows it."""
-        weighty = {e.layer for e in self.entries if len(e.shape) > 1}
-        places = [place for place, layer in enumerate(self.layers) if layer in weighty]
-        return tuple(
-            self.layers[start:stop]
-            for start, stop in pairwise([*places, len(self.layers)])
-        )
+        # A batch norm has no matrix, so it joins the block before it.
+        with_weights = {e.layer for e in self.entries if e.is_matrix}
+        layers = self.layers
+        starts = [i for i, layer in enumerate(layers) if layer in with_weights]
+        bounds = pairwise([*starts, len(layers)])
+        return tuple(layers[start:stop] for start, stop in bounds)
 
     @cached_property
     def block_of(self) -> Tensor:
         """The number of the block that every column belongs to."""
-        number = {
-            layer: block for block, layers in enumerate(self.blocks) for layer in layers
-        }
-        return torch.cat(
-            [torch.full((prod(e.shape),), number[e.layer]) for e in self.entries]
-        )
+        number = {}
+        for block, layers in enumerate(self.blocks):
+            number.update(dict.fromkeys(layers, block))
+        block_of = torch.empty(self.num_columns, dtype=torch.int64)
+        for e in self.entries:
+            block_of[e.start : e.stop] = number[e.layer]
+        return block_of
 
     @property
     def block_spans(self) -> list[tuple[int, int]]:
-        """Where each block begins and ends among the parameters, which follow block by
-        block.
-        """
-        return _block_spans(self.blocks, self.entries, self.num_parameters)
+        """Where each block starts and stops among the parameters."""
+        return block_spans(self.blocks, self.entries, self.num_parameters)
 
     def last(self, count: int) -> tuple[str, ...]:
-        """The layers of the last so many blocks."""
-        assert count <= len(self.blocks), f"{count} of {len(self.blocks)} layers"
-        return tuple(chain(*self.blocks[len(self.blocks) - count :]))
+        """Return the layers of the last `count` blocks."""
+        num_blocks = len(self.blocks)
+        assert count <= num_blocks, f"{count} of {num_blocks} layers"
+        # Not [-count:], which would be all of them for 0.
+        last_blocks = self.blocks[num_blocks - count :]
+        return tuple(chain(*last_blocks))
 
     def row(self, network: nn.Module, *, dtype: torch.dtype = torch.float32) -> Tensor:
-        """The network's tensors as one row."""
+        """Return the network's tensors as one row."""
+        # Without the counter of batch norm, which has no entry.
         tensors = network.state_dict()
-        return torch.cat(
-            [tensors[e.name].detach().flatten().to(dtype) for e in self.entries]
-        )
+        pieces = []
+        for e in self.entries:
+            tensor = tensors[e.name].detach()
+            pieces.append(tensor.flatten().to(dtype))
+        return torch.cat(pieces)
 
     def views(self, rows: Tensor) -> dict[str, Tensor]:
-        """Every tensor as a view [clients, *shape] of the rows."""
-        return {
-            e.name: rows[:, e.start : e.stop].unflatten(1, e.shape)
-            for e in self.entries
-        }
+        """Return every tensor as a view [clients, *shape] of the rows."""
+        named = {}
+        for e in self.entries:
+            columns = rows[:, e.start : e.stop]
+            named[e.name] = columns.unflatten(1, e.shape)
+        return named
 
     def mask(self, layers: Iterable[str]) -> Tensor:
-        """True at the columns of these layers."""
+        """Return booleans per column, True at the columns of these layers."""
         wanted = set(layers)
         unknown = wanted - set(self.layers)
         assert not unknown, f"no such layers: {sorted(unknown)}"
@@ -123,94 +137,16 @@ class Layout:
         return mask
 
 
-def _block_spans(
+def block_spans(
     blocks: Iterable[Sequence[str]], entries: Iterable[Entry], width: int
 ) -> list[tuple[int, int]]:
-    first = {block[0] for block in blocks}
-    starts = [e.start for e in entries if e.layer in first and len(e.shape) > 1]
-    return list(pairwise([*starts, width]))
+    """Return start and stop of each block among `width` columns of parameters.
 
-
-Work = tuple[Tensor, Tensor]
-"""Parameters and running statistics of rows at work."""
-
-
-class Workplace:
-    """The same rows as the kernels like them: every tensor aligned, and weights of
-    convolutions channels-last.
-
-    Parameters and running statistics are matrices of their own. Columns without meaning
-    may lie between the tensors; they are zero at first, and stay so as long as a row is
-    finite. On the CPU tensors lie as in the plain rows.
+    Parameters follow block by block, each block beginning with a weight.
     """
-
-    def __init__(self, layout: Layout, device: torch.device) -> None:
-        self.plain = layout
-        self._channels_last = device.type == "cuda"
-        align = 4 if self._channels_last else 1  # floats: 16 bytes
-        self.widths = [0, 0]
-        """Columns of the two matrices."""
-        self.entries = []
-        for e in layout.entries:
-            part = int(not e.trainable)
-            start, stop = self.widths[part], self.widths[part] + prod(e.shape)
-            self.entries.append(replace(e, start=start, stop=stop))
-            self.widths[part] = -(-stop // align) * align
-
-    @property
-    def padded(self) -> bool:
-        """Whether parameters have columns without meaning between them."""
-        return self.widths[0] > self.plain.num_parameters
-
-    @property
-    def block_spans(self) -> list[tuple[int, int]]:
-        """As the layout's, here; a block ends with the columns without meaning that
-        follow it.
-        """
-        return _block_spans(self.plain.blocks, self.entries, self.widths[0])
-
-    def new(self, clients: int, like: Tensor) -> Work:
-        """Both matrices, all zero."""
-        parameters, statistics = (
-            like.new_zeros(clients, width) for width in self.widths
-        )
-        return parameters, statistics
-
-    def view(self, matrix: Tensor, e: Entry) -> Tensor:
-        """One tensor as a view [clients, *shape] of the matrix that holds it."""
-        columns = matrix[:, e.start : e.stop]
-        if self._channels_last and len(e.shape) == 4:
-            outputs, inputs, height, width = e.shape
-            return columns.unflatten(1, (outputs, height, width, inputs)).permute(
-                0, 1, 4, 2, 3
-            )
-        return columns.unflatten(1, e.shape)
-
-    def views(self, parameters: Tensor, statistics: Tensor) -> dict[str, Tensor]:
-        """Every tensor by name."""
-        return {
-            e.name: self.view(parameters if e.trainable else statistics, e)
-            for e in self.entries
-        }
-
-    def load(self, rows: Tensor, work: Work) -> None:
-        """Brings plain rows to the workplace."""
-        for there, here in self._pairs(rows, *work):
-            here.copy_(there)
-
-    def store(self, work: Work, rows: Tensor) -> None:
-        """And back."""
-        for there, here in self._pairs(rows, *work):
-            there.copy_(here)
-
-    def _pairs(
-        self, rows: Tensor, parameters: Tensor, statistics: Tensor
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        if not self._channels_last:
-            yield rows[:, : self.widths[0]], parameters
-            if self.widths[1]:
-                yield rows[:, self.widths[0] :], statistics
-            return
-        for plain, e in zip(self.plain.entries, self.entries, strict=True):
-            there = rows[:, plain.start : plain.stop].unflatten(1, plain.shape)
-            yield there, self.view(parameters if e.trainable else statistics, e)
+    first_layers = {block[0] for block in blocks}
+    starts = []
+    for e in entries:
+        if e.is_matrix and e.layer in first_layers:
+            starts.append(e.start)
+    return list(pairwise([*starts, width]))

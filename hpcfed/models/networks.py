@@ -19,6 +19,8 @@ def build(name: str, *, shape: Shape, classes: int, seed: int) -> nn.Module:
         raise unknown("model", name, MODELS)
     structure = MODELS[name].structure
     with torch.random.fork_rng(devices=[]):
+        # torch's own initialisation, under a seed of its own and without a trace in
+        # the global generator.
         draw = randomness.generator(seed, "initial weights").integers(2**62)
         torch.manual_seed(int(draw))
         if isinstance(structure, ConvNet):
@@ -43,8 +45,9 @@ def _conv_net(structure: ConvNet, shape: Shape, classes: int) -> nn.Sequential:
             layers[f"bn{i}"] = nn.BatchNorm2d(conv.channels)
         layers[f"act{i}"] = activation()
         channels = conv.channels
-        height += 2 * conv.padding - conv.kernel + 1
-        width += 2 * conv.padding - conv.kernel + 1
+        grow = 2 * conv.padding - conv.kernel + 1
+        height += grow
+        width += grow
         if conv.pool:
             layers[f"pool{i}"] = nn.MaxPool2d(2)
             height //= 2

@@ -3,49 +3,34 @@ weights.
 
 Clients are folded into the batch dimension, client by client: activations are [clients
 · slots, …]. Everything that treats samples alike (activations, pooling, flatten,
-residual sums) is then right as it stands, so any torch module made of the layers below
-can be stacked; only layers with weights, batch norm and dropout must know whose sample
-is whose. A stack of one client runs torch's own kernels, so a large network pays
-nothing for being stackable.
+residual sums) is then right as it stands. Only layers with weights, batch norm and
+dropout must know whose sample is whose; `stacked_layers` has those. So any torch module
+made of such layers can be stacked. A stack of one client runs torch's own kernels, so a
+large network pays nothing for being stackable.
 """
 
 import copy
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hpcfed.kernels import convolution, cuda, dropout, linear
-from hpcfed.runtime import randomness
-
-
-@dataclass
-class Batch:
-    """What layers need to know of the batch that is passing through."""
-
-    num_clients: int = 1
-    valid: Tensor | None = None
-    """[clients, slots], True where a slot holds a sample; None when all do."""
-    keys: Tensor | None = None
-    """[random layers, clients] keys of this step's random numbers; None outside of
-    training.
-    """
-    sinks: dict[str, Tensor] = field(default_factory=dict)
-    """Where gradients of named tensors belong. A layer may take its own out and write
-    them there itself.
-    """
-    updates: dict[str, linear.Update] = field(default_factory=dict)
-    """How named weights update themselves, those that do."""
-    branch: cuda.Branch = field(default_factory=cuda.Branch)
-    """For gradients that go to sinks."""
+from hpcfed.kernels import linear
+from hpcfed.models.stacked_layers import (
+    STACKED_LAYERS,
+    Batch,
+    StackedBatchNorm2d,
+    StackedConv2d,
+    StackedDropout,
+    StackedLinear,
+)
 
 
 class StackedNetwork:
-    """The network with its weighty layers exchanged for stacked ones."""
+    """A network whose layers with weights or random numbers are replaced by stacked
+    ones.
+    """
 
     def __init__(self, network: nn.Module, *, bf16: bool = False) -> None:
         self._bf16 = bf16
@@ -53,13 +38,11 @@ class StackedNetwork:
         self._network = _stacked(
             copy.deepcopy(network), self._batch, "", itertools.count()
         )
-        self.random_layers = sum(
-            isinstance(module, _Dropout) for module in self._network.modules()
-        )
+        layers = list(self._network.modules())
+        dropouts = [layer for layer in layers if isinstance(layer, StackedDropout)]
+        self.random_layers = len(dropouts)
         """Layers that draw random numbers in training."""
-        self.masked = any(
-            isinstance(module, _BatchNorm2d) for module in self._network.modules()
-        )
+        self.masked = any(isinstance(layer, StackedBatchNorm2d) for layer in layers)
         """Whether it must know which slots hold samples."""
 
     def __call__(
@@ -73,8 +56,7 @@ class StackedNetwork:
         sinks: dict[str, Tensor] | None = None,
         updates: dict[str, linear.Update] | None = None,
     ) -> Tensor:
-        """Forward pass of [clients · slots, …] with tensors [clients, …], as
-        `Layout.views` gives them.
+        """Pass [clients · slots, …] forward through tensors [clients, …].
 
         Gradients of a tensor may be written to its sink, in the shape of the tensor,
         instead of new memory; they are there after `join`. Weights named in `updates`
@@ -82,352 +64,109 @@ class StackedNetwork:
         """
         batch = self._batch
         batch.num_clients = len(next(iter(tensors.values())))
-        batch.valid, batch.keys, batch.sinks, batch.updates = (
-            valid,
-            keys,
-            dict(sinks or {}),
-            updates or {},
-        )
+        batch.valid = valid
+        batch.keys = keys
+        batch.sinks = dict(sinks or {})  # a copy: layers take their sinks out
+        batch.updates = updates or {}
+        # Walks over all modules, so only where something changes.
         if self._network.training != training:
             self._network.train(training)
-        with torch.autocast(
-            x.device.type,
-            torch.bfloat16,
-            enabled=self._bf16 and x.is_cuda and batch.num_clients == 1,
-        ):
-            return torch.func.functional_call(self._network, tensors, (x,)).to(x.dtype)
+        # Our own kernels, for several clients, know no bfloat16.
+        autocast = self._bf16 and x.is_cuda and batch.num_clients == 1
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=autocast):
+            y: Tensor = torch.func.functional_call(self._network, tensors, (x,))
+            return y.to(x.dtype)
 
     def updating(self, tensors: dict[str, Tensor], slots: int) -> list[str]:
-        """Names of the weights that should update themselves in a step; never those of
-        the first layer.
+        """Return the weights that should update themselves in a step.
+
+        Never those of the first layer: its input needs no gradient, which is what the
+        update is made together with.
         """
-        layers = [
-            module
-            for module in self._network.modules()
-            if isinstance(module, _Conv2d | _Linear)
-        ]
-        names = [
-            layer.name + "weight" for layer in layers[1:] if isinstance(layer, _Linear)
-        ]
         several = len(next(iter(tensors.values()))) > 1
-        return [
-            name
-            for name in names
-            if several and linear.updates_itself(tensors[name], slots)
-        ]
+        if not several:
+            return []
+        layers = []
+        for module in self._network.modules():
+            if isinstance(module, StackedConv2d | StackedLinear):
+                layers.append(module)
+        names = []
+        for layer in layers[1:]:
+            name = layer.name + "weight"
+            if isinstance(layer, StackedLinear) and linear.updates_itself(
+                tensors[name], slots
+            ):
+                names.append(name)
+        return names
 
     def join(self) -> None:
+        """Wait for gradients that go to sinks."""
         self._batch.branch.join()
 
 
 def _stacked(
     module: nn.Module, batch: Batch, name: str, numbers: Iterator[int]
 ) -> nn.Module:
-    for plain, layer in _LAYERS.items():
-        if type(module) is plain:
-            return layer(module, batch, name, numbers)
-    own = [
-        name
-        for name, _ in (
-            *module.named_parameters(recurse=False),
-            *module.named_buffers(recurse=False),
-        )
-    ]
-    if own:
-        known = ", ".join(plain.__name__ for plain in _LAYERS)
+    """Replace a module, or all layers in it, by stacked ones.
+
+    `name` is the prefix of its tensors' names; `numbers` count random layers.
+    """
+    # By exact type: a subclass may compute something else.
+    stacked_layer = STACKED_LAYERS.get(type(module))
+    if stacked_layer is not None:
+        return stacked_layer(module, batch, name, numbers)
+    parameters = module.named_parameters(recurse=False)
+    buffers = module.named_buffers(recurse=False)
+    # Tensors outside of known layers would be shared by all clients, silently.
+    tensors = [tensor_name for tensor_name, _ in (*parameters, *buffers)]
+    if tensors:
+        known = ", ".join(plain.__name__ for plain in STACKED_LAYERS)
         raise TypeError(
-            f"{type(module).__name__} has tensors of its own ({', '.join(own)}); "
+            f"{type(module).__name__} has tensors of its own ({', '.join(tensors)}); "
             f"layers that stack: {known}"
         )
-    for own_name, child in module.named_children():
-        setattr(module, own_name, _stacked(child, batch, f"{name}{own_name}.", numbers))
+    for child_name, child in module.named_children():
+        stacked_child = _stacked(child, batch, f"{name}{child_name}.", numbers)
+        setattr(module, child_name, stacked_child)
     if isinstance(module, nn.Sequential):
-        _join(module)
+        _fuse(module)
     return module
 
 
-def _join(layers: nn.Sequential) -> None:
-    """Lets a convolution do the activation and the pooling that follow it."""
+def _fuse(layers: nn.Sequential) -> None:
+    """Let convolutions do the activation and the pooling that follow them.
+
+    Our kernel does all three without the convolution's output in memory.
+    """
     names = list(layers._modules)
     for i, name in enumerate(names):
-        layer = layers._modules[name]
-        if not isinstance(layer, _Conv2d):
+        conv = layers._modules[name]
+        if not isinstance(conv, StackedConv2d) or i + 1 == len(names):
             continue
-        rest = [layers._modules[other] for other in names[i + 1 : i + 3]]
-        if rest and isinstance(rest[0], nn.ReLU | nn.LeakyReLU):
-            layer.slope = (
-                rest[0].negative_slope if isinstance(rest[0], nn.LeakyReLU) else 0.0
-            )
-            setattr(layers, names[i + 1], nn.Identity())
-            pool = rest[1] if len(rest) > 1 else None
-            if (
-                isinstance(pool, nn.MaxPool2d)
-                and layer.slope >= 0
-                and _is_plain_pool(pool)
-            ):
-                layer.pool = True
+        activation = layers._modules[names[i + 1]]
+        if isinstance(activation, nn.LeakyReLU):
+            conv.slope = activation.negative_slope
+        elif isinstance(activation, nn.ReLU):
+            conv.slope = 0.0
+        else:
+            continue
+        setattr(layers, names[i + 1], nn.Identity())
+        # The kernel pools before the activation, which must not turn the order around.
+        if i + 2 < len(names) and conv.slope >= 0:
+            pool = layers._modules[names[i + 2]]
+            if isinstance(pool, nn.MaxPool2d) and _is_plain_pool(pool):
+                conv.pool = True
                 setattr(layers, names[i + 2], nn.Identity())
 
 
 def _is_plain_pool(pool: nn.MaxPool2d) -> bool:
+    """Whether the pooling takes 2×2 pixels, every 2 pixels, and nothing else."""
     two = (2, (2, 2))
-    usual = (
-        pool.padding in (0, (0, 0))
-        and pool.dilation in (1, (1, 1))
-        and not pool.ceil_mode
-    )
     return (
         pool.kernel_size in two
         and pool.stride in two
-        and usual
+        and pool.padding in (0, (0, 0))
+        and pool.dilation in (1, (1, 1))
+        and not pool.ceil_mode
         and not pool.return_indices
     )
-
-
-class _Layer(nn.Module):
-    """Holds the plain layer's tensors under the same names; a forward pass sees them
-    with a clients' dimension.
-    """
-
-    weight: Tensor
-    bias: Tensor | None
-    running_mean: Tensor
-    running_var: Tensor
-
-    def __init__(
-        self, plain: nn.Module, batch: Batch, name: str, numbers: Iterator[int]
-    ) -> None:
-        """`numbers` are for layers that draw random numbers, in their order."""
-        super().__init__()
-        self.batch, self.name = batch, name
-        for name, parameter in plain.named_parameters(recurse=False):
-            self.register_parameter(name, parameter)
-        for name, buffer in plain.named_buffers(recurse=False):
-            if buffer.is_floating_point():
-                self.register_buffer(name, buffer)
-        if "bias" not in self._parameters:
-            self.bias = None
-
-    def take_sinks(self) -> tuple[Tensor | None, Tensor | None]:
-        """The sinks of weight and bias; a layer that is used again in the same pass
-        finds none.
-        """
-        return tuple(
-            self.batch.sinks.pop(self.name + own, None) for own in ("weight", "bias")
-        )  # type: ignore[return-value]
-
-
-class _Conv2d(_Layer):
-    slope = 1.0
-    """Of the activation below zero, which this layer applies: 1 for none."""
-    pool = False
-    """Whether this layer ends with max pooling of 2 × 2 pixels."""
-
-    def __init__(
-        self, plain: nn.Conv2d, batch: Batch, name: str, numbers: Iterator[int]
-    ) -> None:
-        super().__init__(plain, batch, name, numbers)
-        if plain.padding_mode != "zeros":
-            raise TypeError(
-                f"Conv2d with padding_mode '{plain.padding_mode}' does not stack; use 'zeros'"
-            )
-        self.groups = plain.groups
-        self.geometry: dict[str, Any] = {
-            "stride": plain.stride,
-            "padding": plain.padding,
-            "dilation": plain.dilation,
-        }
-        kernel, padding = set(plain.kernel_size), set(plain.padding)
-        self.square = (
-            len(kernel) == len(padding) == 1
-            and not isinstance(plain.padding, str)
-            and plain.groups == 1
-        )
-        self.square &= set(plain.stride) == set(plain.dilation) == {1}
-
-    def forward(self, x: Tensor) -> Tensor:
-        layer = self._layer(x)
-        if layer is not None:
-            return convolution.block(
-                x, self.weight, self.bias, layer, self._sink(layer), self.batch.branch
-            )
-        y = self._convolved(x)
-        if self.slope != 1:
-            y = F.relu(y) if self.slope == 0 else F.leaky_relu(y, self.slope)
-        return F.max_pool2d(y, 2) if self.pool else y
-
-    def _layer(self, x: Tensor) -> convolution.Layer | None:
-        """What our own kernels need to know, where they serve: several clients on a
-        GPU, in TensorFloat-32.
-        """
-        clients = self.batch.num_clients
-        if (
-            clients == 1
-            or x.dtype != torch.float32
-            or not self.square
-            or not cuda.available(x.device)
-        ):
-            return None
-        if not torch.backends.cudnn.allow_tf32 or self.weight.stride(2) != 1:
-            return None
-        layer = convolution.Layer(
-            height=x.shape[2],
-            width=x.shape[3],
-            channels=x.shape[1],
-            outputs=self.weight.shape[1],
-            kernel=self.weight.shape[-1],
-            padding=self.geometry["padding"][0],
-            bias=self.bias is not None,
-            slope=self.slope,
-            pool=self.pool,
-        )
-        return (
-            layer
-            if layer.supported(convolution.shared_memory(x.device.index))
-            else None
-        )
-
-    def _sink(self, layer: convolution.Layer) -> Tensor | None:
-        """Weight and bias as one, where they are neighbours."""
-        weight, bias = self.take_sinks()
-        if weight is None or (self.bias is not None and bias is None):
-            return None
-        end = weight.storage_offset() + weight[0].numel()
-        if bias is not None and bias.storage_offset() != end:
-            return None
-        return weight.as_strided((len(weight), layer.columns), (weight.stride(0), 1))
-
-    def _convolved(self, x: Tensor) -> Tensor:
-        n = self.batch.num_clients
-        if n == 1 or not x.is_cuda:
-            # On a CPU one client's batch already fills the convolution, and regrouping
-            # would only copy.
-            biases = [None] * n if self.bias is None else self.bias
-            parts = [
-                F.conv2d(part, weight, bias, groups=self.groups, **self.geometry)
-                for part, weight, bias in zip(
-                    x.chunk(n), self.weight, biases, strict=True
-                )
-            ]
-            return parts[0] if n == 1 else torch.cat(parts)
-        # [clients · slots, channels, …] → [slots, clients · channels, …]: one group of
-        # channels per client
-        grouped = x.unflatten(0, (n, -1)).transpose(0, 1).flatten(1, 2)
-        bias = None if self.bias is None else self.bias.flatten()
-        y = F.conv2d(
-            grouped,
-            self.weight.flatten(0, 1),
-            bias,
-            groups=n * self.groups,
-            **self.geometry,
-        )
-        return y.unflatten(1, (n, -1)).transpose(0, 1).flatten(0, 1)
-
-
-class _Linear(_Layer):
-    def forward(self, x: Tensor) -> Tensor:
-        if self.batch.num_clients == 1:
-            return F.linear(
-                x, self.weight[0], None if self.bias is None else self.bias[0]
-            )
-        x = x.unflatten(0, (self.batch.num_clients, -1))
-        update = self.batch.updates.get(self.name + "weight")
-        y = linear.linear(
-            x,
-            self.weight,
-            self.bias,
-            sinks=self.take_sinks(),
-            update=update,
-            branch=self.batch.branch,
-        )
-        return y.flatten(0, 1)
-
-
-class _BatchNorm2d(_Layer):
-    bias: Tensor
-
-    def __init__(
-        self, plain: nn.BatchNorm2d, batch: Batch, name: str, numbers: Iterator[int]
-    ) -> None:
-        super().__init__(plain, batch, name, numbers)
-        if plain.momentum is None or not plain.track_running_stats or not plain.affine:
-            raise TypeError(
-                "BatchNorm2d stacks only with affine weights, running statistics and a "
-                "fixed momentum"
-            )
-        self.eps, self.momentum = plain.eps, plain.momentum
-
-    def forward(self, x: Tensor) -> Tensor:
-        n, valid = self.batch.num_clients, self.batch.valid
-        alone = (
-            x.shape[0] * x.shape[2] * x.shape[3] == 1
-        )  # torch refuses statistics of one value
-        if n == 1 and valid is None and not (self.training and alone):
-            mean, var = self.running_mean[0], self.running_var[0]
-            return F.batch_norm(
-                x,
-                mean,
-                var,
-                self.weight[0],
-                self.bias[0],
-                self.training,
-                self.momentum,
-                self.eps,
-            )
-        x = x.unflatten(0, (n, -1))
-        if self.training:
-            mean, var = self._statistics(x, valid)
-        else:
-            mean, var = self.running_mean, self.running_var
-        scale = self.weight * torch.rsqrt(var + self.eps)
-        shift = self.bias - mean * scale
-        y = torch.addcmul(
-            shift[:, None, :, None, None], x, scale[:, None, :, None, None]
-        )
-        return y.flatten(0, 1)
-
-    def _statistics(self, x: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Mean and biased variance per client and channel over valid slots; moves the
-        running statistics in place.
-        """
-        pixels = x.shape[3] * x.shape[4]
-        if valid is None:
-            weight = x.new_ones(())
-            count = x.new_full((x.shape[0], 1), x.shape[1] * pixels)
-        else:
-            weight = valid.to(x.dtype)[:, :, None, None, None]
-            count = valid.sum(1, keepdim=True).to(x.dtype) * pixels
-        mean = (x * weight).sum((1, 3, 4)) / count
-        var = ((x - mean[:, None, :, None, None]).square() * weight).sum(
-            (1, 3, 4)
-        ) / count
-        with torch.no_grad():
-            unbiased = var * count / (count - 1).clamp(min=1)
-            self.running_mean.lerp_(mean, self.momentum)
-            self.running_var.lerp_(unbiased, self.momentum)
-        return mean, var
-
-
-class _Dropout(_Layer):
-    def __init__(
-        self, plain: nn.Dropout, batch: Batch, name: str, numbers: Iterator[int]
-    ) -> None:
-        super().__init__(plain, batch, name, numbers)
-        self.p, self.number = plain.p, next(numbers)
-
-    def forward(self, x: Tensor) -> Tensor:
-        if not self.training or self.p == 0 or self.batch.keys is None:
-            return x
-        keys = self.batch.keys[self.number]
-        if cuda.available(x.device) and x.dtype == torch.float32:
-            return dropout.dropout(x, keys, self.p)
-        keep = randomness.uniform(keys, x.numel() // len(keys)).view_as(x) >= self.p
-        return x * keep / (1 - self.p)
-
-
-_LAYERS: dict[type[nn.Module], type[_Layer]] = {
-    nn.Conv2d: _Conv2d,
-    nn.Linear: _Linear,
-    nn.BatchNorm2d: _BatchNorm2d,
-    nn.Dropout: _Dropout,
-}

@@ -33,6 +33,7 @@ class Ceilings:
         target = torch.empty_like(source)
         side = SIDE[device.type]
         matrix = torch.randn(side, side, device=device, dtype=dtype)
+        # "high" means TF32. The run's own arithmetic is put back afterwards.
         before = torch.get_float32_matmul_precision()
         torch.set_float32_matmul_precision("high")
         try:
@@ -41,14 +42,22 @@ class Ceilings:
         finally:
             torch.set_float32_matmul_precision(before)
         # A copy reads and writes; a product adds and multiplies.
-        moved = 2 * source.numel() * source.element_size()
-        return cls(moved / copying, 2 * side**3 / multiplying)
+        moved = 2 * source.nbytes
+        arithmetic = 2 * side**3
+        return cls(
+            bytes_per_second=moved / copying,
+            flops=arithmetic / multiplying,
+        )
 
 
 def _seconds(work: Callable[[], Any], device: torch.device, repeats: int = 7) -> float:
-    """Return the median of some repeats: the first ones choose kernels."""
     cuda = device.type == "cuda"
-    return median(_timed(work, cuda=cuda) for _ in range(repeats))
+    times = []
+    for _ in range(repeats):
+        seconds = _timed(work, cuda=cuda)
+        times.append(seconds)
+    # Not the mean: the first repeats allocate memory and choose kernels.
+    return median(times)
 
 
 def _timed(work: Callable[[], Any], *, cuda: bool) -> float:
@@ -56,6 +65,7 @@ def _timed(work: Callable[[], Any], *, cuda: bool) -> float:
         begin = time.perf_counter()
         work()
         return time.perf_counter() - begin
+    # Events are timed on the device: a host's clock would count the launch, too.
     first = torch.cuda.Event(enable_timing=True)
     last = torch.cuda.Event(enable_timing=True)
     first.record()

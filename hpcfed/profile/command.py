@@ -40,9 +40,11 @@ def profile(settings: Settings, *, warmup: int, active: int, nvtx: bool) -> None
     )
     with observed_by(watch):
         folder = run(settings)
+    # The other ranks have handed in their timelines, and are done.
     if folder is None:
         return
     record = read_run(folder)
+    # Measured after the run, on a device that nobody else uses by then.
     ceilings = {"float32": Ceilings.of(watch.device)}
     if record.config.get("server_precision") == "bf16":
         ceilings["bfloat16"] = Ceilings.of(watch.device, torch.bfloat16)
@@ -50,6 +52,7 @@ def profile(settings: Settings, *, warmup: int, active: int, nvtx: bool) -> None
     measured = Measured(
         _recorded(settings, record), record, watch.timelines, ceilings, cuda
     )
+    # What to change next depends on the options that the run had.
     advised = []
     for workload in workloads(measured):
         server = workload.name in NETWORKS
@@ -85,6 +88,7 @@ def _content(
 ) -> dict[str, Any]:
     """Return what profile.json holds."""
     record = measured.record
+    # Keys are those of earlier versions: others read this file, too.
     parts = []
     for workload, tips in advised:
         judged = {
@@ -112,7 +116,7 @@ def _content(
         ranks.append(facts)
     ceilings = measured.ceilings
     return {
-        "device": watch.own.device,
+        "device": watch.timeline.device,
         "ceilings": {name: asdict(ceiling) for name, ceiling in ceilings.items()},
         "parts": parts,
         "phases": phases,
@@ -126,12 +130,12 @@ def _content(
 def _print(
     folder: Path, watch: ProfileWatch, measured: Measured, advised: Advised
 ) -> None:
-    # A launcher's output is no terminal of ours, whatever it says about itself.
+    # Output of ranks goes through their launcher, and so to no terminal.
     console = Output(force_terminal=None if launched().alone else False)
     cuda = measured.cuda
     tables.print_tables(console, measured.record, watch.timelines, cuda=cuda)
     tables.print_verdicts(
-        console, watch.own.device, measured.ceilings, advised, cuda=cuda
+        console, watch.timeline.device, measured.ceilings, advised, cuda=cuda
     )
     tables.print_memory(console, watch.timelines)
     tables.print_files(console, folder)

@@ -59,29 +59,31 @@ class Recording:
 
     def read(self) -> tuple[Session, list[Span]]:
         """Return what was seen, and the longest events as spans of the timeline."""
-        events = self._events()
-        anchor = next(event for event in events if event.name == ANCHOR)
-        shift = self._began - self._base - anchor.start / 1e9
-        events = [
-            event for event in events if event.length > 0 and event.name != ANCHOR
-        ]
-        counted = []
+        # Kernels are counted on a GPU, where operators do no more than launch them.
         kind = "kernels" if self._cuda else "operators"
-        for event in events:
-            if event.track.startswith(kind):
-                counted.append(event)
+        shift = 0.0
+        events, counted = [], []
+        for event in self._events():
+            if event.name == ANCHOR:
+                # From Kineto's clock to seconds since the start of the run.
+                shift = self._began - self._base - event.start / 1e9
+            elif event.length > 0:
+                events.append(event)
+                if event.track.startswith(kind):
+                    counted.append(event)
         session = Session(
-            self.name,
-            self.number,
-            self._seconds,
-            self._busy_seconds(counted) / self._seconds,
-            operators(counted),
+            name=self.name,
+            number=self.number,
+            seconds=self._seconds,
+            busy=self._busy_seconds(counted) / self._seconds,
+            operators=operators(counted),
         )
         spans = []
         longest = sorted(events, key=lambda event: -event.length)
         for event in longest[:MOST_EVENTS]:
             begin = event.start / 1e9 + shift
-            spans.append(Span(event.track, event.name, begin, event.length / 1e9))
+            length = event.length / 1e9
+            spans.append(Span(event.track, event.name, begin, length))
         return session, spans
 
     def _events(self) -> list[Event]:
@@ -94,7 +96,12 @@ class Recording:
             # On the device's side annotations are ranges around kernels, not kernels.
             if not _on_host(raw) and raw.is_user_annotation():
                 continue
-            event = Event(raw.name(), raw.start_ns(), raw.duration_ns(), _track(raw))
+            event = Event(
+                name=raw.name(),
+                start=raw.start_ns(),
+                length=raw.duration_ns(),
+                track=_track(raw),
+            )
             events.append(event)
         return events
 
@@ -131,20 +138,25 @@ def operators(events: Sequence[Event]) -> list[Operator]:
         while stack and event.start >= stack[-1].stop:
             stack.pop()
         if stack:
+            # What is called counts for itself, not for its caller.
             times[stack[-1].name] -= event.length
         times[event.name] += event.length
         calls[event.name] += 1
         stack.append(event)
     found = []
-    for name in sorted(times, key=lambda name: -times[name]):
-        found.append(Operator(name, times[name] / 1e9, calls[name]))
-    return found
+    for name, nanoseconds in times.items():
+        operator = Operator(name, nanoseconds / 1e9, calls[name])
+        found.append(operator)
+    return sorted(found, key=lambda operator: -operator.seconds)
 
 
 def covered(intervals: list[tuple[float, float]]) -> float:
     """Return the length of the intervals' union."""
-    total, reached = 0.0, float("-inf")
+    total = 0.0
+    reached = float("-inf")
     for begin, end in sorted(intervals):
-        total += max(0.0, end - max(begin, reached))
+        # Streams and threads overlap: what is behind us has been counted.
+        uncounted = end - max(begin, reached)
+        total += max(0.0, uncounted)
         reached = max(reached, end)
     return total

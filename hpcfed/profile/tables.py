@@ -5,6 +5,8 @@ from math import isnan
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from hpcfed.profile.ceilings import Ceilings
 from hpcfed.profile.timeline import ROUNDS, Session, Timeline
 from hpcfed.profile.verdict import Workload, words
@@ -23,6 +25,7 @@ def print_tables(
     console: Output, record: RunRecord, timelines: list[Timeline], *, cuda: bool
 ) -> None:
     """Print seconds by phase, the server's seconds, and the longest operators."""
+    # From the whole run down to single kernels.
     tables = [_phase_table(record)]
     if record.learnings:
         tables.append(_server_table(record))
@@ -63,27 +66,29 @@ def print_verdicts(
             _share(workload.bandwidth),
         )
     console.print(table)
+    # Without this line a reader would divide the first column by the run's FLOPs.
     say(
         console,
         "warm: at the pace of the last rounds or steps, which MFU and bandwidth are of",
     )
     console.print()
-    for workload, tips in sorted(workloads, key=lambda both: -both[0].seconds):
+    # What takes longest comes first: that is where a change pays.
+    longest_first = sorted(workloads, key=lambda both: -both[0].seconds)
+    for workload, tips in longest_first:
         lines = [f"   next: {tip}" for tip in tips]
         say(console, words(workload, cuda=cuda), *lines)
 
 
 def print_memory(console: Output, timelines: list[Timeline]) -> None:
     """Print which rank used most memory, and when."""
-    most, rank, when = 0, 0, 0.0
+    most = 0
+    where = ""
     for line in timelines:
         for seconds, used in line.memory:
             if used > most:
-                most, rank, when = used, line.rank, seconds
-    say(
-        console,
-        f"most memory: {bytes_text(most)} on rank {rank}, {when:.1f} s after the start",
-    )
+                most = used
+                where = f"on rank {line.rank}, {seconds:.1f} s after the start"
+    say(console, f"most memory: {bytes_text(most)} {where}")
 
 
 def print_files(console: Output, folder: Path) -> None:
@@ -102,12 +107,16 @@ def _share(value: float) -> str:
 
 def _phase_table(record: RunRecord) -> Any:
     """Return every rank's seconds over the whole run, the longest phase first."""
-    ranks = record.phases.shape[1]
-    table = bare_table("seconds by phase", *(f"rank {rank}" for rank in range(ranks)))
+    # Over rounds: [ranks, phases].
     sums = record.phases.sum(0)
-    for i in sorted(range(len(PHASES)), key=lambda i: -sums[:, i].mean()):
-        if sums[:, i].any():
-            table.add_row(PHASES[i], *(f"{seconds:.3f}" for seconds in sums[:, i]))
+    titles = [f"rank {rank}" for rank in range(len(sums))]
+    table = bare_table("seconds by phase", *titles)
+    for i in np.argsort(-sums.mean(0), kind="stable"):
+        by_rank = sums[:, i]
+        # Phases that a method does not have are left out.
+        if by_rank.any():
+            cells = [f"{seconds:.3f}" for seconds in by_rank]
+            table.add_row(PHASES[i], *cells)
     return table
 
 
@@ -123,6 +132,7 @@ def _server_table(record: RunRecord) -> Any:
 
 def _first_sessions(timelines: list[Timeline]) -> list[Session]:
     """Return a session of every kind, that of the first rank that has one."""
+    # Other ranks do the same work: their tables would say the same again.
     found: dict[str, Session] = {}
     for line in timelines:
         for session in line.sessions:
@@ -134,7 +144,9 @@ def _operator_table(session: Session, *, cuda: bool) -> Any:
     """Return the longest kernels or operators of a session."""
     unit = "rounds" if session.name == ROUNDS else f"steps of the {session.name}"
     kind = "kernels" if cuda else "operators"
-    table = bare_table(f"{kind} in {session.number} {unit}", "ms", "share", "calls")
+    title = f"{kind} in {session.number} {unit}"
+    table = bare_table(title, "ms", "share", "calls")
+    # Shares are of all of them, also of those that are not shown.
     total = sum(operator.seconds for operator in session.operators)
     for operator in session.operators[:MOST_OPERATORS]:
         table.add_row(
@@ -148,5 +160,8 @@ def _operator_table(session: Session, *, cuda: bool) -> Any:
 
 def short_name(name: str) -> str:
     """Return a kernel's name without what all have, cut to fit into a table."""
-    name = name.removeprefix("void ").replace("at::native::", "")
-    return name if len(name) <= NAME_LENGTH else name[: NAME_LENGTH - 1] + "…"
+    name = name.removeprefix("void ")
+    name = name.replace("at::native::", "")
+    if len(name) <= NAME_LENGTH:
+        return name
+    return name[: NAME_LENGTH - 1] + "…"

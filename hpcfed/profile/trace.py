@@ -20,6 +20,7 @@ def trace(timelines: list[Timeline]) -> dict[str, Any]:
 
 def _metadata(line: Timeline, tracks: dict[str, int]) -> list[dict[str, Any]]:
     """Return the names of a rank's process and of its threads."""
+    # "M" is metadata; the sort index has viewers show ranks in order.
     title = f"rank {line.rank}, {line.role}, {line.device} on {line.host}"
     event = {"ph": "M", "pid": line.rank}
     events: list[dict[str, Any]] = [
@@ -39,6 +40,7 @@ def _slices(line: Timeline, tracks: dict[str, int]) -> list[dict[str, Any]]:
         event = {
             "ph": "X",
             "name": span.name,
+            # "kernels, stream 7" and others like it are of one category.
             "cat": span.track.partition(",")[0],
             "pid": line.rank,
             "tid": tracks[span.track],

@@ -22,7 +22,7 @@ class Workload:
     seconds: float
     """Seconds of the whole run."""
     warm: float
-    """The same at the pace of the last rounds or steps: without choosing and capturing
+    """Seconds at the pace of the last rounds or steps: without choosing and capturing
     kernels.
     """
     busy: float
@@ -37,8 +37,10 @@ class Workload:
     @property
     def bound(self) -> str:
         """Name what limits the workload."""
+        # First of all: a device that waits is near no ceiling.
         if not isnan(self.busy) and self.busy < FED:
             return "launch-bound"
+        # A ceiling that is not known cannot be the one that limits.
         shares = {}
         if not isnan(self.compute):
             shares["compute-bound"] = self.compute
@@ -102,6 +104,7 @@ def advice(
 
 def _server_advice(bound: str, options: dict[str, Any], *, cuda: bool) -> list[str]:
     tips = []
+    # A graph is one launch: it helps more than anything else.
     if bound == "launch-bound" and cuda and not _captured(options):
         tips.append(
             "let its steps be captured as graphs: --zero-stage below 3, no "
@@ -112,11 +115,13 @@ def _server_advice(bound: str, options: dict[str, Any], *, cuda: bool) -> list[s
             "larger batches (--server-batch, --denoiser-batch) with fewer steps; "
             "watch the reconstruction"
         )
+    # Half the bytes, and twice the arithmetic per second.
     near_a_ceiling = bound in ("compute-bound", "bandwidth-bound")
     if near_a_ceiling and cuda and options.get("server_precision") != "bf16":
         tips.append("--server-precision bf16")
     if bound == "compute-bound":
         tips.append("more --server-ranks, which share each batch")
+    # Whatever limits: what lies in host memory travels twice in every step.
     if options.get("server_offload", "none") != "none":
         tips.append("--server-offload none, if the model fits")
     return tips
@@ -124,6 +129,7 @@ def _server_advice(bound: str, options: dict[str, Any], *, cuda: bool) -> list[s
 
 def _client_advice(bound: str, options: dict[str, Any], *, cuda: bool) -> list[str]:
     tips = []
+    # Client after client, each step launches kernels that fill no GPU.
     if options.get("engine") == "loop":
         tips.append("--engine batched advances all clients of a rank together")
     if bound in ("launch-bound", "bound by small pieces"):
@@ -131,6 +137,7 @@ def _client_advice(bound: str, options: dict[str, Any], *, cuda: bool) -> list[s
             "more clients on a rank, stacked --seeds, or a larger --batch-size "
             "fill the device better"
         )
+    # Every client is trained on one rank: more ranks have fewer clients each.
     if bound in ("compute-bound", "bandwidth-bound"):
         tips.append("more ranks: the clients are shared out")
     full_precision = options.get("precision") in ("fp32", "fp64")

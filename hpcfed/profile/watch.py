@@ -37,6 +37,7 @@ class ProfileWatch(Observer):
         With `nvtx` phases are ranges for Nsight, and torch's profiler stays away: a GPU
         serves one of the two.
         """
+        # Rounds and steps are counted alike: the same limits serve both.
         self._warmup = warmup
         self._active = active
         self._rounds = rounds
@@ -52,13 +53,15 @@ class ProfileWatch(Observer):
         self._closed: list[Recording] = []
         self.timelines: list[Timeline] = []
         """Timelines of all ranks; on the root, once the run has ended."""
-        self.own: Timeline
+        self.timeline: Timeline
         """This rank's timeline."""
 
     def begin(self, world: World) -> None:
         location = world.location
         self.device = world.device
-        self.own = Timeline(world.rank, world.role, location.host, location.device_name)
+        self.timeline = Timeline(
+            world.rank, world.role, location.host, location.device_name
+        )
         self._nvtx = self._nvtx and self.device.type == "cuda"
         # All ranks start their clocks here: host clocks of several nodes differ.
         world.barrier_all_roles()
@@ -69,14 +72,15 @@ class ProfileWatch(Observer):
             self._base_event.record()
 
     def end(self, world: World, folder: Path | None) -> None:
+        # A run that was stopped may leave a session open.
         self._close()
         if ROUNDS in self._looked:
-            self.own.warm = self._looked[ROUNDS][1]
+            self.timeline.warm = self._looked[ROUNDS][1]
         for recording in self._closed:
             session, spans = recording.read()
-            self.own.sessions.append(session)
-            self.own.spans += spans
-        self.timelines = world.gather_all_roles(self.own) or []
+            self.timeline.sessions.append(session)
+            self.timeline.spans += spans
+        self.timelines = world.gather_all_roles(self.timeline) or []
 
     def timer(self, device: torch.device) -> Timer:
         return _TracedTimer(device, self)
@@ -88,6 +92,7 @@ class ProfileWatch(Observer):
         self.push(name)
         with self._on_track("server", name):
             yield
+            # Kernels that are still running belong to the span.
             self._synchronize()
         self._note_pace(name)
         self.pop()
@@ -100,7 +105,7 @@ class ProfileWatch(Observer):
         since, done = self._looked.pop(network)
         steps = self._steps_done[network] - done
         if steps > 0:
-            self.own.paces[network] = (time.perf_counter() - since) / steps
+            self.timeline.paces[network] = (time.perf_counter() - since) / steps
 
     def step(self, network: str, done: int, steps: int) -> None:
         self._steps_done[network] = done
@@ -131,7 +136,7 @@ class ProfileWatch(Observer):
     def sample_memory(self) -> None:
         """Take down the memory that is in use now."""
         seconds = time.perf_counter() - self._base
-        self.own.memory.append((seconds, _memory(self.device)))
+        self.timeline.memory.append((seconds, _memory(self.device)))
 
     def at(self, stamp: Any) -> float:
         """Return a timer's stamp as seconds since the start."""
@@ -150,6 +155,7 @@ class ProfileWatch(Observer):
             torch.cuda.nvtx.range_pop()
 
     def _start(self, name: str) -> None:
+        # Torch has one profiler per process: rounds and steps cannot be seen at once.
         self._close()
         if not self._nvtx:
             self._synchronize()
@@ -172,7 +178,8 @@ class ProfileWatch(Observer):
         begin = time.perf_counter()
         yield
         seconds = time.perf_counter() - begin
-        self.own.spans.append(Span(track, name, begin - self._base, seconds))
+        span = Span(track, name, begin - self._base, seconds)
+        self.timeline.spans.append(span)
 
     def _synchronize(self) -> None:
         if self.device.type == "cuda":
@@ -188,6 +195,7 @@ class _TracedTimer(Timer):
         super().__init__(device)
 
     def lap(self) -> tuple[np.ndarray, float]:
+        # The timer starts a new list of marks with every round.
         marks = list(self._marks)
         answer = super().lap()
         # The first mark of the next round ends the last phase of this one.
@@ -195,12 +203,15 @@ class _TracedTimer(Timer):
         for (name, begin), (_, end) in pairwise(marks):
             seconds = self._watch.at(begin)
             length = self._watch.at(end) - seconds
-            self._watch.own.spans.append(Span("phases", name, seconds, length))
+            span = Span("phases", name, seconds, length)
+            self._watch.timeline.spans.append(span)
+        # What starting or stopping the profiler took is no part of the next round.
         if self._watch.lap():
-            self.start()  # what the profiler took is no part of the next round
+            self.start()
         return answer
 
     def _mark(self, name: str) -> None:
+        # Ranges for Nsight follow each other: a phase begins where another ends.
         if self._pushed:
             self._watch.pop()
         self._watch.push(name)
@@ -213,5 +224,6 @@ def _memory(device: torch.device) -> int:
     """Return bytes in use now: torch's on a GPU, the process's on a CPU."""
     if device.type == "cuda":
         return torch.cuda.memory_allocated(device)
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * resource.getpagesize()
+    # The second number: resident pages.
+    numbers = Path("/proc/self/statm").read_text().split()
+    return int(numbers[1]) * resource.getpagesize()

@@ -55,18 +55,23 @@ def workloads(measured: Measured) -> list[Workload]:
 
 
 def _clients_training(measured: Measured) -> Workload:
-    record, ceilings = measured.record, measured.ceilings["float32"]
-    train = record.phases[:, :, PHASES.index("train")].mean(1)
+    record = measured.record
+    ceilings = measured.ceilings["float32"]
+    # Seconds by round, the mean over ranks.
+    phase = PHASES.index("train")
+    train = record.phases[:, :, phase].mean(1)
+    # A short run may have no round after those that the profiler has seen.
     warm_from = max(line.warm for line in measured.timelines)
-    warm_rounds = train[warm_from:] if warm_from < len(train) else train
+    warm = train[warm_from:] if warm_from < len(train) else train
     # The estimate is of a whole run, over all ranks.
     todo = work(measured.settings)
     rounds = measured.settings.config.rounds
-    done = record.rounds_done / rounds / record.facts["ranks"]
+    ranks = record.facts["ranks"]
+    done = record.rounds_done / rounds / ranks
     return _beside_ceilings(
         "clients' training",
         seconds=float(train.sum()),
-        warm=float(warm_rounds.mean()) * record.rounds_done,
+        warm=float(warm.mean()) * record.rounds_done,
         busy=busy(measured.timelines, ROUNDS, cuda=measured.cuda),
         computing=todo.clients * done / ceilings.flops,
         moving=todo.memory_traffic * done / ceilings.bytes_per_second,
@@ -76,29 +81,47 @@ def _clients_training(measured: Measured) -> Workload:
 def _network_training(
     measured: Measured, options: ServerOptions, network: str
 ) -> Workload:
-    learnings, ceilings = measured.record.learnings, measured.ceilings
+    learnings = measured.record.learnings
+    timelines = measured.timelines
+    ceilings = measured.ceilings
     ranks = len(learnings[-1].peak_memory)
     steps = num_steps(options)[network] * len(learnings)
-    seconds = sum(learning.seconds[network] for learning in learnings)
-    seconds -= _overhead(measured.timelines, network)
-    pace = nan
-    for line in measured.timelines:
-        pace = np.fmax(pace, line.paces.get(network, nan))
-    flops = sum(learning.flops[network] for learning in learnings) / ranks
-    bf16 = "bfloat16" in ceilings
-    moved = 4.0 * PASSES * learnings[-1].parameters[network] * steps
-    samples = batching(options, ranks, network).batch // ranks * steps
+    seconds = flops = 0.0
+    for learning in learnings:
+        seconds += learning.seconds[network]
+        flops += learning.flops[network]
+    # What the profiler itself took is no part of a run without it.
+    seconds -= _overhead(timelines, network)
+    pace = _slowest_pace(timelines, network)
+    warm = seconds if isnan(pace) else pace * steps
+    # Weights and moments are float32, also where passes compute in bfloat16.
+    parameters = learnings[-1].parameters[network]
+    moved = 4.0 * PASSES * parameters * steps
+    # Every rank has its share of each batch, but all parameters.
+    batch = batching(options, ranks, network).batch
+    samples = batch // ranks * steps
     activations = _activations(measured.settings, options, network)
-    moved += (2.0 if bf16 else 4.0) * ACTIVATION_PASSES * activations * samples
+    bf16 = "bfloat16" in ceilings
+    size = 2.0 if bf16 else 4.0
+    moved += size * ACTIVATION_PASSES * activations * samples
     fastest = ceilings["bfloat16" if bf16 else "float32"]
     return _beside_ceilings(
         network,
         seconds=seconds,
-        warm=seconds if isnan(pace) else float(pace) * steps,
-        busy=busy(measured.timelines, network, cuda=measured.cuda),
-        computing=flops / fastest.flops,
+        warm=warm,
+        busy=busy(timelines, network, cuda=measured.cuda),
+        computing=flops / ranks / fastest.flops,
         moving=moved / ceilings["float32"].bytes_per_second,
     )
+
+
+def _slowest_pace(timelines: list[Timeline], network: str) -> float:
+    """Return the seconds of a warm step on the slowest rank; NaN where none was seen."""
+    slowest = nan
+    for line in timelines:
+        pace = line.paces.get(network, nan)
+        slowest = float(np.fmax(slowest, pace))
+    return slowest
 
 
 def _activations(settings: Settings, options: ServerOptions, network: str) -> int:
@@ -121,6 +144,7 @@ def _beside_ceilings(
     """Return a workload; `computing` and `moving` are the seconds that its arithmetic
     and its bytes would take at the ceilings.
     """
+    # A phase may take no time at all, where no client had anything to train.
     compute = computing / warm if warm else nan
     bandwidth = moving / warm if warm else nan
     return Workload(name, seconds, warm, busy, compute, bandwidth)
@@ -132,8 +156,11 @@ def _overhead(timelines: list[Timeline], name: str) -> float:
     """
     longest = 0.0
     for line in timelines:
-        spans = [s for s in line.spans if (s.track, s.name) == (PROFILER, name)]
-        longest = max(longest, sum(span.seconds for span in spans))
+        seconds = 0.0
+        for span in line.spans:
+            if span.track == PROFILER and span.name == name:
+                seconds += span.seconds
+        longest = max(longest, seconds)
     return longest
 
 
@@ -149,6 +176,7 @@ def busy(timelines: list[Timeline], name: str, *, cuda: bool) -> float:
         for session in line.sessions:
             if session.name != name:
                 continue
+            # On a CPU the profiler slows the operators themselves: the share holds.
             share = session.busy
             pace = line.paces.get(name, 0.0)
             if cuda and pace:

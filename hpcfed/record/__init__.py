@@ -1,3 +1,5 @@
-"""Results, snapshots, timing and environment. Told by the run, never asking; reading
-needs no torch.
+"""What runs leave on disk: the folder, results, snapshots, checkpoints, safe readers.
+
+A run tells this room what to write; it asks nobody. Reading needs no torch, so that
+`hpcfed show` and `hpcfed report` start at once.
 """

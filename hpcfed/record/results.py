@@ -254,7 +254,8 @@ class ResultsWriter:
     ) -> None:
         """Mark the run `complete`, `stopped` or `failed`, and publish a last time."""
         if self._awaits_restore:
-            # It failed or was stopped before it could be resumed. What is on disk is more than is known here.
+            # It failed or was stopped before it could be resumed. What is on disk is
+            # more than is known here.
             self._file.close()
             return
         self._file.attrs.update(status=status, finished=_clock(time.time()))

@@ -57,7 +57,7 @@ class Learning(Protocol):
     parameters: dict[str, int]
     flops: dict[str, float]
     peak_memory: list[float]
-    kept: float
+    recognised: float
 
     def utilisation(self, network: str) -> float: ...
 
@@ -118,7 +118,7 @@ def write_entry(
     group = file[GROUP]
     group["round"][entry] = round
     group["rows"][entry] = learning.rows
-    group["kept"][entry] = learning.kept
+    group["kept"][entry] = learning.recognised
     # A phase that this training did not need took no time.
     group["seconds"][entry] = [
         learning.seconds.get(phase, 0.0) for phase in SERVER_PHASES

@@ -24,6 +24,7 @@ class Awake:
 
     def look(self) -> float:
         """Return the seconds so far."""
+        # time.monotonic goes on while a process is stopped: that shows as a long gap.
         now = self._clock()
         self._seconds += min(now - self._last, 2 * self.pause)
         self._last = now

@@ -36,6 +36,7 @@ class Link:
     """One end of the link: a worker's, or that of the server's first rank."""
 
     def __init__(self, world: World) -> None:
+        # Of all ranks, because workers and server ranks share no other communicator.
         self._comm = world.comm
         self._in_flight: list[_Sent] = []
 

@@ -65,6 +65,8 @@ def threads_for(here: Location, locations: tuple[Location, ...]) -> int:
     more ranks than cores.
     """
     sharing = 0
+    # The rank itself is among them. Ranks that the launcher has bound to other cores
+    # do not count.
     for other in locations:
         overlaps = not set(other.cores).isdisjoint(here.cores)
         sharing += other.host == here.host and overlaps

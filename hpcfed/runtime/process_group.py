@@ -62,6 +62,7 @@ def join(role_comm: Any, backend_name: str, device: torch.device) -> Pulse:
     store = None
     address: tuple[str, int] | None = None
     if role_rank == 0:
+        # Port 0 is any free one, so that several runs can share a host.
         host = _store_host(hosts)
         store = dist.TCPStore(
             host,

@@ -32,6 +32,7 @@ class Pulse:
     def beating(self, seconds: float) -> Iterator[None]:
         """Leave a sign of life every so many seconds, in a thread, within the block."""
         over = threading.Event()
+        # A daemon, because a call of the store may block it for ever.
         beating = threading.Thread(
             target=self._beat, args=(seconds, over), name="pulse", daemon=True
         )

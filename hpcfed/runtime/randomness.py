@@ -46,7 +46,11 @@ def uniform(keys: Tensor, count: int, offset: int = 0) -> Tensor:
 
 
 def child_keys(keys: Tensor, number: int | Tensor) -> Tensor:
-    """Return keys for one piece of what the keys are for, such as a step or a layer."""
+    """Return keys for one piece of what the keys are for, such as a step or a layer.
+
+    Children are the very numbers that `bits` draws, so a key must serve for one of the
+    two only.
+    """
     return _mix(keys + _signed((number + 1) * _GOLDEN))
 
 

@@ -18,6 +18,8 @@ PAUSE = 100
 """How many times longer than writing a checkpoint the pause before the next is, at
 least.
 """
+# SIGTERM comes from preemption and scancel, SIGINT from Ctrl-C, and SIGUSR2 from
+# slurm/run.sbatch, two minutes before the job's time is over.
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
 
 
@@ -82,6 +84,7 @@ class Stop:
         self._took = self._written - begin
 
     def _heard(self, number: int, frame: FrameType | None) -> None:
+        # Only the flag is set here: the loop looks at it when the round is over.
         if self.asked and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.asked = True

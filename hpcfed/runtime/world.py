@@ -153,35 +153,32 @@ def enter(
     launch = launched()
     comm = mpi.all_ranks(launch)
     rank, size = mpi.rank_and_size(comm)
-    if size == 1:
-        server_ranks = 0  # a single process plays the server, too
-    elif server_ranks >= size:
-        raise UserError(
-            f"--server-ranks {server_ranks} leaves no worker among {size} ranks; use "
-            "fewer or more ranks"
-        )
+    server_ranks = _server_ranks(server_ranks, size)
     local_rank = mpi.local_rank(comm)
     chosen_device = choose_device(device, local_rank)
     here = locate(chosen_device)
+    # All ranks know all locations, so each decides alone on threads, backend and
+    # process group, and all decide alike.
     locations = (here,) if comm is None else tuple(comm.allgather(here))
     threads = threads_for(here, locations)
     torch.set_num_threads(threads)
 
     num_workers = size - server_ranks
     role: Role = "server" if rank >= num_workers else "worker"
+    # Split keeps the order of ranks, so the workers' first rank is the root.
     role_comm = None if comm is None else comm.Split(int(role == "server"), rank)
     role_rank, role_size = mpi.rank_and_size(role_comm)
     workers, servers = locations[:num_workers], locations[num_workers:]
     peers = servers if role == "server" else workers
     chosen_backend, reason = choose_backend(peers, backend)
+    if chosen_backend == "nccl" and share_device(peers):
+        # NCCL reads its variables when the group is made.
+        os.environ |= nccl_on_shared_gpus(rank, peers, torch.cuda.nccl.version())
     pulse = None
     # A single worker needs no group. A single server rank does: DeepSpeed wants one.
     if role_comm is not None and (role_size > 1 or role == "server"):
-        if chosen_backend == "nccl" and share_device(peers):
-            os.environ |= nccl_on_shared_gpus(rank, peers, torch.cuda.nccl.version())
-        pulse = process_group.join(
-            role_comm, group_backend(peers, backend), chosen_device
-        )
+        name = group_backend(peers, backend)
+        pulse = process_group.join(role_comm, name, chosen_device)
     return World(
         rank=rank,
         size=size,
@@ -201,3 +198,15 @@ def enter(
         role_comm=role_comm,
         pulse=pulse,
     )
+
+
+def _server_ranks(wanted: int, size: int) -> int:
+    """Return how many of the ranks are the server's; refuse to leave no worker."""
+    if size == 1:
+        return 0  # a single process plays both roles
+    if wanted >= size:
+        raise UserError(
+            f"--server-ranks {wanted} leaves no worker among {size} ranks; use "
+            "fewer or more ranks"
+        )
+    return wanted

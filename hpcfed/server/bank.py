@@ -24,32 +24,44 @@ class UploadBank:
         """Add a round's uploads, and forget the oldest round beyond the limit."""
         # One upload with a NaN would spoil the mean, and so the whole model.
         finite = torch.isfinite(rows).all(1)
-        clients = clients[finite.cpu().numpy()]
         rows = rows[finite]
+        clients = clients[finite.cpu().numpy()]
         # Sorted, so that the model does not depend on which rank hosts a client.
         order = np.argsort(clients)
         on_device = torch.from_numpy(order).to(rows.device)
-        self._rounds[round] = clients[order], rows[on_device]
+        self._rounds[round] = (
+            clients[order],
+            rows[on_device],
+        )
+        # Rounds come in order: the first one is the oldest.
         while len(self._rounds) > self._limit:
             self._rounds.popitem(last=False)
 
     def rows(self) -> Tensor:
         """Return all uploads, the oldest round first."""
-        return torch.cat([rows for _, rows in self._rounds.values()])
+        uploads = [rows for _, rows in self._rounds.values()]
+        return torch.cat(uploads)
 
     def uploaders(self) -> np.ndarray:
         """Return the client of every row of `rows`."""
-        return np.concatenate([clients for clients, _ in self._rounds.values()])
+        clients = [clients for clients, _ in self._rounds.values()]
+        return np.concatenate(clients)
 
     def newest(self, clients: np.ndarray) -> tuple[np.ndarray, Tensor]:
         """Return which of the clients are in the bank, and the last upload of those."""
         newest: dict[int, Tensor] = {}
+        # A later round's upload takes the place of an earlier one.
         for ids, rows in self._rounds.values():
             newest.update(zip(ids.tolist(), rows, strict=True))
-        known = np.array([client in newest for client in clients], bool)
-        if not known.any():
+        known = np.zeros(len(clients), bool)
+        found = []
+        for position, client in enumerate(clients.tolist()):
+            if client in newest:
+                known[position] = True
+                found.append(newest[client])
+        if not found:
+            # No rows, but of the right width, type and device.
             return known, self.rows()[:0]
-        found = [newest[int(client)] for client in clients[known]]
         return known, torch.stack(found)
 
     def store(self, folder: Path, seed: int) -> list[StoredFile]:
@@ -57,9 +69,13 @@ class UploadBank:
         files = []
         for round, (clients, rows) in self._rounds.items():
             name = f"{_prefix(seed)}{round}"
-            files.append(checkpoints.write(folder, f"{name}.clients", clients))
-            array = rows.cpu().numpy()
-            files.append(checkpoints.write(folder, f"{name}.rows", array))
+            arrays = {
+                f"{name}.clients": clients,
+                f"{name}.rows": rows.cpu().numpy(),
+            }
+            for file, array in arrays.items():
+                written = checkpoints.write(folder, file, array)
+                files.append(written)
         return files
 
     def restore(
@@ -69,9 +85,11 @@ class UploadBank:
         for round in _stored_rounds(folder, seed):
             name = f"{_prefix(seed)}{round}"
             clients = checkpoints.load(folder, f"{name}.clients", np.int64, [None])
+            # A file whose rows do not fit its clients or the network is refused.
             shape = [len(clients), width]
             rows = checkpoints.load(folder, f"{name}.rows", np.float32, shape)
-            self._rounds[round] = clients, torch.from_numpy(rows).to(device)
+            on_device = torch.from_numpy(rows).to(device)
+            self._rounds[round] = clients, on_device
 
 
 def _prefix(seed: int) -> str:

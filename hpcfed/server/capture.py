@@ -27,7 +27,7 @@ def captured_if_possible(network: nn.Module, plan: TrainingPlan) -> nn.Module:
         return network
     reason = uncaptured(plan.options, plan.batching)
     if reason is None and plan.batching.shared and norms_of(network):
-        # A collective of the backend cannot be part of the graph.
+        # Batch norm's all-reduce would be within the pass.
         reason = (
             "ranks share batch norm's statistics "
             f"(--server-micro-batch {plan.batching.micro} has each its own)"

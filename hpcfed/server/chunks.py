@@ -14,14 +14,21 @@ def in_chunks(call: Callable[..., Tensor], *inputs: Tensor, widest: int) -> Tens
 
     `widest` are the numbers of one sample's largest activation.
     """
+    # A single sample always passes, however wide it is.
+    most = max(1, AT_ONCE // widest)
     results = []
-    for chunk in chunks(len(inputs[0]), max(1, AT_ONCE // widest)):
-        results.append(call(*[values[chunk] for values in inputs]))
+    for chunk in chunks(len(inputs[0]), most):
+        selected = [values[chunk] for values in inputs]
+        result = call(*selected)
+        results.append(result)
     return torch.cat(results)
 
 
 def chunks(count: int, most: int) -> Iterator[slice]:
     """Yield few slices of nearly equal size, of at most so many."""
     number = -(-count // most)
-    for i in range(number):
-        yield slice(i * count // number, (i + 1) * count // number)
+    begin = 0
+    for i in range(1, number + 1):
+        end = i * count // number
+        yield slice(begin, end)
+        begin = end

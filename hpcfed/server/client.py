@@ -6,10 +6,10 @@ from typing import TypeVar
 import numpy as np
 from torch import Tensor
 
-from hpcfed.errors import GRACE
+from hpcfed.errors import GRACE, Diverged
 from hpcfed.record.checkpoints import StoredFile
 from hpcfed.runtime.collectives import Collectives
-from hpcfed.server.report import LearningReport
+from hpcfed.server.report import Inversion, LearningReport
 from hpcfed.server.requests import (
     Answer,
     Bank,
@@ -48,60 +48,64 @@ class ServerClient:
         self._transport = transport
         self._seed = seed
         self._collectives = collectives
-        self._reports: list[tuple[int, LearningReport]] = []
-
-    def reports(self) -> list[tuple[int, LearningReport]]:
-        """Return what was learnt since the last call, each with its round."""
-        reports, self._reports = self._reports, []
-        return reports
 
     def bank(self, round: int, clients: np.ndarray, rows: Tensor) -> None:
         """Hand in a round's uploads; they travel while the worker goes on."""
-        self._tell(
-            Bank(seed=self._seed, round=round, clients=clients, rows=rows.float())
+        # In float32, whatever clients train in: the server's model has one precision.
+        request = Bank(
+            seed=self._seed,
+            round=round,
+            clients=clients,
+            rows=rows.float(),
         )
+        self._tell(request)
 
-    def learn(self, round: int) -> None:
-        """Have the model train on the banked uploads, and wait for it."""
-        answer, seconds = self._ask(Learn(seed=self._seed), Learned)
-        if answer.report is not None:
-            # Until its turn the request waits for uploads that are still on their way.
-            answer.report.seconds["collect"] = seconds - answer.seconds
-            self._reports.append((round, answer.report))
+    def learn(self) -> LearningReport | None:
+        """Have the model train on the banked uploads, and wait for it.
 
-    def invert(
-        self, clients: np.ndarray, *, depth: int | None = None
-    ) -> tuple[Tensor, np.ndarray]:
-        """Return rows generated from the clients' newest uploads, and which clients
-        the server knows; the others' rows are zero.
+        Where the server has ranks of its own, the first worker alone gets the report.
+        """
+        request = Learn(seed=self._seed)
+        answer, seconds = self._ask(request, Learned)
+        report = answer.report
+        if report is not None:
+            # The server waits for uploads that are still on their way before it learns.
+            report.seconds["collect"] = seconds - answer.seconds
+        return report
+
+    def invert(self, clients: np.ndarray, *, depth: int | None = None) -> Inversion:
+        """Return rows generated from the clients' newest uploads.
+
+        `depth` are diffusion steps; None: --inversion-depth.
         """
         request = Invert(seed=self._seed, clients=clients, depth=depth)
         answer, seconds = self._ask(request, InvertedRows)
-        if self._reports:
-            round, report = self._reports.pop()
-            report = report.with_inversion(
-                recognised=answer.recognised,
-                invert=answer.seconds,
-                transfer=seconds - answer.seconds,
-            )
-            self._reports.append((round, report))
-        return answer.rows, answer.known
+        return Inversion(
+            rows=answer.rows,
+            known=answer.known,
+            recognised=answer.recognised,
+            seconds=answer.seconds,
+            transfer=seconds - answer.seconds,
+        )
 
     def recall(self, clients: np.ndarray) -> tuple[Tensor, np.ndarray]:
         """Return the clients' newest uploads, and which clients the server knows."""
-        answer, _ = self._ask(Recall(seed=self._seed, clients=clients), KnownRows)
+        request = Recall(seed=self._seed, clients=clients)
+        answer, _ = self._ask(request, KnownRows)
         return answer.rows, answer.known
 
     def reconstruct(self, clients: np.ndarray) -> tuple[Tensor, np.ndarray]:
         """Return the newest uploads after a pass through the autoencoder alone, and
         which clients the server knows.
         """
-        answer, _ = self._ask(Reconstruct(seed=self._seed, clients=clients), KnownRows)
+        request = Reconstruct(seed=self._seed, clients=clients)
+        answer, _ = self._ask(request, KnownRows)
         return answer.rows, answer.known
 
     def sample(self, clients: np.ndarray) -> Tensor:
         """Return a row out of noise alone for each client."""
-        answer, _ = self._ask(Sample(seed=self._seed, clients=clients), Rows)
+        request = Sample(seed=self._seed, clients=clients)
+        answer, _ = self._ask(request, Rows)
         return answer.rows
 
     def guide(
@@ -129,20 +133,24 @@ class ServerClient:
 
     def save(self, path: str) -> None:
         """Write the trained model to a file."""
-        self._ask(Save(seed=self._seed, path=path), Answer)
+        request = Save(seed=self._seed, path=path)
+        self._ask(request, Answer)
 
     def store(self, folder: str) -> tuple[StoredFile, ...]:
         """Write bank and model to a checkpoint's folder, and return the files."""
-        answer, _ = self._ask(Store(seed=self._seed, folder=folder), Stored)
+        request = Store(seed=self._seed, folder=folder)
+        answer, _ = self._ask(request, Stored)
         return answer.files
 
     def restore(self, folder: str) -> None:
         """Read bank and model from a checkpoint's folder."""
-        self._ask(Restore(seed=self._seed, folder=folder), Answer)
+        request = Restore(seed=self._seed, folder=folder)
+        self._ask(request, Answer)
 
     def leave(self) -> None:
         """Tell the server that this seed asks nothing more."""
-        self._tell(Leave(seed=self._seed))
+        request = Leave(seed=self._seed)
+        self._tell(request)
 
     def _ask(self, request: Request, kind: type[A]) -> tuple[A, float]:
         """Return the answer, and the seconds until it was there.
@@ -153,14 +161,18 @@ class ServerClient:
         def ask() -> tuple[Answer, float]:
             begin = time.perf_counter()
             answer = self._transport.ask(request)
-            return answer, time.perf_counter() - begin
+            seconds = time.perf_counter() - begin
+            return answer, seconds
 
+        world = self._collectives.world
         self._count_bytes(request)
+        # Stacked seeds share the transport, and take turns on all ranks alike.
         answer, seconds = self._collectives.in_turn(ask)
         if isinstance(answer, Failure):
-            if not self._collectives.world.is_root:
-                time.sleep(GRACE)  # the root prints the line for all, and ends them
-            raise ArithmeticError(answer.reason)
+            # The root prints the line for all, and ends them.
+            if not world.is_root:
+                time.sleep(GRACE)
+            raise Diverged(answer.reason)
         assert isinstance(answer, kind)
         return answer, seconds
 
@@ -170,7 +182,8 @@ class ServerClient:
 
     def _count_bytes(self, request: Request) -> None:
         """Count a request's rows as traffic, unless they stay in this process."""
-        if self._collectives.world.alone:
+        collectives = self._collectives
+        if collectives.world.alone:
             return
         for tensor in request.tensors().values():
-            self._collectives.bytes_sent += tensor.numel() * tensor.element_size()
+            collectives.bytes_sent += tensor.nbytes

@@ -29,13 +29,16 @@ class Schedule:
     @classmethod
     def linear(cls, steps: int, device: torch.device | str = "cpu") -> "Schedule":
         """Return β_t that rises linearly from 1e-4 to 0.02, as for T = 1000."""
-        betas = torch.zeros(steps + 1, dtype=torch.float64)
+        usual = torch.linspace(1e-4, 0.02, steps, dtype=torch.float64)
         # The usual ends belong to a thousand steps; fewer steps must add the same noise
         # in all.
         stretch = 1000 / steps
-        betas[1:] = torch.linspace(1e-4, 0.02, steps, dtype=torch.float64) * stretch
+        betas = torch.zeros(steps + 1, dtype=torch.float64)
+        betas[1:] = usual * stretch
+        # With very few steps β would exceed 1, and √(1 − β) would not be a number.
         betas.clamp_(max=0.999)
-        alpha_bars = (1 - betas).cumprod(0)
+        alphas = 1 - betas
+        alpha_bars = alphas.cumprod(0)
         return cls(betas.to(device), alpha_bars.to(device))
 
     @property
@@ -44,13 +47,17 @@ class Schedule:
 
     def sigma(self, t: int) -> Tensor:
         """Return σ_t, where σ_t² = (1 − ᾱ_{t−1}) / (1 − ᾱ_t) β_t, so σ_1 = 0."""
-        left = (1 - self.alpha_bars[t - 1]) / (1 - self.alpha_bars[t])
-        return (left * self.betas[t]).sqrt()
+        before = 1 - self.alpha_bars[t - 1]
+        now = 1 - self.alpha_bars[t]
+        variance = before / now * self.betas[t]
+        return variance.sqrt()
 
     def noised(self, z0: Tensor, t: Tensor, noise: Tensor) -> Tensor:
         """Return z_t drawn at once, each latent at a time of its own."""
-        alpha_bar = self.alpha_bars[t].to(z0.dtype).unsqueeze(-1)
-        return alpha_bar.sqrt() * z0 + (1 - alpha_bar).sqrt() * noise
+        alpha_bars = self.alpha_bars[t].to(z0.dtype)
+        alpha_bar = alpha_bars.unsqueeze(-1)
+        signal = alpha_bar.sqrt() * z0
+        return signal + (1 - alpha_bar).sqrt() * noise
 
     def mean(self, z: Tensor, t: int, epsilon: Tensor) -> Tensor:
         """Return μ(z_t, t), the mean of z_{t−1}, with 1/√α_t as in Eq. 16 (Eq. 6 has
@@ -58,7 +65,9 @@ class Schedule:
         """
         beta = self.betas[t].to(z.dtype)
         alpha_bar = self.alpha_bars[t].to(z.dtype)
-        return (z - beta / (1 - alpha_bar).sqrt() * epsilon) / (1 - beta).sqrt()
+        weight = beta / (1 - alpha_bar).sqrt()
+        denoised = z - weight * epsilon
+        return denoised / (1 - beta).sqrt()
 
 
 def diffuse(
@@ -67,13 +76,15 @@ def diffuse(
     """Return z_depth, and the noises of the steps 1 … depth, computed from the path as
     in Eq. 12.
     """
-    z, noises = z0, []
+    z = z0
+    noises = []
     for t in range(1, depth + 1):
         beta = schedule.betas[t].to(z0.dtype)
-        following = (1 - beta).sqrt() * z + beta.sqrt() * noise()
-        # Not the drawn noise itself: what rounding has left of it leads back exactly.
-        noises.append((following - (1 - beta).sqrt() * z) / beta.sqrt())
-        z = following
+        shrunk = (1 - beta).sqrt() * z
+        z = shrunk + beta.sqrt() * noise()
+        # Eq. 12 computes it from the path, and does not take the drawn noise itself.
+        added = z - shrunk
+        noises.append(added / beta.sqrt())
     return z, noises
 
 
@@ -81,7 +92,8 @@ def retrace(schedule: Schedule, z: Tensor, noises: list[Tensor]) -> Tensor:
     """Return z_0 by going back from z_depth along the same path (Eq. 14)."""
     for t in range(len(noises), 0, -1):
         beta = schedule.betas[t].to(z.dtype)
-        z = (z - beta.sqrt() * noises[t - 1]) / (1 - beta).sqrt()
+        shrunk = z - beta.sqrt() * noises[t - 1]
+        z = shrunk / (1 - beta).sqrt()
     return z
 
 
@@ -110,7 +122,9 @@ def invert(
             continue
         # Eq. 15's minus: the recorded noise is the forward one.
         added = -noises[t - 1] if use == "recorded" else noise()
-        z = schedule.mean(z, t, predicted) + schedule.sigma(t).to(z.dtype) * added
+        mean = schedule.mean(z, t, predicted)
+        sigma = schedule.sigma(t).to(z.dtype)
+        z = mean + sigma * added
     return z
 
 
@@ -118,8 +132,11 @@ def sample(schedule: Schedule, epsilon: Epsilon, noise: Noise) -> Tensor:
     """Return latents out of noise alone: generation without inversion (Eq. 6)."""
     z = noise()
     for t in range(schedule.steps, 0, -1):
-        mean = schedule.mean(z, t, epsilon(z, _times(z, t)))
-        z = mean + schedule.sigma(t).to(z.dtype) * noise()
+        predicted = epsilon(z, _times(z, t))
+        mean = schedule.mean(z, t, predicted)
+        sigma = schedule.sigma(t).to(z.dtype)
+        # σ_1 is zero: the last step adds nothing.
+        z = mean + sigma * noise()
     return z
 
 
@@ -136,11 +153,14 @@ def guide(
     """Return latents after some reverse steps from time `start`, each of which follows
     the client's progress in the latent space (Eq. 10, Algorithm 1).
 
-    ε̃ = ε(z, t) − (1 + ω)(E(θ_l) − E(θ̂_{l−1})): read so because the printed sign would
-    undo what the client has learnt. The steps are the means alone, without fresh noise.
+    ε̃ = ε(z, t) − (1 + ω)(E(θ_l) − E(θ̂_{l−1})): read so because the printed sign
+    would undo the client's progress. The steps are the means alone, without fresh
+    noise.
     """
-    for t in range(start, max(0, start - steps), -1):
-        guided = epsilon(z, _times(z, t)) - (1 + strength) * progress
+    last = max(0, start - steps)
+    for t in range(start, last, -1):
+        predicted = epsilon(z, _times(z, t))
+        guided = predicted - (1 + strength) * progress
         z = schedule.mean(z, t, guided)
     return z
 
@@ -153,5 +173,7 @@ def _ddim(schedule: Schedule, z: Tensor, t: int, epsilon: Tensor) -> Tensor:
     """Return z_{t−1} without noise: the clean latent that ε implies, noised again."""
     now = schedule.alpha_bars[t].to(z.dtype)
     before = schedule.alpha_bars[t - 1].to(z.dtype)
-    clean = (z - (1 - now).sqrt() * epsilon) / now.sqrt()
-    return before.sqrt() * clean + (1 - before).sqrt() * epsilon
+    noise = (1 - now).sqrt() * epsilon
+    clean = (z - noise) / now.sqrt()
+    noise = (1 - before).sqrt() * epsilon
+    return before.sqrt() * clean + noise

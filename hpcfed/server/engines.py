@@ -20,6 +20,7 @@ def import_engine(options: ServerOptions, device: torch.device) -> None:
     """Import what training will need: torch's first optimiser and DeepSpeed each take
     seconds.
     """
+    # An optimiser of nothing: making the first one imports much of torch.
     torch.optim.AdamW([nn.Parameter(torch.zeros(1))])
     if options.server_engine == "deepspeed":
         import_deepspeed(device)

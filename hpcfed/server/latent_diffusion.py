@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -17,10 +16,11 @@ from hpcfed.runtime import randomness
 from hpcfed.server import diffusion, storage
 from hpcfed.server.chunks import in_chunks
 from hpcfed.server.diffusion import Schedule
+from hpcfed.server.divergence import check_losses
 from hpcfed.server.engines import make_trainer
 from hpcfed.server.losses import Draws, denoising_loss, reconstruction_loss
 from hpcfed.server.networks import Autoencoder, Denoiser, num_parameters
-from hpcfed.server.options import NETWORKS, ServerOptions, batching
+from hpcfed.server.options import NETWORKS, Batching, ServerOptions, batching
 from hpcfed.server.plan import TrainingPlan
 from hpcfed.server.recompute import recomputing
 from hpcfed.server.report import LearningReport, peak_flops
@@ -35,12 +35,6 @@ LARGE = 10_000_000
 
 Progress = Callable[[str, int, int], None]
 """Is told of every step: the network, steps done, and all steps."""
-
-
-class Diverged(ArithmeticError):
-    """The model's losses, or rows that it made, are not finite; every server rank
-    finds the same.
-    """
 
 
 class LatentDiffusion:
@@ -89,10 +83,11 @@ class LatentDiffusion:
         """Learn the distribution of the rows, starting from what was learnt before."""
         started = self._clock()
         report = LearningReport(
-            len(rows),
+            rows=len(rows),
             ranks=self.slot.size,
             peak_flops=peak_flops(self.slot.device, self.options),
         )
+        # Every learning measures the bank anew: rows have moved since the last one.
         self.row_scaling = RowScaling.of(rows, self._widths)
         x = self.row_scaling(rows)
         flops = self.autoencoder.flops()
@@ -109,19 +104,23 @@ class LatentDiffusion:
         self._learnings += 1
         # What no phase has counted went into building networks and engines.
         counted = sum(report.seconds.values())
-        report.seconds["prepare"] = self._clock() - started - counted
+        elapsed = self._clock() - started
+        report.seconds["prepare"] = elapsed - counted
         return report
 
     def _reconstruction(self, x: Tensor) -> Loss:
-        division = batching(self.options, self.slot.size, "autoencoder")
-        latent = self.options.size.latent
+        division = self._batching("autoencoder")
         draws = self._draws("autoencoder")
+        latent = self.options.size.latent
         return reconstruction_loss(x, division, draws, latent=latent)
 
     def _denoising(self, z: Tensor) -> Loss:
-        division = batching(self.options, self.slot.size, "denoiser")
+        division = self._batching("denoiser")
         draws = self._draws("denoiser")
         return denoising_loss(z, division, draws, schedule=self.schedule)
+
+    def _batching(self, name: str) -> Batching:
+        return batching(self.options, self.slot.size, name)
 
     def _fit(
         self,
@@ -137,21 +136,25 @@ class LatentDiffusion:
         trainer = self._trainer(name, report)
         steps = self._steps[name]
         begin = self._clock()
+        tell = _observed(progress, name, steps)
         with observer().span(name):
-            losses = trainer.fit(loss, steps, _observed(progress, name, steps))
-        self._check_losses(name, losses)
+            losses = trainer.fit(loss, steps, tell)
+        check_losses(name, losses, self.options)
         report.losses[name] = losses
         report.seconds[name] = self._clock() - begin
         report.note_peak(self.slot.device)
-        batch = batching(self.options, self.slot.size, name).batch
-        report.samples[name] = steps * batch
-        # A backward pass takes twice a forward pass.
-        report.flops[name] = 3.0 * flops * report.samples[name]
-        rebuilt = self._rebuild(name, self._trained_tensors(trainer))
+        samples = steps * self._batching(name).batch
+        report.samples[name] = samples
+        # A backward pass takes twice the FLOPs of a forward pass.
+        report.flops[name] = 3.0 * flops * samples
+        tensors = self._trained_tensors(trainer)
+        rebuilt = self._rebuild(name, tensors)
         trainer.close()
+        # Nothing here may hold the trainer when garbage is collected.
         del trainer
+        large = report.parameters[name] >= LARGE
         on_gpu = self.slot.device.type == "cuda"
-        if report.parameters[name] >= LARGE or self.options.zero_stage or on_gpu:
+        if large or on_gpu or self.options.zero_stage:
             # DeepSpeed's objects hold each other, and with them moments and captured
             # passes.
             gc.collect()
@@ -166,7 +169,7 @@ class LatentDiffusion:
         report.note_peak(self.slot.device)
         plan = TrainingPlan(
             options=self.options,
-            batching=batching(self.options, self.slot.size, name),
+            batching=self._batching(name),
             slot=self.slot,
             steps=self._steps[name],
         )
@@ -178,9 +181,10 @@ class LatentDiffusion:
         ZeRO gathers whole tensors beside what it holds itself. They wait on the host
         until that is gone.
         """
-        if not self.options.zero_stage:
-            return dict(trainer.tensors())
-        return {name: tensor.cpu() for name, tensor in trainer.tensors()}
+        tensors = {}
+        for name, tensor in trainer.tensors():
+            tensors[name] = tensor.cpu() if self.options.zero_stage else tensor
+        return tensors
 
     def _rebuild(self, name: str, tensors: dict[str, Tensor]) -> nn.Module:
         """Replace a network by a plain one with these tensors, and return it.
@@ -206,66 +210,40 @@ class LatentDiffusion:
             latent_noise=self.options.latent_noise,
         )
 
-    def _check_losses(self, name: str, losses: np.ndarray) -> None:
-        bad = np.flatnonzero(~np.isfinite(losses))
-        if len(bad):
-            raise Diverged(
-                f"the server's {name} has diverged: its loss is not finite from step "
-                f"{bad[0] + 1} of {len(losses)} on; "
-                f"{self._advice()}"
-            )
-
-    def check_rows(
-        self, request: str, rows: Tensor, sound: Tensor | None = None
-    ) -> None:
-        """Raise where generated rows are not finite; `sound` says for which rows they
-        should be, else for all.
-        """
-        bad = ~rows.isfinite().all(1)
-        if sound is not None:
-            bad &= sound
-        number = int(bad.sum())
-        if number:
-            raise Diverged(
-                f"{number} of {len(rows)} rows that the server made ({request}) are "
-                f"not finite; {self._advice()}"
-            )
-
-    def _advice(self) -> str:
-        """Name the options that keep networks from diverging."""
-        advice = f"try --server-lr below {self.options.size.lr:g}"
-        if self.options.server_precision == "bf16":
-            advice += " or --server-precision fp32"
-        return advice
-
     # Generating
 
     def reconstruct(self, rows: Tensor) -> Tensor:
         """Return the rows after a pass through the autoencoder and back."""
         assert self.row_scaling is not None
-        x = self.row_scaling(rows)
-        return self.row_scaling.undo(self._decode(self._encode(x)))
+        latents = self._encode(self.row_scaling(rows))
+        x = self._decode(latents)
+        return self.row_scaling.undo(x)
 
     def encode(self, rows: Tensor) -> Tensor:
         """Return the standardised latents of rows."""
         assert self.row_scaling is not None and self.latent_scaling is not None
-        return self.latent_scaling(self._encode(self.row_scaling(rows)))
+        x = self.row_scaling(rows)
+        latents = self._encode(x)
+        return self.latent_scaling(latents)
 
     def decode(self, latents: Tensor) -> Tensor:
         """Return the rows of standardised latents."""
         assert self.row_scaling is not None and self.latent_scaling is not None
-        x = self._decode(self.latent_scaling.undo(latents))
+        raw = self.latent_scaling.undo(latents)
+        x = self._decode(raw)
         return self.row_scaling.undo(x)
 
     @torch.no_grad()
     def invert(self, rows: Tensor, *, depth: int | None = None) -> Tensor:
         """Return new rows that keep each row's identity."""
         z = self.encode(rows)
+        if depth is None:
+            depth = self.options.inversion_depth
         inverted = diffusion.invert(
             self.schedule,
             self._epsilon,
             z,
-            depth=self.options.inversion_depth if depth is None else depth,
+            depth=depth,
             noise=self._noise("inversion", z),
             use=self.options.inversion_noise,
         )
@@ -274,9 +252,11 @@ class LatentDiffusion:
     @torch.no_grad()
     def sample(self, count: int) -> Tensor:
         """Return rows out of noise alone."""
-        like = torch.empty(count, self.options.size.latent, device=self.slot.device)
+        latent = self.options.size.latent
+        like = torch.empty(count, latent, device=self.slot.device)
         noise = self._noise("sampling", like)
-        return self.decode(diffusion.sample(self.schedule, self._epsilon, noise))
+        z = diffusion.sample(self.schedule, self._epsilon, noise)
+        return self.decode(z)
 
     @torch.no_grad()
     def guide(
@@ -285,7 +265,8 @@ class LatentDiffusion:
         """Return rows after local training, guided by what all clients have taught the
         model.
         """
-        old, new = self.encode(before), self.encode(after)
+        old = self.encode(before)
+        new = self.encode(after)
         guided = diffusion.guide(
             self.schedule,
             self._epsilon,
@@ -316,7 +297,8 @@ class LatentDiffusion:
     # Randomness: keyed by seed, purpose and learning, never by rank
 
     def _derived_seed(self, purpose: str) -> int:
-        numbers = randomness.generator(self._seed, f"server {purpose}", self._learnings)
+        key = f"server {purpose}"
+        numbers = randomness.generator(self._seed, key, self._learnings)
         return int(numbers.integers(2**62))
 
     def _draws(self, purpose: str) -> Draws:
@@ -326,7 +308,8 @@ class LatentDiffusion:
 
         def draw(step: int, number: int) -> torch.Generator:
             # A step has less than 2^16 draws, so no two of them share a seed.
-            return random.manual_seed((base + (step << 16) + number) % 2**63)
+            position = base + (step << 16) + number
+            return random.manual_seed(position % 2**63)
 
         return draw
 
@@ -347,8 +330,11 @@ class LatentDiffusion:
     def save(self, path: Path) -> None:
         """Write the trained model to a file."""
         assert self.row_scaling is not None and self.latent_scaling is not None
+        networks = {}
+        for name in NETWORKS:
+            networks[name] = getattr(self, name).state_dict()
         saved = SavedServer(
-            networks={name: getattr(self, name).state_dict() for name in NETWORKS},
+            networks=networks,
             rows=self.row_scaling,
             latents=self.latent_scaling,
             learnings=self._learnings,

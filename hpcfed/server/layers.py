@@ -26,8 +26,12 @@ class Convolution(nn.Conv1d):
     def forward(self, x: Tensor) -> Tensor:
         if x.is_cuda and self.in_channels == 1:
             return self.as_product(x)
+        # In ZeRO's flat buffers a weight may begin where kernels cannot load it; then
+        # it is copied.
         weight = aligned(self.weight).unsqueeze(2)
-        return F.conv2d(x, weight, self.bias, (1, *self.stride), (0, KERNEL // 2))
+        stride = (1, *self.stride)
+        padding = (0, KERNEL // 2)
+        return F.conv2d(x, weight, self.bias, stride, padding)
 
     def as_product(self, x: Tensor) -> Tensor:
         """Convolve a single channel by a matrix product of its patches.
@@ -36,7 +40,8 @@ class Convolution(nn.Conv1d):
         patches.
         """
         half = KERNEL // 2
-        padded = F.pad(x[:, 0, 0], (half, half + 1))
+        signal = x[:, 0, 0]
+        padded = F.pad(signal, (half, half + 1))
         patches = padded.unfold(1, KERNEL + 1, *self.stride)
         taps = F.pad(self.weight[:, 0], (0, 1))
         y = F.linear(patches, taps, self.bias)
@@ -50,32 +55,34 @@ class Upsampling(nn.ConvTranspose1d):
         if x.is_cuda and self.out_channels == 1:
             return self.as_product(x)
         weight = aligned(self.weight).unsqueeze(2)
-        return F.conv_transpose2d(
-            x,
-            weight,
-            self.bias,
-            (1, *self.stride),
-            (0, KERNEL // 2),
-            (0, *self.output_padding),
-        )
+        stride = (1, *self.stride)
+        padding = (0, KERNEL // 2)
+        extra = (0, *self.output_padding)
+        return F.conv_transpose2d(x, weight, self.bias, stride, padding, extra)
 
     def as_product(self, x: Tensor) -> Tensor:
         """Make a single channel by a matrix product: what each position gives to its
         seven outputs, and then their sums.
         """
         taps = F.pad(self.weight[:, 0], (0, 1)).t()
-        given = F.linear(x.squeeze(2).transpose(1, 2), taps).float()
+        positions = x.squeeze(2).transpose(1, 2)
+        # The sums are made in float32, also of bfloat16 products.
+        given = F.linear(positions, taps).float()
         length = given.shape[1]
         given = F.pad(given, (0, 0, 1, 2))
         # Output 2 i gets the odd taps of three positions, output 2 i + 1 the even taps
         # of four.
-        even = torch.stack(
-            [given[:, 2 - i : 2 - i + length, 1 + 2 * i] for i in range(3)]
-        ).sum(0)
-        odd = torch.stack(
-            [given[:, 3 - i : 3 - i + length, 2 * i] for i in range(4)]
-        ).sum(0)
-        y = torch.stack([even, odd], -1).flatten(1)[:, None, None]
+        for_even, for_odd = [], []
+        for i in range(3):
+            first = 2 - i
+            for_even.append(given[:, first : first + length, 2 * i + 1])
+        for i in range(4):
+            first = 3 - i
+            for_odd.append(given[:, first : first + length, 2 * i])
+        even = torch.stack(for_even).sum(0)
+        odd = torch.stack(for_odd).sum(0)
+        alternating = torch.stack([even, odd], -1).flatten(1)
+        y = alternating[:, None, None]
         return y if self.bias is None else y + self.bias
 
 

@@ -24,15 +24,20 @@ def reconstruction_loss(
     """Return the autoencoder's loss on standardised rows, with noise on rows and
     latents.
     """
-    count, width, device = batching.drawn, x.shape[1], x.device
+    count = batching.drawn
+    width = x.shape[1]
 
     def loss(network: Callable[..., Tensor], step: int, micro: int) -> Tensor:
         draw, samples = batching.slice_of(micro)
         random = draws(step, draw)
-        chosen = torch.randint(len(x), (count,), device=device, generator=random)
-        on_rows = torch.randn(count, width, device=device, generator=random)
-        on_latents = torch.randn(count, latent, device=device, generator=random)
-        return network(x[chosen[samples]], (on_rows[samples], on_latents[samples]))
+        # The order of the draws is part of what a seed means.
+        chosen = _integers(random, 0, len(x), count)
+        on_rows = _normal(random, count, width)
+        on_latents = _normal(random, count, latent)
+        # Everything is drawn for the whole batch, and sliced afterwards.
+        rows = x[chosen[samples]]
+        noise = on_rows[samples], on_latents[samples]
+        return network(rows, noise)
 
     return loss
 
@@ -43,18 +48,33 @@ def denoising_loss(
     """Return the denoiser's loss on standardised latents: ‖ε − ε(z_t, t)‖², with t
     uniform in 1 … T.
     """
-    count, width, device = batching.drawn, z.shape[1], z.device
+    count = batching.drawn
+    width = z.shape[1]
 
     def loss(network: Callable[..., Tensor], step: int, micro: int) -> Tensor:
         draw, samples = batching.slice_of(micro)
         random = draws(step, draw)
-        chosen = torch.randint(len(z), (count,), device=device, generator=random)
-        times = torch.randint(
-            1, schedule.steps + 1, (count,), device=device, generator=random
-        )
-        noises = torch.randn(count, width, device=device, generator=random)
-        t, noise = times[samples], noises[samples]
-        z_t = schedule.noised(z[chosen[samples]], t, noise)
-        return F.mse_loss(network(z_t, t), noise)
+        chosen = _integers(random, 0, len(z), count)
+        times = _integers(random, 1, schedule.steps + 1, count)
+        noises = _normal(random, count, width)
+        z_0 = z[chosen[samples]]
+        t = times[samples]
+        noise = noises[samples]
+        # z_t is drawn at once, without the steps before it.
+        z_t = schedule.noised(z_0, t, noise)
+        predicted = network(z_t, t)
+        return F.mse_loss(predicted, noise)
 
     return loss
+
+
+def _integers(random: torch.Generator, low: int, high: int, count: int) -> Tensor:
+    """Draw integers from low to high − 1 on the generator's device."""
+    device = random.device
+    return torch.randint(low, high, (count,), device=device, generator=random)
+
+
+def _normal(random: torch.Generator, count: int, width: int) -> Tensor:
+    """Draw standard normal noise on the generator's device."""
+    device = random.device
+    return torch.randn(count, width, device=device, generator=random)

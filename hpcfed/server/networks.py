@@ -26,7 +26,7 @@ from hpcfed.server.layers import (
     as_activations,
     num_groups,
 )
-from hpcfed.server.options import Size
+from hpcfed.server.sizes import Size
 
 TIME_FEATURES = 256
 
@@ -41,17 +41,22 @@ def _plain_call(module: nn.Module, *inputs: Tensor) -> Tensor:
 
 def encoder_channels(size: Size) -> list[int]:
     """Return 64, 128, 256, 256, 32 for a width of 64 and a depth of 5."""
-    channels = [size.width * min(2**i, 4) for i in range(size.depth - 1)]
-    channels.append(max(1, size.width // 2))
-    return channels
+    channels = []
+    for i in range(size.depth - 1):
+        # p-diff's rule: the width doubles twice, and then stays.
+        channels.append(size.width * min(2**i, 4))
+    last = max(1, size.width // 2)
+    return [*channels, last]
 
 
 def denoiser_channels(size: Size) -> list[int]:
     """Return 64, 128, 256, 512, 256, 128, 64 for a width of 64 and a depth of 5; five
     convolutions at least.
     """
-    rising = [size.width * 2**i for i in range(max(3, size.depth - 1))]
-    return rising + rising[-2::-1]
+    levels = max(3, size.depth - 1)
+    rising = [size.width * 2**i for i in range(levels)]
+    falling = rising[-2::-1]
+    return rising + falling
 
 
 class Autoencoder(nn.Module):
@@ -68,7 +73,8 @@ class Autoencoder(nn.Module):
         """`columns` are those of a row."""
         super().__init__()
         self.columns = columns
-        self.input_noise, self.latent_noise = input_noise, latent_noise
+        self.input_noise = input_noise
+        self.latent_noise = latent_noise
         self.checkpoint: Checkpoint = _plain_call
         # Every stage halves the length, so rows are padded to a multiple of 2^depth.
         multiple = 2**size.depth
@@ -77,23 +83,32 @@ class Autoencoder(nn.Module):
         channels = encoder_channels(size)
         self._shape = (channels[-1], shortest)
         flat = channels[-1] * shortest
-        # The order of construction is that of the initial weights' random numbers.
-        self.encoder = nn.ModuleList(
-            _downsampling(before, after) for before, after in pairwise([1, *channels])
-        )
+        # The order of construction is that of the initial weights' random numbers: it
+        # must not change, or every seed would give another server.
+        self.encoder = nn.ModuleList()
+        for before, after in pairwise([1, *channels]):
+            self.encoder.append(_downsampling(before, after))
         self.to_latent = nn.Linear(flat, size.latent)
         self.from_latent = nn.Linear(size.latent, flat)
-        backwards = [*channels[::-1], 1]
-        self.decoder = nn.ModuleList(
-            _upsampling(before, after, last=i == len(channels) - 1)
-            for i, (before, after) in enumerate(pairwise(backwards))
-        )
-        lengths = [self.padded // 2**i for i in range(1, size.depth + 1)]
-        made = [after * length for after, length in zip(channels, lengths, strict=True)]
-        self.widest = max(made)
+        self.decoder = nn.ModuleList()
+        for before, after in pairwise(reversed(channels)):
+            self.decoder.append(_upsampling(before, after))
+        self.decoder.append(_last_upsampling(channels[0]))
+        sizes = self._activation_sizes(channels)
+        self.widest = max(sizes)
         """Numbers of a row's largest activation."""
-        self.activations = sum(made) + sum(made[:-1]) + self.padded
+        # The decoder makes what the encoder made, except its last output: a row.
+        self.activations = sum(sizes) + sum(sizes[:-1]) + self.padded
         """Numbers of all stages' activations of a row, there and back."""
+
+    def _activation_sizes(self, channels: list[int]) -> list[int]:
+        """Return how many numbers each stage of the encoder makes of a row."""
+        length = self.padded
+        sizes = []
+        for after in channels:
+            length //= 2
+            sizes.append(after * length)
+        return sizes
 
     def forward(
         self, rows: Tensor, noise: tuple[Tensor, Tensor] | None = None
@@ -102,9 +117,13 @@ class Autoencoder(nn.Module):
         for rows and latents.
         """
         if noise is None:
-            return F.mse_loss(self.decode(self.encode(rows)), rows)
-        latents = self.encode(rows + self.input_noise * noise[0])
-        return F.mse_loss(self.decode(latents + self.latent_noise * noise[1]), rows)
+            made = self.decode(self.encode(rows))
+            return F.mse_loss(made, rows)
+        on_rows, on_latents = noise
+        latents = self.encode(rows + self.input_noise * on_rows)
+        made = self.decode(latents + self.latent_noise * on_latents)
+        # Against the rows without noise: the autoencoder learns to take it off.
+        return F.mse_loss(made, rows)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -115,7 +134,8 @@ class Autoencoder(nn.Module):
 
     def flops(self) -> int:
         """Return the FLOPs of one sample's forward pass, both ways."""
-        length, total = self.padded, 0
+        length = self.padded
+        total = 0
         for stage in self.encoder:
             length //= 2
             total += multiply_adds(stage[0], length)  # type: ignore[index]
@@ -127,7 +147,8 @@ class Autoencoder(nn.Module):
 
     def encode(self, rows: Tensor) -> Tensor:
         """Return the latents of rows."""
-        padded = F.pad(rows.to(self.dtype), (0, self.padded - self.columns))
+        missing = self.padded - self.columns
+        padded = F.pad(rows.to(self.dtype), (0, missing))
         x = as_activations(padded.unsqueeze(1))
         for stage in self.encoder:
             x = self.checkpoint(stage, x)
@@ -150,10 +171,7 @@ def _downsampling(before: int, after: int) -> nn.Sequential:
     return nn.Sequential(convolution, BatchNorm(after))
 
 
-def _upsampling(before: int, after: int, *, last: bool) -> nn.Sequential:
-    """Return a stage of the decoder; the last one has neither norm nor activation,
-    because a residual has any sign and size.
-    """
+def _upsampling(before: int, after: int) -> nn.Sequential:
     convolution = Upsampling(
         before,
         after,
@@ -161,11 +179,19 @@ def _upsampling(before: int, after: int, *, last: bool) -> nn.Sequential:
         stride=2,
         padding=KERNEL // 2,
         output_padding=1,
-        bias=last,
+        bias=False,
     )
-    if last:
-        return nn.Sequential(convolution)
     return nn.Sequential(convolution, BatchNorm(after))
+
+
+def _last_upsampling(before: int) -> nn.Sequential:
+    """Return the decoder's last stage. It has neither norm nor activation, because a
+    residual has any sign and size.
+    """
+    convolution = Upsampling(
+        before, 1, KERNEL, stride=2, padding=KERNEL // 2, output_padding=1
+    )
+    return nn.Sequential(convolution)
 
 
 class Denoiser(nn.Module):
@@ -180,9 +206,9 @@ class Denoiser(nn.Module):
             nn.SiLU(),
             nn.Linear(TIME_FEATURES, TIME_FEATURES),
         )
-        self.stages = nn.ModuleList(
-            _Stage(before, after) for before, after in pairwise([1, *channels])
-        )
+        self.stages = nn.ModuleList()
+        for before, after in pairwise([1, *channels]):
+            self.stages.append(_Stage(before, after))
         self.last = Convolution(channels[-1], 1, KERNEL, padding=KERNEL // 2)
         self.widest = max(channels) * size.latent
         """Numbers of a latent's largest activation."""
@@ -203,6 +229,8 @@ class Denoiser(nn.Module):
         dtype = self.last.weight.dtype
         time = self.time(time_features(t).to(dtype))
         x = as_activations(z.to(dtype).unsqueeze(1))
+        # The U: stages before the middle pass their output across to those after it,
+        # the last one first.
         skipped: list[Tensor] = []
         middle = len(self.stages) // 2
         for number, stage in enumerate(self.stages):
@@ -227,15 +255,19 @@ class _Stage(nn.Module):
         self.norm = GroupNorm(num_groups(after), after)
 
     def forward(self, x: Tensor, time: Tensor) -> Tensor:
-        y: Tensor = self.norm(self.convolution(x), self.shift(time))
+        x = self.convolution(x)
+        shift = self.shift(time)
+        y: Tensor = self.norm(x, shift)
         return y
 
 
 def time_features(t: Tensor) -> Tensor:
     """Return sines and cosines of the time at 128 frequencies from 1 to 1/10000."""
     half = TIME_FEATURES // 2
-    exponents = torch.arange(half, device=t.device) * (-math.log(1e4) / half)
-    angles = t.to(torch.float32).unsqueeze(-1) * torch.exp(exponents)
+    slope = -math.log(1e4) / half
+    exponents = torch.arange(half, device=t.device) * slope
+    times = t.to(torch.float32).unsqueeze(-1)
+    angles = times * torch.exp(exponents)
     return torch.cat([angles.sin(), angles.cos()], -1)
 
 

@@ -1,4 +1,4 @@
-"""What can be said about the server's model; imports no torch."""
+"""Options of the server's model, and what follows from them; imports no torch."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -9,49 +9,30 @@ from hpcfed import config
 from hpcfed.config import Choice, Switch, option
 from hpcfed.errors import UserError, count
 from hpcfed.models import MODELS
+from hpcfed.server.sizes import SIZES, Size
 
 NETWORKS = ("autoencoder", "denoiser")
-
-
-@dataclass(frozen=True)
-class Size:
-    """How large the server's networks are."""
-
-    width: int
-    """Channels of the first convolution; later ones have up to 4 times more, the
-    denoiser's 2^(depth−2), at least 4.
-    """
-    latent: int
-    depth: int
-    """Convolutions of the encoder, each of which halves the length."""
-    lr: float = 1e-3
-    """AdamW's learning rate."""
-
-
+"""In the order in which they are trained."""
 SAMPLES = {"autoencoder": 100_000, "denoiser": 400_000}
-"""Samples that the networks see while they learn."""
+"""Samples that each network trains on."""
 CPU_SAMPLES = {"autoencoder": 20_000, "denoiser": 80_000}
-"""Samples for a server that is chosen for a CPU: measured on one core, two minutes for
-3,658 generated columns.
+"""Samples where --server auto meets a CPU: two minutes for 3,658 generated columns,
+measured on one core.
 """
 BATCH = 50
 
-SIZES = {
-    "small": Size(4, 32, 2, 3e-3),
-    "paper": Size(64, 256, 5),
-    "large": Size(512, 1024, 5),
-}
-"""`paper`: 40 million parameters of the autoencoder for the CIFAR-10 network's last two
-layers; `large`: a billion.
-"""
-
 
 class ServerOptions(config.Options):
+    """Options of every method that has a server's model."""
+
     has_server: ClassVar[bool] = True
+
+    # How large the networks are.
 
     server: Literal["auto", "small", "paper", "large"] = option(
         "auto",
-        "size of the server's networks; auto: paper on a GPU, small with fewer samples on a CPU",
+        "size of the server's networks; auto: paper on a GPU, small with fewer samples "
+        "on a CPU",
         group="server",
     )
     server_width: int | None = option(
@@ -83,6 +64,8 @@ class ServerOptions(config.Options):
         group="server",
         ge=0,
     )
+    # When the model learns, and from what.
+
     bank_rounds: int = option(
         20,
         "the server learns from the uploads of the last N rounds",
@@ -90,9 +73,12 @@ class ServerOptions(config.Options):
         ge=1,
     )
     server_every: int = option(
-        0, "train the server after every R rounds too, and start the next one from generated rows; 0: once, at the end",
-        group="server", ge=0,
-    )  # fmt: skip
+        0,
+        "train the server after every R rounds too, and start the next one from "
+        "generated rows; 0: once, at the end",
+        group="server",
+        ge=0,
+    )
     autoencoder_samples: int | None = option(
         None,
         "samples that the autoencoder trains on (default: 100,000, or 20,000 with "
@@ -107,6 +93,8 @@ class ServerOptions(config.Options):
         group="server",
         ge=0,
     )
+    # The steps of AdamW.
+
     server_batch: int = option(
         BATCH, "samples per step, over all server ranks", group="server", ge=1
     )
@@ -136,25 +124,41 @@ class ServerOptions(config.Options):
     latent_noise: float = option(
         0.1, "noise on its latents while it learns", group="server", ge=0
     )
+    # Diffusion, and generation from it.
+
     diffusion_steps: int = option(
         1000, "T: steps from data to noise", group="server", ge=2, le=10**6
     )
-    inversion_depth: int = option(100, "t0 ≤ T: how far an upload is diffused before it is generated anew",
-                                  group="server", ge=0)  # fmt: skip
-    inversion_noise: Literal["recorded", "fresh", "none"] = option(
-        "recorded", "noise of generation: the upload's own, taken off (the paper's), fresh, or none (DDIM)",
+    inversion_depth: int = option(
+        100,
+        "t0 ≤ T: how far an upload is diffused before it is generated anew",
         group="server",
-    )  # fmt: skip
+        ge=0,
+    )
+    inversion_noise: Literal["recorded", "fresh", "none"] = option(
+        "recorded",
+        "noise of generation: the upload's own, taken off (the paper's), fresh, or "
+        "none (DDIM)",
+        group="server",
+    )
+    # Who trains, in which precision, and what lies where.
+
     server_engine: Literal["deepspeed", "torch"] = option(
         "deepspeed",
         "who trains: DeepSpeed, or a plain loop on one rank to compare with",
         group="server",
     )
-    zero_stage: int = option(0, "ZeRO: what server ranks share out: 1 optimiser, 2 gradients, 3 parameters",
-                             group="server", ge=0, le=3)  # fmt: skip
+    zero_stage: int = option(
+        0,
+        "ZeRO: what server ranks share out: 1 optimiser, 2 gradients, 3 parameters",
+        group="server",
+        ge=0,
+        le=3,
+    )
     server_precision: Literal["fp32", "bf16"] = option(
         "fp32",
-        "arithmetic of the server's networks; bf16 with ZeRO 1 to 3 keeps parameters in it too",
+        "arithmetic of the server's networks; bf16 with ZeRO 1 to 3 keeps parameters "
+        "in it too",
         group="server",
     )
     server_checkpointing: bool = option(
@@ -163,9 +167,13 @@ class ServerOptions(config.Options):
         group="server",
     )
     server_offload: Literal["none", "optimizer", "parameters"] = option(
-        "none", "what stays in host memory: the optimiser's state (ZeRO 1 to 3), parameters too (ZeRO 3)",
+        "none",
+        "what stays in host memory: the optimiser's state (ZeRO 1 to 3), parameters "
+        "too (ZeRO 3)",
         group="server",
-    )  # fmt: skip
+    )
+    # The trained model in a file.
+
     server_load: str = option(
         "", "start from this server.h5, saved by an earlier run", group="server"
     )
@@ -174,6 +182,7 @@ class ServerOptions(config.Options):
     )
 
     def fit(self, config: config.RunConfig, ranks: int) -> Iterable[Choice]:
+        """Yield what is chosen in place of defaults that do not fit the run."""
         if self.bank_rounds > config.rounds:
             yield Choice(
                 "bank_rounds",
@@ -186,43 +195,51 @@ class ServerOptions(config.Options):
                 self.diffusion_steps,
                 "it goes no further than --diffusion-steps",
             )
-        learning = config.server_ranks or ranks
-        if self.server_batch % learning or self.server_batch < 2 * learning:
-            share = max(2, -(-self.server_batch // learning))
-            reason = f"{learning} ranks share it evenly; --server-batch takes other multiples of {learning}"
-            yield Choice("server_batch", share * learning, reason)
+        # Without server ranks every worker trains the model, too.
+        trainers = config.server_ranks or ranks
+        # Two samples of every rank at least: batch norm needs them.
+        if self.server_batch % trainers or self.server_batch < 2 * trainers:
+            share = max(2, -(-self.server_batch // trainers))
+            reason = (
+                f"{trainers} ranks share it evenly; --server-batch takes other "
+                f"multiples of {trainers}"
+            )
+            yield Choice("server_batch", share * trainers, reason)
 
     def choose(self, *, gpu: bool) -> Iterable[Choice]:
-        few = self.server == "auto" and not gpu
-        if self.server == "auto":
-            other = (
-                "--server small asks for less"
-                if gpu
-                else "--server paper asks for the paper's"
-            )
-            device = "a GPU" if gpu else "a CPU, where larger ones take hours"
+        """Yield what is chosen by the device on which the model learns."""
+        on_cpu = self.server == "auto" and not gpu
+        if on_cpu:
             yield Choice(
-                "server", "paper" if gpu else "small", f"it learns on {device}; {other}"
+                "server",
+                "small",
+                "it learns on a CPU, where larger ones take hours; "
+                "--server paper asks for the paper's",
             )
+        elif self.server == "auto":
+            yield Choice(
+                "server", "paper", "it learns on a GPU; --server small asks for less"
+            )
+        # What is recorded must say how many samples it was, also where nobody asked.
         for network in NETWORKS:
-            name, samples = (
-                f"{network}_samples",
-                (CPU_SAMPLES if few else SAMPLES)[network],
+            name = f"{network}_samples"
+            if getattr(self, name):
+                continue
+            samples = CPU_SAMPLES if on_cpu else SAMPLES
+            reason = (
+                "it learns on a CPU" if on_cpu else f"as --server {self.server} says"
             )
-            if not getattr(self, name):
-                reason = (
-                    "it learns on a CPU" if few else f"as --server {self.server} says"
-                )
-                yield Choice(
-                    name, samples, f"{reason}; {config.flag_of(name)} asks for others"
-                )
+            flag = config.flag_of(name)
+            yield Choice(name, samples[network], f"{reason}; {flag} asks for others")
 
     def switches(self, config: config.RunConfig) -> Iterable[Switch]:
+        """Yield options that change nothing without another one."""
         yield Switch(
             "inversion_noise", "an --inversion-depth above 0", self.inversion_depth > 0
         )
 
     def check(self, config: config.RunConfig) -> None:
+        """Refuse options that do not fit the run or each other."""
         most = MODELS[config.network()].layers
         if self.generated_layers is not None and self.generated_layers > most:
             raise UserError(
@@ -244,6 +261,7 @@ class ServerOptions(config.Options):
                 f"--inversion-depth {self.inversion_depth} is beyond --diffusion-steps "
                 f"{self.diffusion_steps}"
             )
+        # Offload is a part of ZeRO.
         if self.server_offload != "none" and not self.zero_stage:
             raise UserError(
                 f"--server-offload {self.server_offload} needs --zero-stage 1, 2 or 3"
@@ -254,6 +272,7 @@ class ServerOptions(config.Options):
             raise UserError(f"--server-load {self.server_load}: no such file")
 
     def check_ranks(self, ranks: int) -> None:
+        """Refuse options that so many ranks cannot train by."""
         if self.server_engine == "torch" and (ranks > 1 or self.zero_stage):
             raise UserError(
                 "--server-engine torch is a plain loop on one rank: no ZeRO, and no "
@@ -263,26 +282,26 @@ class ServerOptions(config.Options):
             batching(self, ranks, network)
 
     def batch(self, network: str) -> int:
-        """Samples of one step."""
-        return (
-            self.denoiser_batch or self.server_batch
-            if network == "denoiser"
-            else self.server_batch
-        )
+        """Return the samples of one step, over all server ranks."""
+        if network == "denoiser" and self.denoiser_batch:
+            return self.denoiser_batch
+        return self.server_batch
 
     def samples(self, network: str) -> int:
-        """Samples that a network sees while it learns."""
+        """Return how many samples a network trains on."""
         given: int | None = getattr(self, f"{network}_samples")
         return given or SAMPLES[network]
 
     @property
     def size(self) -> Size:
+        """The size of the networks: --server's, changed by single options."""
+        # A run turns auto into a size once it knows its devices (see `choose`).
         preset = SIZES["paper" if self.server == "auto" else self.server]
         return Size(
-            self.server_width or preset.width,
-            self.server_latent or preset.latent,
-            self.server_depth or preset.depth,
-            self.server_lr or preset.lr,
+            width=self.server_width or preset.width,
+            latent=self.server_latent or preset.latent,
+            depth=self.server_depth or preset.depth,
+            lr=self.server_lr or preset.lr,
         )
 
 
@@ -297,15 +316,18 @@ class Batching:
     """How a step's samples are divided."""
 
     micro: int
+    """Samples of a micro-batch: what a rank takes at once."""
     accumulation: int
+    """Micro-batches that a rank takes one after the other in each step."""
     ranks: int
     shared: bool = False
-    """Ranks normalise and draw for the whole batch, of which each has a part; else for
-    every micro-batch by itself.
+    """Whether ranks draw and normalise the whole batch together, each with its slice;
+    else every micro-batch is drawn and normalised by itself.
     """
 
     @property
     def batch(self) -> int:
+        """Samples of a step, over all ranks."""
         return self.micro * self.accumulation * self.ranks
 
     @property
@@ -317,7 +339,8 @@ class Batching:
         """Return the draw that a micro-batch of a step belongs to, and its slice of it."""
         if not self.shared:
             return number, slice(None)
-        return 0, slice(number * self.micro, (number + 1) * self.micro)
+        start = number * self.micro
+        return 0, slice(start, start + self.micro)
 
 
 def batching(options: ServerOptions, ranks: int, network: str) -> Batching:
@@ -326,35 +349,38 @@ def batching(options: ServerOptions, ranks: int, network: str) -> Batching:
     Without --server-micro-batch every number of ranks learns the same: ranks share the
     statistics of one batch.
     """
-    batch, micro = options.batch(network), options.server_micro_batch
-    shared = not micro and ranks > 1
-    flag = (
-        "--denoiser-batch"
-        if network == "denoiser" and options.denoiser_batch
-        else "--server-batch"
-    )
+    batch = options.batch(network)
+    flag = "--server-batch"
+    if network == "denoiser" and options.denoiser_batch:
+        flag = "--denoiser-batch"
     if batch % ranks:
         raise UserError(
-            f"{flag} {batch} cannot be shared by {ranks} server ranks; use a multiple of {ranks}"
+            f"{flag} {batch} cannot be shared by {ranks} server ranks; "
+            f"use a multiple of {ranks}"
         )
     share = batch // ranks
-    micro = micro or share
+    # Who asks for micro-batches wants each of them drawn and normalised by itself.
+    shared = ranks > 1 and not options.server_micro_batch
+    micro = options.server_micro_batch or share
     if share % micro:
         raise UserError(
-            f"--server-micro-batch {micro} does not divide the {share} samples of a server rank "
-            f"({flag} {batch} on {ranks})"
+            f"--server-micro-batch {micro} does not divide the {share} samples of a "
+            f"server rank ({flag} {batch} on {ranks})"
         )
-    if (batch if shared else micro) < 2:
+    normalised_together = batch if shared else micro
+    if normalised_together < 2:
         raise UserError(
-            f"{flag} {batch} leaves a micro-batch of {micro}; batch norm needs two samples"
+            f"{flag} {batch} leaves a micro-batch of {micro}; "
+            "batch norm needs two samples"
         )
     return Batching(micro, share // micro, ranks, shared)
 
 
 def check_columns(options: ServerOptions, columns: int) -> None:
-    """What depends on the number of generated columns."""
-    if options.size.latent > columns:
+    """Refuse a latent that is larger than the rows that it should compress."""
+    latent = options.size.latent
+    if latent > columns:
         raise UserError(
-            f"a latent of {options.size.latent} is larger than the {columns} generated columns; "
+            f"a latent of {latent} is larger than the {columns} generated columns; "
             "use a smaller --server-latent or more --generated-layers"
         )

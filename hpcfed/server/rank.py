@@ -13,11 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hpcfed.errors import Diverged
 from hpcfed.record import checkpoints
 from hpcfed.record.checkpoints import StoredFile
 from hpcfed.record.observer import observer
 from hpcfed.server.bank import UploadBank
-from hpcfed.server.latent_diffusion import Diverged, LatentDiffusion, Progress
+from hpcfed.server.divergence import check_rows
+from hpcfed.server.latent_diffusion import LatentDiffusion, Progress
 from hpcfed.server.options import ServerOptions
 from hpcfed.server.requests import (
     Answer,
@@ -62,6 +64,7 @@ class ServerRank:
         the server ranks' numbers together.
         """
         self._widths = list(widths)
+        """Columns of the generated tensors."""
         self._options = options
         self._slot = slot
         self._progress = progress
@@ -90,10 +93,12 @@ class ServerRank:
         except Diverged as error:
             # Workers end the run: they know its folder, and which rank prints the line.
             answer = Failure(reason=str(error))
-        answer = replace(answer, seconds=time.perf_counter() - begin)
-        return divide(answer, [_num_clients(each) for each in requests])
+        seconds = time.perf_counter() - begin
+        counts = [_num_clients(each) for each in requests]
+        return divide(replace(answer, seconds=seconds), counts)
 
     def _answer(self, request: Request) -> Answer:
+        # A merged request is about the clients of all workers.
         match request:
             case Bank():
                 return self._add_uploads(request)
@@ -125,14 +130,15 @@ class ServerRank:
     def _learn(self, request: Learn) -> Learned:
         rows = self._banks[request.seed].rows()
         report = self.model(request.seed).learn(rows, self._progress)
+        # The training's peak, or what this process has seen since.
         report.note_peak(self._slot.device)
-        report.peak_memory = self._allgather(float(report.own_peak))
+        report.peak_memory = self._allgather(float(report.peak_here))
         return Learned(report=report)
 
     def _recall(self, request: Recall) -> KnownRows:
         with observer().span("recall"):
             order, known, uploads = self._newest_uploads(request)
-            self.model(request.seed).check_rows("recall", uploads)
+            check_rows("recall", uploads, self._options)
             return _in_request_order(uploads, order, known)
 
     def _reconstruct(self, request: Reconstruct) -> KnownRows:
@@ -140,44 +146,48 @@ class ServerRank:
         with observer().span("reconstruct"):
             order, known, uploads = self._newest_uploads(request)
             rows = model.reconstruct(uploads)
-            model.check_rows("reconstruct", rows)
+            check_rows("reconstruct", rows, self._options)
             return _in_request_order(rows, order, known)
 
     def _invert(self, request: Invert) -> InvertedRows:
-        model, bank = self.model(request.seed), self._banks[request.seed]
+        model = self.model(request.seed)
+        bank = self._banks[request.seed]
         with observer().span("invert"):
             order, known, uploads = self._newest_uploads(request)
             rows = model.invert(uploads, depth=request.depth)
             clients = request.clients[order][known]
             recognised = _recognised(model, bank, clients, rows)
-            model.check_rows("invert", rows)
+            check_rows("invert", rows, self._options)
             placed = _in_request_order(rows, order, known)
         return InvertedRows(rows=placed.rows, known=placed.known, recognised=recognised)
 
     def _sample(self, request: Sample) -> Rows:
         model = self.model(request.seed)
         rows = model.sample(len(request.clients))
-        model.check_rows("sample", rows)
+        check_rows("sample", rows, self._options)
         # The k-th smallest id gets the k-th row: a client's row does not depend on
         # which rank hosts it.
-        ranking = np.argsort(np.argsort(request.clients))
-        return Rows(rows=rows[torch.from_numpy(ranking).to(rows.device)])
+        order = np.argsort(request.clients)
+        ranking = torch.from_numpy(np.argsort(order))
+        return Rows(rows=rows[ranking.to(rows.device)])
 
     def _guide(self, request: Guide) -> Rows:
-        model, before, after = self.model(request.seed), request.before, request.after
+        model = self.model(request.seed)
         rows = model.guide(
-            before,
-            after,
+            request.before,
+            request.after,
             strength=request.strength,
             start=request.start,
             steps=request.steps,
         )
         # A client whose own training has failed is not the server's fault.
-        trained = torch.isfinite(before).all(1) & torch.isfinite(after).all(1)
-        model.check_rows("guide", rows, trained)
+        before = request.before.isfinite().all(1)
+        after = request.after.isfinite().all(1)
+        check_rows("guide", rows, self._options, before & after)
         return Rows(rows=rows)
 
     def _save(self, request: Save) -> Answer:
+        # All server ranks hold the same networks: the first one writes.
         if self._slot.rank == 0:
             self.model(request.seed).save(Path(request.path))
         return Answer()
@@ -186,20 +196,26 @@ class ServerRank:
         # All server ranks hold the same bank and networks: the first one writes.
         if self._slot.rank:
             return Stored(files=())
-        folder, seed = Path(request.folder), request.seed
+        folder = Path(request.folder)
+        seed = request.seed
         files: list[StoredFile] = self._bank(seed).store(folder, seed)
-        if seed in self._models and self._models[seed].is_trained:
+        # Not self.model, which would build a model that nobody has asked for yet.
+        model = self._models.get(seed)
+        if model is not None and model.is_trained:
             path = folder / _model_file(seed)
-            self._models[seed].save(path)
+            model.save(path)
             files.append(checkpoints.existing(path))
         return Stored(files=tuple(files))
 
     def _restore(self, request: Restore) -> Answer:
-        folder, seed = Path(request.folder), request.seed
+        folder = Path(request.folder)
+        seed = request.seed
         width = sum(self._widths)
         self._bank(seed).restore(folder, seed, width, self._slot.device)
-        if _model_file(seed) in checkpoints.listed(folder):
-            self.model(seed).load(folder / _model_file(seed))
+        # A checkpoint from before the first learning has no model.
+        file = _model_file(seed)
+        if file in checkpoints.listed(folder):
+            self.model(seed).load(folder / file)
         return Answer()
 
     def _bank(self, seed: int) -> UploadBank:
@@ -216,18 +232,21 @@ class ServerRank:
         Rows are generated in the order of ids, so that noise does not depend on which
         rank hosts a client.
         """
+        bank = self._banks[request.seed]
         order = np.argsort(request.clients)
-        known, uploads = self._banks[request.seed].newest(request.clients[order])
+        known, uploads = bank.newest(request.clients[order])
         return order, known, uploads
 
 
 def _in_request_order(rows: Tensor, order: np.ndarray, known: np.ndarray) -> KnownRows:
     """Put the known clients' rows back where the request has the clients."""
+    count, width = len(order), rows.shape[1]
     positions = order[known]
-    everyones = rows.new_zeros(len(order), rows.shape[1])
-    everyones[torch.from_numpy(positions).to(rows.device)] = rows
-    is_known = np.zeros(len(order), bool)
+    is_known = np.zeros(count, bool)
     is_known[positions] = True
+    everyones = rows.new_zeros(count, width)
+    on_device = torch.from_numpy(positions).to(rows.device)
+    everyones[on_device] = rows
     return KnownRows(rows=everyones, known=is_known)
 
 
@@ -238,15 +257,20 @@ def _recognised(
 
     A centre is the mean latent of a client's banked uploads.
     """
-    ids, uploaders = np.unique(bank.uploaders(), return_inverse=True)
-    centre_of_upload = torch.from_numpy(uploaders).to(rows.device)
+    device = rows.device
+    ids, positions = np.unique(bank.uploaders(), return_inverse=True)
+    centre_of_upload = torch.from_numpy(positions).to(device)
     latents = model.encode(bank.rows())
+    # Sum the latents of every client's uploads, and divide by how many these are.
     sums = latents.new_zeros(len(ids), latents.shape[1])
     sums.index_add_(0, centre_of_upload, latents)
-    centres = sums / centre_of_upload.bincount().unsqueeze(1)
-    nearest = torch.cdist(model.encode(rows), centres).argmin(1)
-    expected = torch.from_numpy(np.searchsorted(ids, clients)).to(rows.device)
-    return float((nearest == expected).float().mean())
+    counts = centre_of_upload.bincount()
+    centres = sums / counts.unsqueeze(1)
+    distances = torch.cdist(model.encode(rows), centres)
+    nearest = distances.argmin(1)
+    expected = torch.from_numpy(np.searchsorted(ids, clients))
+    hits = nearest == expected.to(device)
+    return float(hits.float().mean())
 
 
 def _num_clients(request: Request) -> int:

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from hpcfed.runtime.device import peak_memory
 from hpcfed.server.options import ServerOptions
@@ -16,6 +17,22 @@ PEAK_TFLOPS = {
     "L40": (90.5, 181.1),
 }
 """Dense matrix products in TF32 and in bfloat16, from the makers' data sheets."""
+
+
+@dataclass(frozen=True)
+class Inversion:
+    """Rows that the server has generated from clients' newest uploads."""
+
+    rows: Tensor
+    """A row for each client; zeros for those that the server does not know."""
+    known: np.ndarray
+    """Which clients have an upload in the bank."""
+    recognised: float
+    """The share of all ranks' clients whose row is nearest to their own uploads."""
+    seconds: float
+    """Seconds that the server took."""
+    transfer: float
+    """Seconds until the rows were here."""
 
 
 @dataclass
@@ -36,10 +53,10 @@ class LearningReport:
     """FLOP/s that one server rank's device can reach."""
     peak_memory: list[float] = field(default_factory=list)
     """Bytes, of every server rank."""
-    own_peak: int = 0
+    peak_here: int = 0
     """Bytes, of this rank."""
     ranks: int = 1
-    kept: float = float("nan")
+    recognised: float = float("nan")
     """The share of clients whose inverted row is nearest to their own uploads; NaN
     until rows are inverted.
     """
@@ -50,30 +67,30 @@ class LearningReport:
         It has to be asked for several times: DeepSpeed resets the device's count
         whenever ZeRO starts.
         """
-        self.own_peak = max(self.own_peak, peak_memory(device))
+        now = peak_memory(device)
+        self.peak_here = max(self.peak_here, now)
 
     def utilisation(self, network: str) -> float:
         """Return the model's FLOPs as a share of what the devices could have done."""
-        possible = self.seconds[network] * self.ranks * self.peak_flops
+        # NaN where the device's peak is not known.
+        seconds = self.seconds[network]
+        possible = seconds * self.ranks * self.peak_flops
         return self.flops[network] / possible
 
-    def with_inversion(
-        self, *, recognised: float, invert: float, transfer: float
-    ) -> "LearningReport":
-        """Return this report with what an inversion measured after it.
-
-        `invert` are the server's seconds, `transfer` those until its rows were here.
-        """
+    def with_inversion(self, inversion: Inversion) -> "LearningReport":
+        """Return this report with what an inversion after it has measured."""
         seconds = dict(self.seconds)
-        seconds["invert"] = seconds.get("invert", 0.0) + invert
-        seconds["return"] = seconds.get("return", 0.0) + transfer
-        return replace(self, kept=recognised, seconds=seconds)
+        # Added up: a method may invert more than once after a learning.
+        seconds["invert"] = seconds.get("invert", 0.0) + inversion.seconds
+        seconds["return"] = seconds.get("return", 0.0) + inversion.transfer
+        return replace(self, recognised=inversion.recognised, seconds=seconds)
 
 
 def peak_flops(device: torch.device, options: ServerOptions) -> float:
     """Return the FLOP/s of the device's data sheet; NaN where they are not known."""
     if device.type != "cuda":
         return float("nan")
+    # Names are like "NVIDIA H100 80GB HBM3".
     name = torch.cuda.get_device_name(device)
     for known, (tf32, bf16) in PEAK_TFLOPS.items():
         if known in name:

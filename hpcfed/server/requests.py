@@ -19,6 +19,9 @@ from hpcfed.server.report import LearningReport
 M = TypeVar("M", bound="Message")
 
 
+# Messages are compared nowhere: arrays would make == ambiguous, hence eq=False.
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Message:
     """A request, or an answer to one."""
@@ -26,6 +29,7 @@ class Message:
     def tensors(self) -> dict[str, Tensor]:
         """Return the fields that travel in buffers of their own."""
         found = {}
+        # Not client ids and flags: a few bytes each, they travel with the header.
         for item in fields(self):
             value = getattr(self, item.name)
             if isinstance(value, Tensor):
@@ -192,28 +196,30 @@ def merge(requests: Sequence[M]) -> M:
     assert len(kinds) == 1, f"workers ask for different things: {sorted(kinds)}"
     joined: dict[str, Any] = {}
     for item in fields(first):
-        values = [getattr(request, item.name) for request in requests]
+        name = item.name
+        values = [getattr(request, name) for request in requests]
         if isinstance(values[0], Tensor):
-            joined[item.name] = torch.cat(values)
+            joined[name] = torch.cat(values)
         elif isinstance(values[0], np.ndarray):
-            joined[item.name] = np.concatenate(values)
+            joined[name] = np.concatenate(values)
         else:
-            agreed = all(value == values[0] for value in values)
-            assert agreed, f"workers disagree about {item.name}: {values}"
+            agreed = values.count(values[0]) == len(values)
+            assert agreed, f"workers disagree about {name}: {values}"
     return replace(first, **joined)
 
 
 def divide(answer: M, counts: Sequence[int]) -> list[M]:
     """Give every worker the entries of its own clients, of which it has `counts`."""
-    shares: list[dict[str, Any]] = [{} for _ in counts]
-    for item in fields(answer):
-        value = getattr(answer, item.name)
-        if isinstance(value, Tensor):
-            entries: Sequence[Any] = value.split(list(counts))
-        elif isinstance(value, np.ndarray):
-            entries = np.split(value, np.cumsum(counts)[:-1])
-        else:
-            continue
-        for share, entry in zip(shares, entries, strict=True):
-            share[item.name] = entry
-    return [replace(answer, **share) for share in shares]
+    answers = []
+    start = 0
+    for count in counts:
+        entries = slice(start, start + count)
+        start += count
+        share: dict[str, Any] = {}
+        for item in fields(answer):
+            value = getattr(answer, item.name)
+            # Arrays have an entry per client; everything else is the same for all.
+            if isinstance(value, (Tensor, np.ndarray)):
+                share[item.name] = value[entries]
+        answers.append(replace(answer, **share))
+    return answers

@@ -29,20 +29,25 @@ class RowScaling:
     def of(cls, rows: Tensor, widths: Sequence[int]) -> "RowScaling":
         """Measure rows; `widths` are the numbers of columns of the tensors."""
         mean = rows.mean(0)
-        columns = rows.split(list(widths), 1)
-        means = mean.split(list(widths))
         scales = []
-        for group, centre in zip(columns, means, strict=True):
-            scale = (group - centre).square().mean().sqrt().clamp_min(_SMALLEST)
-            scales.append(scale.expand(len(centre)))
+        start = 0
+        for width in widths:
+            columns = slice(start, start + width)
+            residual = rows[:, columns] - mean[columns]
+            # One scale per tensor: weights and biases differ by orders of magnitude.
+            scale = _deviation(residual)
+            scales.append(scale.expand(width))
+            start += width
         return cls(mean, torch.cat(scales))
 
     def __call__(self, rows: Tensor) -> Tensor:
-        return (rows - self.mean) / self.scale
+        residual = rows - self.mean
+        return residual / self.scale
 
     def undo(self, standardised: Tensor) -> Tensor:
         """Return the rows of standardised residuals."""
-        return standardised * self.scale + self.mean
+        residual = standardised * self.scale
+        return residual + self.mean
 
 
 @dataclass(frozen=True)
@@ -58,12 +63,21 @@ class LatentScaling:
     def of(cls, latents: Tensor) -> "LatentScaling":
         """Measure latents."""
         mean = latents.mean(0)
-        scale = (latents - mean).square().mean().sqrt().clamp_min(_SMALLEST)
+        scale = _deviation(latents - mean)
         return cls(mean, scale)
 
     def __call__(self, latents: Tensor) -> Tensor:
-        return (latents - self.mean) / self.scale
+        centred = latents - self.mean
+        return centred / self.scale
 
     def undo(self, standardised: Tensor) -> Tensor:
         """Return the latents of standardised ones."""
-        return standardised * self.scale + self.mean
+        centred = standardised * self.scale
+        return centred + self.mean
+
+
+def _deviation(residual: Tensor) -> Tensor:
+    """Return the standard deviation of numbers whose mean is zero."""
+    # Not torch.std, which divides by n − 1.
+    variance = residual.square().mean()
+    return variance.sqrt().clamp_min(_SMALLEST)

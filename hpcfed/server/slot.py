@@ -18,4 +18,8 @@ class RankSlot:
     @classmethod
     def of(cls, world: World) -> "RankSlot":
         """Return the slot of this process within its role."""
-        return cls(world.device, world.role_rank, world.role_size)
+        return cls(
+            device=world.device,
+            rank=world.role_rank,
+            size=world.role_size,
+        )

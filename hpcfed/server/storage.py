@@ -49,10 +49,12 @@ def write(
     path: Path, saved: SavedServer, widths: Sequence[int], options: ServerOptions
 ) -> None:
     """Write the file whole, or leave what was there."""
-    numbers = 0
+    # All numbers are written as float32, whatever they were.
+    size = 0
     for tensors in saved.networks.values():
-        numbers += sum(tensor.numel() for tensor in tensors.values())
-    check_limit(path, 4 * numbers)
+        for tensor in tensors.values():
+            size += 4 * tensor.numel()
+    check_limit(path, size)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     # h5py would follow a link that somebody has put there.
     temporary.unlink(missing_ok=True)
@@ -81,10 +83,12 @@ def _write(
 
 def _put(file: h5py.File, name: str, tensor: Tensor) -> None:
     """Write a tensor, with checksums where HDF5 can have them."""
+    array = tensor.cpu().numpy()
+    # HDF5 has no chunks, and so no checksums, of scalars and of empty arrays.
     packed = {}
-    if tensor.numel() and tensor.ndim:
+    if array.size and array.ndim:
         packed = {"chunks": True, "fletcher32": True}
-    file.create_dataset(name, data=tensor.cpu().numpy(), **packed)
+    file.create_dataset(name, data=array, **packed)
 
 
 @contextmanager
@@ -109,7 +113,8 @@ def read(
     """
     with reading(path, most=MOST_BYTES) as file:
         facts = file.facts()
-        if (facts.get("format"), facts.get("schema")) != (FORMAT, SCHEMA):
+        kind = facts.get("format"), facts.get("schema")
+        if kind != (FORMAT, SCHEMA):
             raise UserError(
                 f"--server-load {path} is not a server that this version has saved"
             )
@@ -130,10 +135,12 @@ def read(
 def _check_size(file: Reader, path: Path, options: ServerOptions) -> None:
     """Refuse networks of another size, and say which options would fit."""
     written = json.loads(file.text("options"))
-    saved = ServerOptions(**{name: written[name] for name in _SHAPING})
-    sizes = _shaping_flags(saved)
+    # Other options may differ: they are this run's own, such as the learning rate.
+    shaping = {name: written[name] for name in _SHAPING}
+    sizes = _shaping_flags(ServerOptions(**shaping))
     if sizes != _shaping_flags(options):
-        flags = " ".join(f"{flag} {value}" for flag, value in sizes.items())
+        words = [f"{flag} {value}" for flag, value in sizes.items()]
+        flags = " ".join(words)
         raise UserError(f"--server-load {path} has another size; use {flags}")
 
 
@@ -153,8 +160,9 @@ def _tensors(file: Reader, group: str, device: torch.device) -> dict[str, Tensor
     tensors = {}
     for name in reader.names():
         # A float64 that float32 cannot hold becomes infinite, and is refused below.
+        shape = reader.shape(name)
         with np.errstate(over="ignore"):
-            array = reader.numbers(name, reader.shape(name)).astype(np.float32)
+            array = reader.numbers(name, shape).astype(np.float32)
         if not np.isfinite(array).all():
             raise ValueError(f"{group}/{name} holds what no training makes")
         tensors[name] = torch.as_tensor(array, device=device)
@@ -162,6 +170,8 @@ def _tensors(file: Reader, group: str, device: torch.device) -> dict[str, Tensor
 
 
 def _check_scaling(scaling: RowScaling | LatentScaling, width: int) -> None:
-    shapes = ((), (1,), (width,))
-    if scaling.mean.shape != (width,) or scaling.scale.shape not in shapes:
+    mean, scale = scaling.mean.shape, scaling.scale.shape
+    # Rows have a scale for every column, latents one for all.
+    scales = ((), (1,), (width,))
+    if mean != (width,) or scale not in scales:
         raise ValueError("its means and scales are of other columns")

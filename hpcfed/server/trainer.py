@@ -73,7 +73,9 @@ def cosine_schedule(
     """Return a schedule that takes the learning rate to zero along half a cosine."""
 
     def factor(step: int) -> float:
-        return 0.5 * (1 + math.cos(math.pi * min(step, steps) / steps))
+        # The scheduler asks once more after the last step.
+        angle = math.pi * min(step, steps) / steps
+        return 0.5 * (1 + math.cos(angle))
 
     return torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
 
@@ -87,12 +89,14 @@ class PlainTrainer:
     """A loop of torch on one rank: what DeepSpeed is compared with."""
 
     def __init__(self, network: nn.Module, plan: TrainingPlan) -> None:
-        self.network = network.to(plan.slot.device)
+        device = plan.slot.device
+        self.network = network.to(device)
+        # Captured after the move: a graph reads parameters where they are.
         self._called = captured_if_possible(network, plan)
         self._accumulation = plan.batching.accumulation
         self._bf16 = plan.options.server_precision == "bf16"
-        self._device = plan.slot.device
-        self._optimizer = adamw(network, plan.options, plan.slot.device)
+        self._device = device
+        self._optimizer = adamw(network, plan.options, device)
         self._scheduler = cosine_schedule(self._optimizer, plan.steps)
         self._done = 0
 
@@ -107,21 +111,27 @@ class PlainTrainer:
                 weigh_micro_batch(norms, micro, self._accumulation)
                 value = self._forward(loss, self._done + step, micro)
                 value.backward()
+                # Stays on the device: reading it would make the host wait every step.
                 losses[step] += value.detach()
             self._optimizer.step()
             self._optimizer.zero_grad()
             self._scheduler.step()
             progress(step + 1)
-            if check_is_due(step) and not bool(losses.isfinite().all()):
-                break
+            if check_is_due(step):
+                finite = losses.isfinite().all()
+                if not bool(finite):
+                    break
         self._done += steps
         self.network.eval()
         return losses.double().cpu().numpy()
 
     def _forward(self, loss: Loss, step: int, micro: int) -> Tensor:
         """Return a micro-batch's share of the step's loss."""
-        with torch.autocast(self._device.type, torch.bfloat16, enabled=self._bf16):
-            return loss(self._called, step, micro) / self._accumulation
+        device = self._device.type
+        with torch.autocast(device, torch.bfloat16, enabled=self._bf16):
+            mean = loss(self._called, step, micro)
+            # Gradients add up over micro-batches: a share of each makes their mean.
+            return mean / self._accumulation
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         for name, tensor in self.network.state_dict().items():

@@ -102,6 +102,7 @@ class Remote:
     def tell(self, request: Request) -> None:
         """Send a request; it travels while the worker goes on."""
         wire.send(self._link, self._server, request)
+        # Nothing may be on its way when this process ends.
         if isinstance(request, Leave):
             self._link.flush()
 
@@ -124,16 +125,19 @@ def serve(
     import_engine(options, world.device)
     present = set(seeds)
     while present:
+        # Workers send the same requests in the same order, so one of each makes a set.
         received: list[Request] = []
         if is_first:
             for worker in range(world.num_workers):
                 received.append(wire.receive(link, worker))
         requests = wire.bcast(world, received)
         first = requests[0]
+        # All workers of a seed leave together.
         if isinstance(first, Leave):
             present.remove(first.seed)
             continue
         on_device = [wire.on_device(request, world.device) for request in requests]
+        # Every server rank computes all answers; the first one sends them.
         answers = rank.handle(on_device)
         if is_first and first.answered:
             _send_answers(link, answers)
@@ -158,6 +162,7 @@ class _ProgressLines:
 
     def __call__(self, network: str, done: int, steps: int) -> None:
         now = time.monotonic()
+        # A network that is trained within seconds prints its last step alone.
         if network != self._network:
             self._network = network
             self._due = now + SECONDS_BETWEEN_LINES

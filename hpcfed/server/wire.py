@@ -27,8 +27,13 @@ class _Shape:
 def send(link: Link, to: int, message: Message) -> None:
     """Send a message to another role's rank; returns at once."""
     header, tensors = _pack(message)
-    link.send(to, header, tensors[0] if tensors else None)
-    for tensor in tensors[1:]:
+    if not tensors:
+        link.send(to, header)
+        return
+    # The link sends a header and one buffer; further buffers go without a header.
+    first, *others = tensors
+    link.send(to, header, first)
+    for tensor in others:
         link.send(to, None, tensor)
 
 
@@ -47,16 +52,22 @@ def receive(link: Link, source: int) -> Any:
 def allgather(collectives: Collectives, request: Request) -> list[Request]:
     """Return the requests of all workers, in rank order; to be called in turn."""
     header, tensors = _pack(request)
-    gathered = collectives.allgather_rows(header, tensors[0] if tensors else None)
-    headers = [other for other, _ in gathered]
-    tensors_of_workers: list[list[Any]] = [[rows] for _, rows in gathered]
+    # Headers travel with the first tensor, in one exchange; all workers have the same
+    # kind of request, and so the same number of tensors.
+    first = tensors[0] if tensors else None
+    headers, received = [], []
+    for other, rows in collectives.allgather_rows(header, first):
+        headers.append(other)
+        received.append([] if rows is None else [rows])
     for tensor in tensors[1:]:
-        others = collectives.allgather_rows(None, tensor)
-        for worker, (_, rows) in enumerate(others):
-            tensors_of_workers[worker].append(rows)
-    if not tensors:
-        return headers
-    return [_unpack(*both) for both in zip(headers, tensors_of_workers, strict=True)]
+        gathered = collectives.allgather_rows(None, tensor)
+        for worker, (_, rows) in enumerate(gathered):
+            assert rows is not None
+            received[worker].append(rows)
+    requests = []
+    for other, theirs in zip(headers, received, strict=True):
+        requests.append(_unpack(other, theirs))
+    return requests
 
 
 def bcast(world: World, requests: Sequence[Request]) -> list[Request]:
@@ -64,14 +75,17 @@ def bcast(world: World, requests: Sequence[Request]) -> list[Request]:
 
     The others' own `requests` do not matter.
     """
-    packed = [_pack(request) for request in requests]
-    headers = world.role_bcast([header for header, _ in packed])
+    headers, buffers = [], []
+    for request in requests:
+        header, tensors = _pack(request)
+        headers.append(header)
+        buffers.append(tensors)
+    headers = world.role_bcast(headers)
+    # The other ranks learn from the headers which buffers to expect.
+    if world.role_rank > 0:
+        buffers = [_empty_tensors(header) for header in headers]
     received = []
-    for number, header in enumerate(headers):
-        if world.role_rank == 0:
-            tensors = packed[number][1]
-        else:
-            tensors = [torch.empty(shape.sizes) for shape in _shapes(header).values()]
+    for header, tensors in zip(headers, buffers, strict=True):
         for tensor in tensors:
             world.role_bcast_array(tensor.numpy())
         received.append(_unpack(header, tensors))
@@ -97,10 +111,23 @@ def _pack(message: Message) -> tuple[Message, list[Tensor]]:
 
 def _shapes(header: Message) -> dict[str, _Shape]:
     """Return the names and shapes of the tensors that were taken out."""
-    items = vars(header).items()
-    return {name: value for name, value in items if isinstance(value, _Shape)}
+    shapes = {}
+    for name, value in vars(header).items():
+        if isinstance(value, _Shape):
+            shapes[name] = value
+    return shapes
+
+
+def _empty_tensors(header: Message) -> list[Tensor]:
+    """Return tensors to receive what was taken out."""
+    tensors = []
+    for shape in _shapes(header).values():
+        tensors.append(torch.empty(shape.sizes))
+    return tensors
 
 
 def _unpack(header: Any, tensors: Sequence[Tensor]) -> Any:
     """Put the tensors back into a message."""
-    return replace(header, **dict(zip(_shapes(header), tensors, strict=True)))
+    names = _shapes(header)
+    fields = dict(zip(names, tensors, strict=True))
+    return replace(header, **fields)

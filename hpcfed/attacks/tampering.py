@@ -1,0 +1,91 @@
+"""What happens to uploads on the way: attackers' forgeries take the place of their rows.
+
+Attacks that copy or mirror benign clients need one in the round: where all that were
+sampled are attackers, they upload what they trained, and the run says so once. The
+others always act.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+from torch import Tensor
+
+from hpcfed.attacks import ipm, mimic, noise, sign_flip
+from hpcfed.attacks.view import AttackView
+from hpcfed.config import RunConfig
+from hpcfed.config.attacks import NEED_BENIGN
+from hpcfed.errors import remark
+from hpcfed.federation.aggregation import Aggregation
+from hpcfed.federation.cohort import Cohort, Sent
+from hpcfed.runtime.collectives import Collectives
+
+FORGERS: dict[str, Callable[[AttackView], Tensor]] = {
+    "mimic": mimic.forge,
+    "ipm": ipm.forge,
+    "sign-flip": sign_flip.forge,
+    "noise": noise.forge,
+}
+
+
+@dataclass
+class Tampering:
+    """Replaces the uploads of malicious clients."""
+
+    config: RunConfig
+    attackers: np.ndarray
+    """Ids of all malicious clients of the federation."""
+    collectives: Collectives
+    _told_of_no_benign: bool = field(default=False, init=False)
+
+    def __call__(
+        self, downloaded: Tensor, rows: Tensor, cohort: Cohort, sent: Sent | None
+    ) -> Tensor:
+        """Return what this rank's members of the cohort upload.
+
+        `downloaded` is what the server sent to each of them; `sent` says which columns
+        each sends, where not all.
+        """
+        if sent is not None:
+            # What stays with a client is no update that anybody sees.
+            rows = rows.where(sent.columns(), downloaded)
+        malicious = np.isin(cohort.clients, self.attackers)
+        if not malicious.any():
+            return rows
+        if malicious.all() and self.config.attack in NEED_BENIGN:
+            self._tell_of_no_benign(cohort.round)
+            return rows
+        view = AttackView(
+            rows=rows,
+            start=downloaded,
+            cohort=cohort,
+            attackers=np.flatnonzero(malicious),
+            benign=np.flatnonzero(~malicious),
+            strength=self.config.attack_strength,
+            seed=self.config.seed,
+            collectives=self.collectives,
+            mean=Aggregation(self.config, self.collectives).mean,
+            sent=sent,
+        )
+        forged = FORGERS[self.config.attack](view)
+        return rows.index_copy(0, view.attackers_here, forged)
+
+    def _tell_of_no_benign(self, round: int) -> None:
+        if self.collectives.world.is_root and not self._told_of_no_benign:
+            remark(
+                f"hpcfed: all clients of round {round + 1} are attackers, and "
+                f"{self.config.attack} needs benign ones: in such rounds they upload "
+                "what they trained"
+            )
+        self._told_of_no_benign = True
+
+
+def tampering(
+    config: RunConfig, attackers: np.ndarray, collectives: Collectives
+) -> Tampering | None:
+    """Return what malicious clients do to uploads; None where all uploads are honest,
+    as those of clients with flipped labels are.
+    """
+    if config.attack not in FORGERS or not len(attackers):
+        return None
+    return Tampering(config, attackers, collectives)

@@ -1,0 +1,110 @@
+"""Calls of the engine by several seeds that can be made as one call with more rows."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hpcfed.clients.job import RowEngine, Score, TrainingJob
+from hpcfed.clients.pull import Pull, merge_pulls
+from hpcfed.data.shards import Shard, SubShard
+
+
+@dataclass(frozen=True, eq=False)
+class EvaluationJob:
+    rows: Tensor
+    shard: Shard
+    clients: np.ndarray
+
+
+Job = TrainingJob | EvaluationJob
+Answer = tuple[Tensor, Tensor] | Score
+"""Rows and losses of a training, or a score."""
+
+
+def mergeable(a: Job, b: Job) -> bool:
+    """Whether two jobs can be one: the same work on clients of the same larger shard."""
+    if not isinstance(a.shard, SubShard) or not isinstance(b.shard, SubShard):
+        return False
+    # Clients of different shards have their images in different memory.
+    if a.shard.whole is not b.shard.whole:
+        return False
+    if isinstance(a, TrainingJob) and isinstance(b, TrainingJob):
+        return (
+            a.sgd == b.sgd
+            and _mergeable_pulls(a.pull, b.pull)
+            and _equal(a.columns, b.columns)
+        )
+    if isinstance(a, EvaluationJob) and isinstance(b, EvaluationJob):
+        # The engine scores one row, expanded to many clients, faster than as many rows.
+        return not _expanded(a.rows) and not _expanded(b.rows)
+    return False
+
+
+def _mergeable_pulls(a: Pull | None, b: Pull | None) -> bool:
+    if a is None:
+        return b is None
+    return a.mergeable(b)
+
+
+def _equal(a: Tensor | None, b: Tensor | None) -> bool:
+    if a is None or b is None:
+        return a is b
+    return a is b or torch.equal(a, b)
+
+
+def _expanded(rows: Tensor) -> bool:
+    return len(rows) > 1 and rows.stride(0) == 0
+
+
+def run_merged(jobs: Sequence[Job], engine: RowEngine) -> list[Answer]:
+    """Run mergeable jobs by one call of the engine; return an answer for each."""
+    if len(jobs) == 1:
+        return [_run(jobs[0], engine)]
+    answer = _run(_merged(jobs), engine)
+    # Each seed gets its own rows back, in the order in which they went in.
+    counts = [len(job.rows) for job in jobs]
+    if not isinstance(answer, Score):
+        rows, losses = answer
+        return list(zip(rows.split(counts), losses.split(counts), strict=True))
+    scores: list[Answer] = []
+    for correct, loss, count in zip(
+        answer.correct.split(counts),
+        answer.loss.split(counts),
+        np.split(answer.count, np.cumsum(counts)[:-1]),
+        strict=True,
+    ):
+        scores.append(Score(correct, loss, count))
+    return scores
+
+
+def _run(job: Job, engine: RowEngine) -> Answer:
+    if isinstance(job, TrainingJob):
+        return engine.train(job)
+    return engine.evaluate(job.rows, job.shard, job.clients)
+
+
+def _merged(jobs: Sequence[Job]) -> Job:
+    """Return one job on the larger shard, for the clients of all jobs in turn."""
+    positions = []
+    for job in jobs:
+        assert isinstance(job.shard, SubShard)
+        # From positions in the seed's shard to those in the larger one.
+        positions.append(job.clients + job.shard.first)
+        whole = job.shard.whole
+    rows = torch.cat([job.rows for job in jobs])
+    clients = np.concatenate(positions)
+    trainings = [job for job in jobs if isinstance(job, TrainingJob)]
+    if not trainings:
+        return EvaluationJob(rows, whole, clients)
+    pulls = [job.pull for job in trainings if job.pull is not None]
+    return replace(
+        trainings[0],
+        rows=rows,
+        shard=whole,
+        clients=clients,
+        keys=torch.cat([job.keys for job in trainings]),
+        pull=merge_pulls(pulls) if pulls else None,
+    )

@@ -1,0 +1,104 @@
+"""What the steps of a stack read: its clients' samples and keys, drawn for all steps."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hpcfed.clients.job import Sgd
+from hpcfed.clients.schedule import (
+    num_epochs,
+    num_steps,
+    training_samples,
+    training_shifts,
+)
+from hpcfed.data.shards import Shard
+from hpcfed.runtime import randomness
+from hpcfed.runtime.device import on_device
+
+# Streams of a client's key. Their numbers are part of every recorded result.
+_ORDER, _DROPOUT, _AUGMENTATION = 0, 1, 2
+
+
+class StepTables:
+    """Tables [steps, capacity, …] whose memory stays in place, for captured steps."""
+
+    def __init__(self, shard: Shard, sgd: Sgd, random_layers: int) -> None:
+        self._shard = shard
+        self._sgd = sgd
+        self._random_layers = random_layers
+        self._device = shard.images.device
+        self.sizes = np.asarray(shard.sizes, np.int64)
+        """Samples of each of the shard's clients."""
+        self._sizes_on_device = on_device(self.sizes, self._device)
+        self._epochs = num_epochs(self.sizes, sgd.length)
+        self._steps = int(num_steps(self.sizes, sgd.length).max())
+        # The shard's index may be wider than the samples of these clients.
+        self.slots = min(shard.index.shape[1], sgd.batch_size)
+        """The most samples of a client in a step."""
+
+    def reserve(self, capacity: int) -> None:
+        """Allocate memory for stacks of so many clients."""
+        self._clients = self._zeros(capacity)
+        self._owned = self._zeros(capacity)
+        self._keys = self._zeros(capacity)
+        self.samples = self._zeros(self._steps, capacity, self.slots)
+        """Positions among the shard's images; meaningless beyond `counts`."""
+        self.counts = self._zeros(self._steps, capacity)
+        """Samples of each client in each step."""
+        self.shifts = torch.zeros_like(self.samples) if self._sgd.augment else None
+        """How each image is shifted and mirrored, where images are."""
+        self._layer_keys = self._zeros(self._steps, self._random_layers, capacity)
+
+    def _zeros(self, *shape: int) -> Tensor:
+        return torch.zeros(shape, dtype=torch.int64, device=self._device)
+
+    def load(self, clients: np.ndarray, keys: Tensor) -> None:
+        """Take in a stack's clients, as positions in the shard, and their keys."""
+        # Outside of what is captured: values change, addresses do not.
+        count = len(clients)
+        self._clients[:count].copy_(torch.from_numpy(clients), non_blocking=True)
+        self._keys[:count] = keys
+
+    def draw(self, count: int) -> None:
+        """Fill the tables for the first `count` clients; runs on the device alone."""
+        clients = self._clients[:count]
+        keys = self._keys[:count]
+        # Nothing here asks the host: this is captured like a step.
+        self._owned[:count] = self._sizes_on_device[clients]
+        samples, counts = training_samples(
+            self._shard.index[clients],
+            self._owned[:count],
+            randomness.child_keys(keys, _ORDER),
+            self._sgd.length,
+            epochs=self._epochs,
+            steps=self._steps,
+        )
+        self.samples[:, :count] = samples
+        self.counts[:, :count] = counts
+        if self.shifts is not None:
+            augmentation_keys = randomness.child_keys(keys, _AUGMENTATION)
+            # Drawn for whole batches, so that a client's numbers do not depend on how
+            # many slots its stack has.
+            shifts = training_shifts(
+                augmentation_keys, self._sgd.batch_size, self._steps
+            )
+            self.shifts[:, :count] = shifts[:, :, : self.slots]
+        if self._random_layers:
+            steps = torch.arange(self._steps, device=self._device)[:, None]
+            layers = torch.arange(self._random_layers, device=self._device)[:, None]
+            dropout_keys = randomness.child_keys(keys, _DROPOUT)
+            step_keys = randomness.child_keys(dropout_keys, steps)
+            self._layer_keys[:, :, :count] = randomness.child_keys(
+                step_keys[:, None], layers
+            )
+
+    def valid(self, step: Tensor, clients: int, slots: int) -> Tensor:
+        """Return [clients, slots], True where a slot holds a sample in this step."""
+        count = self.counts.index_select(0, step)[0, :clients, None]
+        return torch.arange(slots, device=self._device) < count
+
+    def layer_keys(self, step: Tensor, clients: int) -> Tensor | None:
+        """Return [random layers, clients] keys of this step's dropout, if there is any."""
+        if not self._random_layers:
+            return None
+        return self._layer_keys.index_select(0, step)[0, :, :clients]

@@ -1,0 +1,62 @@
+"""Updates that have diverged: whose rows are not finite, and what becomes of them.
+
+With --on-bad-update exclude they are left out, and the round's log names their clients;
+with stop they end the run.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hpcfed.federation.cohort import Cohort
+from hpcfed.runtime.collectives import Collectives
+
+NAMED = 8
+"""Clients that a message names; of more it names the first."""
+
+
+def finite_members(
+    rows: Tensor, cohort: Cohort, collectives: Collectives, *, stop: bool
+) -> np.ndarray:
+    """Return the positions of the cohort's members whose rows are finite, the same on
+    every rank.
+
+    The log counts the others as excluded. Raises where `stop` forbids that, or where
+    nobody would be left.
+    """
+    finite = torch.isfinite(rows).all(1).cpu().numpy()
+    everyones = collectives.allgather(cohort.chosen[finite])
+    members = np.sort(np.concatenate(everyones))
+    bad = np.delete(cohort.clients, members)
+    if len(bad) and (stop or not len(members)):
+        raise divergence(bad, cohort.round)
+    bad_here = cohort.clients[cohort.chosen[~finite]]
+    cohort.log.excluded.update(bad_here.tolist())
+    return members
+
+
+def revert_diverged(
+    rows: Tensor, before: Tensor, ids: np.ndarray, cohort: Cohort, *, stop: bool
+) -> Tensor:
+    """Return the rows of clients of this rank, those from `before` where training has
+    diverged; the log counts these clients as excluded.
+    """
+    finite = torch.isfinite(rows).all(1)
+    if bool(finite.all()):
+        return rows
+    bad = ids[~finite.cpu().numpy()]
+    sound_before = bool(torch.isfinite(before[~finite]).all())
+    if stop or not sound_before:
+        raise divergence(bad, cohort.round)
+    cohort.log.excluded.update(bad.tolist())
+    return rows.where(finite[:, None], before)
+
+
+def divergence(clients: np.ndarray, round: int) -> ArithmeticError:
+    """Return the error that names clients whose updates are not finite."""
+    named = ", ".join(map(str, clients[:NAMED]))
+    if len(clients) > NAMED:
+        named += ", …"
+    return ArithmeticError(
+        f"updates that are not finite, of clients {named} in round {round + 1}"
+    )

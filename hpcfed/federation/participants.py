@@ -1,0 +1,110 @@
+"""Who the clients are: those of this rank, and those that take part in a round."""
+
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from hpcfed.clients.placement import Clients
+from hpcfed.config import Options, RunConfig
+from hpcfed.federation.cohort import Cohort, shares
+from hpcfed.federation.log import OnTrained, RoundLog
+from hpcfed.record.timing import Timer
+from hpcfed.runtime import randomness
+from hpcfed.runtime.collectives import Collectives
+
+MethodOptions = TypeVar("MethodOptions", bound=Options, covariant=True)
+
+
+class Participants(Generic[MethodOptions]):
+    """The clients of the federation, as one rank knows them.
+
+    Client ids are global; positions count this rank's clients from 0.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        options: MethodOptions,
+        *,
+        clients: Clients,
+        collectives: Collectives,
+        timer: Timer,
+    ) -> None:
+        self.config = config
+        self.options = options
+        self.clients = clients.on(collectives.world.role_rank)
+        """Ids of this rank's clients, ascending."""
+        self.sizes = clients.train_samples
+        """Training samples of every client of the federation."""
+        self._round = 0
+        self._rank_of = clients.rank
+        self._collectives = collectives
+        self._timer = timer
+
+    @property
+    def round(self) -> int:
+        """The round in progress, or the last one: what is trained outside of rounds
+        takes its learning rate and random numbers from it.
+        """
+        return self._round
+
+    @property
+    def num_holders(self) -> int:
+        """Clients of the federation that have training data."""
+        return int(np.count_nonzero(self.sizes))
+
+    def generator(self, purpose: str, *numbers: int) -> np.random.Generator:
+        """Return random numbers for a decision that all ranks take alike."""
+        return randomness.generator(self.config.seed, purpose, *numbers)
+
+    def sample(self, round: int, on_trained: OnTrained | None = None) -> Cohort:
+        """Draw the cohort of a round from all clients, without replacement, and begin
+        the round's log; `on_trained` gets the rows that local training leaves.
+
+        Clients without training data take no part: they are sent nothing, send nothing
+        and have no weight. A cohort in which nobody has data stays as drawn, leaves all
+        rows as they are, and counts as empty.
+        """
+        self._round = round
+        with self._timer.phase("sample"):
+            total, count = len(self.sizes), self.config.cohort_size
+            drawn = np.arange(total)
+            if count < total:
+                generator = self.generator("cohort", round)
+                drawn = np.sort(generator.choice(total, count, replace=False))
+            holders = drawn[self.sizes[drawn] > 0]
+            log = RoundLog(cohort_size=len(holders), on_trained=on_trained)
+            return self._cohort(round, holders if len(holders) else drawn, log)
+
+    def everyone(self, round: int) -> Cohort:
+        """Return a cohort of all clients of this federation, such as those that join
+        late, with a log of its own.
+        """
+        self._round = round
+        return self._cohort(round, np.arange(len(self.sizes)), RoundLog())
+
+    def resume_after(self, round: int) -> None:
+        """Go on as if this round, counted from 0, had just been done."""
+        self._round = round
+
+    def _cohort(self, round: int, clients: np.ndarray, log: RoundLog) -> Cohort:
+        hosts = self._rank_of[clients]
+        per_rank = []
+        for rank in range(self._collectives.size):
+            per_rank.append(np.flatnonzero(hosts == rank))
+        chosen = per_rank[self._collectives.world.role_rank]
+        return Cohort(
+            round=round,
+            clients=clients,
+            weights=shares(self.sizes[clients]),
+            here=np.searchsorted(self.clients, clients[chosen]),
+            chosen=chosen,
+            per_rank=per_rank,
+            log=log,
+        )
+
+    def _num_sending(self, cohort: Cohort) -> int:
+        """Return the number of members with training data: what others are said to send
+        or get counts for nothing.
+        """
+        return int(np.count_nonzero(self.sizes[cohort.clients]))

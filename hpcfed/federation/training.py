@@ -1,0 +1,214 @@
+"""What clients do on their own: local training, and evaluation on their test data."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hpcfed.clients.job import RowEngine, Score, Sgd, TrainingJob
+from hpcfed.clients.placement import Clients
+from hpcfed.clients.pull import Pull
+from hpcfed.clients.schedule import num_samples
+from hpcfed.config import RunConfig
+from hpcfed.data.datasets import Split
+from hpcfed.data.shards import Shard
+from hpcfed.federation import exclusion
+from hpcfed.federation.cohort import Cohort
+from hpcfed.federation.participants import MethodOptions, Participants
+from hpcfed.models.layout import Layout
+from hpcfed.record.timing import Timer
+from hpcfed.runtime import randomness
+from hpcfed.runtime.collectives import Collectives
+from hpcfed.runtime.device import on_device
+
+Shards = Callable[[Split, np.ndarray], Shard]
+"""Gathers the samples of clients, by id, from one split of the data set."""
+_EMPTY = Shard(
+    torch.empty(0), torch.empty(0), torch.empty(0), (), np.empty(0, np.int64)
+)
+
+
+class LocalTraining(Participants[MethodOptions]):
+    """This rank's clients with their data, and the engine that advances their rows."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        options: MethodOptions,
+        *,
+        clients: Clients,
+        collectives: Collectives,
+        timer: Timer,
+        train_data: Shard,
+        test_data: Shard,
+        engine: RowEngine,
+        first_row: Tensor,
+    ) -> None:
+        super().__init__(
+            config, options, clients=clients, collectives=collectives, timer=timer
+        )
+        self._train_data = train_data
+        self._test_data = test_data
+        self._engine = engine
+        self._first_row = first_row
+
+    @property
+    def layout(self) -> Layout:
+        return self._engine.layout
+
+    @property
+    def device(self) -> torch.device:
+        return self._first_row.device
+
+    def initial_row(self) -> Tensor:
+        """Return the network's initial weights, which depend on the seed alone."""
+        return self._first_row.clone()
+
+    def keys(self, purpose: str, cohort: Cohort) -> Tensor:
+        """Return a key for each of the cohort's members on this rank, for random
+        numbers that it draws for itself.
+        """
+        ids = on_device(self.clients[cohort.here], self.device)
+        return randomness.client_keys(self.config.seed, purpose, cohort.round, ids)
+
+    def settle(self, clients: Clients, shards: Shards) -> None:
+        """Take over this rank's clients and their data, after some have changed ranks."""
+        self.clients = clients.on(self._collectives.world.role_rank)
+        self._rank_of = clients.rank
+        # The device may not hold both: the old data goes before the new data comes.
+        self._train_data = self._test_data = _EMPTY
+        self._engine.forget()
+        self._train_data = shards("train", self.clients)
+        self._test_data = shards("test", self.clients)
+
+    def train(
+        self,
+        rows: Tensor,
+        cohort: Cohort,
+        *,
+        epochs: int | None = None,
+        columns: Tensor | None = None,
+        sgd: Sgd | None = None,
+        phase: int = 0,
+        pull: Pull | None = None,
+    ) -> Tensor:
+        """Return the cohort's rows after local training, by the run's SGD unless given;
+        only True `columns` change.
+
+        `pull` draws each row to a reference. Phases of one round, numbered by the
+        method, see the samples in different orders.
+        """
+        if _all_frozen(columns):
+            return rows
+        log, round = cohort.log, cohort.round
+        with self._timer.phase("train"):
+            sgd = sgd or self._sgd(epochs or self.config.epochs, round)
+            purpose = _purpose("training", phase)
+            rows, losses = self._descend(
+                purpose, rows, cohort.here, sgd, round=round, columns=columns, pull=pull
+            )
+            sizes = self.sizes[self.clients[cohort.here]]
+            log.add_losses(losses, num_samples(sizes, sgd.length))
+        if log.on_trained is not None:
+            with self._timer.phase("record"):
+                log.on_trained(cohort.here, rows)
+        return rows
+
+    def finetune(
+        self,
+        rows: Tensor,
+        clients: np.ndarray,
+        *,
+        epochs: int | None = None,
+        columns: Tensor | None = None,
+        sgd: Sgd | None = None,
+        phase: int = 0,
+    ) -> Tensor:
+        """Return rows after training that clients do for themselves, as before they are
+        judged: no round's log counts it.
+        """
+        if _all_frozen(columns):
+            return rows
+        with self._timer.phase("train"):
+            sgd = sgd or self._sgd(epochs or self.config.epochs, self._round)
+            purpose = _purpose("fine-tuning", phase)
+            rows, _ = self._descend(
+                purpose, rows, clients, sgd, round=self._round, columns=columns
+            )
+            return rows
+
+    def fisher(self, rows: Tensor, cohort: Cohort) -> Tensor:
+        """Return the diagonal of the Fisher information of the cohort's rows on their
+        own training data.
+        """
+        with self._timer.phase("train"):
+            return self._engine.fisher(rows, self._train_data, cohort.here)
+
+    def evaluate(self, rows: Tensor, clients: np.ndarray) -> Score:
+        """Score rows on the own test data of clients of this rank."""
+        with self._timer.phase("evaluate"):
+            return self._engine.evaluate(rows, self._test_data, clients)
+
+    def revert_diverged(
+        self,
+        rows: Tensor,
+        before: Tensor,
+        cohort: Cohort,
+        clients: np.ndarray | None = None,
+    ) -> Tensor:
+        """Return rows as the cohort's members, or `clients`, have trained them, and
+        those from `before` where they are not finite: these clients count as excluded.
+        """
+        trained = cohort.here if clients is None else clients
+        ids, stop = self.clients[trained], self._stops_at_divergence
+        with self._timer.phase("upload"):
+            return exclusion.revert_diverged(rows, before, ids, cohort, stop=stop)
+
+    @property
+    def _stops_at_divergence(self) -> bool:
+        return self.config.on_bad_update == "stop"
+
+    def _sgd(self, epochs: int, round: int) -> Sgd:
+        c = self.config
+        return Sgd(
+            epochs,
+            c.batch_size,
+            c.lr * c.lr_decay**round,
+            momentum=c.momentum,
+            weight_decay=c.weight_decay,
+            clip=c.clip,
+        )
+
+    def _descend(
+        self,
+        purpose: str,
+        rows: Tensor,
+        clients: np.ndarray,
+        sgd: Sgd,
+        *,
+        round: int,
+        columns: Tensor | None,
+        pull: Pull | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        # Also a method's own SGD sees images as the run wants them.
+        sgd = replace(sgd, augment=self.config.augment == "crop-flip")
+        ids = on_device(self.clients[clients], self.device)
+        keys = randomness.client_keys(self.config.seed, purpose, round, ids)
+        job = TrainingJob(
+            rows, self._train_data, clients, sgd, keys=keys, columns=columns, pull=pull
+        )
+        return self._engine.train(job)
+
+
+def _purpose(work: str, phase: int) -> str:
+    """Name a stream of random numbers."""
+    return f"{work}, phase {phase}" if phase else work
+
+
+def _all_frozen(columns: Tensor | None) -> bool:
+    """Return whether nothing is to be trained, as the head of a network that is all
+    body.
+    """
+    return columns is not None and not bool(columns.any())

@@ -1,0 +1,370 @@
+"""How the convolution kernels cut their work: for which layers they serve, and the best
+cut of each.
+
+A kernel's work is cut into units, bands of rows of one image. A block takes a batch of
+units at once into shared memory. A cut is chosen by a score, roughly the share of time
+that tensor cores could be busy; its constants were fitted to measurements on an H200.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal
+
+from hpcfed.kernels.cuda import Macros
+
+Kind = Literal["forward", "weight", "input"]
+"""The forward pass, the gradient of weights, the gradient of inputs."""
+KINDS: tuple[Kind, ...] = ("forward", "weight", "input")
+SHARED = 224 * 1024
+"""Bytes of shared memory that a block may use on a Hopper GPU; `shared_memory` asks the
+device.
+"""
+BUSY_WARPS = 16
+"""Warps per multiprocessor that the registers leave room for."""
+MAX_BATCH = 16
+"""Units that a block takes at once at most."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A convolution with stride 1 and a square kernel, its activation, and perhaps 2×2
+    max pooling.
+    """
+
+    height: int
+    width: int
+    channels: int
+    outputs: int
+    """Output channels."""
+    kernel: int
+    padding: int
+    bias: bool
+    slope: float
+    """Slope of the activation below zero: 0 for ReLU, 1 for none."""
+    pool: bool
+
+    @property
+    def convolved(self) -> tuple[int, int]:
+        """Height and width before pooling."""
+        grow = 2 * self.padding - self.kernel + 1
+        return self.height + grow, self.width + grow
+
+    @property
+    def result(self) -> tuple[int, int]:
+        """Height and width of the layer's output."""
+        height, width = self.convolved
+        return (height // 2, width // 2) if self.pool else (height, width)
+
+    @property
+    def columns(self) -> int:
+        """Weights and biases of a client."""
+        return self.outputs * (self.kernel**2 * self.channels + self.bias)
+
+    def supported(self, shared: int = SHARED) -> bool:
+        """Whether the kernels serve, with so many bytes of shared memory."""
+        possible = (
+            self.outputs % 8 == 0
+            and self.kernel - 1 >= self.padding
+            and min(self.result) > 0
+        )
+        return possible and bool(plans(self, shared, False))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One way to cut a kernel's work."""
+
+    band: int
+    """Rows of a unit, of the result."""
+    batch: int
+    """Units that a block takes at once."""
+    pixel: int
+    """Floats between neighbouring pixels in shared memory, chosen against bank
+    conflicts.
+    """
+    shared: int
+    """Bytes of shared memory."""
+    warps: int = 8
+    tap_warps: int = 1
+    """Gradient of weights: warps that divide the taps; the others divide the pixels."""
+    wide: int = 0
+    """Output channels that a warp-group instruction makes at once; 0 for kernels
+    without them.
+    """
+
+
+Scored = tuple[float, Plan]
+
+
+@cache
+def plans(layer: Layer, shared: int, warp_groups: bool) -> dict[Kind, Plan]:
+    """Return the best plan of each kernel; empty when an image does not fit."""
+    best: dict[Kind, Plan] = {}
+    for kind in KINDS:
+        candidates: list[Scored] = []
+        if warp_groups:
+            candidates = _wide_candidates(layer, kind, shared)
+        if not candidates:
+            candidates = _candidates(layer, kind, shared)
+        # One kernel that does not fit is reason enough for torch's convolution.
+        if not candidates:
+            return {}
+        _, best[kind] = max(candidates, key=lambda scored: scored[0])
+    return best
+
+
+def kernel_name(kind: Kind, plan: Plan) -> str:
+    """Return the name of the kernel in convolution.cu."""
+    if kind == "weight":
+        return "weight_gradient"
+    return "wide_product" if plan.wide else "gather_product"
+
+
+def macros(layer: Layer, kind: Kind, plan: Plan) -> Macros:
+    """Return the macros that a kernel is compiled with."""
+    values: dict[str, str | int] = {**_shapes(layer, kind)}
+    # Only the named kernel of the source is compiled.
+    values[kernel_name(kind, plan).upper()] = 1
+    values["KH"] = layer.kernel
+    values["KW"] = layer.kernel
+    values["SLOPE"] = f"{float(layer.slope)}f"
+    values["SPREAD"] = int(kind == "input")
+    values["BIAS"] = int(layer.bias and kind != "input")
+    values["BAND"] = plan.band
+    values["BATCH"] = plan.batch
+    values["PIXEL"] = plan.pixel
+    values["WARPS"] = plan.warps
+    values["NT"] = plan.wide
+    values["TAP_WARPS"] = plan.tap_warps
+    # Tells the compiler how many registers a thread may take.
+    values["MIN_BLOCKS"] = max(1, min(16 // plan.warps, SHARED // plan.shared))
+    return tuple(values.items())
+
+
+def _shapes(layer: Layer, kind: Kind) -> dict[str, int]:
+    """Return the shapes of what a kernel gathers from (`SRC`), and of what it makes."""
+    if kind != "input":
+        height, width = layer.result
+        return {
+            "SRC_H": layer.height,
+            "SRC_W": layer.width,
+            "SRC_C": layer.channels,
+            "DST_C": layer.outputs,
+            "OUT_H": height,
+            "OUT_W": width,
+            "LEAD": layer.padding,
+            "POOL": int(layer.pool),
+            "SPREAD_POOL": 0,
+        }
+    # The gradient of inputs is a convolution of the output's gradient with the flipped
+    # kernel, whose padding is what the forward pass left out.
+    height, width = layer.convolved
+    return {
+        "SRC_H": height,
+        "SRC_W": width,
+        "SRC_C": layer.outputs,
+        "DST_C": layer.channels,
+        "OUT_H": layer.height,
+        "OUT_W": layer.width,
+        "LEAD": layer.kernel - 1 - layer.padding,
+        "POOL": 0,
+        "SPREAD_POOL": int(layer.pool),
+    }
+
+
+@dataclass(frozen=True)
+class _Geometry:
+    """Numbers that all cuts of a kernel's work share."""
+
+    kernel: int
+    src_c: int
+    dst_c: int
+    out_h: int
+    out_w: int
+    pool: int
+
+    @property
+    def step(self) -> int:
+        """Pixels of the convolution per pixel of the result, in each direction."""
+        return 1 + self.pool
+
+    @property
+    def taps(self) -> int:
+        return self.kernel**2 * self.src_c
+
+    @property
+    def fragments(self) -> int:
+        """Groups of eight output channels, which a tensor core makes at once."""
+        return _quotient(self.dst_c, 8)
+
+    @property
+    def cols(self) -> int:
+        """Columns that a unit loads."""
+        return self.out_w * self.step + self.kernel - 1
+
+    def rows(self, band: int) -> int:
+        """Rows that a unit loads."""
+        return band * self.step + self.kernel - 1
+
+    def bands(self) -> set[int]:
+        """Heights of bands that cut the result into equally many rows each."""
+        return {_quotient(self.out_h, bands) for bands in range(1, self.out_h + 1)}
+
+
+def _geometry(layer: Layer, kind: Kind) -> _Geometry:
+    m = _shapes(layer, kind)
+    return _Geometry(
+        kernel=layer.kernel,
+        src_c=m["SRC_C"],
+        dst_c=m["DST_C"],
+        out_h=m["OUT_H"],
+        out_w=m["OUT_W"],
+        pool=m["POOL"],
+    )
+
+
+def _candidates(layer: Layer, kind: Kind, limit: int) -> list[Scored]:
+    """Return the cuts that fit into shared memory, with their scores."""
+    geometry = _geometry(layer, kind)
+    cuts = _weight_cuts if kind == "weight" else _product_cuts
+    found = []
+    for band in geometry.bands():
+        bands = _quotient(geometry.out_h, band)
+        height = band * geometry.step
+        # The share of useful rows: of the last band, and among those loaded.
+        useful = geometry.out_h / (band * bands) * (height / geometry.rows(band)) ** 0.2
+        for batch in range(1, MAX_BATCH + 1):
+            for score, plan in cuts(geometry, band, batch, useful):
+                if plan.shared <= limit:
+                    # Few warps cannot hide each other's waiting.
+                    resident = plan.warps * (limit // plan.shared)
+                    busy = min(1.0, resident / BUSY_WARPS) ** 0.7
+                    found.append((score * busy, plan))
+    return found
+
+
+def _weight_cuts(
+    g: _Geometry, band: int, batch: int, useful: float
+) -> Iterator[Scored]:
+    """Yield cuts of the gradient of weights: warps divide taps, or pixels."""
+    pixel = g.src_c
+    if g.src_c % 8 == 0:
+        pixel += (8 - g.src_c) % 16
+    channels = g.fragments * 8
+    # 8 or 24 modulo the 32 banks: lanes of a fragment then read different banks.
+    stride = channels
+    if channels % 32 != 24:
+        stride += (40 - channels % 32) % 32
+    # Filled up with zeros to the eight that an instruction takes.
+    pixels = _quotient(band * g.step * g.out_w * g.step, 8) * 8
+    pitch = _even(g.cols * pixel)
+    unit = g.rows(band) * pitch + pixels * stride
+    shared = 4 * (pixels + batch * unit)
+    groups = _quotient(g.taps, 16)
+    steps = batch * pixels // 8
+    for tap_warps in (1, 2, 4, 8):
+        groups_each = _quotient(groups, tap_warps)
+        # A warp keeps all its sums in registers.
+        if groups_each * g.fragments > 24:
+            continue
+        pixel_warps = 8 // tap_warps
+        busy = (
+            groups
+            / (groups_each * tap_warps)
+            * steps
+            / (_quotient(steps, pixel_warps) * pixel_warps)
+        )
+        products = groups_each * g.fragments
+        loads = (4 * groups_each + 2 * g.fragments) / products
+        # Four steps' worth of waiting between batches.
+        score = useful * busy / (1 + loads) * steps / (steps + 4)
+        yield score, Plan(band, batch, pixel, shared, 8, tap_warps)
+
+
+def _product_cuts(
+    g: _Geometry, band: int, batch: int, useful: float
+) -> Iterator[Scored]:
+    """Yield cuts of the forward pass or the gradient of inputs."""
+    pixel = g.src_c
+    if g.src_c % 8 == 0:
+        pixel += ((4 if g.pool else 8) - g.src_c) % 16
+    steps = _quotient(g.kernel * _even(g.kernel * g.src_c), 8)
+    outputs = band * g.out_w
+    parts = _quotient(g.fragments, 4)
+    # Pairs of floats must be aligned: odd channels need a second, shifted copy.
+    copies = 1 + g.src_c % 2
+    # As gather_product lays out its shared memory: weights, offsets of taps, images.
+    weights = steps * (g.fragments * 64 + 4)
+    pitch = _even(g.cols * pixel)
+    images = copies * batch * g.rows(band) * pitch
+    shared = 4 * (weights + images)
+    # Outputs that a warp makes together: 64 pixels of the convolution.
+    group = 16 if g.pool else 64
+    tasks = _quotient(batch * outputs, group) * parts
+    for warps in (4, 8):
+        busy = batch * outputs * parts / group / (_quotient(tasks, warps) * warps)
+        # Sixteen tasks' worth of waiting between batches.
+        score = useful * busy * tasks / (tasks + 16)
+        yield score, Plan(band, batch, pixel, shared, warps)
+
+
+def _wide_candidates(layer: Layer, kind: Kind, limit: int) -> list[Scored]:
+    """Return cuts for products on warp-group instructions; none where these do not
+    serve.
+    """
+    g = _geometry(layer, kind)
+    if kind == "weight" or g.src_c % 8 or g.dst_c % 8:
+        return []
+    # The most that divides the channels: an operand is read once for all of them.
+    at_once = next(size for size in (64, 32, 16, 8) if g.dst_c % size == 0)
+    parts = g.dst_c // at_once
+    found = []
+    for band in g.bands():
+        bands = _quotient(g.out_h, band)
+        rows = g.rows(band)
+        # A tile is 64 pixels in a row; those at the rows' ends are for nothing.
+        tiles = _quotient(band * g.step * g.cols, 64)
+        useful = (
+            g.out_h
+            / (band * bands)
+            * band
+            * g.step
+            * g.out_w
+            * g.step
+            / (tiles * 64)
+            * (band * g.step / rows) ** 0.2
+        )
+        for batch in range(1, MAX_BATCH + 1):
+            # 16 bytes more than a multiple of 128, as PLANE in the source.
+            reach = 64 + (g.kernel - 1) * g.cols + g.kernel
+            plane = (batch * rows * g.cols + reach) // 8 * 8 + 9
+            staged = batch * tiles * 64 * (g.dst_c + 8) if g.pool else 0
+            weights = g.taps * g.dst_c
+            planes = g.src_c * plane
+            shared = 4 * (weights + planes + staged) + 128
+            # An instruction's descriptor has 14 bits for the distance of planes.
+            if shared > limit or plane >= 2**14:
+                continue
+            tasks = batch * tiles * parts
+            busy = tasks / (_quotient(tasks, 2) * 2)
+            clocks = tasks * g.taps // 8 * max(16, at_once // 2)
+            # 5000 clocks of waiting between batches; two blocks share them.
+            score = (
+                useful
+                * busy
+                * clocks
+                / (clocks + 5000)
+                * min(1.0, (limit // shared) / 2) ** 0.6
+            )
+            found.append((score, Plan(band, batch, 0, shared, 8, wide=at_once)))
+    return found
+
+
+def _quotient(number: int, divisor: int) -> int:
+    """Return the quotient, rounded up."""
+    return -(-number // divisor)
+
+
+def _even(number: int) -> int:
+    return number + number % 2

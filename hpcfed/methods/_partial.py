@@ -1,0 +1,109 @@
+"""What methods have in common that share some columns of the rows and leave the others
+private to each client.
+"""
+
+from dataclasses import dataclass, field, replace
+
+from hpcfed import config
+from hpcfed.config import option
+from hpcfed.errors import UserError
+from hpcfed.methods._interface import (
+    FIXED,
+    IN_PLACE,
+    OWNED,
+    Cohort,
+    Federation,
+    Positions,
+    Tensor,
+)
+from hpcfed.models import MODELS
+
+
+class Options(config.Options):
+    head_layers: int = option(
+        1,
+        "convolutions and linear layers, the last ones, that form the head; others are "
+        "the body",
+        ge=0,
+    )
+
+    def check(self, config: config.RunConfig) -> None:
+        most = MODELS[config.network()].layers
+        if self.head_layers > most:
+            raise UserError(
+                f"--head-layers {self.head_layers}, but {config.network()} has {most} "
+                "layers with weights"
+            )
+
+
+@dataclass(frozen=True)
+class State:
+    shared: Tensor
+    """The server's row of the shared columns."""
+    private: Tensor = field(metadata=OWNED | IN_PLACE)
+    """Every client's row of the private columns."""
+    shared_at: Tensor = field(metadata=FIXED)
+    """Which columns are shared, by position."""
+    private_at: Tensor = field(metadata=FIXED)
+    """Which columns are private, by position."""
+
+
+def body_and_head(fed: Federation[Options]) -> tuple[Tensor, Tensor]:
+    """Return two masks over the columns, on the host, where the engine reads them."""
+    layers = fed.layout.last(fed.options.head_layers)
+    head = fed.layout.mask(layers)
+    return ~head, head
+
+
+def begin(fed: Federation, *, shared: Tensor) -> State:
+    """Return the state before the first round: all clients have the common initial
+    row.
+    """
+    row = fed.initial_row()
+    shared_at = shared.nonzero().squeeze(1).to(row.device)
+    private_at = (~shared).nonzero().squeeze(1).to(row.device)
+    private = row[private_at].repeat(len(fed.clients), 1)
+    return State(row[shared_at], private, shared_at, private_at)
+
+
+def join(state: State, shared: Tensor, private: Tensor) -> Tensor:
+    """Put shared and private columns together; one row of shared ones serves for all."""
+    width = len(state.shared_at) + len(state.private_at)
+    rows = private.new_empty(len(private), width)
+    rows[:, state.shared_at] = shared
+    rows[:, state.private_at] = private
+    return rows
+
+
+def download(fed: Federation, state: State, cohort: Cohort) -> Tensor:
+    """Return the cohort's rows at the start of a round: the server's columns, and each
+    client's private ones.
+    """
+    shared = fed.download(state.shared, cohort)
+    return join(state, shared, state.private[cohort.here])
+
+
+def aggregate(fed: Federation, state: State, rows: Tensor, cohort: Cohort) -> State:
+    """Return the state after a round: the mean of the shared columns, and private ones
+    as each client trained them.
+    """
+    before = state.private[cohort.here]
+    private = rows[:, state.private_at]
+    state.private[cohort.here] = fed.revert_diverged(private, before, cohort)
+    uploads = fed.upload(rows[:, state.shared_at], cohort)
+    return replace(state, shared=fed.mean(uploads, cohort))
+
+
+def personal(fed: Federation, state: State, clients: Positions) -> Tensor:
+    return join(state, state.shared, state.private[clients])
+
+
+def global_row(state: State) -> None:
+    return None  # the server knows a part of the network
+
+
+def welcome(fed: Federation, state: State, cohort: Cohort) -> Tensor:
+    """Give new clients the server's columns; others are those of the initial row."""
+    private = fed.initial_row()[state.private_at].expand(len(cohort.here), -1)
+    rows = join(state, state.shared, private)
+    return fed.greet(rows, cohort, fed.num_holders * len(state.shared_at))

@@ -1,0 +1,308 @@
+"""Layers that know whose sample is whose, in a network stacked over clients."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hpcfed.kernels import convolution, cuda, dropout, linear
+from hpcfed.runtime import randomness
+
+
+@dataclass
+class Batch:
+    """What layers need to know of the batch that is passing through."""
+
+    num_clients: int = 1
+    valid: Tensor | None = None
+    """[clients, slots], True where a slot holds a sample; None when all do."""
+    keys: Tensor | None = None
+    """[random layers, clients]: keys of this step's random numbers; None outside of
+    training.
+    """
+    sinks: dict[str, Tensor] = field(default_factory=dict)
+    """Where gradients of named tensors belong. A layer may take its own out and write
+    there itself.
+    """
+    updates: dict[str, linear.Update] = field(default_factory=dict)
+    """How the weights that update themselves do so, by name."""
+    branch: cuda.Branch = field(default_factory=cuda.Branch)
+    """Where gradients that go to sinks are computed."""
+
+
+class StackedLayer(nn.Module):
+    """Holds the plain layer's tensors under the same names.
+
+    A forward pass sees them with a clients' dimension.
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+    running_mean: Tensor
+    running_var: Tensor
+
+    def __init__(
+        self, plain: nn.Module, batch: Batch, name: str, numbers: Iterator[int]
+    ) -> None:
+        """`numbers` count the layers that draw random numbers."""
+        super().__init__()
+        self.batch = batch
+        self.name = name
+        for tensor_name, parameter in plain.named_parameters(recurse=False):
+            self.register_parameter(tensor_name, parameter)
+        for tensor_name, buffer in plain.named_buffers(recurse=False):
+            if buffer.is_floating_point():
+                self.register_buffer(tensor_name, buffer)
+        # `bias=False` leaves a None among the parameters, which is not named.
+        if "bias" not in self._parameters:
+            self.bias = None
+
+    def take_sinks(self) -> tuple[Tensor | None, Tensor | None]:
+        """Take out the sinks of weight and bias.
+
+        A layer that is used again in the same pass finds none: its gradients add up,
+        which sinks cannot do.
+        """
+        sinks = self.batch.sinks
+        weight = sinks.pop(self.name + "weight", None)
+        bias = sinks.pop(self.name + "bias", None)
+        return weight, bias
+
+
+class StackedConv2d(StackedLayer):
+    slope = 1.0
+    """Slope below zero of the activation that this layer applies; 1: none."""
+    pool = False
+    """Whether this layer ends with max pooling of 2 × 2 pixels."""
+
+    def __init__(
+        self, plain: nn.Conv2d, batch: Batch, name: str, numbers: Iterator[int]
+    ) -> None:
+        super().__init__(plain, batch, name, numbers)
+        if plain.padding_mode != "zeros":
+            raise TypeError(
+                f"Conv2d with padding_mode '{plain.padding_mode}' does not stack; use "
+                "'zeros'"
+            )
+        self.groups = plain.groups
+        self.geometry: dict[str, Any] = {
+            "stride": plain.stride,
+            "padding": plain.padding,
+            "dilation": plain.dilation,
+        }
+        self.square = (
+            plain.groups == 1
+            and not isinstance(plain.padding, str)
+            and len(set(plain.kernel_size)) == 1
+            and len(set(plain.padding)) == 1
+            and set(plain.stride) == {1}
+            and set(plain.dilation) == {1}
+        )
+        """Whether our kernels know this geometry."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        layer = self._kernel_layer(x)
+        if layer is not None:
+            sink = self._sink(layer)
+            branch = self.batch.branch
+            return convolution.block(x, self.weight, self.bias, layer, sink, branch)
+        y = self._convolved(x)
+        if self.slope == 0:
+            y = F.relu(y)
+        elif self.slope != 1:
+            y = F.leaky_relu(y, self.slope)
+        return F.max_pool2d(y, 2) if self.pool else y
+
+    def _kernel_layer(self, x: Tensor) -> convolution.Layer | None:
+        """Return what our kernels need to know, where they serve.
+
+        They serve several clients on a GPU, in TensorFloat-32, channels-last.
+        """
+        if self.batch.num_clients == 1 or x.dtype != torch.float32:
+            return None
+        if not self.square or not cuda.available(x.device):
+            return None
+        # A user who forbids TensorFloat-32 gets torch's convolutions.
+        if not torch.backends.cudnn.allow_tf32 or self.weight.stride(2) != 1:
+            return None
+        layer = convolution.Layer(
+            height=x.shape[2],
+            width=x.shape[3],
+            channels=x.shape[1],
+            outputs=self.weight.shape[1],
+            kernel=self.weight.shape[-1],
+            padding=self.geometry["padding"][0],
+            bias=self.bias is not None,
+            slope=self.slope,
+            pool=self.pool,
+        )
+        shared = convolution.shared_memory(x.device.index)
+        return layer if layer.supported(shared) else None
+
+    def _sink(self, layer: convolution.Layer) -> Tensor | None:
+        """Return the sinks of weight and bias as one, where they are neighbours.
+
+        The kernel writes both gradients as one matrix.
+        """
+        weight, bias = self.take_sinks()
+        if weight is None or (self.bias is not None and bias is None):
+            return None
+        # The layout puts a bias right behind its weight, unless padding lies between.
+        end = weight.storage_offset() + weight[0].numel()
+        if bias is not None and bias.storage_offset() != end:
+            return None
+        shape = (len(weight), layer.columns)
+        return weight.as_strided(shape, (weight.stride(0), 1))
+
+    def _convolved(self, x: Tensor) -> Tensor:
+        if self.batch.num_clients == 1 or not x.is_cuda:
+            return self._convolved_one_by_one(x)
+        # [clients · slots, channels, …] → [slots, clients · channels, …]: one group of
+        # channels per client
+        n = self.batch.num_clients
+        by_client = x.unflatten(0, (n, -1))
+        grouped = by_client.transpose(0, 1).flatten(1, 2)
+        y = F.conv2d(
+            grouped,
+            self.weight.flatten(0, 1),
+            None if self.bias is None else self.bias.flatten(),
+            groups=n * self.groups,
+            **self.geometry,
+        )
+        # And back.
+        by_slot = y.unflatten(1, (n, -1))
+        return by_slot.transpose(0, 1).flatten(0, 1)
+
+    def _convolved_one_by_one(self, x: Tensor) -> Tensor:
+        # On a CPU one client's batch already fills the convolution, and regrouping
+        # would only copy.
+        n = self.batch.num_clients
+        biases = [None] * n if self.bias is None else self.bias
+        convolved = []
+        clients = zip(x.chunk(n), self.weight, biases, strict=True)
+        for client_x, weight, bias in clients:
+            y = F.conv2d(client_x, weight, bias, groups=self.groups, **self.geometry)
+            convolved.append(y)
+        return convolved[0] if n == 1 else torch.cat(convolved)
+
+
+class StackedLinear(StackedLayer):
+    def forward(self, x: Tensor) -> Tensor:
+        if self.batch.num_clients == 1:
+            bias = None if self.bias is None else self.bias[0]
+            return F.linear(x, self.weight[0], bias)
+        y = linear.linear(
+            x.unflatten(0, (self.batch.num_clients, -1)),
+            self.weight,
+            self.bias,
+            sinks=self.take_sinks(),
+            update=self.batch.updates.get(self.name + "weight"),
+            branch=self.batch.branch,
+        )
+        return y.flatten(0, 1)
+
+
+class StackedBatchNorm2d(StackedLayer):
+    bias: Tensor
+
+    def __init__(
+        self, plain: nn.BatchNorm2d, batch: Batch, name: str, numbers: Iterator[int]
+    ) -> None:
+        super().__init__(plain, batch, name, numbers)
+        if plain.momentum is None or not plain.track_running_stats or not plain.affine:
+            raise TypeError(
+                "BatchNorm2d stacks only with affine weights, running statistics and a "
+                "fixed momentum"
+            )
+        self.eps = plain.eps
+        self.momentum = plain.momentum
+
+    def forward(self, x: Tensor) -> Tensor:
+        n = self.batch.num_clients
+        valid = self.batch.valid
+        # torch refuses batch statistics of a single value.
+        samples, _, height, width = x.shape
+        values = samples * height * width
+        refused = self.training and values == 1
+        if n == 1 and valid is None and not refused:
+            return self._plain(x)
+        x = x.unflatten(0, (n, -1))
+        mean = self.running_mean
+        var = self.running_var
+        if self.training:
+            mean, var = self._statistics(x, valid)
+        # One fused multiply-add per value: (x − mean) · w / σ + b = x · scale + shift
+        scale = self.weight * torch.rsqrt(var + self.eps)
+        shift = self.bias - mean * scale
+        scale = scale[:, None, :, None, None]
+        shift = shift[:, None, :, None, None]
+        y = torch.addcmul(shift, x, scale)
+        return y.flatten(0, 1)
+
+    def _plain(self, x: Tensor) -> Tensor:
+        return F.batch_norm(
+            x,
+            self.running_mean[0],
+            self.running_var[0],
+            self.weight[0],
+            self.bias[0],
+            self.training,
+            self.momentum,
+            self.eps,
+        )
+
+    def _statistics(self, x: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return mean and biased variance per client and channel over valid slots.
+
+        Updates the running statistics in place, with the unbiased variance as torch
+        does.
+        """
+        pixels = x.shape[3] * x.shape[4]
+        if valid is None:
+            weight = x.new_ones(())
+            clients, slots = x.shape[:2]
+            count = x.new_full((clients, 1), slots * pixels)
+        else:
+            weight = valid.to(x.dtype)[:, :, None, None, None]
+            count = valid.sum(1, keepdim=True).to(x.dtype) * pixels
+        # Two passes, mean first: a sum of squares would lose digits in float32.
+        mean = (x * weight).sum((1, 3, 4)) / count
+        squares = (x - mean[:, None, :, None, None]).square()
+        var = (squares * weight).sum((1, 3, 4)) / count
+        with torch.no_grad():
+            # At least 1: a client with a single value has no unbiased variance.
+            unbiased = var * count / (count - 1).clamp(min=1)
+            self.running_mean.lerp_(mean, self.momentum)
+            self.running_var.lerp_(unbiased, self.momentum)
+        return mean, var
+
+
+class StackedDropout(StackedLayer):
+    def __init__(
+        self, plain: nn.Dropout, batch: Batch, name: str, numbers: Iterator[int]
+    ) -> None:
+        super().__init__(plain, batch, name, numbers)
+        self.p = plain.p
+        self.number = next(numbers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or self.p == 0 or self.batch.keys is None:
+            return x
+        keys = self.batch.keys[self.number]
+        if cuda.available(x.device) and x.dtype == torch.float32:
+            return dropout.dropout(x, keys, self.p)
+        # The same numbers as the kernel draws, so CPU and GPU drop the same values.
+        per_client = x.numel() // len(keys)
+        drawn = randomness.uniform(keys, per_client).view_as(x)
+        return x * (drawn >= self.p) / (1 - self.p)
+
+
+STACKED_LAYERS: dict[type[nn.Module], type[StackedLayer]] = {
+    nn.Conv2d: StackedConv2d,
+    nn.Linear: StackedLinear,
+    nn.BatchNorm2d: StackedBatchNorm2d,
+    nn.Dropout: StackedDropout,
+}
