@@ -1,7 +1,6 @@
 """FedAvg, FedAvg-FT and Local-only against their definitions, in one process."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from hpcfed import cli, methods
+from hpcfed.clients.job import TrainingJob
 from hpcfed.experiment.evaluate import evaluate
 from hpcfed.experiment.stored import read_run
 from hpcfed.federation.cohort import shares
@@ -45,12 +45,9 @@ def test_fedavg_on_a_quadratic_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
         np.array([1, 3, 0]),
     )
 
-    def to_target(
-        rows: Tensor, shard: Any, clients: np.ndarray, sgd: Any, **_: Any
-    ) -> tuple[Tensor, Tensor]:
-        return 0.5 * (
-            targets[torch.from_numpy(clients)].unsqueeze(1) + rows
-        ), torch.zeros(len(rows))
+    def to_target(job: TrainingJob) -> tuple[Tensor, Tensor]:
+        goals = targets[torch.from_numpy(job.clients)].unsqueeze(1)
+        return 0.5 * (goals + job.rows), torch.zeros(len(job.rows))
 
     monkeypatch.setattr(s.engine, "train", to_target)
     state = s.method.init(fed)
@@ -358,9 +355,12 @@ def test_the_learning_rate_decays_by_round(monkeypatch: pytest.MonkeyPatch) -> N
     s = assembled(lr=0.5, lr_decay=0.9)
     rates = []
     original = s.engine.train
-    monkeypatch.setattr(
-        s.engine, "train", lambda *a, **k: (rates.append(a[3].lr), original(*a, **k))[1]
-    )
+
+    def noting_the_rate(job: TrainingJob) -> tuple[Tensor, Tensor]:
+        rates.append(job.sgd.lr)
+        return original(job)
+
+    monkeypatch.setattr(s.engine, "train", noting_the_rate)
     state = s.method.init(s.federation)
     for round in range(3):
         state = s.method.round(s.federation, state, s.federation.sample(round))
