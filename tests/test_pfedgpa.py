@@ -22,6 +22,7 @@ from rich.console import Console
 from torch import Tensor
 
 from hpcfed import cli
+from hpcfed.clients.job import TrainingJob
 from hpcfed.experiment.assemble import Newcomers, Setup
 from hpcfed.experiment.newcomers import welcome
 from hpcfed.experiment.stored import read_run
@@ -202,11 +203,9 @@ def test_the_round_after_learning_starts_from_generated_rows_and_later_ones_go_o
     s = assembled(**TINY | {"rounds": 6}, server_every=3, participation=0.5)
     fed, starts, train = s.federation, list[Tensor](), s.engine.train
 
-    def listening(
-        rows: Tensor, *arguments: Any, **options: Any
-    ) -> tuple[Tensor, Tensor]:
-        starts.append(rows.clone())
-        return train(rows, *arguments, **options)
+    def listening(job: TrainingJob) -> tuple[Tensor, Tensor]:
+        starts.append(job.rows.clone())
+        return train(job)
 
     monkeypatch.setattr(s.engine, "train", listening)
     logs = list[RoundLog]()
