@@ -252,7 +252,7 @@ def test_augmented_images_are_the_same_in_a_stack_and_alone(device: str) -> None
     )
 
 
-def test_moves_are_uniform() -> None:
+def test_shifts_are_uniform() -> None:
     shifts = training_shifts(
         randomness.client_keys(0, "test", 0, torch.arange(50)), 40, steps=30
     )

@@ -326,15 +326,15 @@ def test_fisher_information_of_resnet18() -> None:
     assert not found[layout.num_parameters :].any()
 
 
-def test_blocks_follow_each_other_where_rows_are_and_where_they_are_at_work() -> None:
+def test_blocks_follow_each_other_in_plain_rows_and_in_the_kernels_layout() -> None:
     layout = Layout.of(build("cnn-bn", shape=(1, 8, 8), classes=10, seed=0))
     assert layout.blocks == (("conv1", "bn1"), ("conv2", "bn2"), ("fc1",), ("head",))
     for number, (start, stop) in enumerate(layout.block_spans):
         assert layout.block_of[start:stop].unique().tolist() == [number]
     assert layout.block_spans[-1][1] == layout.num_parameters
-    place = KernelLayout(layout, torch.device("cuda"))  # where tensors are aligned
-    for (start, stop), block in zip(place.block_spans, layout.blocks, strict=True):
-        own = [e for e in place.entries if e.trainable and e.layer in block]
+    aligned = KernelLayout(layout, torch.device("cuda"))
+    for (start, stop), block in zip(aligned.block_spans, layout.blocks, strict=True):
+        own = [e for e in aligned.entries if e.trainable and e.layer in block]
         assert start == own[0].start and own[-1].stop <= stop < own[-1].stop + 4
 
 

@@ -272,8 +272,8 @@ def test_images_of_a_step(device: str, shape: tuple[int, int, int]) -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("shape", [(9, 12, 3), (5, 6, 1)])
-def test_moved_images_of_a_step(device: str, shape: tuple[int, int, int]) -> None:
-    """Every way to move an image, against an image that is padded, cut out and turned
+def test_shifted_images_of_a_step(device: str, shape: tuple[int, int, int]) -> None:
+    """Every way to shift an image, against an image that is padded, cut out and turned
     by hand.
     """
     torch.manual_seed(0)
@@ -296,13 +296,14 @@ def test_moved_images_of_a_step(device: str, shape: tuple[int, int, int]) -> Non
     ).unflatten(0, (2, -1))
     for client in range(2):
         for slot in range(batch.SHIFTS - 1):
-            move = int(shifts[1, client, slot])
+            shift = int(shifts[1, client, slot])
             wide = blank.expand(shape[0] + 8, shape[1] + 8, -1).clone()
             wide[4:-4, 4:-4] = images[samples[1, client, slot]]
-            top, left = move % 9, move // 9 % 9
+            top, left = shift % 9, shift // 9 % 9
             cut = wide[top : top + shape[0], left : left + shape[1]]
             assert torch.equal(
-                got[client, slot], (cut.flip(1) if move >= 81 else cut).permute(2, 0, 1)
+                got[client, slot],
+                (cut.flip(1) if shift >= 81 else cut).permute(2, 0, 1),
             )
 
 

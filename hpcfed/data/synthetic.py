@@ -53,6 +53,7 @@ class SyntheticDataset:
             "train": _labels(size.train, size.classes, seed, "train"),
             "test": _labels(size.test, size.classes, seed, "test"),
         }
+        # The larger the image, the fainter the prototype.
         self._signal = signal_amplitude(size.shape)
         self.blank = np.zeros(size.shape[0])
 
@@ -82,6 +83,7 @@ class SyntheticDataset:
             rows = slice(start, start + block)
             keys = randomness.client_keys(self._seed, purpose, 0, samples[rows])
             noise = _centred(keys, self.shape).mul_(noise_amplitude)
+            # In the dtype of the run only at the end.
             images[rows] = noise.add_(prototypes[labels[rows]])
         return images
 

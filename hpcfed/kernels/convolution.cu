@@ -1,15 +1,16 @@
 // Convolutions of many clients at once, each with its own weights, for networks with few channels.
 //
-// Three kernels share one idea: the images at work lie in shared memory, with the zeros of the padding around them, and
+// The kernels share one idea: the images at work lie in shared memory, with the zeros of the padding around them, and
 // the tensor cores' operands are gathered from there. Patches, the convolution's own output and its gradient never
 // exist in device memory.
 //
 //   gather_product    forward:             y = pool(act(patches · w + b)), and which of the four pixels has won
 //                     gradient of inputs:  patches of the output's gradient · flipped w
+//   wide_product      the same two on Hopper's warp-group instructions
 //   weight_gradient   patchesᵀ · gradient of the output, one partial sum per group of pixels
 //
 // Images are channels-last; weights are rows [n][row][column][channel]. A client is a row of weights and `slots` images.
-// The shapes are macros, set when the layer is first seen; convolution.py explains and computes them.
+// The shapes are macros, set when the layer is first seen; convolution_plan.py explains and computes them.
 //
 // mma.m16n8k8: lane = 4 g + t holds A[g | g+8][t | t+4], B[t | t+4][g], D[g | g+8][2t | 2t+1].
 

@@ -47,6 +47,7 @@ class Layer:
     @property
     def convolved(self) -> tuple[int, int]:
         """Height and width before pooling."""
+        # Stride 1: only padding and kernel change the size.
         grow = 2 * self.padding - self.kernel + 1
         return self.height + grow, self.width + grow
 
@@ -63,6 +64,8 @@ class Layer:
 
     def supported(self, shared: int = SHARED) -> bool:
         """Whether the kernels serve, with so many bytes of shared memory."""
+        # Channels in eights, as tensor cores take them; the gradient of inputs pads by
+        # kernel − 1 − padding, which must not be negative.
         possible = (
             self.outputs % 8 == 0
             and self.kernel - 1 >= self.padding
@@ -129,6 +132,8 @@ def macros(layer: Layer, kind: Kind, plan: Plan) -> Macros:
     values["KH"] = layer.kernel
     values["KW"] = layer.kernel
     values["SLOPE"] = f"{float(layer.slope)}f"
+    # The gradient of inputs first spreads the gradient of outputs over the pixels that
+    # have won.
     values["SPREAD"] = int(kind == "input")
     values["BIAS"] = int(layer.bias and kind != "input")
     values["BAND"] = plan.band
@@ -261,6 +266,7 @@ def _weight_cuts(
     pitch = _even(g.cols * pixel)
     unit = g.rows(band) * pitch + pixels * stride
     shared = 4 * (pixels + batch * unit)
+    # An instruction takes sixteen taps by eight output channels.
     groups = _quotient(g.taps, 16)
     steps = batch * pixels // 8
     for tap_warps in (1, 2, 4, 8):
@@ -279,7 +285,14 @@ def _weight_cuts(
         loads = (4 * groups_each + 2 * g.fragments) / products
         # Four steps' worth of waiting between batches.
         score = useful * busy / (1 + loads) * steps / (steps + 4)
-        yield score, Plan(band, batch, pixel, shared, 8, tap_warps)
+        plan = Plan(
+            band=band,
+            batch=batch,
+            pixel=pixel,
+            shared=shared,
+            tap_warps=tap_warps,
+        )
+        yield score, plan
 
 
 def _product_cuts(
@@ -306,7 +319,8 @@ def _product_cuts(
         busy = batch * outputs * parts / group / (_quotient(tasks, warps) * warps)
         # Sixteen tasks' worth of waiting between batches.
         score = useful * busy * tasks / (tasks + 16)
-        yield score, Plan(band, batch, pixel, shared, warps)
+        plan = Plan(band=band, batch=batch, pixel=pixel, shared=shared, warps=warps)
+        yield score, plan
 
 
 def _wide_candidates(layer: Layer, kind: Kind, limit: int) -> list[Scored]:
@@ -357,7 +371,8 @@ def _wide_candidates(layer: Layer, kind: Kind, limit: int) -> list[Scored]:
                 / (clocks + 5000)
                 * min(1.0, (limit // shared) / 2) ** 0.6
             )
-            found.append((score, Plan(band, batch, 0, shared, 8, wide=at_once)))
+            plan = Plan(band=band, batch=batch, pixel=0, shared=shared, wide=at_once)
+            found.append((score, plan))
     return found
 
 

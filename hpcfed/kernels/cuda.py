@@ -30,6 +30,7 @@ class Kernel:
     def __init__(
         self, source: str, name: str, macros: Macros, *, threads: int, shared: int = 0
     ) -> None:
+        # Imported here: without a GPU the bindings may be missing.
         from cuda.bindings import driver
 
         self._driver = driver
@@ -72,6 +73,7 @@ class Kernel:
                 values.append(argument)
                 types.append(ctypes.c_int64)
         stream = torch.cuda.current_stream().cuda_stream
+        # Both grid and block have three dimensions.
         size = (*grid, 1, self._threads, 1, 1)
         packed = (tuple(values), tuple(types))
         _checked(

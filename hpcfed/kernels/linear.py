@@ -19,8 +19,11 @@ from hpcfed.kernels import cuda, sgd
 from hpcfed.kernels.sgd import Rule
 
 MANY_WEIGHTS = 2**18
+"""Weights of a client from which a layer may update itself."""
 FEW_SAMPLES = 16
-"""A thread keeps four columns of every sample in registers."""
+"""Samples of a client up to which it may: a thread keeps four columns of each in
+registers.
+"""
 _THREADS = 128
 
 

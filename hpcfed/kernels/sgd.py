@@ -55,6 +55,7 @@ def descend(
         sizes = (columns, stride, rows.numel())
         kernel((blocks, 1), rows, gradient, velocity, lr, scale, trainable, *sizes)
         return
+    # Not in place: the caller's gradient stays as it is, as under the kernel.
     if scale is not None:
         gradient = gradient * scale[:, None]
     if rule.weight_decay:

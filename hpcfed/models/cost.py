@@ -55,6 +55,7 @@ def cost(network: nn.Module, shape: tuple[int, int, int]) -> Cost:
             training += passes * multiply_adds(module, positions)
 
     for module in network.modules():
+        # Containers put out what their last layer did: counted once.
         is_leaf = next(module.children(), None) is None
         if is_leaf:
             module.register_forward_hook(count)

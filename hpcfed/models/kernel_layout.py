@@ -50,6 +50,7 @@ class KernelLayout:
         """Where each block starts and stops here, padding columns behind it included."""
         return block_spans(self.plain.blocks, self.entries, self.widths[0])
 
+    # Zero, not empty: padding columns take part in norms and in SGD.
     def zeros(self, clients: int, like: Tensor) -> KernelRows:
         """Return both matrices, all zero."""
         parameters, statistics = self.widths

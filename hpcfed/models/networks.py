@@ -55,6 +55,7 @@ def _conv_net(structure: ConvNet, shape: Shape, classes: int) -> nn.Sequential:
     if dropout_after_convs:
         layers["drop1"] = nn.Dropout(dropout_after_convs)
     layers["flatten"] = nn.Flatten()
+    # So the network depends on the shape of images, down to its number of parameters.
     features = channels * height * width
     for i, units in enumerate(structure.hidden, 1):
         layers[f"fc{i}"] = nn.Linear(features, units)

@@ -90,6 +90,7 @@ class StackedNetwork:
         for module in self._network.modules():
             if isinstance(module, StackedConv2d | StackedLinear):
                 layers.append(module)
+        # In the network's order, which is the order of `modules`.
         names = []
         for layer in layers[1:]:
             name = layer.name + "weight"
@@ -150,6 +151,7 @@ def _fuse(layers: nn.Sequential) -> None:
             conv.slope = 0.0
         else:
             continue
+        # In place of the activation, so that names and order of layers stay.
         setattr(layers, names[i + 1], nn.Identity())
         # The kernel pools before the activation, which must not turn the order around.
         if i + 2 < len(names) and conv.slope >= 0:

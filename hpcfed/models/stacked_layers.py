@@ -191,6 +191,7 @@ class StackedConv2d(StackedLayer):
 
 class StackedLinear(StackedLayer):
     def forward(self, x: Tensor) -> Tensor:
+        # torch's own product for one client, without the clients' dimension.
         if self.batch.num_clients == 1:
             bias = None if self.bias is None else self.bias[0]
             return F.linear(x, self.weight[0], bias)
@@ -286,6 +287,7 @@ class StackedDropout(StackedLayer):
     ) -> None:
         super().__init__(plain, batch, name, numbers)
         self.p = plain.p
+        # By number: two layers of a client must not drop alike.
         self.number = next(numbers)
 
     def forward(self, x: Tensor) -> Tensor:
