@@ -811,11 +811,10 @@ def test_a_warm_start_changes_the_first_rows_generated_columns_alone(
     others[fed.generated] = False
     assert torch.equal(w[others], fed.initial_row()[others])
     torch.testing.assert_close(w[~others], fed.server.sample(fed.clients).mean(0))
-    standard = server_of(warm).model(1).standard
+    scaling = server_of(warm).model(1).row_scaling
     with h5py.File(recorded / "server.h5") as file:
-        assert standard is not None and np.array_equal(
-            standard.mean, file["standard/mean"][()]
-        )
+        mean = file["standard/mean"][()]
+        assert scaling is not None and np.array_equal(scaling.mean, mean)
     assert (fed.initial_row()[~others] != w[~others]).all()
     rows = warm.method.personal(fed, warm.method.init(fed), EVERYONE)
     assert torch.equal(rows, w.expand(6, -1)), "the server knows no client yet"
