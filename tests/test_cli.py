@@ -562,11 +562,13 @@ def test_no_number_is_cut_to_a_narrow_terminal(
         ),
         ("def round(", "cannot be imported: SyntaxError"),
         (
-            "from hpcfed.methods.fedavg import *\nclass Options(Options): lr: float = 1.0",
+            "from hpcfed.config import Options\nfrom hpcfed.methods.fedavg import *\n"
+            "class Options(Options): lr: float = 1.0",
             "its option lr is one of every run",
         ),
         (
-            "from hpcfed.methods.fedavg import *\nclass Options(Options): mu: float = 1.0",
+            "from hpcfed.config import Options\nfrom hpcfed.methods.fedavg import *\n"
+            "class Options(Options): mu: float = 1.0",
             "make its option mu by",
         ),
     ],

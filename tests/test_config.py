@@ -45,7 +45,7 @@ VALUES = SCALARS | st.lists(SCALARS, max_size=3)
 
 
 def written(value: Any) -> str:
-    """As TOML."""
+    """Write a value as TOML."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float) and not math.isfinite(value):
@@ -405,7 +405,7 @@ def test_synthetic_data_larger_than_memory_is_refused(words: str) -> None:
 
 
 def test_the_estimate_of_synthetic_data_is_what_a_rank_holds() -> None:
-    """Its images for certain, and little beside them; as much less as there are ranks."""
+    """A rank holds its images and little else; with more ranks each holds less."""
     words = [
         "--dataset",
         "synthetic",

@@ -288,7 +288,7 @@ def test_changed_numbers_are_noticed(run: Path) -> None:
 
 
 def test_files_without_checksums_are_still_read(run: Path) -> None:
-    """As earlier versions have written them."""
+    """Earlier versions wrote such files."""
     before = read_run(run).summary()
     with h5py.File(run / "run.h5", "r+") as file:
         for name in mutations.items(file, h5py.Dataset):

@@ -215,7 +215,7 @@ def test_a_script_is_told_of_good_ends_alone(
 def test_a_job_keeps_seeds_that_are_complete(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Its run can also be gone on with outside of Slurm."""
+    """The run of a job can also be resumed outside of Slurm."""
     monkeypatch.setenv("SLURM_JOB_ID", "17")
     out = started(
         *flags(clients=3, rounds=2, seeds="0,1"), "--requeue", "--out", tmp_path / "run"

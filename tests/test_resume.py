@@ -772,6 +772,21 @@ def test_every_method_leaves_a_bad_update_out(
 
 
 @pytest.mark.parametrize("method", methods.names())
+def test_a_round_overwrites_only_the_fields_that_say_so(method: str) -> None:
+    own = OWN.get(method, {}) | MEETING.get(method, {})
+    s = assembled(**{**SMALL, "rounds": 3, "method": method, **own})
+    fed, state = s.federation, s.method.init(s.federation)
+    for round in range(2):
+        before = {name: value.clone() for name, value in vars(state).items()}
+        after = s.method.round(fed, state, fed.sample(round))
+        for field in fields(state):
+            if not field.metadata.get("in_place"):
+                same = torch.equal(getattr(state, field.name), before[field.name])
+                assert same, field.name
+        state = after
+
+
+@pytest.mark.parametrize("method", methods.names())
 def test_every_method_stops_at_a_bad_update_if_it_must(
     method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

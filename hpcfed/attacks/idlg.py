@@ -10,11 +10,9 @@ uploaded, the server is given it.
 """
 
 import math
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from statistics import fmean
+from itertools import chain, compress
 from typing import NamedTuple
 
 import torch
@@ -23,11 +21,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from hpcfed.data.datasets import Dataset
-from hpcfed.errors import UserError
 from hpcfed.methods import fedlg, genefl, parfed
 from hpcfed.models.layout import Layout
 from hpcfed.models.networks import build
-from hpcfed.record.publish import check_target
 from hpcfed.runtime import randomness
 
 METHODS = ("fedavg", "fedavg-noise", "parfed", "fedlg", "genefl")
@@ -37,16 +33,12 @@ SMOOTH_LAYERS = {"parfed": "conv1,conv3", "fedlg": "conv1,conv2,conv3"}
 """What stands for ResNet-18's layers in the smooth network."""
 
 
-SIDE, GAP, NAMES = 96, 8, 150
-"""Pixels of the figure: of an image, between two, and for the names at the left."""
-
-
 class Theft(NamedTuple):
     """What became of one image."""
 
     method: str
     share: float
-    """Of the network's parameters that was uploaded."""
+    """The share of the network's parameters that was uploaded."""
     label_given: bool
     """Whether the server had to be given the label."""
     original: Tensor
@@ -56,6 +48,8 @@ class Theft(NamedTuple):
 
 @dataclass(frozen=True)
 class Attack:
+    """A server that reconstructs images, each from one client's upload."""
+
     model: str = "smooth"
     steps: int = 300
     """Outer steps of L-BFGS."""
@@ -70,25 +64,32 @@ class Attack:
         images: int,
         device: torch.device,
     ) -> Iterator[Theft]:
-        """Some images of the test set, drawn by the seed, by every method."""
+        """Try to steal some images of the test set, drawn by the seed, from every
+        method.
+        """
+        # In float64 the search comes near a loss of 1e-20, where it ends.
         dtype = torch.float64 if self.model == "smooth" else torch.float32
-        count = min(images, len(dataset.labels("test")))
-        index = randomness.generator(self.seed, "victims").choice(
-            len(dataset.labels("test")), count, replace=False
-        )
+        all_labels = dataset.labels("test")
+        total = len(all_labels)
+        generator = randomness.generator(self.seed, "victims")
+        index = generator.choice(total, min(images, total), replace=False)
         originals = dataset.images("test", index, device=device, dtype=dtype)
-        originals = (originals - originals.min()) / (originals.max() - originals.min())
-        labels = dataset.labels("test")[index]
-        nets = [self._network(dataset, number).to(device, dtype) for number in (0, 1)]
+        # To [0, 1], where PSNR is defined: data sets are standardised.
+        least, most = originals.min(), originals.max()
+        originals = (originals - least) / (most - least)
+        clients = self._network(dataset, 0).to(device, dtype)
+        servers = self._network(dataset, 1).to(device, dtype)
         for method in methods:
-            for original, label in zip(originals, labels, strict=True):
-                yield self._stolen(method, nets, original.unsqueeze(0), int(label))
+            for original, label in zip(originals, all_labels[index], strict=True):
+                victim = original.unsqueeze(0)
+                yield self._stolen(method, clients, servers, victim, int(label))
 
     def _network(self, dataset: Dataset, number: int) -> nn.Module:
-        """The client's is number 0; number 1 is what the server has where nothing is
+        """Build network 0, the client's, or 1, what the server has where nothing is
         uploaded.
         """
-        seed = int(randomness.generator(self.seed, "networks", number).integers(2**62))
+        generator = randomness.generator(self.seed, "networks", number)
+        seed = int(generator.integers(2**62))
         if self.model == "smooth":
             return smooth(dataset.shape, dataset.classes, seed)
         return build(
@@ -96,88 +97,91 @@ class Attack:
         ).eval()
 
     def _stolen(
-        self, method: str, nets: Sequence[nn.Module], original: Tensor, label: int
+        self,
+        method: str,
+        clients: nn.Module,
+        servers: nn.Module,
+        original: Tensor,
+        label: int,
     ) -> Theft:
-        own, other = (
-            {name: p.detach() for name, p in net.named_parameters()} for net in nets
-        )
-        layout = Layout.of(nets[0])
-        gradient = _gradient(
-            nets[0], own, original, torch.tensor([label], device=original.device)
-        )
-        names = self._uploaded(method, layout, own, gradient)
+        """Let a client take its step on the image, and the server reconstruct it."""
+        weights, random = _weights(clients), _weights(servers)
+        layout = Layout.of(clients)
+        labels = torch.tensor([label], device=original.device)
+        gradient = _gradient(clients, weights, original, labels)
+        names = self._uploaded(method, layout, weights, gradient)
         target = {name: gradient[name].detach() for name in names}
         if method == "fedavg-noise":
-            draw = torch.Generator().manual_seed(self.seed)
-            for name, tensor in target.items():
-                noise = torch.randn(
-                    tensor.shape, generator=draw, dtype=tensor.dtype
-                ).to(tensor.device)
-                target[name] = tensor + math.sqrt(self.noise) * noise
+            self._add_noise(target)
+        # iDLG: only the right class's row of the last layer has a negative gradient.
         head = f"{layout.head}.weight"
         guess = int(target[head].sum(1).argmin()) if head in names else label
-        known = {name: own[name] if name in names else other[name] for name in own}
-        stolen = self._reconstruct(nets[0], known, target, guess, original)
-        share = sum(own[name].numel() for name in names) / layout.num_parameters
+        # What is not uploaded the server does not know: its own random weights stand in.
+        known = dict(random)
+        for name in names:
+            known[name] = weights[name]
+        stolen = self._reconstruct(clients, known, target, guess, original)
+        uploaded = sum(weights[name].numel() for name in names)
         return Theft(
             method,
-            share,
-            head not in names,
-            original[0],
-            stolen[0],
-            psnr(stolen, original),
+            share=uploaded / layout.num_parameters,
+            label_given=head not in names,
+            original=original[0],
+            stolen=stolen[0],
+            psnr=psnr(stolen, original),
         )
+
+    def _add_noise(self, target: dict[str, Tensor]) -> None:
+        """Add Gaussian noise to the gradient, as a private client would."""
+        draw = torch.Generator().manual_seed(self.seed)
+        for name, tensor in target.items():
+            # Drawn on the host: the same on every device.
+            noise = torch.randn(tensor.shape, generator=draw, dtype=tensor.dtype)
+            target[name] = tensor + math.sqrt(self.noise) * noise.to(tensor.device)
 
     def _uploaded(
         self,
         method: str,
         layout: Layout,
-        own: dict[str, Tensor],
+        weights: dict[str, Tensor],
         gradient: dict[str, Tensor],
     ) -> list[str]:
-        """The parameters that a client of this method sends."""
+        """Return the parameters that a client of this method sends."""
         if method.startswith("fedavg"):
-            return list(own)
-        before, update = (
-            torch.cat([of[name].flatten() for name in own])[None]
-            for of in (own, gradient)
-        )
+            return list(weights)
+        layers = self._layers_sent(method, layout, weights, gradient)
+        found = []
+        for entry in layout.entries:
+            if entry.trainable and entry.layer in layers:
+                found.append(entry.name)
+        return found
+
+    def _layers_sent(
+        self,
+        method: str,
+        layout: Layout,
+        weights: dict[str, Tensor],
+        gradient: dict[str, Tensor],
+    ) -> set[str]:
         plain = self.model == "smooth"
+        before = _row(weights, weights)
+        update = _row(gradient, weights)
         if method == "parfed":
-            layers = set(
-                parfed.Options(
-                    shared_layers=SMOOTH_LAYERS["parfed"] if plain else ""
-                ).names
-            )
-        elif method == "fedlg":
-            options = (
-                fedlg.Options(gene_pools=SMOOTH_LAYERS["fedlg"])
-                if plain
-                else fedlg.Options()
-            )
-            sent = fedlg.chosen(options, layout, fedlg.shares(options, layout, update))[
-                0
-            ].tolist()
-            layers = {
-                name
-                for name, yes in zip(
-                    fedlg.candidates(options, layout), sent, strict=True
-                )
-                if yes
-            }
-        else:
-            gene = genefl.Options()
-            scores = genefl.scores(gene, layout, before - STEP * update, before)
-            sent = genefl.gene(gene, scores, round=10**6)[
-                0
-            ].tolist()  # when the gene has shrunk to its last size
-            layers = {
-                layer
-                for block, yes in zip(layout.blocks, sent, strict=True)
-                if yes
-                for layer in block
-            }
-        return [e.name for e in layout.entries if e.trainable and e.layer in layers]
+            named = SMOOTH_LAYERS["parfed"] if plain else ""
+            return set(parfed.Options(shared_layers=named).names)
+        if method == "fedlg":
+            options = fedlg.Options()
+            if plain:
+                options = fedlg.Options(gene_pools=SMOOTH_LAYERS["fedlg"])
+            sent = fedlg.chosen(options, layout, fedlg.shares(options, layout, update))
+            candidates = fedlg.candidates(options, layout)
+            return set(compress(candidates, sent[0].tolist()))
+        gene = genefl.Options()
+        scores = genefl.scores(gene, layout, before - STEP * update, before)
+        # So late that the gene has shrunk to its last size.
+        sent = genefl.gene(gene, scores, round=10**6)
+        blocks = compress(layout.blocks, sent[0].tolist())
+        return set(chain.from_iterable(blocks))
 
     def _reconstruct(
         self,
@@ -187,15 +191,13 @@ class Attack:
         label: int,
         like: Tensor,
     ) -> Tensor:
-        """The image, among all that the search came by, whose gradient is nearest;
-        values in [0, 1].
+        """Search, from noise, for the image whose gradient is nearest to the target.
+
+        Returns the best of all that the search came by; values in [0, 1].
         """
         draw = torch.Generator().manual_seed(self.seed)
-        image = (
-            torch.rand(like.shape, generator=draw, dtype=like.dtype)
-            .to(like.device)
-            .requires_grad_()
-        )
+        noise = torch.rand(like.shape, generator=draw, dtype=like.dtype)
+        image = noise.to(like.device).requires_grad_()
         labels = torch.tensor([label], device=like.device)
         search = torch.optim.LBFGS([image], lr=1.0, line_search_fn="strong_wolfe")
         best, least = image.detach().clone(), math.inf
@@ -205,20 +207,20 @@ class Attack:
             gradient = _gradient(
                 network, weights, image, labels, names=list(target), differentiable=True
             )
-            loss = torch.stack(
-                [
-                    (gradient[name] - wanted).square().sum()
-                    for name, wanted in target.items()
-                ]
-            ).sum()
+            # Σ ‖g − g′‖² over the uploaded parameters.
+            squares = []
+            for name, wanted in target.items():
+                squares.append((gradient[name] - wanted).square().sum())
+            loss = torch.stack(squares).sum()
             loss.backward()
             return loss
 
         for step in range(self.steps + 1):
             found = image.detach().clone()
-            loss = (
-                search.step(closure) if step < self.steps else closure()
-            ).item()  # of the image before the step
+            # A step returns the loss of the image before it, so the last image needs a
+            # look of its own.
+            last = step == self.steps
+            loss = (closure() if last else search.step(closure)).item()
             if loss < least:
                 best, least = found, loss
             if not math.isfinite(loss) or loss < 1e-20:
@@ -235,10 +237,10 @@ def _gradient(
     names: Sequence[str] | None = None,
     differentiable: bool = False,
 ) -> dict[str, Tensor]:
-    """Of the loss by the named parameters, or by all."""
-    leaves = {
-        name: tensor.detach().requires_grad_() for name, tensor in weights.items()
-    }
+    """Return the gradient of the loss by the named parameters, or by all."""
+    leaves = {}
+    for name, tensor in weights.items():
+        leaves[name] = tensor.detach().requires_grad_()
     loss = F.cross_entropy(functional_call(network, leaves, (image,)), label)
     wanted = list(weights) if names is None else list(names)
     found = torch.autograd.grad(
@@ -248,7 +250,7 @@ def _gradient(
 
 
 def smooth(shape: tuple[int, int, int], classes: int, seed: int) -> nn.Module:
-    """Three convolutions of 12 channels with sigmoids, and a linear layer: all
+    """Build three convolutions of 12 channels with sigmoids, and a linear layer: all
     derivatives exist, and none is small.
     """
     layers: dict[str, nn.Module] = {}
@@ -269,64 +271,21 @@ def smooth(shape: tuple[int, int, int], classes: int, seed: int) -> nn.Module:
 
 
 def psnr(image: Tensor, original: Tensor) -> float:
-    """Peak signal-to-noise ratio in dB, of values in [0, 1]; infinite for the very
-    image.
+    """Return the peak signal-to-noise ratio in dB, of values in [0, 1]; infinite for the
+    very image.
     """
     error = float((image - original).square().mean())
-    return 10 * math.log10(1 / error) if error else math.inf
+    if not error:
+        return math.inf
+    return 10 * math.log10(1 / error)
 
 
-def check_figure(path: Path) -> None:
-    """Refuses, before hours of work, what cannot become a figure."""
-    from PIL import Image
-
-    if path.is_dir() or path.suffix.lower() not in Image.registered_extensions():
-        raise UserError(f"--out {path}: name a file that ends in .png")
-    check_target("--out", path)
-    there = next(folder for folder in path.absolute().parents if folder.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK):
-        raise UserError(f"--out {path}: {there} cannot be written to")
+def _weights(network: nn.Module) -> dict[str, Tensor]:
+    """Return a network's parameters by name."""
+    return {name: p.detach() for name, p in network.named_parameters()}
 
 
-def save_figure(thefts: Sequence[Theft], path: Path) -> None:
-    """A PNG: the originals above, and below them what each method let the server see,
-    with its mean PSNR.
-    """
-    from PIL import Image, ImageDraw, ImageFont
-
-    methods = list(dict.fromkeys(theft.method for theft in thefts))
-    rows = {
-        "original": [theft.original for theft in thefts if theft.method == methods[0]]
-    }
-    for method in methods:
-        own = [theft for theft in thefts if theft.method == method]
-        rows[f"{method}\n{fmean(theft.psnr for theft in own):.1f} dB"] = [
-            theft.stolen for theft in own
-        ]
-    height = SIDE + GAP
-    sheet = Image.new(
-        "RGB",
-        (NAMES + len(rows["original"]) * height, GAP + len(rows) * height),
-        "white",
-    )
-    pen, font = ImageDraw.Draw(sheet), ImageFont.load_default(14)
-    for line, (name, images) in enumerate(rows.items()):
-        pen.text(
-            (GAP, GAP + line * height + SIDE // 2), name, "black", font, anchor="lm"
-        )
-        for place, image in enumerate(images):
-            pixels = (
-                (255 * image.expand(3, -1, -1).permute(1, 2, 0).float().cpu())
-                .round()
-                .to(torch.uint8)
-                .numpy()
-            )
-            drawn = Image.fromarray(pixels).resize(
-                (SIDE, SIDE), Image.Resampling.NEAREST
-            )
-            sheet.paste(drawn, (NAMES + place * height, GAP + line * height))
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        sheet.save(path)
-    except (OSError, ValueError) as error:
-        raise UserError(f"cannot write --out {path}: {error}") from None
+def _row(values: dict[str, Tensor], order: Iterable[str]) -> Tensor:
+    """Return the values as one row, [1, parameters], in this order of names."""
+    flat = [values[name].flatten() for name in order]
+    return torch.cat(flat)[None]

@@ -9,4 +9,6 @@ from hpcfed.attacks.view import AttackView
 
 def forge(view: AttackView) -> Tensor:
     start, _ = view.own_updates()
-    return start - view.strength * view.benign_update()
+    # With ε = 1 and as many attackers as benign clients, updates cancel and w stays.
+    update = view.benign_update()
+    return start - view.strength * update

@@ -48,6 +48,7 @@ class Flipped:
         self, lists: Sequence[np.ndarray], attackers: np.ndarray
     ) -> list[np.ndarray]:
         """Return the training samples of all clients, flipped ones for attackers."""
+        # By their number in the doubled set: the second half has the flipped labels.
         poisoned = list(lists)
         for attacker in attackers:
             poisoned[attacker] = lists[attacker] + self._num_train

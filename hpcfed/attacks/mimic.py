@@ -10,5 +10,6 @@ from hpcfed.attacks.view import AttackView
 
 
 def forge(view: AttackView) -> Tensor:
+    # One generator for all ranks: attackers of one rank may copy clients of another.
     victims = view.generator().choice(view.benign, len(view.attackers))
     return view.copies(victims)

@@ -13,8 +13,9 @@ from hpcfed.runtime import randomness
 
 def forge(view: AttackView) -> Tensor:
     start, update = view.own_updates()
-    noise = normal(view.keys(), update.shape[1]).to(update.dtype)
-    return start + update + view.strength * view.own_sizes() * noise
+    noise = normal(view.keys(), update.shape[1])
+    size = view.strength * view.own_sizes()
+    return start + update + size * noise.to(update.dtype)
 
 
 def normal(keys: Tensor, count: int) -> Tensor:
@@ -23,9 +24,18 @@ def normal(keys: Tensor, count: int) -> Tensor:
     By Box and Muller, two numbers of each hash: so they depend on the key alone, on
     every device.
     """
-    bits = randomness.bits(keys, (count + 1) // 2)
-    first = (bits >> 40 & 0xFFFFFF).double() * 2.0**-24
-    second = (bits >> 8 & 0xFFFFFF).double() * 2.0**-24
+    pairs = (count + 1) // 2
+    bits = randomness.bits(keys, pairs)
+    # Two uniform numbers in [0, 1) of 24 bits each, the upper and the middle ones.
+    first = _uniform(bits >> 40)
+    second = _uniform(bits >> 8)
+    # log(1 − u), not log u: u may be 0, and is never 1.
     radius = (-2 * torch.log1p(-first)).sqrt()
     angle = 2 * math.pi * second
-    return torch.cat([radius * angle.cos(), radius * angle.sin()], 1)[:, :count]
+    both = torch.cat([radius * angle.cos(), radius * angle.sin()], 1)
+    return both[:, :count]
+
+
+def _uniform(bits: Tensor) -> Tensor:
+    """Return the lowest 24 bits as a number in [0, 1)."""
+    return (bits & 0xFFFFFF).double() * 2.0**-24

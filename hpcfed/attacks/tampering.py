@@ -67,6 +67,7 @@ class Tampering:
             mean=Aggregation(self.config, self.collectives).mean,
             sent=sent,
         )
+        # A copy: clients keep what they trained.
         forged = FORGERS[self.config.attack](view)
         return rows.index_copy(0, view.attackers_here, forged)
 

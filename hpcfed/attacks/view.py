@@ -56,8 +56,11 @@ class AttackView:
         squares = update.square()
         if self.sent is None:
             return squares.mean(1, keepdim=True).sqrt()
-        columns = self.sent.columns()[self.attackers_here].sum(1, keepdim=True)
-        return (squares.sum(1, keepdim=True) / columns.clamp(min=1)).sqrt()
+        # The update is 0 in columns that are not sent: the mean is over the others.
+        sent = self.sent.columns()[self.attackers_here]
+        num_columns = sent.sum(1, keepdim=True).clamp(min=1)
+        sums = squares.sum(1, keepdim=True)
+        return (sums / num_columns).sqrt()
 
     def benign_update(self) -> Tensor:
         """Return the mean update of all benign members that send a column, each counts
@@ -72,8 +75,11 @@ class AttackView:
             return update
         finite = self.rows.isfinite().all(1).cpu().numpy()
         everyones = self.collectives.allgather(self.cohort.chosen[finite])
-        sound = np.intersect1d(self.benign, np.concatenate(everyones))
-        return self._mean_update(sound) if len(sound) else update
+        finite_members = np.concatenate(everyones)
+        sound = np.intersect1d(self.benign, finite_members)
+        if not len(sound):
+            return update
+        return self._mean_update(sound)
 
     def _mean_update(self, members: np.ndarray) -> Tensor:
         here, cohort = self.cohort.only(members)
@@ -83,8 +89,11 @@ class AttackView:
             return self.mean(updates, cohort.equally())
         # Who sends a group of columns travels with the updates, in one collective.
         groups = self.sent.groups[at].to(updates.dtype)
-        both = self.mean(torch.cat([updates, groups], 1), cohort.equally())
-        update, share = both.split([updates.shape[1], groups.shape[1]])
+        both = torch.cat([updates, groups], 1)
+        mean = self.mean(both, cohort.equally())
+        widths = [updates.shape[1], groups.shape[1]]
+        update, share = mean.split(widths)
+        # The mean over all members, divided by the share that sent the column.
         by_column = share[self.sent.group_of]
         return torch.where(by_column > 0, update / by_column, 0)
 
@@ -92,11 +101,14 @@ class AttackView:
         """Return for each attacker of this rank the row of its victim, whose position
         in the cohort `victims` has for every attacker of the cohort.
         """
-        ranks, here = self.cohort.ranks(), self.collectives.world.role_rank
+        ranks = self.cohort.ranks()
+        here = self.collectives.world.role_rank
+        # A victim may be on another rank: each rank sends the rows of its own.
         of_this_rank = victims[ranks[victims] == here]
         wanted = np.searchsorted(self.cohort.chosen, of_this_rank)
         rows = self.rows[on_device(wanted, self.rows.device)]
-        return self.collectives.relocate(rows, ranks[victims], ranks[self.attackers])
+        senders, receivers = ranks[victims], ranks[self.attackers]
+        return self.collectives.relocate(rows, senders, receivers)
 
     def generator(self) -> np.random.Generator:
         """Return random numbers for what all ranks decide alike."""

@@ -8,7 +8,8 @@ from statistics import mean
 import torch
 from rich.table import Table
 
-from hpcfed.attacks.idlg import METHODS, Attack, Theft, check_figure, save_figure
+from hpcfed.attacks.figure import check_figure, save_figure
+from hpcfed.attacks.idlg import METHODS, Attack, Theft
 from hpcfed.config import RunConfig
 from hpcfed.data.datasets import Dataset
 from hpcfed.data.loading import load

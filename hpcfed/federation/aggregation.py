@@ -36,11 +36,14 @@ class Aggregation:
         rule = self._config.aggregation
         if rule == "mean" or not rows.shape[1]:
             return self.mean(rows, cohort)
-        rows, cohort = member_rows(rows, cohort, np.flatnonzero(cohort.weights))
+        # Clients without data have trained nothing: they would vote for w.
+        voters = np.flatnonzero(cohort.weights)
+        rows, cohort = member_rows(rows, cohort, voters)
         malicious = expected_malicious(self._config.tolerance, len(cohort.clients))
         if rule in ("krum", "multi-krum"):
             return self._krum(rows, cohort, malicious)
         columns = self._columns(rows, cohort)
+        # To cut all but the middle one or two is the median.
         middle = (len(columns) - 1) // 2
         cut = middle if rule == "median" else min(malicious, middle)
         middles = trimmed_mean(columns, cut)
@@ -51,7 +54,9 @@ class Aggregation:
         count = 1
         if self._config.aggregation == "multi-krum":
             count = self._config.krum_keep or len(order) - malicious
-        rows, cohort = member_rows(rows, cohort, np.sort(order[:count]))
+        # In the order of ids, as all sums.
+        selected = np.sort(order[:count])
+        rows, cohort = member_rows(rows, cohort, selected)
         return self.mean(rows, cohort)
 
     def mean(self, rows: Tensor, cohort: Cohort) -> Tensor:
@@ -60,7 +65,9 @@ class Aggregation:
             return rows.new_empty(0)
         if self._config.deterministic:
             return self._mean_in_client_order(rows, cohort)
-        return self._collectives.allreduce(_weights_here(rows, cohort) @ rows)
+        weights = _weights_here(rows, cohort)
+        # A vector times a matrix, which a GPU does not round to TensorFloat-32.
+        return self._collectives.allreduce(weights @ rows)
 
     def cluster_sums(
         self, rows: Tensor, cohort: Cohort, clusters: Tensor, count: int
@@ -72,9 +79,12 @@ class Aggregation:
         """
         if self._config.deterministic:
             return self._cluster_sums_in_client_order(rows, cohort, clusters, count)
-        here = clusters[on_device(cohort.chosen, rows.device)]
-        numbers = torch.arange(count, device=rows.device)[:, None]
-        weights = (here == numbers) * _weights_here(rows, cohort)
+        chosen = on_device(cohort.chosen, rows.device)
+        here = clusters[chosen]
+        numbers = torch.arange(count, device=rows.device)
+        # [clusters, members]: a member's weight in its cluster, 0 in all others.
+        in_cluster = here == numbers[:, None]
+        weights = in_cluster * _weights_here(rows, cohort)
         # Row by row: a product of matrices would be rounded to TensorFloat-32 on a GPU.
         sums = [of_cluster @ rows for of_cluster in weights]
         return self._collectives.allreduce(torch.stack(sums))
@@ -100,6 +110,8 @@ class Aggregation:
         """
         columns = self._columns(rows, cohort)
         total = torch.zeros_like(columns[0])
+        # One addition per client, in the order of ids: floating-point sums depend on
+        # their order, and a matrix product chooses its own.
         members = zip(_rank_order(cohort), cohort.weights, strict=True)
         for position, weight in members:
             total.add_(columns[position], alpha=float(weight))
@@ -119,17 +131,23 @@ class Aggregation:
         """
         columns = self._columns(rows, cohort).double()
         products = self._collectives.allreduce(columns @ columns.T)
+        # ‖x − y‖² = ‖x‖² + ‖y‖² − 2 x·y
         norms = products.diagonal()
         squares = norms[:, None] + norms - 2 * products
+        # From the order of ranks to that of the cohort.
         order = _rank_order(cohort)
-        return squares.cpu().numpy()[np.ix_(order, order)]
+        on_host = squares.cpu().numpy()
+        return on_host[np.ix_(order, order)]
 
 
 def with_groups(rows: Tensor, sent: Sent) -> Tensor:
     """Return the columns that each member sends, 0 elsewhere, followed by which groups
     they are: so one collective sums both.
     """
-    return torch.cat([rows.where(sent.columns(), 0), sent.groups.to(rows.dtype)], 1)
+    # `where`, not a product: what is not sent may be NaN.
+    columns = rows.where(sent.columns(), 0)
+    groups = sent.groups.to(rows.dtype)
+    return torch.cat([columns, groups], 1)
 
 
 def cluster_means(
@@ -144,24 +162,30 @@ def cluster_means(
     width = previous.shape[1]
     sums, weights = totals.split([width, totals.shape[1] - width], 1)
     by_column = weights[:, group_of]
-    return torch.where(by_column > 0, sums / by_column, previous), weights
+    # Eq. 10 of GENE-FL's paper; 0 / 0 is never chosen.
+    means = sums / by_column
+    return torch.where(by_column > 0, means, previous), weights
 
 
 def trimmed_mean(columns: Tensor, cut: int) -> Tensor:
     """Return the mean of every column without its `cut` largest and smallest values;
     NaN counts as the largest.
     """
-    return columns.sort(0).values[cut : len(columns) - cut].mean(0)
+    ascending = columns.sort(0).values
+    return ascending[cut : len(columns) - cut].mean(0)
 
 
 def least_krum(squares: np.ndarray, malicious: int) -> np.ndarray:
     """Return all positions, those first that have the least sum of squared distances to
     their nearest; ties by position.
     """
+    # A row that is not finite is far from all others, and so is a row from itself.
     others = np.nan_to_num(squares, nan=np.inf)
     np.fill_diagonal(others, np.inf)
-    nearest = max(1, len(squares) - malicious - 2)
-    sums = np.sort(others, 1)[:, :nearest].sum(1)
+    # K − f − 2 of Blanchard et al., at least one.
+    count = max(1, len(squares) - malicious - 2)
+    ascending = np.sort(others, 1)
+    sums = ascending[:, :count].sum(1)
     return np.argsort(sums, kind="stable")
 
 
@@ -173,4 +197,6 @@ def _weights_here(rows: Tensor, cohort: Cohort) -> Tensor:
 
 def _rank_order(cohort: Cohort) -> np.ndarray:
     """Return where each member is in the order of ranks."""
-    return np.argsort(np.concatenate(cohort.per_rank))
+    # The inverse of the permutation that lists members rank by rank.
+    by_rank = np.concatenate(cohort.per_rank)
+    return np.argsort(by_rank)

@@ -10,108 +10,123 @@ from typing import Literal
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from hpcfed.data.shards import Shard
 
 Clustering = Literal["kmeans", "angles"]
 _RANK = 1e-12
-"""A squared singular value below so much of the largest is none."""
+"""A squared singular value below this share of the largest counts as zero."""
 
 
 def left_vectors(shard: Shard, vectors: int, *, classes: int | None = None) -> Tensor:
-    """Of every client of the shard, [clients, features, vectors], in float64; zeros
-    where it has too few samples.
+    """Return the first left singular vectors of every client of the shard, [clients,
+    features, vectors], in float64; zeros where it has too few samples.
 
-    With a number of classes so many vectors of each class by itself, one class after
+    With a number of classes: so many vectors of each class by itself, one class after
     the other.
     """
     found = []
     for index, size in zip(shard.index, shard.sizes, strict=True):
-        own = index[:size]
-        parts = (
-            [own]
-            if classes is None
-            else [own[shard.labels[own] == label] for label in range(classes)]
-        )
-        found.append(
-            torch.cat(
-                [_first_vectors(shard.images[part], vectors) for part in parts], 1
-            )
-        )
-    width = vectors * (classes or 1)
-    return (
-        torch.stack(found)
-        if found
-        else shard.images.new_zeros(0, shard.images[0].numel(), width).double()
-    )
+        samples = index[:size]  # behind them the index is padded
+        of_client = []
+        for group in _by_class(samples, shard.labels, classes):
+            of_client.append(_first_vectors(shard.images[group], vectors))
+        found.append(torch.cat(of_client, 1))
+    if found:
+        return torch.stack(found)
+    # A rank may have no client, and still tells the others how wide a basis is.
+    features, width = shard.images[0].numel(), vectors * (classes or 1)
+    return shard.images.new_zeros(0, features, width).double()
+
+
+def _by_class(samples: Tensor, labels: Tensor, classes: int | None) -> list[Tensor]:
+    """Return the samples of each class, or all together without a number of classes."""
+    if classes is None:
+        return [samples]
+    found = []
+    for label in range(classes):
+        found.append(samples[labels[samples] == label])
+    return found
 
 
 def _first_vectors(images: Tensor, vectors: int) -> Tensor:
-    """From products of features with each other, or of samples where these are fewer;
-    zeros beyond the data's rank.
+    """Return the first left singular vectors of the images; zeros beyond their rank.
 
-    That is quicker than to decompose the data, and LAPACK may fail at it: NVIDIA's for
-    ARM ends the process.
+    They come from products of features with each other, or of samples where these are
+    fewer. That is quicker than to decompose the data, and LAPACK may fail at it:
+    NVIDIA's for ARM ends the process.
     """
     x = images.flatten(1).double()
     if not len(x):
         return x.new_zeros(x.shape[1], vectors)
     few = len(x) < x.shape[1]
-    values, found = torch.linalg.eigh(x @ x.T if few else x.T @ x)  # ascending
-    values, found = values.flip(0)[:vectors], found.flip(1)[:, :vectors]
-    left = torch.nn.functional.normalize(x.T @ found, dim=0) if few else found
-    left = canonical(left.where(values > _RANK * values[0], 0))
-    return torch.nn.functional.pad(left, (0, vectors - left.shape[1]))
+    # Eigenvalues, which are squared singular values, come in ascending order.
+    values, found = torch.linalg.eigh(x @ x.T if few else x.T @ x)
+    values = values.flip(0)[:vectors]
+    left = found.flip(1)[:, :vectors]
+    if few:
+        # Right singular vectors were found: X v = σ u gives the left ones.
+        left = F.normalize(x.T @ left, dim=0)
+    above_rank = values > _RANK * values[0]
+    left = canonical(left.where(above_rank, 0))
+    return F.pad(left, (0, vectors - left.shape[1]))
 
 
 def canonical(left: Tensor) -> Tensor:
-    """Vectors [features, vectors] with their signs such that the largest entry of each
+    """Return vectors [features, vectors] with such signs that the largest entry of each
     is positive.
     """
     if not left.shape[1]:
         return left
-    largest = left.gather(0, left.abs().argmax(0, keepdim=True))
+    at = left.abs().argmax(0, keepdim=True)
+    largest = left.gather(0, at)
     return left * torch.where(largest < 0, -1.0, 1.0)
 
 
 def assign(
     bases: np.ndarray, clusters: int, *, how: Clustering, seed: int
 ) -> np.ndarray:
-    """The cluster of every client, a function of the set of their bases: the order of
-    clients changes nothing.
+    """Return the cluster of every client, a function of the set of their bases: the
+    order of clients changes nothing.
 
-    Clients are put in the order of their numbers, and clusters are numbered as they
-    first appear in it. Those without data have nothing in common that would make a
-    cluster: they are put where most of the others are.
+    Clients are sorted by the entries of their bases, and clusters are numbered as they
+    first appear in that order. Clients without data have nothing in common that would
+    make a cluster: they are put where most of the others are.
     """
-    flat, found = bases.reshape(len(bases), -1), np.zeros(len(bases), np.int64)
-    telling = np.flatnonzero(flat.any(1))
-    if not len(telling):
+    flat = bases.reshape(len(bases), -1)
+    found = np.zeros(len(bases), np.int64)
+    has_data = flat.any(1)
+    holders = np.flatnonzero(has_data)
+    if not len(holders):
         return found
-    order = telling[np.lexsort(np.round(flat[telling], 8).T[::-1])]
+    # Rounded, so that ranks and devices that differ in the last bits sort alike.
+    keys = np.round(flat[holders], 8)
+    order = holders[np.lexsort(keys.T[::-1])]
     clusters = min(clusters, len(order))
-    labels = (
-        _kmeans(flat[order], clusters, seed)
-        if how == "kmeans"
-        else _linked(bases[order], clusters)
-    )
+    if how == "kmeans":
+        labels = _kmeans(flat[order], clusters, seed)
+    else:
+        labels = _linked(bases[order], clusters)
     _, first, inverse = np.unique(labels, return_index=True, return_inverse=True)
-    found[order] = np.argsort(np.argsort(first))[inverse]
-    found[~flat.any(1)] = np.bincount(found[order]).argmax()
+    # The rank of each label's first appearance is its new number.
+    numbers = np.argsort(np.argsort(first))
+    found[order] = numbers[inverse]
+    found[~has_data] = np.bincount(found[order]).argmax()
     return found
 
 
 def _kmeans(points: np.ndarray, clusters: int, seed: int) -> np.ndarray:
     from sklearn.cluster import KMeans  # takes a second to import
 
-    means = KMeans(clusters, n_init=10, random_state=seed % 2**32).fit(points)
-    labels: np.ndarray = means.labels_
+    means = KMeans(clusters, n_init=10, random_state=seed % 2**32)
+    labels: np.ndarray = means.fit(points).labels_
     return labels
 
 
 def _linked(bases: np.ndarray, clusters: int) -> np.ndarray:
-    """PACFL's procedure: average linkage by the mean of the principal angles between
+    """Cluster as PACFL does: average linkage by the mean of the principal angles between
     clients' bases.
     """
     from scipy.cluster.hierarchy import fcluster, linkage
@@ -119,33 +134,47 @@ def _linked(bases: np.ndarray, clusters: int) -> np.ndarray:
 
     if len(bases) == 1:
         return np.ones(1, np.int64)
-    tree = linkage(squareform(principal_angles(bases), checks=False), "average")
+    distances = squareform(principal_angles(bases), checks=False)
+    tree = linkage(distances, "average")
     labels: np.ndarray = fcluster(tree, clusters, "maxclust")
     return labels
 
 
 def principal_angles(bases: np.ndarray) -> np.ndarray:
-    """The mean angle, in degrees, between the spans of any two bases; empty ones are at
-    a right angle to all.
+    """Return the mean angle, in degrees, between the spans of any two bases; empty ones
+    are at a right angle to all.
+
+    Not by scipy.linalg.subspace_angles: that makes both bases orthonormal again for
+    every pair, knows no empty basis, and rounds differently.
     """
-    spans = [np.linalg.qr(base[:, np.abs(base).sum(0) > 0])[0] for base in bases]
+    spans = []
+    for base in bases:
+        vectors = base[:, np.abs(base).sum(0) > 0]
+        spans.append(np.linalg.qr(vectors)[0])
     angles = np.zeros((len(spans), len(spans)))
     for i, one in enumerate(spans):
         for j, other in enumerate(spans[:i]):
-            cosines = np.linalg.svd(one.T @ other, compute_uv=False).clip(0, 1)
-            angles[i, j] = angles[j, i] = (
-                np.degrees(np.arccos(cosines)).mean() if len(cosines) else 90.0
-            )
+            angles[i, j] = angles[j, i] = _mean_angle(one, other)
     return angles
+
+
+def _mean_angle(one: np.ndarray, other: np.ndarray) -> float:
+    """Return the mean principal angle between two orthonormal bases, in degrees."""
+    cosines = np.linalg.svd(one.T @ other, compute_uv=False)
+    if not len(cosines):
+        return 90.0
+    # Rounding may bring a cosine above 1.
+    angles = np.arccos(cosines.clip(0, 1))
+    return float(np.degrees(angles).mean())
 
 
 def nearest_in_turn(
     points: np.ndarray, centres: np.ndarray, members: np.ndarray
 ) -> np.ndarray:
-    """For clients that join one after the other the nearest centre, which then moves to
-    the mean that includes them.
+    """Return the nearest centre of clients that join one after the other; it then moves
+    to the mean that includes them.
 
-    Those without data, whose point is zero, go where most are, and move nothing.
+    Clients without data, whose point is zero, go where most are, and move nothing.
     """
     centres, members = centres.copy(), members.astype(np.float64)
     found = np.empty(len(points), np.int64)
@@ -153,10 +182,10 @@ def nearest_in_turn(
         if not point.any():
             found[i] = members.argmax()
             continue
-        distance = np.where(
-            members > 0, np.linalg.norm(centres - point, axis=1), np.inf
-        )  # nobody is in an empty one
-        k = found[i] = distance.argmin()
+        distances = np.linalg.norm(centres - point, axis=1)
+        # An empty cluster has no mean, and nobody to learn from.
+        distances[members == 0] = np.inf
+        k = found[i] = distances.argmin()
         centres[k] = (members[k] * centres[k] + point) / (members[k] + 1)
         members[k] += 1
     return found

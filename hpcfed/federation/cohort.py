@@ -41,6 +41,7 @@ class Cohort:
         per_rank = []
         for chosen in self.per_rank:
             remaining = chosen[np.isin(chosen, members)]
+            # Positions count anew in the smaller cohort.
             per_rank.append(np.searchsorted(members, remaining))
         fewer = Cohort(
             round=self.round,
@@ -61,13 +62,16 @@ class Cohort:
 
     def equally(self) -> "Cohort":
         """Return the same clients with equal weights."""
-        return replace(self, weights=shares(np.ones(len(self.clients))))
+        ones = np.ones(len(self.clients))
+        return replace(self, weights=shares(ones))
 
     def equally_with_data(self) -> "Cohort":
         """Return the same clients with equal weights for those that have data: others
         have trained nothing, and count for nothing.
         """
-        return replace(self, weights=shares((self.weights > 0).astype(np.float64)))
+        has_data = self.weights > 0
+        weights = shares(has_data.astype(np.float64))
+        return replace(self, weights=weights)
 
     def ranks(self) -> np.ndarray:
         """Return the worker rank of every member."""
@@ -98,7 +102,9 @@ def shares(sizes: np.ndarray) -> np.ndarray:
     rows is that row.
     """
     total = sizes.sum()
-    return sizes / total if total else np.full(len(sizes), 1 / len(sizes))
+    if not total:
+        return np.full(len(sizes), 1 / len(sizes))
+    return sizes / total
 
 
 def member_rows(

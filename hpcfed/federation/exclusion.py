@@ -26,10 +26,12 @@ def finite_members(
     """
     finite = torch.isfinite(rows).all(1).cpu().numpy()
     everyones = collectives.allgather(cohort.chosen[finite])
+    # All ranks learn of all members, and so all raise, or none does.
     members = np.sort(np.concatenate(everyones))
     bad = np.delete(cohort.clients, members)
     if len(bad) and (stop or not len(members)):
         raise divergence(bad, cohort.round)
+    # The log is this rank's alone; the recorder adds up all ranks'.
     bad_here = cohort.clients[cohort.chosen[~finite]]
     cohort.log.excluded.update(bad_here.tolist())
     return members
@@ -42,6 +44,7 @@ def revert_diverged(
     diverged; the log counts these clients as excluded.
     """
     finite = torch.isfinite(rows).all(1)
+    # The usual case copies nothing.
     if bool(finite.all()):
         return rows
     bad = ids[~finite.cpu().numpy()]

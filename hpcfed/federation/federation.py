@@ -100,6 +100,7 @@ class Federation(LocalTraining[MethodOptions]):
         with self._timer.phase("download"):
             receivers = self.num_holders if everyone else self._num_sending(cohort)
             cohort.log.bytes_down += receivers * row.shape[-1] * row.element_size()
+            # A view: the server's row is in memory once.
             rows = row.expand(len(cohort.here), -1)
             if self._tamper is not None:
                 cohort.log.downloaded = rows
@@ -116,6 +117,8 @@ class Federation(LocalTraining[MethodOptions]):
                 rows = self._tamper(log.downloaded, rows, cohort, sent)
         with self._timer.phase("upload"):
             senders = self._num_sending(cohort)
+            # The same for all clients, so every rank knows it for all of them. What each
+            # client chooses only its rank knows, and the device: reading it would wait.
             if sent is None:
                 log.bytes_up += senders * rows.shape[1] * rows.element_size()
             elif senders:
@@ -188,6 +191,7 @@ class Federation(LocalTraining[MethodOptions]):
                 sent = Sent(groups, cluster.new_zeros(rows.shape[1]))
             rows = with_groups(rows, sent)
             totals = self._cluster_sums(rows, cohort, cluster, len(previous))
+            # As in `mean`: look at the sums first, at all rows only if they tell.
             if not bool(torch.isfinite(totals).all()):
                 rows, cohort = self._finite_only(rows, cohort)
                 totals = self._cluster_sums(rows, cohort, cluster, len(previous))
@@ -206,6 +210,7 @@ class Federation(LocalTraining[MethodOptions]):
         """
         classes = self.config.data().classes if by_class else None
         here = left_vectors(self._train_data, vectors, classes=classes)
+        # Every rank fills in its own clients; the sum over ranks has all of them.
         everyones = here.new_zeros(len(self.sizes), *here.shape[1:])
         everyones[on_device(self.clients, here.device)] = here
         return self._collectives.allreduce(everyones).cpu().numpy()
@@ -265,6 +270,8 @@ class Federation(LocalTraining[MethodOptions]):
         assert self._validation is not None
         stop = self._stops_at_divergence
         finite = exclusion.finite_members(rows, cohort, self._collectives, stop=stop)
+        # To the engine the validation set is the data of client 0, and every row is
+        # judged on it: rows stay on their ranks, and only counts travel.
         one_client = np.zeros(len(rows), np.int64)
         score = self._engine.evaluate(rows, self._validation, one_client)
         return scores_of(score, finite, cohort, self._collectives)

@@ -51,6 +51,9 @@ class RoundLog:
 
         A loss that is not finite counts for nothing: its update is left out, too.
         """
-        counted = on_device(samples, losses.device) * losses.isfinite()
-        self.loss_sum = self.loss_sum + (losses.nan_to_num() * counted).sum()
+        samples_here = on_device(samples, losses.device)
+        counted = samples_here * losses.isfinite()
+        # NaN × 0 is NaN: a loss that does not count has to be 0 as well.
+        sums = losses.nan_to_num() * counted
+        self.loss_sum = self.loss_sum + sums.sum()
         self.samples_seen = self.samples_seen + counted.sum()

@@ -71,7 +71,9 @@ class Participants(Generic[MethodOptions]):
             drawn = np.arange(total)
             if count < total:
                 generator = self.generator("cohort", round)
-                drawn = np.sort(generator.choice(total, count, replace=False))
+                # Every rank draws the same: the generator knows seed and round alone.
+                drawn = generator.choice(total, count, replace=False)
+                drawn.sort()
             holders = drawn[self.sizes[drawn] > 0]
             log = RoundLog(cohort_size=len(holders), on_trained=on_trained)
             return self._cohort(round, holders if len(holders) else drawn, log)

@@ -22,10 +22,14 @@ def scores_of(
     positions of finite ones in the cohort.
     """
     device = score.correct.device
-    right = torch.zeros(len(cohort.clients), dtype=torch.float64, device=device)
-    right[on_device(cohort.chosen, device)] = score.correct.double()
-    everyones = collectives.allreduce(right).cpu().numpy()
-    scores = np.full(len(cohort.clients), NOT_FINITE)
+    uploads = len(cohort.clients)
+    # Every rank fills in its own uploads; the sum over ranks has all of them.
+    right = torch.zeros(uploads, dtype=torch.float64, device=device)
+    here = on_device(cohort.chosen, device)
+    right[here] = score.correct.double()
+    summed = collectives.allreduce(right)
+    everyones = summed.cpu().numpy()
+    scores = np.full(uploads, NOT_FINITE)
     scores[finite] = everyones[finite]
     return scores
 
@@ -34,7 +38,11 @@ def best(scores: np.ndarray, count: int) -> np.ndarray:
     """Return the ascending positions of the highest scores; of equal ones the first
     come first.
     """
-    return np.sort(np.argsort(-scores, kind="stable")[:count])
+    # A stable sort: ties go to the lower client id, the same on every rank.
+    order = np.argsort(-scores, kind="stable")
+    # Ascending again: sums are taken in the order of ids, so that to select everybody
+    # is FedAvg bit for bit.
+    return np.sort(order[:count])
 
 
 def best_finite(scores: np.ndarray, count: int) -> np.ndarray:

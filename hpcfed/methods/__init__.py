@@ -92,6 +92,7 @@ def summaries() -> dict[str, str]:
     """Return one line for every method, read from its source without importing it."""
     folder = Path(__file__).parent
     lines = {}
+    # Parsing is enough: importing all methods would make `hpcfed list` wait.
     for name in names():
         source = folder / f"{name.replace('-', '_')}.py"
         lines[name] = _summary(source.read_text())
@@ -133,6 +134,7 @@ def _offered(module: ModuleType) -> dict[str, Any]:
     """Collect what a method's file defines, and what the methods that it extends do."""
     parent = getattr(module, "EXTENDS", None)
     offered = {} if parent is None else _offered(parent)
+    # Read at the time of loading, so that a test may replace a function of a module.
     for field in fields(Method):
         if hasattr(module, field.name):
             offered[field.name] = getattr(module, field.name)

@@ -179,10 +179,13 @@ def _clustered(fed: Federation[Options]) -> tuple[Tensor, Tensor, Tensor]:
     if options.clustering == "angles":
         judged = fed.bases(options.basis, by_class=True)
     seed = int(fed.generator("clusters").integers(2**32))
+    # Numbers of clusters do not depend on the order of clients, nor on ranks.
     found = assign(judged, options.clusters, how=options.clustering, seed=seed)
     # Ranks on different hardware may round differently: the first one decides.
     cluster = torch.from_numpy(fed.agreed(found))
+    # Also where angles were judged, newcomers are compared with mean bases.
     points = torch.from_numpy(bases.reshape(len(bases), -1))
+    # Clients without data have the basis 0: they are in a cluster, and move no mean.
     members = torch.bincount(cluster[points.any(1)], minlength=options.clusters)
     sums = points.new_zeros(options.clusters, points.shape[1])
     sums = sums.index_add(0, cluster, points)
@@ -208,7 +211,8 @@ def download(fed: Federation, state: State, cohort: Cohort) -> Tensor:
     """Return the cohort's rows at the start of a round: the cluster's columns, and each
     client's private ones.
     """
-    shared = fed.download(cluster_rows(fed, state, cohort.here), cohort)
+    theirs = cluster_rows(fed, state, cohort.here)
+    shared = fed.download(theirs, cohort)
     return join(state, shared, state.private[cohort.here])
 
 
@@ -252,6 +256,7 @@ def personal(fed: Federation, state: State, clients: Positions) -> Tensor:
 
 
 def global_row(state: State) -> Tensor | None:
+    # With one cluster and nothing private it is FedAvg, which has a global model.
     one_for_all = len(state.shared) == 1 and not len(state.private_at)
     return state.shared[0] if one_for_all else None
 
@@ -267,9 +272,11 @@ def welcome(fed: Federation[Options], state: State, cohort: Cohort) -> Tensor:
     first = fed.initial_row()
     private = first[state.private_at].expand(len(theirs), -1)
     rows = join(state, state.shared[theirs], private).clone()
+    # [clusters, columns]: what each cluster gives.
     given = state.gene[:, state.group_of]
     gene = state.shared[theirs].where(given[theirs], first[state.shared_at])
     rows[:, state.shared_at] = gene
+    # Clusters give different numbers of columns: add up those of all new clients.
     holders = torch.from_numpy(fed.sizes > 0).to(fed.device)
     columns = given.sum(1)[cluster[holders]].sum()
     return fed.greet(rows, cohort, int(columns))

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     Positions: TypeAlias = np.ndarray
     """Clients of this rank, counted from 0."""
 else:
-
+    # `Federation[Options]` and `Tensor | None` are evaluated when a file is imported.
     class _Placeholder:
         def __class_getitem__(cls, item: Any) -> type:
             return cls

@@ -60,6 +60,7 @@ def begin(fed: Federation, *, shared: Tensor) -> State:
     row.
     """
     row = fed.initial_row()
+    # Positions, not masks: to index by a mask makes a GPU wait for the host.
     shared_at = shared.nonzero().squeeze(1).to(row.device)
     private_at = (~shared).nonzero().squeeze(1).to(row.device)
     private = row[private_at].repeat(len(fed.clients), 1)
@@ -87,6 +88,8 @@ def aggregate(fed: Federation, state: State, rows: Tensor, cohort: Cohort) -> St
     """Return the state after a round: the mean of the shared columns, and private ones
     as each client trained them.
     """
+    # A client whose shared columns diverge is left out by the mean; one whose private
+    # columns do keeps those that it had.
     before = state.private[cohort.here]
     private = rows[:, state.private_at]
     state.private[cohort.here] = fed.revert_diverged(private, before, cohort)
@@ -104,6 +107,7 @@ def global_row(state: State) -> None:
 
 def welcome(fed: Federation, state: State, cohort: Cohort) -> Tensor:
     """Give new clients the server's columns; others are those of the initial row."""
+    # The initial row is known to all: only the shared columns are sent.
     private = fed.initial_row()[state.private_at].expand(len(cohort.here), -1)
     rows = join(state, state.shared, private)
     return fed.greet(rows, cohort, fed.num_holders * len(state.shared_at))

@@ -43,6 +43,7 @@ class State(fedavg.State):
 
 def init(fed: Federation[Options]) -> State:
     w = fed.initial_row()
+    # Of all clients of the federation, the same on every rank: a few numbers each.
     zeros = w.new_zeros(len(fed.sizes))
     return State(w, omega=zeros + 1, intervals=zeros, waited=zeros.clone())
 
@@ -51,7 +52,9 @@ def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
     rows = fed.download(state.w, cohort)
     rows = fed.train(rows, cohort)
     rows = fed.upload(rows, cohort)
-    w = step(fed, state, rows, cohort.equally(), sampled=len(cohort.clients))
+    # ωᵢ take the place of the weights by samples: every client counts alike.
+    everyone = cohort.equally()
+    w = step(fed, state, rows, everyone, sampled=len(cohort.clients))
     return count_round(fed, replace(state, w=w), cohort)
 
 
@@ -68,9 +71,11 @@ def step(
 
     The cohort may be fewer than K, where the server has selected some of them.
     """
-    omega = state.omega[cohort.clients[cohort.chosen]]
+    ids = cohort.clients[cohort.chosen]
+    omega = state.omega[ids]
     updates = omega[:, None] * (rows - state.w)
     mean = fed.mean(updates, cohort)
+    # A mean over K clients × K / N is the sum over them / N.
     rate = fed.options.au_lr * sampled / max(1, fed.num_holders)
     return state.w + rate * mean
 

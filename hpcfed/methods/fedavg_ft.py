@@ -32,5 +32,6 @@ def personal(
     columns = None
     if fed.options.finetune == "head":
         columns = fed.layout.mask([fed.layout.head])
+    # Nothing of it stays: the state has w alone.
     rows = fedavg.personal(fed, state, clients)
     return fed.finetune(rows, clients, epochs=epochs, columns=columns)

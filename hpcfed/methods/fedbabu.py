@@ -41,4 +41,5 @@ def personal(fed: Federation[Options], state: State, clients: Positions) -> Tens
 
 def global_row(state: State) -> Tensor:
     """Return the body with the head that all clients have in common."""
+    # No head is ever trained, so any client's will do.
     return _partial.join(state, state.shared, state.private[:1])[0]

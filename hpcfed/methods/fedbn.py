@@ -40,6 +40,7 @@ class Options(_clusters.Options):
 
 
 def init(fed: Federation[Options]) -> _clusters.State:
+    # Weights, biases and running statistics of batch norm alike.
     norms = fed.layout.mask(_norms(fed.layout))
     return _clusters.begin(fed, shared=~norms)
 

@@ -69,6 +69,7 @@ def init(fed: Federation[Options]) -> State:
     import torch
 
     names = candidates(fed.options, fed.layout)
+    # A group of columns for every candidate; `mask` keeps the order of entries.
     groups = []
     for entry in fed.layout.entries:
         if entry.layer in names:
@@ -83,6 +84,7 @@ def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
     rows = fed.train(start, cohort)
     sent = chosen(options, layout, shares(options, layout, rows - start))
     state, weights = aggregate(fed, state, rows, cohort.equally_with_data(), sent=sent)
+    # The weight of a layer's senders ranks layers as their updates rank a client's.
     popular = chosen(options, layout, weights)
     return replace(state, gene=inherited(state, weights, popular))
 
@@ -99,6 +101,7 @@ def shares(options: Options, layout: Layout, updates: Tensor) -> Tensor:
     """
     import torch
 
+    # Running statistics, behind the parameters, have no gradient to judge by.
     sizes = updates[:, : layout.num_parameters].abs()
     large = sizes > options.gene_threshold * sizes.mean(1, keepdim=True)
     found = []
@@ -120,6 +123,7 @@ def chosen(options: Options, layout: Layout, scores: Tensor) -> Tensor:
     names = candidates(options, layout)
     found = torch.zeros_like(scores, dtype=torch.bool)
     for pool in options.pools:
+        # In the network's order, so that of equal scores the first layer wins.
         at = sorted(names.index(name) for name in pool)
         order = scores[:, at].argsort(dim=1, descending=True, stable=True)
         best = order[:, : options.gene_each]

@@ -29,6 +29,7 @@ def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
     rows = download(fed, state, cohort)
     rows = fed.train(rows, cohort)
     num_layers = state.gene.shape[1]
+    # Drawn by seed, round and client: the same on any number of ranks.
     drawn = randomness.uniform(fed.keys("layers sent", cohort), num_layers)
     sent = drawn < fed.options.send_probability
     state, _ = aggregate(fed, state, rows, cohort.equally_with_data(), sent=sent)

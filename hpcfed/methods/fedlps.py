@@ -73,13 +73,16 @@ def init(fed: Federation[Options]) -> State:
 
 def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
     mask = state.channels[cohort.here]
+    # The cluster's row without the channels that the client has dropped.
     rows = download(fed, state, cohort) * mask[:, state.group_of]
     rows = fed.train(rows, cohort)
     # One that diverges in its first round prunes in the next: NaN has no norm.
     first = mask.all(1, keepdim=True) & rows.isfinite().all(1, keepdim=True)
     mask = _strongest(fed, rows).where(first, mask)
+    # Drop again what training has brought back.
     rows = rows * mask[:, state.group_of]
     state, _ = aggregate(fed, state, rows, cohort.equally_with_data(), sent=mask)
+    # A few bits per client and channel: small enough to copy.
     channels = state.channels.clone()
     channels[cohort.here] = mask
     return replace(state, channels=channels)

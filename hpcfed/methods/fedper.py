@@ -16,5 +16,5 @@ def init(fed: Federation[Options]) -> State:
 
 def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
     rows = download(fed, state, cohort)
-    rows = fed.train(rows, cohort)
+    rows = fed.train(rows, cohort)  # body and head together
     return aggregate(fed, state, rows, cohort)

@@ -30,6 +30,8 @@ def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
     options = fed.options
     body, head = body_and_head(fed)
     rows = download(fed, state, cohort)
+    # Two trainings, not one over two masks: momentum of the first phase would still
+    # move columns whose gradient is zero in the second.
     rows = fed.train(rows, cohort, epochs=options.head_epochs, columns=head)
     rows = fed.train(rows, cohort, epochs=options.body_epochs, columns=body, phase=1)
     return aggregate(fed, state, rows, cohort)

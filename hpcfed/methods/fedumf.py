@@ -51,11 +51,14 @@ def train(fed: Federation[Options], state: State, cohort: Cohort) -> Tensor:
     """Return the cohort's rows after local training; all other clients train as well,
     and store their updates.
     """
+    # All clients train from w, so all of them are sent it.
     start = fed.download(state.w, cohort, everyone=True)
     start = start + fed.options.umf_beta * state.stored[cohort.here]
     rows = fed.train(start, cohort)
     rest = cohort.others(len(fed.clients))
-    updates = fed.finetune(state.w.expand(len(rest), -1), rest) - state.w
+    # Not by `train`: losses and snapshots of a round are those of its cohort.
+    start = state.w.expand(len(rest), -1)
+    updates = fed.finetune(start, rest) - state.w
     # A client that has diverged stores no update.
     none = updates.new_zeros(()).expand_as(updates)
     state.stored[rest] = fed.revert_diverged(updates, none, cohort, rest)

@@ -114,15 +114,19 @@ def init(fed: Federation[Options]) -> State:
 
 def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
     options, here = fed.options, cohort.here
+    # Θ comes down, and the client goes on from its own θ̃.
     theta_cluster = fed.download(cluster_rows(fed, state, here), cohort)
     before = personal(fed, state, here)
     pull = _pull(fed, before, theta_cluster, cohort)
     rows = fed.train(before, cohort, pull=pull)
 
+    # θ̃ of the next round.
     state.rows[here] = fed.revert_diverged(rows, before, cohort)
+    # A bit per client, not worth overwriting.
     trained = state.trained.clone()
     trained[here] = True
 
+    # Eq. 9 scores the layers, and the γ highest are sent; Eq. 10 takes their means.
     sent = gene(options, scores(options, fed.layout, rows, before), cohort.round)
     senders = cohort.equally_with_data()
     after, weights = aggregate(fed, state, rows, senders, sent=sent)
@@ -140,6 +144,7 @@ def _pull(
     from hpcfed.clients.pull import Pull, Strengths
 
     options = fed.options
+    # Plain cross-entropy: no reference has to be loaded.
     if not options.lambda1 and not options.lambda2:
         return None
     by_layer = options.smooth == "layers"
@@ -167,6 +172,8 @@ def elastic(options: Options, layout: Layout, fisher: Tensor) -> Tensor:
     for start, stop in spans:
         values = fisher[:, start:stop]
         least, most = values.aminmax(dim=1, keepdim=True)
+        # (F − least) / (most − least) ≤ ε, without a division by zero where all are
+        # alike.
         mask[:, start:stop] = values - least <= options.epsilon * (most - least)
     return mask
 
@@ -182,6 +189,7 @@ def scores(options: Options, layout: Layout, after: Tensor, before: Tensor) -> T
     for start, stop in layout.block_spans:
         one, other = after[:, start:stop], before[:, start:stop]
         cosine = F.cosine_similarity(one, other, dim=1, eps=1e-30)
+        # The lowest (1 − cos) / dim first is the highest (cos − 1) / dim first.
         if options.gene_score == "changed":
             cosine = cosine - 1
         found.append(cosine / (stop - start))

@@ -67,5 +67,7 @@ def round(
     rows = fed.train(rows, cohort)
     rows = fed.upload(rows, cohort)
     rho = fed.options.rho(cohort.round, len(cohort.clients))
+    # Algorithm 1: C_t, the ρ_t uploads of S_t that do best on the validation set.
     rows, selected = fed.select(rows, cohort, rho)
+    # w ← Σ over C_t; weights by samples sum to one again.
     return fedavg.State(fed.mean(rows, selected))

@@ -23,6 +23,8 @@ def round(fed: Federation[Options], state: fedau.State, cohort: Cohort) -> fedau
     rows = fed.train(rows, cohort)
     rows = fed.upload(rows, cohort)
     rho = fed.options.rho(cohort.round, len(cohort.clients))
+    # Equal weights before selecting: FedAU weights by ωᵢ, and ρ_t = K is FedAU then.
     rows, selected = fed.select(rows, cohort.equally(), rho)
     w = fedau.step(fed, state, rows, selected, sampled=len(cohort.clients))
+    # Whoever was sampled took part, selected or not.
     return fedau.count_round(fed, replace(state, w=w), cohort)

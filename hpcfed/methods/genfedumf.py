@@ -18,6 +18,7 @@ class Options(genfed.Options, fedumf.Options):
 def round(
     fed: Federation[Options], state: fedumf.State, cohort: Cohort
 ) -> fedumf.State:
+    # Also what unsampled clients train is as in FedUmf: the server never sees it.
     rows = fedumf.train(fed, state, cohort)
     rows = fed.upload(rows, cohort)
     rho = fed.options.rho(cohort.round, len(cohort.clients))

@@ -12,5 +12,6 @@ EXTENDS = fedper
 
 
 def init(fed: Federation[_partial.Options]) -> _partial.State:
+    # FedPer with the two swapped; training and aggregation are the same.
     _, head = _partial.body_and_head(fed)
     return _partial.begin(fed, shared=head)

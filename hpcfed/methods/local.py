@@ -16,6 +16,7 @@ from hpcfed.methods._interface import (
 
 
 class Options(config.Options):
+    # There is nothing to forge, and nothing for a robust rule to aggregate.
     uploads = averages = False
 
 
@@ -30,6 +31,7 @@ def init(fed: Federation) -> State:
 
 
 def round(fed: Federation, state: State, cohort: Cohort) -> State:
+    # Indexing copies: what was there is still known when the new rows are judged.
     before = state.rows[cohort.here]
     rows = fed.train(before, cohort)
     state.rows[cohort.here] = fed.revert_diverged(rows, before, cohort)

@@ -16,4 +16,5 @@ class Options(_clusters.NamedLayers):
 
 
 def init(fed: Federation[_clusters.NamedLayers]) -> _clusters.State:
-    return _clusters.begin(fed, shared=fed.layout.mask(fed.options.names))
+    names = fed.options.names
+    return _clusters.begin(fed, shared=fed.layout.mask(names))

@@ -109,6 +109,7 @@ class State:
 def init(fed: Federation[Options]) -> State:
     w = fed.initial_row()
     if fed.options.warm_start:
+        # One sample per client, averaged over all clients of all ranks.
         made = fed.server.sample(fed.clients)
         w[fed.generated] = fed.sum(made.to(w.dtype).sum(0)) / len(fed.sizes)
     return _plain(fed, w)
@@ -123,6 +124,7 @@ def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
     """Algorithm 1, lines 1 to 6: a round of FedAvg, after which the server may learn and
     generate.
     """
+    # After a time of learning every client starts from its own generated row.
     start = state.w
     if state.generated.numel():
         start = personal(fed, state, cohort.here)
@@ -131,6 +133,7 @@ def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
     rows = fed.upload(rows, cohort)
 
     done, rounds = cohort.round + 1, fed.config.rounds
+    # The server's training set: generated columns of the last rounds before it learns.
     if is_banked(fed.options, done, rounds):
         fed.bank(rows[:, fed.generated], cohort)
     w = fed.mean(rows, cohort)
@@ -158,6 +161,7 @@ def _known_or(
     with fed.timed("server"):
         made, known = generate(fed.clients)
         rows = made.to(w.dtype)
+        # Not sampled in the rounds of the bank.
         rows[~known] = w[fed.generated]
         return rows
 
@@ -186,6 +190,7 @@ def finals(
         yield name, rows
         yield f"{name}-FT", fed.finetune(rows, clients, epochs=epochs)
 
+    # All ranks ask the server in the same order: every request is collective.
     w = state.w.expand(len(clients), -1)
     yield from before_and_after("FedAvg", w)
     yield from before_and_after("pFedGPA", personal(fed, state, clients))
@@ -213,6 +218,7 @@ def lead(
     """Return new clients' rows after a local update, led on by the server: Eq. 10 and
     Algorithm 1, lines 7 to 15.
     """
+    # The paper guides the first I updates; later ones are plain local training.
     options = fed.options
     if update >= options.guided_updates:
         return after

@@ -90,6 +90,7 @@ class State:
 
 def init(fed: Federation[Options]) -> State:
     row, net = fed.initial_row(), _hypernetwork(fed)
+    # Drawn on the host, so that every rank starts from the same φ.
     phi = row.new_tensor(net.first(fed.generator("hypernetwork")))
     return State(phi, phi.new_zeros(phi.shape), row[net.outputs :])
 
@@ -97,10 +98,12 @@ def init(fed: Federation[Options]) -> State:
 def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
     options, net = fed.options, _hypernetwork(fed)
     theta = fed.download(personal(fed, state, cohort.here), cohort)
+    # θᵢ′, after some steps of the client's own SGD.
     trained = fed.train(theta, cohort, sgd=_inner(options))
     trained = fed.upload(trained, cohort)
 
     with fed.timed("server"):
+        # One that diverged has Δ = 0, and adds nothing to the gradient.
         finite = fed.revert_diverged(trained, theta, cohort)
         delta = (theta - finite)[:, : net.outputs]
         # (∂θᵢ/∂φ)ᵀ Δᵢ, summed over this rank's clients.
@@ -111,10 +114,12 @@ def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
     if not finite_updates:
         raise ArithmeticError(f"no update of round {cohort.round + 1} is finite")
 
+    # Every rank takes the same step, so that φ stays the same on all of them.
     with fed.timed("server"):
         if options.hn_combine == "mean":
             gradient /= finite_updates
         _step(options, state.phi[None], gradient[None], state.velocity[None])
+    # No gradient leads to running statistics: they are averaged.
     statistics = fed.mean(trained[:, net.outputs :], cohort)
     return replace(state, statistics=statistics)
 
@@ -142,6 +147,7 @@ def welcome(fed: Federation[Options], state: State, cohort: Cohort) -> Tensor:
     """
     options, net = fed.options, _hypernetwork(fed)
     generator = fed.generator("new embeddings")
+    # All ranks draw all embeddings, and take those of their own clients.
     drawn = generator.standard_normal((len(fed.sizes), net.embedding))
     embeddings = state.phi.new_tensor(drawn[fed.clients[cohort.here]])
     velocity = embeddings.new_zeros(embeddings.shape)

@@ -12,7 +12,6 @@ from math import log2, nan
 from statistics import fmean
 
 import numpy as np
-from scipy.optimize import nnls
 
 from hpcfed.report.choices import Choice
 from hpcfed.report.groups import Group
@@ -190,6 +189,8 @@ def _relative_costs(points: Sequence[Measured], names: Sequence[str]) -> np.ndar
 
 def _solve(costs: np.ndarray) -> np.ndarray:
     """Find coefficients ≥ 0 with the least squares of the relative errors."""
+    from scipy.optimize import nnls  # late, for the reason given in statistics.py
+
     # Scaled, so that the solver's tolerance means the same for every term.
     largest = np.abs(costs).max(0)
     size = np.maximum(largest, 1e-300)  # a term may be 0 at all points
