@@ -21,7 +21,7 @@ class Cohort:
     here: np.ndarray
     """The members on this rank, as positions in `Federation.clients`."""
     chosen: np.ndarray
-    """The same members, as positions in `clients` and `weights`."""
+    """The members on this rank, as positions in `clients` and `weights`."""
     per_rank: list[np.ndarray]
     """`chosen` of every worker rank."""
     log: RoundLog = field(default_factory=RoundLog, compare=False)

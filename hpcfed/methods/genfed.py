@@ -23,10 +23,10 @@ VALIDATES = True
 class Options(config.Options):
     schedule: Literal["constant", "power", "linear", "sine", "arch"] = option(
         "linear",
-        "how many uploads are kept: ρ_max; ρ_max(1 − b^t) + 1; ρ_max·t/c + 1; the same "
+        "how many uploads are selected: ρ_max; ρ_max(1 − b^t) + 1; ρ_max·t/c + 1; the same "
         "by a quarter of a sine; up and down again by a half: the paper's (1) to (5)",
     )
-    rho_max: int = option(5, "ρ_max, the most uploads that are kept", ge=1)
+    rho_max: int = option(5, "ρ_max, the most uploads that are selected", ge=1)
     schedule_base: float = option(0.98, "b of the schedule power", gt=0, lt=1)
     schedule_rounds: int = option(
         200, "c of the schedules linear, sine and arch, in rounds", ge=1
