@@ -22,6 +22,7 @@ from rich.console import Console
 from torch import Tensor
 
 from hpcfed import cli
+from hpcfed.clients.job import TrainingJob
 from hpcfed.experiment.assemble import Newcomers, Setup
 from hpcfed.experiment.newcomers import welcome
 from hpcfed.experiment.stored import read_run
@@ -202,11 +203,9 @@ def test_the_round_after_learning_starts_from_generated_rows_and_later_ones_go_o
     s = assembled(**TINY | {"rounds": 6}, server_every=3, participation=0.5)
     fed, starts, train = s.federation, list[Tensor](), s.engine.train
 
-    def listening(
-        rows: Tensor, *arguments: Any, **options: Any
-    ) -> tuple[Tensor, Tensor]:
-        starts.append(rows.clone())
-        return train(rows, *arguments, **options)
+    def listening(job: TrainingJob) -> tuple[Tensor, Tensor]:
+        starts.append(job.rows.clone())
+        return train(job)
 
     monkeypatch.setattr(s.engine, "train", listening)
     logs = list[RoundLog]()
@@ -812,11 +811,10 @@ def test_a_warm_start_changes_the_first_rows_generated_columns_alone(
     others[fed.generated] = False
     assert torch.equal(w[others], fed.initial_row()[others])
     torch.testing.assert_close(w[~others], fed.server.sample(fed.clients).mean(0))
-    standard = server_of(warm).model(1).standard
+    scaling = server_of(warm).model(1).row_scaling
     with h5py.File(recorded / "server.h5") as file:
-        assert standard is not None and np.array_equal(
-            standard.mean, file["standard/mean"][()]
-        )
+        mean = file["standard/mean"][()]
+        assert scaling is not None and np.array_equal(scaling.mean, mean)
     assert (fed.initial_row()[~others] != w[~others]).all()
     rows = warm.method.personal(fed, warm.method.init(fed), EVERYONE)
     assert torch.equal(rows, w.expand(6, -1)), "the server knows no client yet"
