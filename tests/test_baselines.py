@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hpcfed import methods
-from hpcfed.clients.job import Sgd
+from hpcfed.clients.job import Sgd, TrainingJob
 from hpcfed.experiment.assemble import Setup
 from hpcfed.experiment.evaluate import evaluate
 from hpcfed.experiment.stored import read_run
@@ -130,13 +130,12 @@ def test_phases_freeze_the_rest_bit_for_bit_and_draw_new_orders(
     s = assembled(method="fedrep", **HARSH)
     train, seen = s.engine.train, []
 
-    def watched(
-        rows: Tensor, *arguments: Any, keys: Tensor, columns: Tensor, pull: None
-    ) -> tuple[Tensor, Tensor]:
-        after, losses = train(rows, *arguments, keys=keys, columns=columns, pull=pull)
+    def watched(job: TrainingJob) -> tuple[Tensor, Tensor]:
+        after, losses = train(job)
+        rows, columns = job.rows, job.columns
         assert torch.equal(after[:, ~columns], rows[:, ~columns])
         assert (after[:, columns] != rows[:, columns]).any(1).all()
-        seen.append((int(columns.sum()), keys))
+        seen.append((int(columns.sum()), job.keys))
         return after, losses
 
     monkeypatch.setattr(s.engine, "train", watched)

@@ -23,6 +23,7 @@ from hpcfed.clients.job import TrainingJob
 from hpcfed.clients.training import StackTraining
 from hpcfed.errors import UserError
 from hpcfed.experiment.assemble import Setup
+from hpcfed.experiment.resume import OLDER_NAMES
 from hpcfed.experiment.run import go
 from hpcfed.experiment.stored import read_run
 from hpcfed.federation.cohort import Sent
@@ -110,7 +111,7 @@ def test_a_damaged_checkpoint_is_passed_over(
     cut = tmp_path_of(tmp_path, "cut")
     go(assembled(**options, checkpoint_every=2), cut, quiet=True, stop=StopAfter(5))
     newest = cut / "checkpoints/00000005"
-    file = newest / ("complete.json" if harm == "marker" else "worker-0.own.npy")
+    file = newest / ("complete.json" if harm == "marker" else "worker-0.private.npy")
     content = bytearray(file.read_bytes())
     if harm == "flipped":
         content[-5] ^= 4
@@ -241,9 +242,9 @@ def test_pickles_are_refused(tmp_path: Path) -> None:
     [
         ("fedper", "common.shared", np.zeros(7, np.float32)),
         ("fedper", "common.shared", np.array("text")),
-        ("fedper", "worker-0.own", np.zeros((5, 3), np.float32)),
-        ("fedper", "worker-0.own", np.zeros((4, 650), np.float32)),
-        ("fedper", "worker-0.own", np.zeros((5, 650))),
+        ("fedper", "worker-0.private", np.zeros((5, 3), np.float32)),
+        ("fedper", "worker-0.private", np.zeros((4, 650), np.float32)),
+        ("fedper", "worker-0.private", np.zeros((5, 650))),
         ("fedper", "worker-0.clients", np.arange(5)[::-1]),
         ("fedper", "worker-0.clients", np.arange(1, 6)),
         ("fedper", "worker-0.clients", np.zeros((5, 1), np.int64)),
@@ -870,3 +871,23 @@ def test_a_rank_that_hangs_is_noticed(halted: int, tmp_path: Path) -> None:
         assert (
             record.status == "failed" and "no sign of life from rank 1" in record.error
         )
+
+
+@pytest.mark.parametrize("method", ["fedper", "fedumf"])
+def test_a_checkpoint_of_the_first_version_is_read(method: str, tmp_path: Path) -> None:
+    """Fields of states were called otherwise there; the run is the same in the end."""
+    options = {**SMALL, "method": method}
+    go(assembled(**options), tmp_path_of(tmp_path, "whole"), quiet=True)
+    cut = tmp_path_of(tmp_path, "cut")
+    go(assembled(**options, checkpoint_every=2), cut, quiet=True, stop=StopAfter(5))
+    for newest in (cut / "checkpoints").iterdir():
+        marker = newest / "complete.json"
+        text = marker.read_text()
+        for name, older in OLDER_NAMES.items():
+            for file in newest.glob(f"worker-*.{name}.npy"):
+                file.rename(file.with_name(file.name.replace(name, older)))
+            text = text.replace(f".{name}.npy", f".{older}.npy")
+        assert text != marker.read_text()
+        marker.write_text(text)
+    go(assembled(**options, checkpoint_every=2, resume=str(cut), out=str(cut)), cut)
+    same(tmp_path / "whole", cut)

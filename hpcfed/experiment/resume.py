@@ -21,6 +21,8 @@ from hpcfed.record.results import ResultsWriter
 from hpcfed.runtime.signals import Stop
 
 Say = Callable[[str], None]
+OLDER_NAMES = {"private": "own", "stored": "kept", "channels": "kept"}
+"""What checkpoints of the first version call fields of states."""
 
 
 def find_checkpoints(
@@ -176,7 +178,7 @@ def _rows_of_clients(
     found: np.ndarray | None = None
     # One rank's rows after the other's: all of them may be more than a node's memory.
     for rank, theirs in holders.items():
-        name = f"{rank}.{field.name}"
+        name = _stored_name(checkpoint, rank, field.name)
         rows = checkpoint.read(name, dtype, [len(theirs), None])
         width = rows.shape[1]
         if found is None:
@@ -188,3 +190,13 @@ def _rows_of_clients(
         found[here] = rows[positions]
     assert found is not None
     return found
+
+
+def _stored_name(checkpoint: Checkpoint, rank: str, field: str) -> str:
+    """Return the name of a rank's array of a field, which older versions may have
+    called otherwise.
+    """
+    name = f"{rank}.{field}"
+    older = f"{rank}.{OLDER_NAMES.get(field)}"
+    stored = checkpoint.names(f"{rank}.")
+    return older if name not in stored and older in stored else name
