@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 import torch
 
+from hpcfed.experiment.recording import norm_figures
 from hpcfed.experiment.stored import read_run
-from hpcfed.federation.log import RoundLog
 from hpcfed.record import environment, series
 from hpcfed.record.publish import publish
 from hpcfed.record.results import ResultsWriter
@@ -452,11 +452,9 @@ def test_norms_of_updates_are_those_of_the_rows(
 
 
 def test_updates_that_are_not_finite_have_no_norm() -> None:
-    log = RoundLog()
-    log.add_update_norms(torch.tensor([3.0, torch.nan, 5.0, torch.inf]))
-    assert (log.update_norm_sum, log.num_updates, log.update_norm_max) == (8, 2, 5)
-    log = RoundLog()
-    log.add_update_norms(torch.tensor([torch.nan]))
-    assert log.num_updates == 0 and log.update_norm_max.isnan()
+    figures = norm_figures(np.array([3.0, np.nan, 5.0, np.inf], np.float32))
+    assert figures == {"update_norm_sum": 8, "num_updates": 2, "update_norm_max": 5}
+    figures = norm_figures(np.array([np.nan]))
+    assert figures["num_updates"] == 0 and np.isnan(figures["update_norm_max"])
     assert np.isnan(series.largest(np.array([np.nan, np.nan])))
     assert series.largest(np.array([np.nan, 2.0])) == 2

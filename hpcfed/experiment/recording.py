@@ -137,11 +137,26 @@ def _log_figures(setup: Setup, log: RoundLog) -> dict[str, float]:
     of_all_ranks = log.bytes_up if setup.world.is_root else 0
     figures["bytes_up"] = int(log.bytes_up_here) + of_all_ranks
     figures["excluded"] = len(log.excluded)
+    if log.update_norms is not None:
+        figures |= norm_figures(log.update_norms.cpu().numpy())
     if log.selected is not None:
         attackers = np.isin(log.selected, setup.dealt.attackers)
         figures["kept"] = len(log.selected)
         figures["kept_attackers"] = int(attackers.sum())
     return figures
+
+
+def norm_figures(norms: np.ndarray) -> dict[str, float]:
+    """Return the sum, the number and the largest of the norms of a rank's updates; an
+    update that is not finite has none.
+    """
+    finite = norms[np.isfinite(norms)].astype(np.float64)
+    largest = finite.max() if len(finite) else float("nan")
+    return {
+        "update_norm_sum": finite.sum(),
+        "num_updates": len(finite),
+        "update_norm_max": largest,
+    }
 
 
 def _evaluation_figures(evaluation: Evaluation | None) -> dict[str, float]:

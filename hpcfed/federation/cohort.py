@@ -126,7 +126,7 @@ def update_norms(start: Tensor, rows: Tensor, sent: Sent | None) -> Tensor:
     """Return the norm of each member's update, its row less what the server sent it;
     columns that a member does not send are no update.
     """
-    norms = rows.new_empty(len(rows))
+    norms = []
     # A few members at a time: all updates at once would be a second matrix of rows.
     size = max(1, UPDATE_NUMBERS // max(1, rows.shape[1]))
     for first in range(0, len(rows), size):
@@ -134,5 +134,5 @@ def update_norms(start: Tensor, rows: Tensor, sent: Sent | None) -> Tensor:
         updates = rows[block] - start[block]
         if sent is not None:
             updates = updates.where(sent.columns()[block], 0)
-        norms[block] = torch.linalg.vector_norm(updates, dim=1)
-    return norms
+        norms.append(torch.linalg.vector_norm(updates, dim=1))
+    return torch.cat(norms) if norms else rows.new_empty(0)

@@ -125,8 +125,9 @@ class Federation(LocalTraining[MethodOptions]):
                 log.bytes_up_here = log.bytes_up_here + size
             # A method may upload something else than what it was sent, or unasked.
             if log.downloaded is not None and log.downloaded.shape == rows.shape:
-                log.add_update_norms(update_norms(log.downloaded, rows, sent))
-                # It may be a row for each member, which nobody needs from here on.
+                log.update_norms = update_norms(log.downloaded, rows, sent)
+            if self._tamper is None:
+                # It may be a row for each member; only attackers need it again.
                 log.downloaded = None
         return rows
 

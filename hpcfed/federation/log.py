@@ -33,12 +33,8 @@ class RoundLog:
     """Bytes that this rank's clients send, where each chooses what it sends."""
     bytes_down: int = 0
     """Bytes that the server sends to clients of all ranks."""
-    update_norm_sum: Tensor | float = 0.0
-    """Norms of the updates that this rank's members upload, summed."""
-    update_norm_max: Tensor | float = float("nan")
-    """The largest of them; NaN on a rank that has none."""
-    num_updates: Tensor | int = 0
-    """How many these are; those that are not finite count for nothing."""
+    update_norms: Tensor | None = None
+    """Norms of the updates that this rank's members have uploaded."""
     excluded: set[int] = field(default_factory=set)
     """Ids of this rank's clients whose update was not finite, and was left out."""
     selected: np.ndarray | None = None
@@ -63,14 +59,3 @@ class RoundLog:
         sums = losses.nan_to_num() * counted
         self.loss_sum = self.loss_sum + sums.sum()
         self.samples_seen = self.samples_seen + counted.sum()
-
-    def add_update_norms(self, norms: Tensor) -> None:
-        """Add the norms of the updates that this rank's members upload."""
-        if not len(norms):
-            return
-        finite = norms.isfinite()
-        self.update_norm_sum = self.update_norm_sum + norms.where(finite, 0).sum()
-        self.num_updates = self.num_updates + finite.sum()
-        # Norms are never negative, so -1 stands for none.
-        largest = norms.where(finite, -1).max()
-        self.update_norm_max = largest.where(largest >= 0, float("nan"))
