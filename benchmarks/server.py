@@ -174,6 +174,9 @@ def main() -> None:
     parser.add_argument(
         "--server", choices=("small", "paper", "large"), default="paper"
     )
+    parser.add_argument(
+        "--server-width", type=int, default=0, help="0: as --server says"
+    )
     parser.add_argument("--server-batch", type=int, default=50)
     parser.add_argument(
         "--denoiser-batch", type=int, default=0, help="0: as --server-batch"
@@ -211,6 +214,7 @@ def main() -> None:
     )
     options = ServerOptions(
         server=asked.server,
+        server_width=asked.server_width,
         server_batch=asked.server_batch,
         denoiser_batch=asked.denoiser_batch,
         server_precision=asked.server_precision,

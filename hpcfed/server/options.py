@@ -37,7 +37,7 @@ class ServerOptions(config.Options):
     )
     server_width: int | None = option(
         None,
-        "channels of their first convolution, fastest as a power of two (default: by "
+        "channels of their first convolution, fastest as a multiple of 16 (default: by "
         "--server)",
         group="server",
         ge=0,
