@@ -263,8 +263,8 @@ def test_more_head_layers_than_layers_is_one_line(
 
 
 class NaiveHypernetwork(nn.Module):
-    """As the paper draws it: embeddings, an MLP, and a linear head for every tensor of
-    the clients' network.
+    """The hypernetwork as the paper draws it: embeddings, an MLP, and a linear head for
+    every tensor of the clients' network.
     """
 
     def __init__(

@@ -655,8 +655,8 @@ def refuse(monkeypatch: pytest.MonkeyPatch, above: int) -> None:
 def test_less_memory_than_thought_means_fewer_clients_at_a_time(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The same bits as of an engine that takes so few from the start; each step down is
-    said once, and lasts.
+    """An engine that halves its stacks gives the bits of one that takes so few from the
+    start; each step down is said once, and lasts.
     """
     network = build("mlp", shape=SHAPES["mlp"], classes=10, seed=3)
     shard, layout, keys = (

@@ -232,9 +232,7 @@ def test_no_worker_left_is_the_users_mistake(mpirun: Callable) -> None:
 def test_a_mistake_that_only_one_rank_finds_is_told_too(
     tmp_path: Path, mpirun: Callable
 ) -> None:
-    """As on a cluster where a node lacks the data: the rank speaks for itself, and all
-    ranks end.
-    """
+    """A rank whose node lacks the data speaks for itself, and all ranks end."""
     script = tmp_path / "one_rank.py"
     script.write_text(
         "import os, sys\nfrom hpcfed import cli\n"

@@ -95,8 +95,8 @@ def server_of(s: Setup) -> ServerRank:
 
 @pytest.fixture(scope="module", autouse=True)
 def _one_thread() -> Iterator[None]:
-    """As ranks have it: sums are in the same order then, and nothing waits for cores
-    that others use.
+    """Run with one thread, as ranks do: sums are in the same order then, and nothing
+    waits for cores that others use.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "1")

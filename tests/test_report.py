@@ -59,8 +59,8 @@ def test_runs_by_student_on_logarithms() -> None:
 
 
 def test_rounds_between_order_statistics() -> None:
-    """Of six, smallest and largest hold the median with 1 − 2/64; of nine, the second
-    from each end (1 − 20/512).
+    """The smallest and the largest of six hold the median with 1 − 2/64, the second from
+    each end of nine with 1 − 20/512.
     """
     assert of_rounds([6, 1, 5, 2, 4, 3]) == Estimate(3.5, 1, 6)
     assert of_rounds([9, 1, 8, 2, 7, 3, 6, 4, 5]) == Estimate(5, 2, 8)

@@ -382,8 +382,8 @@ def test_only_calls_that_are_alike_become_one() -> None:
 
 
 def test_collectives_keep_their_order_whatever_the_engine_is_asked() -> None:
-    """As two ranks would: the same programs with other numbers of calls of the engine
-    in between.
+    """Two sets of programs call the engine different numbers of times, as the seeds of
+    two ranks do.
     """
 
     def program(
