@@ -151,7 +151,7 @@ def _plain_loop(
     """
     device, shard = setup.world.device, setup.federation._train_data
     # What a careful user would do, so that the comparison is fair.
-    images = shard.images.contiguous(memory_format=torch.channels_last)
+    images = shard.inputs.contiguous(memory_format=torch.channels_last)
     network = build("resnet18", shape=(3, 32, 32), classes=10, seed=0).to(
         device, memory_format=torch.channels_last
     )  # type: ignore[call-overload]
@@ -174,7 +174,7 @@ def _plain_loop(
             for own in order.split(batch):
                 optimiser.zero_grad(set_to_none=True)
                 with cast:
-                    loss = F.cross_entropy(network(images[own]), shard.labels[own])
+                    loss = F.cross_entropy(network(images[own]), shard.targets[own])
                 loss.backward()
                 optimiser.step()
 

@@ -20,7 +20,7 @@ from mpi4py import MPI
 from torch import Tensor
 
 from hpcfed import __main__
-from hpcfed.clients.job import TrainingJob
+from hpcfed.clients.job import Losses, TrainingJob
 from hpcfed.clients.training import StackTraining
 from hpcfed.experiment import progress
 from hpcfed.federation.federation import Federation
@@ -120,7 +120,7 @@ def main() -> None:
             planted.train(self, rows, round, work) if purpose == "training" else work()
         )
 
-    def advancing(self: StackTraining, job: TrainingJob, trained: Tensor) -> Tensor:
+    def advancing(self: StackTraining, job: TrainingJob, trained: Tensor) -> Losses:
         if planted.limit and len(job.rows) > planted.limit:
             raise torch.OutOfMemoryError("planted")
         return run(self, job, trained)

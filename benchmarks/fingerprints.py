@@ -33,19 +33,28 @@ COMMON = "--clients 6 --rounds 3 --participation 0.7 --snapshot-every 1 --determ
 NEWCOMERS = "--new-clients 2 --new-updates 2"
 SERVER = "--bank-rounds 3 --autoencoder-samples 320 --denoiser-samples 320 --inversion-depth 20"
 METHODS = {
+    "apfl": "--local-steps 3 --apfl-adaptive",
     "clustered-fedavg": "--clusters 2",
+    "ditto": "",
+    "fedadagrad": "",
+    "fedadam": "",
     "fedau": "",
     "fedavg": "",
     "fedavg-ft": "",
+    "fedavgm": "",
     "fedbabu": "",
     "fedbn": "--clusters 2 --model cnn-bn",
+    "feddyn": "",
     "fedfina": "--clusters 2",
     "fedlg": "--clusters 2",
     "fedlp": "--clusters 2",
     "fedlps": "--clusters 2 --model cnn-digits",
+    "fednova": "",
     "fedper": "",
+    "fedprox": "",
     "fedrep": "",
     "fedumf": "",
+    "fedyogi": "",
     "genefl": "--clusters 2 --model cnn-digits",
     "genfed": "",
     "genfedau": "",
@@ -53,8 +62,11 @@ METHODS = {
     "lg-fedavg": "",
     "local": "",
     "parfed": "--clusters 2",
+    "per-fedavg": "--local-steps 3",
     "pfedgpa": f"{SERVER} --server small --server-batch 32",
     "pfedhn": "--inner-steps 5 --welcome-rounds 2",
+    "pfedme": "--local-rounds 2",
+    "scaffold": "",
 }
 """Options of every method's run."""
 FURTHER = {

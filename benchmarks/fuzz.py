@@ -58,9 +58,9 @@ clients = [3, 4]
 def make_originals(folder: Path) -> None:
     """Make one file of each kind, by real runs in this process."""
     from hpcfed import cli
-    from hpcfed.study.gather import write_study
-    from hpcfed.study.outcome import Outcome, write_outcome
-    from hpcfed.study.plan import points, read_study, trials
+    from hpcfed.studies.gather import write_study
+    from hpcfed.studies.outcome import Outcome, write_outcome
+    from hpcfed.studies.plan import points, read_study, trials
 
     out = sys.stdout
     try:

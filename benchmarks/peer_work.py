@@ -15,7 +15,7 @@ from measuring import synchronize
 from round import WORKS
 from torch import Tensor, nn
 
-from hpcfed.clients.job import Sgd
+from hpcfed.clients.job import Recipe
 from hpcfed.data.loading import load
 from hpcfed.data.synthetic import SyntheticSize
 from hpcfed.models.networks import build
@@ -40,7 +40,7 @@ class Work:
     cohort: int
     images: int
     """Images of each client."""
-    sgd: Sgd
+    sgd: Recipe
 
     @property
     def samples(self) -> int:
@@ -67,7 +67,7 @@ def work_of(name: str, scale: float) -> Work:
         # So that 1, 2, 5 and 10 processes can share it.
         cohort = 10 * max(1, round(scale * cohort / 10))
     images = batch * max(1, round(scale * values["train_per_client"] / batch))
-    sgd = Sgd(
+    sgd = Recipe(
         epochs=values["epochs"],
         batch_size=batch,
         lr=values["lr"],
@@ -170,7 +170,7 @@ def data_of(work: Work, clients: np.ndarray, device: torch.device) -> Data:
     size = SyntheticSize(shape=SHAPE, classes=CLASSES, train=total, test=1)
     dataset = load("synthetic", root=None, download=False, seed=SEED, synthetic=size)
     index = (clients[:, None] * work.images + np.arange(work.images)).ravel()
-    images = dataset.images("train", index, device=device, dtype=torch.float32)
+    images = dataset.inputs("train", index, device=device, dtype=torch.float32)
     labels = torch.from_numpy(dataset.labels("train")[index]).to(device)
     shape = (len(clients), work.images)
     return images.view(*shape, *SHAPE), labels.view(shape)
@@ -202,7 +202,7 @@ def loss_of(network: nn.Module, images: Tensor, labels: Tensor) -> float:
     return float(loss)
 
 
-def batches(images: int, sgd: Sgd) -> Iterator[slice]:
+def batches(images: int, sgd: Recipe) -> Iterator[slice]:
     """Yield which images of a client each step sees; the order is the same in every
     epoch.
     """

@@ -21,7 +21,7 @@ from lives import (
 
 from hpcfed.record.checkpoints import MARKER
 from hpcfed.record.folder import CHECKPOINTS
-from hpcfed.study.gather import read_gathered
+from hpcfed.studies.gather import read_gathered
 
 ROUNDS = 15
 PACE = 0.1

@@ -30,7 +30,7 @@ from peer_work import (
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from hpcfed.clients.job import Sgd
+from hpcfed.clients.job import Recipe
 
 
 def vmap_round(
@@ -38,7 +38,7 @@ def vmap_round(
     weights: Weights,
     data: Data,
     cohort: Tensor,
-    sgd: Sgd,
+    sgd: Recipe,
     *,
     chunk: int = 0,
 ) -> Weights:
@@ -57,7 +57,7 @@ def train_stack(
     weights: Weights,
     data: Data,
     members: Tensor,
-    sgd: Sgd,
+    sgd: Recipe,
 ) -> Weights:
     """Return the members' weights after local training, stacked."""
 
@@ -81,7 +81,7 @@ def train_stack(
 
 
 @torch.no_grad()
-def descend(rows: Weights, gradient: Weights, velocity: Weights, sgd: Sgd) -> None:
+def descend(rows: Weights, gradient: Weights, velocity: Weights, sgd: Recipe) -> None:
     """Take one step of SGD in place."""
     for name, row in rows.items():
         step = gradient[name]
@@ -97,7 +97,7 @@ def loop_round(
     weights: Weights,
     data: Data,
     cohort: Tensor,
-    sgd: Sgd,
+    sgd: Recipe,
 ) -> Weights:
     """Train the cohort one by one in the same module, and return the mean of their
     weights.
@@ -111,7 +111,9 @@ def loop_round(
     return {name: weight / len(cohort) for name, weight in total.items()}
 
 
-def train_module(network: nn.Module, images: Tensor, labels: Tensor, sgd: Sgd) -> None:
+def train_module(
+    network: nn.Module, images: Tensor, labels: Tensor, sgd: Recipe
+) -> None:
     """Train the module on one client's data, as any tutorial does."""
     optimizer = torch.optim.SGD(
         network.parameters(),
@@ -199,7 +201,7 @@ class LapsCallback:
 def pfl_rounds(
     model: Classifier,
     data: Data,
-    sgd: Sgd,
+    sgd: Recipe,
     *,
     cohort: int,
     rounds: int,

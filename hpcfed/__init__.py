@@ -1,3 +1,69 @@
-"""hpcfed: a multi-GPU benchmark harness for federated learning."""
+"""hpcfed: a multi-GPU benchmark harness for federated learning.
 
-__version__ = "0.1.0"
+From Python:
+
+    import hpcfed
+
+    run = hpcfed.run(method="fedavg", clients=20, rounds=10)
+    run.rounds           # a table: a row per round
+    hpcfed.open("runs/first").clients
+    hpcfed.study({"sweep": {"method": ["fedavg", "fedper"]}}, out="runs/two")
+
+Nothing heavy is loaded before one of these is called.
+"""
+
+from collections.abc import Mapping
+from os import PathLike
+from typing import TYPE_CHECKING, Any
+
+from hpcfed.errors import UserError
+from hpcfed.version import __version__
+
+if TYPE_CHECKING:
+    from hpcfed.api.opened import Run
+    from hpcfed.api.sweep import Sweep
+
+__all__ = ["UserError", "__version__", "open", "run", "study"]
+
+
+def run(
+    config: str | PathLike[str] | None = None,
+    /,
+    *,
+    progress: bool = True,
+    **options: Any,
+) -> "Run":
+    """Run to the end in this process, or on every rank under mpirun; return the run.
+
+    Keywords are the options of `hpcfed run --help`, with underscores; `config` is a TOML
+    file of options, over which keywords win. `method` may be a module, `model` and
+    `dataset` may be classes or functions. A mistake raises `hpcfed.UserError`. Ctrl-C
+    ends the round, writes a checkpoint, and raises KeyboardInterrupt.
+    """
+    from hpcfed.api import running
+
+    return running.run(config, options, progress=progress)
+
+
+def open(folder: str | PathLike[str]) -> "Run":
+    """Open the run in a folder, or the seeds of one, whatever has become of it."""
+    from hpcfed.api import opened
+
+    return opened.open(folder)
+
+
+def study(
+    study: str | PathLike[str] | Mapping[str, Any],
+    *,
+    out: str | PathLike[str] | None = None,
+    only: str = "*",
+    launcher: str = "auto",
+) -> "Sweep":
+    """Run every point of a sweep that is not finished, each in a process of its own;
+    return all of them.
+
+    `study` is a study's TOML file, or a dict with its tables, which needs an `out`.
+    """
+    from hpcfed.api import sweep
+
+    return sweep.study(study, out=out, only=only, launcher=launcher)

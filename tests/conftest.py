@@ -18,8 +18,9 @@ SCRIPTS = Path(sysconfig.get_path("scripts"))
 Finished = subprocess.CompletedProcess[str]
 
 LONGEST = (
-    "nccl", "gpu_server", "pfedgpa", "slurm", "resume", "genefl", "mpi", "placement", "deepspeed", "engine", "genfed",
-    "study_page", "baselines", "profile", "kernels", "faults", "learning", "seeds", "record", "cli",
+    "nccl", "gpu_server", "pfedgpa", "slurm", "resume", "faults", "genefl", "mpi", "placement", "deepspeed", "engine",
+    "folder", "genfed", "study_page", "baselines", "profile", "kernels", "hostile", "learning", "paper", "stalls", "seeds",
+    "record", "rivals", "examples", "own_methods", "python", "cli",
 )  # fmt: skip
 """Files of tests that take longer than others, roughly in order."""
 

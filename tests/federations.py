@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hpcfed import methods
-from hpcfed.clients.job import Sgd
+from hpcfed.clients.job import Recipe
 from hpcfed.config import resolve
 from hpcfed.experiment.assemble import Setup, assemble
 from hpcfed.federation.log import RoundLog
@@ -50,7 +50,7 @@ def assembled(**values: Any) -> Setup:
 def trained_alone(s: Setup, row: Tensor, client: int, round: int) -> Tensor:
     """One client's row after its local training when it is trained alone."""
     fed = s.federation
-    sgd = fed._sgd(fed.config.epochs, round)
+    sgd = fed.recipe(round)
     rows, _ = fed._descend(
         "training", row[None], np.array([client]), sgd, round=round, columns=None
     )
@@ -70,7 +70,7 @@ def trained(
     client: int,
     purpose: str,
     round: int,
-    sgd: Sgd,
+    sgd: Recipe,
     part: str = "",
 ) -> Weights:
     """One client alone, in plain torch; only tensors whose name starts with `part` are
@@ -87,9 +87,9 @@ def trained(
     return {name: tensor.detach() for name, tensor in network.named_parameters()}
 
 
-def usual(s: Setup, round: int, epochs: int) -> Sgd:
+def usual(s: Setup, round: int, epochs: int) -> Recipe:
     c = s.settings.config
-    return Sgd(
+    return Recipe(
         epochs,
         c.batch_size,
         c.lr * c.lr_decay**round,

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hpcfed.clients.job import Sgd
+from hpcfed.clients.job import Recipe
 from hpcfed.data.shards import Shard
 from hpcfed.runtime import randomness
 
@@ -39,8 +39,8 @@ def make_shard(
     for client, size in enumerate(sizes):
         index[client, :size] = torch.randperm(total)[:size]  # clients may share samples
     return Shard(
-        images=torch.randn(total, *shape, dtype=dtype),
-        labels=torch.randint(10, (total,)),
+        inputs=torch.randn(total, *shape, dtype=dtype),
+        targets=torch.randint(10, (total,)),
         index=index,
         sizes=sizes,
         clients=np.arange(100, 100 + len(sizes)),
@@ -59,34 +59,82 @@ def sample_order(shard: Shard, client: int, key: Tensor, epoch: int) -> Tensor:
     ]
 
 
-def batches(shard: Shard, client: int, sgd: Sgd, key: Tensor) -> Iterator[Tensor]:
+def batches(shard: Shard, client: int, sgd: Recipe, key: Tensor) -> Iterator[Tensor]:
     """A client's samples, step by step: epoch after epoch, for so many epochs or so
-    many steps.
+    many steps, each batch so many times in a row.
     """
     epochs = itertools.count() if sgd.steps else range(sgd.epochs)
     steps = (
         batch
         for epoch in epochs
         for batch in sample_order(shard, client, key, epoch).split(sgd.batch_size)
+        for _ in range(sgd.repeat)
     )
     return itertools.islice(steps, sgd.steps or None)
 
 
 def naive(
-    network: nn.Module, shard: Shard, client: int, sgd: Sgd, key: Tensor
+    network: nn.Module,
+    shard: Shard,
+    client: int,
+    sgd: Recipe,
+    key: Tensor,
+    *,
+    correction: Tensor | None = None,
+    squared: float = 0.0,
+    reference: Tensor | None = None,
 ) -> nn.Module:
-    """One client trained alone, as anyone would write it, where its data is."""
-    network = copy.deepcopy(network).to(shard.images).train()
-    optimiser = torch.optim.SGD(
-        network.parameters(),
-        lr=sgd.lr,
-        momentum=sgd.momentum,
-        weight_decay=sgd.weight_decay,
-    )
-    for batch in batches(shard, client, sgd, key):
+    """One client trained alone, as anyone would write it, where its data is.
+
+    Its loss has a further term squared/2 ‖θ − reference‖², and `correction` is added to
+    its gradient; both are rows of all parameters, or longer. Parameters that require no
+    gradient stay. The optimiser is torch's own.
+    """
+    network = copy.deepcopy(network).to(shard.inputs).train()
+    optimiser = torch_optimiser(network, sgd)
+    every_batch = list(batches(shard, client, sgd, key))
+    for step, batch in enumerate(every_batch):
+        if sgd.schedule is not None:
+            factor = sgd.schedule.factor(step, len(every_batch))
+            optimiser.param_groups[0]["lr"] = sgd.lr * factor
         optimiser.zero_grad()
-        F.cross_entropy(network(shard.images[batch]), shard.labels[batch]).backward()
+        loss = F.cross_entropy(network(shard.inputs[batch]), shard.targets[batch])
+        if reference is not None:
+            distance = nn.utils.parameters_to_vector(network.parameters())
+            distance = distance - reference[: len(distance)]
+            loss = loss + squared / 2 * distance.square().sum()
+        loss.backward()
+        if correction is not None:
+            _add_to_gradients(network, correction)
         if sgd.clip:
             nn.utils.clip_grad_norm_(network.parameters(), sgd.clip)
         optimiser.step()
     return network
+
+
+def torch_optimiser(network: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
+    parameters = list(network.parameters())
+    if recipe.optimiser == "sgd":
+        return torch.optim.SGD(
+            parameters,
+            lr=recipe.lr,
+            momentum=recipe.momentum,
+            weight_decay=recipe.weight_decay,
+        )
+    kinds = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+    return kinds[recipe.optimiser](
+        parameters,
+        lr=recipe.lr,
+        betas=(recipe.beta1, recipe.beta2),
+        eps=recipe.epsilon,
+        weight_decay=recipe.weight_decay,
+    )
+
+
+def _add_to_gradients(network: nn.Module, row: Tensor) -> None:
+    start = 0
+    for parameter in network.parameters():
+        stop = start + parameter.numel()
+        if parameter.grad is not None:
+            parameter.grad += row[start:stop].view_as(parameter)
+        start = stop

@@ -34,8 +34,8 @@ def slow_train(self, job):  # type: ignore[no-untyped-def]
     if os.environ.get("STEADY"):
         loads = client_loads(
             np.array(job.shard.sizes)[job.clients],
-            epochs=job.sgd.epochs,
-            batch_size=job.sgd.batch_size,
+            epochs=job.recipe.epochs,
+            batch_size=job.recipe.batch_size,
         )
         nobody = np.zeros(len(loads), np.int64)
         work = rank_loads(loads, nobody, 1, longest=LONGEST[self.mode])[0]

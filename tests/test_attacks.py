@@ -301,10 +301,10 @@ def test_the_second_half_of_the_training_set_is_the_first_with_flipped_labels() 
     assert np.array_equal(both.labels("test"), honest.labels("test"))
     index = np.array([3, 23, 19, 39])
     assert torch.equal(
-        both.images("train", index, **cpu), honest.images("train", index % 20, **cpu)
+        both.inputs("train", index, **cpu), honest.inputs("train", index % 20, **cpu)
     )
     assert torch.equal(
-        both.images("test", index[:1], **cpu), honest.images("test", index[:1], **cpu)
+        both.inputs("test", index[:1], **cpu), honest.inputs("test", index[:1], **cpu)
     )
 
 
@@ -319,12 +319,12 @@ def test_label_flip_changes_the_training_labels_of_attackers_alone() -> None:
     for client, size in enumerate(data.sizes):
         own, other = data.index[client, :size], flip.index[client, :size]
         bad = client in poisoned.dealt.attackers
-        assert torch.equal(data.images[own], flip.images[other])
+        assert torch.equal(data.inputs[own], flip.inputs[other])
         assert torch.equal(
-            data.labels[own], 9 - flip.labels[other] if bad else flip.labels[other]
+            data.targets[own], 9 - flip.targets[other] if bad else flip.targets[other]
         )
     one, two = plain.federation._test_data, poisoned.federation._test_data
-    assert torch.equal(one.labels, two.labels) and torch.equal(one.images, two.images)
+    assert torch.equal(one.targets, two.targets) and torch.equal(one.inputs, two.inputs)
     assert np.array_equal(
         plain.dealt.partition.validation, poisoned.dealt.partition.validation
     )

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hpcfed import methods
-from hpcfed.clients.job import Sgd, TrainingJob
+from hpcfed.clients.job import Recipe, TrainingJob
 from hpcfed.experiment.assemble import Setup
 from hpcfed.experiment.evaluate import evaluate
 from hpcfed.experiment.stored import read_run
@@ -337,9 +337,9 @@ def hypernetwork(s: Setup, phi: Tensor) -> NaiveHypernetwork:
     )
 
 
-def inner(s: Setup) -> Sgd:
+def inner(s: Setup) -> Recipe:
     o: Any = s.settings.options
-    return Sgd(
+    return Recipe(
         0,
         o.inner_batch,
         o.inner_lr,
@@ -442,8 +442,8 @@ def test_one_plain_step_of_rate_eta_gives_eta_times_the_gradient_of_the_loss() -
     loss = torch.zeros((), dtype=torch.float64)
     for client, size in enumerate(shard.sizes):
         own = shard.index[client, :size]
-        logits = torch.func.functional_call(target, net(client), (shard.images[own],))
-        loss = loss + F.cross_entropy(logits, shard.labels[own])
+        logits = torch.func.functional_call(target, net(client), (shard.inputs[own],))
+        loss = loss + F.cross_entropy(logits, shard.targets[own])
     loss.backward()
     expected = torch.cat([tensor.grad.flatten() for tensor in net.in_order()])
     *_, (_, state) = rounds(s, 1)

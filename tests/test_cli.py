@@ -3,6 +3,7 @@
 import importlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -50,7 +51,7 @@ QUICK = ["run", "--model", "mlp", "--rounds", "2", "--clients", "4"]
         ("run --rounds many", "--rounds many: must be a valid integer"),
         ("run --alpha nan", "--alpha nan"),
         ("run --lr -1", "--lr"),
-        ("run --engine turbo", "'auto', 'batched' or 'loop'"),
+        ("run --engine turbo", "'auto', 'batched', 'vmap' or 'loop'"),
         (
             "run --model cnn-cifar",
             "needs images of at least 20 pixels a side, digits has 1x8x8",
@@ -100,15 +101,15 @@ def test_a_mistake_is_one_line_and_exit_2(
 @pytest.mark.parametrize(
     ("strange", "meant"),
     [
-        ("learning-rate", "lr"), ("eta", "lr"), ("cohort", "participation"), ("fraction", "participation"),
+        ("learning-rate", "lr"), ("eta", "lr"), ("clients-per-round", "cohort"), ("fraction", "participation"),
         ("sample-rate", "participation"), ("C", "participation"), ("local-epochs", "epochs"), ("E", "epochs"),
         ("num-clients", "clients"), ("n", "clients"), ("num-rounds", "rounds"), ("T", "rounds"),
         ("batch", "batch-size"), ("bs", "batch-size"), ("data", "dataset"), ("data-dir", "data-root"),
         ("output-dir", "out"), ("save", "out"), ("gpus", "device"), ("cuda", "device"), ("algorithm", "method"),
         ("strategy", "method"), ("algo", "method"), ("network", "model"), ("arch", "model"), ("beta", "alpha"),
         ("heterogeneity", "alpha"), ("concentration", "alpha"), ("partiton", "partition"), ("modle", "model"),
-        ("server-size", "server"), ("dropout", None), ("patience", None), ("optimizer", None), ("workers", None),
-        ("verbose", None), ("temperature", None), ("mu", None), ("LR", "lr"), ("x", None),
+        ("server-size", "server"), ("dropout", None), ("patience", "early-stop"), ("optimizer", "optimiser"), ("workers", None),
+        ("verbose", None), ("temperature", None), ("LR", "lr"), ("x", None),
     ],
 )  # fmt: skip
 def test_an_unknown_option_is_guessed_by_its_meaning_or_not_at_all(
@@ -209,6 +210,8 @@ def test_an_existing_out_is_refused_unless_told(
         "--overwrite may only remove what a run wrote"
     )
     (out / "run.h5").unlink()
+    (out / "model.npz").unlink()
+    shutil.rmtree(out / "checkpoints")
     assert "not empty and holds no run" in mistake(
         capsys, *QUICK, "--out", out, "--overwrite"
     )
@@ -506,7 +509,8 @@ def test_a_folder_is_one_runs_at_a_time(
         "fedavg-digits-NOW-2",
     ]
     cli.main([*QUICK, "--rounds", "1", "--out", str(tmp_path / "runs" / "new")])
-    assert [path.name for path in (tmp_path / "runs" / "new").iterdir()] == ["run.h5"]
+    made = {path.name for path in (tmp_path / "runs" / "new").iterdir()}
+    assert made == {"run.h5", "model.npz", "checkpoints"}
 
 
 def test_a_run_outlives_its_terminal_and_its_log(tmp_path: Path) -> None:

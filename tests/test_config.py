@@ -356,7 +356,7 @@ def test_zero_means_unset_where_something_else_decides(method: str, name: str) -
 
 
 def test_records_of_older_versions_have_zero_for_every_unset_option() -> None:
-    assert {name for _, name in UNSET} == ZERO_WAS_UNSET
+    assert {name for _, name in UNSET} >= ZERO_WAS_UNSET
 
 
 def test_a_stored_config_holds_all_options_and_is_not_refused_for_those_that_cannot_act() -> (

@@ -27,7 +27,7 @@ import torchvision
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpcfed.data import DATASETS, PARTITIONS, files, loading, npz
+from hpcfed.data import DATASETS, PARTITIONS, array_source, files, loading
 from hpcfed.data.datasets import (
     SPLITS,
     ArrayDataset,
@@ -54,7 +54,7 @@ def load(
 
 
 def all_images(dataset: Dataset, split: Split) -> torch.Tensor:
-    return dataset.images(
+    return dataset.inputs(
         split, np.arange(len(dataset.labels(split))), device=CPU, dtype=torch.float64
     )
 
@@ -208,9 +208,9 @@ def test_digits_are_stratified_and_standardised() -> None:
 def test_any_subset_in_any_order() -> None:
     digits = load("digits")
     index = np.array([5, 3, 3, 900])
-    some = digits.images("train", index, device=CPU, dtype=torch.float64)
+    some = digits.inputs("train", index, device=CPU, dtype=torch.float64)
     assert torch.equal(some, all_images(digits, "train")[index])
-    assert digits.images("test", index[:0], device=CPU, dtype=torch.float32).shape == (
+    assert digits.inputs("test", index[:0], device=CPU, dtype=torch.float32).shape == (
         0,
         1,
         8,
@@ -589,7 +589,7 @@ def test_bad_own_file(
     assert "own.npz" in line
 
 
-@pytest.mark.parametrize("array", npz.ARRAYS)
+@pytest.mark.parametrize("array", array_source.NAMES)
 def test_pickles_in_an_own_file_are_never_loaded(
     array: str, own: dict[str, np.ndarray], tmp_path: Path
 ) -> None:
@@ -610,7 +610,7 @@ def test_pickles_in_an_own_file_are_never_loaded(
     assert (tmp_path / "exploded").exists()
 
 
-@pytest.mark.parametrize("array", npz.ARRAYS)
+@pytest.mark.parametrize("array", array_source.NAMES)
 @pytest.mark.parametrize("second", ["without a suffix", "twice", "an object"])
 def test_members_beside_those_that_were_checked_are_refused(
     array: str, second: str, own: dict[str, np.ndarray], tmp_path: Path
@@ -707,11 +707,11 @@ def test_synthetic_samples_depend_on_their_number_alone(
     index: list[int], block: int
 ) -> None:
     dataset = synthetic((2, 5, 9), train=100)
-    whole = dataset.images("train", np.arange(100), device=CPU, dtype=torch.float32)
+    whole = dataset.inputs("train", np.arange(100), device=CPU, dtype=torch.float32)
     rows = np.array(index, dtype=np.int64)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("hpcfed.data.synthetic.BLOCK", block)
-        some = dataset.images("train", rows, device=CPU, dtype=torch.float32)
+        some = dataset.inputs("train", rows, device=CPU, dtype=torch.float32)
     assert some.shape == (len(index), 2, 5, 9)
     assert torch.equal(some, whole[rows])
 
@@ -727,7 +727,7 @@ def test_synthetic_labels_are_balanced_and_shuffled() -> None:
 def test_synthetic_depends_on_the_seed_and_split() -> None:
     index = np.arange(5)
     first, same, other = (
-        synthetic(seed=s).images("train", index, device=CPU, dtype=torch.float32)
+        synthetic(seed=s).inputs("train", index, device=CPU, dtype=torch.float32)
         for s in (0, 0, 1)
     )
     assert torch.equal(first, same)
@@ -735,7 +735,7 @@ def test_synthetic_depends_on_the_seed_and_split() -> None:
     assert (
         synthetic(seed=0).labels("train") != synthetic(seed=1).labels("train")
     ).any()
-    test = synthetic().images("test", index, device=CPU, dtype=torch.float32)
+    test = synthetic().inputs("test", index, device=CPU, dtype=torch.float32)
     assert (
         abs(float(torch.corrcoef(torch.stack([first.flatten(), test.flatten()]))[0, 1]))
         < 0.1
@@ -744,7 +744,7 @@ def test_synthetic_depends_on_the_seed_and_split() -> None:
 
 @pytest.mark.parametrize("shape", [(3, 32, 32), (1, 28, 28), (1, 8, 8)])
 def test_synthetic_is_standardised(shape: tuple[int, int, int]) -> None:
-    images = synthetic(shape, train=500).images(
+    images = synthetic(shape, train=500).inputs(
         "train", np.arange(500), device=CPU, dtype=torch.float32
     )
     assert abs(images.mean()) < 0.1
@@ -775,10 +775,10 @@ def test_synthetic_can_be_learnt_but_not_from_a_pixel() -> None:
 @pytest.mark.gpu
 def test_synthetic_is_the_same_on_a_gpu() -> None:
     index, gpu = np.arange(40), torch.device("cuda")
-    on_gpu = synthetic().images("train", index, device=gpu, dtype=torch.float32)
+    on_gpu = synthetic().inputs("train", index, device=gpu, dtype=torch.float32)
     assert torch.equal(
         on_gpu.cpu(),
-        synthetic().images("train", index, device=CPU, dtype=torch.float32),
+        synthetic().inputs("train", index, device=CPU, dtype=torch.float32),
     )
 
 
@@ -788,13 +788,18 @@ def test_synthetic_sizes_must_be_positive() -> None:
 
 
 def test_float_images_are_not_changed_by_reading_them() -> None:
-    arrays = random_arrays((1, 2, 2), 3) | {
-        "train_images": np.arange(48, dtype=np.float32).reshape(12, 1, 2, 2)
+    images = np.arange(48, dtype=np.float32).reshape(12, 1, 2, 2)
+    labels = np.arange(12) % 3
+    arrays = {
+        "train_inputs": images,
+        "train_targets": labels,
+        "test_inputs": images,
+        "test_targets": labels,
     }
     dataset = ArrayDataset("toy", arrays, classes=3)
-    first = dataset.images("train", np.arange(12), device=CPU, dtype=torch.float32)
+    first = dataset.inputs("train", np.arange(12), device=CPU, dtype=torch.float32)
     assert torch.equal(
-        first, dataset.images("train", np.arange(12), device=CPU, dtype=torch.float32)
+        first, dataset.inputs("train", np.arange(12), device=CPU, dtype=torch.float32)
     )
 
 

@@ -16,8 +16,10 @@ import torch.nn.functional as F
 from scipy import stats
 from torch import Tensor, nn
 
+from hpcfed.clients import evaluation
 from hpcfed.clients.engine import Engine
-from hpcfed.clients.job import Sgd, TrainingJob
+from hpcfed.clients.job import Losses, Recipe, TrainingJob
+from hpcfed.clients.objective import Sums
 from hpcfed.clients.schedule import (
     Length,
     num_epochs,
@@ -48,7 +50,7 @@ SIZES = (
     16,
 )  # an empty client, a single sample, full and short last batches with batches of 4
 FEW = (5, 0, 13)  # of them, for the network whose rows are large
-SGD = Sgd(epochs=2, batch_size=4, lr=0.05, momentum=0.9, weight_decay=1e-3, clip=1.0)
+SGD = Recipe(epochs=2, batch_size=4, lr=0.05, momentum=0.9, weight_decay=1e-3, clip=1.0)
 
 
 CUDA = pytest.param("cuda", marks=pytest.mark.gpu)
@@ -64,13 +66,13 @@ def device(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 def image_shape(shard: Shard) -> tuple[int, int, int]:
-    channels, height, width = shard.images.shape[1:]
+    channels, height, width = shard.inputs.shape[1:]
     return channels, height, width
 
 
 def on(device: str, shard: Shard) -> Shard:
     there = {
-        name: getattr(shard, name).to(device) for name in ("images", "labels", "index")
+        name: getattr(shard, name).to(device) for name in ("inputs", "targets", "index")
     }
     return replace(
         shard, **there, blank=None if shard.blank is None else shard.blank.to(device)
@@ -92,13 +94,13 @@ def trained(
     mode: str,
     network: nn.Module,
     shard: Shard,
-    sgd: Sgd,
+    sgd: Recipe,
     keys: Tensor,
     device: str = "cpu",
 ) -> tuple[Tensor, Tensor]:
     layout = Layout.of(network)
     rows = (
-        layout.row(network, dtype=shard.images.dtype)
+        layout.row(network, dtype=shard.inputs.dtype)
         .repeat(len(shard.sizes), 1)
         .to(device)
     )
@@ -112,7 +114,7 @@ def trained(
             keys=keys.to(device),
         )
     )
-    return rows.cpu(), losses.cpu()
+    return rows.cpu(), losses.mean.cpu()
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -127,7 +129,7 @@ def test_batched_equals_loop_equals_naive(
     ):  # torch refuses batch statistics of a single value, so the naive loop needs two samples
         sizes, sgd, shape = (
             (7, 0, 6),
-            Sgd(1, 4, 0.002, momentum=0.9, weight_decay=1e-3),
+            Recipe(1, 4, 0.002, momentum=0.9, weight_decay=1e-3),
             shape_of(name),
         )
     else:
@@ -216,7 +218,7 @@ def test_steps_in_place_of_epochs(
         )
         seen = torch.cat(list(batches(shard, client, sgd, keys[client])))
         losses = F.cross_entropy(
-            copy.deepcopy(network).double()(shard.images[seen]), shard.labels[seen]
+            copy.deepcopy(network).double()(shard.inputs[seen]), shard.targets[seen]
         )
         torch.testing.assert_close(
             still_loss[client], losses.detach(), rtol=1e-10, atol=0
@@ -467,12 +469,12 @@ def test_evaluation_counts_right_answers(
                 key: view[0]
                 for key, view in layout.views(given[client : client + 1]).items()
             }
-            logits = torch.func.functional_call(plain, tensors, (shard.images[own],))
+            logits = torch.func.functional_call(plain, tensors, (shard.inputs[own],))
             assert float(score.correct[client]) == float(
-                (logits.argmax(1) == shard.labels[own]).sum()
+                (logits.argmax(1) == shard.targets[own]).sum()
             )
             expected = (
-                F.cross_entropy(logits, shard.labels[own], reduction="sum")
+                F.cross_entropy(logits, shard.targets[own], reduction="sum")
                 if size
                 else torch.zeros(())
             )
@@ -486,7 +488,7 @@ def test_an_exception_names_the_clients() -> None:
     network = build("cnn-digits", shape=(1, 8, 8), classes=10, seed=0)
     layout, shard = Layout.of(network), make_shard((1, 8, 8), (3, 3), torch.float32)
     broken = Shard(
-        shard.images, shard.labels + 1000, shard.index, shard.sizes, shard.clients
+        shard.inputs, shard.targets + 1000, shard.index, shard.sizes, shard.clients
     )
     rows = layout.row(network).repeat(2, 1)
     keys = randomness.client_keys(0, "test", 0, torch.arange(2))
@@ -498,8 +500,8 @@ def test_an_exception_names_the_clients() -> None:
 
 
 def test_a_layer_that_cannot_be_stacked_is_refused_by_name() -> None:
-    network = nn.Sequential(nn.Conv1d(1, 2, 3))
-    with pytest.raises(TypeError, match="Conv1d"):
+    network = nn.Sequential(nn.PReLU())
+    with pytest.raises(TypeError, match="PReLU"):
         Engine(network, Layout.of(network), shape=(1, 1, 8))
 
 
@@ -570,7 +572,7 @@ def test_weights_that_update_themselves_end_the_same(
     network = build("cnn-digits", shape=(1, 8, 8), classes=10, seed=0)
     shard = make_shard((1, 8, 8), SIZES, torch.float64)
     keys = randomness.client_keys(3, "test", 5, torch.arange(len(SIZES)))
-    sgd = Sgd(epochs=2, batch_size=4, lr=0.05, momentum=momentum, weight_decay=1e-3)
+    sgd = Recipe(epochs=2, batch_size=4, lr=0.05, momentum=momentum, weight_decay=1e-3)
     expected, _ = trained("batched", network, shard, sgd, keys)
     asked = []
     monkeypatch.setattr(
@@ -618,12 +620,12 @@ def test_tensor_cores_stay_close_to_float64(
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
     shape = (1, 28, 28) if name == "cnn-fmnist" else (3, 32, 32)
     network = without_dropout(build(name, shape=shape, classes=10, seed=0))
-    sizes, sgd = (50, 13, 1, 0, 32), Sgd(epochs=1, batch_size=50, lr=1.0)
+    sizes, sgd = (50, 13, 1, 0, 32), Recipe(epochs=1, batch_size=50, lr=1.0)
     layout, shard = Layout.of(network), make_shard(shape, sizes, torch.float32)
     keys = randomness.client_keys(3, "test", 5, torch.arange(len(sizes)))
     rows, _ = trained("batched", network, shard, sgd, keys, "cuda")
     first = layout.row(network, dtype=torch.float64)
-    exact = replace(shard, images=shard.images.double())
+    exact = replace(shard, inputs=shard.inputs.double())
     for client, size in enumerate(sizes):
         if size:
             expected = layout.row(
@@ -636,20 +638,22 @@ def test_tensor_cores_stay_close_to_float64(
 
 def refuse(monkeypatch: pytest.MonkeyPatch, above: int) -> None:
     """Stacks of more clients find no memory."""
-    train, judge = StackTraining.run, Engine._evaluate_stack
+    train, judge = StackTraining.run, evaluation.evaluate_stack
 
-    def training(self: StackTraining, job: TrainingJob, trained: Tensor) -> Tensor:
+    def training(self: StackTraining, job: TrainingJob, trained: Tensor) -> Losses:
         if len(job.rows) > above:
             raise torch.OutOfMemoryError("planted")
         return train(self, job, trained)
 
-    def judging(self: Engine, rows: Tensor, *words: Any) -> tuple[Tensor, Tensor]:
-        if len(rows) > above:
+    def judging(
+        network: StackedNetwork, tensors: dict[str, Tensor], *words: Any, **more: Any
+    ) -> Sums:
+        if len(next(iter(tensors.values()))) > above:
             raise torch.OutOfMemoryError("planted")
-        return judge(self, rows, *words)
+        return judge(network, tensors, *words, **more)
 
     monkeypatch.setattr(StackTraining, "run", training)
-    monkeypatch.setattr(Engine, "_evaluate_stack", judging)
+    monkeypatch.setattr(evaluation, "evaluate_stack", judging)
 
 
 def test_less_memory_than_thought_means_fewer_clients_at_a_time(
@@ -674,7 +678,7 @@ def test_less_memory_than_thought_means_fewer_clients_at_a_time(
     for _ in range(2):
         found, losses = many.train(TrainingJob(rows, shard, clients, SGD, keys=keys))
         assert torch.equal(found, expected)
-        assert losses.isnan().tolist() == [False, True, False, False, False, False]
+        assert losses.mean.isnan().tolist() == [False, True, False, False, False, False]
     assert many.halvings == 1
     score, scored = (
         many.evaluate(found, shard, clients),
@@ -776,7 +780,7 @@ def test_forgetting_gives_up_the_shard() -> None:
     shard, layout = make_shard(SHAPES["mlp"], (3, 2), torch.float32), Layout.of(network)
     engine, images = (
         Engine(network, layout, shape=SHAPES["mlp"], mode="batched"),
-        weakref.ref(shard.images),
+        weakref.ref(shard.inputs),
     )
     engine.train(
         TrainingJob(

@@ -342,8 +342,10 @@ def test_seeds_go_on_from_a_common_round(last: int, tmp_path: Path) -> None:
     newest is then damaged, it is two behind.
     """
     words = flags(
-        clients=4,
+        clients=3,
         rounds=6,
+        epochs=1,
+        batch_size=64,
         method="genefl",
         model="cnn-bn",
         precision="fp32",

@@ -132,7 +132,7 @@ def accuracy(s: Setup, weights: Weights) -> float:
     assert data is not None
     own = data.index[0, : data.sizes[0]]
     return float(
-        (network(data.images[own]).argmax(1) == data.labels[own]).double().mean()
+        (network(data.inputs[own]).argmax(1) == data.targets[own]).double().mean()
     )
 
 
@@ -375,7 +375,7 @@ def test_the_usual_validation_set_is_balanced_and_nobody_elses() -> None:
     s = assembled(method="genfed", clients=5)
     held, data = s.dealt.partition.validation, s.federation._validation
     assert data is not None and data.sizes == (len(held),) == (140,)
-    assert np.bincount(data.labels.numpy()).tolist() == [14] * 10
+    assert np.bincount(data.targets.numpy()).tolist() == [14] * 10
     assert not np.isin(np.concatenate(s.dealt.partition.train), held).any()
     assert not len(assembled(clients=5).dealt.partition.validation), (
         "who needs none has none"
@@ -447,9 +447,9 @@ def test_the_four_cells_differ_in_what_they_say_alone() -> None:
         cells["genfed", True].federation._validation,
     )
     assert server is not None
-    public = {image.numpy().tobytes() for image in server.images}
+    public = {image.numpy().tobytes() for image in server.inputs}
     for client, size in enumerate(data.sizes):
-        own = data.images[data.index[client, :size]]
+        own = data.inputs[data.index[client, :size]]
         assert sum(image.numpy().tobytes() in public for image in own) >= asked[client]
 
 

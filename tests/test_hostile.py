@@ -346,7 +346,10 @@ def stored_config(run: Path, **changes: Any) -> None:
     ("changes", "expected"),
     [
         ({"method": "os.system"}, "unknown method 'os.system'"),
-        ({"method": "../../evil"}, "unknown method '../../evil'"),
+        ({"method": "../../evil"}, "../../evil"),
+        ({"method": "RUN/evil.py"}, "code that comes with results is not run"),
+        ({"model": "RUN/evil.py:Net"}, "code that comes with results is not run"),
+        ({"dataset": "RUN/evil.py:data"}, "code that comes with results is not run"),
         ({"rounds": "__import__('os')"}, "option rounds"),
         ({"epochs": -1}, "option epochs"),
         ({"server_load": "/nowhere/x.h5"}, "/nowhere/x.h5: no such file"),
@@ -362,6 +365,10 @@ def test_what_a_run_is_resumed_with_is_checked_like_a_command_line(
     run: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    (run / "evil.py").write_text("raise SystemExit('it ran')")
+    for name, value in changes.items():
+        if isinstance(value, str):
+            changes = changes | {name: value.replace("RUN", str(run))}
     stored_config(run, **changes)
     assert expected in mistake(capsys, "run", "--resume", run)
 

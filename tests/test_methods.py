@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from hpcfed import cli, methods
-from hpcfed.clients.job import TrainingJob
+from hpcfed.clients.job import Losses, TrainingJob
 from hpcfed.experiment.evaluate import evaluate
 from hpcfed.experiment.stored import read_run
 from hpcfed.federation.cohort import shares
@@ -45,9 +45,10 @@ def test_fedavg_on_a_quadratic_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
         np.array([1, 3, 0]),
     )
 
-    def to_target(job: TrainingJob) -> tuple[Tensor, Tensor]:
+    def to_target(job: TrainingJob) -> tuple[Tensor, Losses]:
         goals = targets[torch.from_numpy(job.clients)].unsqueeze(1)
-        return 0.5 * (goals + job.rows), torch.zeros(len(job.rows))
+        nothing = torch.zeros(len(job.rows))
+        return 0.5 * (goals + job.rows), Losses(nothing, nothing)
 
     monkeypatch.setattr(s.engine, "train", to_target)
     state = s.method.init(fed)
@@ -94,7 +95,7 @@ def test_a_client_without_data_changes_nothing() -> None:
         expected = log.cohort_size * fed.layout.num_columns * 8
         assert log.bytes_up == log.bytes_down == expected
         rows = fed._descend("training", before.w.expand(len(cohort.here), -1), cohort.here,
-                            fed._sgd(2, round), round=round, columns=None)[0]  # fmt: skip
+                            fed.recipe(round, 2), round=round, columns=None)[0]  # fmt: skip
         step = before.omega[cohort.clients] @ (rows - before.w) / len(holders)
         torch.testing.assert_close(state.w, before.w + step, rtol=1e-9, atol=1e-12)
 
@@ -246,7 +247,7 @@ def test_augmented_training_is_another_training(method: str) -> None:
         rows.append(s.method.personal(fed, state, np.arange(3)))
         blank = fed._train_data.blank
         assert blank is not None and float(blank) == pytest.approx(
-            float(fed._train_data.images.min()), abs=1e-6
+            float(fed._train_data.inputs.min()), abs=1e-6
         )
     assert not torch.allclose(rows[0], rows[1])
 
@@ -356,8 +357,8 @@ def test_the_learning_rate_decays_by_round(monkeypatch: pytest.MonkeyPatch) -> N
     rates = []
     original = s.engine.train
 
-    def noting_the_rate(job: TrainingJob) -> tuple[Tensor, Tensor]:
-        rates.append(job.sgd.lr)
+    def noting_the_rate(job: TrainingJob) -> tuple[Tensor, Losses]:
+        rates.append(job.recipe.lr)
         return original(job)
 
     monkeypatch.setattr(s.engine, "train", noting_the_rate)
@@ -369,9 +370,7 @@ def test_the_learning_rate_decays_by_round(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_client_that_diverged_does_not_lower_the_training_loss() -> None:
     log = RoundLog()
-    log.add_losses(
-        torch.tensor([2.0, torch.nan, torch.nan, torch.inf]),
-        np.array([100, 100, 0, 50]),
-    )
-    log.add_losses(torch.tensor([5.0]), np.array([50]))
+    means = torch.tensor([2.0, torch.nan, torch.nan, torch.inf])
+    log.add_losses(Losses(means, torch.tensor([100, 100, 0, 50])))
+    log.add_losses(Losses(torch.tensor([5.0]), torch.tensor([50])))
     assert float(log.loss_sum) / int(log.samples_seen) == pytest.approx(3.0)

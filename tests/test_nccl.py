@@ -32,19 +32,28 @@ NCCL = ("--device", "cuda", "--backend", "nccl")
 COMMON = "--clients 9 --participation 0.7 --epochs 1 --rounds 2 --snapshot-every 1"
 CLUSTERS = "--partition sharding --classes-per-client 3 --model cnn-bn --clusters 2"
 METHODS = {
+    "apfl": "--local-steps 2 --apfl-adaptive",
     "clustered-fedavg": CLUSTERS,
+    "ditto": "--model cnn-bn",
+    "fedadagrad": "",
+    "fedadam": "--model cnn-bn",
     "fedau": "--au-cutoff 2",
     "fedavg": "--model cnn-digits",
     "fedavg-ft": "",
+    "fedavgm": "",
     "fedbabu": "",
     "fedbn": f"{CLUSTERS} --clustering angles --basis 2",
+    "feddyn": "--model cnn-bn",
     "fedfina": f"{CLUSTERS} --shared-layers conv1,conv2",
     "fedlg": f"{CLUSTERS} --gene-pools conv1,conv2/fc1,head --gene-each 1",
     "fedlp": CLUSTERS,
     "fedlps": f"{CLUSTERS} --prune-ratio 0.5",
+    "fednova": "--model cnn-bn",
     "fedper": "",
+    "fedprox": "--prox-mu 0.5",
     "fedrep": "",
     "fedumf": "",
+    "fedyogi": "",
     "genefl": f"{CLUSTERS} --gene-layers 2 --new-clients 4 --new-updates 1",
     "genfed": "--rho-max 3 --supplement --supplement-share 0.1",
     "genfedau": "--rho-max 3",
@@ -52,8 +61,11 @@ METHODS = {
     "lg-fedavg": "",
     "local": "",
     "parfed": f"{CLUSTERS} --shared-layers conv2",
+    "per-fedavg": "--local-steps 2",
     "pfedgpa": "--server small --bank-rounds 2 --server-batch 16 --autoencoder-samples 64 --denoiser-samples 64",
     "pfedhn": "",
+    "pfedme": "--local-rounds 2",
+    "scaffold": "--model cnn-bn --local-steps 3",
 }
 """Options of every method; all but the learning of pFedGPA's server are computed in
 float64.

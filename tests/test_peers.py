@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hpcfed import methods
-from hpcfed.clients.job import Sgd
+from hpcfed.clients.job import Recipe
 from hpcfed.config import resolve
 from hpcfed.experiment.assemble import Setup, assemble
 from hpcfed.models.networks import build
@@ -25,7 +25,7 @@ import peer_work
 import peers
 import rivals
 
-SGD = Sgd(epochs=2, batch_size=4, lr=0.05, momentum=0.5, weight_decay=5e-4)
+SGD = Recipe(epochs=2, batch_size=4, lr=0.05, momentum=0.5, weight_decay=5e-4)
 EVERYONE = torch.arange(4)
 
 
@@ -96,8 +96,8 @@ def test_rivals_end_a_round_with_the_row_of_hpcfed() -> None:
     fed, method = setup.federation, setup.method
     row = method.global_row(method.round(fed, method.init(fed), fed.sample(0)))
     shard = fed._train_data
-    data = shard.images[shard.index], shard.labels[shard.index]
-    sgd = Sgd(epochs=2, batch_size=6, lr=0.02, momentum=0.5, weight_decay=5e-4)
+    data = shard.inputs[shard.index], shard.targets[shard.index]
+    sgd = Recipe(epochs=2, batch_size=6, lr=0.02, momentum=0.5, weight_decay=5e-4)
     model = network()
     first = peer_work.weights_of(model)
     for train in (rivals.vmap_round, rivals.loop_round):

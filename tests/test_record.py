@@ -21,6 +21,7 @@ import torch
 from hpcfed.experiment.recording import norm_figures
 from hpcfed.experiment.stored import read_run
 from hpcfed.record import environment, series
+from hpcfed.record.dataset import create, write_rounds
 from hpcfed.record.publish import publish
 from hpcfed.record.results import ResultsWriter
 from hpcfed.record.timing import PHASES, Timer
@@ -458,3 +459,17 @@ def test_updates_that_are_not_finite_have_no_norm() -> None:
     assert figures["num_updates"] == 0 and np.isnan(figures["update_norm_max"])
     assert np.isnan(series.largest(np.array([np.nan, np.nan])))
     assert series.largest(np.array([np.nan, 2.0])) == 2
+
+
+def test_rounds_without_figures_take_no_room(tmp_path: Path) -> None:
+    """The file holds the one evaluated round, not a hundred empty ones of many clients."""
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        shape = (100, 20_000)
+        data = create(
+            file, "wide", shape, "round", "client", unit="1", meaning="", dtype="f4"
+        )
+        array = np.full(shape, np.nan, "f4")
+        array[7] = 0.5
+        write_rounds(data, array, slice(0, 60))
+        assert data.id.get_num_chunks() == 1
+        np.testing.assert_array_equal(data[()], array)

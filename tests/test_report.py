@@ -32,9 +32,9 @@ from hpcfed.report.groups import Group
 from hpcfed.report.labels import label
 from hpcfed.report.scaling import scalings, slope
 from hpcfed.report.statistics import Estimate, of_rounds, of_runs, of_seeds, ratio
-from hpcfed.study.gather import write_study
-from hpcfed.study.outcome import Outcome, write_outcome
-from hpcfed.study.plan import points, read_study, trials
+from hpcfed.studies.gather import write_study
+from hpcfed.studies.outcome import Outcome, write_outcome
+from hpcfed.studies.plan import points, read_study, trials
 from tests.page import parsed
 from tests.runs import mistake
 

@@ -154,6 +154,8 @@ def test_a_job_begins_its_own_run_anew_where_it_has_no_checkpoint(
     slurm: Slurm, left: str, words: list[str]
 ) -> None:
     slurm.begin(7)
+    # Without a checkpoint of the last round.
+    words = [*words, "--checkpoint-minutes", "0"]
     cli.main([*WORDS, *words])
     out = Path("runs/slurm-7")
     for record in out.rglob("run.h5"):
@@ -164,7 +166,7 @@ def test_a_job_begins_its_own_run_anew_where_it_has_no_checkpoint(
             file.attrs["status"] = "running"
     slurm.begin(7, restarts=1)
     cli.main([*WORDS, *words])
-    for folder in [out / "seed-0", out / "seed-1"] if words else [out]:
+    for folder in [out / "seed-0", out / "seed-1"] if "--seeds" in words else [out]:
         assert read_run(folder).status == "complete"
     assert not any(out.rglob("params-0.h5"))
 

@@ -52,6 +52,9 @@ OWN: dict[str, dict[str, Any]] = {
     "pfedgpa": {**SERVER, "bank_rounds": 4, "server_every": 2},
     "pfedhn": {"inner_steps": 3, "hn_hidden": 5},
     "fedlg": {"gene_pools": "fc1"},
+    "apfl": {"local_steps": 2, "apfl_adaptive": True},
+    "per-fedavg": {"local_steps": 2},
+    "pfedme": {"local_rounds": 2, "pfedme_steps": 2},
     **{name: {"shared_layers": "fc1"} for name in ("parfed", "fedfina")},
 }
 
@@ -439,6 +442,7 @@ def test_other_numbers_of_ranks_go_on(tmp_path: Path, mpirun: Callable) -> None:
         file.attrs["status"] = (
             "running"  # as it is when a run is killed; one that is complete is left alone
         )
+    shutil.rmtree(cut / "checkpoints/00000005")
     shutil.copytree(cut, tmp_path / "1")
     started("--resume", tmp_path / "1")
     result = mpirun(3, "-m", "hpcfed", "run", "--resume", cut)
@@ -539,7 +543,7 @@ def test_mistakes_with_resume(
 ) -> None:
     assert "there is no run" in mistake(capsys, "run", "--resume", tmp_path)
     assert "give it no other option" in mistake(
-        capsys, "run", "--resume", tmp_path, "--rounds", 3
+        capsys, "run", "--resume", tmp_path, "--clients", 3
     )
 
 

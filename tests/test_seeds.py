@@ -20,8 +20,9 @@ from torch import Tensor
 
 from hpcfed import cli
 from hpcfed.clients.engine import Engine
-from hpcfed.clients.job import Score, Sgd, TrainingJob
+from hpcfed.clients.job import Losses, Recipe, Score, TrainingJob
 from hpcfed.clients.lockstep import Lockstep, Stopped
+from hpcfed.clients.objective import NOTHING, Wanted
 from hpcfed.data.shards import Shard, join, sub_shard
 from hpcfed.experiment.stored import read_run
 from hpcfed.methods import fedavg
@@ -180,7 +181,9 @@ def test_every_seed_has_an_ordinary_run(
     left = sorted(
         str(path.relative_to(tmp_path / "runs"))
         for path in (tmp_path / "runs").glob("*/*")
+        if path.name in ("notes.txt", "run.h5")
     )
+    assert not (tmp_path / "runs/seed-1/model.npz").exists()
     assert left == ["seed-1/notes.txt", "seed-3/run.h5", "seed-4/run.h5"], (
         "no old seed among the new ones"
     )
@@ -315,13 +318,16 @@ class Doubling:
     def __init__(self) -> None:
         self.calls: list[list[int]] = []
 
-    def train(self, job: TrainingJob) -> tuple[Tensor, Tensor]:
+    def train(self, job: TrainingJob) -> tuple[Tensor, Losses]:
         self.calls.append(job.clients.tolist())
-        return 2 * job.rows, job.keys.double()
+        return 2 * job.rows, Losses(job.keys.double(), job.keys)
 
-    def evaluate(self, rows: Tensor, shard: Shard, clients: np.ndarray) -> Score:
+    def evaluate(
+        self, rows: Tensor, shard: Shard, clients: np.ndarray, wanted: Wanted = NOTHING
+    ) -> Score:
         self.calls.append(clients.tolist())
-        return Score(torch.from_numpy(clients), rows.sum(1), clients)
+        positions = torch.from_numpy(clients)
+        return Score({"correct": positions, "loss": rows.sum(1), "count": positions})
 
 
 def toy(seeds: int) -> tuple[Doubling, Lockstep, list[Shard]]:
@@ -341,7 +347,7 @@ def toy(seeds: int) -> tuple[Doubling, Lockstep, list[Shard]]:
 
 def test_only_calls_that_are_alike_become_one() -> None:
     engine, lockstep, shards = toy(4)
-    sgds = [Sgd(1, 1, lr) for lr in (0.1, 0.1, 0.2, 0.1)]
+    sgds = [Recipe(1, 1, lr) for lr in (0.1, 0.1, 0.2, 0.1)]
     masks = [torch.tensor(mask) for mask in ([True], [True], [True], [False])]
     answers = {}
 
@@ -373,7 +379,8 @@ def test_only_calls_that_are_alike_become_one() -> None:
     assert engine.calls[3:] == [[0, 2, 3, 4, 5, 6, 7]]
     for number, (rows, losses, score) in answers.items():
         assert rows.flatten().tolist() == [2.0 * (1 + number)] * 2
-        assert losses.tolist() == [10 * number, 10 * number + 1]
+        assert losses.mean.tolist() == [10 * number, 10 * number + 1]
+        assert losses.seen.tolist() == [10 * number, 10 * number + 1]
         assert (
             score.correct.tolist()
             == score.count.tolist()
@@ -488,5 +495,5 @@ def test_joined_shards_show_every_client_the_same_samples() -> None:
         assert same.sizes == own.sizes and same.whole is whole
         for client, size in enumerate(own.sizes):
             seen, expected = same.index[client, :size], own.index[client, :size]
-            assert torch.equal(same.images[seen], own.images[expected])
-            assert torch.equal(same.labels[seen], own.labels[expected])
+            assert torch.equal(same.inputs[seen], own.inputs[expected])
+            assert torch.equal(same.targets[seen], own.targets[expected])

@@ -16,10 +16,10 @@ RNG = np.random.default_rng(0)
 DATASET = ArrayDataset(
     "toy",
     {
-        "train_images": RNG.integers(0, 256, (30, 3, 4, 5), dtype=np.uint8),
-        "train_labels": np.arange(30) % 7,
-        "test_images": RNG.integers(0, 256, (20, 3, 4, 5), dtype=np.uint8),
-        "test_labels": np.arange(20) % 7,
+        "train_inputs": RNG.integers(0, 256, (30, 3, 4, 5), dtype=np.uint8),
+        "train_targets": np.arange(30) % 7,
+        "test_inputs": RNG.integers(0, 256, (20, 3, 4, 5), dtype=np.uint8),
+        "test_targets": np.arange(20) % 7,
     },
     classes=7,
 )
@@ -45,18 +45,18 @@ def test_every_client_finds_its_own_samples_in_order(
 ) -> None:
     made = make(lists, split)
     distinct = {sample for own in lists for sample in own}
-    assert made.images.shape == (len(distinct), 3, 4, 5)
-    assert made.labels.shape == (len(distinct),)
-    assert made.labels.dtype == made.index.dtype == torch.int64
+    assert made.inputs.shape == (len(distinct), 3, 4, 5)
+    assert made.targets.shape == (len(distinct),)
+    assert made.targets.dtype == made.index.dtype == torch.int64
     assert made.sizes == tuple(len(own) for own in lists)
     assert made.index.shape == (len(lists), max([1, *made.sizes]))
     for positions, own in zip(made.index, lists, strict=True):
-        expected = DATASET.images(
+        expected = DATASET.inputs(
             split, np.array(own, dtype=np.int64), device=CPU, dtype=torch.float32
         )
-        assert torch.equal(made.images[positions[: len(own)]], expected)
+        assert torch.equal(made.inputs[positions[: len(own)]], expected)
         assert (
-            made.labels[positions[: len(own)]].tolist()
+            made.targets[positions[: len(own)]].tolist()
             == DATASET.labels(split)[own].tolist()
         )
         assert not positions[len(own) :].any()
@@ -64,7 +64,7 @@ def test_every_client_finds_its_own_samples_in_order(
 
 def test_a_shard_without_samples() -> None:
     made = make([[], []])
-    assert made.images.shape == (0, 3, 4, 5)
+    assert made.inputs.shape == (0, 3, 4, 5)
     assert made.index.tolist() == [[0], [0]]
     assert made.sizes == (0, 0)
 
@@ -72,6 +72,6 @@ def test_a_shard_without_samples() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_images_have_the_type_that_was_asked_for(dtype: torch.dtype) -> None:
     assert (
-        shard(DATASET, "train", [np.arange(3)], device=CPU, dtype=dtype).images.dtype
+        shard(DATASET, "train", [np.arange(3)], device=CPU, dtype=dtype).inputs.dtype
         == dtype
     )

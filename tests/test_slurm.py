@@ -18,7 +18,7 @@ import pytest
 
 from hpcfed.experiment.stored import read_run
 from hpcfed.record import checkpoints
-from hpcfed.study.gather import read_gathered
+from hpcfed.studies.gather import read_gathered
 from tests import jobs
 from tests.conftest import Finished, mpirun_path, start
 

@@ -25,10 +25,10 @@ from hpcfed.errors import UserError
 from hpcfed.record.claim import claimed
 from hpcfed.report.collect import find
 from hpcfed.runtime.launcher import Launch
-from hpcfed.study import attempt, estimate, execute, gather, launch
-from hpcfed.study.gather import read_gathered, write_study
-from hpcfed.study.outcome import Outcome, finished, outcome_of, write_outcome
-from hpcfed.study.plan import (
+from hpcfed.studies import attempt, estimate, execute, gather, launch
+from hpcfed.studies.gather import read_gathered, write_study
+from hpcfed.studies.outcome import Outcome, finished, outcome_of, write_outcome
+from hpcfed.studies.plan import (
     Point,
     Study,
     Trial,

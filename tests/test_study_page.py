@@ -21,7 +21,7 @@ from hpcfed.report.groups import Sample, groups
 from hpcfed.report.labels import label
 from hpcfed.report.scaling import scalings
 from hpcfed.report.sections import accuracy
-from hpcfed.study.gather import read_gathered
+from hpcfed.studies.gather import read_gathered
 from tests.conftest import Finished, mpirun_path, start
 from tests.page import parsed
 from tests.runs import mistake

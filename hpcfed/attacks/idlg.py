@@ -73,7 +73,7 @@ class Attack:
         total = len(all_labels)
         generator = randomness.generator(self.seed, "victims")
         index = generator.choice(total, min(images, total), replace=False)
-        originals = dataset.images("test", index, device=device, dtype=dtype)
+        originals = dataset.inputs("test", index, device=device, dtype=dtype)
         # To [0, 1], where PSNR is defined: data sets are standardised.
         least, most = originals.min(), originals.max()
         originals = (originals - least) / (most - least)
@@ -249,7 +249,7 @@ def _gradient(
     return dict(zip(wanted, found, strict=True))
 
 
-def smooth(shape: tuple[int, int, int], classes: int, seed: int) -> nn.Module:
+def smooth(shape: tuple[int, ...], classes: int, seed: int) -> nn.Module:
     """Build three convolutions of 12 channels with sigmoids, and a linear layer: all
     derivatives exist, and none is small.
     """

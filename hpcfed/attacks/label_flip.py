@@ -20,10 +20,22 @@ class Flipped:
     def __init__(self, honest: Dataset) -> None:
         self.honest = honest
         self.name = honest.name
+        self.task = honest.task
+        self.vocabulary = honest.vocabulary
         self.shape = honest.shape
         self.classes = honest.classes
         self.blank = honest.blank
-        self._num_train = len(honest.labels("train"))
+        self.owner_names = honest.owner_names
+        self._num_train = honest.size("train")
+
+    def size(self, split: Split) -> int:
+        return len(self.labels(split))
+
+    def owners(self, split: Split) -> np.ndarray | None:
+        owners = self.honest.owners(split)
+        if owners is None or split == "test":
+            return owners
+        return np.concatenate([owners, owners])
 
     def labels(self, split: Split) -> np.ndarray:
         labels = self.honest.labels(split)
@@ -31,7 +43,17 @@ class Flipped:
             return labels
         return np.concatenate([labels, flipped(labels, self.classes)])
 
-    def images(
+    def targets(
+        self,
+        split: Split,
+        index: np.ndarray,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> Tensor:
+        return torch.from_numpy(self.labels(split)[index]).to(device)
+
+    def inputs(
         self,
         split: Split,
         index: np.ndarray,
@@ -42,7 +64,7 @@ class Flipped:
         # Both halves of the training set have the same images.
         if split == "train":
             index = index % self._num_train
-        return self.honest.images(split, index, device=device, dtype=dtype)
+        return self.honest.inputs(split, index, device=device, dtype=dtype)
 
     def poison(
         self, lists: Sequence[np.ndarray], attackers: np.ndarray

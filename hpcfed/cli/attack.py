@@ -19,7 +19,10 @@ def command(arguments: list[str]) -> None:
     _check(options)
     # The attack needs no run, but a data set as a run would name it.
     config = RunConfig(dataset=options.dataset, data_root=options.data_root)
-    config.data()  # refuses a data set that is unknown or not there
+    # A data set that is unknown or not there is refused here.
+    data = config.data()
+    if not data.side or data.task != "classification":
+        raise UserError(f"--dataset {options.dataset} has no images to steal")
     from hpcfed.cli.idlg import steal
 
     steal(options, config)

@@ -1,11 +1,13 @@
 """`hpcfed list`: methods, data sets, models, partitions and attacks."""
 
 from collections.abc import Mapping
+from inspect import getdoc
 
-from hpcfed import methods
+from hpcfed import methods, plugins
 from hpcfed.cli.parser import CommandParser
 from hpcfed.config.attacks import ATTACKS
 from hpcfed.data import DATASETS, PARTITIONS
+from hpcfed.errors import UserError
 from hpcfed.models import MODELS
 
 SUMMARY = "methods, data sets, models, partitions, attacks"
@@ -22,10 +24,27 @@ def command(arguments: list[str]) -> None:
     parser.parse_args(arguments)
     # Summaries are read from the sources: a method that cannot be imported is listed.
     _print("methods", methods.summaries())
-    _print("data sets", {name: info.summary for name, info in DATASETS.items()})
-    _print("models", {name: info.summary for name, info in MODELS.items()})
+    datasets = {name: info.summary for name, info in DATASETS.items()}
+    _print("data sets", datasets | _announced("datasets"))
+    models = {name: info.summary for name, info in MODELS.items()}
+    _print("models", models | _announced("models"))
     _print("partitions", PARTITIONS)
     _print("attacks", ATTACKS)
+
+
+def _announced(group: str) -> dict[str, str]:
+    """Return a line for everything that installed packages announce; one that cannot be
+    imported has a line that says so.
+    """
+    lines = {}
+    for name, entry in sorted(plugins.installed(group).items()):
+        try:
+            docstring = getdoc(plugins.load_installed(entry)) or ""
+            first = docstring.partition("\n")[0]
+            lines[name] = f"{first} (plugin {entry.value})".strip()
+        except UserError as error:
+            lines[name] = f"cannot be used: {error}"
+    return lines
 
 
 def _print(title: str, summaries: Mapping[str, str]) -> None:

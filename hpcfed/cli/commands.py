@@ -10,11 +10,11 @@ from io import TextIOWrapper
 from types import ModuleType
 from typing import NoReturn
 
-from hpcfed import __version__
 from hpcfed.cli import attack, catalogue, profile, report, run, show, study
 from hpcfed.cli.parser import CommandParser
 from hpcfed.errors import UserError, remark, tell, unknown
 from hpcfed.runtime.launcher import launched, leave, telling_a_good_end
+from hpcfed.version import __version__
 
 COMMANDS: dict[str, ModuleType] = {
     "run": run,

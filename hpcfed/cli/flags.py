@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from hpcfed import methods
+from hpcfed import methods, plugins
 from hpcfed.cli.parser import CommandParser
 from hpcfed.config import GROUPS, flag_of, suggest_option
 
@@ -42,7 +42,7 @@ def run_parser(
         f"examples:\n{EXAMPLES}",
         usage="hpcfed run [CONFIG.toml] [options]",
         description="One run: alone, or on every rank that mpirun or srun starts. "
-        "Options of another method: hpcfed run --method NAME --help.",
+        "Options of another method: hpcfed run --method NAME --help, or FILE.py for NAME.",
         add_help=add_help,
     )
     parser.add_argument(
@@ -75,7 +75,7 @@ def _titled(
             if extra["group"] == kind:
                 fields[name] = field
         if fields:
-            yield title.format(method=method), fields
+            yield title.format(method=plugins.label(method)), fields
 
 
 def _add_flag(group: argparse._ArgumentGroup, name: str, field: FieldInfo) -> None:
@@ -113,22 +113,13 @@ def _metavar(field: FieldInfo) -> str:
     return METAVARS.get(kind, "LIST")
 
 
-def all_method_fields() -> dict[str, FieldInfo]:
-    """Return the options of all methods together."""
+def all_method_fields(*more: str) -> dict[str, FieldInfo]:
+    """Return the options of all our methods together, and of `more`."""
     fields: dict[str, FieldInfo] = {}
     # A first look needs the names only, and which of them are bools.
-    for declared in methods.options().values():
+    for declared in methods.options(*more).values():
         fields |= declared
     return fields
-
-
-def owners(option: str) -> list[str]:
-    """Return the methods that have an option."""
-    having = []
-    for method, declared in methods.options().items():
-        if option in declared:
-            having.append(method)
-    return having
 
 
 def unknown_flag(word: str, flags: Mapping[str, str]) -> str:
@@ -141,7 +132,7 @@ def unknown_flag(word: str, flags: Mapping[str, str]) -> str:
         )
     # --no-direct is the other form of a bool.
     name = flag.lstrip("-").removeprefix("no-").replace("-", "_")
-    having = owners(name)
+    having = methods.owners(name)
     if having:
         listed = ", ".join(having)
         return f"{flag} is an option of method {listed}; add --method {having[0]}"

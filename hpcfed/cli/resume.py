@@ -4,24 +4,28 @@ Modules that read HDF5 are imported late: most command lines resume nothing.
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpcfed import methods
+from hpcfed import methods, plugins
 from hpcfed.config import Settings, resolve
-from hpcfed.errors import UserError, no_checkpoint
+from hpcfed.errors import UserError, no_checkpoint, remark
 from hpcfed.runtime.launcher import launched
 
 if TYPE_CHECKING:
     from hpcfed.record.run import RunRecord
 
-BESIDE_RESUME = ("device", "backend", "overwrite")
-"""Options that may stand beside --resume: the machine may be another one now."""
+BESIDE_RESUME = ("device", "backend", "overwrite", "accept_changes", "rounds")
+"""Options that may stand beside --resume: the machine may be another one now, and the
+run may become longer.
+"""
 
 NOT_FROM_RECORD: Mapping[str, bool] = {
     "overwrite": False,
     "requeue": False,
+    "accept_changes": False,
     "download": False,
 }
 """Options that are never taken from a record: a folder that somebody hands in must not
@@ -38,17 +42,19 @@ def resumed(folder: Path, beside: Mapping[str, Any]) -> Settings:
 
     check_plain(folder)
     check_one_kind(folder)
-    seeds = _seeds_left(folder)
+    seeds = _seeds_left(folder, beside.get("rounds"))
     runs = [seed_folder(folder, seed) for seed in seeds] or [folder]
     record = _read_first(folder, runs)
-    if not beside.get("overwrite"):
-        _check_checkpoints(folder, runs, record)
+    _check_places(folder, record.config)
+    if not beside.get("accept_changes"):
+        _check_files(folder, record)
     values: dict[str, Any] = {}
     for name, value in record.config.items():
         if value is not None:
             values[name] = value
     values |= {"out": str(folder), "resume": str(folder)}
     values |= NOT_FROM_RECORD
+    values["rounds"] = planned = _planned(runs, record)
     values |= beside
     # The record is one seed's; the resumed run advances all that are left.
     if seeds:
@@ -57,10 +63,70 @@ def resumed(folder: Path, beside: Mapping[str, Any]) -> Settings:
     sources = {name: f"{folder}: {name}" for name in values}
     method_options = methods.load(str(values.get("method"))).Options
     # A record holds all options, also those that cannot act: none is refused for that.
-    return resolve(values, sources, method_options, shared=values)
+    settings = resolve(values, sources, method_options, shared=values)
+    extended = settings.config.rounds != planned
+    if extended:
+        _check_longer(folder, settings, planned)
+    if not settings.config.overwrite:
+        _check_checkpoints(folder, runs, record, extended=extended)
+    return settings
 
 
-def _seeds_left(folder: Path) -> list[int]:
+def _check_places(folder: Path, config: Mapping[str, Any]) -> None:
+    """Refuse to run code that came with a folder: somebody may have handed it in."""
+    for name in ("method", "model", "dataset"):
+        where = str(config.get(name))
+        if plugins.is_reference(where):
+            where = where.rpartition(":")[0]
+        if not plugins.is_file(where):
+            continue
+        if folder.resolve() in Path(where).resolve().parents:
+            raise UserError(
+                f"--resume {folder}: its {name} is {where}, a file of that folder; code "
+                "that comes with results is not run: begin a new run with it"
+            )
+
+
+def _planned(runs: Sequence[Path], record: "RunRecord") -> int:
+    """Return how many rounds the runs were to have.
+
+    `record` may be a checkpoint's, from before the run was made longer.
+    """
+    from hpcfed.experiment.stored import read_run
+    from hpcfed.record.folder import records
+    from hpcfed.record.sandbox import try_out
+
+    planned: list[int] = [record.config["rounds"]]
+    for run in runs:
+        with suppress(UserError):
+            try_out(records(run))
+            planned.append(read_run(run).config["rounds"])
+    return max(planned)
+
+
+def _check_longer(folder: Path, settings: Settings, planned: int) -> None:
+    """Refuse a number of rounds that a run cannot be brought to."""
+    config = settings.config
+    if config.rounds < planned:
+        raise UserError(
+            f"--resume {folder} --rounds {config.rounds}: the run has {planned} rounds, "
+            "and can only be made longer"
+        )
+    if settings.options.has_server:
+        raise UserError(
+            f"--resume {folder} --rounds {config.rounds}: the server of method "
+            f"{config.method} learns after the last round, so the run cannot be made "
+            "longer; begin a new one"
+        )
+    by_round = config.lr_schedule != "constant" and config.lr_schedule_by == "round"
+    if by_round and launched().rank == 0:
+        remark(
+            f"hpcfed: from here on --lr-schedule {config.lr_schedule} counts "
+            f"{config.rounds} rounds; the rounds that are done have counted {planned}"
+        )
+
+
+def _seeds_left(folder: Path, rounds: Any = None) -> list[int]:
     """Return the seeds of a folder that are to be resumed; none where it is one run.
 
     Finished seeds are left alone, unless all are finished.
@@ -75,7 +141,7 @@ def _seeds_left(folder: Path) -> list[int]:
         run = seed_folder(folder, seed)
         if holds_run(run):
             begun.append(seed)
-            if not complete(run):
+            if not complete(run, rounds):
                 left.append(seed)
     return left or begun
 
@@ -100,13 +166,28 @@ def _read_first(folder: Path, runs: Sequence[Path]) -> "RunRecord":
     return read_run(first.parent)
 
 
-def _check_checkpoints(folder: Path, runs: Sequence[Path], record: "RunRecord") -> None:
+def _check_checkpoints(
+    folder: Path, runs: Sequence[Path], record: "RunRecord", *, extended: bool
+) -> None:
     """Refuse to start again, unasked, where rounds are recorded but no checkpoint is."""
     from hpcfed.record import checkpoints
 
     lost = 0 if all(map(checkpoints.exist, runs)) else record.rounds_done
-    if lost and record.status != "complete":
+    if lost and (extended or record.status != "complete"):
         raise UserError(no_checkpoint(folder, lost))
+
+
+def _check_files(folder: Path, record: "RunRecord") -> None:
+    """Refuse to go on with another method, network or data than the run began with;
+    before any of the files is imported.
+    """
+    from hpcfed.experiment.stored import changed_files
+
+    for path in changed_files(record):
+        raise UserError(
+            f"--resume {folder}: {path} has changed since the run began, which would "
+            "make other figures; put it back, or add --accept-changes to go on anyway"
+        )
 
 
 def requeued(settings: Settings) -> Settings:
@@ -137,8 +218,10 @@ def requeued(settings: Settings) -> Settings:
     return replace(settings, config=config.model_copy(update=changes))
 
 
-def complete(folder: Path) -> bool:
-    """Tell whether a run, or every seed of it, is complete; a damaged record is not."""
+def complete(folder: Path, rounds: Any = None) -> bool:
+    """Tell whether a run, or every seed of it, is complete, with so many rounds where a
+    number is given; a damaged record is not.
+    """
     from hpcfed.experiment.stored import is_complete
     from hpcfed.record.folder import records
     from hpcfed.record.sandbox import try_out
@@ -147,4 +230,7 @@ def complete(folder: Path) -> bool:
         try_out(records(folder))
     except UserError:
         return False
+    # The number may still be as the user wrote it: `resolve` judges it.
+    with suppress(TypeError, ValueError):
+        return is_complete(folder, int(rounds))
     return is_complete(folder)

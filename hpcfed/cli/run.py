@@ -19,9 +19,12 @@ def command(arguments: list[str]) -> None:
     # Every rank checks, so that none enters MPI with a mistake; the root reports it.
     check(settings, launched())
     resume = settings.config.resume
-    if resume is not None and complete(resume):
+    if resume is not None and complete(resume, settings.config.rounds):
         if launched().rank == 0:
-            remark(f"hpcfed: {resume} is complete; there is nothing to go on with")
+            remark(
+                f"hpcfed: {resume} is complete; there is nothing to go on with "
+                "(more --rounds make it longer)"
+            )
         return
     # Late: this loads torch, and MPI starts.
     from hpcfed.experiment.run import run

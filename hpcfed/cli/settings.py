@@ -1,11 +1,13 @@
 """Settings of a run from its command line: a TOML file, flags, or a run to resume."""
 
 from collections.abc import Mapping
+from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from hpcfed import methods
-from hpcfed.cli.flags import all_method_fields, owners, run_parser, unknown_flag
+from hpcfed.cli.flags import all_method_fields, run_parser, unknown_flag
 from hpcfed.cli.resume import BESIDE_RESUME, resumed
 from hpcfed.config import RunConfig, Settings, check_text, read_toml, resolve
 from hpcfed.errors import UserError
@@ -18,8 +20,7 @@ def parse_run(arguments: list[str]) -> Settings:
     if path is not None:
         check_text(str(path), "CONFIG.toml")  # the record keeps the command line
     from_file = {} if path is None else read_toml(path)
-    usual = RunConfig.model_fields["method"].default
-    method = str(method or from_file.get("method", usual))
+    method = _method(method, from_file)
     method_options = methods.load(method).Options
     flags, parser = run_parser(method_options.model_fields, method)
     # Words that argparse does not know get a message with a guess.
@@ -42,13 +43,54 @@ def parse_run(arguments: list[str]) -> Settings:
     return resolve(values, sources, method_options, ranks=launched().size)
 
 
+def keyword_settings(options: Mapping[str, Any], path: Path | None = None) -> Settings:
+    """Make the settings of a run from keywords, and a TOML file; keywords win.
+
+    None stands for an option that is not given.
+    """
+    given = {}
+    for name, value in options.items():
+        if value is not None:
+            given[name] = _plain(value)
+    if "resume" in given:
+        return _resume(given, path)
+    from_file = {} if path is None else read_toml(path)
+    method_options = methods.load(_method(given.get("method"), from_file)).Options
+    sources = {name: f"{path}: {name}" for name in from_file}
+    for name, value in given.items():
+        sources[name] = f"{name}={value!r}"
+    values = {**from_file, **given}
+    return resolve(values, sources, method_options, ranks=launched().size)
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as a TOML file would have it: programs hand in paths, ranges, and
+    numbers of numpy's.
+    """
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, range | tuple | set | frozenset):
+        return [_plain(entry) for entry in value]
+    # Not by numpy's own type: most command lines load no numpy.
+    if getattr(value, "shape", None) == () and hasattr(value, "item"):
+        return value.item()
+    return value
+
+
+def _method(named: str | None, from_file: Mapping[str, Any]) -> str:
+    """Return the method of a run: that of the command line, else the file's."""
+    usual = RunConfig.model_fields["method"].default
+    return str(named or from_file.get("method", usual))
+
+
 def _peek(arguments: list[str]) -> tuple[Path | None, str | None]:
     """Find the TOML file and the method: they decide which other options there are.
 
     So the flags of all methods are allowed here, and help waits for the second look.
     """
-    flags, parser = run_parser(all_method_fields(), "", add_help=False)
     words = [word for word in arguments if word not in ("-h", "--help")]
+    fields = all_method_fields(*_named_methods(words))
+    flags, parser = run_parser(fields, "", add_help=False)
     known, strange = parser.parse_known_args(words)
     if strange:
         raise UserError(unknown_flag(strange[0], flags))
@@ -56,11 +98,28 @@ def _peek(arguments: list[str]) -> tuple[Path | None, str | None]:
     return path, getattr(known, "method", None)
 
 
+def _named_methods(words: list[str]) -> list[str]:
+    """Find what may be the method among the words of a command line, before anybody
+    knows which flags there are: a file of the user's adds its own.
+    """
+    found = []
+    for word, following in pairwise([*words, ""]):
+        name, equals, value = word.partition("=")
+        if name == "--method":
+            found.append(value if equals else following)
+        elif word.endswith(".toml") and Path(word).is_file():
+            # A mistake in the file is told later, when it is read in earnest.
+            with suppress(UserError):
+                found.append(_method(None, read_toml(Path(word))))
+    ours = methods.names()
+    return [name for name in found if name not in ours]
+
+
 def _check_owner(
     name: str, method: str, flags: Mapping[str, str], path: Path | None
 ) -> None:
     """Refuse an option in the file that belongs to another method."""
-    having = [] if name in flags else owners(name)
+    having = [] if name in flags else methods.owners(name)
     if having:
         raise UserError(
             f"{path}: {name} is an option of method {', '.join(having)}, and the "
@@ -73,10 +132,12 @@ def _resume(given: Mapping[str, Any], path: Path | None) -> Settings:
     if others or path is not None:
         raise UserError(
             "--resume takes everything from the run that it goes on with; give it no "
-            "other option than --device, --backend, --overwrite and --requeue"
+            "other option than --rounds, --device, --backend, --accept-changes, "
+            "--overwrite and --requeue"
         )
-    if not given["resume"]:
+    folder = str(given["resume"])
+    if not folder:
         raise UserError("--resume: must be a path, got nothing")
-    check_text(given["resume"], "--resume")
+    check_text(folder, "--resume")
     beside = {name: given[name] for name in BESIDE_RESUME if name in given}
-    return resumed(Path(given["resume"]), beside)
+    return resumed(Path(folder), beside)

@@ -25,7 +25,7 @@ def command(arguments: list[str]) -> None:
             f"unexpected argument '{for_sbatch[0]}'; words after -- are sbatch's, with "
             "--submit"
         )
-    from hpcfed.study.command import study
+    from hpcfed.studies.command import study
 
     # True where a point has failed.
     if study(options, for_sbatch):

@@ -18,8 +18,14 @@ class Replays:
     which they cannot do while they are captured. Without a GPU every run is plain.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._on = device.type == "cuda"
+    def __init__(
+        self, device: torch.device, *, on: bool = True, may_fail: bool = False
+    ) -> None:
+        """`on`: whether functions can be captured at all; `may_fail`: nobody knows, so
+        that a capture which fails is the last one.
+        """
+        self._on = on and device.type == "cuda"
+        self._may_fail = may_fail
         self._graphs: dict[Hashable, torch.cuda.CUDAGraph | None] = {}
         """None for a function that has run only once."""
         if self._on:
@@ -37,9 +43,25 @@ class Replays:
             return
         graph = self._graphs[key]
         if graph is None:
-            graph = self._captured(function)
+            graph = self._tried(function)
+            if graph is None:
+                # A capture does no work: the function has yet to run.
+                function()
+                return
             self._graphs[key] = graph
         graph.replay()
+
+    def _tried(self, function: Callable[[], None]) -> torch.cuda.CUDAGraph | None:
+        try:
+            return self._captured(function)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError:
+            # A module of the user's may ask the host, which no capture can.
+            if not self._may_fail:
+                raise
+            self._on = False
+            return None
 
     def _captured(self, function: Callable[[], None]) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
@@ -52,6 +74,7 @@ class Replays:
                 # A capture that has begun must end, or nothing else could be launched.
                 with suppress(RuntimeError):
                     graph.capture_end()
+                _leave_capture()
                 raise
             graph.capture_end()
         return graph
@@ -62,3 +85,12 @@ class Replays:
         if self._on:
             # The old pool ends with its last graph.
             self._pool = torch.cuda.graph_pool_handle()
+
+
+def _leave_capture() -> None:
+    """Let torch's generator of this device draw again, after a capture has failed.
+
+    It would go on believing that it is captured: a clone of it believes nothing.
+    """
+    generator = torch.cuda.default_generators[torch.cuda.current_device()]
+    generator.graphsafe_set_state(generator.clone_state())

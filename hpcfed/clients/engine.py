@@ -1,8 +1,9 @@
 """The engine: advances the rows of many clients together, or one after the other.
 
-Both modes are the same program over stacks of clients. "batched" stacks as many as
-memory allows. "loop" stacks one, which runs torch's own kernels and serves networks
-that fill the device alone.
+All modes are the same program over stacks of clients. "batched" and "vmap" stack as
+many as memory allows; they differ in how the network is called for many clients at once,
+see `models.choice`. "loop" stacks one, which runs torch's own kernels and serves
+networks that fill the device alone, or that nothing else can call.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,17 +17,21 @@ from torch import Tensor, nn
 
 from hpcfed.clients import evaluation
 from hpcfed.clients.fisher import Fisher
-from hpcfed.clients.job import Score, TrainingJob
+from hpcfed.clients.job import Losses, Score, TrainingJob
+from hpcfed.clients.objective import NOTHING, OBJECTIVES, Sums, Wanted
 from hpcfed.clients.schedule import longest_first, num_steps
 from hpcfed.clients.training import StackTraining, TrainableColumns
 from hpcfed.data.shards import Shard
 from hpcfed.errors import remark
-from hpcfed.models.cost import Cost, cost
+from hpcfed.models.choice import Way, choose
+from hpcfed.models.cost import Cost, cost, saved_floats
 from hpcfed.models.kernel_layout import KernelLayout
 from hpcfed.models.layout import Layout
+from hpcfed.models.own import Sample
 from hpcfed.models.stack import StackedNetwork
 from hpcfed.runtime.device import on_device
 
+_CPU = torch.device("cpu")
 LOOP_ABOVE_COLUMNS = 4_000_000
 """`auto` trains larger networks one client at a time: one client's batch of them fills
 a device by itself.
@@ -40,6 +45,11 @@ MEMORY_SHARE = 0.6
 CPU_ACTIVATIONS = 2**24
 """Floats of activations of a stack on a CPU; larger stacks gain nothing there."""
 
+_MATRICES = 6
+"""Matrices as large as the rows that every stack takes: rows in training, gradient,
+momentum, rows set aside, rows as they come and go.
+"""
+
 
 class Engine:
     def __init__(
@@ -47,29 +57,44 @@ class Engine:
         network: nn.Module,
         layout: Layout,
         *,
-        shape: tuple[int, int, int],
-        mode: Literal["auto", "batched", "loop"] = "auto",
+        shape: tuple[int, ...],
+        mode: Literal["auto", "batched", "vmap", "loop"] = "auto",
         bf16: bool = False,
+        trial: Sample | None = None,
+        device: torch.device = _CPU,
     ) -> None:
-        """Prepare for images of this shape.
+        """Prepare for samples of this shape.
 
         `bf16` lets a client that is alone in its stack compute in bfloat16 on a GPU;
-        its row stays as it is.
+        its row stays as it is. A network of the user's, which may be made of anything,
+        is tried out on such samples as `trial` says; those of the catalogue are known
+        to stack.
         """
         self.layout = layout
-        self._network = StackedNetwork(network, bf16=bf16)
-        self.cost: Cost = cost(network, shape)
-        """What one sample costs."""
         # Resolved once: the run records and prints which mode it is.
-        self.mode = mode
-        if mode == "auto":
-            self.mode = "loop" if layout.num_columns > LOOP_ABOVE_COLUMNS else "batched"
+        if mode == "auto" and layout.num_columns > LOOP_ABOVE_COLUMNS:
+            mode = "loop"
+        self.cost: Cost = cost(network, trial or Sample(shape, ()))
+        """What one sample costs."""
+        if trial is None and mode != "vmap":
+            stacked = StackedNetwork(network, layout, bf16=bf16)
+            way = Way(stacked, "loop" if mode == "loop" else "batched")
+        else:
+            trial = trial or Sample(shape, ())
+            way = choose(network, layout, trial, mode=mode, bf16=bf16, device=device)
+            saved = saved_floats(network, trial)
+            activations = max(self.cost.activations, saved)
+            self.cost = replace(self.cost, activations=activations)
+        self._network = way.forward
+        self.mode = way.mode
+        self.reason = way.reason
+        """Why clients are not advanced in a faster way; empty where they are."""
         self.fisher = Fisher(network, layout, self.cost)
         """Diagonals of the Fisher information of rows."""
         self._kernel_layouts: dict[torch.device, KernelLayout] = {}
-        self._fitting: dict[tuple[int, bool], int] = {}
-        """Clients that fit into free memory, by batch size and whether they are pulled;
-        asked once, because asking takes time.
+        self._fitting: dict[tuple[int, int], int] = {}
+        """Clients that fit into free memory, by batch size and matrices as large as the
+        rows; asked once, because asking takes time.
         """
         self._trainings: dict[tuple[object, ...], StackTraining] = {}
         self._most = 0
@@ -77,85 +102,99 @@ class Engine:
         self.halvings = 0
         """How often stacks were halved for lack of memory."""
 
-    def train(self, job: TrainingJob) -> tuple[Tensor, Tensor]:
+    def train(self, job: TrainingJob) -> tuple[Tensor, Losses]:
         """Train each row on its client's data; a client without data keeps its row.
 
-        Returns new rows, and each client's mean cross-entropy in training (NaN without
-        data).
+        Returns new rows, and each client's loss in training.
         """
         rows = job.rows
-        sizes = np.asarray(job.shard.sizes, np.int64)[job.clients]
-        order = longest_first(num_steps(sizes, job.sgd.length))
+        sizes = job.shard.samples[job.clients]
+        order = longest_first(num_steps(sizes, job.recipe.length))
         # Not empty_like: the rows may be one row, expanded.
         trained = torch.empty(rows.shape, dtype=rows.dtype, device=rows.device)
         losses = rows.new_full((len(rows),), torch.nan)
+        seen = torch.zeros(len(rows), dtype=torch.int64, device=rows.device)
         # `order` leaves out clients without data.
         if len(order) < len(rows):
             idle = on_device(np.flatnonzero(sizes == 0), rows.device)
-            trained[idle] = rows[idle]
+            trained[idle] = 0 if job.recipe.gradient else rows[idle]
 
         def advance(members: np.ndarray) -> None:
             training = self._training(job)
             # All clients in their order, as where all have equally much to do: nothing
             # need be gathered.
             if np.array_equal(members, np.arange(len(rows))):
-                losses.copy_(training.run(job, trained))
+                found = training.run(job, trained)
+                losses.copy_(found.mean)
+                seen.copy_(found.seen)
                 return
             at = on_device(members, rows.device)
             members_trained = torch.empty(
                 len(members), rows.shape[1], dtype=rows.dtype, device=rows.device
             )
-            losses[at] = training.run(job.subset(members), members_trained)
+            found = training.run(job.subset(members), members_trained)
+            losses[at] = found.mean
+            seen[at] = found.seen
             trained[at] = members_trained
 
-        pulled = job.pull is not None
         # Longest clients first, so that clients of a stack have about equally many
         # steps and few rows idle.
         ids = job.shard.clients[job.clients]
-        for members in self._stacks(order, job.sgd.batch_size, rows, pulled=pulled):
+        batch_size, matrices = job.recipe.batch_size, _num_matrices(job)
+        for members in self._stacks(order, batch_size, rows, matrices=matrices):
             self._halving(advance, members, ids, "training")
-        return trained, losses
+        return trained, Losses(losses, seen)
 
     @torch.no_grad()
-    def evaluate(self, rows: Tensor, shard: Shard, clients: np.ndarray) -> Score:
+    def evaluate(
+        self, rows: Tensor, shard: Shard, clients: np.ndarray, wanted: Wanted = NOTHING
+    ) -> Score:
         """Score `rows[i]` on the data of the shard's client `clients[i]`.
 
         One row expanded to many clients (a global model on every client's data) passes
         as a single stack of one.
         """
-        sizes = np.asarray(shard.sizes, np.int64)[clients]
+        sizes = shard.samples[clients]
         index = shard.index[on_device(clients, rows.device)]
+        in_flight = evaluation.samples_in_flight(shard, self.cost.activations)
         if len(rows) > 1 and rows.stride(0) == 0:
-            correct, loss = evaluation.evaluate_one_row(
-                self._network, self._tensors(rows[:1]), shard, index, sizes
+            sums = evaluation.evaluate_one_row(
+                self._network,
+                self._tensors(rows[:1]),
+                shard,
+                index,
+                sizes,
+                wanted,
+                in_flight=in_flight,
             )
-            return Score(correct, loss, sizes)
-        correct = torch.zeros(len(rows), dtype=rows.dtype, device=rows.device)
-        loss = torch.zeros_like(correct)
+            return _score(sums, sizes)
+        sums = OBJECTIVES[shard.task].zeros(len(rows), rows, wanted)
         order = longest_first(sizes)
         # Only for the size of stacks; each stack chooses its own batches.
-        samples_each = max(1, evaluation.EVALUATION_SAMPLES // max(1, len(rows)))
+        samples_each = max(1, in_flight // max(1, len(rows)))
         batch_size = min(int(sizes.max(initial=1)), samples_each)
 
         def score(members: np.ndarray) -> None:
             at = on_device(members, rows.device)
-            correct[at], loss[at] = self._evaluate_stack(
-                rows[at], shard, index[at], sizes[members]
+            of_members = evaluation.evaluate_stack(
+                self._network,
+                self._tensors(rows[at]),
+                shard,
+                index[at],
+                sizes[members],
+                wanted,
+                in_flight=in_flight,
             )
+            for name, values in of_members.items():
+                sums[name][at] = values
 
         for members in self._stacks(order, batch_size, rows):
             self._halving(score, members, shard.clients[clients], "evaluating")
-        return Score(correct, loss, sizes)
+        return _score(sums, sizes)
 
     def forget(self) -> None:
         """Free what is kept for training on the same shards again, and the shards."""
         self._trainings.clear()
-
-    def _evaluate_stack(
-        self, rows: Tensor, shard: Shard, index: Tensor, sizes: np.ndarray
-    ) -> tuple[Tensor, Tensor]:
-        tensors = self._tensors(rows)
-        return evaluation.evaluate_stack(self._network, tensors, shard, index, sizes)
 
     def _tensors(self, rows: Tensor) -> dict[str, Tensor]:
         """Return rows as named tensors, laid out for the kernels."""
@@ -176,13 +215,14 @@ class Engine:
         """
         shard = job.shard
         columns = job.columns
-        device = shard.images.device
+        device = shard.inputs.device
         strengths = None if job.pull is None else job.pull.strengths
         key = (
             id(shard),
             None if columns is None else columns.cpu().numpy().tobytes(),
             strengths,
-            replace(job.sgd, lr=0.0),  # the learning rate may change between rounds
+            job.correction is not None,
+            replace(job.recipe, lr=0.0),  # the learning rate may change between rounds
             job.rows.dtype,
         )
         if key not in self._trainings:
@@ -199,9 +239,10 @@ class Engine:
                 self._network,
                 layout,
                 shard,
-                job.sgd,
+                job.recipe,
                 trainable,
                 strengths,
+                corrected=job.correction is not None,
                 dtype=job.rows.dtype,
             )
         return self._trainings[key]
@@ -248,35 +289,56 @@ class Engine:
         self._halving(work, members, ids, doing)
 
     def _stacks(
-        self, order: np.ndarray, batch_size: int, rows: Tensor, *, pulled: bool = False
+        self,
+        order: np.ndarray,
+        batch_size: int,
+        rows: Tensor,
+        *,
+        matrices: int = _MATRICES,
     ) -> list[np.ndarray]:
         """Cut the ordered clients into stacks that are advanced together."""
         if not len(order):
             return []
         size = 1
-        if self.mode == "batched":
-            size = self._stack_size(batch_size, rows, pulled=pulled)
+        if self.mode != "loop":
+            size = self._stack_size(batch_size, rows, matrices=matrices)
         size = min(size, self._most or size, MOST_CLIENTS)
         # Evenly, rather than full stacks and a small rest.
         return np.array_split(order, -(-len(order) // size))
 
     def _stack_size(
-        self, batch_size: int, rows: Tensor, *, pulled: bool = False
+        self, batch_size: int, rows: Tensor, *, matrices: int = _MATRICES
     ) -> int:
         """Return how many clients fit into a GPU's free memory, or pay on a CPU."""
         if rows.device.type == "cpu":
             return max(1, CPU_ACTIVATIONS // (batch_size * self.cost.activations))
-        if (batch_size, pulled) not in self._fitting:
+        if (batch_size, matrices) not in self._fitting:
             free, _ = torch.cuda.mem_get_info(rows.device)
-            # Rows in training, gradient, momentum, rows set aside; with a pull also
-            # references, masks and differences.
-            matrices = 10 if pulled else 6
             # Activations and their gradients.
             activations = 3 * batch_size * self.cost.activations
             floats = matrices * self.layout.num_columns + activations
             fit = int(MEMORY_SHARE * free / (floats * rows.element_size()))
-            self._fitting[batch_size, pulled] = max(1, fit)
-        return self._fitting[batch_size, pulled]
+            self._fitting[batch_size, matrices] = max(1, fit)
+        return self._fitting[batch_size, matrices]
+
+
+def _num_matrices(job: TrainingJob) -> int:
+    """Return how many matrices as large as the rows a stack of these clients takes."""
+    matrices = _MATRICES + max(0, job.recipe.num_moments - 1)
+    if job.pull is not None:
+        # References, masks and differences.
+        matrices += 4
+    if job.correction is not None:
+        # As it comes, and in the kernels' layout.
+        matrices += 2
+    return matrices
+
+
+def _score(sums: Sums, sizes: np.ndarray) -> Score:
+    """Return a score; samples count where nothing else was counted."""
+    if "count" not in sums:
+        sums["count"] = on_device(sizes, sums["loss"].device)
+    return Score(sums)
 
 
 @contextmanager

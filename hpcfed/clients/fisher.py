@@ -18,12 +18,13 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call
+from torch.func import functional_call, grad, vmap
 
 from hpcfed.data.shards import Shard
 from hpcfed.kernels import cuda
 from hpcfed.models.cost import Cost
 from hpcfed.models.layout import Layout
+from hpcfed.models.own import answers
 
 MEMORY_SHARE = 0.1
 """Share of a GPU's free memory for gradients and activations that are there at once."""
@@ -50,20 +51,58 @@ class Fisher:
 
         They are 0 without data, and for running statistics.
         """
+        add = self._add if self._knows_all() else self._add_any
         if not self._at_once:
-            self._at_once = max(1, _floats_at_once(rows) // self._floats)
+            floats = self._floats
+            if add == self._add_any:
+                # A sample's gradients of all parameters are there at once.
+                floats += self._layout.num_parameters
+            self._at_once = max(1, _floats_at_once(rows) // floats)
         diagonals = torch.zeros_like(rows)
-        sizes = np.asarray(shard.sizes, np.int64)[clients]
+        sizes = shard.samples[clients]
         # cuDNN's trials would take longer than these passes.
         with cuda.without_trials():
             for i, (client, size) in enumerate(zip(clients, sizes, strict=True)):
                 row = self._tensors(rows, i)
                 sums = self._tensors(diagonals, i)
                 for batch in shard.index[client, :size].split(self._at_once):
-                    images = shard.images[batch]
-                    self._add(sums, row, images, shard.labels[batch])
+                    images = shard.inputs[batch]
+                    add(sums, row, images, shard.targets[batch])
                 diagonals[i] /= max(1, size)
         return diagonals
+
+    def _knows_all(self) -> bool:
+        """Tell whether all trained layers are of kinds whose squares we know."""
+        for module in self._network.modules():
+            if module._parameters and type(module) not in SQUARES:
+                return False
+        # Frozen and tied weights, and positions of a sequence, are left to torch.
+        count = sum(1 for _ in self._network.named_parameters(remove_duplicate=False))
+        return count == sum(e.trainable for e in self._layout.entries)
+
+    def _add_any(
+        self, sums: Tensors, row: Tensors, inputs: Tensor, labels: Tensor
+    ) -> None:
+        """Add up squared gradients of a network of any modules, by torch.func."""
+        # Its constants, such as frozen weights, must be where the rows are.
+        like = next(iter(row.values()))
+        network = self._evaluating().to(like.device, like.dtype)
+        parameters = {e.name: row[e.name] for e in self._layout.entries if e.trainable}
+
+        def loss(tensors: Tensors, x: Tensor, label: Tensor) -> Tensor:
+            outputs = functional_call(network, {**row, **tensors}, (x.unsqueeze(0),))
+            return F.cross_entropy(answers(outputs), label.unsqueeze(0))
+
+        try:
+            found = vmap(grad(loss), in_dims=(None, 0, 0))(parameters, inputs, labels)
+        except RuntimeError:
+            # What vmap does not carry goes sample by sample.
+            for x, label in zip(inputs, labels, strict=True):
+                for name, gradient in grad(loss)(parameters, x, label).items():
+                    sums[name] += gradient.square()
+            return
+        for name, gradients in found.items():
+            sums[name] += gradients.square().sum(0)
 
     def _tensors(self, rows: Tensor, i: int) -> Tensors:
         """Return the named tensors of one row, as views."""

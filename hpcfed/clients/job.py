@@ -1,38 +1,64 @@
 """What the engine is asked to do, and what it answers."""
 
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 from torch import Tensor
 
 from hpcfed.clients.fisher import Fisher
+from hpcfed.clients.objective import NOTHING, Sums, Wanted
 from hpcfed.clients.pull import Pull
+from hpcfed.clients.rates import RateSchedule
 from hpcfed.clients.schedule import Length
 from hpcfed.data.shards import Shard
 from hpcfed.models.layout import Layout
 from hpcfed.runtime.device import on_device
 
+Optimiser = Literal["sgd", "adam", "adamw"]
+
 
 @dataclass(frozen=True)
-class Sgd:
+class Recipe:
     """How one client trains."""
 
     epochs: int
     batch_size: int
     lr: float
     momentum: float = 0.0
+    """Momentum of SGD; starts from zero, as the moments of Adam do."""
     weight_decay: float = 0.0
+    """L2 decay of SGD and Adam, decoupled decay of AdamW."""
     clip: float = 0.0
     """Largest norm of a client's gradient; 0: no limit."""
     steps: int = 0
     """So many steps in place of epochs; 0: by epochs."""
+    repeat: int = 1
+    """Steps in a row on the same minibatch."""
     augment: bool = False
     """Whether images are shifted and mirrored, anew in every step."""
 
+    optimiser: Optimiser = "sgd"
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+    schedule: RateSchedule | None = None
+    """How `lr` changes over a client's own steps; None: it does not."""
+    gradient: bool = False
+    """Whether the answer is each client's gradient at its row, on the minibatch of the
+    first step, in place of the trained row. Momentum, decay and clipping do not count.
+    """
+
     @property
     def length(self) -> Length:
-        return Length(self.epochs, self.batch_size, self.steps)
+        return Length(self.epochs, self.batch_size, self.steps, self.repeat)
+
+    @property
+    def num_moments(self) -> int:
+        """The matrices of running moments that the optimiser keeps."""
+        if self.optimiser == "sgd":
+            return 1 if self.momentum else 0
+        return 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +69,7 @@ class TrainingJob:
     shard: Shard
     clients: np.ndarray
     """Positions in the shard."""
-    sgd: Sgd
+    recipe: Recipe
     keys: Tensor
     """Per client: seeds its order of samples and its dropout."""
     columns: Tensor | None = None
@@ -52,6 +78,10 @@ class TrainingJob:
     """
     pull: Pull | None = None
     """Draws row i to its reference i."""
+    correction: Tensor | None = None
+    """A row per client, added to its gradient in every step, before clipping, decay and
+    momentum. Columns of running statistics do not count.
+    """
 
     def subset(self, positions: np.ndarray) -> "TrainingJob":
         """Return the job of the clients at these positions."""
@@ -62,16 +92,39 @@ class TrainingJob:
             clients=self.clients[positions],
             keys=self.keys[at],
             pull=None if self.pull is None else self.pull.subset(at),
+            correction=None if self.correction is None else self.correction[at],
         )
 
 
 @dataclass(frozen=True)
-class Score:
-    """Correct answers and summed loss per client, on the device, and its samples."""
+class Losses:
+    """What clients have lost in training, on the device."""
 
-    correct: Tensor
-    loss: Tensor
-    count: np.ndarray
+    mean: Tensor
+    """Each client's mean loss; NaN without data."""
+    seen: Tensor
+    """The samples that it is a mean over, or the tokens."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """Sums over each client's data, on the device: "loss", "count" (samples or tokens),
+    "correct" where answers may be right, and what else was wanted.
+    """
+
+    sums: Sums
+
+    @property
+    def correct(self) -> Tensor:
+        return self.sums["correct"]
+
+    @property
+    def loss(self) -> Tensor:
+        return self.sums["loss"]
+
+    @property
+    def count(self) -> Tensor:
+        return self.sums["count"]
 
 
 class RowEngine(Protocol):
@@ -83,15 +136,20 @@ class RowEngine(Protocol):
     def mode(self) -> str: ...
 
     @property
+    def reason(self) -> str: ...
+
+    @property
     def halvings(self) -> int: ...
 
     @property
     def fisher(self) -> Fisher: ...
 
-    def train(self, job: TrainingJob) -> tuple[Tensor, Tensor]:
-        """Return new rows, and each client's mean loss in training (NaN without data)."""
+    def train(self, job: TrainingJob) -> tuple[Tensor, Losses]:
+        """Return new rows, and the losses in training."""
 
-    def evaluate(self, rows: Tensor, shard: Shard, clients: np.ndarray) -> Score:
+    def evaluate(
+        self, rows: Tensor, shard: Shard, clients: np.ndarray, wanted: Wanted = NOTHING
+    ) -> Score:
         """Score `rows[i]` on the data of the shard's client `clients[i]`."""
 
     def forget(self) -> None:

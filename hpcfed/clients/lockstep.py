@@ -23,8 +23,9 @@ import torch
 from torch import Tensor
 
 from hpcfed.clients.fisher import Fisher
-from hpcfed.clients.job import RowEngine, Score, TrainingJob
+from hpcfed.clients.job import Losses, RowEngine, Score, TrainingJob
 from hpcfed.clients.merging import EvaluationJob, Job, mergeable, run_merged
+from hpcfed.clients.objective import NOTHING, Wanted
 from hpcfed.data.shards import Shard
 from hpcfed.errors import one_line
 from hpcfed.record.timing import Timer
@@ -138,6 +139,10 @@ class Seed:
         return self._engine.mode
 
     @property
+    def reason(self) -> str:
+        return self._engine.reason
+
+    @property
     def halvings(self) -> int:
         return self._engine.halvings
 
@@ -148,12 +153,14 @@ class Seed:
         """
         return self._engine.fisher
 
-    def train(self, job: TrainingJob) -> tuple[Tensor, Tensor]:
-        answer: tuple[Tensor, Tensor] = self._wait(job)
+    def train(self, job: TrainingJob) -> tuple[Tensor, Losses]:
+        answer: tuple[Tensor, Losses] = self._wait(job)
         return answer
 
-    def evaluate(self, rows: Tensor, shard: Shard, clients: np.ndarray) -> Score:
-        answer: Score = self._wait(EvaluationJob(rows, shard, clients))
+    def evaluate(
+        self, rows: Tensor, shard: Shard, clients: np.ndarray, wanted: Wanted = NOTHING
+    ) -> Score:
+        answer: Score = self._wait(EvaluationJob(rows, shard, clients, wanted))
         return answer
 
     def forget(self) -> None:

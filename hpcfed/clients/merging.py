@@ -7,7 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpcfed.clients.job import RowEngine, Score, TrainingJob
+from hpcfed.clients.job import Losses, RowEngine, Score, TrainingJob
+from hpcfed.clients.objective import Wanted
 from hpcfed.clients.pull import Pull, merge_pulls
 from hpcfed.data.shards import Shard, SubShard
 
@@ -17,10 +18,11 @@ class EvaluationJob:
     rows: Tensor
     shard: Shard
     clients: np.ndarray
+    wanted: Wanted
 
 
 Job = TrainingJob | EvaluationJob
-Answer = tuple[Tensor, Tensor] | Score
+Answer = tuple[Tensor, Losses] | Score
 """Rows and losses of a training, or a score."""
 
 
@@ -33,13 +35,15 @@ def mergeable(a: Job, b: Job) -> bool:
         return False
     if isinstance(a, TrainingJob) and isinstance(b, TrainingJob):
         return (
-            a.sgd == b.sgd
+            a.recipe == b.recipe
             and _mergeable_pulls(a.pull, b.pull)
+            and (a.correction is None) == (b.correction is None)
             and _equal(a.columns, b.columns)
         )
     if isinstance(a, EvaluationJob) and isinstance(b, EvaluationJob):
         # The engine scores one row, expanded to many clients, faster than as many rows.
-        return not _expanded(a.rows) and not _expanded(b.rows)
+        expanded = _expanded(a.rows) or _expanded(b.rows)
+        return not expanded and a.wanted == b.wanted
     return False
 
 
@@ -68,22 +72,21 @@ def run_merged(jobs: Sequence[Job], engine: RowEngine) -> list[Answer]:
     counts = [len(job.rows) for job in jobs]
     if not isinstance(answer, Score):
         rows, losses = answer
-        return list(zip(rows.split(counts), losses.split(counts), strict=True))
+        means = losses.mean.split(counts)
+        seen = losses.seen.split(counts)
+        of_jobs = map(Losses, means, seen)
+        return list(zip(rows.split(counts), of_jobs, strict=True))
+    split = {name: sums.split(counts) for name, sums in answer.sums.items()}
     scores: list[Answer] = []
-    for correct, loss, count in zip(
-        answer.correct.split(counts),
-        answer.loss.split(counts),
-        np.split(answer.count, np.cumsum(counts)[:-1]),
-        strict=True,
-    ):
-        scores.append(Score(correct, loss, count))
+    for number in range(len(jobs)):
+        scores.append(Score({name: sums[number] for name, sums in split.items()}))
     return scores
 
 
 def _run(job: Job, engine: RowEngine) -> Answer:
     if isinstance(job, TrainingJob):
         return engine.train(job)
-    return engine.evaluate(job.rows, job.shard, job.clients)
+    return engine.evaluate(job.rows, job.shard, job.clients, job.wanted)
 
 
 def _merged(jobs: Sequence[Job]) -> Job:
@@ -98,8 +101,10 @@ def _merged(jobs: Sequence[Job]) -> Job:
     clients = np.concatenate(positions)
     trainings = [job for job in jobs if isinstance(job, TrainingJob)]
     if not trainings:
-        return EvaluationJob(rows, whole, clients)
+        wanted = [job.wanted for job in jobs if isinstance(job, EvaluationJob)]
+        return EvaluationJob(rows, whole, clients, wanted[0])
     pulls = [job.pull for job in trainings if job.pull is not None]
+    corrections = [job.correction for job in trainings if job.correction is not None]
     return replace(
         trainings[0],
         rows=rows,
@@ -107,4 +112,5 @@ def _merged(jobs: Sequence[Job]) -> Job:
         clients=clients,
         keys=torch.cat([job.keys for job in trainings]),
         pull=merge_pulls(pulls) if pulls else None,
+        correction=torch.cat(corrections) if corrections else None,
     )

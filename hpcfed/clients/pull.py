@@ -1,7 +1,7 @@
 """Terms of a client's loss, beside the cross-entropy, that draw its row to a reference.
 
-Each term is a norm of the difference d between the two, √(‖d‖² + 1e-12), so that it has
-a gradient where they are equal.
+Terms are norms of the difference d between the two, or half its square. A norm is
+√(‖d‖² + 1e-12), so that it has a gradient where the two are equal.
 """
 
 from dataclasses import dataclass, replace
@@ -25,6 +25,8 @@ class Strengths(NamedTuple):
     """‖θ − reference‖₂ over all parameters."""
     masked: float = 0.0
     """‖mask ⊙ (θ − reference)‖₂."""
+    squared: float = 0.0
+    """½ ‖θ − reference‖₂² over all parameters, as in FedProx."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,8 @@ class StackPull:
         if self._strengths.whole:
             norms = vector_norm(difference, dim=1, keepdim=True)
             gradient.addcmul_(difference, _slope(self._strengths.whole, norms))
+        if self._strengths.squared:
+            gradient.add_(difference, alpha=self._strengths.squared)
         if self._mask is not None:
             # Last, because it overwrites the difference.
             difference *= self._mask[0][: len(rows)]

@@ -28,6 +28,8 @@ class Length(NamedTuple):
     batch_size: int
     steps: int = 0
     """So many in place of epochs, for all clients that have data; 0: by epochs."""
+    repeat: int = 1
+    """Steps in a row on the same minibatch."""
 
     def steps_per_epoch(self, sizes: np.ndarray) -> np.ndarray:
         """Return ⌈size / batch⌉ of each client."""
@@ -49,7 +51,7 @@ def num_steps(sizes: np.ndarray, length: Length) -> np.ndarray:
     """Return the steps of each client; none for a client without data."""
     if length.steps:
         return np.where(sizes > 0, length.steps, 0)
-    return length.epochs * length.steps_per_epoch(sizes)
+    return length.epochs * length.steps_per_epoch(sizes) * length.repeat
 
 
 def num_epochs(sizes: np.ndarray, length: Length) -> int:
@@ -61,17 +63,20 @@ def num_epochs(sizes: np.ndarray, length: Length) -> int:
         return length.steps
     # The smallest client goes over its samples most often.
     fewest_steps = int(length.steps_per_epoch(with_data.min()))
-    return -(-length.steps // fewest_steps)
+    return -(-length.steps // (fewest_steps * length.repeat))
 
 
 def num_samples(sizes: np.ndarray, length: Length) -> np.ndarray:
     """Return the samples that each client sees, counted as often as it sees them."""
     if not length.steps:
-        return sizes * length.epochs
+        return sizes * length.epochs * length.repeat
     per_epoch = np.maximum(length.steps_per_epoch(sizes), 1)
-    epochs, rest = np.divmod(length.steps, per_epoch)
-    # Only an epoch's last step is short, so the steps of a begun epoch are full.
-    seen = epochs * sizes + rest * length.batch_size
+    batches, steps_on_last = divmod(length.steps, length.repeat)
+    epochs, rest = np.divmod(batches, per_epoch)
+    # Only an epoch's last batch is short, so the batches of a begun epoch are full.
+    whole_batches = epochs * sizes + rest * length.batch_size
+    last_batch = np.minimum(sizes - rest * length.batch_size, length.batch_size)
+    seen = whole_batches * length.repeat + last_batch * steps_on_last
     return np.where(sizes > 0, seen, 0)
 
 
@@ -88,7 +93,7 @@ def step_shapes(sizes: np.ndarray, length: Length) -> list[StepShape]:
     # At least 1, so that clients without data divide by something.
     per_epoch = np.maximum(length.steps_per_epoch(sizes), 1)
     steps = np.arange(steps_of.max(initial=0))[:, None]
-    first_sample = steps % per_epoch * length.batch_size
+    first_sample = steps // length.repeat % per_epoch * length.batch_size
     left = np.minimum(sizes - first_sample, length.batch_size)
     counts = np.where(steps < steps_of, left, 0)
     active = np.count_nonzero(counts, axis=1)
@@ -132,11 +137,12 @@ def training_samples(
 
     step = torch.arange(steps, device=device)[:, None]
     per_epoch = ((sizes + batch_size - 1) // batch_size).clamp(min=1)
-    first = step % per_epoch * batch_size
-    is_active = step < (length.steps or length.epochs * per_epoch)
+    batch = step // length.repeat
+    first = batch % per_epoch * batch_size
+    is_active = step < (length.steps or length.epochs * per_epoch * length.repeat)
     counts = (sizes - first).clamp(max=batch_size) * is_active
     # Clamped: clients that are done still get positions, which count nothing.
-    epoch = (step // per_epoch).clamp(max=epochs - 1)
+    epoch = (batch // per_epoch).clamp(max=epochs - 1)
     begin = epoch_start[epoch] + first
     slot = torch.arange(min(batch_size, longest), device=device)
     position = begin[:, :, None] + slot
@@ -175,9 +181,10 @@ def _epoch_blocks(longest: int, length: Length, epochs: int) -> list[tuple[range
     if not length.steps:
         return [(range(epochs), longest)]
     blocks = [(range(1), longest)]
+    last_batch = (length.steps - 1) // length.repeat
     while (first := blocks[-1][0].stop) < epochs:
-        # A client begins epoch `first` only if so many epochs fit before its last step.
-        most = (length.steps - 1) // first * length.batch_size
+        # A client begins epoch `first` only if so many epochs fit before its last batch.
+        most = last_batch // first * length.batch_size
         width = min(longest, most)
         # Blocks double, so that there are few of them.
         block = range(first, min(2 * first, epochs))

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpcfed.clients.job import Sgd
+from hpcfed.clients.job import Recipe
 from hpcfed.clients.schedule import (
     num_epochs,
     num_steps,
@@ -22,18 +22,19 @@ _ORDER, _DROPOUT, _AUGMENTATION = 0, 1, 2
 class StepTables:
     """Tables [steps, capacity, …] whose memory stays in place, for captured steps."""
 
-    def __init__(self, shard: Shard, sgd: Sgd, random_layers: int) -> None:
+    def __init__(self, shard: Shard, recipe: Recipe, random_layers: int) -> None:
         self._shard = shard
-        self._sgd = sgd
+        self._recipe = recipe
         self._random_layers = random_layers
-        self._device = shard.images.device
+        self._device = shard.inputs.device
         self.sizes = np.asarray(shard.sizes, np.int64)
         """Samples of each of the shard's clients."""
         self._sizes_on_device = on_device(self.sizes, self._device)
-        self._epochs = num_epochs(self.sizes, sgd.length)
-        self._steps = int(num_steps(self.sizes, sgd.length).max())
+        self._epochs = num_epochs(self.sizes, recipe.length)
+        self.steps = int(num_steps(self.sizes, recipe.length).max())
+        """The most steps of a client."""
         # The shard's index may be wider than the samples of these clients.
-        self.slots = min(shard.index.shape[1], sgd.batch_size)
+        self.slots = min(shard.index.shape[1], recipe.batch_size)
         """The most samples of a client in a step."""
 
     def reserve(self, capacity: int) -> None:
@@ -41,13 +42,13 @@ class StepTables:
         self._clients = self._zeros(capacity)
         self._owned = self._zeros(capacity)
         self._keys = self._zeros(capacity)
-        self.samples = self._zeros(self._steps, capacity, self.slots)
+        self.samples = self._zeros(self.steps, capacity, self.slots)
         """Positions among the shard's images; meaningless beyond `counts`."""
-        self.counts = self._zeros(self._steps, capacity)
+        self.counts = self._zeros(self.steps, capacity)
         """Samples of each client in each step."""
-        self.shifts = torch.zeros_like(self.samples) if self._sgd.augment else None
+        self.shifts = torch.zeros_like(self.samples) if self._recipe.augment else None
         """How each image is shifted and mirrored, where images are."""
-        self._layer_keys = self._zeros(self._steps, self._random_layers, capacity)
+        self._layer_keys = self._zeros(self.steps, self._random_layers, capacity)
 
     def _zeros(self, *shape: int) -> Tensor:
         return torch.zeros(shape, dtype=torch.int64, device=self._device)
@@ -69,9 +70,9 @@ class StepTables:
             self._shard.index[clients],
             self._owned[:count],
             randomness.child_keys(keys, _ORDER),
-            self._sgd.length,
+            self._recipe.length,
             epochs=self._epochs,
-            steps=self._steps,
+            steps=self.steps,
         )
         self.samples[:, :count] = samples
         self.counts[:, :count] = counts
@@ -79,12 +80,16 @@ class StepTables:
             augmentation_keys = randomness.child_keys(keys, _AUGMENTATION)
             # Drawn for whole batches, so that a client's numbers do not depend on how
             # many slots its stack has.
+            repeat = self._recipe.repeat
+            batches = -(-self.steps // repeat)
             shifts = training_shifts(
-                augmentation_keys, self._sgd.batch_size, self._steps
+                augmentation_keys, self._recipe.batch_size, batches
             )
+            # The same minibatch is shifted and mirrored in the same way.
+            shifts = shifts.repeat_interleave(repeat, 0)[: self.steps]
             self.shifts[:, :count] = shifts[:, :, : self.slots]
         if self._random_layers:
-            steps = torch.arange(self._steps, device=self._device)[:, None]
+            steps = torch.arange(self.steps, device=self._device)[:, None]
             layers = torch.arange(self._random_layers, device=self._device)[:, None]
             dropout_keys = randomness.child_keys(keys, _DROPOUT)
             step_keys = randomness.child_keys(dropout_keys, steps)

@@ -1,4 +1,4 @@
-"""Local training of a stack of clients: SGD steps on a matrix that stays in place, so
+"""Local training of a stack of clients: steps on a matrix that stays in place, so
 that a step can be captured.
 """
 
@@ -8,17 +8,18 @@ import torch
 from torch import Tensor
 
 from hpcfed.clients.capture import Replays
-from hpcfed.clients.job import Sgd, TrainingJob
+from hpcfed.clients.job import Losses, Recipe, TrainingJob
+from hpcfed.clients.objective import OBJECTIVES, StepTargets
+from hpcfed.clients.optimiser import StackOptimiser
 from hpcfed.clients.pull import StackPull, Strengths
-from hpcfed.clients.schedule import step_shapes
+from hpcfed.clients.schedule import num_steps, step_shapes
 from hpcfed.clients.step_tables import StepTables
 from hpcfed.data.shards import Shard
-from hpcfed.kernels.batch import cross_entropy, gather_images
+from hpcfed.kernels.batch import gather_images, gather_samples
 from hpcfed.kernels.linear import Update
-from hpcfed.kernels.sgd import Rule, descend
+from hpcfed.models.choice import Forward
 from hpcfed.models.kernel_layout import KernelLayout, KernelRows
 from hpcfed.models.layout import Entry
-from hpcfed.models.stack import StackedNetwork
 
 
 class TrainableColumns:
@@ -44,8 +45,8 @@ class TrainableColumns:
 
 
 class StackTraining:
-    """The memory of a stack in training and the steps on it; for one shard, one kind of
-    SGD, some columns.
+    """The memory of a stack in training and the steps on it; for one shard, one recipe,
+    some columns.
 
     A stack is loaded into the first rows. Its clients are ordered by their number of
     steps, longest first. A client that has finished may be advanced further, because
@@ -54,38 +55,45 @@ class StackTraining:
 
     def __init__(
         self,
-        network: StackedNetwork,
+        network: Forward,
         layout: KernelLayout,
         shard: Shard,
-        sgd: Sgd,
+        recipe: Recipe,
         trainable: TrainableColumns | None,
         strengths: Strengths | None = None,
         *,
+        corrected: bool = False,
         dtype: torch.dtype,
     ) -> None:
         self._network = network
         self._layout = layout
         self._shard = shard
-        self._sgd = sgd
+        self._recipe = recipe
         self._trainable = trainable
         self._pull = None if strengths is None else StackPull(strengths, layout)
-        self._device = shard.images.device
-        # Copies nothing where images are channels-last.
-        self._images = shard.images.permute(0, 2, 3, 1).contiguous()
-        self._tables = StepTables(shard, sgd, network.random_layers)
+        self._corrected = corrected
+        self._device = shard.inputs.device
+        self._objective = OBJECTIVES[shard.task]
+        self._inputs = _gatherable(shard.inputs)
+        self._tables = StepTables(shard, recipe, network.random_layers)
         self._slots = self._tables.slots
-        self._replays = Replays(self._device)
-        self._rule = Rule(sgd.momentum, sgd.weight_decay, sgd.clip)
-        # Learning rate and step are on the device: a captured step must read them there.
-        self._lr = torch.zeros((), dtype=dtype, device=self._device)
+        self._replays = Replays(
+            self._device, on=network.captures, may_fail=network.capture_may_fail
+        )
+        self._like = torch.zeros((), dtype=dtype, device=self._device)
+        self._optimiser = StackOptimiser(
+            recipe, layout, steps=self._tables.steps, like=self._like
+        )
+        # On the device: a captured step must read it there.
         self._step = torch.zeros(1, dtype=torch.int64, device=self._device)
         self._capacity = 0
         self._aside: tuple[Tensor, ...] = ()
 
-    def run(self, job: TrainingJob, trained: Tensor) -> Tensor:
-        """Train a stack's rows into `trained`; return the clients' mean losses."""
+    def run(self, job: TrainingJob, trained: Tensor) -> Losses:
+        """Train a stack's rows into `trained`; return the clients' losses."""
         count = len(job.rows)
-        shapes = step_shapes(self._tables.sizes[job.clients], self._sgd.length)
+        sizes = self._tables.sizes[job.clients]
+        shapes = step_shapes(sizes, self._recipe.length)
         self._reserve(count)
         kernel_rows = self._first(count)
         if self._layout.padded:
@@ -96,8 +104,12 @@ class StackTraining:
         if self._pull is not None:
             assert job.pull is not None, "made for clients that are pulled"
             self._pull.load(job.pull)
+        if self._corrected:
+            assert job.correction is not None, "made for corrected gradients"
+            parameters, statistics = self._correction
+            self._layout.load(job.correction, (parameters[:count], statistics[:count]))
         self._tables.load(job.clients, job.keys)
-        self._lr.fill_(job.sgd.lr)
+        self._optimiser.load(job.recipe.lr, num_steps(sizes, self._recipe.length))
         self._replays.run(count, partial(self._begin, count))
         # Steps go from long to short: clients drop out at the end of the stack.
         active = count
@@ -110,9 +122,15 @@ class StackTraining:
         if active < count:
             for matrix, aside in zip(self._rows, self._aside, strict=True):
                 matrix[active:count] = aside[active:count]
+        if self._recipe.gradient:
+            parameters, statistics = kernel_rows
+            # Statistics have no gradient; those of the rows are not asked for.
+            kernel_rows = self._gradient[:count], torch.zeros_like(statistics)
         self._layout.store(kernel_rows, trained)
-        samples_seen = self._tables.counts[:, :count].sum(0)
-        return self._total_loss[:count] / samples_seen
+        seen = self._tables.counts[:, :count].sum(0)
+        if self._objective.counts_tokens:
+            seen = self._tokens[:count].clone()
+        return Losses(self._total_loss[:count] / seen, seen)
 
     def _first(self, clients: int) -> KernelRows:
         parameters, statistics = self._rows
@@ -138,7 +156,7 @@ class StackTraining:
         """Save the rows of clients that have finished."""
         # Only uneven clients need this memory.
         if not self._aside:
-            self._aside = self._layout.zeros(self._capacity, self._lr)
+            self._aside = self._layout.zeros(self._capacity, self._like)
         for matrix, aside in zip(self._rows, self._aside, strict=True):
             aside[clients] = matrix[clients]
 
@@ -150,52 +168,62 @@ class StackTraining:
         # Graphs hold addresses of the memory that is now replaced.
         self._replays.forget()
         self._aside = ()
-        self._rows = self._layout.zeros(clients, self._lr)
+        self._rows = self._layout.zeros(clients, self._like)
         self._gradient = torch.zeros_like(self._rows[0])
-        self._velocity = None
-        if self._sgd.momentum:
-            self._velocity = torch.zeros_like(self._gradient)
+        self._optimiser.reserve(self._gradient)
         if self._pull is not None:
-            self._pull.reserve(clients, self._lr)
-        self._total_loss = torch.zeros(
-            clients, dtype=self._lr.dtype, device=self._device
-        )
+            self._pull.reserve(clients, self._like)
+        if self._corrected:
+            self._correction = self._layout.zeros(clients, self._like)
+        self._total_loss = self._like.new_zeros(clients)
+        self._tokens = torch.zeros(clients, dtype=torch.int64, device=self._device)
         self._tables.reserve(clients)
 
     def _begin(self, clients: int) -> None:
-        """Draw the order of samples, and reset losses, step and momentum."""
+        """Draw the order of samples, and reset losses, step and moments."""
         self._tables.draw(clients)
         self._total_loss.zero_()
+        self._tokens.zero_()
         self._step.zero_()
-        if self._velocity is not None:
-            self._velocity.zero_()
+        self._optimiser.begin()
 
     def _advance(self, clients: int, slots: int, full: bool) -> None:
         """Take one step with the first clients."""
         tables = self._tables
-        images = gather_images(
-            self._images,
-            tables.samples,
-            self._step,
-            clients,
-            slots,
-            shifts=tables.shifts,
-            blank=self._shard.blank,
-        )
+        self._optimiser.begin_step(self._step)
+        inputs = self._gather(clients, slots)
         valid = None
         if self._network.masked and not full:
             valid = tables.valid(self._step, clients, slots)
         keys = tables.layer_keys(self._step, clients)
-        updated = self._differentiate(clients, images, valid, keys)
+        updated = self._differentiate(clients, inputs, valid, keys)
         if self._pull is not None:
             parameters, _ = self._first(clients)
             self._pull.add(parameters, self._gradient[:clients])
-        self._descend(clients, updated)
+        if self._corrected:
+            self._gradient[:clients] += self._correction[0][:clients]
+        if not self._recipe.gradient:
+            self._descend(clients, updated)
         # On the device too, so that a replayed step goes on by itself.
         self._step += 1
 
+    def _gather(self, clients: int, slots: int) -> Tensor:
+        """Return the first clients' inputs in this step, [clients · slots, …]."""
+        samples, step = self._tables.samples, self._step
+        if not _are_images(self._shard.inputs):
+            return gather_samples(self._inputs, samples, step, clients, slots)
+        return gather_images(
+            self._inputs,
+            samples,
+            step,
+            clients,
+            slots,
+            shifts=self._tables.shifts,
+            blank=self._shard.blank,
+        )
+
     def _differentiate(
-        self, clients: int, images: Tensor, valid: Tensor | None, keys: Tensor | None
+        self, clients: int, inputs: Tensor, valid: Tensor | None, keys: Tensor | None
     ) -> set[str]:
         """Write the gradient of each client's mean loss to `_gradient`, and add its
         summed loss to `_total_loss`.
@@ -208,7 +236,7 @@ class StackTraining:
         new_statistics = statistics if self._trainable is None else statistics.clone()
         views = self._layout.views(parameters, new_statistics)
         tensors = {name: view.detach() for name, view in views.items()}
-        updates = self._updates(tensors, len(images) // clients)
+        updates = self._updates(tensors, len(inputs) // clients)
         entries = self._entries_with_gradient(updates)
         gradient = self._gradient[:clients]
         leaves = []
@@ -216,27 +244,28 @@ class StackTraining:
         for e in entries:
             leaves.append(tensors[e.name].requires_grad_())
             sinks[e.name] = self._layout.view(gradient, e)
-        logits = self._network(
+        outputs = self._network(
             tensors,
-            images,
+            inputs,
             training=True,
             valid=valid,
             keys=keys,
             sinks=sinks,
             updates=updates,
         )
-        loss = cross_entropy(
-            logits,
-            self._shard.labels,
-            self._tables.samples,
-            self._tables.counts,
-            self._step,
-            self._total_loss[:clients],
+        step_targets = StepTargets(
+            self._shard.targets, self._tables.samples, self._tables.counts, self._step
         )
+        loss = self._objective.loss(
+            outputs, step_targets, self._total_loss[:clients], self._tokens[:clients]
+        )
+        # They may be a language model's largest tensor, and their gradient is as large.
+        del outputs
         # A client's loss depends on its own row alone, so one pass gives every client
         # its own gradient.
         try:
-            gradients = torch.autograd.grad(loss, leaves)
+            # A network of the user's need not use all that it has.
+            gradients = torch.autograd.grad(loss, leaves, allow_unused=True)
         finally:
             self._network.join()
         _copy_missing(gradients, list(sinks.values()))
@@ -255,55 +284,53 @@ class StackTraining:
     def _updates(self, tensors: dict[str, Tensor], slots: int) -> dict[str, Update]:
         """Return which weights update themselves in the backward pass, and how.
 
-        None does where columns are frozen, or where clipping or a pull needs the whole
-        gradient first.
+        None does where columns are frozen, or where something needs the whole gradient
+        first.
         """
-        if self._trainable is not None or self._rule.clip or self._pull is not None:
+        gradient_first = (
+            not self._optimiser.fits_backward
+            or self._pull is not None
+            or self._corrected
+            or self._recipe.gradient
+        )
+        if self._trainable is not None or gradient_first:
             return {}
         names = self._network.updating(tensors, slots)
         clients = len(next(iter(tensors.values())))
         updates = {}
         for e in self._layout.entries:
-            if e.name not in names:
-                continue
-            velocity = None
-            if self._velocity is not None:
-                velocity = self._layout.view(self._velocity[:clients], e)
-            updates[e.name] = Update(velocity, self._lr, self._rule)
+            if e.name in names:
+                updates[e.name] = self._optimiser.update(e, clients)
         return updates
 
     def _descend(self, clients: int, updated: set[str]) -> None:
-        """Take a step of SGD on the rows in place; frozen columns keep their bits."""
-        # Columns between the weights that have updated themselves.
-        edges = [0]
-        for e in self._layout.entries:
-            if e.name in updated:
-                edges += [e.start, e.stop]
-        edges.append(self._layout.widths[0])
-        starts = edges[::2]
-        stops = edges[1::2]
-        for start, stop in zip(starts, stops, strict=True):
-            velocity = trainable = None
-            if self._velocity is not None:
-                velocity = self._velocity[:clients, start:stop]
-            if self._trainable is not None:
-                trainable = self._trainable.parameters[start:stop]
-            descend(
-                self._rows[0][:clients, start:stop],
-                self._gradient[:clients, start:stop],
-                velocity,
-                trainable,
-                self._lr,
-                self._rule,
-            )
+        """Take a step on the rows in place; frozen columns keep their bits."""
+        parameters, _ = self._first(clients)
+        trainable = None if self._trainable is None else self._trainable.parameters
+        gradient = self._gradient[:clients]
+        self._optimiser.descend(parameters, gradient, trainable, self._step, updated)
 
 
-def _copy_missing(gradients: tuple[Tensor, ...], sinks: list[Tensor]) -> None:
+def _are_images(inputs: Tensor) -> bool:
+    return inputs.dim() == 4
+
+
+def _gatherable(inputs: Tensor) -> Tensor:
+    """Return inputs as steps gather them: images with their channels side by side."""
+    if not _are_images(inputs):
+        return inputs.contiguous()
+    # Copies nothing where images are channels-last.
+    return inputs.permute(0, 2, 3, 1).contiguous()
+
+
+def _copy_missing(gradients: tuple[Tensor | None, ...], sinks: list[Tensor]) -> None:
     """Copy gradients to their sinks, except those that a layer has written there."""
     sources = []
     targets = []
     for gradient, sink in zip(gradients, sinks, strict=True):
-        if gradient.data_ptr() != sink.data_ptr():
+        if gradient is None:
+            sink.zero_()
+        elif gradient.data_ptr() != sink.data_ptr():
             sources.append(gradient)
             targets.append(sink)
     if sources:

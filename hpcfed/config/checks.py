@@ -6,14 +6,16 @@ from hpcfed.config.aggregation import aggregation_switches, check_aggregation
 from hpcfed.config.data import check_data, data_switches
 from hpcfed.config.declare import Switch, flag_of
 from hpcfed.config.machine import check_server_ranks, check_workers
-from hpcfed.config.malicious import check_malicious, malicious_switches
+from hpcfed.config.malicious import check_flip, check_malicious, malicious_switches
 from hpcfed.config.memory import check_results, check_synthetic
 from hpcfed.config.newcomers import check_newcomers, newcomer_switches
+from hpcfed.config.optimiser import check_optimiser, optimiser_switches
 from hpcfed.config.partition import check_partition, partition_switches
-from hpcfed.config.recording import check_recording
+from hpcfed.config.recording import check_recording, recording_switches
 from hpcfed.config.run import check_run, run_switches
 from hpcfed.config.runconfig import RunConfig
 from hpcfed.config.settings import Settings
+from hpcfed.config.task import check_task
 from hpcfed.config.training import check_training, training_switches
 from hpcfed.errors import UserError
 from hpcfed.record.folder import check_out
@@ -30,12 +32,15 @@ def check(settings: Settings, launch: Launch) -> None:
     check_data(config)
     check_partition(config)
     check_training(config)
+    check_optimiser(config, method)
     check_recording(config)
     check_run(config, method)
     check_newcomers(config, method)
     check_results(config)
     check_synthetic(config, max(1, launch.size - config.server_ranks))
     check_malicious(config, method)
+    check_flip(config, config.dataset, config.data())
+    check_task(config)
     # After the attack's own check: "unknown attack" says more than "changes nothing".
     check_switches(settings)
     check_aggregation(config, method)
@@ -79,8 +84,10 @@ def _switches(settings: Settings) -> Iterable[Switch]:
     yield from malicious_switches(config)
     yield from aggregation_switches(config)
     yield from run_switches(config)
+    yield from recording_switches(config)
     yield from newcomer_switches(config)
     yield from data_switches(config)
     yield from partition_switches(config)
     yield from method.switches(config)
+    yield from optimiser_switches(config)
     yield from training_switches(config, method)

@@ -3,10 +3,13 @@
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from hpcfed.config.declare import OptionGroup, Switch, option
-from hpcfed.data import DatasetInfo, files
+from hpcfed.config.seeds import Seed
+from hpcfed.config.tables import Table
+from hpcfed.data import DatasetInfo, Reading, TextPlan, files
+from hpcfed.data.brought import is_brought
 
 # Five digits a side keep the number of pixels within 64 bits.
 SHAPE = r"^[1-9]\d{0,4}x[1-9]\d{0,4}x[1-9]\d{0,4}$"
@@ -18,7 +21,14 @@ class DataOptions(OptionGroup):
 
     # Not a Literal: file:PATH names any file of the user's.
     dataset: str = option(
-        "digits", "a data set that `hpcfed list` names, or file:PATH.npz with your own"
+        "digits",
+        "a data set that `hpcfed list` names, or your own: file:PATH.npz, text:DIR, "
+        "hf-data:DIR, or a function as FILE.py:NAME or package.module:NAME",
+    )
+    dataset_options: Table = option(
+        None,
+        "keywords for your own function, or columns of hf-data, as JSON: "
+        "'{\"users\": 40}'",
     )
     data_root: Path | None = option(
         None, "folder of the data sets (default: $HPCFED_DATA, else ./data)"
@@ -28,12 +38,38 @@ class DataOptions(OptionGroup):
         "3x32x32", "synthetic: channels x height x width", pattern=SHAPE
     )
     synthetic_classes: int = option(10, "synthetic: number of classes", ge=2)
+    text_clients: str = option(
+        "file",
+        "text: one client for each file, or for whatever the first group of this regular "
+        "expression finds in files' names, such as '_(.+)_'",
+    )
+    text_tokens: Literal["chars", "bytes"] = option(
+        "chars", "text: what is predicted; chars: those of the training text"
+    )
+    text_length: int = option(128, "text: tokens of a sample", ge=1, le=2**20)
+    text_test: float = option(
+        0.1, "text: share of each file, at its end, for testing", gt=0, lt=1
+    )
+    # 0 is a seed like any other, not "unset".
+    data_seed: Seed | None = option(
+        None,
+        "seed of the partition and of synthetic data (default: --seed)",
+        zero=True,
+    )
 
     @property
     def shape(self) -> tuple[int, int, int]:
         """The shape of synthetic images: channels, height, width."""
         channels, height, width = self.synthetic_shape.split("x")
         return int(channels), int(height), int(width)
+
+    @property
+    def reading(self) -> Reading:
+        """How data of the user's is read."""
+        plan = TextPlan(
+            self.text_clients, self.text_tokens, self.text_length, self.text_test
+        )
+        return Reading(self.dataset_options or "{}", plan)
 
     @property
     def root(self) -> Path:
@@ -50,6 +86,7 @@ class DataOptions(OptionGroup):
             root=self.root,
             synthetic_shape=self.shape,
             synthetic_classes=self.synthetic_classes,
+            reading=self.reading,
         )
 
 
@@ -58,8 +95,19 @@ def data_switches(config: DataOptions) -> Iterable[Switch]:
     synthetic = config.dataset == "synthetic"
     yield Switch("synthetic_shape", "--dataset synthetic", synthetic)
     yield Switch("synthetic_classes", "--dataset synthetic", synthetic)
+    text = config.dataset.startswith("text:")
+    for name in ("text_clients", "text_tokens", "text_length", "text_test"):
+        yield Switch(name, "--dataset text:DIR", text)
+    own = is_brought(config.dataset) and not text
+    takes_options = own and not config.dataset.startswith("file:")
+    yield Switch("dataset_options", "--dataset FILE.py:NAME", takes_options)
 
 
 def check_data(config: DataOptions) -> None:
     """Refuse a data set that is unknown, or that is not there and not to be fetched."""
-    files.require(config.dataset, root=config.root, download=config.download)
+    files.require(
+        config.dataset,
+        root=config.root,
+        download=config.download,
+        reading=config.reading,
+    )

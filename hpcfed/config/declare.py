@@ -9,18 +9,24 @@ from pydantic.fields import FieldInfo
 
 
 def option(
-    default: Any, description: str, *, group: str = "method", **limits: Any
+    default: Any,
+    description: str,
+    *,
+    group: str = "method",
+    zero: bool = False,
+    **limits: Any,
 ) -> Any:
     """Declare an option with its help text.
 
     `limits` are pydantic's: ge, gt, le, lt, pattern. A default of None means that
-    something else decides; the help text says what. `group` is the heading in the help
+    something else decides; the help text says what. Then 0 says so, too, unless `zero`
+    is a value of the option like any other. `group` is the heading in the help
     of a method's options; options of every run stand under their class's `title`.
     """
     # A default of 0 is for amounts and for a plain "off", as in --clip 0 or
     # --snapshot-every 0, where nothing else decides.
     # `methods.load` tells options by their `json_schema_extra` from other fields.
-    extra: JsonDict = {"group": group}
+    extra: JsonDict = {"group": group, "zero": zero}
     return Field(default, description=description, json_schema_extra=extra, **limits)
 
 
@@ -73,7 +79,10 @@ class OptionGroup(BaseModel):
         does so in the records of older versions, too.
         """
         assert info.field_name is not None
-        unset = cls.model_fields[info.field_name].default is None
+        field = cls.model_fields[info.field_name]
+        extra = field.json_schema_extra
+        has_zero = isinstance(extra, dict) and extra.get("zero")
+        unset = field.default is None and not has_zero
         # Paths and tuples of seeds never equal 0, and no bool has a default of None.
         return None if unset and value == 0 else value
 

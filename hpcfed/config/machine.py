@@ -13,8 +13,10 @@ from hpcfed.runtime.launcher import Launch
 class MachineOptions(RecordingOptions, NewcomerOptions):
     title: ClassVar[str] = "machine"
 
-    engine: Literal["auto", "batched", "loop"] = option(
-        "auto", "advance clients together (batched) or one by one (loop)"
+    engine: Literal["auto", "batched", "vmap", "loop"] = option(
+        "auto",
+        "advance clients together (batched; vmap: by torch.func.vmap) or one by one "
+        "(loop); auto: the fastest that the network allows",
     )
     # 0 is an amount: no rank is set apart for the server.
     server_ranks: int = option(

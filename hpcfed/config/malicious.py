@@ -7,6 +7,7 @@ from hpcfed.config.attacks import ATTACKS, NEED_BENIGN
 from hpcfed.config.declare import Choice, Switch, option
 from hpcfed.config.run import RunOptions
 from hpcfed.config.traits import MethodTraits
+from hpcfed.data import DatasetInfo
 from hpcfed.errors import UserError, count, unknown
 
 SCALED = ("ipm", "sign-flip", "noise")
@@ -53,6 +54,15 @@ def malicious_choices(config: MaliciousOptions) -> Iterable[Choice]:
         clients = count(config.clients, "client")
         reason = f"a share of {config.attackers} of {clients} would be none"
         yield Choice("attackers", 1.0, f"{reason}; --attackers takes other numbers")
+
+
+def check_flip(config: MaliciousOptions, dataset: str, data: DatasetInfo) -> None:
+    """Refuse to flip labels that there are not."""
+    if config.attack == "label-flip" and data.task != "classification":
+        raise UserError(
+            f"--attack label-flip needs classes, and {dataset} is for {data.task}; use "
+            "--attack sign-flip"
+        )
 
 
 def check_malicious(config: MaliciousOptions, method: MethodTraits) -> None:

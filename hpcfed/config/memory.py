@@ -14,8 +14,10 @@ def check_results(config: RunConfig) -> None:
     """Refuse a run whose results alone would fill the memory of the rank that writes
     them.
     """
-    # Four bytes per client and about a thousand more make a round's record.
-    rounds = config.rounds * (4 * config.clients + 1000)
+    # Four bytes per metric of a client and about a thousand more make a round's record.
+    evaluated = config.evaluate_clients or config.clients
+    of_clients = 4 * evaluated * max(1, len(config.metrics or ()))
+    rounds = config.rounds * (of_clients + 1000)
     # New clients are evaluated before and after each update, from up to three starts.
     newcomers = 24 * (config.new_updates + 1) * config.new_clients
     needed, there = (rounds + newcomers) * config.num_seeds, memory.usable()

@@ -4,9 +4,9 @@ from collections.abc import Iterable
 from typing import ClassVar
 
 from hpcfed.config.data import DataOptions
-from hpcfed.config.declare import Switch, option
+from hpcfed.config.declare import Choice, Switch, option
 from hpcfed.config.newcomers import TURN_ON, NewcomerOptions
-from hpcfed.data import PARTITIONS, DatasetInfo, PartitionPlan
+from hpcfed.data import NEED_CLASSES, PARTITIONS, DatasetInfo, PartitionPlan
 from hpcfed.errors import UserError, unknown
 
 
@@ -14,7 +14,11 @@ class PartitionOptions(DataOptions, NewcomerOptions):
     title: ClassVar[str] = "partition of the data"
 
     # Each of the next four acts under one scheme only, see `partition_switches`.
-    partition: str = option("dirichlet", "how samples are spread over clients")
+    partition: str = option(
+        "dirichlet",
+        "how samples are spread over clients; natural, the default where the data says "
+        "whose samples are whose, takes them as they are",
+    )
     alpha: float = option(0.5, "dirichlet: concentration; smaller is more uneven", gt=0)
     classes_per_client: int = option(
         2, "sharding: number of classes that a client holds", ge=1
@@ -59,6 +63,11 @@ class PartitionOptions(DataOptions, NewcomerOptions):
         0.01, "the most a client is given, as a share of the validation set", gt=0, le=1
     )
 
+    @property
+    def seed_of_data(self) -> int:
+        """The seed of the partition and of synthetic data."""
+        return self.seed if self.data_seed is None else self.data_seed
+
     def num_new_classes(self, classes: int) -> int:
         """Return how many of the classes only new clients hold."""
         return round(self.new_classes * classes)
@@ -69,11 +78,12 @@ class PartitionOptions(DataOptions, NewcomerOptions):
         `validation` is the size of the validation set, also where the user left it
         open.
         """
+        apart = self.new_classes > 0 or self.partition == "natural"
         return PartitionPlan(
             scheme=self.partition,
             clients=self.clients + self.new_clients,
             classes=classes,
-            seed=self.seed,
+            seed=self.seed_of_data,
             alpha=self.alpha,
             classes_per_client=self.classes_per_client,
             uniform_share=self.uniform_share,
@@ -81,7 +91,7 @@ class PartitionOptions(DataOptions, NewcomerOptions):
             test_per_client=self.test_per_client,
             validation=validation,
             # Where all may hold all classes, new clients are dealt like the others.
-            new_clients=self.new_clients if self.new_classes else 0,
+            new_clients=self.new_clients if apart else 0,
             new_classes=self.num_new_classes(classes),
         )
 
@@ -101,17 +111,86 @@ def partition_switches(config: PartitionOptions) -> Iterable[Switch]:
     yield Switch("supplement_share", "--supplement", config.supplement)
 
 
+def partition_choices(config: PartitionOptions) -> Iterable[Choice]:
+    """Replace the usual partition where the data set says whose samples are whose, or
+    has no classes to deal out.
+    """
+    try:
+        data = config.data()
+    except UserError:
+        return  # `check_data` refuses it, and knows better where
+    task = data.task
+    if data.owners:
+        reason = f"{config.dataset} says whose samples are whose"
+        yield Choice(
+            "partition", "natural", f"{reason}; --partition iid deals them out"
+        )
+    elif task != "classification" and config.partition in NEED_CLASSES:
+        reason = f"{config.partition} deals out classes, and {task} has none"
+        yield Choice("partition", "iid", f"{reason}; --partition takes others")
+
+
+def client_choices(config: PartitionOptions) -> Iterable[Choice]:
+    """Let natural clients be as many as there are."""
+    if config.partition != "natural":
+        return
+    try:
+        owners = config.data().owners
+    except UserError:
+        return
+    clients = owners - config.new_clients
+    if clients > 0 and clients != config.clients:
+        left = " beside the new ones" if config.new_clients else ""
+        reason = f"all that {config.dataset} names{left}"
+        yield Choice("clients", clients, f"{reason}; --clients takes a sample of them")
+
+
 def check_partition(config: PartitionOptions) -> None:
     """Refuse an unknown scheme, and one that the data set has too few classes for."""
     data = config.data()
     if config.partition not in PARTITIONS:
         raise unknown("partition", config.partition, PARTITIONS)
+    if config.partition == "natural":
+        _check_natural(config, data)
+    if data.task != "classification":
+        _check_without_classes(config, data)
+        return
     check_classes(config, data)
     if config.validation is not None and config.validation < data.classes:
         raise UserError(
             f"--validation {config.validation} cannot hold all {data.classes} classes; "
             "use a multiple of them"
         )
+
+
+def _check_natural(config: PartitionOptions, data: DatasetInfo) -> None:
+    """Refuse natural clients that the data set does not name, or not as many."""
+    if not data.owners:
+        raise UserError(
+            f"--partition natural: {config.dataset} does not say whose samples are "
+            "whose; give it train_clients, or use --partition dirichlet"
+        )
+    asked = config.clients + config.new_clients
+    if asked > data.owners:
+        new = f" and --new-clients {config.new_clients}" if config.new_clients else ""
+        raise UserError(
+            f"--clients {config.clients}{new}, but {config.dataset} names "
+            f"{data.owners} clients; ask fewer, or use --partition iid"
+        )
+    if config.new_classes:
+        raise UserError(
+            f"--new-classes {config.new_classes} changes who holds what, which "
+            "--partition natural leaves as it is; leave it out"
+        )
+
+
+def _check_without_classes(config: PartitionOptions, data: DatasetInfo) -> None:
+    """Refuse to deal out classes that there are not."""
+    why = f"deals out classes, and {config.dataset} is for {data.task}"
+    if config.partition in NEED_CLASSES:
+        raise UserError(f"--partition {config.partition} {why}; use --partition iid")
+    if config.new_classes:
+        raise UserError(f"--new-classes {config.new_classes} {why}; leave it out")
 
 
 def check_classes(config: PartitionOptions, data: DatasetInfo) -> None:

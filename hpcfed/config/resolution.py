@@ -2,7 +2,7 @@
 is wrong.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 from unicodedata import category
@@ -11,9 +11,11 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from hpcfed.config.declare import OptionGroup
+from hpcfed.config.declare import Choice, OptionGroup
 from hpcfed.config.malicious import malicious_choices
 from hpcfed.config.method import Options
+from hpcfed.config.optimiser import optimiser_choices
+from hpcfed.config.partition import client_choices, partition_choices
 from hpcfed.config.runconfig import RunConfig
 from hpcfed.config.settings import Settings
 from hpcfed.config.synonyms import suggest_option
@@ -55,11 +57,10 @@ def resolve(
         if name not in known:
             guess = suggest_option(name, known)
             raise UserError(f"{sources[name]}: unknown option{guess}")
-    if "seed" in values and "seeds" in values:
-        raise UserError(
-            f"{sources['seed']} and {sources['seeds']} exclude each other; keep one of "
-            "them"
-        )
+    _check_one_of(values, sources, ("seed", "seeds"))
+    own = {name: value for name, value in values.items() if name not in shared}
+    # What is shared may be overruled, and a record holds both.
+    _check_one_of(own, sources, ("participation", "cohort"))
     common: dict[str, Any] = {}
     of_method: dict[str, Any] = {}
     for name, value in values.items():
@@ -77,12 +78,34 @@ def resolve(
     return _fitted(settings, values, ranks)
 
 
+def _check_one_of(
+    values: Mapping[str, Any], sources: Mapping[str, str], names: tuple[str, str]
+) -> None:
+    """Refuse two options that say the same in different ways."""
+    one, other = names
+    if one in values and other in values:
+        raise UserError(
+            f"{sources[one]} and {sources[other]} exclude each other; keep one of them"
+        )
+
+
 def _fitted(settings: Settings, given: Mapping[str, Any], ranks: int) -> Settings:
     """Replace defaults that do not suit the run; what the user gave stays."""
+    # The data first: others look at the number of clients.
+    settings = _adapted(settings, partition_choices(settings.config), given)
+    settings = _adapted(settings, client_choices(settings.config), given)
     wanted = [
         *malicious_choices(settings.config),
+        *optimiser_choices(settings.config),
         *settings.options.fit(settings.config, ranks),
     ]
+    return _adapted(settings, wanted, given)
+
+
+def _adapted(
+    settings: Settings, wanted: Iterable[Choice], given: Mapping[str, Any]
+) -> Settings:
+    """Replace what is wanted, unless the user gave it."""
     # A user who gives `auto` leaves the choice to us, too.
     choices = [
         choice for choice in wanted if given.get(choice.option, "auto") == "auto"

@@ -7,18 +7,23 @@ from typing import ClassVar
 from hpcfed.config.declare import OptionGroup, Switch, option
 from hpcfed.config.seeds import Seed, Seeds
 from hpcfed.config.traits import MethodTraits
-from hpcfed.errors import UserError
+from hpcfed.errors import UserError, count
 
 
 class RunOptions(OptionGroup):
     title: ClassVar[str] = "the run"
 
-    # Not a Literal: a user's new file in methods/ is a method without further ado.
-    method: str = option("fedavg", "the method; `hpcfed list` names all")
+    # Not a Literal: any file of the user's may be a method.
+    method: str = option(
+        "fedavg", "the method; `hpcfed list` names all; or FILE.py with your own"
+    )
     rounds: int = option(20, "communication rounds", ge=1)
     clients: int = option(20, "simulated clients", ge=1)
     participation: float = option(
         1.0, "share of the clients sampled in a round; at least one is", gt=0, le=1
+    )
+    cohort: int | None = option(
+        None, "clients sampled in a round, in place of --participation", ge=0
     )
     # Each excludes the other; a record of one seed of several holds `seed` alone.
     seed: Seed = option(0, "seed of every random stream")
@@ -31,12 +36,23 @@ class RunOptions(OptionGroup):
         None, "folder for the results (default: runs/METHOD-DATASET-TIME)"
     )
     overwrite: bool = option(False, "replace what earlier runs have written to --out")
-    # `cli.resume` turns the next two into the settings of the run that is there.
+    init: Path | None = option(
+        None,
+        "weights to start from: the folder of a run with a global model, or a file "
+        "with a tensor for each name (.npz, .safetensors)",
+    )
+    # `cli.resume` turns the next three into the settings of the run that is there.
     resume: Path | None = option(
         None,
-        "continue the run in this folder from its last checkpoint; takes no other "
-        "option than --device, --backend, --requeue and --overwrite, which starts "
-        "again where there is no checkpoint",
+        "continue the run in this folder from its last checkpoint, also a complete "
+        "one with more --rounds; takes no other option than that, --device, --backend, "
+        "--requeue, --accept-changes and --overwrite, which starts again where there is "
+        "no checkpoint",
+    )
+    accept_changes: bool = option(
+        False,
+        "with --resume: go on although a file of yours, such as that of the method, "
+        "has changed since the run began",
     )
     requeue: bool = option(
         False,
@@ -54,10 +70,19 @@ class RunOptions(OptionGroup):
     stop_at_target: bool = option(
         False, "end the run in the round that reaches --target-accuracy"
     )
+    early_stop: int | None = option(
+        None,
+        "end the run after so many evaluations in a row without a better accuracy: of "
+        "the clients' mean, or of the global model where there is none; by the global "
+        "model's loss where answers are not right or wrong",
+        ge=0,
+    )
 
     @property
     def cohort_size(self) -> int:
         """The number of clients sampled in a round."""
+        if self.cohort is not None:
+            return self.cohort
         # max(C·K, 1) of McMahan et al. 2017, Algorithm 1.
         return max(1, round(self.participation * self.clients))
 
@@ -71,13 +96,32 @@ def run_switches(config: RunOptions) -> Iterable[Switch]:
     """Name the options of this group that act only where something else is on."""
     has_target = config.target_accuracy is not None
     yield Switch("stop_at_target", "--target-accuracy 80", has_target)
+    yield Switch("participation", "leaving --cohort out", config.cohort is None)
     yield Switch("overwrite", "--out", config.out is not None)
+    yield Switch("accept_changes", "--resume", config.resume is not None)
 
 
 def check_run(config: RunOptions, method: MethodTraits) -> None:
-    """Refuse to stop early a run whose server has yet to be trained."""
-    if config.stop_at_target and method.has_server:
+    """Refuse a cohort of more clients than there are, weights that are not there, and to
+    stop early a run whose server has yet to be trained.
+    """
+    if config.cohort is not None and config.cohort > config.clients:
         raise UserError(
-            f"--stop-at-target: the server of method {config.method} learns only after "
-            "the last round"
+            f"--cohort {config.cohort}, but there are {count(config.clients, 'client')}"
         )
+    if config.init is not None and not config.init.exists():
+        raise UserError(
+            f"--init {config.init}: no such file or folder; give a run's folder, or "
+            "weights as .npz or .safetensors"
+        )
+    if not method.has_server:
+        return
+    for flag, on in (
+        ("--stop-at-target", config.stop_at_target),
+        ("--early-stop", config.early_stop is not None),
+    ):
+        if on:
+            raise UserError(
+                f"{flag}: the server of method {config.method} learns only after the "
+                "last round"
+            )

@@ -12,9 +12,10 @@ from hpcfed.errors import UserError
 from hpcfed.record.folder import seed_folder
 
 _FOLDERS = {"out", "overwrite", "resume", "requeue", "data_root", "download"}
+_GOING_ON = {"accept_changes"}
 _MACHINE = {"device", "backend"}
 _CHECKPOINTS = {"checkpoint_every", "checkpoint_minutes"}
-ANYWHERE = _FOLDERS | _MACHINE | _CHECKPOINTS
+ANYWHERE = _FOLDERS | _GOING_ON | _MACHINE | _CHECKPOINTS
 """Options that no figure depends on; they may differ between calls on one folder of
 results.
 """
@@ -34,6 +35,8 @@ class Settings:
     asked: frozenset[str] = field(default=frozenset(), compare=False)
     """Options that the user gave for this very run; those that cannot act are refused.
     """
+    command: tuple[str, ...] = field(default=(), compare=False)
+    """The command line that makes this run, where a program has started it."""
     choices: tuple[Choice, ...] = field(default=(), compare=False)
     """What was chosen in place of defaults; the run prints it when it starts."""
 

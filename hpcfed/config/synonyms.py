@@ -6,15 +6,31 @@ from hpcfed.errors import did_you_mean, plain_name
 
 SYNONYMS = {
     "lr": "learning_rate eta local_lr client_lr step_size learningrate",
-    "lr_decay": "decay gamma learning_rate_decay lr_schedule",
-    "participation": "cohort cohort_size fraction fraction_fit frac sample_rate "
-    "sampling_rate join_ratio clients_per_round client_fraction participation_rate C",
-    "epochs": "local_epochs local_ep local_steps num_epochs E",
+    "lr_decay": "decay gamma learning_rate_decay",
+    "lr_schedule": "scheduler lr_scheduler learning_rate_schedule",
+    "lr_warmup": "warmup warmup_rounds warmup_steps warm_up num_warmup_steps",
+    "lr_min": "min_lr eta_min lr_end",
+    "lr_step_size": "lr_step decay_steps milestones",
+    "lr_step_factor": "lr_gamma",
+    "optimiser": "optimizer optim local_optimizer client_optimizer opt",
+    "adam_epsilon": "eps adam_eps",
+    "beta1": "betas adam_beta1 beta_1",
+    "beta2": "adam_beta2 beta_2",
+    "participation": "fraction fraction_fit frac sample_rate sampling_rate join_ratio "
+    "client_fraction participation_rate C",
+    "cohort": "cohort_size clients_per_round num_sampled sampled_clients min_fit_clients",
+    "init": "init_from weights pretrained load_model initial_weights init_model",
+    "epochs": "local_epochs local_ep num_epochs E",
     "clients": "num_clients n_clients number_of_clients num_users users nodes n N K",
     "rounds": "num_rounds n_rounds number_of_rounds global_rounds comm_rounds "
     "communication_rounds global_epochs iterations T",
     "batch_size": "batch bs batchsize local_bs local_batch_size minibatch b B",
     "dataset": "data data_set dataset_name",
+    "dataset_options": "dataset_kwargs dataset_args data_options data_args data_kwargs",
+    "data_seed": "partition_seed split_seed dataset_seed",
+    "text_length": "block_size context_length context seq_len seq_length sequence_length "
+    "window max_length",
+    "text_tokens": "tokens tokenizer tokenization",
     "data_root": "data_dir data_path datadir dataset_dir data_folder root",
     "out": "output output_dir out_dir outdir outputs save save_dir save_path log_dir "
     "logdir folder o",
@@ -29,11 +45,15 @@ SYNONYMS = {
     "seed": "random_seed rng_seed manual_seed s",
     "seeds": "repeats num_seeds trials",
     "evaluate_every": "eval_every eval_interval eval_gap test_every eval_freq",
+    "evaluate_clients": "eval_clients num_eval_clients fraction_evaluate "
+    "min_evaluate_clients test_clients",
+    "metrics": "metric measures eval_metrics",
     "checkpoint_every": "checkpoint save_every checkpoint_interval save_freq",
     "snapshot_every": "snapshots snapshot_interval",
     "resume": "continue restart from_checkpoint load_checkpoint",
     "target_accuracy": "target target_acc",
-    "stop_at_target": "early_stop early_stopping",
+    "stop_at_target": "target_stop",
+    "early_stop": "early_stopping patience es_patience early_stop_patience",
     "attackers": "malicious byzantine num_attackers num_byzantine malicious_clients adversaries f",
     "attack_strength": "strength attack_scale",
     "aggregation": "aggregate defense defence aggregation_rule robust",
@@ -46,6 +66,14 @@ SYNONYMS = {
     "deterministic": "reproducible",
     "server": "server_size",
     "server_ranks": "servers num_servers",
+    "server_lr": "global_lr eta_g server_learning_rate",
+    "server_momentum": "server_beta1",
+    "server_tau": "tau",
+    "prox_mu": "mu proximal_mu fedprox_mu proximal_term",
+    "dyn_alpha": "alpha_coef feddyn_alpha",
+    "ditto_lambda": "lambda lamda lam",
+    "local_steps": "num_local_steps",
+    "local_rounds": "R",
 }
 """What other tools and papers call our options; words are separated by spaces."""
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from stat import S_ISDIR, S_ISREG
 from typing import Any
 
+from hpcfed.config.tables import is_table
 from hpcfed.errors import UserError
 
 MOST_TOML = 2**20
@@ -34,10 +35,10 @@ def load_toml(path: Path) -> dict[str, Any]:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Read a file of options; options are flat, so tables are refused."""
+    """Read a file of options; options are flat, so most tables are refused."""
     content = load_toml(path)
     for key, value in content.items():
-        if isinstance(value, dict):
+        if isinstance(value, dict) and not is_table(key):
             raise UserError(
                 f"{path}: '{key}' is a table; options are plain keys, such as "
                 "rounds = 10"

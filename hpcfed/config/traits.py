@@ -23,6 +23,10 @@ class MethodTraits(OptionGroup):
     """Whether the method names layers that a network may lack; `check_layout` then
     judges the network.
     """
+    needs_sgd: ClassVar[bool] = False
+    """Whether the method computes with clients' steps, so that they must be those of SGD
+    at one rate throughout a round.
+    """
     trains_by: ClassVar[Mapping[str, str]] = {}
     """Options of local training, each with the method's own option that replaces it.
 

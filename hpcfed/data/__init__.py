@@ -5,32 +5,79 @@ anything heavy is loaded.
 """
 
 from dataclasses import dataclass
+from typing import Literal
+
+Task = Literal["classification", "next-token", "regression"]
+"""What a network learns to say about a sample."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetInfo:
-    """What is known about a data set before its images are read."""
+    """What is known about a data set before its samples are read."""
 
     description: str
     """One line; with `samples`, {train}, {test} and {total} stand for their numbers."""
-    shape: tuple[int, int, int]
-    """Channels, height, width."""
+    shape: tuple[int, ...]
+    """The shape of one sample: (channels, height, width) of an image, (length,) of tokens,
+    (features,) of a table's row.
+    """
     classes: int
+    """Outputs of a network: classes, tokens of the vocabulary, or regression's numbers.
+    """
     model: str
-    """The model that is trained when the user names none."""
+    """The model that is trained when the user names none; empty: the user must name one.
+    """
+    task: Task = "classification"
+    vocabulary: int = 0
+    """Tokens that inputs are made of; 0: inputs are numbers."""
+    owners: int = 0
+    """Natural clients, whose samples the data set tells apart; 0: it does not."""
     samples: tuple[int, int] | None = None
-    """Training and test samples; None where the user's options or file decide."""
+    """Training and test samples; None where the options decide."""
+
+    @property
+    def side(self) -> int:
+        """The smaller side of an image in pixels; 0 where samples are no images."""
+        return min(self.shape[1:]) if len(self.shape) == 3 else 0
 
     @property
     def summary(self) -> str:
         """One line for `hpcfed list`."""
-        # Without samples the text stays as it is: a user's path may contain braces.
         if self.samples is None:
             return self.description
         train, test = self.samples
-        return self.description.format(
-            train=f"{train:,}", test=f"{test:,}", total=f"{train + test:,}"
-        )
+        # Not `format`: a user's path may contain other braces.
+        text = self.description.replace("{train}", f"{train:,}")
+        text = text.replace("{test}", f"{test:,}")
+        return text.replace("{total}", f"{train + test:,}")
+
+
+@dataclass(frozen=True)
+class TextPlan:
+    """How a folder of text files becomes samples."""
+
+    clients: str = "file"
+    """`file`, or a regular expression whose first group in a file's name is the client.
+    """
+    tokens: str = "chars"
+    """`chars` or `bytes`."""
+    length: int = 128
+    """Tokens of a sample."""
+    test: float = 0.1
+    """The share of each file, at its end, that is for testing."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How data of the user's own is read."""
+
+    options: str = "{}"
+    """JSON of the keywords for a function of the user's."""
+    text: TextPlan = TextPlan()
+    natural: bool = False
+    """Every client is judged by samples of its own, split off where the test set does
+    not say whose its samples are.
+    """
 
 
 DATASETS: dict[str, DatasetInfo] = {
@@ -97,7 +144,11 @@ PARTITIONS: dict[str, str] = {
     "sharding": "each client holds a fixed number of classes",
     "dominant": "equal sizes, a share from all classes and the rest from the client's "
     "dominant group (pFedGPA)",
+    "natural": "as the data set says whose samples are whose",
 }
+
+NEED_CLASSES = ("dirichlet", "sharding", "dominant")
+"""Partitions that deal out classes, and so are for classification alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +160,7 @@ class PartitionPlan:
     clients: int
     """All clients, those that join later included."""
     classes: int
+    """1 where samples have no classes."""
     seed: int
     alpha: float
     """dirichlet: the smaller, the more uneven."""
@@ -123,6 +175,8 @@ class PartitionPlan:
     validation: int = 0
     """Training samples that the server holds back, as many of each class."""
     new_clients: int = 0
-    """With `new_classes`: so many clients, the last ones, share these classes."""
+    """So many clients, the last ones, share `new_classes`; or are, under natural, drawn
+    after the others.
+    """
     new_classes: int = 0
     """Classes, drawn at random, that only new clients hold; 0: all clients share all."""

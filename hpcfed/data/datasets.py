@@ -1,6 +1,7 @@
-"""What a data set is, and data sets whose images lie in host memory."""
+"""What a data set is, and data sets whose samples lie in host memory."""
 
 import hashlib
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Literal, Protocol
 
@@ -8,8 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hpcfed.data import Task
+
 FINGERPRINT_BYTES, FINGERPRINT_PIECE = 2**26, 2**16
-"""A fingerprint reads at most so many bytes of images, in pieces of so many: a large set
+"""A fingerprint reads at most so many bytes of inputs, in pieces of so many: a large set
 would take seconds.
 """
 
@@ -18,26 +21,49 @@ SPLITS: tuple[Split, Split] = ("train", "test")
 
 
 class Dataset(Protocol):
-    """Labelled images of one shape, in a training and a test set."""
+    """Samples of one shape, in a training and a test set."""
 
     @property
     def name(self) -> str: ...
 
     @property
-    def shape(self) -> tuple[int, int, int]:
-        """Channels, height, width."""
+    def task(self) -> Task: ...
 
     @property
-    def classes(self) -> int: ...
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one sample, as in `DatasetInfo`."""
 
     @property
-    def blank(self) -> np.ndarray:
-        """What black is after standardisation, in every channel."""
+    def classes(self) -> int:
+        """Classes, tokens of the vocabulary, or numbers to predict."""
+
+    @property
+    def vocabulary(self) -> int:
+        """Tokens that inputs are made of; 0: inputs are numbers."""
+
+    @property
+    def blank(self) -> np.ndarray | None:
+        """What black is after standardisation, in every channel; None where samples are
+        no images.
+        """
+
+    def size(self, split: Split) -> int:
+        """Return the number of samples in a split."""
 
     def labels(self, split: Split) -> np.ndarray:
-        """Return all labels of a split, int64."""
+        """Return all labels of a split, int64; for classification only."""
 
-    def images(
+    def owners(self, split: Split) -> np.ndarray | None:
+        """Return the natural client of every sample, counted from 0, -1 for nobody's.
+
+        None where samples belong to nobody.
+        """
+
+    @property
+    def owner_names(self) -> np.ndarray | None:
+        """What natural clients are called, by number; None where there are none."""
+
+    def inputs(
         self,
         split: Split,
         index: np.ndarray,
@@ -45,39 +71,73 @@ class Dataset(Protocol):
         device: torch.device,
         dtype: torch.dtype,
     ) -> Tensor:
-        """Return the samples at `index`, standardised, as [samples, channels, height,
-        width].
+        """Return the samples at `index` as [samples, *shape]: standardised numbers of
+        this type, or tokens, which are int64.
         """
+
+    def targets(
+        self,
+        split: Split,
+        index: np.ndarray,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> Tensor:
+        """Return what is to be said about the samples at `index`, as `Shard.targets`."""
 
 
 class ArrayDataset:
-    """Images held in host memory as they were stored, usually a byte per value."""
+    """Samples held in host memory as they were stored, images usually a byte per value."""
 
     def __init__(
-        self, name: str, arrays: dict[str, np.ndarray], *, classes: int
+        self,
+        name: str,
+        arrays: Mapping[str, np.ndarray],
+        *,
+        classes: int,
+        task: Task = "classification",
+        vocabulary: int = 0,
     ) -> None:
-        """`arrays` as `npz.ARRAYS` names them, images as [samples, channels, height,
-        width].
+        """Hold `train_inputs` [samples, *shape], `train_targets`, and the same of
+        the test set; `train_owners` and `owner_names` where samples have owners.
         """
         self.name = name
         self.classes = classes
-        self._images: dict[Split, np.ndarray] = {}
-        self._labels: dict[Split, np.ndarray] = {}
+        self.task: Task = task
+        self.vocabulary = vocabulary
+        self._inputs: dict[Split, np.ndarray] = {}
+        self._targets: dict[Split, np.ndarray] = {}
+        self._owners: dict[Split, np.ndarray | None] = {}
         for split in SPLITS:
-            images = arrays[f"{split}_images"]
-            labels = arrays[f"{split}_labels"]
-            self._images[split] = np.ascontiguousarray(images)
-            self._labels[split] = labels.astype(np.int64)
-        channels, height, width = self._images["train"].shape[1:]
-        self.shape = (channels, height, width)
-        # Of the training set alone; test images are standardised by it too.
-        self._mean, self._std = channel_moments(self._images["train"])
-        self.blank = -self._mean / self._std
+            inputs = arrays[f"{split}_inputs"]
+            targets = arrays[f"{split}_targets"]
+            self._inputs[split] = np.ascontiguousarray(inputs)
+            # Numbers to predict stay as they are; they are rounded on the device.
+            if task != "regression":
+                targets = targets.astype(np.int64, copy=False)
+            self._targets[split] = targets
+            self._owners[split] = arrays.get(f"{split}_owners")
+        self.owner_names = arrays.get("owner_names")
+        self.shape: tuple[int, ...] = self._inputs["train"].shape[1:]
+        self.blank: np.ndarray | None = None
+        if vocabulary:
+            return
+        # Of the training set alone; test samples are standardised by it too.
+        self._mean, self._std = channel_moments(self._inputs["train"])
+        if len(self.shape) == 3:
+            self.blank = -self._mean / self._std
+
+    def size(self, split: Split) -> int:
+        return len(self._targets[split])
 
     def labels(self, split: Split) -> np.ndarray:
-        return self._labels[split]
+        assert self.task == "classification"
+        return self._targets[split]
 
-    def images(
+    def owners(self, split: Split) -> np.ndarray | None:
+        return self._owners[split]
+
+    def inputs(
         self,
         split: Split,
         index: np.ndarray,
@@ -85,29 +145,46 @@ class ArrayDataset:
         device: torch.device,
         dtype: torch.dtype,
     ) -> Tensor:
+        # Bytes travel to the device, and are widened there.
+        chosen = self._inputs[split][index]
+        raw = torch.from_numpy(chosen).to(device)
+        if self.vocabulary:
+            return raw.to(torch.int64)
         # At least float32, also where the run computes in less.
         precision = torch.promote_types(dtype, torch.float32)
+        ones = [1] * (len(self.shape) - 1)
 
         def per_channel(moments: np.ndarray) -> Tensor:
-            return torch.tensor(moments, device=device, dtype=precision).view(-1, 1, 1)
+            return torch.tensor(moments, device=device, dtype=precision).view(-1, *ones)
 
-        # Bytes travel to the device, and are widened there. Mean and std are in units
-        # of the raw values, so a division by 255 would cancel.
-        chosen = self._images[split][index]
-        raw = torch.from_numpy(chosen).to(device)
+        # Mean and std are in units of the raw values, so a division by 255 would cancel.
         centred = raw.to(precision).sub_(per_channel(self._mean))
         return centred.div_(per_channel(self._std)).to(dtype)
 
+    def targets(
+        self,
+        split: Split,
+        index: np.ndarray,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> Tensor:
+        chosen = torch.from_numpy(self._targets[split][index]).to(device)
+        return chosen.to(dtype) if self.task == "regression" else chosen
+
     @cached_property
     def fingerprint(self) -> str:
-        """A checksum over all labels and over images; large sets give samples of them."""
+        """A checksum over all targets and over inputs; large sets give samples of them."""
         digest = hashlib.sha256()
         for split in SPLITS:
-            images = self._images[split]
-            digest.update(f"{images.shape} {images.dtype}".encode())
-            digest.update(self._labels[split].tobytes())
+            inputs = self._inputs[split]
+            digest.update(f"{inputs.shape} {inputs.dtype}".encode())
+            digest.update(self._targets[split].tobytes())
+            owners = self._owners[split]
+            if owners is not None:
+                digest.update(owners.tobytes())
             # Pieces at equal distances through the whole set.
-            content = images.reshape(-1).view(np.uint8)
+            content = inputs.reshape(-1).view(np.uint8)
             every = max(1, -(-len(content) // FINGERPRINT_BYTES))
             for start in range(0, len(content), every * FINGERPRINT_PIECE):
                 piece = content[start : start + FINGERPRINT_PIECE]
@@ -116,20 +193,22 @@ class ArrayDataset:
 
 
 def channel_moments(
-    images: np.ndarray, *, block: int = 2048
+    inputs: np.ndarray, *, block: int = 2048
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return mean and standard deviation of each channel; 1 for a constant channel.
+    """Return mean and standard deviation of each channel or feature, which is the second
+    axis; a constant one has 1.
 
-    Goes through blocks of images, because float64 copies of all would not fit.
+    Goes through blocks of samples, because float64 copies of all would not fit.
     """
     shares = []
     means = []
     variances = []
-    for start in range(0, len(images), block):
-        some = images[start : start + block]
-        shares.append([len(some) / len(images)])
-        means.append(some.mean(axis=(0, 2, 3), dtype=np.float64))
-        variances.append(some.var(axis=(0, 2, 3), dtype=np.float64))
+    others = (0, *range(2, inputs.ndim))
+    for start in range(0, len(inputs), block):
+        some = inputs[start : start + block]
+        shares.append([len(some) / len(inputs)])
+        means.append(some.mean(axis=others, dtype=np.float64))
+        variances.append(some.var(axis=others, dtype=np.float64))
     share = np.array(shares)
     block_means = np.array(means)
     mean = (share * block_means).sum(axis=0)

@@ -5,14 +5,22 @@ without torch.
 from dataclasses import replace
 from pathlib import Path
 
-from hpcfed.data import DATASETS, DatasetInfo, npz
+from hpcfed import plugins
+from hpcfed.data import DATASETS, DatasetInfo, Reading, brought
+from hpcfed.data.brought import is_brought
 from hpcfed.errors import UserError, unknown
 
 DEBIAN_FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
 """Debian's package dataset-fashion-mnist."""
 
+READING = Reading()
+"""How data of the user's is read unless the options say more."""
+
 IDX_FOLDERS = {"mnist": "MNIST", "fashion-mnist": "FashionMNIST", "emnist": "EMNIST"}
 """Folders of MNIST-like sets; also the names of torchvision's classes."""
+
+IDX_ARRAYS = ("train_inputs", "train_targets", "test_inputs", "test_targets")
+"""What the four files of an MNIST-like set hold."""
 
 _TORCHVISION_FILES = {
     "svhn": ["train_32x32.mat", "test_32x32.mat"],
@@ -33,7 +41,10 @@ _TORCHVISION_FILES = {
         "cifar-100-python/meta",
     ],
 }
-_DEFAULT_MODELS = {(3, 32, 32): "cnn-cifar", (1, 28, 28): "cnn-fmnist"}
+_DEFAULT_MODELS: dict[tuple[int, ...], str] = {
+    (3, 32, 32): "cnn-cifar",
+    (1, 28, 28): "cnn-fmnist",
+}
 
 
 def info(
@@ -42,17 +53,11 @@ def info(
     root: Path | None,
     synthetic_shape: tuple[int, int, int],
     synthetic_classes: int,
+    reading: Reading = READING,
 ) -> DatasetInfo:
-    """Return shape, classes and default model; reads only headers and labels of files."""
-    if npz.is_file_name(name):
-        path = npz.find(name, root=root)
-        shape, classes = npz.shape_and_classes(path)
-        return DatasetInfo(
-            description=f"your own images in {path}",
-            shape=shape,
-            classes=classes,
-            model=_DEFAULT_MODELS.get(shape, "mlp"),
-        )
+    """Return shape, classes and default model; reads no images of files."""
+    if is_brought(name):
+        return _own_info(name, root, reading)
     _require_known(name)
     if name == "synthetic":
         return replace(
@@ -64,13 +69,31 @@ def info(
     return DATASETS[name]
 
 
-def require(name: str, *, root: Path | None, download: bool) -> None:
+def _own_info(name: str, root: Path | None, reading: Reading) -> DatasetInfo:
+    about = brought.about(name, root=root, reading=reading)
+    # No network of the catalogue takes tokens.
+    model = "" if about.vocabulary else _DEFAULT_MODELS.get(about.shape, "mlp")
+    return DatasetInfo(
+        description=f"your own data in {brought.place(name, root=root)}",
+        shape=about.shape,
+        classes=about.classes,
+        model=model,
+        task=about.task,
+        vocabulary=about.vocabulary,
+        owners=about.owners,
+        samples=about.samples,
+    )
+
+
+def require(
+    name: str, *, root: Path | None, download: bool, reading: Reading = READING
+) -> None:
     """Raise UserError unless the data set is known and its files are there.
 
     Files may be missing if they may be downloaded.
     """
-    if npz.is_file_name(name):
-        npz.require(npz.find(name, root=root))
+    if is_brought(name):
+        brought.require(name, root=root, reading=reading)
         return
     _require_known(name)
     if name in ("digits", "synthetic"):
@@ -103,18 +126,26 @@ def idx_files(name: str, *, root: Path | None) -> dict[str, Path] | None:
         found = [_plain_or_gz(folder / file) for file in _idx_names(name)]
         paths = [path for path in found if path]
         # All four or none: files of two folders may be of two versions.
-        if len(paths) == len(npz.ARRAYS):
-            return dict(zip(npz.ARRAYS, paths, strict=True))
+        if len(paths) == len(IDX_ARRAYS):
+            return dict(zip(IDX_ARRAYS, paths, strict=True))
     return None
 
 
 def _require_known(name: str) -> None:
-    if name not in DATASETS:
-        raise unknown("data set", name, (*DATASETS, "file:PATH.npz"))
+    if name in DATASETS:
+        return
+    if plugins.is_file(name):
+        raise UserError(
+            f"data set {name}: say which function makes it, as in {name}:load"
+        )
+    if name.endswith(".npz"):
+        raise UserError(f"data set {name}: a file is named as in file:{name}")
+    installed = plugins.installed("datasets")
+    raise unknown("data set", name, (*DATASETS, *installed, *brought.FORMS))
 
 
 def _idx_names(name: str) -> list[str]:
-    """Return the names of the four files, in the order of `npz.ARRAYS`."""
+    """Return the names of the four files, in the order of IDX_ARRAYS."""
     train, test = "train", "t10k"
     if name == "emnist":
         train, test = "emnist-byclass-train", "emnist-byclass-test"

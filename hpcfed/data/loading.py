@@ -9,27 +9,40 @@ from pathlib import Path
 
 import numpy as np
 
-from hpcfed.data import DATASETS, files, npz
+from hpcfed.data import DATASETS, Reading, brought, files, npz
 from hpcfed.data.datasets import SPLITS, ArrayDataset, Dataset
 from hpcfed.data.synthetic import SyntheticDataset, SyntheticSize
 from hpcfed.errors import UserError
 
 Arrays = dict[str, np.ndarray]
-"""By the names of `npz.ARRAYS`; images as [samples, channels, height, width]."""
+"""`train_inputs`, `train_targets` and the same of the test set; images as [samples,
+channels, height, width].
+"""
 
 
 def load(
-    name: str, *, root: Path | None, download: bool, seed: int, synthetic: SyntheticSize
+    name: str,
+    *,
+    root: Path | None,
+    download: bool,
+    seed: int,
+    synthetic: SyntheticSize,
+    reading: Reading = files.READING,
 ) -> Dataset:
-    """Load a data set of the catalogue, or a user's own `file:PATH.npz`."""
+    """Load a data set of the catalogue, or one of the user's own."""
     # Again, though the command line has asked: files may have gone since.
-    files.require(name, root=root, download=download)
+    files.require(name, root=root, download=download, reading=reading)
     if name == "synthetic":
         return SyntheticDataset(synthetic, seed=seed)
-    if npz.is_file_name(name):
-        path = npz.find(name, root=root)
-        shape, classes = npz.shape_and_classes(path)
-        return ArrayDataset(name, npz.read_all(path, shape), classes=classes)
+    if name not in DATASETS:
+        about = brought.about(name, root=root, reading=reading)
+        return ArrayDataset(
+            name,
+            brought.read(name, root=root, reading=reading),
+            classes=about.classes,
+            task=about.task,
+            vocabulary=about.vocabulary,
+        )
     return ArrayDataset(
         name, _arrays(name, root, download=download), classes=DATASETS[name].classes
     )
@@ -55,10 +68,10 @@ def _digits() -> Arrays:
     for label in range(10):
         test[np.flatnonzero(labels == label)[4::5]] = True
     return {
-        "train_images": images[~test],
-        "train_labels": labels[~test],
-        "test_images": images[test],
-        "test_labels": labels[test],
+        "train_inputs": images[~test],
+        "train_targets": labels[~test],
+        "test_inputs": images[test],
+        "test_targets": labels[test],
     }
 
 
@@ -90,12 +103,12 @@ def _idx_arrays(name: str, root: Path | None) -> Arrays:
     assert paths is not None
     arrays = {array: read_idx(path) for array, path in paths.items()}
     for split in SPLITS:
-        images = arrays[f"{split}_images"]
-        labels = arrays[f"{split}_labels"]
+        images = arrays[f"{split}_inputs"]
+        labels = arrays[f"{split}_targets"]
         right_shape = images.shape == (len(labels), 28, 28)
         right_labels = labels.max(initial=0) < DATASETS[name].classes
         if not right_shape or not right_labels or not len(labels):
-            folder = paths[f"{split}_images"].parent
+            folder = paths[f"{split}_inputs"].parent
             raise UserError(
                 f"{name}: the {split} files in {folder} are not those of {name}; "
                 "download them again"
@@ -103,7 +116,7 @@ def _idx_arrays(name: str, root: Path | None) -> Arrays:
         if name == "emnist":
             # It is stored transposed.
             images = images.transpose(0, 2, 1)
-        arrays[f"{split}_images"] = images[:, None]
+        arrays[f"{split}_inputs"] = images[:, None]
     return arrays
 
 
@@ -153,8 +166,8 @@ def _cifar(name: str, root: Path, *, download: bool) -> Arrays:
         for split in SPLITS:
             found = kinds[name](root, train=split == "train", download=download)
             # [N, H, W, C] as it comes.
-            arrays[f"{split}_images"] = found.data.transpose(0, 3, 1, 2)
-            arrays[f"{split}_labels"] = np.array(found.targets)
+            arrays[f"{split}_inputs"] = found.data.transpose(0, 3, 1, 2)
+            arrays[f"{split}_targets"] = np.array(found.targets)
     return arrays
 
 
@@ -166,8 +179,8 @@ def _svhn(root: Path, *, download: bool) -> Arrays:
         for split in SPLITS:
             # [N, C, H, W] already, and digit 0 is class 0.
             found = torchvision.datasets.SVHN(root, split=split, download=download)
-            arrays[f"{split}_images"] = found.data
-            arrays[f"{split}_labels"] = found.labels
+            arrays[f"{split}_inputs"] = found.data
+            arrays[f"{split}_targets"] = found.labels
     return arrays
 
 

@@ -5,7 +5,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hpcfed.data import PARTITIONS, PartitionPlan
-from hpcfed.data.schemes import SCHEMES, ClassPools, merged
+from hpcfed.data.schemes import (
+    SCHEMES,
+    ClassPools,
+    merged,
+    natural_clients,
+    samples_of,
+)
 from hpcfed.errors import UserError, unknown
 from hpcfed.runtime import randomness
 
@@ -22,21 +28,37 @@ class Partition:
     """Held by the server: balanced, taken from the training set, disjoint from all
     clients.
     """
+    owners: np.ndarray | None = None
+    """Under natural: the number of the owner that each client is."""
 
 
 def partition(
-    plan: PartitionPlan, train_labels: np.ndarray, test_labels: np.ndarray
+    plan: PartitionPlan,
+    train_labels: np.ndarray,
+    test_labels: np.ndarray,
+    *,
+    owners: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> Partition:
-    """Split the samples with these labels among the plan's clients."""
+    """Split the samples with these labels among the plan's clients.
+
+    `owners` are those of the training and of the test samples, where they are known.
+    """
     if plan.scheme not in PARTITIONS:
         raise unknown("partition", plan.scheme, PARTITIONS)
     if plan.clients < 1:
         raise UserError(f"a federation needs at least 1 client, not {plan.clients}")
-    scheme = SCHEMES[plan.scheme]
     train = _by_class(train_labels, plan.classes)
     test = _by_class(test_labels, plan.classes)
     # Before the clients get theirs, so that no client trains on what the server holds.
     train, validation = _carve_validation(train, plan.validation, seed=plan.seed)
+    if plan.scheme == "natural":
+        assert owners is not None
+        num_owners = int(owners[0].max()) + 1
+        clients = natural_clients(plan, num_owners)
+        train_lists = samples_of(clients, merged(train), owners[0])
+        test_lists = samples_of(clients, np.arange(len(owners[1])), owners[1])
+        return Partition(train_lists, test_lists, validation, clients)
+    scheme = SCHEMES[plan.scheme]
     if not plan.new_classes:
         train_lists, test_lists = scheme(plan, train, test)
         return Partition(train_lists, test_lists, validation)

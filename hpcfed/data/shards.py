@@ -2,11 +2,13 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from hpcfed.data import Task
 from hpcfed.data.datasets import Dataset, Split
 
 
@@ -14,12 +16,14 @@ from hpcfed.data.datasets import Dataset, Split
 class Shard:
     """One split of some clients' data; a sample that several clients hold is there once."""
 
-    images: Tensor
-    """[samples, channels, height, width], standardised."""
-    labels: Tensor
-    """[samples], int64."""
+    inputs: Tensor
+    """[samples, *shape], standardised; tokens are int64."""
+    targets: Tensor
+    """Labels, [samples] int64; next tokens, [samples, length] int64, -100 where there is
+    none; or numbers to predict, [samples, outputs].
+    """
     index: Tensor
-    """[clients, longest], int64: positions in `images`. Beyond a client's size there are
+    """[clients, longest], int64: positions in `inputs`. Beyond a client's size there are
     zeros; longest is at least 1.
     """
     sizes: tuple[int, ...]
@@ -28,11 +32,20 @@ class Shard:
     """Id of each client."""
     blank: Tensor | None = field(default=None, kw_only=True)
     """[channels]: standardised black, which augmentation shifts in from the edges."""
+    task: Task = field(default="classification", kw_only=True)
+    """What `targets` are."""
+
+    @cached_property
+    def samples(self) -> np.ndarray:
+        """`sizes` as an array: a million of them take 40 ms to be made into one, which
+        would be most of a small cohort's round.
+        """
+        return np.array(self.sizes, np.int64)
 
 
 @dataclass(frozen=True)
 class SubShard(Shard):
-    """Consecutive clients of a larger shard, over the same images."""
+    """Consecutive clients of a larger shard, over the same samples."""
 
     whole: Shard
     first: int
@@ -43,40 +56,42 @@ def sub_shard(whole: Shard, first: int, clients: np.ndarray) -> SubShard:
     """Return as many clients of a shard as there are ids, from position `first` on."""
     positions = slice(first, first + len(clients))
     return SubShard(
-        whole.images,
-        whole.labels,
+        whole.inputs,
+        whole.targets,
         whole.index[positions],
         whole.sizes[positions],
         clients,
         whole=whole,
         first=first,
         blank=whole.blank,
+        task=whole.task,
     )
 
 
 def join(shards: Iterable[Shard]) -> Shard:
-    """Join the clients of several shards, one shard after the other; copies images."""
+    """Join the clients of several shards, one shard after the other; copies samples."""
     shards = list(shards)
     longest = max(s.index.shape[1] for s in shards)
     indices = []
     sizes: list[int] = []
-    num_images = 0
+    num_samples = 0
     for s in shards:
         sizes += s.sizes
         size_column = torch.tensor(s.sizes, dtype=torch.int64)[:, None]
         owned = torch.arange(longest) < size_column
         missing = longest - s.index.shape[1]
         padded = torch.nn.functional.pad(s.index, (0, missing))
-        # Positions move behind the earlier shards' images; padding stays zero.
-        indices.append(padded + num_images * owned.to(padded))
-        num_images += len(s.images)
+        # Positions move behind the earlier shards' samples; padding stays zero.
+        indices.append(padded + num_samples * owned.to(padded))
+        num_samples += len(s.inputs)
     return Shard(
-        images=torch.cat([s.images for s in shards]),
-        labels=torch.cat([s.labels for s in shards]),
+        inputs=torch.cat([s.inputs for s in shards]),
+        targets=torch.cat([s.targets for s in shards]),
         index=torch.cat(indices),
         sizes=tuple(sizes),
         clients=np.concatenate([s.clients for s in shards]),
         blank=shards[0].blank,
+        task=shards[0].task,
     )
 
 
@@ -103,15 +118,19 @@ def shard(
     index = np.zeros((len(sizes), longest), dtype=np.int64)
     owned = np.arange(longest) < sizes[:, None]
     index[owned] = positions
-    images = dataset.images(split, samples, device=device, dtype=dtype)
-    if device.type == "cuda":
+    inputs = dataset.inputs(split, samples, device=device, dtype=dtype)
+    if device.type == "cuda" and inputs.ndim == 4:
         # Our kernels gather pixels with their channels side by side.
-        images = images.contiguous(memory_format=torch.channels_last)
+        inputs = inputs.contiguous(memory_format=torch.channels_last)
+    blank = None
+    if dataset.blank is not None:
+        blank = torch.from_numpy(dataset.blank).to(device, dtype)
     return Shard(
-        images=images,
-        labels=torch.from_numpy(dataset.labels(split)[samples]).to(device),
+        inputs=inputs,
+        targets=dataset.targets(split, samples, device=device, dtype=dtype),
         index=torch.from_numpy(index).to(device),
         sizes=tuple(sizes.tolist()),
         clients=np.arange(len(sizes)) if clients is None else clients,
-        blank=torch.from_numpy(dataset.blank).to(device, dtype),
+        blank=blank,
+        task=dataset.task,
     )

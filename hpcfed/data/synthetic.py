@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hpcfed.data import Task
 from hpcfed.data.datasets import Split
 from hpcfed.errors import UserError
 from hpcfed.runtime import randomness
@@ -44,9 +45,13 @@ class SyntheticDataset:
     """
 
     name = "synthetic"
+    task: Task = "classification"
+    vocabulary = 0
+    owner_names = None
 
     def __init__(self, size: SyntheticSize, *, seed: int) -> None:
-        self.shape = size.shape
+        self.shape: tuple[int, ...] = size.shape
+        self._size = size
         self.classes = size.classes
         self._seed = seed
         self._labels: dict[Split, np.ndarray] = {
@@ -57,10 +62,26 @@ class SyntheticDataset:
         self._signal = signal_amplitude(size.shape)
         self.blank = np.zeros(size.shape[0])
 
+    def size(self, split: Split) -> int:
+        return len(self._labels[split])
+
     def labels(self, split: Split) -> np.ndarray:
         return self._labels[split]
 
-    def images(
+    def owners(self, split: Split) -> None:
+        return None
+
+    def targets(
+        self,
+        split: Split,
+        index: np.ndarray,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> Tensor:
+        return torch.from_numpy(self._labels[split][index]).to(device)
+
+    def inputs(
         self,
         split: Split,
         index: np.ndarray,
@@ -82,7 +103,7 @@ class SyntheticDataset:
         for start in range(0, len(index), block):
             rows = slice(start, start + block)
             keys = randomness.client_keys(self._seed, purpose, 0, samples[rows])
-            noise = _centred(keys, self.shape).mul_(noise_amplitude)
+            noise = _centred(keys, self._size.shape).mul_(noise_amplitude)
             # In the dtype of the run only at the end.
             images[rows] = noise.add_(prototypes[labels[rows]])
         return images
@@ -92,7 +113,7 @@ class SyntheticDataset:
 
         They are coarse because that is what convolutions and pooling can see.
         """
-        channels, height, width = self.shape
+        channels, height, width = self._size.shape
         classes = torch.arange(self.classes, device=device)
         keys = randomness.client_keys(self._seed, "synthetic prototype", 0, classes)
         cells = _centred(keys, (channels, 8, 8)).mul_(self._signal)

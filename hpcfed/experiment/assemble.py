@@ -2,16 +2,18 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
+from torch import Tensor
 
 from hpcfed import methods
 from hpcfed.attacks.tampering import tampering
+from hpcfed.clients.initial import frozen_tensors
 from hpcfed.clients.job import RowEngine
 from hpcfed.clients.lockstep import Lockstep
 from hpcfed.clients.placement import Clients
-from hpcfed.config import Settings
+from hpcfed.config import RunConfig, Settings
 from hpcfed.data.datasets import Split
 from hpcfed.data.shards import Shard
 from hpcfed.experiment.arithmetic import dtype_of, set_arithmetic
@@ -28,7 +30,9 @@ from hpcfed.experiment.serving import open_transport
 from hpcfed.federation.federation import Federation, Tamper
 from hpcfed.federation.training import Shards
 from hpcfed.methods import Method
+from hpcfed.record.metrics import chosen
 from hpcfed.record.timing import Timer
+from hpcfed.runtime import randomness
 from hpcfed.runtime.collectives import Collectives
 from hpcfed.runtime.world import World
 from hpcfed.server.client import ServerClient
@@ -63,6 +67,12 @@ class Setup:
     global_test: Shard
     """This rank's share of the global test set, as the data of one client."""
     global_test_size: int
+    num_outputs: int
+    """Classes, the vocabulary, or the numbers that are predicted."""
+    metrics: tuple[str, ...]
+    """What models are judged by."""
+    evaluated: np.ndarray
+    """Ids of the clients that are evaluated, ascending."""
     dealt: Dealt
     data: str = ""
     """A fingerprint of the data set, on the root; empty for one that its options
@@ -78,6 +88,8 @@ class Setup:
     """Seeds that advance together with this one, itself included."""
     newcomers: Newcomers | None = None
     """Clients that join after the last round."""
+    frozen: dict[str, Tensor] = field(default_factory=dict)
+    """Parameters of the network that no row holds, by name."""
 
 
 def assemble(settings: Settings, world: World, timer: Timer) -> Setup:
@@ -122,7 +134,8 @@ def assemble_seeds(
     config = settings[0].config
     set_arithmetic(config)
     # Synthetic data depends on the seed; any other data set is read once.
-    shared = None if config.dataset == "synthetic" else load_dataset(config, world)
+    own_data = config.dataset == "synthetic" and config.data_seed is None
+    shared = None if own_data else load_dataset(config, world)
     materials = []
     for one in settings:
         dataset = shared or load_dataset(one.config, world)
@@ -217,8 +230,26 @@ def _setup(
         timer=timer,
         clients=material.clients,
         global_test=global_test,
-        global_test_size=len(material.dataset.labels("test")),
+        global_test_size=material.dataset.size("test"),
+        num_outputs=material.dataset.classes,
+        metrics=chosen(config.metrics, material.dataset.task),
+        evaluated=_evaluated(config, material.clients),
         dealt=material.dealt,
         data=fingerprint(material.dataset) if world.is_root else "",
         newcomers=newcomers,
+        frozen=frozen_tensors(material.network, engine.layout),
     )
+
+
+def _evaluated(config: RunConfig, clients: Clients) -> np.ndarray:
+    """Return who is evaluated: everyone, or a sample of those who have test data, the
+    same in every round.
+    """
+    if config.evaluate_clients is None:
+        return np.arange(config.clients)
+    holders = np.flatnonzero(clients.test_samples > 0)
+    # By the data's seed: seeds of a study that share their data share the sample.
+    generator = randomness.generator(config.seed_of_data, "evaluated clients")
+    size = min(config.evaluate_clients, len(holders))
+    drawn: np.ndarray = generator.choice(holders, size, replace=False)
+    return np.sort(drawn)

@@ -8,7 +8,7 @@ clients: any number of ranks can go on.
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,18 @@ import numpy as np
 import torch
 
 from hpcfed.config import RunConfig
-from hpcfed.errors import one_line
+from hpcfed.errors import UserError, one_line
 from hpcfed.experiment.assemble import Setup
 from hpcfed.record import checkpoints
 from hpcfed.record.checkpoints import StoredFile
 from hpcfed.record.folder import RECORD, checkpoint_folder
 from hpcfed.record.results import ResultsWriter
 from hpcfed.runtime.signals import Stop
+
+LAST_BYTES = 64 * 2**20
+"""The most bytes of states, of all ranks, for which a complete run keeps a checkpoint
+that nobody has asked for.
+"""
 
 
 class Checkpointer:
@@ -58,12 +63,30 @@ class Checkpointer:
             by_time = everyones[0][1]
             stopping = asked and round + 1 < config.rounds
             required = stopping or _asked_for(round, config)
-            if required or by_time:
+            last = round + 1 == config.rounds and self._keeps_last(state)
+            if required or by_time or last:
                 with stop.checkpointing():
                     self._write(round + 1, state, required=required)
         if stopping:
             stop.agreed = True
         return stopping
+
+    def _keeps_last(self, state: Any) -> bool:
+        """Tell whether a complete run keeps a checkpoint of its last round, from which
+        it can be made longer: where that is small.
+
+        A server that learns after the last round cannot go on from there.
+        """
+        setup = self._setup
+        config = setup.settings.config
+        if setup.settings.options.has_server or not config.checkpoint_minutes:
+            return False
+        size = 0
+        for field in fields(state):
+            tensor = getattr(state, field.name)
+            size += tensor.numel() * tensor.element_size()
+        # Ranks have different numbers of clients, but must decide alike.
+        return sum(setup.collectives.allgather(size)) <= LAST_BYTES
 
     def _write(self, rounds: int, state: Any, *, required: bool) -> None:
         """Write a checkpoint. One that only its age asks for may fail: the last whole
@@ -192,12 +215,31 @@ def as_array(tensor: torch.Tensor) -> np.ndarray:
     return array
 
 
+def check_state(setup: Setup, state: Any, hook: str) -> None:
+    """Refuse a state that is no dataclass of tensors, before anything relies on it."""
+    method = setup.settings.config.method
+    if not is_dataclass(state) or isinstance(state, type):
+        kind = type(state).__name__
+        raise UserError(
+            f"method {method}: {hook} returns {kind}; a state is a dataclass of tensors"
+        )
+    for field in fields(state):
+        value = getattr(state, field.name)
+        if not isinstance(value, torch.Tensor):
+            kind = type(value).__name__
+            raise UserError(
+                f"method {method}: {hook} returns a state whose {field.name} is "
+                f"{kind}; every field of a state is a tensor"
+            )
+
+
 def check_shared(setup: Setup, state: Any) -> None:
     """Refuse a state whose shared fields differ between ranks: a checkpoint holds only
     the root's.
 
     Ranks on different devices may round differently, so a small difference is allowed.
     """
+    _check_owned(setup, state)
     if setup.collectives.size == 1:
         return
     shared, digests = {}, {}
@@ -219,6 +261,21 @@ def check_shared(setup: Setup, state: Any) -> None:
                 f"state field {name} of method {setup.settings.config.method} differs "
                 "between ranks, so that no run could go on with it; mark it OWNED if "
                 "it has a row per client, otherwise make it the same on all ranks"
+            )
+
+
+def _check_owned(setup: Setup, state: Any) -> None:
+    """Refuse a field that is OWNED and has not a row for every client of this rank."""
+    clients = len(setup.federation.clients)
+    for field in fields(state):
+        if not field.metadata.get("owned"):
+            continue
+        rows = len(getattr(state, field.name))
+        if rows != clients:
+            raise RuntimeError(
+                f"state field {field.name} of method {setup.settings.config.method} has "
+                f"{rows} rows after a round, but there are {clients} clients here; "
+                "state.field[cohort.here] are the cohort's"
             )
 
 

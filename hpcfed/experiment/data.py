@@ -6,12 +6,14 @@ import numpy as np
 
 from hpcfed.attacks.label_flip import Flipped
 from hpcfed.config import RunConfig
-from hpcfed.data.datasets import ArrayDataset, Dataset
+from hpcfed.data.brought import is_brought
+from hpcfed.data.datasets import ArrayDataset, Dataset, Split
 from hpcfed.data.loading import load
 from hpcfed.data.partition import Partition
 from hpcfed.data.partition import partition as deal_out
 from hpcfed.data.supplement import Supplement, nobody, supplemented
 from hpcfed.data.synthetic import SyntheticSize
+from hpcfed.errors import UserError
 from hpcfed.runtime import randomness
 from hpcfed.runtime.world import World
 
@@ -29,12 +31,18 @@ class Dealt:
     supplement: Supplement
     attackers: np.ndarray
     """Ids of malicious clients, ascending."""
+    owners: np.ndarray | None = None
+    """What natural clients are called in the data set, newcomers included."""
 
 
 def load_dataset(config: RunConfig, world: World) -> Dataset:
     """Load the data set on every rank; one rank of each host downloads, the others wait
     for it and read.
     """
+    if is_brought(config.dataset):
+        brought = _load(config, download=False)
+        _check_same(config.dataset, brought, world)
+        return brought
     if not config.download:
         return _load(config, download=False)
     dataset = None
@@ -42,6 +50,20 @@ def load_dataset(config: RunConfig, world: World) -> Dataset:
         dataset = _load(config, download=True)
     world.role_barrier()
     return dataset or _load(config, download=False)
+
+
+def _check_same(name: str, dataset: Dataset, world: World) -> None:
+    """Refuse data of the user's that differs between ranks: a function that draws random
+    numbers without a seed, or files of two versions on two hosts.
+    """
+    if world.num_workers == 1:
+        return
+    found = world.role_allgather(fingerprint(dataset))
+    if len(set(found)) > 1:
+        raise UserError(
+            f"data set {name} is not the same on all ranks; give its random numbers a "
+            "seed, and every host the same files"
+        )
 
 
 def _load(config: RunConfig, *, download: bool) -> Dataset:
@@ -57,8 +79,9 @@ def _load(config: RunConfig, *, download: bool) -> Dataset:
         config.dataset,
         root=config.root,
         download=download,
-        seed=config.seed,
+        seed=config.seed_of_data,
         synthetic=size,
+        reading=replace(config.reading, natural=config.partition == "natural"),
     )
     # It offers every sample a second time, with the label that attackers give it.
     return Flipped(dataset) if config.attack == "label-flip" else dataset
@@ -97,24 +120,48 @@ def deal(config: RunConfig, dataset: Dataset, *, validates: bool) -> Dealt:
             clients=config.clients,
             below=config.supplement_below or config.batch_size,
             share=config.supplement_share,
-            seed=config.seed,
+            seed=config.seed_of_data,
         )
     # Attackers are a prefix of one permutation: more of them include the fewer.
     drawn = randomness.generator(config.seed, "attackers").permutation(config.clients)
     attackers = np.sort(drawn[: config.num_attackers])
     if isinstance(dataset, Flipped):
         partition = replace(partition, train=dataset.poison(partition.train, attackers))
-    return Dealt(partition, supplement, attackers)
+    owners = None
+    if partition.owners is not None:
+        assert honest.owner_names is not None
+        owners = honest.owner_names[partition.owners]
+    return Dealt(partition, supplement, attackers, owners)
 
 
 def _usual_validation(dataset: Dataset) -> int:
     """Return how many samples a validation set has by default: equally many of each
     class, few enough that the rarest class keeps nine of ten.
     """
-    rarest = np.bincount(dataset.labels("train"), minlength=dataset.classes).min()
-    return dataset.classes * max(1, min(VALIDATION_PER_CLASS, int(rarest) // 10))
+    classes = _num_classes(dataset)
+    rarest = np.bincount(_labels(dataset, "train"), minlength=classes).min()
+    return classes * max(1, min(VALIDATION_PER_CLASS, int(rarest) // 10))
 
 
 def _partition(config: RunConfig, dataset: Dataset, validation: int) -> Partition:
-    plan = config.plan(dataset.classes, validation)
-    return deal_out(plan, dataset.labels("train"), dataset.labels("test"))
+    plan = config.plan(_num_classes(dataset), validation)
+    owners = None
+    if config.partition == "natural":
+        of_train, of_test = dataset.owners("train"), dataset.owners("test")
+        # `check_partition` has refused data without owners.
+        assert of_train is not None and of_test is not None
+        owners = (of_train, of_test)
+    return deal_out(
+        plan, _labels(dataset, "train"), _labels(dataset, "test"), owners=owners
+    )
+
+
+def _num_classes(dataset: Dataset) -> int:
+    return dataset.classes if dataset.task == "classification" else 1
+
+
+def _labels(dataset: Dataset, split: Split) -> np.ndarray:
+    """Return the class of every sample; where there are none, all are in one."""
+    if dataset.task == "classification":
+        return dataset.labels(split)
+    return np.zeros(dataset.size(split), np.int64)

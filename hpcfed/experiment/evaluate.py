@@ -1,16 +1,18 @@
 """How good the clients' rows and the global model are, on all ranks together."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hpcfed.clients.placement import Clients
+from hpcfed.clients.metrics import class_accuracy, metric, wanted_sums
+from hpcfed.clients.objective import CLASSES, OBJECTIVES, Sums, Wanted
 from hpcfed.config import RunConfig
 from hpcfed.experiment.assemble import Setup
 from hpcfed.federation.federation import Federation
+from hpcfed.record.metrics import METRICS, PER_CLASS, global_name, of_clients
 from hpcfed.record.results import ResultsWriter
 from hpcfed.record.run import at_target, mean_accuracy
 from hpcfed.runtime.device import on_device
@@ -24,11 +26,20 @@ class Evaluation:
     """What all ranks know after they have evaluated a state."""
 
     accuracy: float
-    """The mean over clients with test data."""
+    """The mean over clients with test data; NaN where answers are not right or wrong."""
     client_accuracy: np.ndarray
+    """One for every client that is evaluated."""
     global_accuracy: float
     """NaN for a method without a global model, as is its loss."""
     global_loss: float
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Further series of the round, by name."""
+    client_metrics: dict[str, np.ndarray] = field(default_factory=dict)
+    """Further metrics of every client that is evaluated."""
+    class_accuracy: dict[str, np.ndarray] = field(default_factory=dict)
+    """Accuracy of each class, where asked for: of the clients' rows on their own data,
+    taken together, and of the global model.
+    """
 
     def reaches(self, target: float | None) -> bool:
         """Tell whether the accuracy is this many per cent; all ranks find the same."""
@@ -45,93 +56,150 @@ def is_due(round: int, config: RunConfig) -> bool:
 
 
 def evaluate(setup: Setup, state: Any) -> Evaluation:
-    """Evaluate every client's personal row on its own test data, and the global model
+    """Evaluate the clients' personal rows on their own test data, and the global model
     on all of it.
     """
-    total = len(setup.clients.rank)
+    wanted = wanted_sums(setup.metrics, setup.num_outputs)
+    names = of_clients(setup.metrics)
+    device = setup.federation.device
     with setup.timer.phase("evaluate"):
-        # One small allreduce for everything: each client's correct answers, then the
-        # global model's correct answers and its loss.
-        device = setup.federation.device
-        sums = torch.zeros(total + 2, dtype=torch.float64, device=device)
-        _add_personal(setup, state, sums)
+        # One small allreduce for everything: metrics of each client, answers by class,
+        # then the global model's sums. Every rank fills in what it knows.
+        by_client = torch.zeros(
+            len(names), len(setup.evaluated), dtype=torch.float64, device=device
+        )
+        by_class = torch.zeros(
+            1, *wanted.get(CLASSES, (0,)), dtype=torch.float64, device=device
+        )
+        _add_personal(setup, state, wanted, by_client, by_class)
         row = setup.method.global_row(state)
-        if row is not None:
-            _add_global(setup, row, sums[total:])
-        summed = setup.collectives.allreduce(sums)
-        answers = summed.cpu().numpy()
-    accuracy = _accuracies(answers[:total], setup.clients)
-    # Without a global model its figures are 0 / NaN, which is NaN.
-    samples = float(setup.global_test_size)
+        of_global = _global_sums(setup, row, wanted)
+        parts = [by_client, by_class, *of_global.values()]
+        summed = setup.collectives.allreduce(torch.cat([p.flatten() for p in parts]))
+        found = _split(summed.cpu(), parts)
+    by_client, by_class, *sums = found
+    of_global = dict(zip(of_global, sums, strict=True))
+    if "count" not in of_global:
+        # Samples, which every rank has counted before.
+        of_global["count"] = torch.tensor([setup.global_test_size])
     if row is None:
-        samples = float("nan")
-    correct, loss = answers[total:]
-    return Evaluation(
-        accuracy=mean_accuracy(accuracy),
-        client_accuracy=accuracy,
-        global_accuracy=float(correct / samples),
-        global_loss=float(loss / samples),
-    )
+        of_global = {name: torch.nan * values for name, values in of_global.items()}
+    return _evaluation(setup, names, by_client, {CLASSES: by_class}, of_global)
 
 
-def _add_personal(setup: Setup, state: Any, sums: Tensor) -> None:
-    """Put the correct answers of this rank's clients at their ids."""
+def _split(vector: Tensor, parts: list[Tensor]) -> list[Tensor]:
+    """Return pieces of a vector in the shapes of these tensors."""
+    pieces = vector.split([part.numel() for part in parts])
+    return [piece.view(part.shape) for piece, part in zip(pieces, parts, strict=True)]
+
+
+def _add_personal(
+    setup: Setup, state: Any, wanted: Wanted, by_client: Tensor, by_class: Tensor
+) -> None:
+    """Fill in the metrics of this rank's clients, and add up their answers by class."""
     fed = setup.federation
+    here = _evaluated_here(setup, fed)
     # A method may build personal rows only to have them judged, so not all at once.
     # Stacked seeds do it at the same time.
     row_floats = fed.layout.num_columns * setup.stacked
     group = max(1, PERSONAL_FLOATS // row_floats)
-    count = len(fed.clients)
-    for start in range(0, count, group):
-        members = np.arange(start, min(start + group, count))
+    names = of_clients(setup.metrics)
+    for start in range(0, len(here), group):
+        members = here[start : start + group]
         rows = setup.method.personal(fed, state, members)
-        score = fed.evaluate(rows, members)
-        ids = on_device(fed.clients[members], fed.device)
-        sums[ids] = score.correct.double()
+        score = fed.evaluate(rows, members, wanted)
+        places = np.searchsorted(setup.evaluated, fed.clients[members])
+        at = on_device(places, fed.device)
+        for values, name in zip(by_client, names, strict=True):
+            values[at] = metric(name, score.sums)
+        if CLASSES in wanted:
+            by_class += score.sums[CLASSES].sum(0)
 
 
-def _add_global(setup: Setup, row: Tensor, sums: Tensor) -> None:
-    """Put the global model's correct answers and loss on this rank's share of the test
-    set into the two sums.
+def _evaluated_here(setup: Setup, fed: Federation) -> np.ndarray:
+    """Return the positions of this rank's clients that are evaluated."""
+    is_evaluated = np.zeros(len(setup.clients.rank), bool)
+    is_evaluated[setup.evaluated] = True
+    return np.flatnonzero(is_evaluated[fed.clients])
+
+
+def _global_sums(setup: Setup, row: Tensor | None, wanted: Wanted) -> Sums:
+    """Return the global model's sums over this rank's share of the test set, float64;
+    0 without a model.
     """
-    # The engine knows clients alone: the test set is the data of one, client 0.
-    client = np.zeros(1, np.int64)
-    rows = row.unsqueeze(0)
-    score = setup.engine.evaluate(rows, setup.global_test, client)
-    sums[0] = score.correct.double().sum()
-    sums[1] = score.loss.double().sum()
+    objective = OBJECTIVES[setup.global_test.task]
+    like = setup.federation.initial_row()
+    sums = objective.zeros(1, like, wanted)
+    if row is not None:
+        # The engine knows clients alone: the test set is the data of one, client 0.
+        client = np.zeros(1, np.int64)
+        rows = row.unsqueeze(0)
+        score = setup.engine.evaluate(rows, setup.global_test, client, wanted)
+        # In the same order on every rank.
+        sums = {name: score.sums[name] for name in sums}
+    return {name: values.double() for name, values in sums.items()}
+
+
+def _evaluation(
+    setup: Setup, names: list[str], by_client: Tensor, pooled: Sums, of_global: Sums
+) -> Evaluation:
+    """Return all metrics, from what all ranks have summed."""
+    clients = dict(zip(names, by_client.numpy(), strict=True))
+    series = {}
+    for name in setup.metrics:
+        if name == PER_CLASS:
+            continue
+        if METRICS[name].pooled:
+            series[name] = float(metric(name, pooled))
+        else:
+            series[name] = mean_accuracy(clients[name])
+        series[global_name(name)] = float(metric(name, of_global))
+    by_class = {}
+    if PER_CLASS in setup.metrics:
+        by_class["accuracy"] = class_accuracy(pooled)[0].numpy()
+        by_class["global_accuracy"] = class_accuracy(of_global)[0].numpy()
+    # These three are in every record.
+    unknown = np.full(len(setup.evaluated), np.nan)
+    series.pop("global_loss", None)
+    return Evaluation(
+        accuracy=series.pop("accuracy", float("nan")),
+        client_accuracy=clients.pop("accuracy", unknown),
+        global_accuracy=series.pop("global_accuracy", float("nan")),
+        global_loss=float(metric("loss", of_global)),
+        metrics=series,
+        client_metrics=clients,
+        class_accuracy=by_class,
+    )
 
 
 def evaluate_finals(setup: Setup, state: Any, results: ResultsWriter | None) -> None:
     """Evaluate what a method asks for at the end, beyond a round's evaluation."""
     fed = setup.federation
-    everyone = np.arange(len(fed.clients))
-    for name, rows in setup.method.finals(fed, state, everyone):
-        accuracy = client_accuracy(setup, fed, rows, setup.clients)
+    here = _evaluated_here(setup, fed)
+    total = len(setup.clients.rank)
+    for name, rows in setup.method.finals(fed, state, here):
+        accuracy = client_accuracy(setup, fed, rows, here, total)
         if results is not None:
             results.write_final(name, accuracy)
 
 
 def client_accuracy(
-    setup: Setup, fed: Federation, rows: Tensor, clients: Clients
+    setup: Setup, fed: Federation, rows: Tensor, members: np.ndarray, total: int
 ) -> np.ndarray:
-    """Return the accuracy of every client of a federation on its own test data; `rows`
-    are those of this rank's clients.
+    """Return the accuracy of all `total` clients of a federation on their own test
+    data; NaN for those whose row is on no rank. `rows` are those of this rank's members.
     """
+    if "accuracy" not in setup.metrics:
+        return np.full(total, np.nan)
     with setup.timer.phase("evaluate"):
-        total = len(clients.rank)
-        sums = torch.zeros(total, dtype=torch.float64, device=fed.device)
-        everyone = np.arange(len(fed.clients))
-        score = fed.evaluate(rows, everyone)
+        # NaN where nobody fills in anything: 0 / 0.
+        sums = torch.zeros(2, total, dtype=torch.float64, device=fed.device)
+        score = fed.evaluate(rows, members)
         # Every rank fills in its own clients; the others' entries stay 0.
-        ids = on_device(fed.clients, fed.device)
-        sums[ids] = score.correct.double()
+        ids = on_device(fed.clients[members], fed.device)
+        sums[0, ids] = score.correct.double()
+        sums[1, ids] = score.count.double()
         summed = setup.collectives.allreduce(sums)
-    return _accuracies(summed.cpu().numpy(), clients)
-
-
-def _accuracies(correct: np.ndarray, clients: Clients) -> np.ndarray:
-    """Return correct answers by test samples; NaN for clients without test data."""
-    samples = clients.test_samples
-    share = correct / np.maximum(samples, 1)
-    return np.where(samples > 0, share, np.nan)
+    correct, count = summed.cpu()
+    accuracy: np.ndarray = (correct / count).numpy()
+    return accuracy

@@ -18,6 +18,16 @@ BEAT = 1.0
 """Seconds between two signs of life of a rank."""
 
 
+class Failed(SystemExit):
+    """A run has failed, and has said why: the process ends with 1, unless a program
+    catches it.
+    """
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(1)
+        self.error = error
+
+
 @dataclass
 class Reporting:
     """What a rank's last words need; a run fills it in as it comes to know it."""
@@ -48,7 +58,7 @@ def ending_all_ranks(world: World, reporting: Reporting) -> Iterator[None]:
         _last_words(world, reporting, line, trace)
         # Other ranks may wait in a collective for ever, so MPI ends them.
         world.abort(1)
-        raise SystemExit(1) from None
+        raise Failed(error) from None
 
 
 @contextmanager

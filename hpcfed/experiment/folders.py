@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
+from hpcfed import plugins
 from hpcfed.config import RunConfig
 from hpcfed.errors import UserError, remark
 from hpcfed.experiment.stored import is_complete
@@ -63,16 +64,16 @@ def _take(folder: Path, config: RunConfig, claims: ExitStack) -> bool:
     if config.resume is not None:
         for path in seeds:
             claims.enter_context(claimed(path))
-        return _look_again(folder, seeds)
+        return _look_again(folder, seeds, config.rounds)
     _clear(folder, seeds, claims, overwrite=config.overwrite)
     sign(folder)
     return False
 
 
-def _look_again(folder: Path, seeds: Sequence[Path]) -> bool:
+def _look_again(folder: Path, seeds: Sequence[Path], rounds: int) -> bool:
     """Tell whether the runs are complete by now, which are claimed since a moment."""
     check_plain(folder)
-    done = [is_complete(run) for run in seeds or [folder]]
+    done = [is_complete(run, rounds) for run in seeds or [folder]]
     if all(done):
         remark(f"hpcfed: {folder} is complete; there is nothing to go on with")
         return True
@@ -110,7 +111,8 @@ def _new_folder(config: RunConfig) -> Path:
     array do.
     """
     clock = time.strftime("%Y%m%d-%H%M%S")
-    name = f"{config.method}-{Path(config.dataset).stem}-{clock}"
+    method = plugins.label(config.method)
+    name = f"{method}-{Path(config.dataset).stem}-{clock}"
     # mkdir is the test: whoever makes the folder has it.
     for number in range(1, MOST_ATTEMPTS):
         folder = RUNS / (name if number == 1 else f"{name}-{number}")

@@ -5,11 +5,13 @@ from typing import Any
 
 import numpy as np
 
+from hpcfed.clients.initial import save_model
 from hpcfed.experiment import checkpointing, resume
 from hpcfed.experiment.assemble import Setup
 from hpcfed.experiment.checkpointing import Checkpointer
 from hpcfed.experiment.evaluate import evaluate, evaluate_finals, is_due
 from hpcfed.experiment.newcomers import welcome
+from hpcfed.experiment.patience import begin_patience
 from hpcfed.experiment.progress import RunProgress
 from hpcfed.experiment.rebalance import Rebalancer
 from hpcfed.experiment.recording import Recorder, closing, open_results, open_snapshots
@@ -41,12 +43,14 @@ def run_rounds(
         joules_before = rank_joules(setup.world)
         first = 0
         state = method.init(fed)
+        checkpointing.check_state(setup, state, "init")
         if config.resume is not None:
             first, state = resume.go_on(
                 setup, folder, found, state, results, progress.say
             )
         recorder = Recorder(setup, results, snapshots, progress, first)
         rebalancer = Rebalancer(setup, results, progress)
+        patience = begin_patience(setup, results)
         checkpointer = Checkpointer(setup, folder, results, stop, progress.say)
         # All ranks begin together, so that nobody's wait counts as the first round's.
         setup.collectives.barrier()
@@ -55,6 +59,7 @@ def run_rounds(
             cohort = fed.sample(round, recorder.on_trained(round))
             state = method.round(fed, state, cohort)
             if round == first:
+                checkpointing.check_state(setup, state, "round")
                 # A method whose ranks drift apart is told so now, not after hours.
                 with timer.phase("record"):
                     checkpointing.check_shared(setup, state)
@@ -67,6 +72,9 @@ def run_rounds(
             target = config.target_accuracy if config.stop_at_target else None
             if evaluation is not None and evaluation.reaches(target):
                 progress.stop(round)
+                break
+            if patience.ends_with(evaluation) and round + 1 < config.rounds:
+                progress.stop(round, patience=patience.limit)
                 break
             state = rebalancer.after_round(state, cohort, train_seconds)
             stopping = checkpointer.after_round(round, state)
@@ -87,6 +95,9 @@ def _finish(
     evaluate_finals(setup, state, results)
     if setup.newcomers is not None:
         welcome(setup, setup.newcomers, state, results)
+    row = setup.method.global_row(state)
+    if row is not None and setup.world.is_root:
+        save_model(folder, setup.federation.layout, row, setup.frozen)
     options = server_options(setup.settings)
     if options is not None and options.server_save:
         setup.federation.server.save(str(folder / SERVER))

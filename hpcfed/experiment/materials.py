@@ -11,14 +11,14 @@ from torch import nn
 
 from hpcfed import methods
 from hpcfed.clients.engine import Engine
+from hpcfed.clients.network import client_layout, client_network, sample_of
 from hpcfed.clients.placement import LONGEST, Clients, client_loads, place
 from hpcfed.config import RunConfig, Settings
 from hpcfed.data.datasets import Dataset, Split
 from hpcfed.data.partition import Partition
 from hpcfed.data.shards import Shard, join, shard, sub_shard
+from hpcfed.experiment.arithmetic import dtype_of
 from hpcfed.experiment.data import Dealt, deal
-from hpcfed.models.layout import Layout
-from hpcfed.models.networks import build
 from hpcfed.runtime.world import World
 
 
@@ -56,23 +56,27 @@ def make_material(settings: Settings, dataset: Dataset, world: World) -> Materia
     """Deal out the data, build the network, and place the clients on ranks."""
     config = settings.config
     dealt = deal(config, dataset, validates=validates(settings))
-    network = build(
-        config.network(), shape=dataset.shape, classes=dataset.classes, seed=config.seed
-    )
+    network = client_network(config)
+    own = config.model_info() is None
     engine = Engine(
         network,
-        Layout.of(network),
+        client_layout(config, network),
         shape=dataset.shape,
         mode=config.engine,
         bf16=config.precision == "bf16",
+        trial=sample_of(config) if own else None,
+        device=world.device,
     )
+    if config.init is not None and dtype_of(config) is torch.float64:
+        # Torch makes networks in float32, which would round given weights of float64.
+        network = client_network(config, double=True)
     # Clients that join later come after all others, and are placed by themselves.
     partition = dealt.partition
     known = slice(0, config.clients)
     clients = _placed(config, partition, known, world, engine.mode)
     holdings = _holdings(partition, clients.on(world.role_rank))
     # Every rank judges the global model on its share; the shares are interleaved.
-    test_size = len(dataset.labels("test"))
+    test_size = dataset.size("test")
     own_share = np.arange(world.role_rank, test_size, world.role_size)
     holdings.append(_of_one_client("test", own_share))
     if validates(settings):

@@ -30,6 +30,7 @@ def welcome(
         results.write_newcomer_bytes(sent_to_each)
     # They join one after the other, evenly spread over the first updates.
     numbers = np.arange(config.new_clients)
+    everyone = np.arange(len(fed.clients))
     joins = numbers * config.join_rounds // config.new_clients
     for start, rows in starts.items():
         # Update 0 is how they start.
@@ -37,7 +38,7 @@ def welcome(
             if update:
                 joined = np.flatnonzero(joins[fed.clients] < update)
                 rows = _next_rows(setup, fed, rows, joined, start, update)
-            accuracy = client_accuracy(setup, fed, rows, newcomers.clients)
+            accuracy = client_accuracy(setup, fed, rows, everyone, config.new_clients)
             if results is not None:
                 there = np.where(joins <= update, accuracy, np.nan)
                 results.write_newcomers(start, update, there)

@@ -4,9 +4,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from hpcfed import plugins
 from hpcfed.clients.placement import Clients
 from hpcfed.errors import count
 from hpcfed.experiment.assemble import Setup
+from hpcfed.models.hugging_face import is_hugging_face
 
 
 def opening_lines(setup: Setup) -> Iterator[str]:
@@ -14,6 +16,16 @@ def opening_lines(setup: Setup) -> Iterator[str]:
     yield _title(setup)
     for choice in setup.settings.choices:
         yield str(choice)
+    if setup.engine.reason:
+        yield f"--engine {setup.engine.mode}: {setup.engine.reason}"
+    yield from _sampled(setup)
+    config = setup.settings.config
+    if (
+        config.lora is not None
+        and config.init is None
+        and not is_hugging_face(config.model)
+    ):
+        yield "--lora: adapters beside random weights; --init gives trained ones"
     yield from _arithmetic(setup)
     yield from _supplement(setup)
     # A client without data is easily overlooked: it makes no error, only bad figures.
@@ -38,9 +50,23 @@ def _title(setup: Setup) -> str:
     if world.backend != "none":
         devices += f", {world.backend}: {world.reason}"
     return (
-        f"{config.method} on {config.dataset}: {seeds}{clients} × {columns} "
-        f"({config.network()}, {setup.engine.mode}) on {ranks} ({devices})"
+        f"{plugins.label(config.method)} on {plugins.label(config.dataset)}: "
+        f"{seeds}{clients} × {columns} "
+        f"({plugins.label(config.network())}, {setup.engine.mode}) on {ranks} ({devices})"
     )
+
+
+def _sampled(setup: Setup) -> Iterator[str]:
+    """Say so where the run has not all natural clients."""
+    config = setup.settings.config
+    if setup.dealt.owners is None:
+        return
+    taken, there = len(setup.dealt.owners), config.data().owners
+    if taken < there:
+        yield (
+            f"{taken:,} of {there:,} natural clients, drawn by --data-seed "
+            f"{config.seed_of_data}: run.h5 names them in clients/owner"
+        )
 
 
 def _arithmetic(setup: Setup) -> Iterator[str]:
@@ -81,6 +107,8 @@ def _dataless(setup: Setup, clients: Clients, whose: str) -> Iterator[str]:
     helps = "use fewer clients"
     if config.partition == "dirichlet":
         helps += " or a larger --alpha"
+    if config.partition == "natural":
+        helps = "the data has none for them"
     yield (
         f"of {len(clients.rank):,} {whose}clients {untrained:,} have no training data "
         f"and count for nothing in training, {unjudged:,} have no test data and are "

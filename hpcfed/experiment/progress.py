@@ -3,6 +3,7 @@
 import sys
 import time
 from contextlib import suppress
+from importlib.util import find_spec
 from math import isnan
 from types import TracebackType
 
@@ -15,7 +16,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from hpcfed.errors import remark
+from hpcfed.errors import count, remark
+from hpcfed.record.metrics import METRICS, global_name, text_of
 
 LINE_EVERY = 1.0
 """Seconds between plain lines, so that a long run does not fill a log."""
@@ -33,15 +35,15 @@ class RunProgress:
         self._visible = visible
         self._next_line = 0.0
         self._bar: Progress | None = None
-        # A process may have been started without stderr.
-        if visible and sys.stderr is not None and sys.stderr.isatty():
+        console = _console() if visible else None
+        if console is not None:
             self._bar = Progress(
                 TextColumn("round"),
                 MofNCompleteColumn(),
                 BarColumn(8),
                 TextColumn("{task.description}"),
                 TimeRemainingColumn(),
-                console=Console(stderr=True),
+                console=console,
             )
             self._task = self._bar.add_task("", total=rounds)
 
@@ -88,9 +90,15 @@ class RunProgress:
             self.say(f"round {round + 1}/{self._rounds}  {figures}  {seconds}")
             self._next_line = time.monotonic() + LINE_EVERY
 
-    def stop(self, round: int) -> None:
-        """Say that the run ends with this round, before its last."""
-        self.say(f"the target was reached in round {round + 1}")
+    def stop(self, round: int, *, patience: int | None = None) -> None:
+        """Say that the run ends with this round, before its last: at the target, or
+        after so many evaluations that were no better.
+        """
+        if patience is None:
+            self.say(f"the target was reached in round {round + 1}")
+        else:
+            since = count(patience, "evaluation")
+            self.say(f"no better accuracy for {since}: stopped in round {round + 1}")
 
 
 class SeedsProgress(RunProgress):
@@ -111,10 +119,11 @@ class SeedsProgress(RunProgress):
         self._told.setdefault(round, []).append((values, on_disk))
         self._show_if_all_told(round)
 
-    def stop(self, round: int) -> None:
+    def stop(self, round: int, *, patience: int | None = None) -> None:
         self._stopped.append(round)
         left = self._seeds - len(self._stopped)
-        self.say(f"a seed has reached the target in round {round + 1}; {left} go on")
+        has = "has reached the target" if patience is None else "has stopped early"
+        self.say(f"a seed {has} in round {round + 1}; {left} go on")
         # Rounds that waited for this seed alone wait no longer.
         for waiting in sorted(self._told):
             self._show_if_all_told(waiting)
@@ -133,15 +142,44 @@ class SeedsProgress(RunProgress):
         del self._told[round]
 
 
+def _console() -> Console | None:
+    """Return where a bar can be drawn: a terminal, or a notebook with widgets."""
+    # Without widgets rich would add a line to a notebook's cell for every update.
+    if "ipykernel" in sys.modules and find_spec("ipywidgets") is not None:
+        return Console()
+    # A process may have been started without stderr.
+    if sys.stderr is not None and sys.stderr.isatty():
+        return Console(stderr=True)
+    return None
+
+
 def _figures(values: dict[str, float]) -> str:
-    """Return the loss, and the accuracies where the round was evaluated."""
+    """Return the loss, and the task's main metric where the round was evaluated."""
     # Methods without a global model have NaN, as have rounds between evaluations.
     words = [f"loss {values['train_loss']:.4f}"]
-    for label, name in {"clients": "accuracy", "global": "global_accuracy"}.items():
-        accuracy = values.get(name, float("nan"))
-        if not isnan(accuracy):
-            words.append(f"{label} {accuracy:.2%}")
-    return "  ".join(words)
+    name = _headline(values)
+    told = []
+    for label, series in {"clients": name, "global": global_name(name)}.items():
+        value = values.get(series, float("nan"))
+        if not isnan(value):
+            told.append(f"{label} {text_of(name, value)}")
+    # Per cent can only be accuracy; other figures need a name.
+    if told and not METRICS[name].in_percent:
+        words.append("test loss" if name == "loss" else name)
+    return "  ".join(words + told)
+
+
+def _headline(values: dict[str, float]) -> str:
+    """Return the metric that says most: perplexity of texts, accuracy of answers, and
+    loss of anything else.
+    """
+    # Rounds that were not evaluated have no metrics: then it does not matter.
+    if "perplexity" in values:
+        return "perplexity"
+    known = {name for name, value in values.items() if not isnan(value)}
+    if known & {"accuracy", "global_accuracy"}:
+        return "accuracy"
+    return "loss" if known & {"loss", "global_loss"} else "accuracy"
 
 
 def _seconds(seconds: float) -> str:

@@ -8,7 +8,10 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from hpcfed import plugins
+from hpcfed.clients import initial
 from hpcfed.clients.balance import MAX_RELOCATIONS
+from hpcfed.config import RunConfig
 from hpcfed.errors import one_line
 from hpcfed.experiment.assemble import Setup
 from hpcfed.experiment.evaluate import Evaluation
@@ -100,13 +103,22 @@ class Recorder:
                 return None
             everyones = series.by_rank(gathered[:, : len(vector)])
             values = series.round_figures(everyones)
-            accuracy = None if evaluation is None else evaluation.client_accuracy
+            accuracy, more = None, {}
+            if evaluation is not None:
+                accuracy = evaluation.client_accuracy
+                # All ranks know them, so they need not be gathered.
+                values |= evaluation.metrics
+                more = {
+                    "client_metrics": evaluation.client_metrics,
+                    "class_accuracy": evaluation.class_accuracy,
+                }
             on_disk = results.write_round(
                 round,
                 values,
                 client_accuracy=accuracy,
                 rank_values={name: everyones[name] for name in series.RANK_SERIES},
                 phases=gathered[:, len(vector) :],
+                **more,
             )
             if report is not None:
                 results.write_server(round, report)
@@ -173,6 +185,7 @@ def open_results(setup: Setup, folder: Path) -> ResultsWriter:
     """Open run.h5 on the root, with all that is known before the first round."""
     config, world = setup.settings.config, setup.world
     layout = setup.federation.layout
+    task = setup.global_test.task
     return ResultsWriter(
         folder,
         settings=setup.settings.flat(),
@@ -182,11 +195,16 @@ def open_results(setup: Setup, folder: Path) -> ResultsWriter:
             reason=world.reason,
             launcher=world.launch.launcher,
             threads=world.threads,
+            files=_files(config),
+            command=setup.settings.command,
         ),
         clients={**vars(setup.clients), **_client_facts(setup)},
         ranks=world.num_workers,
         facts={
-            "model": config.network(),
+            # A file of the user's goes by its stem here; the config has the whole path.
+            "method": plugins.label(config.method),
+            "dataset": plugins.label(config.dataset),
+            "model": plugins.label(config.network()),
             "columns": layout.num_columns,
             "parameters": layout.num_parameters,
             "engine": setup.engine.mode,
@@ -194,17 +212,30 @@ def open_results(setup: Setup, folder: Path) -> ResultsWriter:
             "validation_samples": len(setup.dealt.partition.validation),
             "leaked_samples": setup.dealt.supplement.leaked,
             "data": setup.data,
+            # Older files are all of classification.
+            **({} if task == "classification" else {"task": task}),
         },
         relocations=0 if setup.shards is None else MAX_RELOCATIONS,
         server=_server_size(setup),
         finals=setup.method.FINALS,
+        metrics=setup.metrics,
+        classes=setup.num_outputs,
+        evaluated=setup.evaluated if config.evaluate_clients else None,
         resumed=config.resume is not None,
     )
 
 
+def _files(config: RunConfig) -> dict[str, str]:
+    """Return the checksums of all files of the user's that decide on the figures."""
+    files = plugins.checksums([config.method, config.network(), config.dataset])
+    if config.init is not None:
+        files |= initial.checksum(config.init)
+    return files
+
+
 def _client_facts(setup: Setup) -> dict[str, np.ndarray]:
-    """Return what clients were given of the validation set, and who is malicious, in
-    runs that are about that.
+    """Return what clients were given of the validation set, who is malicious, and whose
+    samples they have, in runs that are about that.
     """
     config, dealt = setup.settings.config, setup.dealt
     facts = {}
@@ -213,6 +244,8 @@ def _client_facts(setup: Setup) -> dict[str, np.ndarray]:
     if config.attack != "none":
         malicious = np.isin(np.arange(config.clients), dealt.attackers)
         facts["attacker"] = malicious.astype(np.int64)
+    if dealt.owners is not None:
+        facts["owner"] = dealt.owners[: config.clients]
     return facts
 
 

@@ -27,7 +27,9 @@ from hpcfed.runtime.signals import STOPPED, Stop
 from hpcfed.runtime.world import World
 
 
-def run(settings: Settings, stop: Stop | None = None) -> Path | None:
+def run(
+    settings: Settings, stop: Stop | None = None, *, quiet: bool = False
+) -> Path | None:
     """Run to the end; the same call on every rank.
 
     The root gets the folder of the results, in which each of several seeds has a folder
@@ -52,7 +54,7 @@ def run(settings: Settings, stop: Stop | None = None) -> Path | None:
     if world.role == "server":
         _serve(settings, world, watch, stop)
         return None
-    folder = _work(settings, world, watch, stop)
+    folder = _work(settings, world, watch, stop, quiet=quiet)
     if stop.agreed:
         if world.is_root:
             remark(f"hpcfed: stopped; go on with: hpcfed run --resume {folder}")
@@ -74,7 +76,9 @@ def _serve(settings: Settings, world: World, watch: Observer, stop: Stop) -> Non
         world.close()
 
 
-def _work(settings: Settings, world: World, watch: Observer, stop: Stop) -> Path:
+def _work(
+    settings: Settings, world: World, watch: Observer, stop: Stop, *, quiet: bool
+) -> Path:
     """Run on a worker rank; return the folder of the results."""
     config = settings.config
     seeds = config.seeds or (config.seed,)
@@ -103,9 +107,10 @@ def _work(settings: Settings, world: World, watch: Observer, stop: Stop) -> Path
         else:
             reporting.folders = run_folders(folder, config)
             if lockstep is None:
-                go(setups[0], folder, stop=stop)
+                go(setups[0], folder, quiet=quiet, stop=stop)
             else:
-                go_together(lockstep, setups, reporting.folders, stop=stop)
+                folders = reporting.folders
+                go_together(lockstep, setups, folders, quiet=quiet, stop=stop)
         watch.end(world, folder)
         world.close()
     return folder
@@ -137,13 +142,14 @@ def go_together(
     setups: Sequence[Setup],
     folders: Sequence[Path],
     *,
+    quiet: bool = False,
     stop: Stop | None = None,
 ) -> None:
     """Run all rounds of all seeds, each seed's recorded in its folder."""
     stop = stop or Stop()
     first = setups[0]
     rounds = first.settings.config.rounds
-    visible = first.world.is_root
+    visible = first.world.is_root and not quiet
     with SeedsProgress(rounds, seeds=len(setups), visible=visible) as progress:
         for line in opening_lines(first):
             progress.say(line)

@@ -4,12 +4,10 @@ with it.
 
 from collections.abc import Sequence
 
-from torch import nn
-
-from hpcfed.config import RunConfig, Settings
+from hpcfed.clients.network import client_layout
+from hpcfed.config import Settings
 from hpcfed.experiment.arithmetic import set_arithmetic
 from hpcfed.models.layout import Layout
-from hpcfed.models.networks import build
 from hpcfed.runtime.collectives import Collectives
 from hpcfed.runtime.world import World
 from hpcfed.server.columns import generated
@@ -42,7 +40,7 @@ def serve_model(settings: Settings, world: World) -> None:
     assert options is not None, "a server rank without a server's model"
     set_arithmetic(config)
     # The network is built for its layout alone: a server rank has no client.
-    widths = generated(_layout(config), options).widths
+    widths = generated(client_layout(config), options).widths
     serve(world, widths, options, seeds=config.seeds or (config.seed,))
 
 
@@ -58,26 +56,19 @@ def check_server(settings: Settings, world: World) -> None:
 
 
 def check_network(settings: Settings) -> None:
-    """Refuse a method's options that do not fit the network of the run."""
+    """Refuse a network that cannot be built, and a method's options that do not fit it."""
     options, config = settings.options, settings.config
     of_server = server_options(settings)
+    own = config.model_info() is None
+    if of_server is None and not options.names_layers and not own:
+        return
+    layout = client_layout(config)
     if of_server is not None:
         if of_server.server == "auto":
             # The device is not known yet; what does not fit the small model fits none.
             of_server = of_server.model_copy(update={"server": "small"})
-        columns = generated(_layout(config), of_server).at
+        columns = generated(layout, of_server).at
         check_columns(of_server, len(columns))
-    if options.names_layers:
-        options.check_layout(_layout(config), config.network())
-
-
-def _layout(config: RunConfig) -> Layout:
-    return Layout.of(_network(config))
-
-
-def _network(config: RunConfig) -> nn.Module:
-    """Build the network that clients have, without reading their data."""
-    data = config.data()
-    return build(
-        config.network(), shape=data.shape, classes=data.classes, seed=config.seed
-    )
+    # The catalogue has told the numbers of its networks' layers before.
+    if options.names_layers or own:
+        options.check_layout(layout, config.network())

@@ -3,11 +3,13 @@
 `record/` reads files and knows no option; here both come together.
 """
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
+from hpcfed import plugins
 from hpcfed.config import RunConfig
 from hpcfed.config.older import unset_zeros
 from hpcfed.errors import UserError
@@ -41,14 +43,38 @@ def read_seeds(folder: Path) -> list[RunRecord]:
     return sorted(map(read_run, found), key=lambda run: run.facts["seed"])
 
 
-def is_complete(folder: Path) -> bool:
-    """Tell whether a run, or every seed of it, has come to its end; one whose record
-    cannot be read has not.
+def is_complete(folder: Path, rounds: int = 0) -> bool:
+    """Tell whether a run, or every seed of it, has come to its end, and was to have at
+    least so many rounds; one whose record cannot be read has not.
     """
     try:
-        return all(read_run(run).status == "complete" for run in runs(folder))
+        records = [read_run(run) for run in runs(folder)]
     except UserError:
         return False
+    for record in records:
+        if record.status != "complete" or record.config["rounds"] < rounds:
+            return False
+    return True
+
+
+def changed_files(record: RunRecord) -> list[str]:
+    """Return the user's files that are not what they were when a run recorded them.
+
+    One that is gone has not changed: whoever needs it says so.
+    """
+    changed = []
+    for name, before in (record.environment.get("files") or {}).items():
+        path = Path(name)
+        if plugins.is_given(name):
+            # It must have been handed in again.
+            if plugins.checksums([name])[name] != before:
+                changed.append(name)
+        elif path.is_file():
+            with open(path, "rb") as file:
+                now = hashlib.file_digest(file, "sha256").hexdigest()
+            if now != before:
+                changed.append(name)
+    return changed
 
 
 def check_options(stored: dict[str, Any]) -> dict[str, Any]:

@@ -31,14 +31,14 @@ def left_vectors(shard: Shard, vectors: int, *, classes: int | None = None) -> T
     for index, size in zip(shard.index, shard.sizes, strict=True):
         samples = index[:size]  # behind them the index is padded
         of_client = []
-        for group in _by_class(samples, shard.labels, classes):
-            of_client.append(_first_vectors(shard.images[group], vectors))
+        for group in _by_class(samples, shard.targets, classes):
+            of_client.append(_first_vectors(shard.inputs[group], vectors))
         found.append(torch.cat(of_client, 1))
     if found:
         return torch.stack(found)
     # A rank may have no client, and still tells the others how wide a basis is.
-    features, width = shard.images[0].numel(), vectors * (classes or 1)
-    return shard.images.new_zeros(0, features, width).double()
+    features, width = shard.inputs[0].numel(), vectors * (classes or 1)
+    return shard.inputs.new_zeros(0, features, width).double()
 
 
 def _by_class(samples: Tensor, labels: Tensor, classes: int | None) -> list[Tensor]:

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hpcfed.errors import Diverged
 from hpcfed.federation.cohort import Cohort
 from hpcfed.runtime.collectives import Collectives
 
@@ -60,6 +61,7 @@ def divergence(clients: np.ndarray, round: int) -> ArithmeticError:
     named = ", ".join(map(str, clients[:NAMED]))
     if len(clients) > NAMED:
         named += ", …"
-    return ArithmeticError(
-        f"updates that are not finite, of clients {named} in round {round + 1}"
+    return Diverged(
+        f"updates that are not finite, of clients {named} in round {round + 1}; try a "
+        "smaller --lr, or --clip 10"
     )

@@ -105,15 +105,26 @@ class Federation(LocalTraining[MethodOptions]):
             cohort.log.downloaded = rows
             return rows
 
-    def upload(self, rows: Tensor, cohort: Cohort, sent: Sent | None = None) -> Tensor:
+    def upload(
+        self,
+        rows: Tensor,
+        cohort: Cohort,
+        sent: Sent | None = None,
+        *,
+        beside: Tensor | None = None,
+    ) -> Tensor:
         """Return what the server receives of the cohort's rows, or of some columns of
         them; each member sends all of it unless `sent` says otherwise.
+
+        With `beside` the rows are no models but go beside them, as control variates do:
+        it is what the server has sent of them. Without, that is the last download.
         """
         log = cohort.log
+        downloaded = log.downloaded if beside is None else beside
         if self._tamper is not None:
-            assert log.downloaded is not None, "a method downloads before it uploads"
+            assert downloaded is not None, "a method downloads before it uploads"
             with self._timer.phase("attack"):
-                rows = self._tamper(log.downloaded, rows, cohort, sent)
+                rows = self._tamper(downloaded, rows, cohort, sent)
         with self._timer.phase("upload"):
             senders = self._num_sending(cohort)
             # The same for all clients, so every rank knows it for all of them. What each
@@ -124,8 +135,9 @@ class Federation(LocalTraining[MethodOptions]):
                 size = sent.columns().sum() * rows.element_size()
                 log.bytes_up_here = log.bytes_up_here + size
             # A method may upload something else than what it was sent, or unasked.
-            if log.downloaded is not None and log.downloaded.shape == rows.shape:
-                log.update_norms = update_norms(log.downloaded, rows, sent)
+            start = log.downloaded if beside is None else None
+            if start is not None and start.shape == rows.shape:
+                log.update_norms = update_norms(start, rows, sent)
             if self._tamper is None:
                 # It may be a row for each member; only attackers need it again.
                 log.downloaded = None
@@ -213,7 +225,10 @@ class Federation(LocalTraining[MethodOptions]):
         """Return left singular vectors of every client's training data, [clients,
         features, vectors], on every rank.
         """
-        classes = self.config.data().classes if by_class else None
+        data = self.config.data()
+        # Where samples have no classes, all of them are alike.
+        by_class = by_class and data.task == "classification"
+        classes = data.classes if by_class else None
         here = left_vectors(self._train_data, vectors, classes=classes)
         # Every rank fills in its own clients; the sum over ranks has all of them.
         everyones = here.new_zeros(len(self.sizes), *here.shape[1:])

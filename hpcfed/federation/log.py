@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from torch import Tensor
 
-from hpcfed.runtime.device import on_device
+from hpcfed.clients.job import Losses
 from hpcfed.server.report import LearningReport
 
 OnTrained = Callable[[np.ndarray, Tensor], None]
@@ -24,9 +24,11 @@ class RoundLog:
     cohort_size: int = 0
     """Members of the cohort that have training data."""
     loss_sum: Tensor | float = 0.0
-    """Training losses of all samples that this rank's clients have seen, summed."""
+    """Training losses of all samples, or tokens, that this rank's clients have seen,
+    summed.
+    """
     samples_seen: Tensor | int = 0
-    """How many samples these are."""
+    """How many samples or tokens these are."""
     bytes_up: int = 0
     """Bytes that clients of all ranks send to the server, where each sends as much."""
     bytes_up_here: Tensor | int = 0
@@ -48,14 +50,13 @@ class RoundLog:
     on_trained: OnTrained | None = None
     """Gets the rows that local training leaves behind; the recorder passes it in."""
 
-    def add_losses(self, losses: Tensor, samples: np.ndarray) -> None:
-        """Add the mean losses of some clients, each over its number of samples.
+    def add_losses(self, losses: Losses) -> None:
+        """Add the losses of some clients, each over its number of samples or tokens.
 
         A loss that is not finite counts for nothing: its update is left out, too.
         """
-        samples_here = on_device(samples, losses.device)
-        counted = samples_here * losses.isfinite()
+        counted = losses.seen * losses.mean.isfinite()
         # NaN × 0 is NaN: a loss that does not count has to be 0 as well.
-        sums = losses.nan_to_num() * counted
+        sums = losses.mean.nan_to_num() * counted
         self.loss_sum = self.loss_sum + sums.sum()
         self.samples_seen = self.samples_seen + counted.sum()

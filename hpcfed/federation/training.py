@@ -7,10 +7,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpcfed.clients.job import RowEngine, Score, Sgd, TrainingJob
+from hpcfed.clients.job import Losses, Recipe, RowEngine, Score, TrainingJob
+from hpcfed.clients.objective import NOTHING, Wanted
 from hpcfed.clients.placement import Clients
 from hpcfed.clients.pull import Pull
-from hpcfed.clients.schedule import num_samples
+from hpcfed.clients.rates import RateSchedule
+from hpcfed.clients.schedule import num_steps
 from hpcfed.config import RunConfig
 from hpcfed.data.datasets import Split
 from hpcfed.data.shards import Shard
@@ -83,6 +85,45 @@ class LocalTraining(Participants[MethodOptions]):
         self._train_data = shards("train", self.clients)
         self._test_data = shards("test", self.clients)
 
+    def recipe(self, round: int, epochs: int | None = None) -> Recipe:
+        """Return how clients train in a round by the run's options; a method may replace
+        fields of it.
+        """
+        c = self.config
+        lr = c.lr * c.lr_decay**round
+        schedule = None
+        if c.lr_schedule != "constant":
+            schedule = RateSchedule(
+                c.lr_schedule,
+                drop_every=c.lr_step_size,
+                drop=c.lr_step_factor,
+                lowest=c.lr_min / c.lr,
+                warmup=c.lr_warmup,
+            )
+        if schedule is not None and c.lr_schedule_by == "round":
+            lr *= schedule.factor(round, c.rounds)
+            schedule = None
+        return Recipe(
+            epochs or c.epochs,
+            c.batch_size,
+            lr,
+            momentum=c.momentum if c.optimiser == "sgd" else 0.0,
+            weight_decay=c.weight_decay,
+            clip=c.clip,
+            optimiser=c.optimiser,
+            beta1=c.beta1,
+            beta2=c.beta2,
+            epsilon=c.adam_epsilon,
+            schedule=schedule,
+        )
+
+    def num_steps(self, cohort: Cohort, recipe: Recipe | None = None) -> np.ndarray:
+        """Return the local steps that each member on this rank takes in a round, by the
+        run's recipe unless given; 0 without data.
+        """
+        recipe = recipe or self.recipe(cohort.round)
+        return num_steps(self.sizes[self.clients[cohort.here]], recipe.length)
+
     def train(
         self,
         rows: Tensor,
@@ -90,31 +131,69 @@ class LocalTraining(Participants[MethodOptions]):
         *,
         epochs: int | None = None,
         columns: Tensor | None = None,
-        sgd: Sgd | None = None,
+        recipe: Recipe | None = None,
         phase: int = 0,
         pull: Pull | None = None,
+        correction: Tensor | None = None,
+        final: bool = True,
     ) -> Tensor:
-        """Return the cohort's rows after local training, by the run's SGD unless given;
-        only True `columns` change.
+        """Return the cohort's rows after local training, by the run's recipe unless
+        given; only True `columns` change.
 
-        `pull` draws each row to a reference. Phases of one round, numbered by the
-        method, see the samples in different orders.
+        `pull` draws each row to a reference. `correction`, a row per member, is added to
+        the gradient in every step. Phases of one round, numbered by the method, see the
+        samples in different orders. Rows that are not `final`, because the method goes
+        on with them, are in no snapshot; it then calls `finish`.
         """
         if _all_frozen(columns):
             return rows
-        log, round = cohort.log, cohort.round
+        round = cohort.round
         with self._timer.phase("train"):
-            sgd = sgd or self._sgd(epochs or self.config.epochs, round)
+            recipe = recipe or self.recipe(round, epochs)
             purpose = _purpose("training", phase)
             rows, losses = self._descend(
-                purpose, rows, cohort.here, sgd, round=round, columns=columns, pull=pull
+                purpose,
+                rows,
+                cohort.here,
+                recipe,
+                round=round,
+                columns=columns,
+                pull=pull,
+                correction=correction,
             )
-            sizes = self.sizes[self.clients[cohort.here]]
-            log.add_losses(losses, num_samples(sizes, sgd.length))
-        if log.on_trained is not None:
-            with self._timer.phase("record"):
-                log.on_trained(cohort.here, rows)
+            cohort.log.add_losses(losses)
+        if final:
+            self.finish(rows, cohort)
         return rows
+
+    def finish(self, rows: Tensor, cohort: Cohort) -> None:
+        """Take these rows for what the cohort's local training leaves: snapshots hold
+        them.
+        """
+        if cohort.log.on_trained is not None:
+            with self._timer.phase("record"):
+                cohort.log.on_trained(cohort.here, rows)
+
+    def gradients(self, rows: Tensor, cohort: Cohort, *, phase: int) -> Tensor:
+        """Return the gradient of each member's mean loss at its row, on one minibatch of
+        the run's batch size; 0 for members without data.
+
+        It is the minibatch with which `train` begins in the same phase. Batch norm takes
+        the minibatch's statistics, as in training. Running statistics stay as they are:
+        their columns are 0. Weight decay and clipping do not count.
+        """
+        recipe = Recipe(0, self.config.batch_size, 0.0, steps=1, gradient=True)
+        with self._timer.phase("train"):
+            gradients, losses = self._descend(
+                _purpose("training", phase),
+                rows,
+                cohort.here,
+                recipe,
+                round=cohort.round,
+                columns=None,
+            )
+            cohort.log.add_losses(losses)
+        return gradients
 
     def finetune(
         self,
@@ -123,8 +202,9 @@ class LocalTraining(Participants[MethodOptions]):
         *,
         epochs: int | None = None,
         columns: Tensor | None = None,
-        sgd: Sgd | None = None,
+        recipe: Recipe | None = None,
         phase: int = 0,
+        pull: Pull | None = None,
     ) -> Tensor:
         """Return rows after training that clients do for themselves, as before they are
         judged: no round's log counts it.
@@ -132,10 +212,15 @@ class LocalTraining(Participants[MethodOptions]):
         if _all_frozen(columns):
             return rows
         with self._timer.phase("train"):
-            sgd = sgd or self._sgd(epochs or self.config.epochs, self._round)
-            purpose = _purpose("fine-tuning", phase)
+            recipe = recipe or self.recipe(self._round, epochs)
             rows, _ = self._descend(
-                purpose, rows, clients, sgd, round=self._round, columns=columns
+                _purpose("fine-tuning", phase),
+                rows,
+                clients,
+                recipe,
+                round=self._round,
+                columns=columns,
+                pull=pull,
             )
             return rows
 
@@ -146,10 +231,14 @@ class LocalTraining(Participants[MethodOptions]):
         with self._timer.phase("train"):
             return self._engine.fisher(rows, self._train_data, cohort.here)
 
-    def evaluate(self, rows: Tensor, clients: np.ndarray) -> Score:
-        """Score rows on the own test data of clients of this rank."""
+    def evaluate(
+        self, rows: Tensor, clients: np.ndarray, wanted: Wanted = NOTHING
+    ) -> Score:
+        """Score rows on the own test data of clients of this rank; `wanted` names sums
+        that metrics need.
+        """
         with self._timer.phase("evaluate"):
-            return self._engine.evaluate(rows, self._test_data, clients)
+            return self._engine.evaluate(rows, self._test_data, clients, wanted)
 
     def revert_diverged(
         self,
@@ -170,34 +259,31 @@ class LocalTraining(Participants[MethodOptions]):
     def _stops_at_divergence(self) -> bool:
         return self.config.on_bad_update == "stop"
 
-    def _sgd(self, epochs: int, round: int) -> Sgd:
-        c = self.config
-        return Sgd(
-            epochs,
-            c.batch_size,
-            c.lr * c.lr_decay**round,
-            momentum=c.momentum,
-            weight_decay=c.weight_decay,
-            clip=c.clip,
-        )
-
     def _descend(
         self,
         purpose: str,
         rows: Tensor,
         clients: np.ndarray,
-        sgd: Sgd,
+        recipe: Recipe,
         *,
         round: int,
         columns: Tensor | None,
         pull: Pull | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        # Also a method's own SGD sees images as the run wants them.
-        sgd = replace(sgd, augment=self.config.augment == "crop-flip")
+        correction: Tensor | None = None,
+    ) -> tuple[Tensor, Losses]:
+        # Also a method's own recipe sees images as the run wants them.
+        recipe = replace(recipe, augment=self.config.augment == "crop-flip")
         ids = on_device(self.clients[clients], self.device)
         keys = randomness.client_keys(self.config.seed, purpose, round, ids)
         job = TrainingJob(
-            rows, self._train_data, clients, sgd, keys=keys, columns=columns, pull=pull
+            rows,
+            self._train_data,
+            clients,
+            recipe,
+            keys=keys,
+            columns=columns,
+            pull=pull,
+            correction=correction,
         )
         return self._engine.train(job)
 

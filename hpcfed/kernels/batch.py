@@ -1,4 +1,4 @@
-"""The two ends of a training step: the images of a batch, and the loss with its
+"""The two ends of a training step: the samples of a batch, and the loss with its
 gradient.
 
 A step is a row of the table of samples [steps, capacity, slots]. Its number stands in
@@ -66,6 +66,22 @@ def gather_images(
         )
         kernel((slots, clients), images, out, *table, shifts, blank)
     return out.permute(0, 3, 1, 2)
+
+
+def gather_samples(
+    inputs: Tensor, samples: Tensor, step: Tensor, clients: int, slots: int
+) -> Tensor:
+    """Return this step's inputs [clients · slots, …], of any shape; tokens stay int64."""
+    whole_floats = inputs.dtype in (torch.float32, torch.int64)
+    if not (whole_floats and cuda.available(inputs.device)):
+        return inputs.index_select(0, _of_step(samples, step, clients, slots))
+    out = inputs.new_empty(clients * slots, *inputs.shape[1:])
+    # The kernel copies bits: a token is two floats to it.
+    floats = inputs[0].numel() * inputs.element_size() // 4
+    kernel = _kernel("gather_images", inputs.device.index, FLOATS=floats)
+    table = (samples, step, samples.shape[1], samples.shape[2], slots)
+    kernel((slots, clients), inputs, out, *table)
+    return out
 
 
 def _of_step(table: Tensor, step: Tensor, clients: int, slots: int) -> Tensor:
@@ -154,9 +170,7 @@ def _gradient(
         table = (labels, samples, counts, step, *shape)
         kernel((clients, 1), logits.contiguous(), gradient, total, *table)
         return gradient
-    batch = samples.index_select(0, step)[0, :clients, :slots]
-    count = counts.index_select(0, step)[0, :clients, None]
-    valid = torch.arange(slots, device=logits.device) < count
+    batch, count, valid = of_step(samples, counts, step, clients, slots)
     targets = labels[batch].flatten()
     losses = F.cross_entropy(logits, targets, reduction="none").view_as(batch)
     # Not a product with `valid`: empty slots may hold NaN.
@@ -169,6 +183,18 @@ def _gradient(
     divisor = count.clamp(min=1)[..., None]
     means = gradient.unflatten(0, (clients, slots)) / divisor
     return torch.where(valid[..., None], means, 0).flatten(0, 1)
+
+
+def of_step(
+    samples: Tensor, counts: Tensor, step: Tensor, clients: int, slots: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return a step's samples [clients, slots], their numbers [clients, 1], and True
+    [clients, slots] where a slot holds a sample.
+    """
+    batch = samples.index_select(0, step)[0, :clients, :slots]
+    count = counts.index_select(0, step)[0, :clients, None]
+    valid = torch.arange(slots, device=samples.device) < count
+    return batch, count, valid
 
 
 def _serves(tensor: Tensor) -> bool:

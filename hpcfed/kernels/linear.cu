@@ -21,7 +21,7 @@ extern "C" __global__ void linear_backward(const float* dy, const float* x, floa
   __syncthreads();
   const int64 k = 4 * ((int64)blockIdx.x * blockDim.x + threadIdx.x);
   if (k >= inputs) return;
-  const float rate = *lr;
+  const float rate = lr[RATE_EACH ? client : 0];
   float4 own[SLOTS], sums[SLOTS];
 #pragma unroll
   for (int s = 0; s < SLOTS; s++) {

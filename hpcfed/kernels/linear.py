@@ -33,6 +33,7 @@ class Update:
 
     velocity: Tensor | None
     lr: Tensor
+    """One number, or one per client."""
     rule: Rule
 
 
@@ -126,7 +127,8 @@ def _backward_and_update(
         return dx
     dx = torch.empty_like(x)
     clients, slots, inputs = x.shape
-    kernel = _kernel(slots, weight.shape[1], update.rule, x.device.index)
+    rate_each = update.lr.dim() > 0
+    kernel = _kernel(slots, weight.shape[1], update.rule, rate_each, x.device.index)
     # Four columns a thread, all outputs of a client in one block's loop.
     grid = (-(-inputs // (4 * _THREADS)), clients)
     kernel(
@@ -155,11 +157,14 @@ def _serves(weight: Tensor) -> bool:
 
 
 @cache
-def _kernel(slots: int, outputs: int, rule: Rule, device: int) -> cuda.Kernel:
+def _kernel(
+    slots: int, outputs: int, rule: Rule, rate_each: bool, device: int
+) -> cuda.Kernel:
     macros = (
         ("SLOTS", slots),
         ("OUTPUTS", outputs),
         ("MOMENTUM", f"{float(rule.momentum)!r}f"),
         ("DECAY", f"{float(rule.weight_decay)!r}f"),
+        ("RATE_EACH", int(rate_each)),
     )
     return cuda.Kernel("linear.cu", "linear_backward", macros, threads=_THREADS)

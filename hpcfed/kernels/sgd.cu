@@ -1,6 +1,6 @@
 // One step of SGD on all clients' rows in one pass: four columns at a time.
 //   gradient ← scale[client] · gradient + decay · row;  velocity ← momentum · velocity + gradient;
-//   row ← row − lr · velocity, where the column is trainable
+//   row ← row − lr · velocity, where the column is trainable; lr is one number, or one per client
 
 __device__ __forceinline__ void step(float& row, float g, float* velocity, bool trainable, float lr) {
   g += DECAY * row;
@@ -10,10 +10,10 @@ __device__ __forceinline__ void step(float& row, float g, float* velocity, bool 
 
 extern "C" __global__ void sgd(float* rows, const float* gradient, float* velocity, const float* lr, const float* scale,
                                const unsigned char* trainable, long long columns, long long stride, long long total) {
-  const float rate = *lr;
   for (long long at = 4 * ((long long)blockIdx.x * blockDim.x + threadIdx.x); at < total;
        at += 4ll * gridDim.x * blockDim.x) {
     const long long client = at / columns, i = client * stride + at % columns;
+    const float rate = lr[RATE_EACH ? client : 0];
     float4 row = *(float4*)(rows + i), g = *(const float4*)(gradient + i), v = make_float4(0, 0, 0, 0);
     if (MOMENTUM > 0) v = *(float4*)(velocity + i);
     uchar4 trains = make_uchar4(1, 1, 1, 1);

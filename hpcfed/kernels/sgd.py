@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hpcfed.kernels import cuda
 
-_THREADS = 256
+THREADS = 256
 
 
 @dataclass(frozen=True)
@@ -37,21 +37,18 @@ def descend(
     Columns where `trainable` is False keep their bits, and their gradients do not count
     for the clipping. Rows, gradient and velocity are slices of matrices with the same
     strides, and may have more dimensions. `lr` is a tensor, so that it may change
-    between two replays of a captured step. `velocity` is None without momentum.
+    between two replays of a captured step: one number, or one per client. `velocity` is
+    None without momentum.
     """
     if not rows.numel():
         return
-    scale = None
-    if rule.clip:
-        counted = gradient if trainable is None else gradient * trainable
-        # 1e-6, as torch.nn.utils.clip_grad_norm_ has it.
-        scale = (rule.clip / (counted.norm(dim=1) + 1e-6)).clamp(max=1.0)
-    if _serves(rows, gradient):
+    scale = clip_scale(gradient, trainable, rule.clip)
+    if serves(rows, gradient):
         columns = rows[0].numel()
         stride = rows.stride(0)
-        kernel = _kernel(rule, trainable is not None, rows.device.index)
+        kernel = _kernel(rule, trainable is not None, lr.dim() > 0, rows.device.index)
         # Four columns a thread; where rows are longer, threads go on in a loop.
-        blocks = min(-(-rows.numel() // (4 * _THREADS)), 4 * kernel.capacity)
+        blocks = min(-(-rows.numel() // (4 * THREADS)), 4 * kernel.capacity)
         sizes = (columns, stride, rows.numel())
         kernel((blocks, 1), rows, gradient, velocity, lr, scale, trainable, *sizes)
         return
@@ -63,12 +60,35 @@ def descend(
     if velocity is not None:
         gradient = velocity.mul_(rule.momentum).add_(gradient)
     # addcmul, because `lr` is a tensor, which `add` takes only as a number.
-    after = torch.addcmul(rows, gradient, lr, value=-1)
+    after = torch.addcmul(rows, gradient, per_client(lr, rows), value=-1)
     rows.copy_(after if trainable is None else torch.where(trainable, after, rows))
 
 
-def _serves(rows: Tensor, gradient: Tensor) -> bool:
-    """Whether the kernel can load four floats at once from these rows."""
+def clip_scale(
+    gradient: Tensor, trainable: Tensor | None, clip: float
+) -> Tensor | None:
+    """Return the factor of each client's gradient that limits its norm; None where
+    nothing does.
+    """
+    if not clip:
+        return None
+    counted = gradient
+    if trainable is not None:
+        # Not a product: a frozen column may hold the infinity of an earlier stack.
+        counted = gradient.where(trainable, 0)
+    # 1e-6, as torch.nn.utils.clip_grad_norm_ has it.
+    return (clip / (counted.norm(dim=1) + 1e-6)).clamp(max=1.0)
+
+
+def per_client(lr: Tensor, rows: Tensor) -> Tensor:
+    """Return learning rates that broadcast against the rows."""
+    if lr.dim() == 0:
+        return lr
+    return lr.view(-1, *[1] * (rows.dim() - 1))
+
+
+def serves(rows: Tensor, gradient: Tensor) -> bool:
+    """Whether a kernel can load four floats at once from these rows."""
     columns = rows[0].numel()
     stride = rows.stride(0)
     if rows.dtype != torch.float32 or gradient.stride(0) != stride:
@@ -78,11 +98,12 @@ def _serves(rows: Tensor, gradient: Tensor) -> bool:
 
 
 @cache
-def _kernel(rule: Rule, masked: bool, device: int) -> cuda.Kernel:
+def _kernel(rule: Rule, masked: bool, rate_each: bool, device: int) -> cuda.Kernel:
     macros = (
         ("MOMENTUM", f"{float(rule.momentum)!r}f"),
         ("DECAY", f"{float(rule.weight_decay)!r}f"),
         ("CLIPPED", int(rule.clip > 0)),
         ("MASKED", int(masked)),
+        ("RATE_EACH", int(rate_each)),
     )
-    return cuda.Kernel("sgd.cu", "sgd", macros, threads=_THREADS)
+    return cuda.Kernel("sgd.cu", "sgd", macros, threads=THREADS)

@@ -2,11 +2,14 @@
 
 A file `name_of_method.py` here is the method `name-of-method`; the first paragraph of
 its docstring is its line in `hpcfed list`. Files whose name starts with an underscore
-hold pieces that methods share.
+hold pieces that methods share. A method may as well be any file of the user's,
+`--method FILE.py`, or a module that an installed package announces as an entry point of
+`hpcfed.methods`.
 
 A file may leave functions to another method: `EXTENDS = fedavg` takes from FedAvg
 whatever the file does not define itself. Without a class `Options` a method adds no
-options of its own.
+options of its own. This module has what a method's file imports: other methods, types,
+markers of fields of a state, `Options` and `option`.
 
 A method imports torch inside its functions, if at all: the command line reads the
 options of all methods, and has to answer at once.
@@ -14,19 +17,60 @@ options of all methods, and has to answer at once.
 
 import ast
 import importlib
+import inspect
 import pkgutil
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import MISSING, dataclass, fields
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from pydantic.fields import FieldInfo
 
-from hpcfed.config import Options, RunConfig
-from hpcfed.errors import UserError, one_line, unknown
-from hpcfed.methods._interface import Cohort, Federation, Positions, Tensor
+from hpcfed import plugins
+from hpcfed.config import Choice, Options, RunConfig, Switch, option
+from hpcfed.errors import UserError, unknown
+from hpcfed.methods._interface import (
+    CLUSTERS,
+    FIXED,
+    GENERATED,
+    IN_PLACE,
+    OWNED,
+    Cohort,
+    Entry,
+    Federation,
+    Layout,
+    Positions,
+    Tensor,
+)
+
+__all__ = [
+    "CLUSTERS",
+    "FIXED",
+    "GENERATED",
+    "IN_PLACE",
+    "OWNED",
+    "Choice",
+    "Cohort",
+    "Entry",
+    "Federation",
+    "Finals",
+    "Layout",
+    "Method",
+    "Options",
+    "Positions",
+    "RunConfig",
+    "Switch",
+    "Tensor",
+    "load",
+    "names",
+    "option",
+    "options",
+    "owners",
+    "summaries",
+]
 
 Finals = Iterator[tuple[str, Tensor]]
 
@@ -80,7 +124,7 @@ REQUIRED = [f.name for f in fields(Method) if f.default is MISSING]
 
 
 def names() -> list[str]:
-    """Return the names of all methods, in alphabetical order."""
+    """Return the names of all methods of this package, in alphabetical order."""
     found = []
     for module in pkgutil.iter_modules(__path__):
         if not module.name.startswith("_"):
@@ -88,14 +132,36 @@ def names() -> list[str]:
     return sorted(found)
 
 
+def announced() -> dict[str, EntryPoint]:
+    """Return the methods that installed packages announce, by name; ours come first
+    where both have a name.
+    """
+    found = {}
+    ours = names()
+    for name, entry in sorted(plugins.installed("methods").items()):
+        if name not in ours:
+            found[name] = entry
+    return found
+
+
 def summaries() -> dict[str, str]:
-    """Return one line for every method, read from its source without importing it."""
+    """Return one line for every method, read from its source without importing it.
+
+    Plugins are imported; one that fails has a line that says so.
+    """
     folder = Path(__file__).parent
     lines = {}
     # Parsing is enough: importing all methods would make `hpcfed list` wait.
     for name in names():
         source = folder / f"{name.replace('-', '_')}.py"
         lines[name] = _summary(source.read_text())
+    for name, entry in announced().items():
+        try:
+            module = _module(name)
+            docstring = _first_paragraph(module.__doc__ or "")
+            lines[name] = f"{docstring} (plugin {entry.value})".strip()
+        except UserError as error:
+            lines[name] = f"cannot be used: {error}"
     return lines
 
 
@@ -104,36 +170,78 @@ def _summary(text: str) -> str:
         docstring = ast.get_docstring(ast.parse(text)) or ""
     except SyntaxError as error:
         return f"cannot be read: {error}"
-    first_paragraph = docstring.partition("\n\n")[0]
-    return " ".join(first_paragraph.split())
+    return _first_paragraph(docstring)
+
+
+def _first_paragraph(docstring: str) -> str:
+    first = docstring.strip().partition("\n\n")[0]
+    return " ".join(first.split())
 
 
 def load(name: str) -> Method:
-    """Import a method; a UserError says in one line what its file lacks."""
-    if name not in names():
-        raise unknown("method", name, names())
-    try:
-        module = importlib.import_module(f"{__name__}.{name.replace('-', '_')}")
-    except Exception as error:
-        raise UserError(
-            f"method {name} cannot be imported: {one_line(error)}"
-        ) from error
-    offered = _offered(module)
+    """Import a method: one of ours, a file FILE.py, a plugin, or a module that was
+    handed in. A UserError says in one line what it lacks.
+    """
+    module = _module(name)
+    offered = _offered(name, module)
     lacking = [hook for hook in REQUIRED if not callable(offered.get(hook))]
     if lacking:
         raise UserError(
-            f"method {name} lacks {', '.join(lacking)}; hpcfed/methods/__init__.py "
-            "says what they do"
+            f"method {name} lacks {', '.join(lacking)}; define them, or take them from "
+            "another method, as by: from hpcfed.methods import fedavg; EXTENDS = fedavg"
         )
     method = Method(**offered)
+    _check_init(name, module, method)
+    _check_kinds(name, method)
     _check_options(name, method.Options)
     return method
 
 
-def _offered(module: ModuleType) -> dict[str, Any]:
+def _check_init(name: str, module: ModuleType, method: Method) -> None:
+    """Refuse a state of one's own that another method's `init` would not make."""
+    state = vars(module).get("State")
+    own = isinstance(state, type) and state.__module__ == module.__name__
+    if own and method.init.__module__ != module.__name__:
+        raise UserError(
+            f"method {name} has a State of its own, but its init is that of "
+            f"{method.init.__module__.rpartition('.')[2]}; define init(fed), which "
+            "returns the first State"
+        )
+
+
+def _module(name: str) -> ModuleType:
+    """Import the module of a method."""
+    if plugins.is_file(name):
+        return plugins.load_file(Path(name))
+    if plugins.is_given(name):
+        module: ModuleType = plugins.given(name, "method")
+        return module
+    if name in names():
+        with plugins.one_line_of(f"method {name} cannot be imported"):
+            return importlib.import_module(f"{__name__}.{name.replace('-', '_')}")
+    plugin = announced().get(name)
+    if plugin is None:
+        raise unknown("method", name, [*names(), *announced()])
+    loaded = plugins.load_installed(plugin)
+    if not isinstance(loaded, ModuleType):
+        raise UserError(
+            f"plugin {name} ({plugin.value}) is no module; an entry point of "
+            "hpcfed.methods names the module of a method"
+        )
+    return loaded
+
+
+def _offered(name: str, module: ModuleType) -> dict[str, Any]:
     """Collect what a method's file defines, and what the methods that it extends do."""
     parent = getattr(module, "EXTENDS", None)
-    offered = {} if parent is None else _offered(parent)
+    offered: dict[str, Any] = {}
+    if isinstance(parent, ModuleType):
+        offered = _offered(name, parent)
+    elif parent is not None:
+        raise UserError(
+            f"method {name}: EXTENDS is {parent!r}, not a module; write: from "
+            "hpcfed.methods import fedavg; EXTENDS = fedavg"
+        )
     # Read at the time of loading, so that a test may replace a function of a module.
     for field in fields(Method):
         if hasattr(module, field.name):
@@ -141,28 +249,81 @@ def _offered(module: ModuleType) -> dict[str, Any]:
     return offered
 
 
+def _check_kinds(name: str, method: Method) -> None:
+    """Refuse what a file defines under our names and that is of another kind."""
+    options = method.Options
+    if not isinstance(options, type) or not issubclass(options, Options):
+        raise UserError(
+            f"method {name}: its Options are no class of options; write: class "
+            "Options(hpcfed.methods.Options)"
+        )
+    finals = method.FINALS
+    if not isinstance(finals, tuple) or not all(isinstance(f, str) for f in finals):
+        raise UserError(f"method {name}: FINALS must be a tuple of names")
+    for hook, takes in _TAKES.items():
+        _check_takes(name, hook, getattr(method, hook), takes)
+
+
+_TAKES = {
+    "init": "fed",
+    "round": "fed, state, cohort",
+    "personal": "fed, state, clients",
+    "global_row": "state",
+    "welcome": "fed, state, cohort",
+    "finals": "fed, state, clients",
+    "lead": "fed, update, before, after",
+}
+"""The arguments of every function, by position."""
+
+
+def _check_takes(name: str, hook: str, function: Any, takes: str) -> None:
+    """Refuse a function that cannot be called with our arguments, before a round is."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        # Not callable, or written in C: calling it will tell.
+        signature = None
+    if signature is None:
+        return
+    try:
+        signature.bind(*takes.split(", "))
+    except TypeError:
+        raise UserError(
+            f"method {name}: {hook}{signature} must take ({takes})"
+        ) from None
+
+
 def _check_options(name: str, options: type[Options]) -> None:
     """Refuse options that the command line could not tell from others, or explain."""
-    for option, field in options.model_fields.items():
-        if option in RunConfig.model_fields:
+    for own, field in options.model_fields.items():
+        if own in RunConfig.model_fields:
             raise UserError(
-                f"method {name}: its option {option} is one of every run; give it "
+                f"method {name}: its option {own} is one of every run; give it "
                 "another name"
             )
         if field.json_schema_extra is None:
             raise UserError(
-                f"method {name}: make its option {option} by "
-                "hpcfed.config.option(default, description)"
+                f"method {name}: make its option {own} by "
+                "hpcfed.methods.option(default, description)"
             )
 
 
-def options() -> dict[str, dict[str, FieldInfo]]:
-    """Return the options of every method.
+def options(*more: str) -> dict[str, dict[str, FieldInfo]]:
+    """Return the options of all our methods, and of `more`.
 
     One that cannot be loaded, as while somebody writes it, has none.
     """
     found = {}
-    for name in names():
+    for name in (*names(), *more):
         with suppress(UserError):
             found[name] = dict(load(name).Options.model_fields)
     return found
+
+
+def owners(wanted: str) -> list[str]:
+    """Return the methods that have an option, plugins included."""
+    having = []
+    for name, declared in options(*announced()).items():
+        if wanted in declared:
+            having.append(name)
+    return having

@@ -13,8 +13,7 @@ from typing import ClassVar, Literal, TypeVar
 from hpcfed import config
 from hpcfed.config import Choice, RunConfig, Switch, option
 from hpcfed.errors import UserError, count
-from hpcfed.methods import _partial
-from hpcfed.methods._interface import (
+from hpcfed.methods import (
     CLUSTERS,
     FIXED,
     Cohort,
@@ -22,6 +21,7 @@ from hpcfed.methods._interface import (
     Layout,
     Positions,
     Tensor,
+    _partial,
 )
 from hpcfed.models import MODELS
 
@@ -54,6 +54,22 @@ class Options(config.Options):
         if self.clusters > config.clients:
             clients = count(config.clients, "client")
             raise UserError(f"--clusters {self.clusters}, but there are {clients}")
+        if self.clusters > 1:
+            self._check_data(config)
+
+    def _check_data(self, config: RunConfig) -> None:
+        """Refuse data that has no basis, or no classes where each has one."""
+        data = config.data()
+        if data.vocabulary:
+            raise UserError(
+                f"method {config.method} clusters clients by singular vectors of their "
+                f"data, which tokens have none of; --clusters 1 keeps all together"
+            )
+        if self.clustering == "angles" and data.task != "classification":
+            raise UserError(
+                f"--clustering angles are between classes, and {config.dataset} is for "
+                f"{data.task}; use --clustering kmeans"
+            )
 
 
 class NamedLayers(Options):

@@ -7,16 +7,16 @@ from dataclasses import dataclass, field, replace
 from hpcfed import config
 from hpcfed.config import option
 from hpcfed.errors import UserError
-from hpcfed.methods._interface import (
+from hpcfed.methods import (
     FIXED,
     IN_PLACE,
     OWNED,
     Cohort,
     Federation,
+    Layout,
     Positions,
     Tensor,
 )
-from hpcfed.models import MODELS
 
 
 class Options(config.Options):
@@ -28,11 +28,18 @@ class Options(config.Options):
     )
 
     def check(self, config: config.RunConfig) -> None:
-        most = MODELS[config.network()].layers
+        info = config.model_info()
+        if info is not None:
+            self._check_layers(info.layers, config.network())
+
+    def check_layout(self, layout: Layout, network: str) -> None:
+        self._check_layers(len(layout.blocks), network)
+
+    def _check_layers(self, most: int, network: str) -> None:
         if self.head_layers > most:
             raise UserError(
-                f"--head-layers {self.head_layers}, but {config.network()} has {most} "
-                "layers with weights"
+                f"--head-layers {self.head_layers}, but {network} has {most} layers "
+                "with weights"
             )
 
 

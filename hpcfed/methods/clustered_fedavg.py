@@ -2,9 +2,8 @@
 cluster is FedAvg.
 """
 
-from hpcfed.methods import _clusters
+from hpcfed.methods import Cohort, Federation, _clusters
 from hpcfed.methods._clusters import Options, State, aggregate, download
-from hpcfed.methods._interface import Cohort, Federation
 
 EXTENDS = _clusters
 

@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 
 from hpcfed import config
 from hpcfed.config import RunConfig, Switch, option
-from hpcfed.methods import fedavg
-from hpcfed.methods._interface import Cohort, Federation, Tensor
+from hpcfed.methods import Cohort, Federation, Tensor, fedavg
 
 EXTENDS = fedavg
 

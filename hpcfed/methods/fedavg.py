@@ -4,7 +4,7 @@ rowᵢ.
 
 from dataclasses import dataclass
 
-from hpcfed.methods._interface import Cohort, Federation, Positions, Tensor
+from hpcfed.methods import Cohort, Federation, Positions, Tensor
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,7 @@ from typing import Literal
 
 from hpcfed import config
 from hpcfed.config import option
-from hpcfed.methods import fedavg
-from hpcfed.methods._interface import Federation, Positions, Tensor
+from hpcfed.methods import Federation, Positions, Tensor, fedavg
 
 EXTENDS = fedavg
 

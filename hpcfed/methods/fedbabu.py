@@ -8,8 +8,7 @@ fine-tunes the whole model.
 from typing import Literal
 
 from hpcfed.config import option
-from hpcfed.methods import _partial, fedper
-from hpcfed.methods._interface import Cohort, Federation, Positions, Tensor
+from hpcfed.methods import Cohort, Federation, Positions, Tensor, _partial, fedper
 from hpcfed.methods._partial import State, aggregate, body_and_head, download
 
 EXTENDS = fedper

@@ -9,8 +9,7 @@ from collections.abc import Iterable
 
 from hpcfed.config import Choice, RunConfig
 from hpcfed.errors import UserError
-from hpcfed.methods import _clusters, clustered_fedavg
-from hpcfed.methods._interface import Federation, Layout
+from hpcfed.methods import Federation, Layout, _clusters, clustered_fedavg
 from hpcfed.models import MODELS
 
 EXTENDS = clustered_fedavg
@@ -22,7 +21,7 @@ class Options(_clusters.Options):
     def fit(self, config: RunConfig, ranks: int) -> Iterable[Choice]:
         yield from super().fit(config, ranks)
         usual = config.network()
-        fits = min(config.data().shape[1:]) >= MODELS["cnn-bn"].smallest
+        fits = config.data().side >= MODELS["cnn-bn"].smallest
         if usual in MODELS and not MODELS[usual].norm and fits:
             yield Choice(
                 "model",

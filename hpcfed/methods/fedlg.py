@@ -13,9 +13,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from hpcfed.config import Choice, RunConfig, option
-from hpcfed.methods import _clusters
+from hpcfed.methods import Cohort, Federation, Layout, Tensor, _clusters
 from hpcfed.methods._clusters import State, aggregate, begin, download, inherited
-from hpcfed.methods._interface import Cohort, Federation, Layout, Tensor
 
 EXTENDS = _clusters
 RESNET18_POOLS = (

@@ -6,9 +6,8 @@ client that sends one counts alike, unless it has no data.
 """
 
 from hpcfed.config import option
-from hpcfed.methods import _clusters
+from hpcfed.methods import Cohort, Federation, _clusters
 from hpcfed.methods._clusters import State, aggregate, begin, download
-from hpcfed.methods._interface import Cohort, Federation
 
 EXTENDS = _clusters
 

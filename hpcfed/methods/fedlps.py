@@ -12,9 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from hpcfed.config import Choice, RunConfig, option
 from hpcfed.errors import UserError
-from hpcfed.methods import _clusters
-from hpcfed.methods._clusters import aggregate, begin, download
-from hpcfed.methods._interface import (
+from hpcfed.methods import (
     OWNED,
     Cohort,
     Entry,
@@ -22,7 +20,9 @@ from hpcfed.methods._interface import (
     Layout,
     Positions,
     Tensor,
+    _clusters,
 )
+from hpcfed.methods._clusters import aggregate, begin, download
 from hpcfed.models import MODELS
 
 EXTENDS = _clusters
@@ -37,7 +37,7 @@ class Options(_clusters.Options):
 
     def fit(self, config: RunConfig, ranks: int) -> Iterable[Choice]:
         yield from super().fit(config, ranks)
-        fits = min(config.data().shape[1:]) >= MODELS["cnn-digits"].smallest
+        fits = config.data().side >= MODELS["cnn-digits"].smallest
         if config.network() == "mlp" and fits:
             yield Choice(
                 "model",

@@ -2,8 +2,7 @@
 both are trained together.
 """
 
-from hpcfed.methods import _partial
-from hpcfed.methods._interface import Cohort, Federation
+from hpcfed.methods import Cohort, Federation, _partial
 from hpcfed.methods._partial import Options, State, aggregate, body_and_head, download
 
 EXTENDS = _partial

@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from hpcfed.config import option
-from hpcfed.methods import _partial, fedper
-from hpcfed.methods._interface import Cohort, Federation
+from hpcfed.methods import Cohort, Federation, _partial, fedper
 from hpcfed.methods._partial import State, aggregate, body_and_head, download
 
 EXTENDS = fedper

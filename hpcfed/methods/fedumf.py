@@ -11,8 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from hpcfed import config
 from hpcfed.config import RunConfig, Switch, option
-from hpcfed.methods import fedavg
-from hpcfed.methods._interface import IN_PLACE, OWNED, Cohort, Federation, Tensor
+from hpcfed.methods import IN_PLACE, OWNED, Cohort, Federation, Tensor, fedavg
 
 EXTENDS = fedavg
 

@@ -23,9 +23,7 @@ from typing import TYPE_CHECKING, Literal
 
 from hpcfed.config import RunConfig, Switch, option
 from hpcfed.errors import UserError
-from hpcfed.methods import _clusters
-from hpcfed.methods._clusters import aggregate, begin, cluster_rows, inherited
-from hpcfed.methods._interface import (
+from hpcfed.methods import (
     IN_PLACE,
     OWNED,
     Cohort,
@@ -33,8 +31,9 @@ from hpcfed.methods._interface import (
     Layout,
     Positions,
     Tensor,
+    _clusters,
 )
-from hpcfed.models import MODELS
+from hpcfed.methods._clusters import aggregate, begin, cluster_rows, inherited
 
 if TYPE_CHECKING:
     from hpcfed.clients.pull import Pull
@@ -81,11 +80,24 @@ class Options(_clusters.Options):
 
     def check(self, config: RunConfig) -> None:
         super().check(config)
-        most = MODELS[config.network()].layers
+        data = config.data()
+        if self.lambda2 and data.task != "classification":
+            raise UserError(
+                f"--lambda2 {self.lambda2:g} weighs Fisher information, which is that of "
+                f"labels, and {config.dataset} is for {data.task}; use --lambda2 0"
+            )
+        info = config.model_info()
+        if info is not None:
+            self._check_layers(info.layers, config.network())
+
+    def check_layout(self, layout: Layout, network: str) -> None:
+        self._check_layers(len(layout.blocks), network)
+
+    def _check_layers(self, most: int, network: str) -> None:
         if self.gene_layers is not None and self.gene_layers > most:
             raise UserError(
-                f"--gene-layers {self.gene_layers}, but {config.network()} has {most} "
-                "layers with weights"
+                f"--gene-layers {self.gene_layers}, but {network} has {most} layers "
+                "with weights"
             )
 
     def num_sent(self, round: int, layers: int) -> int:

@@ -13,8 +13,7 @@ from typing import Literal
 
 from hpcfed import config
 from hpcfed.config import RunConfig, Switch, option
-from hpcfed.methods import fedavg
-from hpcfed.methods._interface import Cohort, Federation
+from hpcfed.methods import Cohort, Federation, fedavg
 
 EXTENDS = fedavg
 VALIDATES = True

@@ -7,8 +7,7 @@ long as if all K had been.
 
 from dataclasses import replace
 
-from hpcfed.methods import fedau, genfed
-from hpcfed.methods._interface import Cohort, Federation
+from hpcfed.methods import Cohort, Federation, fedau, genfed
 
 EXTENDS = fedau
 VALIDATES = True

@@ -4,8 +4,7 @@ server's validation set.
 
 from dataclasses import replace
 
-from hpcfed.methods import fedumf, genfed
-from hpcfed.methods._interface import Cohort, Federation
+from hpcfed.methods import Cohort, Federation, fedumf, genfed
 
 EXTENDS = fedumf
 VALIDATES = True

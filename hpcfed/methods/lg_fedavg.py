@@ -5,8 +5,7 @@ Read here as training from scratch; the authors' experiments on images start fro
 model that FedAvg has trained.
 """
 
-from hpcfed.methods import _partial, fedper
-from hpcfed.methods._interface import Federation
+from hpcfed.methods import Federation, _partial, fedper
 
 EXTENDS = fedper
 

@@ -5,7 +5,7 @@ communicates.
 from dataclasses import dataclass, field
 
 from hpcfed import config
-from hpcfed.methods._interface import (
+from hpcfed.methods import (
     IN_PLACE,
     OWNED,
     Cohort,

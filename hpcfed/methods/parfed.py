@@ -5,8 +5,7 @@ As GENE-FL's paper counts it: one convolution of each of ResNet-18's four stages
 one it does not say; read here as the last.
 """
 
-from hpcfed.methods import _clusters, clustered_fedavg
-from hpcfed.methods._interface import Federation
+from hpcfed.methods import Federation, _clusters, clustered_fedavg
 
 EXTENDS = clustered_fedavg
 

@@ -18,7 +18,7 @@ from functools import partial
 
 from hpcfed.config import Choice, RunConfig, Switch, option
 from hpcfed.errors import UserError
-from hpcfed.methods._interface import (
+from hpcfed.methods import (
     GENERATED,
     Cohort,
     Federation,

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from hpcfed import config
 from hpcfed.config import RunConfig, Switch, option
-from hpcfed.methods._interface import IN_PLACE, Cohort, Federation, Positions, Tensor
+from hpcfed.methods import IN_PLACE, Cohort, Federation, Positions, Tensor
 
 if TYPE_CHECKING:
-    from hpcfed.clients.job import Sgd
+    from hpcfed.clients.job import Recipe
     from hpcfed.models.hypernetwork import Hypernetwork
 
 
@@ -34,6 +34,8 @@ class Options(config.Options):
         "momentum": "inner_momentum",
         "weight_decay": "inner_decay",
         "clip": "inner_clip",
+        "optimiser": "inner_momentum",
+        "lr_schedule": "inner_lr",
     }
 
     hn_hidden: int = option(100, "width of the hypernetwork", ge=1, le=2**16)
@@ -99,7 +101,7 @@ def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
     options, net = fed.options, _hypernetwork(fed)
     theta = fed.download(personal(fed, state, cohort.here), cohort)
     # θᵢ′, after some steps of the client's own SGD.
-    trained = fed.train(theta, cohort, sgd=_inner(options))
+    trained = fed.train(theta, cohort, recipe=_inner(options))
     trained = fed.upload(trained, cohort)
 
     with fed.timed("server"):
@@ -153,7 +155,7 @@ def welcome(fed: Federation[Options], state: State, cohort: Cohort) -> Tensor:
     velocity = embeddings.new_zeros(embeddings.shape)
     for number in range(options.welcome_rounds):
         theta = fed.greet(_rows(fed, state, embeddings), cohort)
-        trained = fed.finetune(theta, cohort.here, sgd=_inner(options), phase=number)
+        trained = fed.finetune(theta, cohort.here, recipe=_inner(options), phase=number)
         delta = (theta - trained)[:, : net.outputs]
         gradient = net.embedding_gradient(state.phi, embeddings, delta)
         _step(options, embeddings, gradient, velocity)
@@ -190,11 +192,11 @@ def _ids(fed: Federation[Options], clients: Positions) -> Tensor:
     return on_device(fed.clients[clients], fed.device)
 
 
-def _inner(options: Options) -> "Sgd":
+def _inner(options: Options) -> "Recipe":
     """Return a client's SGD, which counts steps in place of epochs."""
-    from hpcfed.clients.job import Sgd
+    from hpcfed.clients.job import Recipe
 
-    return Sgd(
+    return Recipe(
         epochs=0,
         batch_size=options.inner_batch,
         lr=options.inner_lr,

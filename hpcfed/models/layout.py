@@ -1,7 +1,11 @@
 """The layout: which columns of a federation's matrix hold which tensor of the network.
 
-Parameters come first, in the network's own order, then the running statistics of batch
-norm. So the columns that gradients touch are `rows[:, :layout.num_parameters]`.
+Parameters come first, in the network's own order, then what changes without gradients:
+the running statistics of batch norm. So the columns that gradients touch are `rows[:,
+:layout.num_parameters]`.
+
+A frozen parameter (`requires_grad=False`) has no columns, unless that is asked for: it
+is a constant, which all clients share. So have buffers that are not persistent.
 """
 
 from collections.abc import Iterable, Sequence
@@ -42,14 +46,22 @@ class Layout:
     """Name of the last layer with weights; everything else is the body."""
 
     @classmethod
-    def of(cls, network: nn.Module) -> "Layout":
+    def of(cls, network: nn.Module, *, send_frozen: bool = False) -> "Layout":
+        """Lay out a network; with `send_frozen` also parameters that never change."""
         tensors: list[tuple[str, Tensor, bool]] = []
+        frozen: list[tuple[str, Tensor, bool]] = []
+        # A tensor that has two names, as tied weights do, is there once.
         for name, parameter in network.named_parameters():
-            tensors.append((name, parameter, True))
+            if parameter.requires_grad:
+                tensors.append((name, parameter, True))
+            elif send_frozen:
+                frozen.append((name, parameter, False))
+        persistent = network.state_dict().keys()
         for name, buffer in network.named_buffers():
             # Batch norm also counts its batches, in an integer that nobody averages.
-            if buffer.is_floating_point():
+            if buffer.is_floating_point() and name in persistent:
                 tensors.append((name, buffer, False))
+        tensors += frozen
         entries = []
         start = 0
         for name, tensor, trainable in tensors:
@@ -81,7 +93,8 @@ class Layout:
         with_weights = {e.layer for e in self.entries if e.is_matrix}
         layers = self.layers
         starts = [i for i, layer in enumerate(layers) if layer in with_weights]
-        bounds = pairwise([*starts, len(layers)])
+        # Whatever comes before the first matrix belongs to its block.
+        bounds = pairwise([0, *starts[1:], len(layers)])
         return tuple(layers[start:stop] for start, stop in bounds)
 
     @cached_property
@@ -142,11 +155,16 @@ def block_spans(
 ) -> list[tuple[int, int]]:
     """Return start and stop of each block among `width` columns of parameters.
 
-    Parameters follow block by block, each block beginning with a weight.
+    Parameters follow block by block, as layers do.
     """
-    first_layers = {block[0] for block in blocks}
-    starts = []
+    starts: dict[str, int] = {}
     for e in entries:
-        if e.is_matrix and e.layer in first_layers:
-            starts.append(e.start)
-    return list(pairwise([*starts, width]))
+        if e.trainable:
+            starts.setdefault(e.layer, e.start)
+    found = []
+    for block in blocks:
+        of_block = [starts[layer] for layer in block if layer in starts]
+        # A block whose parameters are all frozen has no columns there.
+        if of_block:
+            found.append(min(of_block))
+    return list(pairwise([*found, width]))

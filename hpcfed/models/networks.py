@@ -1,28 +1,44 @@
 """The catalogue's networks, built as ordinary torch modules."""
 
 from collections import OrderedDict
+from collections.abc import Mapping
+from math import prod
+from typing import Any
 
 import torch
 from torch import nn
 
-from hpcfed.errors import unknown
 from hpcfed.models import MODELS, ConvNet
+from hpcfed.models.own import Sample, build_own
 from hpcfed.runtime import randomness
 
-Shape = tuple[int, int, int]
-"""Channels, height and width of an image."""
+Shape = tuple[int, ...]
+"""A sample's shape: channels, height and width of an image, or a table's features."""
 
 
-def build(name: str, *, shape: Shape, classes: int, seed: int) -> nn.Module:
-    """Return the named network on the CPU; its first weights depend on the seed alone."""
-    if name not in MODELS:
-        raise unknown("model", name, MODELS)
-    structure = MODELS[name].structure
+def build(
+    name: str,
+    *,
+    shape: Shape,
+    classes: int,
+    seed: int,
+    options: Mapping[str, Any] | None = None,
+    sample: Sample | None = None,
+) -> nn.Module:
+    """Return the named network on the CPU; its first weights depend on the seed alone.
+
+    A network of the user's is tried out on a `sample`, an image to be classified unless
+    given; `options` are its builder's keywords.
+    """
     with torch.random.fork_rng(devices=[]):
         # torch's own initialisation, under a seed of its own and without a trace in
         # the global generator.
         draw = randomness.generator(seed, "initial weights").integers(2**62)
         torch.manual_seed(int(draw))
+        if name not in MODELS:
+            sample = sample or Sample(shape, (classes,))
+            return build_own(name, sample, classes, options or {})
+        structure = MODELS[name].structure
         if isinstance(structure, ConvNet):
             return _conv_net(structure, shape, classes)
         return _resnet18(shape, classes)
@@ -36,7 +52,8 @@ def _conv_net(structure: ConvNet, shape: Shape, classes: int) -> nn.Sequential:
     activation = nn.LeakyReLU if structure.leaky else nn.ReLU
     dropout_after_convs, dropout_before_head = structure.dropout
     layers: OrderedDict[str, nn.Module] = OrderedDict()
-    channels, height, width = shape
+    # A row of a table is an image of one pixel, with a channel for each feature.
+    channels, height, width = shape if len(shape) == 3 else (prod(shape), 1, 1)
     for i, conv in enumerate(structure.convs, 1):
         layers[f"conv{i}"] = nn.Conv2d(
             channels, conv.channels, conv.kernel, padding=conv.padding

@@ -3,28 +3,28 @@ weights.
 
 Clients are folded into the batch dimension, client by client: activations are [clients
 · slots, …]. Everything that treats samples alike (activations, pooling, flatten,
-residual sums) is then right as it stands. Only layers with weights, batch norm and
+attention, residual sums) is then right as it stands. Only layers with weights and
 dropout must know whose sample is whose; `stacked_layers` has those. So any torch module
-made of such layers can be stacked. A stack of one client runs torch's own kernels, so a
-large network pays nothing for being stackable.
+made of such layers can be stacked, unless it looks at its tensors in other ways:
+`vmapped` is for those. A stack of one client runs torch's own kernels, so a large
+network pays nothing for being stackable.
 """
-
-import copy
-import itertools
-from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
 
 from hpcfed.kernels import linear
+from hpcfed.models.layout import Layout
+from hpcfed.models.own import answers
 from hpcfed.models.stacked_layers import (
-    STACKED_LAYERS,
     Batch,
     StackedBatchNorm2d,
     StackedConv2d,
     StackedDropout,
+    StackedLayer,
     StackedLinear,
 )
+from hpcfed.models.stacking import Constants, Names, stacked
 
 
 class StackedNetwork:
@@ -32,12 +32,20 @@ class StackedNetwork:
     ones.
     """
 
-    def __init__(self, network: nn.Module, *, bf16: bool = False) -> None:
+    captures = True
+    """Whether a step on a GPU can be captured and replayed."""
+    capture_may_fail = False
+    """Whether that turns out only when it is tried."""
+
+    def __init__(
+        self, network: nn.Module, layout: Layout | None = None, *, bf16: bool = False
+    ) -> None:
         self._bf16 = bf16
         self._batch = Batch()
-        self._network = _stacked(
-            copy.deepcopy(network), self._batch, "", itertools.count()
-        )
+        names = Names.of(network, layout or Layout.of(network))
+        self._network = stacked(network, names, self._batch, _in_place, fold=True)
+        self._constants = Constants(self._network, names)
+        self._tied = names.tied
         layers = list(self._network.modules())
         dropouts = [layer for layer in layers if isinstance(layer, StackedDropout)]
         self.random_layers = len(dropouts)
@@ -62,20 +70,27 @@ class StackedNetwork:
         instead of new memory; they are there after `join`. Weights named in `updates`
         update themselves in the backward pass and have no gradient.
         """
+        like = next(iter(tensors.values()))
         batch = self._batch
-        batch.num_clients = len(next(iter(tensors.values())))
+        batch.num_clients = len(like)
         batch.valid = valid
         batch.keys = keys
-        batch.sinks = dict(sinks or {})  # a copy: layers take their sinks out
+        # A copy: layers take their sinks out. Tied weights have several gradients, which
+        # autograd adds up.
+        batch.sinks = without(sinks or {}, self._tied)
         batch.updates = updates or {}
+        self._constants.move(like)
         # Walks over all modules, so only where something changes.
         if self._network.training != training:
             self._network.train(training)
+        constants = self._constants.expanded(len(like))
         # Our own kernels, for several clients, know no bfloat16.
         autocast = self._bf16 and x.is_cuda and batch.num_clients == 1
         with torch.autocast(x.device.type, torch.bfloat16, enabled=autocast):
-            y: Tensor = torch.func.functional_call(self._network, tensors, (x,))
-            return y.to(x.dtype)
+            y: Tensor = answers(
+                torch.func.functional_call(self._network, {**constants, **tensors}, x)
+            )
+            return y.to(like.dtype)
 
     def updating(self, tensors: dict[str, Tensor], slots: int) -> list[str]:
         """Return the weights that should update themselves in a step.
@@ -94,6 +109,9 @@ class StackedNetwork:
         names = []
         for layer in layers[1:]:
             name = layer.name + "weight"
+            # Frozen and tied weights are not theirs to update.
+            if name in self._tied or name not in tensors:
+                continue
             if isinstance(layer, StackedLinear) and linear.updates_itself(
                 tensors[name], slots
             ):
@@ -105,70 +123,10 @@ class StackedNetwork:
         self._batch.branch.join()
 
 
-def _stacked(
-    module: nn.Module, batch: Batch, name: str, numbers: Iterator[int]
-) -> nn.Module:
-    """Replace a module, or all layers in it, by stacked ones.
-
-    `name` is the prefix of its tensors' names; `numbers` count random layers.
-    """
-    # By exact type: a subclass may compute something else.
-    stacked_layer = STACKED_LAYERS.get(type(module))
-    if stacked_layer is not None:
-        return stacked_layer(module, batch, name, numbers)
-    parameters = module.named_parameters(recurse=False)
-    buffers = module.named_buffers(recurse=False)
-    # Tensors outside of known layers would be shared by all clients, silently.
-    tensors = [tensor_name for tensor_name, _ in (*parameters, *buffers)]
-    if tensors:
-        known = ", ".join(plain.__name__ for plain in STACKED_LAYERS)
-        raise TypeError(
-            f"{type(module).__name__} has tensors of its own ({', '.join(tensors)}); "
-            f"layers that stack: {known}"
-        )
-    for child_name, child in module.named_children():
-        stacked_child = _stacked(child, batch, f"{name}{child_name}.", numbers)
-        setattr(module, child_name, stacked_child)
-    if isinstance(module, nn.Sequential):
-        _fuse(module)
-    return module
+def _in_place(layer: StackedLayer, plain: nn.Module) -> nn.Module:
+    return layer
 
 
-def _fuse(layers: nn.Sequential) -> None:
-    """Let convolutions do the activation and the pooling that follow them.
-
-    Our kernel does all three without the convolution's output in memory.
-    """
-    names = list(layers._modules)
-    for i, name in enumerate(names):
-        conv = layers._modules[name]
-        if not isinstance(conv, StackedConv2d) or i + 1 == len(names):
-            continue
-        activation = layers._modules[names[i + 1]]
-        if isinstance(activation, nn.LeakyReLU):
-            conv.slope = activation.negative_slope
-        elif isinstance(activation, nn.ReLU):
-            conv.slope = 0.0
-        else:
-            continue
-        # In place of the activation, so that names and order of layers stay.
-        setattr(layers, names[i + 1], nn.Identity())
-        # The kernel pools before the activation, which must not turn the order around.
-        if i + 2 < len(names) and conv.slope >= 0:
-            pool = layers._modules[names[i + 2]]
-            if isinstance(pool, nn.MaxPool2d) and _is_plain_pool(pool):
-                conv.pool = True
-                setattr(layers, names[i + 2], nn.Identity())
-
-
-def _is_plain_pool(pool: nn.MaxPool2d) -> bool:
-    """Whether the pooling takes 2×2 pixels, every 2 pixels, and nothing else."""
-    two = (2, (2, 2))
-    return (
-        pool.kernel_size in two
-        and pool.stride in two
-        and pool.padding in (0, (0, 0))
-        and pool.dilation in (1, (1, 1))
-        and not pool.ceil_mode
-        and not pool.return_indices
-    )
+def without(table: dict[str, Tensor], names: set[str]) -> dict[str, Tensor]:
+    """Return a copy of a table without some names."""
+    return {name: tensor for name, tensor in table.items() if name not in names}

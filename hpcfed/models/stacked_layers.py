@@ -59,6 +59,18 @@ class StackedLayer(nn.Module):
         # `bias=False` leaves a None among the parameters, which is not named.
         if "bias" not in self._parameters:
             self.bias = None
+        # Not a submodule: its tensors are not the network's any more. Last, because
+        # tensors are registered only under names that mean nothing yet.
+        object.__setattr__(self, "replaced", plain)
+
+    def __getattr__(self, name: str) -> Any:
+        """Find what a module may ask of its layer, such as a dropout's p."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if "replaced" not in self.__dict__:  # while it is being made or copied
+                raise
+            return getattr(self.replaced, name)
 
     def take_sinks(self) -> tuple[Tensor | None, Tensor | None]:
         """Take out the sinks of weight and bias.
@@ -70,6 +82,12 @@ class StackedLayer(nn.Module):
         weight = sinks.pop(self.name + "weight", None)
         bias = sinks.pop(self.name + "bias", None)
         return weight, bias
+
+    def by_client(self, x: Tensor) -> Any:
+        """Pass [clients, …] forward, where clients are not folded into the batch."""
+        if x.dim() == 2:
+            return self(x)
+        return self(x.flatten(0, 1)).unflatten(0, x.shape[:2])
 
 
 class StackedConv2d(StackedLayer):
@@ -189,21 +207,53 @@ class StackedConv2d(StackedLayer):
         return convolved[0] if n == 1 else torch.cat(convolved)
 
 
+class StackedConv1d(StackedLayer):
+    def __init__(
+        self, plain: nn.Conv1d, batch: Batch, name: str, numbers: Iterator[int]
+    ) -> None:
+        super().__init__(plain, batch, name, numbers)
+        if plain.padding_mode != "zeros":
+            raise TypeError(
+                f"Conv1d with padding_mode '{plain.padding_mode}' does not stack; use "
+                "'zeros'"
+            )
+        self.groups = plain.groups
+        self.geometry: dict[str, Any] = {
+            "stride": plain.stride,
+            "padding": plain.padding,
+            "dilation": plain.dilation,
+        }
+
+    def forward(self, x: Tensor) -> Tensor:
+        n = self.batch.num_clients
+        # As in StackedConv2d: a group of channels per client.
+        grouped = x.unflatten(0, (n, -1)).transpose(0, 1).flatten(1, 2)
+        y = F.conv1d(
+            grouped,
+            self.weight.flatten(0, 1),
+            None if self.bias is None else self.bias.flatten(),
+            groups=n * self.groups,
+            **self.geometry,
+        )
+        return y.unflatten(1, (n, -1)).transpose(0, 1).flatten(0, 1)
+
+
 class StackedLinear(StackedLayer):
     def forward(self, x: Tensor) -> Tensor:
         # torch's own product for one client, without the clients' dimension.
         if self.batch.num_clients == 1:
             bias = None if self.bias is None else self.bias[0]
             return F.linear(x, self.weight[0], bias)
+        # Positions in a sequence are samples like any other.
         y = linear.linear(
-            x.unflatten(0, (self.batch.num_clients, -1)),
+            x.reshape(self.batch.num_clients, -1, x.shape[-1]),
             self.weight,
             self.bias,
             sinks=self.take_sinks(),
             update=self.batch.updates.get(self.name + "weight"),
             branch=self.batch.branch,
         )
-        return y.flatten(0, 1)
+        return y.view(*x.shape[:-1], -1)
 
 
 class StackedBatchNorm2d(StackedLayer):
@@ -281,6 +331,13 @@ class StackedBatchNorm2d(StackedLayer):
         return mean, var
 
 
+class StackedBatchNorm1d(StackedBatchNorm2d):
+    def forward(self, x: Tensor) -> Tensor:
+        """Pass [samples, channels] or [samples, channels, length] forward."""
+        image = x.reshape(*x.shape[:2], -1, 1)
+        return super().forward(image).view_as(x)
+
+
 class StackedDropout(StackedLayer):
     def __init__(
         self, plain: nn.Dropout, batch: Batch, name: str, numbers: Iterator[int]
@@ -300,11 +357,3 @@ class StackedDropout(StackedLayer):
         per_client = x.numel() // len(keys)
         drawn = randomness.uniform(keys, per_client).view_as(x)
         return x * (drawn >= self.p) / (1 - self.p)
-
-
-STACKED_LAYERS: dict[type[nn.Module], type[StackedLayer]] = {
-    nn.Conv2d: StackedConv2d,
-    nn.Linear: StackedLinear,
-    nn.BatchNorm2d: StackedBatchNorm2d,
-    nn.Dropout: StackedDropout,
-}

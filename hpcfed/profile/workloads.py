@@ -7,8 +7,8 @@ from math import isnan, nan
 
 import numpy as np
 
+from hpcfed.clients.network import client_layout
 from hpcfed.config import Settings
-from hpcfed.models.layout import Layout
 from hpcfed.profile.ceilings import Ceilings
 from hpcfed.profile.timeline import PROFILER, ROUNDS, Timeline
 from hpcfed.profile.verdict import Workload
@@ -16,7 +16,7 @@ from hpcfed.record.run import RunRecord
 from hpcfed.record.timing import PHASES
 from hpcfed.server.options import NETWORKS, ServerOptions, batching, server_options
 from hpcfed.server.schedule import num_steps
-from hpcfed.study.estimate import client_network, server_networks, work
+from hpcfed.studies.estimate import server_networks, work
 
 PASSES = 10
 """How often a training step of AdamW reads or writes a number for each parameter, at
@@ -126,7 +126,7 @@ def _slowest_pace(timelines: list[Timeline], network: str) -> float:
 
 def _activations(settings: Settings, options: ServerOptions, network: str) -> int:
     """Return the numbers of all activations of one sample."""
-    layout = Layout.of(client_network(settings))
+    layout = client_layout(settings.config)
     autoencoder, denoiser = server_networks(options, layout)
     trained = autoencoder if network == "autoencoder" else denoiser
     return trained.activations

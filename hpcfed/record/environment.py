@@ -7,12 +7,12 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from hpcfed import __version__
+from hpcfed.version import __version__
 
 _PACKAGES = (
     "hpcfed",
@@ -42,10 +42,18 @@ _PRIVATE = ("KEY", "TOKEN", "SECRET", "PASSWORD", "JWT")
 
 
 def capture(
-    *, locations: Sequence[Any], backend: str, reason: str, launcher: str, threads: int
+    *,
+    locations: Sequence[Any],
+    backend: str,
+    reason: str,
+    launcher: str,
+    threads: int,
+    files: Mapping[str, str] | None = None,
+    command: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Return facts of the run as JSON values; `locations` are the ranks' hosts and
-    devices, in rank order.
+    devices, in rank order; `files` are checksums of the user's own Python. A `command`
+    stands in for this process's words, where a program has started the run.
     """
     ranks = []
     for location in locations:
@@ -58,13 +66,14 @@ def capture(
         )
     return {
         # Without the folder that the program is installed in.
-        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "command": list(command) or [Path(sys.argv[0]).name, *sys.argv[1:]],
         "folder": os.getcwd(),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "packages": _versions(),
         "cuda": _cuda(),
         "source": _source(),
+        "files": dict(files or {}),
         "launcher": launcher,
         "variables": _variables(),
         "backend": backend,
@@ -72,6 +81,21 @@ def capture(
         "threads_per_rank": threads,
         "ranks": ranks,
     }
+
+
+def of_resumed(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the environment of a run that goes on: the command that began it, those
+    that went on with it, and checksums of files that have changed meanwhile.
+    """
+    resumed_by = [*before.get("resumed_by", ()), now["command"]]
+    joined = {**now, "command": before["command"], "resumed_by": resumed_by}
+    earlier = list(before.get("files_before", ()))
+    if before.get("files", {}) != now.get("files", {}):
+        # The user has accepted the change.
+        earlier.append(before.get("files", {}))
+    if earlier:
+        joined["files_before"] = earlier
+    return joined
 
 
 def _versions() -> dict[str, str]:

@@ -12,10 +12,12 @@ import numpy as np
 from hpcfed.errors import UserError
 from hpcfed.record.folder import RECORD, STUDY, check_one_kind, failures
 from hpcfed.record.json_values import parsed
-from hpcfed.record.results import SCHEMA
+from hpcfed.record.metric_arrays import CLASS_SERIES
+from hpcfed.record.metrics import METRICS, USUAL
+from hpcfed.record.results import EVALUATED, SCHEMA
 from hpcfed.record.run import LearningRecord, RunRecord
 from hpcfed.record.safe import Reader, readable, reading
-from hpcfed.record.series import ROUND_SERIES
+from hpcfed.record.series import METRIC_SERIES, ROUND_SERIES, series_of
 from hpcfed.record.timing import PHASES
 
 CheckConfig = Callable[[dict[str, Any]], dict[str, Any]]
@@ -96,6 +98,9 @@ def record_of(folder: Path, file: Reader, check_config: CheckConfig) -> RunRecor
     clients = config["clients"]
     shape = (rounds, facts["ranks"])
     series = {name: _series(file, name, rounds, done) for name in ROUND_SERIES}
+    for name in METRIC_SERIES:
+        if f"rounds/{name}" in file:
+            series[name] = _series(file, name, rounds, done)
     # Reports divide by both.
     timed = (series["seconds"] >= LEAST_SECONDS).all()
     if not timed or (series["cohort"] < 1).any():
@@ -105,7 +110,9 @@ def record_of(folder: Path, file: Reader, check_config: CheckConfig) -> RunRecor
     if np.isnan(train_samples).any():
         raise ValueError("clients/train_samples holds numbers that cannot be")
     memory = _between(file, "timing/peak_memory", shape, done)
-    accuracy = _between(file, "clients/accuracy", (rounds, clients), done, high=1)
+    evaluated = _evaluated(file, clients)
+    of_clients = (rounds, len(evaluated))
+    accuracy = _between(file, "clients/accuracy", of_clients, done, high=1)
     newcomers = ("newcomers/start", "newcomers/accuracy")
     return RunRecord(
         folder=folder,
@@ -120,6 +127,9 @@ def record_of(folder: Path, file: Reader, check_config: CheckConfig) -> RunRecor
         # It only ever grows, but is NaN in rounds before a resume.
         peak_memory=np.fmax.reduce(memory, axis=0, initial=0),
         client_accuracy=accuracy,
+        evaluated=evaluated,
+        client_metrics=_client_metrics(file, of_clients, done),
+        class_accuracy=_class_accuracy(file, rounds, done),
         train_samples=train_samples,
         energy=_energy(file),
         moves=_relocations(file),
@@ -152,6 +162,9 @@ def _facts(file: Reader) -> dict[str, Any]:
         )
     if not facts["ranks"] or not facts["stacked_seeds"]:
         raise ValueError("it has no ranks or no seeds")
+    # Only other tasks than the first one are named.
+    if facts.get("task", "classification") not in USUAL:
+        raise ValueError(f"its task is {str(facts['task'])[:100]!r}")
     if not isinstance(facts.get("error", ""), str):
         raise ValueError("its error is no text")
     return facts
@@ -160,27 +173,66 @@ def _facts(file: Reader) -> dict[str, Any]:
 def _check_environment(environment: dict[str, Any]) -> None:
     """Check that what a page looks into has the form that a run gives it."""
     fits = True
-    for name in ("source", "packages"):
+    for name in ("source", "packages", "files"):
         fits &= isinstance(environment.get(name) or {}, dict)
     for name, kind in {"ranks": dict, "command": str}.items():
         entries = environment.get(name, [])
         fits &= isinstance(entries, list)
         fits = fits and all(isinstance(entry, kind) for entry in entries)
+    checksums = environment.get("files") or {}
+    fits = fits and all(isinstance(text, str) for text in checksums.values())
     if not fits:
         raise ValueError("its environment is not as a run writes it")
 
 
 def _series(file: Reader, name: str, rounds: int, done: int) -> np.ndarray:
     """Read a series of rounds; all NaN if the run is older than the series."""
-    where, series = f"rounds/{name}", ROUND_SERIES[name]
+    where, series = f"rounds/{name}", series_of(name)
     if not series.required and where not in file:
         return np.full(done, np.nan)
-    if series.unit == "nats":
+    if series.unit == "nats" or (name in METRIC_SERIES and series.unit != "fraction"):
         # A loss that has diverged may be anything.
         values = file.numbers(where, (rounds,), done)
         return values.astype(np.float64, copy=False)
     high = 1 if series.unit == "fraction" else MOST
     return _between(file, where, (rounds,), done, high=high)
+
+
+def _evaluated(file: Reader, clients: int) -> np.ndarray:
+    """Return the ids of the clients that were evaluated: all, unless the file says so."""
+    where = f"clients/{EVALUATED}"
+    if where not in file:
+        return np.arange(clients)
+    ids = _between(file, where, (None,), high=clients - 1)
+    # Also false for NaN.
+    if not (np.diff(ids) > 0).all() or np.isnan(ids).any():
+        raise ValueError(f"{where} holds numbers that cannot be")
+    return ids.astype(np.int64)
+
+
+def _client_metrics(
+    file: Reader, shape: tuple[int, int], done: int
+) -> dict[str, np.ndarray]:
+    """Read metrics of every evaluated client that are no accuracy."""
+    found = {}
+    for name, metric in METRICS.items():
+        where = f"clients/{name}"
+        if name == "accuracy" or where not in file:
+            continue
+        if metric.in_percent:
+            found[name] = _between(file, where, shape, done, high=1)
+        else:
+            found[name] = file.numbers(where, shape, done).astype(np.float64)
+    return found
+
+
+def _class_accuracy(file: Reader, rounds: int, done: int) -> dict[str, np.ndarray]:
+    found = {}
+    for name in CLASS_SERIES:
+        where = f"classes/{name}"
+        if where in file:
+            found[name] = _between(file, where, (rounds, None), done, high=1)
+    return found
 
 
 def _between(

@@ -9,8 +9,9 @@ publishing waits a hundred times as long as the last one took.
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import h5py
@@ -18,7 +19,8 @@ import numpy as np
 
 from hpcfed.errors import UserError
 from hpcfed.record import server as server_group
-from hpcfed.record.dataset import create, create_names
+from hpcfed.record.dataset import create, create_names, write_rounds
+from hpcfed.record.environment import of_resumed
 from hpcfed.record.folder import RECORD
 from hpcfed.record.groups import (
     NEWCOMER_STARTS,
@@ -27,6 +29,7 @@ from hpcfed.record.groups import (
     create_newcomers,
     create_relocations,
 )
+from hpcfed.record.metric_arrays import metric_arrays
 from hpcfed.record.publish import publish
 from hpcfed.record.safe import Reader, readable, reading
 from hpcfed.record.series import RANK_SERIES, ROUND_SERIES
@@ -36,8 +39,12 @@ from hpcfed.record.timing import PHASES
 SCHEMA = 1
 PAUSE = 100
 """How many times longer than publishing the pause before the next publishing is."""
-CLIENT_UNITS = {"rank": "rank", "attacker": "1"}
+EVALUATED = "evaluated"
+CLIENT_UNITS = {"rank": "rank", "attacker": "1", EVALUATED: "client"}
 """Units of facts of clients that are no numbers of samples."""
+CLIENT_MEANINGS = {EVALUATED: "clients that are evaluated: the columns of metrics here"}
+"""What facts are that not every client has."""
+NOTHING: Mapping[str, np.ndarray] = MappingProxyType({})
 
 
 class ResultsWriter:
@@ -55,10 +62,14 @@ class ResultsWriter:
         relocations: int = 0,
         server: ServerSize | None = None,
         finals: Sequence[str] = (),
+        metrics: Sequence[str] = ("accuracy",),
+        classes: int = 0,
+        evaluated: np.ndarray | None = None,
         resumed: bool = False,
     ) -> None:
         """`clients` are facts of every client as the run starts; clients may be
         relocated so many times. `finals` are the names of what is evaluated at the end.
+        `evaluated` are the ids of clients that are, if not all of them are.
 
         Where a run is `resumed`, the file on disk stays as it is until `restore` has
         read it, or `begin_anew` is told not to.
@@ -82,8 +93,15 @@ class ResultsWriter:
         """How often clients have been relocated."""
         # All datasets from the start: a reader of the first round finds each of them.
         self._write_facts(settings, facts, ranks)
-        self._create_rounds(settings["rounds"], ranks)
-        self._create_clients(clients, settings["rounds"], settings["clients"])
+        rounds = settings["rounds"]
+        self._create_rounds(rounds, ranks)
+        if evaluated is not None:
+            clients = {**clients, EVALUATED: evaluated}
+        self._create_clients(clients)
+        num_evaluated = settings["clients"] if evaluated is None else len(evaluated)
+        for a in metric_arrays(metrics, rounds, num_evaluated, classes):
+            words = {"unit": a.unit, "meaning": a.meaning, "dtype": a.dtype}
+            self._create_array(a.name, a.shape, *a.dimensions, **words)
         if relocations:
             create_relocations(self._file, relocations, settings["clients"])
         if finals:
@@ -143,30 +161,21 @@ class ResultsWriter:
         )
         create_names(self._file, "timing/phase_names", PHASES)
 
-    def _create_clients(
-        self, facts: dict[str, np.ndarray], rounds: int, clients: int
-    ) -> None:
+    def _create_clients(self, facts: dict[str, np.ndarray]) -> None:
         for name, values in facts.items():
+            if values.dtype.kind == "U":
+                create_names(self._file, f"clients/{name}", values.tolist())
+                continue
             create(
                 self._file,
                 f"clients/{name}",
                 values.shape,
                 "client",
                 unit=CLIENT_UNITS.get(name, "samples"),
-                meaning=f"{name} of each client",
+                meaning=CLIENT_MEANINGS.get(name, f"{name} of each client"),
                 dtype=values.dtype,
                 data=values,
             )
-        self._create_array(
-            "clients/accuracy",
-            (rounds, clients),
-            "round",
-            "client",
-            unit="fraction",
-            meaning="accuracy on the client's own test data; NaN: not evaluated, or no "
-            "test data",
-            dtype="f4",
-        )
 
     def _create_array(
         self,
@@ -228,6 +237,8 @@ class ResultsWriter:
         client_accuracy: np.ndarray | None,
         rank_values: dict[str, np.ndarray],
         phases: np.ndarray,
+        client_metrics: Mapping[str, np.ndarray] = NOTHING,
+        class_accuracy: Mapping[str, np.ndarray] = NOTHING,
     ) -> bool:
         """Take down a finished round; tell whether it, and all before it, are on disk
         now.
@@ -238,6 +249,12 @@ class ResultsWriter:
             arrays[f"rounds/{name}"][round] = value
         if client_accuracy is not None:
             arrays["clients/accuracy"][round] = client_accuracy
+        for name, values_here in client_metrics.items():
+            # A diverged client's loss may be beyond what a short float holds.
+            with np.errstate(over="ignore"):
+                arrays[f"clients/{name}"][round] = values_here
+        for name, of_classes in class_accuracy.items():
+            arrays[f"classes/{name}"][round] = of_classes
         for name, of_ranks in rank_values.items():
             arrays[f"timing/{name}"][round] = of_ranks
         arrays["timing/phases"][round] = phases
@@ -283,7 +300,7 @@ class ResultsWriter:
         # Earlier rounds are in the file already.
         fresh = slice(self._rounds_in_file, self._rounds_done)
         for name, array in self._arrays.items():
-            self._file[name][fresh] = array[fresh]
+            write_rounds(self._file[name], array, fresh)
         self._rounds_in_file = self._rounds_done
         self._file.attrs["rounds_done"] = self._rounds_done
         self._file.flush()
@@ -298,6 +315,10 @@ class ResultsWriter:
         self.publish()
         self._next_publish = 0.0
 
+    def series(self, name: str) -> np.ndarray:
+        """Return a figure of every round so far; NaN where there was none."""
+        return self._arrays[f"rounds/{name}"][: self._rounds_done]
+
     def begin_anew(self) -> None:
         """Replace what is on disk: nothing is restored."""
         self._awaits_restore = False
@@ -311,10 +332,14 @@ class ResultsWriter:
             facts = old.facts()
             self._check_data(path, facts.get("data"))
             # Ranks' figures have another shape where the number of ranks has changed.
-            # They stay NaN for the rounds before.
+            # They stay NaN for the rounds before. The run may have become longer.
             for name, array in self._arrays.items():
-                if name in old and old.shape(name) == array.shape:
-                    array[:rounds] = old.numbers(name, array.shape, rounds)
+                if name not in old:
+                    continue
+                shape = old.shape(name)
+                alike = len(shape) == array.ndim and shape[1:] == array.shape[1:]
+                if alike and shape[0] >= rounds:
+                    array[:rounds] = old.numbers(name, shape, rounds)
             self.relocations = self._restore_entries(old, RELOCATIONS, rounds)
             self._trainings = self._restore_entries(old, server_group.GROUP, rounds)
             self._restore_command(old.text("environment"))
@@ -341,13 +366,7 @@ class ResultsWriter:
         """Keep the command that began the run, which makes it anew; those that went on
         stand beside it.
         """
-        before = json.loads(text)
-        resumed_by = [*before.get("resumed_by", ()), self._environment["command"]]
-        self._environment = {
-            **self._environment,
-            "command": before["command"],
-            "resumed_by": resumed_by,
-        }
+        self._environment = of_resumed(json.loads(text), self._environment)
         # HDF5 replaces no text in place.
         del self._file["environment"]
         self._file["environment"] = json.dumps(self._environment, indent=1)

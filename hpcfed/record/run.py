@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from hpcfed.record.json_values import number, numbers, plain
-from hpcfed.record.series import ROUND_SERIES
+from hpcfed.record.metrics import METRICS, SERIES, global_name, metric_of
+from hpcfed.record.series import series_of
 from hpcfed.record.timing import PHASES
 
 LAST_UPDATES = 10
@@ -67,7 +68,7 @@ class RunRecord:
     peak_memory: np.ndarray
     """Bytes: [ranks]."""
     client_accuracy: np.ndarray
-    """[rounds done, clients]."""
+    """[rounds done, clients that are evaluated]."""
     train_samples: np.ndarray
     """Training samples of every client."""
     energy: float | None
@@ -82,6 +83,14 @@ class RunRecord:
     """
     learnings: tuple[LearningRecord, ...]
     """Every training of the server's model."""
+    evaluated: np.ndarray
+    """Ids of the clients that are evaluated: all of them, or a sample."""
+    client_metrics: dict[str, np.ndarray]
+    """Further metrics by name: [rounds done, clients that are evaluated]."""
+    class_accuracy: dict[str, np.ndarray]
+    """Accuracy of every class, if asked for, of the clients' models and of the global
+    one: [rounds done, classes].
+    """
     newcomer_bytes: float = float("nan")
     """Sent to a new client to begin with; NaN when there are none."""
 
@@ -98,26 +107,52 @@ class RunRecord:
 
     def last(self, name: str) -> float:
         """Return the latest value of a series that is not NaN; NaN when there is none."""
-        # Rounds that were not evaluated have NaN.
-        known = _known(self.rounds[name])
+        known = self._evaluations(name)
         return float(known[-1]) if len(known) else float("nan")
 
     def best(self, name: str) -> float:
-        """Return the largest value of a series; NaN when there is none."""
-        known = _known(self.rounds[name])
-        return float(known.max()) if len(known) else float("nan")
+        """Return the best value of a series, the smallest of a loss; NaN when there is
+        none.
+        """
+        known = self._evaluations(name)
+        if not len(known):
+            return float("nan")
+        metric = METRICS.get(metric_of(name))
+        if metric is not None and metric.lower_is_better:
+            return float(known.min())
+        return float(known.max())
+
+    def _evaluations(self, name: str) -> np.ndarray:
+        """Return the values of a series without NaN, which rounds have that were not
+        evaluated; none where the run has no such series.
+        """
+        values = self.rounds.get(name, np.empty(0))
+        return values[~np.isnan(values)]
+
+    @property
+    def task(self) -> str:
+        """What clients learn."""
+        return str(self.facts.get("task", "classification"))
+
+    @property
+    def metrics(self) -> list[str]:
+        """Metrics beside accuracy that the run has recorded round by round."""
+        names = [metric.name for metric in SERIES if metric.name in self.rounds]
+        return [name for name in names if name != "accuracy"]
 
     @property
     def last_client_accuracy(self) -> np.ndarray:
-        """Every client's accuracy at the last evaluation; NaN without test data, empty
-        when there was none.
+        """Every client's accuracy at the last evaluation; NaN without test data or if
+        it is not evaluated, empty when there was none.
         """
         # A round that was not evaluated has NaN for every client.
         unknown = np.isnan(self.client_accuracy).all(1)
         evaluated = np.flatnonzero(~unknown)
         if not len(evaluated):
-            return self.client_accuracy[:0, 0]
-        return self.client_accuracy[evaluated[-1]]
+            return np.empty(0)
+        everyones = np.full(self.config["clients"], np.nan)
+        everyones[self.evaluated] = self.client_accuracy[evaluated[-1]]
+        return everyones
 
     @property
     def target(self) -> float | None:
@@ -224,6 +259,7 @@ class RunRecord:
             **self._series(),
             "best_accuracy": number(self.best("accuracy")),
             "best_global_accuracy": number(self.best("global_accuracy")),
+            **self._metric_figures(),
             "target_accuracy": self.target,
             "reached_target": None if reached is None else vars(reached),
             "client_accuracy": numbers(self.last_client_accuracy),
@@ -244,8 +280,30 @@ class RunRecord:
         """Return every round's figures, each series by its name in JSON."""
         found = {}
         for name, values in self.rounds.items():
-            found[ROUND_SERIES[name].key] = numbers(values)
+            found[series_of(name).key] = numbers(values)
         return found
+
+    def _metric_figures(self) -> dict[str, Any]:
+        """Return the best values of further metrics, and the last accuracies of classes,
+        in runs that have them.
+        """
+        figures: dict[str, Any] = {}
+        for name in self.metrics:
+            for series in (name, global_name(name)):
+                figures[f"best_{series}"] = number(self.best(series))
+        if self.class_accuracy:
+            last = self.last_class_accuracy().items()
+            figures["class_accuracy"] = {name: numbers(values) for name, values in last}
+        return figures
+
+    def last_class_accuracy(self) -> dict[str, np.ndarray]:
+        """Return the accuracy of every class at the last evaluation, by whose it is."""
+        last = {}
+        for name, values in self.class_accuracy.items():
+            evaluated = np.flatnonzero(~np.isnan(values).all(1))
+            if len(evaluated):
+                last[name] = values[evaluated[-1]]
+        return last
 
     def _late_figures(self) -> dict[str, Any]:
         """Return the mean accuracies at the end, and those of new clients."""

@@ -9,14 +9,17 @@ For those who show figures:
 - `ROUND_SERIES[name]` has `.unit`, `.meaning`, `.total` and `.key`.
 - `RunRecord.rounds[name]` has the values; a round without one has NaN.
 - A CSV has a column per series, in the table's order; JSON calls a series `.key`.
+- `METRIC_SERIES` are those that --metrics adds: a run without them lacks them.
 - `.total` labels the sum over all rounds among the costs of `hpcfed show`; where it is
   empty, a sum means nothing.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+
+from hpcfed.record.metrics import SERIES, global_name
 
 Reduction = Callable[..., float]
 """Makes a round's figure from the ranks' figures: an array [ranks] for each of them."""
@@ -163,6 +166,37 @@ ROUND_SERIES = {series.name: series for series in _ROUND_TABLE}
 """Series of rounds by name."""
 RANK_SERIES = {series.name: series for series in _RANK_TABLE}
 """Series of rounds and ranks by name."""
+
+
+def _metric_series() -> Iterator[RoundSeries]:
+    """Yield two series for every metric that the table has not got yet."""
+    for metric in SERIES:
+        mean = f"mean over clients on their own test data: {metric.meaning}"
+        if metric.pooled:
+            mean = f"clients on their own test data, taken together: {metric.meaning}"
+        whole = f"global model on the whole test set: {metric.meaning}"
+        for name, meaning in ((metric.name, mean), (global_name(metric.name), whole)):
+            if name not in ROUND_SERIES:
+                yield RoundSeries(name, metric.unit, meaning, agreed)
+
+
+METRIC_SERIES = {series.name: series for series in _metric_series()}
+"""Series of metrics that a run may ask for; all ranks know them without gathering."""
+
+
+def metric_series(metrics: Sequence[str]) -> list[RoundSeries]:
+    """Return the series that these metrics add to those of every run."""
+    found = []
+    for name in metrics:
+        for series in (name, global_name(name)):
+            if series in METRIC_SERIES:
+                found.append(METRIC_SERIES[series])
+    return found
+
+
+def series_of(name: str) -> RoundSeries:
+    """Return a series of every run, or of a metric."""
+    return ROUND_SERIES.get(name) or METRIC_SERIES[name]
 
 
 def _rank_figures() -> tuple[str, ...]:

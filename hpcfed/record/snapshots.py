@@ -7,8 +7,8 @@ file's own structure, so a killed run leaves a readable file. Rows of clients th
 not take part are NaN.
 
 A resumed run whose ranks have other clients, because there are more or fewer of them,
-goes on in new files, `params-<rank>-after-<rounds>.h5`. Of the folder's files, those
-that have `taken` a snapshot hold every client once.
+or that has become longer, goes on in new files, `params-<rank>-after-<rounds>.h5`. Of
+the folder's files, those that have `taken` a snapshot hold every client once.
 """
 
 from collections.abc import Callable
@@ -153,6 +153,9 @@ class SnapshotWriter:
         if not np.array_equal(known.numbers("client", (None,)), self._clients):
             return False
         rounds = known.numbers("round", (None,))
+        if rounds[-1] < self._rounds[-1]:
+            # The run has become longer, and the file has no room for more.
+            return False
         to_come = rounds[-len(self._rounds) :]
         if not np.array_equal(to_come, self._rounds):
             raise ValueError("round has other rounds")

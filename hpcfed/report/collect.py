@@ -11,7 +11,7 @@ from hpcfed.record.folder import CHECKPOINTS, RECORD, STUDY, seed_folders
 from hpcfed.record.run import RunRecord
 from hpcfed.record.sandbox import try_out
 from hpcfed.report.groups import Sample
-from hpcfed.study.gather import StudyRecord, read_gathered
+from hpcfed.studies.gather import StudyRecord, read_gathered
 
 WARMUP = 1
 """Rounds at the start of a run that do not count, where no study says otherwise."""

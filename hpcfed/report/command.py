@@ -8,7 +8,6 @@ from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from hpcfed import __version__
 from hpcfed.errors import UserError, count, printable, remark, say
 from hpcfed.record.publish import check_target, publish
 from hpcfed.report.collect import Found, find
@@ -16,6 +15,7 @@ from hpcfed.report.exports import csv_text, extrap_text, json_text, ranks_csv_te
 from hpcfed.report.groups import Group, groups
 from hpcfed.report.sections import sections
 from hpcfed.report.svg import COLOURS
+from hpcfed.version import __version__
 
 
 def report(options: argparse.Namespace) -> int:

@@ -13,7 +13,7 @@ import numpy as np
 
 from hpcfed.record.json_values import plain
 from hpcfed.record.run import RunRecord
-from hpcfed.record.series import ROUND_SERIES
+from hpcfed.record.series import METRIC_SERIES, ROUND_SERIES
 from hpcfed.record.timing import PHASES
 from hpcfed.report.choices import values_of
 from hpcfed.report.costmodel import Fitted, fit_groups
@@ -32,7 +32,8 @@ def csv_text(every: Sequence[Group]) -> str:
     """Return a line for every round of every run, with a column for each option that
     differs. Phases are means over ranks.
     """
-    figures = ["round", *ROUND_SERIES, *SECONDS]
+    series = [*ROUND_SERIES, *_metric_series(every)]
+    figures = ["round", *series, *SECONDS]
     swept = _swept(every, known=[*ABOUT, *figures])
     head = [*ABOUT, *swept, *figures]
     lines: list[list[Any]] = [head]
@@ -40,7 +41,7 @@ def csv_text(every: Sequence[Group]) -> str:
         values = [_cell(group.options.get(name)) for name in swept]
         for sample in group.samples:
             for run in sample.runs:
-                lines += _round_lines(group, sample, run, values)
+                lines += _round_lines(group, sample, run, values, series)
     return _csv(lines)
 
 
@@ -55,6 +56,16 @@ def ranks_csv_text(every: Sequence[Group]) -> str:
             for run in sample.runs:
                 lines += _rank_lines(sample, run)
     return _csv(lines)
+
+
+def _metric_series(every: Sequence[Group]) -> list[str]:
+    """Return the series of metrics that some run has."""
+    recorded: set[str] = set()
+    for group in every:
+        for sample in group.samples:
+            for run in sample.runs:
+                recorded |= run.rounds.keys()
+    return [name for name in METRIC_SERIES if name in recorded]
 
 
 def _swept(every: Sequence[Group], known: Sequence[str]) -> list[str]:
@@ -79,10 +90,16 @@ def _cell(value: Any) -> Any:
 
 
 def _round_lines(
-    group: Group, sample: Sample, run: RunRecord, swept: Sequence[Any]
+    group: Group,
+    sample: Sample,
+    run: RunRecord,
+    swept: Sequence[Any],
+    series: Sequence[str],
 ) -> Iterator[list[Any]]:
     name = label(group.key)
     facts = [run.facts[fact] for fact in FACTS]
+    # A metric that only other runs have.
+    unknown = np.full(run.rounds_done, np.nan)
     # Warm-up rounds come first, so the counted ones are the last.
     first_counted = run.rounds_done - len(sample.seconds)
     for round in range(run.rounds_done):
@@ -95,9 +112,9 @@ def _round_lines(
             counted,
         ]
         # Whatever the table of series holds: a new one needs no change here.
-        series = [run.rounds[name][round] for name in ROUND_SERIES]
+        cells = [run.rounds.get(name, unknown)[round] for name in series]
         phases = run.phases[round].mean(0)
-        yield [*about, *swept, round + 1, *series, *phases]
+        yield [*about, *swept, round + 1, *cells, *phases]
 
 
 def _rank_lines(sample: Sample, run: RunRecord) -> Iterator[list[Any]]:

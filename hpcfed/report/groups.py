@@ -65,6 +65,14 @@ class Group:
         return self.samples[0].runs[0]
 
     @property
+    def metrics(self) -> list[str]:
+        """Metrics beside accuracy that some run has recorded."""
+        found: dict[str, None] = {}
+        for run in self.seeds:
+            found |= dict.fromkeys(run.metrics)
+        return list(found)
+
+    @property
     def ranks(self) -> int:
         return int(self.options["ranks"])
 
@@ -169,8 +177,9 @@ def _options(sample: Sample) -> Choice:
     # Options that were added since the run have their defaults.
     defaults = RunConfig().model_dump(mode="json")
     found: dict[str, Any] = defaults | run.config
-    # Where a run is written, and its seed, change nothing that is compared.
-    for name in (*ANYWHERE, "seed", "seeds"):
+    # Where a run is written, its seed, and what else it is judged by change nothing
+    # that is compared.
+    for name in (*ANYWHERE, "seed", "seeds", "metrics"):
         found.pop(name, None)
     found["ranks"] = run.facts["ranks"]
     found["model"] = run.facts["model"]  # the network that `auto` stood for

@@ -4,7 +4,9 @@ together by a label.
 
 from typing import Any
 
+from hpcfed import plugins
 from hpcfed.errors import count
+from hpcfed.record.metrics import global_name
 from hpcfed.report.choices import Choice
 
 ACCURACIES = {
@@ -14,10 +16,15 @@ ACCURACIES = {
 """Series of accuracies, and whose they are on which data."""
 
 
+def both_series(metric: str) -> dict[str, str]:
+    """Return the two series of a metric, and whose they are on which data."""
+    return dict(zip((metric, global_name(metric)), ACCURACIES.values(), strict=True))
+
+
 def label(key: Choice) -> str:
     """Return `fedavg, dataset mnist, no supplement`: the method, then its options."""
     # The method needs no name before it: everybody looks for it first.
-    words = [str(key["method"])]
+    words = [plugins.label(str(key["method"]))]
     for name, value in key.without("method").items():
         words.append(_option(name, value))
     return ", ".join(words)
@@ -29,7 +36,7 @@ def _option(name: str, value: Any) -> str:
         return name if value else f"no {name}"
     if isinstance(value, float):
         return f"{name} {value:g}"
-    return f"{name} {value}"
+    return f"{name} {plugins.label(str(value))}"
 
 
 def ranks_label(key: Choice, ranks: int) -> str:

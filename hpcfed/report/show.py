@@ -7,10 +7,14 @@ from rich.console import Console
 from rich.table import Table
 
 from hpcfed.errors import count
+from hpcfed.record.metrics import METRICS, label_of, text_of
 from hpcfed.record.run import LAST_UPDATES, LearningRecord, RunRecord, mean_accuracy
 from hpcfed.record.series import ROUND_SERIES, RoundSeries
 from hpcfed.report.console import bare_table, bytes_text, plain_text, say
-from hpcfed.report.labels import ACCURACIES
+from hpcfed.report.labels import ACCURACIES, both_series
+
+MOST_CLASSES = 20
+"""Classes in a table; of more, those that are found least."""
 
 
 def show(record: RunRecord, console: Console) -> None:
@@ -28,10 +32,15 @@ def show(record: RunRecord, console: Console) -> None:
             f"one of {record.stacked_seeds} seeds at once: seconds, memory and energy "
             "are those of all of them",
         )
+    if len(record.evaluated) < record.facts["clients"]:
+        sample = count(len(record.evaluated), "client")
+        say(console, f"clients are judged by a sample of {sample}")
     for table in _tables(record) if record.rounds_done else ():
         console.print()
         console.print(table)
     console.print()
+    for path, checksum in (record.environment.get("files") or {}).items():
+        say(console, f"made by {path}, sha256 {checksum[:12]}…")
     files = [path.name for path in record.folder.glob("*.h5")]
     names = ", ".join(sorted(files))
     say(console, f"files in {record.folder}: {names}")
@@ -39,7 +48,14 @@ def show(record: RunRecord, console: Console) -> None:
 
 def _tables(record: RunRecord) -> list[Table]:
     # From what most people want to know to what few do.
-    tables = [_accuracy(record)]
+    tables = []
+    # Where the task has no accuracy, other metrics stand in its place.
+    if record.task in METRICS["accuracy"].tasks:
+        tables.append(_accuracy(record))
+    if record.metrics:
+        tables.append(_metrics(record))
+    if record.class_accuracy:
+        tables.append(_classes(record))
     if record.target is not None:
         tables.append(_target(record))
     if record.newcomers:
@@ -66,10 +82,20 @@ def status(record: RunRecord) -> str:
     planned = record.config["rounds"]
     line = f"status: {record.status}, "
     line += f"{record.rounds_done} of {count(planned, 'round')}"
-    # Nothing else completes a run early.
+    # Nothing else than target and patience completes a run early.
     if record.status == "complete" and record.rounds_done < planned:
-        line += ", stopped at the target"
+        line += (
+            ", stopped early" if _lost_patience(record) else ", stopped at the target"
+        )
     return f"{line}: {record.error}" if record.error else line
+
+
+def _lost_patience(record: RunRecord) -> bool:
+    """Tell whether a run that was complete early ended because nothing got better."""
+    if record.config.get("early_stop") is None:
+        return False
+    reached = record.reached() if record.config.get("stop_at_target") else None
+    return reached is None or reached.rounds != record.rounds_done
 
 
 def _accuracy(record: RunRecord) -> Table:
@@ -85,6 +111,36 @@ def _accuracy(record: RunRecord) -> Table:
     for name, accuracies in record.finals.items():
         mean = f"{mean_accuracy(accuracies):.2%}"
         table.add_row(plain_text(f"at the end: {name}"), mean, "")
+    return table
+
+
+def _metrics(record: RunRecord) -> Table:
+    table = bare_table("metric", "last", "best")
+    for name in record.metrics:
+        label = label_of(name, record.task)
+        for series, whose in both_series(name).items():
+            last = record.last(series)
+            if not isnan(last):
+                best = text_of(name, record.best(series))
+                table.add_row(f"{label}: {whose}", text_of(name, last), best)
+    return table
+
+
+def _classes(record: RunRecord) -> Table:
+    """Return the last accuracy of every class, or of those that are found least."""
+    last = record.last_class_accuracy()
+    columns = [whose for name, whose in ACCURACIES.items() if name in last]
+    values = [last[name] for name in ACCURACIES if name in last]
+    if not values:
+        return bare_table("accuracy of class")
+    # By the global model, if there is one; NaN comes last.
+    hardest = np.argsort(values[-1])[:MOST_CLASSES]
+    table = bare_table("accuracy of class", *columns)
+    for number in np.sort(hardest):
+        cells = [f"{of_classes[number]:.2%}" for of_classes in values]
+        table.add_row(str(number), *cells)
+    if len(values[-1]) > MOST_CLASSES:
+        table.add_row(f"those found least, of {len(values[-1])}", *("" for _ in values))
     return table
 
 

@@ -3,7 +3,7 @@ standard error.
 """
 
 from collections.abc import Callable, Sequence
-from math import isnan, sqrt
+from math import isfinite, isnan, sqrt
 from pathlib import Path
 from statistics import mean, stdev
 
@@ -11,9 +11,10 @@ from rich.console import Console
 from rich.table import Table
 
 from hpcfed.errors import count
+from hpcfed.record.metrics import METRICS, label_of, text_of
 from hpcfed.record.run import RunRecord, mean_accuracy
 from hpcfed.report.console import bare_table, bytes_text, plain_text, say
-from hpcfed.report.labels import ACCURACIES
+from hpcfed.report.labels import both_series
 from hpcfed.report.show import status, target_table, title
 
 
@@ -24,9 +25,14 @@ def show_seeds(records: Sequence[RunRecord], folder: Path, console: Console) -> 
     # A dict, because the seeds' status is usually the same.
     statuses = dict.fromkeys(status(record) for record in records)
     say(console, *statuses, "")
-    tables = [_accuracies("last accuracy", records, RunRecord.last)]
+    tables = []
+    if records[0].task in METRICS["accuracy"].tasks:
+        tables.append(_last("accuracy", "last accuracy", records))
+    for name in records[0].metrics:
+        label = label_of(name, records[0].task)
+        tables.append(_last(name, f"last {label}", records))
     if records[0].target is not None:
-        tables.append(_accuracies("best accuracy", records, RunRecord.best))
+        tables.append(_figures("accuracy", "best accuracy", records, RunRecord.best))
         tables.append(_target(records))
     if records[0].finals:
         tables.append(_finals(records))
@@ -42,25 +48,30 @@ def show_seeds(records: Sequence[RunRecord], folder: Path, console: Console) -> 
     say(console, f"runs in {folder}: {names}")
 
 
-def _accuracies(
+def _last(metric: str, head: str, records: Sequence[RunRecord]) -> Table:
+    return _figures(metric, head, records, RunRecord.last)
+
+
+def _figures(
+    metric: str,
     head: str,
     records: Sequence[RunRecord],
     figure: Callable[[RunRecord, str], float],
 ) -> Table:
-    """Return a figure of every seed's accuracies, without columns in which nothing is
-    known.
+    """Return a figure of every seed's values of a metric, without columns in which
+    nothing is known.
     """
     columns = {}
-    for series, whose in ACCURACIES.items():
+    for series, whose in both_series(metric).items():
         values = [figure(record, series) for record in records]
         if not all(isnan(value) for value in values):
             columns[whose] = values
     table = bare_table(head, *columns)
     for number, record in enumerate(records):
-        cells = [f"{values[number]:.2%}" for values in columns.values()]
+        cells = [text_of(metric, values[number]) for values in columns.values()]
         table.add_row(f"seed {record.facts['seed']}", *cells)
     if len(records) > 1:
-        means = [_mean_and_error(values) for values in columns.values()]
+        means = [_mean_and_error(values, metric) for values in columns.values()]
         table.add_row("mean ± standard error", *means)
     return table
 
@@ -113,6 +124,11 @@ def _finals(records: Sequence[RunRecord]) -> Table:
     return table
 
 
-def _mean_and_error(values: Sequence[float]) -> str:
+def _mean_and_error(values: Sequence[float], metric: str = "accuracy") -> str:
+    # A seed's loss may be infinite, and so is the mean then.
+    if not all(map(isfinite, values)):
+        return text_of(metric, mean(values))
     error = stdev(values) / sqrt(len(values))
+    if not METRICS[metric].in_percent:
+        return f"{mean(values):.4g} ± {error:.2g}"
     return f"{mean(values):.2%} ± {100 * error:.2f}"

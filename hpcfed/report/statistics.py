@@ -75,8 +75,10 @@ def of_rounds(values: Sequence[float]) -> Estimate:
     )
 
 
-def of_seeds(values: Sequence[float], *, most: float = inf) -> Estimate:
-    """Estimate a figure from 0 up to a known limit, such as an accuracy: the mean, by
+def of_seeds(
+    values: Sequence[float], *, least: float = 0.0, most: float = inf
+) -> Estimate:
+    """Estimate a figure between known limits, such as an accuracy: the mean, by
     Student's t, cut at the limits.
     """
     centre = fmean(values)
@@ -86,7 +88,7 @@ def of_seeds(values: Sequence[float], *, most: float = inf) -> Estimate:
     # An interval beyond 0 or 100 % of accuracy would be nonsense.
     return Estimate(
         centre,
-        max(0.0, centre - half),
+        max(least, centre - half),
         min(most, centre + half),
     )
 

@@ -2,6 +2,8 @@
 
 import platform
 import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -25,6 +27,27 @@ def peak_memory(device: torch.device) -> int:
         return torch.cuda.max_memory_allocated(device)
     kibibytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return kibibytes * 1024
+
+
+@contextmanager
+def keeping_arithmetic() -> Iterator[None]:
+    """Give precision, determinism and threads of this process back as they were, to a
+    program that goes on after a run.
+    """
+    threads = torch.get_num_threads()
+    matmul = torch.get_float32_matmul_precision()
+    cudnn = torch.backends.cudnn
+    allow_tf32, benchmark = cudnn.allow_tf32, cudnn.benchmark
+    onednn = torch.backends.mkldnn.enabled
+    determinism = torch.get_deterministic_debug_mode()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        torch.set_float32_matmul_precision(matmul)
+        cudnn.allow_tf32, cudnn.benchmark = allow_tf32, benchmark
+        setattr(torch.backends.mkldnn, "enabled", onednn)  # noqa: B010
+        torch.set_deterministic_debug_mode(determinism)
 
 
 def set_arithmetic(*, precision: str, deterministic: bool) -> None:

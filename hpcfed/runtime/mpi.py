@@ -30,6 +30,12 @@ def all_ranks(launch: Launch) -> Any:
     return comm
 
 
+def from_root(launch: Launch, value: Any) -> Any:
+    """Return the first rank's value on every rank; the same call on every one."""
+    comm = all_ranks(launch)
+    return value if comm is None else comm.bcast(value, root=0)
+
+
 def local_rank(comm: Any) -> int:
     """Return this rank's number among those of its host."""
     if comm is None:

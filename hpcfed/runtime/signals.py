@@ -28,8 +28,11 @@ class Stop:
     too old.
     """
 
-    def __init__(self, every: float = 0.0) -> None:
-        """`every`: seconds after which a checkpoint is too old; 0: it never is."""
+    def __init__(self, every: float = 0.0, *, ends_process: bool = True) -> None:
+        """`every`: seconds after which a checkpoint is too old; 0: it never is.
+        `ends_process`: whether the process ends with the run.
+        """
+        self._ends_process = ends_process
         self.asked = False
         self.agreed = False
         """Whether all ranks have stopped for it."""
@@ -46,8 +49,8 @@ class Stop:
         """Remember the first signal that comes within the block; a second Ctrl-C ends
         the process as it always did.
 
-        Afterwards SIGUSR2, which means nothing but this, is ignored: it must not end a
-        run that is just complete.
+        Afterwards SIGUSR2, which means nothing but this, is ignored where the process
+        ends with the run: it must not end a run that is just complete.
         """
         # Python lets only the main thread set handlers.
         if threading.current_thread() is not threading.main_thread():
@@ -59,6 +62,7 @@ class Stop:
         finally:
             for number, handler in before.items():
                 late = number == signal.SIGUSR2 and handler is signal.SIG_DFL
+                late = late and self._ends_process
                 signal.signal(number, signal.SIG_IGN if late else handler)
 
     def after(self, round: int) -> bool:

@@ -3,13 +3,15 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from hpcfed import config
 from hpcfed.config import Choice, Switch, option
 from hpcfed.errors import UserError, count
-from hpcfed.models import MODELS
 from hpcfed.server.sizes import SIZES, Size
+
+if TYPE_CHECKING:
+    from hpcfed.models.layout import Layout
 
 NETWORKS = ("autoencoder", "denoiser")
 """In the order in which they are trained."""
@@ -238,14 +240,22 @@ class ServerOptions(config.Options):
             "inversion_noise", "an --inversion-depth above 0", self.inversion_depth > 0
         )
 
-    def check(self, config: config.RunConfig) -> None:
-        """Refuse options that do not fit the run or each other."""
-        most = MODELS[config.network()].layers
+    def check_layout(self, layout: "Layout", network: str) -> None:
+        """Refuse to generate more layers than the network has."""
+        self._check_layers(len(layout.blocks), network)
+
+    def _check_layers(self, most: int, network: str) -> None:
         if self.generated_layers is not None and self.generated_layers > most:
             raise UserError(
-                f"--generated-layers {self.generated_layers}, but {config.network()} "
-                f"has {most} layers with weights"
+                f"--generated-layers {self.generated_layers}, but {network} has {most} "
+                "layers with weights"
             )
+
+    def check(self, config: config.RunConfig) -> None:
+        """Refuse options that do not fit the run or each other."""
+        info = config.model_info()
+        if info is not None:
+            self._check_layers(info.layers, config.network())
         if self.bank_rounds > config.rounds:
             raise UserError(
                 f"--bank-rounds {self.bank_rounds}, but the run has only "

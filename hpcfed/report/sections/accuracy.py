@@ -1,33 +1,40 @@
-"""Accuracy over rounds: curves, best values, and what methods judge at the end."""
+"""Accuracy and other metrics over rounds: curves, best values, and what methods judge at
+the end.
+"""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from math import isnan, nan
+from math import inf, isfinite, isnan, nan
 
 import numpy as np
 from markupsafe import Markup
 
+from hpcfed.record.metrics import METRICS, label_of, metric_of
 from hpcfed.record.run import RunRecord, mean_accuracy
 from hpcfed.report.axes import Axis
 from hpcfed.report.bars import stripes
 from hpcfed.report.charts import Line, chart
 from hpcfed.report.groups import Group
-from hpcfed.report.labels import ACCURACIES, label
+from hpcfed.report.labels import ACCURACIES, both_series, label
 from hpcfed.report.sections.section import (
     MOST_BARS,
     MOST_LINES,
     WHICH,
+    Chart,
     Section,
     Table,
     batches,
     estimates_line,
     interval,
+    number,
     which,
 )
 from hpcfed.report.statistics import Estimate, of_seeds
 
 MOST_POINTS = 60
 """Points of a curve; more would only be noise, and are drawn as means."""
+CLASSES_PER_ROW = 10
+"""Classes beside each other in a table, by their last digit."""
 Families = dict[tuple[str, int], list[Group]]
 """Groups whose curves stand in one chart, by data set and clients."""
 
@@ -38,13 +45,17 @@ def accuracy(every: Sequence[Group]) -> Section:
     for (dataset, clients), members in sorted(families.items()):
         for series, whose in ACCURACIES.items():
             title = f"{dataset}, {clients:,} clients: {whose}"
-            for drawn in _draw(_curves(members, series)):
+            curves = _curves(members, series)
+            for drawn in _draw(curves, Axis("accuracy, %")):
                 section.charts.append((title, drawn))
+        section.charts += _metric_charts(f"{dataset}, {clients:,} clients", members)
     section.text.append(
         "Bands are 95 % confidence over seeds. A curve of more than "
         f"{MOST_POINTS} evaluations shows means of several in a row."
     )
     section.tables += _best_table(every)
+    section.tables += _metric_tables(every)
+    section.tables += _class_tables(every)
     section.tables += _finals_table(every)
     return section
 
@@ -63,6 +74,86 @@ def _families(every: Sequence[Group]) -> Families:
     return families
 
 
+def recorded_metrics(every: Sequence[Group]) -> dict[str, str]:
+    """Return the metrics beside accuracy that some run has, and what they are called."""
+    found: dict[str, str] = {}
+    for group in every:
+        for name in group.metrics:
+            metric = label_of(name, group.first.task)
+            # Where tasks differ, their losses are different things under one name.
+            same = found.setdefault(name, metric) == metric
+            found[name] = metric if same else METRICS[name].label
+    return found
+
+
+def _metric_charts(about: str, members: Sequence[Group]) -> Iterator[Chart]:
+    """Draw every metric beside accuracy, of groups that have it."""
+    for name, metric in recorded_metrics(members).items():
+        axis = Axis(f"{metric}, %" if METRICS[name].in_percent else metric)
+        for series, whose in both_series(name).items():
+            for drawn in _draw(_curves(members, series), axis):
+                yield f"{about}: {metric}, {whose}", drawn
+
+
+def _metric_tables(every: Sequence[Group]) -> Iterator[Table]:
+    """Return last and best values of every metric beside accuracy."""
+    for name, metric in recorded_metrics(every).items():
+        scale = 100 if METRICS[name].in_percent else 1
+        unit = ", %" if METRICS[name].in_percent else ""
+        rows = []
+        for group in every:
+            if name not in group.metrics:
+                continue
+            row = which(group)
+            for series in both_series(name):
+                last = [run.last(series) for run in group.seeds]
+                best = [run.best(series) for run in group.seeds]
+                row.append(interval(known_metric(name, last), scale))
+                row.append(interval(known_metric(name, best), scale))
+            rows.append(row)
+        columns = (f"clients' last{unit}", "best", f"global model's last{unit}", "best")
+        yield Table((*WHICH, *columns), rows, caption=metric)
+
+
+def _class_tables(every: Sequence[Group]) -> Iterator[Table]:
+    """Return the last accuracy of every class, of the global model or else of the
+    clients; a mean over seeds.
+    """
+    for group in every:
+        lasts = [run.last_class_accuracy() for run in group.seeds]
+        if not all(lasts):
+            continue
+        for name, whose in ACCURACIES.items():
+            by_seed = np.array([last[name] for last in lasts if name in last])
+            if not len(by_seed):
+                continue
+            cells = [number(100 * value) for value in by_seed.mean(0)]
+            rows = []
+            for first in range(0, len(cells), CLASSES_PER_ROW):
+                some = cells[first : first + CLASSES_PER_ROW]
+                missing = [""] * (CLASSES_PER_ROW - len(some))
+                last = first + len(some) - 1
+                rows.append([f"{first} to {last}", *some, *missing])
+            columns = ("class", *map(str, range(CLASSES_PER_ROW)))
+            caption = f"{label(group.key)}: accuracy by class, %, {whose}"
+            yield Table(columns, rows, caption)
+
+
+def known_metric(name: str, values: Sequence[float]) -> Estimate:
+    """Estimate a metric from the seeds that have one, and have not diverged."""
+    known = [value for value in values if isfinite(value)]
+    least, most = _limits(name)
+    return of_seeds(known, least=least, most=most) if known else Estimate(nan)
+
+
+def _limits(name: str) -> tuple[float, float]:
+    """Return what a metric's values lie between."""
+    metric = METRICS[name]
+    # R² alone has no lower limit.
+    least = -inf if name == "r2" else 0.0
+    return least, 1.0 if metric.in_percent else inf
+
+
 def _curves(members: Sequence[Group], series: str) -> list[Line]:
     """Return the curves of groups that were evaluated at all."""
     curves = []
@@ -77,25 +168,30 @@ def _curve(group: Group, name: str) -> Line:
     """Return a series over rounds, its mean over seeds; without points if there was no
     evaluation.
     """
+    recorded = [run.rounds[name] for run in group.seeds if name in run.rounds]
     # Seeds may have stopped at the target after different numbers of rounds.
-    shortest = min(run.rounds_done for run in group.seeds)
-    by_seed = [run.rounds[name][:shortest] for run in group.seeds]
-    series = np.array(by_seed)
-    unknown = np.isnan(series).any(0)
-    evaluated = np.flatnonzero(~unknown)
+    shortest = min(map(len, recorded), default=0)
+    by_seed = [values[:shortest] for values in recorded]
+    # Also where nobody has recorded it: no seeds, no rounds.
+    series = np.array(by_seed).reshape(len(by_seed), shortest)
+    # Nor is a loss that has diverged drawn.
+    evaluated = np.flatnonzero(np.isfinite(series).all(0))
+    metric = metric_of(name)
+    scale = 100 if METRICS[metric].in_percent else 1
+    least, most = _limits(metric)
     # Windows of evaluations, each drawn as one point; of one evaluation if few.
     points = min(len(evaluated), MOST_POINTS)
     windows = np.array_split(evaluated, points) if points else []
     rounds, estimates = [], []
     for window in windows:
         rounds.append(float(window.mean()) + 1)  # people count from 1
-        percent = 100 * series[:, window].mean(1)
-        estimates.append(of_seeds(percent.tolist(), most=100))
+        means = scale * series[:, window].mean(1)
+        estimates.append(of_seeds(means.tolist(), least=least, most=scale * most))
     name = label(group.key.without("dataset"))  # which the chart's title has
     return estimates_line(name, rounds, estimates, band=True)
 
 
-def _draw(curves: Sequence[Line]) -> Iterator[Markup]:
+def _draw(curves: Sequence[Line], axis: Axis) -> Iterator[Markup]:
     """Draw curves over rounds, or lying bars where runs were evaluated once. A single
     value is in the overview already.
     """
@@ -103,7 +199,6 @@ def _draw(curves: Sequence[Line]) -> Iterator[Markup]:
     once = longest == 1
     if once and len(curves) == 1:
         return
-    axis = Axis("accuracy, %")
     most = MOST_BARS if once else MOST_LINES
     for some in batches(curves, most):
         if once:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from math import isnan
 
+from hpcfed import plugins
 from hpcfed.report.groups import Group
 from hpcfed.report.sections.section import Section, Table, interval
 from hpcfed.report.statistics import of_seeds
@@ -53,7 +54,7 @@ def _row(group: Group) -> list[str]:
         best.append(run.best(series))
     options = group.options
     return [
-        str(options["method"]),
+        plugins.label(str(options["method"])),
         str(options["attack"]),
         str(options["attackers"]) if _attacked(group) else "–",
         str(options["aggregation"]),

@@ -22,6 +22,9 @@ def environment(every: Sequence[Group]) -> Section:
     section = Section("environment", "Environment and options")
     rows = [_row(group) for group in every]
     section.tables.append(Table(COLUMNS, rows, words=True))
+    files = _files(every)
+    if files:
+        section.tables.append(Table(("file of your own", "sha256"), files, words=True))
     shared = json.dumps(_shared_options(every), indent=1)
     section.listings.append(("options that all runs share", shared))
     # Of one run alone: the table above has what differs between runs.
@@ -49,6 +52,19 @@ def _row(group: Group) -> list[str]:
         _version(about.get("source") or {}),
         str(group.first.facts.get("started", "?")),
     ]
+
+
+def _files(every: Sequence[Group]) -> list[list[str]]:
+    """Return the user's own files that made these figures, with their checksums."""
+    # A pair, because a file may have changed between two runs.
+    found = set()
+    for group in every:
+        for sample in group.samples:
+            # Seeds of one process share its files.
+            run = sample.runs[0]
+            for path, checksum in (run.environment.get("files") or {}).items():
+                found.add((str(path), str(checksum)))
+    return [list(pair) for pair in sorted(found)]
 
 
 def _version(source: Mapping[str, Any]) -> str:

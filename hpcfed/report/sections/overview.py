@@ -2,15 +2,17 @@
 
 from collections.abc import Sequence
 
+from hpcfed.record.metrics import HEADLINES, label_of
 from hpcfed.report.collect import Found
 from hpcfed.report.groups import Group
-from hpcfed.report.labels import ACCURACIES
-from hpcfed.report.sections.accuracy import last_accuracy
+from hpcfed.report.labels import ACCURACIES, both_series
+from hpcfed.report.sections.accuracy import known_metric, last_accuracy
 from hpcfed.report.sections.section import WHICH, Section, Table, interval, which
 
 
 def overview(every: Sequence[Group], found: Found) -> Section:
     section = Section("overview", "Overview")
+    headlines = _headlines(every)
     # Runs and seeds differ where points were repeated, or seeds stacked in one run.
     rows = []
     for group in every:
@@ -23,9 +25,11 @@ def overview(every: Sequence[Group], found: Found) -> Section:
         rows.append([
             *which(group), *counts, interval(group.seconds, 1e3),
             *(interval(accuracy, 100) for accuracy in accuracies),
+            *_headline_cells(group, headlines),
         ])  # fmt: skip
     columns = (*WHICH, "runs", "seeds", "columns", "ms per round",
-               "clients' last accuracy, %", "global model's, %")  # fmt: skip
+               "clients' last accuracy, %", "global model's, %",
+               *_headline_columns(headlines))  # fmt: skip
     section.tables.append(Table(columns, rows))
     section.text.append(
         "Times are those of the slowest rank, without warm-up rounds. Brackets hold "
@@ -41,3 +45,31 @@ def overview(every: Sequence[Group], found: Found) -> Section:
         head = ("not finished", "status", "why")
         section.tables.append(Table(head, found.unfinished, words=True))
     return section
+
+
+def _headlines(every: Sequence[Group]) -> dict[str, str]:
+    """Return the main metrics of tasks that are not judged by their accuracy."""
+    found = {}
+    for group in every:
+        name = HEADLINES[group.first.task]
+        if name != "accuracy" and name in group.metrics:
+            found[name] = label_of(name, group.first.task)
+    return found
+
+
+def _headline_columns(headlines: dict[str, str]) -> list[str]:
+    columns = []
+    for metric in headlines.values():
+        columns += [f"clients' last {metric}", "global model's"]
+    return columns
+
+
+def _headline_cells(group: Group, headlines: dict[str, str]) -> list[str]:
+    cells = []
+    for name in headlines:
+        for series in both_series(name):
+            # The task's own, where several tasks stand in one table.
+            own = name == HEADLINES[group.first.task]
+            last = [run.last(series) for run in group.seeds]
+            cells.append(interval(known_metric(name, last)) if own else "–")
+    return cells

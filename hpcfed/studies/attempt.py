@@ -4,6 +4,7 @@ import os
 import shlex
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -23,9 +24,9 @@ from hpcfed.record.folder import (
     strangers,
 )
 from hpcfed.record.publish import check_target
-from hpcfed.study.launch import environment_of
-from hpcfed.study.outcome import Outcome, finished, write_outcome, writing
-from hpcfed.study.plan import Trial
+from hpcfed.studies.launch import environment_of
+from hpcfed.studies.outcome import Outcome, finished, write_outcome, writing
+from hpcfed.studies.plan import Trial
 
 GRACE = 10
 """Seconds that a launcher has to end its ranks before it is killed."""
@@ -90,6 +91,10 @@ def _ending_with_us() -> Iterator[None]:
     def on_sigterm(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
 
+    # Python lets only the main thread set handlers.
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     before = signal.signal(signal.SIGTERM, on_sigterm)
     try:
         yield

@@ -21,8 +21,8 @@ from hpcfed.record.json_values import parsed
 from hpcfed.record.publish import publish
 from hpcfed.record.run import RunRecord
 from hpcfed.record.safe import Reader, check, check_file, readable, reading
-from hpcfed.study.outcome import Outcome, outcome_of, writing
-from hpcfed.study.plan import Study, Trial
+from hpcfed.studies.outcome import Outcome, outcome_of, writing
+from hpcfed.studies.plan import Study, Trial
 
 FORMAT, SCHEMA = "hpcfed study", 1
 TABLE = ("name", "status", "error", "command", "options")

@@ -8,20 +8,20 @@ from pathlib import Path
 
 from hpcfed.config import check_unchanged
 from hpcfed.errors import UserError, count, say
-from hpcfed.experiment.stored import is_complete
+from hpcfed.experiment.stored import changed_files, is_complete
 from hpcfed.record.folder import STUDY, runs
 from hpcfed.record.run import RunRecord
-from hpcfed.study.attempt import attempt
-from hpcfed.study.gather import write_study
-from hpcfed.study.launch import Start
-from hpcfed.study.outcome import (
+from hpcfed.studies.attempt import attempt
+from hpcfed.studies.gather import write_study
+from hpcfed.studies.launch import Start
+from hpcfed.studies.outcome import (
     Outcome,
     finished,
     outcome_of,
     run_folders,
     write_outcome,
 )
-from hpcfed.study.plan import Study, Trial
+from hpcfed.studies.plan import Study, Trial
 
 GATHER_PAUSE = 20
 """How many times longer than gathering the pause before the next gathering is, at
@@ -57,6 +57,11 @@ def _check_options(trial: Trial, records: Sequence[RunRecord]) -> None:
     several = settings.config.seeds is not None
     # Each of several seeds is recorded as a run of that seed alone.
     for seed, record in zip(trial.seeds, records, strict=True):
+        for path in changed_files(record):
+            raise UserError(
+                f"{trial.folder} was run with {path} as it was before it changed; name "
+                "another --out"
+            )
         had = record.config | {"ranks": record.facts["ranks"]}
         wanted = settings.of_seed(seed) if several else settings
         check_unchanged(

@@ -16,7 +16,7 @@ from hpcfed.record.json_values import plain
 from hpcfed.record.publish import publish
 from hpcfed.record.run import RunRecord
 from hpcfed.record.safe import check_file
-from hpcfed.study.plan import Trial
+from hpcfed.studies.plan import Trial
 
 MOST_BYTES = 2**20
 """Largest outcome that is read."""

@@ -8,17 +8,16 @@ from dataclasses import dataclass
 from statistics import median
 
 import torch
-from torch import nn
 
+from hpcfed.clients.network import client_layout, client_network, sample_of
 from hpcfed.config import Settings
 from hpcfed.models.cost import cost
 from hpcfed.models.layout import Layout
-from hpcfed.models.networks import build
 from hpcfed.server.columns import generated
 from hpcfed.server.networks import Autoencoder, Denoiser
 from hpcfed.server.options import ServerOptions, server_options
 from hpcfed.server.schedule import num_learnings
-from hpcfed.study.plan import Point
+from hpcfed.studies.plan import Point
 
 UNMEASURED = {"cpu": 5e9, "cuda": 2e13}
 """FLOP/s that a rank is taken to reach as long as nothing has been measured: the order
@@ -65,15 +64,18 @@ class Speed:
 def work(settings: Settings) -> Work:
     """Count the work of a run, over all its rounds and seeds."""
     config = settings.config
-    network = client_network(settings)
-    layout = Layout.of(network)
-    sample = cost(network, config.data().shape)
+    network = client_network(config, seed=0)
+    layout = client_layout(config, network)
+    sample = cost(network, sample_of(config))
     seeds = len(config.seeds or (0,))
     epochs = seeds * config.rounds * config.epochs
     samples = epochs * _samples_per_round(settings)
     # In a step: rows read twice, gradients written and read, rows read and written, and
-    # momentum read and written too.
-    per_step = 8 if config.momentum else 6
+    # every moment of the optimiser read and written too.
+    moments = 2
+    if config.optimiser == "sgd":
+        moments = 1 if config.momentum else 0
+    per_step = 6 + 2 * moments
     floats = 2 * samples * sample.activations
     floats += per_step * samples / config.batch_size * layout.num_parameters
     uploads = seeds * config.rounds * config.cohort_size
@@ -83,18 +85,6 @@ def work(settings: Settings) -> Work:
         server=seeds * _server_flops(settings, layout),
         memory_traffic=BYTES * floats,
         sent=sent if settings.options.uploads else 0.0,
-    )
-
-
-def client_network(settings: Settings) -> nn.Module:
-    """Build the clients' network."""
-    config = settings.config
-    data = config.data()
-    return build(
-        config.network(),
-        shape=data.shape,
-        classes=data.classes,
-        seed=0,
     )
 
 
@@ -128,7 +118,11 @@ def _samples_per_round(settings: Settings) -> float:
     samples = config.data().samples
     if samples is None:
         return math.nan
-    return samples[0] * config.cohort_size / config.clients
+    clients = config.clients
+    if config.partition == "natural":
+        # Those that are not chosen keep their samples.
+        clients = config.data().owners
+    return samples[0] * config.cohort_size / clients
 
 
 def server_networks(

@@ -8,6 +8,7 @@ top), and `clients_per_rank` stands for `clients` where the number of ranks deci
 """
 
 import itertools
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -114,8 +115,13 @@ class Trial:
 
 def read_study(path: Path) -> Study:
     """Read a study file and check what needs no options to be known."""
+    return study_of(load_toml(path), path)
+
+
+def study_of(tables: Mapping[str, Any], path: Path) -> Study:
+    """Make a study of the tables of a file, or of a program's that stand for one."""
     try:
-        study = Study.model_validate(load_toml(path))
+        study = Study.model_validate(tables)
     except ValidationError as failure:
         raise UserError(f"{path}: {_reason(failure)}") from None
     if not study.sweep and not study.variants:
@@ -247,6 +253,9 @@ def _point(
     for option in set(idle(settings)).intersection(shared):
         del values[option]
     settings = resolve(values, sources, kind, ranks=processes)
+    # Jobs may start in another folder: paths of the user's files are absolute.
+    for option in {"method", "model", "dataset"}.intersection(values):
+        values[option] = getattr(settings.config, option)
     point = Point(number, name, values, settings, ranks)
     try:
         check(point.settings, Launch("study", 0, point.processes))
@@ -323,6 +332,8 @@ def _text(value: Any) -> str:
     """Return a value as a flag takes it."""
     if isinstance(value, list):
         return ",".join(map(str, value))
+    if isinstance(value, dict):
+        return json.dumps(value)
     return str(value)
 
 

@@ -9,7 +9,7 @@ from itertools import groupby
 from pathlib import Path
 
 from hpcfed.errors import UserError, printable
-from hpcfed.study.plan import Point
+from hpcfed.studies.plan import Point
 
 SCRIPT = Path(__file__).with_name("study.sbatch")
 """A link to the repository's slurm/, or the wheel's copy."""

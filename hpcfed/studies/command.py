@@ -10,13 +10,13 @@ from hpcfed.errors import UserError, count, printable, say
 from hpcfed.record.folder import STUDY
 from hpcfed.record.publish import check_target
 from hpcfed.runtime.launcher import launched
-from hpcfed.study import execute
-from hpcfed.study.attempt import attempt
-from hpcfed.study.gather import write_study
-from hpcfed.study.launch import Start, launcher
-from hpcfed.study.outcome import outcome_of
-from hpcfed.study.plan import Point, Study, Trial, choose, points, read_study, trials
-from hpcfed.study.submit import submit
+from hpcfed.studies import execute
+from hpcfed.studies.attempt import attempt
+from hpcfed.studies.gather import write_study
+from hpcfed.studies.launch import Start, launcher
+from hpcfed.studies.outcome import outcome_of
+from hpcfed.studies.plan import Point, Study, Trial, choose, points, read_study, trials
+from hpcfed.studies.submit import submit
 
 
 def study(options: argparse.Namespace, extra: Sequence[str]) -> int:
@@ -55,14 +55,26 @@ def study(options: argparse.Namespace, extra: Sequence[str]) -> int:
         # One job of an array: others write beside it, and the last job gathers.
         failed = _run_without_gathering(asked, chosen_trials, start)
     else:
-        failed = execute.run_trials(
-            asked,
-            text,
-            all_trials,
-            chosen_trials,
-            out,
-            start,
-        )
+        return run_study(asked, text, every, chosen, out, start)
+    say(_closing(failed, len(chosen_trials), out))
+    return failed
+
+
+def run_study(
+    asked: Study,
+    text: str,
+    every: Sequence[Point],
+    chosen: Sequence[Point],
+    out: Path,
+    start: Start,
+) -> int:
+    """Run the chosen points' trials here, gather all, and say how it went; return the
+    number of trials that failed.
+    """
+    _make(out)
+    all_trials = trials(asked, every, out)
+    chosen_trials = trials(asked, chosen, out)
+    failed = execute.run_trials(asked, text, all_trials, chosen_trials, out, start)
     say(_closing(failed, len(chosen_trials), out))
     return failed
 
@@ -115,7 +127,7 @@ def _print_plan(asked: Study, chosen: Sequence[Trial], start: Start) -> None:
     # Only here: a study plans and starts runs without loading torch.
     import torch
 
-    from hpcfed.study import estimate
+    from hpcfed.studies import estimate
 
     done = execute.check_finished(chosen)
     works = {}

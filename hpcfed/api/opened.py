@@ -1,0 +1,287 @@
+"""A run that is on disk, as tables and arrays.
+
+Rounds are counted from 1 here, as the progress shows them.
+"""
+
+from dataclasses import dataclass
+from html import escape
+from math import isnan
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from hpcfed.api.tables import Columns, stacked, table
+from hpcfed.errors import UserError
+from hpcfed.experiment.stored import read_run
+from hpcfed.record.folder import MODEL, RECORD, records, runs, snapshots
+from hpcfed.record.metrics import global_name, text_of
+from hpcfed.record.run import RunRecord
+from hpcfed.record.safe import check, readable, reading
+from hpcfed.record.sandbox import try_out
+from hpcfed.record.timing import PHASES
+from hpcfed.report.show import status as status_line
+from hpcfed.report.show import title
+
+
+def open(folder: str | PathLike[str]) -> "Run":
+    """Open a run's folder; anything else is one line."""
+    path = Path(folder)
+    # A damaged record can crash HDF5: a child process opens it first.
+    try_out(records(path))
+    run = Run(path)
+    run.refresh()
+    return run
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Clients' rows as their local training left them, and the global model."""
+
+    round: int
+    clients: np.ndarray
+    """Ids, ascending."""
+    rows: np.ndarray
+    """[clients, columns]; NaN for clients that did not take part."""
+    global_row: np.ndarray | None
+    """[columns]; None for a method without a global model."""
+    columns: dict[str, slice]
+    """The columns of every tensor of the network, by its name."""
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        """Return one tensor of all clients, flattened: [clients, numbers]."""
+        if name not in self.columns:
+            known = ", ".join(self.columns)
+            raise KeyError(f"no tensor {name!r}; there are {known}")
+        return self.rows[:, self.columns[name]]
+
+
+class Run:
+    """A run's results, or those of several seeds of it.
+
+    Tables are DataFrames where pandas is installed, else numpy's structured arrays. With
+    several seeds they have a column `seed`.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        """Where it is on disk."""
+        self._read: list[RunRecord] | None = None
+
+    @property
+    def records(self) -> list[RunRecord]:
+        """What was recorded, one entry for each seed."""
+        if self._read is None:
+            self.refresh()
+        assert self._read is not None
+        return self._read
+
+    def refresh(self) -> None:
+        """Read it again, as while it goes on elsewhere."""
+        self._read = [read_run(folder) for folder in runs(self.folder)]
+
+    @property
+    def seeds(self) -> list["Run"]:
+        """A run for each seed; the run itself where there is one."""
+        found = runs(self.folder)
+        return [self] if found == [self.folder] else [Run(path) for path in found]
+
+    @property
+    def status(self) -> str:
+        """complete, running, stopped or failed; of several seeds the first that is not
+        complete.
+        """
+        for record in self.records:
+            if record.status != "complete":
+                return record.status
+        return "complete"
+
+    @property
+    def error(self) -> str:
+        """Why it has failed; empty where it has not."""
+        return next((record.error for record in self.records if record.error), "")
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """All options, as they were resolved; of several seeds the first one's."""
+        return dict(self.records[0].config)
+
+    @property
+    def environment(self) -> dict[str, Any]:
+        """Hosts, devices, versions, source, and checksums of the user's own files."""
+        return dict(self.records[0].environment)
+
+    @property
+    def rounds(self) -> Any:
+        """A row per round: accuracy, losses, bytes, seconds and more; NaN where a round
+        was not evaluated.
+        """
+        return self._table(_rounds)
+
+    @property
+    def clients(self) -> Any:
+        """A row per evaluated round and client: accuracy and other metrics, and numbers
+        of samples.
+        """
+        return self._table(_clients)
+
+    @property
+    def timing(self) -> Any:
+        """A row per round and rank: wall time, and the seconds of every phase."""
+        return self._table(_timing)
+
+    def parameters(self, round: int | None = None) -> Parameters:
+        """Read the rows of a round with a snapshot, of the last one by default; runs
+        with snapshot_every have them.
+        """
+        if len(self.records) > 1:
+            raise UserError(f"{self.folder} has several seeds; use run.seeds[0]")
+        return _parameters(runs(self.folder)[0], round)
+
+    @property
+    def model(self) -> dict[str, np.ndarray]:
+        """The global model after the last round: an array for every tensor, by name."""
+        if len(self.records) > 1:
+            raise UserError(f"{self.folder} has several seeds; use run.seeds[0]")
+        path = self.folder / MODEL
+        if not path.is_file():
+            raise UserError(
+                f"{self.folder} has no {MODEL}, which a complete run leaves whose method "
+                "has a global model"
+            )
+        with readable(path, "a model"), np.load(path, allow_pickle=False) as arrays:
+            return {name: arrays[name] for name in arrays.files}
+
+    def summary(self) -> dict[str, Any]:
+        """Return everything but the tables of clients as plain values, as `hpcfed show
+        --json` does.
+        """
+        summaries = [record.summary() for record in self.records]
+        return summaries[0] if len(summaries) == 1 else {"seeds": summaries}
+
+    def _table(self, columns_of: Any) -> Any:
+        tables = []
+        for record in self.records:
+            tables.append((int(record.facts["seed"]), columns_of(record)))
+        return table(stacked(tables))
+
+    def __repr__(self) -> str:
+        first = self.records[0]
+        return f"<{title(first)}; {status_line(first)}; {self.folder}>"
+
+    def _repr_html_(self) -> str:
+        """Show the run in a notebook."""
+        lines = []
+        for record in self.records:
+            words = [f"seed {record.facts['seed']}", status_line(record)]
+            for name in ("accuracy", *record.metrics):
+                for series in (name, global_name(name)):
+                    last = record.last(series)
+                    if not isnan(last):
+                        told = text_of(name, last)
+                        words.append(f"{series.replace('_', ' ')} {told}")
+            lines.append(f"<li>{escape(', '.join(words))}</li>")
+        heading = escape(title(self.records[0]))
+        where = escape(str(self.folder))
+        return f"<b>{heading}</b><ul>{''.join(lines)}</ul><code>{where}</code>"
+
+
+def _rounds(record: RunRecord) -> Columns:
+    numbers = np.arange(1, record.rounds_done + 1)
+    return {"round": numbers, **record.rounds}
+
+
+def _clients(record: RunRecord) -> Columns:
+    metrics = {"accuracy": record.client_accuracy, **record.client_metrics}
+    # A round that was not evaluated has NaN for every client.
+    known = np.zeros(record.rounds_done, bool)
+    for values in metrics.values():
+        known |= ~np.isnan(values).all(1)
+    evaluated = np.flatnonzero(known)
+    times, ids = len(evaluated), record.evaluated
+    columns = {
+        "round": np.repeat(evaluated + 1, len(ids)),
+        "client": np.tile(ids, times),
+    }
+    for name, values in metrics.items():
+        columns[name] = values[evaluated].ravel()
+    train = record.train_samples.astype(np.int64)
+    columns["train_samples"] = np.tile(train[ids], times)
+    columns["test_samples"] = np.tile(_test_samples(record)[ids], times)
+    return columns
+
+
+def _test_samples(record: RunRecord) -> np.ndarray:
+    path = record.folder / RECORD
+    with readable(path, "a run"), reading(path) as file:
+        samples = file.numbers("clients/test_samples", (len(record.train_samples),))
+    return samples.astype(np.int64)
+
+
+def _timing(record: RunRecord) -> Columns:
+    rounds, ranks = record.wall.shape
+    columns = {
+        "round": np.repeat(np.arange(1, rounds + 1), ranks),
+        "rank": np.tile(np.arange(ranks), rounds),
+        "wall": record.wall.ravel(),
+    }
+    for number, phase in enumerate(PHASES):
+        columns[phase] = record.phases[..., number].ravel()
+    return columns
+
+
+def _parameters(folder: Path, round: int | None) -> Parameters:
+    files = snapshots(folder)
+    if not files:
+        raise UserError(
+            f"{folder} has no rows of clients; run it with snapshot_every=N"
+        )
+    taken = sorted(_rounds_taken(files))
+    if round is None and taken:
+        round = taken[-1]
+    if round not in taken:
+        known = ", ".join(map(str, taken)) or "no round yet"
+        raise UserError(f"{folder} has no rows of round {round}; it has {known}")
+    return _read_parameters(files, round)
+
+
+def _rounds_taken(files: list[Path]) -> set[int]:
+    """Return the rounds whose snapshot is whole, counted from 1."""
+    found: set[int] = set()
+    for path in files:
+        with readable(path, "snapshots"), h5py.File(path, "r") as file:
+            check(file)
+            found.update((file["round"][file["taken"][()] == 1] + 1).tolist())
+    return found
+
+
+def _read_parameters(files: list[Path], round: int) -> Parameters:
+    """Put the rows of all ranks' files together, in the order of clients."""
+    clients, rows = [], []
+    global_row = None
+    for path in files:
+        with readable(path, "snapshots"), h5py.File(path, "r") as file:
+            check(file)
+            wanted = (file["round"][()] == round - 1) & (file["taken"][()] == 1)
+            # A resumed run may have gone on in another file.
+            if not wanted.any():
+                continue
+            snapshot = int(np.flatnonzero(wanted)[0])
+            clients.append(file["client"][()])
+            rows.append(file["rows"][snapshot])
+            if "global" in file:
+                global_row = file["global"][snapshot]
+            names = file["column_names"].asstr()[()]
+            starts = file["column_starts"][()]
+    every = np.concatenate(clients)
+    order = np.argsort(every)
+    joined = np.concatenate(rows)[order]
+    if global_row is not None and np.isnan(global_row).all():
+        global_row = None
+    stops = np.append(starts[1:], joined.shape[1])
+    columns = {}
+    for name, start, stop in zip(names, starts, stops, strict=True):
+        columns[str(name)] = slice(int(start), int(stop))
+    return Parameters(round, every[order], joined, global_row, columns)

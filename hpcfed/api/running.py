@@ -1,0 +1,142 @@
+"""One run inside of a program or a notebook, which goes on afterwards as it was."""
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from os import PathLike
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from hpcfed import plugins
+from hpcfed.api.opened import Run
+from hpcfed.cli import keyword_settings
+from hpcfed.cli.resume import complete, requeued
+from hpcfed.config import Settings, check, flag_of
+from hpcfed.runtime.launcher import launched
+from hpcfed.runtime.signals import STOPPED, Stop
+
+OBJECTS = {"method": "method", "model": "model", "dataset": "data set"}
+"""Options for which a program may hand in an object, and what each is in messages."""
+OURS = "hpcfed.methods."
+
+
+def run(
+    config: str | PathLike[str] | None, options: Mapping[str, Any], *, progress: bool
+) -> Run:
+    """Run to the end; the same call on every rank, each of which gets the run."""
+    # Their author may have edited files since the last run.
+    plugins.forget_changed()
+    path = None if config is None else Path(config)
+    values = _named(options)
+    settings = keyword_settings(values, path)
+    settings = replace(settings, command=_command(values, path))
+    if settings.config.requeue:
+        settings = requeued(settings)
+    launch = launched()
+    check(settings, launch)
+    resume = settings.config.resume
+    if resume is not None and complete(resume, settings.config.rounds):
+        return Run(resume)
+    folder = _run(settings, quiet=not progress)
+    from hpcfed.runtime import mpi
+
+    # Only the root knows a folder that was named by the time.
+    return Run(mpi.from_root(launch, folder))
+
+
+def _named(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options with names in place of objects that were handed in."""
+    named = dict(options)
+    for option, kind in OBJECTS.items():
+        value = options.get(option)
+        if isinstance(value, ModuleType):
+            named[option] = _module_name(value, kind)
+        elif callable(value):
+            named[option] = _reference(value) or plugins.give(value, kind)
+    if named.get("resume") is not None:
+        # The record names them; it is enough that they have been handed in.
+        for option in OBJECTS:
+            if not isinstance(options.get(option), str):
+                named.pop(option, None)
+    return named
+
+
+def _module_name(module: ModuleType, kind: str) -> str:
+    """Return what a run calls a module: one of our methods, a file, or an object."""
+    if module.__name__.startswith(OURS):
+        return module.__name__.removeprefix(OURS).replace("_", "-")
+    file = getattr(module, "__file__", None) or ""
+    return file if plugins.is_file(file) else plugins.give(module, kind)
+
+
+def _reference(thing: Any) -> str | None:
+    """Return FILE.py:NAME or package.module:NAME of an object that can be imported
+    again; None for one that only this program has.
+    """
+    name = getattr(thing, "__qualname__", "")
+    module = sys.modules.get(getattr(thing, "__module__", None) or "")
+    # A program cannot be imported again: it would run once more.
+    if module is None or module.__name__ == "__main__":
+        return None
+    file = getattr(module, "__file__", None) or ""
+    if getattr(module, name, None) is not thing or not plugins.is_file(file):
+        return None
+    in_package = "." in module.__name__
+    return f"{module.__name__ if in_package else file}:{name}"
+
+
+def _command(values: Mapping[str, Any], path: Path | None) -> tuple[str, ...]:
+    """Return the command line that makes the same run."""
+    words = ["hpcfed", "run"]
+    if path is not None:
+        words.append(str(path))
+    for name, value in values.items():
+        flag = flag_of(name)
+        if isinstance(value, bool):
+            words.append(flag if value else flag.replace("--", "--no-", 1))
+        elif isinstance(value, Mapping):
+            words += [flag, json.dumps(value)]
+        elif isinstance(value, list | tuple | range):
+            words += [flag, ",".join(map(str, value))]
+        elif value is not None:
+            words += [flag, str(value)]
+    return tuple(words)
+
+
+def _run(settings: Settings, *, quiet: bool) -> Path | None:
+    """Run, and turn the ends of a program into exceptions of one that goes on."""
+    # Late: this loads torch.
+    from hpcfed.experiment import run as experiment
+    from hpcfed.experiment.failures import Failed
+
+    stop = Stop(60 * settings.config.checkpoint_minutes, ends_process=False)
+    with _unchanged():
+        try:
+            return experiment.run(settings, stop, quiet=quiet)
+        except Failed as failed:
+            raise failed.error from None
+        except SystemExit as ending:
+            if ending.code != STOPPED:
+                raise
+            raise KeyboardInterrupt(
+                "stopped after a checkpoint; hpcfed.run(resume=FOLDER) goes on"
+            ) from None
+
+
+@contextmanager
+def _unchanged() -> Iterator[None]:
+    """Give the process back as it was: its arithmetic, and variables that we set."""
+    from hpcfed.runtime.device import keeping_arithmetic
+
+    before = dict(os.environ)
+    try:
+        with keeping_arithmetic():
+            yield
+    finally:
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
+        os.environ.update(before)

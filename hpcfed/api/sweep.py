@@ -1,0 +1,150 @@
+"""A study that a program or a notebook runs."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from hpcfed.api.opened import Run
+from hpcfed.api.tables import table
+from hpcfed.errors import UserError
+from hpcfed.record.folder import records
+from hpcfed.record.metrics import global_name
+from hpcfed.runtime.launcher import launched
+from hpcfed.studies.command import run_study
+from hpcfed.studies.launch import launcher as launched_by
+from hpcfed.studies.outcome import outcome_of
+from hpcfed.studies.plan import (
+    Trial,
+    choose,
+    points,
+    read_study,
+    study_of,
+    trials,
+)
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The trials of a study, in the order of its points."""
+
+    folder: Path
+    trials: tuple[Trial, ...]
+
+    @property
+    def runs(self) -> list[Run]:
+        """The runs of all trials that have left a record."""
+        return [Run(trial.folder) for trial in self.trials if records(trial.folder)]
+
+    def __iter__(self) -> Iterator[Run]:
+        return iter(self.runs)
+
+    def __len__(self) -> int:
+        return len(self.runs)
+
+    @property
+    def table(self) -> Any:
+        """A row per trial and seed: what was swept, how it ended, and last figures."""
+        swept = _swept(self.trials)
+        rows: list[dict[str, Any]] = []
+        for trial in self.trials:
+            about: dict[str, Any] = {
+                "trial": str(trial),
+                "status": outcome_of(trial).status,
+            }
+            for name in swept:
+                about[name] = trial.point.given.get(name)
+            figures = _figures(trial)
+            rows += [about | of_seed for of_seed in figures]
+        return table(_columns(rows))
+
+    def _repr_html_(self) -> str:
+        shown = self.table
+        as_html = getattr(shown, "_repr_html_", None)
+        return str(as_html()) if as_html is not None else f"<pre>{shown}</pre>"
+
+
+def study(
+    study: str | PathLike[str] | Mapping[str, Any],
+    *,
+    out: str | PathLike[str] | None,
+    only: str,
+    launcher: str,
+) -> Sweep:
+    """Run the trials that are not finished, and gather all into study.h5."""
+    if not launched().alone:
+        raise UserError(
+            "hpcfed.study starts mpirun or srun itself; call it without them"
+        )
+    if isinstance(study, Mapping):
+        if out is None:
+            raise UserError("a study from a dict needs a folder, as in out='runs/mine'")
+        _check_plain(study)
+        path = Path("study")
+        asked, text = study_of(study, path), json.dumps(study, indent=1)
+    else:
+        path = Path(study)
+        asked, text = read_study(path), path.read_text()
+    folder = Path("runs") / path.stem if out is None else Path(out)
+    every = points(asked, path)
+    chosen = choose(every, only=only, numbers=None)
+    start = launched_by(launcher)
+    run_study(asked, text, every, chosen, folder, start)
+    return Sweep(folder, tuple(trials(asked, chosen, folder)))
+
+
+def _check_plain(value: Any) -> None:
+    """Refuse objects in a study: its runs are processes of their own."""
+    if isinstance(value, Mapping):
+        for entry in value.values():
+            _check_plain(entry)
+    elif isinstance(value, list | tuple):
+        for entry in value:
+            _check_plain(entry)
+    elif callable(value) or isinstance(value, ModuleType):
+        raise UserError(
+            f"{value!r}: a study's runs are processes of their own; put it into a file, "
+            "and give FILE.py or FILE.py:NAME"
+        )
+
+
+def _swept(every: tuple[Trial, ...]) -> list[str]:
+    """Return the options in which trials differ."""
+    names: dict[str, set[str]] = {}
+    for trial in every:
+        for name in trial.point.given:
+            names[name] = set()
+    for name, values in names.items():
+        values.update(repr(trial.point.given.get(name)) for trial in every)
+    return [name for name, values in names.items() if len(values) > 1]
+
+
+def _figures(trial: Trial) -> list[dict[str, Any]]:
+    """Return the last figures of each seed; none of a trial without a record."""
+    unknown = float("nan")
+    if not records(trial.folder):
+        return [{"seed": -1, "accuracy": unknown, "global_accuracy": unknown}]
+    found = []
+    for record in Run(trial.folder).records:
+        figures: dict[str, Any] = {"seed": record.facts["seed"]}
+        for name in ("accuracy", "global_accuracy", "train_loss"):
+            figures[name] = record.last(name)
+        for name in record.metrics:
+            for series in (name, global_name(name)):
+                figures[series] = record.last(series)
+        figures["seconds"] = float(record.rounds["seconds"].sum())
+        found.append(figures)
+    return found
+
+
+def _columns(rows: list[dict[str, Any]]) -> dict[str, np.ndarray]:
+    columns = {}
+    for name in dict.fromkeys(name for row in rows for name in row):
+        values = [row.get(name, float("nan")) for row in rows]
+        columns[name] = np.array(values)
+    return columns

@@ -1,0 +1,168 @@
+"""Weights to start from, and the global model that a run leaves for the next: named
+tensors in a file. No file is trusted to run anything: no pickle is loaded.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import BinaryIO
+from zipfile import ZipFile
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from hpcfed.errors import UserError, did_you_mean, one_line
+from hpcfed.models.layout import Layout
+from hpcfed.record.folder import MODEL
+from hpcfed.record.publish import replacing
+from hpcfed.record.safe import check_file
+
+Tensors = Mapping[str, Tensor]
+KINDS = ".npz or .safetensors"
+
+
+def save_model(
+    folder: Path, layout: Layout, row: Tensor, frozen: Mapping[str, Tensor]
+) -> None:
+    """Write a global model into a run's folder, as an array for every tensor by its
+    name: those of the row, and the frozen ones that no row holds.
+    """
+    arrays = {}
+    for name, tensor in layout.views(row[None]).items():
+        arrays[name] = tensor[0].detach().cpu().numpy()
+    for name, tensor in frozen.items():
+        arrays[name] = tensor.detach().cpu().numpy()
+    with replacing(folder / MODEL) as file:
+        _write_npz(file, arrays)
+
+
+def frozen_tensors(network: nn.Module, layout: Layout) -> dict[str, Tensor]:
+    """Return the parameters of a network that no row holds, such as those below
+    adapters.
+    """
+    in_rows = {e.name for e in layout.entries}
+    found = {}
+    for name, parameter in network.named_parameters():
+        if name not in in_rows:
+            found[name] = parameter.detach()
+    return found
+
+
+def _write_npz(file: BinaryIO, arrays: Mapping[str, np.ndarray]) -> None:
+    # Not by savez: a tensor may be called `file`, which it takes for itself.
+    with ZipFile(file, "w") as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
+                contiguous = np.ascontiguousarray(array)
+                np.lib.format.write_array(entry, contiguous, allow_pickle=False)
+
+
+def start_from(network: nn.Module, tensors: Tensors, path: Path) -> None:
+    """Give a network the weights that were read from a path; names and shapes must
+    agree.
+    """
+    wanted = network.state_dict()
+    # Tied weights have several names, of which a run's model has the first.
+    tied = {}
+    first: dict[int, str] = {}
+    for name, parameter in network.named_parameters(remove_duplicate=False):
+        tied[name] = first.setdefault(id(parameter), name)
+    frozen = set()
+    for name, parameter in network.named_parameters():
+        if not parameter.requires_grad:
+            frozen.add(name)
+    for name, tensor in wanted.items():
+        # Batch norm's counter of batches has no column, nor has what is never trained:
+        # a run's global model has neither.
+        optional = name in frozen or not tensor.is_floating_point()
+        optional = optional or tied.get(name, name) in tensors
+        if name not in tensors and optional:
+            continue
+        if name not in tensors:
+            hint = did_you_mean(name, tensors)
+            raise UserError(f"--init {path}: there is no {name}{hint}")
+        if tensors[name].shape != tensor.shape:
+            raise UserError(
+                f"--init {path}: {name} has shape {_shape(tensors[name])}, the network's "
+                f"has {_shape(tensor)}"
+            )
+        if not bool(torch.isfinite(tensors[name].double()).all()):
+            raise UserError(f"--init {path}: {name} has numbers that are not finite")
+    for name in tensors:
+        if name not in wanted:
+            hint = did_you_mean(name, wanted)
+            raise UserError(
+                f"--init {path}: the network has no {name}{hint}; give the same --model"
+            )
+    with torch.no_grad():
+        for name, tensor in wanted.items():
+            if name in tensors:
+                tensor.copy_(tensors[name])
+
+
+def _shape(tensor: Tensor) -> str:
+    return "x".join(map(str, tensor.shape)) or "()"
+
+
+def checksum(path: Path) -> dict[str, str]:
+    """Return the sha256 of the file that the weights come from, by its path."""
+    source = _source(path)
+    with open(source, "rb") as file:
+        return {str(source): hashlib.file_digest(file, "sha256").hexdigest()}
+
+
+def _source(path: Path) -> Path:
+    """Return the file that holds the weights: a run's folder has some."""
+    if not path.is_dir():
+        return path
+    if (path / MODEL).is_file():
+        return path / MODEL
+    raise UserError(
+        f"--init {path}: there is no {MODEL}, which a complete run leaves whose method "
+        "has a global model"
+    )
+
+
+def read_weights(path: Path) -> Tensors:
+    """Read named tensors from a file of any kind that we know."""
+    source = _source(path)
+    readers = {
+        ".npz": _read_npz,
+        ".safetensors": _read_safetensors,
+    }
+    if source.suffix in (".pt", ".pth", ".bin", ".ckpt"):
+        raise UserError(
+            f"--init {path}: such a file is a pickle, which may run anything and is never "
+            "loaded; save the tensors by safetensors.torch.save_file or numpy.savez"
+        )
+    reader = readers.get(source.suffix)
+    if reader is None:
+        raise UserError(f"--init {path}: must be a run's folder, or end in {KINDS}")
+    check_file(source)
+    try:
+        return reader(source)
+    except UserError:
+        raise
+    # Whatever a library says of a file that is damaged, or is something else.
+    except Exception as error:
+        raise UserError(f"--init {path} cannot be read: {one_line(error)}") from None
+
+
+def _read_npz(path: Path) -> Tensors:
+    found = {}
+    with np.load(path, allow_pickle=False) as arrays:
+        for name in arrays.files:
+            found[name] = torch.from_numpy(np.asarray(arrays[name]))
+    return found
+
+
+def _read_safetensors(path: Path) -> Tensors:
+    try:
+        from safetensors.torch import load_file
+    except ImportError:
+        raise UserError(
+            f"--init {path}: pip install safetensors to read it, or give .npz"
+        ) from None
+    tensors: Tensors = load_file(path)
+    return tensors

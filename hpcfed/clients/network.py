@@ -1,0 +1,70 @@
+"""The network of a run's clients, as its options say."""
+
+import torch
+from torch import nn
+
+from hpcfed.clients.initial import read_weights, start_from
+from hpcfed.config import RunConfig
+from hpcfed.models.layout import Layout
+from hpcfed.models.lora import add_adapters
+from hpcfed.models.networks import build
+from hpcfed.models.own import Sample
+from hpcfed.runtime import randomness
+
+
+def sample_of(config: RunConfig) -> Sample:
+    """Return what goes into the network and comes out of it, without reading the data."""
+    data = config.data()
+    outputs: tuple[int, ...] = (data.classes,)
+    if data.task == "next-token":
+        outputs = (*data.shape, data.classes)
+    return Sample(data.shape, outputs, data.vocabulary)
+
+
+def client_network(
+    config: RunConfig, *, seed: int | None = None, double: bool = False
+) -> nn.Module:
+    """Build the network; its first weights are those of --init, or depend on the run's
+    seed, unless that is given; `double` keeps given weights of float64 as they are.
+    """
+    data = config.data()
+    seed = config.seed if seed is None else seed
+    network = build(
+        config.network(),
+        shape=data.shape,
+        classes=data.classes,
+        seed=seed,
+        options=config.model_keywords,
+        sample=sample_of(config),
+    )
+    if double:
+        network.double()
+    weights = None if config.init is None else read_weights(config.init)
+    # Adapters of another run fit this one's alone; all else is for the network below.
+    of_adapters = False
+    if config.lora is not None and weights is not None:
+        of_adapters = not set(weights) <= set(network.state_dict())
+    if config.init is not None and weights is not None and not of_adapters:
+        start_from(network, weights, config.init)
+    if config.lora is not None:
+        with torch.random.fork_rng(devices=[]):
+            draw = randomness.generator(seed, "adapters").integers(2**62)
+            torch.manual_seed(int(draw))
+            add_adapters(
+                network,
+                rank=config.lora,
+                alpha=config.lora_alpha or config.lora,
+                layers=config.lora_layers,
+                train=config.lora_train or "",
+            )
+        if double:
+            network.double()
+    if config.init is not None and weights is not None and of_adapters:
+        start_from(network, weights, config.init)
+    return network
+
+
+def client_layout(config: RunConfig, network: nn.Module | None = None) -> Layout:
+    """Return the columns of the clients' rows."""
+    network = network or client_network(config)
+    return Layout.of(network, send_frozen=config.send_frozen)

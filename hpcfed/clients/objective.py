@@ -1,0 +1,204 @@
+"""What clients learn: how a network's outputs are compared with targets, in training and
+in evaluation.
+
+- classification: outputs [samples, classes], targets [samples].
+- next-token: outputs [samples, length, vocabulary], targets [samples, length], -100
+  where there is none.
+- regression: outputs and targets [samples, outputs].
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hpcfed.kernels.batch import cross_entropy, of_step
+from hpcfed.kernels.tokens import next_token
+
+NO_TARGET = -100
+"""Marks a position without a next token, as F.cross_entropy does."""
+
+Sums = dict[str, Tensor]
+"""Sums over each client's samples by name, [clients, …]."""
+Wanted = Mapping[str, tuple[int, ...]]
+"""Sums to make beside those that every evaluation makes, with what follows the clients
+in their shape: see `TOP5`, `CLASSES`, `ABSOLUTE` and `OUTPUTS`.
+"""
+NOTHING: Wanted = MappingProxyType({})
+"""No sums beside those."""
+
+TOP5 = "top5"
+"""[clients]: samples or tokens whose target is among the five likeliest."""
+CLASSES = "classes"
+"""[clients, 3, classes]: samples of each class that were found, that were taken for it,
+and that belong to it.
+"""
+ABSOLUTE = "absolute"
+"""[clients]: absolute errors, means over outputs."""
+OUTPUTS = "outputs"
+"""[clients, 3, outputs]: squared errors, targets, and squared targets."""
+
+
+@dataclass(frozen=True)
+class StepTargets:
+    """The targets of a training step: a row of the table of samples [steps, capacity,
+    slots], whose number stands in a tensor on the device.
+    """
+
+    targets: Tensor
+    """Those of all the shard's samples."""
+    samples: Tensor
+    counts: Tensor
+    """[steps, capacity]: slots that hold a sample."""
+    step: Tensor
+
+    def gathered(self, clients: int, slots: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return targets [clients, slots, …], samples of each client [clients, 1], and
+        True where a slot holds one.
+        """
+        batch, count, valid = of_step(
+            self.samples, self.counts, self.step, clients, slots
+        )
+        chosen = self.targets.index_select(0, batch.flatten())
+        return chosen.unflatten(0, batch.shape), count, valid
+
+
+class Objective(Protocol):
+    counts_tokens: bool
+    """Whether a mean is over tokens, of which samples have unequal numbers."""
+
+    def loss(
+        self, outputs: Tensor, step: StepTargets, total: Tensor, tokens: Tensor
+    ) -> Tensor:
+        """Return a scalar whose gradient is that of the sum of the clients' mean losses;
+        outputs may be overwritten.
+
+        Adds each client's summed loss to `total`, and its tokens to `tokens`.
+        """
+
+    def zeros(self, clients: int, like: Tensor, wanted: Wanted) -> Sums:
+        """Return sums over no samples yet."""
+
+    def figures(self, outputs: Tensor, targets: Tensor, wanted: Wanted) -> Sums:
+        """Return what each sample adds to the sums, [samples, …]."""
+
+
+class Classification:
+    counts_tokens = False
+
+    def loss(
+        self, outputs: Tensor, step: StepTargets, total: Tensor, tokens: Tensor
+    ) -> Tensor:
+        return cross_entropy(
+            outputs, step.targets, step.samples, step.counts, step.step, total
+        )
+
+    def zeros(self, clients: int, like: Tensor, wanted: Wanted) -> Sums:
+        sums = {"correct": like.new_zeros(clients), "loss": like.new_zeros(clients)}
+        return sums | _zeros(clients, like, wanted)
+
+    def figures(self, outputs: Tensor, targets: Tensor, wanted: Wanted) -> Sums:
+        losses = F.cross_entropy(outputs, targets, reduction="none")
+        answers = outputs.argmax(1)
+        correct = answers == targets
+        figures = {"correct": correct, "loss": losses}
+        if TOP5 in wanted:
+            figures[TOP5] = _in_top5(outputs, targets)
+        if CLASSES in wanted:
+            _, classes = wanted[CLASSES]
+            taken_for = F.one_hot(answers, classes)
+            found = taken_for * correct[:, None]
+            belong_to = F.one_hot(targets, classes)
+            figures[CLASSES] = torch.stack([found, taken_for, belong_to], 1)
+        return figures
+
+
+class NextToken:
+    counts_tokens = True
+
+    def loss(
+        self, outputs: Tensor, step: StepTargets, total: Tensor, tokens: Tensor
+    ) -> Tensor:
+        clients = len(total)
+        targets, _, valid = step.gathered(clients, len(outputs) // clients)
+        own = torch.where(valid[..., None], targets, NO_TARGET)
+        return next_token(outputs, own.flatten(0, 1), total, tokens)
+
+    def zeros(self, clients: int, like: Tensor, wanted: Wanted) -> Sums:
+        always = {"correct": (), "loss": (), "count": ()}
+        return _zeros(clients, like, always | dict(wanted))
+
+    def figures(self, outputs: Tensor, targets: Tensor, wanted: Wanted) -> Sums:
+        flat = outputs.flatten(0, 1)
+        losses = F.cross_entropy(
+            flat, targets.flatten(), ignore_index=NO_TARGET, reduction="none"
+        )
+        # No answer equals NO_TARGET.
+        correct = outputs.argmax(-1) == targets
+        figures = {
+            "correct": correct.sum(1),
+            "loss": losses.view_as(targets).sum(1, dtype=torch.float64),
+            "count": (targets != NO_TARGET).sum(1),
+        }
+        if TOP5 in wanted:
+            figures[TOP5] = _in_top5(outputs, targets).sum(1)
+        return figures
+
+
+class Regression:
+    counts_tokens = False
+
+    def loss(
+        self, outputs: Tensor, step: StepTargets, total: Tensor, tokens: Tensor
+    ) -> Tensor:
+        clients = len(total)
+        given = outputs.unflatten(0, (clients, -1))
+        targets, count, valid = step.gathered(clients, given.shape[1])
+        assert given.shape == targets.shape
+        # Not a product with `valid`: empty slots may hold NaN.
+        errors = torch.where(valid[..., None], given - targets, 0)
+        losses = errors.square().mean(2)
+        total += losses.detach().sum(1)
+        # At least 1: rounded-up stacks hold clients without samples in this step.
+        return (losses / count.clamp(min=1)).sum()
+
+    def zeros(self, clients: int, like: Tensor, wanted: Wanted) -> Sums:
+        return _zeros(clients, like, {"loss": (), **wanted})
+
+    def figures(self, outputs: Tensor, targets: Tensor, wanted: Wanted) -> Sums:
+        assert outputs.shape == targets.shape
+        expected = targets.double()
+        errors = outputs.double() - expected
+        squares = errors.square()
+        figures = {"loss": squares.mean(1)}
+        if ABSOLUTE in wanted:
+            figures[ABSOLUTE] = errors.abs().mean(1)
+        if OUTPUTS in wanted:
+            moments = [squares, expected, expected.square()]
+            figures[OUTPUTS] = torch.stack(moments, 1)
+        return figures
+
+
+OBJECTIVES: dict[str, Objective] = {
+    "classification": Classification(),
+    "next-token": NextToken(),
+    "regression": Regression(),
+}
+
+
+def _zeros(clients: int, like: Tensor, shapes: Wanted) -> Sums:
+    """Return zeros in float64, which counts any number of tokens exactly."""
+    sums = {}
+    for name, shape in shapes.items():
+        sums[name] = like.new_zeros(clients, *shape, dtype=torch.float64)
+    return sums
+
+
+def _in_top5(outputs: Tensor, targets: Tensor) -> Tensor:
+    # By topk, not by counting larger outputs: those of a diverged row are NaN.
+    likeliest = outputs.topk(5, dim=-1).indices
+    return (likeliest == targets[..., None]).any(-1)

@@ -1,0 +1,145 @@
+"""The optimiser of a stack of clients: its rates, its moments and its steps."""
+
+from collections.abc import Collection
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hpcfed.clients.job import Recipe
+from hpcfed.kernels import adam, sgd
+from hpcfed.kernels.adam import AdamRule
+from hpcfed.kernels.linear import Update
+from hpcfed.kernels.sgd import Rule
+from hpcfed.models.kernel_layout import KernelLayout
+from hpcfed.models.layout import Entry
+from hpcfed.runtime.device import on_device
+
+
+class StackOptimiser:
+    """What the steps of a stack need beside rows and gradient.
+
+    All memory stays where it is, because captured steps read it. Every local training
+    starts with moments of zero.
+    """
+
+    def __init__(
+        self, recipe: Recipe, layout: KernelLayout, *, steps: int, like: Tensor
+    ) -> None:
+        """Prepare for clients that take at most so many steps each."""
+        self._recipe = recipe
+        self._layout = layout
+        self._steps = steps
+        self._like = like
+        self._sgd = Rule(recipe.momentum, recipe.weight_decay, recipe.clip)
+        self._adam: AdamRule | None = None
+        if recipe.optimiser != "sgd":
+            self._adam = AdamRule(
+                recipe.beta1,
+                recipe.beta2,
+                recipe.epsilon,
+                recipe.weight_decay,
+                decoupled=recipe.optimiser == "adamw",
+                clip=recipe.clip,
+            )
+            self._bias = adam.bias_corrections(self._adam, steps, like)
+        # On the device: a captured step must read it there.
+        self._lr = like.new_zeros(())
+        self._rates: Tensor | None = None
+        """[steps, clients], where rates change from step to step."""
+        self._moments: list[Tensor] = []
+
+    @property
+    def fits_backward(self) -> bool:
+        """Whether weights may take their step in the backward pass, one layer before the
+        other.
+        """
+        return self._adam is None and not self._recipe.clip
+
+    def reserve(self, gradient: Tensor) -> None:
+        """Allocate memory for stacks of as many clients as this matrix has rows."""
+        self._moments = []
+        for _ in range(self._recipe.num_moments):
+            self._moments.append(torch.zeros_like(gradient))
+        if self._recipe.schedule is not None:
+            clients = len(gradient)
+            self._rates = self._like.new_zeros(self._steps, clients)
+            self._current_rates = self._like.new_zeros(1, clients)
+            self._lr = self._current_rates[0]
+
+    def load(self, lr: float, steps: np.ndarray) -> None:
+        """Take in the rate of this training, of clients with so many steps each."""
+        schedule = self._recipe.schedule
+        if self._rates is None or schedule is None:
+            self._lr.fill_(lr)
+            return
+        # A client's schedule spans its own steps, whoever else is in the stack.
+        total = on_device(steps, self._like.device)
+        at = torch.arange(self._steps, device=self._like.device)[:, None]
+        self._rates[:, : len(steps)] = lr * schedule.factors(at, total)
+
+    def begin(self) -> None:
+        """Set all moments to zero."""
+        for moment in self._moments:
+            moment.zero_()
+
+    def begin_step(self, step: Tensor) -> None:
+        """Look up the rates of this step, which is a number on the device."""
+        if self._rates is not None:
+            torch.index_select(self._rates, 0, step, out=self._current_rates)
+
+    def update(self, e: Entry, clients: int) -> Update:
+        """Return how the weights of the first clients update themselves."""
+        velocity = None
+        if self._moments:
+            velocity = self._layout.view(self._moments[0][:clients], e)
+        return Update(velocity, self._lr_of(clients), self._sgd)
+
+    def descend(
+        self,
+        rows: Tensor,
+        gradient: Tensor,
+        trainable: Tensor | None,
+        step: Tensor,
+        updated: Collection[str],
+    ) -> None:
+        """Take a step with the rows of the first clients, in place.
+
+        Columns that are not trainable keep their bits, as do weights that have updated
+        themselves, which go by name.
+        """
+        # Columns between the weights that have updated themselves.
+        edges = [0]
+        for e in self._layout.entries:
+            if e.name in updated:
+                edges += [e.start, e.stop]
+        edges.append(self._layout.widths[0])
+        starts = edges[::2]
+        stops = edges[1::2]
+        for start, stop in zip(starts, stops, strict=True):
+            self._descend(rows, gradient, trainable, step, slice(start, stop))
+
+    def _descend(
+        self,
+        rows: Tensor,
+        gradient: Tensor,
+        trainable: Tensor | None,
+        step: Tensor,
+        columns: slice,
+    ) -> None:
+        clients = len(rows)
+        lr = self._lr_of(clients)
+        moments = [moment[:clients, columns] for moment in self._moments]
+        trains = None if trainable is None else trainable[columns]
+        rows, gradient = rows[:, columns], gradient[:, columns]
+        if self._adam is None:
+            velocity = moments[0] if moments else None
+            sgd.descend(rows, gradient, velocity, trains, lr, self._sgd)
+            return
+        means, squares = moments
+        adam.descend(
+            rows, gradient, means, squares, trains, lr, self._bias, step, self._adam
+        )
+
+    def _lr_of(self, clients: int) -> Tensor:
+        return self._lr if self._rates is None else self._lr[:clients]

@@ -1,0 +1,371 @@
+"""What can be wrong with arrays of the user's, each in one line."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from hpcfed.data import Task
+from hpcfed.data.array_source import KNOWN, Source, header
+from hpcfed.errors import UserError
+from hpcfed.runtime import memory
+
+LARGEST_VALUE = 1e15
+"""The largest value of an input: squares of it are summed in float32."""
+NO_TARGET = -100
+"""What stands where no token follows; torch's losses ignore it, too."""
+
+
+def one_of(source: Source, first: str, second: str, *, optional: bool = False) -> str:
+    """Return which of two endings the arrays' names have; none where that is allowed."""
+    names = source.names()
+    if f"train_{first}" in names and f"train_{second}" in names:
+        raise UserError(
+            f"{source.where}: train_{first} and train_{second} mean the same; keep one "
+            "of them"
+        )
+    if f"train_{second}" in names:
+        return second
+    if optional and f"train_{first}" not in names:
+        return ""
+    return first
+
+
+def has_no_test(source: Source) -> bool:
+    """Tell whether the test set is to be split off, which takes owners."""
+    names = source.names()
+    has_test = any(name.startswith("test_") for name in names if name in KNOWN)
+    return "train_clients" in names and not has_test
+
+
+def sample_shape(source: Source, array: str) -> tuple[int, ...]:
+    """Return the shape of one sample."""
+    shape, dtype = header(source, array)
+    if array.endswith("images"):
+        return _image_shape(source.where, array, shape, dtype)
+    if dtype not in (np.float32, np.float64, np.int32, np.int64):
+        raise UserError(
+            f"{source.where}: {array} is {dtype}; give float32 or float64 numbers, int32 "
+            "or int64 tokens, or images as train_images"
+        )
+    if dtype.kind == "i" and len(shape) != 2:
+        raise UserError(
+            f"{source.where}: {array} of integers are tokens, [N, length], not "
+            f"{list(shape)}; numbers are float32 or float64"
+        )
+    if len(shape) < 2:
+        raise UserError(
+            f"{source.where}: {array} has shape {list(shape)}; it must be [N, features] "
+            "or have more axes"
+        )
+    if math.prod(shape) == 0:
+        raise UserError(f"{source.where}: {array} is empty; give at least one sample")
+    return shape[1:]
+
+
+def _image_shape(
+    where: str, array: str, shape: tuple[int, ...], dtype: np.dtype
+) -> tuple[int, int, int]:
+    """Return channels, height and width of the images.
+
+    They may be [N, H, W], [N, H, W, C] or [N, C, H, W] with C = 1 or 3.
+    """
+    if dtype not in (np.uint8, np.float32, np.float64):
+        raise UserError(
+            f"{where}: {array} is {dtype}; images must be uint8, float32 or float64"
+        )
+    if math.prod(shape) == 0:
+        raise UserError(f"{where}: {array} is empty; give at least one image")
+    match shape:
+        case (_, height, width):
+            return (1, height, width)
+        # Channels could be either axis: a guess might train on nonsense.
+        case (_, 1 | 3, _, 1 | 3):
+            raise UserError(
+                f"{where}: {array} of shape {list(shape)} may be [N, C, H, W] or [N, H, "
+                "W, C]; pad the images"
+            )
+        case (_, 1 | 3 as channels, height, width):
+            return (channels, height, width)
+        case (_, height, width, 1 | 3 as channels):
+            return (channels, height, width)
+    raise UserError(
+        f"{where}: {array} has shape {list(shape)}; "
+        "it must be [N, H, W], [N, H, W, C] or [N, C, H, W] with 1 or 3 channels"
+    )
+
+
+def check_memory(source: Source) -> None:
+    """Refuse arrays that unpack to more than the machine holds.
+
+    A few bytes of a zip file may stand for a great many.
+    """
+    needed = 0
+    for array in source.names():
+        if array in KNOWN:
+            shape, dtype = source.header(array)
+            needed += math.prod(shape) * dtype.itemsize
+    usable = memory.usable()
+    if needed > usable:
+        raise UserError(
+            f"{source.where}: its arrays have {needed / 2**30:,.0f} GiB, this machine has "
+            f"{usable / 2**30:,.0f}"
+        )
+
+
+def check_finite(where: str, array: str, values: np.ndarray) -> None:
+    if not np.isfinite(values).all():
+        raise UserError(
+            f"{where}: {array} holds NaN or infinite values; remove or replace them"
+        )
+    if np.abs(values).max() > LARGEST_VALUE:
+        raise UserError(
+            f"{where}: {array} holds values beyond {LARGEST_VALUE:g}; scale them down"
+        )
+
+
+def check_alike(source: Source, array: str, first: str) -> None:
+    """Refuse a test array whose samples differ in shape or kind from the training set's."""
+    shape, dtype = source.header(array)
+    first_shape, first_dtype = source.header(first)
+    # Stored shapes, not image shapes: both splits must have the same order of axes too.
+    if shape[1:] != first_shape[1:]:
+        raise UserError(
+            f"{source.where}: {array} are {_shown(source, array)}, {first} are "
+            f"{_shown(source, first)}; give both the same shape"
+        )
+    # A byte per pixel and float32 may be mixed, numbers and tokens may not.
+    if {dtype.kind, first_dtype.kind} == {"f", "i"}:
+        raise UserError(
+            f"{source.where}: {array} is {dtype}, {first} is {first_dtype}; give both "
+            "the same type"
+        )
+
+
+def _shown(source: Source, array: str) -> tuple[int, ...]:
+    """Return the shape of a sample as its user thinks of it."""
+    if array.endswith("images"):
+        return sample_shape(source, array)
+    return source.header(array)[0][1:]
+
+
+def check_held_out(source: Source) -> None:
+    """Refuse owners none of whom has a sample to spare for a test set."""
+    _, samples = np.unique(source.read("train_clients"), return_counts=True)
+    if samples.max() < 2:
+        raise UserError(
+            f"{source.where}: no client has two samples, one of which could be for "
+            "testing; give a test set"
+        )
+
+
+def same_task(source: Source, tasks: Sequence[Task], targets: str) -> Task:
+    """Return the task of both splits, or refuse two."""
+    if len(set(tasks)) > 1:
+        raise UserError(
+            f"{source.where}: train_{targets} is for {tasks[0]}, test_{targets} for "
+            f"{tasks[1]}; give both the same shape and type"
+        )
+    return tasks[0]
+
+
+def task_of(source: Source, split: str, inputs: str, targets: str) -> Task:
+    """Return what the targets of a split ask for."""
+    array = f"{split}_{targets}"
+    shape, dtype = header(source, array)
+    input_shape, input_dtype = source.header(f"{split}_{inputs}")
+    samples = input_shape[0]
+    if targets == "labels" and dtype.kind not in "iu":
+        raise UserError(
+            f"{source.where}: {array} is {dtype}; labels must be integers 0, 1, 2, …; "
+            f"numbers to predict are {array.replace('labels', 'targets')}"
+        )
+    if dtype.kind not in "iu" and dtype not in (np.float32, np.float64):
+        raise UserError(
+            f"{source.where}: {array} is {dtype}; give integers, which are classes or "
+            "tokens, or float32 or float64 numbers to predict"
+        )
+    if dtype.kind == "f":
+        _check_rows(source, array, samples, wanted=(1, 2))
+        return "regression"
+    of_tokens = inputs == "inputs" and input_dtype.kind == "i"
+    if of_tokens and shape == input_shape and len(shape) == 2:
+        return "next-token"
+    _check_rows(source, array, samples, wanted=(1,))
+    return "classification"
+
+
+def _check_rows(
+    source: Source, array: str, samples: int, *, wanted: tuple[int, ...]
+) -> None:
+    """Refuse targets of another number than the samples, or with too many axes."""
+    shape, _ = source.header(array)
+    what, whose = "targets", "sample"
+    if array.endswith("labels"):
+        what, whose = "labels", "image"
+    if len(shape) not in wanted or 0 in shape[1:]:
+        raise UserError(
+            f"{source.where}: {array} has shape {list(shape)}; it must be one row of "
+            f"{samples} {what}"
+        )
+    if shape[0] != samples:
+        raise UserError(
+            f"{source.where}: {array} has {shape[0]} {what} for {samples} {whose}s; give "
+            f"each {whose} one {what.removesuffix('s')}"
+        )
+
+
+def num_classes(source: Source, splits: Sequence[str], targets: str) -> int:
+    """Return the number of classes: as given, or one more than the largest training
+    label.
+    """
+    found = {
+        f"{split}_{targets}": source.read(f"{split}_{targets}") for split in splits
+    }
+    for array, labels in found.items():
+        if int(labels.min()) < 0:
+            raise UserError(
+                f"{source.where}: {array} holds {int(labels.min())}; number the classes "
+                "0, 1, 2, …"
+            )
+    train = found[f"train_{targets}"]
+    classes = _given(source, "classes") or int(train.max()) + 1
+    # A model has an output per class: a label that is really an identifier must not ask
+    # for a billion of them.
+    if "classes" not in source.names() and classes > len(train):
+        raise UserError(
+            f"{source.where}: train_{targets} holds {classes - 1} among only {len(train)} "
+            "samples; number the classes 0, 1, 2, …"
+        )
+    for array, labels in found.items():
+        if int(labels.max()) >= classes:
+            had = f"train_{targets} only 0 to {classes - 1}"
+            if "classes" in source.names():
+                had = f"and classes is {classes}"
+            raise UserError(f"{source.where}: {array} holds {int(labels.max())}, {had}")
+    return classes
+
+
+def vocabulary_of(source: Source, splits: Sequence[str], next_tokens: str) -> int:
+    """Return how many tokens there are: as given, or one more than the largest of the
+    training set. `next_tokens` is what the tokens to predict are called, if they are.
+    """
+    given = _given(source, "vocabulary")
+    tokens = source.read("train_inputs")
+    vocabulary = given or int(tokens.max()) + 1
+    if next_tokens and not given:
+        vocabulary = max(vocabulary, int(source.read(f"train_{next_tokens}").max()) + 1)
+    # A network has a row for each token, which a hash or an identifier must not ask for.
+    if not given and vocabulary > tokens.size:
+        raise UserError(
+            f"{source.where}: train_inputs holds token {vocabulary - 1} among only "
+            f"{tokens.size} tokens; number them 0, 1, 2, …, or give `vocabulary`"
+        )
+    for split in splits:
+        _check_tokens(source, f"{split}_inputs", vocabulary)
+    return vocabulary
+
+
+def check_next_tokens(
+    source: Source, splits: Sequence[str], targets: str, vocabulary: int
+) -> None:
+    """Refuse tokens to predict that there are not, and samples of a single token."""
+    if not targets and source.header("train_inputs")[0][1] < 2:
+        raise UserError(
+            f"{source.where}: train_inputs has one token in each sample, and none that "
+            "follows it; give two or more, or train_targets"
+        )
+    for split in splits:
+        if targets:
+            _check_tokens(source, f"{split}_{targets}", vocabulary, least=NO_TARGET)
+
+
+def _check_tokens(
+    source: Source, array: str, vocabulary: int, *, least: int = 0
+) -> None:
+    tokens = source.read(array)
+    none = ""
+    if least == NO_TARGET:
+        tokens = tokens[tokens != NO_TARGET]
+        none = f"; {NO_TARGET} stands where there is none"
+    if not tokens.size:
+        raise UserError(f"{source.where}: {array} holds no token")
+    if int(tokens.min()) < 0:
+        raise UserError(
+            f"{source.where}: {array} holds {int(tokens.min())}; tokens are 0, 1, 2, "
+            f"…{none}"
+        )
+    if int(tokens.max()) >= vocabulary:
+        helps = "give `vocabulary`, the number of all tokens"
+        if "vocabulary" in source.names():
+            helps = "give a larger `vocabulary`"
+        raise UserError(
+            f"{source.where}: {array} holds token {int(tokens.max())}, the vocabulary is "
+            f"0 to {vocabulary - 1}; {helps}"
+        )
+
+
+def _given(source: Source, array: str) -> int:
+    """Return a number that the user gives as an array without axes; 0: not given."""
+    if array not in source.names():
+        return 0
+    shape, dtype = source.header(array)
+    if shape not in ((), (1,)) or dtype.kind not in "iu":
+        raise UserError(f"{source.where}: {array} must be one whole number")
+    number = int(source.read(array).reshape(-1)[0])
+    if not 1 <= number <= 2**31:
+        raise UserError(f"{source.where}: {array} is {number}; it must be 1 or more")
+    return number
+
+
+def num_owners(source: Source, splits: Sequence[str], inputs: str) -> int:
+    """Return how many clients own training samples; 0 where nobody is named."""
+    there = []
+    for split in splits:
+        if f"{split}_clients" in source.names():
+            there.append(split)
+    if not there:
+        return 0
+    if "train" not in there:
+        raise UserError(
+            f"{source.where}: test_clients without train_clients; give both, or the "
+            "second alone"
+        )
+    for split in there:
+        _check_owners_header(source, split, inputs)
+    owners = np.unique(source.read("train_clients"))
+    if "test" in there:
+        _check_known_owners(source, owners)
+    return len(owners)
+
+
+def _check_owners_header(source: Source, split: str, inputs: str) -> None:
+    array = f"{split}_clients"
+    shape, dtype = source.header(array)
+    samples = source.header(f"{split}_{inputs}")[0][0]
+    if dtype.kind not in "iuUS":
+        raise UserError(
+            f"{source.where}: {array} is {dtype}; clients are whole numbers or texts"
+        )
+    if shape != (samples,):
+        raise UserError(
+            f"{source.where}: {array} has shape {list(shape)}; it must name one client "
+            f"for each of {samples} samples"
+        )
+
+
+def _check_known_owners(source: Source, owners: np.ndarray) -> None:
+    """Refuse owners of test samples who have no training samples."""
+    of_test = np.unique(source.read("test_clients"))
+    if (of_test.dtype.kind in "US") != (owners.dtype.kind in "US"):
+        raise UserError(
+            f"{source.where}: test_clients is {of_test.dtype}, train_clients is "
+            f"{owners.dtype}; give both numbers or both texts"
+        )
+    strange = np.setdiff1d(of_test, owners)
+    if len(strange):
+        more = f" and {len(strange) - 1} more" if len(strange) > 1 else ""
+        raise UserError(
+            f"{source.where}: test_clients holds {strange[0]}{more}, who have no "
+            "training samples; leave their samples out"
+        )

@@ -1,0 +1,88 @@
+"""Data that users bring, by its name: an .npz file, a folder of texts, a data set of
+Hugging Face's on disk, or a function of theirs.
+"""
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from hpcfed.data import DATASETS, Reading, hf, npz, own, text
+from hpcfed.data.array_source import InMemory
+from hpcfed.data.arrays import (
+    Description,
+    check_values,
+    describe,
+    read_all,
+    with_owned_test,
+)
+
+FORMS = ("file:PATH.npz", "text:DIR", "hf-data:DIR", "FILE.py:NAME")
+"""How such data is named, for messages."""
+
+
+def is_brought(name: str) -> bool:
+    """Tell whether a name means data of the user's."""
+    if name in DATASETS:
+        return False
+    prefixed = npz.is_file_name(name) or text.is_text(name) or hf.is_hf(name)
+    return prefixed or own.is_own(name)
+
+
+def place(name: str, *, root: Path | None) -> str:
+    """Return where the data is, or what makes it."""
+    if npz.is_file_name(name):
+        return str(npz.find(name, root=root))
+    if text.is_text(name):
+        return str(text.find(name, root=root))
+    return name
+
+
+def require(name: str, *, root: Path | None, reading: Reading) -> None:
+    """Raise UserError unless the data is what it should be, its numbers included."""
+    if npz.is_file_name(name):
+        npz.require(npz.find(name, root=root))
+        return
+    # It stays in memory, so that what was checked once is checked.
+    _check_once(name, root, _plain(reading))
+
+
+def about(name: str, *, root: Path | None, reading: Reading) -> Description:
+    """Return what the data is."""
+    if npz.is_file_name(name):
+        return npz.about(npz.find(name, root=root))
+    return _about(name, root, _plain(reading))
+
+
+def read(name: str, *, root: Path | None, reading: Reading) -> dict[str, np.ndarray]:
+    """Return the data's arrays, as `arrays.read_all` does."""
+    if npz.is_file_name(name):
+        arrays = npz.read(npz.find(name, root=root))
+    else:
+        source = _in_memory(name, root, _plain(reading))
+        arrays = read_all(source, describe(source))
+    return with_owned_test(arrays) if reading.natural else arrays
+
+
+def _plain(reading: Reading) -> Reading:
+    """Return how the arrays are made, without what is done to them afterwards."""
+    return replace(reading, natural=False)
+
+
+@cache
+def _about(name: str, root: Path | None, reading: Reading) -> Description:
+    return describe(_in_memory(name, root, reading))
+
+
+@cache
+def _check_once(name: str, root: Path | None, reading: Reading) -> None:
+    check_values(_in_memory(name, root, reading), _about(name, root, reading))
+
+
+def _in_memory(name: str, root: Path | None, reading: Reading) -> InMemory:
+    if text.is_text(name):
+        return text.loaded(text.find(name, root=root), reading.text)
+    if hf.is_hf(name):
+        return hf.loaded(hf.find(name, root=root), reading.options)
+    return own.loaded(name, reading.options)

@@ -1,0 +1,145 @@
+"""Data of the user's: what a function or class in a file, a package or a plugin returns.
+
+It returns the arrays of `arrays` as a dict, numpy's or torch's, or two torch data sets
+(train, test), whose items are (input, target) or (input, target, client). A dict with
+`train` and `test` may give `vocabulary` or `classes` beside them. The function is called
+once in a process. To import torch is left to the user's file.
+"""
+
+import inspect
+import json
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from hpcfed import plugins
+from hpcfed.data.array_source import KNOWN, InMemory
+from hpcfed.errors import UserError, did_you_mean
+
+ITEMS = "(input, target) or (input, target, client)"
+
+
+def is_own(name: str) -> bool:
+    """Tell whether a name means a function of the user's, or an installed plugin."""
+    return plugins.is_reference(name) or name in plugins.installed("datasets")
+
+
+@cache
+def loaded(name: str, options: str) -> InMemory:
+    """Return what the user's function gives for these keywords, which are JSON."""
+    made = _called(name, json.loads(options))
+    if hasattr(made, "train") and hasattr(made, "test"):
+        made = {"train": made.train, "test": made.test}
+    elif isinstance(made, tuple | list) and len(made) == 2:
+        made = {"train": made[0], "test": made[1]}
+    if not isinstance(made, Mapping):
+        raise UserError(
+            f"data set {name} returns {type(made).__name__}; it must return a dict of "
+            "arrays such as train_inputs, or two data sets, train and test"
+        )
+    return InMemory(f"data set {name}", _arrays(name, made))
+
+
+def _called(name: str, keywords: Mapping[str, Any]) -> Any:
+    """Call the user's function; an object that is no function is taken as it is."""
+    if plugins.is_reference(name):
+        found = plugins.load_object(name, "data set")
+    else:
+        found = plugins.load_installed(plugins.installed("datasets")[name])
+    if not callable(found):
+        if keywords:
+            raise UserError(
+                f"data set {name} is no function, and takes no --dataset-options"
+            )
+        return found
+    _check_keywords(name, found, keywords)
+    with plugins.one_line_of(f"data set {name} failed"):
+        return found(**keywords)
+
+
+def _check_keywords(name: str, found: Any, keywords: Mapping[str, Any]) -> None:
+    try:
+        signature = inspect.signature(found)
+    except (TypeError, ValueError):
+        return  # some builtins have none
+    try:
+        signature.bind(**keywords)
+    except TypeError as error:
+        takes = ", ".join(signature.parameters) or "none"
+        raise UserError(
+            f"data set {name}: {error}; --dataset-options it takes: {takes}"
+        ) from None
+
+
+def _arrays(name: str, made: Mapping[Any, Any]) -> dict[str, np.ndarray]:
+    """Return arrays by their names; `train` and `test` are torch data sets."""
+    arrays: dict[str, np.ndarray] = {}
+    known = ("train", "test", *KNOWN)
+    for key, value in made.items():
+        if key not in known:
+            guess = did_you_mean(str(key), known)
+            raise UserError(f"data set {name}: {key!r} means nothing{guess}")
+        if key in ("train", "test"):
+            arrays |= _columns(name, key, value)
+        else:
+            arrays[key] = _array(name, key, value)
+    return arrays
+
+
+def _columns(name: str, split: str, items: Any) -> dict[str, np.ndarray]:
+    """Return the inputs, targets and perhaps clients of all items, as arrays."""
+    gathered: list[list[np.ndarray]] = []
+    with plugins.one_line_of(f"data set {name}: its {split} set failed"):
+        for item in _each(items):
+            if not isinstance(item, tuple | list) or len(item) not in (2, 3):
+                raise UserError(
+                    f"data set {name}: an item of its {split} set is "
+                    f"{type(item).__name__}; items must be {ITEMS}"
+                )
+            gathered.append([_array(name, split, value) for value in item])
+    if not gathered:
+        raise UserError(f"data set {name}: its {split} set is empty")
+    if len({len(item) for item in gathered}) > 1:
+        raise UserError(
+            f"data set {name}: some items of its {split} set have a client, some have "
+            "not; give all one"
+        )
+    columns = {}
+    kinds = ("inputs", "targets", "clients")[: len(gathered[0])]
+    for kind, values in zip(kinds, zip(*gathered, strict=True), strict=True):
+        shapes = sorted({value.shape for value in values})
+        if len(shapes) > 1:
+            raise UserError(
+                f"data set {name}: {kind} of its {split} set have shapes "
+                f"{list(shapes[0])} and {list(shapes[-1])}; give all the same, padded"
+            )
+        columns[f"{split}_{kind}"] = np.stack(values)
+    # Bytes are pixels: whoever has standardised them has floats.
+    if columns[f"{split}_inputs"].dtype == np.uint8:
+        columns[f"{split}_images"] = columns.pop(f"{split}_inputs")
+    return columns
+
+
+def _each(items: Any) -> Iterator[Any]:
+    """Go through a data set, by position where it has a length."""
+    if not hasattr(items, "__len__"):
+        yield from items
+        return
+    # A torch data set need not raise IndexError at its end, so it is no iterable.
+    for position in range(len(items)):
+        yield items[position]
+
+
+def _array(name: str, what: str, value: Any) -> np.ndarray:
+    """Return an array of numpy's or torch's, a list or an image as numpy's."""
+    with plugins.one_line_of(f"data set {name}: {what} is no array"):
+        if hasattr(value, "detach"):
+            value = value.detach().cpu().numpy()
+        array = np.asarray(value)
+    if array.dtype.hasobject:
+        raise UserError(
+            f"data set {name}: {what} holds Python objects; give plain numbers or texts"
+        )
+    return array

@@ -1,0 +1,180 @@
+"""A folder of text files for language modelling, `text:DIR`: each file is a client, or
+several are, and every token is to be told from those before it.
+
+Files are cut into windows of equal length. A window's last token is the first one of
+the next, so that every token but a file's first is predicted once. The last window of a
+file is filled up with tokens that nothing follows.
+"""
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from hpcfed.data import TextPlan
+from hpcfed.data.array_checks import NO_TARGET
+from hpcfed.data.array_source import InMemory
+from hpcfed.data.places import find_folder
+from hpcfed.errors import UserError
+from hpcfed.runtime import memory
+
+PREFIX = "text:"
+UNKNOWN = 0
+"""The token of characters that training text does not have."""
+MOST_PADDING = 1024
+"""Tokens of a sample that may be longer than all texts."""
+BYTES_PER_TOKEN = 32
+"""Host memory that a token takes at most: inputs, targets, and copies of them."""
+
+
+def is_text(name: str) -> bool:
+    """Tell whether a data set's name means a folder of texts."""
+    return name.startswith(PREFIX)
+
+
+def find(name: str, *, root: Path | None) -> Path:
+    """Return the folder that `text:DIR` means: as given, or else below the root."""
+    return find_folder(
+        name, PREFIX, root=root, example="novels", wanted="with .txt files"
+    )
+
+
+@dataclass(frozen=True)
+class _File:
+    client: str
+    tokens: np.ndarray
+    """Bytes, or code points of characters."""
+    num_train: int
+    """The first so many are for training."""
+
+
+@cache
+def loaded(folder: Path, plan: TextPlan) -> InMemory:
+    """Return the arrays of a folder: windows, next tokens, and who wrote them."""
+    files = _read(folder, plan)
+    longest = max(len(file.tokens) for file in files)
+    # Short texts are padded; but padding to any length would take for ever.
+    if plan.length > max(longest, MOST_PADDING):
+        raise UserError(
+            f"--text-length {plan.length}, but the longest file of {folder} has "
+            f"{longest:,} {plan.tokens}"
+        )
+    vocabulary = 256
+    if plan.tokens == "chars":
+        files, vocabulary = _numbered(files)
+    arrays: dict[str, np.ndarray] = {"vocabulary": np.array(vocabulary)}
+    for split in ("train", "test"):
+        inputs, targets, clients = [], [], []
+        for file in files:
+            part = slice(0, file.num_train)
+            if split == "test":
+                part = slice(file.num_train, None)
+            some_inputs, some_targets = windows(file.tokens[part], plan.length)
+            inputs.append(some_inputs)
+            targets.append(some_targets)
+            clients += [file.client] * len(some_inputs)
+        arrays[f"{split}_inputs"] = np.concatenate(inputs)
+        arrays[f"{split}_targets"] = np.concatenate(targets)
+        arrays[f"{split}_clients"] = np.array(clients, dtype=str)
+    if not len(arrays["test_inputs"]):
+        raise UserError(
+            f"{folder}: --text-test {plan.test} leaves no text for testing; use a larger "
+            "share"
+        )
+    return InMemory(str(folder), arrays, whole="the folder")
+
+
+def windows(tokens: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
+    """Cut tokens into inputs and next tokens, both [windows, length]."""
+    predicted = max(0, len(tokens) - 1)
+    rows = -(-predicted // length)
+    inputs = np.zeros(rows * length, np.int32)
+    targets = np.full(rows * length, NO_TARGET, np.int32)
+    inputs[:predicted] = tokens[:predicted]
+    targets[:predicted] = tokens[1 : predicted + 1]
+    return inputs.reshape(rows, length), targets.reshape(rows, length)
+
+
+def _read(folder: Path, plan: TextPlan) -> list[_File]:
+    """Read all .txt files of a folder, by name."""
+    paths = []
+    for path in sorted(folder.glob("*.txt")):
+        if path.is_file():
+            paths.append(path)
+    if not paths:
+        raise UserError(f"{folder}: no .txt file there; each holds a client's text")
+    size = sum(path.stat().st_size for path in paths)
+    if BYTES_PER_TOKEN * size > memory.usable():
+        raise UserError(
+            f"{folder}: its texts have {size / 2**30:,.0f} GiB, which takes more than "
+            "this machine's memory"
+        )
+    pattern = _pattern(plan.clients)
+    files = []
+    for path in paths:
+        tokens = _tokens(path, plan.tokens)
+        if len(tokens) < 2:
+            raise UserError(
+                f"{path} has fewer than two {plan.tokens}, of which one follows the "
+                "other; remove it"
+            )
+        # At least two tokens are trained on.
+        num_train = max(2, len(tokens) - round(plan.test * len(tokens)))
+        client = _client(path, plan.clients, pattern)
+        files.append(_File(client, tokens, num_train))
+    return files
+
+
+def _tokens(path: Path, kind: str) -> np.ndarray:
+    try:
+        if kind == "bytes":
+            return np.frombuffer(path.read_bytes(), np.uint8)
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise UserError(
+            f"{path} is not UTF-8; convert it, or use --text-tokens bytes"
+        ) from None
+    return np.frombuffer(text.encode("utf-32-le"), np.uint32)
+
+
+def _numbered(files: list[_File]) -> tuple[list[_File], int]:
+    """Number the characters of all training text from 1 on, by their code points."""
+    seen = [np.unique(file.tokens[: file.num_train]) for file in files]
+    known = np.unique(np.concatenate(seen))
+    numbered = []
+    for file in files:
+        at = np.searchsorted(known, file.tokens).clip(max=len(known) - 1)
+        tokens = np.where(known[at] == file.tokens, at + 1, UNKNOWN)
+        numbered.append(_File(file.client, tokens, file.num_train))
+    return numbered, len(known) + 1
+
+
+def _pattern(text: str) -> re.Pattern[str] | None:
+    if text == "file":
+        return None
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise UserError(
+            f"--text-clients {text}: no regular expression ({error}); one file each is "
+            "--text-clients file"
+        ) from None
+
+
+def _client(path: Path, text: str, pattern: re.Pattern[str] | None) -> str:
+    """Return whose text a file is: its own name's, or what the pattern finds in it."""
+    if pattern is None:
+        return path.stem
+    found = pattern.search(path.name)
+    # The first group where there is one, else all that was found.
+    client = found and found.group(1 if pattern.groups else 0)
+    if not client:
+        raise UserError(
+            f"--text-clients {text} finds nobody in {path.name}; it is searched in the "
+            "files' names, and its first group is the client"
+        )
+    return client

@@ -1,0 +1,136 @@
+"""The loss of the next token, with its gradient in the memory of the logits.
+
+Logits [tokens, vocabulary] are the largest tensor of a language model. The gradient is
+as large, and takes their place: nothing else is ever so large.
+"""
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from hpcfed.kernels import cuda
+
+_MOST_THREADS = 1024
+_PER_THREAD = 8
+"""Logits that a thread reads, where the vocabulary is small enough."""
+
+_VIEWS = {
+    "AliasBackward0",
+    "ReshapeAliasBackward0",
+    "SqueezeBackward1",
+    "UnsafeViewBackward0",
+    "UnsqueezeBackward0",
+    "ViewBackward0",
+}
+"""What autograd calls the same numbers in another shape."""
+_FORGETFUL = {
+    "AddBackward0",
+    "AddmmBackward0",
+    "BaddbmmBackward0",
+    "BmmBackward0",
+    "MmBackward0",
+    "ToCopyBackward0",
+    "_LinearBackward",
+}
+"""Operations that make new memory and need nothing of it in their backward pass."""
+
+
+def next_token(logits: Tensor, targets: Tensor, total: Tensor, seen: Tensor) -> Tensor:
+    """Return a scalar whose gradient is that of the sum of the clients' mean losses.
+
+    Its value means nothing. Logits [clients · slots, length, vocabulary] may be
+    overwritten. Targets are [clients · slots, length]; one below 0 counts nothing, and
+    a client without any other has gradient 0. Adds each client's summed loss to
+    `total`, and its number of targets to `seen`.
+    """
+    overwrites = _is_forgotten(logits)
+    loss: Tensor = _NextToken.apply(logits, targets, total, seen, overwrites)
+    return loss
+
+
+def _is_forgotten(logits: Tensor) -> bool:
+    """Tell whether the layer that made the logits works without them from now on.
+
+    Where this errs, autograd notices: the kernel counts as a change in place.
+    """
+    node = logits.grad_fn
+    while node is not None and node.name() in _VIEWS:
+        node = node.next_functions[0][0]
+    return node is not None and node.name() in _FORGETFUL
+
+
+class _NextToken(torch.autograd.Function):
+    """Computes the gradient in the forward pass, together with the loss."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        logits: Tensor,
+        targets: Tensor,
+        total: Tensor,
+        seen: Tensor,
+        overwrites: bool,
+    ) -> Tensor:
+        vocabulary = logits.shape[-1]
+        gradient = logits.detach()
+        if not (overwrites and gradient.is_contiguous()):
+            gradient = gradient.clone(memory_format=torch.contiguous_format)
+        counts = (targets >= 0).view(len(total), -1).sum(1)
+        losses = _differentiate(gradient.view(-1, vocabulary), targets, counts)
+        total += losses.view(len(total), -1).sum(1)
+        seen += counts
+        ctx.save_for_backward(gradient)
+        # Nobody reads the value, so nothing writes it.
+        return logits.new_empty(())
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, of_loss: Tensor) -> tuple[Tensor | None, ...]:
+        (gradient,) = ctx.saved_tensors
+        if gradient.is_cuda:
+            # The first node of the backward pass, which has a thread of its own.
+            cuda.make_current(gradient.device.index)
+        return gradient, None, None, None, None
+
+
+def _differentiate(logits: Tensor, targets: Tensor, counts: Tensor) -> Tensor:
+    """Replace logits [tokens, vocabulary] by the gradient of their client's mean loss;
+    return the tokens' losses.
+    """
+    flat = targets.flatten()
+    tokens = len(flat) // len(counts)
+    if logits.dtype == torch.float32 and cuda.available(logits.device):
+        losses = logits.new_empty(len(flat))
+        kernel = _kernel(logits.device.index, logits.shape[1])
+        kernel((len(flat), 1), logits, losses, flat, counts, tokens)
+        # Autograd has to know: a layer that wants its output back must not get this.
+        torch.autograd.graph.increment_version(logits)
+        return losses
+    valid = flat >= 0
+    token = torch.arange(len(flat), device=logits.device)
+    target = flat.clamp(min=0)
+    at_target = logits[token, target]
+    most = logits.amax(1)
+    sums = logits.sub_(most[:, None]).exp_().sum(1)
+    losses = sums.log() + most - at_target
+    # ∂ loss / ∂ logits = softmax(logits) − onehot(target)
+    logits.div_(sums[:, None])
+    logits[token, target] -= 1
+    # At least 1: a client may have no target in this step.
+    divisors = counts.clamp(min=1).repeat_interleave(tokens, output_size=len(flat))
+    logits.div_(divisors[:, None])
+    # Not a product with `valid`: empty slots may hold NaN.
+    logits.masked_fill_(~valid[:, None], 0)
+    return torch.where(valid, losses, 0)
+
+
+@cache
+def _kernel(device: int, vocabulary: int) -> cuda.Kernel:
+    macros = (("VOCABULARY", vocabulary),)
+    # Whole warps: the kernel combines them as such.
+    warps = -(-vocabulary // (32 * _PER_THREAD))
+    threads = min(_MOST_THREADS, 32 * warps)
+    return cuda.Kernel("tokens.cu", "next_token", macros, threads=threads)

@@ -1,0 +1,93 @@
+"""APFL (Deng et al. 2020): every client mixes a personal row with the global one, v̄ᵢ = αᵢ
+vᵢ + (1 − αᵢ) w, and trains vᵢ within the mixture.
+
+Algorithm 1: in each of τ steps, on one minibatch ξ, a sampled client has wᵢ ← wᵢ − η
+∇f(wᵢ; ξ) and vᵢ ← vᵢ − η αᵢ ∇f(v̄ᵢ; ξ), and wᵢ goes to the server. Adaptive αᵢ ← αᵢ − η
+⟨vᵢ − wᵢ, ∇f(v̄ᵢ; ξ)⟩, within [0, 1], once a round, in its first step. A client is judged
+with the newest w in its mixture.
+"""
+
+from dataclasses import dataclass, field
+
+from hpcfed.config import option
+from hpcfed.methods import _steps, fedavg
+from hpcfed.methods._interface import (
+    IN_PLACE,
+    OWNED,
+    Cohort,
+    Federation,
+    Positions,
+    Tensor,
+)
+from hpcfed.methods._steps import one_step, stepped
+
+EXTENDS = fedavg
+
+
+class Options(_steps.Options):
+    apfl_alpha: float = option(
+        0.5, "α: share of the personal row in a client's mixture", ge=0, le=1
+    )
+    apfl_adaptive: bool = option(
+        False, "let every client learn its own α, from --apfl-alpha on"
+    )
+
+
+@dataclass(frozen=True)
+class State(fedavg.State):
+    v: Tensor = field(metadata=OWNED | IN_PLACE)
+    """Every client's personal row."""
+    alpha: Tensor = field(metadata=OWNED)
+    """[clients, 1], the share of it in the client's mixture."""
+
+
+def init(fed: Federation[Options]) -> State:
+    w = fed.initial_row()
+    clients = len(fed.clients)
+    alpha = w.new_full((clients, 1), fed.options.apfl_alpha)
+    return State(w, w.repeat(clients, 1), alpha)
+
+
+def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
+    momentum = fed.config.momentum
+    recipe = one_step(fed)
+    w = fed.download(state.w, cohort)
+    own, own_alpha = state.v[cohort.here], state.alpha[cohort.here]
+    v, alpha = own, own_alpha
+    w_velocity = v_velocity = w.new_zeros(w.shape)
+    for step in range(fed.options.local_steps):
+        mixture = _mixture(w, v, alpha)
+        # The same phase is the same minibatch ξ.
+        w_trained = fed.train(w, cohort, recipe=recipe, phase=step, final=False)
+        trained = fed.train(mixture, cohort, recipe=recipe, phase=step, final=False)
+        change = trained - mixture  # −η ∇f(v̄; ξ)
+        if fed.options.apfl_adaptive and step == 0:
+            alpha = _adapted(fed, alpha, (v - w) * change)
+        w_velocity = momentum * w_velocity + (w_trained - w)
+        v_velocity = momentum * v_velocity + alpha * change
+        w = stepped(fed, w, w_velocity, w_trained)
+        v = stepped(fed, v, v_velocity, trained)
+    fed.finish(w, cohort)
+
+    state.v[cohort.here] = fed.revert_diverged(v, own, cohort)
+    everyones_alpha = state.alpha.clone()
+    everyones_alpha[cohort.here] = fed.revert_diverged(alpha, own_alpha, cohort)
+    rows = fed.upload(w, cohort)
+    return State(fed.mean(rows, cohort), state.v, everyones_alpha)
+
+
+def personal(fed: Federation[Options], state: State, clients: Positions) -> Tensor:
+    return _mixture(state.w, state.v[clients], state.alpha[clients])
+
+
+def _mixture(w: Tensor, v: Tensor, alpha: Tensor) -> Tensor:
+    return alpha * v + (1 - alpha) * w
+
+
+def _adapted(fed: Federation[Options], alpha: Tensor, slopes: Tensor) -> Tensor:
+    """Return α after a step; `slopes` summed over the parameters are −η times its
+    gradient.
+    """
+    parameters = slice(0, fed.layout.num_parameters)
+    step = slopes[:, parameters].sum(1, keepdim=True)
+    return (alpha + step).clamp(0, 1)

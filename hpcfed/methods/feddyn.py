@@ -1,0 +1,90 @@
+"""FedDyn (Acar et al. 2021): each client's loss has a linear term and α/2 ‖θ − w‖², so
+that its optimum becomes that of all clients: w ← Σ weightᵢ rowᵢ − h / α.
+
+Algorithm 1: gᵢ stands for ∇Lᵢ at the row where client i last ended. It minimises Lᵢ(θ)
+− ⟨gᵢ, θ⟩ + α/2 ‖θ − w‖² and then has gᵢ ← gᵢ − α (rowᵢ − w). The server's h is the mean
+of all gᵢ: h ← h − α Σ (nᵢ / Σn) (rowᵢ − w) over the cohort. Here clients count by their
+samples, as in FedAvg, so that both minimise the same objective; clients of equal sizes
+give the paper's sums. Running statistics of batch norm are averaged.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from hpcfed import config
+from hpcfed.config import Choice, RunConfig, option
+from hpcfed.methods import fedavg
+from hpcfed.methods._interface import IN_PLACE, OWNED, Cohort, Federation, Tensor
+
+EXTENDS = fedavg
+
+
+class Options(config.Options):
+    dyn_alpha: float = option(
+        0.1, "α: how strongly w draws rows, and h follows them", gt=0
+    )
+
+    def fit(self, config: RunConfig, ranks: int) -> Iterable[Choice]:
+        # Measured on digits, Dirichlet 0.1: with momentum 0.9 FedDyn learns for twenty
+        # rounds, and then loses again what it has learnt.
+        if config.optimiser == "sgd":
+            yield Choice(
+                "momentum",
+                0.0,
+                "feddyn's linear terms bear small steps only; --momentum takes others",
+            )
+
+
+@dataclass(frozen=True)
+class State(fedavg.State):
+    h: Tensor
+    """The mean of all gᵢ, 0 for running statistics."""
+    own: Tensor = field(metadata=OWNED | IN_PLACE)
+    """gᵢ of every client."""
+
+
+def init(fed: Federation[Options]) -> State:
+    w = fed.initial_row()
+    zeros = w.new_zeros(len(fed.clients), len(w))
+    return State(w, h=w.new_zeros(len(w)), own=zeros)
+
+
+def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
+    from hpcfed.clients.pull import Pull, Strengths
+
+    # h would go on moving w, though nobody has trained.
+    if not cohort.log.cohort_size:
+        return state
+    alpha, statistics = fed.options.dyn_alpha, fed.layout.num_parameters
+    w = fed.download(state.w, cohort)
+    own = state.own[cohort.here]
+    pull = Pull(Strengths(squared=alpha), reference=w)
+    rows = fed.train(w, cohort, pull=pull, correction=-own)
+
+    gradients = own - alpha * (rows - w)
+    gradients[:, statistics:] = 0
+    # A client that has diverged stays at the row where it last ended.
+    state.own[cohort.here] = fed.revert_diverged(gradients, own, cohort)
+
+    rows = fed.upload(rows, cohort)
+    mean = fed.mean(rows, cohort)
+    share = _share_heard(fed, cohort).to(mean.dtype)
+    h = state.h - alpha * share * (mean - state.w)
+    h[statistics:] = 0
+    return State(mean - h / alpha, h, state.own)
+
+
+def _share_heard(fed: Federation, cohort: Cohort) -> Tensor:
+    """Return the share that the cohort's clients have of all samples; those that were
+    excluded are not heard.
+    """
+    import numpy as np
+    import torch
+
+    here = cohort.clients[cohort.chosen]
+    heard = np.setdiff1d(here, list(cohort.log.excluded))
+    # In float64 sums of whole numbers are exact: any number of ranks finds the same.
+    samples = torch.tensor(
+        float(fed.sizes[heard].sum()), dtype=torch.float64, device=fed.device
+    )
+    return fed.sum(samples) / float(fed.sizes.sum())

@@ -1,0 +1,29 @@
+"""FedProx (Li et al. 2020): FedAvg whose clients minimise their loss + μ/2 ‖θ − w‖², so
+that none goes far from the global row.
+
+With μ = 0 it is FedAvg. All clients train for --epochs; the paper's clients that do
+less work in a round are not simulated.
+"""
+
+from hpcfed import config
+from hpcfed.config import option
+from hpcfed.methods import fedavg
+from hpcfed.methods._interface import Cohort, Federation
+
+EXTENDS = fedavg
+
+
+class Options(config.Options):
+    prox_mu: float = option(0.01, "μ: how strongly w draws clients' rows", ge=0)
+
+
+def round(
+    fed: Federation[Options], state: fedavg.State, cohort: Cohort
+) -> fedavg.State:
+    from hpcfed.clients.pull import Pull, Strengths
+
+    w = fed.download(state.w, cohort)
+    pull = Pull(Strengths(squared=fed.options.prox_mu), reference=w)
+    rows = fed.train(w, cohort, pull=pull)
+    rows = fed.upload(rows, cohort)
+    return fedavg.State(fed.mean(rows, cohort))

@@ -1,0 +1,106 @@
+"""pFedMe (T Dinh et al. 2020): a client's personal row is the optimum θ̃ of its loss + λ/2
+‖θ − wᵢ‖², and wᵢ follows it: wᵢ ← wᵢ − η λ (wᵢ − θ̃).
+
+Algorithm 1: in each of R local rounds a sampled client takes a minibatch, approaches θ̃
+by K steps of SGD on it, from where it was, and moves wᵢ. Then w ← (1 − β) w + β Σ
+weightᵢ wᵢ. The learning rate of the K steps is --lr. Clients are judged with their last
+θ̃.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+from hpcfed import config
+from hpcfed.config import Choice, RunConfig, option
+from hpcfed.methods import fedavg
+from hpcfed.methods._interface import (
+    IN_PLACE,
+    OWNED,
+    Cohort,
+    Federation,
+    Positions,
+    Tensor,
+)
+from hpcfed.methods._server_optimiser import moved
+
+EXTENDS = fedavg
+
+
+class Options(config.Options):
+    trains_by: ClassVar[Mapping[str, str]] = {"epochs": "local_rounds"}
+
+    pfedme_lambda: float = option(
+        5.0, "λ: how strongly a client's row draws its personal one", gt=0
+    )
+    pfedme_lr: float = option(0.2, "η, the rate at which a client's row follows", gt=0)
+    pfedme_steps: int = option(
+        5, "K: steps towards the personal row on a minibatch", ge=1, le=100_000
+    )
+    pfedme_beta: float = option(
+        1.0, "β: how far the server goes towards the mean", gt=0
+    )
+    local_rounds: int = option(
+        10, "R: minibatches of a client in a round", ge=1, le=100_000
+    )
+
+    def fit(self, config: RunConfig, ranks: int) -> Iterable[Choice]:
+        # A few steps with much momentum end beyond the optimum that they are for.
+        if config.optimiser == "sgd":
+            yield Choice(
+                "momentum",
+                0.0,
+                "a few plain steps find pfedme's personal rows; --momentum takes others",
+            )
+
+
+@dataclass(frozen=True)
+class State(fedavg.State):
+    theta: Tensor = field(metadata=OWNED | IN_PLACE)
+    """θ̃ of every client."""
+
+
+def init(fed: Federation[Options]) -> State:
+    w = fed.initial_row()
+    return State(w, theta=w.repeat(len(fed.clients), 1))
+
+
+def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
+    import torch
+
+    from hpcfed.clients.pull import Pull, Strengths
+
+    # A client without data has no θ̃ of its own.
+    if not cohort.log.cohort_size:
+        return state
+    options, statistics = fed.options, fed.layout.num_parameters
+    steps = options.pfedme_steps
+    # K steps on one minibatch.
+    recipe = replace(fed.recipe(cohort.round), epochs=0, steps=steps, repeat=steps)
+    strengths = Strengths(squared=options.pfedme_lambda)
+    rate = options.pfedme_lr * options.pfedme_lambda
+    rows = theta = fed.download(state.w, cohort)
+    for local_round in range(options.local_rounds):
+        theta = fed.train(
+            theta,
+            cohort,
+            recipe=recipe,
+            pull=Pull(strengths, reference=rows),
+            phase=local_round,
+            final=False,
+        )
+        # wᵢ − η λ (wᵢ − θ̃); running statistics follow at once.
+        rows = torch.lerp(rows, theta, rate)
+        rows[:, statistics:] = theta[:, statistics:]
+    fed.finish(rows, cohort)
+    before = state.theta[cohort.here]
+    state.theta[cohort.here] = fed.revert_diverged(theta, before, cohort)
+
+    rows = fed.upload(rows, cohort)
+    mean = fed.mean(rows, cohort)
+    step = options.pfedme_beta * (mean - state.w)[:statistics]
+    return State(moved(state.w, step, mean), state.theta)
+
+
+def personal(fed: Federation[Options], state: State, clients: Positions) -> Tensor:
+    return state.theta[clients]

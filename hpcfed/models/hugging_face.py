@@ -1,0 +1,93 @@
+"""Networks of Hugging Face `transformers`, from a folder on disk: `--model hf:DIR`.
+
+Nothing is fetched, and weights are read from safetensors alone: other files are pickles.
+Only a folder without weights gives a network with random ones.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpcfed import plugins
+from hpcfed.errors import UserError
+
+if TYPE_CHECKING:  # the command line is checked without torch
+    from torch import nn
+
+PREFIX = "hf:"
+
+
+def is_hugging_face(name: str) -> bool:
+    """Tell whether a model's name means a folder of transformers."""
+    return name.startswith(PREFIX)
+
+
+def find_folder(name: str) -> Path:
+    """Return the folder that `hf:DIR` means."""
+    folder = Path(name.removeprefix(PREFIX)).expanduser()
+    if not (folder / "config.json").is_file():
+        raise UserError(
+            f"--model {name}: {folder} has no config.json; give a folder that "
+            "save_pretrained of transformers has made"
+        )
+    return folder
+
+
+def load(
+    name: str,
+    *,
+    tokens: bool,
+    generates: bool,
+    classes: int,
+    options: Mapping[str, Any],
+) -> "nn.Module":
+    """Return the network of a folder: a language model where it generates tokens, else
+    a classifier of texts or of images.
+    """
+    folder = find_folder(name)
+    try:
+        import transformers
+    except ImportError:
+        raise UserError(
+            f"--model {name} needs transformers: pip install 'hpcfed[hf]'"
+        ) from None
+    # Every rank loads it: bars and reports of each would hide the run's own lines.
+    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()
+    kind = "AutoModelForImageClassification"
+    if generates:
+        kind = "AutoModelForCausalLM"
+    elif tokens:
+        kind = "AutoModelForSequenceClassification"
+    with plugins.one_line_of(f"--model {name} cannot be loaded"):
+        keywords = dict(options)
+        if not generates:
+            keywords["num_labels"] = classes
+        config = transformers.AutoConfig.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False, **keywords
+        )
+        # A training step never reads what generation would cache.
+        config.use_cache = False
+        maker = getattr(transformers, kind)
+        if not any(folder.glob("*.safetensors")):
+            _refuse_pickles(name, folder)
+            network: nn.Module = maker.from_config(config)
+            return network
+        loaded: nn.Module = maker.from_pretrained(
+            folder,
+            config=config,
+            local_files_only=True,
+            use_safetensors=True,
+            # A new head for other classes than the folder's.
+            ignore_mismatched_sizes=True,
+        )
+        return loaded.float()
+
+
+def _refuse_pickles(name: str, folder: Path) -> None:
+    for pattern in ("*.bin", "*.pt", "*.pth", "*.ckpt"):
+        for path in folder.glob(pattern):
+            raise UserError(
+                f"--model {name}: {path.name} is a pickle, which is never loaded; save "
+                "the weights as safetensors"
+            )

@@ -1,0 +1,140 @@
+"""LoRA (Hu et al. 2022): the network is frozen, and small adapters beside its layers
+are trained: W + (α / r) B A, with A [r, inputs] and B [outputs, r].
+
+A row then holds the adapters alone. The frozen network is on the device once, and works
+on the samples of all clients together.
+"""
+
+from fnmatch import fnmatchcase
+from math import sqrt
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from hpcfed.errors import UserError
+
+
+class LoraLinear(nn.Module):
+    """A frozen linear layer with an adapter beside it."""
+
+    def __init__(
+        self, base: nn.Module, inputs: int, outputs: int, *, rank: int
+    ) -> None:
+        super().__init__()
+        self.base = base
+        self.down = nn.Linear(inputs, rank, bias=False)
+        self.up = nn.Linear(rank, outputs, bias=False)
+        _begin(self.down.weight, self.up.weight)
+        self.scale = 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.base(x) + self.scale * self.up(self.down(x))
+        return y
+
+    def merged(self) -> Tensor:
+        """Return the one weight [outputs, inputs] that does what both do together."""
+        weight: Tensor = self.base.weight  # type: ignore[assignment]
+        if not isinstance(self.base, nn.Linear):
+            weight = weight.T
+        return weight + self.scale * self.up.weight @ self.down.weight
+
+
+class LoraWeight(nn.Module):
+    """Adds an adapter to a weight itself, where a layer does not call its parts."""
+
+    def __init__(self, weight: Tensor, *, rank: int, scale: float) -> None:
+        super().__init__()
+        outputs, inputs = weight.shape
+        self.down = nn.Parameter(weight.new_empty(rank, inputs))
+        self.up = nn.Parameter(weight.new_empty(outputs, rank))
+        _begin(self.down, self.up)
+        self.scale = scale
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight + self.scale * self.up @ self.down
+
+
+def _begin(down: Tensor, up: Tensor) -> None:
+    """Begin with an adapter that changes nothing, as the paper does."""
+    with torch.no_grad():
+        nn.init.kaiming_uniform_(down, a=sqrt(5))
+        nn.init.zeros_(up)
+
+
+def add_adapters(
+    network: nn.Module, *, rank: int, alpha: float, layers: str = "*", train: str = ""
+) -> int:
+    """Freeze a network in place, and put adapters beside its linear layers; return how
+    many.
+
+    `layers` and `train` are patterns of modules' names, as in `*.attention.*,head`.
+    Layers that match `train` get no adapter, and are trained as a whole.
+    """
+    network.requires_grad_(False)
+    scale = alpha / rank
+    count = 0
+    trained = 0
+    for name, module in list(network.named_modules()):
+        if name and train and _matches(name, train):
+            module.requires_grad_(True)
+            trained += 1
+            continue
+        # The network itself has no name, and nothing that could hold its adapter.
+        if not name or not _matches(name, layers):
+            continue
+        if isinstance(module, nn.MultiheadAttention):
+            _adapt_attention(module, rank=rank, scale=scale)
+            count += 1
+            continue
+        sizes = _sizes(module)
+        # The output layer of torch's attention is called by nobody.
+        if sizes is None or _inside_attention(network, name):
+            continue
+        adapted = LoraLinear(module, *sizes, rank=rank)
+        adapted.scale = scale
+        parent, _, own = name.rpartition(".")
+        setattr(network.get_submodule(parent), own, adapted)
+        count += 1
+    if not count:
+        known = [name for name, module in network.named_modules() if _sizes(module)]
+        some = ", ".join(known[:5]) or "none at all"
+        raise UserError(
+            f"--lora-layers {layers}: no linear layer has such a name; there are {some}"
+        )
+    if train and not trained:
+        names = [name for name, _ in network.named_children()]
+        raise UserError(
+            f"--lora-train {train}: no layer has such a name; there are "
+            f"{', '.join(names)}"
+        )
+    return count
+
+
+def _matches(name: str, patterns: str) -> bool:
+    return any(fnmatchcase(name, pattern.strip()) for pattern in patterns.split(","))
+
+
+def _sizes(module: nn.Module) -> tuple[int, int] | None:
+    """Return inputs and outputs of a linear layer; None for others."""
+    if isinstance(module, nn.Linear):
+        return module.in_features, module.out_features
+    # Hugging Face's name for a linear layer with its weight transposed.
+    if type(module).__name__ == "Conv1D" and isinstance(module.weight, Tensor):
+        inputs, outputs = module.weight.shape
+        return inputs, outputs
+    return None
+
+
+def _inside_attention(network: nn.Module, name: str) -> bool:
+    parent = network.get_submodule(name.rpartition(".")[0])
+    return isinstance(parent, nn.MultiheadAttention)
+
+
+def _adapt_attention(module: nn.MultiheadAttention, *, rank: int, scale: float) -> None:
+    """Adapt the weights of torch's attention, which it uses without calling layers."""
+    for owner, name in ((module, "in_proj_weight"), (module.out_proj, "weight")):
+        weight = getattr(owner, name)
+        if weight is not None:
+            adapter = LoraWeight(weight, rank=rank, scale=scale)
+            parametrize.register_parametrization(owner, name, adapter)

@@ -1,0 +1,154 @@
+"""A network of the user's: any torch module that a file, a package or a plugin builds."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hpcfed import plugins
+from hpcfed.errors import UserError, unknown
+from hpcfed.models import MODELS, hugging_face
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What goes into a network and comes out of it, for one sample."""
+
+    shape: tuple[int, ...]
+    """(channels, height, width) of an image, (length,) of tokens, or any other."""
+    outputs: tuple[int, ...]
+    """(classes,), or (length, vocabulary) where every token predicts the next."""
+    vocabulary: int = 0
+    """Tokens are integers below it; 0: inputs are floats."""
+
+    def batch(self, size: int, *, device: torch.device, dtype: torch.dtype) -> Tensor:
+        """Return random inputs, the same ones at every call."""
+        generator = torch.Generator().manual_seed(20)
+        if self.vocabulary:
+            shape = (size, *self.shape)
+            tokens = torch.randint(self.vocabulary, shape, generator=generator)
+            return tokens.to(device)
+        values = torch.randn(size, *self.shape, generator=generator)
+        return values.to(device, dtype)
+
+
+def find_builder(name: str) -> Callable[..., Any]:
+    """Return the class or function that a model's name means, which is not one of the
+    catalogue's.
+    """
+    if plugins.is_reference(name):
+        found = plugins.load_object(name, "model")
+    else:
+        entries = plugins.installed("models")
+        if name not in entries:
+            raise unknown("model", name, ("auto", *MODELS, *entries, "FILE.py:NAME"))
+        found = plugins.load_installed(entries[name])
+    if not callable(found):
+        raise UserError(
+            f"model {name} is {type(found).__name__}; name a class or a function that "
+            "returns a torch.nn.Module"
+        )
+    builder: Callable[..., Any] = found
+    return builder
+
+
+def build_own(
+    name: str, sample: Sample, classes: int, options: Mapping[str, Any]
+) -> nn.Module:
+    """Build the user's network, and make sure that it takes the data.
+
+    A builder that has parameters `shape` and `classes` gets them from the data set,
+    unless the options have them. torch's seed is the caller's business.
+    """
+    if hugging_face.is_hugging_face(name):
+        network: Any = hugging_face.load(
+            name,
+            tokens=sample.vocabulary > 0,
+            generates=len(sample.outputs) == 2,
+            classes=classes,
+            options=options,
+        )
+        check_network(network, name, sample)
+        return network
+    builder = find_builder(name)
+    known = {"shape": sample.shape, "classes": classes}
+    arguments = {**_accepted(builder, known), **options}
+    with plugins.one_line_of(f"model {name} cannot be built"):
+        network = builder(**arguments)
+    if not isinstance(network, nn.Module):
+        raise UserError(
+            f"model {name} returns {type(network).__name__}; it must return a "
+            "torch.nn.Module"
+        )
+    check_network(network, name, sample)
+    return network
+
+
+def _accepted(builder: Callable[..., Any], known: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of the known values that a builder has parameters for."""
+    try:
+        parameters = inspect.signature(builder).parameters
+    except (TypeError, ValueError):
+        # Some builtins have no signature that Python knows.
+        return {}
+    return {key: value for key, value in known.items() if key in parameters}
+
+
+def check_network(network: nn.Module, name: str, sample: Sample) -> None:
+    """Refuse a network that does not take the data, or has nothing to train; mark its
+    constants.
+    """
+    if not any(p.requires_grad for p in network.parameters()):
+        raise UserError(f"model {name} has no parameter that training could change")
+    for tensor_name, tensor in network.named_parameters():
+        if not tensor.is_floating_point():
+            raise UserError(f"model {name}: {tensor_name} is {tensor.dtype}, not float")
+    before = {key: buffer.clone() for key, buffer in network.named_buffers()}
+    was_training = network.training
+    network.train()
+    # Two samples: batch norm refuses one. A thread's generator is left as it was.
+    x = sample.batch(2, device=torch.device("cpu"), dtype=torch.float32)
+    tried = plugins.one_line_of(f"model {name} does not take {_said(x)}")
+    with tried, torch.random.fork_rng(devices=[]), torch.no_grad():
+        y = answers(network(x))
+    if not isinstance(y, Tensor):
+        raise UserError(
+            f"model {name}: its forward returns {type(y).__name__}, not a tensor"
+        )
+    if tuple(y.shape) != (2, *sample.outputs):
+        wanted = ", ".join(map(str, ("batch", *sample.outputs)))
+        raise UserError(
+            f"model {name} returns [{', '.join(map(str, ('batch', *y.shape[1:])))}]; "
+            f"this data needs [{wanted}]"
+        )
+    _mark_constants(network, before)
+    network.train(was_training)
+
+
+def answers(y: Any) -> Any:
+    """Return the outputs of a network; those of Hugging Face put them into `logits`."""
+    return getattr(y, "logits", y)
+
+
+def _said(x: Tensor) -> str:
+    kind = "floats" if x.is_floating_point() else "tokens"
+    return f"{kind} of shape [batch, {', '.join(map(str, x.shape[1:]))}]"
+
+
+def _mark_constants(network: nn.Module, before: Mapping[str, Tensor]) -> None:
+    """Make the buffers that training leaves alone non-persistent, and restore others.
+
+    A row holds what training changes. A mask or a table of positions is no part of it:
+    every client would send it, and -inf in it would look like divergence.
+    """
+    for module_name, module in network.named_modules():
+        prefix = f"{module_name}." if module_name else ""
+        for buffer_name, buffer in list(module.named_buffers(recurse=False)):
+            old = before[prefix + buffer_name]
+            if torch.equal(buffer, old):
+                module.register_buffer(buffer_name, buffer, persistent=False)
+            else:
+                buffer.copy_(old)

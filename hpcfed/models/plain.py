@@ -1,0 +1,92 @@
+"""A network of any module at all, one client after another."""
+
+import copy
+import itertools
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+import torch
+from torch import Tensor, nn
+
+from hpcfed.kernels import linear
+from hpcfed.models.layout import Layout
+from hpcfed.models.own import answers
+from hpcfed.models.stacked_layers import Batch, StackedDropout
+from hpcfed.models.stacking import Constants, Names
+
+
+class PlainNetwork:
+    """Calls a network as it is, for a stack of one; used as `StackedNetwork` is.
+
+    Dropout layers draw the same numbers as in a stacked network. A module that draws
+    torch's own random numbers gets a seed for every step, from the client's key.
+    """
+
+    masked = False
+    capture_may_fail = True
+
+    def __init__(
+        self, network: nn.Module, layout: Layout, *, draws: bool, bf16: bool = False
+    ) -> None:
+        self._bf16 = bf16
+        self._batch = Batch()
+        names = Names.of(network, layout)
+        self._network = copy.deepcopy(network)
+        self._constants = Constants(self._network, names)
+        numbers = itertools.count()
+        _replace_dropout(self._network, self._batch, numbers)
+        self._draws = draws
+        # The last key of a step is the seed of what the module draws itself.
+        self.random_layers = next(numbers) + draws
+        self.captures = not draws
+        """A seed is set on the host, which cannot be captured."""
+
+    def __call__(
+        self,
+        tensors: dict[str, Tensor],
+        x: Tensor,
+        *,
+        training: bool = False,
+        valid: Tensor | None = None,
+        keys: Tensor | None = None,
+        sinks: dict[str, Tensor] | None = None,
+        updates: dict[str, linear.Update] | None = None,
+    ) -> Tensor:
+        """Pass [slots, …] forward through tensors [1, …]."""
+        like = next(iter(tensors.values()))
+        assert len(like) == 1, "one client at a time"
+        self._batch.keys = keys
+        self._constants.move(like)
+        if self._network.training != training:
+            self._network.train(training)
+        own = {name: tensor[0] for name, tensor in tensors.items()}
+        autocast = self._bf16 and x.is_cuda
+        seeded: AbstractContextManager[None] = nullcontext()
+        if self._draws and training and keys is not None:
+            seeded = _seeded(keys[-1], x.device)
+        with seeded, torch.autocast(x.device.type, torch.bfloat16, enabled=autocast):
+            y: Tensor = answers(torch.func.functional_call(self._network, own, x))
+            return y.to(like.dtype)
+
+    def updating(self, tensors: dict[str, Tensor], slots: int) -> list[str]:
+        """Let no weight update itself: a module may use it anywhere."""
+        return []
+
+    def join(self) -> None: ...
+
+
+def _replace_dropout(module: nn.Module, batch: Batch, numbers: Iterator[int]) -> None:
+    for name, child in module.named_children():
+        if type(child) is nn.Dropout:
+            setattr(module, name, StackedDropout(child, batch, "", numbers))
+        else:
+            _replace_dropout(child, batch, numbers)
+
+
+@contextmanager
+def _seeded(key: Tensor, device: torch.device) -> Iterator[None]:
+    """Seed torch's own generators, and leave them as they were."""
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(int(key) & 0x7FFFFFFFFFFFFFFF)
+        yield

@@ -1,0 +1,198 @@
+"""Replacing the layers of a network by stacked ones: where its tensors are, and which
+layers know whose sample is whose.
+"""
+
+import copy
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from hpcfed.models.layout import Layout
+from hpcfed.models.stacked_layers import (
+    Batch,
+    StackedBatchNorm1d,
+    StackedBatchNorm2d,
+    StackedConv1d,
+    StackedConv2d,
+    StackedDropout,
+    StackedLayer,
+    StackedLinear,
+)
+from hpcfed.models.stacked_norms import (
+    StackedEmbedding,
+    StackedGroupNorm,
+    StackedLayerNorm,
+    StackedRMSNorm,
+)
+from hpcfed.models.stacked_recurrent import StackedGRU, StackedLSTM
+
+STACKED_LAYERS: dict[type[nn.Module], type[StackedLayer]] = {
+    nn.Conv2d: StackedConv2d,
+    nn.Linear: StackedLinear,
+    nn.Conv1d: StackedConv1d,
+    nn.BatchNorm1d: StackedBatchNorm1d,
+    nn.BatchNorm2d: StackedBatchNorm2d,
+    nn.Dropout: StackedDropout,
+    nn.LayerNorm: StackedLayerNorm,
+    nn.RMSNorm: StackedRMSNorm,
+    nn.GroupNorm: StackedGroupNorm,
+    nn.Embedding: StackedEmbedding,
+    nn.GRU: StackedGRU,
+    nn.LSTM: StackedLSTM,
+}
+"""By exact type: a subclass may compute something else."""
+
+Wrap = Callable[[StackedLayer, nn.Module], nn.Module]
+"""Takes a stacked layer and the plain one; returns what takes its place."""
+
+
+@dataclass
+class Names:
+    """Which tensors of a network belong to clients."""
+
+    rows: frozenset[str]
+    """Names of the tensors that rows hold."""
+    canonical: dict[str, str]
+    """The first name of every tensor: tied weights have several."""
+
+    @classmethod
+    def of(cls, network: nn.Module, layout: Layout) -> "Names":
+        first: dict[int, str] = {}
+        canonical = {}
+        for name, parameter in network.named_parameters(remove_duplicate=False):
+            canonical[name] = first.setdefault(id(parameter), name)
+        return cls(frozenset(e.name for e in layout.entries), canonical)
+
+    @property
+    def tied(self) -> set[str]:
+        """First names of the tensors that have several."""
+        return {first for name, first in self.canonical.items() if name != first}
+
+    def in_rows(self, name: str) -> bool:
+        return self.canonical.get(name, name) in self.rows
+
+
+def stacked(
+    network: nn.Module, names: Names, batch: Batch, wrap: Wrap, *, fold: bool
+) -> nn.Module:
+    """Return a copy of a network whose layers with clients' tensors are stacked ones.
+
+    With `fold` clients are folded into the batch, and a module that has clients' tensors
+    of its own outside of known layers raises a TypeError: all clients would share them,
+    silently.
+    """
+    numbers = itertools.count()
+    return _stacked(copy.deepcopy(network), names, batch, wrap, "", numbers, fold)
+
+
+def _stacked(
+    module: nn.Module,
+    names: Names,
+    batch: Batch,
+    wrap: Wrap,
+    prefix: str,
+    numbers: Iterator[int],
+    fold: bool,
+) -> nn.Module:
+    own = []
+    for name, _ in (
+        *module.named_parameters(recurse=False, remove_duplicate=False),
+        *module.named_buffers(recurse=False),
+    ):
+        if names.in_rows(prefix + name):
+            own.append(name)
+    layer = STACKED_LAYERS.get(type(module))
+    # A layer of constants alone treats the samples of all clients alike.
+    if layer is not None and (own or layer is StackedDropout):
+        return wrap(layer(module, batch, prefix, numbers), module)
+    if own and fold:
+        raise TypeError(
+            f"{type(module).__name__} has tensors of its own ({', '.join(own)})"
+        )
+    for name, child in module.named_children():
+        inside = f"{prefix}{name}."
+        new = _stacked(child, names, batch, wrap, inside, numbers, fold)
+        setattr(module, name, new)
+    if isinstance(module, nn.Sequential):
+        _fuse(module)
+    return module
+
+
+def _fuse(layers: nn.Sequential) -> None:
+    """Let convolutions do the activation and the pooling that follow them.
+
+    Our kernel does all three without the convolution's output in memory.
+    """
+    names = list(layers._modules)
+    for i, name in enumerate(names):
+        conv = layers._modules[name]
+        if not isinstance(conv, StackedConv2d) or i + 1 == len(names):
+            continue
+        activation = layers._modules[names[i + 1]]
+        if isinstance(activation, nn.LeakyReLU):
+            conv.slope = activation.negative_slope
+        elif isinstance(activation, nn.ReLU):
+            conv.slope = 0.0
+        else:
+            continue
+        # In place of the activation, so that names and order of layers stay.
+        setattr(layers, names[i + 1], nn.Identity())
+        # The kernel pools before the activation, which must not turn the order around.
+        if i + 2 < len(names) and conv.slope >= 0:
+            pool = layers._modules[names[i + 2]]
+            if isinstance(pool, nn.MaxPool2d) and _is_plain_pool(pool):
+                conv.pool = True
+                setattr(layers, names[i + 2], nn.Identity())
+
+
+def _is_plain_pool(pool: nn.MaxPool2d) -> bool:
+    """Whether the pooling takes 2×2 pixels, every 2 pixels, and nothing else."""
+    two = (2, (2, 2))
+    return (
+        pool.kernel_size in two
+        and pool.stride in two
+        and pool.padding in (0, (0, 0))
+        and pool.dilation in (1, (1, 1))
+        and not pool.ceil_mode
+        and not pool.return_indices
+    )
+
+
+class Constants:
+    """The tensors of a network that no row holds: frozen parameters, masks, tables.
+
+    They are on the device once, for all clients.
+    """
+
+    def __init__(self, network: nn.Module, names: Names) -> None:
+        self._network = network
+        self._names = names
+        self._at: tuple[torch.device, torch.dtype] | None = None
+        self._of_layers: dict[str, Tensor] = {}
+
+    def move(self, like: Tensor) -> None:
+        """Bring them to where the rows are, in their arithmetic."""
+        if self._at == (like.device, like.dtype):
+            return
+        self._of_layers = {}
+        for prefix, module in self._network.named_modules():
+            dot = f"{prefix}." if prefix else ""
+            for table in (module._parameters, module._buffers):
+                for name, tensor in table.items():
+                    if tensor is None or self._names.in_rows(dot + name):
+                        continue
+                    dtype = like.dtype if tensor.is_floating_point() else None
+                    tensor.data = tensor.data.to(like.device, dtype)
+                    if isinstance(module, StackedLayer):
+                        self._of_layers[dot + name] = tensor.data
+        self._at = (like.device, like.dtype)
+
+    def expanded(self, clients: int) -> dict[str, Tensor]:
+        """Return the constants of stacked layers, with a dimension of clients."""
+        found = {}
+        for name, tensor in self._of_layers.items():
+            found[name] = tensor.expand(clients, *tensor.shape)
+        return found

@@ -1,0 +1,301 @@
+"""A network of any module that `torch.func.vmap` can carry, over many clients.
+
+vmap hides the clients' dimension from the module, so whatever it does with its own
+tensors is right. Layers that we know step out of vmap: they see all clients at once, as
+in a stacked network, with the same kernels and the same random numbers.
+"""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from hpcfed.kernels import linear
+from hpcfed.models.layout import Layout
+from hpcfed.models.own import answers
+from hpcfed.models.stack import without
+from hpcfed.models.stacked_layers import (
+    Batch,
+    StackedBatchNorm2d,
+    StackedDropout,
+    StackedLayer,
+)
+from hpcfed.models.stacking import Constants, Names, stacked
+
+Run = Callable[..., Any]
+
+# Operations without a rule of vmap's are made client by client; the run says which way
+# its network is called, and torch's remarks on it would say nothing more.
+warnings.filterwarnings("ignore", message="There is a performance drop because")
+
+
+class VmapNetwork:
+    """Calls a network for many clients; used as `StackedNetwork` is."""
+
+    capture_may_fail = True
+
+    def __init__(self, network: nn.Module, layout: Layout) -> None:
+        self.captures = True
+        self._batch = Batch()
+        self._pass = _Pass()
+        names = Names.of(network, layout)
+        self._network = stacked(network, names, self._batch, self._bridge, fold=False)
+        self._constants = Constants(self._network, names)
+        self._names = names
+        layers = []
+        for module in self._network.modules():
+            if isinstance(module, Bridge):
+                layers.append(module.layer)
+        dropouts = [layer for layer in layers if isinstance(layer, StackedDropout)]
+        self.random_layers = len(dropouts)
+        self.masked = any(isinstance(layer, StackedBatchNorm2d) for layer in layers)
+
+    def _bridge(self, layer: StackedLayer, plain: nn.Module) -> nn.Module:
+        return Bridge(layer, self._pass)
+
+    def __call__(
+        self,
+        tensors: dict[str, Tensor],
+        x: Tensor,
+        *,
+        training: bool = False,
+        valid: Tensor | None = None,
+        keys: Tensor | None = None,
+        sinks: dict[str, Tensor] | None = None,
+        updates: dict[str, linear.Update] | None = None,
+    ) -> Tensor:
+        """Pass [clients · slots, …] forward through tensors [clients, …]."""
+        like = next(iter(tensors.values()))
+        clients = len(like)
+        batch = self._batch
+        batch.num_clients = clients
+        batch.valid = valid
+        batch.keys = keys
+        batch.sinks = without(sinks or {}, self._names.tied)
+        self._constants.move(like)
+        if self._network.training != training:
+            self._network.train(training)
+        self._pass.tensors = {
+            **self._constants_of_bridges(clients),
+            **self._all_names(tensors),
+        }
+
+        def one_client(tensors: dict[str, Tensor], anchor: Tensor, x: Tensor) -> Any:
+            self._pass.anchor = anchor
+            return answers(torch.func.functional_call(self._network, tensors, x))
+
+        anchors = x.new_zeros(clients, dtype=like.dtype)
+        by_client = x.unflatten(0, (clients, -1))
+        try:
+            with _Attention(self._pass):
+                # randomness="error" would also refuse the random numbers of modules
+                # that are not in training.
+                y: Tensor = torch.func.vmap(one_client)(tensors, anchors, by_client)
+        finally:
+            self._pass.tensors = {}
+            self._pass.anchor = None
+        return y.flatten(0, 1).to(like.dtype)
+
+    def _all_names(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return tensors also by their other names, where weights are tied."""
+        found = dict(tensors)
+        for name, first in self._names.canonical.items():
+            if first in tensors:
+                found[name] = tensors[first]
+        return found
+
+    def _constants_of_bridges(self, clients: int) -> dict[str, Tensor]:
+        found = {}
+        for module in self._network.modules():
+            if not isinstance(module, Bridge):
+                continue
+            for name, tensor in module.named_tensors():
+                if not self._names.in_rows(name):
+                    found[name] = tensor.expand(clients, *tensor.shape)
+        return found
+
+    def updating(self, tensors: dict[str, Tensor], slots: int) -> list[str]:
+        """Let no weight update itself: a module may use it anywhere."""
+        return []
+
+    def join(self) -> None:
+        """Wait for gradients that go to sinks."""
+        self._batch.branch.join()
+
+
+class _Pass:
+    """What layers need to step out of vmap, during one forward pass."""
+
+    def __init__(self) -> None:
+        self.tensors: dict[str, Tensor] = {}
+        """Tensors with the clients' dimension, by name."""
+        self.anchor: Tensor | None = None
+        """A number that vmap maps over, so that a layer is called for all clients even
+        if its input does not depend on them.
+        """
+
+    def out(self, run: Run, *inputs: Tensor) -> Any:
+        """Call a function for all clients at once, from within vmap."""
+        assert self.anchor is not None
+        return _StepOut.apply(run, self.anchor, *inputs)
+
+
+class _StepOut(torch.autograd.Function):
+    """Not a function of its own: a way to get hold of all clients' tensors.
+
+    Autograd follows what `run` does.
+    """
+
+    @staticmethod
+    def forward(run: Run, anchor: Tensor, *inputs: Tensor) -> Any:
+        raise AssertionError("called outside of vmap")
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None: ...
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], run: Run, _: Tensor, *inputs: Tensor
+    ) -> tuple[Any, Any]:
+        by_client = []
+        for tensor, dim in zip(inputs, in_dims[2:], strict=True):
+            if dim is None:
+                by_client.append(tensor.expand(info.batch_size, *tensor.shape))
+            else:
+                by_client.append(tensor.movedim(dim, 0))
+        y = run(*by_client)
+        return y, torch.utils._pytree.tree_map(lambda _: 0, y)
+
+
+class Bridge(nn.Module):
+    """Stands in the place of a layer, and calls the stacked one for all clients."""
+
+    def __init__(self, layer: StackedLayer, current: _Pass) -> None:
+        super().__init__()
+        # The layer's tensors under the same names, so that vmap's are found here; the
+        # layer itself is no submodule, and its names are not the network's.
+        for name, parameter in layer.named_parameters(recurse=False):
+            self.register_parameter(name, parameter)
+        for name, buffer in layer.named_buffers(recurse=False):
+            self.register_buffer(name, buffer)
+        object.__setattr__(self, "layer", layer)
+        self._current = current
+
+    layer: StackedLayer
+
+    def __getattr__(self, name: str) -> Any:
+        """Find what a module may ask of its layer, such as a dropout's p."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if "layer" not in self.__dict__:  # while it is being made or copied
+                raise
+            return getattr(self.layer, name)
+
+    def named_tensors(self) -> list[tuple[str, Tensor]]:
+        """Return this layer's tensors by their names in the network."""
+        found = []
+        for table in (self._parameters, self._buffers):
+            for name, tensor in table.items():
+                if tensor is not None:
+                    found.append((self.layer.name + name, tensor))
+        return found
+
+    def train(self, mode: bool = True) -> "Bridge":
+        self.layer.train(mode)
+        super().train(mode)
+        return self
+
+    def forward(self, *inputs: Tensor) -> Any:
+        tensors = {}
+        for name in (*self._parameters, *self._buffers):
+            full = self.layer.name + name
+            if full in self._current.tensors:
+                tensors[name] = self._current.tensors[full]
+
+        def run(*by_client: Tensor) -> Any:
+            arguments = (_ByClient(self.layer), tensors, by_client)
+            return _called(*arguments)
+
+        return self._current.out(run, *inputs)
+
+
+class _ByClient(nn.Module):
+    """Makes `by_client` of a layer what is called."""
+
+    def __init__(self, layer: StackedLayer) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, *inputs: Tensor) -> Any:
+        return self.layer.by_client(*inputs)
+
+
+def _called(
+    module: _ByClient, tensors: dict[str, Tensor], inputs: tuple[Tensor, ...]
+) -> Any:
+    named = {f"layer.{name}": tensor for name, tensor in tensors.items()}
+    return torch.func.functional_call(module, named, inputs)
+
+
+class _Attention(TorchFunctionMode):
+    """Lets attention step out of vmap, which would call it client by client on a CPU."""
+
+    def __init__(self, current: _Pass) -> None:
+        super().__init__()
+        self._current = current
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is F.scaled_dot_product_attention:
+            return self._attention(*args, **kwargs)
+        return func(*args, **kwargs)
+
+    def _attention(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        **others: Any,
+    ) -> Any:
+        attention = F.scaled_dot_product_attention
+        more: dict[str, Any] = {
+            "dropout_p": dropout_p,
+            "is_causal": is_causal,
+            **others,
+        }
+        # Dropout is left to vmap, which refuses to draw: no client's key is in it.
+        if query.dim() < 3 or dropout_p:
+            return attention(query, key, value, attn_mask, **more)
+
+        def run(*by_client: Tensor) -> Tensor:
+            query, key, value, *masks = by_client
+            mask = _folded_mask(masks[0], query) if masks else None
+            y = attention(
+                query.flatten(0, 1),
+                key.flatten(0, 1),
+                value.flatten(0, 1),
+                mask,
+                **more,
+            )
+            return y.unflatten(0, query.shape[:2])
+
+        masks = [] if attn_mask is None else [attn_mask]
+        return self._current.out(run, query, key, value, *masks)
+
+
+def _folded_mask(mask: Tensor, query: Tensor) -> Tensor:
+    """Fold a mask [clients, …], whose dimensions end where the query's do."""
+    ones = [1] * (query.dim() - mask.dim())
+    aligned = mask.view(len(mask), *ones, *mask.shape[1:])
+    clients, samples = query.shape[:2]
+    return aligned.expand(clients, samples, *aligned.shape[2:]).flatten(0, 1)

@@ -1,0 +1,340 @@
+"""Python that users bring: an object in a file of theirs, in a package, or in an
+installed plugin.
+
+Networks, data sets and methods are named alike:
+- `FILE.py:NAME`, an object in a file; the file may import others beside it.
+- `package.module:NAME`, an object in an installed package.
+- `name`, where an installed package announces it as an entry point of `hpcfed.models`,
+  `hpcfed.datasets` or `hpcfed.methods`.
+- `notebook:NAME`, an object that a program or a notebook has handed in.
+
+Whatever goes wrong in such code is one line for its author, never our traceback.
+"""
+
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import re
+import sys
+import traceback
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from importlib.machinery import SourceFileLoader
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any
+
+from hpcfed.errors import UserError, did_you_mean, one_line
+
+_MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+_FILE = "hpcfed_file_"
+"""How the names of modules begin that are made from files."""
+_loaded: dict[Path, str] = {}
+"""Files that were imported by their path, and those that they have imported from their
+own folders, with checksums.
+"""
+_named: set[Path] = set()
+"""Those among them that were named themselves."""
+_folders: list[str] = []
+"""Folders of theirs that were added to Python's path, the newest first."""
+_packaged: dict[str, tuple[str, str]] = {}
+"""Modules of installed packages, and entry points, that were named: file and checksum."""
+NOTEBOOK = "notebook"
+_given: dict[str, Any] = {}
+"""Objects that a program or a notebook has handed in, by name."""
+
+
+def is_reference(text: str) -> bool:
+    """Tell whether a name means an object of the user's: FILE.py:NAME or
+    package.module:NAME.
+    """
+    where, colon, name = text.rpartition(":")
+    if not colon or not name.isidentifier():
+        return False
+    return where.endswith(".py") or _MODULE.fullmatch(where) is not None
+
+
+def is_file(text: str) -> bool:
+    """Tell whether a name means a file of Python."""
+    return text.endswith(".py")
+
+
+def is_given(text: str) -> bool:
+    """Tell whether a name means an object that a program or a notebook hands in."""
+    return text.startswith(f"{NOTEBOOK}:")
+
+
+def absolute(text: str) -> str:
+    """Return FILE.py or FILE.py:NAME with the file's whole path, and any other name as
+    it is: a record must be understood from any folder.
+    """
+    where, colon, name = text.rpartition(":")
+    if is_file(text):
+        where, colon, name = text, "", ""
+    elif not (is_reference(text) and is_file(where)):
+        return text
+    return f"{Path(where).expanduser().resolve()}{colon}{name}"
+
+
+def label(text: str) -> str:
+    """Return what tables and folders call it: a file goes by its stem, an object in a
+    file or a package by its own name, anything else as it is.
+    """
+    if is_file(text):
+        return Path(text).stem
+    return text.rpartition(":")[2] if is_reference(text) else text
+
+
+def give(thing: Any, kind: str) -> str:
+    """Take an object that a program or a notebook hands in; return its name."""
+    name = getattr(thing, "__name__", "").rpartition(".")[2]
+    if not name.isidentifier():
+        raise UserError(
+            f"{kind}: {thing!r} has no name to record; give a class, or a function "
+            "that is made by def"
+        )
+    _given[name] = thing
+    return f"{NOTEBOOK}:{name}"
+
+
+def given(text: str, kind: str) -> Any:
+    """Return the object that was handed in under notebook:NAME."""
+    name = text.partition(":")[2]
+    if name not in _given:
+        raise UserError(
+            f"{kind} {text} was made in a notebook or a program, and is not in a file; "
+            f"hand it in again, as in hpcfed.run(..., {kind.replace(' ', '')}={name})"
+        )
+    return _given[name]
+
+
+def load_object(text: str, kind: str) -> Any:
+    """Return the object that FILE.py:NAME, package.module:NAME or notebook:NAME means.
+
+    `kind` says what it should be, for messages: "model", "data set".
+    """
+    if is_given(text):
+        return given(text, kind)
+    where, _, name = text.rpartition(":")
+    module = load_file(Path(where)) if is_file(where) else _load_package(where, kind)
+    if not hasattr(module, name):
+        known = [word for word in vars(module) if not word.startswith("_")]
+        # Case is the commonest slip: Vit for ViT.
+        known.sort(key=lambda word: word.lower() != name.lower())
+        if known and known[0].lower() == name.lower():
+            raise UserError(
+                f"{kind} {text}: no {name} there; did you mean '{known[0]}'?"
+            )
+        raise UserError(f"{kind} {text}: no {name} there{did_you_mean(name, known)}")
+    return getattr(module, name)
+
+
+def load_file(path: Path) -> ModuleType:
+    """Import a file of Python by its path, once.
+
+    Files beside it can be imported from it, as from a script.
+    """
+    path = path.expanduser()
+    if not path.is_file():
+        raise UserError(f"{path}: no such file; give the path of a file of Python")
+    return _load_file(path.resolve())
+
+
+class _Hashed(SourceFileLoader):
+    """Loads the very bytes that were hashed: Python's own loader would trust a compiled
+    file of the same second.
+    """
+
+    content: bytes
+
+    def get_code(self, fullname: str) -> CodeType:
+        return self.source_to_code(self.content, self.path)
+
+
+@cache
+def _load_file(path: Path) -> ModuleType:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
+    checksum = _checksum(content)
+    # By content, because two folders may have files of one name.
+    name = f"{_FILE}{path.stem}_{checksum[:12]}"
+    loader = _Hashed(name, str(path))
+    loader.content = content
+    spec = importlib.util.spec_from_file_location(name, path, loader=loader)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    # Dataclasses and pickles of the file's classes look their module up there.
+    sys.modules[name] = module
+    _reach(path.parent)
+    try:
+        with one_line_of(f"{path} cannot be imported"):
+            spec.loader.exec_module(module)
+    except UserError:
+        del sys.modules[name]
+        raise
+    _named.add(path)
+    _loaded[path] = checksum
+    _note_files()
+    return module
+
+
+def _reach(folder: Path) -> None:
+    """Have files of this folder imported, rather than those of other files' folders."""
+    name = str(folder)
+    if name in sys.path and name not in _folders:
+        return
+    for other in _folders:
+        sys.path.remove(other)
+    if name in _folders:
+        _folders.remove(name)
+    _folders.insert(0, name)
+    # Behind everything else: a file random.py beside it must replace nothing.
+    sys.path.extend(_folders)
+    for imported, module in list(sys.modules.items()):
+        origin = Path(getattr(module, "__file__", None) or "")
+        of_other = origin in _loaded and origin.parent != folder
+        if of_other and (folder / origin.name).exists():
+            del sys.modules[imported]
+
+
+def _load_package(name: str, kind: str) -> ModuleType:
+    with one_line_of(f"{kind}: module {name} cannot be imported"):
+        module = importlib.import_module(name)
+    _note_package(name, module)
+    return module
+
+
+def _note_package(name: str, module: ModuleType) -> None:
+    """Note the checksum of a package's file as it is now, when it is imported."""
+    origin = getattr(module, "__file__", None)
+    if name not in _packaged and isinstance(origin, str) and origin.endswith(".py"):
+        _packaged[name] = (origin, _checksum(Path(origin).read_bytes()))
+
+
+def _note_files() -> None:
+    """Note the checksums of files that the user's files have imported, as they are now:
+    the code that runs stays what it is when somebody edits them.
+    """
+    for path in _files() - set(_loaded):
+        if path.is_file():
+            _loaded[path] = _checksum(path.read_bytes())
+
+
+def forget_changed() -> None:
+    """Have files imported anew that have changed since; for programs that live on while
+    their author edits files.
+    """
+    changed = set()
+    for path, checksum in _loaded.items():
+        if not path.is_file() or _checksum(path.read_bytes()) != checksum:
+            changed.add(path)
+    if not changed:
+        return
+    # All of them: one that has not changed may have imported one that has.
+    for name, module in list(sys.modules.items()):
+        origin = getattr(module, "__file__", None)
+        if isinstance(origin, str) and Path(origin) in _loaded:
+            del sys.modules[name]
+    _loaded.clear()
+    _named.clear()
+    _load_file.cache_clear()
+    # Python remembers compiled files by the second and size of their last change.
+    importlib.invalidate_caches()
+
+
+def _checksum(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+@contextmanager
+def one_line_of(doing: str) -> Iterator[None]:
+    """Turn whatever code of the user's raises into one line that says where."""
+    try:
+        yield
+    except UserError:
+        raise
+    # A file may call sys.exit, too.
+    except (Exception, SystemExit) as error:
+        raise UserError(f"{doing}: {one_line(error)}{_where(error)}") from error
+
+
+def _where(error: BaseException) -> str:
+    """Return the innermost line of the user's own files in a traceback, if there is one."""
+    found = ""
+    for frame in traceback.extract_tb(error.__traceback__):
+        if Path(frame.filename).resolve() in _files():
+            found = f" ({Path(frame.filename).name}, line {frame.lineno})"
+    return found
+
+
+def _files() -> set[Path]:
+    """Return the user's files that are imported, or are just being imported."""
+    files = set(_loaded)
+    folders = {path.parent for path in files}
+    for name, module in list(sys.modules.items()):
+        origin = getattr(module, "__file__", None)
+        if not isinstance(origin, str):
+            continue
+        path = Path(origin)
+        if name.startswith(_FILE) or path.parent in folders:
+            files.add(path)
+    return files
+
+
+def checksums(names: Iterable[str]) -> dict[str, str]:
+    """Return the sha256 of the Python behind these names, as far as it is the user's:
+    files, what they have imported from their own folders, modules of packages, and the
+    source of objects that were handed in.
+    """
+    _note_files()
+    found: dict[str, str] = {}
+    for text in names:
+        where = text.rpartition(":")[0] if is_reference(text) else text
+        if is_given(text):
+            thing = given(text, "object")
+            found[text] = _checksum(_source(thing).encode())
+        elif is_file(where):
+            found |= _of_file(Path(where).expanduser().resolve())
+        elif where in _packaged:
+            path, checksum = _packaged[where]
+            found[path] = checksum
+    return dict(sorted(found.items()))
+
+
+def _of_file(path: Path) -> dict[str, str]:
+    """Return the checksums of a file and of what was imported from its folder."""
+    found = {}
+    for other, checksum in _loaded.items():
+        # Another file that was named in its own right is none of this one's.
+        beside = other.parent == path.parent and other not in _named
+        if other == path or beside:
+            found[str(other)] = checksum
+    return found
+
+
+def _source(thing: Any) -> str:
+    """Return the source of an object; its name where nobody knows the source."""
+    try:
+        return inspect.getsource(thing)
+    except (OSError, TypeError):
+        return repr(getattr(thing, "__qualname__", thing))
+
+
+def installed(group: str) -> dict[str, EntryPoint]:
+    """Return what installed packages announce under `hpcfed.models`, `hpcfed.datasets`
+    or `hpcfed.methods`, by name.
+    """
+    return {entry.name: entry for entry in entry_points(group=f"hpcfed.{group}")}
+
+
+def load_installed(entry: EntryPoint) -> Any:
+    """Import what an entry point names."""
+    with one_line_of(f"plugin {entry.name} ({entry.value}) cannot be imported"):
+        loaded = entry.load()
+        _note_package(entry.name, sys.modules[entry.module])
+        return loaded

@@ -1,0 +1,116 @@
+"""Runs that end when nothing gets better."""
+
+import io
+from math import nan
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from hpcfed.experiment.evaluate import Evaluation
+from hpcfed.experiment.patience import Patience, judged_figure
+from hpcfed.experiment.run import go
+from hpcfed.experiment.stored import read_run, read_seeds
+from hpcfed.report.show import show
+from tests.federations import assembled
+from tests.runs import flags, mistake, same, started
+from tests.stopped_run import StopAfter
+
+IDLE: dict[str, Any] = {
+    "clients": 3,
+    "rounds": 12,
+    "lr": 1e-12,
+    "early_stop": 4,
+    "precision": "fp32",
+}
+"""Clients that learn nothing: the first evaluation stays the best."""
+
+
+def evaluation(
+    accuracy: float, of_global: float = nan, loss: float = nan
+) -> Evaluation:
+    return Evaluation(accuracy, np.array([accuracy]), of_global, loss)
+
+
+def test_patience_counts_from_the_best() -> None:
+    patience = Patience(2)
+    ends = [patience.ends_with(evaluation(a)) for a in (0.1, 0.3, 0.2, 0.4, 0.4, 0.3)]
+    assert ends == [False, False, False, False, False, True]
+    assert not patience.ends_with(evaluation(0.5)), "a better one starts anew"
+    assert not patience.ends_with(None)
+
+
+def test_patience_goes_on_from_what_is_recorded() -> None:
+    """Rounds between evaluations, which are NaN, do not count."""
+    patience = Patience(2, [0.1, nan, 0.3, nan, nan, 0.2])
+    assert patience.ends_with(evaluation(0.3))
+    assert not Patience(None).ends_with(evaluation(0.0))
+
+
+def test_what_a_run_is_judged_by() -> None:
+    assert judged_figure(0.3, 0.5, 2.0) == 0.3
+    assert judged_figure(nan, 0.5, 2.0) == 0.5
+    assert judged_figure(nan, nan, 2.0) > judged_figure(nan, nan, 3.0)
+
+
+def test_a_run_that_learns_nothing_ends_early(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    go(assembled(**IDLE), tmp_path)
+    said = capsys.readouterr().err
+    assert "no better accuracy for 4 evaluations: stopped in round 5" in said
+    record = read_run(tmp_path)
+    assert (record.status, record.rounds_done) == ("complete", 5)
+    text = io.StringIO()
+    show(record, Console(file=text, width=200))
+    assert "status: complete, 5 of 12 rounds, stopped early" in text.getvalue()
+
+
+def test_a_run_that_learns_goes_on(tmp_path: Path) -> None:
+    go(assembled(clients=3, rounds=8, lr=0.02, early_stop=5), tmp_path, quiet=True)
+    record = read_run(tmp_path)
+    accuracy = record.rounds["accuracy"]
+    assert record.rounds_done == 8 and accuracy.argmax() >= 2
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_a_resumed_run_stops_in_the_same_round(every: int, tmp_path: Path) -> None:
+    options = {**IDLE, "evaluate_every": every}
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    whole.mkdir()
+    cut.mkdir()
+    go(assembled(**options), whole, quiet=True)
+    go(assembled(**options), cut, quiet=True, stop=StopAfter(3))
+    go(assembled(**options, resume=str(cut), out=str(cut)), cut, quiet=True)
+    assert read_run(cut).rounds_done == 5 * every
+    same(whole, cut)
+
+
+def test_seeds_stop_by_themselves(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = flags(clients=3, rounds=30, participation=0.4, early_stop=1, lr=0.2)
+    together = started(*words, "--seeds", "0..2", "--out", tmp_path / "together")
+    said = capsys.readouterr().err
+    rounds = [record.rounds_done for record in read_seeds(together)]
+    assert len(set(rounds)) > 1 and max(rounds) < 30
+    assert said.count("has stopped early in round") == 3
+    words += ["--seed", "1", "--out", str(tmp_path / "alone")]
+    assert read_run(started(*words)).rounds_done == rounds[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--early-stop 5 --rounds 6", "changes nothing without --rounds 7 or more"),
+        ("--early-stop -1", "must be greater than or equal to 0"),
+        ("--early-stop 3 --method pfedgpa", "--early-stop: the server of method"),
+        ("--patience 3", "did you mean '--early-stop'?"),
+    ],
+)
+def test_an_early_stop_that_cannot_be(
+    words: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert message in mistake(capsys, "run", *words.split())

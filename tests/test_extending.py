@@ -1,0 +1,204 @@
+"""Runs that go on from another: made longer, or started from its weights; cohorts of a
+fixed size.
+"""
+
+import hashlib
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import hpcfed
+from hpcfed import cli
+from hpcfed.experiment.stored import read_run
+from hpcfed.models.networks import build
+from tests.runs import flags, mistake, recorded, rows, started
+
+SMALL: dict[str, Any] = {"clients": 4, "epochs": 1, "precision": "fp64"}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"method": "fedavg", "cohort": 2},
+        {"method": "fedper", "new_clients": 2, "new_updates": 1},
+        {"method": "genefl", "clusters": 2, "seeds": "0..1"},
+    ],
+)
+def test_a_run_that_is_made_longer_equals_a_long_one(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
+    """Bit for bit, finals and newcomers of the new end included; from a complete run,
+    and once more from one that was killed on the way.
+    """
+    common = {**SMALL, **options}
+    snapshots = {} if "seeds" in options else {"snapshot_every": 2}
+    long, short = tmp_path / "long", tmp_path / "short"
+    started(*flags(**common, **snapshots, rounds=6, out=long))
+    started(*flags(**common, **snapshots, rounds=2, out=short))
+    started("--resume", short, "--rounds", 4)
+    if "seeds" not in options:
+        # As if it had been killed while it was made longer still: the record says 6.
+        started("--resume", short, "--rounds", 6)
+        shutil.rmtree(short / "checkpoints/00000006")
+        _mark(short, "running")
+        started("--resume", short)
+    else:
+        started("--resume", short, "--rounds", 6)
+    for one in hpcfed.open(long).seeds:
+        other = short / one.folder.relative_to(long)
+        found, expected = recorded(other), recorded(one.folder)
+        assert found.keys() == expected.keys()
+        for name, values in expected.items():
+            np.testing.assert_array_equal(found[name], values, err_msg=name)
+        assert read_run(other).rounds_done == 6
+        if "seeds" not in options:
+            long_run, short_run = hpcfed.open(long), hpcfed.open(short)
+            for round in (2, 4, 6):
+                np.testing.assert_array_equal(
+                    short_run.parameters(round).rows, long_run.parameters(round).rows
+                )
+
+
+def _mark(folder: Path, status: str) -> None:
+    import h5py
+
+    with h5py.File(folder / "run.h5", "r+") as file:
+        file.attrs["status"] = status
+
+
+def test_what_cannot_be_made_longer_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, bare = tmp_path / "run", tmp_path / "bare"
+    started(*flags(**SMALL, rounds=3, out=out))
+    started(*flags(**SMALL, rounds=3, checkpoint_minutes=0, out=bare))
+    capsys.readouterr()
+    said = mistake(capsys, "run", "--resume", out, "--rounds", 2)
+    assert "the run has 3 rounds, and can only be made longer" in said
+    said = mistake(capsys, "run", "--resume", out, "--rounds", "many")
+    assert "must be a valid integer" in said
+    said = mistake(capsys, "run", "--resume", bare, "--rounds", 4)
+    assert "there is no whole checkpoint" in said
+    cli.main(["run", "--resume", str(out), "--rounds", "3"])
+    said = capsys.readouterr().err
+    assert "is complete; there is nothing to go on with" in said
+    assert "more --rounds make it longer" in said
+
+
+def test_a_schedule_over_rounds_is_told_when_they_change(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    started(*flags(**SMALL, rounds=2, lr_schedule="cosine", out=out))
+    started("--resume", out, "--rounds", 3)
+    said = capsys.readouterr().err
+    assert "from here on --lr-schedule cosine counts 3 rounds" in said
+
+
+def test_a_run_starts_from_given_weights(tmp_path: Path) -> None:
+    """From a run's folder, from .npz and .safetensors alike: its first loss is that
+    of the model, and the record has the file's hash.
+    """
+    from safetensors.torch import save_file
+
+    first = hpcfed.run(
+        model="cnn-bn",
+        device="cpu",
+        progress=False,
+        rounds=2,
+        out=tmp_path / "first",
+        **SMALL,
+    )
+    model = first.model
+    assert set(model) >= {"conv1.weight", "bn1.running_mean"}
+    tensors = {name: torch.from_numpy(array) for name, array in model.items()}
+    np.savez(tmp_path / "w.npz", **model)
+    save_file(tensors, tmp_path / "w.safetensors")
+    expected = first.rounds["global_loss"].iloc[-1]
+    for source in ("first", "w.npz", "w.safetensors"):
+        run = hpcfed.run(
+            model="cnn-bn", device="cpu", progress=False, rounds=1, lr=1e-30,
+            init=tmp_path / source, out=tmp_path / f"from-{source}", **SMALL,
+        )  # fmt: skip
+        # The running statistics of batch norm move even where no weight does.
+        for name, array in run.model.items():
+            if "running" not in name:
+                np.testing.assert_allclose(array, model[name], rtol=1e-12)
+        assert abs(run.rounds["global_loss"].iloc[0] - expected) < 0.2
+        file = tmp_path / source
+        if file.is_dir():
+            file = file / "model.npz"
+        digest = hashlib.sha256(file.read_bytes()).hexdigest()
+        assert run.environment["files"] == {str(file): digest}
+
+
+def test_a_global_model_is_the_last_snapshots(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    run = hpcfed.run(
+        model="mlp", device="cpu", progress=False, rounds=2, snapshot_every=2, out=out, **SMALL
+    )  # fmt: skip
+    row = run.parameters().global_row
+    flat = np.concatenate([array.ravel() for array in run.model.values()])
+    np.testing.assert_array_equal(flat, row)
+    network = build("mlp", shape=(1, 8, 8), classes=10, seed=0)
+    shapes = {name: tuple(t.shape) for name, t in network.state_dict().items()}
+    assert {name: array.shape for name, array in run.model.items()} == shapes
+    assert rows(out)
+
+
+class _Evil:
+    def __reduce__(self) -> Any:
+        return (Path.touch, (Path("evil-was-here"),))
+
+
+def test_weights_that_do_not_fit_are_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    network = build("mlp", shape=(1, 8, 8), classes=10, seed=0)
+    good = {name: tensor.numpy() for name, tensor in network.state_dict().items()}
+
+    def refused(source: str) -> str:
+        words = flags(**SMALL, rounds=1, init=source, out=tmp_path / "run")
+        return mistake(capsys, "run", *words)
+
+    assert "no such file or folder" in refused("nowhere.npz")
+    (tmp_path / "empty").mkdir()
+    assert "there is no model.npz" in refused("empty")
+    (tmp_path / "w.txt").write_text("1")
+    assert "must be a run's folder, or end in .npz" in refused("w.txt")
+    (tmp_path / "w.npz").write_text("1")
+    assert "cannot be read" in refused("w.npz")
+    np.savez("less.npz", **{n: a for n, a in good.items() if n != "fc1.bias"})
+    assert "there is no fc1.bias" in refused("less.npz")
+    np.savez("more.npz", **good, fc9=np.zeros(1))
+    assert "the network has no fc9" in refused("more.npz")
+    np.savez("shape.npz", **{**good, "fc1.bias": np.zeros(3)})
+    assert "fc1.bias has shape 3, the network's has 64" in refused("shape.npz")
+    np.savez("nan.npz", **{**good, "fc1.bias": np.full(64, np.nan)})
+    assert "not finite" in refused("nan.npz")
+    torch.save({"fc1.bias": _Evil()}, "evil.pt")
+    assert "such a file is a pickle" in refused("evil.pt")
+    np.savez("pickle.npz", **{**good, "fc1.bias": np.array([_Evil()], object)})
+    assert "cannot be read" in refused("pickle.npz")
+    assert not Path("evil-was-here").exists()
+
+
+def test_a_cohort_has_a_fixed_size(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It draws the same clients as the share that gives as many."""
+    common = {**SMALL, "clients": 10, "rounds": 3, "alpha": 100}
+    started(*flags(**common, cohort=3, out=tmp_path / "size"))
+    started(*flags(**common, participation=0.3, out=tmp_path / "share"))
+    np.testing.assert_equal(recorded(tmp_path / "size"), recorded(tmp_path / "share"))
+    np.testing.assert_array_equal(read_run(tmp_path / "size").rounds["cohort"], 3)
+    capsys.readouterr()
+    said = mistake(capsys, "run", "--cohort", 3, "--participation", 0.3)
+    assert "--participation 0.3 and --cohort 3 exclude each other" in said
+    said = mistake(capsys, "run", "--cohort", 30, "--clients", 20)
+    assert "--cohort 30, but there are 20 clients" in said

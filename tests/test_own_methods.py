@@ -1,0 +1,331 @@
+"""Methods from files of the user's and from plugins: their options, their record, how
+they resume, and what is said of those that lack something.
+"""
+
+import hashlib
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hpcfed import cli, methods, plugins
+from hpcfed.errors import UserError
+from hpcfed.experiment.failures import Failed
+from hpcfed.experiment.stored import read_run
+from tests.runs import assert_same_run, flags, mistake, recorded, started
+
+HALF = '''"""A server that goes half of the way: w ← w + η (mean − w)."""
+
+from hpcfed import methods
+from hpcfed.methods import Cohort, Federation, fedavg, option
+from rates import USUAL
+
+EXTENDS = fedavg
+
+
+class Options(methods.Options):
+    half_step: float = option(USUAL, "η of the server", gt=0)
+
+
+def round(fed, state, cohort):
+    after = fedavg.round(fed, state, cohort)
+    return fedavg.State(state.w + fed.options.half_step * (after.w - state.w))
+'''
+PERSONAL = '''"""Every client keeps its own row."""
+
+from dataclasses import dataclass, field
+
+from hpcfed.methods import OWNED, Tensor, fedavg
+
+EXTENDS = fedavg
+
+
+@dataclass(frozen=True)
+class State:
+    w: Tensor
+    rows: Tensor = field(metadata=OWNED)
+
+
+def init(fed):
+    w = fed.initial_row()
+    return State(w, w.repeat(len(fed.clients), 1))
+
+
+def round(fed, state, cohort):
+    rows = fed.train(state.rows[cohort.here], cohort)
+    return State(fed.mean(fed.upload(rows, cohort), cohort), state.rows.index_copy(0, here(fed, cohort), rows))
+
+
+def here(fed, cohort):
+    import torch
+
+    return torch.from_numpy(cohort.here).to(fed.device)
+
+
+def personal(fed, state, clients):
+    return state.rows[clients]
+'''
+
+
+@pytest.fixture
+def half(tmp_path: Path) -> Path:
+    """The file of a method that imports another one beside it."""
+    (tmp_path / "rates.py").write_text("USUAL = 0.5\n")
+    path = tmp_path / "half_way.py"
+    path.write_text(HALF)
+    return path
+
+
+def test_a_file_is_a_method(
+    half: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its step is FedAvg's times η, its options are flags, and the record has its name,
+    its path and the sha256 of all files.
+    """
+    monkeypatch.chdir(tmp_path)
+    common = flags(clients=3, rounds=1, precision="fp64", snapshot_every=1)
+    own = started(*common, "--method", "half_way.py", "--half-step", "0.25")
+    plain = started(*common, "--out", tmp_path / "plain")
+    assert own.name.startswith("half_way-digits-")
+    record = read_run(own)
+    assert record.facts["method"] == "half_way"
+    assert record.config["method"] == str(half)
+    assert record.config["half_step"] == 0.25
+    wanted = {}
+    for path in (half, tmp_path / "rates.py"):
+        wanted[str(path)] = hashlib.sha256(path.read_bytes()).hexdigest()
+    assert record.environment["files"] == wanted
+    assert read_run(plain).environment["files"] == {}
+    first = _global_row(started(*common, "--lr", "1e-30", "--out", tmp_path / "still"))
+    whole = _global_row(plain) - first
+    np.testing.assert_allclose(_global_row(own) - first, 0.25 * whole, atol=1e-12)
+
+
+def _global_row(folder: Path) -> np.ndarray:
+    import h5py
+
+    with h5py.File(folder / "params-0.h5") as file:
+        row: np.ndarray = file["global"][0]
+    return row
+
+
+def test_help_list_and_toml_know_the_file(
+    half: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit):
+        cli.main(["run", "--method", "half_way.py", "--help"])
+    said = capsys.readouterr().out
+    assert "options of method half_way" in said and "--half-step" in said
+    (tmp_path / "own.toml").write_text('method = "half_way.py"\nhalf_step = 0.3\n')
+    settings = cli.parse_run(["own.toml"])
+    assert settings.flat()["half_step"] == 0.3
+    # The flag's value comes before the file, which alone names the method.
+    settings = cli.parse_run(["--half-step", "0.4", "own.toml"])
+    assert settings.flat()["half_step"] == 0.4
+
+
+def test_a_resumed_file_goes_on_bit_for_bit(
+    half: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And one that has changed is refused, unless its user wants it."""
+    common = flags(clients=3, rounds=4, checkpoint_every=2, method=half)
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    started(*common, "--out", whole)
+    _cut_after(whole, cut, 2)
+    started("--resume", cut)
+    np.testing.assert_equal(recorded(cut), recorded(whole))
+    _cut_after(whole, cut, 2)
+    (tmp_path / "rates.py").write_text("USUAL = 0.25\n")
+    capsys.readouterr()
+    said = mistake(capsys, "run", "--resume", cut)
+    assert f"{tmp_path / 'rates.py'} has changed since the run began" in said
+    assert "--accept-changes" in said
+    plugins.forget_changed()
+    started("--resume", cut, "--accept-changes")
+    assert read_run(cut).status == "complete"
+    before = read_run(whole).environment["files"]
+    assert read_run(cut).environment["files_before"] == [before]
+    half.unlink()
+    capsys.readouterr()
+    assert "no such file" in mistake(capsys, "run", "--resume", cut)
+
+
+def _cut_after(whole: Path, cut: Path, rounds: int) -> None:
+    """Make a copy of a run that looks as if it had been killed after so many rounds."""
+    shutil.rmtree(cut, ignore_errors=True)
+    shutil.copytree(whole, cut)
+    for checkpoint in (cut / "checkpoints").iterdir():
+        if int(checkpoint.name) > rounds:
+            shutil.rmtree(checkpoint)
+    shutil.copy(cut / f"checkpoints/{rounds:08d}/run.h5", cut / "run.h5")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", "lacks init, round, personal, global_row, welcome"),
+        ("def round(", "cannot be imported: SyntaxError"),
+        ("import nowhere_to_be_found", "ModuleNotFoundError"),
+        ("raise SystemExit(3)", "cannot be imported: SystemExit: 3"),
+        ("EXTENDS = 'fedavg'", "EXTENDS is 'fedavg', not a module"),
+        (
+            "from hpcfed.methods import fedavg\nEXTENDS = fedavg\nOptions = dict",
+            "its Options are no class of options",
+        ),
+        (
+            "from hpcfed.methods import fedavg\nEXTENDS = fedavg\n"
+            "def round(fed, state): return state",
+            "round(fed, state) must take (fed, state, cohort)",
+        ),
+        (
+            "from hpcfed.methods import fedavg\nEXTENDS = fedavg\n"
+            "def init(fed): return fed.initial_row()",
+            "init returns Tensor; a state is a dataclass of tensors",
+        ),
+        (
+            "from dataclasses import dataclass\nfrom hpcfed.methods import fedavg\n"
+            "EXTENDS = fedavg\n"
+            "@dataclass\nclass State:\n    w: object\n    rounds: int\n"
+            "def init(fed): return State(fed.initial_row(), 0)",
+            "returns a state whose rounds is int; every field of a state is a tensor",
+        ),
+    ],
+)
+def test_what_a_file_lacks_is_one_line(
+    text: str,
+    expected: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path = tmp_path / "lacking.py"
+    path.write_text(text)
+    monkeypatch.setattr("hpcfed.experiment.run.opening_lines", lambda setup: ())
+    words = flags(method=path, clients=2, rounds=1, out=tmp_path / "run")
+    assert expected in mistake(capsys, "run", *words)
+
+
+def test_plugins_are_methods(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One that cannot be imported is a line in the list, and disturbs nothing else."""
+    about = tmp_path / "my_federations-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Name: my-federations\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text(
+        "[hpcfed.methods]\nhalf-way = my_federations\nbroken = my_broken\n"
+        "fedavg = my_broken\nobject = my_federations:Options\n"
+        "[hpcfed.models]\nbroken-net = my_broken:Net\n"
+    )
+    (tmp_path / "rates.py").write_text("USUAL = 0.5\n")
+    (tmp_path / "my_federations.py").write_text(HALF)
+    (tmp_path / "my_broken.py").write_text("1 / 0")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    try:
+        cli.main(["list"])
+        listed = capsys.readouterr().out
+        assert "half-way         A server that goes half of the way" in listed
+        assert "cannot be used: plugin broken (my_broken)" in listed
+        assert "ZeroDivisionError" in listed
+        assert "broken-net" in listed
+        settings = cli.parse_run(["--method", "half-way", "--half-step", "0.3"])
+        assert settings.flat()["half_step"] == 0.3
+        said = mistake(capsys, "run", "--method", "broken")
+        assert "plugin broken (my_broken) cannot be imported" in said
+        assert "is no module" in mistake(capsys, "run", "--method", "object")
+        said = mistake(capsys, "run", "--half-step", "1")
+        assert "--half-step is an option of method half-way" in said
+        # Ours come first where both have a name.
+        assert methods.load("fedavg").Options is methods.Options
+        folder = started(
+            *flags(method="half-way", clients=2, rounds=1, out=tmp_path / "run")
+        )
+        files = read_run(folder).environment["files"]
+        assert list(files) == [str(tmp_path / "my_federations.py")]
+    finally:
+        for name in ("my_federations", "my_broken", "rates"):
+            sys.modules.pop(name, None)
+        plugins._packaged.clear()
+
+
+def test_two_ranks_make_the_same_numbers_and_find_a_forgotten_mark(
+    tmp_path: Path, mpirun: Callable[..., Any]
+) -> None:
+    (tmp_path / "personal.py").write_text(PERSONAL)
+    forgotten = PERSONAL.replace("field(metadata=OWNED)", "field()")
+    (tmp_path / "forgotten.py").write_text(forgotten)
+    common = flags(clients=5, rounds=2, epochs=1, precision="fp64", snapshot_every=1)
+    own = ["--method", tmp_path / "personal.py"]
+    alone = started(*common, *own, "--out", tmp_path / "one")
+    both = mpirun(2, "-m", "hpcfed", "run", *common, *own, "--out", tmp_path / "two")
+    assert both.returncode == 0, both.stderr
+    assert_same_run(tmp_path / "two", alone, tolerance=1e-10)
+    wrong = ["--method", tmp_path / "forgotten.py", "--out", tmp_path / "wrong"]
+    refused = mpirun(2, "-m", "hpcfed", "run", *common, *wrong)
+    assert refused.returncode == 1
+    assert "state field rows of method" in refused.stderr
+    assert "mark it OWNED" in refused.stderr
+
+
+def test_code_that_has_changed_is_imported_anew(half: Path, tmp_path: Path) -> None:
+    """In a notebook the author edits files between runs; the record must be of the code
+    that ran.
+    """
+    assert methods.load(str(half)).Options().model_dump() == {"half_step": 0.5}
+    (tmp_path / "rates.py").write_text("USUAL = 0.7\n")
+    recorded_now = plugins.checksums([str(half)])[str(tmp_path / "rates.py")]
+    assert recorded_now == hashlib.sha256(b"USUAL = 0.5\n").hexdigest()
+    plugins.forget_changed()
+    assert methods.load(str(half)).Options().model_dump() == {"half_step": 0.7}
+    changed = plugins.checksums([str(half)])[str(tmp_path / "rates.py")]
+    assert changed == hashlib.sha256(b"USUAL = 0.7\n").hexdigest()
+
+
+def test_a_study_refuses_runs_of_another_file(
+    half: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its points hand on whole paths, for jobs that start elsewhere."""
+    from hpcfed.studies import execute
+    from hpcfed.studies.plan import points, read_study, trials
+
+    monkeypatch.chdir(tmp_path)
+    study = tmp_path / "own.toml"
+    study.write_text(
+        '[common]\nmodel = "mlp"\nclients = 2\nrounds = 1\ndevice = "cpu"\n'
+        '[sweep]\nmethod = ["half_way.py"]\n'
+    )
+    asked = read_study(study)
+    made = points(asked, study)
+    assert made[0].given["method"] == str(half)
+    (trial,) = trials(asked, made, tmp_path / "out")
+    started(*trial.words[1:])
+    assert execute.check_finished([trial])
+    half.write_text(HALF + "\n")
+    with pytest.raises(UserError, match="as it was before it changed"):
+        execute.check_finished([trial])
+
+
+def test_states_that_do_not_fit_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A state without its own init, and rows of the cohort in place of all clients'."""
+    path = tmp_path / "no_init.py"
+    path.write_text(PERSONAL.replace("def init(fed)", "def start(fed)"))
+    with pytest.raises(UserError, match=r"State of its own, but its init is .*fedavg"):
+        methods.load(str(path))
+    path = tmp_path / "few_rows.py"
+    kept = "state.rows.index_copy(0, here(fed, cohort), rows)"
+    path.write_text(PERSONAL.replace(kept, "rows"))
+    few = flags(clients=4, rounds=1, participation=0.5, method=path)
+    with pytest.raises(Failed):
+        started(*few, "--out", tmp_path / "run")
+    said = capsys.readouterr().err
+    assert "rows of method" in said and "has 2 rows after a round" in said

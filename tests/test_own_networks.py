@@ -1,0 +1,461 @@
+"""Networks of the user's: whichever way they are called, they are what one client alone
+would train in plain torch.
+"""
+
+import copy
+from collections.abc import Callable
+from functools import partial
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hpcfed.clients.capture import Replays
+from hpcfed.clients.engine import Engine
+from hpcfed.clients.initial import start_from
+from hpcfed.clients.job import Recipe, TrainingJob
+from hpcfed.data.shards import Shard
+from hpcfed.errors import UserError
+from hpcfed.models.choice import choose
+from hpcfed.models.layout import Layout
+from hpcfed.models.lora import LoraLinear, add_adapters
+from hpcfed.models.own import Sample, build_own, check_network
+from hpcfed.runtime import randomness
+from tests.naive import batches
+from tests.own import networks
+from tests.runs import flags, started
+
+CPU = torch.device("cpu")
+IMAGES = Sample((1, 8, 8), (10,))
+TOKENS = Sample((6,), (6, 11), vocabulary=11)
+RECIPE = Recipe(2, 4, 0.1, momentum=0.9, weight_decay=0.01, clip=1.0)
+SIZES = (7, 3, 10, 4)
+GPU = pytest.param("cuda", marks=pytest.mark.gpu)
+
+NETWORKS: dict[str, tuple[Callable[..., nn.Module], Sample, str]] = {
+    "groupnorm": (networks.GroupNormCNN, IMAGES, "batched"),
+    "mixer": (networks.Mixer, IMAGES, "batched"),
+    "frozen": (networks.Frozen, IMAGES, "batched"),
+    "conv1d": (networks.Conv1dBatchNorm, IMAGES, "batched"),
+    "gru": (networks.GRU, TOKENS, "batched"),
+    "gru2": (
+        partial(networks.GRU, layers=2, bidirectional=True),
+        TOKENS,
+        "batched",
+    ),
+    "lstm": (partial(networks.GRU, kind="LSTM", layers=2), TOKENS, "batched"),
+    "vit": (networks.ViT, IMAGES, "vmap"),
+    "gpt": (networks.GPT, TOKENS, "vmap"),
+    "time first": (networks.TimeFirstGRU, IMAGES, "vmap"),
+    "encoder": (networks.TorchTransformer, IMAGES, "vmap"),
+    "branching": (networks.Branching, IMAGES, "loop"),
+    "centred": (networks.Centred, IMAGES, "loop"),
+}
+
+
+def make(name: str) -> tuple[nn.Module, Sample]:
+    builder, sample, _ = NETWORKS[name]
+    torch.manual_seed(3)
+    network = builder()
+    for module in network.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    check_network(network, name, sample)
+    return network, sample
+
+
+def some_data(
+    sample: Sample, device: str = "cpu", dtype: torch.dtype = torch.float64
+) -> Shard:
+    torch.manual_seed(7)
+    total = sum(SIZES)
+    index = torch.zeros(len(SIZES), max(SIZES), dtype=torch.int64)
+    for client, size in enumerate(SIZES):
+        index[client, :size] = torch.randperm(total)[:size]
+    inputs = torch.randn(total, *sample.shape, dtype=dtype)
+    targets = torch.randint(sample.outputs[-1], (total, *sample.outputs[:-1]))
+    if sample.vocabulary:
+        inputs = torch.randint(sample.vocabulary, (total, *sample.shape))
+        targets[::3, -2:] = -100  # some positions have no next token
+    return Shard(
+        inputs=inputs.to(device),
+        targets=targets.to(device),
+        index=index.to(device),
+        sizes=SIZES,
+        clients=np.arange(len(SIZES)),
+        task="next-token" if sample.vocabulary else "classification",
+    )
+
+
+def loss_of(outputs: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(outputs.flatten(0, -2), targets.flatten())
+
+
+def keys_of(device: str = "cpu") -> Tensor:
+    ids = torch.arange(len(SIZES), device=device)
+    return randomness.client_keys(0, "training", 0, ids)
+
+
+def alone(network: nn.Module, shard: Shard, client: int, key: Tensor) -> nn.Module:
+    """One client trained as anyone would write it."""
+    network = copy.deepcopy(network).to(shard.inputs.device, torch.float64).train()
+    trained = [p for p in network.parameters() if p.requires_grad]
+    optimiser = torch.optim.SGD(trained, 0.1, momentum=0.9, weight_decay=0.01)
+    for batch in batches(shard, client, RECIPE, key):
+        optimiser.zero_grad()
+        loss_of(network(shard.inputs[batch]), shard.targets[batch]).backward()
+        nn.utils.clip_grad_norm_(trained, 1.0)
+        optimiser.step()
+    return network
+
+
+def engine_of(network: nn.Module, sample: Sample, **options: Any) -> Engine:
+    return Engine(
+        network, Layout.of(network), shape=sample.shape, trial=sample, **options
+    )
+
+
+@pytest.mark.parametrize("device", ["cpu", GPU])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_own_networks_train_as_one_client_alone(name: str, device: str) -> None:
+    network, sample = make(name)
+    layout, shard = Layout.of(network), some_data(sample, device)
+    engine = engine_of(network, sample, device=torch.device(device))
+    assert engine.mode == NETWORKS[name][2]
+    assert bool(engine.reason) == (engine.mode != "batched")
+    row = layout.row(network, dtype=torch.float64).to(device)
+    rows = row.expand(len(SIZES), -1)
+    keys = keys_of(device)
+    job = TrainingJob(rows, shard, np.arange(len(SIZES)), RECIPE, keys=keys)
+    for _ in range(3):  # plainly, captured, replayed
+        trained, _ = engine.train(job)
+    score = engine.evaluate(trained, shard, np.arange(len(SIZES)))
+    for client in range(len(SIZES)):
+        plain = alone(network, shard, client, keys[client])
+        expected = layout.row(plain, dtype=torch.float64)
+        assert torch.allclose(trained[client], expected, rtol=1e-9, atol=1e-10)
+        own = shard.index[client, : SIZES[client]]
+        with torch.no_grad():
+            outputs = plain.eval()(shard.inputs[own])
+        loss = loss_of(outputs, shard.targets[own])
+        count = int((shard.targets[own] != -100).sum())
+        assert float(score.loss[client]) == pytest.approx(float(loss) * count, 1e-9)
+
+
+@pytest.mark.parametrize("name", ["groupnorm", "vit", "gpt", "gru", "mixer"])
+def test_all_ways_give_the_same_rows(name: str) -> None:
+    """Dropout included: its numbers are drawn by client, not by way."""
+    builder, sample, mode = NETWORKS[name]
+    torch.manual_seed(3)
+    network = builder()
+    check_network(network, name, sample)
+    shard, rows = some_data(sample), []
+    for way in {"vmap", "loop", mode}:
+        engine = engine_of(network, sample, mode=way)
+        assert engine.mode == way
+        row = engine.layout.row(network, dtype=torch.float64)
+        job = TrainingJob(
+            row.expand(len(SIZES), -1),
+            shard,
+            np.arange(len(SIZES)),
+            RECIPE,
+            keys=keys_of(),
+        )
+        rows.append(engine.train(job)[0])
+    for other in rows[1:]:
+        assert torch.allclose(rows[0], other, rtol=1e-9, atol=1e-11)
+
+
+def test_random_numbers_of_a_module_are_its_clients() -> None:
+    """A client draws the same, whoever else is trained before it."""
+    network = networks.Noisy()
+    engine = engine_of(network, IMAGES)
+    assert engine.mode == "loop" and "random numbers" in engine.reason
+    shard = some_data(IMAGES)
+    row = engine.layout.row(network, dtype=torch.float64)
+
+    def trained(clients: list[int]) -> Tensor:
+        torch.rand(5)  # somebody else draws, too
+        at = np.array(clients)
+        rows = row.expand(len(at), -1)
+        job = TrainingJob(rows, shard, at, RECIPE, keys=keys_of()[at])
+        return engine.train(job)[0]
+
+    state = torch.get_rng_state()
+    everyone = trained([0, 1, 2, 3])
+    torch.set_rng_state(state)
+    torch.rand(5)
+    assert torch.equal(torch.get_rng_state(), _after(state)), "no trace is left behind"
+    assert torch.equal(everyone[[2, 1]], trained([2, 1]))
+    assert not torch.equal(everyone[0], everyone[1])
+
+
+def _after(state: Tensor) -> Tensor:
+    generator = torch.Generator()
+    generator.set_state(state)
+    torch.rand(5, generator=generator)
+    return generator.get_state()
+
+
+def test_frozen_parameters_are_no_part_of_a_row_unless_sent() -> None:
+    network, sample = make("frozen")
+    names = [e.name for e in Layout.of(network).entries]
+    assert names == ["b.bias", "head.weight", "head.bias"]
+    layout = Layout.of(network, send_frozen=True)
+    assert layout.num_columns == sum(p.numel() for p in network.parameters())
+    engine = Engine(network, layout, shape=(1, 8, 8), trial=sample)
+    row = layout.row(network, dtype=torch.float64)
+    job = TrainingJob(
+        row.expand(len(SIZES), -1),
+        some_data(sample),
+        np.arange(len(SIZES)),
+        RECIPE,
+        keys=keys_of(),
+    )
+    trained, _ = engine.train(job)
+    for e in layout.entries:
+        same = torch.equal(
+            trained[:, e.start : e.stop],
+            row[e.start : e.stop].expand(len(SIZES), -1),
+        )
+        assert same != e.trainable
+    # Tied weights are there once, constants never.
+    gpt, _ = make("gpt")
+    names = [e.name for e in Layout.of(gpt).entries]
+    assert "tokens.weight" in names and "head.weight" not in names
+    assert "mask" not in names
+
+
+@pytest.mark.parametrize("name", ["vit", "gpt", "encoder", "gru"])
+def test_adapters_are_what_merged_weights_are(name: str) -> None:
+    network, sample = make(name)
+    before = copy.deepcopy(network).double()
+    add_adapters(network, rank=3, alpha=6.0)
+    # Where they begin, adapters change nothing.
+    x = sample.batch(3, device=CPU, dtype=torch.float64)
+    assert torch.equal(copy.deepcopy(network).double()(x), before(x))
+    shard, engine = some_data(sample), engine_of(network, sample)
+    base = sum(p.numel() for p in before.parameters())
+    assert engine.layout.num_columns < base / 2
+    row = engine.layout.row(network, dtype=torch.float64)
+    rows = row.expand(len(SIZES), -1)
+    job = TrainingJob(rows, shard, np.arange(4), RECIPE, keys=keys_of())
+    trained, _ = engine.train(job)
+    for client in range(len(SIZES)):
+        plain = alone(network, shard, client, keys_of()[client])
+        expected = engine.layout.row(plain, dtype=torch.float64)
+        assert torch.allclose(trained[client], expected, rtol=1e-9, atol=1e-10)
+    merged = copy.deepcopy(before)
+    for path, module in plain.named_modules():
+        if isinstance(module, LoraLinear):
+            layer = merged.get_submodule(path)
+            layer.weight = nn.Parameter(module.merged())
+        elif hasattr(module, "parametrizations"):
+            for own in module.parametrizations:
+                layer = merged.get_submodule(path)
+                setattr(layer, own, nn.Parameter(getattr(module, own).detach()))
+    assert torch.allclose(merged(x), plain(x), rtol=1e-9, atol=1e-10)
+    assert not torch.allclose(before(x), plain(x), rtol=1e-3, atol=1e-4)
+
+
+def test_adapters_choose_their_layers_by_name() -> None:
+    network, _ = make("vit")
+    add_adapters(network, rank=2, alpha=2.0, layers="blocks.*.qkv", train="head")
+    names = {e.layer for e in Layout.of(network).entries}
+    assert names == {
+        "head",
+        *(
+            f"blocks.{i}.attention.qkv.{part}"
+            for i in (0, 1)
+            for part in ("down", "up")
+        ),
+    }
+    with pytest.raises(UserError, match=r"no linear layer.*there are blocks"):
+        add_adapters(make("vit")[0], rank=2, alpha=2.0, layers="nothing*")
+
+
+def test_a_builder_gets_what_the_data_is() -> None:
+    where = "tests/own/networks.py"
+    network = build_own(f"{where}:ViT", Sample((3, 12, 12), (7,)), 7, {"width": 8})
+    assert network.head.out_features == 7 and network.patches.in_channels == 3  # type: ignore[union-attr]
+    assert prod(network.token.shape) == 8  # type: ignore[union-attr, arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "line"),
+    [
+        ("tests/own/networks.py:Nothing", {}, "no Nothing there"),
+        ("tests/own/nowhere.py:Net", {}, "no such file"),
+        ("tests.own.nowhere:Net", {}, "cannot be imported"),
+        ("tests/own/networks.py:ViT", {"depht": 1}, "unexpected keyword"),
+        ("tests/own/networks.py:GPT", {}, "does not take floats"),
+        ("tests/own/networks.py:not_a_module", {}, "must return a torch.nn.Module"),
+        ("tests/own/networks.py:A_NUMBER", {}, "is int"),
+        ("tests/own/networks.py:nothing_to_train", {}, "no parameter"),
+        (
+            "torch.nn:Linear",
+            {"in_features": 8, "out_features": 3},
+            r"\[batch, 1, 8, 3\]",
+        ),
+    ],
+)
+def test_a_network_that_cannot_be_is_one_line(
+    name: str, options: dict[str, Any], line: str
+) -> None:
+    with pytest.raises(UserError, match=line) as caught:
+        build_own(name, IMAGES, 10, options)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_engine_that_cannot_be_is_one_line() -> None:
+    network, sample = make("centred")
+    with pytest.raises(UserError, match=r"--engine vmap: .*use --engine auto or loop"):
+        engine_of(network, sample, mode="vmap")
+    with pytest.raises(UserError, match="draws random numbers"):
+        choose(
+            networks.Noisy(),
+            Layout.of(networks.Noisy()),
+            IMAGES,
+            mode="batched",
+            bf16=False,
+            device=CPU,
+        )
+
+
+@pytest.mark.gpu
+def test_a_capture_that_fails_leaves_no_trace() -> None:
+    """Torch's generator draws on, and the step runs plainly from then on."""
+    replays = Replays(torch.device("cuda"), may_fail=True)
+    total = torch.zeros((), device="cuda")
+
+    def asks_the_host() -> None:
+        total.add_(1)
+        if float(total) < 0:
+            total.zero_()
+
+    for _ in range(4):
+        replays.run("step", asks_the_host)
+    assert float(total) == 4
+    assert torch.rand(3, device="cuda").shape == (3,)
+    replays.run("step", lambda: None)
+    strict = Replays(torch.device("cuda"))
+    strict.run("step", asks_the_host)
+    with pytest.raises(RuntimeError):
+        strict.run("step", asks_the_host)
+
+
+def test_tied_weights_start_from_their_first_name() -> None:
+    """A run's model has every tensor once."""
+    network, _ = make("gpt")
+    other = copy.deepcopy(network)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.add_(1)
+    tensors = dict(other.named_parameters())
+    assert "head.weight" not in tensors
+    start_from(network, tensors, Path("model.npz"))
+    assert torch.equal(network.head.weight, other.head.weight)  # type: ignore[union-attr, arg-type]
+    with pytest.raises(UserError, match=r"there is no tokens.weight"):
+        del tensors["tokens.weight"]
+        start_from(network, tensors, Path("model.npz"))
+
+
+@pytest.mark.parametrize("name", ["vit", "groupnorm", "frozen", "branching"])
+def test_fisher_of_any_network_is_the_mean_of_squared_gradients(name: str) -> None:
+    network, sample = make(name)
+    engine, shard = engine_of(network, sample), some_data(sample)
+    rows = engine.layout.row(network, dtype=torch.float64).repeat(2, 1)
+    found = engine.fisher(rows, shard, np.array([2, 1]))
+    plain = copy.deepcopy(network).double().eval()
+    trained = [p for p in plain.parameters() if p.requires_grad]
+    for row, client in zip(found, (2, 1), strict=True):
+        total = torch.zeros(engine.layout.num_parameters, dtype=torch.float64)
+        for own in shard.index[client, : SIZES[client]]:
+            loss = F.cross_entropy(
+                plain(shard.inputs[own][None]), shard.targets[own][None]
+            )
+            gradients = torch.autograd.grad(loss, trained)
+            total += torch.cat([g.flatten() for g in gradients]).square()
+        assert torch.allclose(row, total / SIZES[client], rtol=1e-9, atol=1e-14)
+
+
+@pytest.mark.parametrize("kind", ["GPT2", "Llama", "ViT"])
+def test_networks_of_hugging_face(kind: str, tmp_path: Path) -> None:
+    """From a folder, whole and with adapters, as one client alone trains them."""
+    transformers = pytest.importorskip(
+        "transformers", reason="pip install 'hpcfed[hf]'"
+    )
+    transformers.utils.logging.disable_progress_bar()
+    small = {"vocab_size": 11, "bos_token_id": 0, "eos_token_id": 0}
+    if kind == "GPT2":
+        config = transformers.GPT2Config(
+            **small, n_embd=8, n_layer=1, n_head=2, n_positions=8,
+            resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+        )  # fmt: skip
+        made, sample = transformers.GPT2LMHeadModel(config), TOKENS
+    elif kind == "Llama":
+        config = transformers.LlamaConfig(
+            **small, hidden_size=8, intermediate_size=16, num_hidden_layers=1,
+            num_attention_heads=2, max_position_embeddings=8,
+        )  # fmt: skip
+        made, sample = transformers.LlamaForCausalLM(config), TOKENS
+    else:
+        config = transformers.ViTConfig(
+            hidden_size=8, num_hidden_layers=1, num_attention_heads=2, image_size=8,
+            intermediate_size=16, patch_size=4, num_channels=1, num_labels=10,
+            hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+        )  # fmt: skip
+        made, sample = transformers.ViTForImageClassification(config), IMAGES
+    made.save_pretrained(tmp_path / "net")
+    for rank in (0, 2):
+        torch.manual_seed(3)
+        network = build_own(f"hf:{tmp_path / 'net'}", sample, sample.outputs[-1], {})
+        if rank:
+            add_adapters(network, rank=rank, alpha=4.0)
+        shard, engine = some_data(sample), engine_of(network, sample)
+        assert engine.mode == ("batched" if rank else "vmap")
+        row = engine.layout.row(network, dtype=torch.float64)
+        rows = row.expand(len(SIZES), -1)
+        job = TrainingJob(rows, shard, np.arange(4), RECIPE, keys=keys_of())
+        trained, _ = engine.train(job)
+        plain = _Logits(network)
+        for client in (0, 1):
+            expected = alone(plain, shard, client, keys_of()[client]).network
+            expected_row = engine.layout.row(expected, dtype=torch.float64)  # type: ignore[arg-type]
+            assert torch.allclose(trained[client], expected_row, rtol=1e-8, atol=1e-9)
+    with pytest.raises(UserError, match=r"no config\.json"):
+        build_own(f"hf:{tmp_path}", sample, 10, {})
+    weights = tmp_path / "net/model.safetensors"
+    weights.rename(tmp_path / "net/pytorch_model.bin")
+    with pytest.raises(UserError, match="is a pickle, which is never loaded"):
+        build_own(f"hf:{tmp_path / 'net'}", sample, 10, {})
+
+
+class _Logits(nn.Module):
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.network(x).logits
+
+
+def test_a_run_with_adapters_leaves_a_whole_model(tmp_path: Path) -> None:
+    """So that another one starts from it: the frozen weights would else be random."""
+    model = ["--model", "tests/own/networks.py:ViT", "--lora", "2"]
+    few = flags(clients=2, rounds=1, epochs=1, precision="fp64")[2:]
+    first = started(*few, *model, "--seed", "5", "--out", tmp_path / "first")
+    again = [*few, *model, "--lr", "1e-30", "--init", first]
+    second = started(*again, "--seed", "6", "--out", tmp_path / "second")
+    one, two = np.load(first / "model.npz"), np.load(second / "model.npz")
+    assert set(one.files) == set(two.files)
+    assert "blocks.0.attention.qkv.base.weight" in one.files
+    for name in one.files:
+        np.testing.assert_allclose(one[name], two[name], atol=1e-12, err_msg=name)
+    with pytest.raises(UserError, match=r"--lora-train hed: .*there are .*head"):
+        add_adapters(make("vit")[0], rank=2, alpha=2.0, train="hed")

@@ -1,0 +1,266 @@
+"""hpcfed from Python: runs inside of a program, which goes on as it was; what they
+return; studies; the notebook.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import hpcfed
+from hpcfed import plugins
+from hpcfed.experiment import loop
+from hpcfed.experiment.stored import read_run
+from hpcfed.methods import fedavg, fedavg_ft
+from tests.runs import recorded, rows
+
+SMALL: dict[str, Any] = {
+    "model": "mlp",
+    "device": "cpu",
+    "clients": 3,
+    "rounds": 2,
+    "epochs": 1,
+    "progress": False,
+}
+ROOT = Path(__file__).parents[1]
+
+
+def test_importing_loads_nothing_heavy() -> None:
+    code = "import sys, hpcfed; print(*sys.modules)"
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert not {"torch", "numpy", "h5py", "pydantic"} & set(loaded)
+
+
+def test_a_run_comes_back_as_tables(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    run = hpcfed.run(**SMALL, method="fedavg", snapshot_every=1, out=out)
+    again = hpcfed.open(out)
+    assert run.status == again.status == "complete" and not run.error
+    assert run.folder == out
+    assert run.config["clients"] == 3 and run.environment["python"]
+    record = read_run(out)
+    np.testing.assert_array_equal(run.rounds["round"], [1, 2])
+    np.testing.assert_array_equal(run.rounds["accuracy"], record.rounds["accuracy"])
+    clients = run.clients
+    assert len(clients) == 2 * 3
+    last = clients[clients["round"] == 2]
+    np.testing.assert_array_equal(last["accuracy"], record.last_client_accuracy)
+    np.testing.assert_array_equal(last["train_samples"], record.train_samples)
+    assert last["train_samples"].sum() + last["test_samples"].sum() == 1797
+    timing = again.timing
+    phases = timing[["train", "evaluate", "record", "sample", "aggregate"]].sum(axis=1)
+    assert (phases <= timing["wall"]).all()
+    parameters = run.parameters()
+    expected = rows(out)
+    assert parameters.round == 2
+    for client in range(3):
+        np.testing.assert_array_equal(parameters.rows[client], expected[client][1])
+    assert parameters["fc1.weight"].shape == (3, 64 * 64)
+    assert parameters.global_row is not None
+    with pytest.raises(hpcfed.UserError, match="no rows of round 9; it has 1, 2"):
+        run.parameters(9)
+    assert run.summary()["rounds_done"] == 2
+    assert "fedavg on digits" in run._repr_html_() and "complete" in repr(run)
+    # The recorded command makes the same run.
+    words = run.environment["command"]
+    assert words[:2] == ["hpcfed", "run"] and "--snapshot-every" in words
+
+
+def test_without_pandas_tables_are_arrays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = hpcfed.run(**SMALL, seeds=range(2), out=tmp_path / "run")
+    with_pandas = run.rounds
+    monkeypatch.setattr("hpcfed.api.tables.find_spec", lambda name: None)
+    plain = run.rounds
+    assert isinstance(plain, np.ndarray)
+    assert plain.dtype.names == tuple(with_pandas.columns)
+    np.testing.assert_array_equal(plain["seed"], [0, 0, 1, 1])
+    np.testing.assert_array_equal(plain["accuracy"], with_pandas["accuracy"])
+    assert [one.config["seed"] for one in run.seeds] == [0, 1]
+    with pytest.raises(hpcfed.UserError, match="several seeds"):
+        run.parameters()
+
+
+def test_the_process_stays_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its signals, variables, threads and arithmetic; and the second run, of a module,
+    in a thread of its own, equals the first.
+    """
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    torch.set_num_threads(1)
+
+    def process() -> tuple[Any, ...]:
+        handlers = [signal.getsignal(number) for number in range(1, 32)]
+        return (
+            handlers,
+            dict(os.environ),
+            torch.get_num_threads(),
+            torch.get_float32_matmul_precision(),
+            torch.get_deterministic_debug_mode(),
+        )
+
+    before = process()
+    one, two = tmp_path / "one", tmp_path / "two"
+    hpcfed.run(**SMALL, deterministic=True, precision="tf32", out=one)
+    assert process() == before
+    options = {**SMALL, "deterministic": True, "method": fedavg, "out": two}
+    thread = threading.Thread(target=hpcfed.run, kwargs=options)
+    thread.start()
+    thread.join()
+    assert process() == before
+    np.testing.assert_equal(recorded(two), recorded(one))
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"clints": 3}, "clints=3: unknown option; did you mean 'clients'"),
+        ({"clients": "many"}, "clients='many': must be a valid integer"),
+        ({"rounds": True}, "must have a value, got true"),
+        ({"method": "fedagv"}, "unknown method 'fedagv'; did you mean 'fedavg'"),
+        ({"method": "nowhere.py"}, "nowhere.py: no such file"),
+        ({"resume": "nowhere"}, "there is no run"),
+        ({"resume": "nowhere", "lr": 1}, "no other option than"),
+        ({"out": "taken"}, "is a file; name a folder"),
+        ({"lr": 1e30, "on_bad_update": "stop"}, None),
+    ],
+)
+def test_mistakes_are_exceptions(
+    options: dict[str, Any],
+    expected: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "taken").touch()
+    if expected is None:
+        # A run that fails raises what has failed, instead of ending the process.
+        with pytest.raises(ArithmeticError):
+            hpcfed.run(**{**SMALL, "out": "run", **options})
+        assert hpcfed.open("run").status == "failed"
+        return
+    with pytest.raises(hpcfed.UserError) as raised:
+        hpcfed.run(**{**SMALL, **options} if "resume" not in options else options)
+    assert expected in str(raised.value)
+
+
+def test_objects_are_handed_in(tmp_path: Path) -> None:
+    """A method that only this program has is recorded by name with its source's hash,
+    and resumed where it is handed in again.
+    """
+    ours = hpcfed.run(**SMALL, method=fedavg_ft, out=tmp_path / "ours")
+    assert ours.config["method"] == "fedavg-ft"
+    mine = ModuleType("mine")
+    mine.EXTENDS = fedavg  # type: ignore[attr-defined]
+    options = {**SMALL, "rounds": 4, "checkpoint_every": 2}
+    out = tmp_path / "mine"
+    run = hpcfed.run(**options, method=mine, out=out)
+    assert run.config["method"] == "notebook:mine"
+    assert list(run.environment["files"]) == ["notebook:mine"]
+    plain = hpcfed.run(**options, out=tmp_path / "plain")
+    np.testing.assert_array_equal(run.rounds["accuracy"], plain.rounds["accuracy"])
+    with pytest.raises(hpcfed.UserError, match="has no name to record"):
+        hpcfed.run(**{**SMALL, "model": lambda: None})
+    # As if it had been killed after the second round.
+    shutil.rmtree(out / "checkpoints/00000004")
+    shutil.copy(out / "checkpoints/00000002/run.h5", out / "run.h5")
+    plugins._given.clear()
+    with pytest.raises(hpcfed.UserError, match="hand it in again"):
+        hpcfed.run(resume=out)
+    resumed = hpcfed.run(resume=out, method=mine, progress=False)
+    np.testing.assert_array_equal(resumed.rounds["accuracy"], plain.rounds["accuracy"])
+
+
+def test_ctrl_c_stops_after_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = loop.Recorder.record
+
+    def interrupted(self: Any, round: int, *rest: Any) -> Any:
+        if round == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+        return record(self, round, *rest)
+
+    monkeypatch.setattr(loop.Recorder, "record", interrupted)
+    out = tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt, match="goes on"):
+        hpcfed.run(**{**SMALL, "rounds": 4}, out=out)
+    assert hpcfed.open(out).status == "stopped"
+    monkeypatch.undo()
+    whole = hpcfed.run(**{**SMALL, "rounds": 4}, out=tmp_path / "whole")
+    resumed = hpcfed.run(resume=out, progress=False)
+    np.testing.assert_array_equal(resumed.rounds["accuracy"], whole.rounds["accuracy"])
+
+
+def test_a_study_of_a_dict(tmp_path: Path) -> None:
+    common = {**SMALL, "rounds": 1}
+    del common["progress"]
+    sweep = hpcfed.study(
+        {"common": common, "sweep": {"method": ["fedavg"], "lr": [0.05]}},
+        out=tmp_path / "study",
+    )
+    assert len(sweep) == 1 and (tmp_path / "study/study.h5").exists()
+    assert list(sweep.table["status"]) == ["complete"]
+    (run,) = sweep
+    assert run.config["lr"] == 0.05
+    with pytest.raises(hpcfed.UserError, match="put it into a file"):
+        hpcfed.study({"sweep": {"method": [fedavg]}}, out=tmp_path / "other")
+    with pytest.raises(hpcfed.UserError, match="needs a folder"):
+        hpcfed.study({"sweep": {"method": ["fedavg"]}})
+
+
+def test_two_runs_in_a_row_on_two_ranks(
+    tmp_path: Path, mpirun: Callable[..., Any]
+) -> None:
+    """A world is left and entered again; every rank gets the run."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import hpcfed\n"
+        f"small = { ({**SMALL, 'precision': 'fp64'})!r}\n"
+        "one = hpcfed.run(**small, out='one')\n"
+        "two = hpcfed.run(**small, method='fedper', out='two')\n"
+        "print('seen', one.status, two.config['method'], flush=True)\n"
+    )
+    ended = mpirun(
+        2,
+        "-c",
+        f"import os; os.chdir({str(tmp_path)!r}); exec(open('program.py').read())",
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.count("seen complete fedper") == 2
+    alone = hpcfed.run(**SMALL, precision="fp64", out=tmp_path / "alone")
+    np.testing.assert_allclose(
+        hpcfed.open(tmp_path / "one").rounds["train_loss"],
+        alone.rounds["train_loss"],
+        rtol=1e-10,
+    )
+
+
+def test_the_notebook_runs(tmp_path: Path) -> None:
+    nbclient = pytest.importorskip("nbclient")
+    nbformat = pytest.importorskip("nbformat")
+    notebook = nbformat.read(ROOT / "benchmarks/examples/first_steps.ipynb", 4)
+    client = nbclient.NotebookClient(
+        notebook, timeout=120, resources={"metadata": {"path": str(tmp_path)}}
+    )
+    client.execute()
+    shown = []
+    for cell in notebook.cells:
+        for output in cell.get("outputs", ()):
+            assert output.output_type != "error"
+            shown.append(str(output.get("data", "")))
+    assert any("fedavg on digits" in text for text in shown)

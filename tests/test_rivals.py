@@ -1,0 +1,576 @@
+"""Methods that papers compare with, against naive loops of their published rules, client
+by client in plain torch.
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hpcfed.clients.job import Recipe
+from hpcfed.experiment.assemble import Setup
+from hpcfed.federation.log import RoundLog
+from hpcfed.models.networks import build
+from hpcfed.runtime import randomness
+from hpcfed.runtime import world as worlds
+from tests.federations import HARSH, assembled, flat, initial, rounds, traffic
+from tests.naive import batches, naive
+from tests.rival_ranks import rows_after
+from tests.runs import UNEVEN, assert_same_run, flags, mistake, started
+
+UNEVEN_CLIENTS = HARSH | {"clients": 7, "alpha": 0.3, "lr": 0.02}
+SERVER_OPTIMISERS = ["fedavgm", "fedadagrad", "fedadam", "fedyogi"]
+OPTIONS: dict[str, dict[str, Any]] = {
+    "fedavgm": {"server_lr": 0.7},
+    "fedadagrad": {"server_momentum": 0.3, "server_tau": 0.01},
+    "fedadam": {"server_beta2": 0.8},
+    "fedyogi": {"server_lr": 0.2},
+    "fedprox": {"prox_mu": 0.5},
+    "fednova": {},
+    "scaffold": {"server_lr": 0.8, "local_steps": 3},
+    "feddyn": {"dyn_alpha": 0.3},
+    "ditto": {"ditto_lambda": 0.7},
+    "pfedme": {"pfedme_steps": 3, "local_rounds": 2, "pfedme_beta": 0.6},
+    "apfl": {"local_steps": 3, "apfl_alpha": 0.3, "apfl_adaptive": True},
+    "per-fedavg": {"local_steps": 3, "adapt_lr": 0.03},
+}
+"""Every method of this file, with options that no default has."""
+Expected = dict[str, Tensor]
+"""What fields of a state should be; owned ones have a row per client."""
+
+
+class Loop:
+    """A federation as anyone would write it: one client after the other, in torch."""
+
+    def __init__(self, s: Setup) -> None:
+        self.s = s
+        self.fed = s.federation
+        self.o: Any = s.settings.options
+        self.sizes = s.federation.sizes
+        self.w = flat(initial(s))
+
+    def cohort(self, round: int) -> dict[int, float]:
+        """Clients of a round, each with its share of the cohort's samples."""
+        clients = self.fed.sample(round).clients.tolist()
+        total = self.sizes[clients].sum()
+        return {client: self.sizes[client] / total for client in clients}
+
+    def share(self, client: int) -> float:
+        """A client's share of all samples."""
+        return float(self.sizes[client] / self.sizes.sum())
+
+    def recipe(self, round: int, **change: Any) -> Recipe:
+        c = self.s.settings.config
+        usual = {
+            "epochs": c.epochs,
+            "batch_size": c.batch_size,
+            "lr": c.lr * c.lr_decay**round,
+            "momentum": c.momentum,
+            "weight_decay": c.weight_decay,
+            "clip": c.clip,
+        }
+        return Recipe(**usual | change)
+
+    def key(self, client: int, round: int, purpose: str) -> Tensor:
+        seed, ids = self.s.settings.config.seed, torch.tensor([client])
+        return randomness.client_keys(seed, purpose, round, ids)[0]
+
+    def train(
+        self,
+        row: Tensor,
+        client: int,
+        round: int,
+        recipe: Recipe | None = None,
+        *,
+        purpose: str = "training",
+        **terms: Any,
+    ) -> Tensor:
+        """Return a client's row after its local training."""
+        network = _network(row)
+        key = self.key(client, round, purpose)
+        recipe = recipe or self.recipe(round)
+        data = self.fed._train_data
+        return _row(naive(network, data, client, recipe, key, **terms))
+
+    def gradient(self, row: Tensor, client: int, round: int, phase: int) -> Tensor:
+        """Return the gradient that a step of SGD follows: clipped, with decay."""
+        data, recipe = self.fed._train_data, self.recipe(round, steps=1)
+        purpose = f"training, phase {phase}" if phase else "training"
+        (batch,) = batches(data, client, recipe, self.key(client, round, purpose))
+        network = _network(row)
+        loss = F.cross_entropy(network(data.inputs[batch]), data.targets[batch])
+        loss.backward()
+        nn.utils.clip_grad_norm_(network.parameters(), recipe.clip or 1e9)
+        gradient = torch.cat([p.grad.flatten() for p in network.parameters()])
+        return gradient + recipe.weight_decay * row
+
+    def steps(self, client: int, recipe: Recipe) -> int:
+        data = self.fed._train_data
+        key = torch.tensor(0)
+        return len(list(batches(data, client, recipe, key)))
+
+
+def _network(row: Tensor) -> nn.Module:
+    network = build("mlp", shape=(1, 8, 8), classes=10, seed=0).double()
+    nn.utils.vector_to_parameters(row.clone(), network.parameters())
+    return network
+
+
+def _row(network: nn.Module) -> Tensor:
+    return nn.utils.parameters_to_vector(network.parameters()).detach()
+
+
+def weight_of_steps(steps: int, momentum: float) -> float:
+    """‖a‖₁: step j takes the gradient of step k ≤ j with weight ρ^(j−k)."""
+    total = 0.0
+    for k in range(steps):
+        for j in range(k, steps):
+            total += momentum ** (j - k)
+    return total
+
+
+def mean_update(loop: Loop, round: int) -> Tensor:
+    total = torch.zeros_like(loop.w)
+    for client, weight in loop.cohort(round).items():
+        total += weight * (loop.train(loop.w, client, round) - loop.w)
+    return total
+
+
+def server_optimiser(loop: Loop, method: str, count: int) -> Iterator[Expected]:
+    o = loop.o
+    m, v = torch.zeros_like(loop.w), torch.full_like(loop.w, getattr(o, "server_tau", 0) ** 2)  # fmt: skip
+    for round in range(count):
+        delta = mean_update(loop, round)
+        if method == "fedavgm":
+            m = o.server_momentum * m + delta
+            loop.w = loop.w + o.server_lr * m
+            yield {"w": loop.w, "velocity": m}
+            continue
+        m = o.server_momentum * m + (1 - o.server_momentum) * delta
+        if method == "fedadagrad":
+            v = v + delta**2
+        elif method == "fedadam":
+            v = o.server_beta2 * v + (1 - o.server_beta2) * delta**2
+        else:
+            v = v - (1 - o.server_beta2) * delta**2 * torch.sign(v - delta**2)
+        loop.w = loop.w + o.server_lr * m / (v.sqrt() + o.server_tau)
+        yield {"w": loop.w, "m": m, "v": v}
+
+
+def fedprox(loop: Loop, method: str, count: int) -> Iterator[Expected]:
+    for round in range(count):
+        total = torch.zeros_like(loop.w)
+        for client, weight in loop.cohort(round).items():
+            near = {"squared": loop.o.prox_mu, "reference": loop.w}
+            total += weight * loop.train(loop.w, client, round, **near)
+        loop.w = total
+        yield {"w": loop.w}
+
+
+def fednova(loop: Loop, method: str, count: int) -> Iterator[Expected]:
+    for round in range(count):
+        recipe = loop.recipe(round)
+        tau_eff, direction = 0.0, torch.zeros_like(loop.w)
+        for client, weight in loop.cohort(round).items():
+            steps = loop.steps(client, recipe)
+            norm = weight_of_steps(steps, recipe.momentum)
+            change = loop.train(loop.w, client, round) - loop.w
+            direction += weight * change / norm
+            tau_eff += weight * norm
+        loop.w = loop.w + tau_eff * direction
+        yield {"w": loop.w}
+
+
+def scaffold(loop: Loop, method: str, count: int) -> Iterator[Expected]:
+    c, own = torch.zeros_like(loop.w), torch.zeros(len(loop.sizes), len(loop.w)).double()  # fmt: skip
+    for round in range(count):
+        recipe = loop.recipe(round, epochs=0, steps=loop.o.local_steps)
+        step, change = torch.zeros_like(loop.w), torch.zeros_like(c)
+        norm = weight_of_steps(recipe.steps, recipe.momentum)
+        for client, weight in loop.cohort(round).items():
+            correction = c - own[client]
+            y = loop.train(loop.w, client, round, recipe, correction=correction)
+            plus = own[client] - c + (loop.w - y) / (norm * recipe.lr)
+            step += weight * (y - loop.w)
+            change += loop.share(client) * (plus - own[client])
+            own[client] = plus
+        loop.w = loop.w + loop.o.server_lr * step
+        c = c + change
+        yield {"w": loop.w, "c": c, "own": own}
+
+
+def feddyn(loop: Loop, method: str, count: int) -> Iterator[Expected]:
+    alpha = loop.o.dyn_alpha
+    h, own = torch.zeros_like(loop.w), torch.zeros(len(loop.sizes), len(loop.w)).double()  # fmt: skip
+    for round in range(count):
+        mean, change = torch.zeros_like(loop.w), torch.zeros_like(h)
+        for client, weight in loop.cohort(round).items():
+            terms = {"squared": alpha, "reference": loop.w, "correction": -own[client]}
+            y = loop.train(loop.w, client, round, **terms)
+            own[client] -= alpha * (y - loop.w)
+            mean += weight * y
+            change += loop.share(client) * (y - loop.w)
+        h = h - alpha * change
+        loop.w = mean - h / alpha
+        yield {"w": loop.w, "h": h, "own": own}
+
+
+def ditto(loop: Loop, method: str, count: int) -> Iterator[Expected]:
+    v = loop.w.repeat(len(loop.sizes), 1)
+    for round in range(count):
+        total = torch.zeros_like(loop.w)
+        for client, weight in loop.cohort(round).items():
+            total += weight * loop.train(loop.w, client, round)
+            near = {"squared": loop.o.ditto_lambda, "reference": loop.w}
+            v[client] = loop.train(
+                v[client], client, round, purpose="fine-tuning", **near
+            )
+        loop.w = total
+        yield {"w": loop.w, "v": v, "personal": v}
+
+
+def pfedme(loop: Loop, method: str, count: int) -> Iterator[Expected]:
+    o, personal = loop.o, loop.w.repeat(len(loop.sizes), 1)
+    for round in range(count):
+        k = o.pfedme_steps
+        recipe = loop.recipe(round, epochs=0, steps=k, repeat=k)
+        total = torch.zeros_like(loop.w)
+        for client, weight in loop.cohort(round).items():
+            own = theta = loop.w
+            for number in range(o.local_rounds):
+                purpose = f"training, phase {number}" if number else "training"
+                near = {"squared": o.pfedme_lambda, "reference": own}
+                theta = loop.train(
+                    theta, client, round, recipe, purpose=purpose, **near
+                )
+                own = own - o.pfedme_lr * o.pfedme_lambda * (own - theta)
+            personal[client] = theta
+            total += weight * own
+        loop.w = (1 - o.pfedme_beta) * loop.w + o.pfedme_beta * total
+        yield {"w": loop.w, "theta": personal, "personal": personal}
+
+
+def apfl(loop: Loop, method: str, count: int) -> Iterator[Expected]:
+    o, momentum = loop.o, loop.s.settings.config.momentum
+    v = loop.w.repeat(len(loop.sizes), 1)
+    alpha = torch.full((len(loop.sizes), 1), o.apfl_alpha, dtype=torch.float64)
+    for round in range(count):
+        lr, total = loop.recipe(round).lr, torch.zeros_like(loop.w)
+        for client, weight in loop.cohort(round).items():
+            own, a = loop.w, alpha[client].clone()
+            w_velocity = v_velocity = torch.zeros_like(own)
+            for step in range(o.local_steps):
+                mixed = a * v[client] + (1 - a) * own
+                of_w = loop.gradient(own, client, round, step)
+                of_mixed = loop.gradient(mixed, client, round, step)
+                if o.apfl_adaptive and step == 0:
+                    a = (a - lr * (v[client] - own) @ of_mixed).clamp(0, 1)
+                w_velocity = momentum * w_velocity + of_w
+                v_velocity = momentum * v_velocity + a * of_mixed
+                own = own - lr * w_velocity
+                v[client] = v[client] - lr * v_velocity
+            alpha[client] = a
+            total += weight * own
+        loop.w = total
+        personal = alpha * v + (1 - alpha) * loop.w
+        yield {"w": loop.w, "v": v, "alpha": alpha, "personal": personal}
+
+
+def per_fedavg(loop: Loop, method: str, count: int) -> Iterator[Expected]:
+    o, momentum = loop.o, loop.s.settings.config.momentum
+    for round in range(count):
+        lr, total = loop.recipe(round).lr, torch.zeros_like(loop.w)
+        for client, weight in loop.cohort(round).items():
+            own, velocity = loop.w, torch.zeros_like(loop.w)
+            for step in range(o.local_steps):
+                first = loop.gradient(own, client, round, 2 * step)
+                ahead = own - o.adapt_lr * first
+                second = loop.gradient(ahead, client, round, 2 * step + 1)
+                velocity = momentum * velocity + second
+                own = own - lr * velocity
+            total += weight * own
+        loop.w = total
+        yield {"w": loop.w}
+
+
+Rule = Callable[[Loop, str, int], Iterator[Expected]]
+RULES: dict[str, Rule] = {
+    **dict.fromkeys(SERVER_OPTIMISERS, server_optimiser),
+    "fedprox": fedprox,
+    "fednova": fednova,
+    "scaffold": scaffold,
+    "feddyn": feddyn,
+    "ditto": ditto,
+    "pfedme": pfedme,
+    "apfl": apfl,
+    "per-fedavg": per_fedavg,
+}
+
+
+@pytest.mark.parametrize("method", RULES)
+def test_the_published_rule(method: str) -> None:
+    s = assembled(method=method, **UNEVEN_CLIENTS, **OPTIONS[method])
+    assert len(np.unique(s.federation.sizes)) > 3
+    loop = Loop(s)
+    found = rounds(s, 3)
+    for (_, state), expected in zip(found, RULES[method](loop, method, 3), strict=True):
+        personal = s.method.personal(s.federation, state, np.arange(7))
+        for name, value in expected.items():
+            got = personal if name == "personal" else getattr(state, name)
+            torch.testing.assert_close(
+                got,
+                value,
+                rtol=1e-10,
+                atol=1e-12,
+                msg=lambda text, n=name: f"{n}: {text}",
+            )
+
+
+def test_scaffolds_variates_are_mean_gradients_along_the_steps() -> None:
+    """By plain SGD the mean, by momentum each gradient as often as it comes back."""
+    for momentum in (0.0, 0.6):
+        s = assembled(method="scaffold", clients=3, momentum=momentum, local_steps=4)
+        fed, loop = s.federation, Loop(s)
+        state = s.method.round(fed, s.method.init(fed), fed.sample(0))
+        for client in range(3):
+            recipe = loop.recipe(0, epochs=0, steps=4)
+            order = list(batches(fed._train_data, client, recipe, loop.key(client, 0, "training")))  # fmt: skip
+            row, velocity, total, weight = loop.w, torch.zeros_like(loop.w), 0, 0.0
+            for k, batch in enumerate(order):
+                network = _network(row)
+                data = fed._train_data
+                F.cross_entropy(network(data.inputs[batch]), data.targets[batch]).backward()  # fmt: skip
+                gradient = torch.cat([p.grad.flatten() for p in network.parameters()])
+                comes_back = sum(momentum**j for j in range(4 - k))
+                total, weight = total + comes_back * gradient, weight + comes_back
+                velocity = momentum * velocity + gradient
+                row = row - recipe.lr * velocity
+            torch.testing.assert_close(state.own[client], total / weight, rtol=1e-8, atol=1e-12)  # fmt: skip
+
+
+@pytest.mark.parametrize("bad", [0, 1])
+@pytest.mark.parametrize(("method", "field"), [("scaffold", "c"), ("feddyn", "h")])
+def test_the_servers_variate_is_the_mean_of_all_clients(
+    method: str, field: str, bad: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By samples, over those that were never sampled too, and where some diverge."""
+    s = assembled(method=method, **UNEVEN_CLIENTS, **OPTIONS[method])
+    fed, train = s.federation, s.federation.train
+
+    def spoilt(rows: Tensor, cohort: Any, **how: Any) -> Tensor:
+        trained = train(rows, cohort, **how).clone()
+        trained[:bad] = float("nan")
+        return trained
+
+    monkeypatch.setattr(fed, "train", spoilt)
+    shares = torch.from_numpy(fed.sizes / fed.sizes.sum())
+    for _, state in rounds(s, 3):
+        expected = shares @ state.own
+        torch.testing.assert_close(getattr(state, field), expected, rtol=1e-9, atol=1e-12)  # fmt: skip
+        assert state.own.any() and state.own.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("fedavgm", {"server_lr": 1.0, "server_momentum": 0.0}),
+        ("fedprox", {"prox_mu": 0.0}),
+        ("fednova", {"partition": "sharding"}),
+        ("pfedme", None),
+    ],
+)
+def test_special_cases_are_fedavg(method: str, options: dict[str, Any] | None) -> None:
+    """Without momentum, without a pull, with equally many steps; and pFedMe whose rows
+    follow at once and are drawn by nearly nothing.
+    """
+    common = {**HARSH, "clients": 5}
+    of_average: dict[str, Any] = (
+        {"partition": "sharding"} if method == "fednova" else {}
+    )
+    if options is None:
+        common |= {"batch_size": 2000, "epochs": 1, "momentum": 0.0}
+        small = 1e-9
+        options = {"pfedme_lambda": small, "pfedme_lr": 1 / small, "pfedme_steps": 1, "local_rounds": 1}  # fmt: skip
+    one = assembled(method=method, **common, **options)
+    other = assembled(**common, **of_average)
+    tolerance = 1e-8 if method == "pfedme" else 1e-11
+    for (_, state), (_, expected) in zip(rounds(one, 2), rounds(other, 2), strict=True):
+        torch.testing.assert_close(state.w, expected.w, rtol=tolerance, atol=1e-11)
+
+
+def test_ditto_without_a_pull_is_local_only_beside_fedavg() -> None:
+    common = {**HARSH, "clients": 5}
+    one, average = assembled(method="ditto", ditto_lambda=0.0, **common), assembled(**common)  # fmt: skip
+    v = one.federation.initial_row().repeat(5, 1)
+    for (round, state), (_, expected) in zip(rounds(one, 2), rounds(average, 2), strict=True):  # fmt: skip
+        torch.testing.assert_close(state.w, expected.w, rtol=1e-11, atol=1e-12)
+        here = one.federation.sample(round).here
+        v[here] = one.federation.finetune(v[here], here)
+        torch.testing.assert_close(state.v, v, rtol=1e-11, atol=1e-12)
+
+
+def test_per_fedavg_is_judged_after_one_more_step() -> None:
+    s = assembled(method="per-fedavg", **UNEVEN_CLIENTS, **OPTIONS["per-fedavg"])
+    *_, (_, state) = rounds(s, 2)
+    loop = Loop(s)
+    before = state.w.clone()
+    found = s.method.personal(s.federation, state, np.arange(7))
+    recipe = loop.recipe(1, epochs=0, steps=1, lr=0.03)
+    for client in range(7):
+        expected = loop.train(state.w, client, 1, recipe, purpose="fine-tuning")
+        torch.testing.assert_close(found[client], expected, rtol=1e-10, atol=1e-12)
+    assert torch.equal(state.w, before) and torch.equal(s.method.global_row(state), before)  # fmt: skip
+
+
+@pytest.mark.parametrize("method", RULES)
+def test_a_cohort_in_which_nobody_has_data_counts_for_nothing(method: str) -> None:
+    """Also after rounds that have left momentum and variates behind."""
+    s = assembled(
+        clients=20, alpha=0.01, participation=0.05, method=method, **OPTIONS[method]
+    )
+    fed, state = s.federation, s.method.init(s.federation)
+    empty, full = [], []
+    for round in range(100):
+        has_data = fed.sizes[fed.sample(round).clients].any()
+        (full if has_data else empty).append(round)
+    state = s.method.round(fed, state, fed.sample(full[0]))
+    before = {name: value.clone() for name, value in vars(state).items()}
+    cohort = fed.sample(empty[0])
+    state = s.method.round(fed, state, cohort)
+    for name, value in vars(state).items():
+        torch.testing.assert_close(value, before[name], rtol=1e-14, atol=1e-15)
+    assert (cohort.log.bytes_up, cohort.log.bytes_down) == (0, 0)
+
+
+@pytest.mark.parametrize("method", RULES)
+def test_running_statistics_are_averaged(method: str) -> None:
+    """Nothing adapts, corrects or scales them: they are the mean of the uploads'."""
+    small = {"model": "cnn-bn", "clients": 3, "alpha": 0.3, "epochs": 1}
+    if method in ("apfl", "per-fedavg", "pfedme", "scaffold"):
+        del small["epochs"]
+    s = assembled(method=method, **small, **OPTIONS[method])
+    fed = s.federation
+    statistics, trained = slice(fed.layout.num_parameters, None), []
+    cohort = fed.sample(0, lambda here, rows: trained.append(rows.clone()))
+    state = s.method.round(fed, s.method.init(fed), cohort)
+    (rows,) = trained  # once, when the local training is done
+    expected = torch.from_numpy(cohort.weights) @ rows[:, statistics]
+    assert not torch.allclose(expected, fed.initial_row()[statistics])
+    torch.testing.assert_close(state.w[statistics], expected, rtol=1e-12, atol=1e-14)
+    for name in ("c", "h", "own"):
+        if hasattr(state, name):
+            assert not getattr(state, name)[..., statistics].any()
+
+
+@pytest.mark.parametrize("method", RULES)
+def test_bytes_are_what_the_method_sends(method: str) -> None:
+    s = assembled(method=method, clients=10, participation=0.3, **OPTIONS[method])
+    logs = list[RoundLog]()
+    list(rounds(s, 1, logs))
+    variates = 2 if method == "scaffold" else 1
+    expected = variates * 3 * s.federation.layout.num_columns * 8
+    assert traffic(logs) == (expected, 0, expected)
+    assert logs[0].update_norms is not None and len(logs[0].update_norms) == 3
+
+
+def test_an_attacker_forges_rows_and_variates_each_from_what_it_was_sent() -> None:
+    """Sign-flip mirrors both; the norms that are recorded are those of rows."""
+    s = assembled(method="scaffold", clients=3, attack="sign-flip", attackers=1)
+    fed, attacker = s.federation, int(s.dealt.attackers[0])
+    cohort = fed.sample(0)
+    state = s.method.round(fed, s.method.init(fed), cohort)
+    shares = torch.from_numpy(fed.sizes / fed.sizes.sum())
+    shares[attacker] *= -1
+    # Before the first round c and all cᵢ are 0, so cᵢ⁺ is all that a client sends of it.
+    torch.testing.assert_close(state.c, shares @ state.own, rtol=1e-9, atol=1e-12)
+    updates = -state.own * 10 * s.settings.config.lr  # K η of plain SGD
+    w = fed.initial_row() + shares @ updates
+    torch.testing.assert_close(state.w, w, rtol=1e-9, atol=1e-12)
+    norms = updates.norm(dim=1)
+    torch.testing.assert_close(cohort.log.update_norms, norms, rtol=1e-6, atol=0)
+
+
+def words_of(method: str) -> list[str]:
+    return ["--method", method, *flags(**OPTIONS[method])]
+
+
+@pytest.mark.parametrize("method", ["fedadam", "scaffold", "ditto", "pfedme", "apfl"])
+def test_seeds_at_once_are_the_same_runs(method: str, tmp_path: Path) -> None:
+    words = [*words_of(method), *UNEVEN]
+    started(*words, "--seeds", "4,1", "--out", tmp_path / "together")
+    for seed in (1, 4):
+        alone = started(*words, "--seed", seed, "--out", tmp_path / f"alone-{seed}")
+        together = tmp_path / f"together/seed-{seed}"
+        assert_same_run(together, alone, tolerance=1e-12)
+
+
+def test_two_ranks_are_as_one(tmp_path: Path, mpirun: Callable) -> None:
+    """All methods in one job, whose clients move between two rounds with what they own."""
+    job = mpirun(2, "-m", "mpi4py", "-m", "tests.rival_ranks", tmp_path)
+    assert job.returncode == 0, job.stderr[-3000:]
+    world, files = worlds.enter(device="cpu"), []
+    for rank in range(2):
+        files.append(np.load(tmp_path / f"{rank}.npz"))
+    ids = np.concatenate([file["clients"] for file in files])
+    assert sorted(ids) == list(range(7))
+    for method in RULES:
+        found = np.concatenate([file[method] for file in files])
+        _, expected = rows_after(words_of(method), world)
+        np.testing.assert_allclose(found, expected[ids], rtol=1e-10, atol=1e-12, err_msg=method)  # fmt: skip
+
+
+@pytest.mark.gpu
+def test_a_gpu_computes_the_same(tmp_path: Path, mpirun: Callable) -> None:
+    """All methods on a network with batch norm, in one job on each device."""
+    for device in ("cpu", "cuda"):
+        words: list[object] = []
+        for method in RULES:
+            options = [*words_of(method), *UNEVEN, "--model", "cnn-bn"]
+            out = tmp_path / device / method
+            words += ["+", *options, "--device", device, "--out", out]
+        job = mpirun(1, Path(__file__).with_name("several_runs.py"), *words)
+        assert job.returncode == 0, job.stderr[-3000:]
+    for method in RULES:
+        found, expected = tmp_path / "cuda" / method, tmp_path / "cpu" / method
+        assert_same_run(found, expected, tolerance=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("scaffold --optimiser adam", "takes local steps for those of SGD"),
+        ("fednova --optimiser adamw", "takes local steps for those of SGD"),
+        ("apfl --optimiser adam", "takes local steps for those of SGD"),
+        ("scaffold --epochs 3", "--epochs changes nothing without --local-steps 0"),
+        ("per-fedavg --epochs 3", "method per-fedavg trains by --local-steps"),
+        ("pfedme --epochs 3", "method pfedme trains by --local-rounds"),
+        ("fedadam --server-lr 0", "must be greater than 0"),
+        ("fedyogi --server-beta2 1", "must be less than 1"),
+        ("apfl --apfl-alpha 1.5", "must be less than or equal to 1"),
+        ("fedprox --mu 1", "did you mean '--prox-mu'?"),
+        ("ditto --lambda 1", "did you mean '--ditto-lambda'?"),
+    ],
+)
+def test_mistakes_are_one_line(
+    words: str,
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert said in mistake(capsys, "run", "--method", *words.split())
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("method", ["scaffold", "feddyn", "pfedme"])
+def test_momentum_is_off_unless_the_user_asks_for_it(method: str) -> None:
+    config = assembled(method=method).settings.config
+    assert config.momentum == 0 and config.optimiser == "sgd"
+    asked = assembled(method=method, momentum=0.5).settings.config
+    assert asked.momentum == 0.5
