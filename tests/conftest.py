@@ -5,7 +5,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ import torch
 pytest.register_assert_rewrite("tests.runs", "tests.federations", "tests.page")
 
 SCRIPTS = Path(sysconfig.get_path("scripts"))
+MPIRUN_FILES = "PRTE_MCA_prte_tmpdir_base"
 Finished = subprocess.CompletedProcess[str]
 
 LONGEST = (
@@ -50,6 +51,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("gpu") is not None and not torch.cuda.is_available():
         pytest.skip("needs a GPU")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def launcher_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder where mpirun keeps the files of its jobs, as ompi.PID: in the common one,
+    what a killed mpirun has left keeps the next of that number from starting.
+    """
+    folder = tmp_path_factory.mktemp("launcher")
+    os.environ[MPIRUN_FILES] = str(folder)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def no_launcher_files(launcher_files: Path) -> Iterator[None]:
+    yield
+    for left in launcher_files.iterdir():
+        shutil.rmtree(left, ignore_errors=True)
 
 
 def mpirun_path() -> str | None:
