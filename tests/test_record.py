@@ -329,11 +329,12 @@ def test_a_killed_run_leaves_readable_files(tmp_path: Path) -> None:
         for line in process.stderr
         if line.startswith("round ") and not line.startswith("round 1/")
     )
+    assert read_run(out).status == "running"
     process.kill()
     process.wait()
     rounds = int(reported.removeprefix("round ").partition("/")[0])
     record = read_run(out)
-    assert record.status == "running"
+    assert record.status == "interrupted"
     assert record.rounds_done >= rounds, (
         "every round that the user has read about must be there"
     )

@@ -52,3 +52,23 @@ def _locked(path: Path) -> int:
             if os.path.samestat(os.fstat(descriptor), os.stat(path)):
                 return descriptor
         os.close(descriptor)
+
+
+def is_abandoned(folder: Path) -> bool:
+    """Tell whether a folder has a claim that no process of this machine holds: its run
+    was killed.
+    """
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        descriptor = os.open(folder / CLAIM, flags)
+    except OSError:
+        # Nobody has claimed it, or we may not look.
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return True
+    except OSError:
+        # Somebody holds it, or there are no locks here.
+        return False
+    finally:
+        os.close(descriptor)

@@ -2,6 +2,7 @@
 the file in.
 """
 
+import socket
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from hpcfed.errors import UserError
+from hpcfed.record.claim import is_abandoned
 from hpcfed.record.folder import RECORD, STUDY, check_one_kind, failures
 from hpcfed.record.json_values import parsed
 from hpcfed.record.metric_arrays import CLASS_SERIES
@@ -66,9 +68,19 @@ def read_run(folder: Path, check_config: CheckConfig) -> RunRecord:
         if record.status == "complete":
             return record
         error = _first_failure(folder)
-        return (
-            record if error is None else replace(record, status="failed", error=error)
-        )
+        if error is not None:
+            return replace(record, status="failed", error=error)
+        if record.status == "running" and _was_killed(record):
+            return replace(record, status="interrupted")
+        return record
+
+
+def _was_killed(record: RunRecord) -> bool:
+    """Tell whether a run that has written no end is gone; False where only another
+    machine could tell.
+    """
+    hosts = {rank.get("host") for rank in record.environment.get("ranks", [])}
+    return hosts == {socket.gethostname()} and is_abandoned(record.folder)
 
 
 def _first_failure(folder: Path) -> str | None:
