@@ -74,7 +74,7 @@ def likely(method: str) -> st.SearchStrategy[dict[str, Any]]:
 
 
 @settings(
-    max_examples=250,
+    max_examples=120,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )

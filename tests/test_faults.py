@@ -17,10 +17,12 @@ import canaries
 from asides import ASIDE
 
 ROOT = Path(__file__).parents[1]
-CHAINED = ("flip", "disk", "nan", "memory", "suspend", "hangup", "links", "files")
+CHAINED = ("flip", "disk", "nan", "hangup", "links", "files")
 """Kinds of faults that one run under mpirun meets one after the other."""
-ALONE = ("hangup-alone", "twice")
-"""Kinds with runs of their own; studies, requeueing and seeds have tests of their own."""
+ALONE = ("twice",)
+"""Kinds with runs of their own. The other kinds have tests of their own: memory,
+suspension, studies, requeueing, seeds.
+"""
 assert set(ALONE) <= set(ASIDE)
 
 

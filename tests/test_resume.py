@@ -854,27 +854,29 @@ def test_what_is_not_sent_may_be_anything() -> None:
     assert not cohort.log.excluded
 
 
-@pytest.mark.parametrize("halted", [0, 1])
-def test_a_rank_that_hangs_is_noticed(halted: int, tmp_path: Path) -> None:
-    """A rank is halted for good; the other one names it, itself and its phase, and all
-    are gone soon.
+def test_a_rank_that_hangs_is_noticed(tmp_path: Path) -> None:
+    """In each of two jobs a rank is halted for good; the other one names it, itself and
+    its phase, and all are gone soon.
     """
-    out = tmp_path / "run"  # 8 seconds must be enough to begin, too
-    with jobs.begun(2, "run", *LONG, "--stall-timeout", 8, "--out", out) as job:
-        jobs.wait_for_a_checkpoint(out)
+    # 10 seconds must be enough to begin, too.
+    words = ["run", *LONG, "--stall-timeout", 10, "--out"]
+    both = [jobs.begun(2, *words, tmp_path / str(halted)) for halted in (0, 1)]
+    with both[0], both[1]:
+        for halted, job in enumerate(both):
+            jobs.wait_for_a_checkpoint(tmp_path / str(halted))
+            os.kill(jobs.pids(job)[halted], signal.SIGSTOP)
         begin = time.monotonic()
-        os.kill(jobs.pids(job)[halted], signal.SIGSTOP)
-        told = job.communicate(timeout=60)[1]
-    assert job.returncode == 1
-    assert f"hpcfed: rank {1 - halted} on " in told and "in phase" in told
-    assert f"no sign of life from rank {halted} on " in told
-    assert time.monotonic() - begin < 25
-    assert checkpoints.newest(out, say=pytest.fail) is not None
-    if halted == 1:  # the root, which writes the record, was there to write it
-        record = read_run(out)
-        assert (
-            record.status == "failed" and "no sign of life from rank 1" in record.error
-        )
+        told = [job.communicate(timeout=60)[1] for job in both]
+    assert time.monotonic() - begin < 27
+    for halted, job in enumerate(both):
+        assert job.returncode == 1
+        assert f"hpcfed: rank {1 - halted} on " in told[halted]
+        assert "in phase" in told[halted]
+        assert f"no sign of life from rank {halted} on " in told[halted]
+        assert checkpoints.newest(tmp_path / str(halted), say=pytest.fail) is not None
+    # There the root, which writes the record, was there to write it.
+    record = read_run(tmp_path / "1")
+    assert record.status == "failed" and "no sign of life from rank 1" in record.error
 
 
 @pytest.mark.parametrize("method", ["fedper", "fedumf"])
