@@ -44,6 +44,8 @@ ROUNDS, STOPPED_AFTER = 6, 3
 SMALL: dict[str, Any] = {
     "clients": 5,
     "rounds": ROUNDS,
+    "epochs": 1,
+    "batch_size": 64,
     "model": "mlp",
     "precision": "fp32",
     "participation": 0.6,

@@ -432,8 +432,13 @@ def test_an_interrupt_stops_every_program() -> None:
             closed.append((number, type(error)))
             raise
 
-    with pytest.raises(KeyboardInterrupt):
-        lockstep.run([partial(program, n) for n in range(3)], CPU)
+    # Shells start what runs in the background with interrupts ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            lockstep.run([partial(program, n) for n in range(3)], CPU)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert closed == [(number, KeyboardInterrupt) for number in range(3)]
 
 
