@@ -19,7 +19,7 @@ import re
 import sys
 import traceback
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from importlib.machinery import SourceFileLoader
 from importlib.metadata import EntryPoint, entry_points
@@ -240,10 +240,14 @@ def forget_changed() -> None:
         origin = getattr(module, "__file__", None)
         if isinstance(origin, str) and Path(origin) in _loaded:
             del sys.modules[name]
+    for path in changed:
+        # Python would trust a compiled file if the source has the size that it had,
+        # and was written in the same second.
+        with suppress(OSError):
+            Path(importlib.util.cache_from_source(str(path))).unlink()
     _loaded.clear()
     _named.clear()
     _load_file.cache_clear()
-    # Python remembers compiled files by the second and size of their last change.
     importlib.invalidate_caches()
 
 
