@@ -1,4 +1,4 @@
-"""One, two and three ranks give the same runs: methods, attacks, rules, clusters that
+"""Several ranks give the same runs as one: methods, attacks, rules, clusters that
 span ranks, clients that move.
 """
 
@@ -13,6 +13,8 @@ from hpcfed.experiment.stored import read_run
 from tests import ranks as programs
 from tests.runs import assert_same_run, same_newcomers
 
+RANKS = {"genfed": 2, "genefl": 3}
+"""On how many ranks a family's runs are repeated."""
 Alone = tuple[str, Path, dict[int, np.ndarray]]
 
 
@@ -33,21 +35,15 @@ def alone(
     )
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
 def test_ranks_give_the_same_runs(
-    ranks: int, alone: Alone, tmp_path: Path, mpirun: Callable
+    alone: Alone, tmp_path: Path, mpirun: Callable
 ) -> None:
     """Also where clients send different parts or join later, and where they move in the
     middle with what they keep.
     """
     family, folder, stayed = alone
     names = list(programs.FAMILIES[family].runs)
-    if family == "genefl":  # every run costs every rank a second or two
-        names = (
-            ["genefl", "fedbn", "fedlp", "fedlg", "seeds"]
-            if ranks == 2
-            else ["genefl", "fedlps"]
-        )
+    ranks = RANKS[family]
     words = ["-m", "mpi4py", programs.__file__, tmp_path, family, *names]
     result = mpirun(ranks, *words, PYTHONPATH=str(Path(__file__).parent.parent))
     assert result.returncode == 0, result.stderr

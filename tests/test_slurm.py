@@ -124,7 +124,6 @@ def test_a_run_by_sbatch(slurm: Command, pmix: None, tmp_path: Path) -> None:
     ("script", "failing", "code"),
     [
         ("run.sbatch", 1, 0),
-        ("run.sbatch", 3, 1),
         ("profile.sbatch", 3, 1),
         ("srun", 1, 1),
     ],
