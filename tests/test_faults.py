@@ -17,11 +17,11 @@ import canaries
 from asides import ASIDE
 
 ROOT = Path(__file__).parents[1]
-CHAINED = ("flip", "disk", "hangup", "links")
+CHAINED = ("flip", "disk", "links")
 """Kinds of faults that one run under mpirun meets one after the other."""
 ALONE = ("twice",)
-"""Kinds with runs of their own. The other kinds have tests of their own: diverging,
-memory, suspension, studies, requeueing, seeds.
+"""Kinds with runs of their own. The other kinds have tests of their own: hangups,
+divergence, memory, suspension, studies, requeueing, seeds.
 """
 assert set(ALONE) <= set(ASIDE)
 
