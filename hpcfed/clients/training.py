@@ -2,6 +2,7 @@
 that a step can be captured.
 """
 
+from collections.abc import Generator
 from functools import partial
 
 import torch
@@ -91,6 +92,18 @@ class StackTraining:
 
     def run(self, job: TrainingJob, trained: Tensor) -> Losses:
         """Train a stack's rows into `trained`; return the clients' losses."""
+        steps = self.steps(job, trained)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                losses: Losses = end.value
+                return losses
+
+    def steps(self, job: TrainingJob, trained: Tensor) -> Generator[None, None, Losses]:
+        """Train a stack's rows into `trained`, and yield after every step, so that others
+        may launch theirs in between; return the clients' losses.
+        """
         count = len(job.rows)
         sizes = self._tables.sizes[job.clients]
         shapes = step_shapes(sizes, self._recipe.length)
@@ -119,6 +132,7 @@ class StackTraining:
                 active = shape.clients
             captured = self._captured_shape(*shape)
             self._replays.run(captured, partial(self._advance, *captured))
+            yield
         if active < count:
             for matrix, aside in zip(self._rows, self._aside, strict=True):
                 matrix[active:count] = aside[active:count]

@@ -1,0 +1,79 @@
+"""Several clients train side by side, each in a lane of its own.
+
+One client's batch of a large network does not fill a GPU: its last layers are small, and
+normalisation waits for memory while convolutions wait for tensor cores. A lane is a CUDA
+stream with memory and captured steps of its own, so that the device has the steps of
+several clients to choose from.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+
+import torch
+
+Task = Callable[[int], Iterator[None]]
+"""Takes the number of its lane; yields whenever others may launch something."""
+Lane = Callable[[], AbstractContextManager[object]]
+"""What is launched inside of its context goes to the lane."""
+
+
+def take_turns(tasks: Sequence[Task], lanes: Sequence[Lane]) -> None:
+    """Work off all tasks in their order; a lane that has finished one takes the next.
+
+    Lanes launch one piece each in turn. Launching everything of one client at once would
+    fill its queue on the device, and the host would wait there before it serves others.
+    """
+    waiting = deque(tasks)
+    at_work: dict[int, Iterator[None]] = {}
+    while waiting or at_work:
+        for number, lane in enumerate(lanes):
+            with lane():
+                if number not in at_work:
+                    if not waiting:
+                        continue
+                    at_work[number] = waiting.popleft()(number)
+                if _has_ended(at_work[number]):
+                    del at_work[number]
+
+
+def _has_ended(steps: Iterator[None]) -> bool:
+    """Launch the next piece, if there is one left."""
+    for _ in steps:
+        return False
+    return True
+
+
+class Lanes:
+    """The lanes of a device; on a CPU they are mere turns."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._streams: list[torch.cuda.Stream] = []
+
+    @contextmanager
+    def open(self, count: int) -> Iterator[list[Lane]]:
+        """Give so many lanes, which begin after all that was launched before; whatever is
+        launched afterwards waits for them.
+        """
+        if self._device.type != "cuda":
+            yield [nullcontext] * count
+            return
+        while len(self._streams) < count:
+            self._streams.append(torch.cuda.Stream(self._device))
+        streams = self._streams[:count]
+        here = torch.cuda.current_stream(self._device)
+        for stream in streams:
+            stream.wait_stream(here)
+        try:
+            yield [partial(torch.cuda.stream, stream) for stream in streams]
+        finally:
+            # Also after a failure: nobody may use the memory of what is under way.
+            for stream in streams:
+                here.wait_stream(stream)
+
+    def settle(self) -> None:
+        """Wait until the device has nothing left to do."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
