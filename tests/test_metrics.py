@@ -21,17 +21,20 @@ from sklearn.metrics import (
     top_k_accuracy_score,
 )
 from torch import Tensor
+from torch.nn.utils import vector_to_parameters
 
 from hpcfed import cli
 from hpcfed.clients.job import Score
 from hpcfed.clients.metrics import class_accuracy, metric, wanted_sums
 from hpcfed.clients.objective import OBJECTIVES, Sums
-from hpcfed.experiment.evaluate import evaluate
+from hpcfed.experiment.assemble import Setup
+from hpcfed.experiment.evaluate import AfterTraining, evaluate
 from hpcfed.experiment.progress import _figures
 from hpcfed.experiment.stored import read_run
 from hpcfed.federation.selection import NOT_FINITE, _right_answers_or_loss, best_finite
-from hpcfed.record.metrics import METRICS, chosen
-from tests.federations import assembled
+from hpcfed.models.networks import build
+from hpcfed.record.metrics import METRICS, chosen, metric_of
+from tests.federations import assembled, trained_alone
 from tests.runs import mistake, started
 
 
@@ -165,6 +168,68 @@ def test_a_sample_of_clients_is_judged_as_all_of_them_are(
     assert len(assembled(**values, evaluate_clients=30).evaluated) < 30
 
 
+def right_answers(s: Setup, row: Tensor, client: int) -> float:
+    """The share of right answers of one network on one client's test data."""
+    shard = s.federation._test_data
+    network = build("mlp", shape=(1, 8, 8), classes=10, seed=0).double()
+    vector_to_parameters(row, network.parameters())
+    samples = shard.index[client, : shard.sizes[client]]
+    answers = network(shard.inputs[samples]).argmax(1)
+    return float((answers == shard.targets[samples]).double().mean())
+
+
+def test_participants_are_judged_as_training_leaves_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    s = assembled(clients=12, alpha=0.1, participation=0.5)
+    fed, state = s.federation, s.method.init(s.federation)
+    trained = AfterTraining(s, fed)
+    assert np.isnan(trained.accuracy()).all(), "nobody has handed over a row yet"
+
+    def take(here: np.ndarray, rows: Tensor) -> None:
+        # The last rows count, as they are now.
+        trained(np.arange(12), rows[:1].expand(12, -1))
+        kept = rows.clone()
+        trained(here, kept)
+        kept.zero_()
+
+    cohort = fed.sample(0, take)
+    expected = np.full(12, np.nan)
+    for client in cohort.clients:
+        expected[client] = right_answers(
+            s, trained_alone(s, state.w, client, 0), client
+        )
+    state = s.method.round(fed, state, cohort)
+    np.testing.assert_array_equal(trained.accuracy(), expected)
+    found, usual = evaluate(s, state, trained), evaluate(s, state)
+    assert found.trained_accuracy == pytest.approx(np.nanmean(expected), rel=1e-15)
+    assert found.accuracy == usual.accuracy and np.isnan(usual.trained_accuracy)
+    # Two ranks, each with some of the clients, add up to the same.
+    row = fed.initial_row()
+    parts = [np.array([0, 5]), np.array([3])]
+    ranks = [AfterTraining(s, fed) for _ in parts]
+    for rank, here in zip(ranks, parts, strict=True):
+        rank(here, row.expand(len(here), -1))
+    sent: list[Tensor] = []
+    monkeypatch.setattr(
+        s.collectives, "allreduce", lambda sums: sent.append(sums) or sums
+    )
+    ranks[1].accuracy()
+    monkeypatch.setattr(s.collectives, "allreduce", lambda sums: sums + sent[0])
+    both = ranks[0].accuracy()
+    assert np.flatnonzero(~np.isnan(both)).tolist() == [0, 3, 5]
+    assert both[3] == right_answers(s, row, 3)
+
+
+def test_a_cohort_without_data_has_trained_nothing() -> None:
+    s = assembled()
+    s.federation.sizes = np.zeros(4, np.int64)
+    trained = AfterTraining(s, s.federation)
+    trained(np.arange(4), s.federation.initial_row().repeat(4, 1))
+    assert np.isnan(trained.accuracy()).all()
+    assert trained.totals().tolist() == [0, 0]
+
+
 SMALL = [
     "--clients",
     "6",
@@ -192,6 +257,11 @@ def test_metrics_are_recorded_shown_and_reported(
     np.testing.assert_array_equal(
         run.rounds["global_accuracy"], plain.rounds["global_accuracy"]
     )
+    # All participants are judged after training, whoever is judged besides.
+    np.testing.assert_array_equal(
+        run.rounds["trained_accuracy"], plain.rounds["trained_accuracy"]
+    )
+    assert (run.rounds["trained_accuracy"] > 0).all()
     assert plain.rounds.keys() < run.rounds.keys()
     assert run.client_accuracy.shape == run.client_metrics["top5"].shape == (2, 3)
     assert run.class_accuracy["accuracy"].shape == (2, 10)
@@ -207,10 +277,12 @@ def test_metrics_are_recorded_shown_and_reported(
     cli.main(["show", str(tmp_path / "run")])
     shown = capsys.readouterr().out
     assert f"{run.last('global_top5'):.2%}" in shown and "sample of 3 clients" in shown
+    assert f"{run.last('trained_accuracy'):.2%}" in shown
     assert "macro F1: global model" in shown and "accuracy of class" in shown
     cli.main(["show", "--json", str(tmp_path / "run")])
     told = json.loads(capsys.readouterr().out)
     assert told["f1"] == run.rounds["f1"].tolist()
+    assert told["trained_accuracy"] == run.rounds["trained_accuracy"].tolist()
     assert told["best_global_top5"] == run.best("global_top5")
     assert len(told["class_accuracy"]["global_accuracy"]) == 10
     page, table = tmp_path / "page.html", tmp_path / "table.csv"
@@ -219,7 +291,9 @@ def test_metrics_are_recorded_shown_and_reported(
     rows = list(csv.DictReader(table.read_text().splitlines()))
     values = {float(row["top5"]) for row in rows if row["top5"] != "nan"}
     assert values == set(run.rounds["top5"]) and len(rows) == 4
+    assert float(rows[0]["trained_accuracy"]) in run.rounds["trained_accuracy"]
     drawn = page.read_text()
+    assert "participants, after training" in drawn
     assert "top-5 accuracy, global model, all test data" in drawn
     assert "metrics [" not in drawn, "what a run is judged by sets nothing apart"
 
@@ -250,7 +324,7 @@ def test_ranks_add_up_to_the_same_metrics(
     np.testing.assert_array_equal(one.evaluated, two.evaluated)
     np.testing.assert_array_equal(one.client_accuracy, two.client_accuracy)
     for name, values in one.rounds.items():
-        if name.removeprefix("global_") in METRICS:
+        if metric_of(name) in METRICS:
             np.testing.assert_allclose(
                 two.rounds[name], values, rtol=1e-10, err_msg=name
             )

@@ -129,7 +129,9 @@ def test_the_engine_trains_all_seeds_in_one_call(
     ]
     started(*words, "--seeds", "0..3", "--out", tmp_path / "fedavg")
     one_row_of_each_seed = [("evaluate", 1)] * 4
-    assert calls == [("train", 20), *one_row_of_each_seed, ("evaluate", 4)] * 2
+    participants = ("evaluate", 20)
+    one_round = [("train", 20), participants, *one_row_of_each_seed, ("evaluate", 4)]
+    assert calls == one_round * 2
     calls.clear()
     started("--method", "local", *words, "--seeds", "0..3", "--out", tmp_path / "local")
     assert calls == [("train", 20), ("evaluate", 40)] * 2

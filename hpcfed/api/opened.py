@@ -17,11 +17,12 @@ from hpcfed.api.tables import Columns, stacked, table
 from hpcfed.errors import UserError
 from hpcfed.experiment.stored import read_run
 from hpcfed.record.folder import MODEL, RECORD, records, runs, snapshots
-from hpcfed.record.metrics import global_name, text_of
+from hpcfed.record.metrics import text_of
 from hpcfed.record.run import RunRecord
 from hpcfed.record.safe import check, readable, reading
 from hpcfed.record.sandbox import try_out
 from hpcfed.record.timing import PHASES
+from hpcfed.report.labels import all_series
 from hpcfed.report.show import status as status_line
 from hpcfed.report.show import title
 
@@ -177,7 +178,7 @@ class Run:
         for record in self.records:
             words = [f"seed {record.facts['seed']}", status_line(record)]
             for name in ("accuracy", *record.metrics):
-                for series in (name, global_name(name)):
+                for series in all_series(name):
                     last = record.last(series)
                     if not isnan(last):
                         told = text_of(name, last)

@@ -132,7 +132,7 @@ def _figures(trial: Trial) -> list[dict[str, Any]]:
     found = []
     for record in Run(trial.folder).records:
         figures: dict[str, Any] = {"seed": record.facts["seed"]}
-        for name in ("accuracy", "global_accuracy", "train_loss"):
+        for name in ("accuracy", "trained_accuracy", "global_accuracy", "train_loss"):
             figures[name] = record.last(name)
         for name in record.metrics:
             for series in (name, global_name(name)):

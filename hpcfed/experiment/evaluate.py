@@ -1,6 +1,6 @@
 """How good the clients' rows and the global model are, on all ranks together."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,8 @@ class Evaluation:
     global_accuracy: float
     """NaN for a method without a global model, as is its loss."""
     global_loss: float
+    trained_accuracy: float = float("nan")
+    """The mean over the round's participants, as their local training left them."""
     metrics: dict[str, float] = field(default_factory=dict)
     """Further series of the round, by name."""
     client_metrics: dict[str, np.ndarray] = field(default_factory=dict)
@@ -48,6 +50,57 @@ class Evaluation:
         return bool(at_target(self.accuracy, self.global_accuracy, target))
 
 
+class AfterTraining:
+    """Judges the participants of a round on their own test data, as their local training
+    leaves them: the round's log hands it their rows.
+
+    A method that hands over rows several times is judged by the last; one that never
+    does, by none.
+    """
+
+    def __init__(self, setup: Setup, fed: Federation) -> None:
+        """`fed` is whose round it is: the run's federation, or that of new clients."""
+        self._setup = setup
+        self._fed = fed
+        # What is known on this rank: clients by id, and the accuracy of each.
+        self._ids = torch.empty(0, dtype=torch.int64, device=fed.device)
+        self._accuracy = torch.empty(0, dtype=torch.float64, device=fed.device)
+
+    def __call__(self, here: np.ndarray, rows: Tensor) -> None:
+        """Judge the rows of this rank's clients `here` at once: the method may go on to
+        change them in place.
+        """
+        if "accuracy" not in self._setup.metrics:
+            return
+        fed = self._fed
+        score = fed.evaluate(rows, here)
+        self._ids = on_device(fed.clients[here], fed.device)
+        has_data = on_device(fed.sizes[fed.clients[here]] > 0, fed.device)
+        # A cohort in which nobody has data stays as drawn, but has not trained.
+        accuracy = metric("accuracy", score.sums)
+        self._accuracy = accuracy.where(has_data, torch.nan)
+
+    def totals(self) -> Tensor:
+        """Return the sum of the accuracies of this rank's participants that have test
+        data, and how many these are: a pair, on the device.
+        """
+        known = ~self._accuracy.isnan()
+        return torch.stack([self._accuracy.nansum(), known.sum().double()])
+
+    def accuracy(self) -> np.ndarray:
+        """Return the accuracy of every client of the federation; NaN for those that did
+        not take part or have no test data. All ranks call it together.
+        """
+        # Every rank fills in its own clients. The others' entries stay 0, and the sums
+        # of 1 tell who took part at all: 0 / 0 is NaN.
+        sums = self._accuracy.new_zeros(2, len(self._fed.sizes))
+        sums[0, self._ids] = self._accuracy
+        sums[1, self._ids] = 1
+        accuracy, took_part = self._setup.collectives.allreduce(sums).cpu()
+        found: np.ndarray = (accuracy / took_part).numpy()
+        return found
+
+
 def is_due(round: int, config: RunConfig) -> bool:
     """Tell whether a round ends with an evaluation; the last one always does."""
     done = round + 1
@@ -55,16 +108,19 @@ def is_due(round: int, config: RunConfig) -> bool:
     return is_last or done % config.evaluate_every == 0
 
 
-def evaluate(setup: Setup, state: Any) -> Evaluation:
+def evaluate(
+    setup: Setup, state: Any, trained: AfterTraining | None = None
+) -> Evaluation:
     """Evaluate the clients' personal rows on their own test data, and the global model
-    on all of it.
+    on all of it; `trained` has judged the round's participants already.
     """
     wanted = wanted_sums(setup.metrics, setup.num_outputs)
     names = of_clients(setup.metrics)
     device = setup.federation.device
     with setup.timer.phase("evaluate"):
         # One small allreduce for everything: metrics of each client, answers by class,
-        # then the global model's sums. Every rank fills in what it knows.
+        # then the global model's sums and the participants'. Every rank fills in what
+        # it knows.
         by_client = torch.zeros(
             len(names), len(setup.evaluated), dtype=torch.float64, device=device
         )
@@ -75,8 +131,14 @@ def evaluate(setup: Setup, state: Any) -> Evaluation:
         row = setup.method.global_row(state)
         of_global = _global_sums(setup, row, wanted)
         parts = [by_client, by_class, *of_global.values()]
+        if trained is not None:
+            parts.append(trained.totals())
         summed = setup.collectives.allreduce(torch.cat([p.flatten() for p in parts]))
         found = _split(summed.cpu(), parts)
+    participants = float("nan")
+    if trained is not None:
+        total, count = found.pop()
+        participants = float(total / count)
     by_client, by_class, *sums = found
     of_global = dict(zip(of_global, sums, strict=True))
     if "count" not in of_global:
@@ -84,7 +146,8 @@ def evaluate(setup: Setup, state: Any) -> Evaluation:
         of_global["count"] = torch.tensor([setup.global_test_size])
     if row is None:
         of_global = {name: torch.nan * values for name, values in of_global.items()}
-    return _evaluation(setup, names, by_client, {CLASSES: by_class}, of_global)
+    evaluation = _evaluation(setup, names, by_client, {CLASSES: by_class}, of_global)
+    return replace(evaluation, trained_accuracy=participants)
 
 
 def _split(vector: Tensor, parts: list[Tensor]) -> list[Tensor]:

@@ -9,7 +9,7 @@ from hpcfed.clients.initial import save_model
 from hpcfed.experiment import checkpointing, resume
 from hpcfed.experiment.assemble import Setup
 from hpcfed.experiment.checkpointing import Checkpointer
-from hpcfed.experiment.evaluate import evaluate, evaluate_finals, is_due
+from hpcfed.experiment.evaluate import AfterTraining, evaluate, evaluate_finals, is_due
 from hpcfed.experiment.newcomers import welcome
 from hpcfed.experiment.patience import begin_patience
 from hpcfed.experiment.progress import RunProgress
@@ -56,7 +56,8 @@ def run_rounds(
         setup.collectives.barrier()
         timer.start()
         for round in range(first, config.rounds):
-            cohort = fed.sample(round, recorder.on_trained(round))
+            trained = AfterTraining(setup, fed) if is_due(round, config) else None
+            cohort = fed.sample(round, recorder.on_trained(round, trained))
             state = method.round(fed, state, cohort)
             if round == first:
                 checkpointing.check_state(setup, state, "round")
@@ -64,8 +65,8 @@ def run_rounds(
                 with timer.phase("record"):
                     checkpointing.check_shared(setup, state)
             evaluation = None
-            if is_due(round, config):
-                evaluation = evaluate(setup, state)
+            if trained is not None:
+                evaluation = evaluate(setup, state, trained)
             recorder.close_snapshot(round, state)
             train_seconds = recorder.record(round, cohort.log, evaluation)
             # All ranks have the same evaluation, so they leave together.

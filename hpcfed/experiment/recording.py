@@ -14,7 +14,7 @@ from hpcfed.clients.balance import MAX_RELOCATIONS
 from hpcfed.config import RunConfig
 from hpcfed.errors import one_line
 from hpcfed.experiment.assemble import Setup
-from hpcfed.experiment.evaluate import Evaluation
+from hpcfed.experiment.evaluate import AfterTraining, Evaluation
 from hpcfed.experiment.progress import RunProgress
 from hpcfed.federation.log import OnTrained, RoundLog
 from hpcfed.record import environment, series
@@ -48,14 +48,23 @@ class Recorder:
         if snapshots is not None:
             snapshots.begin(first, setup.collectives.barrier)
 
-    def on_trained(self, round: int) -> OnTrained | None:
-        """Return what takes the rows that local training leaves, if the round has a
-        snapshot.
+    def on_trained(
+        self, round: int, trained: AfterTraining | None = None
+    ) -> OnTrained | None:
+        """Return what takes the rows that local training leaves: what judges them, if
+        the round is evaluated, and its snapshot, if it has one.
         """
         snapshots = self._snapshots
         if snapshots is None or not snapshots.due(round):
-            return None
-        return lambda here, rows: snapshots.write_rows(round, here, rows.cpu().numpy())
+            return trained
+
+        def take(here: np.ndarray, rows: Tensor) -> None:
+            with self._setup.timer.phase("record"):
+                snapshots.write_rows(round, here, rows.cpu().numpy())
+            if trained is not None:
+                trained(here, rows)
+
+        return take
 
     def close_snapshot(self, round: int, state: Any) -> None:
         """Complete the round's snapshot, if it has one, with the global model."""
@@ -176,6 +185,7 @@ def _evaluation_figures(evaluation: Evaluation | None) -> dict[str, float]:
         return {}
     return {
         "accuracy": evaluation.accuracy,
+        "trained_accuracy": evaluation.trained_accuracy,
         "global_accuracy": evaluation.global_accuracy,
         "global_loss": evaluation.global_loss,
     }

@@ -168,11 +168,10 @@ class LocalTraining(Participants[MethodOptions]):
 
     def finish(self, rows: Tensor, cohort: Cohort) -> None:
         """Take these rows for what the cohort's local training leaves: snapshots hold
-        them.
+        them, and an evaluation judges them.
         """
         if cohort.log.on_trained is not None:
-            with self._timer.phase("record"):
-                cohort.log.on_trained(cohort.here, rows)
+            cohort.log.on_trained(cohort.here, rows)
 
     def gradients(self, rows: Tensor, cohort: Cohort, *, phase: int) -> Tensor:
         """Return the gradient of each member's mean loss at its row, on one minibatch of

@@ -147,7 +147,7 @@ def of_clients(names: Sequence[str]) -> list[str]:
 
 def metric_of(series: str) -> str:
     """Return the name of the metric that a series of rounds has."""
-    return series.removeprefix("global_")
+    return series.removeprefix("global_").removeprefix("trained_")
 
 
 def global_name(name: str) -> str:

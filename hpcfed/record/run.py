@@ -258,6 +258,7 @@ class RunRecord:
             "partition": self.config["partition"],
             **self._series(),
             "best_accuracy": number(self.best("accuracy")),
+            "best_trained_accuracy": number(self.best("trained_accuracy")),
             "best_global_accuracy": number(self.best("global_accuracy")),
             **self._metric_figures(),
             "target_accuracy": self.target,

@@ -104,6 +104,10 @@ _ROUND_TABLE = (
     RoundSeries("accuracy", "fraction",
         "mean over clients of each client's accuracy on its own test data",
         agreed, required=True),
+    RoundSeries("trained_accuracy", "fraction",
+        "mean over the round's participants of each one's accuracy on its own test data, "
+        "after local training and before aggregation",
+        agreed),
     RoundSeries("global_accuracy", "fraction",
         "accuracy of the global model on the whole test set",
         agreed, required=True),

@@ -13,12 +13,23 @@ ACCURACIES = {
     "accuracy": "clients, own test data",
     "global_accuracy": "global model, all test data",
 }
-"""Series of accuracies, and whose they are on which data."""
+"""Series of accuracies after a round, and whose they are on which data."""
+ALL_ACCURACIES = {
+    "accuracy": ACCURACIES["accuracy"],
+    "trained_accuracy": "participants, after training",
+    "global_accuracy": ACCURACIES["global_accuracy"],
+}
+"""All of them: participants are judged on their own test data, before aggregation."""
 
 
 def both_series(metric: str) -> dict[str, str]:
     """Return the two series of a metric, and whose they are on which data."""
     return dict(zip((metric, global_name(metric)), ACCURACIES.values(), strict=True))
+
+
+def all_series(metric: str) -> dict[str, str]:
+    """Return every series of a metric, and whose they are; accuracy has three."""
+    return ALL_ACCURACIES if metric == "accuracy" else both_series(metric)
 
 
 def label(key: Choice) -> str:

@@ -11,7 +11,7 @@ from hpcfed.record.metrics import METRICS, label_of, text_of
 from hpcfed.record.run import LAST_UPDATES, LearningRecord, RunRecord, mean_accuracy
 from hpcfed.record.series import ROUND_SERIES, RoundSeries
 from hpcfed.report.console import bare_table, bytes_text, plain_text, say
-from hpcfed.report.labels import ACCURACIES, both_series
+from hpcfed.report.labels import ACCURACIES, ALL_ACCURACIES, both_series
 
 MOST_CLASSES = 20
 """Classes in a table; of more, those that are found least."""
@@ -100,7 +100,7 @@ def _lost_patience(record: RunRecord) -> bool:
 
 def _accuracy(record: RunRecord) -> Table:
     table = bare_table("accuracy", "last", "best")
-    for name, whose in ACCURACIES.items():
+    for name, whose in ALL_ACCURACIES.items():
         last = record.last(name)
         if not isnan(last):
             table.add_row(

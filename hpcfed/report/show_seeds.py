@@ -14,7 +14,7 @@ from hpcfed.errors import count
 from hpcfed.record.metrics import METRICS, label_of, text_of
 from hpcfed.record.run import RunRecord, mean_accuracy
 from hpcfed.report.console import bare_table, bytes_text, plain_text, say
-from hpcfed.report.labels import both_series
+from hpcfed.report.labels import all_series
 from hpcfed.report.show import status, target_table, title
 
 
@@ -62,7 +62,7 @@ def _figures(
     nothing is known.
     """
     columns = {}
-    for series, whose in both_series(metric).items():
+    for series, whose in all_series(metric).items():
         values = [figure(record, series) for record in records]
         if not all(isnan(value) for value in values):
             columns[whose] = values

@@ -15,7 +15,7 @@ from hpcfed.report.axes import Axis
 from hpcfed.report.bars import stripes
 from hpcfed.report.charts import Line, chart
 from hpcfed.report.groups import Group
-from hpcfed.report.labels import ACCURACIES, both_series, label
+from hpcfed.report.labels import ACCURACIES, ALL_ACCURACIES, both_series, label
 from hpcfed.report.sections.section import (
     MOST_BARS,
     MOST_LINES,
@@ -43,7 +43,7 @@ def accuracy(every: Sequence[Group]) -> Section:
     section = Section("accuracy", "Accuracy")
     families = _families(every)
     for (dataset, clients), members in sorted(families.items()):
-        for series, whose in ACCURACIES.items():
+        for series, whose in ALL_ACCURACIES.items():
             title = f"{dataset}, {clients:,} clients: {whose}"
             curves = _curves(members, series)
             for drawn in _draw(curves, Axis("accuracy, %")):
