@@ -189,11 +189,11 @@ def run_alone(
     """Make a run in this process, and return every client's row after its last round."""
     rows = np.empty(0)
 
-    def keeping_rows(setup: Setup, state: Any) -> Evaluation:
+    def keeping_rows(setup: Setup, state: Any, *judged: Any) -> Evaluation:
         nonlocal rows
         fed = setup.federation
         rows = setup.method.personal(fed, state, fed.clients).numpy().copy()
-        return evaluate(setup, state)
+        return evaluate(setup, state, *judged)
 
     evaluate = loop.evaluate
     monkeypatch.setattr(loop, "evaluate", keeping_rows)

@@ -44,7 +44,7 @@ def slow_train(self, job):  # type: ignore[no-untyped-def]
     return result
 
 
-def keeping_rows(setup, state):  # type: ignore[no-untyped-def]
+def keeping_rows(setup, state, *judged):  # type: ignore[no-untyped-def]
     fed = setup.federation
     if "ROWS" in os.environ and fed.round == fed.config.rounds - 1:
         rows = setup.method.personal(fed, state, np.arange(len(fed.clients)))
@@ -53,7 +53,7 @@ def keeping_rows(setup, state):  # type: ignore[no-untyped-def]
             clients=fed.clients,
             rows=rows.cpu().numpy(),
         )
-    return evaluate(setup, state)
+    return evaluate(setup, state, *judged)
 
 
 engine.Engine.train = slow_train  # type: ignore[method-assign]

@@ -134,7 +134,7 @@ def test_the_engine_trains_all_seeds_in_one_call(
     assert calls == one_round * 2
     calls.clear()
     started("--method", "local", *words, "--seeds", "0..3", "--out", tmp_path / "local")
-    assert calls == [("train", 20), ("evaluate", 40)] * 2
+    assert calls == [("train", 20), participants, ("evaluate", 40)] * 2
 
 
 def test_every_seed_has_an_ordinary_run(
