@@ -7,12 +7,17 @@ OUT/DATASET/CLIENTS/METHOD. Cells whose seeds are all complete are not run again
 study that was stopped goes on where it was. On SIGTERM, SIGUSR2 or Ctrl-C
 the cells at work end their round, and the exit code is 75; the next call resumes them
 there. A cell that fails is reported in one line, the others go on, and the exit code is
-1. A mistake in the file or in the flags ends everything before it begins, with 2.
+1. A mistake in the file or in the flags ends everything before it begins, with 2. Cells
+write a checkpoint every minute, from which a study goes on that was killed.
+
+A plan (--plan FILE) names cells of several studies, one line for those with the same
+seeds and options: STUDY.toml PATTERN SEEDS [OPTION=VALUE…] [as=FOLDER]. A cell belongs
+to the first line that names it.
 
 A line per cell shows what the study measures (mean ± standard error over seeds; the
 accuracy of clients on their own test data, unless the study says otherwise), the
 paper's figure, the difference, and seconds. At the end come the tables, in Markdown:
-`ours ± error (paper)`.
+`ours ± error (paper)`, and how many of a table's cells are near to the paper.
 
 examples:
   python benchmarks/paper.py benchmarks/paper/pfedgpa.toml --data-root data --out runs/paper
@@ -21,6 +26,8 @@ examples:
       --set rounds=3 bank_rounds=3
   python benchmarks/paper.py benchmarks/paper/pfedgpa.toml --out runs/paper --table
   python benchmarks/paper.py benchmarks/paper/genfed.toml --out runs/genfed --only 'mnist/*' --seeds 0..4 --jobs 8
+  python benchmarks/paper.py --plan plan.txt --out runs/plan --jobs 16 --stop-after 540
+  python benchmarks/paper.py --plan plan.txt --out runs/plan --table --unfinished
 """
 
 import argparse
@@ -31,6 +38,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from paper_cells import plan, runnable
+from paper_plan import read_plan
 from paper_runs import Stopped, go
 from paper_study import read_study
 from paper_tables import print_tables
@@ -60,7 +68,14 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("study", type=Path, metavar="STUDY.toml")
+    add("study", type=Path, metavar="STUDY.toml", nargs="?")
+    add(
+        "--plan",
+        type=Path,
+        metavar="FILE",
+        help="in place of a study: lines of STUDY.toml PATTERN SEEDS [OPTION=VALUE…] [as=FOLDER], run in their order; "
+        "cells stand in OUT/STUDY or OUT/FOLDER",
+    )
     add("--out", type=Path, required=True, help="folder of all cells")
     add(
         "--data-root",
@@ -77,12 +92,13 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     add(
         "--only",
-        default="*",
+        action="append",
+        default=[],
         metavar="PATTERN",
-        help="cells whose DATASET/CLIENTS/METHOD fits the pattern",
+        help="cells whose DATASET/CLIENTS/METHOD fits the pattern; may be given again",
     )
     add("--methods", metavar="A,B", help="these methods alone")
-    add("--seeds", default="0..2", metavar="LIST", help="0..4 or 0,3,7 (default: 0..2)")
+    add("--seeds", metavar="LIST", help="0..4 or 0,3,7 (default: 0..2)")
     add(
         "--set",
         nargs="+",
@@ -99,6 +115,14 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="no cell begins after so many seconds",
     )
     add(
+        "--stop-after",
+        type=float,
+        default=math.inf,
+        metavar="SECONDS",
+        help="after so many seconds the cells at work end their round and write a checkpoint; "
+        "the next call resumes them (exit code 75)",
+    )
+    add(
         "--jobs",
         type=_positive,
         default=1,
@@ -112,7 +136,19 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         action="store_true",
         help="run nothing; print the tables of what is finished",
     )
-    return parser.parse_args(arguments)
+    add(
+        "--unfinished",
+        action="store_true",
+        help="show unfinished cells in the tables, too, with the round that they have reached",
+    )
+    options = parser.parse_args(arguments)
+    if (options.study is None) == (options.plan is None):
+        raise UserError("name a study's file, or a --plan")
+    if options.plan is not None and options.seeds is not None:
+        raise UserError("--seeds: every line of a plan has its own")
+    options.seeds = options.seeds or "0..2"
+    options.only = options.only or ["*"]
+    return options
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -120,17 +156,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     failed = 0
     try:
         options = _parse(arguments)
-        study = read_study(options.study)
-        cells = plan(study, options)
+        if options.plan is not None:
+            cells = read_plan(options.plan, options)
+        else:
+            cells = plan(read_study(options.study), options)
         if not options.table:
             if not launched().alone:
                 raise UserError(
                     "a study is one process; start it without mpirun or srun"
                 )
             # Checks everything before the first cell begins.
-            cells = runnable(cells, study)
-            failed = go(cells, study, options)
-        print_tables(cells, study)
+            cells = runnable(cells)
+            failed = go(cells, options)
+        print_tables(cells, unfinished=options.unfinished)
     except UserError as error:
         print(f"paper: {error}", file=sys.stderr)
         return 2

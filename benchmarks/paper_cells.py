@@ -3,9 +3,10 @@ benchmarks/paper.py.
 """
 
 import argparse
+import glob
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,10 @@ OWN = (
     "device",
 )
 """Options that neither the file nor --set may give, because the study does."""
+CHECKPOINT_MINUTES = 1.0
+"""How old a cell's last checkpoint becomes, unless the study or --set says otherwise:
+what is lost when all cells are killed.
+"""
 
 
 @dataclass(frozen=True)
@@ -47,9 +52,12 @@ class Cell:
 
     names: tuple[str, str, str]
     """The data set, the number of clients (or column), and the method's row."""
+    study: Study
     folder: Path
     settings: Settings
     seeds: tuple[int, ...]
+    words: tuple[str, ...]
+    """The command line of a study of this cell alone."""
 
     def __str__(self) -> str:
         return "/".join(self.names)
@@ -57,17 +65,17 @@ class Cell:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a finished cell has found; lists have a number per seed."""
+    """What a cell has found; lists have a number per seed."""
 
-    accuracy: dict[str, list[float]]
-    """By the method's row what the study measures first, and by the name of every final
-    its accuracy in per cent.
-    """
-    further: dict[str, list[float]]
-    """What else the study measures, by the measure's name."""
+    measured: dict[str, list[float]]
+    """What the study measures, by the measure's name."""
+    finals: dict[str, list[float]]
+    """Accuracies in per cent that the method has judged at its end, by name."""
     seconds: float
     """Seconds from the first round to the end."""
     device: str
+    stopped_at: int | None = None
+    """The round that an unfinished cell has reached; None for a finished one."""
 
 
 Outcomes = Mapping[tuple[str, str, str], Outcome]
@@ -89,16 +97,17 @@ def plan(study: Study, options: argparse.Namespace) -> list[Cell]:
     every, cells = [], []
     for names in itertools.product(study.datasets, study.across, study.methods):
         path = "/".join(names)
-        if not any(fnmatchcase(path, pattern) for pattern in study.cells):
+        if not fits(path, study.cells):
             continue
         every.append(path)
         dataset, _, row = names
-        if row in wanted and fnmatchcase(path, options.only):
+        if row in wanted and fits(path, options.only):
             source = sources.get(dataset, dataset)
             cells.append(cell_of(study, names, changes, source, options))
     if not cells:
         raise UserError(
-            f"--only {options.only} leaves no cell; they have names such as {every[0]}"
+            f"--only {' '.join(options.only)} leaves no cell; they have names such as "
+            f"{every[0]}"
         )
     known: set[str] = set()
     for cell in cells:
@@ -109,6 +118,11 @@ def plan(study: Study, options: argparse.Namespace) -> list[Cell]:
                 f"--set {name}: unknown option{suggest_option(name, known)}"
             )
     return cells
+
+
+def fits(path: str, patterns: Sequence[str]) -> bool:
+    """Tell whether a cell's DATASET/CLIENTS/METHOD fits one of the patterns."""
+    return any(fnmatchcase(path, pattern) for pattern in patterns)
 
 
 def pairs_of(flag: str, words: Sequence[str], example: str) -> dict[str, str]:
@@ -145,7 +159,7 @@ def cell_of(
         f"{column_table}.{column}": study.across[column],
         f"methods.{row}": row_options,
     }
-    values: dict[str, Any] = {}
+    values: dict[str, Any] = {"checkpoint_minutes": CHECKPOINT_MINUTES}
     sources: dict[str, str] = {}
     for table, given in tables.items():
         values |= given
@@ -177,10 +191,34 @@ def cell_of(
     # must not be refused for it.
     shared = set(values) - set(row_options) - set(changes)
     settings = resolve(values, sources, kind, shared=shared)
-    return Cell(names, folder, settings, settings.config.seeds or ())
+    seeds = settings.config.seeds or ()
+    words = _words(names, settings, options)
+    return Cell(names, study, folder, settings, seeds, tuple(words))
 
 
-def runnable(cells: Sequence[Cell], study: Study) -> list[Cell]:
+def _words(
+    names: tuple[str, str, str], settings: Settings, options: argparse.Namespace
+) -> list[str]:
+    """Return the command line of a study of one cell alone."""
+    words = [str(options.study), "--only", glob.escape("/".join(names))]
+    words += ["--out", str(options.out), "--seeds", options.seeds]
+    words += ["--device", options.device]
+    changes = []
+    for word in options.set:
+        name = word.partition("=")[0].replace("-", "_")
+        # --set of an option that this cell's method lacks would be refused.
+        if name in settings.flat():
+            changes.append(word)
+    if changes:
+        words += ["--set", *changes]
+    if options.data_root:
+        words += ["--data-root", str(options.data_root)]
+    if options.data:
+        words += ["--data", *options.data]
+    return words
+
+
+def runnable(cells: Sequence[Cell]) -> list[Cell]:
     """Return the cells without those whose optional data set is missing; refuse what
     cannot run, or would spoil what is there.
     """
@@ -191,7 +229,7 @@ def runnable(cells: Sequence[Cell], study: Study) -> list[Cell]:
             files.require(config.dataset, root=config.root, download=config.download)
         except UserError as error:
             # What --data named by hand should be there.
-            if name not in study.optional or config.dataset != name:
+            if name not in cell.study.optional or config.dataset != name:
                 raise
             absent[name] = error
             continue
@@ -227,20 +265,36 @@ def complete_seeds(cell: Cell) -> dict[int, RunRecord]:
     return complete
 
 
-def outcome(cell: Cell, study: Study) -> Outcome | None:
-    """Return what a cell has found; None unless every seed is complete."""
+def outcome(cell: Cell, *, unfinished: bool = False) -> Outcome | None:
+    """Return what a cell has found; None unless every seed is complete.
+
+    `unfinished` cells are looked at as far as they have come, too.
+    """
     complete = complete_seeds(cell)
-    if not set(cell.seeds) <= set(complete):
+    if set(cell.seeds) <= set(complete):
+        return _measured(cell, [complete[seed] for seed in cell.seeds])
+    if not unfinished:
         return None
-    records = [complete[seed] for seed in cell.seeds]
+    begun = []
+    for record in read_seeds(cell.folder):
+        if record.facts["seed"] in cell.seeds and record.rounds_done:
+            begun.append(record)
+    if not begun:
+        return None
+    reached = min(record.rounds_done for record in begun)
+    return replace(_measured(cell, begun), stopped_at=reached)
+
+
+def _measured(cell: Cell, records: Sequence[RunRecord]) -> Outcome:
+    """Take the study's measures of a cell's seeds."""
     measured: dict[str, list[float]] = {}
-    for name in study.measures:
-        measured[name] = [MEASURES[name].value(record) for record in records]
-    accuracy = {cell.names[2]: measured.pop(study.measures[0])}
-    for final in records[0].finals:
-        accuracy[final] = [
-            100 * mean_accuracy(record.finals[final]) for record in records
-        ]
+    for name in cell.study.all_measures:
+        measured[name] = [MEASURES[name].of(record) for record in records]
+    finals: dict[str, list[float]] = {}
+    in_all = set.intersection(*[set(record.finals) for record in records])
+    for final in sorted(in_all):
+        accuracies = [mean_accuracy(record.finals[final]) for record in records]
+        finals[final] = [100 * accuracy for accuracy in accuracies]
     seconds = max(float(record.facts["seconds"]) for record in records)
     device = str(records[0].environment["ranks"][0]["device"])
-    return Outcome(accuracy, measured, seconds, device)
+    return Outcome(measured, finals, seconds, device)

@@ -4,11 +4,12 @@ benchmarks/paper.py.
 
 import argparse
 import gc
-import glob
+import math
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +19,6 @@ from types import FrameType
 from typing import Any
 
 from paper_cells import Cell, outcome
-from paper_study import Study
 from paper_tables import result_line
 
 from hpcfed.cli import parse_run
@@ -28,6 +28,7 @@ from hpcfed.config import (
 )
 from hpcfed.errors import UserError, one_line
 from hpcfed.experiment.stored import read_seeds
+from hpcfed.record import checkpoints
 from hpcfed.runtime.signals import SIGNALS, STOPPED, Stop
 
 
@@ -35,46 +36,100 @@ class Stopped(Exception):
     """The study was asked to stop."""
 
 
-def go(cells: Sequence[Cell], study: Study, options: argparse.Namespace) -> int:
-    """Run the cells that are not finished, and return how many failed."""
-    begin, children = time.monotonic(), Children(options)
-    attempt = children.attempt_here if options.jobs == 1 else children.attempt
-
-    def settled(cell: Cell) -> bool | None:
-        """Return whether the cell is finished now; None if no time was left for it."""
-        started, reason = time.monotonic(), None
-        done = outcome(cell, study)
-        there = done is not None
-        if not there:
-            if started - begin >= options.budget or children.stopping:
-                return None
-            reason = attempt(cell)
-            done = outcome(cell, study)
-            if done is None and children.stopping:
-                return None
-        text = f"failed: {reason}" if done is None else result_line(cell, study, done)
-        seconds = "there already" if there else f"{time.monotonic() - started:.1f} s"
-        print(f"{cell!s:28} {text}  {seconds}", flush=True)
-        return done is not None
-
-    if options.jobs == 1:
-        with children.listening(), data_read_once():
-            results = [settled(cell) for cell in cells]
-    else:
-        with children.listening(), ThreadPoolExecutor(options.jobs) as pool:
-            results = list(pool.map(settled, cells))
-    if children.stopping and None in results:
+def go(cells: Sequence[Cell], options: argparse.Namespace) -> int:
+    """Run the cells that are not finished, in their order, and return how many failed."""
+    work = Work(options)
+    with work.listening():
+        if options.jobs == 1:
+            with data_read_once():
+                results = [work.settle(cell) for cell in cells]
+        else:
+            with ThreadPoolExecutor(options.jobs) as pool:
+                results = list(pool.map(work.settle, cells))
+    left = results.count(None)
+    if left and work.children.stopping:
         raise Stopped
-    if left := results.count(None):
+    if left:
         print(f"--budget {options.budget:g} is spent; cells left: {left}", flush=True)
     return results.count(False)
+
+
+class Work:
+    """Cells that are run within the time that the call has."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._options = options
+        self._begin = time.monotonic()
+        self.children = Children(options.jobs)
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Stop the cells at work when a signal comes, or when the time is over."""
+        with self.children.listening(), alarm(self._options.stop_after):
+            yield
+
+    def settle(self, cell: Cell) -> bool | None:
+        """Bring a cell to its end and print a line of it; return whether it is finished
+        now, or None if no time was left for that.
+        """
+        started = time.monotonic()
+        done = outcome(cell)
+        if done is not None:
+            self._print(cell, result_line(cell, done), "there already")
+            return True
+        late = started - self._begin >= self._options.budget
+        if late or self.children.stopping:
+            return None
+        if self._options.jobs == 1:
+            reason = self.children.attempt_here(cell)
+        else:
+            reason = self.children.attempt(cell)
+        seconds = f"{time.monotonic() - started:.1f} s"
+        done = outcome(cell)
+        if done is not None:
+            self._print(cell, result_line(cell, done), seconds)
+            return True
+        if self.children.stopping:
+            self._print(cell, _how_far(cell), seconds)
+            return None
+        self._print(cell, f"failed: {reason}", seconds)
+        return False
+
+    def _print(self, cell: Cell, *texts: str) -> None:
+        # The folder tells cells of a plan apart that have the same names.
+        name = cell.folder.relative_to(self._options.out)
+        print(f"{name!s:28} {'  '.join(texts)}", flush=True)
+
+
+def _how_far(cell: Cell) -> str:
+    """Say how far a cell has come that was stopped."""
+    rounds = [record.rounds_done for record in read_seeds(cell.folder)]
+    reached = min(rounds, default=0)
+    return f"stopped after round {reached} of {cell.settings.config.rounds}"
+
+
+@contextmanager
+def alarm(seconds: float) -> Iterator[None]:
+    """Send this process SIGTERM when the block lasts longer than so many seconds."""
+    if seconds == math.inf:
+        yield
+        return
+    # Whoever listens to signals hears it: the study, or the cell that it runs itself.
+    timer = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGTERM))
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        # One that has begun sends its signal while somebody listens.
+        timer.join()
 
 
 class Children:
     """Cells in processes of their own, which are asked to stop when the study is."""
 
-    def __init__(self, options: argparse.Namespace) -> None:
-        self._options = options
+    def __init__(self, jobs: int) -> None:
+        self._jobs = jobs
         self._at_work: set[subprocess.Popen[str]] = set()
         self.stopping = False
 
@@ -101,6 +156,9 @@ class Children:
         stop = Stop()
         try:
             return attempt(cell, stop)
+        except Stopped:
+            self.stopping = True
+            return None
         finally:
             # A signal in the cell's last round stops the study, not the cell.
             self.stopping = self.stopping or stop.asked
@@ -109,10 +167,10 @@ class Children:
     def attempt(self, cell: Cell) -> str | None:
         """Run a cell in a process of its own; return the reason when it fails."""
         cores = len(os.sched_getaffinity(0))
-        threads = {"OMP_NUM_THREADS": str(max(1, cores // self._options.jobs))}
+        threads = {"OMP_NUM_THREADS": str(max(1, cores // self._jobs))}
         program = str(Path(__file__).with_name("paper.py"))
         child = subprocess.Popen(
-            [sys.executable, program, *self._words(cell)],
+            [sys.executable, program, *cell.words],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -135,26 +193,6 @@ class Children:
         last_words = err.strip().splitlines()
         return last_words[-1] if last_words else f"exit code {child.returncode}"
 
-    def _words(self, cell: Cell) -> list[str]:
-        """Return the options of a study of this cell alone."""
-        options = self._options
-        words = [str(options.study), "--only", glob.escape(str(cell))]
-        words += ["--out", str(options.out), "--seeds", options.seeds]
-        words += ["--device", options.device]
-        changes = []
-        for word in options.set:
-            name = word.partition("=")[0].replace("-", "_")
-            # --set of an option that this cell's method lacks would be refused.
-            if name in cell.settings.flat():
-                changes.append(word)
-        if changes:
-            words += ["--set", *changes]
-        if options.data_root:
-            words += ["--data-root", str(options.data_root)]
-        if options.data:
-            words += ["--data", *options.data]
-        return words
-
 
 def attempt(cell: Cell, stop: Stop) -> str | None:
     """Run a cell, or resume it; return the reason when it fails."""
@@ -173,15 +211,17 @@ def attempt(cell: Cell, stop: Stop) -> str | None:
 
 
 def resumed(cell: Cell) -> Settings | None:
-    """Return settings that resume the cell where it was stopped; None where there is
-    nothing to resume.
+    """Return settings that resume the cell where it was stopped or killed; None where
+    there is nothing to resume.
     """
     there = {record.facts["seed"]: record for record in read_seeds(cell.folder)}
-    states = {record.status for record in there.values()}
     if set(there) != set(cell.seeds):
         return None
-    if "stopped" not in states or not states <= {"stopped", "complete"}:
-        return None
+    for record in there.values():
+        if record.status == "failed":
+            return None
+        if record.status != "complete" and not checkpoints.exist(record.folder):
+            return None
     try:
         for seed, record in there.items():
             check_unchanged(

@@ -4,11 +4,18 @@ benchmarks/paper.py.
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    ValidationError,
+    field_validator,
+)
 
 from hpcfed.config import (
     load_toml,
@@ -17,8 +24,42 @@ from hpcfed.config import (
 from hpcfed.errors import UserError, unknown
 from hpcfed.record.run import RunRecord
 
-Figures = dict[str, dict[str, dict[str, float]]]
+
+class Printed(NamedTuple):
+    """A figure as a paper prints it."""
+
+    value: float
+    error: float | None = None
+    """What stands behind its ±."""
+
+
+def _read_printed(given: Any) -> Printed:
+    """Read 91.2, or [91.2, 0.1] where the paper prints an error, too."""
+    numbers = given if isinstance(given, list) else [given]
+    for number in numbers:
+        if isinstance(number, bool) or not isinstance(number, int | float):
+            raise ValueError("must be a number, or [number, error]")
+    if len(numbers) not in (1, 2):
+        raise ValueError("must be a number, or [number, error]")
+    return Printed(*map(float, numbers))
+
+
+Figure = Annotated[Printed, BeforeValidator(_read_printed)]
+Figures = dict[str, dict[str, dict[str, Figure]]]
 """A paper's figures, by data set, method and column."""
+
+
+class Near(NamedTuple):
+    """When a measurement counts as near to what the paper prints."""
+
+    text: str
+    holds: Callable[[float, float], bool]
+    """Takes ours and the paper's."""
+
+
+POINTS = Near("within 2 points", lambda ours, paper: abs(ours - paper) <= 2)
+FACTOR = Near("within a factor of 2", lambda ours, paper: 0.5 <= ours / paper <= 2)
+SHARE = Near("within 2 %", lambda ours, paper: abs(ours - paper) <= 0.02 * paper)
 
 
 class Measure(NamedTuple):
@@ -28,6 +69,25 @@ class Measure(NamedTuple):
     value: Callable[[RunRecord], float]
     """Returns it for the run of one seed; NaN when there is none."""
     digits: int = 2
+    near: Near = POINTS
+    relative: bool = False
+    """Whether tables show it by what the study's rival has in the same column."""
+
+    @property
+    def to_target(self) -> bool:
+        """Whether it is what reaching the target took: known for good as soon as the
+        target is reached, and "never" until then.
+        """
+        return self.near is FACTOR
+
+    def of(self, record: RunRecord) -> float:
+        """Return the value of a run; NaN where it lacks what is measured, as a run does
+        that was stopped.
+        """
+        try:
+            return self.value(record)
+        except KeyError:
+            return math.nan
 
 
 def best(record: RunRecord) -> float:
@@ -46,19 +106,48 @@ def rounds_to_target(record: RunRecord) -> float:
     return math.nan if reached is None else float(reached.rounds)
 
 
+def seconds_to_target(record: RunRecord) -> float:
+    """Return the seconds that the target took; NaN if it was never reached.
+
+    Seeds that advance together share their seconds: each counts with its part, so that
+    rows of different numbers of seeds compare.
+    """
+    reached = record.reached()
+    return math.nan if reached is None else reached.seconds / record.stacked_seeds
+
+
+def sent_to_target(record: RunRecord) -> float:
+    """Return the GiB that were sent both ways until the target; NaN if never reached."""
+    reached = record.reached()
+    return math.nan if reached is None else reached.bytes / 2**30
+
+
 MEASURES = {
     "accuracy": Measure(
         "last accuracy of clients, %", lambda record: 100 * record.last("accuracy")
     ),
     "best": Measure("best accuracy, %", best),
-    "rounds": Measure("rounds to the target accuracy", rounds_to_target, digits=0),
+    "rounds": Measure(
+        "rounds to the target accuracy", rounds_to_target, digits=0, near=FACTOR
+    ),
+    "relative-seconds": Measure(
+        "seconds to the target accuracy by those of the rival",
+        seconds_to_target,
+        near=FACTOR,
+        relative=True,
+    ),
+    "sent-to-target": Measure(
+        "sent until the target accuracy, GiB", sent_to_target, near=FACTOR
+    ),
     "comm": Measure(
         "sent by clients, GiB",
         lambda record: float(record.rounds["bytes_up"].sum()) / 2**30,
+        near=SHARE,
     ),
     "given": Measure(
         "sent to a new client to begin with, MiB",
         lambda record: record.newcomer_bytes / 2**20,
+        near=SHARE,
     ),
     "joining": Measure(
         "accuracy of new clients as they join, %",
@@ -71,6 +160,38 @@ MEASURES = {
 }
 
 
+def _known_measure(name: str) -> str:
+    if name not in MEASURES:
+        raise ValueError(str(unknown("measure", name, MEASURES)))
+    return name
+
+
+MeasureName = Annotated[str, AfterValidator(_known_measure)]
+
+
+class Table(BaseModel):
+    """One of the paper's tables: a measure in some of the study's cells.
+
+    A list that is left out stands for all that the study has.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str = ""
+    measure: MeasureName
+    datasets: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+    methods: tuple[str, ...] = ()
+
+    def shows(self, names: tuple[str, str, str]) -> bool:
+        """Tell whether a cell belongs to the table."""
+        wanted = (self.datasets, self.columns, self.methods)
+        for name, those in zip(names, wanted, strict=True):
+            if those and name not in those:
+                return False
+        return True
+
+
 class Ablation(BaseModel):
     """A second table: the accuracies that one method judges at its end, by data set."""
 
@@ -79,7 +200,7 @@ class Ablation(BaseModel):
     method: str = ""
     clients: str = ""
     finals: tuple[str, ...] = ()
-    figures: dict[str, dict[str, float]] = {}
+    figures: dict[str, dict[str, Figure]] = {}
 
 
 class Study(BaseModel):
@@ -98,10 +219,10 @@ class Study(BaseModel):
     common: dict[str, Any] = {}
     cells: tuple[str, ...] = ("*",)
     """Patterns; a cell's DATASET/CLIENTS/METHOD must fit one of them."""
-    measures: tuple[
-        Literal["accuracy", "best", "rounds", "comm", "given", "joining", "joined"], ...
-    ] = ("accuracy",)
+    measures: tuple[MeasureName, ...] = ("accuracy",)
     """What the tables show, one after the other; `figures` belong to the first."""
+    tables: tuple[Table, ...] = ()
+    """The paper's tables, in place of one table of all cells for every measure."""
     ours: tuple[str, ...] = ()
     """The paper's own methods; the others are its baselines."""
     rival: str = ""
@@ -113,7 +234,7 @@ class Study(BaseModel):
     method, in place of its accuracy after the last round.
     """
     figures: Figures = {}
-    further_figures: dict[str, Figures] = {}
+    further_figures: dict[MeasureName, Figures] = {}
     """The paper's figures of the other measures."""
     ablation: Ablation = Ablation()
 
@@ -127,16 +248,24 @@ class Study(BaseModel):
         return (ours,) if isinstance(ours, str) else ours
 
     @property
+    def all_measures(self) -> tuple[str, ...]:
+        """Everything that any table shows, each once."""
+        of_tables = [table.measure for table in self.tables]
+        return tuple(dict.fromkeys([*self.measures, *of_tables]))
+
+    @property
     def across(self) -> dict[str, dict[str, Any]]:
         """The columns that tables have for a data set."""
         return self.columns or self.clients
 
     def figure(
         self, dataset: str, clients: str, method: str, *, measure: str = ""
-    ) -> float | None:
-        """Return the paper's figure; None where the study has none."""
+    ) -> Printed | None:
+        """Return the paper's figure, of the first measure unless another is named; None
+        where the study has none.
+        """
         figures = self.figures
-        if measure in self.measures[1:]:
+        if measure not in ("", self.measures[0]):
             figures = self.further_figures.get(measure, {})
         return figures.get(dataset, {}).get(method, {}).get(clients)
 
@@ -146,36 +275,57 @@ def read_study(path: Path) -> Study:
     try:
         study = Study.model_validate(load_toml(path))
     except ValidationError as failure:
-        first = failure.errors()[0]
-        where = [str(key) for key in first["loc"]]
-        reason = first["msg"]
-        if first["type"] == "extra_forbidden":
-            known = [*Study.model_fields, *Ablation.model_fields]
-            reason = f"unknown key{suggest_option(where[-1], known)}"
-        raise UserError(f"{path}: {'.'.join(where)}: {reason}") from None
+        raise UserError(f"{path}: {_mistake(failure)}") from None
     # Tables have columns of one kind.
     if bool(study.clients) == bool(study.columns):
         raise UserError(
             f"{path}: a study has tables [clients.N], or [columns.NAME], and not both"
         )
-    # A slip in one of these names would cost a figure of the table, without a word.
+    for measure in study.all_measures:
+        if MEASURES[measure].relative and not study.rival:
+            raise UserError(f"{path}: {measure} needs a rival")
+    _check_all_names(path, study)
+    return study
+
+
+def _mistake(failure: ValidationError) -> str:
+    """Say where the first mistake of a file is, and what."""
+    first = failure.errors()[0]
+    where = [str(key) for key in first["loc"]]
+    reason = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "extra_forbidden":
+        known: list[str] = []
+        for kind in (Study, Table, Ablation):
+            known += kind.model_fields
+        reason = f"unknown key{suggest_option(where[-1], known)}"
+    return f"{'.'.join(where)}: {reason}"
+
+
+def _check_all_names(path: Path, study: Study) -> None:
+    """Refuse names that stand for nothing: a slip in one would cost a figure of a
+    table, without a word.
+    """
     ablation = study.ablation
-    datasets = [*study.optional, *study.figures, *ablation.figures]
+    datasets = [*study.optional, *ablation.figures]
     methods = [*study.ours, study.rival, ablation.method, *study.rows]
     columns = [ablation.clients]
     for figures in (study.figures, *study.further_figures.values()):
+        datasets += figures
         for rows in figures.values():
             methods += rows
             columns += itertools.chain(*rows.values())
+    for table in study.tables:
+        datasets += table.datasets
+        methods += table.methods
+        columns += table.columns
     _check_names(path, "data set", datasets, study.datasets)
     _check_names(path, "method", methods, study.methods)
     kind = "number of clients" if study.clients else "column"
     _check_names(path, kind, columns, study.across)
-    return study
 
 
 def _check_names(
-    path: Path, kind: str, names: Sequence[str], known: Mapping[str, Any]
+    path: Path, kind: str, names: Iterable[str], known: Mapping[str, Any]
 ) -> None:
     for name in names:
         if name and name not in known:

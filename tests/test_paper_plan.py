@@ -1,0 +1,262 @@
+"""benchmarks/paper.py: how near tables are to the paper, named tables, and plans."""
+
+import argparse
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from math import inf, nan
+from pathlib import Path
+
+import h5py
+import pytest
+
+from hpcfed.errors import UserError
+from hpcfed.experiment.stored import read_seeds
+from hpcfed.runtime.signals import STOPPED, Stop
+
+# Benchmarks import their siblings as scripts do.
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
+
+import paper
+from paper_cells import Outcome, Outcomes
+from paper_plan import Line, read_line
+from paper_runs import alarm, resumed
+from paper_study import MEASURES, Printed, Study
+from paper_tables import Entry, _print_measure, near_text
+
+STUDY = """
+measures = ["best", "rounds"]
+rival = "fedavg"
+[common]
+model = "mlp"
+rounds = 20000
+clients = 4
+[datasets.digits]
+[columns.base]
+[columns.few]
+clients = 2
+[methods.fedavg]
+[methods.local]
+"""
+
+
+def entry(
+    measure: str, values: list[float], *figure: float, stopped_at: int | None = None
+) -> Entry:
+    return Entry(values, Printed(*figure), MEASURES[measure], stopped_at)
+
+
+def test_entries_near_to_the_paper_are_counted_by_hand() -> None:
+    accuracies = [
+        entry("best", [90.0, 92.0], 91.2, 0.1),  # 0.2 off: beyond ±0.1, within 2
+        entry("best", [50.0], 49.95, 0.1),  # 0.05 off: within both
+        entry("best", [40.0], 43.0),  # 3 off, and no error printed
+    ]
+    text = "within the paper's error: 1 of 2; within 2 points: 2 of 3"
+    assert near_text(accuracies) == text
+    rounds = [
+        entry("rounds", [30.0, 50.0], 30.0),  # 40 is 1.33 times 30
+        entry("rounds", [nan, 60.0], 30.0),  # one seed alone: 60 is twice 30
+        entry("rounds", [10.0], 30.0),  # a third
+        entry("rounds", [nan], 1070.0),
+    ]
+    text = "within a factor of 2: 2 of 4; never reached: 1"
+    assert near_text(rounds) == text
+    sizes = [entry("comm", [41.0], 41.66), entry("comm", [8.4], 16.11)]
+    # 2 % of 41.66 is 0.83.
+    assert near_text(sizes) == "within 2 %: 1 of 2"
+
+
+def test_an_unfinished_entry_counts_only_if_it_cannot_change() -> None:
+    assert not entry("best", [88.0], 91.2, stopped_at=40).counts
+    assert entry("rounds", [30.0], 30.0, stopped_at=40).counts
+    assert not entry("rounds", [30.0, nan], 30.0, stopped_at=40).counts
+    assert str(entry("best", [88.0], 91.2, stopped_at=40)) == (
+        "88.00 at round 40 (91.20)"
+    )
+
+
+def found(best: float, rounds: float, seconds: float) -> Outcome:
+    measured = {"best": [best], "rounds": [rounds], "relative-seconds": [seconds]}
+    return Outcome(measured, finals={}, seconds=1.0, device="cpu")
+
+
+def test_a_named_table_reads_as_the_papers(capsys: pytest.CaptureFixture[str]) -> None:
+    columns: dict[str, dict[str, object]] = {"20": {}, "100": {}, "never": {}}
+    study = Study.model_validate(
+        {
+            "datasets": {"digits": {}, "cifar10": {}},
+            "columns": columns,
+            "methods": {"genfed": {}, "fedavg": {}, "fedau": {}},
+            "rival": "fedavg",
+            "measures": ["best"],
+            "tables": [
+                {
+                    "name": "Table 3",
+                    "measure": "relative-seconds",
+                    "datasets": ["digits"],
+                    "columns": ["100", "20", "never"],
+                    "methods": ["fedavg", "genfed"],
+                }
+            ],
+            "further_figures": {
+                "relative-seconds": {"digits": {"genfed": {"100": [0.07, 0.01]}}}
+            },
+        }
+    )
+    done: Outcomes = {
+        ("digits", "20", "genfed"): found(90, 30, 5.0),
+        ("digits", "20", "fedavg"): found(80, 30, 10.0),
+        ("digits", "100", "genfed"): found(90, 30, 4.0),
+        ("digits", "100", "fedavg"): found(80, 90, 40.0),
+        ("digits", "100", "fedau"): found(80, 90, 40.0),
+        ("digits", "never", "genfed"): found(80, 90, 40.0),
+        ("digits", "never", "fedavg"): found(80, nan, nan),
+        ("cifar10", "20", "fedavg"): found(80, 30, 10.0),
+    }
+    _print_measure(study.tables[0], list(done), done, study)
+    # 4 s by 40 s is 0.10: more than 0.01 from 0.07, but within a factor of two.
+    title = "seconds to the target accuracy by those of the rival, digits"
+    assert capsys.readouterr().out.splitlines() == [
+        "",
+        f"**Table 3**: {title}",
+        "",
+        "| method | 100 | 20 | never |",
+        "| --- | ---: | ---: | ---: |",
+        "| fedavg | 1.00x | 1.00x | – |",
+        "| genfed | 0.10x (0.07x) | 0.50x | – |",
+        "",
+        "within the paper's error: 0 of 1; within a factor of 2: 1 of 1",
+    ]
+
+
+def test_lines_of_a_plan(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").touch()
+    line = "a.toml  'digits/*'  0..2  lr=0.1 rounds=3  as=low  # why"
+    expected = Line(
+        tmp_path / "a.toml", "digits/*", "0..2", ("lr=0.1", "rounds=3"), "low"
+    )
+    assert read_line(line, tmp_path) == expected
+    plain = read_line("b.toml * 0", tmp_path)
+    assert plain == Line(Path("b.toml"), "*", "0", (), "b")
+    assert read_line("  # nothing", tmp_path) is None
+    for wrong, reason in {
+        "a.toml *": "needs a study's file, a pattern of cells, and seeds",
+        "a.toml * 0 rounds": "option rounds: needs a value",
+        "a.toml * 0 as=../x": "as=../x: must be the name of a folder",
+        "a.toml '* 0": "no closing quotation",
+    }.items():
+        with pytest.raises(UserError, match=reason):
+            read_line(wrong, tmp_path)
+
+
+Call = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def planned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Call:
+    """Runs a plan in this process: exit code, output, errors."""
+    (tmp_path / "study.toml").write_text(STUDY)
+
+    def call(plan: str, *words: str) -> tuple[int, str, str]:
+        path = tmp_path / "plan.txt"
+        path.write_text(plan)
+        common = ["--plan", str(path), "--out", str(tmp_path / "out")]
+        code = paper.main([*common, "--device", "cpu", *words])
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return call
+
+
+def test_the_alarm_rings_within_its_block_alone() -> None:
+    with Stop().listening() as stop:
+        with alarm(60):
+            pass
+        with alarm(0.01):
+            deadline = time.monotonic() + 10
+            while not stop.asked and time.monotonic() < deadline:
+                time.sleep(0.01)
+            assert stop.asked
+        stop.asked = False
+        with alarm(inf):
+            time.sleep(0.05)
+        assert not stop.asked
+
+
+def test_a_plan_that_is_stopped_goes_on(
+    planned: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = """
+    study.toml  digits/few/fedavg  0..1  rounds=2    # first
+    study.toml  digits/base/local  0     lr=0.5 as=fast
+    study.toml  digits/few/*       7     rounds=1    # only local is left of it
+    """
+    monkeypatch.setattr(Stop, "after", lambda _, round: round == 4)
+    code, out, err = planned(plan)
+    assert code == STOPPED and "stopped; start it again" in err
+    first, second = out.splitlines()
+    assert first.startswith("study/digits/few/fedavg ") and first.endswith(" s")
+    assert second.startswith("fast/digits/base/local ")
+    assert "stopped after round 5 of 20000  " in second
+    (before,) = read_seeds(tmp_path / "out/fast/digits/base/local")
+    assert before.status == "stopped" and before.config["lr"] == 0.5
+    assert not (tmp_path / "out/study/digits/few/local").exists()
+
+    monkeypatch.setattr(Stop, "after", lambda _, round: round == 7)
+    code, out, _ = planned(plan)
+    assert code == STOPPED and "there already" in out.splitlines()[0]
+    (after,) = read_seeds(tmp_path / "out/fast/digits/base/local")
+    assert after.rounds_done == 8
+    same = after.rounds["seconds"][:5] == before.rounds["seconds"]
+    assert same.all(), "its rounds were made anew"
+
+    code, out, _ = planned(plan, "--only", "*/few/*")
+    assert code == 0
+    (last,) = read_seeds(tmp_path / "out/study/digits/few/local")
+    assert last.facts["seed"] == 7 and last.rounds_done == 1
+    code, out, _ = planned(plan, "--table", "--unfinished")
+    assert code == 0 and " at round 8 |" in out
+    code, out, _ = planned(plan, "--table")
+    assert code == 0 and "no cell is finished" in out and "at round" not in out
+    assert "\n## " in out, "each study of a plan has tables of its own"
+
+
+def test_a_killed_cell_goes_on_from_its_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = tmp_path / "study.toml"
+    study.write_text(STUDY)
+    words = [str(study), "--out", str(tmp_path / "out"), "--device", "cpu"]
+    words += ["--seeds", "0", "--only", "*/few/fedavg"]
+    monkeypatch.setattr(Stop, "after", lambda _, round: round == 1)
+    assert paper.main(words) == STOPPED
+    options: argparse.Namespace = paper._parse(words)
+    (cell,) = paper.plan(paper.read_study(study), options)
+    assert cell.settings.config.checkpoint_minutes == 1
+    # A killed run has written no end.
+    with h5py.File(cell.folder / "seed-0/run.h5", "r+") as file:
+        file.attrs["status"] = "running"
+    assert resumed(cell) is not None
+    shutil.rmtree(cell.folder / "seed-0/checkpoints")
+    assert resumed(cell) is None
+
+
+@pytest.mark.parametrize(
+    ("plan", "words", "expected"),
+    [
+        ("study.toml * 0 rondz=3", (), "line 1: --set rondz: unknown option"),
+        ("\nstudy.toml x 0", (), "line 2: --only x leaves no cell"),
+        ("study.toml * 0", ("--only", "x"), "no cell is asked for"),
+        ("study.toml * 0", ("--seeds", "1"), "every line of a plan has its own"),
+        ("nobody.toml * 0", (), "line 1: cannot read nobody.toml"),
+    ],
+)
+def test_a_mistake_in_a_plan_is_one_line(
+    planned: Call, tmp_path: Path, plan: str, words: tuple[str, ...], expected: str
+) -> None:
+    code, out, error = planned(plan, *words)
+    assert (code, out) == (2, "")
+    assert expected in error and error.count("\n") == 1
+    assert not (tmp_path / "out").exists()
