@@ -37,9 +37,11 @@ from hpcfed.federation.clustering import (
 from hpcfed.federation.cohort import Cohort, Sent
 from hpcfed.federation.log import RoundLog
 from hpcfed.methods import genefl
+from hpcfed.models.cost import cost
 from hpcfed.models.kernel_layout import KernelLayout
 from hpcfed.models.layout import Layout
 from hpcfed.models.networks import build
+from hpcfed.models.own import Sample
 from hpcfed.record.run import RunRecord
 from hpcfed.runtime import randomness
 from tests.federations import assembled, rounds, traffic, trained_alone
@@ -297,6 +299,33 @@ def test_fisher_information_is_the_mean_of_squared_gradients_of_samples(
             own, total / max(1, sizes[client]), rtol=1e-10, atol=1e-14
         )
     assert network.training, "the network of others stays as it is"
+
+
+@pytest.mark.parametrize(
+    "convolution",
+    [
+        nn.Conv2d(1, 4, (3, 2), stride=(1, 2), padding=(1, 0), dilation=(2, 1)),
+        nn.Conv2d(1, 4, 3, padding="same"),
+        nn.Sequential(nn.Conv2d(1, 4, 3), nn.Conv2d(4, 4, 3, groups=2)),
+    ],
+    ids=["uneven", "same", "grouped"],
+)
+def test_fisher_information_of_any_convolution(convolution: nn.Module) -> None:
+    network = nn.Sequential(convolution, nn.Flatten(), nn.LazyLinear(10))
+    network(torch.zeros(1, 1, 8, 8))
+    shard = make_shard((1, 8, 8), (3,), torch.float64)
+    layout = Layout.of(network)
+    row = layout.row(network, dtype=torch.float64)
+    fisher = Fisher(network, layout, cost(network, Sample((1, 8, 8), ())))
+    found = fisher(row[None], shard, np.array([0]))
+    network.double()
+    squares = torch.zeros_like(row)
+    for sample in shard.index[0]:
+        answer = network(shard.inputs[sample][None])
+        loss = F.cross_entropy(answer, shard.targets[sample][None])
+        gradients = torch.autograd.grad(loss, list(network.parameters()))
+        squares += torch.cat([g.flatten() for g in gradients]).square()
+    torch.testing.assert_close(found[0], squares / 3, rtol=1e-10, atol=1e-14)
 
 
 def test_fisher_information_of_resnet18() -> None:

@@ -9,7 +9,7 @@ parameters, one layer after the other.
 """
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from math import prod
 from typing import Any
@@ -80,7 +80,7 @@ class Fisher:
     def _knows_all(self) -> bool:
         """Tell whether all trained layers are of kinds whose squares we know."""
         for module in self._network.modules():
-            if module._parameters and type(module) not in SQUARES:
+            if module._parameters and not _is_known(module):
                 return False
         # Frozen and tied weights, and positions of a sequence, are left to torch.
         count = sum(1 for _ in self._network.named_parameters(remove_duplicate=False))
@@ -164,11 +164,18 @@ class Fisher:
         return self._network
 
 
+def _is_known(module: nn.Module) -> bool:
+    if isinstance(module, nn.Conv2d):
+        padded_by_number = isinstance(module.padding, tuple)
+        plain = module.groups == 1 and module.padding_mode == "zeros"
+        return padded_by_number and plain
+    return type(module) in SQUARES
+
+
 def _of_convolution(module: Any, tensors: Tensors, x: Tensor, dy: Tensor) -> Tensors:
     """Multiply, per sample, the gradient at each position with the patch around it."""
-    patches = F.unfold(
-        x, module.kernel_size, module.dilation, module.padding, module.stride
-    )
+    # The first layer's input is as precise as the images are.
+    patches = _patches(module, x.to(dy.dtype), dy.shape[2:])
     # [samples, outputs, positions] · [samples, positions, taps]
     gradients = torch.bmm(dy.flatten(2), patches.transpose(1, 2))
     weight = tensors["weight"]
@@ -176,6 +183,22 @@ def _of_convolution(module: Any, tensors: Tensors, x: Tensor, dy: Tensor) -> Ten
     if "bias" in tensors:
         squares["bias"] = dy.sum((2, 3)).square().sum(0)
     return squares
+
+
+def _patches(module: Any, x: Tensor, size: Sequence[int]) -> Tensor:
+    """Return what the convolution multiplies at each position, [samples, taps,
+    positions]; `size` is the height and width of what it puts out.
+    """
+    # F.unfold launches a kernel for every sample, and these take most of the time.
+    vertical, horizontal = module.padding
+    padded = F.pad(x, (horizontal, horizontal, vertical, vertical))
+    samples, channels, rows, columns = padded.stride()
+    # A view with the taps before the positions; the copy is one launch.
+    shape = (*x.shape[:2], *module.kernel_size, *size)
+    taps = (rows * module.dilation[0], columns * module.dilation[1])
+    positions = (rows * module.stride[0], columns * module.stride[1])
+    windows = padded.as_strided(shape, (samples, channels, *taps, *positions))
+    return windows.flatten(4).flatten(1, 3)
 
 
 def _sum_of_squares(gradients: Tensor, like: Tensor) -> Tensor:
