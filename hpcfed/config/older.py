@@ -26,6 +26,17 @@ ZERO_WAS_UNSET = frozenset(
 """Options that are None today where something else decides, and once were 0."""
 
 
+def with_old_meaning(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a recorded config with what older versions did where an option is missing
+    whose default does something else today.
+    """
+    made = unset_zeros(config)
+    if "bank_rounds" in made:
+        # They had no other.
+        made.setdefault("bank_of", "uploads")
+    return made
+
+
 def unset_zeros(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a recorded config with None where 0 meant that an option was unset.
 

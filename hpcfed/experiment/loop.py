@@ -101,7 +101,12 @@ def _finish(
         save_model(folder, setup.federation.layout, row, setup.frozen)
     options = server_options(setup.settings)
     if options is not None and options.server_save:
-        setup.federation.server.save(str(folder / SERVER))
+        fed = setup.federation
+        start = None
+        if row is not None and options.bank_of == "updates":
+            # What a later run adds the model's updates to.
+            start = row[fed.generated]
+        fed.server.save(str(folder / SERVER), start)
     joules = rank_joules(setup.world) - joules_before
     everyones = setup.collectives.gather_vectors(np.array([joules]))
     energy = None if everyones is None else everyones[:, 0]

@@ -37,7 +37,7 @@ def welcome(
         for update in range(config.new_updates + 1):
             if update:
                 joined = np.flatnonzero(joins[fed.clients] < update)
-                rows = _next_rows(setup, fed, rows, joined, start, update)
+                rows = _next_rows(setup, fed, state, rows, joined, start, update)
             accuracy = client_accuracy(setup, fed, rows, everyone, config.new_clients)
             if results is not None:
                 there = np.where(joins <= update, accuracy, np.nan)
@@ -64,6 +64,7 @@ def _starts(
 def _next_rows(
     setup: Setup,
     fed: Federation,
+    state: Any,
     rows: Tensor,
     joined: np.ndarray,
     start: str,
@@ -78,4 +79,4 @@ def _next_rows(
     updated = rows.index_copy(0, at, trained)
     if start != "method":
         return updated
-    return setup.method.lead(fed, update - 1, rows, updated)
+    return setup.method.lead(fed, state, update - 1, rows, updated)

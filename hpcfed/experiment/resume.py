@@ -121,6 +121,9 @@ def load(setup: Setup, checkpoint: Checkpoint, state: Any) -> Any:
         like = getattr(state, field.name)
         dtype = as_array(like.new_empty(0)).dtype
         if field.metadata.get("owned"):
+            # No option asks for it, and a checkpoint of an older version lacks it.
+            if like.shape[1:] == (0,) and not field.metadata.get("generated"):
+                continue
             rows = _rows_of_clients(setup, checkpoint, field, holders, like, dtype)
         else:
             rows = checkpoint.read(f"common.{field.name}", dtype, like.shape)

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from hpcfed import plugins
 from hpcfed.config import RunConfig
-from hpcfed.config.older import unset_zeros
+from hpcfed.config.older import with_old_meaning
 from hpcfed.errors import UserError
 from hpcfed.record import reading
 from hpcfed.record.folder import runs
@@ -81,7 +81,7 @@ def check_options(stored: dict[str, Any]) -> dict[str, Any]:
     """Return a stored config whose options of every run have been checked as those of
     a command line are; a method's own stay as they are.
     """
-    stored = unset_zeros(stored)
+    stored = with_old_meaning(stored)
     fields = RunConfig.model_fields
     # An older record lacks newer options, and null stands for one that was not given.
     known = {}

@@ -242,12 +242,15 @@ class Federation(LocalTraining[MethodOptions]):
         answer: T = self._collectives.bcast(value)
         return answer
 
-    def bank(self, columns: Tensor, cohort: Cohort) -> None:
-        """Hand the generated columns of the cohort's uploads to the server, which keeps
-        them for learning.
+    def bank(
+        self, columns: Tensor, cohort: Cohort, starts: Tensor | None = None
+    ) -> None:
+        """Hand generated columns to the server, which keeps them for learning: the
+        cohort's updates, or its uploads and what they started from.
         """
         with self._timer.phase("server"):
-            self.server.bank(cohort.round, self.clients[cohort.here], columns)
+            here = self.clients[cohort.here]
+            self.server.bank(cohort.round, here, columns, starts)
 
     def learn(self, cohort: Cohort) -> None:
         """Let the server's model learn from what was banked; all workers wait."""

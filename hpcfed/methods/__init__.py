@@ -80,7 +80,9 @@ def no_finals(fed: Federation, state: Any, clients: Positions) -> Finals:
     return iter(())
 
 
-def not_led(fed: Federation, update: int, before: Tensor, after: Tensor) -> Tensor:
+def not_led(
+    fed: Federation, state: Any, update: int, before: Tensor, after: Tensor
+) -> Tensor:
     """Leave new clients' rows as their own training made them."""
     return after
 
@@ -109,9 +111,9 @@ class Method:
     """Yields names and rows that are judged after the last round."""
     FINALS: tuple[str, ...] = ()
     """All names that `finals` may yield."""
-    lead: Callable[[Federation, int, Tensor, Tensor], Tensor] = not_led
+    lead: Callable[[Federation, Any, int, Tensor, Tensor], Tensor] = not_led
     """Returns new clients' rows after a local update, as the server leads them on;
-    takes the update's number, and the rows before and after it.
+    takes the last state, the update's number, and the rows before and after it.
     """
     VALIDATES: bool = False
     """Whether the server judges uploads on a validation set of its own."""
@@ -271,7 +273,7 @@ _TAKES = {
     "global_row": "state",
     "welcome": "fed, state, cohort",
     "finals": "fed, state, clients",
-    "lead": "fed, update, before, after",
+    "lead": "fed, state, update, before, after",
 }
 """The arguments of every function, by position."""
 

@@ -1,25 +1,35 @@
 """pFedGPA (Lai et al. 2025): FedAvg, then a diffusion model of the clients' uploads
 generates a row for every client.
 
-The server keeps the uploads of the last rounds, learns their distribution, and inverts
-every client's last upload: it is diffused some steps and generated anew, which keeps
+The server keeps what clients did in the last rounds, learns its distribution, and
+inverts every client's newest: it is diffused some steps and generated anew, which keeps
 the client's own and adds what all clients have in common. Only the generated columns
-change hands; the others are FedAvg's. A client that was not sampled in those rounds
-keeps FedAvg's row. With --server-every the round after each time of learning starts
-from generated rows; FedAvg goes on from there until the server has learnt again.
+change hands; the others are FedAvg's, or with --generated-body own the client's. A
+client that was not sampled in those rounds keeps FedAvg's row. With --server-every the
+round after each time of learning starts from generated rows; FedAvg goes on from there
+until the server has learnt again.
+
+What a client did is its upload less the row from which the round started. The paper's
+model learns uploads as they are (--bank-of uploads): then it also learns how far FedAvg
+went from round to round, which under sampling drowns what clients differ in. A generated
+update is added to the start of the client's newest one. Where there is none it is added
+to FedAvg's row, or, in a warm start, to that of the run that has trained the server.
 
 New clients start from FedAvg's row, and after each of their first local updates the
 server guides them.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Literal, TypeAlias
 
 from hpcfed.config import Choice, RunConfig, Switch, option
 from hpcfed.errors import UserError
 from hpcfed.methods import (
     GENERATED,
+    IN_PLACE,
+    OWNED,
     Cohort,
     Federation,
     Positions,
@@ -53,6 +63,11 @@ class Options(ServerOptions):
     direct: bool = option(
         False,
         "also judge rows that are generated without inversion, as in the paper's ablation",
+    )
+    generated_body: Literal["global", "own"] = option(
+        "global",
+        "columns beside generated ones: FedAvg's, or those of the client's newest upload "
+        "(which keeps a row of every client)",
     )
     warm_start: bool = option(
         False, "the first global row has columns that the loaded server generates"
@@ -96,6 +111,10 @@ class Options(ServerOptions):
             )
 
 
+Request: TypeAlias = Callable[[Positions], tuple[Tensor, Positions]]
+"""Asks the server for these clients' columns: returns them, and whom it knows."""
+
+
 @dataclass(frozen=True)
 class State:
     w: Tensor
@@ -104,20 +123,37 @@ class State:
     """Every client's generated columns; none before the server has learnt, and none
     from the next round on.
     """
+    starts: Tensor = field(metadata=OWNED | IN_PLACE)
+    """The generated columns from which every client's newest update in the bank has
+    started; none with --bank-of uploads.
+    """
+    newest: Tensor = field(metadata=OWNED | IN_PLACE)
+    """Every client's newest upload of the rounds in the bank, FedAvg's row where there
+    is none; no columns with --generated-body global.
+    """
 
 
 def init(fed: Federation[Options]) -> State:
+    options, clients = fed.options, len(fed.clients)
     w = fed.initial_row()
-    if fed.options.warm_start:
+    if options.warm_start:
         # One sample per client, averaged over all clients of all ranks.
-        made = fed.server.sample(fed.clients)
+        made = fed.server.sample(fed.clients, whole=True)
         w[fed.generated] = fed.sum(made.to(w.dtype).sum(0)) / len(fed.sizes)
-    return _plain(fed, w)
+    learns_updates = options.bank_of == "updates"
+    own_body = options.generated_body == "own"
+    return State(
+        w,
+        generated=w.new_empty(clients, 0),
+        starts=w.new_zeros(clients, len(fed.generated) if learns_updates else 0),
+        newest=w.repeat(clients, 1) if own_body else w.new_empty(clients, 0),
+    )
 
 
-def _plain(fed: Federation[Options], w: Tensor) -> State:
-    """Return a state without generated columns."""
-    return State(w, w.new_empty(len(fed.clients), 0))
+def _plain(state: State, w: Tensor) -> State:
+    """Return the state without generated columns."""
+    nothing = state.generated.new_empty(len(state.generated), 0)
+    return replace(state, w=w, generated=nothing)
 
 
 def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
@@ -135,42 +171,75 @@ def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
     done, rounds = cohort.round + 1, fed.config.rounds
     # The server's training set: generated columns of the last rounds before it learns.
     if is_banked(fed.options, done, rounds):
-        fed.bank(rows[:, fed.generated], cohort)
+        _bank(fed, state, cohort, start[..., fed.generated], rows)
     w = fed.mean(rows, cohort)
+    state = _plain(state, w)
     if not learns_after(fed.options, done, rounds):
         # Older generated columns know nothing of this round.
-        return _plain(fed, w)
+        return state
 
     fed.learn(cohort)
-    made = _known_or(fed, w, partial(fed.invert, cohort))
+    made, known = _answered(fed, state, partial(fed.invert, cohort))
+    if fed.options.generated_body == "own":
+        state.newest[~known] = w
     if done == rounds:
         # After other rounds the next download sends them.
         size = made.shape[1] * made.element_size()
         cohort.log.bytes_down += fed.num_holders * size
-    return State(w, made)
+    return replace(state, generated=made)
 
 
-def _known_or(
-    fed: Federation[Options],
-    w: Tensor,
-    generate: Callable[[Positions], tuple[Tensor, Positions]],
-) -> Tensor:
+def _bank(
+    fed: Federation[Options], state: State, cohort: Cohort, start: Tensor, rows: Tensor
+) -> None:
+    """Hand the round's uploads, or what clients did in it, to the server; `start` are
+    the generated columns from which the round has started.
+    """
+    uploads = rows[:, fed.generated]
+    starts = start.expand_as(uploads)
+    # The server leaves out what is not finite: there the update before stays newest.
+    finite = uploads.isfinite().all(1, keepdim=True)
+    if fed.options.bank_of == "updates":
+        fed.bank(uploads - starts, cohort)
+        _replace(state.starts, cohort.here, starts, finite)
+    else:
+        fed.bank(uploads, cohort, starts)
+    if fed.options.generated_body == "own":
+        _replace(state.newest, cohort.here, rows, finite)
+
+
+def _replace(everyones: Tensor, here: Positions, rows: Tensor, where: Tensor) -> None:
+    """Overwrite the rows of some clients, but not where a row's flag is False."""
+    everyones[here] = rows.where(where, everyones[here])
+
+
+def _answered(
+    fed: Federation[Options], state: State, request: Request
+) -> tuple[Tensor, Positions]:
     """Return generated columns of this rank's clients, FedAvg's where the server does
-    not know a client.
+    not know a client, and which clients it knows.
     """
     with fed.timed("server"):
-        made, known = generate(fed.clients)
-        rows = made.to(w.dtype)
+        answer, known = request(fed.clients)
+        columns = answer.to(state.w.dtype)
+        if fed.options.bank_of == "updates":
+            columns = columns + state.starts
         # Not sampled in the rounds of the bank.
-        rows[~known] = w[fed.generated]
-        return rows
+        columns[~known] = state.w[fed.generated]
+        return columns, known
 
 
 def personal(fed: Federation[Options], state: State, clients: Positions) -> Tensor:
-    rows = state.w.expand(len(clients), -1)
     if not state.generated.numel():
-        return rows
-    return _with(fed, rows, state.generated[clients])
+        return state.w.expand(len(clients), -1)
+    return _with(fed, _bodies(fed, state, clients), state.generated[clients])
+
+
+def _bodies(fed: Federation[Options], state: State, clients: Positions) -> Tensor:
+    """Return rows whose generated columns are yet to come."""
+    if fed.options.generated_body == "own":
+        return state.newest[clients]
+    return state.w.expand(len(clients), -1)
 
 
 def _with(fed: Federation[Options], rows: Tensor, columns: Tensor) -> Tensor:
@@ -194,13 +263,26 @@ def finals(
     w = state.w.expand(len(clients), -1)
     yield from before_and_after("FedAvg", w)
     yield from before_and_after("pFedGPA", personal(fed, state, clients))
-    uploads = _known_or(fed, state.w, fed.server.recall)
-    yield "upload", _with(fed, w, uploads[clients])
-    reconstructions = _known_or(fed, state.w, fed.server.reconstruct)
-    yield "reconstruction", _with(fed, w, reconstructions[clients])
+    bodies = _bodies(fed, state, clients)
+    uploads, _ = _answered(fed, state, fed.server.recall)
+    yield "upload", _with(fed, bodies, uploads[clients])
+    reconstructions, _ = _answered(fed, state, fed.server.reconstruct)
+    yield "reconstruction", _with(fed, bodies, reconstructions[clients])
     if fed.options.direct:
-        sampled = fed.server.sample(fed.clients).to(w.dtype)
-        yield from before_and_after("direct", _with(fed, w, sampled[clients]))
+        sampled = _sampled(fed, state)
+        yield from before_and_after("direct", _with(fed, bodies, sampled[clients]))
+
+
+def _sampled(fed: Federation[Options], state: State) -> Tensor:
+    """Return generated columns out of noise alone, of this rank's clients."""
+    columns = fed.server.sample(fed.clients).to(state.w.dtype)
+    return columns + _reference(fed, state)
+
+
+def _reference(fed: Federation[Options], state: State) -> Tensor | float:
+    """Return what a generated update is added to that has no start of its own."""
+    learns_updates = fed.options.bank_of == "updates"
+    return state.w[fed.generated] if learns_updates else 0.0
 
 
 def global_row(state: State) -> Tensor:
@@ -213,7 +295,7 @@ def welcome(fed: Federation[Options], state: State, cohort: Cohort) -> Tensor:
 
 
 def lead(
-    fed: Federation[Options], update: int, before: Tensor, after: Tensor
+    fed: Federation[Options], state: State, update: int, before: Tensor, after: Tensor
 ) -> Tensor:
     """Return new clients' rows after a local update, led on by the server: Eq. 10 and
     Algorithm 1, lines 7 to 15.
@@ -222,13 +304,16 @@ def lead(
     options = fed.options
     if update >= options.guided_updates:
         return after
+    # The model knows what is likely beside FedAvg's row: the score of a row, wherever
+    # it started, is that of its difference to it.
+    reference = _reference(fed, state)
     with fed.timed("server"):
         led = fed.server.guide(
             fed.clients,
-            before[:, fed.generated].float(),
-            after[:, fed.generated].float(),
+            (before[:, fed.generated] - reference).float(),
+            (after[:, fed.generated] - reference).float(),
             strength=options.guidance,
             start=options.guided_start,
             steps=options.guided_steps,
         )
-    return _with(fed, after, led.to(after.dtype))
+    return _with(fed, after, led.to(after.dtype) + reference)

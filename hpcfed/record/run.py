@@ -33,8 +33,8 @@ class LearningRecord:
     peak_memory: np.ndarray
     """Bytes, of every server rank."""
     kept: float
-    """The share of clients whose generated row is nearest to the mean latent of their
-    own uploads.
+    """The share of clients whose generated update is nearest to the mean of their own
+    updates; in older records, of latents of whole uploads.
     """
 
 

@@ -83,8 +83,8 @@ def create_group(file: h5py.File, size: ServerSize) -> None:
         "kept",
         (),
         unit="fraction",
-        meaning="clients whose generated row is nearest to the mean latent of their "
-        "own uploads",
+        meaning="clients whose generated update (their row less the round's start) is "
+        "nearest to the mean of their own updates",
     )
     make(
         "seconds",

@@ -300,7 +300,7 @@ def _add_server(table: Table, last: LearningRecord) -> None:
     table.add_row("uploads that the server learnt from", str(last.rows))
     peak = bytes_text(float(last.peak_memory.max()))
     table.add_row("peak memory of a server rank", peak)
-    name = "generated rows nearest to their own client's latents"
+    name = "generated rows nearest to their own client's updates"
     table.add_row(name, f"{last.kept:.0%}")
 
 

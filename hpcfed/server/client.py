@@ -49,14 +49,23 @@ class ServerClient:
         self._seed = seed
         self._collectives = collectives
 
-    def bank(self, round: int, clients: np.ndarray, rows: Tensor) -> None:
-        """Hand in a round's uploads; they travel while the worker goes on."""
+    def bank(
+        self,
+        round: int,
+        clients: np.ndarray,
+        rows: Tensor,
+        starts: Tensor | None = None,
+    ) -> None:
+        """Hand in a round's updates, or its uploads and their starts; they travel while
+        the worker goes on.
+        """
         # In float32, whatever clients train in: the server's model has one precision.
         request = Bank(
             seed=self._seed,
             round=round,
             clients=clients,
             rows=rows.float(),
+            starts=None if starts is None else starts.float(),
         )
         self._tell(request)
 
@@ -102,9 +111,11 @@ class ServerClient:
         answer, _ = self._ask(request, KnownRows)
         return answer.rows, answer.known
 
-    def sample(self, clients: np.ndarray) -> Tensor:
-        """Return a row out of noise alone for each client."""
-        request = Sample(seed=self._seed, clients=clients)
+    def sample(self, clients: np.ndarray, *, whole: bool = False) -> Tensor:
+        """Return a row out of noise alone for each client; with `whole`, a loaded
+        model's updates are added to the start that its file has.
+        """
+        request = Sample(seed=self._seed, clients=clients, whole=whole)
         answer, _ = self._ask(request, Rows)
         return answer.rows
 
@@ -131,9 +142,14 @@ class ServerClient:
         answer, _ = self._ask(request, Rows)
         return answer.rows
 
-    def save(self, path: str) -> None:
-        """Write the trained model to a file."""
-        request = Save(seed=self._seed, path=path)
+    def save(self, path: str, start: Tensor | None = None) -> None:
+        """Write the trained model to a file, with the columns that its updates may be
+        added to.
+        """
+        columns = b"" if start is None else start.float().cpu().numpy().tobytes()
+        # The first worker's: others may have rounded differently.
+        columns = self._collectives.bcast(columns)
+        request = Save(seed=self._seed, path=path, start=columns)
         self._ask(request, Answer)
 
     def store(self, folder: str) -> tuple[StoredFile, ...]:

@@ -61,6 +61,8 @@ class LatentDiffusion:
         self.schedule = Schedule.linear(options.diffusion_steps, slot.device)
         self.row_scaling: RowScaling | None = None
         self.latent_scaling: LatentScaling | None = None
+        self.start: Tensor | None = None
+        """What the updates of a loaded model are added to, if the file says so."""
         # The global random stream belongs to others: it is put back afterwards.
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self._derived_seed("initial weights"))
@@ -327,8 +329,8 @@ class LatentDiffusion:
 
     # Files
 
-    def save(self, path: Path) -> None:
-        """Write the trained model to a file."""
+    def save(self, path: Path, start: Tensor | None = None) -> None:
+        """Write the trained model to a file, with what its updates may be added to."""
         assert self.row_scaling is not None and self.latent_scaling is not None
         networks = {}
         for name in NETWORKS:
@@ -338,6 +340,7 @@ class LatentDiffusion:
             rows=self.row_scaling,
             latents=self.latent_scaling,
             learnings=self._learnings,
+            start=start,
         )
         storage.write(path, saved, self._widths, self.options)
 
@@ -350,6 +353,7 @@ class LatentDiffusion:
         self.row_scaling = saved.rows
         self.latent_scaling = saved.latents
         self._learnings = saved.learnings
+        self.start = saved.start
 
 
 def _observed(progress: Progress, name: str, steps: int) -> Callable[[int], None]:

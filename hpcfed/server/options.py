@@ -74,6 +74,12 @@ class ServerOptions(config.Options):
         group="server",
         ge=1,
     )
+    bank_of: Literal["updates", "uploads"] = option(
+        "updates",
+        "what the server learns: uploads less the row that their round started from, or "
+        "uploads as they are",
+        group="server",
+    )
     server_every: int = option(
         0,
         "train the server after every R rounds too, and start the next one from "

@@ -13,10 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpcfed.errors import Diverged
+from hpcfed.errors import Diverged, UserError
 from hpcfed.record import checkpoints
 from hpcfed.record.checkpoints import StoredFile
 from hpcfed.record.observer import observer
+from hpcfed.server import likeness
 from hpcfed.server.bank import UploadBank
 from hpcfed.server.divergence import check_rows
 from hpcfed.server.latent_diffusion import LatentDiffusion, Progress
@@ -124,7 +125,7 @@ class ServerRank:
 
     def _add_uploads(self, request: Bank) -> Answer:
         bank = self._bank(request.seed)
-        bank.add(request.round, request.clients, request.rows)
+        bank.add(request.round, request.clients, request.rows, request.starts)
         return Answer()
 
     def _learn(self, request: Learn) -> Learned:
@@ -156,7 +157,8 @@ class ServerRank:
             order, known, uploads = self._newest_uploads(request)
             rows = model.invert(uploads, depth=request.depth)
             clients = request.clients[order][known]
-            recognised = _recognised(model, bank, clients, rows)
+            updates = likeness.updates_of(bank, clients, rows)
+            recognised = likeness.recognised(bank, clients, updates, self._widths)
             check_rows("invert", rows, self._options)
             placed = _in_request_order(rows, order, known)
         return InvertedRows(rows=placed.rows, known=placed.known, recognised=recognised)
@@ -164,6 +166,8 @@ class ServerRank:
     def _sample(self, request: Sample) -> Rows:
         model = self.model(request.seed)
         rows = model.sample(len(request.clients))
+        if request.whole and self._options.bank_of == "updates":
+            rows = rows + self._loaded_start(model)
         check_rows("sample", rows, self._options)
         # The k-th smallest id gets the k-th row: a client's row does not depend on
         # which rank hosts it.
@@ -189,7 +193,10 @@ class ServerRank:
     def _save(self, request: Save) -> Answer:
         # All server ranks hold the same networks: the first one writes.
         if self._slot.rank == 0:
-            self.model(request.seed).save(Path(request.path))
+            start = None
+            if request.start:
+                start = torch.frombuffer(bytearray(request.start), dtype=torch.float32)
+            self.model(request.seed).save(Path(request.path), start)
         return Answer()
 
     def _store(self, request: Store) -> Stored:
@@ -223,6 +230,14 @@ class ServerRank:
             self._banks[seed] = UploadBank(self._options.bank_rounds)
         return self._banks[seed]
 
+    def _loaded_start(self, model: LatentDiffusion) -> Tensor:
+        if model.start is None:
+            raise UserError(
+                f"--server-load {self._options.server_load} has no start for its "
+                "updates; use a server.h5 of a complete run"
+            )
+        return model.start
+
     def _newest_uploads(
         self, request: ClientRequest
     ) -> tuple[np.ndarray, np.ndarray, Tensor]:
@@ -248,29 +263,6 @@ def _in_request_order(rows: Tensor, order: np.ndarray, known: np.ndarray) -> Kno
     on_device = torch.from_numpy(positions).to(rows.device)
     everyones[on_device] = rows
     return KnownRows(rows=everyones, known=is_known)
-
-
-def _recognised(
-    model: LatentDiffusion, bank: UploadBank, clients: np.ndarray, rows: Tensor
-) -> float:
-    """Return for which share of the clients the nearest centre is their own.
-
-    A centre is the mean latent of a client's banked uploads.
-    """
-    device = rows.device
-    ids, positions = np.unique(bank.uploaders(), return_inverse=True)
-    centre_of_upload = torch.from_numpy(positions).to(device)
-    latents = model.encode(bank.rows())
-    # Sum the latents of every client's uploads, and divide by how many these are.
-    sums = latents.new_zeros(len(ids), latents.shape[1])
-    sums.index_add_(0, centre_of_upload, latents)
-    counts = centre_of_upload.bincount()
-    centres = sums / counts.unsqueeze(1)
-    distances = torch.cdist(model.encode(rows), centres)
-    nearest = distances.argmin(1)
-    expected = torch.from_numpy(np.searchsorted(ids, clients))
-    hits = nearest == expected.to(device)
-    return float(hits.float().mean())
 
 
 def _num_clients(request: Request) -> int:

@@ -28,7 +28,7 @@ class Inversion:
     known: np.ndarray
     """Which clients have an upload in the bank."""
     recognised: float
-    """The share of all ranks' clients whose row is nearest to their own uploads."""
+    """The share of all ranks' clients whose update is nearest to their own ones."""
     seconds: float
     """Seconds that the server took."""
     transfer: float
@@ -57,7 +57,7 @@ class LearningReport:
     """Bytes, of this rank."""
     ranks: int = 1
     recognised: float = float("nan")
-    """The share of clients whose inverted row is nearest to their own uploads; NaN
+    """The share of clients whose generated update is nearest to their own ones; NaN
     until rows are inverted.
     """
 

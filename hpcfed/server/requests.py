@@ -58,11 +58,12 @@ class ClientRequest(Request):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Bank(ClientRequest):
-    """Remember these uploads of a round."""
+    """Remember these rows of a round: updates, or uploads with their starts."""
 
     answered = False
     round: int
     rows: Tensor
+    starts: Tensor | None = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -72,7 +73,7 @@ class Learn(Request):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Recall(ClientRequest):
-    """Return the clients' newest uploads as they were. Answer: `KnownRows`."""
+    """Return the clients' newest rows as they were. Answer: `KnownRows`."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -92,6 +93,9 @@ class Invert(ClientRequest):
 class Sample(ClientRequest):
     """Generate a row out of noise for each client. Answer: `Rows`."""
 
+    whole: bool = False
+    """Whether a loaded model adds updates to the start that its file has."""
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Guide(ClientRequest):
@@ -109,6 +113,10 @@ class Save(Request):
     """Write the trained model to a file. Answer: `Answer`."""
 
     path: str
+    start: bytes = b""
+    """The float32 columns that updates may be added to, if any. Bytes, because an array
+    would have an entry per client.
+    """
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -176,7 +184,7 @@ class InvertedRows(KnownRows):
     """Rows by inversion."""
 
     recognised: float
-    """The share of all workers' clients whose row is nearest to their own uploads."""
+    """The share of all workers' clients whose update is nearest to their own ones."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -43,6 +44,10 @@ class SavedServer:
     latents: LatentScaling
     learnings: int
     """How often the model has learnt: the next learning draws other numbers."""
+    start: Tensor | None = None
+    """With --bank-of updates: the generated columns of the last global model, to which
+    a generated update is added where there is no other start.
+    """
 
 
 def write(
@@ -79,6 +84,8 @@ def _write(
     _put(file, "standard/scale", saved.rows.scale)
     _put(file, "latents/mean", saved.latents.mean)
     _put(file, "latents/scale", saved.latents.scale)
+    if saved.start is not None:
+        _put(file, "start/columns", saved.start)
 
 
 def _put(file: h5py.File, name: str, tensor: Tensor) -> None:
@@ -123,18 +130,41 @@ def read(
                 f"--server-load {path} was made for other columns than this run "
                 "generates"
             )
-        _check_size(file, path, options)
+        written = json.loads(file.text("options"))
+        _check_size(written, path, options)
+        _check_kind(written, path, options)
         networks = {name: _tensors(file, name, device) for name in NETWORKS}
         rows = RowScaling(**_tensors(file, "standard", device))
         latents = LatentScaling(**_tensors(file, "latents", device))
         _check_scaling(rows, sum(widths))
         _check_scaling(latents, options.size.latent)
-        return SavedServer(networks, rows, latents, int(facts["runs"]))
+        start = _start(file, sum(widths), device)
+        return SavedServer(networks, rows, latents, int(facts["runs"]), start)
 
 
-def _check_size(file: Reader, path: Path, options: ServerOptions) -> None:
+def _start(file: Reader, width: int, device: torch.device) -> Tensor | None:
+    if "start" not in file:
+        return None
+    columns = _tensors(file, "start", device)["columns"]
+    if columns.shape != (width,):
+        raise ValueError("its start has other columns")
+    return columns
+
+
+def _check_kind(written: dict[str, Any], path: Path, options: ServerOptions) -> None:
+    """Refuse a model of updates where uploads are generated, and the other way round."""
+    # Files of the first versions do not say it.
+    learnt = written.get("bank_of", "uploads")
+    if learnt not in ("updates", "uploads"):
+        raise ValueError("it has learnt neither updates nor uploads")
+    if learnt != options.bank_of:
+        raise UserError(
+            f"--server-load {path} has learnt {learnt}; use --bank-of {learnt}"
+        )
+
+
+def _check_size(written: dict[str, Any], path: Path, options: ServerOptions) -> None:
     """Refuse networks of another size, and say which options would fit."""
-    written = json.loads(file.text("options"))
     # Other options may differ: they are this run's own, such as the learning rate.
     shaping = {name: written[name] for name in _SHAPING}
     sizes = _shaping_flags(ServerOptions(**shaping))

@@ -1,0 +1,102 @@
+"""How generated rows relate to the uploads that the server has learnt from.
+
+All of it is about updates: rows less those from which their rounds started. Uploads of
+different rounds differ by how far FedAvg went between, which says nothing about
+clients.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hpcfed.server.bank import UploadBank
+from hpcfed.server.scaling import RowScaling
+
+
+def updates_of(bank: UploadBank, clients: np.ndarray, rows: Tensor) -> Tensor:
+    """Return the updates of rows that were generated from the clients' newest rows in
+    the bank: less the start of those, where the bank holds uploads.
+    """
+    _, newest = bank.newest(clients)
+    _, updates = bank.newest_updates(clients)
+    # Exactly zero where the bank holds updates.
+    starts = newest - updates
+    return rows - starts
+
+
+def recognised(
+    bank: UploadBank, clients: np.ndarray, updates: Tensor, widths: Sequence[int]
+) -> float:
+    """Return for which share of the clients the nearest centre is their own.
+
+    A centre is the mean of a client's banked updates. Columns are measured by the
+    standard deviation of the updates in their tensor, as the model's are.
+    """
+    banked = bank.updates()
+    scaling = RowScaling.of(banked, widths)
+    ids, centres = _means(bank.uploaders(), scaling(banked))
+    nearest = _distances(scaling(updates), centres).argmin(1)
+    expected = torch.from_numpy(np.searchsorted(ids, clients))
+    hits = nearest == expected.to(nearest.device)
+    return float(hits.float().mean())
+
+
+def mean_rows(bank: UploadBank, clients: np.ndarray) -> tuple[np.ndarray, Tensor]:
+    """Return which of the clients are in the bank, and the mean of the rows of those."""
+    ids, means = _means(bank.uploaders(), bank.rows())
+    known = np.isin(clients, ids)
+    places = torch.from_numpy(np.searchsorted(ids, clients[known]))
+    return known, means[places.to(means.device)]
+
+
+@dataclass(frozen=True)
+class Likeness:
+    """How near rows are to the bank's, an entry per row; NaN for clients that are not in
+    the bank.
+
+    Distances are between updates, over all generated columns, and relative: by the norm
+    of the client's own newest update.
+    """
+
+    own: np.ndarray
+    """To the client's own newest upload."""
+    nearest: np.ndarray
+    """To the nearest upload of any client and round."""
+    nearest_is_own: np.ndarray
+    """1 where that one is an upload of the client, in whichever round, else 0."""
+
+
+def likeness(bank: UploadBank, clients: np.ndarray, updates: Tensor) -> Likeness:
+    """Compare updates with those in the bank, all of whose clients it knows."""
+    _, own = bank.newest_updates(clients)
+    unit = own.norm(dim=1)
+    distances = _distances(updates, bank.updates())
+    nearest, at = distances.min(1)
+    uploader = bank.uploaders()[at.cpu().numpy()]
+    return Likeness(
+        own=_numbers((updates - own).norm(dim=1) / unit),
+        nearest=_numbers(nearest / unit),
+        nearest_is_own=(uploader == clients).astype(np.float64),
+    )
+
+
+def _means(uploaders: np.ndarray, rows: Tensor) -> tuple[np.ndarray, Tensor]:
+    """Return the ids of all clients, ascending, and the mean of the rows of each."""
+    ids, positions = np.unique(uploaders, return_inverse=True)
+    at = torch.from_numpy(positions).to(rows.device)
+    sums = rows.new_zeros(len(ids), rows.shape[1])
+    sums.index_add_(0, at, rows)
+    return ids, sums / at.bincount().unsqueeze(1)
+
+
+def _distances(rows: Tensor, others: Tensor) -> Tensor:
+    # Not by a matrix product: in TF32 two rows that are alike would be far apart.
+    return torch.cdist(rows, others, compute_mode="donot_use_mm_for_euclid_dist")
+
+
+def _numbers(values: Tensor) -> np.ndarray:
+    numbers: np.ndarray = values.double().cpu().numpy()
+    return numbers
