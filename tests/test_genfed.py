@@ -415,6 +415,10 @@ def test_who_asks_is_given_an_own_small_draw_of_the_validation_set() -> None:
         other.train[0], given.train[0]
     )
     assert supplemented(parts, clients=5, below=0, share=0.05, seed=3)[1].leaked == 0
+    # (0 + 31 + 32 + 5 + 700) / 5 = 153.6, and client 5, who joins later, does not count.
+    _, by_mean = supplemented(parts, clients=5, below="mean", share=0.05, seed=3)
+    assert by_mean.below == 153.6
+    assert by_mean.samples.tolist() == [20, 20, 20, 20, 0]
     with pytest.raises(
         UserError,
         match="of 400 validation samples is less than one; use --supplement-share 0",
@@ -793,6 +797,10 @@ def test_progress_of_seeds_waits_for_those_alone_that_go_on(
         (
             "--supplement-below 9",
             "--supplement-below changes nothing without --supplement",
+        ),
+        (
+            "--supplement --supplement-below median",
+            "--supplement-below median: must be a number of samples, or mean",
         ),
         (
             "--supplement --supplement-share 2",

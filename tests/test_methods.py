@@ -331,6 +331,11 @@ def test_layout_matches_the_papers_counts() -> None:
     assert resnet.num_columns == 11_183_562
     assert resnet.num_columns - resnet.num_parameters == 9_600
     assert resnet.head == "fc"
+    # Convolutions 3 · 32 · 9 + 32 = 896 and 32 · 32 · 9 + 32 = 9,248 leave 32 · 6 · 6 =
+    # 1,152 features (32 → 30 → 15 → 13 → 6 pixels); then 1,152 · 256 + 256 = 295,168,
+    # 256 · 128 + 128 = 32,896, 128 · 64 + 64 = 8,256 and 64 · 10 + 10 = 650.
+    three = layout("cnn-genfed-three", (3, 32, 32), 10)
+    assert three.num_columns == 896 + 9_248 + 295_168 + 32_896 + 8_256 + 650 == 347_114
     assert 9_000 < layout("cnn-fmnist", (1, 28, 28), 10).num_columns < 12_500
 
 

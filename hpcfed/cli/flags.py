@@ -107,9 +107,13 @@ def _metavar(field: FieldInfo) -> str:
     if get_origin(kind) is Literal:
         return "|".join(map(str, get_args(kind)))
     # `int | None` is shown as `int`: nobody can type None.
-    members = get_args(kind)
-    if len(members) == 2 and members[1] is NoneType:
+    members = [member for member in get_args(kind) if member is not NoneType]
+    if len(members) == 1:
         kind = members[0]
+    elif get_origin(members[-1] if members else None) is Literal:
+        # A number, or one of some words.
+        words = map(str, get_args(members[-1]))
+        return "|".join([METAVARS[members[0]], *words])
     return METAVARS.get(kind, "LIST")
 
 

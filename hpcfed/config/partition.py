@@ -1,13 +1,26 @@
 """Options of how samples are spread over clients and the server's validation set."""
 
 from collections.abc import Iterable
-from typing import ClassVar
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator
 
 from hpcfed.config.data import DataOptions
 from hpcfed.config.declare import Choice, Switch, option
 from hpcfed.config.newcomers import TURN_ON, NewcomerOptions
 from hpcfed.data import NEED_CLASSES, PARTITIONS, DatasetInfo, PartitionPlan
 from hpcfed.errors import UserError, unknown
+
+
+def _check_threshold(value: Any) -> Any:
+    """Refuse what is neither a number of samples nor `mean`."""
+    is_number = str(value).isdecimal()
+    if not is_number and value not in (None, "mean"):
+        raise ValueError("must be a number of samples, or mean")
+    return value
+
+
+Threshold = Annotated[int | Literal["mean"] | None, BeforeValidator(_check_threshold)]
 
 
 class PartitionOptions(DataOptions, NewcomerOptions):
@@ -54,10 +67,10 @@ class PartitionOptions(DataOptions, NewcomerOptions):
         "before the first round, give samples of the validation set to clients with "
         "little data",
     )
-    supplement_below: int | None = option(
+    supplement_below: Threshold = option(
         None,
-        "clients with fewer training samples are given some (default: --batch-size)",
-        ge=0,
+        "clients with fewer training samples are given some; mean: with fewer than "
+        "clients have on average (default: --batch-size)",
     )
     supplement_share: float = option(
         0.01, "the most a client is given, as a share of the validation set", gt=0, le=1

@@ -2,7 +2,9 @@
 samples of the validation set.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 
@@ -20,6 +22,8 @@ class Supplement:
     """Samples that every client was given."""
     leaked: int
     """Samples of the validation set that are now trained on, each counted once."""
+    below: float = 0.0
+    """Clients with fewer samples were given some."""
 
 
 def nobody(clients: int) -> Supplement:
@@ -28,9 +32,15 @@ def nobody(clients: int) -> Supplement:
 
 
 def supplemented(
-    partition: Partition, *, clients: int, below: int, share: float, seed: int
+    partition: Partition,
+    *,
+    clients: int,
+    below: int | Literal["mean"],
+    share: float,
+    seed: int,
 ) -> tuple[Partition, Supplement]:
-    """Give each of the first `clients` clients with fewer than `below` samples more.
+    """Give each of the first `clients` clients with fewer than `below` samples more;
+    `mean` stands for as many as they have on average.
 
     Later clients join after the first round and get none. Each client draws at most
     `share` of the validation set, without replacement. The set itself stays as it is,
@@ -45,10 +55,11 @@ def supplemented(
             f"{1 / len(partition.validation):.2g} or a larger --validation"
         )
     train = list(partition.train)
+    least = _mean_size(train[:clients]) if below == "mean" else float(below)
     samples = np.zeros(clients, np.int64)
     draws = []
     for client in range(clients):
-        if len(train[client]) >= below:
+        if len(train[client]) >= least:
             continue
         # By client, so that who else asks changes nothing.
         rng = randomness.generator(seed, "supplement", client)
@@ -58,4 +69,9 @@ def supplemented(
         draws.append(draw)
     # Two clients may draw the same sample, which leaks once.
     leaked = len(np.unique(merged(draws)))
-    return replace(partition, train=train), Supplement(samples, leaked)
+    return replace(partition, train=train), Supplement(samples, leaked, least)
+
+
+def _mean_size(train: Sequence[np.ndarray]) -> float:
+    """Return how many samples clients have on average."""
+    return sum(map(len, train)) / len(train)

@@ -89,11 +89,12 @@ def _supplement(setup: Setup) -> Iterator[str]:
     whole = len(setup.dealt.partition.validation)
     asked = int(np.count_nonzero(given.samples))
     if not asked:
-        yield "supplement: no client has so few samples that it asks"
+        yield f"supplement: no client has fewer than {given.below:g} samples and asks"
         return
     yield (
-        f"supplement: {count(asked, 'client')} got {given.samples.max()} validation "
-        f"samples each; {given.leaked} of the {whole} are now trained on"
+        f"supplement: {count(asked, 'client')} with fewer than {given.below:g} samples "
+        f"got {given.samples.max()} validation samples each; {given.leaked} of the "
+        f"{whole} are now trained on"
     )
 
 

@@ -130,6 +130,13 @@ MODELS: dict[str, ModelInfo] = {
         smallest=10,
         structure=ConvNet(convs=(Conv(32, 3), Conv(32, 3)), hidden=(256, 64)),
     ),
+    # The paper prints "three fully connected layers, and an output layer", and no width.
+    "cnn-genfed-three": ModelInfo(
+        "conv 32, 32 (3×3), FC 256, 128, 64: GenFed's SVHN and CIFAR-10, with all of "
+        "the paper's fully connected layers",
+        smallest=10,
+        structure=ConvNet(convs=(Conv(32, 3), Conv(32, 3)), hidden=(256, 128, 64)),
+    ),
     "cnn-pfl": ModelInfo(
         "conv 32, 64 (3×3), dropout, FC 128: the CIFAR-10 network of pfl-research's "
         "benchmarks",
