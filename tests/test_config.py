@@ -4,7 +4,7 @@ import json
 import math
 import string
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
@@ -335,6 +335,7 @@ def test_an_option_that_acts_or_means_off_is_not(words: str) -> None:
     checked(*words.split())
 
 
+UNSET_KINDS = (int | None, float | None, int | Literal["mean"] | None)
 UNSET = [
     (method, name)
     for method in ("fedavg", "fedavg-ft", "genefl", "pfedhn", "pfedgpa")
@@ -342,7 +343,7 @@ UNSET = [
         **(RunConfig.model_fields if method == "fedavg" else {}),
         **methods.load(method).Options.model_fields,
     }.items()
-    if field.annotation in (int | None, float | None) and name != "target_accuracy"
+    if field.annotation in UNSET_KINDS and name != "target_accuracy"
 ]
 """Options that something else decides where the user does not."""
 
