@@ -122,6 +122,23 @@ def sent_to_target(record: RunRecord) -> float:
     return math.nan if reached is None else reached.bytes / 2**30
 
 
+def rounds_to_peak(record: RunRecord) -> float:
+    """Return the rounds to 95 % of the clients' own best accuracy; NaN if it was never
+    evaluated.
+    """
+    rounds = record.rounds_to(0.95)
+    return math.nan if rounds is None else float(rounds)
+
+
+def identity(record: RunRecord) -> float:
+    """Return how many per cent of the clients have a generated update that is nearest to
+    their own ones; NaN without a server.
+    """
+    if not record.learnings:
+        return math.nan
+    return 100 * record.learnings[-1].kept
+
+
 MEASURES = {
     "accuracy": Measure(
         "last accuracy of clients, %", lambda record: 100 * record.last("accuracy")
@@ -157,6 +174,18 @@ MEASURES = {
         "accuracy of new clients over their last ten updates, %",
         lambda record: 100 * record.newcomers_last("method"),
     ),
+    "from-random": Measure(
+        "accuracy of new clients from a random row, mean of their updates, %",
+        lambda record: 100 * record.newcomers_last("random"),
+    ),
+    "from-random-guided": Measure(
+        "accuracy of new clients from a random row, guided, mean of their updates, %",
+        lambda record: 100 * record.newcomers_last("random, guided"),
+    ),
+    "rounds-to-peak": Measure(
+        "rounds to 95 % of the clients' own peak", rounds_to_peak, digits=0
+    ),
+    "identity": Measure("generated updates nearest to their own client's, %", identity),
 }
 
 

@@ -398,7 +398,7 @@ def test_what_the_server_makes_does_not_depend_on_where_clients_live() -> None:
                 ]
             )
         server.handle([Learn(seed=0) for _ in placement])
-        how = {"strength": 0.5, "start": 9, "steps": 4}
+        how = {"strength": 0.5, "start": 9, "steps": 4, "noise": "a test"}
 
         def guide(ids: np.ndarray, how: Any = how) -> Guide:
             rows = {"before": before[0, ids], "after": after[0, ids]}
@@ -516,20 +516,24 @@ def welcomed(setup: Setup, state: Any) -> dict[str, list[np.ndarray]]:
     return notes.curves
 
 
-def test_new_clients_are_judged_after_every_update_from_three_starts(
+STARTS = {"random", "global model", "method", "random, guided"}
+
+
+def test_new_clients_are_judged_after_every_update_from_four_starts(
     finished: Finished,
 ) -> None:
     s, state, fed = finished.setup, finished.state, finished.newcomers.federation
     curves = welcomed(s, state)
     here = np.arange(3)
     starts = {"random": fed.initial_row(), "global model": state.w, "method": state.w}
-    assert curves.keys() == starts.keys()
+    starts["random, guided"] = starts["random"]
+    assert curves.keys() == starts.keys() == STARTS
     for name, start in starts.items():
         rows, expected = start.expand(3, -1), []
         for update in range(5):
             if update:
                 before, rows = rows, fed.finetune(rows, here, phase=update)
-                if name == "method" and update <= 2:
+                if name in ("method", "random, guided") and update <= 2:
                     led = fed.server.guide(
                         fed.clients,
                         before - state.w,
@@ -544,9 +548,10 @@ def test_new_clients_are_judged_after_every_update_from_three_starts(
                 / finished.newcomers.clients.test_samples
             )
         np.testing.assert_allclose(curves[name], expected, err_msg=name)
-    assert not np.array_equal(curves["method"][1], curves["global model"][1]), (
-        "guidance must be seen in the accuracy"
-    )
+    for one, other in (("method", "global model"), ("random, guided", "random")):
+        assert not np.array_equal(curves[one][1], curves[other][1]), (
+            "guidance must be seen in the accuracy"
+        )
 
 
 def test_without_guidance_the_method_is_plain_local_training(
@@ -563,6 +568,7 @@ def test_without_guidance_the_method_is_plain_local_training(
     )
     curves = welcomed(finished.setup, finished.state)
     np.testing.assert_array_equal(curves["method"], curves["global model"])
+    np.testing.assert_array_equal(curves["random, guided"], curves["random"])
     assert not np.array_equal(curves["method"], curves["random"])
 
 
@@ -628,6 +634,7 @@ ROLES = TINY | {
     "placement": "steps",
     "new_clients": 3,
     "new_updates": 2,
+    "guided_noise": True,
     "direct": True,
 }
 """Batches of twenty for every step, shared by however many ranks."""
@@ -655,11 +662,7 @@ def assert_same_run(folder: Path, expected: Path) -> None:
         np.testing.assert_allclose(
             one.finals[name], two.finals[name], atol=1e-6, err_msg=name
         )
-    assert (
-        one.newcomers.keys()
-        == two.newcomers.keys()
-        == {"random", "global model", "method"}
-    )
+    assert one.newcomers.keys() == two.newcomers.keys() == STARTS
     for name in one.newcomers:
         np.testing.assert_allclose(
             one.newcomers[name], two.newcomers[name], atol=1e-6, err_msg=name
@@ -897,7 +900,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return started(*flags(**own, out=tmp_path_factory.mktemp("recorded") / "run"))
 
 
-def test_a_warm_start_changes_the_first_rows_generated_columns_alone(
+def test_a_warm_start_gives_every_client_a_sample_or_their_average(
     recorded: Path,
 ) -> None:
     options = TINY | {
@@ -905,15 +908,17 @@ def test_a_warm_start_changes_the_first_rows_generated_columns_alone(
         "seed": 1,
         "server_load": str(recorded / "server.h5"),
     }
-    cold, warm = assembled(**options), assembled(**options, warm_start=True)
-    fed = warm.federation
+    cold, each, average = (
+        assembled(**options | more)
+        for more in (
+            {},
+            {"warm_start": True},
+            {"warm_start": True, "warm_rows": "average"},
+        )
+    )
+    fed, at = each.federation, each.federation.generated
     assert torch.equal(cold.method.init(cold.federation).w, fed.initial_row())
-    w = warm.method.init(fed).w
-    others = torch.ones(COLUMNS, dtype=torch.bool)
-    others[fed.generated] = False
-    assert torch.equal(w[others], fed.initial_row()[others])
     made = fed.server.sample(fed.clients, whole=True)
-    torch.testing.assert_close(w[~others], made.mean(0))
     with np.load(recorded / "model.npz") as trained:
         start = np.concatenate([trained["head.weight"].ravel(), trained["head.bias"]])
     np.testing.assert_allclose(
@@ -922,13 +927,23 @@ def test_a_warm_start_changes_the_first_rows_generated_columns_alone(
         atol=1e-5,
         err_msg="updates are added to the row that the server's own run ended with",
     )
-    scaling = server_of(warm).model(1).row_scaling
-    with h5py.File(recorded / "server.h5") as file:
-        mean = file["standard/mean"][()]
-        assert scaling is not None and np.array_equal(scaling.mean, mean)
-    assert (fed.initial_row()[~others] != w[~others]).all()
-    rows = warm.method.personal(fed, warm.method.init(fed), EVERYONE)
-    assert torch.equal(rows, w.expand(6, -1)), "the server knows no client yet"
+    own = fed.initial_row().repeat(6, 1)
+    own[:, at] = made
+    assert len(own.unique(dim=0)) == 6
+    shared = fed.initial_row()
+    shared[at] = made.mean(0)
+    first = {
+        "each": each.method.personal(fed, each.method.init(fed), EVERYONE),
+        "average": average.method.personal(
+            average.federation, average.method.init(average.federation), EVERYONE
+        ),
+    }
+    assert torch.equal(first["each"], own)
+    torch.testing.assert_close(first["average"], shared.expand(6, -1))
+    # The first round begins there, and from the second on FedAvg's row is all.
+    after = each.method.round(fed, each.method.init(fed), fed.sample(0))
+    expected = fed.mean(fed.train(own, fed.sample(0)), fed.sample(0))
+    assert torch.equal(after.w, expected) and not after.generated.numel()
 
 
 def test_the_trained_server_is_kept_unless_told(recorded: Path, tmp_path: Path) -> None:
@@ -1041,7 +1056,7 @@ def test_the_servers_group_of_the_results(recorded: Path) -> None:
             assert group["samples_per_second"][0, i] == pytest.approx(100 / seconds)
         assert file["finals/name"].asstr()[()].tolist() == list(pfedgpa.FINALS)
         assert file["finals/accuracy"].shape == (len(pfedgpa.FINALS), 6)
-        assert file["newcomers/accuracy"].shape == (3, 13, 3)
+        assert file["newcomers/accuracy"].shape == (4, 13, 3)
         for name in ("finals/accuracy", "newcomers/accuracy"):
             assert file[name].attrs["units"] == "fraction"
     record = read_run(recorded)
@@ -1086,7 +1101,7 @@ def test_show_prints_it_all_in_80_columns(
     for update in range(13):
         own = [
             f"{summary['newcomers'][start][update]:.2%}"
-            for start in ("random", "global model", "method")
+            for start in ("random", "global model", "method", "random, guided")
         ]
         assert [
             "after",

@@ -335,6 +335,38 @@ def test_a_guided_step_moves_along_the_local_update(start: int) -> None:
     torch.testing.assert_close(moved[2], 2 * moved[1], rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("sign", "noise", "expected"),
+    [
+        # (1 + 0.546875 · 1) / 0.75
+        ("progress", None, 2.0625),
+        # (1 − 0.546875 · 1) / 0.75
+        ("printed", None, 0.453125 / 0.75),
+        # and σ_2 = √(0.36 / 0.64 · 0.4375) = 0.75 √0.4375 times a noise of 2
+        ("progress", 2.0, 2.0625 + 1.5 * 0.4375**0.5),
+    ],
+)
+def test_a_guided_step_by_hand(sign: Any, noise: float | None, expected: float) -> None:
+    """With β_1 = 0.36 and β_2 = 0.4375: ᾱ_1 = 0.64, ᾱ_2 = 0.64 · 0.5625 = 0.36, so β_2 /
+    √(1 − ᾱ_2) = 0.4375 / 0.8 = 0.546875 and √(1 − β_2) = 0.75. ω = 1 doubles a
+    progress of 0.5; ε is 0 and z is 1.
+    """
+    betas = torch.tensor([0.0, 0.36, 0.4375], dtype=torch.float64)
+    one = torch.ones(1, 1, dtype=torch.float64)
+    found = diffusion.guide(
+        Schedule(betas, (1 - betas).cumprod(0)),
+        nothing,
+        one,
+        0.5 * one,
+        strength=1.0,
+        start=2,
+        steps=1,
+        sign=sign,
+        noise=None if noise is None else lambda: noise * one,
+    )
+    assert found.item() == pytest.approx(expected, rel=1e-12)
+
+
 def test_guidance_ends_at_the_latents() -> None:
     noise = randoms(15, 3, 4)
     z, progress = noise(), noise()

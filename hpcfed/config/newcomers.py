@@ -27,8 +27,8 @@ class NewcomerOptions(RunOptions):
     )
     new_starts: Literal["all", "method"] = option(
         "all",
-        "where new clients start: as the method says, or (all) from a random row and "
-        "from the global model as well",
+        "where new clients start: as the method says, or (all) from a random row (also "
+        "guided, where the method guides) and from the global model as well",
     )
 
 

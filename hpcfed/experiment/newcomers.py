@@ -9,8 +9,12 @@ from hpcfed.experiment.assemble import Newcomers, Setup
 from hpcfed.experiment.evaluate import client_accuracy
 from hpcfed.federation.cohort import Cohort
 from hpcfed.federation.federation import Federation
+from hpcfed.methods import not_led
 from hpcfed.record.results import ResultsWriter
 from hpcfed.runtime.device import on_device
+
+GUIDED = "random, guided"
+"""A start from the random row, led on by the method."""
 
 
 def welcome(
@@ -55,6 +59,8 @@ def _starts(
     if setup.settings.config.new_starts != "all":
         return starts
     starts["random"] = fed.initial_row().expand(count, -1)
+    if method.lead is not not_led:
+        starts[GUIDED] = starts["random"]
     row = method.global_row(state)
     if row is not None:
         starts["global model"] = row.expand(count, -1)
@@ -72,11 +78,12 @@ def _next_rows(
 ) -> Tensor:
     """Return the rows after a local update of the clients that have joined.
 
-    A method may then lead those that started from it, as if they were in a round.
+    A method may then lead those that started from it, as if they were in a round; and,
+    for comparison, others that start from a random row.
     """
     at = on_device(joined, fed.device)
     trained = fed.finetune(rows[at], joined, phase=update)
     updated = rows.index_copy(0, at, trained)
-    if start != "method":
+    if start not in ("method", GUIDED):
         return updated
     return setup.method.lead(fed, state, update - 1, rows, updated)

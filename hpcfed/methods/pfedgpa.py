@@ -16,7 +16,8 @@ update is added to the start of the client's newest one. Where there is none it 
 to FedAvg's row, or, in a warm start, to that of the run that has trained the server.
 
 New clients start from FedAvg's row, and after each of their first local updates the
-server guides them.
+server guides them. For comparison they are guided from a random row, too, as line 8 of
+the algorithm has it.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -70,7 +71,11 @@ class Options(ServerOptions):
         "(which keeps a row of every client)",
     )
     warm_start: bool = option(
-        False, "the first global row has columns that the loaded server generates"
+        False, "clients begin with columns that the loaded server generates"
+    )
+    warm_rows: Literal["each", "average"] = option(
+        "each",
+        "a warm start's rows: a sample for each client, or the average of these for all",
     )
     guided_updates: int = option(
         3, "new clients: local updates after which the server guides them", ge=0
@@ -82,6 +87,14 @@ class Options(ServerOptions):
         20, "new clients: diffusion time at which guidance starts", ge=1
     )
     guided_steps: int = option(20, "new clients: reverse steps of one guidance", ge=1)
+    guided_noise: bool = option(
+        False, "new clients: add fresh noise in each of these steps, as line 12 prints"
+    )
+    guided_sign: Literal["progress", "printed"] = option(
+        "progress",
+        "new clients: guide along their progress, or by line 11's printed sign, against "
+        "it",
+    )
 
     def fit(self, config: RunConfig, ranks: int) -> Iterable[Choice]:
         yield from super().fit(config, ranks)
@@ -93,8 +106,15 @@ class Options(ServerOptions):
         yield from super().switches(config)
         guided = config.new_clients > 0 and self.guided_updates > 0
         yield Switch("guided_updates", "--new-clients 10", config.new_clients > 0)
-        for name in ("guidance", "guided_start", "guided_steps"):
+        for name in (
+            "guidance",
+            "guided_start",
+            "guided_steps",
+            "guided_noise",
+            "guided_sign",
+        ):
             yield Switch(name, "--new-clients 10 and --guided-updates", guided)
+        yield Switch("warm_rows", "--warm-start", self.warm_start)
 
     def check(self, config: RunConfig) -> None:
         super().check(config)
@@ -136,15 +156,20 @@ class State:
 def init(fed: Federation[Options]) -> State:
     options, clients = fed.options, len(fed.clients)
     w = fed.initial_row()
+    first = w.new_empty(clients, 0)
     if options.warm_start:
-        # One sample per client, averaged over all clients of all ranks.
-        made = fed.server.sample(fed.clients, whole=True)
-        w[fed.generated] = fed.sum(made.to(w.dtype).sum(0)) / len(fed.sizes)
+        made = fed.server.sample(fed.clients, whole=True).to(w.dtype)
+        # Whoever takes part in the first round begins it from a sample of its own; the
+        # average is what the paper argues against.
+        if options.warm_rows == "each":
+            first = made
+        # Over all clients of all ranks.
+        w[fed.generated] = fed.sum(made.sum(0)) / len(fed.sizes)
     learns_updates = options.bank_of == "updates"
     own_body = options.generated_body == "own"
     return State(
         w,
-        generated=w.new_empty(clients, 0),
+        generated=first,
         starts=w.new_zeros(clients, len(fed.generated) if learns_updates else 0),
         newest=w.repeat(clients, 1) if own_body else w.new_empty(clients, 0),
     )
@@ -315,5 +340,7 @@ def lead(
             strength=options.guidance,
             start=options.guided_start,
             steps=options.guided_steps,
+            sign=options.guided_sign,
+            noise=f"guidance {update}" if options.guided_noise else None,
         )
     return _with(fed, after, led.to(after.dtype) + reference)

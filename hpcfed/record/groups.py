@@ -10,7 +10,8 @@ from hpcfed.record.dataset import create, create_names
 # versions rely on them.
 
 RELOCATIONS = "moves"
-NEWCOMER_STARTS = ("random", "global model", "method")
+NEWCOMER_STARTS = ("random", "global model", "method", "random, guided")
+"""The last is of methods that lead new clients on."""
 
 
 def create_relocations(file: h5py.File, most: int, clients: int) -> None:

@@ -9,6 +9,7 @@ from torch import Tensor
 from hpcfed.errors import GRACE, Diverged
 from hpcfed.record.checkpoints import StoredFile
 from hpcfed.runtime.collectives import Collectives
+from hpcfed.server.diffusion import Sign
 from hpcfed.server.report import Inversion, LearningReport
 from hpcfed.server.requests import (
     Answer,
@@ -128,8 +129,12 @@ class ServerClient:
         strength: float,
         start: int,
         steps: int,
+        sign: Sign = "progress",
+        noise: str | None = None,
     ) -> Tensor:
-        """Return new clients' rows after a local update, guided by the model."""
+        """Return new clients' rows after a local update, guided by the model; `noise`
+        is what fresh noise is drawn for, None: none is.
+        """
         request = Guide(
             seed=self._seed,
             clients=clients,
@@ -138,6 +143,8 @@ class ServerClient:
             strength=strength,
             start=start,
             steps=steps,
+            sign=sign,
+            noise=noise,
         )
         answer, _ = self._ask(request, Rows)
         return answer.rows

@@ -19,6 +19,10 @@ Noise = Callable[[], Tensor]
 """Fresh standard normal noise for all latents."""
 
 
+Sign = Literal["progress", "printed"]
+"""The sign of a new client's progress in guidance: along it, or as printed."""
+
+
 @dataclass(frozen=True)
 class Schedule:
     """β_t and ᾱ_t for t = 0 … T, where t = 0 has no noise yet."""
@@ -149,19 +153,25 @@ def guide(
     strength: float,
     start: int,
     steps: int,
+    sign: Sign = "progress",
+    noise: Noise | None = None,
 ) -> Tensor:
     """Return latents after some reverse steps from time `start`, each of which follows
     the client's progress in the latent space (Eq. 10, Algorithm 1).
 
-    ε̃ = ε(z, t) − (1 + ω)(E(θ_l) − E(θ̂_{l−1})): read so because the printed sign
-    would undo the client's progress. The steps are the means alone, without fresh
-    noise.
+    ε̃ = ε(z, t) − (1 + ω)(E(θ_l) − E(θ̂_{l−1})): read so because the sign that line 11
+    prints, which is an option, undoes the client's progress. The steps are the means
+    alone, unless there is `noise` for line 12's σ_t z.
     """
+    local = (1 + strength) * progress
+    if sign == "printed":
+        local = -local
     last = max(0, start - steps)
     for t in range(start, last, -1):
         predicted = epsilon(z, _times(z, t))
-        guided = predicted - (1 + strength) * progress
-        z = schedule.mean(z, t, guided)
+        z = schedule.mean(z, t, predicted - local)
+        if noise is not None:
+            z = z + schedule.sigma(t).to(z.dtype) * noise()
     return z
 
 

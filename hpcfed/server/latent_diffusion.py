@@ -15,7 +15,7 @@ from hpcfed.record.observer import observer
 from hpcfed.runtime import randomness
 from hpcfed.server import diffusion, storage
 from hpcfed.server.chunks import in_chunks
-from hpcfed.server.diffusion import Schedule
+from hpcfed.server.diffusion import Schedule, Sign
 from hpcfed.server.divergence import check_losses
 from hpcfed.server.engines import make_trainer
 from hpcfed.server.losses import Draws, denoising_loss, reconstruction_loss
@@ -262,10 +262,18 @@ class LatentDiffusion:
 
     @torch.no_grad()
     def guide(
-        self, before: Tensor, after: Tensor, *, strength: float, start: int, steps: int
+        self,
+        before: Tensor,
+        after: Tensor,
+        *,
+        strength: float,
+        start: int,
+        steps: int,
+        sign: Sign = "progress",
+        noise: str | None = None,
     ) -> Tensor:
         """Return rows after local training, guided by what all clients have taught the
-        model.
+        model; `noise` is what fresh noise is drawn for, None: none is.
         """
         old = self.encode(before)
         new = self.encode(after)
@@ -277,6 +285,8 @@ class LatentDiffusion:
             strength=strength,
             start=start,
             steps=steps,
+            sign=sign,
+            noise=None if noise is None else self._noise(noise, new),
         )
         return self.decode(guided)
 

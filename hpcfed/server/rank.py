@@ -169,21 +169,22 @@ class ServerRank:
         if request.whole and self._options.bank_of == "updates":
             rows = rows + self._loaded_start(model)
         check_rows("sample", rows, self._options)
-        # The k-th smallest id gets the k-th row: a client's row does not depend on
-        # which rank hosts it.
-        order = np.argsort(request.clients)
-        ranking = torch.from_numpy(np.argsort(order))
-        return Rows(rows=rows[ranking.to(rows.device)])
+        return Rows(rows=_from_id_order(rows, request))
 
     def _guide(self, request: Guide) -> Rows:
         model = self.model(request.seed)
+        order = torch.from_numpy(np.argsort(request.clients))
+        by_id = order.to(request.before.device)
         rows = model.guide(
-            request.before,
-            request.after,
+            request.before[by_id],
+            request.after[by_id],
             strength=request.strength,
             start=request.start,
             steps=request.steps,
+            sign=request.sign,
+            noise=request.noise,
         )
+        rows = _from_id_order(rows, request)
         # A client whose own training has failed is not the server's fault.
         before = request.before.isfinite().all(1)
         after = request.after.isfinite().all(1)
@@ -251,6 +252,16 @@ class ServerRank:
         order = np.argsort(request.clients)
         known, uploads = bank.newest(request.clients[order])
         return order, known, uploads
+
+
+def _from_id_order(rows: Tensor, request: ClientRequest) -> Tensor:
+    """Return rows that were made in the order of ids, in the order of the request.
+
+    The k-th smallest id has the k-th row: noise does not depend on which rank hosts a
+    client.
+    """
+    ranking = np.argsort(np.argsort(request.clients))
+    return rows[torch.from_numpy(ranking).to(rows.device)]
 
 
 def _in_request_order(rows: Tensor, order: np.ndarray, known: np.ndarray) -> KnownRows:

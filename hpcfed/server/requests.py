@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from hpcfed.record.checkpoints import StoredFile
+from hpcfed.server.diffusion import Sign
 from hpcfed.server.report import LearningReport
 
 M = TypeVar("M", bound="Message")
@@ -106,6 +107,9 @@ class Guide(ClientRequest):
     strength: float
     start: int
     steps: int
+    sign: Sign = "progress"
+    noise: str | None = None
+    """What fresh noise is drawn for; None: none is."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
