@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
+import numpy as np
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -23,6 +24,7 @@ from hpcfed.config import (
 )
 from hpcfed.errors import UserError, unknown
 from hpcfed.record.run import RunRecord
+from hpcfed.record.timing import PHASES
 
 
 class Printed(NamedTuple):
@@ -107,13 +109,19 @@ def rounds_to_target(record: RunRecord) -> float:
 
 
 def seconds_to_target(record: RunRecord) -> float:
-    """Return the seconds that the target took; NaN if it was never reached.
+    """Return the seconds that the target took, without those of evaluations, which no
+    method needs; NaN if it was never reached.
 
     Seeds that advance together share their seconds: each counts with its part, so that
     rows of different numbers of seeds compare.
     """
     reached = record.reached()
-    return math.nan if reached is None else reached.seconds / record.stacked_seeds
+    if reached is None:
+        return math.nan
+    # Ranks evaluate together. Rounds before a change of ranks have no phases.
+    by_rank = record.phases[: reached.rounds, :, PHASES.index("evaluate")]
+    evaluating = float(np.nan_to_num(by_rank).max(1).sum())
+    return (reached.seconds - evaluating) / record.stacked_seeds
 
 
 def sent_to_target(record: RunRecord) -> float:
@@ -144,6 +152,10 @@ MEASURES = {
         "last accuracy of clients, %", lambda record: 100 * record.last("accuracy")
     ),
     "best": Measure("best accuracy, %", best),
+    "best-clients": Measure(
+        "best accuracy of clients, own test data, %",
+        lambda record: 100 * record.best("accuracy"),
+    ),
     "rounds": Measure(
         "rounds to the target accuracy", rounds_to_target, digits=0, near=FACTOR
     ),
