@@ -2,11 +2,15 @@
 p; mean over what has come.
 
 A layer is a convolution or linear layer with the batch norm that follows it. Every
-client that sends one counts alike, unless it has no data.
+client that sends one counts alike, unless it has no data. What GENE-FL's paper counts
+as sent lies outside of what a draw for every upload gives: one draw for the whole run,
+or for every cluster, are options.
 """
 
+from typing import Literal
+
 from hpcfed.config import option
-from hpcfed.methods import Cohort, Federation, _clusters
+from hpcfed.methods import Cohort, Federation, Tensor, _clusters
 from hpcfed.methods._clusters import State, aggregate, begin, download
 
 EXTENDS = _clusters
@@ -16,6 +20,11 @@ class Options(_clusters.Options):
     send_probability: float = option(
         0.5, "p, with which a client sends a layer", ge=0, le=1
     )
+    mask_per: Literal["upload", "cluster", "run"] = option(
+        "upload",
+        "for what the layers that are sent are drawn: every upload, or once for all "
+        "uploads of a cluster or of the run",
+    )
 
 
 def init(fed: Federation[Options]) -> State:
@@ -23,13 +32,26 @@ def init(fed: Federation[Options]) -> State:
 
 
 def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
-    from hpcfed.runtime import randomness
-
     rows = download(fed, state, cohort)
     rows = fed.train(rows, cohort)
-    num_layers = state.gene.shape[1]
-    # Drawn by seed, round and client: the same on any number of ranks.
-    drawn = randomness.uniform(fed.keys("layers sent", cohort), num_layers)
-    sent = drawn < fed.options.send_probability
+    sent = _drawn(fed, state, cohort) < fed.options.send_probability
     state, _ = aggregate(fed, state, rows, cohort.equally_with_data(), sent=sent)
     return state
+
+
+def _drawn(fed: Federation[Options], state: State, cohort: Cohort) -> Tensor:
+    """Return a number in [0, 1) for every member here and layer, the same on any number
+    of ranks.
+    """
+    from hpcfed.runtime import randomness
+    from hpcfed.runtime.device import on_device
+
+    clusters, num_layers = state.gene.shape
+    if fed.options.mask_per == "upload":
+        # By seed, round and client.
+        return randomness.uniform(fed.keys("layers sent", cohort), num_layers)
+    drawn = fed.generator("layers sent").random((clusters, num_layers))
+    if fed.options.mask_per == "run":
+        drawn[:] = drawn[0]
+    ids = on_device(fed.clients[cohort.here], fed.device)
+    return on_device(drawn, fed.device)[state.cluster[ids]]
