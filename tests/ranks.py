@@ -63,6 +63,7 @@ class Family:
 
 
 LATER = "--new-clients 5 --new-updates 2 --join-rounds 2 --new-classes 0.4"
+TOGETHER = "--new-clients 5 --new-rounds 4 --join-rounds 2 --new-classes 0.4"
 GENFED = Family(
     common="--clients 9 --participation 0.6 --alpha 0.3 --precision fp64 --device cpu --epochs 1 --model mlp",
     short="",
@@ -85,7 +86,7 @@ GENEFL = Family(
     "--epochs 1 --clusters 3",
     short="--model cnn-bn",
     runs={
-        "genefl": f"--method genefl --gene-layers 2 {LATER}",
+        "genefl": f"--method genefl --gene-layers 2 {TOGETHER}",
         "fedbn": "--method fedbn --clustering angles --basis 2 --attack ipm --attackers 2",
         "fedlp": "--method fedlp --deterministic --attack noise --attackers 2",
         "fedlps": "--method fedlps --prune-ratio 0.5 --attack ipm --attackers 3",

@@ -142,7 +142,14 @@ def recorded(folder: Path) -> dict[str, np.ndarray]:
     found: dict[str, np.ndarray] = {}
     with h5py.File(folder / "run.h5") as file:
         assert file.attrs["status"] == "complete"
-        for group in ("rounds", "clients", "finals", "server", "newcomers"):
+        for group in (
+            "rounds",
+            "clients",
+            "finals",
+            "server",
+            "newcomers",
+            "new_rounds",
+        ):
             if group in file:
                 for name, data in file[group].items():
                     if name not in (
@@ -172,6 +179,10 @@ def same_newcomers(folder: Path, expected: Path) -> None:
     for start, accuracy in one.newcomers.items():
         np.testing.assert_array_equal(accuracy, other.newcomers[start])
     np.testing.assert_equal(one.newcomer_bytes, other.newcomer_bytes)
+    assert (one.new_rounds is None) == (other.new_rounds is None)
+    if one.new_rounds is not None:
+        for name, values in vars(one.new_rounds).items():
+            np.testing.assert_array_equal(values, getattr(other.new_rounds, name), name)
 
 
 def rows_of(pattern: Path) -> np.ndarray:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from hpcfed import methods
 from hpcfed.attacks import idlg
+from hpcfed.cli import parse_run
 from hpcfed.clients import engine as engines
 from hpcfed.clients import fisher as fishers
 from hpcfed.clients.engine import Engine
@@ -24,8 +25,11 @@ from hpcfed.clients.pull import Pull, Strengths
 from hpcfed.clients.training import StackTraining
 from hpcfed.data import PartitionPlan
 from hpcfed.data.partition import partition
+from hpcfed.experiment import newcomers
 from hpcfed.experiment.assemble import Setup
-from hpcfed.experiment.evaluate import evaluate
+from hpcfed.experiment.evaluate import evaluate, standing_accuracy
+from hpcfed.experiment.newcomers import new_rounds
+from hpcfed.experiment.run import run
 from hpcfed.experiment.stored import read_run
 from hpcfed.federation.clustering import (
     _first_vectors,
@@ -35,6 +39,7 @@ from hpcfed.federation.clustering import (
     principal_angles,
 )
 from hpcfed.federation.cohort import Cohort, Sent
+from hpcfed.federation.federation import Federation
 from hpcfed.federation.log import RoundLog
 from hpcfed.methods import genefl
 from hpcfed.models.cost import cost
@@ -44,9 +49,10 @@ from hpcfed.models.networks import build
 from hpcfed.models.own import Sample
 from hpcfed.record.run import RunRecord
 from hpcfed.runtime import randomness
+from hpcfed.runtime.signals import STOPPED, Stop
 from tests.federations import assembled, rounds, traffic, trained_alone
 from tests.naive import batches, make_shard
-from tests.runs import UNEVEN, assert_same_run, mistake, same_newcomers, started
+from tests.runs import UNEVEN, assert_same_run, mistake, same, same_newcomers, started
 
 MIB, GIB = 2**20, 2**30
 SHARDS: dict[str, Any] = {
@@ -470,7 +476,15 @@ def test_new_clients_go_to_the_nearest_mean_which_then_moves() -> None:
     is nearer to it than to 10.
     """
     centres, points = np.array([[0.0], [10.0], [5.0]]), np.array([[4.0], [5.9], [6.9]])
-    assert nearest_in_turn(points, centres, np.array([1, 1, 0])).tolist() == [0, 0, 1]
+    assert nearest_in_turn(points, centres, np.array([1, 1, 0]))[0].tolist() == [
+        0,
+        0,
+        1,
+    ]
+    _, moved, members = nearest_in_turn(points, centres, np.array([1, 1, 0]))
+    # (0 + 4 + 5.9) / 3, and (10 + 6.9) / 2.
+    np.testing.assert_allclose(moved[:, 0], [3.3, 8.45, 5.0])
+    assert members.tolist() == [3, 2, 0]
     assert centres[0] == 0, "the caller's stay"
 
 
@@ -487,7 +501,7 @@ def test_clients_without_data_make_no_cluster_and_move_none(how: Any) -> None:
         and not assign(0 * bases, 3, how=how, seed=5).any()
     )
     points, centres = np.array([[0.0, 0], [3, 3.1]]), np.array([[0.1, 0], [3.0, 3]])
-    assert nearest_in_turn(points, centres, np.array([2, 5])).tolist() == [1, 1]
+    assert nearest_in_turn(points, centres, np.array([2, 5]))[0].tolist() == [1, 1]
 
 
 def test_eq_10_by_hand() -> None:
@@ -533,85 +547,102 @@ def test_a_client_without_data_has_no_say_in_its_cluster(
 # The methods' rules
 
 
-def naive_rounds(s: Setup, method: str, count: int) -> list[Tensor]:
-    """Every client's row after the last round, by dictionaries and loops over clients
-    and layers.
-    """
-    fed, layout, opts = s.federation, s.federation.layout, s.settings.options
-    clients, first = range(len(fed.sizes)), fed.initial_row()
-    group = s.method.init(fed).cluster.tolist()
-    theta = {k: first.clone() for k in range(opts.clusters)}
-    own, kept, seen = (
-        {i: first.clone() for i in clients},
-        dict[int, Tensor](),
-        set[int](),
-    )
-    columns = {e.name: slice(e.start, e.stop) for e in layout.entries}
-    shared = dict.fromkeys(columns, True)
-    if method == "fedbn":
-        shared = {name: "bn" not in name for name in columns}
-    elif method in ("parfed", "fedfina"):
-        shared = {name: name.split(".")[0] in opts.names for name in columns}
-    elif method == "fedlg":
-        shared = {
-            name: name.split(".")[0] in ("conv1", "conv2", "fc1", "head")
-            for name in columns
-        }
-    for round in range(count):
-        cohort = fed.sample(round).clients.tolist()
+class Naive:
+    """A federation by dictionaries and loops over clients and layers."""
+
+    def __init__(self, s: Setup, method: str) -> None:
+        self.s, self.method, self.fed = s, method, s.federation
+        opts, first = s.settings.options, s.federation.initial_row()
+        self.group = s.method.init(s.federation).cluster.tolist()
+        self.theta = {k: first.clone() for k in range(opts.clusters)}
+        self.own = {i: first.clone() for i in range(len(self.group))}
+        self.kept, self.seen = dict[int, Tensor](), set[int]()
+        self.gene: dict[int, Tensor] = {}
+        self.columns = {e.name: slice(e.start, e.stop) for e in self.fed.layout.entries}
+        self.shared = dict.fromkeys(self.columns, True)
+        if method == "fedbn":
+            self.shared = {name: "bn" not in name for name in self.columns}
+        elif method in ("parfed", "fedfina"):
+            self.shared = {
+                name: name.split(".")[0] in opts.names for name in self.columns
+            }
+        elif method == "fedlg":
+            layers = ("conv1", "conv2", "fc1", "head")
+            self.shared = {name: name.split(".")[0] in layers for name in self.columns}
+
+    def start(self, i: int) -> Tensor:
+        theta = self.theta[self.group[i]]
+        if self.method == "genefl":
+            return self.own[i].clone() if i in self.seen else theta.clone()
+        row = self.own[i].clone()
+        for name, at in self.columns.items():
+            if self.shared[name]:
+                row[at] = theta[at]
+        return row * self.kept[i] if i in self.kept else row
+
+    def round(self, round: int, cohort: list[int]) -> None:
+        s, method, theta = self.s, self.method, self.theta
         told: dict[int, list[tuple[Tensor, Tensor, float]]] = {k: [] for k in theta}
         for i in cohort:
-            start = own[i].clone()
-            for name, at in columns.items():
-                if shared[name]:
-                    start[at] = theta[group[i]][at]
-            if i in kept:
-                start = start * kept[i]
-            pull = None
+            k, start, pull = self.group[i], self.start(i), None
             if method == "genefl":
-                start = own[i].clone() if i in seen else theta[group[i]].clone()
-                pull = naive_pull(s, start, theta[group[i]], i)
-            after = trained(s, start, i, round, pull)
+                pull = naive_pull(s, self.fed, start, theta[k], i)
+            after = trained(self.fed, start, i, round, pull)
             if method == "fedlps":
-                kept.setdefault(i, naive_channels(s, after))
-                after = after * kept[i]
-            own[i] = after
-            told[group[i]].append(
-                (
-                    after,
-                    naive_sent(s, method, start, after, i, round, kept.get(i)),
-                    float(fed.sizes[i]),
-                )
-            )
-            seen.add(i)
+                self.kept.setdefault(i, naive_channels(s, after))
+                after = after * self.kept[i]
+            self.own[i] = after
+            sent = naive_sent(s, method, start, after, i, round, self.kept.get(i))
+            told[k].append((after, sent, float(self.fed.sizes[i])))
+            self.seen.add(i)
         weighted = method in ("clustered-fedavg", "fedbn", "parfed", "fedfina")
         for k, uploads in told.items():
-            for name, at in columns.items():
+            if uploads:
+                self.gene[k] = torch.stack([sent for _, sent, _ in uploads]).all(0)
+            for name, at in self.columns.items():
                 for column in range(at.start, at.stop) if method == "fedlps" else [at]:
                     mine = [
                         (n if weighted else 1, row[column])
                         for row, sent, n in uploads
                         if sent[column].all()
                     ]
-                    if mine and shared[name]:
+                    if mine and self.shared[name]:
                         total = sum(weight for weight, _ in mine)
                         theta[k][column] = sum(
                             weight / total * part for weight, part in mine
                         )
-    rows = []
-    for i in clients:
-        row = own[i].clone()
-        for name, at in columns.items():
-            if shared[name] and (method != "genefl" or i not in seen):
-                row[at] = theta[group[i]][at]
-        rows.append(row * kept[i] if i in kept else row)
-    return rows
+
+    def adopt(self, state: Any) -> None:
+        """Put new clients in the place of the known ones: each joins the cluster whose
+        mean is nearest, inherits its gene, and draws the rest for itself.
+        """
+        assert self.s.newcomers is not None
+        self.fed = self.s.newcomers.federation
+        points = self.fed.bases(5).reshape(len(self.fed.sizes), -1)
+        centres, members = state.centres.clone().numpy(), state.members.tolist()
+        self.group, self.own = [], {}
+        for i, point in enumerate(points):
+            k = int(np.argmin([np.linalg.norm(centre - point) for centre in centres]))
+            centres[k] = (members[k] * centres[k] + point) / (members[k] + 1)
+            members[k] += 1
+            self.group.append(k)
+            self.own[i] = fresh(self.s, i)
+            if self.method == "genefl":
+                self.own[i][self.gene[k]] = self.theta[k][self.gene[k]]
+        self.kept, self.seen = {}, set(self.own)
+
+
+def fresh(s: Setup, client: int) -> Tensor:
+    """The weights that a new client draws: a network of another seed."""
+    draw = randomness.generator(s.settings.config.seed, "fresh weights", client)
+    seed = int(draw.integers(2**32))
+    network = build("cnn-bn", shape=(1, 8, 8), classes=10, seed=seed)
+    return s.federation.layout.row(network, dtype=torch.float64)
 
 
 def trained(
-    s: Setup, row: Tensor, client: int, round: int, pull: Pull | None
+    fed: Federation, row: Tensor, client: int, round: int, pull: Pull | None
 ) -> Tensor:
-    fed = s.federation
     sgd = fed.recipe(round)
     return fed._descend(
         "training",
@@ -624,11 +655,13 @@ def trained(
     )[0][0]
 
 
-def naive_pull(s: Setup, before: Tensor, cluster: Tensor, client: int) -> Pull:
+def naive_pull(
+    s: Setup, fed: Federation, before: Tensor, cluster: Tensor, client: int
+) -> Pull:
     opts, layout = s.settings.options, s.federation.layout
-    fisher = s.engine.fisher(
-        before[None], s.federation._train_data, np.array([client])
-    )[0, : layout.num_parameters]
+    fisher = s.engine.fisher(before[None], fed._train_data, np.array([client]))[
+        0, : layout.num_parameters
+    ]
     normal = (fisher - fisher.min()) / (fisher.max() - fisher.min())
     mask = torch.zeros_like(before, dtype=torch.bool)
     mask[: layout.num_parameters] = normal <= opts.epsilon
@@ -708,24 +741,51 @@ def naive_sent(
 
 @pytest.mark.parametrize("method", FAMILY)
 def test_the_published_rule(method: str) -> None:
+    """Three rounds of known clients, and three of new ones, who join in the first two:
+    two, one, and in the end two of the three again.
+    """
     more: dict[str, Any] = (
         {"epsilon": 0.003, "lambda2": 0.3, "gene_layers": 2}
         if method == "genefl"
         else {}
     )
-    s = small(method, **more)
-    *_, (_, state) = rounds(s, 3)
+    later = {"new_clients": 3, "new_rounds": 3, "join_rounds": 2, "new_classes": 0.5}
+    s = small(method, **more, **later)
+    naive = Naive(s, method)
+    for round, after in rounds(s, 3):
+        state = after
+        naive.round(round, s.federation.sample(round).clients.tolist())
     assert len(set(state.cluster.tolist())) == 2, "the case needs two clusters"
-    rows = s.method.personal(s.federation, state, np.arange(6))
-    for client, expected in enumerate(naive_rounds(s, method, 3)):
+    same_rows(s, s.federation, state, naive)
+    assert np.isfinite(evaluate(s, state).accuracy)
+
+    assert s.newcomers is not None and s.method.adopt is not None
+    fed = s.newcomers.federation
+    naive.adopt(state)
+    state = s.method.adopt(fed, state, fed.everyone(3))
+    cohorts = []
+    for new in new_rounds(s, fed, state):
+        cohorts.append(new.cohort.clients.tolist())
+        naive.round(3 + new.number, cohorts[-1])
+    assert cohorts[:2] == [[0, 1], [2]] and len(cohorts[2]) == 2
+    same_rows(s, fed, new.state, naive)
+    judged = standing_accuracy(s, fed, new.state, np.arange(3))
+    assert new.trained is not None
+    took_part = ~np.isnan(new.trained.accuracy())
+    assert np.isfinite(judged).all() and took_part.nonzero()[0].tolist() == cohorts[2]
+
+
+def same_rows(s: Setup, fed: Federation, state: Any, naive: Naive) -> None:
+    rows = s.method.personal(fed, state, np.arange(len(fed.sizes)))
+    for client, row in enumerate(rows):
+        expected = naive.start(client)
         torch.testing.assert_close(
-            rows[client],
+            row,
             expected,
             rtol=1e-8,
             atol=1e-10,
             msg=lambda m, c=client: f"{c}: {m}",
         )
-    assert np.isfinite(evaluate(s, state).accuracy)
 
 
 @pytest.mark.parametrize("method", ["clustered-fedavg", "fedlp", "genefl"])
@@ -769,6 +829,35 @@ def test_fedlp_that_sends_nothing_leaves_the_model() -> None:
         assert torch.equal(state.shared, s.federation.initial_row().expand(2, -1))
     up, up_here, down = traffic(logs)
     assert up == up_here == 0 < down
+
+
+@pytest.mark.parametrize("per", ["upload", "cluster", "run"])
+def test_what_fedlp_draws_its_layers_for(
+    per: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 4 layers all uploads of a run, or of a cluster, send the same ones in all
+    rounds; bytes are those of their columns.
+    """
+    s = small("fedlp", mask_per=per, participation=1.0)
+    fed, layout, uploads = s.federation, s.federation.layout, list[Sent]()
+    upload = fed.upload
+    monkeypatch.setattr(
+        fed, "upload", lambda rows, cohort, sent: uploads.append(sent) or rows
+    )
+    by_cluster: dict[int, set[tuple[bool, ...]]] = {0: set(), 1: set()}
+    for _, state in rounds(s, 2):
+        for k, groups in zip(state.cluster.tolist(), uploads[-1].groups, strict=True):
+            by_cluster[k].add(tuple(groups.tolist()))
+    sent = by_cluster[0] | by_cluster[1]
+    assert len(sent) == {"run": 1, "cluster": 2}.get(per, len(sent))
+    if per == "upload":
+        assert len(by_cluster[0]) > 1 and len(by_cluster[1]) > 1
+    if per == "run":
+        cohort = fed.sample(2)
+        upload(torch.zeros(6, layout.num_columns).double(), cohort, uploads[-1])
+        widths = torch.bincount(layout.block_of)
+        columns = int(widths[list(sent.pop())].sum())
+        assert int(cohort.log.bytes_up_here) == 6 * 8 * columns > 0
 
 
 def test_fedbn_keeps_batch_norm_where_it_is_bit_for_bit() -> None:
@@ -880,8 +969,35 @@ def test_epsilon_divides_by_normalised_fisher_information() -> None:
     ]
     by_layer = genefl.elastic(options(fisher="layer", epsilon=0.4), layout, fisher)
     assert by_layer[0].tolist() == [True, False, False, True, False]
+    high = genefl.elastic(options(elastic="high"), layout, fisher)
+    assert high[0].tolist() == [False, False, True, False, False]
+    assert not high[1].any(), "where all are alike none is high"
     assert not genefl.elastic(options(epsilon=-0.1), layout, fisher[:1]).any()
     assert genefl.elastic(options(epsilon=1.0), layout, fisher).all()
+
+
+@pytest.mark.parametrize(
+    ("scale", "normalised"),
+    [
+        # (F − 0) / 1.
+        ("minmax", [0.0, 1e-4, 1e-2, 1.0]),
+        # 0, 1, 2 and 3 are smaller, of three others.
+        ("rank", [0.0, 1 / 3, 2 / 3, 1.0]),
+        # log10: −4 (0 counts as the least above it), −4, −2 and 0, from −4 to 0.
+        ("log", [0.0, 0.0, 0.5, 1.0]),
+    ],
+)
+def test_scales_of_fisher_information_by_hand(
+    scale: Any, normalised: list[float]
+) -> None:
+    layout, fisher = layers_of(4), torch.tensor([[1e-2, 1.0, 0, 1e-4], [0, 0, 0, 0]])
+    expected = [normalised[place] for place in (2, 3, 0, 1)]
+    for value in normalised:
+        for epsilon in (value - 1e-5, value + 1e-5):
+            own = options(fisher_scale=scale, epsilon=epsilon)
+            mask = genefl.elastic(own, layout, fisher)
+            assert mask[0].tolist() == [number <= epsilon for number in expected]
+            assert mask[1].all() or epsilon < 0
 
 
 @pytest.mark.parametrize(
@@ -1057,13 +1173,40 @@ def test_new_clients_join_as_many_in_each_update(joined: RunRecord) -> None:
     assert np.nanmean(accuracy[-1]) > 0.8 > np.nanmean(accuracy[0])
 
 
-def test_what_a_new_client_is_given_is_counted(joined: RunRecord) -> None:
-    """In three rounds the gene has shrunk to two layers, but clients of a cluster may
-    have sent different ones.
+@pytest.mark.parametrize(("given", "layers"), [("common", [1]), ("any", [0, 1, 2])])
+def test_what_a_new_client_is_given(
+    given: str, layers: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three clients of one cluster send layers {0, 1}, {1, 2} and {1}: common to them
+    is layer 1, sent by any are 0, 1 and 2. Others are drawn by each for itself.
     """
-    layout = Layout.of(build("cnn-bn", shape=(1, 8, 8), classes=10, seed=0))
-    widths = torch.bincount(layout.block_of).sort().values
-    assert 4 * int(widths[:2].sum()) <= joined.newcomer_bytes < 4 * layout.num_columns
+    s = small("genefl", clients=3, clusters=1, participation=1.0, gene_given=given)
+    fed, none = s.federation, [False, True, False, False]
+    sent = torch.tensor([[True, True, False, False], [False, True, True, False], none])
+    monkeypatch.setattr(genefl, "gene", lambda *_: sent)
+    state = s.method.round(fed, s.method.init(fed), fed.sample(0))
+    assert state.gene[0].nonzero()[:, 0].tolist() == layers
+    everyone = fed.everyone(1)
+    rows = s.method.welcome(fed, state, everyone)
+    has = torch.isin(fed.layout.block_of, torch.tensor(layers))
+    for client, row in enumerate(rows):
+        assert torch.equal(row[has], state.shared[0][has])
+        assert torch.equal(row[~has], fresh(s, client)[~has])
+    assert everyone.log.bytes_down == 3 * 8 * int(has.sum())
+    weights = fed.layout.mask(["head"])
+    assert len(rows[:, weights].unique(dim=0)) == 3, "everyone draws for itself"
+
+
+def test_clients_that_send_nothing_in_common_leave_nothing_to_a_new_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    s = small("genefl", clients=2, clusters=1, participation=1.0)
+    fed, sent = s.federation, torch.eye(4, dtype=torch.bool)[:2]
+    monkeypatch.setattr(genefl, "gene", lambda *_: sent)
+    state = s.method.round(fed, s.method.init(fed), fed.sample(0))
+    everyone = fed.everyone(1)
+    rows = s.method.welcome(fed, state, everyone)
+    assert everyone.log.bytes_down == 0 and torch.equal(rows[0], fresh(s, 0))
 
 
 @pytest.mark.parametrize(
@@ -1099,20 +1242,41 @@ def test_other_methods_are_compared_on_new_clients_too(
     )
 
 
-def test_a_new_client_has_the_gene_of_its_cluster_and_the_initial_rest() -> None:
-    s = small("genefl", gene_layers=1, gene_every=1)
-    fed, first = s.federation, s.federation.initial_row()
-    *_, (_, state) = rounds(s, 5)
-    rows = s.method.welcome(fed, state, fed.everyone(5))
-    gene = state.gene[:, state.group_of]
-    assert 0 < gene.float().mean() < 1
-    for client, row in enumerate(
-        rows
-    ):  # known clients are nearest to their own clusters
-        k = int(state.cluster[client])
-        assert torch.equal(row[gene[k]], state.shared[k][gene[k]]) and torch.equal(
-            row[~gene[k]], first[~gene[k]]
-        )
+def test_new_clients_go_on_after_a_stop_as_if_there_was_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped in their first round, of six: known clients' rounds are not repeated, and
+    what they sent is counted apart.
+    """
+    words = "--method genefl --model mlp --clusters 2 --clients 4 --rounds 2 --epochs 1"
+    words += " --device cpu --new-clients 4 --new-rounds 6 --join-rounds 2"
+    words += " --participation 0.5 --evaluate-every 100 --checkpoint-minutes 0"
+    whole = started(*words.split(), "--out", tmp_path / "whole")
+    stop, there = Stop(), tmp_path / "stopped"
+
+    def stopping(*given: Any) -> np.ndarray:
+        stop.asked = True
+        return standing_accuracy(*given)
+
+    with monkeypatch.context() as patched, pytest.raises(SystemExit) as ended:
+        patched.setattr(newcomers, "standing_accuracy", stopping)
+        run(parse_run([*words.split(), "--out", str(there)]), stop)
+    assert ended.value.code == STOPPED and read_run(there).status == "stopped"
+    first = read_run(there).new_rounds
+    assert first is not None and np.isfinite(first.bytes_up).sum() == 1
+    started("--resume", there)
+    same(whole, there)
+    record = read_run(there)
+    assert record.facts["resumed"].tolist() == [2] and record.new_rounds is not None
+    new = record.new_rounds
+    # The first two clients, then the other two; two of four in each round.
+    assert np.isnan(new.accuracy).sum(1).tolist() == [2, 0, 0, 0, 0, 0]
+    assert np.isnan(new.trained_accuracy).sum(1).tolist() == [2] * 6
+    assert new.last("accuracy") == pytest.approx(new.curve("accuracy").mean())
+    assert len(record.rounds["bytes_up"]) == 2
+    # Two clients get all 4810 columns of the cluster's row.
+    assert new.bytes_down.tolist() == [2 * 4 * 4810] * 6
+    assert (new.bytes_up > 0).all()
 
 
 # Seeds and ranks
@@ -1297,6 +1461,14 @@ def test_the_label_follows_from_the_gradient() -> None:
         (
             "run --new-clients 2 --join-rounds 3",
             "--join-rounds 3 are more than --new-clients 2",
+        ),
+        (
+            "run --method genefl --new-clients 4 --new-rounds 2 --join-rounds 3",
+            "--join-rounds 3 are more than --new-clients 4 or --new-rounds 2",
+        ),
+        (
+            "run --method fedper --new-clients 4 --new-rounds 2",
+            "new clients of method fedper only train by themselves",
         ),
         (
             "run --method pfedgpa --new-clients 4 --join-rounds 2",

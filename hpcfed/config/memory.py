@@ -19,7 +19,8 @@ def check_results(config: RunConfig) -> None:
     of_clients = 4 * evaluated * max(1, len(config.metrics or ()))
     rounds = config.rounds * (of_clients + 1000)
     # New clients are evaluated before and after each update, from up to three starts.
-    newcomers = 24 * (config.new_updates + 1) * config.new_clients
+    updates = config.new_rounds or config.new_updates + 1
+    newcomers = 24 * updates * config.new_clients
     needed, there = (rounds + newcomers) * config.num_seeds, memory.usable()
     if needed > there:
         raise UserError(

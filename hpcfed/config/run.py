@@ -81,10 +81,14 @@ class RunOptions(OptionGroup):
     @property
     def cohort_size(self) -> int:
         """The number of clients sampled in a round."""
+        return self.cohort_among(self.clients)
+
+    def cohort_among(self, clients: int) -> int:
+        """Return the number that is sampled in a round from so many clients."""
         if self.cohort is not None:
-            return self.cohort
+            return min(self.cohort, clients)
         # max(C·K, 1) of McMahan et al. 2017, Algorithm 1.
-        return max(1, round(self.participation * self.clients))
+        return max(1, round(self.participation * clients))
 
     @property
     def num_seeds(self) -> int:

@@ -62,9 +62,11 @@ class Checkpointer:
             asked = any(asked for asked, _ in everyones)
             by_time = everyones[0][1]
             stopping = asked and round + 1 < config.rounds
-            required = stopping or _asked_for(round, config)
-            last = round + 1 == config.rounds and self._keeps_last(state)
-            if required or by_time or last:
+            last = round + 1 == config.rounds
+            # Rounds of new clients follow: killed there, a run goes on from here.
+            new_rounds = last and config.new_rounds > 0
+            required = stopping or new_rounds or _asked_for(round, config)
+            if required or by_time or (last and self._keeps_last(state)):
                 with stop.checkpointing():
                     self._write(round + 1, state, required=required)
         if stopping:

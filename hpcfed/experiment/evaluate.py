@@ -1,5 +1,6 @@
 """How good the clients' rows and the global model are, on all ranks together."""
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -162,13 +163,8 @@ def _add_personal(
     """Fill in the metrics of this rank's clients, and add up their answers by class."""
     fed = setup.federation
     here = _evaluated_here(setup, fed)
-    # A method may build personal rows only to have them judged, so not all at once.
-    # Stacked seeds do it at the same time.
-    row_floats = fed.layout.num_columns * setup.stacked
-    group = max(1, PERSONAL_FLOATS // row_floats)
     names = of_clients(setup.metrics)
-    for start in range(0, len(here), group):
-        members = here[start : start + group]
+    for members in _groups(setup, here):
         rows = setup.method.personal(fed, state, members)
         score = fed.evaluate(rows, members, wanted)
         places = np.searchsorted(setup.evaluated, fed.clients[members])
@@ -177,6 +173,16 @@ def _add_personal(
             values[at] = metric(name, score.sums)
         if CLASSES in wanted:
             by_class += score.sums[CLASSES].sum(0)
+
+
+def _groups(setup: Setup, clients: np.ndarray) -> Iterator[np.ndarray]:
+    """Cut clients of this rank into groups whose rows are in memory at the same time."""
+    # A method may build personal rows only to have them judged, so not all at once.
+    # Stacked seeds do it at the same time.
+    row_floats = setup.federation.layout.num_columns * setup.stacked
+    size = max(1, PERSONAL_FLOATS // row_floats)
+    for start in range(0, len(clients), size):
+        yield clients[start : start + size]
 
 
 def _evaluated_here(setup: Setup, fed: Federation) -> np.ndarray:
@@ -252,16 +258,43 @@ def client_accuracy(
     """Return the accuracy of all `total` clients of a federation on their own test
     data; NaN for those whose row is on no rank. `rows` are those of this rank's members.
     """
+    return _accuracy_of(setup, fed, [(members, rows)], total)
+
+
+def standing_accuracy(
+    setup: Setup, fed: Federation, state: Any, members: np.ndarray
+) -> np.ndarray:
+    """Return the accuracy of all clients of a federation with the rows that they have
+    in this state; NaN for those that are `members` of no rank.
+    """
+    # As it is judged: the personal rows of all members may not fit into memory.
+    groups = (
+        (group, setup.method.personal(fed, state, group))
+        for group in _groups(setup, members)
+    )
+    return _accuracy_of(setup, fed, groups, len(fed.sizes))
+
+
+def _accuracy_of(
+    setup: Setup,
+    fed: Federation,
+    groups: Iterable[tuple[np.ndarray, Tensor]],
+    total: int,
+) -> np.ndarray:
+    """Return the accuracy of all `total` clients, from groups of this rank's clients
+    with their rows.
+    """
     if "accuracy" not in setup.metrics:
         return np.full(total, np.nan)
     with setup.timer.phase("evaluate"):
         # NaN where nobody fills in anything: 0 / 0.
         sums = torch.zeros(2, total, dtype=torch.float64, device=fed.device)
-        score = fed.evaluate(rows, members)
-        # Every rank fills in its own clients; the others' entries stay 0.
-        ids = on_device(fed.clients[members], fed.device)
-        sums[0, ids] = score.correct.double()
-        sums[1, ids] = score.count.double()
+        for members, rows in groups:
+            score = fed.evaluate(rows, members)
+            # Every rank fills in its own clients; the others' entries stay 0.
+            ids = on_device(fed.clients[members], fed.device)
+            sums[0, ids] = score.correct.double()
+            sums[1, ids] = score.count.double()
         summed = setup.collectives.allreduce(sums)
     correct, count = summed.cpu()
     accuracy: np.ndarray = (correct / count).numpy()

@@ -10,7 +10,7 @@ from hpcfed.experiment import checkpointing, resume
 from hpcfed.experiment.assemble import Setup
 from hpcfed.experiment.checkpointing import Checkpointer
 from hpcfed.experiment.evaluate import AfterTraining, evaluate, evaluate_finals, is_due
-from hpcfed.experiment.newcomers import welcome
+from hpcfed.experiment.newcomers import collaborate, welcome
 from hpcfed.experiment.patience import begin_patience
 from hpcfed.experiment.progress import RunProgress
 from hpcfed.experiment.rebalance import Rebalancer
@@ -82,6 +82,13 @@ def run_rounds(
             if stopping:
                 leave(setup, results, status="stopped")
                 return
+        if setup.newcomers is not None and config.new_rounds:
+            stopping = collaborate(
+                setup, setup.newcomers, state, results, progress, stop
+            )
+            if stopping:
+                leave(setup, results, status="stopped")
+                return
         _finish(setup, folder, state, results, joules_before)
 
 
@@ -94,7 +101,7 @@ def _finish(
 ) -> None:
     """Do what follows the last round, and mark the run as complete."""
     evaluate_finals(setup, state, results)
-    if setup.newcomers is not None:
+    if setup.newcomers is not None and not setup.settings.config.new_rounds:
         welcome(setup, setup.newcomers, state, results)
     row = setup.method.global_row(state)
     if row is not None and setup.world.is_root:

@@ -1,20 +1,55 @@
-"""Clients that join after the last round, and how quickly they learn."""
+"""Clients that join after the last round: they train by themselves, or go on together
+with the rounds of the method.
+"""
 
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
 
+from hpcfed import methods
+from hpcfed.config import RunConfig, Settings
+from hpcfed.errors import UserError
+from hpcfed.experiment import checkpointing
 from hpcfed.experiment.assemble import Newcomers, Setup
-from hpcfed.experiment.evaluate import client_accuracy
+from hpcfed.experiment.evaluate import (
+    AfterTraining,
+    client_accuracy,
+    standing_accuracy,
+)
+from hpcfed.experiment.progress import RunProgress
 from hpcfed.federation.cohort import Cohort
 from hpcfed.federation.federation import Federation
 from hpcfed.methods import not_led
 from hpcfed.record.results import ResultsWriter
+from hpcfed.record.run import LAST_UPDATES, mean_accuracy
 from hpcfed.runtime.device import on_device
+from hpcfed.runtime.signals import Stop
 
 GUIDED = "random, guided"
 """A start from the random row, led on by the method."""
+
+
+def check_new_rounds(settings: Settings) -> None:
+    """Refuse rounds of new clients where the method has no state for them."""
+    config = settings.config
+    if config.new_rounds and methods.load(config.method).adopt is None:
+        raise UserError(
+            f"--new-rounds: new clients of method {config.method} only train by "
+            "themselves; use --new-updates, or a method with `adopt`, such as genefl"
+        )
+
+
+def join_updates(config: RunConfig) -> np.ndarray:
+    """Return the update or round, from 0, in which each new client joins: one after the
+    other, evenly spread over the first ones.
+    """
+    numbers = np.arange(config.new_clients)
+    return numbers * config.join_rounds // config.new_clients
+
+
+# New clients that train by themselves
 
 
 def welcome(
@@ -29,13 +64,9 @@ def welcome(
     # Rounds may have ended at the target, long before the last one.
     cohort = fed.everyone(setup.federation.round + 1)
     starts = _starts(setup, fed, state, cohort)
-    if results is not None:
-        sent_to_each = cohort.log.bytes_down / max(1, fed.num_holders)
-        results.write_newcomer_bytes(sent_to_each)
-    # They join one after the other, evenly spread over the first updates.
-    numbers = np.arange(config.new_clients)
+    _record_given(fed, cohort, results)
     everyone = np.arange(len(fed.clients))
-    joins = numbers * config.join_rounds // config.new_clients
+    joins = join_updates(config)
     for start, rows in starts.items():
         # Update 0 is how they start.
         for update in range(config.new_updates + 1):
@@ -46,6 +77,14 @@ def welcome(
             if results is not None:
                 there = np.where(joins <= update, accuracy, np.nan)
                 results.write_newcomers(start, update, there)
+
+
+def _record_given(
+    fed: Federation, cohort: Cohort, results: ResultsWriter | None
+) -> None:
+    """Record what a new client is sent to begin with."""
+    if results is not None:
+        results.write_newcomer_bytes(cohort.log.bytes_down / max(1, fed.num_holders))
 
 
 def _starts(
@@ -87,3 +126,106 @@ def _next_rows(
     if start not in ("method", GUIDED):
         return updated
     return setup.method.lead(fed, state, update - 1, rows, updated)
+
+
+# New clients that go on together
+
+
+class NewRound(NamedTuple):
+    """A round of new clients."""
+
+    number: int
+    """Counted from 0."""
+    cohort: Cohort
+    trained: AfterTraining | None
+    """What has judged the participants after their training, if the round is judged."""
+    joined: np.ndarray
+    """This rank's clients that have joined, as positions."""
+    state: Any
+    """The state after the round."""
+
+
+def new_rounds(setup: Setup, fed: Federation, state: Any) -> Iterator[NewRound]:
+    """Let new clients, whose federation this is, make rounds of the method with each
+    other; `state` is the one that the method has adopted for them.
+
+    In the first rounds those take part that join, afterwards a sample of all. Numbers
+    of rounds go on from the known clients' last one.
+    """
+    method, config = setup.method, setup.settings.config
+    first = setup.federation.round + 1
+    joins = join_updates(config)
+    for number in range(config.new_rounds):
+        trained = AfterTraining(setup, fed) if is_judged(number, config) else None
+        joining = np.flatnonzero(joins == number)
+        if len(joining):
+            cohort = fed.invite(first + number, joining, trained)
+        else:
+            cohort = fed.sample(first + number, trained)
+        state = method.round(fed, state, cohort)
+        joined = np.flatnonzero(joins[fed.clients] <= number)
+        yield NewRound(number, cohort, trained, joined, state)
+
+
+def collaborate(
+    setup: Setup,
+    newcomers: Newcomers,
+    state: Any,
+    results: ResultsWriter | None,
+    progress: RunProgress,
+    stop: Stop,
+) -> bool:
+    """Make and record all rounds of new clients, after the known clients' last one;
+    tell whether all ranks stop before the end.
+    """
+    fed, method = newcomers.federation, setup.method
+    assert method.adopt is not None, "`check_new_rounds` refuses such methods"
+    everyone = fed.everyone(setup.federation.round + 1)
+    state = method.adopt(fed, state, everyone)
+    checkpointing.check_state(setup, state, "adopt")
+    _record_given(fed, everyone, results)
+    last = setup.settings.config.new_rounds - 1
+    for round in new_rounds(setup, fed, state):
+        _record(setup, fed, round, results, progress)
+        asked = setup.collectives.allgather(stop.after(round.cohort.round))
+        if any(asked) and round.number < last:
+            stop.agreed = True
+            return True
+    return False
+
+
+def is_judged(number: int, config: RunConfig) -> bool:
+    """Tell whether a round of new clients, counted from 0, ends with an evaluation: the
+    first, the last ten, and those that --evaluate-every asks for.
+    """
+    if number == 0 or number >= config.new_rounds - LAST_UPDATES:
+        return True
+    return (number + 1) % config.evaluate_every == 0
+
+
+def _record(
+    setup: Setup,
+    fed: Federation,
+    round: NewRound,
+    results: ResultsWriter | None,
+    progress: RunProgress,
+) -> None:
+    """Write down what was sent in a round, and how good clients are if it is judged."""
+    log = round.cohort.log
+    # What each client has chosen to send only its rank knows.
+    chosen = np.array([float(log.bytes_up_here)])
+    everyones = setup.collectives.gather_vectors(chosen)
+    if results is not None and everyones is not None:
+        bytes_up = log.bytes_up + float(everyones.sum())
+        results.write_new_bytes(round.number, bytes_up, log.bytes_down)
+    if round.trained is None:
+        return
+    standing = standing_accuracy(setup, fed, round.state, round.joined)
+    participants = round.trained.accuracy()
+    if results is not None:
+        results.write_new_accuracy(round.number, standing, participants)
+    of = setup.settings.config.new_rounds
+    progress.say(
+        f"new clients, round {round.number + 1}/{of}  as they stand "
+        f"{mean_accuracy(standing):.2%}  after training {mean_accuracy(participants):.2%}"
+    )

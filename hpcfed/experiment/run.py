@@ -17,6 +17,7 @@ from hpcfed.experiment.failures import (
 )
 from hpcfed.experiment.folders import make_folder, run_folders
 from hpcfed.experiment.loop import leave, run_rounds
+from hpcfed.experiment.newcomers import check_new_rounds
 from hpcfed.experiment.opening import opening_lines
 from hpcfed.experiment.progress import RunProgress, SeedsProgress
 from hpcfed.experiment.resume import find_checkpoints
@@ -43,6 +44,7 @@ def run(
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     # Before the world is entered: then a mistake costs no start of MPI.
     check_network(settings)
+    check_new_rounds(settings)
     world = worlds.enter(
         device=config.device, server_ranks=config.server_ranks, backend=config.backend
     )

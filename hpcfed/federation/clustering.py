@@ -170,13 +170,13 @@ def _mean_angle(one: np.ndarray, other: np.ndarray) -> float:
 
 def nearest_in_turn(
     points: np.ndarray, centres: np.ndarray, members: np.ndarray
-) -> np.ndarray:
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the nearest centre of clients that join one after the other; it then moves
-    to the mean that includes them.
+    to the mean that includes them. Behind it, centres and members as they are then.
 
     Clients without data, whose point is zero, go where most are, and move nothing.
     """
-    centres, members = centres.copy(), members.astype(np.float64)
+    centres, members = centres.copy(), members.copy()
     found = np.empty(len(points), np.int64)
     for i, point in enumerate(points):
         if not point.any():
@@ -188,4 +188,4 @@ def nearest_in_turn(
         k = found[i] = distances.argmin()
         centres[k] = (members[k] * centres[k] + point) / (members[k] + 1)
         members[k] += 1
-    return found
+    return found, centres, members

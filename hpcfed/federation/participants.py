@@ -65,18 +65,27 @@ class Participants(Generic[MethodOptions]):
         and have no weight. A cohort in which nobody has data stays as drawn, leaves all
         rows as they are, and counts as empty.
         """
-        self._round = round
         with self._timer.phase("sample"):
-            total, count = len(self.sizes), self.config.cohort_size
+            total = len(self.sizes)
+            count = self.config.cohort_among(total)
             drawn = np.arange(total)
             if count < total:
                 generator = self.generator("cohort", round)
                 # Every rank draws the same: the generator knows seed and round alone.
                 drawn = generator.choice(total, count, replace=False)
                 drawn.sort()
-            holders = drawn[self.sizes[drawn] > 0]
-            log = RoundLog(cohort_size=len(holders), on_trained=on_trained)
-            return self._cohort(round, holders if len(holders) else drawn, log)
+            return self.invite(round, drawn, on_trained)
+
+    def invite(
+        self, round: int, clients: np.ndarray, on_trained: OnTrained | None = None
+    ) -> Cohort:
+        """Begin a round with these clients, whose ids ascend, as `sample` begins it with
+        those that it draws.
+        """
+        self._round = round
+        holders = clients[self.sizes[clients] > 0]
+        log = RoundLog(cohort_size=len(holders), on_trained=on_trained)
+        return self._cohort(round, holders if len(holders) else clients, log)
 
     def everyone(self, round: int) -> Cohort:
         """Return a cohort of all clients of this federation, such as those that join

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from hpcfed.clients.job import Losses, Recipe, RowEngine, Score, TrainingJob
+from hpcfed.clients.network import client_network
 from hpcfed.clients.objective import NOTHING, Wanted
 from hpcfed.clients.placement import Clients
 from hpcfed.clients.pull import Pull
@@ -67,6 +68,17 @@ class LocalTraining(Participants[MethodOptions]):
     def initial_row(self) -> Tensor:
         """Return the network's initial weights, which depend on the seed alone."""
         return self._first_row.clone()
+
+    def fresh_row(self, client: int) -> Tensor:
+        """Return initial weights that a client has drawn for itself; they depend on the
+        seed and its id alone. Weights that were given by --init are everybody's.
+        """
+        if self.config.init is not None:
+            return self.initial_row()
+        seed = self.generator("fresh weights", client).integers(2**32)
+        network = client_network(self.config, seed=int(seed))
+        row = self.layout.row(network, dtype=self._first_row.dtype)
+        return row.to(self.device)
 
     def keys(self, purpose: str, cohort: Cohort) -> Tensor:
         """Return a key for each of the cohort's members on this rank, for random

@@ -115,6 +115,11 @@ class Method:
     """Returns new clients' rows after a local update, as the server leads them on;
     takes the last state, the update's number, and the rows before and after it.
     """
+    adopt: Callable[[Federation, Any, Cohort], Any] | None = None
+    """Returns the state with which clients that join later begin rounds of their own,
+    after those of the known clients; the cohort is all of them, in a federation of their
+    own. None for methods whose new clients only train by themselves.
+    """
     VALIDATES: bool = False
     """Whether the server judges uploads on a validation set of its own."""
     Options: type[Options] = Options
@@ -263,7 +268,9 @@ def _check_kinds(name: str, method: Method) -> None:
     if not isinstance(finals, tuple) or not all(isinstance(f, str) for f in finals):
         raise UserError(f"method {name}: FINALS must be a tuple of names")
     for hook, takes in _TAKES.items():
-        _check_takes(name, hook, getattr(method, hook), takes)
+        function = getattr(method, hook)
+        if function is not None:
+            _check_takes(name, hook, function, takes)
 
 
 _TAKES = {
@@ -272,6 +279,7 @@ _TAKES = {
     "personal": "fed, state, clients",
     "global_row": "state",
     "welcome": "fed, state, cohort",
+    "adopt": "fed, state, cohort",
     "finals": "fed, state, clients",
     "lead": "fed, state, update, before, after",
 }

@@ -278,33 +278,74 @@ def global_row(state: State) -> Tensor | None:
 
 
 def welcome(fed: Federation[Options], state: State, cohort: Cohort) -> Tensor:
-    """Give new clients the gene of the nearest cluster; the rest is that of the initial
-    row.
+    """Give new clients the gene of the nearest cluster; the rest is drawn by each for
+    itself.
     """
-    import torch
+    _, rows = arrive(fed, state, cohort)
+    return rows
 
-    cluster = _nearest(fed, state)
-    theirs = cluster[torch.from_numpy(fed.clients[cohort.here])]
-    first = fed.initial_row()
-    private = first[state.private_at].expand(len(theirs), -1)
-    rows = join(state, state.shared[theirs], private).clone()
-    # [clusters, columns]: what each cluster gives.
-    given = state.gene[:, state.group_of]
-    gene = state.shared[theirs].where(given[theirs], first[state.shared_at])
-    rows[:, state.shared_at] = gene
+
+def adopt(fed: Federation[Options], state: State, cohort: Cohort) -> State:
+    """Return the state in which new clients go on with the clusters' rows."""
+    arrived, _ = arrive(fed, state, cohort)
+    return arrived
+
+
+def arrive(fed: Federation[Options], state: S, cohort: Cohort) -> tuple[S, Tensor]:
+    """Return the state with the new clients in place of the known ones, each in its
+    nearest cluster, and the rows with which they begin.
+
+    Fields that a method adds for every client are left to the method.
+    """
+    from hpcfed.runtime.device import on_device
+
+    state = _nearest(fed, state)
+    rows = _first_rows(fed, state, cohort)
     # Clusters give different numbers of columns: add up those of all new clients.
-    holders = torch.from_numpy(fed.sizes > 0).to(fed.device)
-    columns = given.sum(1)[cluster[holders]].sum()
-    return fed.greet(rows, cohort, int(columns))
+    columns_given = state.gene[:, state.group_of].sum(1)
+    has_data = on_device(fed.sizes > 0, fed.device)
+    total = columns_given[state.cluster[has_data]].sum()
+    fed.greet(rows, cohort, int(total))
+    return replace(state, private=rows[:, state.private_at]), rows
 
 
-def _nearest(fed: Federation[Options], state: State) -> Tensor:
-    """Return the cluster of every new client, in the order in which they join."""
+def _nearest(fed: Federation[Options], state: S) -> S:
+    """Return the state with the cluster of every new client, in the order in which they
+    join; clusters' means move with them (Eq. 12 of GENE-FL's paper, and below it).
+    """
     import torch
 
     from hpcfed.federation.clustering import nearest_in_turn
 
     bases = fed.bases(fed.options.basis)
     points = bases.reshape(len(bases), -1)
-    found = nearest_in_turn(points, state.centres.numpy(), state.members.numpy())
-    return torch.from_numpy(fed.agreed(found)).to(fed.device)
+    # Ranks on different hardware may round differently: the first one decides.
+    cluster, centres, members = fed.agreed(
+        nearest_in_turn(points, state.centres.numpy(), state.members.numpy())
+    )
+    return replace(
+        state,
+        cluster=torch.from_numpy(cluster).to(fed.device),
+        centres=torch.from_numpy(centres),
+        members=torch.from_numpy(members),
+    )
+
+
+def _first_rows(fed: Federation, state: State, cohort: Cohort) -> Tensor:
+    """Return [θ0; Θ_G] of every new client here: the gene of its cluster, and weights
+    of its own where that has none.
+    """
+    from hpcfed.runtime.device import on_device
+
+    ids = fed.clients[cohort.here]
+    cluster = state.cluster[on_device(ids, fed.device)]
+    if not len(state.private_at) and bool(state.gene.all()):
+        return state.shared[cluster]  # all is given: nothing has to be drawn
+    given = state.gene[:, state.group_of]
+    rows = state.shared.new_empty(len(ids), fed.layout.num_columns)
+    # One after the other: a second matrix of rows may be more than memory has.
+    for row, client, k in zip(rows, ids.tolist(), cluster.tolist(), strict=True):
+        row.copy_(fed.fresh_row(client))
+        own = row[state.shared_at]
+        row[state.shared_at] = state.shared[k].where(given[k], own)
+    return rows

@@ -22,7 +22,7 @@ from hpcfed.methods import (
     Tensor,
     _clusters,
 )
-from hpcfed.methods._clusters import aggregate, begin, download
+from hpcfed.methods._clusters import aggregate, arrive, begin, download
 from hpcfed.models import MODELS
 
 EXTENDS = _clusters
@@ -63,12 +63,15 @@ class State(_clusters.State):
 
 
 def init(fed: Federation[Options]) -> State:
+    common = begin(fed, group_of=_channel_of(fed.layout))
+    return State(**vars(common), channels=_all_channels(fed, common))
+
+
+def _all_channels(fed: Federation[Options], state: _clusters.State) -> Tensor:
     import torch
 
-    common = begin(fed, group_of=_channel_of(fed.layout))
-    shape = len(fed.clients), common.gene.shape[1]
-    channels = torch.ones(shape, dtype=torch.bool, device=fed.device)
-    return State(**vars(common), channels=channels)
+    shape = len(fed.clients), state.gene.shape[1]
+    return torch.ones(shape, dtype=torch.bool, device=fed.device)
 
 
 def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
@@ -86,6 +89,12 @@ def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
     channels = state.channels.clone()
     channels[cohort.here] = mask
     return replace(state, channels=channels)
+
+
+def adopt(fed: Federation[Options], state: State, cohort: Cohort) -> State:
+    """Let new clients begin with all channels, as known ones did."""
+    arrived, _ = arrive(fed, state, cohort)
+    return replace(arrived, channels=_all_channels(fed, arrived))
 
 
 def personal(fed: Federation[Options], state: State, clients: Positions) -> Tensor:

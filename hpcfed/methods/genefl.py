@@ -6,7 +6,8 @@ has two terms that draw it to Θ: λ1 Σ ‖θ − Θ‖₂ over layers, read so
 wants a strength for each (Eq. 4; one norm of all is an option), and λ2 ‖M ⊙ (θ − Θ)‖₂
 (Eq. 8), M where the Fisher information at θ̃, brought to [0, 1], is at most ε. As
 printed the second is a function of θ̃ alone and would have no gradient; it is read as
-one of θ.
+one of θ. The abstract wants parameters with high Fisher values: an option. Min-max
+leaves nearly all values far below ε: ranks and logarithms are options.
 
 Layers are scored by cos(θ, θ̃) / dim (Eq. 9, literally), and the γ highest are sent;
 the text calls low scores general, so the opposite order is an option. γ starts at all
@@ -15,10 +16,15 @@ performance in a way that it does not tell. A layer is a convolution or linear l
 with the batch norm that follows it. Eq. 10: a cluster's layer is the mean over the
 clients that sent it, each counts alike. Only one without data does not: it would send
 the row of its first round for ever.
+
+A new client starts from [θ0; Θ_G]: layers that all of its cluster's last participants
+have sent ("common to all participants"; those that any has sent are an option), and
+weights of its own for the rest. Where nothing is common, nothing is given.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from math import floor
 from typing import TYPE_CHECKING, Literal
 
 from hpcfed.config import RunConfig, Switch, option
@@ -33,7 +39,13 @@ from hpcfed.methods import (
     Tensor,
     _clusters,
 )
-from hpcfed.methods._clusters import aggregate, begin, cluster_rows, inherited
+from hpcfed.methods._clusters import (
+    aggregate,
+    arrive,
+    begin,
+    cluster_rows,
+    inherited,
+)
 
 if TYPE_CHECKING:
     from hpcfed.clients.pull import Pull
@@ -59,6 +71,14 @@ class Options(_clusters.Options):
     fisher: Literal["model", "layer"] = option(
         "model", "within what Fisher information is normalised"
     )
+    fisher_scale: Literal["minmax", "rank", "log"] = option(
+        "minmax",
+        "how Fisher information F is normalised: from its least and most to 0 and 1, its "
+        "logarithm so (0 counts as the least above it), or by its rank",
+    )
+    elastic: Literal["low", "high"] = option(
+        "low", "what λ2's term pulls: parameters up to ε, or above it"
+    )
     gene_layers: int | None = option(
         None,
         "γ, layers sent in the end (default: three quarters of them, 16 of ResNet-18's "
@@ -71,12 +91,18 @@ class Options(_clusters.Options):
     gene_score: Literal["same", "changed"] = option(
         "same", "what is sent: the highest cos / dim, or the lowest (1 − cos) / dim"
     )
+    gene_given: Literal["common", "any"] = option(
+        "common",
+        "what a new client is given: layers that all of its cluster's last participants "
+        "sent, or any of them",
+    )
 
     def switches(self, config: RunConfig) -> Iterable[Switch]:
         yield from super().switches(config)
         yield Switch("smooth", "a --lambda1 above 0", self.lambda1 > 0)
         yield Switch("epsilon", "a --lambda2 above 0", self.lambda2 > 0)
-        yield Switch("fisher", "a --lambda2 above 0", self.lambda2 > 0)
+        for name in ("fisher", "fisher_scale", "elastic"):
+            yield Switch(name, "a --lambda2 above 0", self.lambda2 > 0)
 
     def check(self, config: RunConfig) -> None:
         super().check(config)
@@ -125,6 +151,8 @@ def init(fed: Federation[Options]) -> State:
 
 
 def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
+    import torch.nn.functional as F
+
     options, here = fed.options, cohort.here
     # Θ comes down, and the client goes on from its own θ̃.
     theta_cluster = fed.download(cluster_rows(fed, state, here), cohort)
@@ -141,10 +169,16 @@ def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
     # Eq. 9 scores the layers, and the γ highest are sent; Eq. 10 takes their means.
     sent = gene(options, scores(options, fed.layout, rows, before), cohort.round)
     senders = cohort.equally_with_data()
-    after, weights = aggregate(fed, state, rows, senders, sent=sent)
-    # A new client is given every layer that somebody in its cluster has sent.
-    given = inherited(state, weights, weights > 0)
-    return replace(after, trained=trained, gene=given)
+    # One more group, which has no columns and which all send: so that its weight is
+    # that of all participants of a cluster.
+    sent_and_all = F.pad(sent, (0, 1), value=True)
+    after, weights = aggregate(fed, state, rows, senders, sent=sent_and_all)
+    layers, participants = weights[:, :-1], weights[:, -1:]
+    given = layers > 0
+    if options.gene_given == "common":
+        # Each weighs at least 1 / cohort: less than half of that is a rounding.
+        given = participants - layers < 0.5 / len(cohort.clients)
+    return replace(after, trained=trained, gene=inherited(state, layers, given))
 
 
 def _pull(
@@ -172,8 +206,8 @@ def _pull(
 
 
 def elastic(options: Options, layout: Layout, fisher: Tensor) -> Tensor:
-    """Return M: where a client's Fisher information, brought from its least and most to
-    [0, 1], is at most ε.
+    """Return M: where a client's Fisher information, brought to [0, 1], is at most ε, or
+    above it.
     """
     import torch
 
@@ -182,12 +216,33 @@ def elastic(options: Options, layout: Layout, fisher: Tensor) -> Tensor:
         spans = list(layout.block_spans)
     mask = torch.zeros_like(fisher, dtype=torch.bool)
     for start, stop in spans:
-        values = fisher[:, start:stop]
-        least, most = values.aminmax(dim=1, keepdim=True)
-        # (F − least) / (most − least) ≤ ε, without a division by zero where all are
-        # alike.
-        mask[:, start:stop] = values - least <= options.epsilon * (most - least)
+        low = _is_low(options, fisher[:, start:stop])
+        mask[:, start:stop] = low if options.elastic == "low" else ~low
     return mask
+
+
+def _is_low(options: Options, values: Tensor) -> Tensor:
+    """Return where values of each client are at most ε on the scale of all of them."""
+    import torch
+
+    if options.fisher_scale == "rank":
+        # The rank is the number of smaller ones: equal values have the same.
+        ordered = values.sort(dim=1).values
+        rank = torch.searchsorted(ordered, values.contiguous())
+        # rank / (n − 1) ≤ ε; 0.29 × 100 is 28.999999999999996 in floating point.
+        return rank <= floor(options.epsilon * (values.shape[1] - 1) + 1e-9)
+    if options.fisher_scale == "log":
+        values = _logarithm(values)
+    least, most = values.aminmax(dim=1, keepdim=True)
+    # (F − least) / (most − least) ≤ ε, without a division by zero where all are alike.
+    return values - least <= options.epsilon * (most - least)
+
+
+def _logarithm(values: Tensor) -> Tensor:
+    """Return log F, where 0 counts as the client's least value above it."""
+    above = values.where(values > 0, float("inf")).amin(1, keepdim=True)
+    # Where all are 0, any number will do: they are alike.
+    return values.clamp(min=above.where(above.isfinite(), 1)).log()
 
 
 def scores(options: Options, layout: Layout, after: Tensor, before: Tensor) -> Tensor:
@@ -217,6 +272,15 @@ def gene(options: Options, scores: Tensor, round: int) -> Tensor:
     count = options.num_sent(round, scores.shape[1])
     best = scores.argsort(dim=1, descending=True, stable=True)[:, :count]
     return torch.zeros_like(scores, dtype=torch.bool).scatter(1, best, True)
+
+
+def adopt(fed: Federation[Options], state: State, cohort: Cohort) -> State:
+    """Let new clients go on from [θ0; Θ_G] as known ones do from θ̃."""
+    import torch
+
+    arrived, rows = arrive(fed, state, cohort)
+    trained = torch.ones(len(rows), 1, dtype=torch.bool, device=fed.device)
+    return replace(arrived, rows=rows, trained=trained)
 
 
 def personal(fed: Federation[Options], state: State, clients: Positions) -> Tensor:

@@ -12,6 +12,7 @@ from hpcfed.record.dataset import create, create_names
 RELOCATIONS = "moves"
 NEWCOMER_STARTS = ("random", "global model", "method", "random, guided")
 """The last is of methods that lead new clients on."""
+NEW_ROUNDS = "new_rounds"
 
 
 def create_relocations(file: h5py.File, most: int, clients: int) -> None:
@@ -75,6 +76,10 @@ def create_newcomers(file: h5py.File, updates: int, clients: int) -> None:
         meaning="accuracy of new clients on their own test data by local updates; "
         "NaN: not there",
     )
+
+
+def create_newcomer_bytes(file: h5py.File) -> None:
+    """Create room for what a new client is sent to begin with."""
     create(
         file,
         "newcomers/bytes",
@@ -83,3 +88,35 @@ def create_newcomers(file: h5py.File, updates: int, clients: int) -> None:
         meaning="sent to a new client before its first local update, by the method's "
         "own accounting",
     )
+
+
+def create_new_rounds(file: h5py.File, rounds: int, clients: int) -> None:
+    """Create room for the rounds that new clients make with each other."""
+    meanings = {
+        "accuracy": "accuracy of new clients on their own test data after a round, of "
+        "all that have joined; NaN: not there or not evaluated",
+        "trained_accuracy": "accuracy of the round's participants as their local "
+        "training left them; NaN: took no part or not evaluated",
+    }
+    for name, meaning in meanings.items():
+        create(
+            file,
+            f"{NEW_ROUNDS}/{name}",
+            (rounds, clients),
+            "round",
+            "client",
+            unit="fraction",
+            meaning=meaning,
+        )
+    for name, meaning in {
+        "bytes_up": "sent by new clients",
+        "bytes_down": "sent to new clients",
+    }.items():
+        create(
+            file,
+            f"{NEW_ROUNDS}/{name}",
+            (rounds,),
+            "round",
+            unit="bytes",
+            meaning=f"{meaning} in a round of theirs",
+        )

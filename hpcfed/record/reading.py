@@ -13,11 +13,12 @@ import numpy as np
 from hpcfed.errors import UserError
 from hpcfed.record.claim import is_abandoned
 from hpcfed.record.folder import RECORD, STUDY, check_one_kind, failures
+from hpcfed.record.groups import NEW_ROUNDS
 from hpcfed.record.json_values import parsed
 from hpcfed.record.metric_arrays import CLASS_SERIES
 from hpcfed.record.metrics import METRICS, USUAL
 from hpcfed.record.results import EVALUATED, SCHEMA
-from hpcfed.record.run import LearningRecord, RunRecord
+from hpcfed.record.run import LearningRecord, NewRounds, RunRecord
 from hpcfed.record.safe import Reader, readable, reading
 from hpcfed.record.series import METRIC_SERIES, ROUND_SERIES, series_of
 from hpcfed.record.timing import PHASES
@@ -148,6 +149,7 @@ def record_of(folder: Path, file: Reader, check_config: CheckConfig) -> RunRecor
         finals=_named(file, "finals/name", "finals/accuracy", (None, clients)),
         newcomers=_named(file, *newcomers, (None, None, None)),
         newcomer_bytes=_newcomer_bytes(file),
+        new_rounds=_new_rounds(file),
         learnings=tuple(_learnings(file)),
     )
 
@@ -277,6 +279,19 @@ def _newcomer_bytes(file: Reader) -> float:
     if "newcomers/bytes" not in file:
         return float("nan")
     return float(_between(file, "newcomers/bytes", ()))
+
+
+def _new_rounds(file: Reader) -> NewRounds | None:
+    if NEW_ROUNDS not in file:
+        return None
+    accuracy = _between(file, f"{NEW_ROUNDS}/accuracy", (None, None), high=1)
+    trained = f"{NEW_ROUNDS}/trained_accuracy"
+    return NewRounds(
+        accuracy=accuracy,
+        trained_accuracy=_between(file, trained, accuracy.shape, high=1),
+        bytes_up=_between(file, f"{NEW_ROUNDS}/bytes_up", accuracy.shape[:1]),
+        bytes_down=_between(file, f"{NEW_ROUNDS}/bytes_down", accuracy.shape[:1]),
+    )
 
 
 def _relocations(file: Reader) -> tuple[int, ...]:

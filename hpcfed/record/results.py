@@ -23,9 +23,12 @@ from hpcfed.record.dataset import create, create_names, write_rounds
 from hpcfed.record.environment import of_resumed
 from hpcfed.record.folder import RECORD
 from hpcfed.record.groups import (
+    NEW_ROUNDS,
     NEWCOMER_STARTS,
     RELOCATIONS,
     create_finals,
+    create_new_rounds,
+    create_newcomer_bytes,
     create_newcomers,
     create_relocations,
 )
@@ -107,8 +110,7 @@ class ResultsWriter:
         if finals:
             create_finals(self._file, finals, settings["clients"])
         if settings.get("new_clients"):
-            updates = settings["new_updates"] + 1
-            create_newcomers(self._file, updates, settings["new_clients"])
+            self._create_newcomers(settings)
         if server is not None:
             server_group.create_group(self._file, server)
         if not resumed:
@@ -177,6 +179,14 @@ class ResultsWriter:
                 data=values,
             )
 
+    def _create_newcomers(self, settings: dict[str, Any]) -> None:
+        clients = settings["new_clients"]
+        create_newcomer_bytes(self._file)
+        if settings.get("new_rounds"):
+            create_new_rounds(self._file, settings["new_rounds"], clients)
+        else:
+            create_newcomers(self._file, settings["new_updates"] + 1, clients)
+
     def _create_array(
         self,
         name: str,
@@ -221,6 +231,23 @@ class ResultsWriter:
     def write_newcomer_bytes(self, sent: float) -> None:
         """Record what a new client is sent before its first local update."""
         self._file["newcomers/bytes"][()] = sent
+
+    def write_new_bytes(self, round: int, up: float, down: float) -> None:
+        """Record what was sent in a round of new clients."""
+        self._file[f"{NEW_ROUNDS}/bytes_up"][round] = up
+        self._file[f"{NEW_ROUNDS}/bytes_down"][round] = down
+
+    def write_new_accuracy(
+        self, round: int, accuracy: np.ndarray, trained: np.ndarray
+    ) -> None:
+        """Record the accuracy of new clients after a round of theirs: of all as they
+        stand, and of the participants after their local training.
+        """
+        self._file[f"{NEW_ROUNDS}/accuracy"][round] = accuracy
+        self._file[f"{NEW_ROUNDS}/trained_accuracy"][round] = trained
+        # All rounds of known clients are done: this alone brings news to disk.
+        if time.monotonic() >= self._next_publish:
+            self.publish()
 
     def write_server(self, round: int, learning: Learning) -> None:
         """Record a training of the server's model after this round."""

@@ -12,7 +12,7 @@ from hpcfed.record.series import series_of
 from hpcfed.record.timing import PHASES
 
 LAST_UPDATES = 10
-"""Local updates of newcomers over which their last accuracy is a mean."""
+"""Local updates or rounds of newcomers over which their last accuracy is a mean."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,32 @@ class Reached:
     """Wall time of these rounds, on the slowest rank."""
     bytes: float
     """Sent by clients and to clients."""
+
+
+@dataclass(frozen=True)
+class NewRounds:
+    """Rounds that new clients made with each other, after those of the known ones."""
+
+    accuracy: np.ndarray
+    """Of all that have joined, as they stand: [rounds, new clients], NaN where a client
+    is not there or a round was not evaluated.
+    """
+    trained_accuracy: np.ndarray
+    """Of a round's participants, as their local training left them; NaN of others."""
+    bytes_up: np.ndarray
+    """Sent by new clients in every round; NaN in rounds that have not come."""
+    bytes_down: np.ndarray
+
+    def curve(self, name: str) -> np.ndarray:
+        """Return the mean over clients after every round of `accuracy` or
+        `trained_accuracy`; NaN in rounds that were not evaluated.
+        """
+        values: np.ndarray = getattr(self, name)
+        return np.array([mean_accuracy(of_round) for of_round in values])
+
+    def last(self, name: str) -> float:
+        """Return the mean of the curve over the last ten rounds."""
+        return mean_accuracy(self.curve(name)[-LAST_UPDATES:])
 
 
 @dataclass(frozen=True)
@@ -93,6 +119,8 @@ class RunRecord:
     """
     newcomer_bytes: float = float("nan")
     """Sent to a new client to begin with; NaN when there are none."""
+    new_rounds: NewRounds | None = None
+    """Rounds of new clients, in runs that have them."""
 
     @property
     def rounds_done(self) -> int:
@@ -321,7 +349,21 @@ class RunRecord:
             "newcomers": updates,
             "newcomers_first": first,
             "newcomers_last_10": last,
+            **self._new_figures(),
         }
+
+    def _new_figures(self) -> dict[str, Any]:
+        """Return the curves of new clients' rounds, in runs that have them."""
+        rounds = self.new_rounds
+        if rounds is None:
+            return {}
+        figures: dict[str, Any] = {}
+        for name in ("accuracy", "trained_accuracy"):
+            figures[name] = numbers(rounds.curve(name))
+            figures[f"{name}_last_10"] = number(rounds.last(name))
+        figures["bytes_up"] = numbers(rounds.bytes_up)
+        figures["bytes_down"] = numbers(rounds.bytes_down)
+        return {"new_rounds": figures}
 
 
 _SUMMARY_FACTS = ("method", "dataset", "clients", "ranks", "seed", "model", "columns")

@@ -8,7 +8,13 @@ from rich.table import Table
 
 from hpcfed.errors import count
 from hpcfed.record.metrics import METRICS, label_of, text_of
-from hpcfed.record.run import LAST_UPDATES, LearningRecord, RunRecord, mean_accuracy
+from hpcfed.record.run import (
+    LAST_UPDATES,
+    LearningRecord,
+    NewRounds,
+    RunRecord,
+    mean_accuracy,
+)
 from hpcfed.record.series import ROUND_SERIES, RoundSeries
 from hpcfed.report.console import bare_table, bytes_text, plain_text, say
 from hpcfed.report.labels import ACCURACIES, ALL_ACCURACIES, both_series
@@ -60,6 +66,8 @@ def _tables(record: RunRecord) -> list[Table]:
         tables.append(_target(record))
     if record.newcomers:
         tables.append(_newcomers(record))
+    if record.new_rounds is not None:
+        tables.append(_new_rounds(record.new_rounds))
     tables.append(_phases(record))
     if record.learnings:
         tables.append(_server(record))
@@ -179,6 +187,18 @@ def _newcomers(record: RunRecord) -> Table:
     return table
 
 
+def _new_rounds(rounds: NewRounds) -> Table:
+    """Return a row for every round of new clients that was evaluated."""
+    table = bare_table("new clients", "as they stand", "after training")
+    columns = [rounds.curve(name) for name in ("accuracy", "trained_accuracy")]
+    for number, means in enumerate(zip(*columns, strict=True), 1):
+        if not all(map(isnan, means)):
+            table.add_row(f"after round {number}", *(f"{mean:.2%}" for mean in means))
+    last = [f"{rounds.last(name):.2%}" for name in ("accuracy", "trained_accuracy")]
+    table.add_row(f"mean of the last {LAST_UPDATES}", *last)
+    return table
+
+
 def _phases(record: RunRecord) -> Table:
     """Return where the time of a round goes, the longest phase first."""
     table = bare_table("phase", "ms per round", "share")
@@ -249,6 +269,9 @@ def _costs(record: RunRecord) -> Table:
     for series in totals:
         if series.unit == "bytes":
             _add_total(table, record, series)
+    if record.new_rounds is not None:
+        sent = bytes_text(float(np.nansum(record.new_rounds.bytes_up)))
+        table.add_row("sent by new clients in their rounds", sent)
     if not isnan(record.newcomer_bytes):
         sent = bytes_text(record.newcomer_bytes)
         table.add_row("sent to a new client to begin with", sent)
