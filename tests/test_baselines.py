@@ -412,6 +412,62 @@ def test_pfedhn_is_autograd_through_the_hypernetwork(options: dict[str, Any]) ->
         )
 
 
+@pytest.mark.parametrize("inner_of", ["own", "common"])
+def test_pfedhn_in_turns_is_a_loop_over_clients(inner_of: str) -> None:
+    """Every client starts from the φ that the one before has left; trained by the
+    authors' steps, or by the run's own epochs.
+    """
+    more: dict[str, Any] = HYPER
+    if inner_of == "common":
+        more = {name: HYPER[name] for name in ("method", "hn_hidden", "hn_layers")}
+        more |= {"inner": "common", "epochs": 2, "batch_size": 50, "momentum": 0.5}
+    s = assembled(**more, hn_combine="turns", participation=0.75)
+    o: Any = s.settings.options
+    net = hypernetwork(s, s.method.init(s.federation).phi)
+    parameters = net.in_order()
+    optimiser = torch.optim.SGD(
+        parameters, lr=o.hn_lr, momentum=o.hn_momentum, weight_decay=o.hn_decay
+    )
+    logs: list[RoundLog] = []
+    for round, state in rounds(s, 2, logs):
+        sgd = inner(s) if inner_of == "own" else usual(s, round, 2)
+        norms = []
+        for client in s.federation.sample(round).clients:
+            optimiser.zero_grad()
+            theta = net(client)
+            first = {name: tensor.detach() for name, tensor in theta.items()}
+            after = trained(s, first, client, "training", round, sgd)
+            delta = [first[name] - after[name] for name in theta]
+            norms.append(torch.cat([part.flatten() for part in delta]).norm())
+            torch.autograd.backward(list(theta.values()), delta)
+            nn.utils.clip_grad_norm_(parameters, o.hn_clip)
+            optimiser.step()
+        torch.testing.assert_close(state.phi, net.phi(), rtol=1e-9, atol=1e-12)
+        found = logs[round].update_norms
+        assert found is not None
+        torch.testing.assert_close(found, torch.stack(norms))
+    assert logs[0].bytes_up == logs[0].bytes_down == 3 * WHOLE * 8
+
+
+@pytest.mark.parametrize("method", ["fedper", "fedrep"])
+def test_clients_are_judged_before_and_after_one_more_training(method: str) -> None:
+    s = assembled(method=method, judge_finetuned=True, epochs=1)
+    fed, everyone = s.federation, np.arange(4)
+    *_, (_, state) = rounds(s, 2)
+    finals = dict(s.method.finals(fed, state, everyone))
+    before, after = s.method.FINALS
+    assert list(finals) == [before, after]
+    assert torch.equal(finals[before], s.method.personal(fed, state, everyone))
+    body, head = _partial.body_and_head(fed)
+    phases = [(None, 0)] if method == "fedper" else [(head, 0), (body, 1)]
+    rows = finals[before]
+    for columns, phase in phases:
+        rows = fed.finetune(rows, everyone, epochs=1, columns=columns, phase=phase)
+    assert torch.equal(finals[after], rows) and not torch.equal(rows, finals[before])
+    plain = assembled(method=method)
+    assert not dict(plain.method.finals(plain.federation, state, everyone))
+
+
 def test_one_plain_step_of_rate_eta_gives_eta_times_the_gradient_of_the_loss() -> None:
     """Autograd through everything at once: embedding, hypernetwork, network, loss over
     all the client's data.
@@ -463,7 +519,7 @@ def test_pfedhn_has_the_authors_numbers() -> None:
     )
     assert o.model_dump() == {
         "hn_hidden": 100, "hn_layers": 3, "hn_embedding": None, "hn_lr": 1e-2, "hn_momentum": 0.9, "hn_decay": 1e-3,
-        "hn_clip": 50, "hn_combine": "sum", "inner_steps": 50, "inner_batch": 64, "inner_lr": 5e-3,
+        "hn_clip": 50, "hn_combine": "sum", "inner": "own", "inner_steps": 50, "inner_batch": 64, "inner_lr": 5e-3,
         "inner_momentum": 0.9, "inner_decay": 5e-5, "inner_clip": 50, "welcome_rounds": 20,
     }  # fmt: skip
     again, other = (
@@ -578,7 +634,10 @@ def test_seeds_at_once_are_the_same_runs(words: list[object], tmp_path: Path) ->
     [
         (["fedrep"], True),
         (
-            ["pfedhn", "--inner-steps", 4, "--hn-hidden", 8, "--participation", 0.15],
+            [
+                *("pfedhn", "--inner-steps", 4, "--hn-hidden", 8),
+                *("--participation", 0.15, "--hn-combine", "turns"),
+            ],
             False,
         ),
     ],

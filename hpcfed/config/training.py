@@ -97,7 +97,7 @@ def training_switches(
     decays = config.rounds > 1 or config.new_clients > 0
     yield Switch("lr_decay", "--rounds 2 or more", decays)
     # Newcomers train by the options of every run, also where the method has its own.
-    for name, replacement in method.trains_by.items():
+    for name, replacement in method.replaced().items():
         acts = config.new_clients > 0
         if name == "batch_size" and config.supplement:
             # The batch size then says who has little data.

@@ -32,3 +32,7 @@ class MethodTraits(OptionGroup):
 
     They then act on new clients only.
     """
+
+    def replaced(self) -> Mapping[str, str]:
+        """Return `trains_by`, or less where the method's options ask for less."""
+        return self.trains_by

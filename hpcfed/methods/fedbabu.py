@@ -8,10 +8,20 @@ fine-tunes the whole model.
 from typing import Literal
 
 from hpcfed.config import option
-from hpcfed.methods import Cohort, Federation, Positions, Tensor, _partial, fedper
+from hpcfed.methods import (
+    Cohort,
+    Federation,
+    Positions,
+    Tensor,
+    _partial,
+    fedper,
+    no_finals,
+)
 from hpcfed.methods._partial import State, aggregate, body_and_head, download
 
 EXTENDS = fedper
+FINALS = ()
+finals = no_finals  # a round's evaluation is after fine-tuning
 
 
 class Options(_partial.Options):

@@ -2,10 +2,22 @@
 both are trained together.
 """
 
-from hpcfed.methods import Cohort, Federation, _partial
-from hpcfed.methods._partial import Options, State, aggregate, body_and_head, download
+from collections.abc import Iterator
+
+from hpcfed.config import option
+from hpcfed.methods import Cohort, Federation, Positions, Tensor, _partial
+from hpcfed.methods._partial import State, aggregate, body_and_head, download
 
 EXTENDS = _partial
+FINALS: tuple[str, ...] = ("FedPer", "FedPer-FT")
+
+
+class Options(_partial.Options):
+    judge_finetuned: bool = option(
+        False,
+        "judge all clients at the end before and after one more local training (keeps a "
+        "row of every client)",
+    )
 
 
 def init(fed: Federation[Options]) -> State:
@@ -17,3 +29,12 @@ def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
     rows = download(fed, state, cohort)
     rows = fed.train(rows, cohort)  # body and head together
     return aggregate(fed, state, rows, cohort)
+
+
+def finals(
+    fed: Federation[Options], state: State, clients: Positions
+) -> Iterator[tuple[str, Tensor]]:
+    if fed.options.judge_finetuned:
+        rows = _partial.personal(fed, state, clients)
+        yield "FedPer", rows
+        yield "FedPer-FT", fed.finetune(rows, clients)

@@ -6,17 +6,18 @@ momentum and order of samples. Read here as one epoch of each; the authors take 
 the head and 1 of the body.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
 from hpcfed.config import option
-from hpcfed.methods import Cohort, Federation, _partial, fedper
+from hpcfed.methods import Cohort, Federation, Positions, Tensor, _partial, fedper
 from hpcfed.methods._partial import State, aggregate, body_and_head, download
 
 EXTENDS = fedper
+FINALS = ("FedRep", "FedRep-FT")
 
 
-class Options(_partial.Options):
+class Options(fedper.Options):
     trains_by: ClassVar[Mapping[str, str]] = {"epochs": "body_epochs"}
 
     head_epochs: int = option(
@@ -34,3 +35,20 @@ def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
     rows = fed.train(rows, cohort, epochs=options.head_epochs, columns=head)
     rows = fed.train(rows, cohort, epochs=options.body_epochs, columns=body, phase=1)
     return aggregate(fed, state, rows, cohort)
+
+
+def finals(
+    fed: Federation[Options], state: State, clients: Positions
+) -> Iterator[tuple[str, Tensor]]:
+    options = fed.options
+    if not options.judge_finetuned:
+        return
+    rows = _partial.personal(fed, state, clients)
+    yield "FedRep", rows
+    # As in a round: the head first, then the body.
+    body, head = body_and_head(fed)
+    rows = fed.finetune(rows, clients, epochs=options.head_epochs, columns=head)
+    rows = fed.finetune(
+        rows, clients, epochs=options.body_epochs, columns=body, phase=1
+    )
+    yield "FedRep-FT", rows

@@ -5,12 +5,15 @@ Read here as training from scratch; the authors' experiments on images start fro
 model that FedAvg has trained.
 """
 
-from hpcfed.methods import Federation, _partial, fedper
+from hpcfed.methods import Federation, _partial, fedper, no_finals
+from hpcfed.methods._partial import Options
 
 EXTENDS = fedper
+FINALS = ()
+finals = no_finals
 
 
-def init(fed: Federation[_partial.Options]) -> _partial.State:
+def init(fed: Federation[Options]) -> _partial.State:
     # FedPer with the two swapped; training and aggregation are the same.
     _, head = _partial.body_and_head(fed)
     return _partial.begin(fed, shared=head)

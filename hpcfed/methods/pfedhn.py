@@ -5,10 +5,11 @@ model from an embedding of it.
 θᵢ′, (∂θᵢ/∂φ)ᵀ Δᵢ serves as the gradient of φ, which holds the embeddings vᵢ too. The
 authors update φ after every single client. Read here: a round's cohort trains in
 parallel from one φ, and the sum of its gradients makes one step, so that as many
-clients' steps count as in their sequence; the mean is an option. No gradient leads to
-running statistics of batch norm: they are averaged as in FedAvg. Every rank holds φ and
-differentiates for its own clients. --epochs, --lr and the like are for new clients
-alone.
+clients' steps count as in their sequence; the mean is an option, and so are the
+authors' turns, in which client after client trains from the φ that the one before has
+left. No gradient leads to running statistics of batch norm: they are averaged as in
+FedAvg. Every rank holds φ and differentiates for its own clients. Unless --inner common
+asks for them, --epochs, --lr and the like are for new clients alone.
 """
 
 from collections.abc import Iterable, Mapping
@@ -57,8 +58,15 @@ class Options(config.Options):
     hn_clip: float = option(
         50.0, "largest norm of the hypernetwork's gradient; 0: no limit", ge=0
     )
-    hn_combine: Literal["sum", "mean"] = option(
-        "sum", "how gradients of a cohort's clients become one"
+    hn_combine: Literal["sum", "mean", "turns"] = option(
+        "sum",
+        "how a cohort's clients change the hypernetwork: in one step by the sum or the "
+        "mean of their gradients, or in turns, a step for each",
+    )
+    inner: Literal["own", "common"] = option(
+        "own",
+        "how clients train: as the authors', by the options --inner-…, or as in other "
+        "methods, by --epochs, --batch-size, --lr and the like",
     )
     inner_steps: int = option(50, "steps of a client in a round", ge=1, le=10**7)
     inner_batch: int = option(64, "samples of a client's step", ge=1, lt=2**31)
@@ -76,8 +84,13 @@ class Options(config.Options):
         ge=0,
     )
 
+    def replaced(self) -> Mapping[str, str]:
+        return self.trains_by if self.inner == "own" else {}
+
     def switches(self, config: RunConfig) -> Iterable[Switch]:
         yield Switch("welcome_rounds", "--new-clients 10", config.new_clients > 0)
+        for name in dict.fromkeys(self.trains_by.values()):
+            yield Switch(name, "--inner own", self.inner == "own")
 
 
 @dataclass(frozen=True)
@@ -98,10 +111,27 @@ def init(fed: Federation[Options]) -> State:
 
 
 def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
+    in_turns = fed.options.hn_combine == "turns"
+    advance = _in_turns if in_turns else _together
+    trained, finite_updates = advance(fed, state, cohort)
+    if not finite_updates:
+        raise ArithmeticError(f"no update of round {cohort.round + 1} is finite")
+    # No gradient leads to running statistics: they are averaged.
+    first = _hypernetwork(fed).outputs
+    statistics = fed.mean(trained[:, first:], cohort)
+    return replace(state, statistics=statistics)
+
+
+def _together(
+    fed: Federation[Options], state: State, cohort: Cohort, *, final: bool = True
+) -> tuple[Tensor, int]:
+    """Train the cohort from one φ, and take a step of φ, in place; return the uploads
+    of this rank, and how many of all ranks are finite.
+    """
     options, net = fed.options, _hypernetwork(fed)
     theta = fed.download(personal(fed, state, cohort.here), cohort)
     # θᵢ′, after some steps of the client's own SGD.
-    trained = fed.train(theta, cohort, recipe=_inner(options))
+    trained = fed.train(theta, cohort, recipe=_inner(fed), final=final)
     trained = fed.upload(trained, cohort)
 
     with fed.timed("server"):
@@ -111,19 +141,40 @@ def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
         # (∂θᵢ/∂φ)ᵀ Δᵢ, summed over this rank's clients.
         gradient = net.gradient(state.phi, _ids(fed, cohort.here), delta)
     gradient = fed.sum(gradient)
-    excluded = fed.sum(gradient.new_tensor(len(cohort.log.excluded)))
+    members = set(fed.clients[cohort.here].tolist())
+    excluded = fed.sum(gradient.new_tensor(len(cohort.log.excluded & members)))
     finite_updates = len(cohort.clients) - int(excluded)
-    if not finite_updates:
-        raise ArithmeticError(f"no update of round {cohort.round + 1} is finite")
 
     # Every rank takes the same step, so that φ stays the same on all of them.
     with fed.timed("server"):
-        if options.hn_combine == "mean":
+        if options.hn_combine == "mean" and finite_updates:
             gradient /= finite_updates
-        _step(options, state.phi[None], gradient[None], state.velocity[None])
-    # No gradient leads to running statistics: they are averaged.
-    statistics = fed.mean(trained[:, net.outputs :], cohort)
-    return replace(state, statistics=statistics)
+        if finite_updates:
+            _step(options, state.phi[None], gradient[None], state.velocity[None])
+    return trained, finite_updates
+
+
+def _in_turns(
+    fed: Federation[Options], state: State, cohort: Cohort
+) -> tuple[Tensor, int]:
+    """Let client after client train and change φ, in the order of ids; all ranks take
+    part in every turn, for φ is on all of them.
+    """
+    import numpy as np
+    import torch
+
+    rows, norms, finite_updates = [], [], 0
+    for number in range(len(cohort.clients)):
+        _, alone = cohort.only(np.array([number]))
+        trained, finite = _together(fed, state, alone, final=False)
+        finite_updates += finite
+        rows.append(trained)
+        # The log holds those of the last upload alone.
+        norms.append(cohort.log.update_norms)
+    everyones = torch.cat(rows)
+    cohort.log.update_norms = torch.cat([own for own in norms if own is not None])
+    fed.finish(everyones, cohort)
+    return everyones, finite_updates
 
 
 def personal(fed: Federation[Options], state: State, clients: Positions) -> Tensor:
@@ -155,7 +206,7 @@ def welcome(fed: Federation[Options], state: State, cohort: Cohort) -> Tensor:
     velocity = embeddings.new_zeros(embeddings.shape)
     for number in range(options.welcome_rounds):
         theta = fed.greet(_rows(fed, state, embeddings), cohort)
-        trained = fed.finetune(theta, cohort.here, recipe=_inner(options), phase=number)
+        trained = fed.finetune(theta, cohort.here, recipe=_inner(fed), phase=number)
         delta = (theta - trained)[:, : net.outputs]
         gradient = net.embedding_gradient(state.phi, embeddings, delta)
         _step(options, embeddings, gradient, velocity)
@@ -192,10 +243,13 @@ def _ids(fed: Federation[Options], clients: Positions) -> Tensor:
     return on_device(fed.clients[clients], fed.device)
 
 
-def _inner(options: Options) -> "Recipe":
-    """Return a client's SGD, which counts steps in place of epochs."""
+def _inner(fed: Federation[Options]) -> "Recipe":
+    """Return how a client trains; the authors count steps in place of epochs."""
     from hpcfed.clients.job import Recipe
 
+    options = fed.options
+    if options.inner == "common":
+        return fed.recipe(fed.round)
     return Recipe(
         epochs=0,
         batch_size=options.inner_batch,
