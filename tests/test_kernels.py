@@ -2,6 +2,8 @@
 without a GPU.
 """
 
+import itertools
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -17,6 +19,7 @@ from hpcfed.kernels import (
     norms,
 )
 from hpcfed.kernels.convolution import Layer
+from hpcfed.kernels.pull import CHUNK, Spans, Strengths, add_pull
 from hpcfed.kernels.sgd import Rule, descend
 from hpcfed.models import MODELS
 from hpcfed.models.networks import build
@@ -509,3 +512,48 @@ def test_without_trials_cudnn_itself_stays_as_it_is() -> None:
         torch.backends.cudnn.allow_tf32,
         torch.backends.cudnn.benchmark,
     ) == before
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    "strengths",
+    [
+        Strengths(layers=0.5, masked=0.05),
+        Strengths(whole=0.3, squared=0.1),
+        Strengths(layers=0.2, whole=0.3, masked=0.4, squared=0.1),
+    ],
+)
+def test_the_pull_is_the_gradient_of_its_norms(
+    strengths: Strengths, device: str
+) -> None:
+    """Layers shorter than a chunk, as long as one, and longer; a client at its goal."""
+    edges = [0, 12, 12 + CHUNK, 36 + 3 * CHUNK]
+    layers = list(itertools.pairwise(edges))
+    torch.manual_seed(0)
+    rows = torch.randn(3, edges[-1])
+    reference = torch.randn(3, edges[-1])
+    reference[1] = rows[1]
+    mask = (torch.rand(3, edges[-1]) < 0.5).float()
+    before = torch.randn(3, edges[-1])
+    exact = rows.double().requires_grad_()
+    d = exact - reference.double()
+
+    def norm(x: Tensor) -> Tensor:
+        return (x.square().sum(1) + 1e-12).sqrt().sum()
+
+    loss = strengths.whole * norm(d) + strengths.masked * norm(mask.double() * d)
+    loss = loss + strengths.squared * d.square().sum() / 2
+    loss = loss + strengths.layers * sum(norm(d[:, a:b]) for a, b in layers)
+    (expected,) = torch.autograd.grad(loss, exact)
+
+    gradient = before.clone().to(device)
+    add_pull(
+        rows.to(device),
+        reference.to(device),
+        mask.to(device) if strengths.masked else None,
+        gradient,
+        Spans(layers, torch.device(device)),
+        strengths,
+    )
+    pulled = gradient.cpu().double() - before.double()
+    torch.testing.assert_close(pulled, expected, rtol=1e-5, atol=1e-6)

@@ -5,28 +5,14 @@ Terms are norms of the difference d between the two, or half its square. A norm 
 """
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.linalg import vector_norm
 
+from hpcfed.kernels.pull import Spans, Strengths, add_pull
 from hpcfed.models.kernel_layout import KernelLayout, KernelRows
 
-_SMOOTHING = 1e-12
-
-
-class Strengths(NamedTuple):
-    """The factor of each term in the loss."""
-
-    layers: float = 0.0
-    """Σ ‖θ − reference‖₂ over the layers, each with its batch norm."""
-    whole: float = 0.0
-    """‖θ − reference‖₂ over all parameters."""
-    masked: float = 0.0
-    """‖mask ⊙ (θ − reference)‖₂."""
-    squared: float = 0.0
-    """½ ‖θ − reference‖₂² over all parameters, as in FedProx."""
+__all__ = ["Pull", "StackPull", "Strengths", "merge_pulls"]
 
 
 @dataclass(frozen=True)
@@ -67,12 +53,12 @@ class StackPull:
     def __init__(self, strengths: Strengths, layout: KernelLayout) -> None:
         self._strengths = strengths
         self._layout = layout
-        self._block_spans = layout.block_spans
 
     def reserve(self, clients: int, like: Tensor) -> None:
         """Allocate memory for stacks of so many clients."""
         # Statistics are laid out too, though nothing draws them: rows load as a whole.
         self._reference = self._layout.zeros(clients, like)
+        self._spans = Spans(self._layout.block_spans, like.device)
         self._mask = None
         if self._strengths.masked:
             self._mask = self._layout.zeros(clients, like)
@@ -95,32 +81,7 @@ class StackPull:
 
         Frozen columns get it too; their gradient is not used.
         """
-        difference = rows - self._reference[0][: len(rows)]
-        if self._strengths.layers:
-            self._add_layers(difference, gradient)
-        if self._strengths.whole:
-            norms = vector_norm(difference, dim=1, keepdim=True)
-            gradient.addcmul_(difference, _slope(self._strengths.whole, norms))
-        if self._strengths.squared:
-            gradient.add_(difference, alpha=self._strengths.squared)
-        if self._mask is not None:
-            # Last, because it overwrites the difference.
-            difference *= self._mask[0][: len(rows)]
-            norms = vector_norm(difference, dim=1, keepdim=True)
-            gradient.addcmul_(difference, _slope(self._strengths.masked, norms))
-
-    def _add_layers(self, difference: Tensor, gradient: Tensor) -> None:
-        # Only two operations a layer, a norm and an addcmul: networks have many layers.
-        norms = []
-        for start, stop in self._block_spans:
-            norms.append(vector_norm(difference[:, start:stop], dim=1))
-        slopes = _slope(self._strengths.layers, torch.stack(norms)).unsqueeze(2)
-        for (start, stop), slope in zip(self._block_spans, slopes, strict=True):
-            layer_difference = difference[:, start:stop]
-            gradient[:, start:stop].addcmul_(layer_difference, slope)
-
-
-def _slope(strength: float, norm: Tensor) -> Tensor:
-    """Return the factor that makes the difference the gradient of strength × its norm."""
-    # ∂ s √(‖d‖² + ε) / ∂d = s d / √(‖d‖² + ε)
-    return strength / (norm.square() + _SMOOTHING).sqrt()
+        count = len(rows)
+        mask = None if self._mask is None else self._mask[0][:count]
+        reference = self._reference[0][:count]
+        add_pull(rows, reference, mask, gradient, self._spans, self._strengths)
