@@ -28,6 +28,7 @@ examples:
   python benchmarks/paper.py benchmarks/paper/genfed.toml --out runs/genfed --only 'mnist/*' --seeds 0..4 --jobs 8
   python benchmarks/paper.py --plan plan.txt --out runs/plan --jobs 16 --stop-after 540
   python benchmarks/paper.py --plan plan.txt --out runs/plan --table --unfinished
+  python benchmarks/paper.py benchmarks/paper/genfed.toml --out runs/genfed --table --figures figures
 """
 
 import argparse
@@ -38,6 +39,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from paper_cells import plan, runnable
+from paper_figures import draw
 from paper_plan import read_plan
 from paper_runs import Stopped, go
 from paper_study import read_study
@@ -141,6 +143,12 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         action="store_true",
         help="show unfinished cells in the tables, too, with the round that they have reached",
     )
+    add(
+        "--figures",
+        type=Path,
+        metavar="FOLDER",
+        help="draw the paper's figures of what has run, finished or not, as SVG files",
+    )
     options = parser.parse_args(arguments)
     if (options.study is None) == (options.plan is None):
         raise UserError("name a study's file, or a --plan")
@@ -169,6 +177,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             cells = runnable(cells)
             failed = go(cells, options)
         print_tables(cells, unfinished=options.unfinished)
+        if options.figures is not None:
+            draw(cells, options.figures)
     except UserError as error:
         print(f"paper: {error}", file=sys.stderr)
         return 2

@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from pydantic import (
@@ -16,6 +16,7 @@ from pydantic import (
     ConfigDict,
     ValidationError,
     field_validator,
+    model_validator,
 )
 
 from hpcfed.config import (
@@ -24,6 +25,7 @@ from hpcfed.config import (
 )
 from hpcfed.errors import UserError, unknown
 from hpcfed.record.run import RunRecord
+from hpcfed.record.series import METRIC_SERIES, ROUND_SERIES
 from hpcfed.record.timing import PHASES
 
 
@@ -210,27 +212,78 @@ def _known_measure(name: str) -> str:
 MeasureName = Annotated[str, AfterValidator(_known_measure)]
 
 
-class Table(BaseModel):
-    """One of the paper's tables: a measure in some of the study's cells.
-
-    A list that is left out stands for all that the study has.
-    """
+class Part(BaseModel):
+    """Some of a study's cells. A list that is left out stands for all that there are."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str = ""
-    measure: MeasureName
     datasets: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
     methods: tuple[str, ...] = ()
 
     def shows(self, names: tuple[str, str, str]) -> bool:
-        """Tell whether a cell belongs to the table."""
+        """Tell whether a cell belongs to the part."""
         wanted = (self.datasets, self.columns, self.methods)
         for name, those in zip(names, wanted, strict=True):
             if those and name not in those:
                 return False
         return True
+
+
+class Table(Part):
+    """One of the paper's tables: a measure in some of the study's cells."""
+
+    measure: MeasureName
+
+
+class Drawing(Part):
+    """One of the paper's figures, drawn of our runs."""
+
+    kind: Literal["curves", "bars", "across", "clients", "map"]
+    """curves: a series over rounds, a line for every method. bars: a measure, a bar for
+    every method. across: a measure over an option that columns set. clients: the finals
+    of every client. map: clients' snapshots on two principal axes.
+    """
+    series: str = ""
+    """Of `curves`: a series of rounds, or one of `NEW_SERIES`."""
+    cumulative: bool = False
+    """Whether `curves` add up what came before."""
+    measure: MeasureName | None = None
+    """Of `bars` and `across`."""
+    x: str = ""
+    """Of `across`: the option on the horizontal axis."""
+    finals: tuple[str, ...] = ()
+    """Of `clients`."""
+    label: str = ""
+    """The vertical axis, where the series' own description is too long."""
+
+    @model_validator(mode="after")
+    def _whole(self) -> "Drawing":
+        """Refuse a drawing that lacks what its kind needs."""
+        for key in NEEDED_BY[self.kind]:
+            if not getattr(self, key):
+                raise ValueError(f"a drawing of kind {self.kind} needs {key}")
+        known = [*ROUND_SERIES, *METRIC_SERIES, *NEW_SERIES]
+        if self.series and self.series not in known:
+            raise ValueError(str(unknown("series", self.series, known)))
+        return self
+
+
+NEW_SERIES = {
+    "new_accuracy": "accuracy of new clients as they stand",
+    "new_trained_accuracy": "accuracy of new clients after their local training",
+    "newcomers": "accuracy of new clients that train alone",
+}
+"""Series of the rounds that new clients make, and what each is."""
+NEEDED_BY = {
+    "curves": ("name", "series"),
+    "bars": ("name", "measure"),
+    "across": ("name", "measure", "x"),
+    "clients": ("name", "finals"),
+    "map": ("name",),
+}
+"""What a drawing needs, by its kind."""
 
 
 class Ablation(BaseModel):
@@ -264,6 +317,10 @@ class Study(BaseModel):
     """What the tables show, one after the other; `figures` belong to the first."""
     tables: tuple[Table, ...] = ()
     """The paper's tables, in place of one table of all cells for every measure."""
+    drawings: tuple[Drawing, ...] = ()
+    """The paper's figures."""
+    reading: str = ""
+    """How the paper's gaps are read, in a few words that stand in every figure."""
     ours: tuple[str, ...] = ()
     """The paper's own methods; the others are its baselines."""
     rival: str = ""
@@ -290,9 +347,11 @@ class Study(BaseModel):
 
     @property
     def all_measures(self) -> tuple[str, ...]:
-        """Everything that any table shows, each once."""
-        of_tables = [table.measure for table in self.tables]
-        return tuple(dict.fromkeys([*self.measures, *of_tables]))
+        """Everything that any table or figure shows, each once."""
+        names = [*self.measures]
+        names += [table.measure for table in self.tables]
+        names += [drawing.measure for drawing in self.drawings if drawing.measure]
+        return tuple(dict.fromkeys(names))
 
     @property
     def across(self) -> dict[str, dict[str, Any]]:
@@ -336,7 +395,7 @@ def _mistake(failure: ValidationError) -> str:
     reason = first["msg"].removeprefix("Value error, ")
     if first["type"] == "extra_forbidden":
         known: list[str] = []
-        for kind in (Study, Table, Ablation):
+        for kind in (Study, Table, Drawing, Ablation):
             known += kind.model_fields
         reason = f"unknown key{suggest_option(where[-1], known)}"
     return f"{'.'.join(where)}: {reason}"
@@ -355,10 +414,10 @@ def _check_all_names(path: Path, study: Study) -> None:
         for rows in figures.values():
             methods += rows
             columns += itertools.chain(*rows.values())
-    for table in study.tables:
-        datasets += table.datasets
-        methods += table.methods
-        columns += table.columns
+    for part in (*study.tables, *study.drawings):
+        datasets += part.datasets
+        methods += part.methods
+        columns += part.columns
     _check_names(path, "data set", datasets, study.datasets)
     _check_names(path, "method", methods, study.methods)
     kind = "number of clients" if study.clients else "column"

@@ -24,10 +24,17 @@ def bars(
     x_label: str,
 ) -> Markup:
     """Draw an upright bar for every category, with all segments upon each other."""
+    colours, _ = _coloured(segments)
+    inside = upright(categories, segments, y)
+    return figure(f"{y.label} by {x_label}", inside, bar_legend(colours))
+
+
+def upright(categories: Sequence[str], segments: Segments, y: Axis) -> list[Markup]:
+    """Return the shapes of upright bars: the axis, and all segments upon each other."""
     colours, shown = _coloured(segments)
     totals = _totals(shown)
     y = Axis(y.label, zero=True).over([0.0, *totals])
-    plane = Plane(Axis(x_label, ticks=()), y)
+    plane = Plane(Axis("", ticks=()), y)
     number_of_bars = max(1, len(categories))
     slot = (WIDTH - LEFT - RIGHT) / number_of_bars
     width = 0.7 * slot  # the rest of a slot is the gap between bars
@@ -49,8 +56,7 @@ def bars(
             below = above
         centre = LEFT + slot * (number + 0.5)
         inside.append(_category(category, centre, slot))
-    title = f"{y.label} by {x_label}"
-    return figure(title, inside, bar_legend(colours))
+    return inside
 
 
 def _category(text: str, x: float, slot: float) -> Markup:

@@ -27,6 +27,8 @@ class Line:
     """Lower ends of the confidence intervals; NaN where there are none."""
     high: Sequence[float] = ()
     """Their upper ends."""
+    interval: str = "95 %"
+    """What the intervals are, in a word."""
     band: bool = False
     """Intervals as a band, for curves with many points, instead of bars."""
     ideal: bool = False
@@ -62,30 +64,32 @@ class Line:
 
 
 def chart(lines: Sequence[Line], x: Axis, y: Axis) -> Markup:
-    """Draw lines with their intervals over both axes."""
+    """Draw lines with their intervals over both axes, for a page."""
+    names = [line.name for line in lines if not line.ideal]
+    ideals = [line.name for line in lines if line.ideal]
+    title = f"{y.label} over {x.label}"
+    return figure(title, plot(lines, x, y), line_legend(names, ideals))
+
+
+def plot(lines: Sequence[Line], x: Axis, y: Axis) -> list[Markup]:
+    """Return the shapes of a chart: axes, and lines with their intervals."""
     all_x: list[float] = []
     all_y: list[float] = []
     for line in lines:
         all_x += line.x
         all_y += line.y
         all_y += line.near_ends
-    axis_x = x.over(all_x)
-    axis_y = y.over(all_y)
-    plane = Plane(axis_x, axis_y)
+    plane = Plane(x.over(all_x), y.over(all_y))
     inside = [plane.frame()]
-    names: list[str] = []
-    ideals: list[str] = []
+    coloured = 0
     for line in lines:
         if line.ideal:
             inside.append(_ideal(plane, line))
-            ideals.append(line.name)
         else:
             # Dashed lines take no colour, so that the others have theirs in any chart.
-            number = len(names)
-            inside.append(_line(plane, line, number))
-            names.append(line.name)
-    title = f"{y.label} over {x.label}"
-    return figure(title, inside, line_legend(names, ideals))
+            inside.append(_line(plane, line, coloured))
+            coloured += 1
+    return inside
 
 
 def _ideal(plane: Plane, line: Line) -> Markup:
@@ -152,7 +156,7 @@ def _tip(plane: Plane, line: Line, point: int) -> str:
     if line.low and isfinite(line.low[point]):
         low = number_text(line.low[point])
         high = number_text(line.high[point])
-        tip += f", 95 % between {low} and {high}"
+        tip += f", {line.interval} between {low} and {high}"
     return tip
 
 

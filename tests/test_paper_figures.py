@@ -1,0 +1,176 @@
+"""benchmarks/paper.py --figures: every kind of picture, of one tiny study."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from hpcfed.experiment.stored import read_seeds
+from hpcfed.record.run import RunRecord
+
+# Benchmarks import their siblings as scripts do.
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
+
+import paper
+import paper_figures
+from paper_figures import principal_axes
+
+STUDY = """
+measures = ["best"]
+reading = "a large supplement"
+[common]
+model = "mlp"
+rounds = 3
+clients = 4
+snapshot_every = 1
+target_accuracy = 5
+[datasets.digits]
+[columns.four]
+[columns.two]
+clients = 2
+[methods.fedavg]
+[methods.local]
+[figures.digits]
+fedavg = { four = [85.1, 0.2], two = 88 }
+[[drawings]]
+name = "Fig. 6"
+kind = "curves"
+series = "accuracy"
+label = "accuracy of clients"
+columns = ["four"]
+[[drawings]]
+name = "Fig. 7"
+kind = "curves"
+series = "bytes_up"
+cumulative = true
+columns = ["two"]
+methods = ["fedavg"]
+[[drawings]]
+name = "Fig. 3"
+kind = "bars"
+measure = "rounds"
+columns = ["four"]
+[[drawings]]
+name = "Fig. 5"
+kind = "across"
+measure = "best"
+x = "clients"
+[[drawings]]
+name = "Fig. 4"
+kind = "clients"
+finals = ["before", "after"]
+columns = ["four"]
+methods = ["fedavg"]
+[[drawings]]
+name = "Map"
+kind = "map"
+columns = ["four"]
+methods = ["fedavg"]
+[[drawings]]
+name = "Fig. 9"
+kind = "curves"
+series = "newcomers"
+"""
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The words of a study that has run."""
+    folder = tmp_path_factory.mktemp("study")
+    (folder / "study.toml").write_text(STUDY)
+    words = [str(folder / "study.toml"), "--out", str(folder / "out")]
+    words += ["--seeds", "0..1", "--device", "cpu"]
+    assert paper.main(words) == 0
+    return words
+
+
+def tips(path: Path) -> list[str]:
+    """The figures of all points and bars."""
+    root = ElementTree.parse(path).getroot()
+    return [node.text or "" for node in root.iter("{http://www.w3.org/2000/svg}title")]
+
+
+def texts(path: Path) -> list[str]:
+    root = ElementTree.parse(path).getroot()
+    return [node.text or "" for node in root.iter("{http://www.w3.org/2000/svg}text")]
+
+
+def test_every_kind_of_figure_is_drawn(
+    runs: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def with_finals(folder: Path) -> list[RunRecord]:
+        finals = {"before": np.array([0.5, 0.6, 0.7, 0.8]), "after": np.ones(4)}
+        return [replace(record, finals=finals) for record in read_seeds(folder)]
+
+    monkeypatch.setattr(paper_figures, "read_seeds", with_finals)
+    assert paper.main([*runs, "--table", "--figures", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert "Fig. 9: no run has what it shows" in said
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "fig-3-digits-four.svg",
+        "fig-4-digits-four-fedavg.svg",
+        "fig-5-digits.svg",
+        "fig-6-digits-four.svg",
+        "fig-7-digits-two.svg",
+        "map-digits-four-fedavg.svg",
+    ]
+    written = texts(tmp_path / "fig-6-digits-four.svg")
+    assert "Fig. 6: accuracy of clients, digits, four" in written
+    assert "2 seeds (mean, standard error), 3 rounds" in written
+    assert {"a large supplement", "fedavg", "local", "rounds"} <= set(written)
+    records = read_seeds(Path(runs[2]) / "digits/four/fedavg")
+    # Rounds count from 1, and a point is the mean of both seeds in per cent.
+    second = 50 * sum(record.rounds["accuracy"][1] for record in records)
+    points = tips(tmp_path / "fig-6-digits-four.svg")
+    assert len(points) == 2 * 3
+    assert points[1].startswith(
+        f"fedavg: accuracy of clients, % {second:.3g}, rounds 2, standard error between "
+    )
+
+    # 4,810 floats of two clients and three rounds, in GiB.
+    last = tips(tmp_path / "fig-7-digits-two.svg")[-1]
+    assert f"{3 * 2 * 4810 * 4 / 2**30:.3g}"[:3] in last
+    # The target of 5 % is reached in round 1 by anything.
+    assert len(tips(tmp_path / "fig-3-digits-four.svg")) == 2
+    across = texts(tmp_path / "fig-5-digits.svg")
+    assert {"fedavg", "fedavg (paper)", "local", "clients"} <= set(across)
+    assert "local (paper)" not in across
+    assert len(tips(tmp_path / "fig-4-digits-four-fedavg.svg")) == 2 * 4
+    # Four clients in three rounds, and one seed.
+    assert len(tips(tmp_path / "map-digits-four-fedavg.svg")) == 12
+    assert "1 seed, 3 rounds" in texts(tmp_path / "map-digits-four-fedavg.svg")
+
+
+def test_principal_axes_of_a_cross() -> None:
+    # Along x ±3 and along y ±1: 18 of 20 parts of the variance lie on the first axis.
+    rows = np.array([[3.0, 0, 5], [-3, 0, 5], [0, 1, 5], [0, -1, 5]])
+    points, shares = principal_axes(rows)
+    np.testing.assert_allclose(np.abs(points), np.abs(rows[:, :2]), atol=1e-12)
+    np.testing.assert_allclose(shares, [0.9, 0.1])
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (('series = "accuracy"', ""), "a drawing of kind curves needs series"),
+        (('series = "accuracy"', "series = 'acuracy'"), "unknown series 'acuracy'"),
+        (('kind = "bars"', 'kind = "pie"'), "drawings.2.kind: Input should be"),
+    ],
+)
+def test_a_mistake_in_a_drawing_is_one_line(
+    change: tuple[str, str],
+    expected: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = tmp_path / "study.toml"
+    path.write_text(STUDY.replace(*change))
+    assert paper.main([str(path), "--out", str(tmp_path / "out"), "--table"]) == 2
+    error = capsys.readouterr().err
+    assert expected in error and error.count("\n") == 1
