@@ -181,7 +181,7 @@ def _of_convolution(module: Any, tensors: Tensors, x: Tensor, dy: Tensor) -> Ten
     weight = tensors["weight"]
     squares = {"weight": _sum_of_squares(gradients, weight).view_as(weight)}
     if "bias" in tensors:
-        squares["bias"] = dy.sum((2, 3)).square().sum(0)
+        squares["bias"] = dy.sum((2, 3), dtype=weight.dtype).square().sum(0)
     return squares
 
 
@@ -227,7 +227,7 @@ def _of_batch_norm(module: Any, tensors: Tensors, x: Tensor, dy: Tensor) -> Tens
     normal = centred / deviation[:, None, None]
     return {
         "weight": (dy * normal).sum((2, 3)).square().sum(0),
-        "bias": dy.sum((2, 3)).square().sum(0),
+        "bias": dy.sum((2, 3), dtype=mean.dtype).square().sum(0),
     }
 
 
