@@ -271,6 +271,37 @@ def test_frozen_columns_keep_their_bits_under_a_pull() -> None:
     assert trained.isfinite().all() and (trained[:, columns] != rows[:, columns]).all()
 
 
+@pytest.mark.parametrize("mode", ["batched", "loop"])
+def test_gates_hold_what_a_client_has_not_at_zero(mode: Any) -> None:
+    """As if each client was trained alone with these columns frozen."""
+    shard, network = (
+        make_shard((1, 8, 8), (9, 12), torch.float64),
+        build("cnn-bn", shape=(1, 8, 8), classes=10, seed=0),
+    )
+    layout = Layout.of(network)
+    engine = Engine(network, layout, shape=(1, 8, 8), mode=mode)
+    gates = torch.rand(2, layout.num_columns) < 0.7
+    gates[:, layout.num_parameters :] = True  # running statistics are not gated
+    rows = layout.row(network, dtype=torch.float64) * gates
+    sgd = Recipe(2, 4, 0.05, momentum=0.9, weight_decay=0.01, clip=1.0)
+    trained, _ = engine.train(
+        TrainingJob(rows, shard, np.arange(2), sgd, keys=torch.arange(2), gates=gates)
+    )
+    assert not trained[~gates].any() and not torch.equal(trained, rows)
+    for client in range(2):
+        alone, _ = engine.train(
+            TrainingJob(
+                rows[[client]],
+                shard,
+                np.array([client]),
+                sgd,
+                keys=torch.tensor([client]),
+                columns=gates[client],
+            )
+        )
+        torch.testing.assert_close(trained[client], alone[0], rtol=1e-9, atol=1e-11)
+
+
 @pytest.mark.parametrize("floats", [1, 30_000, 2**28])
 @pytest.mark.parametrize("model", ["mlp", "cnn-bn"])
 def test_fisher_information_is_the_mean_of_squared_gradients_of_samples(
@@ -921,13 +952,47 @@ def test_channels_that_fedlps_has_dropped_stay_dropped(
     monkeypatch.setattr(
         s.federation,
         "train",
-        lambda rows, cohort: torch.randn(rows.shape, generator=draw, dtype=rows.dtype),
+        lambda rows, cohort, **how: torch.randn(
+            rows.shape, generator=draw, dtype=rows.dtype
+        ),
     )
     history = [state.channels.clone() for _, state in rounds(s, 3)]
     assert (
         torch.equal(history[0], history[2]) and (history[0].sum(1) == 1 + 4 + 8).all()
     )
     assert len(history[0].unique(dim=0)) > 1, "clients choose for themselves"
+
+
+@pytest.mark.parametrize("pruned", [True, False])
+def test_channels_that_fedlps_has_dropped_are_not_trained(
+    pruned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A leaky network: its channels of zeros have gradients."""
+    s = assembled(
+        method="fedlps",
+        model="cnn-fmnist",
+        dataset="synthetic",
+        synthetic_shape="1x14x14",
+        train_per_client=8,
+        test_per_client=1,
+        clients=2,
+        clusters=1,
+        epochs=1,
+        train_pruned=pruned,
+    )
+    train, seen = s.federation.train, list[Tensor]()
+    monkeypatch.setattr(
+        s.federation,
+        "train",
+        lambda rows, cohort, **how: seen.append(train(rows, cohort, **how)) or seen[-1],
+    )
+    for _, after in rounds(s, 2):
+        state = after
+    dropped = ~state.channels[:, state.group_of]
+    # Of 8 and 16 channels 6 and 12 are dropped.
+    assert (state.channels.sum(1) == 1 + 2 + 4).all()
+    assert seen[0][dropped].all(), "all are there at first"
+    assert bool(seen[1][dropped].any()) == (not pruned)
 
 
 # learnGene

@@ -269,6 +269,7 @@ class Engine:
             None if columns is None else columns.cpu().numpy().tobytes(),
             strengths,
             job.correction is not None,
+            job.gates is not None,
             replace(job.recipe, lr=0.0),  # the learning rate may change between rounds
             job.rows.dtype,
             lane,
@@ -291,6 +292,7 @@ class Engine:
                 trainable,
                 strengths,
                 corrected=job.correction is not None,
+                gated=job.gates is not None,
                 dtype=job.rows.dtype,
             )
         return self._trainings[key]
@@ -376,9 +378,10 @@ def _num_matrices(job: TrainingJob) -> int:
     if job.pull is not None:
         # References, masks and differences.
         matrices += 4
-    if job.correction is not None:
-        # As it comes, and in the kernels' layout.
-        matrices += 2
+    for more in (job.correction, job.gates):
+        if more is not None:
+            # As it comes, and in the kernels' layout.
+            matrices += 2
     return matrices
 
 

@@ -82,6 +82,11 @@ class TrainingJob:
     """A row per client, added to its gradient in every step, before clipping, decay and
     momentum. Columns of running statistics do not count.
     """
+    gates: Tensor | None = None
+    """A row of booleans per client: where one is False, the client's gradient is 0 in
+    every step, as that of channels which it has not. Unlike `columns` they leave decay
+    and running statistics to act.
+    """
 
     def subset(self, positions: np.ndarray) -> "TrainingJob":
         """Return the job of the clients at these positions."""
@@ -93,6 +98,7 @@ class TrainingJob:
             keys=self.keys[at],
             pull=None if self.pull is None else self.pull.subset(at),
             correction=None if self.correction is None else self.correction[at],
+            gates=None if self.gates is None else self.gates[at],
         )
 
 

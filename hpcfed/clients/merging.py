@@ -38,6 +38,7 @@ def mergeable(a: Job, b: Job) -> bool:
             a.recipe == b.recipe
             and _mergeable_pulls(a.pull, b.pull)
             and (a.correction is None) == (b.correction is None)
+            and (a.gates is None) == (b.gates is None)
             and _equal(a.columns, b.columns)
         )
     if isinstance(a, EvaluationJob) and isinstance(b, EvaluationJob):
@@ -105,6 +106,7 @@ def _merged(jobs: Sequence[Job]) -> Job:
         return EvaluationJob(rows, whole, clients, wanted[0])
     pulls = [job.pull for job in trainings if job.pull is not None]
     corrections = [job.correction for job in trainings if job.correction is not None]
+    gates = [job.gates for job in trainings if job.gates is not None]
     return replace(
         trainings[0],
         rows=rows,
@@ -113,4 +115,5 @@ def _merged(jobs: Sequence[Job]) -> Job:
         keys=torch.cat([job.keys for job in trainings]),
         pull=merge_pulls(pulls) if pulls else None,
         correction=torch.cat(corrections) if corrections else None,
+        gates=torch.cat(gates) if gates else None,
     )

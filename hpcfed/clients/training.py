@@ -64,6 +64,7 @@ class StackTraining:
         strengths: Strengths | None = None,
         *,
         corrected: bool = False,
+        gated: bool = False,
         dtype: torch.dtype,
     ) -> None:
         self._network = network
@@ -73,6 +74,7 @@ class StackTraining:
         self._trainable = trainable
         self._pull = None if strengths is None else StackPull(strengths, layout)
         self._corrected = corrected
+        self._gated = gated
         self._device = shard.inputs.device
         self._objective = OBJECTIVES[shard.task]
         self._inputs = _gatherable(shard.inputs)
@@ -121,6 +123,10 @@ class StackTraining:
             assert job.correction is not None, "made for corrected gradients"
             parameters, statistics = self._correction
             self._layout.load(job.correction, (parameters[:count], statistics[:count]))
+        if self._gated:
+            assert job.gates is not None, "made for gated gradients"
+            parameters, statistics = self._gates
+            self._layout.load(job.gates, (parameters[:count], statistics[:count]))
         self._tables.load(job.clients, job.keys)
         self._optimiser.load(job.recipe.lr, num_steps(sizes, self._recipe.length))
         self._replays.run(count, partial(self._begin, count))
@@ -189,6 +195,8 @@ class StackTraining:
             self._pull.reserve(clients, self._like)
         if self._corrected:
             self._correction = self._layout.zeros(clients, self._like)
+        if self._gated:
+            self._gates = self._layout.zeros(clients, self._like)
         self._total_loss = self._like.new_zeros(clients)
         self._tokens = torch.zeros(clients, dtype=torch.int64, device=self._device)
         self._tables.reserve(clients)
@@ -216,6 +224,8 @@ class StackTraining:
             self._pull.add(parameters, self._gradient[:clients])
         if self._corrected:
             self._gradient[:clients] += self._correction[0][:clients]
+        if self._gated:
+            self._gradient[:clients] *= self._gates[0][:clients]
         if not self._recipe.gradient:
             self._descend(clients, updated)
         # On the device too, so that a replayed step goes on by itself.
@@ -305,6 +315,7 @@ class StackTraining:
             not self._optimiser.fits_backward
             or self._pull is not None
             or self._corrected
+            or self._gated
             or self._recipe.gradient
         )
         if self._trainable is not None or gradient_first:

@@ -147,13 +147,15 @@ class LocalTraining(Participants[MethodOptions]):
         phase: int = 0,
         pull: Pull | None = None,
         correction: Tensor | None = None,
+        gates: Tensor | None = None,
         final: bool = True,
     ) -> Tensor:
         """Return the cohort's rows after local training, by the run's recipe unless
         given; only True `columns` change.
 
         `pull` draws each row to a reference. `correction`, a row per member, is added to
-        the gradient in every step. Phases of one round, numbered by the method, see the
+        the gradient in every step, and then `gates`, a row of booleans per member, set it
+        to 0 where they are False. Phases of one round, numbered by the method, see the
         samples in different orders. Rows that are not `final`, because the method goes
         on with them, are in no snapshot; it then calls `finish`.
         """
@@ -172,6 +174,7 @@ class LocalTraining(Participants[MethodOptions]):
                 columns=columns,
                 pull=pull,
                 correction=correction,
+                gates=gates,
             )
             cohort.log.add_losses(losses)
         if final:
@@ -281,6 +284,7 @@ class LocalTraining(Participants[MethodOptions]):
         columns: Tensor | None,
         pull: Pull | None = None,
         correction: Tensor | None = None,
+        gates: Tensor | None = None,
     ) -> tuple[Tensor, Losses]:
         # Also a method's own recipe sees images as the run wants them.
         recipe = replace(recipe, augment=self.config.augment == "crop-flip")
@@ -295,6 +299,7 @@ class LocalTraining(Participants[MethodOptions]):
             columns=columns,
             pull=pull,
             correction=correction,
+            gates=gates,
         )
         return self._engine.train(job)
 

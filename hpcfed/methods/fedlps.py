@@ -4,7 +4,8 @@ convolutions, and sends the others.
 Read here: when a client has trained for the first time, it drops in every convolution
 the share of channels with the least L1 norms, with their bias and batch norm, and drops
 the same ones from then on. It starts a round from its cluster's row without them, and
-drops again what training has brought back. A channel is the mean over its senders.
+trains without them: they stay 0. (An option trains the whole network, in which they may
+grow again, and drops them afterwards.) A channel is the mean over its senders.
 """
 
 from collections.abc import Iterable
@@ -33,6 +34,10 @@ class Options(_clusters.Options):
 
     prune_ratio: float = option(
         0.8, "share of each convolution's channels that a client drops", ge=0, lt=1
+    )
+
+    train_pruned: bool = option(
+        True, "train without the channels that a client has dropped"
     )
 
     def fit(self, config: RunConfig, ranks: int) -> Iterable[Choice]:
@@ -77,12 +82,15 @@ def _all_channels(fed: Federation[Options], state: _clusters.State) -> Tensor:
 def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
     mask = state.channels[cohort.here]
     # The cluster's row without the channels that the client has dropped.
-    rows = download(fed, state, cohort) * mask[:, state.group_of]
-    rows = fed.train(rows, cohort)
+    gates = mask[:, state.group_of]
+    rows = download(fed, state, cohort) * gates
+    # Weights that are 0 and have no gradient stay 0, and so do statistics of nothing.
+    rows = fed.train(rows, cohort, gates=gates if fed.options.train_pruned else None)
     # One that diverges in its first round prunes in the next: NaN has no norm.
     first = mask.all(1, keepdim=True) & rows.isfinite().all(1, keepdim=True)
     mask = _strongest(fed, rows).where(first, mask)
-    # Drop again what training has brought back.
+    # A client that has trained for the first time drops them now, and one that trains
+    # the whole network drops what has grown again.
     rows = rows * mask[:, state.group_of]
     state, _ = aggregate(fed, state, rows, cohort.equally_with_data(), sent=mask)
     # A few bits per client and channel: small enough to copy.
