@@ -24,7 +24,7 @@ from hpcfed.config import (
     suggest_option,
 )
 from hpcfed.errors import UserError, unknown
-from hpcfed.record.run import RunRecord
+from hpcfed.record.run import RunRecord, mean_accuracy
 from hpcfed.record.series import METRIC_SERIES, ROUND_SERIES
 from hpcfed.record.timing import PHASES
 
@@ -149,6 +149,11 @@ def identity(record: RunRecord) -> float:
     return 100 * record.learnings[-1].kept
 
 
+def mean_figure(record: RunRecord, name: str) -> float:
+    """Return the mean over clients of what the method has measured at the end."""
+    return mean_accuracy(record.figures[name])
+
+
 MEASURES = {
     "accuracy": Measure(
         "last accuracy of clients, %", lambda record: 100 * record.last("accuracy")
@@ -200,6 +205,26 @@ MEASURES = {
         "rounds to 95 % of the clients' own peak", rounds_to_peak, digits=0
     ),
     "identity": Measure("generated updates nearest to their own client's, %", identity),
+    "to-own": Measure(
+        "distance of generated rows to the own upload, by the update's length",
+        lambda record: mean_figure(record, "distance to own upload"),
+    ),
+    "to-nearest": Measure(
+        "distance of generated rows to the nearest upload, by the update's length",
+        lambda record: mean_figure(record, "distance to nearest upload"),
+    ),
+    "nearest-own": Measure(
+        "generated rows whose nearest upload is the client's own, %",
+        lambda record: 100 * mean_figure(record, "nearest upload is own"),
+    ),
+    "agreement": Measure(
+        "answers on test data that are those of the own upload, %",
+        lambda record: 100 * mean_figure(record, "agreement with own upload"),
+    ),
+    "direct-to-nearest": Measure(
+        "distance of rows out of noise to the nearest upload, by the update's length",
+        lambda record: mean_figure(record, "direct: distance to nearest upload"),
+    ),
 }
 
 

@@ -29,6 +29,7 @@ from hpcfed.experiment.stored import read_run
 from hpcfed.federation.cohort import Cohort
 from hpcfed.federation.log import RoundLog
 from hpcfed.methods import pfedgpa
+from hpcfed.models.networks import build
 from hpcfed.record.run import RunRecord, mean_accuracy
 from hpcfed.record.server import SERVER_PHASES
 from hpcfed.record.timing import PHASES
@@ -42,7 +43,10 @@ from hpcfed.server.plan import TrainingPlan
 from hpcfed.server.rank import ServerRank
 from hpcfed.server.requests import (
     Answer,
+    Average,
     Bank,
+    Compare,
+    Compared,
     Failure,
     Guide,
     Invert,
@@ -120,6 +124,7 @@ def finished() -> Finished:
         new_updates=4,
         guided_updates=2,
         direct=True,
+        memorisation=True,
         finetune_epochs=1,
     )
     assert s.newcomers is not None
@@ -473,10 +478,20 @@ def test_finals_are_what_their_names_say(
     assert undiffused.known.all()
     torch.testing.assert_close(finals["reconstruction"], state.starts + undiffused.rows)
     assert torch.equal(finals["direct"], state.w + fed.server.sample(fed.clients))
+    uploads = state.starts + fed.server.recall(fed.clients)[0]
+    torch.testing.assert_close(
+        (finals["upload+noise"] - uploads).norm(dim=1),
+        (finals["pFedGPA"] - uploads).norm(dim=1),
+        rtol=1e-4,
+        atol=0,
+    )
+    banked = server_of(s)._banks[0].rows().view(3, 6, COLUMNS)
+    torch.testing.assert_close(finals["mean of uploads"], state.starts + banked.mean(0))
     pairs = [finals[name] for name in ("FedAvg", "pFedGPA", "reconstruction", "direct")]
     assert not any(torch.equal(a, b) for i, a in enumerate(pairs) for b in pairs[:i])
 
-    options = fed.options.model_copy(update={"direct": False, "finetune_epochs": 0})
+    fewer_asked = {"direct": False, "memorisation": False, "finetune_epochs": 0}
+    options = fed.options.model_copy(update=fewer_asked)
     monkeypatch.setattr(fed, "options", options)
     fewer = dict(pfedgpa.finals(fed, state, EVERYONE))
     assert list(fewer) == [
@@ -490,6 +505,70 @@ def test_finals_are_what_their_names_say(
     assert torch.equal(
         fewer["FedAvg-FT"], fed.finetune(state.w.expand(6, -1), EVERYONE, epochs=2)
     ), "as a round's"
+
+
+def test_likeness_by_hand() -> None:
+    """Client 0 has updates (3, 4) and, newest, (0, 5); client 1 has (5, 0): all of
+    length 5. Row 0 is √(3² + 0.5²) from its newest and 0.5 from its older one. Row 1 is
+    √(5² + 4²) from its own, and 1 from client 0's newest. Nobody knows client 2.
+    """
+    server = small_server()
+    clients = np.arange(3)
+    first = torch.zeros(2, 20)
+    first[:, :2] = torch.tensor([[3.0, 4.0], [5.0, 0.0]])
+    second = torch.zeros(1, 20)
+    second[:, 1] = 5.0
+    rows = torch.zeros(3, 20)
+    rows[:, :2] = torch.tensor([[3.0, 4.5], [0.0, 4.0], [1.0, 1.0]])
+    server.handle([Bank(seed=0, round=0, clients=clients[:2], rows=first)])
+    server.handle([Bank(seed=0, round=1, clients=clients[:1], rows=second)])
+    [found] = server.handle([Compare(seed=0, clients=clients, rows=rows)])
+    assert isinstance(found, Compared)
+    np.testing.assert_allclose(found.own, [9.25**0.5 / 5, 41**0.5 / 5, np.nan])
+    np.testing.assert_allclose(found.nearest, [0.1, 0.2, np.nan])
+    np.testing.assert_array_equal(found.nearest_is_own, [1, 0, np.nan])
+    [means] = server.handle([Average(seed=0, clients=clients)])
+    assert isinstance(means, KnownRows) and means.known.tolist() == [1, 1, 0]
+    assert means.rows[:, :2].tolist() == [[1.5, 4.5], [5.0, 0.0], [0.0, 0.0]]
+
+
+def test_agreement_is_the_share_of_equal_answers() -> None:
+    s = assembled(clients=3, alpha=0.3)
+    fed = s.federation
+    numbers = torch.Generator().manual_seed(0)
+    rows = 0.1 * torch.randn(2, 3, COLUMNS, dtype=torch.float64, generator=numbers)
+    # The same row twice agrees with itself.
+    rows[1, 0] = rows[0, 0]
+    network = build("mlp", shape=(1, 8, 8), classes=10, seed=0).double()
+    data, expected = fed._test_data, []
+    for client, size in enumerate(data.sizes):
+        inputs = data.inputs[data.index[client, :size]]
+        answers = []
+        for row in rows[:, client]:
+            tensors = {n: t[0] for n, t in fed.layout.views(row[None]).items()}
+            logits = torch.func.functional_call(network, tensors, (inputs,))
+            answers.append(logits.argmax(1))
+        expected.append(float((answers[0] == answers[1]).double().mean()))
+    found = fed.agreement(rows[0], rows[1], np.arange(3))
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    assert expected[0] == 1 and 0 < max(expected[1:]) < 1
+
+
+def test_figures_tell_what_generated_rows_are(finished: Finished) -> None:
+    s, state = finished.setup, finished.state
+    fed = s.federation
+    found = dict(pfedgpa.figures(fed, state, np.array([4, 1])))
+    assert list(found) == list(pfedgpa.FIGURES)
+    updates = fed.server.recall(fed.clients)[0]
+    far = (state.generated - state.starts - updates).norm(dim=1) / updates.norm(dim=1)
+    torch.testing.assert_close(found["distance to own upload"], far[[4, 1]])
+    nearest = found["distance to nearest upload"]
+    assert (nearest <= found["distance to own upload"] + 1e-6).all()
+    uploads = state.starts + updates
+    torch.testing.assert_close(
+        found["agreement with own upload"],
+        fed.agreement(state.generated[[4, 1]], uploads[[4, 1]], np.array([4, 1])),
+    )
 
 
 # New clients
@@ -636,6 +715,7 @@ ROLES = TINY | {
     "new_updates": 2,
     "guided_noise": True,
     "direct": True,
+    "memorisation": True,
 }
 """Batches of twenty for every step, shared by however many ranks."""
 
@@ -661,6 +741,11 @@ def assert_same_run(folder: Path, expected: Path) -> None:
     }:  # training from a row out of noise makes roundings grow
         np.testing.assert_allclose(
             one.finals[name], two.finals[name], atol=1e-6, err_msg=name
+        )
+    assert one.figures.keys() == two.figures.keys() == set(pfedgpa.FIGURES)
+    for name in one.figures:
+        np.testing.assert_allclose(
+            one.figures[name], two.figures[name], rtol=1e-3, err_msg=name
         )
     assert one.newcomers.keys() == two.newcomers.keys() == STARTS
     for name in one.newcomers:
@@ -893,6 +978,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     own = TINY | {
         "server_every": 2,
         "direct": True,
+        "memorisation": True,
         "new_clients": 3,
         "new_updates": 12,
         "generated_layers": 1,
@@ -1097,7 +1183,11 @@ def test_show_prints_it_all_in_80_columns(
     summary = json.loads(capsys.readouterr().out)
     lines = [line.split() for line in text.splitlines()]
     for name, accuracy in summary["finals"].items():
-        assert ["at", "the", "end:", name, f"{accuracy:.2%}"] in lines
+        assert ["at", "the", "end:", *name.split(), f"{accuracy:.2%}"] in lines
+    assert summary["figures"].keys() == set(pfedgpa.FIGURES)
+    for name, mean in summary["figures"].items():
+        words = [*name.split(), f"{mean:.3f}"]
+        assert any(line[: len(words)] == words for line in lines), name
     for update in range(13):
         own = [
             f"{summary['newcomers'][start][update]:.2%}"

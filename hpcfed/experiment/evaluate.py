@@ -250,6 +250,25 @@ def evaluate_finals(setup: Setup, state: Any, results: ResultsWriter | None) -> 
         accuracy = client_accuracy(setup, fed, rows, here, total)
         if results is not None:
             results.write_final(name, accuracy)
+    for name, values in setup.method.figures(fed, state, here):
+        everyones = _everyones(setup, fed, values, here, total)
+        if results is not None:
+            results.write_figure(name, everyones)
+
+
+def _everyones(
+    setup: Setup, fed: Federation, values: Tensor, members: np.ndarray, total: int
+) -> np.ndarray:
+    """Return a number of all `total` clients, of which `values` are those of this rank's
+    members; NaN for clients that are no rank's member.
+    """
+    sums = torch.zeros(2, total, dtype=torch.float64, device=fed.device)
+    ids = on_device(fed.clients[members], fed.device)
+    sums[0, ids] = values.to(sums)
+    sums[1, ids] = 1
+    value, count = setup.collectives.allreduce(sums).cpu()
+    numbers: np.ndarray = (value / count).numpy()
+    return numbers
 
 
 def client_accuracy(

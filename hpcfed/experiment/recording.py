@@ -228,6 +228,7 @@ def open_results(setup: Setup, folder: Path) -> ResultsWriter:
         relocations=0 if setup.shards is None else MAX_RELOCATIONS,
         server=_server_size(setup),
         finals=setup.method.FINALS,
+        figures=setup.method.FIGURES,
         metrics=setup.metrics,
         classes=setup.num_outputs,
         evaluated=setup.evaluated if config.evaluate_clients else None,

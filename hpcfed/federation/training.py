@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hpcfed.clients.answers import agreement
 from hpcfed.clients.job import Losses, Recipe, RowEngine, Score, TrainingJob
 from hpcfed.clients.network import client_network
 from hpcfed.clients.objective import NOTHING, Wanted
@@ -253,6 +254,23 @@ class LocalTraining(Participants[MethodOptions]):
         """
         with self._timer.phase("evaluate"):
             return self._engine.evaluate(rows, self._test_data, clients, wanted)
+
+    def agreement(self, rows: Tensor, others: Tensor, clients: np.ndarray) -> Tensor:
+        """Return on which share of its test samples each client's two rows give the same
+        answer; NaN without test data, and where samples have no classes.
+        """
+        data = self.config.data()
+        if data.task != "classification":
+            return rows.new_full((len(rows),), torch.nan)
+        with self._timer.phase("evaluate"):
+            return agreement(
+                self._engine,
+                rows,
+                others,
+                self._test_data,
+                clients,
+                classes=data.classes,
+            )
 
     def revert_diverged(
         self,

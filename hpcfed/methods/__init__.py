@@ -111,6 +111,12 @@ class Method:
     """Yields names and rows that are judged after the last round."""
     FINALS: tuple[str, ...] = ()
     """All names that `finals` may yield."""
+    figures: Callable[[Federation, Any, Positions], Finals] = no_finals
+    """Yields names and a number, not negative, for each of these clients, which are
+    recorded after the last round; NaN where a client has none.
+    """
+    FIGURES: tuple[str, ...] = ()
+    """All names that `figures` may yield."""
     lead: Callable[[Federation, Any, int, Tensor, Tensor], Tensor] = not_led
     """Returns new clients' rows after a local update, as the server leads them on;
     takes the last state, the update's number, and the rows before and after it.
@@ -264,9 +270,10 @@ def _check_kinds(name: str, method: Method) -> None:
             f"method {name}: its Options are no class of options; write: class "
             "Options(hpcfed.methods.Options)"
         )
-    finals = method.FINALS
-    if not isinstance(finals, tuple) or not all(isinstance(f, str) for f in finals):
-        raise UserError(f"method {name}: FINALS must be a tuple of names")
+    for what in ("FINALS", "FIGURES"):
+        given = getattr(method, what)
+        if not isinstance(given, tuple) or not all(isinstance(n, str) for n in given):
+            raise UserError(f"method {name}: {what} must be a tuple of names")
     for hook, takes in _TAKES.items():
         function = getattr(method, hook)
         if function is not None:
@@ -281,6 +288,7 @@ _TAKES = {
     "welcome": "fed, state, cohort",
     "adopt": "fed, state, cohort",
     "finals": "fed, state, clients",
+    "figures": "fed, state, clients",
     "lead": "fed, state, update, before, after",
 }
 """The arguments of every function, by position."""

@@ -62,6 +62,20 @@ def create_finals(file: h5py.File, names: Sequence[str], clients: int) -> None:
     )
 
 
+def create_figures(file: h5py.File, names: Sequence[str], clients: int) -> None:
+    """Create room for what a method measures of every client at the end."""
+    create_names(file, "figures/name", names)
+    create(
+        file,
+        "figures/value",
+        (len(names), clients),
+        "name",
+        "client",
+        unit="1",
+        meaning="what the method measures of a client at the end; NaN: not asked for",
+    )
+
+
 def create_newcomers(file: h5py.File, updates: int, clients: int) -> None:
     """Create room for new clients' accuracy from every start, after every local update."""
     create_names(file, "newcomers/start", NEWCOMER_STARTS)

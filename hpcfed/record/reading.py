@@ -147,6 +147,9 @@ def record_of(folder: Path, file: Reader, check_config: CheckConfig) -> RunRecor
         energy=_energy(file),
         moves=_relocations(file),
         finals=_named(file, "finals/name", "finals/accuracy", (None, clients)),
+        figures=_named(
+            file, "figures/name", "figures/value", (None, clients), high=MOST
+        ),
         newcomers=_named(file, *newcomers, (None, None, None)),
         newcomer_bytes=_newcomer_bytes(file),
         new_rounds=_new_rounds(file),
@@ -304,12 +307,17 @@ def _relocations(file: Reader) -> tuple[int, ...]:
 
 
 def _named(
-    file: Reader, names: str, values: str, shape: tuple[int | None, ...]
+    file: Reader,
+    names: str,
+    values: str,
+    shape: tuple[int | None, ...],
+    *,
+    high: float = 1,
 ) -> dict[str, np.ndarray]:
     """Read the entries of a dataset by name, without those that nobody wrote."""
     if names not in file:
         return {}
-    entries = _between(file, values, shape, high=1)
+    entries = _between(file, values, shape, high=high)
     # A run that was stopped has evaluated none of them, or some.
     found = {}
     for name, entry in zip(file.texts(names), entries, strict=True):

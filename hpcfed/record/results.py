@@ -26,6 +26,7 @@ from hpcfed.record.groups import (
     NEW_ROUNDS,
     NEWCOMER_STARTS,
     RELOCATIONS,
+    create_figures,
     create_finals,
     create_new_rounds,
     create_newcomer_bytes,
@@ -65,13 +66,15 @@ class ResultsWriter:
         relocations: int = 0,
         server: ServerSize | None = None,
         finals: Sequence[str] = (),
+        figures: Sequence[str] = (),
         metrics: Sequence[str] = ("accuracy",),
         classes: int = 0,
         evaluated: np.ndarray | None = None,
         resumed: bool = False,
     ) -> None:
         """`clients` are facts of every client as the run starts; clients may be
-        relocated so many times. `finals` are the names of what is evaluated at the end.
+        relocated so many times. `finals` are the names of what is evaluated at the end,
+        `figures` of what is measured then.
         `evaluated` are the ids of clients that are, if not all of them are.
 
         Where a run is `resumed`, the file on disk stays as it is until `restore` has
@@ -90,6 +93,7 @@ class ResultsWriter:
         self._awaits_restore = resumed
         self._environment = environment
         self._finals = list(finals)
+        self._figures = list(figures)
         self._networks = [] if server is None else list(server.steps)
         self._trainings = 0
         self.relocations = 0
@@ -109,6 +113,8 @@ class ResultsWriter:
             create_relocations(self._file, relocations, settings["clients"])
         if finals:
             create_finals(self._file, finals, settings["clients"])
+        if figures:
+            create_figures(self._file, figures, settings["clients"])
         if settings.get("new_clients"):
             self._create_newcomers(settings)
         if server is not None:
@@ -222,6 +228,10 @@ class ResultsWriter:
     def write_final(self, name: str, accuracy: np.ndarray) -> None:
         """Record every client's accuracy at the end, with what the method calls so."""
         self._file["finals/accuracy"][self._finals.index(name)] = accuracy
+
+    def write_figure(self, name: str, values: np.ndarray) -> None:
+        """Record a number of every client at the end, which the method calls so."""
+        self._file["figures/value"][self._figures.index(name)] = values
 
     def write_newcomers(self, start: str, update: int, accuracy: np.ndarray) -> None:
         """Record new clients' accuracy after so many local updates from a start."""

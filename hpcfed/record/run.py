@@ -1,6 +1,6 @@
 """A run's results in memory, and the figures that follow from them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +117,8 @@ class RunRecord:
     """Accuracy of every class, if asked for, of the clients' models and of the global
     one: [rounds done, classes].
     """
+    figures: dict[str, np.ndarray] = field(default_factory=dict)
+    """What the method has measured at the end: a number of every client, by name."""
     newcomer_bytes: float = float("nan")
     """Sent to a new client to begin with; NaN when there are none."""
     new_rounds: NewRounds | None = None
@@ -336,9 +338,11 @@ class RunRecord:
 
     def _late_figures(self) -> dict[str, Any]:
         """Return the mean accuracies at the end, and those of new clients."""
-        finals = {}
+        finals, figures = {}, {}
         for name, accuracy in self.finals.items():
             finals[name] = number(mean_accuracy(accuracy))
+        for name, values in self.figures.items():
+            figures[name] = number(mean_accuracy(values))
         updates, first, last = {}, {}, {}
         for start, accuracy in self.newcomers.items():
             updates[start] = [number(mean_accuracy(update)) for update in accuracy]
@@ -346,6 +350,7 @@ class RunRecord:
             last[start] = number(self.newcomers_last(start))
         return {
             "finals": finals,
+            "figures": figures,
             "newcomers": updates,
             "newcomers_first": first,
             "newcomers_last_10": last,

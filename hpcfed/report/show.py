@@ -62,6 +62,8 @@ def _tables(record: RunRecord) -> list[Table]:
         tables.append(_metrics(record))
     if record.class_accuracy:
         tables.append(_classes(record))
+    if record.figures:
+        tables.append(_figures(record))
     if record.target is not None:
         tables.append(_target(record))
     if record.newcomers:
@@ -149,6 +151,16 @@ def _classes(record: RunRecord) -> Table:
         table.add_row(str(number), *cells)
     if len(values[-1]) > MOST_CLASSES:
         table.add_row(f"those found least, of {len(values[-1])}", *("" for _ in values))
+    return table
+
+
+def _figures(record: RunRecord) -> Table:
+    """Return what the method has measured of clients at the end."""
+    table = bare_table("at the end, over clients", "mean", "least", "most")
+    for name, values in record.figures.items():
+        known = values[~np.isnan(values)]
+        cells = [f"{of(known):.3f}" for of in (np.mean, np.min, np.max)]
+        table.add_row(plain_text(name), *cells)
     return table
 
 

@@ -10,10 +10,14 @@ from hpcfed.errors import GRACE, Diverged
 from hpcfed.record.checkpoints import StoredFile
 from hpcfed.runtime.collectives import Collectives
 from hpcfed.server.diffusion import Sign
+from hpcfed.server.likeness import Likeness
 from hpcfed.server.report import Inversion, LearningReport
 from hpcfed.server.requests import (
     Answer,
+    Average,
     Bank,
+    Compare,
+    Compared,
     Failure,
     Guide,
     Invert,
@@ -103,6 +107,22 @@ class ServerClient:
         request = Recall(seed=self._seed, clients=clients)
         answer, _ = self._ask(request, KnownRows)
         return answer.rows, answer.known
+
+    def average(self, clients: np.ndarray) -> tuple[Tensor, np.ndarray]:
+        """Return the mean of each client's rows in the bank, and which clients the
+        server knows.
+        """
+        request = Average(seed=self._seed, clients=clients)
+        answer, _ = self._ask(request, KnownRows)
+        return answer.rows, answer.known
+
+    def compare(self, clients: np.ndarray, rows: Tensor) -> Likeness:
+        """Return how near generated rows are to those in the bank; NaN for clients that
+        are not in it.
+        """
+        request = Compare(seed=self._seed, clients=clients, rows=rows.float())
+        answer, _ = self._ask(request, Compared)
+        return Likeness(answer.own, answer.nearest, answer.nearest_is_own)
 
     def reconstruct(self, clients: np.ndarray) -> tuple[Tensor, np.ndarray]:
         """Return the newest uploads after a pass through the autoencoder alone, and

@@ -54,8 +54,7 @@ def mean_rows(bank: UploadBank, clients: np.ndarray) -> tuple[np.ndarray, Tensor
 
 @dataclass(frozen=True)
 class Likeness:
-    """How near rows are to the bank's, an entry per row; NaN for clients that are not in
-    the bank.
+    """How near rows are to the bank's, an entry per row.
 
     Distances are between updates, over all generated columns, and relative: by the norm
     of the client's own newest update.
@@ -72,7 +71,9 @@ class Likeness:
 def likeness(bank: UploadBank, clients: np.ndarray, updates: Tensor) -> Likeness:
     """Compare updates with those in the bank, all of whose clients it knows."""
     _, own = bank.newest_updates(clients)
-    unit = own.norm(dim=1)
+    length = own.norm(dim=1)
+    # Nothing is relative to a client that did nothing.
+    unit = length.where(length > 0, torch.nan)
     distances = _distances(updates, bank.updates())
     nearest, at = distances.min(1)
     uploader = bank.uploaders()[at.cpu().numpy()]

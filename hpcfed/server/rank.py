@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,8 +25,11 @@ from hpcfed.server.latent_diffusion import LatentDiffusion, Progress
 from hpcfed.server.options import ServerOptions
 from hpcfed.server.requests import (
     Answer,
+    Average,
     Bank,
     ClientRequest,
+    Compare,
+    Compared,
     Failure,
     Guide,
     Invert,
@@ -111,6 +115,10 @@ class ServerRank:
                 return self._reconstruct(request)
             case Invert():
                 return self._invert(request)
+            case Average():
+                return self._average(request)
+            case Compare():
+                return self._compare(request)
             case Sample():
                 return self._sample(request)
             case Guide():
@@ -162,6 +170,25 @@ class ServerRank:
             check_rows("invert", rows, self._options)
             placed = _in_request_order(rows, order, known)
         return InvertedRows(rows=placed.rows, known=placed.known, recognised=recognised)
+
+    def _average(self, request: Average) -> KnownRows:
+        bank = self._banks[request.seed]
+        known, means = likeness.mean_rows(bank, request.clients)
+        return _in_request_order(means, np.arange(len(known)), known)
+
+    def _compare(self, request: Compare) -> Compared:
+        bank = self._banks[request.seed]
+        known = np.isin(request.clients, bank.uploaders())
+        clients = request.clients[known]
+        rows = request.rows[torch.from_numpy(known).to(request.rows.device)]
+        found = likeness.likeness(
+            bank, clients, likeness.updates_of(bank, clients, rows)
+        )
+        everyones: dict[str, Any] = {}
+        for name, values in vars(found).items():
+            everyones[name] = np.full(len(known), np.nan)
+            everyones[name][known] = values
+        return Compared(**everyones)
 
     def _sample(self, request: Sample) -> Rows:
         model = self.model(request.seed)

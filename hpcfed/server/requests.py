@@ -91,6 +91,18 @@ class Invert(ClientRequest):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
+class Average(ClientRequest):
+    """Return the mean of each client's rows in the bank. Answer: `KnownRows`."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Compare(ClientRequest):
+    """Compare generated rows with those in the bank. Answer: `Compared`."""
+
+    rows: Tensor
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Sample(ClientRequest):
     """Generate a row out of noise for each client. Answer: `Rows`."""
 
@@ -189,6 +201,17 @@ class InvertedRows(KnownRows):
 
     recognised: float
     """The share of all workers' clients whose update is nearest to their own ones."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Compared(Answer):
+    """How near rows are to those in the bank, as `likeness.Likeness` says; NaN for
+    clients that are not in it.
+    """
+
+    own: np.ndarray
+    nearest: np.ndarray
+    nearest_is_own: np.ndarray
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
