@@ -281,6 +281,10 @@ def test_the_server_is_chosen_by_its_device_and_the_choice_is_kept() -> None:
         ("--method pfedgpa --guided-noise", "--new-clients 10 and --guided-updates"),
         ("--new-updates 3", "--new-clients 10"),
         ("--join-rounds 3", "--new-clients 10"),
+        (
+            "--partition iid --test-classes held",
+            "--partition dirichlet, sharding or dominant",
+        ),
         ("--method genefl --new-rounds 3", "--new-clients 10"),
         (
             "--method genefl --new-clients 4 --new-rounds 3 --new-updates 3",

@@ -1223,6 +1223,33 @@ def test_new_clients_hold_other_classes_than_known_ones(kind: str) -> None:
         )
 
 
+@pytest.mark.parametrize("new_classes", [0, 2])
+def test_a_client_may_be_judged_on_all_of_its_classes(new_classes: int) -> None:
+    plan = PartitionPlan(
+        scheme="dirichlet",
+        classes=4,
+        clients=6,
+        new_clients=3,
+        new_classes=new_classes,
+        seed=3,
+        alpha=0.1,
+        classes_per_client=2,
+        uniform_share=0.2,
+        train_per_client=30,
+        test_per_client=10,
+    )
+    labels, judged = np.arange(80) % 4, np.arange(20) % 4
+    share = partition(plan, labels, judged)
+    held = partition(replace(plan, test_classes="held"), labels, judged)
+    for client in range(6):
+        np.testing.assert_array_equal(share.train[client], held.train[client])
+        classes = set(labels[share.train[client]].tolist())
+        # Test samples 0, 4, 8 … are of class 0, and so on.
+        expected = [sample for sample in range(20) if sample % 4 in classes]
+        assert held.test[client].tolist() == expected
+    assert sum(map(len, held.test)) > 20 == sum(map(len, share.test))
+
+
 def test_without_new_classes_the_partition_is_what_it_was() -> None:
     plan = PartitionPlan(
         scheme="dirichlet",

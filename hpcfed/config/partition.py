@@ -46,6 +46,11 @@ class PartitionOptions(DataOptions, NewcomerOptions):
     test_per_client: int = option(
         100, "dominant and synthetic: test samples per client", ge=1
     )
+    test_classes: Literal["share", "held"] = option(
+        "share",
+        "test data of a client: distributed like its training data, or (held) all test "
+        "samples of the classes that it holds",
+    )
     # Below 1: known clients must be left some classes.
     new_classes: float = option(
         0.0,
@@ -102,6 +107,7 @@ class PartitionOptions(DataOptions, NewcomerOptions):
             uniform_share=self.uniform_share,
             train_per_client=self.train_per_client,
             test_per_client=self.test_per_client,
+            test_classes=self.test_classes,
             validation=validation,
             # Where all may hold all classes, new clients are dealt like the others.
             new_clients=self.new_clients if apart else 0,
@@ -119,6 +125,8 @@ def partition_switches(config: PartitionOptions) -> Iterable[Switch]:
     wanted = "--partition dominant or --dataset synthetic"
     yield Switch("train_per_client", wanted, sized)
     yield Switch("test_per_client", wanted, sized)
+    deals = "--partition dirichlet, sharding or dominant"
+    yield Switch("test_classes", deals, kind in NEED_CLASSES)
     yield Switch("new_classes", TURN_ON, config.new_clients > 0)
     yield Switch("supplement_below", "--supplement", config.supplement)
     yield Switch("supplement_share", "--supplement", config.supplement)

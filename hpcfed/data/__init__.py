@@ -178,5 +178,7 @@ class PartitionPlan:
     """So many clients, the last ones, share `new_classes`; or are, under natural, drawn
     after the others.
     """
+    test_classes: Literal["share", "held"] = "share"
+    """Whether a client has its share of the test samples of its classes, or all."""
     new_classes: int = 0
     """Classes, drawn at random, that only new clients hold; 0: all clients share all."""

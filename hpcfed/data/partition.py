@@ -8,6 +8,8 @@ from hpcfed.data import PARTITIONS, PartitionPlan
 from hpcfed.data.schemes import (
     SCHEMES,
     ClassPools,
+    ClientLists,
+    TrainAndTest,
     merged,
     natural_clients,
     samples_of,
@@ -23,7 +25,9 @@ class Partition:
     train: list[np.ndarray]
     """Per client, into the training set."""
     test: list[np.ndarray]
-    """Per client, into the test set; labels are distributed as in its training data."""
+    """Per client, into the test set. Labels are distributed as in its training data, or
+    these are all samples of the classes that it holds, so that clients share them.
+    """
     validation: np.ndarray
     """Held by the server: balanced, taken from the training set, disjoint from all
     clients.
@@ -58,10 +62,17 @@ def partition(
         train_lists = samples_of(clients, merged(train), owners[0])
         test_lists = samples_of(clients, np.arange(len(owners[1])), owners[1])
         return Partition(train_lists, test_lists, validation, clients)
+    train_lists, test_lists = _dealt(plan, train, test)
+    if plan.test_classes == "held":
+        test_lists = _of_held_classes(train_lists, np.asarray(train_labels), test)
+    return Partition(train_lists, test_lists, validation)
+
+
+def _dealt(plan: PartitionPlan, train: ClassPools, test: ClassPools) -> TrainAndTest:
+    """Deal out all samples by the plan's scheme, to known and to new clients."""
     scheme = SCHEMES[plan.scheme]
     if not plan.new_classes:
-        train_lists, test_lists = scheme(plan, train, test)
-        return Partition(train_lists, test_lists, validation)
+        return scheme(plan, train, test)
     # Known and new clients are two federations over disjoint classes. Their ids follow
     # each other, known clients first.
     drawn = randomness.generator(plan.seed, "new classes").permutation(plan.classes)
@@ -78,7 +89,18 @@ def partition(
         [train[label] for label in new_classes],
         [test[label] for label in new_classes],
     )
-    return Partition(known_train + new_train, known_test + new_test, validation)
+    return known_train + new_train, known_test + new_test
+
+
+def _of_held_classes(
+    train: ClientLists, labels: np.ndarray, test: ClassPools
+) -> ClientLists:
+    """Return for every client all test samples of the classes that it trains on."""
+    lists = []
+    for samples in train:
+        held = np.unique(labels[samples])
+        lists.append(merged([test[label] for label in held]))
+    return lists
 
 
 def _by_class(labels: np.ndarray, classes: int) -> ClassPools:
