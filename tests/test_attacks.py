@@ -12,17 +12,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+import hpcfed
 from hpcfed import cli
+from hpcfed.attacks import idlg
 from hpcfed.attacks.label_flip import Flipped, flipped
 from hpcfed.attacks.noise import normal
 from hpcfed.config.attacks import ATTACKS
+from hpcfed.data.loading import load
 from hpcfed.data.synthetic import SyntheticDataset, SyntheticSize
 from hpcfed.experiment.assemble import Setup
+from hpcfed.experiment.run import run
 from hpcfed.experiment.stored import read_run
 from hpcfed.federation.aggregation import least_krum, trimmed_mean
 from hpcfed.federation.cohort import Cohort, Sent
+from hpcfed.models.networks import build
 from hpcfed.record.timing import PHASES
-from hpcfed.runtime.randomness import client_keys
+from hpcfed.runtime.randomness import client_keys, generator
 from tests.federations import assembled
 from tests.runs import mistake, started
 
@@ -640,3 +645,105 @@ def test_attacks_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     cli.main(["list"])
     text = capsys.readouterr().out
     assert all(f"\n  {name} " in text for name in ATTACKS)
+
+
+# iDLG on a network that a run has trained
+
+
+@pytest.fixture(scope="module")
+def trained_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("trained") / "run"
+    words = "--model cnn-bn --clients 2 --rounds 1 --snapshot-every 1 --device cpu"
+    run(cli.parse_run([*words.split(), "--out", str(folder)]))
+    return folder
+
+
+def stolen_gradients(
+    monkeypatch: pytest.MonkeyPatch, words: str
+) -> list[dict[str, torch.Tensor]]:
+    """What the server is sent of one image, by every method of an attack."""
+    seen = []
+
+    def look(
+        self: idlg.Attack,
+        network: torch.nn.Module,
+        weights: dict[str, torch.Tensor],
+        target: dict[str, torch.Tensor],
+        label: int,
+        like: torch.Tensor,
+    ) -> torch.Tensor:
+        seen.append(target | {f"known {name}": w for name, w in weights.items()})
+        return like.clone()
+
+    monkeypatch.setattr(idlg.Attack, "_reconstruct", look)
+    cli.main(f"attack idlg --images 1 --device cpu {words}".split())
+    return seen
+
+
+def test_idlg_attacks_what_the_run_has_trained(
+    trained_run: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = f"--run {trained_run} --methods fedavg,parfed"
+    whole, part = stolen_gradients(monkeypatch, words)
+    assert f"{trained_run}: the global model" in capsys.readouterr().out
+
+    # The same gradient by plain torch: the stored model, on the image as it was trained.
+    network = build("cnn-bn", shape=(1, 8, 8), classes=10, seed=3).double().eval()
+    stored = hpcfed.open(trained_run).model
+    state = {name: torch.from_numpy(array) for name, array in stored.items()}
+    network.load_state_dict(state, strict=False)
+    digits = load(
+        "digits",
+        root=None,
+        download=False,
+        seed=0,
+        synthetic=SyntheticSize((1, 1, 1), 2, 1, 1),
+    )
+    labels = digits.labels("test")
+    victim = generator(0, "victims").choice(len(labels), 1, replace=False)
+    image = digits.inputs(
+        "test", victim, device=torch.device("cpu"), dtype=torch.float64
+    )
+    answer = network(image)
+    loss = torch.nn.functional.cross_entropy(answer, torch.tensor(labels[victim]))
+    loss.backward()
+    for name, parameter in network.named_parameters():
+        torch.testing.assert_close(whole[name], parameter.grad)
+    # What ParFed keeps for itself, the server does not know: weights and statistics.
+    sent = {name.rpartition(".")[0] for name in part if not name.startswith("known ")}
+    assert sent and "head" not in sent
+    for name, tensor in network.state_dict().items():
+        if tensor.dtype == torch.float64:
+            known = torch.equal(part[f"known {name}"], tensor)
+            assert known == (name.rpartition(".")[0] in sent), name
+
+
+def test_idlg_attacks_the_row_of_a_client(
+    trained_run: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = f"--run {trained_run} --client 1 --methods fedavg"
+    (seen,) = stolen_gradients(monkeypatch, words)
+    assert "client 1 in round 1" in capsys.readouterr().out
+    snapshot = hpcfed.open(trained_run).parameters()
+    head = seen["known head.weight"].flatten().float().numpy()
+    np.testing.assert_array_equal(head, snapshot["head.weight"][1])
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("--run nowhere", "no such folder: nowhere"),
+        ("--run {run} --client 9", "--client 9: in round 1, the last with a snapshot"),
+        ("--run {run} --model smooth", "--model is that of the run with --run"),
+        ("--client 1", "--client changes nothing without --run FOLDER"),
+    ],
+)
+def test_a_mistake_with_a_trained_network_is_one_line(
+    trained_run: Path, capsys: pytest.CaptureFixture[str], words: str, expected: str
+) -> None:
+    words = words.format(run=trained_run)
+    assert expected in mistake(capsys, "attack", "idlg", *words.split())

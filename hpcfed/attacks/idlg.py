@@ -7,25 +7,32 @@ is uploaded. From noise it searches, by L-BFGS, the image whose gradient is the 
 uploaded, and random ones elsewhere. The label follows from the gradient of the last
 layer, whose row is negative for the right class alone; where that layer is not
 uploaded, the server is given it.
+
+The client's network is a fresh one, or one that a run has trained: GENE-FL's paper
+attacks "the same network" as it trains.
 """
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, compress
-from typing import NamedTuple
+from pathlib import Path
+from typing import NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from hpcfed.clients.initial import Tensors, start_from
+from hpcfed.config import Options, RunConfig
 from hpcfed.data.datasets import Dataset
 from hpcfed.methods import fedlg, genefl, parfed
 from hpcfed.models.layout import Layout
 from hpcfed.models.networks import build
 from hpcfed.runtime import randomness
 
+AnyOptions = TypeVar("AnyOptions", bound=Options)
 METHODS = ("fedavg", "fedavg-noise", "parfed", "fedlg", "genefl")
 STEP = 0.01
 """Learning rate of the client's step, by which FedLG and GENE-FL judge their layers."""
@@ -46,6 +53,18 @@ class Theft(NamedTuple):
     psnr: float
 
 
+class Trained(NamedTuple):
+    """A network that a run has trained."""
+
+    folder: Path
+    config: RunConfig
+    """The options of that run."""
+    seed: int
+    weights: Tensors
+    whose: str
+    """Whose network it is, in words."""
+
+
 @dataclass(frozen=True)
 class Attack:
     """A server that reconstructs images, each from one client's upload."""
@@ -56,6 +75,8 @@ class Attack:
     noise: float = 0.001
     """Variance of the noise on the gradient of fedavg-noise."""
     seed: int = 0
+    trained: Trained | None = None
+    """What the client's network has learned; None for a fresh one."""
 
     def steal(
         self,
@@ -68,7 +89,8 @@ class Attack:
         method.
         """
         # In float64 the search comes near a loss of 1e-20, where it ends.
-        dtype = torch.float64 if self.model == "smooth" else torch.float32
+        # ResNet-18 would take too long in it.
+        dtype = torch.float32 if self.model == "resnet18" else torch.float64
         all_labels = dataset.labels("test")
         total = len(all_labels)
         generator = randomness.generator(self.seed, "victims")
@@ -79,6 +101,10 @@ class Attack:
         originals = (originals - least) / (most - least)
         clients = self._network(dataset, 0).to(device, dtype)
         servers = self._network(dataset, 1).to(device, dtype)
+        if self.trained is not None:
+            start_from(clients, self.trained.weights, self.trained.folder)
+            # It has learned standardised images, and must see such ones.
+            _rescale_input(clients, float(least), float(most))
         for method in methods:
             for original, label in zip(originals, all_labels[index], strict=True):
                 victim = original.unsqueeze(0)
@@ -106,6 +132,7 @@ class Attack:
     ) -> Theft:
         """Let a client take its step on the image, and the server reconstruct it."""
         weights, random = _weights(clients), _weights(servers)
+        statistics, fresh = dict(clients.named_buffers()), dict(servers.named_buffers())
         layout = Layout.of(clients)
         labels = torch.tensor([label], device=original.device)
         gradient = _gradient(clients, weights, original, labels)
@@ -117,9 +144,12 @@ class Attack:
         head = f"{layout.head}.weight"
         guess = int(target[head].sum(1).argmin()) if head in names else label
         # What is not uploaded the server does not know: its own random weights stand in.
-        known = dict(random)
-        for name in names:
-            known[name] = weights[name]
+        known = random | {name: weights[name] for name in names}
+        # Running statistics of batch norms travel with their layer.
+        layers = {name.rpartition(".")[0] for name in names}
+        for name, tensor in statistics.items():
+            sent = method.startswith("fedavg") or name.rpartition(".")[0] in layers
+            known[name] = tensor if sent else fresh[name]
         stolen = self._reconstruct(clients, known, target, guess, original)
         uploaded = sum(weights[name].numel() for name in names)
         return Theft(
@@ -163,25 +193,35 @@ class Attack:
         weights: dict[str, Tensor],
         gradient: dict[str, Tensor],
     ) -> set[str]:
-        plain = self.model == "smooth"
         before = _row(weights, weights)
         update = _row(gradient, weights)
         if method == "parfed":
-            named = SMOOTH_LAYERS["parfed"] if plain else ""
-            return set(parfed.Options(shared_layers=named).names)
+            few = self._fitted(parfed.Options(), shared_layers=SMOOTH_LAYERS["parfed"])
+            return set(few.names)
         if method == "fedlg":
-            options = fedlg.Options()
-            if plain:
-                options = fedlg.Options(gene_pools=SMOOTH_LAYERS["fedlg"])
+            options = self._fitted(fedlg.Options(), gene_pools=SMOOTH_LAYERS["fedlg"])
             sent = fedlg.chosen(options, layout, fedlg.shares(options, layout, update))
             candidates = fedlg.candidates(options, layout)
             return set(compress(candidates, sent[0].tolist()))
-        gene = genefl.Options()
+        gene = self._fitted(genefl.Options())
         scores = genefl.scores(gene, layout, before - STEP * update, before)
         # So late that the gene has shrunk to its last size.
         sent = genefl.gene(gene, scores, round=10**6)
         blocks = compress(layout.blocks, sent[0].tolist())
         return set(chain.from_iterable(blocks))
+
+    def _fitted(self, options: AnyOptions, **smooth: str) -> AnyOptions:
+        """Return a method's options with what they choose for the attacked network;
+        the `smooth` one has layers that no catalogue knows.
+        """
+        if self.model == "smooth":
+            return options.model_copy(update=smooth)
+        if self.trained is None:
+            return options
+        chosen = {}
+        for choice in options.fit(self.trained.config, ranks=1):
+            chosen[choice.option] = choice.value
+        return options.model_copy(update=chosen)
 
     def _reconstruct(
         self,
@@ -239,8 +279,10 @@ def _gradient(
 ) -> dict[str, Tensor]:
     """Return the gradient of the loss by the named parameters, or by all."""
     leaves = {}
+    parameters = dict(network.named_parameters())
     for name, tensor in weights.items():
-        leaves[name] = tensor.detach().requires_grad_()
+        # Running statistics have no gradient.
+        leaves[name] = tensor.detach().requires_grad_(name in parameters)
     loss = F.cross_entropy(functional_call(network, leaves, (image,)), label)
     wanted = list(weights) if names is None else list(names)
     found = torch.autograd.grad(
@@ -268,6 +310,15 @@ def smooth(shape: tuple[int, ...], classes: int, seed: int) -> nn.Module:
     for parameter in network.parameters():
         nn.init.uniform_(parameter, -0.5, 0.5, generator=draw)
     return network
+
+
+def _rescale_input(network: nn.Module, low: float, high: float) -> None:
+    """Let a network take images of values in [0, 1] for ones between low and high."""
+
+    def rescaled(_: nn.Module, inputs: tuple[Tensor, ...]) -> Tensor:
+        return low + (high - low) * inputs[0]
+
+    network.register_forward_pre_hook(rescaled)
 
 
 def psnr(image: Tensor, original: Tensor) -> float:

@@ -11,21 +11,30 @@ from hpcfed.errors import UserError, unknown
 SUMMARY = "what a server can steal of clients' images"
 EXAMPLES = """\
   hpcfed attack idlg --out stolen.png                         images reconstructed from uploads
-  hpcfed attack idlg --methods fedavg,genefl --dataset cifar10 --data-root /data --steps 100"""
+  hpcfed attack idlg --methods fedavg,genefl --dataset cifar10 --data-root /data --steps 100
+  hpcfed attack idlg --run runs/fedavg                        of a network that a run has trained"""
 
 
 def command(arguments: list[str]) -> None:
     options = _parser().parse_args(arguments)
     _check(options)
-    # The attack needs no run, but a data set as a run would name it.
-    config = RunConfig(dataset=options.dataset, data_root=options.data_root)
+    trained = None
+    if options.run is not None:
+        from hpcfed.cli.trained import read_trained
+
+        trained = read_trained(options.run, options.client, options.data_root)
+        config = trained.config
+    else:
+        # The attack needs no run, but a data set as a run would name it.
+        dataset = options.dataset or "digits"
+        config = RunConfig(dataset=dataset, data_root=options.data_root)
     # A data set that is unknown or not there is refused here.
     data = config.data()
     if not data.side or data.task != "classification":
-        raise UserError(f"--dataset {options.dataset} has no images to steal")
+        raise UserError(f"--dataset {config.dataset} has no images to steal")
     from hpcfed.cli.idlg import steal
 
-    steal(options, config)
+    steal(options, config, trained)
 
 
 def _parser() -> CommandParser:
@@ -52,8 +61,21 @@ def _parser() -> CommandParser:
         help="images to steal (default: 2)",
     )
     add(
+        "--run",
+        type=Path,
+        metavar="FOLDER",
+        help="attack the network that this run has trained, on its data set: its global "
+        "model, or a client's row of its last snapshot",
+    )
+    add(
+        "--client",
+        type=int,
+        metavar="N",
+        help="with --run: the client whose row is attacked (default: the global model; "
+        "where there is none, the first client that took part)",
+    )
+    add(
         "--model",
-        default="smooth",
         metavar="NAME",
         help="smooth (default): sigmoids, for which the attack works; or resnet18",
     )
@@ -80,7 +102,6 @@ def _parser() -> CommandParser:
     )
     add(
         "--dataset",
-        default="digits",
         metavar="NAME",
         help="data set whose test images are stolen (default: digits)",
     )
@@ -108,7 +129,12 @@ def _parser() -> CommandParser:
 def _check(options: argparse.Namespace) -> None:
     if options.name != "idlg":
         raise unknown("attack of a server", options.name, ["idlg"])
-    if options.model not in ("smooth", "resnet18"):
+    if options.run is not None and (options.model or options.dataset):
+        given = "--model" if options.model else "--dataset"
+        raise UserError(f"{given} is that of the run with --run; leave it out")
+    if options.client is not None and options.run is None:
+        raise UserError("--client changes nothing without --run FOLDER")
+    if options.model not in (None, "smooth", "resnet18"):
         raise unknown("model", options.model, ["smooth", "resnet18"])
     for flag in ("images", "steps"):
         number = getattr(options, flag)

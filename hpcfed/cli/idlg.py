@@ -9,7 +9,7 @@ import torch
 from rich.table import Table
 
 from hpcfed.attacks.figure import check_figure, save_figure
-from hpcfed.attacks.idlg import METHODS, Attack, Theft
+from hpcfed.attacks.idlg import METHODS, Attack, Theft, Trained
 from hpcfed.config import RunConfig
 from hpcfed.data.datasets import Dataset
 from hpcfed.data.loading import load
@@ -20,8 +20,13 @@ from hpcfed.report.console import Output, say
 COLUMNS = ("what is uploaded", "of the network", "label", "PSNR, dB", "least to most")
 
 
-def steal(options: argparse.Namespace, config: RunConfig) -> None:
-    """Run the attack on each method, print what it stole, and write the figure."""
+def steal(
+    options: argparse.Namespace, config: RunConfig, trained: Trained | None = None
+) -> None:
+    """Run the attack on each method, print what it stole, and write the figure.
+
+    The network is a fresh one, or one that a run has `trained`.
+    """
     methods = options.methods.split(",")
     for method in methods:
         if method not in METHODS:
@@ -29,8 +34,10 @@ def steal(options: argparse.Namespace, config: RunConfig) -> None:
     if options.out is not None:
         check_figure(options.out)
     device = _device(options.device)
-    dataset = _dataset(config, options.seed)
-    attack = Attack(options.model, options.steps, options.noise, options.seed)
+    # Synthetic images follow from the seed of the run that has learned them.
+    dataset = _dataset(config, trained.seed if trained else options.seed)
+    model = config.network() if trained else options.model or "smooth"
+    attack = Attack(model, options.steps, options.noise, options.seed, trained)
     # Each theft takes seconds to minutes: print it as it comes.
     thefts: list[Theft] = []
     begin = time.monotonic()
@@ -41,8 +48,9 @@ def steal(options: argparse.Namespace, config: RunConfig) -> None:
         number = len(_of_method(thefts, theft.method))
         remark(f"{theft.method}, image {number}: {theft.psnr:.1f} dB, {seconds:.1f} s")
     console = Output()
-    what = f"{config.dataset}, {options.model} network, {options.steps} steps"
-    say(console, f"iDLG on {what}")
+    say(console, f"iDLG on {config.dataset}, {model} network, {options.steps} steps")
+    if trained is not None:
+        say(console, f"trained by {trained.folder}: {trained.whose}")
     console.print(_table(thefts, methods))
     if options.out is not None:
         save_figure(thefts, options.out)

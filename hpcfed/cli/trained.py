@@ -1,0 +1,84 @@
+"""Read the network that a run has trained, for `hpcfed attack`."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from hpcfed.attacks.idlg import Trained
+from hpcfed.clients.initial import Tensors, read_weights
+from hpcfed.config import RunConfig
+from hpcfed.data import DATASETS
+from hpcfed.errors import UserError
+from hpcfed.experiment.stored import read_run
+from hpcfed.models.layout import Layout
+from hpcfed.models.networks import build
+from hpcfed.record.folder import MODEL, RECORD, records, seed_folders, snapshots
+from hpcfed.record.parameters import read_parameters
+from hpcfed.record.run import RunRecord
+from hpcfed.record.sandbox import try_out
+
+
+def read_trained(folder: Path, client: int | None, data_root: Path | None) -> Trained:
+    """Read a run's global model, or the row of a client from its last snapshot: of the
+    named one, or of the first that took part where the method has no global model.
+    """
+    if not (folder / RECORD).exists() and (seeds := seed_folders(folder)):
+        raise UserError(f"--run {folder} has several seeds; name one, as in {seeds[0]}")
+    # A damaged file can crash HDF5: a child process opens it first.
+    try_out(records(folder))
+    record = read_run(folder)
+    config = _config(folder, record, data_root)
+    seed = int(record.facts["seed"])
+    if client is None and (folder / MODEL).is_file():
+        weights = read_weights(folder)
+        return Trained(folder, config, seed, weights, "the global model")
+    if not snapshots(folder):
+        raise UserError(
+            f"--run {folder}: there is neither a {MODEL}, which a complete run leaves "
+            "whose method has a global model, nor a row of a client, which "
+            "--snapshot-every 10 writes"
+        )
+    try_out(snapshots(folder))
+    weights, whose = _weights_of_client(folder, config, client)
+    return Trained(folder, config, seed, weights, whose)
+
+
+def _config(folder: Path, record: RunRecord, data_root: Path | None) -> RunConfig:
+    """Return the run's options, as far as they say what its network and data are."""
+    known = {}
+    for name, value in record.config.items():
+        if name in RunConfig.model_fields and value is not None:
+            known[name] = value
+    config = RunConfig.model_validate(known | {"data_root": data_root})
+    # A folder may have been handed in: no code that its record names is run.
+    ours = config.dataset in DATASETS or config.dataset.startswith("file:")
+    if not ours or config.model_info() is None:
+        raise UserError(
+            f"--run {folder}: its data set ({config.dataset}) and its network "
+            f"({config.model}) must be of hpcfed's own, and without adapters"
+        )
+    return config
+
+
+def _weights_of_client(
+    folder: Path, config: RunConfig, client: int | None
+) -> tuple[Tensors, str]:
+    """Return a client's tensors in the last snapshot, and whose they are."""
+    snapshot = read_parameters(folder)
+    took_part = ~np.isnan(snapshot.rows).any(1)
+    there = snapshot.clients[took_part].tolist()
+    if client is None and there:
+        client = there[0]
+    if client not in there:
+        known = ", ".join(map(str, there)) or "nobody"
+        raise UserError(
+            f"--client {client}: in round {snapshot.round}, the last with a snapshot, "
+            f"{known} took part"
+        )
+    row = snapshot.rows[snapshot.clients == client]
+    data = config.data()
+    network = build(config.network(), shape=data.shape, classes=data.classes, seed=0)
+    views = Layout.of(network).views(torch.from_numpy(row))
+    weights = {name: tensor[0] for name, tensor in views.items()}
+    return weights, f"client {client} in round {snapshot.round}"
