@@ -29,6 +29,7 @@ from hpcfed.experiment import newcomers
 from hpcfed.experiment.assemble import Setup
 from hpcfed.experiment.evaluate import evaluate, standing_accuracy
 from hpcfed.experiment.newcomers import new_rounds
+from hpcfed.experiment.opening import opening_lines
 from hpcfed.experiment.run import run
 from hpcfed.experiment.stored import read_run
 from hpcfed.federation.clustering import (
@@ -943,6 +944,40 @@ def test_fedbn_keeps_batch_norm_where_it_is_bit_for_bit() -> None:
     assert len(kept[:, norm].unique(dim=0)) == 6
 
 
+def test_without_batch_norm_fedbn_is_fedavg_in_clusters_and_says_so() -> None:
+    found = []
+    for method in ("fedbn", "clustered-fedavg"):
+        s = small(method, model="cnn-digits")
+        *_, (_, state) = rounds(s, 1)
+        found.append(state.shared)
+        said = [line for line in opening_lines(s) if "no batch norm" in line]
+        assert len(said) == (method == "fedbn")
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("method", FAMILY)
+def test_the_family_makes_do_with_a_small_network(method: str) -> None:
+    """Methods that name layers of ResNet-18 choose others by themselves."""
+    s = assembled(
+        method=method,
+        model="cnn-cifar",
+        dataset="synthetic",
+        synthetic_shape="3x20x20",
+        train_per_client=4,
+        test_per_client=1,
+        clients=3,
+        clusters=2,
+        epochs=1,
+    )
+    s.settings.options.check_layout(s.federation.layout, "cnn-cifar")
+    logs = list[RoundLog]()
+    *_, (_, state) = rounds(s, 1, logs)
+    rows = s.method.personal(s.federation, state, np.arange(3))
+    assert rows.isfinite().all()
+    up, up_here, _ = traffic(logs)
+    assert 0 < up + up_here <= 3 * 8 * s.federation.layout.num_columns
+
+
 def test_channels_that_fedlps_has_dropped_stay_dropped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -1562,11 +1597,6 @@ def test_the_label_follows_from_the_gradient() -> None:
         ),
         ("run --method fedfina --shared-layers conv1,cnv2", "has no layer 'cnv2'"),
         ("run --method fedlg --gene-pools conv1/conv9", "has no layer 'conv9'"),
-        (
-            "run --method fedbn --model cnn-digits",
-            "model cnn-digits has no batch norm, which fedbn is about; use --model "
-            "resnet18 or cnn-bn",
-        ),
         ("run --method fedlps --model mlp", "model mlp has no convolutions"),
         (
             "run --new-clients 4 --new-classes 0.5 --partition sharding --classes-per-client 6",

@@ -39,5 +39,9 @@ class Options(MethodTraits):
     def check_ranks(self, ranks: int) -> None:
         """Refuse a number of ranks on which the server's model cannot be trained."""
 
+    def remarks(self, layout: "Layout", network: str) -> Iterable[str]:
+        """Return lines that a run begins with: what the user may not expect."""
+        return ()
+
     def check_layout(self, layout: "Layout", network: str) -> None:
         """Refuse a network without the layers that the method needs."""

@@ -26,6 +26,8 @@ def opening_lines(setup: Setup) -> Iterator[str]:
         and not is_hugging_face(config.model)
     ):
         yield "--lora: adapters beside random weights; --init gives trained ones"
+    layout = setup.federation.layout
+    yield from setup.settings.options.remarks(layout, config.network())
     yield from _arithmetic(setup)
     yield from _supplement(setup)
     # A client without data is easily overlooked: it makes no error, only bad figures.

@@ -2,13 +2,12 @@
 its own.
 
 As in the authors' code a layer is batch norm if its name has `bn` in it: ResNet's
-shortcuts share theirs.
+shortcuts share theirs. Without batch norm all is shared.
 """
 
 from collections.abc import Iterable
 
 from hpcfed.config import Choice, RunConfig
-from hpcfed.errors import UserError
 from hpcfed.methods import Federation, Layout, _clusters, clustered_fedavg
 from hpcfed.models import MODELS
 
@@ -16,8 +15,6 @@ EXTENDS = clustered_fedavg
 
 
 class Options(_clusters.Options):
-    names_layers = True
-
     def fit(self, config: RunConfig, ranks: int) -> Iterable[Choice]:
         yield from super().fit(config, ranks)
         usual = config.network()
@@ -30,11 +27,11 @@ class Options(_clusters.Options):
                 "resnet18 has, too",
             )
 
-    def check_layout(self, layout: Layout, network: str) -> None:
+    def remarks(self, layout: Layout, network: str) -> Iterable[str]:
         if not _norms(layout):
-            raise UserError(
-                f"model {network} has no batch norm, which fedbn is about; use --model "
-                "resnet18 or cnn-bn"
+            yield (
+                f"model {network} has no batch norm: fedbn is clustered-fedavg here; "
+                "--model resnet18 or cnn-bn has"
             )
 
 
