@@ -24,7 +24,7 @@ from hpcfed.config import (
     suggest_option,
 )
 from hpcfed.errors import UserError, unknown
-from hpcfed.record.run import RunRecord, mean_accuracy
+from hpcfed.record.run import LAST_UPDATES, RunRecord, mean_accuracy
 from hpcfed.record.series import METRIC_SERIES, ROUND_SERIES
 from hpcfed.record.timing import PHASES
 
@@ -76,6 +76,8 @@ class Measure(NamedTuple):
     near: Near = POINTS
     relative: bool = False
     """Whether tables show it by what the study's rival has in the same column."""
+    reading_of: str = ""
+    """The measure whose printed figures it is another reading of."""
 
     @property
     def to_target(self) -> bool:
@@ -154,6 +156,31 @@ def mean_figure(record: RunRecord, name: str) -> float:
     return mean_accuracy(record.figures[name])
 
 
+def last_rounds(record: RunRecord, name: str) -> float:
+    """Return the mean of a series over the last ten rounds, as far as they were
+    evaluated.
+    """
+    return mean_accuracy(record.rounds[name][-LAST_UPDATES:])
+
+
+def joined(record: RunRecord) -> float:
+    """Return the accuracy of new clients over their last ten rounds, or their last ten
+    updates where they trained alone.
+    """
+    if record.new_rounds is None:
+        return record.newcomers_last("method")
+    return record.new_rounds.last("accuracy")
+
+
+def joined_trained(record: RunRecord) -> float:
+    """Return the accuracy of participants in the last ten rounds of new clients; NaN
+    where they trained alone.
+    """
+    if record.new_rounds is None:
+        return math.nan
+    return record.new_rounds.last("trained_accuracy")
+
+
 MEASURES = {
     "accuracy": Measure(
         "last accuracy of clients, %", lambda record: 100 * record.last("accuracy")
@@ -190,8 +217,18 @@ MEASURES = {
         lambda record: 100 * record.newcomers_first("method"),
     ),
     "joined": Measure(
-        "accuracy of new clients over their last ten updates, %",
-        lambda record: 100 * record.newcomers_last("method"),
+        "accuracy of new clients as they stand, mean of the last ten rounds, %",
+        lambda record: 100 * joined(record),
+    ),
+    "joined-trained": Measure(
+        "accuracy of new clients after local training, mean of the last ten rounds, %",
+        lambda record: 100 * joined_trained(record),
+        reading_of="joined",
+    ),
+    "participants": Measure(
+        "accuracy of participants after local training, mean of the last ten rounds, %",
+        lambda record: 100 * last_rounds(record, "trained_accuracy"),
+        reading_of="accuracy",
     ),
     "from-random": Measure(
         "accuracy of new clients from a random row, mean of their updates, %",
@@ -389,6 +426,8 @@ class Study(BaseModel):
         """Return the paper's figure, of the first measure unless another is named; None
         where the study has none.
         """
+        if measure:
+            measure = MEASURES[measure].reading_of or measure
         figures = self.figures
         if measure not in ("", self.measures[0]):
             figures = self.further_figures.get(measure, {})

@@ -692,8 +692,19 @@ def test_the_study_of_genefl_is_whole() -> None:
     )
     study = paper.read_study(options.study)
     cells = paper.plan(study, options)
-    eight = {cell.names for cell in cells if not cell.names[2].startswith("genefl-")}
-    assert len(eight) == 3 * 4 * 8 and len(cells) == len(eight) + 10 + 2 * 2
+    more = ("genefl-", "other-", "one-")
+    eight = {cell.names for cell in cells if not cell.names[2].startswith(more)}
+    # Four columns of each data set, and two of CIFAR-10 with another reading.
+    assert len(eight) == (3 * 4 + 2) * 8
+    ablations, readings, one_cluster = 10 + 2 * 2, 2 * (6 + 3), 6
+    assert len(cells) == len(eight) + ablations + readings + one_cluster
+    by_name = {cell.names[2]: cell.settings.options for cell in cells}
+    for name, options in by_name.items():
+        # Table VI prints a row of one λ without the other.
+        if "lambda1" in name:
+            assert options.lambda2 == 0 < options.lambda1
+        if "lambda2" in name:
+            assert options.lambda1 == 0 < options.lambda2
     for cell in cells:
         config = cell.settings.config
         cell.settings.options.check(config)
@@ -701,12 +712,15 @@ def test_the_study_of_genefl_is_whole() -> None:
         assert (
             config.cohort_size == 10
             and config.new_clients == 50
+            and config.new_rounds == 50
             and config.network() == "resnet18"
         )
         if cell.names in eight:
-            assert (
-                study.figure(*cell.names) is not None
-                and study.figure(*cell.names, measure="comm") is not None
-            )
+            assert study.figure(*cell.names) is not None
+            # How clients are judged changes nothing in what they send.
+            sent = study.figure(*cell.names, measure="comm")
+            assert (sent is None) == cell.names[1].endswith("held")
             known = study.figure(*cell.names, measure="joined") is not None
             assert known == (cell.names[2] != "clustered-fedavg")
+            other_reading = study.figure(*cell.names, measure="joined-trained")
+            assert other_reading == study.figure(*cell.names, measure="joined")

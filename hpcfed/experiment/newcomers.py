@@ -224,8 +224,9 @@ def _record(
     participants = round.trained.accuracy()
     if results is not None:
         results.write_new_accuracy(round.number, standing, participants)
-    of = setup.settings.config.new_rounds
+    config = setup.settings.config
+    whose = f" of seed {config.seed}" if setup.stacked > 1 else ""
     progress.say(
-        f"new clients, round {round.number + 1}/{of}  as they stand "
+        f"new clients{whose}, round {round.number + 1}/{config.new_rounds}  as they stand "
         f"{mean_accuracy(standing):.2%}  after training {mean_accuracy(participants):.2%}"
     )
