@@ -153,7 +153,8 @@ class Children:
 
     def attempt_here(self, cell: Cell) -> str | None:
         """Run a cell in this process; return the reason when it fails."""
-        stop = Stop()
+        minutes = cell.settings.config.checkpoint_minutes
+        stop = Stop(every=60 * minutes)
         try:
             return attempt(cell, stop)
         except Stopped:

@@ -230,11 +230,16 @@ def test_a_killed_cell_goes_on_from_its_checkpoint(
     study.write_text(STUDY)
     words = [str(study), "--out", str(tmp_path / "out"), "--device", "cpu"]
     words += ["--seeds", "0", "--only", "*/few/fedavg"]
-    monkeypatch.setattr(Stop, "after", lambda _, round: round == 1)
-    assert paper.main(words) == STOPPED
+    monkeypatch.setattr(Stop, "after", lambda _, round: round == 2)
+    # So often that the first round is due; the next waits a hundred times as long as
+    # writing took, and the last is that of the stop.
+    often = ["--set", "checkpoint_minutes=1e-9"]
+    assert paper.main([*words, *often]) == STOPPED
     options: argparse.Namespace = paper._parse(words)
     (cell,) = paper.plan(paper.read_study(study), options)
     assert cell.settings.config.checkpoint_minutes == 1
+    written = (cell.folder / "seed-0/checkpoints").iterdir()
+    assert sorted(path.name for path in written) == ["00000001", "00000003"]
     # A killed run has written no end.
     with h5py.File(cell.folder / "seed-0/run.h5", "r+") as file:
         file.attrs["status"] = "running"
