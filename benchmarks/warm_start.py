@@ -5,8 +5,9 @@ The first run trains the server. All others have another seed, and so other clie
 other random numbers: one begins as usual, others with columns that the server of the
 first run generates (a sample for each client, or the average of all samples), with the
 global model of the first run, which needs no server, or with both. A line for each has
-FedAvg's accuracy after the first round, its best, and the rounds to 95 % of that. Runs
-that are complete in the folder are not made again.
+the accuracy of clients after their local training in the first round, FedAvg's after
+that round, FedAvg's best, and the rounds to 95 % of that. Runs that are complete in the
+folder are not made again.
 
 examples:
   python benchmarks/warm_start.py --data-root data --out runs/warm
@@ -81,8 +82,11 @@ def main() -> None:
         "global model": loaded | init,
         "global model, a sample each": warm | init,
     }
-    print("| start | after round 1 | best | rounds to 95 % of the best |")
-    print("|---|---:|---:|---:|")
+    print(
+        "| start | clients trained in round 1 | after round 1 | best | rounds to 95 % "
+        "of the best |"
+    )
+    print("|---|---:|---:|---:|---:|")
     other = {"seed": str(options.seed + 1), "server_save": "false"}
     for name, own in starts.items():
         folder = options.out / name.replace(",", "").replace(" ", "-")
@@ -95,7 +99,8 @@ def _line(name: str, record: RunRecord) -> str:
     accuracy = record.rounds["accuracy"][:-1]
     fedavg = replace(record, rounds=record.rounds | {"accuracy": accuracy})
     best, rounds = fedavg.best("accuracy"), fedavg.rounds_to(0.95)
-    return f"| {name} | {accuracy[0]:.2%} | {best:.2%} | {rounds} |"
+    trained = record.rounds["trained_accuracy"][0]
+    return f"| {name} | {trained:.2%} | {accuracy[0]:.2%} | {best:.2%} | {rounds} |"
 
 
 def _run(folder: Path, values: dict[str, str]) -> None:
