@@ -25,7 +25,7 @@ from hpcfed.clients.pull import Pull, Strengths
 from hpcfed.clients.training import StackTraining
 from hpcfed.data import PartitionPlan
 from hpcfed.data.partition import partition
-from hpcfed.experiment import newcomers
+from hpcfed.experiment import checkpointing, newcomers
 from hpcfed.experiment.assemble import Setup
 from hpcfed.experiment.evaluate import evaluate, standing_accuracy
 from hpcfed.experiment.newcomers import new_rounds
@@ -50,7 +50,7 @@ from hpcfed.models.networks import build
 from hpcfed.models.own import Sample
 from hpcfed.record.run import RunRecord
 from hpcfed.runtime import randomness
-from hpcfed.runtime.signals import STOPPED, Stop
+from hpcfed.runtime.signals import Stop
 from tests.federations import assembled, rounds, traffic, trained_alone
 from tests.naive import batches, make_shard
 from tests.runs import UNEVEN, assert_same_run, mistake, same, same_newcomers, started
@@ -1401,28 +1401,36 @@ def test_other_methods_are_compared_on_new_clients_too(
     )
 
 
+@pytest.mark.parametrize("killed", [True, False])
 def test_new_clients_go_on_after_a_stop_as_if_there_was_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    killed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Stopped in their first round, of six: known clients' rounds are not repeated, and
-    what they sent is counted apart.
+    """Cut short in their first round, of six: known clients' rounds are not repeated,
+    and what they sent is counted apart. One that is killed writes nothing any more.
     """
+    monkeypatch.setattr(checkpointing, "LAST_BYTES", 0)  # as if rows were large
     words = "--method genefl --model mlp --clusters 2 --clients 4 --rounds 2 --epochs 1"
     words += " --device cpu --new-clients 4 --new-rounds 6 --join-rounds 2"
-    words += " --participation 0.5 --evaluate-every 100 --checkpoint-minutes 0"
+    words += " --participation 0.5 --evaluate-every 100"
+    words += f" --checkpoint-minutes {60 if killed else 0}"
     whole = started(*words.split(), "--out", tmp_path / "whole")
+    assert not any((whole / "checkpoints").glob("*")), "of no use when all is done"
     stop, there = Stop(), tmp_path / "stopped"
 
     def stopping(*given: Any) -> np.ndarray:
+        if killed:
+            raise MemoryError
         stop.asked = True
         return standing_accuracy(*given)
 
-    with monkeypatch.context() as patched, pytest.raises(SystemExit) as ended:
+    with monkeypatch.context() as patched, pytest.raises(SystemExit):
         patched.setattr(newcomers, "standing_accuracy", stopping)
         run(parse_run([*words.split(), "--out", str(there)]), stop)
-    assert ended.value.code == STOPPED and read_run(there).status == "stopped"
-    first = read_run(there).new_rounds
-    assert first is not None and np.isfinite(first.bytes_up).sum() == 1
+    assert stop.agreed == (not killed)
+    first = read_run(there)
+    assert first.status == ("failed" if killed else "stopped")
+    assert first.new_rounds is not None
+    assert np.isfinite(first.new_rounds.bytes_up).sum() == 1
     started("--resume", there)
     same(whole, there)
     record = read_run(there)
@@ -1456,7 +1464,7 @@ def test_seeds_at_once_are_the_same_runs(words: str, tmp_path: Path) -> None:
         "--epochs",
         1,
     ]
-    common += ["--new-clients", 3, "--new-updates", 1]
+    common += ["--new-clients", 3, "--new-rounds", 2]
     together = started(*common, "--seeds", "0,5", "--out", tmp_path / "together")
     for seed in (0, 5):
         alone = started(*common, "--seed", seed, "--out", tmp_path / f"alone-{seed}")
@@ -1492,7 +1500,7 @@ def test_a_gpu_computes_what_a_cpu_does(
         "--epochs",
         1,
     ]
-    common += ["--new-clients", 3, "--new-updates", 1]
+    common += ["--new-clients", 3, "--new-rounds", 2]
     expected = started(*common, "--out", tmp_path / "expected")
     if device == "cpu":
         monkeypatch.setattr(

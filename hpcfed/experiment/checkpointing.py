@@ -40,13 +40,20 @@ class Checkpointer:
         results: ResultsWriter | None,
         stop: Stop,
         say: Callable[[str], None],
+        *,
+        done: int = 0,
     ) -> None:
+        """`done` are the rounds after which a run goes on from a checkpoint."""
         self._setup = setup
         self._folder = folder
         self._results = results
         self._stop = stop
         self._say = say
         self._told_of_failure = False
+        self._newest = done
+        """Rounds after which the newest checkpoint was written."""
+        self._passing = False
+        """Whether that is only for the time in which new clients make rounds."""
 
     def after_round(self, round: int, state: Any) -> bool:
         """Write a checkpoint if one is due; tell whether all ranks stop after the
@@ -62,16 +69,43 @@ class Checkpointer:
             asked = any(asked for asked, _ in everyones)
             by_time = everyones[0][1]
             stopping = asked and round + 1 < config.rounds
-            last = round + 1 == config.rounds
-            # Rounds of new clients follow: killed there, a run goes on from here.
-            new_rounds = last and config.new_rounds > 0
-            required = stopping or new_rounds or _asked_for(round, config)
-            if required or by_time or (last and self._keeps_last(state)):
+            required = stopping or _asked_for(round, config)
+            last = round + 1 == config.rounds and self._keeps_last(state)
+            if required or by_time or last:
                 with stop.checkpointing():
                     self._write(round + 1, state, required=required)
         if stopping:
             stop.agreed = True
         return stopping
+
+    def before_new_rounds(self, state: Any) -> None:
+        """Write a checkpoint from which a run goes on that is killed while new clients
+        make rounds: they begin anew, and the known clients' rounds are not repeated.
+
+        A run that ended before its last round has none to go on from.
+        """
+        wanted = self._setup.settings.config.checkpoint_minutes > 0
+        if wanted and self._misses_last():
+            self._passing = True
+            self._write(self._last, state, required=False)
+
+    def after_new_rounds(self, state: Any, *, stopping: bool) -> None:
+        """Write that checkpoint if all ranks stop and nobody has written it; remove one
+        that is of no more use.
+        """
+        if stopping and self._misses_last():
+            self._write(self._last, state, required=True)
+        elif not stopping and self._passing and self._results is not None:
+            checkpoints.remove(checkpoint_folder(self._folder, self._last))
+
+    @property
+    def _last(self) -> int:
+        return self._setup.settings.config.rounds
+
+    def _misses_last(self) -> bool:
+        """Tell whether all rounds are done and there is no checkpoint after them."""
+        all_done = self._setup.federation.round + 1 == self._last
+        return all_done and self._newest < self._last
 
     def _keeps_last(self, state: Any) -> bool:
         """Tell whether a complete run keeps a checkpoint of its last round, from which
@@ -102,7 +136,9 @@ class Checkpointer:
             self._results,
             required=required,
         )
-        if failure is not None and not self._told_of_failure:
+        if failure is None:
+            self._newest = rounds
+        elif not self._told_of_failure:
             self._told_of_failure = True
             self._say(
                 f"no checkpoint after round {rounds}: {failure}; going on without it "

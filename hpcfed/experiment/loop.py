@@ -51,7 +51,9 @@ def run_rounds(
         recorder = Recorder(setup, results, snapshots, progress, first)
         rebalancer = Rebalancer(setup, results, progress)
         patience = begin_patience(setup, results)
-        checkpointer = Checkpointer(setup, folder, results, stop, progress.say)
+        checkpointer = Checkpointer(
+            setup, folder, results, stop, progress.say, done=first
+        )
         # All ranks begin together, so that nobody's wait counts as the first round's.
         setup.collectives.barrier()
         timer.start()
@@ -83,9 +85,11 @@ def run_rounds(
                 leave(setup, results, status="stopped")
                 return
         if setup.newcomers is not None and config.new_rounds:
+            checkpointer.before_new_rounds(state)
             stopping = collaborate(
                 setup, setup.newcomers, state, results, progress, stop
             )
+            checkpointer.after_new_rounds(state, stopping=stopping)
             if stopping:
                 leave(setup, results, status="stopped")
                 return
