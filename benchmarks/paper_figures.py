@@ -32,7 +32,7 @@ logarithmic.
 """
 SCALES = {"fraction": (100.0, "%"), "bytes": (2**-30, "GiB")}
 """By a series' unit: what its values are multiplied by, and the unit people read."""
-LONGEST_LABEL = 40
+LONGEST_LABEL = 48
 """Letters that fit beside the vertical axis."""
 SHARED = {"curves": 2, "bars": 2, "across": 1, "clients": 3, "map": 3}
 """By kind of drawing, how many names (data set, column, method) the cells of one picture

@@ -448,6 +448,11 @@ def read_study(path: Path) -> Study:
     for measure in study.all_measures:
         if MEASURES[measure].relative and not study.rival:
             raise UserError(f"{path}: {measure} needs a rival")
+    names = [drawing.name for drawing in study.drawings]
+    for name in names:
+        # The second file would replace the first.
+        if names.count(name) > 1:
+            raise UserError(f"{path}: two drawings are called {name}")
     _check_all_names(path, study)
     return study
 

@@ -160,6 +160,7 @@ def test_principal_axes_of_a_cross() -> None:
     [
         (('series = "accuracy"', ""), "a drawing of kind curves needs series"),
         (('series = "accuracy"', "series = 'acuracy'"), "unknown series 'acuracy'"),
+        (('name = "Fig. 7"', 'name = "Fig. 6"'), "two drawings are called Fig. 6"),
         (('kind = "bars"', 'kind = "pie"'), "drawings.2.kind: Input should be"),
     ],
 )
