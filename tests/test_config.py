@@ -20,7 +20,7 @@ from hpcfed.config import (
     resolve,
 )
 from hpcfed.config.memory import synthetic_bytes
-from hpcfed.config.older import ZERO_WAS_UNSET
+from hpcfed.config.older import ZERO_WAS_UNSET, with_old_meaning
 from hpcfed.errors import UserError, printable
 from hpcfed.experiment.serving import check_network
 from hpcfed.runtime import memory
@@ -455,3 +455,11 @@ def test_a_job_may_use_what_its_control_group_grants(tmp_path: Path) -> None:
     (old / "memory.limit_in_bytes").write_text(f"{2**26}\n")
     groups.write_text("3:cpu:/other\n4:memory:/slurm\n")
     assert memory.usable(groups, mounted) == 2**26
+
+
+def test_a_server_of_an_older_record_has_learnt_uploads() -> None:
+    older = with_old_meaning({"method": "pfedgpa", "bank_rounds": 20})
+    assert older["bank_of"] == "uploads"
+    newer = with_old_meaning({"bank_rounds": 20, "bank_of": "updates"})
+    assert newer["bank_of"] == "updates"
+    assert "bank_of" not in with_old_meaning({"method": "fedavg"})

@@ -550,10 +550,10 @@ def test_the_study_of_pfedgpa_is_whole() -> None:
     study = paper.read_study(options.study)
     cells = paper.plan(study, options)
     # The paper's nine rows and three readings everywhere; own bodies where not all is
-    # generated; the server after every round once; three rows of new clients.
-    assert len(cells) == 3 * 3 * 12 + 2 * 3 + 1 + 3 * 3
+    # generated; the server after every round, of both kinds; three rows of new clients.
+    assert len(cells) == 3 * 3 * 12 + 2 * 3 + 2 + 3 * 3
     others = {cell.names[2] for cell in cells if study.figure(*cell.names) is None}
-    assert len(others) == 8 and not others & set(study.tables[0].methods)
+    assert len(others) == 9 and not others & set(study.tables[0].methods)
     for cell in cells:
         config = cell.settings.config
         cell.settings.options.check(config)

@@ -790,9 +790,14 @@ def assert_seconds_fit(folder: Path) -> None:
 
 
 def test_two_seeds_at_once_are_the_same_runs(
-    alone: dict[int, Path], tmp_path: Path
+    alone: dict[int, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     together = started(*flags(**ROLES, seeds="0..1", out=tmp_path / "together"))
+    capsys.readouterr()
+    cli.main(["show", str(together)])
+    name = "nearest upload is own"
+    means = [np.nanmean(read_run(folder).figures[name]) for folder in alone.values()]
+    assert f"{name} {np.mean(means):.3f}" in " ".join(capsys.readouterr().out.split())
     for seed, folder in alone.items():
         assert_same_run(together / f"seed-{seed}", folder)
         assert_seconds_fit(together / f"seed-{seed}")

@@ -250,7 +250,9 @@ def _bank(
     else:
         fed.bank(uploads, cohort, starts)
     if fed.options.generated_body == "own":
-        _replace(state.newest, cohort.here, rows, finite)
+        # The body, too, must be finite.
+        whole = rows.isfinite().all(1, keepdim=True)
+        _replace(state.newest, cohort.here, rows, finite & whole)
 
 
 def _replace(everyones: Tensor, here: Positions, rows: Tensor, where: Tensor) -> None:

@@ -36,6 +36,8 @@ def show_seeds(records: Sequence[RunRecord], folder: Path, console: Console) -> 
         tables.append(_target(records))
     if records[0].finals:
         tables.append(_finals(records))
+    if records[0].figures:
+        tables.append(_measured(records))
     for number, table in enumerate(tables):
         if number:
             console.print()
@@ -121,6 +123,17 @@ def _finals(records: Sequence[RunRecord]) -> Table:
         if len(means) > 1:
             told = _mean_and_error(means)
         table.add_row(plain_text(name), told)
+    return table
+
+
+def _measured(records: Sequence[RunRecord]) -> Table:
+    """Return what the method has measured of clients at the end, as means of seeds."""
+    table = bare_table("at the end, over clients", "mean of all seeds")
+    for name in records[0].figures:
+        # A seed that has not come to its end yet has none.
+        having = [record for record in records if name in record.figures]
+        means = [mean_accuracy(record.figures[name]) for record in having]
+        table.add_row(plain_text(name), f"{mean(means):.3f}")
     return table
 
 
