@@ -279,7 +279,13 @@ def clients(drawing: Drawing, runs: Sequence[Runs]) -> Picture | None:
         rows = [record.finals[final] for record in records if final in record.finals]
         if rows:
             numbers = np.arange(1, len(rows[0]) + 1)
-            lines.append(_line(final, numbers, 100 * np.array(rows)))
+            per_cent = 100 * np.array(rows)
+            name = final
+            if drawing.below is not None:
+                few = int((per_cent < drawing.below).sum())
+                of_all = int((~np.isnan(per_cent)).sum())
+                name += f" ({few} of {of_all} below {drawing.below:g} %)"
+            lines.append(_line(name, numbers, per_cent))
     if not lines:
         return None
     subject = drawing.label or "accuracy of every client at the end"

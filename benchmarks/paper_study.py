@@ -317,6 +317,8 @@ class Drawing(Part):
     """Of `across`: the option on the horizontal axis."""
     finals: tuple[str, ...] = ()
     """Of `clients`."""
+    below: float | None = None
+    """Of `clients`: the legend counts clients with less than so many per cent."""
     label: str = ""
     """The vertical axis, where the series' own description is too long."""
 

@@ -62,6 +62,7 @@ x = "clients"
 name = "Fig. 4"
 kind = "clients"
 finals = ["before", "after"]
+below = 65
 columns = ["four"]
 methods = ["fedavg"]
 [[drawings]]
@@ -141,7 +142,10 @@ def test_every_kind_of_figure_is_drawn(
     across = texts(tmp_path / "fig-5-digits.svg")
     assert {"fedavg", "fedavg (paper)", "local", "clients"} <= set(across)
     assert "local (paper)" not in across
-    assert len(tips(tmp_path / "fig-4-digits-four-fedavg.svg")) == 2 * 4
+    of_clients = tmp_path / "fig-4-digits-four-fedavg.svg"
+    assert len(tips(of_clients)) == 2 * 4
+    # 50 and 60 % are below 65, in both seeds.
+    assert "before (4 of 8 below 65 %)" in texts(of_clients)
     # Four clients in three rounds, and one seed.
     assert len(tips(tmp_path / "map-digits-four-fedavg.svg")) == 12
     assert "1 seed, 3 rounds" in texts(tmp_path / "map-digits-four-fedavg.svg")
