@@ -172,6 +172,15 @@ def joined(record: RunRecord) -> float:
     return record.new_rounds.last("accuracy")
 
 
+def joining(record: RunRecord) -> float:
+    """Return the accuracy of those who join first, after one local training: "round 0"
+    of GENE-FL's Fig. 3. NaN where new clients trained alone.
+    """
+    if record.new_rounds is None:
+        return math.nan
+    return float(record.new_rounds.curve("trained_accuracy")[0])
+
+
 def joined_trained(record: RunRecord) -> float:
     """Return the accuracy of participants in the last ten rounds of new clients; NaN
     where they trained alone.
@@ -213,8 +222,8 @@ MEASURES = {
         near=SHARE,
     ),
     "joining": Measure(
-        "accuracy of new clients as they join, %",
-        lambda record: 100 * record.newcomers_first("method"),
+        "accuracy of the first new clients after their first local training, %",
+        lambda record: 100 * joining(record),
     ),
     "joined": Measure(
         "accuracy of new clients as they stand, mean of the last ten rounds, %",

@@ -30,6 +30,7 @@ from hpcfed.experiment.assemble import Setup
 from hpcfed.experiment.evaluate import evaluate, standing_accuracy
 from hpcfed.experiment.newcomers import new_rounds
 from hpcfed.experiment.opening import opening_lines
+from hpcfed.experiment.progress import RunProgress
 from hpcfed.experiment.run import run
 from hpcfed.experiment.stored import read_run
 from hpcfed.federation.clustering import (
@@ -42,7 +43,7 @@ from hpcfed.federation.clustering import (
 from hpcfed.federation.cohort import Cohort, Sent
 from hpcfed.federation.federation import Federation
 from hpcfed.federation.log import RoundLog
-from hpcfed.methods import genefl
+from hpcfed.methods import clustered_fedavg, genefl
 from hpcfed.models.cost import cost
 from hpcfed.models.kernel_layout import KernelLayout
 from hpcfed.models.layout import Layout
@@ -1399,6 +1400,17 @@ def test_other_methods_are_compared_on_new_clients_too(
     np.testing.assert_array_equal(
         late.newcomers["method"][0, 0], once.newcomers["method"][0, 0]
     )
+
+
+def test_an_adopted_state_is_that_of_the_new_clients() -> None:
+    """GENE-FL's with what other methods adopt has still the rows of known clients."""
+    s = small("genefl", new_clients=2, new_rounds=1)
+    s.method = replace(s.method, adopt=clustered_fedavg.EXTENDS.adopt)
+    state = s.method.init(s.federation)
+    progress = RunProgress(1, visible=False)
+    assert s.newcomers is not None
+    with pytest.raises(RuntimeError, match="rows of method genefl has 6 rows after"):
+        newcomers.collaborate(s, s.newcomers, state, None, progress, Stop())
 
 
 @pytest.mark.parametrize("killed", [True, False])

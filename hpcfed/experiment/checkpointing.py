@@ -18,6 +18,7 @@ import torch
 from hpcfed.config import RunConfig
 from hpcfed.errors import UserError, one_line
 from hpcfed.experiment.assemble import Setup
+from hpcfed.federation.federation import Federation
 from hpcfed.record import checkpoints
 from hpcfed.record.checkpoints import StoredFile
 from hpcfed.record.folder import RECORD, checkpoint_folder
@@ -277,7 +278,7 @@ def check_shared(setup: Setup, state: Any) -> None:
 
     Ranks on different devices may round differently, so a small difference is allowed.
     """
-    _check_owned(setup, state)
+    check_owned(setup, setup.federation, state, "a round")
     if setup.collectives.size == 1:
         return
     shared, digests = {}, {}
@@ -302,9 +303,11 @@ def check_shared(setup: Setup, state: Any) -> None:
             )
 
 
-def _check_owned(setup: Setup, state: Any) -> None:
-    """Refuse a field that is OWNED and has not a row for every client of this rank."""
-    clients = len(setup.federation.clients)
+def check_owned(setup: Setup, fed: Federation, state: Any, after: str) -> None:
+    """Refuse a field that is OWNED and has not a row for every client of this rank in
+    the federation; `after` says what has made the state.
+    """
+    clients = len(fed.clients)
     for field in fields(state):
         if not field.metadata.get("owned"):
             continue
@@ -312,7 +315,7 @@ def _check_owned(setup: Setup, state: Any) -> None:
         if rows != clients:
             raise RuntimeError(
                 f"state field {field.name} of method {setup.settings.config.method} has "
-                f"{rows} rows after a round, but there are {clients} clients here; "
+                f"{rows} rows after {after}, but there are {clients} clients here; "
                 "state.field[cohort.here] are the cohort's"
             )
 

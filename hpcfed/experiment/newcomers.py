@@ -183,6 +183,7 @@ def collaborate(
     everyone = fed.everyone(setup.federation.round + 1)
     state = method.adopt(fed, state, everyone)
     checkpointing.check_state(setup, state, "adopt")
+    checkpointing.check_owned(setup, fed, state, "adopt")
     _record_given(fed, everyone, results)
     last = setup.settings.config.new_rounds - 1
     for round in new_rounds(setup, fed, state):
