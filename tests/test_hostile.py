@@ -456,7 +456,7 @@ def test_a_terminal_is_not_given_orders(
 ) -> None:
     with h5py.File(run / "run.h5", "r+") as file:
         file.attrs["dataset"] = "\x1b]0;owned\x07[red]digits\r\n"
-        file["newcomers/start"][...] = ["[/bold]", "\x1b[2J", "[link=x]"]
+        file["newcomers/start"][...] = ["[/bold]", "\x1b[2J", "[link=x]", "[/]"]
     cli.main(["show", str(run)])
     said = capsys.readouterr().out
     assert (
