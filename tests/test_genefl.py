@@ -367,38 +367,6 @@ def test_fisher_information_of_any_convolution(convolution: nn.Module) -> None:
     torch.testing.assert_close(found[0], squares / 3, rtol=1e-10, atol=1e-14)
 
 
-@pytest.mark.parametrize(
-    ("module", "shape"),
-    [
-        (nn.Conv2d(3, 4, 3, padding=1), (5, 3, 6, 6)),
-        (nn.BatchNorm2d(3), (5, 3, 6, 6)),
-        (nn.Linear(3, 4), (5, 3)),
-    ],
-    ids=["convolution", "norm", "linear"],
-)
-def test_squares_of_bfloat16_gradients_are_summed_in_the_rows_precision(
-    module: nn.Module, shape: tuple[int, ...]
-) -> None:
-    """The first layer has precise inputs, the others have bfloat16, too."""
-    torch.manual_seed(0)
-    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    x = torch.randn(shape)
-    dy = torch.randn_like(module(x))
-    squares = fishers.SQUARES[type(module)]
-    exact = squares(module, tensors, x, dy)
-    for inputs in (x, x.bfloat16()):
-        found = squares(module, tensors, inputs, dy.bfloat16())
-        for name, sums in found.items():
-            # Eight bits of each factor, summed over five samples.
-            torch.testing.assert_close(
-                sums.float(),
-                exact[name],
-                rtol=0.05,
-                atol=0.05 * float(exact[name].max()),
-            )
-            assert sums.dtype == torch.float32
-
-
 def test_fisher_information_of_resnet18() -> None:
     """Residual sums, activations in place and batch norm by its running statistics."""
     shard, network = (

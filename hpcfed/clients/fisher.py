@@ -35,13 +35,7 @@ Tensors = dict[str, Tensor]
 
 
 class Fisher:
-    def __init__(
-        self, network: nn.Module, layout: Layout, cost: Cost, *, bf16: bool = False
-    ) -> None:
-        """`bf16` lets samples' gradients be bfloat16 on a GPU; squares are summed in the
-        precision of the rows.
-        """
-        self._bf16 = bf16
+    def __init__(self, network: nn.Module, layout: Layout, cost: Cost) -> None:
         self._network = network
         self._layout = layout
         largest_tensor = max(prod(e.shape) for e in layout.entries)
@@ -145,17 +139,12 @@ class Fisher:
             with torch.enable_grad():
                 # So that there is a backward pass; parameters take no part in it.
                 images = images.detach().requires_grad_()
-                with self._autocast(images):
-                    logits = functional_call(network, row, (images,))
-                loss = F.cross_entropy(logits.to(images.dtype), labels, reduction="sum")
+                logits = functional_call(network, row, (images,))
+                loss = F.cross_entropy(logits, labels, reduction="sum")
                 torch.autograd.grad(loss, images)
         finally:
             for handle in handles:
                 handle.remove()
-
-    def _autocast(self, images: Tensor) -> torch.autocast:
-        enabled = self._bf16 and images.is_cuda
-        return torch.autocast(images.device.type, torch.bfloat16, enabled=enabled)
 
     def _evaluating(self) -> nn.Module:
         """Return the network in evaluation mode; only its structure is used."""
@@ -174,14 +163,15 @@ def _is_known(module: nn.Module) -> bool:
 
 def _of_convolution(module: Any, tensors: Tensors, x: Tensor, dy: Tensor) -> Tensors:
     """Multiply, per sample, the gradient at each position with the patch around it."""
-    # The first layer's input is as precise as the images are.
-    patches = _patches(module, x.to(dy.dtype), dy.shape[2:])
+    patches = _patches(module, x, dy.shape[2:])
     # [samples, outputs, positions] · [samples, positions, taps]
     gradients = torch.bmm(dy.flatten(2), patches.transpose(1, 2))
-    weight = tensors["weight"]
-    squares = {"weight": _sum_of_squares(gradients, weight).view_as(weight)}
+    # A norm reads the gradients once. They are by far the largest tensor here, and each
+    # pass over them takes as long as the product that made them.
+    norms = torch.linalg.vector_norm(gradients, dim=0)
+    squares = {"weight": norms.square_().view_as(tensors["weight"])}
     if "bias" in tensors:
-        squares["bias"] = dy.sum((2, 3), dtype=weight.dtype).square().sum(0)
+        squares["bias"] = dy.sum((2, 3)).square().sum(0)
     return squares
 
 
@@ -201,18 +191,8 @@ def _patches(module: Any, x: Tensor, size: Sequence[int]) -> Tensor:
     return windows.flatten(4).flatten(1, 3)
 
 
-def _sum_of_squares(gradients: Tensor, like: Tensor) -> Tensor:
-    """Return Σ g² over the samples, in the precision of `like`."""
-    # A norm reads the gradients once. They are by far the largest tensor here, and each
-    # pass over them takes as long as the product that made them.
-    norms = torch.linalg.vector_norm(gradients, dim=0, dtype=like.dtype)
-    return norms.square_()
-
-
 def _of_linear(module: Any, tensors: Tensors, x: Tensor, dy: Tensor) -> Tensors:
     """Multiply squares: a sample's gradient is an outer product, and so is its square."""
-    like = tensors["weight"]
-    dy, x = dy.to(like.dtype), x.to(like.dtype)
     squares = {"weight": dy.square().t() @ x.square()}
     if "bias" in tensors:
         squares["bias"] = dy.square().sum(0)
@@ -227,7 +207,7 @@ def _of_batch_norm(module: Any, tensors: Tensors, x: Tensor, dy: Tensor) -> Tens
     normal = centred / deviation[:, None, None]
     return {
         "weight": (dy * normal).sum((2, 3)).square().sum(0),
-        "bias": dy.sum((2, 3), dtype=mean.dtype).square().sum(0),
+        "bias": dy.sum((2, 3)).square().sum(0),
     }
 
 
