@@ -303,7 +303,7 @@ def test_the_server_is_chosen_by_its_device_and_the_choice_is_kept() -> None:
         ("--method genefl --clusters 1 --basis 3", "--clusters 2 or more"),
         ("--method genefl --lambda2 0 --epsilon 0.1", "a --lambda2 above 0"),
         ("--method genefl --lambda2 0 --elastic high", "a --lambda2 above 0"),
-        ("--method genefl --lambda1 0 --smooth whole", "a --lambda1 above 0"),
+        ("--method genefl --lambda1 0 --smooth layers", "a --lambda1 above 0"),
         ("--method fedumf --umf-beta 0.5", "a --participation below 1"),
         ("--method genfedumf --umf-beta 0.5", "a --participation below 1"),
         ("--method fedau --au-cutoff 5", "a --participation below 1"),

@@ -700,7 +700,7 @@ def naive_pull(
     mask[: layout.num_parameters] = normal <= opts.epsilon
     assert 0 < mask.sum() < layout.num_parameters, "the case needs an ε that divides"
     return Pull(
-        Strengths(layers=opts.lambda1, masked=opts.lambda2), cluster[None], mask[None]
+        Strengths(whole=opts.lambda1, masked=opts.lambda2), cluster[None], mask[None]
     )
 
 

@@ -2,9 +2,10 @@
 their data has changed the least.
 
 A client goes on from its own row θ̃ (at first from its cluster's row Θ), and its loss
-has two terms that draw it to Θ: λ1 Σ ‖θ − Θ‖₂ over layers, read so from the text, which
-wants a strength for each (Eq. 4; one norm of all is an option), and λ2 ‖M ⊙ (θ − Θ)‖₂
-(Eq. 8), M where the Fisher information at θ̃, brought to [0, 1], is at most ε. As
+has two terms that draw it to Θ: λ1 ‖θ − Θ‖₂ (Eq. 4) and λ2 ‖M ⊙ (θ − Θ)‖₂ (Eq. 8). The
+text before Eq. 4 wants a strength for each layer: a norm for each is an option, but it
+holds clients where they are, because such a term pulls every layer as hard, however near
+it is. M is where the Fisher information at θ̃, brought to [0, 1], is at most ε. As
 printed the second is a function of θ̃ alone and would have no gradient; it is read as
 one of θ. The abstract wants parameters with high Fisher values: an option. Min-max
 leaves nearly all values far below ε: ranks and logarithms are options.
@@ -66,7 +67,7 @@ class Options(_clusters.Options):
         0.5, "ε, the most normalised Fisher information that λ2's term pulls"
     )
     smooth: Literal["layers", "whole"] = option(
-        "layers", "λ1's term: a norm for every layer, or one of the whole row"
+        "whole", "λ1's term: one norm of the whole row, or one for every layer"
     )
     fisher: Literal["model", "layer"] = option(
         "model", "within what Fisher information is normalised"
