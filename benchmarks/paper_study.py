@@ -317,17 +317,17 @@ class Drawing(Part):
     of every client. map: clients' snapshots on two principal axes.
     """
     series: str = ""
-    """Of `curves`: a series of rounds, or one of `NEW_SERIES`."""
+    """What `curves` show: a series of rounds, or one of `NEW_SERIES`."""
     cumulative: bool = False
     """Whether `curves` add up what came before."""
     measure: MeasureName | None = None
-    """Of `bars` and `across`."""
+    """What `bars` and `across` show."""
     x: str = ""
-    """Of `across`: the option on the horizontal axis."""
+    """The option on the horizontal axis of `across`."""
     finals: tuple[str, ...] = ()
-    """Of `clients`."""
+    """The finals that `clients` show."""
     below: float | None = None
-    """Of `clients`: the legend counts clients with less than so many per cent."""
+    """Per cent; the legend of `clients` counts those with less."""
     label: str = ""
     """The vertical axis, where the series' own description is too long."""
 

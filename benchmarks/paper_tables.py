@@ -45,7 +45,7 @@ class Entry:
     """One cell of a table."""
 
     values: Sequence[float] | None
-    """Of every seed; None where the cell has none."""
+    """The measure of every seed; None where the cell has none."""
     figure: Printed | None
     measure: Measure
     stopped_at: int | None = None

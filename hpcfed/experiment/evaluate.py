@@ -74,12 +74,13 @@ class AfterTraining:
         if "accuracy" not in self._setup.metrics:
             return
         fed = self._fed
-        score = fed.evaluate(rows, here)
-        self._ids = on_device(fed.clients[here], fed.device)
-        has_data = on_device(fed.sizes[fed.clients[here]] > 0, fed.device)
-        # A cohort in which nobody has data stays as drawn, but has not trained.
-        accuracy = metric("accuracy", score.sums)
-        self._accuracy = accuracy.where(has_data, torch.nan)
+        with self._setup.timer.phase("evaluate"):
+            score = fed.evaluate(rows, here)
+            self._ids = on_device(fed.clients[here], fed.device)
+            has_data = on_device(fed.sizes[fed.clients[here]] > 0, fed.device)
+            # A cohort in which nobody has data stays as drawn, but has not trained.
+            accuracy = metric("accuracy", score.sums)
+            self._accuracy = accuracy.where(has_data, torch.nan)
 
     def totals(self) -> Tensor:
         """Return the sum of the accuracies of this rank's participants that have test

@@ -54,11 +54,11 @@ class NewRounds:
     """Rounds that new clients made with each other, after those of the known ones."""
 
     accuracy: np.ndarray
-    """Of all that have joined, as they stand: [rounds, new clients], NaN where a client
-    is not there or a round was not evaluated.
+    """Accuracy of all that have joined, as they stand: [rounds, new clients], NaN where a
+    client is not there or a round was not evaluated.
     """
     trained_accuracy: np.ndarray
-    """Of a round's participants, as their local training left them; NaN of others."""
+    """Accuracy of a round's participants after their training; NaN of others."""
     bytes_up: np.ndarray
     """Sent by new clients in every round; NaN in rounds that have not come."""
     bytes_down: np.ndarray
