@@ -15,7 +15,7 @@ import h5py
 import numpy as np
 import pytest
 
-from hpcfed import cli
+from hpcfed import cli, version
 from hpcfed.config.older import ZERO_WAS_UNSET
 from hpcfed.experiment.run import run
 from hpcfed.experiment.stored import read_run
@@ -158,31 +158,37 @@ def test_an_added_method_is_a_change(
     ignored: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     package = tmp_path / "hpcfed"
-    (package / "record").mkdir(parents=True)
-    (package / "record/environment.py").write_text("")
+    package.mkdir()
+    (package / "version.py").write_text("")
     (tmp_path / ".gitignore").write_text("mine.py\n" if ignored else "")
     git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
     for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "first"]):
         subprocess.run([*git, *words], check=True)
-    monkeypatch.setattr(environment, "__file__", str(package / "record/environment.py"))
-    first = environment._source()
+    monkeypatch.setattr(version, "PACKAGE", package)
+    first = environment._source(package)
     assert first["changed"] is False and len(first["commit"]) == 40
     (tmp_path / "notes.txt").write_text("no part of the program")
-    assert environment._source() == first
+    assert environment._source(package) == first
+    short = f"{version.__version__} (commit {first['commit'][:10]}"
+    assert version.source.__wrapped__() == f"{short})"
     (package / "mine.py").write_text("x = 1")
-    second = environment._source()
+    second = environment._source(package)
     assert second["changed"] is True and second["sha256"] != first["sha256"]
+    assert version.source.__wrapped__() == f"{short}, changed)"
 
 
 def test_a_wheel_says_what_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "hpcfed/record").mkdir(parents=True)
-    monkeypatch.setattr(
-        environment, "__file__", str(tmp_path / "hpcfed/record/environment.py")
-    )
-    about = environment._source()
+    package = tmp_path / "hpcfed"
+    package.mkdir()
+    about = environment._source(package)
     assert set(about) == {"version", "sha256"} and len(about["sha256"]) == 64
+    monkeypatch.setattr(version, "PACKAGE", package)
+    number = version.__version__
+    assert version.source.__wrapped__() == f"{number} (a copy without git)"
+    (tmp_path / f"hpcfed-{number}.dist-info").mkdir()
+    assert version.source.__wrapped__() == f"{number} (wheel)"
 
 
 FILES = ["run.h5", "server.h5", ".claim", "params-0.h5", "error-0.txt", "profile.json"]

@@ -283,9 +283,7 @@ def test_the_environment_keeps_secrets_out(monkeypatch: pytest.MonkeyPatch) -> N
     assert "private" not in json.dumps(facts)
 
 
-def test_the_checkout_is_looked_at_and_not_written_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_checkout_is_looked_at_and_not_written_to(tmp_path: Path) -> None:
     """git would write its index anew; one that is killed meanwhile, as by `ulimit -f`,
     leaves the checkout locked.
     """
@@ -295,11 +293,8 @@ def test_the_checkout_is_looked_at_and_not_written_to(
         subprocess.run([*git, *words], check=True)
     os.utime(tmp_path / "file", (1e9, 1e9))
     index = (tmp_path / ".git/index").read_bytes()
-    monkeypatch.setattr(
-        environment, "__file__", str(tmp_path / "hpcfed/record/environment.py")
-    )
-    source = environment._source()
-    assert source is not None and not source["changed"]
+    source = environment._source(tmp_path / "hpcfed")
+    assert source["changed"] is False
     assert (tmp_path / ".git/index").read_bytes() == index
 
 

@@ -3,18 +3,21 @@
 Nothing heavy is imported before the command line has been understood.
 """
 
+import argparse
+import platform
 import sys
 from collections.abc import Sequence
 from errno import EIO, ENAMETOOLONG, ENOSPC
+from importlib import metadata
 from io import TextIOWrapper
 from types import ModuleType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from hpcfed.cli import attack, catalogue, profile, report, run, show, study
 from hpcfed.cli.parser import CommandParser
 from hpcfed.errors import UserError, remark, tell, unknown
 from hpcfed.runtime.launcher import launched, leave, telling_a_good_end
-from hpcfed.version import __version__
+from hpcfed.version import source
 
 COMMANDS: dict[str, ModuleType] = {
     "run": run,
@@ -102,8 +105,25 @@ def _parser() -> CommandParser:
         description="Benchmarks of federated learning on clusters. Hundreds of clients "
         "are the rows of one matrix.",
     )
-    parser.add_argument("--version", action="version", version=f"hpcfed {__version__}")
+    parser.add_argument(
+        "--version",
+        action=_Version,
+        help="print the version, its commit, and those of Python and torch",
+    )
     parser.add_argument(
         "command", nargs="?", metavar="COMMAND", help="COMMAND --help says more"
     )
     return parser
+
+
+class _Version(argparse.Action):
+    """Print versions and end; only who asks for them waits for git."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(nargs=0, **options)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        torch = metadata.version("torch")  # importing it would take seconds
+        python = platform.python_version()
+        print(f"hpcfed {source()}, Python {python}, torch {torch}")
+        parser.exit()

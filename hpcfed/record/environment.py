@@ -5,14 +5,13 @@ launcher.
 import hashlib
 import os
 import platform
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from hpcfed.version import __version__
+from hpcfed.version import PACKAGE, __version__, checkout
 
 _PACKAGES = (
     "hpcfed",
@@ -115,38 +114,16 @@ def _cuda() -> str | None:
     return torch.version.cuda if torch.cuda.is_available() else None
 
 
-def _source() -> dict[str, Any]:
+def _source(package: Path = PACKAGE) -> dict[str, Any]:
     """Describe the program that runs: version and checksum of the package as it lies
-    there and, from a checkout, its commit.
-
-    `changed`: a file of the checkout, or any Python file in the package, is not as it
-    was committed.
+    there and, from a checkout, its commit and whether it was `changed` since.
     """
-    package = Path(__file__).resolve().parents[1]
     found: dict[str, Any] = {"version": __version__, "sha256": _checksum(package)}
-    if not (package.parent / ".git").exists():
+    state = checkout(package.parent)
+    if state is None:
         return found
-    status = ["status", "--porcelain"]
-    # Python finds ignored modules, too; the pattern leaves out caches beside them.
-    python_files = ["--", ":(glob)hpcfed/**/*.py"]
-    untracked = ["--untracked-files=all", "--ignored=matching", *python_files]
-    try:
-        commit = _git(package.parent, "rev-parse", "HEAD")
-        changes = _git(package.parent, *status, "--untracked-files=no")
-        added = _git(package.parent, *status, *untracked)
-    except (OSError, subprocess.SubprocessError):
-        # No git, or a checkout of another user that git does not trust.
-        return found
-    return found | {"commit": commit, "changed": bool(changes or added)}
-
-
-def _git(checkout: Path, *words: str) -> str:
-    # Many ranks and runs may look at one checkout: none takes its lock.
-    command = ["git", "--no-optional-locks", "-C", str(checkout), *words]
-    ended = subprocess.run(
-        command, capture_output=True, text=True, timeout=10, check=True
-    )
-    return ended.stdout.strip()
+    commit, changed = state
+    return found | {"commit": commit, "changed": changed}
 
 
 def _checksum(package: Path) -> str:
