@@ -31,7 +31,14 @@ from hpcfed.report.costmodel import CostModel, Measured, fit, hold_out
 from hpcfed.report.groups import Group
 from hpcfed.report.labels import label
 from hpcfed.report.scaling import scalings, slope
-from hpcfed.report.statistics import Estimate, of_rounds, of_runs, of_seeds, ratio
+from hpcfed.report.statistics import (
+    Estimate,
+    difference,
+    of_rounds,
+    of_runs,
+    of_seeds,
+    ratio,
+)
 from hpcfed.studies.gather import write_study
 from hpcfed.studies.outcome import Outcome, write_outcome
 from hpcfed.studies.plan import points, read_study, trials
@@ -86,6 +93,19 @@ def test_a_ratio_adds_distances_as_squares() -> None:
         "each end has its own distance"
     )
     assert isnan(ratio(Estimate(8), Estimate(2, 1, 4)).low)
+
+
+def test_seeds_are_compared_in_pairs_or_by_welch() -> None:
+    paired = difference({0: 0.9, 1: 0.5}, {1: 0.3, 0: 0.6})
+    assert paired.centre == pytest.approx(0.25)
+    # Differences 0.3 and 0.2: their deviation is 0.1 / √2, their mean's 0.05.
+    assert paired.high - 0.25 == pytest.approx(T_OF_TWO * 0.05, rel=1e-4)
+    apart = difference({0: 0.9, 1: 0.5}, {2: 0.6, 3: 0.3})
+    # Variances of the means 0.04 and 0.0225; degrees of freedom 0.0625² / (0.04² +
+    # 0.0225²) = 1.8546, between Student's t of two and of three values.
+    assert apart.centre == pytest.approx(0.25)
+    assert apart.high - 0.25 == pytest.approx(4.6426 * 0.25, rel=1e-3)
+    assert not difference({0: 0.9}, {0: 0.6}).bounded
 
 
 def labels(options: Sequence[dict[str, Any]]) -> list[str]:

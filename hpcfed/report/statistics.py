@@ -2,7 +2,7 @@
 about it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, hypot, inf, isnan, log, nan, sqrt
 from statistics import fmean, median, stdev
@@ -115,6 +115,38 @@ def ratio(top: Estimate, bottom: Estimate, scale: float = 1.0) -> Estimate:
         centre * _exp(-down),
         centre * _exp(up),
     )
+
+
+def difference(one: Mapping[int, float], other: Mapping[int, float]) -> Estimate:
+    """Subtract the means of two sets of seeds: paired where both have the same seeds,
+    otherwise by Welch's t, which lets each have a spread of its own.
+
+    Equal seeds have equal data and cohorts, so their differences vary less than they do.
+    """
+    centre = fmean(one.values()) - fmean(other.values())
+    if min(len(one), len(other)) < 2:
+        return Estimate(centre)
+    if one.keys() == other.keys():
+        half = _half_width([one[seed] - other[seed] for seed in one])
+    else:
+        half = _welch_half_width(list(one.values()), list(other.values()))
+    return Estimate(centre, centre - half, centre + half)
+
+
+def _welch_half_width(one: Sequence[float], other: Sequence[float]) -> float:
+    """Return half of the confidence interval of a difference of independent means."""
+    from scipy import stats
+
+    # Variances of the two means.
+    parts = [stdev(values) ** 2 / len(values) for values in (one, other)]
+    variance = sum(parts)
+    if variance == 0:
+        return 0.0
+    # Welch and Satterthwaite's degrees of freedom.
+    freedom = variance**2 / (
+        parts[0] ** 2 / (len(one) - 1) + parts[1] ** 2 / (len(other) - 1)
+    )
+    return float(stats.t.ppf((1 + CONFIDENCE) / 2, freedom)) * sqrt(variance)
 
 
 def _exp(power: float) -> float:
