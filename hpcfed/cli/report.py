@@ -8,7 +8,8 @@ from hpcfed.cli.parser import CommandParser
 SUMMARY = "one page of runs and studies, and their figures for other programs"
 EXAMPLES = """\
   hpcfed report runs/strong --out strong.html                 runs and studies on one page
-  hpcfed report runs/first runs/second --csv rounds.csv       two runs, their rounds as a table
+  hpcfed report runs/before runs/after                        what changed, and what it did
+  hpcfed report runs/before runs/after --fail-if slower=5%    a regression check for CI
   hpcfed report runs/first --unfinished                       how far a long run has come"""
 
 
@@ -16,8 +17,10 @@ def command(arguments: list[str]) -> None:
     parser = CommandParser(
         "report",
         f"examples:\n{EXAMPLES}",
-        description="Makes one page of runs and studies. Exit code 1: something could "
-        "not be read and was left out.",
+        description="Makes one page of runs and studies; two paths, A and B, are also "
+        "compared. Exit code 0: done. 1: a condition of --fail-if holds, or something "
+        "could not be read and was left out; lines on the terminal say which. 2: a "
+        "mistake in the command, or nothing to report.",
     )
     parser.add_argument(
         "paths",
@@ -38,6 +41,15 @@ def command(arguments: list[str]) -> None:
         action="store_true",
         help="include runs that are running, stopped or failed, with the rounds they "
         "have; not those of a study",
+    )
+    parser.add_argument(
+        "--fail-if",
+        action="append",
+        default=[],
+        metavar="CONDITION",
+        help="end with exit code 1 where B is worse than A by more than this, and "
+        "beyond the noise: slower=5%%, more-memory=10%%, more-bytes=10%%, "
+        "more-energy=10%% or less-accurate=1 (points); may be given several times",
     )
     parser.add_argument(
         "--csv",
@@ -62,6 +74,5 @@ def command(arguments: list[str]) -> None:
     # Late: charts and HDF5 take a second to load.
     from hpcfed.report.command import report
 
-    # True where something was left out.
-    if report(options):
+    if not report(options):
         sys.exit(1)

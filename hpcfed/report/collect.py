@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hpcfed.errors import UserError
@@ -54,6 +54,21 @@ def find(paths: Iterable[Path], *, unfinished: bool = False) -> Found:
     # At the end, because seeds of one run are found folder by folder.
     found.samples = _stack_seeds(found.samples)
     return found
+
+
+def joined(sides: Sequence[Found], *, apart: bool) -> Found:
+    """Put together what was found for A and for B. `apart`: samples remember whose they
+    are, and are no repeats of each other.
+    """
+    both = Found()
+    for name, side in zip("AB", sides, strict=True):
+        for sample in side.samples:
+            both.samples.append(replace(sample, side=name) if apart else sample)
+        both.unfinished += side.unfinished
+        both.studies += side.studies
+        both.single_runs += side.single_runs
+        both.unread += side.unread
+    return both
 
 
 def _files(path: Path) -> list[Path]:

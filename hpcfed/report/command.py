@@ -10,7 +10,15 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from hpcfed.errors import UserError, count, printable, remark, say
 from hpcfed.record.publish import check_target, publish
-from hpcfed.report.collect import Found, find
+from hpcfed.report.collect import Found, find, joined
+from hpcfed.report.comparison import (
+    Comparison,
+    compare,
+    judge_all,
+    print_comparison,
+    read_conditions,
+)
+from hpcfed.report.console import Output
 from hpcfed.report.exports import csv_text, extrap_text, json_text, ranks_csv_text
 from hpcfed.report.groups import Group, groups
 from hpcfed.report.sections import sections
@@ -18,25 +26,45 @@ from hpcfed.report.svg import COLOURS
 from hpcfed.version import __version__
 
 
-def report(options: argparse.Namespace) -> int:
-    """Write the page and the exports that were asked for; return the number of files
-    that could not be read.
+def report(options: argparse.Namespace) -> bool:
+    """Write the page and the exports that were asked for, and print the comparison of
+    two paths; return whether all files could be read and no condition holds.
     """
     # First, because reading a thousand runs takes a minute.
     _check_targets(options)
-    found = find(options.paths, unfinished=options.unfinished)
+    conditions = read_conditions(options.fail_if, options.paths)
+    found, comparison = _read(options)
     for line in found.unread:
         remark(f"hpcfed: left out: {printable(line)}")
     if not found.samples:
         raise UserError(_nothing(options.unfinished))
+    judged = judge_all(conditions, comparison)
     every = groups(found.samples)
-    for path, text in _texts(options, every, found).items():
+    if comparison is not None:
+        print_comparison(comparison, Output())
+    elif len(options.paths) == 2:
+        # One page of different things is a report all the same.
+        remark("hpcfed: not compared: no runs of both paths have the same options")
+    for path, text in _texts(options, every, found, comparison).items():
         # Names of folders may be no text at all.
         content = text.encode(errors="replace")
         _write(path, content)
         size = len(content) / 1024
         say(f"{printable(str(path))}: {size:,.0f} KiB")
-    return len(found.unread)
+    for one in judged:
+        say(one.line)
+    return not found.unread and not any(one.holds for one in judged)
+
+
+def _read(options: argparse.Namespace) -> tuple[Found, Comparison | None]:
+    """Read all runs, those of two paths as A and B, which are compared."""
+    paths, unfinished = options.paths, options.unfinished
+    if len(paths) != 2:
+        return find(paths, unfinished=unfinished), None
+    sides = [find([path], unfinished=unfinished) for path in paths]
+    before, after = (groups(side.samples) for side in sides)
+    comparison = compare((str(paths[0]), str(paths[1])), before, after)
+    return joined(sides, apart=comparison is not None), comparison
 
 
 def _nothing(unfinished: bool) -> str:
@@ -49,10 +77,13 @@ def _nothing(unfinished: bool) -> str:
 
 
 def _texts(
-    options: argparse.Namespace, every: list[Group], found: Found
+    options: argparse.Namespace,
+    every: list[Group],
+    found: Found,
+    comparison: Comparison | None,
 ) -> dict[Path, str]:
     """Return what is to be written, by file."""
-    texts = {options.out: page(every, found)}
+    texts = {options.out: page(every, found, comparison)}
     if options.csv is not None:
         texts[options.csv] = csv_text(every)
         texts[_of_ranks(options.csv)] = ranks_csv_text(every)
@@ -94,7 +125,7 @@ def _of_ranks(path: Path) -> Path:
     return path.parent / f"{path.stem}-ranks{path.suffix}"
 
 
-def page(every: list[Group], found: Found) -> str:
+def page(every: list[Group], found: Found, comparison: Comparison | None = None) -> str:
     """Return the page as HTML."""
     environment = Environment(
         loader=PackageLoader("hpcfed.report", "."),
@@ -108,7 +139,7 @@ def page(every: list[Group], found: Found) -> str:
         title=_title(found),
         lead=f"{count(runs, 'run')} of {count(len(every), 'choice')} of options.",
         warnings=_warnings(found),
-        sections=sections(every, found),
+        sections=sections(every, found, comparison),
         colours=COLOURS,
         footer=f"hpcfed {__version__}, {now}",
     )

@@ -28,6 +28,8 @@ class Sample:
     """Rounds at the start whose times do not count."""
     source: str
     """Where it comes from, for people."""
+    side: str = ""
+    """A or B, where a report compares two paths."""
 
     @cached_property
     def seconds(self) -> np.ndarray:
@@ -189,4 +191,7 @@ def _options(sample: Sample) -> Choice:
     for rank in run.environment.get("ranks", []):
         devices.add(str(rank.get("device", "?")))
     found["on"] = ", ".join(sorted(devices))
+    if sample.side:
+        # Runs of both sides are no repeats of each other, whatever their options are.
+        found["side"] = sample.side
     return Choice(dict(sorted(found.items())))

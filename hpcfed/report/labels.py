@@ -34,8 +34,11 @@ def all_series(metric: str) -> dict[str, str]:
 
 def label(key: Choice) -> str:
     """Return `fedavg, dataset mnist, no supplement`: the method, then its options."""
-    # The method needs no name before it: everybody looks for it first.
-    words = [plugins.label(str(key["method"]))]
+    words = []
+    # The method needs no name before it: everybody looks for it first. A comparison of
+    # two methods leaves it out.
+    if "method" in key:
+        words.append(plugins.label(str(key["method"])))
     for name, value in key.without("method").items():
         words.append(_option(name, value))
     return ", ".join(words)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, hypot, inf, isnan, log, nan, sqrt
 from statistics import fmean, median, stdev
+from typing import Any
 
 # scipy.stats is imported where it is used. It makes the process so large that a fork,
 # which reading every run needs, takes 11 ms of CPU instead of 3.
@@ -117,7 +118,7 @@ def ratio(top: Estimate, bottom: Estimate, scale: float = 1.0) -> Estimate:
     )
 
 
-def difference(one: Mapping[int, float], other: Mapping[int, float]) -> Estimate:
+def difference(one: Mapping[Any, float], other: Mapping[Any, float]) -> Estimate:
     """Subtract the means of two sets of seeds: paired where both have the same seeds,
     otherwise by Welch's t, which lets each have a spread of its own.
 

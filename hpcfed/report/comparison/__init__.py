@@ -1,0 +1,13 @@
+"""Comparison of two runs or studies, A and B: what changed, and what it did."""
+
+from hpcfed.report.comparison.comparison import Comparison, compare
+from hpcfed.report.comparison.conditions import judge_all, read_conditions
+from hpcfed.report.comparison.printed import print_comparison
+
+__all__ = [
+    "Comparison",
+    "compare",
+    "judge_all",
+    "print_comparison",
+    "read_conditions",
+]

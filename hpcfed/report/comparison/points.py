@@ -1,0 +1,273 @@
+"""Points of A and B that are the same but for what changed as a whole, and how their
+figures differ.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from math import isfinite, isnan
+from statistics import fmean, median
+
+import numpy as np
+
+from hpcfed.record.metrics import HEADLINES, METRICS, label_of
+from hpcfed.record.timing import PHASES
+from hpcfed.report.choices import Choice
+from hpcfed.report.comparison.difference import (
+    Difference,
+    Reading,
+    Readings,
+    difference,
+    ratio,
+)
+from hpcfed.report.groups import Group, Sample
+from hpcfed.report.labels import both_series
+from hpcfed.report.statistics import Estimate, of_runs
+from hpcfed.report.statistics import ratio as ratio_of_estimates
+
+MIB = 2**20
+ROUNDS = "rounds"
+"""What the interval of a ratio of times is about where a side has one run."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure of A and of B, and what B has more."""
+
+    name: str
+    unit: str
+    before: float
+    after: float
+    found: Difference
+    neutral: float
+    """What the change is where nothing has changed: 1 for a ratio, 0 for a difference."""
+    words: tuple[str, str]
+    """What B is called where it has more, and where it has less."""
+    counted: bool = False
+    """Whether it is counted, not measured: one run has no noise then."""
+
+    @property
+    def change(self) -> Estimate:
+        return self.found.change
+
+    @property
+    def beyond_interval(self) -> bool:
+        """Whether the interval, if there is one, excludes that nothing has changed."""
+        change = self.change
+        if not change.bounded:
+            return change.centre != self.neutral
+        return not change.low <= self.neutral <= change.high
+
+    @property
+    def repeated(self) -> bool:
+        """Whether it is told from noise by several runs, or has no noise."""
+        return self.counted or self.found.over_runs
+
+    @property
+    def told_apart(self) -> bool:
+        """Whether something has changed, beyond the noise from run to run.
+
+        Rounds of one run do not tell it: on a machine that others use, the same run took
+        1.8 times as long a minute later, and its rounds agreed on that.
+        """
+        return self.repeated and self.beyond_interval
+
+    @property
+    def same(self) -> bool:
+        """Whether both sides are equal to the last digit."""
+        return self.before == self.after and not self.beyond_interval
+
+
+@dataclass(frozen=True)
+class Point:
+    """Runs of A and runs of B with the same options, apart from those that changed as a
+    whole.
+    """
+
+    before: Group
+    after: Group
+    key: Choice
+    """The options that set it apart from other points, beyond clients and ranks."""
+
+    @cached_property
+    def seconds(self) -> Figure:
+        """Seconds per round, of the slowest rank."""
+        before = _readings(self.before, _median_seconds)
+        after = _readings(self.after, _median_seconds)
+        if min(len(before), len(after)) > 1:
+            found = ratio(before, after)
+        else:
+            change = ratio_of_estimates(self.after.seconds, self.before.seconds)
+            found = Difference(change, ROUNDS)
+        return Figure(
+            "seconds per round",
+            "ms",
+            1e3 * self.before.seconds.centre,
+            1e3 * self.after.seconds.centre,
+            found,
+            neutral=1.0,
+            words=("slower", "faster"),
+        )
+
+    @cached_property
+    def phases(self) -> list[Figure]:
+        """Seconds per round of phases that one of both sides has, over ranks."""
+        figures = []
+        for phase in PHASES:
+            measured = partial(_phase_seconds, phase=phase)
+            figure = self._ratio(f"phase {phase}", "ms", measured, 1e3)
+            if figure is not None and max(figure.before, figure.after) > 0:
+                figures.append(figure)
+        return figures
+
+    @cached_property
+    def memory(self) -> Figure | None:
+        return self._ratio("peak memory of a rank", "MiB", _peak_memory, 1 / MIB)
+
+    @cached_property
+    def sent(self) -> Figure | None:
+        return self._ratio(
+            "sent per round, up and down", "MiB", _bytes, 1 / MIB, counted=True
+        )
+
+    @cached_property
+    def energy(self) -> Figure | None:
+        return self._ratio("energy per round", "J", _joules, 1.0)
+
+    @cached_property
+    def costs(self) -> list[Figure]:
+        """All costs of a round that both sides have."""
+        found = [self.seconds, self.memory, self.sent, self.energy]
+        return [figure for figure in found if figure is not None]
+
+    @cached_property
+    def accuracies(self) -> list[Figure]:
+        """The last accuracies, in points: of clients, and of the global model."""
+        return list(self._metric("accuracy"))
+
+    @cached_property
+    def headlines(self) -> list[Figure]:
+        """Accuracies, and the main metric of a task that is judged by another."""
+        headline = HEADLINES[self.before.first.task]
+        if headline == "accuracy" or self.before.first.task != self.after.first.task:
+            return self.accuracies
+        return [*self.accuracies, *self._metric(headline)]
+
+    def _metric(self, name: str) -> Iterator[Figure]:
+        metric = METRICS[name]
+        scale = 100.0 if metric.in_percent else 1.0
+        for series, whose in both_series(name).items():
+            before = _last(self.before, series, scale)
+            after = _last(self.after, series, scale)
+            if before and after:
+                yield Figure(
+                    f"{label_of(name, self.before.first.task)}: {whose}",
+                    "%" if metric.in_percent else "",
+                    fmean(reading.value for reading in before),
+                    fmean(reading.value for reading in after),
+                    difference(before, after),
+                    neutral=0.0,
+                    words=("higher", "lower"),
+                )
+
+    def _ratio(
+        self,
+        name: str,
+        unit: str,
+        measured: Callable[[Sample], float],
+        scale: float,
+        *,
+        counted: bool = False,
+    ) -> Figure | None:
+        """Compare what every process has measured; None where a side does not know."""
+        before = _readings(self.before, measured)
+        after = _readings(self.after, measured)
+        if not before or not after:
+            return None
+        return Figure(
+            name,
+            unit,
+            scale * _middle(before),
+            scale * _middle(after),
+            ratio(before, after),
+            neutral=1.0,
+            words=("slower", "faster") if unit == "ms" else ("more", "less"),
+            counted=counted,
+        )
+
+
+def _readings(group: Group, measured: Callable[[Sample], float]) -> list[Reading]:
+    """Return what every process has measured, as far as it has."""
+    readings = []
+    for sample in group.samples:
+        value = measured(sample)
+        if isfinite(value):
+            seeds = tuple(int(run.facts["seed"]) for run in sample.runs)
+            readings.append(Reading(seeds, value))
+    return readings
+
+
+def _median_seconds(sample: Sample) -> float:
+    # The median, because one slow round must not count for the whole run.
+    return float(median(sample.seconds))
+
+
+def _phase_seconds(sample: Sample, phase: str) -> float:
+    # The mean: the server may learn in one round of many.
+    return float(sample.phases[:, :, PHASES.index(phase)].mean())
+
+
+def _peak_memory(sample: Sample) -> float:
+    # Seeds that advanced together share their process.
+    return float(sample.runs[0].peak_memory.max(initial=0))
+
+
+def _bytes(sample: Sample) -> float:
+    """Return the mean over rounds of a seed."""
+    means = []
+    for run in sample.runs:
+        means.append(float(np.mean(run.rounds["bytes_up"] + run.rounds["bytes_down"])))
+    return fmean(means)
+
+
+def _joules(sample: Sample) -> float:
+    run = sample.runs[0]
+    return float("nan") if run.energy is None else run.energy / run.rounds_done
+
+
+def _last(group: Group, series: str, scale: float) -> list[Reading]:
+    """Return the last value of every seed that was evaluated."""
+    readings = []
+    for run in group.seeds:
+        value = scale * run.last(series)
+        if not isnan(value):
+            readings.append(Reading((int(run.facts["seed"]),), value))
+    return readings
+
+
+def _middle(readings: Readings) -> float:
+    """Return the geometric mean; the mean where something is zero."""
+    values = [reading.value for reading in readings]
+    return of_runs(values).centre if min(values) > 0 else fmean(values)
+
+
+def matched(
+    before: Sequence[Group], after: Sequence[Group], changed: set[str]
+) -> tuple[list[tuple[Group, Group]], list[Group], list[Group]]:
+    """Return pairs of groups that agree in all options but the `changed` ones, then the
+    groups that only A has, and those that only B has.
+    """
+    # Lists, because runs of an older version may lack an option of their method.
+    partners: dict[Choice, list[Group]] = defaultdict(list)
+    for group in after:
+        partners[group.options.without(*changed)].append(group)
+    pairs, alone = [], []
+    for group in before:
+        candidates = partners[group.options.without(*changed)]
+        if candidates:
+            pairs.append((group, candidates.pop(0)))
+        else:
+            alone.append(group)
+    left = [group for candidates in partners.values() for group in candidates]
+    return pairs, alone, left

@@ -1,0 +1,49 @@
+"""A comparison on the terminal."""
+
+from rich.console import Console
+
+from hpcfed.errors import count
+from hpcfed.report.comparison.comparison import Comparison
+from hpcfed.report.comparison.texts import (
+    Cells,
+    change_cells,
+    cost_cells,
+    headline_cells,
+    point_cells,
+    verdicts,
+)
+from hpcfed.report.console import bare_table, plain_text, say
+
+MOST_ROWS = 20
+"""Of points or changes; the page has all of them."""
+WIDEST = 60
+"""Characters of a cell: a name may be long."""
+
+
+def print_comparison(comparison: Comparison, console: Console) -> None:
+    """Print what changed, how the figures differ, and what that says."""
+    for side, name in zip("AB", comparison.names, strict=True):
+        say(console, f"{side}  {name}")
+    tables = [change_cells(comparison)]
+    if len(comparison.points) > 1:
+        tables.append(point_cells(comparison))
+    tables += [cost_cells(comparison), headline_cells(comparison)]
+    for cells in tables:
+        if cells.rows:
+            console.print()
+            _print(cells, console)
+    say(console, "", *verdicts(comparison))
+
+
+def _print(cells: Cells, console: Console) -> None:
+    table = bare_table(*cells.columns)
+    for row in cells.rows[:MOST_ROWS]:
+        table.add_row(*(plain_text(_cut(cell)) for cell in row))
+    console.print(table)
+    hidden = len(cells.rows) - MOST_ROWS
+    if hidden > 0:
+        say(console, f"… and {count(hidden, 'row')} more on the page")
+
+
+def _cut(cell: str) -> str:
+    return cell if len(cell) <= WIDEST else f"{cell[: WIDEST - 1]}…"

@@ -1,0 +1,259 @@
+"""A comparison in words and cells, for the page and for the terminal."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from math import isinf
+
+from hpcfed.errors import count
+from hpcfed.report.comparison.changes import Change
+from hpcfed.report.comparison.comparison import Comparison
+from hpcfed.report.comparison.points import Figure, Point
+from hpcfed.report.groups import Group
+from hpcfed.report.labels import label
+from hpcfed.report.statistics import Estimate
+
+MOST_NAMED = 5
+"""Changes or points that a sentence names; more are counted."""
+LEAST_SHARE = 0.01
+"""Of a round's time: a shorter phase is left out of tables."""
+NOISE = (
+    "one run on a side cannot tell noise; a folder of several runs may stand for A or B"
+)
+"""Said of figures that several runs would tell better."""
+ARROW = "\N{RIGHTWARDS ARROW}"
+MINUS = "\N{MINUS SIGN}"
+DASH = "\N{EN DASH}"
+
+
+@dataclass(frozen=True)
+class Cells:
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+def verdicts(comparison: Comparison) -> list[str]:
+    """Return what a reader wants to know first, a sentence each."""
+    lines = [_changed(comparison)]
+    lines += _points(comparison)
+    seconds, *others = comparison.costs
+    lines.append(_speed(seconds, comparison.phases))
+    lines += _other_costs(others)
+    lines += [_judged(figure) for figure in comparison.headlines]
+    return lines
+
+
+def _changed(comparison: Comparison) -> str:
+    if not comparison.options and not comparison.code:
+        return "Nothing changed in options, code or machine."
+    lines = []
+    for what, changes in {
+        "Options": comparison.options,
+        "Code and machine": comparison.code,
+    }.items():
+        told = _named(map(_change, changes)) if changes else "nothing changed"
+        lines.append(f"{what}: {told}.")
+    return " ".join(lines)
+
+
+def _change(change: Change) -> str:
+    return f"{change.name} {change.before} {ARROW} {change.after}"
+
+
+def _points(comparison: Comparison) -> list[str]:
+    """Name the points that only one side has."""
+    lines = []
+    sides = {"A": comparison.only_before, "B": comparison.only_after}
+    for side, groups in sides.items():
+        if groups:
+            names = _named(map(group_name, groups))
+            lines.append(f"Only in {side}: {names}.")
+    return lines
+
+
+def _named(names: Iterable[str]) -> str:
+    listed = list(names)
+    told = "; ".join(listed[:MOST_NAMED])
+    rest = len(listed) - MOST_NAMED
+    return f"{told}; and {rest} more" if rest > 0 else told
+
+
+def group_name(group: Group) -> str:
+    """Return `fedavg, lr 0.1, 20 clients on 2 ranks`."""
+    size = f"{count(group.clients, 'client')} on {count(group.ranks, 'rank')}"
+    return ", ".join(filter(None, (label(group.key), size)))
+
+
+def _speed(seconds: Figure, phases: Sequence[Figure]) -> str:
+    told = f"{ratio_text(seconds.change)} times A's seconds per round"
+    if seconds.told_apart:
+        return f"B is {_share(seconds)}: {told}, mostly {_largest(phases)}."
+    if seconds.repeated:
+        return f"Speed is not told apart: B takes {told}."
+    return f"B took {told}, mostly {_largest(phases)}: {NOISE}."
+
+
+def _share(figure: Figure) -> str:
+    """Return `12.3 % slower`; without the share where it would be hard to read."""
+    change = figure.change.centre
+    if not 0.5 < change < 2:
+        return _word(figure)
+    return f"{100 * abs(change - 1):.1f} % {_word(figure)}"
+
+
+def _largest(phases: Sequence[Figure]) -> str:
+    """Return the phase whose time has changed most."""
+    most = max(phases, key=lambda phase: abs(phase.after - phase.before))
+    phase = most.name.removeprefix("phase ")
+    return f"{phase}, {_number(most.before)} {ARROW} {_number(most.after)} ms"
+
+
+def _other_costs(figures: Sequence[Figure]) -> list[str]:
+    """Tell which other costs have changed, in one sentence."""
+    changed = []
+    for figure in figures:
+        if figure.told_apart:
+            changed.append(f"{figure.name}: {ratio_text(figure.change)} times")
+    return [f"{'; '.join(changed)}."] if changed else []
+
+
+def _judged(figure: Figure) -> str:
+    name = figure.name[0].upper() + figure.name[1:]
+    if figure.same:
+        return f"{name}: the same."
+    told = change_text(figure)
+    if figure.told_apart:
+        return f"{name}: B is {_word(figure)}, {told} ({figure.found.basis})."
+    if figure.change.bounded:
+        return f"{name}: not told apart, {told} ({figure.found.basis})."
+    return f"{name}: {told}; without several seeds there is no interval."
+
+
+def _word(figure: Figure) -> str:
+    more, less = figure.words
+    return more if figure.change.centre > figure.neutral else less
+
+
+def verdict(figure: Figure) -> str:
+    """Return one word or a few: `slower`, `not told apart`, `same`."""
+    if figure.same:
+        return "same"
+    if not figure.repeated:
+        return "one run each"
+    return _word(figure) if figure.told_apart else "not told apart"
+
+
+def change_text(figure: Figure) -> str:
+    """Return `1.12 [1.05, 1.19] times` or `−0.8 [−1.4, −0.2] points`."""
+    if figure.neutral:
+        return f"{ratio_text(figure.change)} times"
+    unit = " points" if figure.unit == "%" else ""
+    return f"{signed_text(figure.change)}{unit}"
+
+
+def ratio_text(change: Estimate) -> str:
+    """Return `1.12 [1.05, 1.19]`."""
+    return _with_interval(change, _ratio)
+
+
+def signed_text(change: Estimate) -> str:
+    """Return `+0.80 [−0.10, +1.70]`."""
+    return _with_interval(change, _signed)
+
+
+def _with_interval(change: Estimate, text: Callable[[float], str]) -> str:
+    told = text(change.centre)
+    if change.bounded:
+        told += f" [{text(change.low)}, {text(change.high)}]"
+    return told
+
+
+def _per_cent(value: float) -> str:
+    return f"{value:.2f}"
+
+
+def _number(value: float) -> str:
+    if isinf(value):
+        return "∞"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def _ratio(value: float) -> str:
+    # As many decimals on both ends of an interval: 1.000 says more than 1.
+    return f"{value:.3f}" if value < 10 else _number(value)
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.2f}".replace("-", MINUS)
+
+
+def change_cells(comparison: Comparison) -> Cells:
+    """Return options, then code and machine, that changed."""
+    rows = []
+    for change in (*comparison.options, *comparison.code):
+        rows.append([change.name, change.before, change.after, change.default])
+    return Cells(("changed", "A", "B", "default"), rows)
+
+
+def cost_cells(comparison: Comparison) -> Cells:
+    """Return the costs of a round, the seconds also by phase."""
+    rows = []
+    seconds, *others = comparison.costs
+    rows.append(_figure_row(seconds))
+    for phase in comparison.phases:
+        longest = max(phase.before, phase.after)
+        if longest >= LEAST_SHARE * max(seconds.before, seconds.after):
+            rows.append(_figure_row(phase))
+    rows += [_figure_row(figure) for figure in others]
+    return Cells(("costs", "A", "B", "B / A", "verdict", "interval over"), rows)
+
+
+def headline_cells(comparison: Comparison) -> Cells:
+    """Return accuracies, or what the task is judged by."""
+    rows = [_figure_row(figure) for figure in comparison.headlines]
+    columns = ("after the last round", "A", "B", f"B {MINUS} A", "verdict")
+    return Cells((*columns, "interval over"), rows)
+
+
+def _figure_row(figure: Figure) -> list[str]:
+    unit = f", {figure.unit}" if figure.unit else ""
+    change = figure.change
+    told = ratio_text(change) if figure.neutral else signed_text(change)
+    basis = figure.found.basis if change.bounded else DASH
+    text = _per_cent if figure.unit == "%" else _number
+    sides = [text(figure.before), text(figure.after)]
+    return [f"{figure.name}{unit}", *sides, told, verdict(figure), basis]
+
+
+def point_cells(comparison: Comparison) -> Cells:
+    """Return a row for every point, where there are several."""
+    metrics = [figure.name for figure in comparison.headlines]
+    columns = [
+        "point", "clients", "ranks", "A, ms per round", "B, ms per round", "B / A",
+        "verdict", "memory, B / A", "bytes, B / A",
+        *(f"{name}, B {MINUS} A" for name in metrics),
+    ]  # fmt: skip
+    rows = [_point_row(point, metrics) for point in comparison.points]
+    return Cells(columns, rows)
+
+
+def _point_row(point: Point, metrics: Sequence[str]) -> list[str]:
+    seconds = point.seconds
+    row = [
+        label(point.key) or DASH,
+        _both(point.before.clients, point.after.clients),
+        _both(point.before.ranks, point.after.ranks),
+        _number(seconds.before),
+        _number(seconds.after),
+        ratio_text(seconds.change),
+        verdict(seconds),
+    ]
+    for figure in (point.memory, point.sent):
+        row.append(DASH if figure is None else ratio_text(figure.change))
+    judged = {figure.name: figure for figure in point.headlines}
+    for name in metrics:
+        row.append(signed_text(judged[name].change) if name in judged else DASH)
+    return row
+
+
+def _both(before: int, after: int) -> str:
+    return f"{before:,}" if before == after else f"{before:,} {ARROW} {after:,}"

@@ -1,0 +1,285 @@
+"""Comparison of two paths: figures worked out by hand, and what a regression check does
+with them.
+"""
+
+import io
+from math import exp, inf, log, sqrt
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hpcfed import cli
+from hpcfed.config import RunConfig
+from hpcfed.record.run import RunRecord
+from hpcfed.record.timing import PHASES
+from hpcfed.report.comparison import Comparison, compare, print_comparison
+from hpcfed.report.comparison.conditions import judge_all, read_conditions
+from hpcfed.report.comparison.difference import Reading, difference, ratio
+from hpcfed.report.console import Output
+from hpcfed.report.groups import Sample, groups
+from tests.page import parsed
+from tests.runs import flags, mistake
+
+T_OF_TWO, T_OF_THREE = 12.7062, 4.30265
+"""Student's t for 95 % of two and of three values."""
+BOTH = [Path("a"), Path("b")]
+
+
+def readings(*values: float, seeds: tuple[int, ...] = (0, 1, 2)) -> list[Reading]:
+    return [Reading((seed,), one) for seed, one in zip(seeds, values, strict=False)]
+
+
+def test_equal_seeds_are_compared_in_pairs_on_logarithms() -> None:
+    """Two seeds of very different cost: B takes 1.1 and 1.21 times as long."""
+    found = ratio(readings(1.0, 10.0), readings(1.1, 12.1))
+    # Logarithms of the ratios are h and 2 h: their mean 1.5 h, its error h / 2.
+    h = log(1.1)
+    assert found.change.centre == pytest.approx(1.1**1.5)
+    assert found.change.high == pytest.approx(exp(1.5 * h + T_OF_TWO * h / 2), rel=1e-4)
+    assert found.over_runs and found.basis == "2 pairs of runs"
+
+
+def test_other_seeds_and_repeats_of_one_are_not_paired() -> None:
+    """Equal spreads of three values each: Welch's t has 4 degrees of freedom."""
+    before = readings(1.0, 2.0, 3.0)
+    for seeds in ((3, 4, 5), (0, 0, 0)):
+        ours = readings(1.0, 2.0, 3.0, seeds=(0, 0, 0)) if seeds[0] == 0 else before
+        found = difference(ours, readings(2.0, 3.0, 4.0, seeds=seeds))
+        assert found.change.centre == pytest.approx(1.0)
+        half = 2.77645 * sqrt(2 / 3)
+        assert found.change.high == pytest.approx(1.0 + half, rel=1e-4)
+        assert found.basis == "3 and 3 runs"
+    # In pairs, every difference is 1, without any spread.
+    paired = difference(before, readings(2.0, 3.0, 4.0))
+    assert paired.change.low == paired.change.high == pytest.approx(1.0)
+
+
+def test_what_is_sent_from_nothing_is_infinitely_more() -> None:
+    assert ratio(readings(0.0), readings(5.0)).change.centre == inf
+    assert ratio(readings(0.0), readings(0.0)).change.centre == 1.0
+
+
+def sample(
+    seconds: float = 0.1,
+    *,
+    seed: int = 0,
+    accuracy: float = 0.9,
+    sent: float = 2.0**20,
+    torch: str = "2.11",
+    **options: Any,
+) -> Sample:
+    """Return a run of seven equal rounds on one rank, without a global model."""
+    config = RunConfig().model_dump(mode="json") | {"clients": 4} | options
+    shares = np.zeros((7, 1, len(PHASES)))
+    shares[:, :, PHASES.index("train")] = seconds
+    unknown = np.full(7, np.nan)
+    run = RunRecord(
+        folder=Path("somewhere"),
+        status="complete",
+        error="",
+        facts={
+            "seed": seed,
+            "ranks": 1,
+            "model": "mlp",
+            "method": config["method"],
+            "clients": config["clients"],
+        },
+        config=config,
+        environment={"packages": {"torch": torch}, "ranks": [{"host": "h"}]},
+        rounds={
+            "seconds": np.full(7, seconds),
+            "accuracy": np.full(7, accuracy),
+            "global_accuracy": unknown,
+            "bytes_up": np.full(7, sent),
+            "bytes_down": np.zeros(7),
+        },
+        phases=shares,
+        wall=np.full((7, 1), seconds),
+        peak_memory=np.array([1e6]),
+        client_accuracy=np.full((7, 4), accuracy),
+        train_samples=np.full(4, 10),
+        energy=None,
+        moves=(),
+        finals={},
+        newcomers={},
+        learnings=(),
+        evaluated=np.arange(4),
+        client_metrics={},
+        class_accuracy={},
+    )
+    return Sample((run,), 1, "somewhere")
+
+
+def compared(before: list[Sample], after: list[Sample]) -> Comparison:
+    found = compare(("a", "b"), groups(before), groups(after))
+    assert found is not None
+    return found
+
+
+def test_points_are_matched_but_for_what_changed_as_a_whole() -> None:
+    """Both sweep lr; A has epochs 1 throughout, B has 2. One lr is in both."""
+    before = [sample(0.1, lr=0.1, epochs=1), sample(0.2, lr=0.2, epochs=1)]
+    after = [sample(0.3, lr=0.2, epochs=2), sample(0.4, lr=0.3, epochs=2)]
+    found = compared(before, after)
+    (point,) = found.points
+    assert point.seconds.change.centre == pytest.approx(1.5)
+    assert [group.options["lr"] for group in found.only_before] == [0.1]
+    assert [group.options["lr"] for group in found.only_after] == [0.3]
+    changes = {change.name: change for change in found.options}
+    assert (changes["epochs"].before, changes["epochs"].after) == ("1", "2")
+    assert changes["epochs"].default == str(RunConfig().epochs)
+    assert (changes["lr"].before, changes["lr"].after) == ("0.1, 0.2", "0.2, 0.3")
+    assert compare(("a", "b"), groups(before[:1]), groups(before[1:])) is not None
+    none = compare(("a", "b"), groups(before), groups([sample(lr=0.5), sample(lr=0.6)]))
+    assert none is None, "both sweep lr, over other values"
+
+
+def test_all_points_together_by_the_geometric_mean() -> None:
+    """Ratios 2 and 1/2 of two points cancel out; their spread is the interval."""
+    before = [sample(0.1, lr=0.1), sample(0.1, lr=0.2)]
+    after = [sample(0.2, lr=0.1), sample(0.05, lr=0.2)]
+    seconds = compared(before, after).costs[0]
+    assert seconds.change.centre == pytest.approx(1.0)
+    # Logarithms ± log 2: the error of their mean is log 2.
+    assert seconds.change.high == pytest.approx(2**T_OF_TWO, rel=1e-3)
+    # Where every point is repeated, distances add up as squares, by two points.
+    logs = (log(1.0), log(1.1), log(1.21))
+    repeated = []
+    for lr in (0.1, 0.2):
+        repeated += [sample(exp(h), seed=n, lr=lr) for n, h in enumerate(logs)]
+    base = [sample(1.0, seed=n, lr=lr) for lr in (0.1, 0.2) for n in range(3)]
+    whole = compared(base, repeated).costs[0]
+    one_half = T_OF_THREE * log(1.1) / sqrt(3)
+    assert whole.change.centre == pytest.approx(1.1)
+    high = log(whole.change.high / 1.1)
+    assert high == pytest.approx(sqrt(2) * one_half / 2, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("text", "times", "holds"),
+    [
+        ("slower=5%", (1.1, 1.11, 1.12), True),
+        ("slower=20%", (1.1, 1.11, 1.12), False),  # slower, but not by so much
+        ("slower=5%", (0.5, 1.1, 3.0), False),  # by the mean, not beyond the noise
+        ("slower=5%", (1.1,), True),  # one run: the figure alone
+        ("less-accurate=1", (1.0, 1.0, 1.0), True),
+        ("less-accurate=3", (1.0, 1.0, 1.0), False),
+        ("more-bytes=10%", (1.0,), True),
+        ("more-bytes=25%", (1.0,), False),
+    ],
+)
+def test_a_condition_holds_beyond_the_noise(
+    text: str, times: tuple[float, ...], holds: bool
+) -> None:
+    """B loses 2 points of accuracy with every seed, and sends a fifth more."""
+    before, after = [], []
+    for seed, seconds in enumerate(times):
+        before.append(sample(1.0, seed=seed, accuracy=0.9 + 0.01 * seed))
+        after.append(
+            sample(seconds, seed=seed, accuracy=0.88 + 0.01 * seed, sent=1.2 * 2**20)
+        )
+    (judged,) = judge_all(read_conditions([text], BOTH), compared(before, after))
+    assert judged.holds is holds
+    assert judged.line.startswith(f"--fail-if {text}: ")
+    # What is counted has no noise.
+    alone = len(times) == 1 and "bytes" not in text
+    assert ("cannot tell noise" in judged.line) is alone
+
+
+def test_what_changed_is_named_and_what_is_equal_is_not() -> None:
+    found = compared([sample(torch="2.11")], [sample(torch="2.12", method="fedprox")])
+    assert [(one.name, one.before, one.after) for one in found.code] == [
+        ("torch", "2.11", "2.12")
+    ]
+    assert found.options[0].name == "method"
+    same = compared([sample()], [sample()])
+    assert same.options == same.code == []
+    assert not any(figure.told_apart for figure in (*same.costs, *same.headlines))
+
+
+def test_names_cannot_command_a_terminal() -> None:
+    evil = "\x1b[2J[red]</script>," + "x" * 500
+    found = compare(
+        (evil, "b"), groups([sample(dataset=evil)]), groups([sample(torch=evil)])
+    )
+    assert found is not None
+    console = Output()
+    console.file = io.StringIO()
+    print_comparison(found, console)
+    said = console.file.getvalue()
+    assert "\x1b" not in said and "[red]</script>" in said
+    changed = [line for line in said.splitlines() if line.startswith("dataset ")]
+    assert len(changed) == 1 and len(changed[0]) < 200, "cells of tables are cut"
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two runs of four clients, of which half and all take part."""
+    folder = tmp_path_factory.mktemp("compared")
+    for name, share in {"half": 0.5, "all": 1.0}.items():
+        words = flags(clients=4, rounds=3, epochs=1, participation=share)
+        cli.main(["run", *words, "--out", str(folder / name)])
+    return folder
+
+
+def test_a_regression_ends_with_1(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All clients send twice as much as half of them; the page begins with that."""
+    page = runs / "page.html"
+    words = ["report", str(runs / "half"), str(runs / "all"), "--out", str(page)]
+    capsys.readouterr()
+    cli.main([*words, "--fail-if", "more-bytes=110%"])
+    said = capsys.readouterr().out
+    assert "more-bytes=110%: does not hold: " in said and "2.000 times" in said
+    with pytest.raises(SystemExit, match="1"):
+        cli.main(
+            [*words, "--fail-if", "more-bytes=110%", "--fail-if", "more-bytes=90%"]
+        )
+    assert "more-bytes=90%: holds: " in capsys.readouterr().out
+    shown = parsed(page.read_text())
+    assert shown.ids[0] == "comparison"
+    assert "participation 0.5 → 1" in " ".join(shown.text)
+
+
+def test_a_run_beside_itself_is_the_same(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = str(runs / "half")
+    page = runs / "twice.html"
+    capsys.readouterr()
+    cli.main(["report", folder, folder, "--out", str(page), "--fail-if", "slower=0%"])
+    said = capsys.readouterr().out
+    assert "Nothing changed in options, code or machine." in said
+    assert "slower=0%: does not hold: " in said
+    text = " ".join(parsed(page.read_text()).text)
+    assert "side A" in text and "side B" in text, "they are no repeats of each other"
+
+
+@pytest.mark.parametrize(
+    ("paths", "condition", "expected"),
+    [
+        (["half"], "slower=5%", "two paths, A and B; 1 path given"),
+        (["half", "all", "."], "slower=5%", "two paths, A and B; 3 paths given"),
+        (["half", "all"], "slower=5", "as in slower=5%"),
+        (["half", "all"], "slower=-5%", "as in slower=5%"),
+        (["half", "all"], "slower=nan%", "as in slower=5%"),
+        (["half", "all"], "less-accurate=1%", "as in less-accurate=1"),
+        (["half", "all"], "less-accurate", "as in less-accurate=1"),
+        (["half", "all"], "slowr=5%", "did you mean 'slower'"),
+        (["half", "all"], "more-energy=5%", "have not recorded it on both sides"),
+    ],
+)
+def test_conditions_that_make_no_sense_are_one_line(
+    paths: list[str],
+    condition: str,
+    expected: str,
+    runs: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folders = [runs / path for path in paths]
+    out = runs / "none.html"
+    said = mistake(capsys, "report", *folders, "--out", out, "--fail-if", condition)
+    assert expected in said and not out.exists()
