@@ -676,7 +676,7 @@ def test_neither_file_of_a_table_replaces_another(
 
 
 def test_show_has_what_a_run_measured(
-    good: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    good: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cli.main(["show", "--json", str(good / "plain")])
     told, record = json.loads(capsys.readouterr().out), read_run(good / "plain")
@@ -685,11 +685,6 @@ def test_show_has_what_a_run_measured(
     assert told["excluded"] == [0.0] * 4
     assert told["client_accuracy"] == record.client_accuracy[-1].tolist(), (
         "of every client, after the last round"
-    )
-    (tmp_path / "study.h5").write_bytes(b"")
-    assert (
-        f"holds a study; look at all of its runs: hpcfed report {tmp_path}"
-        in mistake(capsys, "show", tmp_path)
     )
 
 

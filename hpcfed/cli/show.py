@@ -1,4 +1,4 @@
-"""`hpcfed show`: what is in a run, or in its seeds."""
+"""`hpcfed show`: what is in a run, in its seeds, or in a study."""
 
 import json
 from pathlib import Path
@@ -6,33 +6,39 @@ from pathlib import Path
 from hpcfed.cli.parser import CommandParser
 from hpcfed.runtime.launcher import launched
 
-SUMMARY = "what is in a run, or in its seeds"
+SUMMARY = "what is in a run, in its seeds, or in a study"
 EXAMPLES = """\
-  hpcfed show runs/first                                      read a run (--json for programs)"""
+  hpcfed show runs/first                                      read a run (--json for programs)
+  hpcfed show runs/strong --json                              a study's figures of merit"""
 
 
 def command(arguments: list[str]) -> None:
     parser = CommandParser(
         "show",
         f"examples:\n{EXAMPLES}",
-        description="Shows what is in a run, or in the seeds of one.",
+        description="Shows what is in a run, in the seeds of one, or in a study.",
     )
     parser.add_argument(
         "folder",
         type=Path,
         metavar="DIR",
-        help="the folder of a run, or of its seeds, as given by --out",
+        help="the folder of a run, of its seeds, or of a study, as given by --out",
     )
     parser.add_argument(
         "--json", action="store_true", help="everything as JSON, for programs"
     )
     options = parser.parse_args(arguments)
-    from hpcfed.record.folder import records
+    from hpcfed.record.folder import STUDY, records
     from hpcfed.record.sandbox import try_out
 
+    runs = records(options.folder)
+    study = options.folder / STUDY
+    is_study = not runs and study.is_file()
     # A damaged record can crash HDF5: a child process opens it first.
-    try_out(records(options.folder))
-    if options.json:
+    try_out([study] if is_study else runs)
+    if is_study:
+        _print_study(study, as_json=options.json)
+    elif options.json:
         _print_json(options.folder)
     else:
         print_run(options.folder)
@@ -45,6 +51,18 @@ def _print_json(folder: Path) -> None:
     content = {"seeds": seeds} if seeds else read_run(folder).summary()
     # JSON has no NaN: what is missing is null already.
     print(json.dumps(content, indent=1, allow_nan=False))
+
+
+def _print_study(path: Path, *, as_json: bool) -> None:
+    from hpcfed.report.console import Output
+    from hpcfed.report.figures import show_study, summary
+    from hpcfed.studies.gather import read_gathered
+
+    study = read_gathered(path)
+    if as_json:
+        print(json.dumps(summary(study), indent=1, allow_nan=False))
+    else:
+        show_study(study, Output())
 
 
 def print_run(folder: Path) -> None:
