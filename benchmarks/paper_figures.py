@@ -9,12 +9,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from re import sub
 from statistics import mean, stdev
+from textwrap import wrap
 from typing import NamedTuple
 
 import numpy as np
-from markupsafe import Markup
 from paper_cells import Cell
-from paper_sheet import sheet
 from paper_study import MEASURES, NEW_SERIES, Drawing
 
 import hpcfed
@@ -22,9 +21,9 @@ from hpcfed.errors import UserError
 from hpcfed.experiment.stored import read_seeds
 from hpcfed.record.run import RunRecord, mean_accuracy
 from hpcfed.record.series import series_of
-from hpcfed.report.axes import Axis, spread
-from hpcfed.report.bars import upright
-from hpcfed.report.charts import Line, plot
+from hpcfed.report import charts
+from hpcfed.report.charts import Axis, Line, Point, scatter, spread
+from hpcfed.report.charts.figures import image
 
 LOG_FROM = 20
 """The largest value on a horizontal axis by the smallest from which on it is
@@ -34,6 +33,10 @@ SCALES = {"fraction": (100.0, "%"), "bytes": (2**-30, "GiB")}
 """By a series' unit: what its values are multiplied by, and the unit people read."""
 LONGEST_LABEL = 48
 """Letters that fit beside the vertical axis."""
+WIDTH = 6.5
+"""Inches."""
+LINE = 90
+"""Letters of a line over a picture."""
 SHARED = {"curves": 2, "bars": 2, "across": 1, "clients": 3, "map": 3}
 """By kind of drawing, how many names (data set, column, method) the cells of one picture
 have in common.
@@ -52,10 +55,9 @@ class Runs(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """What is drawn, and the names of its lines."""
+    """A drawing, and what it is of."""
 
-    shapes: list[Markup]
-    legend: list[str]
+    drawing: charts.Drawing
     subject: str
     """What the title says that it shows."""
 
@@ -116,7 +118,9 @@ def _draw_one(drawing: Drawing, runs: Sequence[Runs], folder: Path) -> bool:
     notes = [_sample(runs)]
     if cell.study.reading:
         notes.append(cell.study.reading)
-    path.write_text(sheet(title, notes, picture.shapes, picture.legend))
+    lines = [line for note in notes for line in wrap(note, LINE)]
+    content = image(picture.drawing, "svg", inches=WIDTH, title=title, notes=lines)
+    path.write_bytes(content)
     print(path, flush=True)
     return True
 
@@ -163,8 +167,8 @@ def curves(drawing: Drawing, runs: Sequence[Runs]) -> Picture | None:
     x = Axis("rounds of new clients" if drawing.series in NEW_SERIES else "rounds")
     # A long label would not fit beside the axis: the title has it anyway.
     label = f"{subject}, {unit}"
-    shapes = plot(lines, x, Axis(label if len(label) <= LONGEST_LABEL else unit))
-    return Picture(shapes, [line.name for line in lines], subject)
+    y = Axis(label if len(label) <= LONGEST_LABEL else unit)
+    return Picture(charts.lines(subject, lines, x, y), subject)
 
 
 def _series_scale(name: str) -> tuple[float, str, str]:
@@ -226,8 +230,8 @@ def bars(drawing: Drawing, runs: Sequence[Runs]) -> Picture | None:
     if not any(heights):
         return None
     label = drawing.label or measure.title
-    # Their names stand in place of a legend.
-    return Picture(upright(names, {label: heights}, Axis(label)), [], label)
+    drawn = charts.bars(label, names, {label: heights}, Axis(label), "method")
+    return Picture(drawn, label)
 
 
 def across(drawing: Drawing, runs: Sequence[Runs]) -> Picture | None:
@@ -256,9 +260,7 @@ def across(drawing: Drawing, runs: Sequence[Runs]) -> Picture | None:
     label = drawing.label or measure.title
     values = [x for line in lines for x in line.x]
     x_axis = Axis(drawing.x.replace("_", " "), log=spread(values) >= LOG_FROM)
-    return Picture(
-        plot(lines, x_axis, Axis(label)), [line.name for line in lines], label
-    )
+    return Picture(charts.lines(label, lines, x_axis, Axis(label)), label)
 
 
 def _points(name: str, points: Sequence[tuple[float, list[float]]]) -> Line:
@@ -289,8 +291,8 @@ def clients(drawing: Drawing, runs: Sequence[Runs]) -> Picture | None:
     if not lines:
         return None
     subject = drawing.label or "accuracy of every client at the end"
-    shapes = plot(lines, Axis("client", whole=True), Axis("accuracy, %"))
-    return Picture(shapes, [line.name for line in lines], subject)
+    x = Axis("client", whole=True)
+    return Picture(charts.lines(subject, lines, x, Axis("accuracy, %")), subject)
 
 
 def map_of_clients(drawing: Drawing, runs: Sequence[Runs]) -> Picture | None:
@@ -302,16 +304,13 @@ def map_of_clients(drawing: Drawing, runs: Sequence[Runs]) -> Picture | None:
     if len(rows) < 3:
         return None
     points, shares = principal_axes(rows)
-    lines = []
-    for client in np.unique(owners):
-        own = points[owners == client]
-        lines.append(
-            Line(str(client), own[:, 0].tolist(), own[:, 1].tolist(), joined=False)
-        )
+    drawn = []
+    for (first, second), client in zip(points.tolist(), owners.tolist(), strict=True):
+        drawn.append(Point(first, second, series=str(client)))
     subject = drawing.label or "updates of clients by client, on two principal axes"
-    first, second = (f"{share:.0%} of the variance" for share in shares)
-    shapes = plot(lines, Axis(f"first axis, {first}"), Axis(f"second axis, {second}"))
-    return Picture(shapes, [line.name for line in lines], subject)
+    x = Axis(f"first axis, {shares[0]:.0%} of the variance")
+    y = Axis(f"second axis, {shares[1]:.0%} of the variance")
+    return Picture(scatter(subject, drawn, x, y), subject)
 
 
 def _updates(record: RunRecord) -> tuple[np.ndarray, np.ndarray]:

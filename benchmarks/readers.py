@@ -96,7 +96,7 @@ class Readers:
     def report(self, path: Path) -> None:
         """Read a run or a study as `hpcfed report` does, exports included."""
         from hpcfed.report.collect import find
-        from hpcfed.report.command import page
+        from hpcfed.report.command import page_of
         from hpcfed.report.exports import (
             csv_text,
             extrap_text,
@@ -112,7 +112,7 @@ class Readers:
             every = groups(found.samples)
             tables = csv_text(every), ranks_csv_text(every)
             for text in (
-                page(every, found),
+                page_of(every, found),
                 *tables,
                 json_text(every),
                 extrap_text(every),

@@ -2,7 +2,7 @@
 
 from html.parser import HTMLParser
 
-VOID = {"meta", "path", "rect", "br"}
+VOID = {"meta", "br"}
 
 
 class Nesting(HTMLParser):

@@ -89,9 +89,13 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 def tips(path: Path) -> list[str]:
-    """The figures of all points and bars."""
+    """The figures of all points and bars, as they are read aloud."""
     root = ElementTree.parse(path).getroot()
-    return [node.text or "" for node in root.iter("{http://www.w3.org/2000/svg}title")]
+    found = []
+    for node in root.iter():
+        if node.get("aria-roledescription") in ("point", "bar"):
+            found.append(node.get("aria-label", ""))
+    return found
 
 
 def texts(path: Path) -> list[str]:
@@ -130,9 +134,8 @@ def test_every_kind_of_figure_is_drawn(
     second = 50 * sum(record.rounds["accuracy"][1] for record in records)
     points = tips(tmp_path / "fig-6-digits-four.svg")
     assert len(points) == 2 * 3
-    assert points[1].startswith(
-        f"fedavg: accuracy of clients, % {second:.3g}, rounds 2, standard error between "
-    )
+    assert points[1].startswith(f"rounds: 2; accuracy of clients, %: {second:.3f}"[:-1])
+    assert "title: fedavg; standard error from: " in points[1]
 
     # 4,810 floats of two clients and three rounds, in GiB.
     last = tips(tmp_path / "fig-7-digits-two.svg")[-1]

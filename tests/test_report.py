@@ -1,5 +1,5 @@
-"""Figures computed by hand, a cost model with known coefficients, and drawings that are
-well-formed.
+"""Figures computed by hand, a cost model with known coefficients, and runs that cannot be
+read.
 """
 
 import csv
@@ -22,9 +22,6 @@ from hpcfed.errors import remark, say
 from hpcfed.experiment.stored import read_run
 from hpcfed.record.series import ROUND_SERIES, RoundSeries, agreed
 from hpcfed.report import choices
-from hpcfed.report.axes import Axis
-from hpcfed.report.bars import bars, stripes
-from hpcfed.report.charts import MOST_MARKERS, Line, chart
 from hpcfed.report.choices import Choice, distinguish
 from hpcfed.report.collect import find
 from hpcfed.report.costmodel import CostModel, Measured, fit, hold_out
@@ -204,19 +201,6 @@ def test_names_of_many_groups_are_found_once_for_a_method(
     assert len(calls) == 2
 
 
-def test_a_long_line_has_some_markers_and_lying_bars_their_names() -> None:
-    drawn = chart([Line("a", list(range(200)), list(range(200)))], Axis("x"), Axis("y"))
-    assert MOST_MARKERS / 2 < drawn.count("<title>a: ") <= MOST_MARKERS
-    lying = stripes(
-        ["first <b>", "second"], {"train": [3.0, 1.0], "none": [0.0, 0.0]}, Axis("ms")
-    )
-    assert (
-        lying.count("<rect") == 2 + 1
-        and "first &lt;b&gt;: train 3 (ms)" in lying
-        and "none" not in lying
-    )
-
-
 class Timed(Group):
     """A group with times as given."""
 
@@ -344,45 +328,6 @@ def test_nothing_to_report_is_one_line(
     Path("empty").mkdir()
     assert expected in mistake(capsys, *words.split())
     assert list(tmp_path.iterdir()) == [tmp_path / "empty"]
-
-
-def test_charts_escape_names_and_survive_gaps() -> None:
-    nan = float("nan")
-    lines = [
-        Line("<i>", [1, 2, 3], [1.0, nan, 3.0], [0.5, nan, nan], [2.0, nan, nan]),
-        Line("flat", [1], [5.0]),
-    ]
-    drawn = str(chart(lines, Axis("x & y", log=True), Axis("seconds", log=True)))
-    parsed(drawn)
-    assert (
-        "<i>" not in drawn
-        and "&lt;i&gt;" in drawn
-        and "x & y" not in drawn
-        and "nan" not in drawn
-    )
-    flat = str(chart([Line("zero", [1, 2], [0.0, 0.0])], Axis("x"), Axis("y")))
-    assert "nan" not in flat and "inf" not in flat
-
-
-def test_stacked_bars_reach_their_sum() -> None:
-    drawn = bars(
-        ["a", "b"],
-        {"one": [1.0, 2.0], "none": [0.0, 0.0], "two": [3.0, 0.0]},
-        Axis("s"),
-        "runs",
-    )
-    heights = [
-        float(value)
-        for name, value in parsed(str(drawn)).attributes
-        if name == "height" and float(value) > 10.0
-    ]
-    assert heights[1] == pytest.approx(3 * heights[0], rel=0.01), (
-        "two is three times one"
-    )
-    assert heights[2] == pytest.approx(2 * heights[0], rel=0.01)
-    assert ">none<" not in str(drawn) and 'class="f2"' in str(drawn), (
-        "a part keeps its colour"
-    )
 
 
 def test_what_counts_as_a_run(

@@ -219,11 +219,8 @@ def test_the_page_is_whole(reported: Path) -> None:
     assert tuple(page.ids) == SECTIONS
     targets = [value for name, value in page.attributes if name == "href" and value]
     assert targets == [f"#{name}" for name in SECTIONS], "links stay on the page"
-    assert (
-        "src" not in dict(page.attributes)
-        and "<script" not in html
-        and "url(" not in html
-    ), "nothing from outside"
+    assert "src" not in dict(page.attributes), "nothing from outside"
+    assert "default-src 'none'" in html, "nor may a script fetch anything"
     assert "<tiny>" not in html and "a &lt;tiny&gt; study" in html, "names are escaped"
     assert "prefers-color-scheme: dark" in html
     words = " ".join(page.text)
@@ -236,7 +233,7 @@ def test_the_page_is_whole(reported: Path) -> None:
         "judged at the end", "pFedGPA-FT",
     ):  # fmt: skip
         assert expected in words, expected
-    assert len(html) < 300_000
+    assert len(html) < 1_300_000, "of which 900,000 draw the charts"
 
 
 def test_stacked_seeds_are_one_sample(reported: Path) -> None:

@@ -3,10 +3,7 @@ nothing beside it.
 """
 
 import argparse
-import time
 from pathlib import Path
-
-from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from hpcfed.errors import UserError, count, printable, remark, say
 from hpcfed.record.publish import check_target, publish
@@ -21,9 +18,8 @@ from hpcfed.report.comparison import (
 from hpcfed.report.console import Output
 from hpcfed.report.exports import csv_text, extrap_text, json_text, ranks_csv_text
 from hpcfed.report.groups import Group, groups
+from hpcfed.report.page import page
 from hpcfed.report.sections import sections
-from hpcfed.report.svg import COLOURS
-from hpcfed.version import __version__
 
 
 def report(options: argparse.Namespace) -> bool:
@@ -83,7 +79,7 @@ def _texts(
     comparison: Comparison | None,
 ) -> dict[Path, str]:
     """Return what is to be written, by file."""
-    texts = {options.out: page(every, found, comparison)}
+    texts = {options.out: page_of(every, found, comparison)}
     if options.csv is not None:
         texts[options.csv] = csv_text(every)
         texts[_of_ranks(options.csv)] = ranks_csv_text(every)
@@ -125,24 +121,14 @@ def _of_ranks(path: Path) -> Path:
     return path.parent / f"{path.stem}-ranks{path.suffix}"
 
 
-def page(every: list[Group], found: Found, comparison: Comparison | None = None) -> str:
-    """Return the page as HTML."""
-    environment = Environment(
-        loader=PackageLoader("hpcfed.report", "."),
-        autoescape=True,  # titles and names of folders may come from others
-        undefined=StrictUndefined,  # a slip in the template is an error, not a gap
-        trim_blocks=True,
-    )
+def page_of(
+    every: list[Group], found: Found, comparison: Comparison | None = None
+) -> str:
+    """Return the page about these groups as HTML."""
     runs = sum(len(group.samples) for group in every)
-    now = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
-    return environment.get_template("page.html").render(
-        title=_title(found),
-        lead=f"{count(runs, 'run')} of {count(len(every), 'choice')} of options.",
-        warnings=_warnings(found),
-        sections=sections(every, found, comparison),
-        colours=COLOURS,
-        footer=f"hpcfed {__version__}, {now}",
-    )
+    lead = f"{count(runs, 'run')} of {count(len(every), 'choice')} of options."
+    made = sections(every, found, comparison)
+    return page(_title(found), [lead], _warnings(found), made)
 
 
 def _title(found: Found) -> str:

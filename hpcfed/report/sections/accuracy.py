@@ -7,20 +7,16 @@ from collections.abc import Iterator, Sequence
 from math import inf, isfinite, isnan, nan
 
 import numpy as np
-from markupsafe import Markup
 
 from hpcfed.record.metrics import METRICS, label_of, metric_of
 from hpcfed.record.run import RunRecord, mean_accuracy
-from hpcfed.report.axes import Axis
-from hpcfed.report.bars import stripes
-from hpcfed.report.charts import Line, chart
+from hpcfed.report.charts import Axis, Drawing, Line, lines, stripes
 from hpcfed.report.groups import Group
 from hpcfed.report.labels import ACCURACIES, ALL_ACCURACIES, both_series, label
 from hpcfed.report.sections.section import (
     MOST_BARS,
     MOST_LINES,
     WHICH,
-    Chart,
     Section,
     Table,
     batches,
@@ -46,8 +42,7 @@ def accuracy(every: Sequence[Group]) -> Section:
         for series, whose in ALL_ACCURACIES.items():
             title = f"{dataset}, {clients:,} clients: {whose}"
             curves = _curves(members, series)
-            for drawn in _draw(curves, Axis("accuracy, %")):
-                section.charts.append((title, drawn))
+            section.charts += _draw(title, curves, Axis("accuracy, %"))
         section.charts += _metric_charts(f"{dataset}, {clients:,} clients", members)
     section.text.append(
         "Bands are 95 % confidence over seeds. A curve of more than "
@@ -86,13 +81,13 @@ def recorded_metrics(every: Sequence[Group]) -> dict[str, str]:
     return found
 
 
-def _metric_charts(about: str, members: Sequence[Group]) -> Iterator[Chart]:
+def _metric_charts(about: str, members: Sequence[Group]) -> Iterator[Drawing]:
     """Draw every metric beside accuracy, of groups that have it."""
     for name, metric in recorded_metrics(members).items():
         axis = Axis(f"{metric}, %" if METRICS[name].in_percent else metric)
         for series, whose in both_series(name).items():
-            for drawn in _draw(_curves(members, series), axis):
-                yield f"{about}: {metric}, {whose}", drawn
+            title = f"{about}: {metric}, {whose}"
+            yield from _draw(title, _curves(members, series), axis)
 
 
 def _metric_tables(every: Sequence[Group]) -> Iterator[Table]:
@@ -191,7 +186,7 @@ def _curve(group: Group, name: str) -> Line:
     return estimates_line(name, rounds, estimates, band=True)
 
 
-def _draw(curves: Sequence[Line], axis: Axis) -> Iterator[Markup]:
+def _draw(title: str, curves: Sequence[Line], axis: Axis) -> Iterator[Drawing]:
     """Draw curves over rounds, or lying bars where runs were evaluated once. A single
     value is in the overview already.
     """
@@ -204,9 +199,9 @@ def _draw(curves: Sequence[Line], axis: Axis) -> Iterator[Markup]:
         if once:
             names = [curve.name for curve in some]
             ends = [curve.y[0] for curve in some]
-            yield stripes(names, {"after the last round": ends}, axis)
+            yield stripes(title, names, {"after the last round": ends}, axis)
         else:
-            yield chart(some, Axis("rounds", whole=True), axis)
+            yield lines(title, some, Axis("rounds", whole=True), axis)
 
 
 def _best_table(every: Sequence[Group]) -> list[Table]:

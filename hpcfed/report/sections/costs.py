@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from functools import partial
 
-from hpcfed.report.axes import Axis
-from hpcfed.report.charts import Line, chart
+from hpcfed.report.charts import Axis, Line, lines
 from hpcfed.report.groups import Group
 from hpcfed.report.labels import ranks_label
 from hpcfed.report.sections.section import (
@@ -56,16 +55,16 @@ def memory(every: Sequence[Group]) -> Section:
         )
         return section
     # Over clients, a line for each number of ranks.
-    lines = []
+    peaks_by_clients = []
     for (key, ranks), members in by_key_and_ranks(every).items():
         clients = [float(group.clients) for group in members]
         peaks = [_peak_mib(group) for group in members]
         name = ranks_label(key, ranks)
-        lines.append(Line(name, clients, peaks))
-    for some in batches(lines, MOST_LINES):
+        peaks_by_clients.append(Line(name, clients, peaks))
+    for some in batches(peaks_by_clients, MOST_LINES):
         x = Axis("clients", log=True, ticks=ticks(some))
         y = Axis(unit, zero=True)
-        section.charts.append((whose, chart(some, x, y)))
+        section.charts.append(lines(f"peak memory {whose}", some, x, y))
     return section
 
 

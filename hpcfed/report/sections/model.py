@@ -4,11 +4,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from hpcfed.errors import count
-from hpcfed.report.axes import Axis
-from hpcfed.report.charts import Line, chart
+from hpcfed.report.charts import Axis, Drawing, Point, scatter
 from hpcfed.report.costmodel import TERMS, Fitted
 from hpcfed.report.labels import label
-from hpcfed.report.sections.section import Chart, Section, Table, number
+from hpcfed.report.sections.section import Section, Table, number
 
 
 def cost_model(models: Sequence[Fitted]) -> Section:
@@ -33,19 +32,16 @@ def cost_model(models: Sequence[Fitted]) -> Section:
     return section
 
 
-def _chart(one: Fitted) -> Chart:
+def _chart(one: Fitted) -> Drawing:
     """Draw predictions over measurements: a perfect model lies on the dashed line."""
-    measured = [1e3 * point.seconds for point in one.points]
-    predicted = [1e3 * one.model(point) for point in one.points]
-    # The diagonal, from the shortest to the longest round.
-    ends = [min(measured), max(measured)]
-    lines = [
-        Line("points", measured, predicted, joined=False),
-        Line("as measured", ends, ends, ideal=True),
-    ]
+    points = []
+    for point in one.points:
+        measured = 1e3 * point.seconds
+        predicted = 1e3 * one.model(point)
+        points.append(Point(measured, predicted, _size(point.clients, point.ranks)))
     x = Axis("measured, ms per round", log=True)
     y = Axis("model, ms per round", log=True)
-    return label(one.key), chart(lines, x, y)
+    return scatter(label(one.key), points, x, y, diagonal="as measured")
 
 
 def _terms(one: Fitted) -> Table:

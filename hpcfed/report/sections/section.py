@@ -6,11 +6,7 @@ from dataclasses import dataclass, field
 from math import isnan
 from typing import TypeVar
 
-from markupsafe import Markup
-
-from hpcfed.report.axes import Axis
-from hpcfed.report.bars import bars, stripes
-from hpcfed.report.charts import Line
+from hpcfed.report.charts import Axis, Drawing, Line, bars, stripes
 from hpcfed.report.choices import Choice
 from hpcfed.report.groups import Group
 from hpcfed.report.labels import label
@@ -23,8 +19,6 @@ MOST_BARS = 12
 MIB = 2**20
 T = TypeVar("T")
 
-Chart = tuple[str, Markup]
-"""A drawing under its title."""
 Segments = Mapping[str, Callable[[Group], float]]
 """How high the segments of a group's bar are, by name."""
 
@@ -44,7 +38,7 @@ class Section:
     """For links to it."""
     title: str
     text: list[str] = field(default_factory=list)
-    charts: list[Chart] = field(default_factory=list)
+    charts: list[Drawing] = field(default_factory=list)
     tables: list[Table] = field(default_factory=list)
     listings: list[tuple[str, str]] = field(default_factory=list)
     """Long texts by name, folded up."""
@@ -143,7 +137,7 @@ def one_size_each(every: Sequence[Group]) -> bool:
     return len(families) > 1 and max(sizes) == 1
 
 
-def stacked_bars(every: Sequence[Group], segments: Segments, y: Axis) -> list[Chart]:
+def stacked_bars(every: Sequence[Group], segments: Segments, y: Axis) -> list[Drawing]:
     """Draw a chart for each choice of options, or one for all of them where each has a
     single bar.
     """
@@ -155,12 +149,12 @@ def stacked_bars(every: Sequence[Group], segments: Segments, y: Axis) -> list[Ch
         for members in batches(family, MOST_BARS):
             names = [size_name(group) for group in members]
             heights = _heights(members, segments)
-            drawn = bars(names, heights, y, "clients on ranks")
-            charts.append((label(key), drawn))
+            drawn = bars(label(key), names, heights, y, "clients on ranks")
+            charts.append(drawn)
     return charts
 
 
-def lying_bars(every: Sequence[Group], segments: Segments, x: Axis) -> list[Chart]:
+def lying_bars(every: Sequence[Group], segments: Segments, x: Axis) -> list[Drawing]:
     """Draw a lying bar for every group, under its long name."""
     charts = []
     for members in batches(every, MOST_BARS):
@@ -168,8 +162,9 @@ def lying_bars(every: Sequence[Group], segments: Segments, x: Axis) -> list[Char
         for group in members:
             name = label(group.key)
             names.append(f"{name}: {size_name(group)}")
-        drawn = stripes(names, _heights(members, segments), x)
-        charts.append(("by options: clients on ranks", drawn))
+        heights = _heights(members, segments)
+        title = f"{x.label} by options: clients on ranks"
+        charts.append(stripes(title, names, heights, x))
     return charts
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from functools import partial
 from statistics import fmean
 
-from hpcfed.report.axes import Axis
+from hpcfed.report.charts import Axis
 from hpcfed.report.groups import Group
 from hpcfed.report.labels import label
 from hpcfed.report.sections.section import (

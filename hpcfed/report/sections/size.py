@@ -2,14 +2,12 @@
 
 from collections.abc import Sequence
 
-from hpcfed.report.axes import Axis, spread
-from hpcfed.report.charts import Line, chart
+from hpcfed.report.charts import Axis, Drawing, Line, lines, spread
 from hpcfed.report.groups import Group
 from hpcfed.report.labels import ranks_label, scaling_label
 from hpcfed.report.scaling import Scaling, slope
 from hpcfed.report.sections.section import (
     MOST_LINES,
-    Chart,
     Section,
     Table,
     batches,
@@ -66,7 +64,7 @@ def _rows(one: Scaling) -> list[list[str]]:
     return rows
 
 
-def _charts(kind: str, members: Sequence[Scaling]) -> list[Chart]:
+def _charts(kind: str, members: Sequence[Scaling]) -> list[Drawing]:
     """Draw time, speed-up and efficiency over ranks, the last two beside their ideal."""
     times = []
     speedups = []
@@ -85,16 +83,14 @@ def _charts(kind: str, members: Sequence[Scaling]) -> list[Chart]:
     speedups.append(Line("ideal", over, widest.ideal, ideal=True))
     whole = [100.0] * len(every)
     efficiencies.append(Line("ideal", every, whole, ideal=True))
+    drawn = {
+        "time": (times, Axis("ms per round", log=True)),
+        "speed-up": (speedups, Axis("speed-up, times", log=True)),
+        "efficiency": (efficiencies, Axis("parallel efficiency, %", zero=True)),
+    }
     return [
-        (f"{kind} scaling: time", chart(times, x, Axis("ms per round", log=True))),
-        (
-            f"{kind} scaling: speed-up",
-            chart(speedups, x, Axis("speed-up, times", log=True)),
-        ),
-        (
-            f"{kind} scaling: efficiency",
-            chart(efficiencies, x, Axis("parallel efficiency, %", zero=True)),
-        ),
+        lines(f"{kind} scaling: {what}", some, x, y)
+        for what, (some, y) in drawn.items()
     ]
 
 
@@ -124,10 +120,10 @@ def clients(every: Sequence[Group]) -> Section:
         strict=True,
     )
     for some_rounds, some_each in both:
-        drawn = chart(some_rounds, x, per_round)
-        section.charts.append(("time of a round", drawn))
-        drawn = chart(some_each, x, per_client)
-        section.charts.append(("time by client that takes part", drawn))
+        drawn = lines("time of a round", some_rounds, x, per_round)
+        section.charts.append(drawn)
+        drawn = lines("time by client that takes part", some_each, x, per_client)
+        section.charts.append(drawn)
     columns = ("options", "clients", "ms per client, fewest", "ms per client, most",
                "power of clients")  # fmt: skip
     rows = []

@@ -1,0 +1,169 @@
+"""What all charts share: drawings, axes, colours of series, and what a click does."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from math import ceil, floor, isfinite
+from typing import Any
+
+Spec = dict[str, Any]
+"""A description in Vega-Lite."""
+Record = dict[str, Any]
+"""A row of data, by the names of its fields."""
+
+HEIGHT = 260
+"""Pixels, without title and legend."""
+NUMBERS = ",.6~g"
+"""How axes and tooltips write numbers: up to six digits, without trailing zeros."""
+LEGEND_LETTERS = 56
+"""Letters of a legend that fit beside each other under a chart."""
+FEW_TICKS = 12
+"""Whole numbers that have a tick each."""
+ZOOM = "wheel![event.ctrlKey || event.metaKey || event.altKey]"
+"""Plain turns of the wheel belong to the page."""
+
+
+@dataclass(frozen=True)
+class Drawing:
+    title: str
+    spec: Spec
+    """Without width and colours, which the page or the paper adds."""
+    dense: bool = False
+    """Whether it has thousands of marks, for which a canvas is faster than SVG."""
+
+
+@dataclass(frozen=True)
+class Axis:
+    label: str
+    """With its unit."""
+    log: bool = False
+    ticks: Sequence[float] = ()
+    """Where ticks must be; empty for round numbers."""
+    zero: bool = False
+    """Whether the axis begins at zero."""
+    whole: bool = False
+    """Whether only whole numbers have a meaning."""
+
+    def shows(self, value: float) -> bool:
+        """Whether a value has a place on the axis."""
+        if self.log and value <= 0:
+            return False
+        return isfinite(value)
+
+    def over(self, values: Iterable[float]) -> "Axis":
+        """Return the axis with a tick at each of few whole numbers: Vega would have
+        halves between them.
+        """
+        known = [value for value in values if self.shows(value)]
+        if not (self.whole and known) or max(known) - min(known) > FEW_TICKS:
+            return self
+        numbers = range(floor(min(known)), ceil(max(known)) + 1)
+        return replace(self, ticks=[float(number) for number in numbers])
+
+    def encoding(self, field: str) -> Spec:
+        """Place marks along this axis by a field of numbers."""
+        axis: Spec = {"format": NUMBERS}
+        if self.ticks:
+            axis["values"] = list(self.ticks)
+        if self.whole:
+            axis["tickMinStep"] = 1
+        scale: Spec = {"type": "log"} if self.log else {"zero": self.zero}
+        # A log axis from 1 to 1000 would hide that all values lie between 90 and 110.
+        scale["nice"] = not self.log
+        return {
+            "field": field,
+            "type": "quantitative",
+            "title": self.label,
+            "axis": axis,
+            "scale": scale,
+        }
+
+
+def short(value: float) -> float | None:
+    """Round a number to five digits, which keeps pages small; none where it is none."""
+    if not isfinite(value):
+        return None
+    rounded = float(f"{value:.5g}")
+    return int(rounded) if rounded == int(rounded) else rounded
+
+
+def chart(description: str, data: Sequence[Record], layers: Sequence[Spec]) -> Spec:
+    """Put layers over each other that share their data."""
+    return {
+        # Read to those who cannot see it.
+        "description": description,
+        "data": {"values": list(data)},
+        "height": HEIGHT,
+        "layer": list(layers),
+    }
+
+
+def series_colour(names: Sequence[str], *, shown: Sequence[str] | None = None) -> Spec:
+    """Colour marks by the field `series`. A name keeps its colour where only some are
+    shown in the legend.
+    """
+    listed = list(dict.fromkeys(names if shown is None else shown))
+    longest = max(map(len, listed), default=1)
+    legend: Spec | None = {"columns": max(1, LEGEND_LETTERS // (longest + 4))}
+    # What is alone needs no name, which the title or the axis has.
+    if len(listed) < 2:
+        legend = None
+    elif shown is not None:
+        legend = {**(legend or {}), "values": listed}
+    return {
+        "field": "series",
+        "type": "nominal",
+        "title": None,
+        "scale": {"domain": list(dict.fromkeys(names))},
+        "legend": legend,
+    }
+
+
+def clicks(names: Sequence[str], *, zoom: bool = True) -> list[Spec]:
+    """Let a click on the legend choose series, and the mouse zoom and pan."""
+    params: list[Spec] = []
+    if len(set(names)) > 1:
+        select = {"type": "point", "fields": ["series"]}
+        params.append({"name": "chosen", "select": select, "bind": "legend"})
+    if zoom:
+        select = {"type": "interval", "zoom": ZOOM}
+        params.append({"name": "zoom", "select": select, "bind": "scales"})
+    return params
+
+
+def chosen(names: Sequence[str]) -> list[Spec]:
+    """Leave out the series that the legend does not choose."""
+    return [{"filter": {"param": "chosen"}}] if len(set(names)) > 1 else []
+
+
+def tip(field: str, title: str) -> Spec:
+    """Tell a number of a mark in its tooltip."""
+    return {"field": field, "type": "quantitative", "title": title, "format": NUMBERS}
+
+
+def tip_name(field: str = "series", title: str = "title") -> Spec:
+    """Tell a name in a tooltip; one that is called `title` stands above the rest."""
+    return {"field": field, "type": "nominal", "title": title}
+
+
+def number_text(value: float) -> str:
+    """Return a short number, without an exponent where possible."""
+    if value == 0:
+        return "0"
+    if not isfinite(value):
+        return "?"
+    # 1.5e6 instead of 1.5e+06
+    if abs(value) >= 1e6:
+        return f"{value:.3g}".replace("e+0", "e").replace("e+", "e")
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    if abs(value) >= 1e-4:
+        return f"{value:.3g}"
+    return f"{value:.1e}".replace("e-0", "e-")
+
+
+def spread(values: Sequence[float]) -> float:
+    """Return the largest value by the smallest, to choose between scales."""
+    positive = [value for value in values if isfinite(value) and value > 0]
+    if not positive:
+        return 1.0
+    return max(positive) / min(positive)

@@ -1,0 +1,115 @@
+"""Charts of points, with their names, and the steps of a frontier."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hpcfed.report.charts.drawing import (
+    Axis,
+    Drawing,
+    Record,
+    Spec,
+    chart,
+    chosen,
+    clicks,
+    series_colour,
+    short,
+    tip,
+    tip_name,
+)
+
+
+@dataclass(frozen=True)
+class Point:
+    x: float
+    y: float
+    name: str = ""
+    """Told in the tooltip."""
+    series: str = ""
+    """What gives it its colour and marker."""
+    label: str = ""
+    """Written beside it; short."""
+
+
+def scatter(
+    title: str,
+    points: Sequence[Point],
+    x: Axis,
+    y: Axis,
+    *,
+    frontier: Sequence[tuple[float, float]] = (),
+    diagonal: str = "",
+) -> Drawing:
+    """Draw points over both axes.
+
+    `frontier` are corners that steps lead along, by rising x. `diagonal` names a dashed
+    line on which y equals x.
+    """
+    shown = [point for point in points if x.shows(point.x) and y.shows(point.y)]
+    names = [point.series for point in shown]
+    data = [_record(point) for point in shown]
+    across, up = x.encoding("x"), y.encoding("y")
+    # Room for the markers at the edges.
+    for encoding in (across, up):
+        encoding["scale"]["padding"] = 8
+    layers = [_points(names, x, y, across, up)]
+    if any(point.label for point in shown):
+        layers.append(_labels(names, across, up))
+    if frontier:
+        corners = [{"x": short(left), "y": short(top)} for left, top in frontier]
+        layers.append(_path(corners, across, up, interpolate="step-after"))
+    if diagonal and shown:
+        both = [value for point in shown for value in (point.x, point.y)]
+        ends = [{"x": short(end), "y": short(end)} for end in (min(both), max(both))]
+        layers.append(_path(ends, across, up))
+        layers.append(_path_name(ends[-1] | {"series": diagonal}, across, up))
+    return Drawing(title, chart(f"{y.label} over {x.label}", data, layers))
+
+
+def _record(point: Point) -> Record:
+    record: Record = {"x": short(point.x), "y": short(point.y), "series": point.series}
+    return record | {"name": point.name or point.series, "label": point.label}
+
+
+def _points(names: Sequence[str], x: Axis, y: Axis, across: Spec, up: Spec) -> Spec:
+    colour = series_colour(names)
+    return {
+        "transform": chosen(names),
+        "params": clicks(names),
+        "mark": {"type": "point", "filled": True, "size": 55, "clip": True},
+        "encoding": {
+            "x": across,
+            "y": up,
+            "color": colour,
+            "shape": colour,
+            "tooltip": [tip_name("name"), tip("x", x.label), tip("y", y.label)],
+        },
+    }
+
+
+def _labels(names: Sequence[str], across: Spec, up: Spec) -> Spec:
+    text = {"text": {"field": "label", "type": "nominal"}}
+    return {
+        "transform": chosen(names),
+        "mark": {"type": "text", "style": "point-name", "clip": True},
+        "encoding": {"x": across, "y": up} | text,
+    }
+
+
+def _path(
+    corners: Sequence[Record], across: Spec, up: Spec, *, interpolate: str = "linear"
+) -> Spec:
+    style = {"style": "ideal", "interpolate": interpolate, "clip": True}
+    return {
+        "data": {"values": list(corners)},
+        "mark": {"type": "line", **style},
+        "encoding": {"x": across, "y": up},
+    }
+
+
+def _path_name(end: Record, across: Spec, up: Spec) -> Spec:
+    text = {"text": {"field": "series", "type": "nominal"}}
+    return {
+        "data": {"values": [end]},
+        "mark": {"type": "text", "style": "ideal-name"},
+        "encoding": {"x": across, "y": up} | text,
+    }

@@ -1,0 +1,113 @@
+"""How charts look: on a light page, on a dark page, and on paper."""
+
+from typing import Any
+
+Theme = dict[str, Any]
+"""A configuration of Vega-Lite."""
+
+# Okabe and Ito's colours, which the colour-blind can tell apart, made darker or lighter
+# where they would be faint on the page.
+ON_LIGHT = (
+    "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#8a6d00", "#56b4e9", "#5b4b9a",
+    "#b3263b", "#4d4d4d", "#999999",
+)  # fmt: skip
+ON_DARK = (
+    "#56b4e9", "#ff9248", "#2fd0a0", "#e79ac6", "#f0e442", "#8fb8ff", "#b6a5ff",
+    "#ff7b8a", "#d5d5d5", "#8c8c8c",
+)  # fmt: skip
+
+
+SANS = "Helvetica, Arial, 'Liberation Sans', sans-serif"
+"""The last but one comes with what writes the files."""
+
+
+def _theme(
+    colours: tuple[str, ...],
+    *,
+    paper: str,
+    ink: str,
+    soft: str,
+    rule: str,
+    size: float,
+    font: str = "system-ui, sans-serif",
+) -> Theme:
+    """Return a theme; `size` is that of letters."""
+    legend: Theme = {"orient": "bottom", "labelColor": ink, "titleColor": ink}
+    legend |= {
+        "labelFontSize": size,
+        "titleFontSize": size,
+        "titleFontWeight": "normal",
+    }
+    legend |= {"labelLimit": 27 * size, "symbolLimit": 60, "symbolOpacity": 1}
+    return {
+        "background": "transparent",
+        "font": font,
+        "view": {"stroke": None},
+        "range": {"category": list(colours), "heatmap": {"scheme": "viridis"}},
+        "axis": {
+            "labelColor": soft,
+            "titleColor": ink,
+            "gridColor": rule,
+            "domainColor": soft,
+            "tickColor": soft,
+            "labelFontSize": size,
+            "titleFontSize": size,
+            "titleFontWeight": "normal",
+            "labelLimit": 140,
+            "labelOverlap": True,
+        },
+        "legend": legend,
+        "title": {
+            "anchor": "start",
+            "color": ink,
+            "subtitleColor": soft,
+            "fontSize": size + 1,
+            "subtitleFontSize": size,
+        },
+        "line": {"strokeWidth": size / 6},
+        "bar": {"color": colours[0]},
+        "point": {"opacity": 1},
+        "rule": {"color": ink},
+        "style": {
+            # A gap between the columns of a histogram, in the page's colour or none.
+            "bin": {"color": colours[0], "stroke": paper, "strokeWidth": 1},
+            "ideal": {"color": soft, "strokeDash": [5, 4], "strokeWidth": 1.5},
+            "ideal-name": {
+                "fill": soft,
+                "fontSize": size,
+                "align": "right",
+                "baseline": "bottom",
+                "dy": -4,
+            },
+            "bar-name": {
+                "fill": ink,
+                "fontSize": size,
+                "align": "left",
+                "baseline": "middle",
+            },
+            "point-name": {
+                "fill": soft,
+                "fontSize": size,
+                "align": "left",
+                "baseline": "middle",
+                "dx": 7,
+            },
+        },
+    }
+
+
+LIGHT = _theme(
+    ON_LIGHT, paper="#ffffff", ink="#1b1f24", soft="#59636e", rule="#e3e7eb", size=12
+)
+DARK = _theme(
+    ON_DARK, paper="#14181d", ink="#e6e9ed", soft="#a2acb7", rule="#2c343d", size=12
+)
+PAPER = _theme(
+    ON_LIGHT,
+    paper="#ffffff",
+    ink="#000000",
+    soft="#333333",
+    rule="#dddddd",
+    size=8,
+    font=SANS,
+) | {"background": "white"}

@@ -1,0 +1,40 @@
+"""The page as HTML: sections with their charts, in one file that needs nothing beside it."""
+
+import json
+import time
+from collections.abc import Sequence
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from hpcfed.report.charts.library import library
+from hpcfed.report.charts.packing import packed
+from hpcfed.report.charts.themes import DARK, LIGHT
+from hpcfed.report.sections.section import Section
+from hpcfed.version import __version__
+
+
+def page(
+    title: str,
+    lead: Sequence[str],
+    warnings: Sequence[str],
+    sections: Sequence[Section],
+) -> str:
+    """Return the page as HTML; `lead` are the sentences under its title."""
+    environment = Environment(
+        loader=PackageLoader("hpcfed.report", "."),
+        autoescape=True,  # titles and names of folders may come from others
+        undefined=StrictUndefined,  # a slip in the template is an error, not a gap
+        trim_blocks=True,
+    )
+    drawings = [drawing for section in sections for drawing in section.charts]
+    now = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
+    return environment.get_template("page.html").render(
+        title=title,
+        lead=lead,
+        warnings=warnings,
+        sections=sections,
+        drawings=packed(drawings),
+        themes=json.dumps({"light": LIGHT, "dark": DARK}),
+        library=library() if drawings else "",
+        footer=f"hpcfed {__version__}, {now}",
+    )
