@@ -56,7 +56,8 @@ def command(arguments: list[str]) -> None:
         type=Path,
         metavar="FILE.csv",
         help="also write a line for every round of every run, with a column for each "
-        "option that differs, and the times of every rank to FILE-ranks.csv",
+        "option that differs, the times of every rank to FILE-ranks.csv, and a line "
+        "for every point (means and intervals) to FILE-points.csv",
     )
     parser.add_argument(
         "--json",

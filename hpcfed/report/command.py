@@ -16,7 +16,13 @@ from hpcfed.report.comparison import (
     read_conditions,
 )
 from hpcfed.report.console import Output
-from hpcfed.report.exports import csv_text, extrap_text, json_text, ranks_csv_text
+from hpcfed.report.exports import (
+    csv_text,
+    extrap_text,
+    json_text,
+    points_csv_text,
+    ranks_csv_text,
+)
 from hpcfed.report.groups import Group, groups
 from hpcfed.report.page import page
 from hpcfed.report.sections import sections
@@ -82,7 +88,8 @@ def _texts(
     texts = {options.out: page_of(every, found, comparison)}
     if options.csv is not None:
         texts[options.csv] = csv_text(every)
-        texts[_of_ranks(options.csv)] = ranks_csv_text(every)
+        texts[_beside(options.csv, "ranks")] = ranks_csv_text(every)
+        texts[_beside(options.csv, "points")] = points_csv_text(every)
     if options.json is not None:
         texts[options.json] = json_text(every)
     if options.extrap is not None:
@@ -99,7 +106,8 @@ def _check_targets(options: argparse.Namespace) -> None:
         "--extrap": options.extrap,
     }
     if options.csv is not None:
-        wanted["--csv: its"] = _of_ranks(options.csv)
+        for what in ("ranks", "points"):
+            wanted[f"--csv: its {what} in"] = _beside(options.csv, what)
     seen = set()
     for option, path in wanted.items():
         if path is None:
@@ -116,9 +124,9 @@ def _check_targets(options: argparse.Namespace) -> None:
             )
 
 
-def _of_ranks(path: Path) -> Path:
+def _beside(path: Path, what: str) -> Path:
     """Return `rounds-ranks.csv`, beside `rounds.csv`."""
-    return path.parent / f"{path.stem}-ranks{path.suffix}"
+    return path.parent / f"{path.stem}-{what}{path.suffix}"
 
 
 def page_of(

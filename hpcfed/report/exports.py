@@ -1,17 +1,18 @@
-"""The figures for other programs: CSV of every round, JSON of what the page shows, and
-input of Extra-P.
+"""The figures for other programs: CSV of every round, rank and point, JSON of what the
+page shows, and input of Extra-P.
 """
 
 import csv
 import io
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
 from hpcfed.record.json_values import plain
+from hpcfed.record.metrics import metric_of
 from hpcfed.record.run import RunRecord
 from hpcfed.record.series import METRIC_SERIES, ROUND_SERIES
 from hpcfed.record.timing import PHASES
@@ -19,11 +20,31 @@ from hpcfed.report.choices import values_of
 from hpcfed.report.costmodel import Fitted, fit_groups
 from hpcfed.report.groups import Group, Sample
 from hpcfed.report.labels import label, scaling_label
+from hpcfed.report.noise import Noise, noisy
+from hpcfed.report.outcomes import (
+    known_metric,
+    last_accuracy,
+    run_bytes,
+    run_energy,
+    run_seconds,
+)
 from hpcfed.report.scaling import Scaling, scalings
+from hpcfed.report.statistics import Estimate
+from hpcfed.report.verdicts import verdicts
 
-FACTS = ("method", "dataset", "clients", "ranks", "columns", "seed")
-ABOUT = ("source", "options", *FACTS, "stacked_seeds", "counted")
+POINT = ("method", "dataset", "clients", "ranks", "columns")
+FACTS = (*POINT, "seed")
+ABOUT = ("source", *FACTS, "stacked_seeds", "counted")
 """The first columns; the options that differ follow."""
+ESTIMATED: dict[str, Callable[[Group], Estimate]] = {
+    "seconds_per_round": lambda group: group.seconds,
+    "seconds": run_seconds,
+    "accuracy": lambda group: last_accuracy(group, "accuracy"),
+    "global_accuracy": lambda group: last_accuracy(group, "global_accuracy"),
+    "bytes": run_bytes,
+    "energy": run_energy,
+}
+"""Figures of a point; each has columns of its own for the ends of its interval."""
 SECONDS = [f"{phase}_seconds" for phase in PHASES]
 """Columns of phases."""
 
@@ -41,7 +62,7 @@ def csv_text(every: Sequence[Group]) -> str:
         values = [_cell(group.options.get(name)) for name in swept]
         for sample in group.samples:
             for run in sample.runs:
-                lines += _round_lines(group, sample, run, values, series)
+                lines += _round_lines(sample, run, values, series)
     return _csv(lines)
 
 
@@ -56,6 +77,35 @@ def ranks_csv_text(every: Sequence[Group]) -> str:
             for run in sample.runs:
                 lines += _rank_lines(sample, run)
     return _csv(lines)
+
+
+def points_csv_text(every: Sequence[Group]) -> str:
+    """Return a line for every point, with a column for each option that differs. Runs
+    and seeds are summed up: the mean, and the ends of its confidence interval.
+    """
+    estimated = [*ESTIMATED, *_metric_series(every)]
+    figures = ["runs", "seeds"]
+    for name in estimated:
+        figures += [name, f"{name}_low", f"{name}_high"]
+    figures += ["peak_memory", *SECONDS]
+    swept = _swept(every, known=[*POINT, *figures])
+    lines: list[list[Any]] = [[*POINT, *swept, *figures]]
+    for group in every:
+        cells = [group.first.facts[fact] for fact in POINT]
+        cells += [_cell(group.options.get(name)) for name in swept]
+        cells += [len(group.samples), len(group.seeds)]
+        for name in estimated:
+            estimate = _estimate(group, name)
+            cells += [estimate.centre, estimate.low, estimate.high]
+        lines.append([*cells, group.peak_memory, *group.phase_seconds.values()])
+    return _csv(lines)
+
+
+def _estimate(group: Group, name: str) -> Estimate:
+    if name in ESTIMATED:
+        return ESTIMATED[name](group)
+    # A metric that --metrics has added.
+    return known_metric(metric_of(name), [run.last(name) for run in group.seeds])
 
 
 def _metric_series(every: Sequence[Group]) -> list[str]:
@@ -90,13 +140,11 @@ def _cell(value: Any) -> Any:
 
 
 def _round_lines(
-    group: Group,
     sample: Sample,
     run: RunRecord,
     swept: Sequence[Any],
     series: Sequence[str],
 ) -> Iterator[list[Any]]:
-    name = label(group.key)
     facts = [run.facts[fact] for fact in FACTS]
     # A metric that only other runs have.
     unknown = np.full(run.rounds_done, np.nan)
@@ -106,7 +154,6 @@ def _round_lines(
         counted = int(round >= first_counted)
         about = [
             sample.source,
-            name,
             *facts,
             run.stacked_seeds,
             counted,
@@ -135,6 +182,8 @@ def _csv(lines: Iterable[Sequence[Any]]) -> str:
 def json_text(every: Sequence[Group]) -> str:
     """Return what the page shows, and every seed's summary, as JSON."""
     content = {
+        "verdicts": [asdict(verdict) for verdict in verdicts(every)],
+        "noisy": [_noise(noise) for noise in noisy(every)],
         "groups": [_group(group) for group in every],
         "scaling": [_scaling(one) for one in scalings(every)],
         "cost_models": [_cost_model(one) for one in fit_groups(every)],
@@ -152,6 +201,15 @@ def _group(group: Group) -> dict[str, Any]:
         "phase_seconds": group.phase_seconds,
         "peak_memory": group.peak_memory,
         "runs": [run.summary() for run in group.seeds],
+    }
+
+
+def _noise(noise: Noise) -> dict[str, Any]:
+    return {
+        "label": label(noise.group.key),
+        "options": dict(noise.group.options),
+        "variation_of_repeats": noise.variation,
+        "drift_within_runs": noise.drift,
     }
 
 

@@ -40,11 +40,12 @@ def label(key: Choice) -> str:
     if "method" in key:
         words.append(plugins.label(str(key["method"])))
     for name, value in key.without("method").items():
-        words.append(_option(name, value))
+        words.append(option_text(name, value))
     return ", ".join(words)
 
 
-def _option(name: str, value: Any) -> str:
+def option_text(name: str, value: Any) -> str:
+    """Return `lr 0.1`, `supplement` or `no supplement`."""
     # Before numbers: a bool is one to Python.
     if isinstance(value, bool):
         return name if value else f"no {name}"

@@ -10,7 +10,7 @@ import numpy as np
 
 from hpcfed.report.choices import Choice
 from hpcfed.report.groups import Group
-from hpcfed.report.statistics import Estimate, ratio
+from hpcfed.report.statistics import CONFIDENCE, Estimate, ratio
 
 Kind = Literal["strong", "weak"]
 Families = dict[tuple[Choice, float], list[Group]]
@@ -103,3 +103,63 @@ def slope(x: Sequence[float], y: Sequence[float]) -> float:
     log_x = [log(value) for value in x]
     log_y = [log(value) for value in y]
     return float(np.polyfit(log_x, log_y, 1)[0])
+
+
+@dataclass(frozen=True)
+class Growth:
+    """Groups that differ in their number of clients alone."""
+
+    key: Choice
+    ranks: int
+    clients: list[int]
+    seconds: list[Estimate]
+    """Per round."""
+    per_client: list[float]
+    """Seconds by client that takes part in a round."""
+    power: Estimate
+    """Time grows as clients to this power: 1 is proportional, 0 is flat."""
+
+    @property
+    def longer(self) -> Estimate:
+        """How many times as long a round takes with most clients as with fewest."""
+        return ratio(self.seconds[-1], self.seconds[0])
+
+
+def growths(every: Sequence[Group]) -> list[Growth]:
+    """Find all sets of groups with several numbers of clients."""
+    alike: dict[tuple[Choice, int], list[Group]] = defaultdict(list)
+    for group in every:
+        alike[group.key, group.ranks].append(group)
+    made = []
+    for (key, ranks), members in alike.items():
+        if len(members) < 2:
+            continue
+        ordered = sorted(members, key=lambda group: group.clients)
+        clients = [group.clients for group in ordered]
+        seconds = [group.seconds for group in ordered]
+        made.append(
+            Growth(
+                key=key,
+                ranks=ranks,
+                clients=clients,
+                seconds=seconds,
+                # Only clients that take part cost time.
+                per_client=[group.seconds.centre / group.cohort for group in ordered],
+                power=power(clients, [estimate.centre for estimate in seconds]),
+            )
+        )
+    return made
+
+
+def power(x: Sequence[float], y: Sequence[float]) -> Estimate:
+    """Estimate the power of x that y grows with, by a straight line on logarithmic
+    scales; with an interval from three points on.
+    """
+    from scipy import stats  # late, for the reason given in statistics.py
+
+    centre = slope(x, y)
+    if len(x) < 3:
+        return Estimate(centre)
+    fitted = stats.linregress([log(value) for value in x], [log(value) for value in y])
+    half = float(stats.t.ppf((1 + CONFIDENCE) / 2, len(x) - 2)) * float(fitted.stderr)
+    return Estimate(centre, centre - half, centre + half)

@@ -4,7 +4,6 @@ the end.
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from math import inf, isfinite, isnan, nan
 
 import numpy as np
 
@@ -13,6 +12,7 @@ from hpcfed.record.run import RunRecord, mean_accuracy
 from hpcfed.report.charts import Axis, Drawing, Line, lines, stripes
 from hpcfed.report.groups import Group
 from hpcfed.report.labels import ACCURACIES, ALL_ACCURACIES, both_series, label
+from hpcfed.report.outcomes import known_mean, known_metric, metric_limits
 from hpcfed.report.sections.section import (
     MOST_BARS,
     MOST_LINES,
@@ -134,21 +134,6 @@ def _class_tables(every: Sequence[Group]) -> Iterator[Table]:
             yield Table(columns, rows, caption)
 
 
-def known_metric(name: str, values: Sequence[float]) -> Estimate:
-    """Estimate a metric from the seeds that have one, and have not diverged."""
-    known = [value for value in values if isfinite(value)]
-    least, most = _limits(name)
-    return of_seeds(known, least=least, most=most) if known else Estimate(nan)
-
-
-def _limits(name: str) -> tuple[float, float]:
-    """Return what a metric's values lie between."""
-    metric = METRICS[name]
-    # R² alone has no lower limit.
-    least = -inf if name == "r2" else 0.0
-    return least, 1.0 if metric.in_percent else inf
-
-
 def _curves(members: Sequence[Group], series: str) -> list[Line]:
     """Return the curves of groups that were evaluated at all."""
     curves = []
@@ -173,7 +158,7 @@ def _curve(group: Group, name: str) -> Line:
     evaluated = np.flatnonzero(np.isfinite(series).all(0))
     metric = metric_of(name)
     scale = 100 if METRICS[metric].in_percent else 1
-    least, most = _limits(metric)
+    least, most = metric_limits(metric)
     # Windows of evaluations, each drawn as one point; of one evaluation if few.
     points = min(len(evaluated), MOST_POINTS)
     windows = np.array_split(evaluated, points) if points else []
@@ -242,14 +227,3 @@ def _final(group: Group, name: str) -> Estimate:
         if name in run.finals:
             means.append(mean_accuracy(run.finals[name]))
     return known_mean(means)
-
-
-def last_accuracy(group: Group, name: str) -> Estimate:
-    """Estimate the last value of a series, over seeds."""
-    return known_mean([run.last(name) for run in group.seeds])
-
-
-def known_mean(accuracies: Sequence[float]) -> Estimate:
-    """Estimate an accuracy from the seeds that have one."""
-    known = [value for value in accuracies if not isnan(value)]
-    return of_seeds(known, most=1) if known else Estimate(nan)

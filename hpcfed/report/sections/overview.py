@@ -6,7 +6,7 @@ from hpcfed.record.metrics import HEADLINES, label_of
 from hpcfed.report.collect import Found
 from hpcfed.report.groups import Group
 from hpcfed.report.labels import ACCURACIES, both_series
-from hpcfed.report.sections.accuracy import known_metric, last_accuracy
+from hpcfed.report.outcomes import known_metric, last_accuracy
 from hpcfed.report.sections.section import WHICH, Section, Table, interval, which
 
 

@@ -1,0 +1,402 @@
+"""Verdicts of a study: one for each question that its points can answer, in sentences.
+
+A question without an answer has no verdict.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import isfinite
+
+from hpcfed import plugins
+from hpcfed.errors import count
+from hpcfed.report.choices import Choice
+from hpcfed.report.contests import Contest, contests
+from hpcfed.report.costmodel import Fitted, fit_groups
+from hpcfed.report.groups import Group
+from hpcfed.report.labels import label, option_text
+from hpcfed.report.limits import Limit, limits
+from hpcfed.report.outcomes import COSTS, MIB, mean_to_target, measure
+from hpcfed.report.pareto import Frontier, frontiers
+from hpcfed.report.scaling import Growth, Scaling, growths, scalings
+from hpcfed.report.statistics import Estimate
+from hpcfed.report.swept import (
+    PROBLEM,
+    Effect,
+    Swept,
+    families,
+    problem,
+    score_effect,
+    swept,
+    time_effect,
+)
+
+MOST_SENTENCES = 4
+"""For one question; what is beyond is counted, and stands in the section's table."""
+LEAST_GAIN = 1.02
+"""How many times as long a choice must take for an option to be worth a sentence."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    question: str
+    answers: list[str]
+    """Whole sentences."""
+    section: str
+    """Where on the page the figures are."""
+
+
+def verdicts(every: Sequence[Group]) -> list[Verdict]:
+    """Answer every question that the points can answer."""
+    options = swept(every)
+    found = scalings(every)
+    strong = [one for one in found if one.kind == "strong"]
+    weak = [one for one in found if one.kind == "weak"]
+    asked = [
+        Verdict("Which method wins where?", _wins(contests(every, options)), "methods"),
+        Verdict("Which options matter?", _matters(every, options), "options"),
+        Verdict("How does it scale over ranks?", _strong(strong), "scaling"),
+        Verdict("And with as many clients on every rank?", _weak(weak), "scaling"),
+        Verdict("How does it scale by clients?", _clients(growths(every)), "clients"),
+        Verdict("What limits it?", _limits(limits(every)), "phases"),
+        Verdict("What does it cost?", _costs(every, options), "pareto"),
+        Verdict("Can times be predicted?", _predicted(fit_groups(every)), "model"),
+    ]
+    return [verdict for verdict in asked if verdict.answers]
+
+
+def text(estimate: Estimate, unit: str = "", scale: float = 1.0) -> str:
+    """Return `12.3 % [11.8, 12.9]`, as it stands in a sentence."""
+    words = f"{_number(scale * estimate.centre)}{unit}"
+    if estimate.bounded:
+        low, high = _number(scale * estimate.low), _number(scale * estimate.high)
+        words += f" [{low}, {high}]"
+    return words
+
+
+def _number(value: float) -> str:
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
+
+
+def _first(sentences: Sequence[str], of: str) -> list[str]:
+    """Return the first sentences, and how many more there would be."""
+    shown = list(sentences[:MOST_SENTENCES])
+    left = len(sentences) - len(shown)
+    if left:
+        shown.append(f"{count(left, of)} more in the table.")
+    return shown
+
+
+# Methods.
+
+
+def condition_text(condition: Choice) -> str:
+    """Return `digits, 20 clients, alpha 0.1`."""
+    words = [plugins.label(str(condition["dataset"]))]
+    words.append(count(int(condition["clients"]), "client"))
+    for name, value in condition.without("dataset", "clients").items():
+        if value is not None:
+            words.append(option_text(name, value))
+    return ", ".join(words)
+
+
+def entrant_text(contest: Contest, group: Group) -> str:
+    """Return the method, with those of its own options that were swept."""
+    return label(group.options.only(("method", *contest.own)))
+
+
+def _wins(found: Sequence[Contest]) -> list[str]:
+    if len(found) <= MOST_SENTENCES:
+        return [_contest(contest) for contest in found]
+    return _wins_counted(found)
+
+
+def _contest(contest: Contest) -> str:
+    where = condition_text(contest.condition)
+    best = entrant_text(contest, contest.winner)
+    score = text(contest.judged.estimate(contest.winner), contest.judged.unit)
+    second = entrant_text(contest, contest.ranking[1])
+    lead = text(contest.leads[0], contest.judged.steps)
+    if contest.decided:
+        return f"{where}: {best} wins with {score}, {lead} ahead of {second}."
+    if contest.seeds < 2:
+        return (
+            f"{where}: {best} is ahead with {score}, {lead} before {second}; "
+            "one seed cannot tell whether that is noise."
+        )
+    rivals = " and ".join(entrant_text(contest, rival) for rival in contest.rivals)
+    return (
+        f"{where}: {best} has most with {score}, but {rivals} "
+        f"{_are(contest.rivals)} not told apart from it by {contest.seeds} seeds "
+        f"(lead over the second {lead})."
+    )
+
+
+def _are(things: Sequence[object]) -> str:
+    return "is" if len(things) == 1 else "are"
+
+
+def _wins_counted(found: Sequence[Contest]) -> list[str]:
+    """Sum up many contests, and tell the clearest of them."""
+    decided = [contest for contest in found if contest.decided]
+    wins = Counter(entrant_text(contest, contest.winner) for contest in decided)
+    words = [f"{name} wins {times}" for name, times in wins.most_common(MOST_SENTENCES)]
+    undecided = len(found) - len(decided)
+    if undecided:
+        fewest = min(contest.seeds for contest in found)
+        words.append(f"{undecided} are not told apart by {count(fewest, 'seed')}")
+    sentences = [f"Of {count(len(found), 'condition')}, {', '.join(words)}."]
+    if decided:
+        clearest = max(decided, key=lambda contest: contest.leads[0].centre)
+        sentences.append(f"The largest lead: {_contest(clearest)}")
+    ahead = Counter(entrant_text(contest, contest.winner) for contest in found)
+    name, times = ahead.most_common(1)[0]
+    sentences.append(
+        f"By the means alone, {name} is ahead most often: {times} of {len(found)} times."
+    )
+    return sentences
+
+
+# Options.
+
+
+@dataclass(frozen=True)
+class Matters:
+    """What one option does to score and time."""
+
+    option: Swept
+    score: Effect | None
+    time: Effect | None
+
+
+def effects(every: Sequence[Group], options: Sequence[Swept]) -> list[Matters]:
+    """Return what every option but the method does, the strongest on the score first."""
+    judged = measure(every)
+    found = []
+    for option in options:
+        if option.name == "method":
+            continue
+        alike = families(every, option.name, options)
+        # Ranks change nothing but rounding.
+        scored = judged is not None and option.name != "ranks"
+        score = score_effect(alike, option, judged) if scored and judged else None
+        found.append(Matters(option, score, time_effect(alike, option)))
+
+    def strength(one: Matters) -> float:
+        return 0.0 if one.score is None else -abs(one.score.change.centre)
+
+    return sorted(found, key=strength)
+
+
+def _matters(every: Sequence[Group], options: Sequence[Swept]) -> list[str]:
+    judged = measure(every)
+    sentences = []
+    for one in effects(every, options):
+        if one.score is None or judged is None:
+            continue
+        change = one.score.change
+        if change.centre == 0 or not isfinite(change.centre):
+            continue
+        name = one.option.name
+        best = option_text(name, one.score.best)
+        worst = option_text(name, one.score.worst)
+        gain = text(change, judged.steps)
+        pairs = count(one.score.pairs, "pair")
+        sentence = f"{best} against {worst}: {gain} of {judged.name} better"
+        sentence += f", the mean over {pairs} of points that differ in nothing else"
+        if change.bounded and change.low <= 0:
+            sentence += "; the interval includes no effect"
+        sentences.append(f"{sentence}.")
+    return _first(sentences, "option")
+
+
+# Ranks and clients.
+
+
+def _largest(found: Sequence[Scaling]) -> list[Scaling]:
+    """Return every choice's scaling with most clients."""
+    best: dict[Choice, Scaling] = {}
+    for one in found:
+        known = best.get(one.key)
+        if known is None or one.clients > known.clients:
+            best[one.key] = one
+    return list(best.values())
+
+
+def _strong(found: Sequence[Scaling]) -> list[str]:
+    sentences = []
+    for one in _largest(found):
+        sentences.append(
+            f"{label(one.key)}, {one.clients:,.0f} clients: "
+            f"{count(one.ranks[-1], 'rank')} are {text(one.speedup[-1], ' times')} as "
+            f"fast as {one.ranks[0]}, an efficiency of "
+            f"{text(one.efficiency[-1], ' %', 100)}{_no_gain(one)}."
+        )
+    return _first(sentences, "choice")
+
+
+def _no_gain(one: Scaling) -> str:
+    """Add a word where more ranks do not help."""
+    last = one.speedup[-1]
+    if last.bounded and last.low <= 1 <= last.high:
+        return "; that is no gain that could be told from noise"
+    if last.centre < 1:
+        return "; more ranks are slower"
+    return ""
+
+
+def _weak(found: Sequence[Scaling]) -> list[str]:
+    sentences = []
+    for one in _largest(found):
+        # Weak scaling's efficiency is how much longer a round takes, turned round.
+        sentences.append(
+            f"{label(one.key)}, {one.clients:g} clients per rank: from {one.ranks[0]} "
+            f"to {count(one.ranks[-1], 'rank')} the efficiency is "
+            f"{text(one.efficiency[-1], ' %', 100)}."
+        )
+    return _first(sentences, "choice")
+
+
+def _clients(found: Sequence[Growth]) -> list[str]:
+    sentences = []
+    for one in found:
+        first, last = one.per_client[0], one.per_client[-1]
+        sentences.append(
+            f"{label(one.key)}, {count(one.ranks, 'rank')}: from {one.clients[0]:,} to "
+            f"{one.clients[-1]:,} clients a round takes {text(one.longer, ' times')} as "
+            f"long, clients to the power of {text(one.power)}; a client costs "
+            f"{_number(1e3 * first)} ms, then {_number(1e3 * last)} ms."
+        )
+    return _first(sentences, "choice")
+
+
+# Limits, costs, predictions.
+
+
+def _limits(found: Sequence[Limit]) -> list[str]:
+    if len(found) <= MOST_SENTENCES:
+        return [_limit(limit) for limit in found]
+    # Many choices are often limited by the same.
+    by_phase: dict[str, list[Limit]] = defaultdict(list)
+    for limit in found:
+        by_phase[limit.phase].append(limit)
+    sentences = []
+    for phase, members in sorted(by_phase.items(), key=lambda item: -len(item[1])):
+        shares = [limit.share for limit in members]
+        sentences.append(
+            f"{phase} takes most of a round in {len(members)} of "
+            f"{count(len(found), 'choice')} of options: "
+            f"{100 * min(shares):.0f} to {100 * max(shares):.0f} %."
+        )
+    lossy = [limit for limit in found if limit.loss is not None]
+    if lossy:
+        worst = max(lossy, key=lambda limit: limit.loss.after if limit.loss else 0.0)
+        sentences.append(f"Most is lost to more ranks here: {_limit(worst)}")
+    return sentences
+
+
+def _limit(limit: Limit) -> str:
+    words = f"{_which(limit.group)}: {limit.phase} takes {100 * limit.share:.0f} % of a round"
+    if limit.loss is not None:
+        loss = limit.loss
+        words += (
+            f"; against {count(loss.ranks, 'rank')} most is lost in {loss.phase}, "
+            f"{_number(1e3 * loss.before)} ms there and {_number(1e3 * loss.after)} ms "
+            "here"
+        )
+    return f"{words}."
+
+
+def _costs(every: Sequence[Group], options: Sequence[Swept]) -> list[str]:
+    targets = _first(list(_to_target(every, options)), "problem")
+    ends = _first(list(_ends(frontiers(every, options))), "problem")
+    sentences = [*targets, *ends]
+    energies = [group for group in every if isfinite(_energy(group))]
+    if len(energies) > 1:
+        least, most = min(energies, key=_energy), max(energies, key=_energy)
+        sentences.append(
+            f"A run takes from {_number(_energy(least))} J ({_which(least)}) to "
+            f"{_number(_energy(most))} J ({_which(most)}) of its GPUs."
+        )
+    return sentences
+
+
+def _energy(group: Group) -> float:
+    return COSTS["energy"].of(group).centre
+
+
+def _which(group: Group) -> str:
+    ranks = count(group.ranks, "rank")
+    return f"{label(group.key)}, {group.clients:,} clients on {ranks}"
+
+
+def _to_target(every: Sequence[Group], options: Sequence[Swept]) -> Iterator[str]:
+    """Tell who reaches a target first, and who with fewest bytes, in each problem."""
+    problems: dict[tuple[Choice, float], list[Group]] = defaultdict(list)
+    for group in every:
+        target = group.first.target
+        if target is not None:
+            problems[problem(group, options), target].append(group)
+    for (posed, target), members in problems.items():
+        about = f"{condition_text(posed)}, target {target:g} %"
+        reached = [m for m in members if isfinite(mean_to_target(m, "seconds"))]
+        if not reached:
+            yield f"{about}: no point reached it with all its seeds."
+        elif len(members) > 1:
+            yield f"{about}: {_reached(reached)}."
+
+
+def _reached(reached: Sequence[Group]) -> str:
+    """Tell the fastest and, if it is another one, who has sent least."""
+    fastest = min(reached, key=lambda group: mean_to_target(group, "seconds"))
+    leanest = min(reached, key=lambda group: mean_to_target(group, "bytes"))
+    seconds = _number(mean_to_target(fastest, "seconds"))
+    mib = _number(mean_to_target(leanest, "bytes") / MIB)
+    first = f"{_choice(fastest)} is first, after {seconds} s"
+    if fastest.key == leanest.key:
+        return f"{first}, and with fewest bytes, {mib} MiB"
+    return f"{first}; {_choice(leanest)} with fewest bytes, {mib} MiB"
+
+
+def _choice(group: Group) -> str:
+    """Return the choice of options without the problem, which the sentence has."""
+    key = group.key.without(*PROBLEM)
+    return f"{label(key)} on {count(group.ranks, 'rank')}"
+
+
+def _ends(found: Sequence[Frontier]) -> Iterator[str]:
+    """Tell how much the best point of each problem costs, and what less gives."""
+    for one in found:
+        if one.cost is not COSTS["seconds"] or len(one.best) < 2:
+            continue
+        cheapest, best = one.best[0], one.best[-1]
+        unit = one.judged.unit
+        yield (
+            f"{condition_text(one.problem)}: the best {one.judged.name}, "
+            f"{text(best.score, unit)}, takes {text(best.cost, ' s')} "
+            f"({_choice(best.group)}); {text(cheapest.cost, ' s')} are enough for "
+            f"{text(cheapest.score, unit)} ({_choice(cheapest.group)})."
+        )
+
+
+def _predicted(found: Sequence[Fitted]) -> list[str]:
+    sentences = []
+    for one in found:
+        sentence = (
+            f"{label(one.key)}: the cost model is wrong by "
+            f"{_number(100 * one.model.error)} % on the points it was fitted to"
+        )
+        if isfinite(one.model.left_out_error):
+            left_out = _number(100 * one.model.left_out_error)
+            sentence += f", by {left_out} % on points that it has not seen"
+        if one.held_out is not None:
+            point = one.held_out.point
+            error = 100 * one.held_out.error
+            sentence += (
+                f"; the largest ({point.clients:,.0f} clients on "
+                f"{count(point.ranks, 'rank')}) it would have put {error:+.3g} % off"
+            )
+        sentences.append(f"{sentence}.")
+    return _first(sentences, "choice")

@@ -1,0 +1,80 @@
+"""Points of studies made in memory, with figures that tests choose."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hpcfed.config import RunConfig
+from hpcfed.record.run import RunRecord
+from hpcfed.record.series import ROUND_SERIES
+from hpcfed.record.timing import PHASES
+from hpcfed.report.groups import Sample
+
+ROUNDS = 10
+
+
+def run_of(
+    *,
+    accuracy: float = 0.5,
+    seconds: float | Sequence[float] = 1.0,
+    train: float = 0.75,
+    seed: int = 0,
+    ranks: int = 1,
+    sent: float = 100.0,
+    energy: float = float("nan"),
+    **options: Any,
+) -> RunRecord:
+    """Return a run whose last accuracy is as given. Of its seconds, a share is spent
+    training and the rest aggregating; bytes are those of a round, up and as many down.
+    """
+    config = RunConfig().model_dump(mode="json") | {"seed": seed} | options
+    each = np.broadcast_to(np.asarray(seconds, float), np.shape(seconds) or (ROUNDS,))
+    rounds = {name: np.full(len(each), np.nan) for name in ROUND_SERIES}
+    rounds["seconds"] = np.array(each)
+    rounds["cohort"] = np.full(len(each), float(config["clients"]))
+    rounds["bytes_up"] = rounds["bytes_down"] = np.full(len(each), sent)
+    # It climbs to its last value.
+    rounds["accuracy"] = accuracy * np.linspace(0.1, 1, len(each))
+    phases = np.zeros((len(each), ranks, len(PHASES)))
+    phases[:, :, PHASES.index("train")] = train * each[:, None]
+    phases[:, :, PHASES.index("aggregate")] = (1 - train) * each[:, None]
+    clients = config["clients"]
+    facts = {
+        "method": config["method"],
+        "dataset": config["dataset"],
+        "clients": clients,
+        "ranks": ranks,
+        "columns": 4810,
+        "seed": seed,
+        "model": "mlp",
+    }
+    return RunRecord(
+        folder=Path("run"),
+        status="complete",
+        error="",
+        facts=facts,
+        config=config,
+        environment={"command": ["hpcfed", "run"]},
+        rounds=rounds,
+        phases=phases,
+        wall=np.repeat(each[:, None], ranks, 1),
+        peak_memory=np.full(ranks, 2.0**20),
+        client_accuracy=np.full((len(each), clients), accuracy),
+        train_samples=np.full(clients, 32),
+        energy=energy,
+        moves=(),
+        finals={},
+        newcomers={},
+        learnings=(),
+        evaluated=np.arange(clients),
+        client_metrics={},
+        class_accuracy={},
+    )
+
+
+def sample_of(**figures: Any) -> Sample:
+    """Return a process of one run; see `run_of`."""
+    run = run_of(**figures)
+    return Sample((run,), 0, f"seed {run.facts['seed']}")

@@ -1,0 +1,213 @@
+"""What a study's page says in words: worked out by hand on points made for it."""
+
+import csv
+from math import isnan
+
+import pytest
+
+from hpcfed.report.contests import contests
+from hpcfed.report.exports import csv_text, points_csv_text
+from hpcfed.report.groups import Sample, groups
+from hpcfed.report.limits import limits
+from hpcfed.report.noise import noisy
+from hpcfed.report.outcomes import measure
+from hpcfed.report.pareto import frontiers
+from hpcfed.report.scaling import growths
+from hpcfed.report.swept import Swept, families, score_effect, swept, time_effect
+from hpcfed.report.verdicts import effects, verdicts
+from tests.points import sample_of
+
+
+def answers(samples: list[Sample]) -> dict[str, str]:
+    return {one.question: " ".join(one.answers) for one in verdicts(groups(samples))}
+
+
+def grid(**figures: float) -> list[Sample]:
+    """Two methods at two learning rates, each with two seeds: fedper is 0.1 better at
+    either, and lr 0.1 is 0.2 better than 0.01 with each.
+    """
+    made = []
+    for method, more in (("fedavg", 0.0), ("fedper", 0.1)):
+        for lr, gain in ((0.01, 0.0), (0.1, 0.2)):
+            for seed in (0, 1):
+                accuracy = 0.5 + more + gain + 0.01 * seed
+                made.append(
+                    sample_of(
+                        method=method, lr=lr, seed=seed, accuracy=accuracy, **figures
+                    )
+                )
+    return made
+
+
+def test_swept_options_and_the_points_that_differ_in_one() -> None:
+    every = groups(grid())
+    options = swept(every)
+    assert [(one.name, one.values) for one in options] == [
+        ("method", ("fedavg", "fedper")),
+        ("lr", (0.01, 0.1)),
+    ], "what follows from the method is not swept"
+    alike = families(every, "lr", options)
+    assert [choice["method"] for choice in alike] == ["fedavg", "fedper"]
+    judged = measure(every)
+    assert judged is not None
+    effect = score_effect(alike, options[1], judged)
+    assert effect is not None and (effect.best, effect.worst, effect.pairs) == (
+        0.1,
+        0.01,
+        2,
+    )
+    assert effect.change.centre == pytest.approx(20)
+
+
+@pytest.mark.parametrize(
+    ("values", "geometric"),
+    [
+        ((1, 2, 4), True),
+        ((0.001, 0.003, 0.01), True),
+        ((10, 20, 30, 40), False),
+        ((0, 1, 10), False),
+        ((1, 10), False),
+        (("a", "b", "c"), False),
+    ],
+)
+def test_values_that_grow_by_a_factor_have_a_logarithmic_axis(
+    values: tuple[object, ...], geometric: bool
+) -> None:
+    assert Swept("lr", values).geometric is geometric
+
+
+def test_a_method_wins_only_where_the_interval_says_so() -> None:
+    # Both seeds differ by 0.1: paired, there is no doubt.
+    told = answers(grid())["Which method wins where?"]
+    assert told.count("fedper wins") == 2
+    assert "digits, 20 clients, lr 0.1: fedper wins with 80.5 %" in told
+    assert "10 points [10, 10] ahead of fedavg" in told
+    # Seeds that disagree: leads of 0.3 and -0.1, an interval that holds 0.
+    doubtful = [
+        sample_of(method="fedavg", seed=0, accuracy=0.4),
+        sample_of(method="fedavg", seed=1, accuracy=0.6),
+        sample_of(method="fedper", seed=0, accuracy=0.7),
+        sample_of(method="fedper", seed=1, accuracy=0.5),
+    ]
+    told = answers(doubtful)["Which method wins where?"]
+    assert "fedavg is not told apart from it by 2 seeds" in told
+    assert "wins" not in told
+    alone = [one for one in doubtful if one.runs[0].facts["seed"] == 0]
+    told = answers(alone)["Which method wins where?"]
+    assert "fedper is ahead with 70 %, 30 points before fedavg; one seed" in told
+
+
+def test_a_winner_beats_everybody_not_the_second_alone() -> None:
+    samples = []
+    values = {"fedavg": (0.80, 0.80), "fedper": (0.79, 0.79), "fedrep": (0.5, 0.9)}
+    for method, by_seed in values.items():
+        for seed, accuracy in enumerate(by_seed):
+            samples.append(sample_of(method=method, seed=seed, accuracy=accuracy))
+    every = groups(samples)
+    (contest,) = contests(every, swept(every))
+    assert [group.options["method"] for group in contest.ranking] == list(values)
+    assert contest.leads[0].low > 0, "the second is told apart"
+    assert [group.options["method"] for group in contest.rivals] == ["fedrep"]
+
+
+def test_the_frontier_has_what_nobody_beats() -> None:
+    points = {0.01: (0.5, 1.0), 0.02: (0.4, 2.0), 0.03: (0.7, 3.0), 0.04: (0.7, 4.0)}
+    samples = [
+        sample_of(lr=lr, accuracy=accuracy, seconds=seconds, energy=seconds)
+        for lr, (accuracy, seconds) in points.items()
+    ]
+    every = groups(samples)
+    found = {one.cost.unit: one for one in frontiers(every, swept(every))}
+    for unit in ("s", "J"):
+        best = [point.group.options["lr"] for point in found[unit].best]
+        assert best == [0.01, 0.03], "0.02 is dearer and worse, 0.04 no better"
+    # All send the same: one of the best is left.
+    assert len(found["MiB"].best) == 1
+    assert found["MiB"].best[0].score.centre == pytest.approx(70)
+    other_data = [*samples, sample_of(alpha=9.0, accuracy=0.9, seconds=0.5)]
+    every = groups(other_data)
+    assert len(frontiers(every, swept(every))) == 3, "another problem does not compete"
+
+
+def test_ranks_are_limited_by_the_phase_that_shrinks_least() -> None:
+    # 0.75 s of training become 0.3 s, aggregation stays at 0.25 and 0.3 s.
+    samples = [
+        sample_of(ranks=1, seconds=1.0, train=0.75),
+        sample_of(ranks=4, seconds=0.6, train=0.5),
+    ]
+    (limit,) = limits(groups(samples))
+    assert (limit.phase, limit.share) == ("train", pytest.approx(0.5))
+    assert limit.loss is not None and limit.loss.phase == "aggregate"
+    assert (limit.loss.before, limit.loss.after) == (
+        pytest.approx(0.25),
+        pytest.approx(0.3),
+    )
+    told = answers(samples)
+    assert "4 ranks are 1.67 times" in told["How does it scale over ranks?"]
+    assert "250 ms there and 300 ms here" in told["What limits it?"]
+
+
+def test_time_by_clients_has_its_power() -> None:
+    samples = [
+        sample_of(clients=clients, seconds=0.01 * clients**0.5)
+        for clients in (4, 16, 64)
+    ]
+    (growth,) = growths(groups(samples))
+    assert growth.power.centre == pytest.approx(0.5)
+    assert growth.power.low == pytest.approx(0.5)
+    assert growth.per_client == pytest.approx([0.02 / 4, 0.04 / 16, 0.08 / 64])
+    assert "4 times" in answers(samples)["How does it scale by clients?"]
+
+
+def test_a_machine_that_was_not_quiet_is_found() -> None:
+    quiet = [sample_of(seconds=seconds) for seconds in (1.0, 1.05, 0.97)]
+    assert noisy(groups(quiet)) == []
+    (loud,) = noisy(groups([*quiet, sample_of(seconds=2.0)]))
+    # Medians 1, 1.05, 0.97 and 2: deviation 0.4976 by mean 1.255.
+    assert loud.variation == pytest.approx(0.397, abs=1e-3) and isnan(loud.drift)
+    # Rounds that vary as much as the repeats do say nothing about the machine.
+    restless = [
+        sample_of(seconds=[1, 9, 1, 9, 1, 9, 5, 2]),
+        sample_of(seconds=[1, 9, 1, 9, 1, 9, 5, 8]),
+    ]
+    assert noisy(groups(restless)) == []
+    (slower,) = noisy(groups([sample_of(seconds=[1.0] * 12 + [1.5] * 6)]))
+    assert slower.drift == pytest.approx(0.5) and isnan(slower.variation)
+    assert noisy(groups([sample_of(seconds=[1.0] * 12 + [1.5, 1, 1, 1, 1, 1])])) == []
+
+
+def test_what_was_not_asked_has_no_verdict() -> None:
+    assert list(answers([sample_of()])) == ["What limits it?"]
+
+
+def test_time_counts_for_an_option_as_a_factor() -> None:
+    samples = [sample_of(epochs=epochs, seconds=2.0 * epochs) for epochs in (1, 3)]
+    every = groups(samples)
+    (one,) = effects(every, swept(every))
+    assert one.time is not None and (one.time.best, one.time.worst) == (1, 3)
+    assert one.time.change.centre == pytest.approx(3)
+    alike = families(every, "epochs", swept(every))
+    assert time_effect(alike, one.option) == one.time
+
+
+def test_a_point_is_a_line_with_its_options_and_intervals() -> None:
+    every = groups(grid(seconds=2.0, sent=50.0))
+    rows = list(csv.DictReader(points_csv_text(every).splitlines()))
+    keys = [(row["method"], row["lr"]) for row in rows]
+    assert keys == [
+        ("fedavg", "0.01"),
+        ("fedavg", "0.1"),
+        ("fedper", "0.01"),
+        ("fedper", "0.1"),
+    ]
+    first = rows[0]
+    assert (first["runs"], first["seeds"]) == ("2", "2")
+    assert float(first["seconds"]) == pytest.approx(20.0), "of ten rounds"
+    assert float(first["bytes"]) == pytest.approx(1000.0), "up and down"
+    assert float(first["accuracy"]) == pytest.approx(0.505)
+    # Two seeds 0.01 apart: Student's t of two values times 0.005.
+    half = float(first["accuracy_high"]) - 0.505
+    assert half == pytest.approx(12.7062 * 0.005, rel=1e-3)
+    assert first["energy"] == "nan"
+    rounds = next(csv.reader(csv_text(every).splitlines()))
+    assert "lr" in rounds and "options" not in rounds, "no label to take apart"
