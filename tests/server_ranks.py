@@ -185,8 +185,8 @@ def trained(changed: dict[str, Any], slot: RankSlot) -> Told:
         model.checkpoint = recomputing(options)
     learning = make_trainer(model, TrainingPlan(options, divided, slot, steps=LENGTH))
     begun = tensors_of(learning)
-    first = learning.fit(loss, HALF, lambda done: None)
-    second = learning.fit(loss, HALF, lambda done: None)
+    first = learning.fit(loss, HALF, lambda done, losses: None)
+    second = learning.fit(loss, HALF, lambda done, losses: None)
     rows = torch.randn(3, COLUMNS, generator=torch.Generator().manual_seed(6))
     with torch.no_grad(), gathered(model, options.zero_stage):
         latents = model.encode(rows)

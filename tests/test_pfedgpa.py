@@ -860,7 +860,7 @@ def test_accumulated_passes_count_in_batch_norm_as_ranks_do() -> None:
         trainer.fit(
             lambda net, step, micro: net(batches[step, rank + micro]),
             4,
-            lambda done: None,
+            lambda done, losses: None,
         )
         return {
             name: tensor

@@ -13,7 +13,7 @@ from io import TextIOWrapper
 from types import ModuleType
 from typing import Any, NoReturn
 
-from hpcfed.cli import attack, catalogue, profile, report, run, show, study
+from hpcfed.cli import attack, catalogue, profile, report, run, show, study, watch
 from hpcfed.cli.parser import CommandParser
 from hpcfed.errors import UserError, remark, tell, unknown
 from hpcfed.runtime.launcher import launched, leave, telling_a_good_end
@@ -21,6 +21,7 @@ from hpcfed.version import source
 
 COMMANDS: dict[str, ModuleType] = {
     "run": run,
+    "watch": watch,
     "show": show,
     "profile": profile,
     "study": study,

@@ -41,6 +41,8 @@ def run_rounds(
     snapshots = open_snapshots(setup, folder)
     with closing(results, snapshots):
         joules_before = rank_joules(setup.world)
+        if setup.settings.options.has_server:
+            fed.server.begin(str(folder))
         first = 0
         state = method.init(fed)
         checkpointing.check_state(setup, state, "init")

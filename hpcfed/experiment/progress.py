@@ -18,10 +18,12 @@ from rich.progress import (
 
 from hpcfed.errors import count, remark
 from hpcfed.record.metrics import METRICS, global_name, text_of
+from hpcfed.record.pace import duration, pace, short_seconds
 
-LINE_EVERY = 1.0
+LINE_EVERY = 10.0
 """Seconds between plain lines, so that a long run does not fill a log."""
-
+FIRST_LINES = 3
+"""Lines that come as soon as they can: a user wants to see that all is well."""
 
 Told = tuple[dict[str, float], bool]
 """A round's figures, and whether they are on disk."""
@@ -34,6 +36,11 @@ class RunProgress:
         self._rounds = rounds
         self._visible = visible
         self._next_line = 0.0
+        self._lines = 0
+        self._seconds: list[float] = []
+        """Of every round so far, to tell how long the rest will take."""
+        self._evaluated = ""
+        """What the last evaluation has found, and in which round."""
         self._bar: Progress | None = None
         console = _console() if visible else None
         if console is not None:
@@ -77,18 +84,39 @@ class RunProgress:
         """
         if not self._visible:
             return
-        figures = _figures(values)
+        self._seconds.append(values["seconds"])
+        figures = self._latest(round, values)
         if self._bar is not None:
             # Without seconds it is short enough for 80 columns.
             with suppress(OSError):
                 self._bar.update(self._task, completed=round + 1, description=figures)
             return
         is_last = round + 1 == self._rounds
-        is_time = time.monotonic() >= self._next_line
+        is_time = time.monotonic() >= self._next_line or self._lines < FIRST_LINES
         if is_last or (on_disk and is_time):
-            seconds = _seconds(values["seconds"])
-            self.say(f"round {round + 1}/{self._rounds}  {figures}  {seconds}")
+            self.say(
+                f"round {round + 1}/{self._rounds}  {figures}  {self._pace(round)}"
+            )
+            self._lines += 1
             self._next_line = time.monotonic() + LINE_EVERY
+
+    def _latest(self, round: int, values: dict[str, float]) -> str:
+        """Return the round's figures, with those of the last evaluation where it had
+        none itself.
+        """
+        found = _evaluation(values)
+        if found:
+            # A bar has no room for the round's number, which it shows anyway.
+            at = "" if self._bar is not None else f" (round {round + 1})"
+            self._evaluated = f"{found}{at}"
+        return "  ".join(filter(None, [_loss(values), found or self._evaluated]))
+
+    def _pace(self, round: int) -> str:
+        """Return how long a round takes, and all that are left."""
+        each = pace(self._seconds)
+        left = self._rounds - round - 1
+        eta = f"  ETA {duration(left * each)}" if left else ""
+        return f"{short_seconds(each)}/round{eta}"
 
     def stop(self, round: int, *, patience: int | None = None) -> None:
         """Say that the run ends with this round, before its last: at the target, or
@@ -153,10 +181,13 @@ def _console() -> Console | None:
     return None
 
 
-def _figures(values: dict[str, float]) -> str:
-    """Return the loss, and the task's main metric where the round was evaluated."""
+def _loss(values: dict[str, float]) -> str:
+    return f"loss {values['train_loss']:.4f}"
+
+
+def _evaluation(values: dict[str, float]) -> str:
+    """Return the task's main metric; nothing where the round was not evaluated."""
     # Methods without a global model have NaN, as have rounds between evaluations.
-    words = [f"loss {values['train_loss']:.4f}"]
     name = _headline(values)
     told = []
     for label, series in {"clients": name, "global": global_name(name)}.items():
@@ -165,8 +196,8 @@ def _figures(values: dict[str, float]) -> str:
             told.append(f"{label} {text_of(name, value)}")
     # Per cent can only be accuracy; other figures need a name.
     if told and not METRICS[name].in_percent:
-        words.append("test loss" if name == "loss" else name)
-    return "  ".join(words + told)
+        told.insert(0, "test loss" if name == "loss" else name)
+    return "  ".join(told)
 
 
 def _headline(values: dict[str, float]) -> str:
@@ -180,7 +211,3 @@ def _headline(values: dict[str, float]) -> str:
     if known & {"accuracy", "global_accuracy"}:
         return "accuracy"
     return "loss" if known & {"loss", "global_loss"} else "accuracy"
-
-
-def _seconds(seconds: float) -> str:
-    return f"{seconds:.2f} s" if seconds >= 1 else f"{1e3 * seconds:.1f} ms"

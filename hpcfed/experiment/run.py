@@ -22,6 +22,7 @@ from hpcfed.experiment.opening import opening_lines
 from hpcfed.experiment.progress import RunProgress, SeedsProgress
 from hpcfed.experiment.resume import find_checkpoints
 from hpcfed.experiment.serving import check_network, check_server, serve_model
+from hpcfed.experiment.signs import showing_life
 from hpcfed.record.observer import Observer, observer
 from hpcfed.runtime import world as worlds
 from hpcfed.runtime.signals import STOPPED, Stop
@@ -108,11 +109,12 @@ def _work(
             _leave_all(lockstep, setups, status="complete")
         else:
             reporting.folders = run_folders(folder, config)
-            if lockstep is None:
-                go(setups[0], folder, quiet=quiet, stop=stop)
-            else:
-                folders = reporting.folders
-                go_together(lockstep, setups, folders, quiet=quiet, stop=stop)
+            with showing_life(folder, reporting, timers, visible=world.is_root):
+                if lockstep is None:
+                    go(setups[0], folder, quiet=quiet, stop=stop)
+                else:
+                    folders = reporting.folders
+                    go_together(lockstep, setups, folders, quiet=quiet, stop=stop)
         watch.end(world, folder)
         world.close()
     return folder

@@ -16,6 +16,7 @@ from hpcfed.server.requests import (
     Answer,
     Average,
     Bank,
+    Begin,
     Compare,
     Compared,
     Failure,
@@ -53,6 +54,10 @@ class ServerClient:
         self._transport = transport
         self._seed = seed
         self._collectives = collectives
+
+    def begin(self, folder: str) -> None:
+        """Say which folder the run writes to."""
+        self._tell(Begin(seed=self._seed, folder=folder))
 
     def bank(
         self,

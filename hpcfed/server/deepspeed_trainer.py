@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +22,13 @@ from hpcfed.server.capture import captured_if_possible
 from hpcfed.server.networks import num_parameters
 from hpcfed.server.options import Batching, ServerOptions
 from hpcfed.server.plan import TrainingPlan
-from hpcfed.server.trainer import Loss, adamw, check_is_due, cosine_schedule
+from hpcfed.server.trainer import (
+    Loss,
+    StepProgress,
+    adamw,
+    check_is_due,
+    cosine_schedule,
+)
 
 BUCKET = 50_000_000
 """Numbers that DeepSpeed sends at once at most. It allocates as many, some of them
@@ -60,9 +66,7 @@ class DeepSpeedTrainer:
             buffer.data = buffer.data.float()
         self._done = 0
 
-    def fit(
-        self, loss: Loss, steps: int, progress: Callable[[int], None]
-    ) -> np.ndarray:
+    def fit(self, loss: Loss, steps: int, progress: StepProgress) -> np.ndarray:
         losses = torch.zeros(steps, device=self._slot.device)
         accumulation = self._batching.accumulation
         self._engine.train()
@@ -77,7 +81,7 @@ class DeepSpeedTrainer:
                 # Updates parameters after the last of the accumulated passes alone.
                 self._engine.step()
                 losses[step] += value.detach().float() / accumulation
-            progress(step + 1)
+            progress(step + 1, losses)
             if check_is_due(step) and not self._all_finite(losses):
                 break
         self._done += steps

@@ -28,13 +28,15 @@ from hpcfed.server.scaling import LatentScaling, RowScaling
 from hpcfed.server.schedule import num_steps
 from hpcfed.server.slot import RankSlot
 from hpcfed.server.storage import SavedServer
-from hpcfed.server.trainer import Loss, Trainer
+from hpcfed.server.trainer import Loss, StepProgress, Trainer
 
 LARGE = 10_000_000
 """Parameters from which on it is worth a fifth of a second to collect garbage."""
 
-Progress = Callable[[str, int, int], None]
-"""Is told of every step: the network, steps done, and all steps."""
+Progress = Callable[[str, int, int, Tensor], None]
+"""Is told of every step: the network, steps done, all steps, and the losses so far on
+the device.
+"""
 
 
 class LatentDiffusion:
@@ -80,7 +82,9 @@ class LatentDiffusion:
 
     @cuda.without_trials()  # cuDNN's trials found no kernels that were quicker
     def learn(
-        self, rows: Tensor, progress: Progress = lambda network, done, steps: None
+        self,
+        rows: Tensor,
+        progress: Progress = lambda network, done, steps, losses: None,
     ) -> LearningReport:
         """Learn the distribution of the rows, starting from what was learnt before."""
         started = self._clock()
@@ -366,12 +370,12 @@ class LatentDiffusion:
         self.start = saved.start
 
 
-def _observed(progress: Progress, name: str, steps: int) -> Callable[[int], None]:
+def _observed(progress: Progress, name: str, steps: int) -> StepProgress:
     """Return what tells both the progress lines and a profile of every step."""
     watch = observer()
 
-    def tell(done: int) -> None:
-        progress(name, done, steps)
+    def tell(done: int, losses: Tensor) -> None:
+        progress(name, done, steps, losses)
         watch.step(name, done, steps)
 
     return tell

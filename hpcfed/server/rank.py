@@ -5,7 +5,8 @@ hold the same bank and the same model.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,16 +18,19 @@ from torch import Tensor
 from hpcfed.errors import Diverged, UserError
 from hpcfed.record import checkpoints
 from hpcfed.record.checkpoints import StoredFile
+from hpcfed.record.folder import LEARNING
 from hpcfed.record.observer import observer
 from hpcfed.server import likeness
 from hpcfed.server.bank import UploadBank
 from hpcfed.server.divergence import check_rows
 from hpcfed.server.latent_diffusion import LatentDiffusion, Progress
 from hpcfed.server.options import ServerOptions
+from hpcfed.server.progress import leaving_signs
 from hpcfed.server.requests import (
     Answer,
     Average,
     Bank,
+    Begin,
     ClientRequest,
     Compare,
     Compared,
@@ -76,6 +80,8 @@ class ServerRank:
         self._allgather = allgather
         self._banks: dict[int, UploadBank] = {}
         self._models: dict[int, LatentDiffusion] = {}
+        self._folders: dict[int, Path] = {}
+        """The folders of the seeds' runs, as far as they were told."""
         # A file that does not fit is refused now, not after hours of local training.
         if options.server_load:
             for seed in seeds:
@@ -105,6 +111,9 @@ class ServerRank:
     def _answer(self, request: Request) -> Answer:
         # A merged request is about the clients of all workers.
         match request:
+            case Begin():
+                self._folders[request.seed] = Path(request.folder)
+                return Answer()
             case Bank():
                 return self._add_uploads(request)
             case Learn():
@@ -138,11 +147,29 @@ class ServerRank:
 
     def _learn(self, request: Learn) -> Learned:
         rows = self._banks[request.seed].rows()
-        report = self.model(request.seed).learn(rows, self._progress)
+        with self._showing_progress(request.seed) as progress:
+            report = self.model(request.seed).learn(rows, progress)
         # The training's peak, or what this process has seen since.
         report.note_peak(self._slot.device)
         report.peak_memory = self._allgather(float(report.peak_here))
         return Learned(report=report)
+
+    @contextmanager
+    def _showing_progress(self, seed: int) -> Iterator[Progress]:
+        """Return what shows a learning's progress: lines, and on the first rank a sign
+        in the run's folder.
+        """
+        folder = self._folders.get(seed)
+        if folder is None or self._slot.rank:
+            yield self._progress
+            return
+        with leaving_signs(folder / LEARNING) as leave:
+
+            def tell(network: str, done: int, steps: int, losses: Tensor) -> None:
+                self._progress(network, done, steps, losses)
+                leave(network, done, steps, losses)
+
+            yield tell
 
     def _recall(self, request: Recall) -> KnownRows:
         with observer().span("recall"):

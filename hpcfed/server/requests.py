@@ -58,6 +58,16 @@ class ClientRequest(Request):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
+class Begin(Request):
+    """Say which folder the seed's run writes to: the server leaves signs of its progress
+    there.
+    """
+
+    answered = False
+    folder: str
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Bank(ClientRequest):
     """Remember these rows of a round: updates, or uploads with their starts."""
 

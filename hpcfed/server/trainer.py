@@ -25,6 +25,8 @@ from hpcfed.server.plan import TrainingPlan
 
 Loss = Callable[[Callable[..., Tensor], int, int], Tensor]
 """The mean loss of (network, step, number of the micro-batch)."""
+StepProgress = Callable[[int, Tensor], None]
+"""Is told of every step: steps done, and this rank's losses so far, on the device."""
 CHECK_EVERY = 500
 """Steps between two checks that losses are finite; each waits for the device."""
 
@@ -34,9 +36,7 @@ class Trainer(Protocol):
 
     network: nn.Module
 
-    def fit(
-        self, loss: Loss, steps: int, progress: Callable[[int], None]
-    ) -> np.ndarray:
+    def fit(self, loss: Loss, steps: int, progress: StepProgress) -> np.ndarray:
         """Make more steps, and return the loss of each, over all ranks.
 
         Soon after a loss that is not finite it stops. The losses of steps that were
@@ -100,9 +100,7 @@ class PlainTrainer:
         self._scheduler = cosine_schedule(self._optimizer, plan.steps)
         self._done = 0
 
-    def fit(
-        self, loss: Loss, steps: int, progress: Callable[[int], None]
-    ) -> np.ndarray:
+    def fit(self, loss: Loss, steps: int, progress: StepProgress) -> np.ndarray:
         losses = torch.zeros(steps, device=self._device)
         self.network.train()
         norms = norms_of(self.network)
@@ -116,7 +114,7 @@ class PlainTrainer:
             self._optimizer.step()
             self._optimizer.zero_grad()
             self._scheduler.step()
-            progress(step + 1)
+            progress(step + 1, losses)
             if check_is_due(step):
                 finite = losses.isfinite().all()
                 if not bool(finite):

@@ -2,12 +2,11 @@
 one of its ranks.
 """
 
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from hpcfed.errors import UserError, remark
+from hpcfed.errors import UserError
 from hpcfed.runtime.backend import group_backend
 from hpcfed.runtime.collectives import Collectives
 from hpcfed.runtime.link import Link
@@ -15,12 +14,10 @@ from hpcfed.runtime.world import World
 from hpcfed.server import wire
 from hpcfed.server.engines import import_engine
 from hpcfed.server.options import ServerOptions
+from hpcfed.server.progress import ProgressLines
 from hpcfed.server.rank import ServerRank
 from hpcfed.server.requests import Answer, Learned, Leave, Request
 from hpcfed.server.slot import RankSlot
-
-SECONDS_BETWEEN_LINES = 5.0
-"""Seconds between two lines about the server's progress."""
 
 
 def check_world(options: ServerOptions, world: World) -> None:
@@ -67,7 +64,7 @@ class Colocated:
             options,
             RankSlot.of(world),
             seeds=seeds,
-            progress=_ProgressLines(visible=world.is_root),
+            progress=ProgressLines(visible=world.is_root),
             allgather=world.role_allgather,
         )
 
@@ -118,7 +115,7 @@ def serve(
         options,
         RankSlot.of(world),
         seeds=seeds,
-        progress=_ProgressLines(visible=is_first),
+        progress=ProgressLines(visible=is_first),
         allgather=world.role_allgather,
     )
     # While clients train for the first time, nobody waits for these seconds.
@@ -150,22 +147,3 @@ def _send_answers(link: Link, answers: Sequence[Answer]) -> None:
         if isinstance(answer, Learned) and worker > 0:
             answer = replace(answer, report=None)
         wire.send(link, worker, answer)
-
-
-class _ProgressLines:
-    """Prints how far training is, on the one rank that does."""
-
-    def __init__(self, *, visible: bool) -> None:
-        self._visible = visible
-        self._network = ""
-        self._due = 0.0
-
-    def __call__(self, network: str, done: int, steps: int) -> None:
-        now = time.monotonic()
-        # A network that is trained within seconds prints its last step alone.
-        if network != self._network:
-            self._network = network
-            self._due = now + SECONDS_BETWEEN_LINES
-        if self._visible and (done == steps or now >= self._due):
-            remark(f"server: {network} step {done}/{steps}")
-            self._due = now + SECONDS_BETWEEN_LINES

@@ -14,6 +14,7 @@ from hpcfed.studies import execute
 from hpcfed.studies.attempt import attempt
 from hpcfed.studies.gather import write_study
 from hpcfed.studies.launch import Start, launcher
+from hpcfed.studies.listing import write_listing
 from hpcfed.studies.outcome import outcome_of
 from hpcfed.studies.plan import Point, Study, Trial, choose, points, read_study, trials
 from hpcfed.studies.submit import submit
@@ -43,6 +44,8 @@ def study(options: argparse.Namespace, extra: Sequence[str]) -> int:
     if options.submit:
         file = options.study.resolve()
         dry_run = options.dry_run
+        if not dry_run:
+            write_listing(out, asked.title, chosen_trials)
         submit(file, out.resolve(), chosen, extra, dry_run=dry_run)
         return 0
     all_trials = trials(asked, every, out)
@@ -74,6 +77,7 @@ def run_study(
     _make(out)
     all_trials = trials(asked, every, out)
     chosen_trials = trials(asked, chosen, out)
+    write_listing(out, asked.title, chosen_trials)
     failed = execute.run_trials(asked, text, all_trials, chosen_trials, out, start)
     say(_closing(failed, len(chosen_trials), out))
     return failed

@@ -45,9 +45,14 @@ _OUTCOME = TypeAdapter(Outcome)
 
 def outcome_of(trial: Trial) -> Outcome:
     """Read what is known of a trial."""
+    return read_outcome(trial.outcome)
+
+
+def read_outcome(path: Path) -> Outcome:
+    """Read how a trial went from its file."""
     try:
-        check_file(trial.outcome, MOST_BYTES)
-        told = json.loads(trial.outcome.read_text())
+        check_file(path, MOST_BYTES)
+        told = json.loads(path.read_text())
         if told["seconds"] is None:  # JSON has no NaN
             told["seconds"] = nan
         return _OUTCOME.validate_python(told)
@@ -55,7 +60,7 @@ def outcome_of(trial: Trial) -> Outcome:
         return Outcome("waiting")
     # Somebody has put something else there.
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
-        reason = f"{trial.outcome.name} cannot be read: {one_line(error)}"
+        reason = f"{path.name} cannot be read: {one_line(error)}"
         return Outcome("failed", reason)
 
 

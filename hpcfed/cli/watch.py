@@ -1,0 +1,72 @@
+"""`hpcfed watch`: a run or a study while it goes on."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from hpcfed.cli.parser import CommandParser
+
+SUMMARY = "a run or a study while it goes on, also from another machine"
+EXAMPLES = """\
+  hpcfed watch runs/first                                     curves, pace and ETA, up to the end
+  hpcfed watch                                                the newest run under runs/
+  hpcfed watch runs/strong --once                             how far a study is"""
+
+
+def command(arguments: list[str]) -> None:
+    parser = CommandParser(
+        "watch",
+        f"examples:\n{EXAMPLES}",
+        description="Shows how far a run, its seeds or a study is: curves, where the "
+        "time goes, what is left. It reads files alone, so it works on any machine that "
+        "sees the folder, and Ctrl-C leaves the run alone. Exit code 0: it is complete, "
+        "or goes on; 1: it has failed or was stopped.",
+    )
+    parser.add_argument(
+        "folder",
+        nargs="?",
+        type=Path,
+        metavar="DIR",
+        help="the folder of a run, of its seeds, or of a study; one that is not there "
+        "yet is waited for (default: the newest under runs/)",
+    )
+    parser.add_argument(
+        "--once", action="store_true", help="show how far it is, and leave"
+    )
+    parser.add_argument(
+        "--wait",
+        action="store_true",
+        help="wait for a run also in a folder that holds something else",
+    )
+    parser.add_argument(
+        "--every",
+        type=_seconds,
+        default=10.0,
+        metavar="SECONDS",
+        help="time between two lines where the output is no terminal (default: 10)",
+    )
+    options = parser.parse_args(arguments)
+    # Late: most command lines read no HDF5.
+    from rich.console import Console
+
+    from hpcfed.report.watch.command import watch
+
+    code = watch(
+        options.folder,
+        once=options.once,
+        wait=options.wait,
+        every=options.every,
+        console=Console(),
+    )
+    if code:
+        sys.exit(code)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < 1e6:
+        raise argparse.ArgumentTypeError(f"must be seconds above 0, got '{text}'")
+    return seconds
