@@ -50,8 +50,8 @@ def run_frame(view: RunView, console: Console) -> RenderableType:
     seeds = len(view.records)
     whose = f"seed {first.facts['seed']}" if seeds == 1 else f"{seeds} seeds at once"
     parts: list[RenderableType] = [
-        Text(printable(f"{title(first)}, {whose}"), no_wrap=True, overflow="ellipsis"),
-        Text(folder, style="dim", no_wrap=True, overflow="ellipsis"),
+        Text(printable(f"{title(first)}, {whose}")),
+        Text(folder, style="dim"),
         status_line(view),
     ]
     life = life_line(view)
@@ -222,7 +222,7 @@ def _facts(view: RunView) -> list[Text]:
     if slowest is not None:
         rank, ratio = slowest
         facts.append(f"slowest rank {rank}: trains {ratio:.2f} × the mean")
-    facts.append(f"memory {bytes_text(first.peak_memory.max())} a rank at most")
+    facts.append(f"memory {bytes_text(first.peak_memory.max())}")
     sent = first.rounds["bytes_up"].sum() + first.rounds["bytes_down"].sum()
     facts.append(f"sent {bytes_text(float(sent))}")
     if first.learnings:

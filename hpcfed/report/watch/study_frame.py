@@ -32,8 +32,8 @@ def study_frame(view: StudyView, console: Console) -> RenderableType:
     line.add_row(Text(view.status, style=style), bar, view.counts(), eta)
     folder = printable(str(view.folder))
     return Group(
-        Text(head, no_wrap=True, overflow="ellipsis"),
-        Text(folder, style="dim", no_wrap=True, overflow="ellipsis"),
+        Text(head),
+        Text(folder, style="dim"),
         line,
         Text(),
         _table(view),
