@@ -96,7 +96,7 @@ class Readers:
     def report(self, path: Path) -> None:
         """Read a run or a study as `hpcfed report` does, exports included."""
         from hpcfed.report.collect import find
-        from hpcfed.report.command import page_of
+        from hpcfed.report.command import content_of
         from hpcfed.report.exports import (
             csv_text,
             extrap_text,
@@ -104,6 +104,7 @@ class Readers:
             ranks_csv_text,
         )
         from hpcfed.report.groups import groups
+        from hpcfed.report.page import page
 
         found = find([path])
         if found.unread:
@@ -112,7 +113,7 @@ class Readers:
             every = groups(found.samples)
             tables = csv_text(every), ranks_csv_text(every)
             for text in (
-                page_of(every, found),
+                page(content_of(every, found)),
                 *tables,
                 json_text(every),
                 extrap_text(every),

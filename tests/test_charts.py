@@ -1,6 +1,8 @@
 """Charts: what is drawn of which numbers, names that try to be more, and their files."""
 
 import json
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
@@ -25,6 +27,9 @@ from hpcfed.report.charts import (
 from hpcfed.report.charts.figures import image
 from hpcfed.report.charts.lines import MOST_MARKERS
 from hpcfed.report.charts.packing import packed
+from hpcfed.report.figure_files import named
+from hpcfed.report.sections.section import Section
+from tests.runs import mistake
 
 NAN = float("nan")
 HOSTILE = "</script><script>alert(1)</script>'\"\\ datum.x[0] \u2028"
@@ -82,7 +87,7 @@ def test_bars_lie_upon_each_other_and_a_segment_keeps_its_colour() -> None:
     segments = {"one": [1.0, 2.0], "none": [0.0, 0.0], "two": [3.0, 0.5]}
     upright = bars("t", ["a", "b"], segments, Axis("s"), "runs")
     drawn = labels(upright, "bar")
-    assert drawn[0].startswith("s: 1; series: one; order: 0; runs: a")
+    assert drawn[0].startswith("runs: a; s: 1; series: one")
     assert len(drawn) == 4, "none of the segment that is zero everywhere"
     colour = upright.spec["layer"][0]["encoding"]["color"]
     assert colour["scale"]["domain"] == ["one", "none", "two"]
@@ -101,7 +106,7 @@ def test_a_large_map_is_drawn_in_means() -> None:
     cells = {(one["x"], one["y"]): one["value"] for one in values(drawn)}
     assert len(cells) == 100 * 75 - 1, "an empty cell stays empty"
     assert (2.5, 2.5) not in cells
-    assert cells[0.5, -0.5] == pytest.approx((0 + 1 + 1 + 2 + 2) / 5 * 1.0, abs=0.26)
+    assert cells[0.5, -0.5] == pytest.approx((0 + 1 + 1 + 2 + 2) / 5)
     assert cells[2.5, 5.5] == pytest.approx(7), "rows 6, 7 and 8"
 
 
@@ -142,3 +147,35 @@ def test_files_are_as_wide_as_a_column() -> None:
     assert float(svg.get("width", "0")) == 504
     png = image(drawn, "png")
     assert int.from_bytes(png[16:20]) == 1020, "3.4 inches of 300 dots"
+
+
+def test_every_chart_has_a_file_of_its_own_name() -> None:
+    drawn = lines(
+        "Digits, 20 clients: ü", [Line("a", [1], [1.0])], Axis("x"), Axis("y")
+    )
+    long = replace(drawn, title="../" + 500 * "x")
+    sections = [Section("accuracy", "Accuracy", charts=[drawn, drawn, long])]
+    names = [name for name, _ in named(sections)]
+    assert names[:2] == ["accuracy-digits-20-clients", "accuracy-digits-20-clients-2"]
+    assert names[2] == "accuracy-" + 71 * "x"
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("--format pdf", "--format is for figures; name a folder: --figures DIR"),
+        ("--figures there --format gif", "--format gif: choose from pdf, svg, png"),
+        ("--figures there --width 0.1", "--width 0.1: from 1 to 20 inches"),
+        ("--figures file", "--figures file is a file; name a folder"),
+    ],
+)
+def test_a_mistake_about_figures_is_one_line(
+    words: str,
+    expected: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("file").touch()
+    assert expected in mistake(capsys, "report", "runs", *words.split())

@@ -10,6 +10,7 @@ EXAMPLES = """\
   hpcfed report runs/strong --out strong.html                 runs and studies on one page
   hpcfed report runs/before runs/after                        what changed, and what it did
   hpcfed report runs/before runs/after --fail-if slower=5%    a regression check for CI
+  hpcfed report runs/strong --figures figures --format pdf    its charts, for a paper
   hpcfed report runs/first --unfinished                       how far a long run has come"""
 
 
@@ -50,6 +51,23 @@ def command(arguments: list[str]) -> None:
         help="end with exit code 1 where B is worse than A by more than this, and "
         "beyond the noise: slower=5%%, more-memory=10%%, more-bytes=10%%, "
         "more-energy=10%% or less-accurate=1 (points); may be given several times",
+    )
+    parser.add_argument(
+        "--figures",
+        type=Path,
+        metavar="DIR",
+        help="also write every chart of the page to a file of its own, for a paper",
+    )
+    parser.add_argument(
+        "--format",
+        metavar="pdf|svg|png",
+        help="what --figures writes (default: pdf); several as pdf,png",
+    )
+    parser.add_argument(
+        "--width",
+        type=float,
+        metavar="INCHES",
+        help="how wide the figures are (default: 3.4, a column of most papers)",
     )
     parser.add_argument(
         "--csv",

@@ -23,8 +23,9 @@ from hpcfed.report.exports import (
     points_csv_text,
     ranks_csv_text,
 )
+from hpcfed.report.figure_files import check_figures, figure_files
 from hpcfed.report.groups import Group, groups
-from hpcfed.report.page import page
+from hpcfed.report.page import Content, page
 from hpcfed.report.sections import sections
 
 
@@ -34,6 +35,7 @@ def report(options: argparse.Namespace) -> bool:
     """
     # First, because reading a thousand runs takes a minute.
     _check_targets(options)
+    check_figures(options.figures, options.format, options.width)
     conditions = read_conditions(options.fail_if, options.paths)
     found, comparison = _read(options)
     for line in found.unread:
@@ -47,12 +49,15 @@ def report(options: argparse.Namespace) -> bool:
     elif len(options.paths) == 2:
         # One page of different things is a report all the same.
         remark("hpcfed: not compared: no runs of both paths have the same options")
-    for path, text in _texts(options, every, found, comparison).items():
+    content = content_of(every, found, comparison)
+    for path, text in _texts(options, every, content).items():
         # Names of folders may be no text at all.
-        content = text.encode(errors="replace")
-        _write(path, content)
-        size = len(content) / 1024
+        written = text.encode(errors="replace")
+        _write(path, written)
+        size = len(written) / 1024
         say(f"{printable(str(path))}: {size:,.0f} KiB")
+    if options.figures is not None:
+        _write_figures(options, content)
     for one in judged:
         say(one.line)
     return not found.unread and not any(one.holds for one in judged)
@@ -78,14 +83,21 @@ def _nothing(unfinished: bool) -> str:
     )
 
 
+def _write_figures(options: argparse.Namespace, content: Content) -> None:
+    written = 0
+    for path, figure in figure_files(
+        content.sections, options.figures, options.format, options.width
+    ):
+        _write(path, figure)
+        written += 1
+    say(f"{printable(str(options.figures))}: {count(written, 'file')}")
+
+
 def _texts(
-    options: argparse.Namespace,
-    every: list[Group],
-    found: Found,
-    comparison: Comparison | None,
+    options: argparse.Namespace, every: list[Group], content: Content
 ) -> dict[Path, str]:
     """Return what is to be written, by file."""
-    texts = {options.out: page_of(every, found, comparison)}
+    texts = {options.out: page(content)}
     if options.csv is not None:
         texts[options.csv] = csv_text(every)
         texts[_beside(options.csv, "ranks")] = ranks_csv_text(every)
@@ -129,14 +141,14 @@ def _beside(path: Path, what: str) -> Path:
     return path.parent / f"{path.stem}-{what}{path.suffix}"
 
 
-def page_of(
+def content_of(
     every: list[Group], found: Found, comparison: Comparison | None = None
-) -> str:
-    """Return the page about these groups as HTML."""
+) -> Content:
+    """Return what the page about these groups holds."""
     runs = sum(len(group.samples) for group in every)
     lead = f"{count(runs, 'run')} of {count(len(every), 'choice')} of options."
     made = sections(every, found, comparison)
-    return page(_title(found), [lead], _warnings(found), made)
+    return Content(_title(found), [lead], _warnings(found), made)
 
 
 def _title(found: Found) -> str:

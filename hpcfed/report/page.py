@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -13,26 +14,29 @@ from hpcfed.report.sections.section import Section
 from hpcfed.version import __version__
 
 
-def page(
-    title: str,
-    lead: Sequence[str],
-    warnings: Sequence[str],
-    sections: Sequence[Section],
-) -> str:
-    """Return the page as HTML; `lead` are the sentences under its title."""
+@dataclass(frozen=True)
+class Content:
+    """What a page holds, before it is one."""
+
+    title: str
+    lead: Sequence[str]
+    """Sentences under the title: what a reader should know first."""
+    warnings: Sequence[str]
+    sections: Sequence[Section]
+
+
+def page(content: Content) -> str:
+    """Return the page as HTML."""
     environment = Environment(
         loader=PackageLoader("hpcfed.report", "."),
         autoescape=True,  # titles and names of folders may come from others
         undefined=StrictUndefined,  # a slip in the template is an error, not a gap
         trim_blocks=True,
     )
-    drawings = [drawing for section in sections for drawing in section.charts]
+    drawings = [drawing for section in content.sections for drawing in section.charts]
     now = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
     return environment.get_template("page.html").render(
-        title=title,
-        lead=lead,
-        warnings=warnings,
-        sections=sections,
+        content=content,
         drawings=packed(drawings),
         themes=json.dumps({"light": LIGHT, "dark": DARK}),
         library=library() if drawings else "",

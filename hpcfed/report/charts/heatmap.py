@@ -37,7 +37,7 @@ def heatmap(
     ends of the colours, where they must not be those of the values.
     """
     down, across = (_bin(size, most) for size, most in _sizes(values))
-    cells = _means(_means(values, down, 0), across, 1)
+    cells = _means(values, down, across)
     data: list[Record] = []
     for row, column in np.argwhere(np.isfinite(cells)).tolist():
         # A cell's middle is at its number, so it begins half a number before.
@@ -62,13 +62,17 @@ def _bin(size: int, most: int) -> int:
     return max(1, -(-size // most))
 
 
-def _means(values: np.ndarray, width: int, axis: int) -> np.ndarray:
-    """Return means of so many values in a row each, of those that are known."""
-    starts = np.arange(0, values.shape[axis], width)
+def _means(values: np.ndarray, down: int, across: int) -> np.ndarray:
+    """Return the mean of the known values of every cell."""
     known = np.isfinite(values)
-    sums = np.add.reduceat(np.where(known, values, 0.0), starts, axis)
-    counts = np.add.reduceat(known.astype(float), starts, axis)
+    sums = _sums(np.where(known, values, 0.0), down, across)
+    counts = _sums(known.astype(float), down, across)
     return np.divide(sums, counts, out=np.full_like(sums, np.nan), where=counts > 0)
+
+
+def _sums(values: np.ndarray, down: int, across: int) -> np.ndarray:
+    rows = np.add.reduceat(values, np.arange(0, values.shape[0], down), 0)
+    return np.add.reduceat(rows, np.arange(0, values.shape[1], across), 1)
 
 
 def _layer(
