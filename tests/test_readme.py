@@ -44,7 +44,7 @@ from tests.readme_pages import (
     table_rows,
 )
 
-LANGUAGES = {"bash", "console", "python", "toml"}
+LANGUAGES = {"bash", "console", "python", "toml", "text"}
 START = PAGES[0]
 FILES_PAGE = ROOT / "hpcfed/record/README.md"
 METHODS_PAGE = ROOT / "hpcfed/methods/README.md"
@@ -75,7 +75,7 @@ UNDERSTOOD_ONLY = (
 """Words of commands that need more than a moment, or files of other programs."""
 OTHERS_FLAGS = {
     "--oversubscribe", "--gpus-per-task", "--ntasks", "--mpi", "--kill-on-bad-exit", "--partition", "--quick", "--gpu",
-    "--slow", "--wait", "--allow-run-as-root",
+    "--slow", "--wait", "--allow-run-as-root", "--system",
 }  # fmt: skip
 """Flags of mpirun, srun, sbatch and of the scripts in launch/."""
 
