@@ -8,6 +8,7 @@ From Python:
     run.rounds           # a table: a row per round
     hpcfed.open("runs/first").clients
     hpcfed.study({"sweep": {"method": ["fedavg", "fedper"]}}, out="runs/two")
+    hpcfed.compare("runs/before", "runs/after").speed
 
 Nothing heavy is loaded before one of these is called.
 """
@@ -20,10 +21,11 @@ from hpcfed.errors import UserError
 from hpcfed.version import __version__
 
 if TYPE_CHECKING:
+    from hpcfed.api.compared import Compared
     from hpcfed.api.opened import Run
     from hpcfed.api.sweep import Sweep
 
-__all__ = ["UserError", "__version__", "open", "run", "study"]
+__all__ = ["UserError", "__version__", "compare", "open", "run", "study"]
 
 
 def run(
@@ -50,6 +52,13 @@ def open(folder: str | PathLike[str]) -> "Run":
     from hpcfed.api import opened
 
     return opened.open(folder)
+
+
+def compare(before: str | PathLike[str], after: str | PathLike[str]) -> "Compared":
+    """Compare two runs or studies: what changed from A to B, and what it did."""
+    from hpcfed.api import compared
+
+    return compared.compare(before, after)
 
 
 def study(

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import hpcfed
 from hpcfed import cli
 from hpcfed.config import RunConfig
 from hpcfed.record.run import RunRecord
@@ -283,3 +284,23 @@ def test_conditions_that_make_no_sense_are_one_line(
     out = runs / "none.html"
     said = mistake(capsys, "report", *folders, "--out", out, "--fail-if", condition)
     assert expected in said and not out.exists()
+
+
+def test_a_comparison_from_python(runs: Path) -> None:
+    found = hpcfed.compare(runs / "half", runs / "all")
+    sent = [row for row in _rows(found.speed) if row["name"].startswith("sent ")]
+    assert [row["change"] for row in sent] == [2.0]
+    (changed,) = _rows(found.options)
+    assert (changed["name"], changed["a"], changed["b"]) == (
+        "participation",
+        "0.5",
+        "1",
+    )
+    assert len(_rows(found.code)) == 0 and found.verdicts[0] in repr(found)
+    assert {row["name"] for row in _rows(found.points)} > {"seconds per round"}
+    with pytest.raises(hpcfed.UserError, match="no run and no study"):
+        hpcfed.compare(runs / "half", Path(__file__).parent / "own")
+
+
+def _rows(table: Any) -> list[dict[str, Any]]:
+    return list(table.to_dict("records"))

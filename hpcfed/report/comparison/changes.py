@@ -47,7 +47,7 @@ def option_changes(before: Sequence[Group], after: Sequence[Group]) -> list[Chan
         old, new = ours.get(name, {}), theirs.get(name, {})
         if old.keys() != new.keys():
             default = value_text(defaults[name]) if name in defaults else ""
-            changes.append(Change(name, _listed(old), _listed(new), default))
+            changes.append(Change(name, *_both_listed(old, new), default))
     seeds = [_seeds(before), _seeds(after)]
     if seeds[0] != seeds[1]:
         changes.append(Change("seed", *seeds))
@@ -82,6 +82,12 @@ def _values(groups: Sequence[Group]) -> Values:
         for name, value in named.items():
             found[name][json.dumps(value)] = value
     return found
+
+
+def _both_listed(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[str, str]:
+    """Return both sides' values, with their folders where files have the same name."""
+    before, after = _listed(old), _listed(new)
+    return (before, after) if before != after else (", ".join(old), ", ".join(new))
 
 
 def _listed(values: Mapping[str, Any]) -> str:

@@ -1,0 +1,127 @@
+"""Two runs or studies that are on disk, A and B, compared."""
+
+from collections.abc import Sequence
+from html import escape
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hpcfed.api.tables import table
+from hpcfed.errors import UserError, remark
+from hpcfed.report.collect import find
+from hpcfed.report.comparison import Comparison
+from hpcfed.report.comparison import compare as compare_groups
+from hpcfed.report.comparison.changes import Change
+from hpcfed.report.comparison.points import Figure
+from hpcfed.report.comparison.texts import verdicts
+from hpcfed.report.groups import groups
+
+
+def compare(before: str | PathLike[str], after: str | PathLike[str]) -> "Compared":
+    """Compare what is in two folders; anything else is one line."""
+    sides = []
+    for path in (before, after):
+        found = find([Path(path)])
+        for line in found.unread:
+            remark(f"hpcfed: left out: {line}")
+        sides.append(groups(found.samples))
+    comparison = compare_groups((str(before), str(after)), *sides)
+    if comparison is None:
+        raise UserError(f"no runs of {before} and {after} have the same options")
+    return Compared(comparison)
+
+
+class Compared:
+    """What changed from A to B, and what it did.
+
+    Tables are DataFrames where pandas is installed, else numpy's structured arrays.
+    """
+
+    def __init__(self, comparison: Comparison) -> None:
+        self._comparison = comparison
+
+    @property
+    def verdicts(self) -> list[str]:
+        """What a reader wants to know first, a sentence each."""
+        return verdicts(self._comparison)
+
+    @property
+    def options(self) -> Any:
+        """A row per option that changed: its values in A and B, and its default."""
+        return _changes(self._comparison.options)
+
+    @property
+    def code(self) -> Any:
+        """A row per version, file or machine that changed."""
+        return _changes(self._comparison.code)
+
+    @property
+    def speed(self) -> Any:
+        """Costs of a round: seconds, also by phase, memory, bytes and energy; `change`
+        is B / A.
+        """
+        seconds, *others = self._comparison.costs
+        return _figures([seconds, *self._comparison.phases, *others])
+
+    @property
+    def accuracy(self) -> Any:
+        """Accuracies after the last round, or what the task is judged by; `change` is
+        B − A.
+        """
+        return _figures(self._comparison.headlines)
+
+    @property
+    def points(self) -> Any:
+        """A row per point that both have and figure: `change` of seconds and of
+        accuracies, with the options that set the point apart.
+        """
+        rows = []
+        for point in self._comparison.points:
+            about = dict(point.key) | {"clients": point.before.clients}
+            about["ranks"] = point.before.ranks
+            for figure in (point.seconds, *point.headlines):
+                rows.append(about | _row(figure))
+        return _table(rows)
+
+    def __repr__(self) -> str:
+        return "\n".join(self.verdicts)
+
+    def _repr_html_(self) -> str:
+        """Show the verdicts in a notebook."""
+        lines = [f"<li>{escape(line)}</li>" for line in self.verdicts]
+        return f"<ul>{''.join(lines)}</ul>"
+
+
+def _changes(changes: Sequence[Change]) -> Any:
+    rows = []
+    for change in changes:
+        rows.append({"name": change.name, "a": change.before, "b": change.after})
+        rows[-1]["default"] = change.default
+    return _table(rows, ("name", "a", "b", "default"))
+
+
+def _figures(figures: Sequence[Figure]) -> Any:
+    return _table([_row(figure) for figure in figures])
+
+
+def _row(figure: Figure) -> dict[str, Any]:
+    return {
+        "name": figure.name,
+        "unit": figure.unit,
+        "a": figure.before,
+        "b": figure.after,
+        "change": figure.change.centre,
+        "low": figure.change.low,
+        "high": figure.change.high,
+        "told_apart": figure.told_apart,
+    }
+
+
+def _table(rows: Sequence[dict[str, Any]], names: Sequence[str] = ()) -> Any:
+    """Return a table of rows; of none, with the columns that it would have."""
+    columns = {}
+    for name in dict.fromkeys((*names, *(name for row in rows for name in row))):
+        columns[name] = np.array([row.get(name) for row in rows])
+    return table(columns)
