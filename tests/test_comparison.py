@@ -3,6 +3,7 @@ with them.
 """
 
 import io
+import json
 from math import exp, inf, log, sqrt
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from hpcfed import cli
 from hpcfed.config import RunConfig
 from hpcfed.record.run import RunRecord
 from hpcfed.record.timing import PHASES
+from hpcfed.report.charts import Axis, Dot, dots
 from hpcfed.report.comparison import Comparison, compare, print_comparison
 from hpcfed.report.comparison.conditions import judge_all, read_conditions
 from hpcfed.report.comparison.difference import Reading, difference, ratio
@@ -304,3 +306,24 @@ def test_a_comparison_from_python(runs: Path) -> None:
 
 def _rows(table: Any) -> list[dict[str, Any]]:
     return list(table.to_dict("records"))
+
+
+def test_dots_have_their_intervals_and_a_line_at_no_change() -> None:
+    """Names out of runs are data alone, and an end that is far away is cut."""
+    evil = "</script>"
+    every = [
+        Dot(evil, 1.1, 1.05, 1.15, "slower"),
+        Dot("x" * 500, 0.9, -1e9, 1e9, "not told apart"),
+        Dot("gone", float("inf"), float("nan"), float("nan"), "more"),
+    ]
+    drawn = dots("ratios", every, Axis("B / A"), line=1.0, order=["slower", "more"])
+    rows = drawn.spec["data"]["values"]
+    assert [row["name"] for row in rows] == [evil, "x" * 500]
+    assert rows[0] | {"low": 1.05, "high": 1.15} == rows[0]
+    (line, *others) = drawn.spec["layer"]
+    assert line["data"]["values"] == [{"x": 1.0}]
+    # Dots and line span 0.9 to 1.1; the axis follows ends twice as far, with some room.
+    low, high = others[0]["encoding"]["x"]["scale"]["domain"]
+    assert 0.4 < low < 0.5 and 1.5 < high < 1.6
+    del drawn.spec["data"]
+    assert evil not in json.dumps(drawn.spec)

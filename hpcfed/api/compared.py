@@ -15,7 +15,7 @@ from hpcfed.report.comparison import Comparison
 from hpcfed.report.comparison import compare as compare_groups
 from hpcfed.report.comparison.changes import Change
 from hpcfed.report.comparison.points import Figure
-from hpcfed.report.comparison.texts import verdicts
+from hpcfed.report.comparison.texts import changed, verdicts
 from hpcfed.report.groups import groups
 
 
@@ -45,7 +45,7 @@ class Compared:
     @property
     def verdicts(self) -> list[str]:
         """What a reader wants to know first, a sentence each."""
-        return verdicts(self._comparison)
+        return [changed(self._comparison), *verdicts(self._comparison)]
 
     @property
     def options(self) -> Any:

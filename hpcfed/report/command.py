@@ -148,7 +148,16 @@ def content_of(
     runs = sum(len(group.samples) for group in every)
     lead = f"{count(runs, 'run')} of {count(len(every), 'choice')} of options."
     made = sections(every, found, comparison)
-    return Content(_title(found), [lead], _warnings(found), made)
+    title = _title(found) if comparison is None else _sides(comparison)
+    return Content(title, [lead], _warnings(found), made)
+
+
+def _sides(comparison: Comparison) -> str:
+    """Return the title of a comparison: folders' names, or paths where these are equal."""
+    before, after = (Path(name).name for name in comparison.names)
+    if before == after:
+        before, after = comparison.names
+    return f"{after} compared with {before}"
 
 
 def _title(found: Found) -> str:

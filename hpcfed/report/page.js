@@ -96,8 +96,8 @@ dark.addEventListener("change", () => {
 // "1,234 [1,100, 1,300]" sorts as 1234, and what is no number after all numbers.
 function sortKey(cell) {
   const text = cell.textContent.trim();
-  const number = parseFloat(text.replaceAll(/(?<=\d),(?=\d{3})/g, ""));
-  return { text, number: /^[+-]?[\d.]/.test(text) ? number : NaN };
+  const number = parseFloat(text.replace("−", "-").replaceAll(/(?<=\d),(?=\d{3})/g, ""));
+  return { text, number: /^[+−-]?[\d.]/.test(text) ? number : NaN };
 }
 
 function compare(one, other) {

@@ -8,6 +8,7 @@ runs are values of its data, never names of fields or part of an expression.
 
 from hpcfed.report.charts.areas import areas
 from hpcfed.report.charts.bars import Segments, bars, stripes
+from hpcfed.report.charts.dots import Dot, dots
 from hpcfed.report.charts.drawing import Axis, Drawing, number_text, spread
 from hpcfed.report.charts.heatmap import heatmap
 from hpcfed.report.charts.histogram import histogram
@@ -17,6 +18,7 @@ from hpcfed.report.charts.timeline import Span, timeline
 
 __all__ = [
     "Axis",
+    "Dot",
     "Drawing",
     "Line",
     "Point",
@@ -24,6 +26,7 @@ __all__ = [
     "Span",
     "areas",
     "bars",
+    "dots",
     "heatmap",
     "histogram",
     "lines",

@@ -87,7 +87,10 @@ def _values(groups: Sequence[Group]) -> Values:
 def _both_listed(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[str, str]:
     """Return both sides' values, with their folders where files have the same name."""
     before, after = _listed(old), _listed(new)
-    return (before, after) if before != after else (", ".join(old), ", ".join(new))
+    if before == after:
+        before = ", ".join(map(str, old.values()))
+        after = ", ".join(map(str, new.values()))
+    return before, after
 
 
 def _listed(values: Mapping[str, Any]) -> str:

@@ -7,6 +7,7 @@ from hpcfed.report.comparison.comparison import Comparison
 from hpcfed.report.comparison.texts import (
     Cells,
     change_cells,
+    changed,
     cost_cells,
     headline_cells,
     point_cells,
@@ -32,7 +33,9 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
         if cells.rows:
             console.print()
             _print(cells, console)
-    say(console, "", *verdicts(comparison))
+    # What changed is in the first table.
+    nothing = [] if tables[0].rows else [changed(comparison)]
+    say(console, "", *nothing, *verdicts(comparison))
 
 
 def _print(cells: Cells, console: Console) -> None:

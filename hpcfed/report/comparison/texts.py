@@ -32,9 +32,8 @@ class Cells:
 
 
 def verdicts(comparison: Comparison) -> list[str]:
-    """Return what a reader wants to know first, a sentence each."""
-    lines = [_changed(comparison)]
-    lines += _points(comparison)
+    """Return how B differs from A, a sentence for each question."""
+    lines = _points(comparison)
     seconds, *others = comparison.costs
     lines.append(_speed(seconds, comparison.phases))
     lines += _other_costs(others)
@@ -42,7 +41,8 @@ def verdicts(comparison: Comparison) -> list[str]:
     return lines
 
 
-def _changed(comparison: Comparison) -> str:
+def changed(comparison: Comparison) -> str:
+    """Say what changed in options, code and machine."""
     if not comparison.options and not comparison.code:
         return "Nothing changed in options, code or machine."
     lines = []
@@ -81,6 +81,13 @@ def group_name(group: Group) -> str:
     """Return `fedavg, lr 0.1, 20 clients on 2 ranks`."""
     size = f"{count(group.clients, 'client')} on {count(group.ranks, 'rank')}"
     return ", ".join(filter(None, (label(group.key), size)))
+
+
+def point_name(point: Point) -> str:
+    """Return `lr 0.1, 20 clients on 2 ranks`, with both where they changed."""
+    clients = _both(point.before.clients, point.after.clients)
+    ranks = _both(point.before.ranks, point.after.ranks)
+    return ", ".join(filter(None, (label(point.key), f"{clients} on {ranks}")))
 
 
 def _speed(seconds: Figure, phases: Sequence[Figure]) -> str:
@@ -199,12 +206,17 @@ def cost_cells(comparison: Comparison) -> Cells:
     rows = []
     seconds, *others = comparison.costs
     rows.append(_figure_row(seconds))
-    for phase in comparison.phases:
-        longest = max(phase.before, phase.after)
-        if longest >= LEAST_SHARE * max(seconds.before, seconds.after):
-            rows.append(_figure_row(phase))
+    rows += [_figure_row(phase) for phase in long_phases(comparison)]
     rows += [_figure_row(figure) for figure in others]
     return Cells(("costs", "A", "B", "B / A", "verdict", "interval over"), rows)
+
+
+def long_phases(comparison: Comparison) -> list[Figure]:
+    """Return the phases that take more than a moment of a round."""
+    seconds = comparison.costs[0]
+    least = LEAST_SHARE * max(seconds.before, seconds.after)
+    phases = comparison.phases
+    return [phase for phase in phases if max(phase.before, phase.after) >= least]
 
 
 def headline_cells(comparison: Comparison) -> Cells:
@@ -225,20 +237,46 @@ def _figure_row(figure: Figure) -> list[str]:
 
 
 def point_cells(comparison: Comparison) -> Cells:
-    """Return a row for every point, where there are several."""
+    """Return a row for every point, where there are several. Memory and bytes have
+    columns where they differ at a point.
+    """
+    points = comparison.points
+    costs = {
+        "memory, B / A": [point.memory for point in points],
+        "bytes, B / A": [point.sent for point in points],
+    }
+    shown = {name: of for name, of in costs.items() if any(map(_differs, of))}
     metrics = [figure.name for figure in comparison.headlines]
-    columns = [
-        "point", "clients", "ranks", "A, ms per round", "B, ms per round", "B / A",
-        "verdict", "memory, B / A", "bytes, B / A",
-        *(f"{name}, B {MINUS} A" for name in metrics),
-    ]  # fmt: skip
-    rows = [_point_row(point, metrics) for point in comparison.points]
+    columns = ["point", "clients", "ranks", "A, ms", "B, ms", "B / A", "verdict"]
+    columns += shown
+    for name in metrics:
+        whose = name.partition(",")[0]
+        columns.append(f"{whose}, B {MINUS} A")
+    rows = []
+    for number, point in enumerate(points):
+        row = _point_row(point)
+        row += [_ratio_cell(of[number]) for of in shown.values()]
+        judged = {figure.name: figure for figure in point.headlines}
+        row += [_signed_cell(judged.get(name)) for name in metrics]
+        rows.append(row)
     return Cells(columns, rows)
 
 
-def _point_row(point: Point, metrics: Sequence[str]) -> list[str]:
+def _differs(figure: Figure | None) -> bool:
+    return figure is not None and figure.told_apart
+
+
+def _ratio_cell(figure: Figure | None) -> str:
+    return DASH if figure is None else ratio_text(figure.change)
+
+
+def _signed_cell(figure: Figure | None) -> str:
+    return DASH if figure is None else signed_text(figure.change)
+
+
+def _point_row(point: Point) -> list[str]:
     seconds = point.seconds
-    row = [
+    return [
         label(point.key) or DASH,
         _both(point.before.clients, point.after.clients),
         _both(point.before.ranks, point.after.ranks),
@@ -247,12 +285,6 @@ def _point_row(point: Point, metrics: Sequence[str]) -> list[str]:
         ratio_text(seconds.change),
         verdict(seconds),
     ]
-    for figure in (point.memory, point.sent):
-        row.append(DASH if figure is None else ratio_text(figure.change))
-    judged = {figure.name: figure for figure in point.headlines}
-    for name in metrics:
-        row.append(signed_text(judged[name].change) if name in judged else DASH)
-    return row
 
 
 def _both(before: int, after: int) -> str:

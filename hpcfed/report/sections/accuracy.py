@@ -138,13 +138,13 @@ def _curves(members: Sequence[Group], series: str) -> list[Line]:
     """Return the curves of groups that were evaluated at all."""
     curves = []
     for group in members:
-        curve = _curve(group, series)
+        curve = curve_of(group, series)
         if curve.x:
             curves.append(curve)
     return curves
 
 
-def _curve(group: Group, name: str) -> Line:
+def curve_of(group: Group, name: str) -> Line:
     """Return a series over rounds, its mean over seeds; without points if there was no
     evaluation.
     """

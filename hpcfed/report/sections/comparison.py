@@ -1,31 +1,111 @@
 """Comparison of two paths, A and B: what changed, and what it did."""
 
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from hpcfed.record.metrics import HEADLINES, METRICS, label_of
+from hpcfed.report.charts import Axis, Dot, Drawing, Line, dots, lines
 from hpcfed.report.comparison import Comparison
+from hpcfed.report.comparison.points import Figure, Point
 from hpcfed.report.comparison.texts import (
+    MINUS,
     Cells,
     change_cells,
+    changed,
     cost_cells,
     headline_cells,
+    long_phases,
     point_cells,
+    point_name,
+    verdict,
     verdicts,
 )
-from hpcfed.report.sections.section import Section, Table
+from hpcfed.report.labels import both_series
+from hpcfed.report.sections.accuracy import curve_of
+from hpcfed.report.sections.section import Section, Table, batches
+
+MOST_DOTS = 16
+"""In one chart; more would make it higher than a window."""
+VERDICTS = (
+    "not told apart", "slower", "faster", "more", "less", "one run each", "same",
+    "lower", "higher",
+)  # fmt: skip
+"""In the order of their colours."""
 
 
 def comparison(compared: Comparison) -> Section:
-    section = Section("comparison", "B compared with A")
-    for side, name in zip("AB", compared.names, strict=True):
-        section.text.append(f"{side}: {name}")
-    section.text += verdicts(compared)
+    section = Section("comparison", "Comparison")
+    section.text.append(f"A is {compared.names[0]}. B is {compared.names[1]}.")
+    section.text += [changed(compared), *verdicts(compared)]
+    several = len(compared.points) > 1
+    section.charts += _of_points(compared) if several else _of_one(compared)
     changes = change_cells(compared)
     if changes.rows:
         section.tables.append(_table(changes, words=True))
-    if len(compared.points) > 1:
-        section.tables.append(_table(point_cells(compared)))
-    section.tables.append(_table(cost_cells(compared)))
-    section.tables.append(_table(headline_cells(compared)))
+    if several:
+        section.tables.append(_table(point_cells(compared), "every point"))
+    caption = "all points together" if several else ""
+    section.tables.append(_table(cost_cells(compared), caption))
+    section.tables.append(_table(headline_cells(compared), caption))
     return section
 
 
-def _table(cells: Cells, *, words: bool = False) -> Table:
-    return Table(cells.columns, cells.rows, words=words)
+def _table(cells: Cells, caption: str = "", *, words: bool = False) -> Table:
+    return Table(cells.columns, cells.rows, caption, words=words)
+
+
+def _of_one(compared: Comparison) -> Iterator[Drawing]:
+    """Draw ratios of all costs, and curves of A and B over each other."""
+    seconds, *others = compared.costs
+    figures = [seconds, *long_phases(compared), *others]
+    names = [figure.name for figure in figures]
+    yield from _dots("costs of a round, B / A", names, figures, "B / A")
+    (point,) = compared.points
+    yield from _curves(point)
+
+
+def _curves(point: Point) -> Iterator[Drawing]:
+    task = point.before.first.task
+    for name in dict.fromkeys(("accuracy", HEADLINES[task])):
+        metric = label_of(name, task)
+        axis = Axis(f"{metric}, %" if METRICS[name].in_percent else metric)
+        for series, whose in both_series(name).items():
+            curves: list[Line] = []
+            for side, group in {"A": point.before, "B": point.after}.items():
+                curves.append(replace(curve_of(group, series), name=side))
+            if max(len(curve.x) for curve in curves) > 1:
+                title = f"{metric}: {whose}"
+                yield lines(title, curves, Axis("rounds", whole=True), axis)
+
+
+def _of_points(compared: Comparison) -> Iterator[Drawing]:
+    """Draw what every point has of seconds and accuracies."""
+    points = compared.points
+    names = [point_name(point) for point in points]
+    seconds = [point.seconds for point in points]
+    yield from _dots("seconds per round, B / A", names, seconds, "B / A")
+    for whole in compared.headlines:
+        having: dict[str, Figure] = {}
+        for name, point in zip(names, points, strict=True):
+            for figure in point.headlines:
+                if figure.name == whole.name:
+                    having[name] = figure
+        # A chart of zeros says less than the sentence above it.
+        if all(figure.same for figure in having.values()):
+            continue
+        unit = "points" if whole.unit == "%" else "difference"
+        title = f"{whole.name}, B {MINUS} A"
+        yield from _dots(title, list(having), list(having.values()), unit)
+
+
+def _dots(
+    title: str, names: Sequence[str], figures: Sequence[Figure], unit: str
+) -> Iterator[Drawing]:
+    rows = []
+    for name, figure in zip(names, figures, strict=True):
+        change = figure.change
+        word = verdict(figure)
+        rows.append(Dot(name, change.centre, change.low, change.high, word))
+    for some in batches(rows, MOST_DOTS):
+        neutral = figures[0].neutral
+        yield dots(title, some, Axis(unit), line=neutral, order=VERDICTS)
