@@ -22,7 +22,7 @@ from hpcfed.config import (
 from hpcfed.config.memory import synthetic_bytes
 from hpcfed.config.older import ZERO_WAS_UNSET, with_old_meaning
 from hpcfed.errors import UserError, printable
-from hpcfed.experiment.serving import check_network
+from hpcfed.experiment.serving import check_network, choose_server
 from hpcfed.runtime import memory
 from hpcfed.runtime.launcher import Launch
 
@@ -231,18 +231,24 @@ def test_ranks_share_the_servers_usual_batch(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_the_server_is_chosen_by_its_device_and_the_choice_is_kept() -> None:
-    names = ("server", "autoencoder_samples", "denoiser_samples")
+    wide = "--dataset synthetic --model cnn-cifar"
+    names = ("server", "autoencoder_samples", "denoiser_samples", "generated_layers")
     for words, gpu, expected in (
-        ("", False, ("small", 20_000, 80_000)),
-        ("", True, ("paper", 100_000, 400_000)),
-        ("--server paper", False, ("paper", 100_000, 400_000)),
-        ("--denoiser-samples 7", False, ("small", 20_000, 7)),
+        ("", False, ("tiny", 16_000, 32_000, None)),
+        # Six learnings share the half minute of one.
+        ("--rounds 30 --server-every 5", False, ("tiny", 2_000, 5_000, None)),
+        # Of 75,146 columns of two layers the last layer alone.
+        (wide, False, ("tiny", 16_000, 32_000, 1)),
+        (f"{wide} --generated-layers 2", False, ("tiny", 1_000, 32_000, 2)),
+        (wide, True, ("paper", 100_000, 400_000, None)),
+        ("--server paper", False, ("paper", 100_000, 400_000, None)),
+        ("--denoiser-samples 7", False, ("tiny", 16_000, 7, None)),
     ):
         given = checked("--method", "pfedgpa", *words.split())
-        found = given.on_device(gpu=gpu)
+        found = choose_server(given, gpu=gpu)
         flat = found.flat()
         assert tuple(flat[name] for name in names) == expected
-        assert found.on_device(gpu=not gpu) == found, (
+        assert choose_server(found, gpu=not gpu) == found, (
             "a run that goes on elsewhere keeps its server"
         )
         told = " ".join(map(str, found.choices))

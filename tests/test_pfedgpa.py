@@ -1563,12 +1563,13 @@ def test_the_first_try_works_and_tells_what_was_chosen(
         "--no-server-save",
     ]
     monkeypatch.setattr(
-        "hpcfed.server.options.CPU_SAMPLES", {"autoencoder": 200, "denoiser": 100}
+        "hpcfed.server.auto.CPU_SAMPLES",
+        {"autoencoder": (200, 200), "denoiser": (100, 100)},
     )  # to be quick
     cli.main(["run", *words, *few, "--out", str(tmp_path)])
     said, config = capsys.readouterr().err, read_run(tmp_path).config
     chosen = {
-        "server": "small",
+        "server": "tiny",
         "bank_rounds": 2,
         "denoiser_samples": 100,
         "inversion_depth": 20,
@@ -1577,8 +1578,8 @@ def test_the_first_try_works_and_tells_what_was_chosen(
     assert {name: config[name] for name in chosen} == chosen
     for line in (
         "--bank-rounds is 2: the run has only 2 rounds",
-        "--server is small: it learns on a CPU",
+        "--server is tiny: it learns on a CPU, from 100 and 100 samples",
         "--server paper",
     ):
         assert line in said
-    assert cli.parse_run(["--resume", str(tmp_path)]).flat()["server"] == "small"
+    assert cli.parse_run(["--resume", str(tmp_path)]).flat()["server"] == "tiny"

@@ -41,7 +41,7 @@ class Choice(NamedTuple):
     option: str
     value: Any
     because: str
-    """The reason, and how to get something else."""
+    """The reason, and how to get something else; empty where another choice says it."""
 
     def __str__(self) -> str:
         return f"{flag_of(self.option)} is {self.value}: {self.because}"

@@ -25,10 +25,6 @@ class Options(MethodTraits):
         """
         return ()
 
-    def choose(self, *, gpu: bool) -> Iterable[Choice]:
-        """Choose the values in `CHOSEN_LATER`, once the server's device is known."""
-        return ()
-
     def switches(self, config: RunConfig) -> Iterable[Switch]:
         """Name the method's options that act only where something else is on."""
         return ()

@@ -20,7 +20,12 @@ ANYWHERE = _FOLDERS | _GOING_ON | _MACHINE | _CHECKPOINTS
 results.
 """
 
-CHOSEN_LATER = {"server": "auto", "autoencoder_samples": None, "denoiser_samples": None}
+CHOSEN_LATER = {
+    "server": "auto",
+    "generated_layers": None,
+    "autoencoder_samples": None,
+    "denoiser_samples": None,
+}
 """Values that a run replaces by its own choice when it knows the device; its record
 holds the choice.
 """
@@ -63,10 +68,6 @@ class Settings:
                 options = options.model_copy(update=change)
             made = (*made, choice)
         return replace(self, config=config, options=options, choices=made)
-
-    def on_device(self, *, gpu: bool) -> "Settings":
-        """Return these settings with what the server's device decides."""
-        return self.adapted(self.options.choose(gpu=gpu))
 
 
 def check_unchanged(

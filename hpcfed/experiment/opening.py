@@ -15,7 +15,8 @@ def opening_lines(setup: Setup) -> Iterator[str]:
     """Describe the run; of several seeds, the first one's data."""
     yield _title(setup)
     for choice in setup.settings.choices:
-        yield str(choice)
+        if choice.because:
+            yield str(choice)
     if setup.engine.reason:
         yield f"--engine {setup.engine.mode}: {setup.engine.reason}"
     yield from _sampled(setup)

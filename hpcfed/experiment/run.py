@@ -21,7 +21,12 @@ from hpcfed.experiment.newcomers import check_new_rounds
 from hpcfed.experiment.opening import opening_lines
 from hpcfed.experiment.progress import RunProgress, SeedsProgress
 from hpcfed.experiment.resume import find_checkpoints
-from hpcfed.experiment.serving import check_network, check_server, serve_model
+from hpcfed.experiment.serving import (
+    check_network,
+    check_server,
+    choose_server,
+    serve_model,
+)
 from hpcfed.experiment.signs import showing_life
 from hpcfed.record.observer import Observer, observer
 from hpcfed.runtime import world as worlds
@@ -51,7 +56,7 @@ def run(
     )
     # Some defaults depend on the device, which is known only now.
     on_gpu = all(location.device != "cpu" for location in world.server_locations)
-    settings = settings.on_device(gpu=on_gpu)
+    settings = choose_server(settings, gpu=on_gpu)
     watch = observer()
     watch.begin(world)
     if world.role == "server":

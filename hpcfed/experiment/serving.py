@@ -10,6 +10,7 @@ from hpcfed.experiment.arithmetic import set_arithmetic
 from hpcfed.models.layout import Layout
 from hpcfed.runtime.collectives import Collectives
 from hpcfed.runtime.world import World
+from hpcfed.server.auto import server_choices
 from hpcfed.server.columns import generated
 from hpcfed.server.options import check_columns, server_options
 from hpcfed.server.transport import Colocated, Remote, Transport, check_world, serve
@@ -44,6 +45,17 @@ def serve_model(settings: Settings, world: World) -> None:
     serve(world, widths, options, seeds=config.seeds or (config.seed,))
 
 
+def choose_server(settings: Settings, *, gpu: bool) -> Settings:
+    """Return the settings with what the server's device and columns decide."""
+    options = server_options(settings)
+    if options is None:
+        return settings
+    config = settings.config
+    layout = client_layout(config)
+    made = server_choices(options, layout, rounds=config.rounds, gpu=gpu)
+    return settings.adapted(made)
+
+
 def check_server(settings: Settings, world: World) -> None:
     """Refuse a server's model that does not fit the ranks or the network.
 
@@ -65,8 +77,8 @@ def check_network(settings: Settings) -> None:
     layout = client_layout(config)
     if of_server is not None:
         if of_server.server == "auto":
-            # The device is not known yet; what does not fit the small model fits none.
-            of_server = of_server.model_copy(update={"server": "small"})
+            # The device is not known yet; what does not fit the tiny model fits none.
+            of_server = of_server.model_copy(update={"server": "tiny"})
         columns = generated(layout, of_server).at
         check_columns(of_server, len(columns))
     # The catalogue has told the numbers of its networks' layers before.

@@ -30,7 +30,7 @@ def generated(layout: Layout, options: ServerOptions) -> Generated:
     # The paper's choice for CIFAR-10 and EMNIST: the server's networks grow with the
     # number of generated columns.
     if not last and layout.num_parameters > WHOLE_UP_TO:
-        last = 2
+        last = min(2, len(layout.blocks))
     layers = layout.last(last) if last else layout.layers
     positions = []
     widths = []

@@ -17,10 +17,6 @@ NETWORKS = ("autoencoder", "denoiser")
 """In the order in which they are trained."""
 SAMPLES = {"autoencoder": 100_000, "denoiser": 400_000}
 """Samples that each network trains on."""
-CPU_SAMPLES = {"autoencoder": 20_000, "denoiser": 80_000}
-"""Samples where --server auto meets a CPU: two minutes for 3,658 generated columns,
-measured on one core.
-"""
 BATCH = 50
 
 
@@ -31,10 +27,10 @@ class ServerOptions(config.Options):
 
     # How large the networks are.
 
-    server: Literal["auto", "small", "paper", "large"] = option(
+    server: Literal["auto", "tiny", "small", "paper", "large"] = option(
         "auto",
-        "size of the server's networks; auto: paper on a GPU, small with fewer samples "
-        "on a CPU",
+        "size of the server's networks; auto: paper on a GPU; on a CPU tiny, with as "
+        "many samples as it learns from in half a minute",
         group="server",
     )
     server_width: int | None = option(
@@ -62,7 +58,8 @@ class ServerOptions(config.Options):
     generated_layers: int | None = option(
         None,
         "the server generates the last N layers with weights (default: all, or the "
-        "last two of more than 20,000 columns)",
+        "last two of more than 20,000 columns, of which --server auto generates one on "
+        "a CPU)",
         group="server",
         ge=0,
     )
@@ -89,14 +86,14 @@ class ServerOptions(config.Options):
     )
     autoencoder_samples: int | None = option(
         None,
-        "samples that the autoencoder trains on (default: 100,000, or 20,000 with "
-        "--server auto on a CPU)",
+        "samples that the autoencoder trains on (default: 100,000, or up to 16,000 "
+        "with --server auto on a CPU)",
         group="server",
         ge=0,
     )
     denoiser_samples: int | None = option(
         None,
-        "samples that the denoiser trains on (default: 400,000, or 80,000 with "
+        "samples that the denoiser trains on (default: 400,000, or up to 32,000 with "
         "--server auto on a CPU)",
         group="server",
         ge=0,
@@ -214,32 +211,6 @@ class ServerOptions(config.Options):
             )
             yield Choice("server_batch", share * trainers, reason)
 
-    def choose(self, *, gpu: bool) -> Iterable[Choice]:
-        """Yield what is chosen by the device on which the model learns."""
-        on_cpu = self.server == "auto" and not gpu
-        if on_cpu:
-            yield Choice(
-                "server",
-                "small",
-                "it learns on a CPU, where larger ones take hours; "
-                "--server paper asks for the paper's",
-            )
-        elif self.server == "auto":
-            yield Choice(
-                "server", "paper", "it learns on a GPU; --server small asks for less"
-            )
-        # What is recorded must say how many samples it was, also where nobody asked.
-        for network in NETWORKS:
-            name = f"{network}_samples"
-            if getattr(self, name):
-                continue
-            samples = CPU_SAMPLES if on_cpu else SAMPLES
-            reason = (
-                "it learns on a CPU" if on_cpu else f"as --server {self.server} says"
-            )
-            flag = config.flag_of(name)
-            yield Choice(name, samples[network], f"{reason}; {flag} asks for others")
-
     def switches(self, config: config.RunConfig) -> Iterable[Switch]:
         """Yield options that change nothing without another one."""
         yield Switch(
@@ -311,7 +282,7 @@ class ServerOptions(config.Options):
     @property
     def size(self) -> Size:
         """The size of the networks: --server's, changed by single options."""
-        # A run turns auto into a size once it knows its devices (see `choose`).
+        # A run turns auto into a size once it knows its devices (see auto.py).
         preset = SIZES["paper" if self.server == "auto" else self.server]
         return Size(
             width=self.server_width or preset.width,

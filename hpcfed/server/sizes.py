@@ -20,10 +20,11 @@ class Size:
 
 
 SIZES = {
+    "tiny": Size(4, 32, 1, 3e-3),
     "small": Size(4, 32, 2, 3e-3),
     "paper": Size(64, 256, 5),
     "large": Size(512, 1024, 5),
 }
-"""`paper`: 40 million parameters of the autoencoder for the CIFAR-10 network's last two
-layers; `large`: a billion.
+"""`tiny`: what a CPU trains in half a minute; `paper`: 40 million parameters of the
+autoencoder for the CIFAR-10 network's last two layers; `large`: a billion.
 """

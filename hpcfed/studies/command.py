@@ -131,22 +131,25 @@ def _print_plan(asked: Study, chosen: Sequence[Trial], start: Start) -> None:
     # Only here: a study plans and starts runs without loading torch.
     import torch
 
+    from hpcfed.experiment.serving import choose_server
     from hpcfed.studies import estimate
 
+    cuda = torch.cuda.is_available()
     done = execute.check_finished(chosen)
     works = {}
     measured = []
     for trial in chosen:
         point = trial.point
         if point.name not in works:
-            works[point.name] = estimate.work(point.settings)
+            chosen_server = choose_server(point.settings, gpu=cuda)
+            works[point.name] = estimate.work(chosen_server)
         runs = done.get(trial.folder)
         if runs:
             rounds = float(runs[0].rounds["seconds"].sum())
             process = outcome_of(trial).seconds
             work = works[point.name]
             measured.append((point, work, rounds, process))
-    speed = estimate.speed(measured, cuda=torch.cuda.is_available())
+    speed = estimate.speed(measured, cuda=cuda)
     total = 0.0
     for trial in chosen:
         if trial.repeat:  # the first repeat stands for all
