@@ -231,8 +231,9 @@ def test_a_regression_ends_with_1(
     runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """All clients send twice as much as half of them; the page begins with that."""
-    page = runs / "page.html"
+    page, figures = runs / "page.html", runs / "figures.json"
     words = ["report", str(runs / "half"), str(runs / "all"), "--out", str(page)]
+    words += ["--json", str(figures)]
     capsys.readouterr()
     cli.main([*words, "--fail-if", "more-bytes=110%"])
     said = capsys.readouterr().out
@@ -245,6 +246,9 @@ def test_a_regression_ends_with_1(
     shown = parsed(page.read_text())
     assert shown.ids[0] == "comparison"
     assert "participation 0.5 → 1" in " ".join(shown.text)
+    costs = json.loads(figures.read_text())["comparison"]["costs"]
+    sent = [one for one in costs if one["name"].startswith("sent ")]
+    assert (sent[0]["change"]["centre"], sent[0]["verdict"]) == (2.0, "more")
 
 
 def test_a_run_beside_itself_is_the_same(

@@ -50,7 +50,7 @@ def report(options: argparse.Namespace) -> bool:
         # One page of different things is a report all the same.
         remark("hpcfed: not compared: no runs of both paths have the same options")
     content = content_of(every, found, comparison)
-    for path, text in _texts(options, every, content).items():
+    for path, text in _texts(options, every, content, comparison).items():
         # Names of folders may be no text at all.
         written = text.encode(errors="replace")
         _write(path, written)
@@ -94,7 +94,10 @@ def _write_figures(options: argparse.Namespace, content: Content) -> None:
 
 
 def _texts(
-    options: argparse.Namespace, every: list[Group], content: Content
+    options: argparse.Namespace,
+    every: list[Group],
+    content: Content,
+    comparison: Comparison | None,
 ) -> dict[Path, str]:
     """Return what is to be written, by file."""
     texts = {options.out: page(content)}
@@ -103,7 +106,7 @@ def _texts(
         texts[_beside(options.csv, "ranks")] = ranks_csv_text(every)
         texts[_beside(options.csv, "points")] = points_csv_text(every)
     if options.json is not None:
-        texts[options.json] = json_text(every)
+        texts[options.json] = json_text(every, comparison)
     if options.extrap is not None:
         texts[options.extrap] = extrap_text(every)
     return texts

@@ -17,6 +17,7 @@ from hpcfed.record.run import RunRecord
 from hpcfed.record.series import METRIC_SERIES, ROUND_SERIES
 from hpcfed.record.timing import PHASES
 from hpcfed.report.choices import values_of
+from hpcfed.report.comparison import Comparison, exported
 from hpcfed.report.costmodel import Fitted, fit_groups
 from hpcfed.report.groups import Group, Sample
 from hpcfed.report.labels import label, scaling_label
@@ -179,9 +180,10 @@ def _csv(lines: Iterable[Sequence[Any]]) -> str:
     return text.getvalue()
 
 
-def json_text(every: Sequence[Group]) -> str:
+def json_text(every: Sequence[Group], comparison: Comparison | None = None) -> str:
     """Return what the page shows, and every seed's summary, as JSON."""
     content = {
+        "comparison": None if comparison is None else exported(comparison),
         "verdicts": [asdict(verdict) for verdict in verdicts(every)],
         "noisy": [_noise(noise) for noise in noisy(every)],
         "groups": [_group(group) for group in every],

@@ -2,11 +2,13 @@
 
 from hpcfed.report.comparison.comparison import Comparison, compare
 from hpcfed.report.comparison.conditions import judge_all, read_conditions
+from hpcfed.report.comparison.exported import exported
 from hpcfed.report.comparison.printed import print_comparison
 
 __all__ = [
     "Comparison",
     "compare",
+    "exported",
     "judge_all",
     "print_comparison",
     "read_conditions",
