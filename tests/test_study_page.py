@@ -16,6 +16,7 @@ import pytest
 
 from hpcfed import cli
 from hpcfed.experiment.stored import read_run
+from hpcfed.report import curves
 from hpcfed.report.collect import find
 from hpcfed.report.groups import Sample, groups
 from hpcfed.report.labels import label
@@ -404,7 +405,7 @@ def test_a_long_curve_is_drawn_in_means(
     whole = accuracy._curve(group, "accuracy")
     assert whole.x == [1, 2, 3]
     np.testing.assert_allclose(whole.y, 100 * values.mean(0))
-    monkeypatch.setattr(accuracy, "MOST_POINTS", 2)
+    monkeypatch.setattr(curves, "MOST_POINTS", 2)
     short = accuracy._curve(group, "accuracy")
     assert short.x == [1.5, 3]
     np.testing.assert_allclose(

@@ -1,5 +1,6 @@
 """Who holds which samples: a function of the labels, the plan and its seed alone."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -34,6 +35,17 @@ class Partition:
     """
     owners: np.ndarray | None = None
     """Under natural: the number of the owner that each client is."""
+
+
+def class_counts(
+    lists: Sequence[np.ndarray], labels: np.ndarray, classes: int
+) -> np.ndarray:
+    """Count every client's samples of every class: [client, class]."""
+    sizes = [len(samples) for samples in lists]
+    client = np.repeat(np.arange(len(lists)), sizes)
+    of_samples = labels[np.concatenate([np.empty(0, np.int64), *lists])]
+    counts = np.bincount(client * classes + of_samples, minlength=len(lists) * classes)
+    return counts.reshape(len(lists), classes)
 
 
 def partition(

@@ -15,6 +15,7 @@ from hpcfed.clients.lockstep import Lockstep
 from hpcfed.clients.placement import Clients
 from hpcfed.config import RunConfig, Settings
 from hpcfed.data.datasets import Split
+from hpcfed.data.partition import class_counts
 from hpcfed.data.shards import Shard
 from hpcfed.experiment.arithmetic import dtype_of, set_arithmetic
 from hpcfed.experiment.data import Dealt, fingerprint, load_dataset
@@ -39,6 +40,9 @@ from hpcfed.server.client import ServerClient
 from hpcfed.server.columns import generated
 from hpcfed.server.options import server_options
 from hpcfed.server.transport import Transport
+
+MOST_COUNTS = 1_000_000
+"""Clients times classes up to which a run records who has how much of which class."""
 
 
 @dataclass
@@ -77,6 +81,10 @@ class Setup:
     data: str = ""
     """A fingerprint of the data set, on the root; empty for one that its options
     describe.
+    """
+    class_counts: np.ndarray | None = None
+    """Training samples of every client and class, on the root; None where there are no
+    classes, or too many counts.
     """
     shards: Shards | None = None
     """Loads the data of clients that come from another rank; None when clients stay
@@ -236,9 +244,20 @@ def _setup(
         evaluated=_evaluated(config, material.clients),
         dealt=material.dealt,
         data=fingerprint(material.dataset) if world.is_root else "",
+        class_counts=_class_counts(material, config) if world.is_root else None,
         newcomers=newcomers,
         frozen=frozen_tensors(material.network, engine.layout),
     )
+
+
+def _class_counts(material: Material, config: RunConfig) -> np.ndarray | None:
+    """Count who has how much of which class, unless the record would grow by it."""
+    dataset = material.dataset
+    few = config.clients * dataset.classes <= MOST_COUNTS
+    if dataset.task != "classification" or not few:
+        return None
+    lists = material.dealt.partition.train[: config.clients]
+    return class_counts(lists, dataset.labels("train"), dataset.classes)
 
 
 def _evaluated(config: RunConfig, clients: Clients) -> np.ndarray:

@@ -245,11 +245,13 @@ def _files(config: RunConfig) -> dict[str, str]:
 
 
 def _client_facts(setup: Setup) -> dict[str, np.ndarray]:
-    """Return what clients were given of the validation set, who is malicious, and whose
-    samples they have, in runs that are about that.
+    """Return who has which classes; and what clients were given of the validation set,
+    who is malicious, and whose samples they have, in runs that are about that.
     """
     config, dealt = setup.settings.config, setup.dealt
     facts = {}
+    if setup.class_counts is not None:
+        facts["classes"] = setup.class_counts
     if config.supplement:
         facts["supplement_samples"] = dealt.supplement.samples
     if config.attack != "none":

@@ -46,7 +46,10 @@ PAUSE = 100
 EVALUATED = "evaluated"
 CLIENT_UNITS = {"rank": "rank", "attacker": "1", EVALUATED: "client"}
 """Units of facts of clients that are no numbers of samples."""
-CLIENT_MEANINGS = {EVALUATED: "clients that are evaluated: the columns of metrics here"}
+CLIENT_MEANINGS = {
+    EVALUATED: "clients that are evaluated: the columns of metrics here",
+    "classes": "training samples of each class that each client has",
+}
 """What facts are that not every client has."""
 NOTHING: Mapping[str, np.ndarray] = MappingProxyType({})
 
@@ -178,7 +181,7 @@ class ResultsWriter:
                 self._file,
                 f"clients/{name}",
                 values.shape,
-                "client",
+                *("client", "class")[: values.ndim],
                 unit=CLIENT_UNITS.get(name, "samples"),
                 meaning=CLIENT_MEANINGS.get(name, f"{name} of each client"),
                 dtype=values.dtype,
@@ -419,9 +422,13 @@ class ResultsWriter:
         happened = int(np.count_nonzero(entry_rounds < rounds))
         for name, data in ours.items():
             where = f"{group}/{name}"
-            by_entry = data.dims[0].label in ("move", "time")
-            if by_entry and where in old and old.shape(where) == data.shape:
+            kind = data.dims[0].label
+            if where not in old or old.shape(where) != data.shape or not happened:
+                continue
+            if kind in ("move", "time"):
                 data[:happened] = old.numbers(where, data.shape, happened)
+            elif kind == "upload":  # of the last training alone
+                data[...] = old.numbers(where, data.shape)
         return happened
 
 

@@ -47,6 +47,21 @@ class ServerSize(NamedTuple):
     """By network, in the order in which they are recorded."""
 
 
+MOST_MAPPED = 400
+"""Uploads of which a map of latents has the places."""
+
+
+class LatentMap(NamedTuple):
+    """Where the latents of some uploads lie on their two principal axes."""
+
+    clients: np.ndarray
+    """Whose each is."""
+    places: np.ndarray
+    """[uploads, 2]."""
+    shares: np.ndarray
+    """Of the variance on each of the two axes."""
+
+
 class Learning(Protocol):
     """What the server reports of one training of its model."""
 
@@ -58,6 +73,7 @@ class Learning(Protocol):
     flops: dict[str, float]
     peak_memory: list[float]
     recognised: float
+    latents: LatentMap | None
 
     def utilisation(self, network: str) -> float: ...
 
@@ -105,6 +121,22 @@ def create_group(file: h5py.File, size: ServerSize) -> None:
     for network, steps in size.steps.items():
         meaning = f"mean loss of each of the {network}'s steps"
         make(f"{network}_loss", (steps,), "step", unit="1", meaning=meaning)
+    _create_latents(file)
+
+
+def _create_latents(file: h5py.File) -> None:
+    """Create the map of latents, which is of the last training alone."""
+    for name, more, unit, meaning in (
+        ("latents", (2,), "1", "places of uploads' latents on two principal axes"),
+        ("latent_clients", (), "client", "whose upload each of the latents is of"),
+    ):
+        where = f"{GROUP}/{name}"
+        dimensions = ("upload", "axis")[: 1 + len(more)]
+        shape = (MOST_MAPPED, *more)
+        create(file, where, shape, *dimensions, unit=unit, meaning=meaning)
+    meaning = "share of the latents' variance on each of the two axes"
+    where = f"{GROUP}/latent_shares"
+    create(file, where, (2,), "axis", unit="fraction", meaning=meaning)
 
 
 def write_entry(
@@ -132,3 +164,11 @@ def write_entry(
         group["flops"][entry, number] = learning.flops[network]
         group["utilisation"][entry, number] = learning.utilisation(network)
         group[f"{network}_loss"][entry] = learning.losses[network]
+    if learning.latents is not None:
+        count = len(learning.latents.clients)
+        # A bank that has shrunk leaves no places of the training before.
+        group["latents"][count:] = np.nan
+        group["latent_clients"][count:] = np.nan
+        group["latents"][:count] = learning.latents.places
+        group["latent_clients"][:count] = learning.latents.clients
+        group["latent_shares"][...] = learning.latents.shares

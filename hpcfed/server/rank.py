@@ -20,10 +20,12 @@ from hpcfed.record import checkpoints
 from hpcfed.record.checkpoints import StoredFile
 from hpcfed.record.folder import LEARNING
 from hpcfed.record.observer import observer
+from hpcfed.record.server import LatentMap
 from hpcfed.server import likeness
 from hpcfed.server.bank import UploadBank
 from hpcfed.server.divergence import check_rows
 from hpcfed.server.latent_diffusion import LatentDiffusion, Progress
+from hpcfed.server.latent_map import latent_map, mapped_uploads
 from hpcfed.server.options import ServerOptions
 from hpcfed.server.progress import leaving_signs
 from hpcfed.server.requests import (
@@ -146,13 +148,23 @@ class ServerRank:
         return Answer()
 
     def _learn(self, request: Learn) -> Learned:
-        rows = self._banks[request.seed].rows()
+        bank = self._banks[request.seed]
         with self._showing_progress(request.seed) as progress:
-            report = self.model(request.seed).learn(rows, progress)
+            report = self.model(request.seed).learn(bank.rows(), progress)
+        report.latents = self._latents(bank, self.model(request.seed))
         # The training's peak, or what this process has seen since.
         report.note_peak(self._slot.device)
         report.peak_memory = self._allgather(float(report.peak_here))
         return Learned(report=report)
+
+    @torch.no_grad()
+    def _latents(self, bank: UploadBank, model: LatentDiffusion) -> LatentMap:
+        """Map what the model has made of the bank's uploads."""
+        rows = bank.rows()
+        chosen = mapped_uploads(len(rows))
+        latents = model.encode(rows[torch.from_numpy(chosen).to(rows.device)])
+        in_double = latents.double().cpu().numpy()
+        return latent_map(in_double, bank.uploaders()[chosen])
 
     @contextmanager
     def _showing_progress(self, seed: int) -> Iterator[Progress]:

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hpcfed.record.server import LatentMap
 from hpcfed.runtime.device import peak_memory
 from hpcfed.server.options import ServerOptions
 
@@ -60,6 +61,7 @@ class LearningReport:
     """The share of clients whose generated update is nearest to their own ones; NaN
     until rows are inverted.
     """
+    latents: LatentMap | None = None
 
     def note_peak(self, device: torch.device) -> None:
         """Take down the most memory seen so far.

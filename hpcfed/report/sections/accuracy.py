@@ -10,6 +10,7 @@ import numpy as np
 from hpcfed.record.metrics import METRICS, label_of, metric_of
 from hpcfed.record.run import RunRecord, mean_accuracy
 from hpcfed.report.charts import Axis, Drawing, Line, lines, stripes
+from hpcfed.report.curves import MOST_POINTS, curve
 from hpcfed.report.groups import Group
 from hpcfed.report.labels import ACCURACIES, ALL_ACCURACIES, both_series, label
 from hpcfed.report.outcomes import known_mean, known_metric, metric_limits
@@ -20,15 +21,12 @@ from hpcfed.report.sections.section import (
     Section,
     Table,
     batches,
-    estimates_line,
     interval,
     number,
     which,
 )
-from hpcfed.report.statistics import Estimate, of_seeds
+from hpcfed.report.statistics import Estimate
 
-MOST_POINTS = 60
-"""Points of a curve; more would only be noise, and are drawn as means."""
 CLASSES_PER_ROW = 10
 """Classes beside each other in a table, by their last digit."""
 Families = dict[tuple[str, int], list[Group]]
@@ -136,12 +134,8 @@ def _class_tables(every: Sequence[Group]) -> Iterator[Table]:
 
 def _curves(members: Sequence[Group], series: str) -> list[Line]:
     """Return the curves of groups that were evaluated at all."""
-    curves = []
-    for group in members:
-        curve = curve_of(group, series)
-        if curve.x:
-            curves.append(curve)
-    return curves
+    curves = [curve_of(group, series) for group in members]
+    return [one for one in curves if one.x]
 
 
 def curve_of(group: Group, name: str) -> Line:
@@ -149,26 +143,15 @@ def curve_of(group: Group, name: str) -> Line:
     evaluation.
     """
     recorded = [run.rounds[name] for run in group.seeds if name in run.rounds]
-    # Seeds may have stopped at the target after different numbers of rounds.
-    shortest = min(map(len, recorded), default=0)
-    by_seed = [values[:shortest] for values in recorded]
-    # Also where nobody has recorded it: no seeds, no rounds.
-    series = np.array(by_seed).reshape(len(by_seed), shortest)
-    # Nor is a loss that has diverged drawn.
-    evaluated = np.flatnonzero(np.isfinite(series).all(0))
     metric = metric_of(name)
-    scale = 100 if METRICS[metric].in_percent else 1
     least, most = metric_limits(metric)
-    # Windows of evaluations, each drawn as one point; of one evaluation if few.
-    points = min(len(evaluated), MOST_POINTS)
-    windows = np.array_split(evaluated, points) if points else []
-    rounds, estimates = [], []
-    for window in windows:
-        rounds.append(float(window.mean()) + 1)  # people count from 1
-        means = scale * series[:, window].mean(1)
-        estimates.append(of_seeds(means.tolist(), least=least, most=scale * most))
-    name = label(group.key.without("dataset"))  # which the chart's title has
-    return estimates_line(name, rounds, estimates, band=True)
+    return curve(
+        label(group.key.without("dataset")),  # which the chart's title has
+        recorded,
+        scale=100 if METRICS[metric].in_percent else 1,
+        least=least,
+        most=most,
+    )
 
 
 def _draw(title: str, curves: Sequence[Line], axis: Axis) -> Iterator[Drawing]:
