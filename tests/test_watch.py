@@ -49,7 +49,7 @@ def begun(
     return ResultsWriter(
         folder,
         settings=settings,
-        environment={},
+        environment={"command": ["hpcfed"]},
         clients=clients,
         ranks=2,
         facts={"model": "mlp", "columns": 3, **facts},
@@ -57,7 +57,15 @@ def begun(
 
 
 def add_round(results: ResultsWriter, round: int, *, seconds: float = 2.0) -> None:
-    """Write a round in which rank 1 trains three times as long as rank 0."""
+    """Write a round in which rank 1 trains three times as long as rank 0, and bring it
+    to disk.
+    """
+    take_down(results, round, seconds=seconds)
+    results.publish()
+
+
+def take_down(results: ResultsWriter, round: int, *, seconds: float = 2.0) -> None:
+    """Write such a round."""
     phases = np.zeros((2, len(PHASES)))
     phases[:, PHASES.index("train")] = [0.25 * seconds, 0.75 * seconds]
     phases[:, PHASES.index("evaluate")] = [0.75 * seconds, 0.25 * seconds]
@@ -70,7 +78,6 @@ def add_round(results: ResultsWriter, round: int, *, seconds: float = 2.0) -> No
     results.write_round(
         round, values, client_accuracy=None, rank_values=ranks, phases=phases
     )
-    results.publish()
 
 
 @pytest.fixture

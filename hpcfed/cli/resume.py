@@ -10,17 +10,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcfed import methods, plugins
-from hpcfed.config import Settings, resolve
+from hpcfed.config import TRACKERS, Settings, resolve
 from hpcfed.errors import UserError, no_checkpoint, remark
 from hpcfed.runtime.launcher import launched
 
 if TYPE_CHECKING:
     from hpcfed.record.run import RunRecord
 
-BESIDE_RESUME = ("device", "backend", "overwrite", "accept_changes", "rounds")
-"""Options that may stand beside --resume: the machine may be another one now, and the
-run may become longer.
+BESIDE_RESUME = (
+    "device",
+    "backend",
+    "overwrite",
+    "accept_changes",
+    "rounds",
+    *TRACKERS,
+)
+"""Options that may stand beside --resume: the machine may be another one now, the run
+may become longer, and trackers change no figure.
 """
+SENDING = ("wandb", "mlflow")
+"""Trackers that send figures elsewhere."""
 
 NOT_FROM_RECORD: Mapping[str, bool] = {
     "overwrite": False,
@@ -54,6 +63,9 @@ def resumed(folder: Path, beside: Mapping[str, Any]) -> Settings:
             values[name] = value
     values |= {"out": str(folder), "resume": str(folder)}
     values |= NOT_FROM_RECORD
+    # Nor does a folder that somebody hands in make us send anything.
+    for name in SENDING:
+        values.pop(name, None)
     values["rounds"] = planned = _planned(runs, record)
     values |= beside
     # The record is one seed's; the resumed run advances all that are left.
@@ -212,8 +224,10 @@ def requeued(settings: Settings) -> Settings:
     # Two clusters may number jobs alike: `begun_by` compares the cluster, too.
     ours = was_requeued() and begun_by(out) == job
     if ours and any(checkpoints.exist(run) or complete(run) for run in runs(out)):
-        # A job may overwrite what it has begun itself.
-        return resumed(out, {"overwrite": True})
+        # A job may overwrite what it has begun itself, and sends where it did before.
+        sending = {name: getattr(config, name) for name in SENDING}
+        given = {name: value for name, value in sending.items() if value is not None}
+        return resumed(out, {"overwrite": True, **given})
     changes = {"out": out, "overwrite": config.overwrite or ours}
     return replace(settings, config=config.model_copy(update=changes))
 

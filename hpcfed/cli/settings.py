@@ -133,7 +133,7 @@ def _resume(given: Mapping[str, Any], path: Path | None) -> Settings:
         raise UserError(
             "--resume takes everything from the run that it goes on with; give it no "
             "other option than --rounds, --device, --backend, --accept-changes, "
-            "--overwrite and --requeue"
+            "--overwrite, --requeue and those of trackers (--tensorboard …)"
         )
     folder = str(given["resume"])
     if not folder:

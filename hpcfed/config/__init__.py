@@ -13,6 +13,7 @@ from hpcfed.config.aggregation import expected_malicious
 from hpcfed.config.checks import check, idle
 from hpcfed.config.declare import Choice, Switch, flag_of, option
 from hpcfed.config.method import Options
+from hpcfed.config.recording import TRACKERS
 from hpcfed.config.resolution import check_text, resolve
 from hpcfed.config.runconfig import GROUPS, RunConfig
 from hpcfed.config.settings import ANYWHERE, Settings, check_unchanged
@@ -22,6 +23,7 @@ from hpcfed.config.tomlfile import by_option, load_toml, read_toml
 __all__ = [
     "ANYWHERE",
     "GROUPS",
+    "TRACKERS",
     "Choice",
     "Options",
     "RunConfig",

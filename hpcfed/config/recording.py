@@ -1,6 +1,7 @@
 """Options of what a run writes, and when."""
 
 from collections.abc import Iterable
+from importlib.util import find_spec
 from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, BeforeValidator
@@ -35,6 +36,10 @@ Metrics = Annotated[
 ]
 
 
+TRACKERS = ("tensorboard", "wandb", "mlflow")
+"""Options that are called like the packages which they need."""
+
+
 class RecordingOptions(RunOptions):
     title: ClassVar[str] = "evaluation, checkpoints and snapshots"
 
@@ -66,6 +71,21 @@ class RecordingOptions(RunOptions):
     snapshot_every: int = option(
         0, "write the clients' rows to params-RANK.h5 every N rounds; 0: never", ge=0
     )
+    # Trackers write beside the record, from which no figure is missing without them.
+    tensorboard: bool = option(
+        False,
+        "also write all figures for TensorBoard, to OUT/tensorboard; look at them with "
+        "tensorboard --logdir OUT",
+    )
+    wandb: str | None = option(
+        None,
+        "also send all figures to this project of Weights & Biases, as its own package "
+        "is set up (WANDB_MODE=offline sends nothing)",
+    )
+    mlflow: str | None = option(
+        None,
+        "also send all figures to this experiment of MLflow, at MLFLOW_TRACKING_URI",
+    )
 
 
 def recording_switches(config: RecordingOptions) -> Iterable[Switch]:
@@ -78,8 +98,19 @@ def recording_switches(config: RecordingOptions) -> Iterable[Switch]:
         )
 
 
+def check_trackers(config: RecordingOptions) -> None:
+    """Refuse trackers whose packages are not there."""
+    for package in TRACKERS:
+        if getattr(config, package) and find_spec(package) is None:
+            raise UserError(
+                f"--{package} needs the package {package}, which is not installed: "
+                f"pip install {package}"
+            )
+
+
 def check_recording(config: RecordingOptions) -> None:
     """Refuse a sample of more clients than there are, and snapshots of no round."""
+    check_trackers(config)
     if config.evaluate_clients is not None and config.evaluate_clients > config.clients:
         raise UserError(
             f"--evaluate-clients {config.evaluate_clients}, but there are "

@@ -46,8 +46,8 @@ class RunOptions(OptionGroup):
         None,
         "continue the run in this folder from its last checkpoint, also a complete "
         "one with more --rounds; takes no other option than that, --device, --backend, "
-        "--requeue, --accept-changes and --overwrite, which starts again where there is "
-        "no checkpoint",
+        "--requeue, --accept-changes, --tensorboard, --wandb, --mlflow and --overwrite, "
+        "which starts again where there is no checkpoint",
     )
     accept_changes: bool = option(
         False,

@@ -7,6 +7,7 @@ from typing import Any
 
 from hpcfed.config.declare import Choice
 from hpcfed.config.method import Options
+from hpcfed.config.recording import TRACKERS
 from hpcfed.config.runconfig import RunConfig
 from hpcfed.errors import UserError
 from hpcfed.record.folder import seed_folder
@@ -15,7 +16,8 @@ _FOLDERS = {"out", "overwrite", "resume", "requeue", "data_root", "download"}
 _GOING_ON = {"accept_changes"}
 _MACHINE = {"device", "backend"}
 _CHECKPOINTS = {"checkpoint_every", "checkpoint_minutes"}
-ANYWHERE = _FOLDERS | _GOING_ON | _MACHINE | _CHECKPOINTS
+_TRACKERS = set(TRACKERS)
+ANYWHERE = _FOLDERS | _GOING_ON | _MACHINE | _CHECKPOINTS | _TRACKERS
 """Options that no figure depends on; they may differ between calls on one folder of
 results.
 """

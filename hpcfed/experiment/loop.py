@@ -1,5 +1,6 @@
 """The rounds of one run: sample, round, evaluate, record, rebalance, checkpoint."""
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from hpcfed.experiment.patience import begin_patience
 from hpcfed.experiment.progress import RunProgress
 from hpcfed.experiment.rebalance import Rebalancer
 from hpcfed.experiment.recording import Recorder, closing, open_results, open_snapshots
+from hpcfed.experiment.tracking import tracked
 from hpcfed.record.checkpoints import Checkpoint
 from hpcfed.record.energy import rank_joules
 from hpcfed.record.folder import SERVER
@@ -39,7 +41,7 @@ def run_rounds(
     results = open_results(setup, folder) if setup.world.is_root else None
     # Every rank writes snapshots of the clients that it hosts.
     snapshots = open_snapshots(setup, folder)
-    with closing(results, snapshots):
+    with closing(results, snapshots), ExitStack() as within:
         joules_before = rank_joules(setup.world)
         if setup.settings.options.has_server:
             fed.server.begin(str(folder))
@@ -50,7 +52,11 @@ def run_rounds(
             first, state = resume.go_on(
                 setup, folder, found, state, results, progress.say
             )
-        recorder = Recorder(setup, results, snapshots, progress, first)
+        # After the rounds of before are known, which a new tracker is told of, too.
+        tracking = within.enter_context(
+            tracked(setup, folder, results, progress.say, stop)
+        )
+        recorder = Recorder(setup, results, snapshots, progress, tracking, first)
         rebalancer = Rebalancer(setup, results, progress)
         patience = begin_patience(setup, results)
         checkpointer = Checkpointer(

@@ -16,6 +16,7 @@ from hpcfed.errors import one_line
 from hpcfed.experiment.assemble import Setup
 from hpcfed.experiment.evaluate import AfterTraining, Evaluation
 from hpcfed.experiment.progress import RunProgress
+from hpcfed.experiment.tracking import Tracking
 from hpcfed.federation.log import OnTrained, RoundLog
 from hpcfed.record import environment, series
 from hpcfed.record.results import ResultsWriter
@@ -36,6 +37,7 @@ class Recorder:
         results: ResultsWriter | None,
         snapshots: SnapshotWriter | None,
         progress: RunProgress,
+        tracking: Tracking | None,
         first: int,
     ) -> None:
         """`first` is the first round; the same call on every rank."""
@@ -43,6 +45,7 @@ class Recorder:
         self._results = results
         self._snapshots = snapshots
         self._progress = progress
+        self._tracking = tracking
         self._bytes_counted = 0
         """Payload of collectives that earlier rounds have recorded."""
         if snapshots is not None:
@@ -131,6 +134,8 @@ class Recorder:
             )
             if report is not None:
                 results.write_server(round, report)
+            if self._tracking is not None:
+                self._tracking.after_round()
             self._progress.round(round, values, on_disk=on_disk)
             return everyones["train_seconds"]
 

@@ -28,6 +28,7 @@ from hpcfed.experiment.serving import (
     serve_model,
 )
 from hpcfed.experiment.signs import showing_life
+from hpcfed.experiment.tracking import check_account
 from hpcfed.record.observer import Observer, observer
 from hpcfed.runtime import world as worlds
 from hpcfed.runtime.signals import STOPPED, Stop
@@ -51,6 +52,7 @@ def run(
     # Before the world is entered: then a mistake costs no start of MPI.
     check_network(settings)
     check_new_rounds(settings)
+    check_account(config)
     world = worlds.enter(
         device=config.device, server_ranks=config.server_ranks, backend=config.backend
     )

@@ -34,9 +34,13 @@ TRACE, PROFILE = "trace.json", "profile.json"
 """What a profiled run leaves."""
 SIGN, LEARNING = "progress.json", "learning.json"
 """Signs of life, while the run goes on and while its server learns."""
+TRACKED = "tracked.json"
+"""How far experiment trackers have got."""
+TENSORBOARD = "tensorboard"
+"""The folder of what --tensorboard writes."""
 _PARAMS = r"params-[0-9]{1,9}(-after-[0-9]{1,18})?\.h5"
 _FAILURE = r"error-[0-9]{1,9}\.txt"
-_SIGNS = r"progress\.json|learning\.json"
+_SIGNS = r"progress\.json|learning\.json|tracked\.json"
 _TEMPORARY = rf"\.(run\.h5|server\.h5|model\.npz|{_SIGNS})\..+\.tmp"
 _MADE = rf"run\.h5|server\.h5|model\.npz|{_PARAMS}|{_FAILURE}|{_SIGNS}|{_TEMPORARY}"
 """Files that a run makes, and that --overwrite removes."""
@@ -44,6 +48,8 @@ _FILES = rf"{_MADE}|trace\.json|profile\.json|\.claim|\.job"
 """Files that are written to."""
 _SEED = r"seed-([0-9]{1,19})"
 _CHECKPOINT = r"[0-9]{8,18}"
+_EVENTS = r"events\.out\.tfevents\..+"
+"""Files in TensorBoard's folder."""
 
 
 def seed_folder(folder: Path, seed: int) -> Path:
@@ -179,6 +185,8 @@ def check_plain(folder: Path) -> None:
         elif path.name == CHECKPOINTS:
             _check_kind(path, stat.S_ISDIR, "folder")
             _check_plain_checkpoints(path)
+        elif path.name == TENSORBOARD:
+            _check_kind(path, stat.S_ISDIR, "folder")
 
 
 def _check_plain_checkpoints(folder: Path) -> None:
@@ -239,7 +247,9 @@ def _is_made_by_run(path: Path) -> bool:
     """
     if fullmatch(_SEED, path.name):
         return _is_folder(path) and all(map(_is_made_by_run, _entries(path)))
-    return path.name == CHECKPOINTS or fullmatch(_FILES, path.name) is not None
+    if path.name in (CHECKPOINTS, TENSORBOARD):
+        return True
+    return fullmatch(_FILES, path.name) is not None
 
 
 def strangers(folder: Path) -> list[Path]:
@@ -256,9 +266,13 @@ def empty(folder: Path) -> None:
                 path.unlink()
         for checkpoint in checkpoint_folders(run):
             shutil.rmtree(checkpoint)
-        # It stays where somebody's own files are in it.
-        with suppress(OSError):
-            (run / CHECKPOINTS).rmdir()
+        for events in _entries(run / TENSORBOARD):
+            if fullmatch(_EVENTS, events.name):
+                events.unlink()
+        # They stay where somebody's own files are in them.
+        for name in (CHECKPOINTS, TENSORBOARD):
+            with suppress(OSError):
+                (run / name).rmdir()
 
 
 def remove_empty_seeds(folder: Path) -> None:

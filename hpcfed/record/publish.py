@@ -4,7 +4,7 @@ import os
 import socket
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -76,6 +76,19 @@ def publish(content: bytes | memoryview, path: Path) -> None:
         file.write(content)
     _remove_leftovers(path)
     sync_folder(path.parent)
+
+
+def replace_quickly(content: str, path: Path) -> None:
+    """Replace a file as a whole without waiting for the disk: a crash of the machine may
+    lose it, and a full disk leaves it as it was.
+    """
+    hidden = path.with_name(f"{_hidden(path)}{os.getpid()}.tmp")
+    # Neither a link nor a pipe that somebody has put there is followed or waited for.
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK
+    with suppress(OSError):
+        with open(os.open(hidden, flags, 0o666), "w") as file:
+            file.write(content)
+        os.replace(hidden, path)
 
 
 def sync_folder(folder: Path) -> None:

@@ -10,6 +10,7 @@ publishing waits a hundred times as long as the last one took.
 import json
 import time
 from collections.abc import Mapping, Sequence
+from math import isfinite
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -358,6 +359,41 @@ class ResultsWriter:
     def series(self, name: str) -> np.ndarray:
         """Return a figure of every round so far; NaN where there was none."""
         return self._arrays[f"rounds/{name}"][: self._rounds_done]
+
+    @property
+    def rounds_done(self) -> int:
+        return self._rounds_done
+
+    @property
+    def learnings(self) -> int:
+        """How often the server's model has learnt."""
+        return self._trainings
+
+    def figures(self, round: int) -> dict[str, float]:
+        """Return all figures of a round that are finite: series, mean seconds of ranks
+        by phase, the largest memory and the payload of all collectives.
+        """
+        found = {}
+        for name, array in self._arrays.items():
+            if name.startswith("rounds/"):
+                found[name] = float(array[round])
+        seconds = self._arrays["timing/phases"][round].mean(0)
+        for phase, mean in zip(PHASES, seconds.tolist(), strict=True):
+            # Most runs know nothing of some phases.
+            found[f"phases/{phase}"] = mean or float("nan")
+        found["ranks/peak_memory"] = float(
+            self._arrays["timing/peak_memory"][round].max()
+        )
+        found["ranks/wire"] = float(self._arrays["timing/wire"][round].sum())
+        return {name: value for name, value in found.items() if isfinite(value)}
+
+    def losses(self, learning: int) -> dict[str, np.ndarray]:
+        """Return the loss of every step of a learning, by network."""
+        found = {}
+        for network in self._networks:
+            losses = self._file[f"{server_group.GROUP}/{network}_loss"]
+            found[network] = losses[learning]
+        return found
 
     def begin_anew(self) -> None:
         """Replace what is on disk: nothing is restored."""

@@ -7,8 +7,6 @@ have been handed in.
 """
 
 import json
-import os
-import socket
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -18,6 +16,7 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter
 
 from hpcfed.record.json_values import parsed, plain
+from hpcfed.record.publish import replace_quickly
 from hpcfed.record.safe import check_file
 
 EVERY = 2.0
@@ -60,15 +59,7 @@ Sign = TypeVar("Sign", RunSign, LearningSign)
 
 def leave_sign(path: Path, sign: RunSign | LearningSign) -> None:
     """Replace a sign; that it cannot be written ends nothing."""
-    content = json.dumps(plain(asdict(sign)))
-    # A name of its own on every host: ranks may share the folder.
-    hidden = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}.tmp")
-    with suppress(OSError):
-        # Neither a link nor a pipe that somebody has put there is followed.
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK
-        with open(os.open(hidden, flags, 0o666), "w") as file:
-            file.write(content)
-        os.replace(hidden, path)
+    replace_quickly(json.dumps(plain(asdict(sign))), path)
 
 
 def remove_sign(path: Path) -> None:
