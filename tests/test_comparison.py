@@ -22,6 +22,7 @@ from hpcfed.report.comparison.conditions import judge_all, read_conditions
 from hpcfed.report.comparison.difference import Reading, difference, ratio
 from hpcfed.report.console import Output
 from hpcfed.report.groups import Sample, groups
+from hpcfed.report.sections.comparison import comparison as section_of
 from tests.page import parsed
 from tests.runs import flags, mistake
 
@@ -310,6 +311,17 @@ def test_a_comparison_from_python(runs: Path) -> None:
 
 def _rows(table: Any) -> list[dict[str, Any]]:
     return list(table.to_dict("records"))
+
+
+def test_a_chart_has_the_points_that_differ_most() -> None:
+    """Of twenty points, the last four took as long as before."""
+    before, after = [], []
+    for number in range(20):
+        before.append(sample(1.0, lr=0.1 + number))
+        after.append(sample(0.5 if number < 16 else 1.0, lr=0.1 + number))
+    (drawn,) = section_of(compared(before, after)).charts
+    shown = [row["x"] for row in drawn.spec["data"]["values"]]
+    assert shown == [0.5] * 16 and "16 of 20" in drawn.title
 
 
 def test_dots_have_their_intervals_and_a_line_at_no_change() -> None:

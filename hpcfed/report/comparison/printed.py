@@ -9,6 +9,7 @@ from hpcfed.report.comparison.texts import (
     change_cells,
     changed,
     cost_cells,
+    cut,
     headline_cells,
     point_cells,
     verdicts,
@@ -17,8 +18,6 @@ from hpcfed.report.console import bare_table, plain_text, say
 
 MOST_ROWS = 20
 """Of points or changes; the page has all of them."""
-WIDEST = 60
-"""Characters of a cell: a name may be long."""
 
 
 def print_comparison(comparison: Comparison, console: Console) -> None:
@@ -41,12 +40,8 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
 def _print(cells: Cells, console: Console) -> None:
     table = bare_table(*cells.columns)
     for row in cells.rows[:MOST_ROWS]:
-        table.add_row(*(plain_text(_cut(cell)) for cell in row))
+        table.add_row(*(plain_text(cut(cell)) for cell in row))
     console.print(table)
     hidden = len(cells.rows) - MOST_ROWS
     if hidden > 0:
         say(console, f"… and {count(hidden, 'row')} more on the page")
-
-
-def _cut(cell: str) -> str:
-    return cell if len(cell) <= WIDEST else f"{cell[: WIDEST - 1]}…"

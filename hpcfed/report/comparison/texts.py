@@ -14,6 +14,8 @@ from hpcfed.report.statistics import Estimate
 
 MOST_NAMED = 5
 """Changes or points that a sentence names; more are counted."""
+WIDEST = 60
+"""Letters of a name in a sentence or on the terminal; tables of the page have all."""
 LEAST_SHARE = 0.01
 """Of a round's time: a shorter phase is left out of tables."""
 NOISE = (
@@ -56,7 +58,13 @@ def changed(comparison: Comparison) -> str:
 
 
 def _change(change: Change) -> str:
-    return f"{change.name} {change.before} {ARROW} {change.after}"
+    texts = [cut(text) for text in (change.name, change.before, change.after)]
+    return f"{texts[0]} {texts[1]} {ARROW} {texts[2]}"
+
+
+def cut(text: str) -> str:
+    """Shorten what may be long in a file that somebody handed in."""
+    return text if len(text) <= WIDEST else f"{text[: WIDEST - 1]}…"
 
 
 def _points(comparison: Comparison) -> list[str]:

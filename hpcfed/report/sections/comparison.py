@@ -1,7 +1,8 @@
 """Comparison of two paths, A and B: what changed, and what it did."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from math import inf, log
 
 from hpcfed.record.metrics import HEADLINES, METRICS, label_of
 from hpcfed.report.charts import Axis, Dot, Drawing, Line, dots, lines
@@ -22,10 +23,10 @@ from hpcfed.report.comparison.texts import (
 )
 from hpcfed.report.labels import both_series
 from hpcfed.report.sections.accuracy import curve_of
-from hpcfed.report.sections.section import Section, Table, batches
+from hpcfed.report.sections.section import Section, Table
 
 MOST_DOTS = 16
-"""In one chart; more would make it higher than a window."""
+"""In a chart; of more points, those that differ most."""
 VERDICTS = (
     "not told apart", "slower", "faster", "more", "less", "one run each", "same",
     "lower", "higher",
@@ -58,8 +59,8 @@ def _of_one(compared: Comparison) -> Iterator[Drawing]:
     """Draw ratios of all costs, and curves of A and B over each other."""
     seconds, *others = compared.costs
     figures = [seconds, *long_phases(compared), *others]
-    names = [figure.name for figure in figures]
-    yield from _dots("costs of a round, B / A", names, figures, "B / A")
+    by_name = {figure.name: figure for figure in figures}
+    yield _dots("costs of a round, B / A", by_name, "B / A")
     (point,) = compared.points
     yield from _curves(point)
 
@@ -81,31 +82,41 @@ def _curves(point: Point) -> Iterator[Drawing]:
 def _of_points(compared: Comparison) -> Iterator[Drawing]:
     """Draw what every point has of seconds and accuracies."""
     points = compared.points
-    names = [point_name(point) for point in points]
-    seconds = [point.seconds for point in points]
-    yield from _dots("seconds per round, B / A", names, seconds, "B / A")
+    seconds = {point_name(point): point.seconds for point in points}
+    yield _dots("seconds per round, B / A", seconds, "B / A")
     for whole in compared.headlines:
         having: dict[str, Figure] = {}
-        for name, point in zip(names, points, strict=True):
+        for point in points:
             for figure in point.headlines:
                 if figure.name == whole.name:
-                    having[name] = figure
+                    having[point_name(point)] = figure
         # A chart of zeros says less than the sentence above it.
         if all(figure.same for figure in having.values()):
             continue
         unit = "points" if whole.unit == "%" else "difference"
         title = f"{whole.name}, B {MINUS} A"
-        yield from _dots(title, list(having), list(having.values()), unit)
+        yield _dots(title, having, unit)
 
 
-def _dots(
-    title: str, names: Sequence[str], figures: Sequence[Figure], unit: str
-) -> Iterator[Drawing]:
+def _dots(title: str, figures: Mapping[str, Figure], unit: str) -> Drawing:
+    """Draw a dot for every figure, or for those that differ most."""
+    most_first = sorted(figures, key=lambda name: -_distance(figures[name]))
+    chosen = set(most_first[:MOST_DOTS])
+    if len(chosen) < len(figures):
+        title += f": the {len(chosen)} of {len(figures)} points that differ most"
     rows = []
-    for name, figure in zip(names, figures, strict=True):
-        change = figure.change
-        word = verdict(figure)
-        rows.append(Dot(name, change.centre, change.low, change.high, word))
-    for some in batches(rows, MOST_DOTS):
-        neutral = figures[0].neutral
-        yield dots(title, some, Axis(unit), line=neutral, order=VERDICTS)
+    for name, figure in figures.items():
+        if name in chosen:
+            change = figure.change
+            ends = (change.centre, change.low, change.high)
+            rows.append(Dot(name, *ends, verdict(figure)))
+    neutral = next(iter(figures.values())).neutral
+    return dots(title, rows, Axis(unit), line=neutral, order=VERDICTS)
+
+
+def _distance(figure: Figure) -> float:
+    """Return how far a figure is from no change; half as much counts as twice as much."""
+    centre = figure.change.centre
+    if not figure.neutral:
+        return abs(centre)
+    return abs(log(centre)) if centre > 0 else inf
