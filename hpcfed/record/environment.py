@@ -7,6 +7,7 @@ import os
 import platform
 import sys
 from collections.abc import Mapping, Sequence
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -72,7 +73,7 @@ def capture(
         "packages": _versions(),
         "cuda": _cuda(),
         "nccl": _nccl(),
-        "source": _source(),
+        "source": _own_source(),
         "files": dict(files or {}),
         "launcher": launcher,
         "variables": _variables(),
@@ -98,6 +99,7 @@ def of_resumed(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, A
     return joined
 
 
+@cache
 def _versions() -> dict[str, str]:
     versions = {}
     for package in _PACKAGES:
@@ -123,7 +125,12 @@ def _cuda() -> str | None:
     return torch.version.cuda if torch.cuda.is_available() else None
 
 
-def _source(package: Path = PACKAGE) -> dict[str, Any]:
+@cache  # what was imported stays the same, and a program may make a hundred runs
+def _own_source() -> dict[str, Any]:
+    return _source(PACKAGE)
+
+
+def _source(package: Path) -> dict[str, Any]:
     """Describe the program that runs: version and checksum of the package as it lies
     there and, from a checkout, its commit and whether it was `changed` since.
     """
