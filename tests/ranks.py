@@ -1,12 +1,12 @@
-"""Not a test: a family's runs one after the other on the ranks of one job, and a
-federation whose clients move halfway.
+"""Not a test: the runs of families one after the other on the ranks of one job, and
+federations whose clients move halfway.
 
-Arguments are a folder, the family's name and names of its runs. Each run has a folder
-of its own in it. The rows of the clients that moved go to moved-<rank>.npz.
+The argument is a folder. Each run has a folder of its own in its family's. The rows of
+the clients that moved go to moved-<rank>.npz there.
 """
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from hpcfed.experiment.rebalance import relocate
 from hpcfed.experiment.run import run
 from hpcfed.record.timing import Timer
 from hpcfed.runtime import world as worlds
+from hpcfed.runtime.launcher import launched
 
 
 @dataclass(frozen=True)
@@ -34,8 +35,8 @@ class Family:
     rows: Callable[[Setup, Any], Tensor]
     """What clients have in the end."""
 
-    def run_all(self, folder: Path, names: Iterable[str] = ()) -> None:
-        for name in names or self.runs:
+    def run_all(self, folder: Path) -> None:
+        for name in self.runs:
             words = f"{self.common} {self.short} {self.runs[name]}".split()
             run(
                 parse_run(
@@ -103,9 +104,8 @@ FAMILIES = {"genfed": GENFED, "genefl": GENEFL}
 
 
 if __name__ == "__main__":
-    out, family = Path(sys.argv[1]), FAMILIES[sys.argv[2]]
-    family.run_all(out, sys.argv[3:])
-    ids, rows = family.moved_rows(moving=True)
-    np.savez(
-        out / f"moved-{worlds.enter(device='cpu').rank}.npz", clients=ids, rows=rows
-    )
+    for name, family in FAMILIES.items():
+        out = Path(sys.argv[1]) / name
+        family.run_all(out)
+        ids, rows = family.moved_rows(moving=True)
+        np.savez(out / f"moved-{launched().rank}.npz", clients=ids, rows=rows)

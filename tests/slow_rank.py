@@ -1,13 +1,15 @@
-"""Not a test: a run whose last MPI rank trains SLOW times as long as its work takes.
+"""Not a test: runs whose last MPI rank trains SLOW times as long as its work takes.
 
-Arguments are those of hpcfed. With STEADY=1 every rank's training is drawn out to 1.5
-ms per load, so that little depends on how busy the machine is. Every client's row after
-the last round goes to ROWS-<rank>.npz.
+Arguments are those of hpcfed, for one run after the other, parted by plus signs. With
+STEADY=1 every rank's training is drawn out to 1.5 ms per load, so that little depends
+on how busy the machine is. With ROWS=1 every client's row after the last round of a run
+goes to OUT-rows-<rank>.npz.
 """
 
 import os
 import sys
 import time
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -49,7 +51,7 @@ def keeping_rows(setup, state, *judged):  # type: ignore[no-untyped-def]
     if "ROWS" in os.environ and fed.round == fed.config.rounds - 1:
         rows = setup.method.personal(fed, state, np.arange(len(fed.clients)))
         np.savez(
-            Path(f"{os.environ['ROWS']}-{setup.world.rank}.npz"),
+            Path(f"{fed.config.out}-rows-{setup.world.rank}.npz"),
             clients=fed.clients,
             rows=rows.cpu().numpy(),
         )
@@ -58,4 +60,6 @@ def keeping_rows(setup, state, *judged):  # type: ignore[no-untyped-def]
 
 engine.Engine.train = slow_train  # type: ignore[method-assign]
 loop.evaluate = keeping_rows
-cli.main(sys.argv[1:])
+for parting, words in groupby(sys.argv[1:], key="+".__eq__):
+    if not parting:
+        cli.main(list(words))

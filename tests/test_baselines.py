@@ -629,54 +629,46 @@ def test_seeds_at_once_are_the_same_runs(words: list[object], tmp_path: Path) ->
         assert_same_run(together / f"seed-{seed}", alone, tolerance=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("words", "moved"),
-    [
-        (["fedrep"], True),
-        (
-            [
-                *("pfedhn", "--inner-steps", 4, "--hn-hidden", 8),
-                *("--participation", 0.15, "--hn-combine", "turns"),
-            ],
-            False,
-        ),
+ON_TWO_RANKS: dict[str, list[object]] = {
+    "fedrep": [],
+    "pfedhn": [
+        *("--inner-steps", 4, "--hn-hidden", 8, "--placement", "steps"),
+        *("--participation", 0.15, "--hn-combine", "turns"),
     ],
-    ids=["fedrep", "pfedhn"],
-)
-def test_two_ranks_are_as_one(
-    words: list[object],
-    moved: bool,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    mpirun: Callable,
-) -> None:
-    """With clients, and what they own, that move between ranks; and with ranks that no
-    client of a round is on.
-    """
-    options = [
-        *TWELVE_CLIENTS[:-2],
-        "--method",
-        *words,
-        "--precision",
-        "fp64",
-    ]  # both have --epochs of their own
-    slow = {"SLOW": "4", "STEADY": "1"} if moved else {}
-    words = [*options, "--out", tmp_path / "two"]
-    result = mpirun(
-        2,
-        Path(__file__).with_name("slow_rank.py"),
-        "run",
-        *words,
-        ROWS=str(tmp_path / "rows"),
-        **slow,
-    )
+}
+"""One whose clients, and what they own, move between ranks, and one in which there are
+rounds without clients on a rank.
+"""
+
+
+def options_on_two_ranks(method: str) -> list[object]:
+    # Both methods have --epochs of their own.
+    words = [*TWELVE_CLIENTS[:-2], "--method", method, *ON_TWO_RANKS[method]]
+    return [*words, "--precision", "fp64"]
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory: pytest.TempPathFactory, mpirun: Callable) -> Path:
+    """The folder of the runs of one job, whose last rank is slow."""
+    folder = tmp_path_factory.mktemp("two")
+    words: list[object] = []
+    for method in ON_TWO_RANKS:
+        words += ["+", "run", *options_on_two_ranks(method), "--out", folder / method]
+    program = Path(__file__).with_name("slow_rank.py")
+    result = mpirun(2, program, *words[1:], SLOW="4", STEADY="1", ROWS="1")
     assert result.returncode == 0, result.stderr
-    expected = run_alone(options, tmp_path / "one", monkeypatch)
-    np.testing.assert_allclose(
-        rows_of(tmp_path / "rows"), expected, rtol=1e-10, atol=1e-12
-    )
-    two, one = read_run(tmp_path / "two"), read_run(tmp_path / "one")
-    assert bool(two.moves) == moved
+    return folder
+
+
+@pytest.mark.parametrize("method", ON_TWO_RANKS)
+def test_two_ranks_are_as_one(
+    method: str, two_ranks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = run_alone(options_on_two_ranks(method), tmp_path / "one", monkeypatch)
+    rows = rows_of(two_ranks / f"{method}-rows")
+    np.testing.assert_allclose(rows, expected, rtol=1e-10, atol=1e-12)
+    two, one = read_run(two_ranks / method), read_run(tmp_path / "one")
+    assert bool(two.moves) == (method == "fedrep")
     for name in ("bytes_up", "bytes_down", "cohort"):
         np.testing.assert_array_equal(two.rounds[name], one.rounds[name])
     np.testing.assert_allclose(

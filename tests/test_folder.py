@@ -4,6 +4,7 @@ was handed in can do.
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -195,16 +196,27 @@ FILES = ["run.h5", "server.h5", ".claim", "params-0.h5", "error-0.txt", "profile
 LINKED = [*FILES, "seed-3", "checkpoints/00000009"]
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run that is complete, and one that was stopped."""
+    folder = tmp_path_factory.mktemp("made")
+    started(*QUICK, "--out", folder / "complete")
+    stopped(folder / "stopped")
+    return folder
+
+
 @pytest.mark.parametrize("name", LINKED)
 @pytest.mark.parametrize("kind", ["link", "pipe"])
 def test_no_link_is_followed(
-    name: str, kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str,
+    kind: str,
+    made: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Neither going on nor overwriting touches what is elsewhere, or waits for a pipe."""
-    elsewhere = tmp_path / "other"
-    started(*QUICK, "--out", elsewhere)
-    out = stopped(tmp_path / "run")
-    capsys.readouterr()
+    elsewhere = made / "complete"
+    out = shutil.copytree(made / "stopped", tmp_path / "run")
     (out / name).unlink(missing_ok=True)
     if kind == "pipe":
         os.mkfifo(out / name)
@@ -477,7 +489,7 @@ def test_other_data_is_not_mixed_in(
 
 def test_shared_fields_differ_on_no_rank(tmp_path: Path, mpirun: Callable) -> None:
     """A field that is not marked as owned, but is another on every rank, could not be
-    gone on with.
+    gone on with; one that differs by roundings could.
     """
     program = tmp_path / "parted.py"
     program.write_text(
@@ -485,17 +497,17 @@ def test_shared_fields_differ_on_no_rank(tmp_path: Path, mpirun: Callable) -> No
         "from hpcfed import cli\nround = fedavg.round\n"
         "def parted(fed, state, cohort):\n"
         "    state = round(fed, state, cohort)\n"
-        "    return replace(state, w=state.w + float(sys.argv[1]) * fed.clients[0])\n"
-        "fedavg.round = parted\ncli.main(sys.argv[2:])\n"
+        "    return replace(state, w=state.w + apart * fed.clients[0])\n"
+        "fedavg.round = parted\n"
+        "for apart in (1e-9, 1.0):\n"
+        "    cli.main([*sys.argv[2:], f'{sys.argv[1]}/{apart}'])\n"
     )
     words = ["run", *flags(clients=4, rounds=2), "--out"]
-    ended = mpirun(2, program, "1", *words, tmp_path / "far")
-    assert (
-        ended.returncode == 1
-        and "state field w of method fedavg differs between ranks" in ended.stderr
-    )
-    ended = mpirun(2, program, "1e-9", *words, tmp_path / "near")
-    assert ended.returncode == 0, ended.stderr
+    ended = mpirun(2, program, tmp_path, *words)
+    assert ended.returncode == 1
+    assert "state field w of method fedavg differs between ranks" in ended.stderr
+    assert read_run(tmp_path / "1e-09").status == "complete", ended.stderr
+    assert read_run(tmp_path / "1.0").status == "failed"
 
 
 def test_seeds_with_a_server_leave_when_there_is_nothing_to_do(tmp_path: Path) -> None:

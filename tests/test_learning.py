@@ -29,11 +29,11 @@ def learned(
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_fedavg_learns_the_digits(seed: int) -> None:
-    _, common = learned("fedavg", alpha=0.5, rounds=25, seed=seed)
+    _, common = learned("fedavg", alpha=0.5, rounds=20, seed=seed)
     assert common >= 0.95
 
 
 def test_fine_tuning_beats_fedavg_on_clients_own_tests() -> None:
-    plain, _ = learned("fedavg", alpha=0.1, rounds=12)
-    tuned, _ = learned("fedavg-ft", alpha=0.1, rounds=12)
+    plain, _ = learned("fedavg", alpha=0.1, rounds=8)
+    tuned, _ = learned("fedavg-ft", alpha=0.1, rounds=8)
     assert tuned > plain + 0.02

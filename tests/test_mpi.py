@@ -23,9 +23,9 @@ OPTIONS = [
     "--participation",
     0.7,
     "--rounds",
-    3,
+    2,
 ]
-OPTIONS += ["--alpha", 0.3, "--snapshot-every", 3]
+OPTIONS += ["--alpha", 0.3, "--snapshot-every", 2]
 
 
 def final_row(folder: Path) -> np.ndarray:
@@ -165,46 +165,32 @@ def test_deterministic_repeats_are_identical_to_the_byte(runs: Path) -> None:
 
 
 def test_a_rank_that_raises_ends_all_ranks(tmp_path: Path, mpirun: Callable) -> None:
-    begin = time.monotonic()
-    words = [*OPTIONS, "--rounds", 1000, "--engine", "loop", "--out", tmp_path / "run"]
+    """Within ten seconds of the failure, while the other ranks wait for a collective."""
+    out = tmp_path / "run"
+    words = [*OPTIONS, "--rounds", 1000, "--engine", "loop", "--out", out]
     result = mpirun(3, HERE / "failing_rank.py", "run", *words)
-    seconds = time.monotonic() - begin
+    ended = time.time()
     assert result.returncode == 1
-    line = next(
-        (line for line in result.stderr.splitlines() if "hpcfed: rank 2" in line), ""
-    )  # mpirun may indent it
+    told = result.stderr.splitlines()
+    # mpirun may indent it
+    line = next((line for line in told if "hpcfed: rank 2" in line), "")
     assert line, result.stderr
     assert "failed in phase train" in line
     assert "planted failure" in line
     assert "while training client " in line
-    assert seconds < 60, (
-        "starting takes some seconds on a slow machine, ending must not add to them"
-    )
-    record = read_run(tmp_path / "run") if (tmp_path / "run/run.h5").exists() else None
-    assert (tmp_path / "run/error-2.txt").read_text().startswith("rank 2")
-    assert record is None or (
-        record.status == "failed" and "planted failure" in record.error
-    )
-
-
-def test_a_raising_rank_ends_the_job_within_ten_seconds(
-    tmp_path: Path, mpirun: Callable
-) -> None:
-    """Measured inside the job: from the failure on rank 1 to the end of mpirun, while
-    rank 0 waits for a collective.
-    """
-    result = mpirun(
-        2, HERE / "failing_rank.py", "run", *OPTIONS, "--out", tmp_path / "run"
-    )
-    ended = time.time()
-    assert result.returncode == 1
-    failed = (tmp_path / "run/error-1.txt").stat().st_mtime
-    assert ended - failed < 10
+    failure = out / "error-2.txt"
+    assert ended - failure.stat().st_mtime < 10
+    assert failure.read_text().startswith("rank 2")
+    if (out / "run.h5").exists():
+        record = read_run(out)
+        assert record.status == "failed" and "planted failure" in record.error
 
 
 def test_roles_have_worlds_of_their_own(mpirun: Callable) -> None:
-    result = mpirun(4, HERE / "roles.py", 1, 2, OMP_NUM_THREADS="64")
-    assert result.returncode == 0, result.stderr
+    """In the end there are to be as many servers as ranks, which is the user's mistake."""
+    result = mpirun(4, HERE / "roles.py", 1, 2, 4, OMP_NUM_THREADS="64")
+    assert result.returncode != 0
+    assert "leaves no worker among 4 ranks" in result.stderr
     for servers in (1, 2):
         lines = [
             line
@@ -221,12 +207,6 @@ def test_roles_have_worlds_of_their_own(mpirun: Callable) -> None:
         total = sum(range(4 - servers))
         assert all(f"sum {total} joined {4 - servers}" in line for line in worker_lines)
         assert all(f"sum {6 - total} joined {servers}" in line for line in server_lines)
-
-
-def test_no_worker_left_is_the_users_mistake(mpirun: Callable) -> None:
-    result = mpirun(2, HERE / "roles.py", 2)
-    assert result.returncode != 0
-    assert "leaves no worker among 2 ranks" in result.stderr
 
 
 def test_a_mistake_that_only_one_rank_finds_is_told_too(

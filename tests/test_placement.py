@@ -21,6 +21,7 @@ from hpcfed.record.run import RunRecord
 from hpcfed.record.series import imbalance
 from hpcfed.record.timing import PHASES
 from hpcfed.report.show import show
+from tests.conftest import Finished
 from tests.runs import TWELVE_CLIENTS, rows_of, run_alone
 
 HERE = Path(__file__).parent
@@ -187,48 +188,63 @@ def shown(record: RunRecord) -> str:
     return text.getvalue()
 
 
-@pytest.mark.parametrize(
-    ("method", "ranks", "share"), [("local", 3, 0.7), ("fedavg", 2, 1.0)]
-)
+MOVED = {
+    2: ["--method", "fedavg", "--participation", 1.0],
+    3: ["--method", "local", "--participation", 0.7],
+}
+"""Runs on so many ranks of which the last is slow, and whose clients move."""
+
+
+def options_of(ranks: int) -> list[object]:
+    return [*TWELVE_CLIENTS, *MOVED[ranks], "--precision", "fp64"]
+
+
+@pytest.fixture(scope="module")
+def slow_jobs(
+    tmp_path_factory: pytest.TempPathFactory, mpirun: Callable
+) -> dict[int, tuple[Path, Finished]]:
+    """The folder of the runs on two and on three ranks, and what their jobs said. Two
+    ranks make two deterministic runs as well, since starting them takes longer.
+    """
+    ended = {}
+    for ranks in MOVED:
+        folder = tmp_path_factory.mktemp("slow")
+        words = ["run", *options_of(ranks), "--out", folder / "moved"]
+        for placement in ("measured", "steps") if ranks == 2 else ():
+            words += ["+", "run", *TWELVE_CLIENTS, "--rounds", WINDOW + 2]
+            words += ["--deterministic", "--placement", placement]
+            words += ["--out", folder / placement]
+        steady = {"SLOW": "4", "STEADY": "1", "ROWS": "1"}
+        job = mpirun(ranks, HERE / "slow_rank.py", *words, **steady)
+        assert job.returncode == 0, job.stderr
+        ended[ranks] = folder, job
+    return ended
+
+
+@pytest.mark.parametrize("ranks", MOVED)
 def test_moving_clients_changes_no_result(
-    method: str,
     ranks: int,
-    share: float,
+    slow_jobs: dict[int, tuple[Path, Finished]],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    mpirun: Callable,
 ) -> None:
-    options = [
-        *TWELVE_CLIENTS,
-        "--method",
-        method,
-        "--participation",
-        share,
-        "--precision",
-        "fp64",
-    ]
-    slow = mpirun(
-        ranks, HERE / "slow_rank.py", "run", *options, "--out", tmp_path / "moved",
-        SLOW="4", STEADY="1", ROWS=str(tmp_path / "moved-rows"),
-    )  # fmt: skip
-    expected = run_alone(options, tmp_path / "one", monkeypatch)
-    assert slow.returncode == 0, slow.stderr
-    moved, stayed = read_run(tmp_path / "moved"), read_run(tmp_path / "one")
+    folder, slow = slow_jobs[ranks]
+    expected = run_alone(options_of(ranks), tmp_path / "one", monkeypatch)
+    moved, stayed = read_run(folder / "moved"), read_run(tmp_path / "one")
     assert moved.moves == (WINDOW + 1,) and stayed.moves == ()
     assert slow.stderr.count("of 12 clients moved in") == 1
     np.testing.assert_array_equal(moved.client_accuracy, stayed.client_accuracy)
     np.testing.assert_allclose(
         moved.rounds["train_loss"], stayed.rounds["train_loss"], rtol=1e-12
     )
-    np.testing.assert_allclose(
-        rows_of(tmp_path / "moved-rows"), expected, rtol=0, atol=1e-12
-    )
+    rows = rows_of(folder / "moved-rows")
+    np.testing.assert_allclose(rows, expected, rtol=0, atol=1e-12)
 
     seconds = moved.phases[:, :, PHASES.index("train")]
     np.testing.assert_allclose(
         moved.rounds["imbalance"], seconds.max(1) / seconds.mean(1), rtol=1e-12
     )
-    with h5py.File(tmp_path / "moved/run.h5") as file:
+    with h5py.File(folder / "moved/run.h5") as file:
         before, after = file["clients/rank"][()], file["moves/rank"][0]
         assert set(after) == set(range(ranks)) and (before != after).any()
         assert np.count_nonzero(after == ranks - 1) < np.count_nonzero(
@@ -239,7 +255,7 @@ def test_moving_clients_changes_no_result(
             and np.isnan(file["moves/seconds"][1])
             and (file["moves/rank"][1] == -1).all()
         )
-    if share == 1:
+    if moved.config["participation"] == 1:
         assert np.median(moved.rounds["imbalance"][: WINDOW + 1]) > 1.4
         assert np.median(moved.rounds["imbalance"][WINDOW + 1 :]) < 1.25
     median = f"{np.median(moved.rounds['imbalance']):.2f}"
@@ -251,25 +267,16 @@ def test_moving_clients_changes_no_result(
 
 
 def test_a_deterministic_run_does_not_heed_the_clock(
-    tmp_path: Path, mpirun: Callable
+    slow_jobs: dict[int, tuple[Path, Finished]],
 ) -> None:
-    options = [*TWELVE_CLIENTS, "--rounds", WINDOW + 2, "--deterministic"]
-    for name, placement in (("slow", "measured"), ("steps", "steps")):
-        words = [*options, "--placement", placement, "--out", tmp_path / name]
-        slow = {"SLOW": "4", "STEADY": "1"} if name == "slow" else {}
-        result = mpirun(
-            2,
-            HERE / "slow_rank.py",
-            "run",
-            *words,
-            ROWS=str(tmp_path / f"{name}-rows"),
-            **slow,
-        )
-        assert result.returncode == 0, result.stderr
-    assert (
-        rows_of(tmp_path / "slow-rows").tobytes()
-        == rows_of(tmp_path / "steps-rows").tobytes()
+    """Its clients would move, by what is measured: one rank is slow."""
+    folder, _ = slow_jobs[2]
+    by_clock, by_steps = (
+        rows_of(folder / "measured-rows"),
+        rows_of(folder / "steps-rows"),
     )
-    slow, steps = read_run(tmp_path / "slow"), read_run(tmp_path / "steps")
-    assert slow.moves == () and np.median(slow.rounds["imbalance"]) > 1.2
-    assert slow.rounds["train_loss"].tobytes() == steps.rounds["train_loss"].tobytes()
+    assert by_clock.tobytes() == by_steps.tobytes()
+    measured, steps = read_run(folder / "measured"), read_run(folder / "steps")
+    assert measured.moves == () and np.median(measured.rounds["imbalance"]) > 1.2
+    losses = [record.rounds["train_loss"].tobytes() for record in (measured, steps)]
+    assert losses[0] == losses[1]

