@@ -148,6 +148,14 @@ def test_all_points_together_by_the_geometric_mean() -> None:
     assert seconds.change.centre == pytest.approx(1.0)
     # Logarithms ± log 2: the error of their mean is log 2.
     assert seconds.change.high == pytest.approx(2**T_OF_TWO, rel=1e-3)
+    # What is sent is counted: that points differ is no noise.
+    sparse = [sample(lr=0.1), sample(lr=0.2, sent=2.0**22)]
+    (sent,) = (
+        figure
+        for figure in compared(before, sparse).costs
+        if figure.name.startswith("sent ")
+    )
+    assert sent.change.centre == pytest.approx(2.0) and sent.told_apart
     # Where every point is repeated, distances add up as squares, by two points.
     logs = (log(1.0), log(1.1), log(1.21))
     repeated = []

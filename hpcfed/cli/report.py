@@ -14,14 +14,29 @@ EXAMPLES = """\
   hpcfed report runs/first --unfinished                       how far a long run has come"""
 
 
+NOTES = """\
+conditions of --fail-if, each with a limit of your own:
+  slower=5%          seconds per round
+  more-memory=10%    peak memory of a rank
+  more-bytes=10%     bytes sent per round
+  more-energy=10%    joules of the GPUs per round
+  less-accurate=1    points of accuracy, of the clients or of the global model
+  It holds where B is worse than A by more than the limit, and the 95 % interval excludes
+  that nothing has changed. One run on a side cannot tell noise; a remark says so.
+
+exit codes:
+  0  the page is written
+  1  a condition of --fail-if holds, or something could not be read and was left out: the
+     terminal says which
+  2  a mistake in the command, or nothing to report"""
+
+
 def command(arguments: list[str]) -> None:
     parser = CommandParser(
         "report",
-        f"examples:\n{EXAMPLES}",
+        f"examples:\n{EXAMPLES}\n\n{NOTES}",
         description="Makes one page of runs and studies; two paths, A and B, are also "
-        "compared. Exit code 0: done. 1: a condition of --fail-if holds, or something "
-        "could not be read and was left out; lines on the terminal say which. 2: a "
-        "mistake in the command, or nothing to report.",
+        "compared: options, code, speed and accuracy.",
     )
     parser.add_argument(
         "paths",
@@ -48,9 +63,8 @@ def command(arguments: list[str]) -> None:
         action="append",
         default=[],
         metavar="CONDITION",
-        help="end with exit code 1 where B is worse than A by more than this, and "
-        "beyond the noise: slower=5%%, more-memory=10%%, more-bytes=10%%, "
-        "more-energy=10%% or less-accurate=1 (points); may be given several times",
+        help="end with exit code 1 where B is worse than A, as in slower=5%%; see "
+        "below; may be given several times",
     )
     parser.add_argument(
         "--figures",

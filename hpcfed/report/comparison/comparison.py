@@ -106,6 +106,9 @@ def overall(figures: Sequence[Figure]) -> Figure:
     if min(centres) <= 0 or max(centres) == inf:  # a side of a point sends nothing
         return replace(whole, found=Difference(Estimate(fmean(centres)), ONE_RUN))
     found = _mean([_log(change) for change in changes], over_runs=over_runs)
+    if first.counted and not over_runs:
+        # What points differ in is no noise.
+        found = Difference(Estimate(found.change.centre), f"{len(figures)} points")
     change = Estimate(*(power(end) for end in astuple(found.change)))
     return replace(whole, found=replace(found, change=change))
 
