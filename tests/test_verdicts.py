@@ -80,8 +80,8 @@ def test_a_method_wins_only_where_the_interval_says_so() -> None:
     # Both seeds differ by 0.1: paired, there is no doubt.
     told = answers(grid())["Which method wins where?"]
     assert told.count("fedper wins") == 2
-    assert "digits, 20 clients, lr 0.1: fedper wins with 80.5 %" in told
-    assert "10 points [10, 10] ahead of fedavg" in told
+    assert "lr 0.1: fedper wins with 80.5 %" in told
+    assert "10.0 points [10.0, 10.0] ahead of fedavg" in told
     # Seeds that disagree: leads of 0.3 and -0.1, an interval that holds 0.
     doubtful = [
         sample_of(method="fedavg", seed=0, accuracy=0.4),
@@ -94,7 +94,7 @@ def test_a_method_wins_only_where_the_interval_says_so() -> None:
     assert "wins" not in told
     alone = [one for one in doubtful if one.runs[0].facts["seed"] == 0]
     told = answers(alone)["Which method wins where?"]
-    assert "fedper is ahead with 70 %, 30 points before fedavg; one seed" in told
+    assert "fedper is ahead with 70.0 %, 30.0 points before fedavg; one seed" in told
 
 
 def test_a_winner_beats_everybody_not_the_second_alone() -> None:

@@ -27,6 +27,7 @@ from hpcfed.report.figure_files import check_figures, figure_files
 from hpcfed.report.groups import Group, groups
 from hpcfed.report.page import Content, page
 from hpcfed.report.sections import sections
+from hpcfed.report.sections.noise import noise_warnings
 
 
 def report(options: argparse.Namespace) -> bool:
@@ -152,7 +153,8 @@ def content_of(
     lead = f"{count(runs, 'run')} of {count(len(every), 'choice')} of options."
     made = sections(every, found, comparison)
     title = _title(found) if comparison is None else _sides(comparison)
-    return Content(title, [lead], _warnings(found), made)
+    warnings = [*_warnings(found), *noise_warnings(every)]
+    return Content(title, [lead], warnings, made)
 
 
 def _sides(comparison: Comparison) -> str:

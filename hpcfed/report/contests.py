@@ -7,7 +7,7 @@ from math import isfinite
 
 from hpcfed.config import RunConfig
 from hpcfed.report.choices import Choice
-from hpcfed.report.groups import Group
+from hpcfed.report.groups import Group, fewest_ranks
 from hpcfed.report.outcomes import Measure, measure
 from hpcfed.report.statistics import Estimate
 from hpcfed.report.swept import Swept
@@ -18,7 +18,7 @@ class Contest:
     """Points that differ in the method and its own options alone, best first."""
 
     condition: Choice
-    """Data set, clients, and what else was swept for all methods."""
+    """What was swept for all methods; the data set and clients where nothing was."""
     judged: Measure
     ranking: list[Group]
     leads: list[Estimate]
@@ -53,20 +53,19 @@ class Contest:
 def contests(every: Sequence[Group], options: Sequence[Swept]) -> list[Contest]:
     """Compare the methods under every condition that several of them were run under."""
     shared = set(RunConfig.model_fields) | {"on", "stacked_seeds"}
-    names = ["dataset", "clients"]
+    names = []
     own = []
     for option in options:
-        if option.name in ("method", "ranks", *names):
+        if option.name in ("method", "ranks"):
             continue
         if option.name in shared:
             names.append(option.name)
         else:
             own.append(option.name)
     conditions: dict[Choice, dict[Choice, Group]] = defaultdict(dict)
-    # Ranks change nothing but rounding, so the fewest ranks stand for all.
-    for group in sorted(every, key=lambda group: group.ranks):
+    for group in fewest_ranks(every):
         entrant = group.options.only(["method", *own])
-        condition = group.options.only(names)
+        condition = group.options.only(names or ("dataset", "clients"))
         conditions[condition].setdefault(entrant, group)
     made = []
     for condition, entrants in conditions.items():

@@ -169,6 +169,17 @@ def groups(samples: Sequence[Sample]) -> list[Group]:
     return sorted(made, key=_order)
 
 
+def fewest_ranks(every: Sequence[Group]) -> list[Group]:
+    """Return one group of each choice and number of clients, on the fewest ranks.
+
+    Ranks change nothing but rounding: what is asked of accuracy, one of them answers.
+    """
+    found: dict[tuple[Choice, int], Group] = {}
+    for group in sorted(every, key=lambda group: group.ranks):
+        found.setdefault((group.key, group.clients), group)
+    return list(found.values())
+
+
 def _order(group: Group) -> tuple[str, int, int]:
     return label(group.key), group.clients, group.ranks
 

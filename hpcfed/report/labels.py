@@ -54,6 +54,11 @@ def option_text(name: str, value: Any) -> str:
     return f"{name} {plugins.label(str(value))}"
 
 
+def value_text(name: str, value: Any) -> str:
+    """Return an option's value without its name before it."""
+    return option_text(name, value).removeprefix(f"{name} ")
+
+
 def ranks_label(key: Choice, ranks: int) -> str:
     """Return the label of a choice on a number of ranks."""
     return f"{label(key)}, {count(ranks, 'rank')}"

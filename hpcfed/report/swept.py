@@ -90,10 +90,11 @@ def _values(every: Sequence[Group], name: str) -> tuple[Any, ...]:
 
 
 def problem(group: Group, options: Sequence[Swept]) -> Choice:
-    """Return the data set, the clients, and what else was swept of the problem."""
+    """Return what was swept of the problem; the data set and clients where nothing was."""
     names = {option.name for option in options} & set(PROBLEM)
-    ordered = sorted(names - {"dataset", "clients"})
-    return group.options.only(("dataset", "clients", *ordered))
+    # In the order in which people think of them.
+    ordered = [name for name in dict.fromkeys(PROBLEM) if name in names]
+    return group.options.only(ordered or ("dataset", "clients"))
 
 
 def families(
@@ -103,7 +104,10 @@ def families(
 
     Families that have a single value of the option say nothing about it.
     """
-    others = [option.name for option in options if option.name != name]
+    others = ["method"]  # which labels always have
+    for option in options:
+        if option.name not in (name, "method"):
+            others.append(option.name)
     found: dict[Choice, list[Group]] = defaultdict(list)
     for group in every:
         if group.options.get(name) is not None:
@@ -132,6 +136,50 @@ def reference(every: Sequence[Group], name: str) -> Any:
     default = json.dumps(RunConfig().model_dump(mode="json").get(name))
     chosen = default if default in commonest else commonest[0]
     return json.loads(chosen)
+
+
+@dataclass(frozen=True)
+class Held:
+    """Few of many points: some options are held at the value that most points have."""
+
+    groups: list[Group]
+    options: Choice
+    """The options that are held."""
+    left_out: int
+    """Points that are not among them."""
+
+
+def held(
+    every: Sequence[Group], options: Sequence[Swept], *, keep: Sequence[str], most: int
+) -> Held:
+    """Hold one option after the other until so few choices are left that a chart can
+    show them; options in `keep` stay as they are, and choices are told apart by all
+    others.
+    """
+    kept = list(every)
+    values: dict[str, Any] = {}
+    # The option with most values first: fewer options need to be held.
+    free = [option for option in options if option.name not in ("method", *keep)]
+    for option in sorted(free, key=lambda option: -len(option.values)):
+        if _num_choices(kept, options, keep) <= most:
+            break
+        value = reference(kept, option.name)
+        values[option.name] = value
+        # A method without this option stays as it is.
+        kept = [group for group in kept if _agrees(group, option.name, value)]
+    return Held(kept, Choice(values), len(every) - len(kept))
+
+
+def _num_choices(
+    every: Sequence[Group], options: Sequence[Swept], keep: Sequence[str]
+) -> int:
+    names = [option.name for option in options if option.name not in keep]
+    return len({group.options.only(["method", *names]) for group in every})
+
+
+def _agrees(group: Group, name: str, value: Any) -> bool:
+    own = group.options.get(name)
+    return own is None or own == value
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,11 @@ from math import isfinite
 
 from hpcfed import plugins
 from hpcfed.errors import count
-from hpcfed.report.choices import Choice
+from hpcfed.report.choices import SIZES, Choice
 from hpcfed.report.contests import Contest, contests
 from hpcfed.report.costmodel import Fitted, fit_groups
-from hpcfed.report.groups import Group
-from hpcfed.report.labels import label, option_text
+from hpcfed.report.groups import Group, fewest_ranks
+from hpcfed.report.labels import label, option_text, value_text
 from hpcfed.report.limits import Limit, limits
 from hpcfed.report.outcomes import COSTS, MIB, mean_to_target, measure
 from hpcfed.report.pareto import Frontier, frontiers
@@ -33,8 +33,8 @@ from hpcfed.report.swept import (
 
 MOST_SENTENCES = 4
 """For one question; what is beyond is counted, and stands in the section's table."""
-LEAST_GAIN = 1.02
-"""How many times as long a choice must take for an option to be worth a sentence."""
+IN_PERCENT = (" %", " points")
+"""Units of which people read one digit after the point."""
 
 
 @dataclass(frozen=True)
@@ -49,17 +49,22 @@ class Verdict:
 def verdicts(every: Sequence[Group]) -> list[Verdict]:
     """Answer every question that the points can answer."""
     options = swept(every)
-    found = scalings(every)
-    strong = [one for one in found if one.kind == "strong"]
-    weak = [one for one in found if one.kind == "weak"]
+    scaled = scalings(every)
+    strong = [one for one in scaled if one.kind == "strong"]
+    weak = [one for one in scaled if one.kind == "weak"]
+    weighed = frontiers(every, options)
     asked = [
         Verdict("Which method wins where?", _wins(contests(every, options)), "methods"),
         Verdict("Which options matter?", _matters(every, options), "options"),
         Verdict("How does it scale over ranks?", _strong(strong), "scaling"),
         Verdict("And with as many clients on every rank?", _weak(weak), "scaling"),
         Verdict("How does it scale by clients?", _clients(growths(every)), "clients"),
-        Verdict("What limits it?", _limits(limits(every)), "phases"),
-        Verdict("What does it cost?", _costs(every, options), "pareto"),
+        Verdict("What limits it?", _limits(limits(every), options), "phases"),
+        Verdict(
+            "What does it cost?",
+            _costs(every, weighed, options),
+            "pareto" if weighed else "target",
+        ),
         Verdict("Can times be predicted?", _predicted(fit_groups(every)), "model"),
     ]
     return [verdict for verdict in asked if verdict.answers]
@@ -67,9 +72,10 @@ def verdicts(every: Sequence[Group]) -> list[Verdict]:
 
 def text(estimate: Estimate, unit: str = "", scale: float = 1.0) -> str:
     """Return `12.3 % [11.8, 12.9]`, as it stands in a sentence."""
-    words = f"{_number(scale * estimate.centre)}{unit}"
+    write = _percent if unit in IN_PERCENT else _number
+    words = f"{write(scale * estimate.centre)}{unit}"
     if estimate.bounded:
-        low, high = _number(scale * estimate.low), _number(scale * estimate.high)
+        low, high = write(scale * estimate.low), write(scale * estimate.high)
         words += f" [{low}, {high}]"
     return words
 
@@ -78,6 +84,10 @@ def _number(value: float) -> str:
     if abs(value) >= 1000:
         return f"{value:,.0f}"
     return f"{value:.3g}"
+
+
+def _percent(value: float) -> str:
+    return f"{value:,.1f}"
 
 
 def _first(sentences: Sequence[str], of: str) -> list[str]:
@@ -93,11 +103,14 @@ def _first(sentences: Sequence[str], of: str) -> list[str]:
 
 
 def condition_text(condition: Choice) -> str:
-    """Return `digits, 20 clients, alpha 0.1`."""
-    words = [plugins.label(str(condition["dataset"]))]
-    words.append(count(int(condition["clients"]), "client"))
-    for name, value in condition.without("dataset", "clients").items():
-        if value is not None:
+    """Return `digits, 20 clients, alpha 0.1`, as far as it has them."""
+    words = []
+    for name, value in condition.items():
+        if name == "dataset":
+            words.append(plugins.label(str(value)))
+        elif name == "clients":
+            words.append(count(int(value), "client"))
+        elif value is not None:  # which methods have that lack the option
             words.append(option_text(name, value))
     return ", ".join(words)
 
@@ -128,9 +141,9 @@ def _contest(contest: Contest) -> str:
         )
     rivals = " and ".join(entrant_text(contest, rival) for rival in contest.rivals)
     return (
-        f"{where}: {best} has most with {score}, but {rivals} "
-        f"{_are(contest.rivals)} not told apart from it by {contest.seeds} seeds "
-        f"(lead over the second {lead})."
+        f"{where}: {best} is ahead with {score}, but {rivals} "
+        f"{_are(contest.rivals)} not told apart from it by {contest.seeds} seeds; "
+        f"its lead over {second} is {lead}."
     )
 
 
@@ -174,14 +187,17 @@ class Matters:
 def effects(every: Sequence[Group], options: Sequence[Swept]) -> list[Matters]:
     """Return what every option but the method does, the strongest on the score first."""
     judged = measure(every)
+    # Points on other ranks are no pairs of their own: their accuracy is the same.
+    once = fewest_ranks(every)
+    others = [option for option in options if option.name != "ranks"]
     found = []
     for option in options:
         if option.name == "method":
             continue
+        score = None
+        if judged is not None and option.name != "ranks":
+            score = score_effect(families(once, option.name, others), option, judged)
         alike = families(every, option.name, options)
-        # Ranks change nothing but rounding.
-        scored = judged is not None and option.name != "ranks"
-        score = score_effect(alike, option, judged) if scored and judged else None
         found.append(Matters(option, score, time_effect(alike, option)))
 
     def strength(one: Matters) -> float:
@@ -200,12 +216,12 @@ def _matters(every: Sequence[Group], options: Sequence[Swept]) -> list[str]:
         if change.centre == 0 or not isfinite(change.centre):
             continue
         name = one.option.name
-        best = option_text(name, one.score.best)
-        worst = option_text(name, one.score.worst)
+        best = value_text(name, one.score.best)
+        worst = value_text(name, one.score.worst)
         gain = text(change, judged.steps)
         pairs = count(one.score.pairs, "pair")
-        sentence = f"{best} against {worst}: {gain} of {judged.name} better"
-        sentence += f", the mean over {pairs} of points that differ in nothing else"
+        sentence = f"{name}: {best} is {gain} of {judged.name} better than {worst}"
+        sentence += f", over {pairs} of points that differ in nothing else"
         if change.bounded and change.low <= 0:
             sentence += "; the interval includes no effect"
         sentences.append(f"{sentence}.")
@@ -275,9 +291,9 @@ def _clients(found: Sequence[Growth]) -> list[str]:
 # Limits, costs, predictions.
 
 
-def _limits(found: Sequence[Limit]) -> list[str]:
+def _limits(found: Sequence[Limit], options: Sequence[Swept]) -> list[str]:
     if len(found) <= MOST_SENTENCES:
-        return [_limit(limit) for limit in found]
+        return [_limit(limit, options) for limit in found]
     # Many choices are often limited by the same.
     by_phase: dict[str, list[Limit]] = defaultdict(list)
     for limit in found:
@@ -293,12 +309,13 @@ def _limits(found: Sequence[Limit]) -> list[str]:
     lossy = [limit for limit in found if limit.loss is not None]
     if lossy:
         worst = max(lossy, key=lambda limit: limit.loss.after if limit.loss else 0.0)
-        sentences.append(f"Most is lost to more ranks here: {_limit(worst)}")
+        sentences.append(f"Most is lost to more ranks here: {_limit(worst, options)}")
     return sentences
 
 
-def _limit(limit: Limit) -> str:
-    words = f"{_which(limit.group)}: {limit.phase} takes {100 * limit.share:.0f} % of a round"
+def _limit(limit: Limit, options: Sequence[Swept]) -> str:
+    where = point_text(limit.group, options)
+    words = f"{where}: {limit.phase} takes {100 * limit.share:.0f} % of a round"
     if limit.loss is not None:
         loss = limit.loss
         words += (
@@ -309,16 +326,19 @@ def _limit(limit: Limit) -> str:
     return f"{words}."
 
 
-def _costs(every: Sequence[Group], options: Sequence[Swept]) -> list[str]:
+def _costs(
+    every: Sequence[Group], found: Sequence[Frontier], options: Sequence[Swept]
+) -> list[str]:
     targets = _first(list(_to_target(every, options)), "problem")
-    ends = _first(list(_ends(frontiers(every, options))), "problem")
+    ends = _first(list(_ends(found, options)), "problem")
     sentences = [*targets, *ends]
     energies = [group for group in every if isfinite(_energy(group))]
     if len(energies) > 1:
         least, most = min(energies, key=_energy), max(energies, key=_energy)
         sentences.append(
-            f"A run takes from {_number(_energy(least))} J ({_which(least)}) to "
-            f"{_number(_energy(most))} J ({_which(most)}) of its GPUs."
+            f"A run's GPUs take from {_number(_energy(least))} J "
+            f"({point_text(least, options)}) to {_number(_energy(most))} J "
+            f"({point_text(most, options)})."
         )
     return sentences
 
@@ -327,9 +347,15 @@ def _energy(group: Group) -> float:
     return COSTS["energy"].of(group).centre
 
 
-def _which(group: Group) -> str:
-    ranks = count(group.ranks, "rank")
-    return f"{label(group.key)}, {group.clients:,} clients on {ranks}"
+def point_text(group: Group, options: Sequence[Swept]) -> str:
+    """Return the options of a point, and its size as far as sizes differ."""
+    sizes = {option.name for option in options} & set(SIZES)
+    words = [label(group.key)]
+    if "clients" in sizes:
+        words.append(count(group.clients, "client"))
+    if "ranks" in sizes:
+        words.append(count(group.ranks, "rank"))
+    return ", ".join(words)
 
 
 def _to_target(every: Sequence[Group], options: Sequence[Swept]) -> Iterator[str]:
@@ -345,28 +371,30 @@ def _to_target(every: Sequence[Group], options: Sequence[Swept]) -> Iterator[str
         if not reached:
             yield f"{about}: no point reached it with all its seeds."
         elif len(members) > 1:
-            yield f"{about}: {_reached(reached)}."
+            yield f"{about}: {_reached(reached, options)}."
 
 
-def _reached(reached: Sequence[Group]) -> str:
+def _reached(reached: Sequence[Group], options: Sequence[Swept]) -> str:
     """Tell the fastest and, if it is another one, who has sent least."""
     fastest = min(reached, key=lambda group: mean_to_target(group, "seconds"))
     leanest = min(reached, key=lambda group: mean_to_target(group, "bytes"))
     seconds = _number(mean_to_target(fastest, "seconds"))
     mib = _number(mean_to_target(leanest, "bytes") / MIB)
-    first = f"{_choice(fastest)} is first, after {seconds} s"
+    first = f"{choice_text(fastest, options)} is first, after {seconds} s"
     if fastest.key == leanest.key:
         return f"{first}, and with fewest bytes, {mib} MiB"
-    return f"{first}; {_choice(leanest)} with fewest bytes, {mib} MiB"
+    return f"{first}; {choice_text(leanest, options)} with fewest bytes, {mib} MiB"
 
 
-def _choice(group: Group) -> str:
-    """Return the choice of options without the problem, which the sentence has."""
-    key = group.key.without(*PROBLEM)
-    return f"{label(key)} on {count(group.ranks, 'rank')}"
+def choice_text(group: Group, options: Sequence[Swept]) -> str:
+    """Return a point's options without the problem, which the sentence has already."""
+    name = label(group.key.without(*PROBLEM))
+    if any(option.name == "ranks" for option in options):
+        name += f", {count(group.ranks, 'rank')}"
+    return name
 
 
-def _ends(found: Sequence[Frontier]) -> Iterator[str]:
+def _ends(found: Sequence[Frontier], options: Sequence[Swept]) -> Iterator[str]:
     """Tell how much the best point of each problem costs, and what less gives."""
     for one in found:
         if one.cost is not COSTS["seconds"] or len(one.best) < 2:
@@ -376,8 +404,8 @@ def _ends(found: Sequence[Frontier]) -> Iterator[str]:
         yield (
             f"{condition_text(one.problem)}: the best {one.judged.name}, "
             f"{text(best.score, unit)}, takes {text(best.cost, ' s')} "
-            f"({_choice(best.group)}); {text(cheapest.cost, ' s')} are enough for "
-            f"{text(cheapest.score, unit)} ({_choice(cheapest.group)})."
+            f"({choice_text(best.group, options)}); {text(cheapest.cost, ' s')} are enough for "
+            f"{text(cheapest.score, unit)} ({choice_text(cheapest.group, options)})."
         )
 
 

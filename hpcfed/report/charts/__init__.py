@@ -13,6 +13,7 @@ from hpcfed.report.charts.drawing import Axis, Drawing, number_text, spread
 from hpcfed.report.charts.heatmap import heatmap
 from hpcfed.report.charts.histogram import histogram
 from hpcfed.report.charts.lines import Line, lines
+from hpcfed.report.charts.rows import Mark, rows
 from hpcfed.report.charts.scatter import Point, scatter
 from hpcfed.report.charts.timeline import Span, timeline
 
@@ -21,6 +22,7 @@ __all__ = [
     "Dot",
     "Drawing",
     "Line",
+    "Mark",
     "Point",
     "Segments",
     "Span",
@@ -31,6 +33,7 @@ __all__ = [
     "histogram",
     "lines",
     "number_text",
+    "rows",
     "scatter",
     "spread",
     "stripes",

@@ -6,40 +6,56 @@ from hpcfed.report.collect import Found
 from hpcfed.report.comparison import Comparison
 from hpcfed.report.costmodel import fit_groups
 from hpcfed.report.groups import Group
-from hpcfed.report.scaling import scalings
 from hpcfed.report.sections import (
     accuracy,
     attacks,
     comparison,
     costs,
+    methods,
     model,
+    noise,
+    options,
     origin,
     overview,
+    pareto,
     server,
     size,
     target,
+    verdicts,
 )
 from hpcfed.report.sections.section import Section
+from hpcfed.report.swept import swept
 
 
 def sections(
     every: Sequence[Group], found: Found, compared: Comparison | None = None
 ) -> list[Section]:
-    """Make all sections, in the page's order. One that has nothing to show says why."""
-    first = [] if compared is None else [comparison.comparison(compared)]
-    return [
+    """Make the sections of a study, in the page's order, without those that have
+    nothing to show.
+    """
+    options_swept = swept(every)
+    if compared is not None:
+        first = [comparison.comparison(compared)]
+    else:
+        first = [verdicts.verdicts(every)]
+    made = [
         *first,
         overview.overview(every, found),
-        accuracy.accuracy(every),
+        methods.methods(every),
+        options.options(every),
+        accuracy.accuracy(every, options_swept),
         target.target(every),
-        size.ranks(scalings(every)),
-        size.clients(every),
-        costs.phases(every),
-        costs.memory(every),
+        pareto.pareto(every),
+        size.ranks(every, options_swept),
+        size.clients(every, options_swept),
+        costs.phases(every, options_swept),
+        costs.memory(every, options_swept),
         costs.sent(every),
-        server.server(every),
+        server.server(every, options_swept),
         attacks.attacks(every),
         model.cost_model(fit_groups(every)),
+        noise.noise(every),
         origin.environment(every),
         origin.reproduce(every, found),
     ]
+    return [section for section in made if not section.empty]

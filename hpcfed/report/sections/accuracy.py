@@ -4,14 +4,17 @@ the end.
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import islice
 
 import numpy as np
 
+from hpcfed import plugins
 from hpcfed.record.metrics import METRICS, label_of, metric_of
 from hpcfed.record.run import RunRecord, mean_accuracy
 from hpcfed.report.charts import Axis, Drawing, Line, lines, stripes
 from hpcfed.report.curves import MOST_POINTS, curve
-from hpcfed.report.groups import Group
+from hpcfed.report.groups import Group, fewest_ranks
 from hpcfed.report.labels import ACCURACIES, ALL_ACCURACIES, both_series, label
 from hpcfed.report.outcomes import known_mean, known_metric, metric_limits
 from hpcfed.report.sections.section import (
@@ -21,31 +24,40 @@ from hpcfed.report.sections.section import (
     Section,
     Table,
     batches,
+    held_text,
     interval,
     number,
     which,
 )
 from hpcfed.report.statistics import Estimate
+from hpcfed.report.swept import Swept, held
 
 CLASSES_PER_ROW = 10
 """Classes beside each other in a table, by their last digit."""
-Families = dict[tuple[str, int], list[Group]]
-"""Groups whose curves stand in one chart, by data set and clients."""
+MOST_FAMILIES = 4
+"""Data sets and numbers of clients that have charts of their own."""
+MOST_CURVES = 2 * MOST_LINES
+"""In two charts for each series."""
 
 
-def accuracy(every: Sequence[Group]) -> Section:
-    section = Section("accuracy", "Accuracy")
-    families = _families(every)
-    for (dataset, clients), members in sorted(families.items()):
-        for series, whose in ALL_ACCURACIES.items():
-            title = f"{dataset}, {clients:,} clients: {whose}"
-            curves = _curves(members, series)
-            section.charts += _draw(title, curves, Axis("accuracy, %"))
-        section.charts += _metric_charts(f"{dataset}, {clients:,} clients", members)
+def accuracy(every: Sequence[Group], options: Sequence[Swept]) -> Section:
+    section = Section("accuracy", "Accuracy over rounds")
     section.text.append(
         "Bands are 95 % confidence over seeds. A curve of more than "
         f"{MOST_POINTS} evaluations shows means of several in a row."
     )
+    families = _families(every)
+    for about, family in islice(families.items(), MOST_FAMILIES):
+        shown = held(family, options, keep=("ranks",), most=MOST_CURVES)
+        section.text += held_text(shown)
+        members = shown.groups
+        for series, whose in ALL_ACCURACIES.items():
+            curves = _curves(members, series)
+            section.charts += _draw(f"{about}: {whose}", curves, Axis("accuracy, %"))
+        section.charts += _metric_charts(about, members)
+    left_out = list(families)[MOST_FAMILIES:]
+    if left_out:
+        section.text.append(f"Without curves here: {'; '.join(left_out)}.")
     section.tables += _best_table(every)
     section.tables += _metric_tables(every)
     section.tables += _class_tables(every)
@@ -53,18 +65,25 @@ def accuracy(every: Sequence[Group]) -> Section:
     return section
 
 
-def _families(every: Sequence[Group]) -> Families:
-    """Put groups together whose curves stand in one chart: by data set and clients."""
-    families: Families = defaultdict(list)
-    seen = set()
-    # Ranks change nothing but rounding, so the fewest ranks stand for all.
-    for group in sorted(every, key=lambda group: group.ranks):
-        curve = (group.key, group.clients)
-        if curve not in seen:
-            seen.add(curve)
-            dataset = str(group.options["dataset"])
-            families[dataset, group.clients].append(group)
+def _families(every: Sequence[Group]) -> dict[str, list[Group]]:
+    """Put groups together whose curves stand in one chart, by what the chart is about:
+    the data set, and the clients where there are too many curves otherwise.
+    """
+    datasets: dict[str, list[Group]] = defaultdict(list)
+    for group in fewest_ranks(every):
+        datasets[str(group.options["dataset"])].append(group)
+    families: dict[str, list[Group]] = defaultdict(list)
+    for dataset, members in sorted(datasets.items()):
+        name = plugins.label(dataset)
+        for group in sorted(members, key=lambda group: group.clients):
+            together = len(members) <= MOST_LINES and _several_clients(members)
+            about = name if together else f"{name}, {group.clients:,} clients"
+            families[about].append(group)
     return families
+
+
+def _several_clients(members: Sequence[Group]) -> bool:
+    return len({group.clients for group in members}) > 1
 
 
 def recorded_metrics(every: Sequence[Group]) -> dict[str, str]:
@@ -134,8 +153,14 @@ def _class_tables(every: Sequence[Group]) -> Iterator[Table]:
 
 def _curves(members: Sequence[Group], series: str) -> list[Line]:
     """Return the curves of groups that were evaluated at all."""
-    curves = [curve_of(group, series) for group in members]
-    return [one for one in curves if one.x]
+    curves = []
+    for group in members:
+        one = curve_of(group, series)
+        if _several_clients(members):
+            one = replace(one, name=f"{one.name}, {group.clients:,} clients")
+        if one.x:
+            curves.append(one)
+    return curves
 
 
 def curve_of(group: Group, name: str) -> Line:

@@ -24,10 +24,6 @@ def attacks(every: Sequence[Group]) -> Section:
     section = Section("attacks", "Attacks and defences")
     concerned = [group for group in every if _attacked(group) or _defended(group)]
     if not concerned:
-        section.text.append(
-            "No run had attackers or a robust rule; "
-            "set them with --attack and --aggregation."
-        )
         return section
     # All groups, because an attack means little without the honest run beside it.
     rows = [_row(group) for group in every]

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from functools import partial
 
+from hpcfed.record.timing import PHASES
 from hpcfed.report.charts import Axis, Line, lines
 from hpcfed.report.groups import Group
 from hpcfed.report.labels import ranks_label
@@ -14,6 +15,8 @@ from hpcfed.report.sections.section import (
     Table,
     batches,
     by_key_and_ranks,
+    few_bars,
+    held_text,
     lying_bars,
     number,
     one_size_each,
@@ -21,26 +24,44 @@ from hpcfed.report.sections.section import (
     ticks,
     which,
 )
+from hpcfed.report.swept import Swept, held
 
 
-def phases(every: Sequence[Group]) -> Section:
+def phases(every: Sequence[Group], options: Sequence[Swept]) -> Section:
     section = Section("phases", "Seconds per round by phase")
     section.text.append(
         "Means over ranks, counted rounds and runs. Bars are named clients on ranks."
     )
+    shown = few_bars(every, options)
+    section.text += held_text(shown)
     # All groups have the same phases, those of a round.
     segments = {}
     for phase in every[0].phase_seconds:
         segments[phase] = partial(_phase_milliseconds, phase=phase)
-    section.charts += stacked_bars(every, segments, Axis("ms per round"))
+    section.charts += stacked_bars(shown.groups, segments, Axis("ms per round"))
+    section.tables.append(_phase_table(every))
     return section
+
+
+def _phase_table(every: Sequence[Group]) -> Table:
+    """Return the milliseconds of all phases that took any time, of every point."""
+    used = [name for name in PHASES if any(_took(group, name) for group in every)]
+    rows = []
+    for group in every:
+        cells = [number(_phase_milliseconds(group, phase)) for phase in used]
+        rows.append([*which(group), *cells])
+    return Table((*WHICH, *used), rows, "ms per round")
+
+
+def _took(group: Group, phase: str) -> bool:
+    return group.phase_seconds[phase] > 0
 
 
 def _phase_milliseconds(group: Group, phase: str) -> float:
     return 1e3 * group.phase_seconds[phase]
 
 
-def memory(every: Sequence[Group]) -> Section:
+def memory(every: Sequence[Group], options: Sequence[Swept]) -> Section:
     section = Section("memory", "Memory")
     section.text.append(
         "Measured in the device's allocator on a GPU, and for the whole process on a CPU."
@@ -48,15 +69,19 @@ def memory(every: Sequence[Group]) -> Section:
     whose = "of the rank that has most"
     unit = "peak memory of a rank, MiB"
     if one_size_each(every):
+        shown = few_bars(every, options)
+        section.text += held_text(shown)
         section.charts += lying_bars(
-            every,
+            shown.groups,
             {whose: _peak_mib},
             Axis(unit),
         )
         return section
     # Over clients, a line for each number of ranks.
+    shown = held(every, options, keep=("clients",), most=MOST_LINES)
+    section.text += held_text(shown)
     peaks_by_clients = []
-    for (key, ranks), members in by_key_and_ranks(every).items():
+    for (key, ranks), members in by_key_and_ranks(shown.groups).items():
         clients = [float(group.clients) for group in members]
         peaks = [_peak_mib(group) for group in members]
         name = ranks_label(key, ranks)

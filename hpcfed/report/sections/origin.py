@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,15 +13,17 @@ from hpcfed.report.labels import label
 from hpcfed.report.sections.section import Section, Table, size_name
 
 COLUMNS = (
-    "options", "clients on ranks", "hosts", "devices", "threads per rank", "launcher",
+    "points", "hosts", "devices", "threads per rank", "launcher",
     "collectives", "torch", "CUDA", "commit (+: changed) or version and checksum",
-    "started",
+    "first started",
 )  # fmt: skip
+MOST_NAMED = 3
+"""Points of an environment that are named."""
 
 
 def environment(every: Sequence[Group]) -> Section:
     section = Section("environment", "Environment and options")
-    rows = [_row(group) for group in every]
+    rows = _rows(every)
     section.tables.append(Table(COLUMNS, rows, words=True))
     files = _files(every)
     if files:
@@ -33,15 +36,35 @@ def environment(every: Sequence[Group]) -> Section:
     return section
 
 
-def _row(group: Group) -> list[str]:
+def _rows(every: Sequence[Group]) -> list[list[str]]:
+    """Return a row for each different environment, and how many points it made."""
+    alike: dict[tuple[str, ...], list[Group]] = defaultdict(list)
+    for group in every:
+        alike[tuple(_environment(group))].append(group)
+    rows = []
+    for cells, members in alike.items():
+        first = min(str(group.first.facts.get("started", "?")) for group in members)
+        rows.append([_points(members, every), *cells, first])
+    return rows
+
+
+def _points(members: Sequence[Group], every: Sequence[Group]) -> str:
+    """Name the points of an environment, or count them where they are many."""
+    if len(members) == len(every):
+        return "all"
+    if len(members) > MOST_NAMED:
+        return f"{len(members)} of {len(every)}"
+    names = [f"{label(group.key)}: {size_name(group)}" for group in members]
+    return "; ".join(names)
+
+
+def _environment(group: Group) -> list[str]:
     about = group.first.environment
     hosts = set()
     for rank in about.get("ranks", []):
         hosts.add(str(rank.get("host", "?")))
     packages = about.get("packages") or {}
     return [
-        label(group.key),
-        size_name(group),
         ", ".join(sorted(hosts)),
         str(group.options["on"]),
         str(about.get("threads_per_rank", "?")),
@@ -50,7 +73,6 @@ def _row(group: Group) -> list[str]:
         str(packages.get("torch", "?")),
         str(about.get("cuda") or "–"),
         _version(about.get("source") or {}),
-        str(group.first.facts.get("started", "?")),
     ]
 
 

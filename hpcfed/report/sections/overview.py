@@ -7,7 +7,15 @@ from hpcfed.report.collect import Found
 from hpcfed.report.groups import Group
 from hpcfed.report.labels import ACCURACIES, both_series
 from hpcfed.report.outcomes import known_metric, last_accuracy
-from hpcfed.report.sections.section import WHICH, Section, Table, interval, which
+from hpcfed.report.sections.section import (
+    MIB,
+    WHICH,
+    Section,
+    Table,
+    interval,
+    number,
+    which,
+)
 
 
 def overview(every: Sequence[Group], found: Found) -> Section:
@@ -25,11 +33,11 @@ def overview(every: Sequence[Group], found: Found) -> Section:
         rows.append([
             *which(group), *counts, interval(group.seconds, 1e3),
             *(interval(accuracy, 100) for accuracy in accuracies),
-            *_headline_cells(group, headlines),
+            *_headline_cells(group, headlines), number(group.peak_memory / MIB),
         ])  # fmt: skip
     columns = (*WHICH, "runs", "seeds", "columns", "ms per round",
                "clients' last accuracy, %", "global model's, %",
-               *_headline_columns(headlines))  # fmt: skip
+               *_headline_columns(headlines), "peak memory of a rank, MiB")  # fmt: skip
     section.tables.append(Table(columns, rows))
     section.text.append(
         "Times are those of the slowest rank, without warm-up rounds. Brackets hold "

@@ -6,16 +6,27 @@ from dataclasses import dataclass, field
 from math import isnan
 from typing import TypeVar
 
+from hpcfed.errors import count
 from hpcfed.report.charts import Axis, Drawing, Line, bars, stripes
-from hpcfed.report.choices import Choice
+from hpcfed.report.choices import SIZES, Choice
 from hpcfed.report.groups import Group
-from hpcfed.report.labels import label
+from hpcfed.report.labels import label, option_text
 from hpcfed.report.statistics import Estimate
+from hpcfed.report.swept import Held, Swept, held
+from hpcfed.report.verdicts import Verdict
 
 MOST_LINES = 8
 """In one chart; more could not be told apart."""
 MOST_BARS = 12
 """In one chart; more would be too thin, or the chart too high."""
+LOG_SPREAD = 20
+"""From this ratio of the largest to the smallest value on, a scale is logarithmic."""
+MOST_ROWS = 30
+"""Rows of a table that stand on the page at once."""
+MOST_LYING = 24
+"""Lying bars of a section."""
+MOST_BAR_CHARTS = 4
+"""Charts of upright bars in a section, each of one choice of options."""
 MIB = 2**20
 T = TypeVar("T")
 
@@ -31,6 +42,11 @@ class Table:
     words: bool = False
     """Whether the cells hold words, which stand to the left, instead of numbers."""
 
+    @property
+    def long(self) -> bool:
+        """Whether it would take the page over, and scrolls by itself instead."""
+        return len(self.rows) > MOST_ROWS
+
 
 @dataclass
 class Section:
@@ -38,10 +54,27 @@ class Section:
     """For links to it."""
     title: str
     text: list[str] = field(default_factory=list)
+    verdicts: list[Verdict] = field(default_factory=list)
     charts: list[Drawing] = field(default_factory=list)
     tables: list[Table] = field(default_factory=list)
     listings: list[tuple[str, str]] = field(default_factory=list)
     """Long texts by name, folded up."""
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to see but a title and remarks."""
+        return not (self.verdicts or self.charts or self.tables or self.listings)
+
+
+def held_text(shown: Held) -> list[str]:
+    """Return the sentence that says which points charts leave out, if any."""
+    if not shown.left_out:
+        return []
+    words = [option_text(name, value) for name, value in shown.options.items()]
+    return [
+        f"Charts show the points with {', '.join(words)}; "
+        f"{count(shown.left_out, 'more point')} in the tables and in the CSV."
+    ]
 
 
 def number(value: float) -> str:
@@ -135,6 +168,12 @@ def one_size_each(every: Sequence[Group]) -> bool:
     families = by_key(every)
     sizes = [len(members) for members in families.values()]
     return len(families) > 1 and max(sizes) == 1
+
+
+def few_bars(every: Sequence[Group], options: Sequence[Swept]) -> Held:
+    """Hold options until the bars of all points fill a few charts."""
+    most = MOST_LYING if one_size_each(every) else MOST_BAR_CHARTS
+    return held(every, options, keep=SIZES, most=most)
 
 
 def stacked_bars(every: Sequence[Group], segments: Segments, y: Axis) -> list[Drawing]:

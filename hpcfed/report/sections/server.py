@@ -12,9 +12,12 @@ from hpcfed.report.sections.section import (
     Section,
     Table,
     by_key,
+    few_bars,
+    held_text,
     number,
     stacked_bars,
 )
+from hpcfed.report.swept import Swept
 
 COLUMNS = (
     "options", "clients", "server ranks", "network", "parameters", "samples per second",
@@ -22,16 +25,18 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def server(every: Sequence[Group]) -> Section:
+def server(every: Sequence[Group], options: Sequence[Swept]) -> Section:
     section = Section("server", "Server")
     members = [group for group in every if group.first.learnings]
     if not members:
-        section.text.append("No run had a model on the server.")
         return section
     # Runs of several versions may name their phases differently.
     phases = _phases(members)
     segments = {name: partial(_phase_seconds, phase=name) for name in phases}
-    section.charts += stacked_bars(members, segments, Axis("seconds of learning"))
+    shown = few_bars(members, options)
+    section.text += held_text(shown)
+    learning = Axis("seconds of learning")
+    section.charts += stacked_bars(shown.groups, segments, learning)
     rows = []
     for family in by_key(members).values():
         for group in family:

@@ -5,35 +5,37 @@ from collections.abc import Sequence
 from hpcfed.report.charts import Axis, Drawing, Line, lines, spread
 from hpcfed.report.groups import Group
 from hpcfed.report.labels import ranks_label, scaling_label
-from hpcfed.report.scaling import Scaling, slope
+from hpcfed.report.scaling import Growth, Scaling, growths, scalings
 from hpcfed.report.sections.section import (
+    LOG_SPREAD,
     MOST_LINES,
     Section,
     Table,
     batches,
-    by_key_and_ranks,
     estimates_line,
+    held_text,
     interval,
     number,
     ticks,
 )
-
-LOG_SPREAD = 20
-"""From this ratio of the largest to the smallest value on, a scale is logarithmic."""
+from hpcfed.report.swept import Swept, held
 
 
-def ranks(found: Sequence[Scaling]) -> Section:
+def ranks(every: Sequence[Group], options: Sequence[Swept]) -> Section:
     section = Section("scaling", "Speed-up and parallel efficiency")
+    found = scalings(every)
     if not found:
-        section.text.append("No options were run on different numbers of ranks.")
         return section
     section.text.append(
         "Strong scaling puts the same clients on more ranks; weak scaling keeps the "
         "number of clients per rank. Speed-up is relative to the fewest ranks, in weak "
         "scaling by clients per second. Efficiency is speed-up divided by its ideal."
     )
+    shown = held(every, options, keep=("ranks",), most=MOST_LINES)
+    section.text += held_text(shown)
+    drawn = scalings(shown.groups)
     for kind in ("strong", "weak"):
-        members = [one for one in found if one.kind == kind]
+        members = [one for one in drawn if one.kind == kind]
         for some in batches(members, MOST_LINES):
             section.charts += _charts(kind, some)
     columns = ("options", "scaling", "ranks", "ms per round", "speed-up", "ideal",
@@ -94,68 +96,48 @@ def _charts(kind: str, members: Sequence[Scaling]) -> list[Drawing]:
     ]
 
 
-def clients(every: Sequence[Group]) -> Section:
+def clients(every: Sequence[Group], options: Sequence[Swept]) -> Section:
     section = Section("clients", "Scaling by clients")
-    rounds, each = [], []
-    for (key, count), members in by_key_and_ranks(every).items():
-        # A line needs two points.
-        if len(members) > 1:
-            name = ranks_label(key, count)
-            rounds.append(_round_line(name, members))
-            each.append(_client_line(name, members))
-    if not rounds:
-        section.text.append("No options were run with different numbers of clients.")
+    found = growths(every)
+    if not found:
         return section
-    x = Axis("clients", log=True, ticks=ticks(rounds))
-    values: list[float] = []
-    for line in each:
-        values += line.y
-    wide = spread(values) > LOG_SPREAD
-    per_round = Axis("ms per round", log=True)
-    per_client = Axis("ms per client and round", log=wide)
-    # The same options stand in the same place of both charts.
-    both = zip(
-        batches(rounds, MOST_LINES),
-        batches(each, MOST_LINES),
-        strict=True,
-    )
-    for some_rounds, some_each in both:
-        drawn = lines("time of a round", some_rounds, x, per_round)
-        section.charts.append(drawn)
-        drawn = lines("time by client that takes part", some_each, x, per_client)
-        section.charts.append(drawn)
+    shown = held(every, options, keep=("clients",), most=MOST_LINES)
+    section.text += held_text(shown)
+    # There may be more methods than can be held.
+    section.charts += _growth_charts(growths(shown.groups)[:MOST_LINES])
     columns = ("options", "clients", "ms per client, fewest", "ms per client, most",
-               "power of clients")  # fmt: skip
-    rows = []
-    for whole, one in zip(rounds, each, strict=True):
-        rows.append(_power_row(whole, one))
+               "times as long", "power of clients")  # fmt: skip
+    rows = [_growth_row(one) for one in found]
     caption = "time grows as clients to this power: 1 is proportional, 0 is flat"
     section.tables.append(Table(columns, rows, caption))
     return section
 
 
-def _round_line(name: str, members: Sequence[Group]) -> Line:
-    x = [group.clients for group in members]
-    return estimates_line(name, x, [group.seconds for group in members], 1e3)
-
-
-def _client_line(name: str, members: Sequence[Group]) -> Line:
-    """Return milliseconds per client that takes part in a round."""
-    x = [float(group.clients) for group in members]
-    y = []
-    for group in members:
-        # Only clients that take part cost time.
-        per_client = 1e3 / group.cohort
-        y.append(group.seconds.centre * per_client)
-    return Line(name, x, y)
-
-
-def _power_row(whole: Line, each: Line) -> list[str]:
-    x = whole.x
+def _growth_charts(found: Sequence[Growth]) -> list[Drawing]:
+    """Draw the time of a round, and of a client in it, over clients."""
+    rounds, each = [], []
+    values: list[float] = []
+    for one in found:
+        name = ranks_label(one.key, one.ranks)
+        rounds.append(estimates_line(name, one.clients, one.seconds, 1e3))
+        per_client = [1e3 * seconds for seconds in one.per_client]
+        each.append(Line(name, [float(size) for size in one.clients], per_client))
+        values += per_client
+    x = Axis("clients", log=True, ticks=ticks(rounds))
+    per_round = Axis("ms per round", log=True)
+    per_client_axis = Axis("ms per client and round", log=spread(values) > LOG_SPREAD)
     return [
-        whole.name,
-        f"{x[0]:,.0f} … {x[-1]:,.0f}",
-        number(each.y[0]),
-        number(each.y[-1]),
-        number(slope(x, whole.y)),
+        lines("time of a round by clients", rounds, x, per_round),
+        lines("time by client that takes part", each, x, per_client_axis),
+    ]
+
+
+def _growth_row(one: Growth) -> list[str]:
+    return [
+        ranks_label(one.key, one.ranks),
+        f"{one.clients[0]:,} … {one.clients[-1]:,}",
+        number(1e3 * one.per_client[0]),
+        number(1e3 * one.per_client[-1]),
+        interval(one.longer),
+        interval(one.power),
     ]

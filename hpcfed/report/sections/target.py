@@ -33,7 +33,6 @@ def target(every: Sequence[Group]) -> Section:
         if group.first.target is not None:
             rows.append(_row(group))
     if not rows:
-        section.text.append("No run had a target; set one with --target-accuracy.")
         return section
     section.tables.append(Table(COLUMNS, rows))
     section.text.append("Means over the seeds that reached the target accuracy.")

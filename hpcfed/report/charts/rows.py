@@ -1,0 +1,80 @@
+"""Charts of marks with their intervals: a row for each name, with a mark for each
+series.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import nan
+
+from hpcfed.report.charts.drawing import (
+    Axis,
+    Drawing,
+    Record,
+    chart,
+    chosen,
+    clicks,
+    series_colour,
+    short,
+    tip,
+    tip_name,
+)
+
+ROW = 16
+"""Height of a mark's place; those of one row stand below each other."""
+
+
+@dataclass(frozen=True)
+class Mark:
+    row: str
+    value: float
+    series: str = ""
+    low: float = nan
+    """The lower end of the confidence interval; NaN where there is none."""
+    high: float = nan
+
+
+def rows(title: str, every: Sequence[Mark], x: Axis) -> Drawing:
+    """Draw a row of marks for each name, in the order in which they come."""
+    names = list(dict.fromkeys(mark.series for mark in every))
+    named = list(dict.fromkeys(mark.row for mark in every))
+    data = [_record(mark) for mark in every if x.shows(mark.value)]
+    where = {"field": "x", "type": "nominal", "title": None, "sort": named}
+    # Intervals of one row would hide each other.
+    beside = {"field": "series", "type": "nominal", "sort": names}
+    across = x.encoding("y")
+    place = {"y": where, "yOffset": beside, "color": series_colour(names)}
+    tips = [tip_name(), tip_name("x", "option"), tip("y", x.label)]
+    tips += [tip("low", "95 % from"), tip("high", "to")]
+    layers = [
+        {
+            "transform": [*chosen(names), {"filter": "isValid(datum.low)"}],
+            "mark": {"type": "rule", "size": 1.5, "clip": True},
+            "encoding": {
+                **place,
+                "x": {**across, "field": "low"},
+                "x2": {"field": "high"},
+            },
+        },
+        {
+            "transform": chosen(names),
+            "params": clicks(names, zoom=False),
+            "mark": {"type": "point", "filled": True, "size": 45, "clip": True},
+            "encoding": {
+                **place,
+                "x": across,
+                "shape": series_colour(names),
+                "tooltip": tips,
+            },
+        },
+    ]
+    spec = chart(f"{x.label} by option", data, layers)
+    spec["height"] = max(90, ROW * len(named) * (len(names) + 1))
+    return Drawing(title, spec)
+
+
+def _record(mark: Mark) -> Record:
+    record = {"x": mark.row, "series": mark.series, "y": short(mark.value)}
+    low, high = short(mark.low), short(mark.high)
+    if low is not None and high is not None:
+        record |= {"low": low, "high": high}
+    return record

@@ -1,0 +1,95 @@
+"""Pareto frontiers: score against seconds, bytes and energy."""
+
+from collections.abc import Sequence
+
+from hpcfed.errors import count
+from hpcfed.report.charts import Axis, Drawing, Point, scatter, spread
+from hpcfed.report.groups import Group
+from hpcfed.report.labels import label
+from hpcfed.report.outcomes import COSTS
+from hpcfed.report.pareto import Frontier, frontiers
+from hpcfed.report.sections.section import LOG_SPREAD, Section, Table, interval
+from hpcfed.report.swept import Swept, swept
+from hpcfed.report.verdicts import choice_text, condition_text
+
+MOST_PROBLEMS = 3
+"""Problems that have charts; the table has all of them."""
+MOST_NAMED = 5
+"""Points of a frontier that have their names beside them."""
+MOST_LETTERS = 28
+"""Of a name in a chart."""
+
+
+def pareto(every: Sequence[Group]) -> Section:
+    section = Section("pareto", "Score against cost")
+    options = swept(every)
+    found = frontiers(every, options)
+    if not found:
+        return section
+    problems = list(dict.fromkeys(one.problem for one in found))
+    section.text.append(
+        "The dashed steps are the Pareto frontier: nobody is both cheaper and better, "
+        "by the means. Costs are of a whole run; points compete within the same data, "
+        "clients and attackers."
+    )
+    for one in found:
+        if one.problem in problems[:MOST_PROBLEMS]:
+            section.charts.append(_chart(one, options))
+    if len(problems) > MOST_PROBLEMS:
+        left = count(len(problems) - MOST_PROBLEMS, "more problem")
+        section.text.append(f"Charts show the first problems; {left} in the table.")
+    section.tables.append(_table(found, options))
+    return section
+
+
+def _chart(one: Frontier, options: Sequence[Swept]) -> Drawing:
+    best = [point.group for point in one.best]
+    points = []
+    for point in one.points:
+        name = choice_text(point.group, options)
+        short = name if len(best) <= MOST_NAMED and len(name) <= MOST_LETTERS else ""
+        points.append(
+            Point(
+                x=point.cost.centre,
+                y=point.score.centre,
+                name=name,
+                series=label(point.group.options.only(["method"])),
+                label=short if point.group in best else "",
+            )
+        )
+    corners = [(point.cost.centre, point.score.centre) for point in one.best]
+    # The last step goes on to the dearest point, which it is better than.
+    corners.append((one.points[-1].cost.centre, corners[-1][1]))
+    costs = [point.cost.centre for point in one.points]
+    return scatter(
+        f"{one.judged.name} against {one.cost.name}: {condition_text(one.problem)}",
+        points,
+        Axis(one.cost.axis, log=spread(costs) > LOG_SPREAD),
+        Axis(one.judged.axis),
+        frontier=corners,
+    )
+
+
+def _table(found: Sequence[Frontier], options: Sequence[Swept]) -> Table:
+    """Return every point that is on a frontier, and on which."""
+    rows = []
+    on: dict[int, list[str]] = {}
+    points: dict[int, tuple[Frontier, Group]] = {}
+    for one in found:
+        for point in one.best:
+            on.setdefault(id(point.group), []).append(one.cost.name)
+            points[id(point.group)] = (one, point.group)
+    known = {one.cost.name for one in found}
+    costs = [cost for cost in COSTS.values() if cost.name in known]
+    for identity, (one, group) in points.items():
+        rows.append(
+            [
+                condition_text(one.problem),
+                choice_text(group, options),
+                interval(one.judged.estimate(group)),
+                *(interval(cost.of(group)) for cost in costs),
+                ", ".join(on[identity]),
+            ]
+        )
+    head = ("problem", "point", "score", *(cost.axis for cost in costs), "best by")
+    return Table(head, rows, "points on a frontier")
