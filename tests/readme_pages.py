@@ -143,4 +143,5 @@ def same_but_for_numbers(text: str) -> str:
     to a short one.
     """
     without = re.sub(r"-?\d[\d.,]*", "#", text)
-    return " ".join(re.sub("[KMG]iB", "bytes", without).split())
+    without = re.sub("▇+", "▇", re.sub("[KMG]iB", "bytes", without))
+    return " ".join(without.split())

@@ -150,6 +150,19 @@ def test_promises_name_tests_that_are_there() -> None:
     assert named <= there
 
 
+def test_the_rooms_stand_in_the_order_of_their_imports() -> None:
+    rooms = _rows_after(ROOT / "hpcfed/README.md", "| room |")
+    names = re.findall("^\\| \\[?`([a-z./]+)`", rooms, re.MULTILINE)
+    told = [name.rstrip("/").removesuffix(".py") for name in names]
+    tools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
+    layers = tools["importlinter"]["contracts"][0]["layers"]
+    # Rooms of one layer may stand in any order.
+    place = {room: at for at, layer in enumerate(layers) for room in layer.split(" | ")}
+    assert set(told) == set(place)
+    places = [place[room] for room in told]
+    assert places == sorted(places)
+
+
 def _rows_after(page: Path, head: str) -> str:
     """Return a table of a page by the beginning of its head."""
     return page.read_text().partition(head)[2].partition("\n\n")[0]
@@ -465,6 +478,7 @@ def written(folder: Path, **more: Any) -> dict[str, tuple[str, ...]]:
     }  # fmt: skip
     facts = ("rank", "train_samples", "test_samples", "supplement_samples", "attacker")
     clients = {name: np.ones(3, np.int64) for name in facts}
+    clients["classes"] = np.ones((3, 4), np.int64)
     clients["owner"] = np.array(["a", "b", "c"])
     folder.mkdir()
     results = ResultsWriter(
