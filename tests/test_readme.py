@@ -76,7 +76,7 @@ UNDERSTOOD_ONLY = (
 OTHER_PROGRAMS = ("export", "jube", "reframe")
 OTHERS_FLAGS = {
     "--oversubscribe", "--gpus-per-task", "--ntasks", "--mpi", "--kill-on-bad-exit", "--partition", "--quick", "--gpu",
-    "--slow", "--wait", "--allow-run-as-root", "--system",
+    "--slow", "--wait", "--allow-run-as-root", "--system", "--logdir",
 }  # fmt: skip
 """Flags of mpirun, srun, sbatch and of the scripts in launch/."""
 
