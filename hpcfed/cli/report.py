@@ -34,7 +34,7 @@ exit codes:
 def command(arguments: list[str]) -> None:
     parser = CommandParser(
         "report",
-        f"examples:\n{EXAMPLES}\n\n{NOTES}",
+        f"{NOTES}\n\nexamples:\n{EXAMPLES}",
         description="Makes one page of runs and studies; two paths, A and B, are also "
         "compared: options, code, speed and accuracy.",
     )
