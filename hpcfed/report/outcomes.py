@@ -187,7 +187,7 @@ def _mib(group: Group) -> Estimate:
 
 COSTS = {
     "seconds": Cost("time of a run", "s", run_seconds),
-    "bytes": Cost("sent in a run", "MiB", _mib),
+    "bytes": Cost("bytes of a run", "MiB", _mib),
     "energy": Cost("energy of a run", "J", run_energy),
 }
 """What points are weighed against, by the name that exports use."""

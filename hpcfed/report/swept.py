@@ -129,13 +129,17 @@ def _text(group: Group, name: str) -> str:
 
 
 def reference(every: Sequence[Group], name: str) -> Any:
-    """Return the value that most points have; among equals the default, or the first."""
+    """Return the value that most points have; among equals the default, or else the one
+    in the middle.
+    """
     counts = Counter(_text(group, name) for group in every if name in group.options)
     most = max(counts.values())
-    commonest = [value for value, times in counts.items() if times == most]
+    values = [json.dumps(value) for value in _values(every, name)]
+    commonest = [value for value in values if counts[value] == most]
     default = json.dumps(RunConfig().model_dump(mode="json").get(name))
-    chosen = default if default in commonest else commonest[0]
-    return json.loads(chosen)
+    if default in commonest:
+        return json.loads(default)
+    return json.loads(commonest[len(commonest) // 2])
 
 
 @dataclass(frozen=True)

@@ -242,15 +242,32 @@ def _largest(found: Sequence[Scaling]) -> list[Scaling]:
 
 
 def _strong(found: Sequence[Scaling]) -> list[str]:
-    sentences = []
-    for one in _largest(found):
-        sentences.append(
-            f"{label(one.key)}, {one.clients:,.0f} clients: "
-            f"{count(one.ranks[-1], 'rank')} are {text(one.speedup[-1], ' times')} as "
-            f"fast as {one.ranks[0]}, an efficiency of "
-            f"{text(one.efficiency[-1], ' %', 100)}{_no_gain(one)}."
-        )
-    return _first(sentences, "choice")
+    largest = _largest(found)
+    if len(largest) <= MOST_SENTENCES:
+        return [_speedup(one) for one in largest]
+    ordered = sorted(largest, key=lambda one: one.efficiency[-1].centre)
+    efficiencies = [one.efficiency[-1].centre for one in ordered]
+    return [
+        f"The efficiency on the most ranks is {_range(efficiencies, 100)} % over "
+        f"{count(len(ordered), 'choice')} of options.",
+        f"Best: {_speedup(ordered[-1])}",
+        f"Worst: {_speedup(ordered[0])}",
+    ]
+
+
+def _range(values: Sequence[float], scale: float = 1.0) -> str:
+    """Return `60 to 72`, or a single number where they are alike."""
+    least, most = _number(scale * min(values)), _number(scale * max(values))
+    return least if least == most else f"{least} to {most}"
+
+
+def _speedup(one: Scaling) -> str:
+    return (
+        f"{label(one.key)}, {one.clients:,.0f} clients: "
+        f"{count(one.ranks[-1], 'rank')} are {text(one.speedup[-1], ' times')} as "
+        f"fast as {one.ranks[0]}, an efficiency of "
+        f"{text(one.efficiency[-1], ' %', 100)}{_no_gain(one)}."
+    )
 
 
 def _no_gain(one: Scaling) -> str:
@@ -264,8 +281,15 @@ def _no_gain(one: Scaling) -> str:
 
 
 def _weak(found: Sequence[Scaling]) -> list[str]:
+    largest = _largest(found)
+    if len(largest) > MOST_SENTENCES:
+        efficiencies = [one.efficiency[-1].centre for one in largest]
+        return [
+            f"The efficiency on the most ranks is {_range(efficiencies, 100)} % over "
+            f"{count(len(largest), 'choice')} of options."
+        ]
     sentences = []
-    for one in _largest(found):
+    for one in largest:
         # Weak scaling's efficiency is how much longer a round takes, turned round.
         sentences.append(
             f"{label(one.key)}, {one.clients:g} clients per rank: from {one.ranks[0]} "
@@ -276,16 +300,27 @@ def _weak(found: Sequence[Scaling]) -> list[str]:
 
 
 def _clients(found: Sequence[Growth]) -> list[str]:
-    sentences = []
-    for one in found:
-        first, last = one.per_client[0], one.per_client[-1]
-        sentences.append(
-            f"{label(one.key)}, {count(one.ranks, 'rank')}: from {one.clients[0]:,} to "
-            f"{one.clients[-1]:,} clients a round takes {text(one.longer, ' times')} as "
-            f"long, clients to the power of {text(one.power)}; a client costs "
-            f"{_number(1e3 * first)} ms, then {_number(1e3 * last)} ms."
-        )
-    return _first(sentences, "choice")
+    if len(found) <= MOST_SENTENCES:
+        return [_growth(one) for one in found]
+    ordered = sorted(found, key=lambda one: one.power.centre)
+    powers = [one.power.centre for one in ordered]
+    return [
+        f"A round's time grows as clients to the power of {_range(powers)} over "
+        f"{count(len(ordered), 'choice')} of options and ranks; 1 would be in "
+        "proportion.",
+        f"Least: {_growth(ordered[0])}",
+        f"Most: {_growth(ordered[-1])}",
+    ]
+
+
+def _growth(one: Growth) -> str:
+    first, last = one.per_client[0], one.per_client[-1]
+    return (
+        f"{label(one.key)}, {count(one.ranks, 'rank')}: from {one.clients[0]:,} to "
+        f"{one.clients[-1]:,} clients a round takes {text(one.longer, ' times')} as "
+        f"long, clients to the power of {text(one.power)}; a client costs "
+        f"{_number(1e3 * first)} ms, then {_number(1e3 * last)} ms."
+    )
 
 
 # Limits, costs, predictions.
@@ -303,8 +338,7 @@ def _limits(found: Sequence[Limit], options: Sequence[Swept]) -> list[str]:
         shares = [limit.share for limit in members]
         sentences.append(
             f"{phase} takes most of a round in {len(members)} of "
-            f"{count(len(found), 'choice')} of options: "
-            f"{100 * min(shares):.0f} to {100 * max(shares):.0f} %."
+            f"{count(len(found), 'choice')} of options: {_range(shares, 100)} %."
         )
     lossy = [limit for limit in found if limit.loss is not None]
     if lossy:
@@ -410,21 +444,35 @@ def _ends(found: Sequence[Frontier], options: Sequence[Swept]) -> Iterator[str]:
 
 
 def _predicted(found: Sequence[Fitted]) -> list[str]:
-    sentences = []
-    for one in found:
-        sentence = (
-            f"{label(one.key)}: the cost model is wrong by "
-            f"{_number(100 * one.model.error)} % on the points it was fitted to"
+    if len(found) <= MOST_SENTENCES:
+        return [_model(one) for one in found]
+    errors = [one.model.error for one in found]
+    sentences = [
+        f"{len(found)} cost models are wrong by {_range(errors, 100)} % on the points "
+        "that they were fitted to."
+    ]
+    checked = [one for one in found if one.held_out is not None]
+    if checked:
+        worst = max(
+            checked, key=lambda one: abs(one.held_out.error if one.held_out else 0)
         )
-        if isfinite(one.model.left_out_error):
-            left_out = _number(100 * one.model.left_out_error)
-            sentence += f", by {left_out} % on points that it has not seen"
-        if one.held_out is not None:
-            point = one.held_out.point
-            error = 100 * one.held_out.error
-            sentence += (
-                f"; the largest ({point.clients:,.0f} clients on "
-                f"{count(point.ranks, 'rank')}) it would have put {error:+.3g} % off"
-            )
-        sentences.append(f"{sentence}.")
-    return _first(sentences, "choice")
+        sentences.append(f"Worst on its largest point: {_model(worst)}")
+    return sentences
+
+
+def _model(one: Fitted) -> str:
+    sentence = (
+        f"{label(one.key)}: the cost model is wrong by "
+        f"{_number(100 * one.model.error)} % on the points it was fitted to"
+    )
+    if isfinite(one.model.left_out_error):
+        left_out = _number(100 * one.model.left_out_error)
+        sentence += f", by {left_out} % on points that it has not seen"
+    if one.held_out is not None:
+        point = one.held_out.point
+        error = 100 * one.held_out.error
+        sentence += (
+            f"; the largest ({point.clients:,.0f} clients on "
+            f"{count(point.ranks, 'rank')}) it would have put {error:+.3g} % off"
+        )
+    return f"{sentence}."

@@ -58,7 +58,7 @@ def rows(title: str, every: Sequence[Mark], x: Axis) -> Drawing:
         {
             "transform": chosen(names),
             "params": clicks(names, zoom=False),
-            "mark": {"type": "point", "filled": True, "size": 45, "clip": True},
+            "mark": {"type": "point", "filled": True, "size": 45},
             "encoding": {
                 **place,
                 "x": across,

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
+from hpcfed import plugins
 from hpcfed.report.charts import Axis, Drawing, Line, Mark, lines, rows, spread
 from hpcfed.report.choices import SIZES
 from hpcfed.report.groups import Group, fewest_ranks
@@ -91,7 +92,7 @@ def _charts(
         where = "" if option.name == "dataset" else str(group.options["dataset"])
         datasets.setdefault(where, []).append(group)
     for where, members in datasets.items():
-        about = f", {where}" if len(datasets) > 1 else ""
+        about = f", {plugins.label(where)}" if len(datasets) > 1 else ""
         judged = measure(members)
         if judged is not None and option.name != "ranks":
             fewest = fewest_ranks(members)
@@ -140,10 +141,12 @@ def _series(
 ) -> dict[str, list[Group]]:
     """Return the points of every line, by its name: the options that are not held."""
     series = {}
+    # The title has the data set.
+    hidden = () if option.name == "dataset" else ("dataset",)
     alike = families(shown.groups, option.name, found)
     # There may be more methods than a chart can show.
     for choice, members in islice(alike.items(), MOST_LINES):
-        name = label(choice.without(*shown.options))
+        name = label(choice.without(*shown.options, *hidden))
         series[name] = members
     return series
 

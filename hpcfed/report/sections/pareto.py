@@ -10,14 +10,12 @@ from hpcfed.report.outcomes import COSTS
 from hpcfed.report.pareto import Frontier, frontiers
 from hpcfed.report.sections.section import LOG_SPREAD, Section, Table, interval
 from hpcfed.report.swept import Swept, swept
-from hpcfed.report.verdicts import choice_text, condition_text
+from hpcfed.report.verdicts import choice_text, condition_text, text
 
 MOST_PROBLEMS = 3
 """Problems that have charts; the table has all of them."""
 MOST_NAMED = 5
-"""Points of a frontier that have their names beside them."""
-MOST_LETTERS = 28
-"""Of a name in a chart."""
+"""Points of a frontier that the text names."""
 
 
 def pareto(every: Sequence[Group]) -> Section:
@@ -35,6 +33,7 @@ def pareto(every: Sequence[Group]) -> Section:
     for one in found:
         if one.problem in problems[:MOST_PROBLEMS]:
             section.charts.append(_chart(one, options))
+            section.text.append(_named(one, options))
     if len(problems) > MOST_PROBLEMS:
         left = count(len(problems) - MOST_PROBLEMS, "more problem")
         section.text.append(f"Charts show the first problems; {left} in the table.")
@@ -43,18 +42,14 @@ def pareto(every: Sequence[Group]) -> Section:
 
 
 def _chart(one: Frontier, options: Sequence[Swept]) -> Drawing:
-    best = [point.group for point in one.best]
     points = []
     for point in one.points:
-        name = choice_text(point.group, options)
-        short = name if len(best) <= MOST_NAMED and len(name) <= MOST_LETTERS else ""
         points.append(
             Point(
                 x=point.cost.centre,
                 y=point.score.centre,
-                name=name,
+                name=choice_text(point.group, options),
                 series=label(point.group.options.only(["method"])),
-                label=short if point.group in best else "",
             )
         )
     corners = [(point.cost.centre, point.score.centre) for point in one.best]
@@ -68,6 +63,19 @@ def _chart(one: Frontier, options: Sequence[Swept]) -> Drawing:
         Axis(one.judged.axis),
         frontier=corners,
     )
+
+
+def _named(one: Frontier, options: Sequence[Swept]) -> str:
+    """Return the sentence that names the frontier, cheapest first."""
+    names = []
+    for point in one.best[:MOST_NAMED]:
+        score = text(point.score, one.judged.unit)
+        names.append(f"{choice_text(point.group, options)} ({score})")
+    left = len(one.best) - len(names)
+    if left:
+        names.append(f"and {left} more")
+    where = condition_text(one.problem)
+    return f"{where}, by {one.cost.name}, cheapest first: {'; '.join(names)}."
 
 
 def _table(found: Sequence[Frontier], options: Sequence[Swept]) -> Table:
