@@ -402,11 +402,11 @@ def test_a_long_curve_is_drawn_in_means(
     (group,) = groups(find([reported / "runs/attacked"]).samples)
     values = np.array([run.rounds["accuracy"] for run in group.seeds])
     assert values.shape == (2, 3) and np.isfinite(values).all()
-    whole = accuracy._curve(group, "accuracy")
+    whole = accuracy.curve_of(group, "accuracy")
     assert whole.x == [1, 2, 3]
     np.testing.assert_allclose(whole.y, 100 * values.mean(0))
     monkeypatch.setattr(curves, "MOST_POINTS", 2)
-    short = accuracy._curve(group, "accuracy")
+    short = accuracy.curve_of(group, "accuracy")
     assert short.x == [1.5, 3]
     np.testing.assert_allclose(
         short.y, 100 * np.array([values[:, :2].mean(), values[:, 2].mean()])
