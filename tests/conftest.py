@@ -19,9 +19,10 @@ MPIRUN_FILES = "PRTE_MCA_prte_tmpdir_base"
 Finished = subprocess.CompletedProcess[str]
 
 LONGEST = (
-    "nccl", "gpu_server", "pfedgpa", "slurm", "resume", "faults", "genefl", "mpi", "placement", "deepspeed", "engine",
-    "folder", "genfed", "study_page", "baselines", "profile", "kernels", "hostile", "learning", "paper", "stalls", "seeds",
-    "record", "rivals", "examples", "own_methods", "python", "cli",
+    "nccl", "gpu_server", "pfedgpa", "slurm", "resume", "genefl", "mpi", "folder", "hostile", "deepspeed", "paper",
+    "engine", "faults", "seeds", "cli", "placement", "record", "ranks", "baselines", "requeue", "study_page", "readme",
+    "genfed", "rivals", "kernels", "stalls", "own_methods", "python", "examples", "config", "extending", "profile",
+    "learning", "server",
 )  # fmt: skip
 """Files of tests that take longer than others, roughly in order."""
 

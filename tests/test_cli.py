@@ -318,7 +318,9 @@ def test_list_names_everything(capsys: pytest.CaptureFixture[str]) -> None:
         assert f"\n  {name} " in text
 
 
-def test_show_reads_a_run_back(tmp_path: Path, hpcfed: Callable) -> None:
+def test_show_reads_a_run_back(
+    tmp_path: Path, hpcfed: Callable, capsys: pytest.CaptureFixture[str]
+) -> None:
     done = hpcfed(
         *QUICK, "--evaluate-every", 2, "--rounds", 3, "--out", tmp_path / "run"
     )
@@ -328,7 +330,8 @@ def test_show_reads_a_run_back(tmp_path: Path, hpcfed: Callable) -> None:
     shown = hpcfed("show", tmp_path / "run")
     assert shown.returncode == 0
     assert shown.stdout == done.stdout, "the summary at the end is what show shows"
-    summary = json.loads(hpcfed("show", tmp_path / "run", "--json").stdout)
+    cli.main(["show", str(tmp_path / "run"), "--json"])
+    summary = json.loads(capsys.readouterr().out)
     assert summary["status"] == "complete"
     assert (
         summary["rounds_done"],

@@ -108,7 +108,7 @@ def followed(
     return balance, moves, rank
 
 
-@settings(max_examples=30)
+@settings(max_examples=30, deadline=None)
 @given(st.integers(2, 6), st.floats(1e-6, 10), st.sampled_from([1.0, 0.3]))
 def test_balanced_ranks_never_move(ranks: int, pace: float, share: float) -> None:
     assert followed(np.full(ranks, pace), share=share, noise=0.04)[1] == []

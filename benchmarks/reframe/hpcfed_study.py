@@ -5,7 +5,7 @@
 
 On Slurm the study is one job with as many tasks as its largest point has ranks; inside
 of it hpcfed starts a step for every trial. The check's variables say what can be set by
--S; benchmarks/README.md has what ReFrame reports.
+-S; benchmarks/studies/README.md has what ReFrame reports.
 """
 
 import json
@@ -106,7 +106,7 @@ class HpcfedStudy(rfm.RunOnlyRegressionTest):
         path = Path(self.stagedir, FIGURES)
         ended = path.exists() and path.stat().st_size > 0
         if not ended:
-            return sn.assert_true(ended, f"the study failed; see {self.stdout}")
+            return sn.assert_true(ended, f"the study failed; see {self.stderr}")
         found = json.loads(path.read_text())
         trials = found["trials"]
         complete = f"{found['complete']} of {trials} trials are complete"
