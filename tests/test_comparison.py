@@ -4,6 +4,7 @@ with them.
 
 import io
 import json
+from dataclasses import replace
 from math import exp, inf, log, sqrt
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from hpcfed.report.comparison.conditions import judge_all, read_conditions
 from hpcfed.report.comparison.difference import Reading, difference, ratio
 from hpcfed.report.console import Output
 from hpcfed.report.groups import Sample, groups
+from hpcfed.report.labels import label
 from hpcfed.report.sections.comparison import comparison as section_of
 from tests.page import parsed
 from tests.runs import flags, mistake
@@ -209,6 +211,16 @@ def test_what_changed_is_named_and_what_is_equal_is_not() -> None:
     same = compared([sample()], [sample()])
     assert same.options == same.code == []
     assert not any(figure.told_apart for figure in (*same.costs, *same.headlines))
+
+
+def test_two_files_of_one_name_are_told_apart_by_their_sides() -> None:
+    before = replace(sample(method="/before/mine.py"), side="A")
+    after = replace(sample(method="/after/mine.py"), side="B")
+    names = [label(group.key) for group in groups([before, after])]
+    assert names == ["mine, side A", "mine, side B"]
+    other = replace(sample(method="fedprox"), side="B")
+    names = [label(group.key) for group in groups([before, other])]
+    assert names == ["fedprox", "mine"], "a side is named where it is needed"
 
 
 def test_names_cannot_command_a_terminal() -> None:

@@ -1,6 +1,6 @@
 """Runs put together where they differ in seed or repeat alone."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -160,7 +160,7 @@ def groups(samples: Sequence[Sample]) -> list[Group]:
     for sample in samples:
         by_options[_options(sample)].append(sample)
     # What sets a choice apart depends on all others, so keys come after grouping.
-    keys = distinguish(list(by_options))
+    keys = _with_sides(distinguish(list(by_options)), list(by_options))
     made = []
     for options, key in zip(by_options, keys, strict=True):
         members = tuple(by_options[options])
@@ -178,6 +178,21 @@ def fewest_ranks(every: Sequence[Group]) -> list[Group]:
     for group in sorted(every, key=lambda group: group.ranks):
         found.setdefault((group.key, group.clients), group)
     return list(found.values())
+
+
+def _with_sides(keys: Sequence[Choice], choices: Sequence[Choice]) -> list[Choice]:
+    """Add the side to keys that look alike: a method's file may have been changed in a
+    copy of the same name.
+    """
+    names = []
+    for key, choice in zip(keys, choices, strict=True):
+        names.append((label(key), choice["clients"], choice["ranks"]))
+    seen = Counter(names)
+    told = []
+    for key, choice, name in zip(keys, choices, names, strict=True):
+        side = choice.only(("side",))
+        told.append(Choice({**key, **side}) if seen[name] > 1 else key)
+    return told
 
 
 def _order(group: Group) -> tuple[str, int, int]:
