@@ -71,7 +71,8 @@ def study(
     """Run every point of a sweep that is not finished, each in a process of its own;
     return all of them.
 
-    `study` is a study's TOML file, or a dict with its tables, which needs an `out`.
+    `study` is a study's TOML file, the name of a ready one such as "quick", or a dict
+    with a study's tables, which needs an `out`.
     """
     from hpcfed.api import sweep
 

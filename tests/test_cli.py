@@ -80,7 +80,7 @@ QUICK = ["run", "--model", "mlp", "--rounds", "2", "--clients", "4"]
         ("run a.toml b.toml", "unexpected argument 'b.toml'"),
         ("runn", "did you mean 'run'?"),
         ("show /nowhere/at/all", "no such folder: /nowhere/at/all"),
-        ("show", "the following arguments are required: DIR"),
+        ("show", "show needs DIR, as in: hpcfed show runs/first"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_2(

@@ -1620,7 +1620,7 @@ def test_the_label_follows_from_the_gradient() -> None:
             "run --method genefl --aggregation median",
             "method genefl takes no mean of uploads",
         ),
-        ("attack", "the following arguments are required: idlg"),
+        ("attack", "attack needs idlg, as in: hpcfed attack idlg --out"),
         ("attack dlg", "did you mean 'idlg'?"),
         ("attack idlg --methods fedavgg", "did you mean 'fedavg'?"),
         ("attack idlg --model mlp", "unknown model 'mlp'"),

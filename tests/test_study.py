@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 import time
-import zipfile
 from dataclasses import replace
 from errno import ENOSPC
 from math import isnan
@@ -507,52 +506,6 @@ def test_submitting_makes_an_array_for_every_number_of_ranks(
     assert "--ntasks=1 --array=0,2 " in first and first.count("--partition gpu") == 1
     assert "--ntasks=2 --array=1,3 " in second
     assert "--dependency=afterany:" in gather and "--array" not in gather
-
-
-def test_a_wheel_has_the_script_that_is_submitted(tmp_path: Path) -> None:
-    """Installed without the repository, --submit names a script that is there, and is
-    the repository's.
-    """
-    pytest.importorskip("setuptools", minversion="77")
-    root = Path(__file__).parents[1]
-    source = tmp_path / "source"
-    shutil.copytree(
-        root / "hpcfed",
-        source / "hpcfed",
-        symlinks=True,
-        ignore=shutil.ignore_patterns("__pycache__"),
-    )
-    shutil.copytree(root / "slurm", source / "slurm")
-    for name in ("pyproject.toml", "README.md"):
-        shutil.copy(root / name, source)
-    build = "import setuptools.build_meta as build, sys; print(build.build_wheel(sys.argv[1]))"
-    made = subprocess.run(
-        [sys.executable, "-c", build, str(tmp_path)],
-        cwd=source,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert made.returncode == 0, made.stderr
-    with zipfile.ZipFile(tmp_path / made.stdout.split()[-1]) as wheel:
-        wheel.extractall(tmp_path / "installed")
-    (tmp_path / "s.toml").write_text("[sweep]\nclients = [4]\n")
-    words = [sys.executable, "-m", "hpcfed", "study", "s.toml", "--submit", "--dry-run"]
-    environment = os.environ | {"PYTHONPATH": str(tmp_path / "installed")}
-    said = subprocess.run(
-        words,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        env=environment,
-        timeout=120,
-    )
-    assert said.returncode == 0, said.stderr
-    script = Path(
-        next(word for word in said.stdout.split() if word.endswith(".sbatch"))
-    )
-    assert script.is_relative_to(tmp_path / "installed")
-    assert script.read_text() == (root / "slurm/study.sbatch").read_text()
 
 
 def test_choosing_points(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
-"""A vision transformer, as one would write it for one model: a class token and positions
-as bare parameters, attention by torch.
+"""A vision transformer, as one would write it for one model.
+
+Class token and positions are bare parameters; attention is torch's.
 
   hpcfed run --model benchmarks/examples/vit.py:ViT --dataset cifar10 --data-root /data
   hpcfed run --model benchmarks/examples/vit.py:ViT --model-options '{"depth": 4}' ...

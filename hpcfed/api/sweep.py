@@ -22,6 +22,7 @@ from hpcfed.studies.outcome import outcome_of
 from hpcfed.studies.plan import (
     Trial,
     choose,
+    find_study,
     points,
     read_study,
     study_of,
@@ -88,7 +89,7 @@ def study(
         path = Path("study")
         asked, text = study_of(study, path), json.dumps(study, indent=1)
     else:
-        path = Path(study)
+        path = find_study(Path(study))
         asked, text = read_study(path), path.read_text()
     folder = Path("runs") / path.stem if out is None else Path(out)
     every = points(asked, path)

@@ -1,16 +1,16 @@
-"""`hpcfed list`: methods, data sets, models, partitions and attacks."""
+"""`hpcfed list`: methods, data sets, models, partitions, attacks and ready studies."""
 
 from collections.abc import Mapping
 from inspect import getdoc
 
-from hpcfed import methods, plugins
+from hpcfed import methods, plugins, shipped
 from hpcfed.cli.parser import CommandParser
 from hpcfed.config.attacks import ATTACKS
 from hpcfed.data import DATASETS, PARTITIONS
 from hpcfed.errors import UserError
 from hpcfed.models import MODELS
 
-SUMMARY = "methods, data sets, models, partitions, attacks"
+SUMMARY = "methods, data sets, models, partitions, attacks, ready studies"
 EXAMPLES = """\
   hpcfed list                                                 everything that has a name"""
 
@@ -19,7 +19,8 @@ def command(arguments: list[str]) -> None:
     parser = CommandParser(
         "list",
         f"examples:\n{EXAMPLES}",
-        description="Lists methods, data sets, models, partitions and attacks.",
+        description="Lists methods, data sets, models, partitions, attacks and ready "
+        "studies.",
     )
     parser.parse_args(arguments)
     # Summaries are read from the sources: a method that cannot be imported is listed.
@@ -30,6 +31,8 @@ def command(arguments: list[str]) -> None:
     _print("models", models | _announced("models"))
     _print("partitions", PARTITIONS)
     _print("attacks", ATTACKS)
+    studies = shipped.ready_studies().items()
+    _print("ready studies", {name: shipped.summary(path) for name, path in studies})
 
 
 def _announced(group: str) -> dict[str, str]:

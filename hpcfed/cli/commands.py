@@ -13,7 +13,17 @@ from io import TextIOWrapper
 from types import ModuleType
 from typing import Any, NoReturn
 
-from hpcfed.cli import attack, catalogue, profile, report, run, show, study, watch
+from hpcfed.cli import (
+    attack,
+    catalogue,
+    examples,
+    profile,
+    report,
+    run,
+    show,
+    study,
+    watch,
+)
 from hpcfed.cli.parser import CommandParser
 from hpcfed.errors import UserError, remark, tell, unknown
 from hpcfed.runtime.launcher import launched, leave, telling_a_good_end
@@ -28,6 +38,7 @@ COMMANDS: dict[str, ModuleType] = {
     "report": report,
     "attack": attack,
     "list": catalogue,
+    "examples": examples,
 }
 """A command's module has SUMMARY, EXAMPLES and a function `command(arguments)`."""
 

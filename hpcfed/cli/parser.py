@@ -19,6 +19,7 @@ class CommandParser(argparse.ArgumentParser):
     """A parser that ends its help with examples and reports a mistake in one line."""
 
     def __init__(self, command: str, epilog: str, **options: Any) -> None:
+        self._command = command
         super().__init__(
             f"hpcfed {command}".strip(),
             epilog=epilog,
@@ -30,4 +31,13 @@ class CommandParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         # argparse would print the usage, more than a hundred flags, and exit.
+        _, required, names = message.partition("arguments are required: ")
+        if required:
+            message = f"{self._command} needs {names}, as in: {self._first_example()}"
         raise UserError(message)
+
+    def _first_example(self) -> str:
+        lines = (self.epilog or "").splitlines()
+        first = next(line for line in lines if line.startswith("  hpcfed "))
+        # Two spaces part an example from what is said about it.
+        return first.strip().partition("  ")[0]

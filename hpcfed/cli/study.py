@@ -11,9 +11,10 @@ from hpcfed.errors import UserError
 
 SUMMARY = "a sweep over any options, here or on Slurm"
 EXAMPLES = """\
-  hpcfed study benchmarks/studies/strong.toml --dry-run       its points, commands and costs
-  hpcfed study benchmarks/studies/strong.toml --only 'ranks=2*'
-  hpcfed study benchmarks/studies/strong.toml --submit -- --partition=gpu --time=2:00:00"""
+  hpcfed study quick                                          a ready study; hpcfed list has all
+  hpcfed study my.toml --dry-run                              its points, commands and costs
+  hpcfed study strong --only 'ranks=2*'
+  hpcfed study strong --submit -- --partition=gpu --time=2:00:00"""
 
 
 def command(arguments: list[str]) -> None:
@@ -36,15 +37,15 @@ def _parser() -> CommandParser:
     parser = CommandParser(
         "study",
         f"examples:\n{EXAMPLES}",
-        usage="hpcfed study STUDY.toml [options] [-- words for sbatch]",
+        usage="hpcfed study STUDY [options] [-- words for sbatch]",
         description="Runs every point of a sweep and skips those that are finished. "
         "Exit code 1: some points have failed.",
     )
     parser.add_argument(
         "study",
         type=Path,
-        metavar="STUDY.toml",
-        help="what is swept; benchmarks/studies has examples",
+        metavar="STUDY",
+        help="what is swept: a file, or the name of a ready study such as quick",
     )
     parser.add_argument(
         "--out",

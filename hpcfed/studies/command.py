@@ -16,7 +16,16 @@ from hpcfed.studies.gather import write_study
 from hpcfed.studies.launch import Start, launcher
 from hpcfed.studies.listing import write_listing
 from hpcfed.studies.outcome import outcome_of
-from hpcfed.studies.plan import Point, Study, Trial, choose, points, read_study, trials
+from hpcfed.studies.plan import (
+    Point,
+    Study,
+    Trial,
+    choose,
+    find_study,
+    points,
+    read_study,
+    trials,
+)
 from hpcfed.studies.submit import submit
 
 
@@ -28,12 +37,13 @@ def study(options: argparse.Namespace, extra: Sequence[str]) -> int:
         raise UserError(
             "hpcfed study starts mpirun or srun itself; start it without them"
         )
-    asked = read_study(options.study)
-    every = points(asked, options.study)
+    path = find_study(options.study)
+    asked = read_study(path)
+    every = points(asked, path)
     chosen = choose(every, only=options.only, numbers=options.points)
-    out = options.out or Path("runs") / options.study.stem
+    out = options.out or Path("runs") / path.stem
     start = launcher(options.launcher)
-    text = options.study.read_text()
+    text = path.read_text()
     chosen_trials = trials(asked, chosen, out)
     if options.dry_run and not options.submit:
         _print_plan(asked, chosen_trials, start)
@@ -42,7 +52,7 @@ def study(options: argparse.Namespace, extra: Sequence[str]) -> int:
         _make(out)
     # The jobs may start in another folder, so paths are absolute.
     if options.submit:
-        file = options.study.resolve()
+        file = path.resolve()
         dry_run = options.dry_run
         if not dry_run:
             write_listing(out, asked.title, chosen_trials)

@@ -18,7 +18,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from hpcfed import methods
+from hpcfed import methods, shipped
 from hpcfed.config import (
     RunConfig,
     Settings,
@@ -29,7 +29,7 @@ from hpcfed.config import (
     resolve,
     suggest_option,
 )
-from hpcfed.errors import UserError
+from hpcfed.errors import UserError, did_you_mean
 from hpcfed.runtime.launcher import Launch
 
 RESERVED = ("out", "overwrite", "resume", "requeue")
@@ -111,6 +111,17 @@ class Trial:
     @property
     def outcome(self) -> Path:
         return self.folder.with_suffix(".json")
+
+
+def find_study(path: Path) -> Path:
+    """Return the file itself or, where there is none, the ready study of that name."""
+    if path.is_file() or path.suffix:
+        return path
+    ready = shipped.ready_studies()
+    if str(path) in ready:
+        return ready[str(path)]
+    hint = did_you_mean(str(path), ready) or f"; ready ones: {', '.join(ready)}"
+    raise UserError(f"there is no study file {path}{hint}")
 
 
 def read_study(path: Path) -> Study:

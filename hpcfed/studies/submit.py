@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 
+from hpcfed import shipped
 from hpcfed.errors import UserError, printable
 from hpcfed.studies.plan import Point
 
-SCRIPT = Path(__file__).with_name("study.sbatch")
-"""A link to the repository's slurm/, or the wheel's copy."""
+SCRIPT = "slurm/study.sbatch"
+"""What an array's jobs run; it comes with hpcfed."""
 
 
 def submit(
@@ -26,7 +27,7 @@ def submit(
     """Submit an array for every number of ranks, since all jobs of an array are alike,
     and a last job that gathers. `extra` are words for sbatch.
     """
-    path = str(SCRIPT.resolve())
+    path = str(shipped.top() / SCRIPT)
     script = [path, str(file), "--out", str(out)]
     jobs = []
     by_size = sorted(points, key=_processes)

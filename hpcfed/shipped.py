@@ -1,0 +1,58 @@
+"""What comes with hpcfed besides its code: examples, ready studies, Slurm scripts.
+
+A checkout has them in its top folder. A wheel has copies, put there by setup.py, under
+the same names: so what the README pages say about them is right in both.
+"""
+
+import ast
+import json
+from pathlib import Path
+
+FOLDERS = (
+    "benchmarks/examples",
+    "benchmarks/studies",
+    "benchmarks/workloads",
+    "slurm",
+)
+COPIES = "shipped_files"
+"""The folder of a wheel's package that holds them."""
+_PACKAGE = Path(__file__).resolve().parent
+_CACHES = {"__pycache__", ".ipynb_checkpoints"}
+
+
+def top() -> Path:
+    """Return the folder that FOLDERS are in."""
+    copies = _PACKAGE / COPIES
+    return copies if copies.is_dir() else _PACKAGE.parent
+
+
+def files_below(root: Path) -> list[Path]:
+    """Return the files in all FOLDERS, relative to the folder that these are in."""
+    found = []
+    for folder in FOLDERS:
+        for path in sorted((root / folder).rglob("*")):
+            if path.is_file() and not _CACHES.intersection(path.parts):
+                found.append(path.relative_to(root))
+    return found
+
+
+def ready_studies() -> dict[str, Path]:
+    """Return the study files by name, as in `hpcfed study quick`."""
+    files = sorted((top() / "benchmarks/studies").glob("*.toml"))
+    return {path.stem: path for path in files}
+
+
+def summary(path: Path) -> str:
+    """Return the first sentence that a shipped file says about itself."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".py":
+        said = ast.get_docstring(ast.parse(text)) or ""
+    elif path.suffix == ".ipynb":
+        said = "".join(json.loads(text)["cells"][0]["source"])
+    else:
+        # A script begins with the name of its shell.
+        lines = [line for line in text.splitlines() if not line.startswith("#!")]
+        said = "\n".join(lines)
+    line = said.strip().partition("\n")[0]
+    sentence = line.strip("# ").partition(". ")[0]
+    return sentence.partition(": hpcfed ")[0].rstrip(".:")

@@ -1,0 +1,38 @@
+"""Puts into a wheel what comes with hpcfed; everything else is said by pyproject.toml."""
+
+import runpy
+import shutil
+from pathlib import Path
+
+from setuptools import setup
+from setuptools.command.build_py import build_py
+
+ROOT = Path(__file__).resolve().parent
+SHIPPED = runpy.run_path(str(ROOT / "hpcfed/shipped.py"))
+FILES: list[Path] = SHIPPED["files_below"](ROOT)
+
+
+class BuildWithShipped(build_py):
+    """Copies shipped files beside the code; an editable install finds the originals."""
+
+    def run(self) -> None:
+        super().run()
+        for copy, original in self._copies().items():
+            Path(copy).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(original, copy)
+
+    def get_outputs(self, include_bytecode: bool = True) -> list[str]:
+        return [*super().get_outputs(include_bytecode), *self._copies()]
+
+    def get_source_files(self) -> list[str]:
+        """Return what a source distribution needs."""
+        return [*super().get_source_files(), *map(str, FILES)]
+
+    def _copies(self) -> dict[str, str]:
+        if self.editable_mode:
+            return {}
+        folder = Path(self.build_lib) / "hpcfed" / SHIPPED["COPIES"]
+        return {str(folder / file): str(file) for file in FILES}
+
+
+setup(cmdclass={"build_py": BuildWithShipped})
