@@ -51,7 +51,9 @@ METHODS_PAGE = ROOT / "hpcfed/methods/README.md"
 SHORT = ["--rounds", "2"]
 """What ends every run early whose output no page shows."""
 SMALL: dict[str, list[str]] = {
-    "genefl": ["--rounds", "3", "--new-updates", "11", "--join-rounds", "1"],
+    "genefl": [
+        "--rounds", "2", "--clients", "8", "--new-clients", "4", "--new-updates", "11", "--join-rounds", "1",
+    ],
     "warmup-cosine": ["--lr-warmup", "1"],
     "--early-stop": ["--rounds", "12"],
     "idlg": ["--steps", "1", "--images", "1"],
