@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from errno import ENAMETOOLONG
 from math import exp, isnan, log, sqrt
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import h5py
@@ -24,9 +25,11 @@ from hpcfed.record.series import ROUND_SERIES, RoundSeries, agreed
 from hpcfed.report import choices
 from hpcfed.report.choices import Choice, distinguish
 from hpcfed.report.collect import find
+from hpcfed.report.command import content_of
 from hpcfed.report.costmodel import CostModel, Measured, fit, hold_out
-from hpcfed.report.groups import Group
+from hpcfed.report.groups import Group, groups
 from hpcfed.report.labels import label
+from hpcfed.report.run_page import clients as run_clients
 from hpcfed.report.scaling import scalings, slope
 from hpcfed.report.statistics import (
     Estimate,
@@ -46,6 +49,7 @@ sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
 import fuzz
 
+NAN = float("nan")
 T_OF_TWO, T_OF_THREE = 12.7062, 4.30265
 """Student's t for 95 % of two and of three values."""
 
@@ -415,6 +419,36 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
     cli.main(["run", *server, str(folder / "server")])
     cli.main(["run", "--seed", "1", *server, str(folder / "other")])
     return folder
+
+
+def test_the_page_of_one_run_says_what_came_of_it(good: Path) -> None:
+    """Three sentences, then sections that all have something to show."""
+    of_all = ["accuracy", "clients", "classes", "time", "traffic", "memory"]
+    ends = ["environment", "reproduce"]
+    of_server = [*of_all[:4], "server", "latents", *of_all[4:]]
+    for name, expected in {"plain": of_all, "server": of_server}.items():
+        found = find([good / name])
+        content = content_of(groups(found.samples), found)
+        assert [section.id for section in content.sections] == expected + ends
+        for section in content.sections:
+            assert section.charts or section.tables or section.listings
+        accuracy, time, where = content.lead
+        record = read_run(good / name)
+        last = f"clients reach {100 * record.last('accuracy'):.3g} %"
+        assert accuracy.startswith("Accuracy after 4 rounds: ") and last in accuracy
+        assert "all 4 took " in time
+        assert "train " in where or "server " in where
+    both = find([good / "plain", good / "server"])
+    assert "overview" in {one.id for one in content_of(groups(both.samples), both).sections}  # fmt: skip
+
+
+def test_rounds_without_evaluation_show_the_next_one() -> None:
+    accuracy = np.array([[NAN, NAN], [0.1, 0.2], [NAN, NAN], [0.3, NAN], [NAN, NAN]])
+    run = SimpleNamespace(client_accuracy=accuracy)
+    shown = run_clients.over_rounds(run)  # type: ignore[arg-type]
+    np.testing.assert_array_equal(shown, accuracy[[1, 1, 3, 3]])
+    assert run_clients.worst_tenth(np.arange(30.0, 0, -1)) == 2, "of 1, 2 and 3"
+    assert run_clients.worst_tenth(np.array([5.0, 4.0])) == 4
 
 
 def change(path: Path, name: str, content: object) -> None:

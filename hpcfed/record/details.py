@@ -24,6 +24,11 @@ class RunDetails:
     latents: LatentMap | None
     """Of the last training of the server's model."""
 
+    @classmethod
+    def nothing(cls) -> "RunDetails":
+        """Return details of a run that has none."""
+        return cls(np.empty((0, 0)), {}, None)
+
 
 def read_details(folder: Path) -> RunDetails:
     """Read the details of a run that was readable as one; a UserError if they are not."""

@@ -26,6 +26,7 @@ from hpcfed.report.exports import (
 from hpcfed.report.figure_files import check_figures, figure_files
 from hpcfed.report.groups import Group, groups
 from hpcfed.report.page import Content, page
+from hpcfed.report.run_page import is_one_run, run_content
 from hpcfed.report.sections import sections
 from hpcfed.report.sections.noise import noise_warnings
 
@@ -149,6 +150,8 @@ def content_of(
     every: list[Group], found: Found, comparison: Comparison | None = None
 ) -> Content:
     """Return what the page about these groups holds."""
+    if comparison is None and is_one_run(every, found):
+        return run_content(every[0], found)
     runs = sum(len(group.samples) for group in every)
     lead = f"{count(runs, 'run')} of {count(len(every), 'choice')} of options."
     made = sections(every, found, comparison)

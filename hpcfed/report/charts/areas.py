@@ -31,12 +31,14 @@ def areas(
         for at, value in zip(across, segments[name], strict=True):
             record = {"x": short(at), "y": short(value), "series": name}
             data.append(record | {"order": order})
+    across_axis = x.over(across).encoding("x")
+    across_axis["scale"]["nice"] = False
     layer = {
         "transform": chosen(shown),
         "params": clicks(shown),
         "mark": {"type": "area", "clip": True, "interpolate": "step"},
         "encoding": {
-            "x": x.encoding("x"),
+            "x": across_axis,
             "y": y.encoding("y") | {"stack": "zero"},
             "color": series_colour(names, shown=shown),
             "order": {"field": "order", "type": "ordinal"},

@@ -111,7 +111,7 @@ def _layer(
         del tips[1]
     return {
         "transform": chosen(list(shown)),
-        "params": clicks(list(shown), zoom=False),
+        "params": clicks(list(shown), zoom=()),
         "mark": {"type": "bar"},
         "encoding": {
             length: measure,

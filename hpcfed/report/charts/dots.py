@@ -122,7 +122,7 @@ def _dots(
     tips = [tip_name("name"), tip("x", x.label), tip("low", "95 % from")]
     return {
         "transform": chosen(names),
-        "params": clicks(names, zoom=False),
+        "params": clicks(names, zoom=()),
         "mark": {"type": "point", "filled": True, "size": 60, "yOffset": down},
         "encoding": {
             "x": across,

@@ -42,6 +42,8 @@ class Axis:
     """Whether the axis begins at zero."""
     whole: bool = False
     """Whether only whole numbers have a meaning."""
+    most: float | None = None
+    """Where the axis ends, whatever lies beyond."""
 
     def shows(self, value: float) -> bool:
         """Whether a value has a place on the axis."""
@@ -69,6 +71,8 @@ class Axis:
         scale: Spec = {"type": "log"} if self.log else {"zero": self.zero}
         # A log axis from 1 to 1000 would hide that all values lie between 90 and 110.
         scale["nice"] = not self.log
+        if self.most is not None:
+            scale |= {"domainMax": self.most, "nice": False}
         return {
             "field": field,
             "type": "quantitative",
@@ -118,14 +122,16 @@ def series_colour(names: Sequence[str], *, shown: Sequence[str] | None = None) -
     }
 
 
-def clicks(names: Sequence[str], *, zoom: bool = True) -> list[Spec]:
-    """Let a click on the legend choose series, and the mouse zoom and pan."""
+def clicks(names: Sequence[str], *, zoom: Sequence[str] = ("x", "y")) -> list[Spec]:
+    """Let a click on the legend choose series, and the mouse zoom and pan along the
+    axes that have numbers.
+    """
     params: list[Spec] = []
     if len(set(names)) > 1:
         select = {"type": "point", "fields": ["series"]}
         params.append({"name": "chosen", "select": select, "bind": "legend"})
     if zoom:
-        select = {"type": "interval", "zoom": ZOOM}
+        select = {"type": "interval", "zoom": ZOOM, "encodings": list(zoom)}
         params.append({"name": "zoom", "select": select, "bind": "scales"})
     return params
 

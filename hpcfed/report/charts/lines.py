@@ -68,7 +68,7 @@ def lines(title: str, every: Sequence[Line], x: Axis, y: Axis) -> Drawing:
     up = _reach(y.encoding("y"), every, y)
     across = x.over(at for line in every for at in line.x).encoding("x")
     # Room for the markers at both ends.
-    across["scale"]["padding"] = 6
+    across["scale"] |= {"padding": 6, "nice": False}
     layers = _intervals(coloured, across, up)
     layers.append(_curve(names, across, up))
     layers.append(_points(coloured, x, y, across, up))

@@ -43,7 +43,7 @@ def timeline(
         data.append(record | {"series": span.series, "took": took})
     layer = {
         "transform": chosen(shown),
-        "params": clicks(shown),
+        "params": clicks(shown, zoom=["x"]),
         "mark": {"type": "bar", "clip": True},
         "encoding": {
             "x": x.encoding("x"),

@@ -1,0 +1,54 @@
+"""The page of one run, or of the seeds of one: what came of it, and where its time went.
+
+A section that has nothing to show is not there.
+"""
+
+from hpcfed.errors import UserError
+from hpcfed.record.details import RunDetails, read_details
+from hpcfed.report.collect import Found
+from hpcfed.report.groups import Group
+from hpcfed.report.page import Content
+from hpcfed.report.run_page import clients, costs, learning, server, timing
+from hpcfed.report.run_page.verdict import verdict
+from hpcfed.report.sections import origin
+from hpcfed.report.sections.section import Section
+from hpcfed.report.show import status, title
+
+
+def is_one_run(every: list[Group], found: Found) -> bool:
+    """Tell whether a report is about a single run, or seeds that advanced together."""
+    return not found.studies and len(every) == 1 and len(every[0].samples) == 1
+
+
+def run_content(group: Group, found: Found) -> Content:
+    """Return what the page of a run holds."""
+    warnings = [f"left out: {line}" for line in found.unread]
+    try:
+        details = read_details(group.first.folder)
+    except UserError as error:
+        warnings.append(str(error))
+        details = RunDetails.nothing()
+    if group.first.status != "complete":
+        warnings.append(status(group.first))
+    made = _sections(group, details)
+    made.append(origin.environment([group]))
+    made.append(origin.reproduce([group], found))
+    name = title(group.first)
+    if len(group.seeds) > 1:
+        name += f", {len(group.seeds)} seeds"
+    return Content(name, verdict(group), warnings, made)
+
+
+def _sections(group: Group, details: RunDetails) -> list[Section]:
+    """Return the sections that have something to show, in the page's order."""
+    every = (
+        learning.learning(group),
+        clients.accuracy(group),
+        clients.classes(details),
+        timing.timing(group),
+        server.server(group, details),
+        server.latents(details),
+        costs.traffic(group),
+        costs.memory(group),
+    )
+    return [section for section in every if section.charts or section.tables]

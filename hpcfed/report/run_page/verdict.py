@@ -1,0 +1,107 @@
+"""A run in three sentences: how well its models do, how long it took, and on what."""
+
+from math import isnan
+
+import numpy as np
+
+from hpcfed.errors import count
+from hpcfed.record.metrics import HEADLINES, METRICS, global_name, label_of
+from hpcfed.record.timing import PHASES
+from hpcfed.report.groups import Group
+from hpcfed.report.outcomes import known_metric
+from hpcfed.report.run_page.clients import last_of_clients, worst_tenth
+from hpcfed.report.sections.section import interval
+
+LEAST_SHARE = 0.05
+"""A phase below this share of a round is not worth a word."""
+UNEVEN = 1.2
+"""Train seconds of the slowest rank by the mean from which on it is told."""
+
+
+def verdict(group: Group) -> list[str]:
+    """Return the sentences that have something to say."""
+    every = (_accuracy(group), _time(group), _where(group))
+    return [sentence for sentence in every if sentence]
+
+
+def _accuracy(group: Group) -> str:
+    name = HEADLINES[group.first.task]
+    label = label_of(name, group.first.task)
+    parts = []
+    whose = {name: "on their own test data, clients reach", global_name(name): ""}
+    whose[global_name(name)] = "on all test data, the global model reaches"
+    for series, beginning in whose.items():
+        last = _told(group, name, [run.last(series) for run in group.seeds])
+        if last:
+            parts.append(f"{beginning} {last}")
+    if not parts:
+        return ""
+    rounds = count(group.first.rounds_done, "round")
+    sentence = f"{label[0].upper()}{label[1:]} after {rounds}: {'; '.join(parts)}."
+    known = last_of_clients(group)
+    if name == "accuracy" and len(known) >= 10:
+        sentence += f" The worst tenth of the clients is at {worst_tenth(known):.1f} %."
+    reached = [run.reached() for run in group.seeds]
+    there = [one for one in reached if one is not None]
+    if group.first.target is not None:
+        by = "no seed" if not there else f"after {there[0].rounds} rounds"
+        if len(reached) > 1 and there:
+            by = f"by {len(there)} of {len(reached)} seeds"
+        sentence += f" The target of {group.first.target:g} % was reached {by}."
+    return sentence
+
+
+def _told(group: Group, name: str, values: list[float]) -> str:
+    """Return a metric with its interval over seeds; empty where nobody has it."""
+    in_percent = METRICS[name].in_percent
+    estimate = known_metric(name, values)
+    if isnan(estimate.centre):
+        return ""
+    text = interval(estimate, 100 if in_percent else 1)
+    return f"{text} %" if in_percent else text
+
+
+def _time(group: Group) -> str:
+    seconds = group.first.rounds["seconds"]
+    round_text = interval(group.seconds, 1e3)
+    whole = _duration(float(np.nansum(seconds)))
+    sentence = f"Time: a round takes {round_text} ms, all {len(seconds)} took {whole}"
+    if group.first.stacked_seeds > 1:
+        sentence += f" for {group.first.stacked_seeds} seeds at once"
+    sentence += "."
+    slowest = int(np.nanargmax(seconds))
+    if len(seconds) > 2 and seconds[slowest] > 3 * group.seconds.centre:
+        text = _duration(float(seconds[slowest]))
+        sentence += f" The slowest, round {slowest + 1}, took {text}."
+    return sentence
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.3g} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 120:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
+def _where(group: Group) -> str:
+    """Say what the time of all rounds went to: a single round that trains the server's
+    model may be most of it.
+    """
+    phases = group.first.phases
+    timed = phases[group.first.untimed :]
+    totals = timed.sum((0, 1))
+    whole = float(totals.sum())
+    if not whole > 0:
+        return ""
+    parts = []
+    for number in np.argsort(-totals).tolist():
+        share = totals[number] / whole
+        if share >= LEAST_SHARE:
+            parts.append(f"{PHASES[number]} {share:.0%}")
+    sentence = f"Where it went: {', '.join(parts)}."
+    uneven = group.first.imbalance()
+    if group.ranks > 1 and uneven >= UNEVEN:
+        sentence += f" The slowest rank trains {uneven:.2f} times as long as the mean."
+    return sentence
