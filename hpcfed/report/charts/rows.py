@@ -57,7 +57,7 @@ def rows(title: str, every: Sequence[Mark], x: Axis) -> Drawing:
         },
         {
             "transform": chosen(names),
-            "params": clicks(names, zoom=False),
+            "params": clicks(names, zoom=()),
             "mark": {"type": "point", "filled": True, "size": 45},
             "encoding": {
                 **place,
