@@ -29,6 +29,7 @@ from hpcfed.report.page import Content, page
 from hpcfed.report.run_page import is_one_run, run_content
 from hpcfed.report.sections import sections
 from hpcfed.report.sections.noise import noise_warnings
+from hpcfed.report.verdicts import condition_text
 
 
 def report(options: argparse.Namespace) -> bool:
@@ -153,7 +154,7 @@ def content_of(
     if comparison is None and is_one_run(every, found):
         return run_content(every[0], found)
     runs = sum(len(group.samples) for group in every)
-    lead = f"{count(runs, 'run')} of {count(len(every), 'choice')} of options."
+    lead = f"{count(runs, 'run')} of {count(len(every), 'point')}{_shared(every)}."
     made = sections(every, found, comparison)
     title = _title(found) if comparison is None else _sides(comparison)
     warnings = [*_warnings(found), *noise_warnings(every)]
@@ -166,6 +167,19 @@ def _sides(comparison: Comparison) -> str:
     if before == after:
         before, after = comparison.names
     return f"{after} compared with {before}"
+
+
+def _shared(every: list[Group]) -> str:
+    """Return `: digits, 20 clients`: what all points have in common, of the options that
+    people ask for first.
+    """
+    shared = []
+    for name in ("dataset", "clients"):
+        if len({group.options[name] for group in every}) == 1:
+            shared.append(name)
+    if not shared:
+        return ""
+    return f": {condition_text(every[0].options.only(shared))}"
 
 
 def _title(found: Found) -> str:

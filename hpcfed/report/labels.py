@@ -46,6 +46,8 @@ def label(key: Choice) -> str:
 
 def option_text(name: str, value: Any) -> str:
     """Return `lr 0.1`, `supplement` or `no supplement`."""
+    if value == "":
+        return f"no {name}"
     # Before numbers: a bool is one to Python.
     if isinstance(value, bool):
         return name if value else f"no {name}"
@@ -56,6 +58,10 @@ def option_text(name: str, value: Any) -> str:
 
 def value_text(name: str, value: Any) -> str:
     """Return an option's value without its name before it."""
+    if value == "":
+        return "none"
+    if isinstance(value, bool):
+        return "on" if value else "off"
     return option_text(name, value).removeprefix(f"{name} ")
 
 

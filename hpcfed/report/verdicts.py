@@ -3,9 +3,10 @@
 A question without an answer has no verdict.
 """
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 
 from hpcfed import plugins
@@ -33,6 +34,9 @@ from hpcfed.report.swept import (
 
 MOST_SENTENCES = 4
 """For one question; what is beyond is counted, and stands in the section's table."""
+MOST_LETTERS = 48
+"""Of a word in a sentence."""
+LONG_WORD = re.compile(rf"\S{{{MOST_LETTERS + 1},}}")
 IN_PERCENT = (" %", " points")
 """Units of which people read one digit after the point."""
 
@@ -67,7 +71,16 @@ def verdicts(every: Sequence[Group]) -> list[Verdict]:
         ),
         Verdict("Can times be predicted?", _predicted(fit_groups(every)), "model"),
     ]
-    return [verdict for verdict in asked if verdict.answers]
+    answered = [verdict for verdict in asked if verdict.answers]
+    return [_readable(verdict) for verdict in answered]
+
+
+def _readable(verdict: Verdict) -> Verdict:
+    """Cut words that nobody reads: names of files may be long."""
+    cut = []
+    for line in verdict.answers:
+        cut.append(LONG_WORD.sub(lambda found: f"{found[0][:MOST_LETTERS]}…", line))
+    return replace(verdict, answers=cut)
 
 
 def text(estimate: Estimate, unit: str = "", scale: float = 1.0) -> str:

@@ -42,6 +42,7 @@ def rows(title: str, every: Sequence[Mark], x: Axis) -> Drawing:
     # Intervals of one row would hide each other.
     beside = {"field": "series", "type": "nominal", "sort": names}
     across = x.encoding("y")
+    across["scale"] |= {"domain": _span(every, x), "nice": False}
     place = {"y": where, "yOffset": beside, "color": series_colour(names)}
     tips = [tip_name(), tip_name("x", "option"), tip("y", x.label)]
     tips += [tip("low", "95 % from"), tip("high", "to")]
@@ -70,6 +71,25 @@ def rows(title: str, every: Sequence[Mark], x: Axis) -> Drawing:
     spec = chart(f"{x.label} by option", data, layers)
     spec["height"] = max(90, ROW * len(named) * (len(names) + 1))
     return Drawing(title, spec)
+
+
+def _span(every: Sequence[Mark], x: Axis) -> list[float | None]:
+    """Return the ends of the axis: it follows intervals as far again as the marks are
+    apart, since those of few runs would press everything else together.
+    """
+    values = [mark.value for mark in every if x.shows(mark.value)]
+    ends = [end for mark in every for end in (mark.low, mark.high) if x.shows(end)]
+    if not values:
+        return [0, 1]
+    least, most = min(values), max(values)
+    reach = (most - least) or abs(most) or 1.0
+    low = max(min([*ends, *values]), least - reach)
+    high = min(max([*ends, *values]), most + reach)
+    # Room for the marks at both ends.
+    room = 0.04 * (high - low) or 0.1 * reach
+    if x.log:
+        return [short(max(low, least / 2)), short(high)]
+    return [0 if x.zero else short(low - room), short(high + room)]
 
 
 def _record(mark: Mark) -> Record:

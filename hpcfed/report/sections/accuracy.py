@@ -34,6 +34,8 @@ from hpcfed.report.swept import Swept, held
 
 CLASSES_PER_ROW = 10
 """Classes beside each other in a table, by their last digit."""
+MOST_BANDS = 4
+"""Curves of a chart up to which their bands can be told apart."""
 MOST_FAMILIES = 4
 """Data sets and numbers of clients that have charts of their own."""
 MOST_CURVES = 2 * MOST_LINES
@@ -43,8 +45,8 @@ MOST_CURVES = 2 * MOST_LINES
 def accuracy(every: Sequence[Group], options: Sequence[Swept]) -> Section:
     section = Section("accuracy", "Accuracy over rounds")
     section.text.append(
-        "Bands are 95 % confidence over seeds. A curve of more than "
-        f"{MOST_POINTS} evaluations shows means of several in a row."
+        f"Bands are 95 % confidence over seeds, drawn for up to {MOST_BANDS} curves. A "
+        f"curve of more than {MOST_POINTS} evaluations shows means of several in a row."
     )
     families = _families(every)
     for about, family in islice(families.items(), MOST_FAMILIES):
@@ -160,7 +162,9 @@ def _curves(members: Sequence[Group], series: str) -> list[Line]:
             one = replace(one, name=f"{one.name}, {group.clients:,} clients")
         if one.x:
             curves.append(one)
-    return curves
+    if len(curves) <= MOST_BANDS:
+        return curves
+    return [replace(one, low=(), high=()) for one in curves]
 
 
 def curve_of(group: Group, name: str) -> Line:

@@ -7,7 +7,7 @@ from hpcfed.report.charts import Axis, Drawing, Point, scatter, spread
 from hpcfed.report.groups import Group
 from hpcfed.report.labels import label
 from hpcfed.report.outcomes import COSTS
-from hpcfed.report.pareto import Frontier, frontiers
+from hpcfed.report.pareto import Frontier, Weighed, frontiers
 from hpcfed.report.sections.section import LOG_SPREAD, Section, Table, interval
 from hpcfed.report.swept import Swept, swept
 from hpcfed.report.verdicts import choice_text, condition_text, text
@@ -43,7 +43,8 @@ def pareto(every: Sequence[Group]) -> Section:
 
 def _chart(one: Frontier, options: Sequence[Swept]) -> Drawing:
     points = []
-    for point in one.points:
+    # By method, so that a method has the same colour in all charts.
+    for point in sorted(one.points, key=_method):
         points.append(
             Point(
                 x=point.cost.centre,
@@ -63,6 +64,10 @@ def _chart(one: Frontier, options: Sequence[Swept]) -> Drawing:
         Axis(one.judged.axis),
         frontier=corners,
     )
+
+
+def _method(point: Weighed) -> str:
+    return str(point.group.options["method"])
 
 
 def _named(one: Frontier, options: Sequence[Swept]) -> str:
