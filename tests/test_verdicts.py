@@ -1,10 +1,12 @@
 """What a study's page says in words: worked out by hand on points made for it."""
 
 import csv
+from itertools import product
 from math import isnan
 
 import pytest
 
+from hpcfed.report.collect import Found
 from hpcfed.report.contests import contests
 from hpcfed.report.exports import csv_text, points_csv_text
 from hpcfed.report.groups import Sample, groups
@@ -13,7 +15,16 @@ from hpcfed.report.noise import noisy
 from hpcfed.report.outcomes import measure
 from hpcfed.report.pareto import frontiers
 from hpcfed.report.scaling import growths
-from hpcfed.report.swept import Swept, families, score_effect, swept, time_effect
+from hpcfed.report.sections import sections
+from hpcfed.report.swept import (
+    Swept,
+    families,
+    held,
+    reference,
+    score_effect,
+    swept,
+    time_effect,
+)
 from hpcfed.report.verdicts import effects, verdicts
 from tests.points import sample_of
 
@@ -211,3 +222,46 @@ def test_a_point_is_a_line_with_its_options_and_intervals() -> None:
     assert first["energy"] == "nan"
     rounds = next(csv.reader(csv_text(every).splitlines()))
     assert "lr" in rounds and "options" not in rounds, "no label to take apart"
+
+
+def test_many_options_make_few_charts_and_no_empty_section() -> None:
+    """Six options were swept: 64 points. Charts hold some of them, and say which."""
+    names = ("epochs", "lr", "batch_size", "momentum", "alpha", "clients")
+    values = ((1, 2), (0.01, 0.1), (8, 16), (0.0, 0.9), (0.1, 1.0), (4, 6))
+    samples = []
+    for number, chosen in enumerate(product(*values)):
+        own = dict(zip(names, chosen, strict=True))
+        samples.append(sample_of(accuracy=0.5 + number / 200, **own))
+    made = sections(groups(samples), Found(samples=samples))
+    assert not any(section.empty for section in made)
+    charts = [drawing for section in made for drawing in section.charts]
+    assert len(charts) < 40
+    by_id = {section.id: section for section in made}
+    titles = [drawing.title for drawing in by_id["options"].charts]
+    # Sixteen lines over the default batch size are too many: momentum is held as well.
+    assert any(title.startswith("accuracy over epochs at ") for title in titles)
+    for drawing in by_id["options"].charts:
+        lines = {record["series"] for record in drawing.spec["data"]["values"]}
+        assert len(lines) <= 8, drawing.title
+    assert "more points in the tables" in " ".join(by_id["phases"].text)
+
+
+def test_options_are_held_where_most_points_are() -> None:
+    lrs = (0.01, 0.05, 0.1)
+    samples = [sample_of(lr=lr, epochs=epochs) for lr in lrs for epochs in (1, 3, 9)]
+    every = groups(samples)
+    found = held(every, swept(every), keep=("epochs",), most=2)
+    # All values are as frequent: lr has its default; epochs would have the middle one.
+    assert dict(found.options) == {"lr": 0.05}
+    assert len(found.groups) == 3 and found.left_out == 6
+    assert reference(every, "epochs") == 3
+    whole = held(every, swept(every), keep=("epochs",), most=3)
+    assert whole.groups == every and not whole.options
+
+
+def test_long_names_are_cut_in_sentences_and_whole_elsewhere() -> None:
+    name = "file.py:" + "x" * 300
+    samples = [sample_of(method=name, accuracy=0.5), sample_of(accuracy=0.4)]
+    told = answers(samples)["Which method wins where?"]
+    assert "xxx…" in told and "x" * 100 not in told
+    assert name in points_csv_text(groups(samples))
