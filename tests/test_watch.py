@@ -22,7 +22,7 @@ from hpcfed.experiment.progress import RunProgress
 from hpcfed.experiment.signs import showing_life
 from hpcfed.record.claim import claimed
 from hpcfed.record.folder import LEARNING, SIGN, check_out, empty
-from hpcfed.record.pace import duration, pace
+from hpcfed.record.pace import duration, pace, rest
 from hpcfed.record.results import ResultsWriter
 from hpcfed.record.signs import LearningSign, RunSign, leave_sign, read_sign
 from hpcfed.record.timing import PHASES, Timer
@@ -431,9 +431,11 @@ def test_a_terminal_without_unicode_gets_letters(tmp_path: Path) -> None:
 
 def test_pace_and_durations() -> None:
     assert pace([9.0, 1.0, 3.0]) == 2.0, "the first round warms up"
-    assert pace([9.0]) == 9.0 and np.isnan(pace([]))
+    assert pace([9.0]) == 9.0 and np.isnan(pace([])) and np.isnan(rest([], 3))
     # Of forty later rounds the last twenty count.
     assert pace([9.0, *[5.0] * 20, *[1.0] * 20]) == 1.0
+    # One round in which the server learns says nothing of others, but may come again.
+    assert pace([1.0, 1.0, 1.0, 97.0]) == 1.0 and rest([1.0, 1.0, 1.0, 97.0], 2) == 66
     told = [duration(seconds) for seconds in (7.4, 59.6, 3723, 274_000, NAN)]
     assert told == ["0:07", "1:00", "1:02:03", "3 d 04:06", "?"]
 

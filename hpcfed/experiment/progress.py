@@ -18,7 +18,7 @@ from rich.progress import (
 
 from hpcfed.errors import count, remark
 from hpcfed.record.metrics import METRICS, global_name, text_of
-from hpcfed.record.pace import duration, pace, short_seconds
+from hpcfed.record.pace import duration, pace, rest, short_seconds
 
 LINE_EVERY = 10.0
 """Seconds between plain lines, so that a long run does not fill a log."""
@@ -113,10 +113,9 @@ class RunProgress:
 
     def _pace(self, round: int) -> str:
         """Return how long a round takes, and all that are left."""
-        each = pace(self._seconds)
         left = self._rounds - round - 1
-        eta = f"  ETA {duration(left * each)}" if left else ""
-        return f"{short_seconds(each)}/round{eta}"
+        eta = f"  ETA {duration(rest(self._seconds, left))}" if left else ""
+        return f"{short_seconds(pace(self._seconds))}/round{eta}"
 
     def stop(self, round: int, *, patience: int | None = None) -> None:
         """Say that the run ends with this round, before its last: at the target, or

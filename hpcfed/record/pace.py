@@ -9,18 +9,30 @@ LEAST = 10
 """Rounds that a pace is a mean over, as soon as there are so many."""
 
 
-def pace(seconds: Sequence[float] | np.ndarray) -> float:
-    """Return the seconds of a round to expect: the mean over the later half of those
-    that are done, and over at least ten. NaN when none is done.
-
-    A mean, because rounds with an evaluation take longer than others, and both count.
+def recent(seconds: Sequence[float] | np.ndarray) -> np.ndarray:
+    """Return the later half of the rounds that are done, and at least ten of them; not
+    the first one, which warms up, unless there is no other.
     """
-    # The first round warms up.
     steady = np.asarray(seconds[1:] if len(seconds) > 1 else seconds, float)
-    if not len(steady):
-        return float("nan")
-    recent = max(LEAST, len(steady) // 2)
-    return float(steady[-recent:].mean())
+    return steady[-max(LEAST, len(steady) // 2) :]
+
+
+def pace(seconds: Sequence[float] | np.ndarray) -> float:
+    """Return what recent rounds have taken, as the median: one of them may have had to
+    wait for the server's learning. NaN when none is done.
+    """
+    known = recent(seconds)
+    return float(np.median(known)) if len(known) else float("nan")
+
+
+def rest(seconds: Sequence[float] | np.ndarray, rounds: int) -> float:
+    """Return what so many further rounds will take; NaN when none is done.
+
+    By the mean, because rounds with an evaluation take longer than others, and both
+    count.
+    """
+    known = recent(seconds)
+    return rounds * float(known.mean()) if len(known) else float("nan")
 
 
 def duration(seconds: float) -> str:

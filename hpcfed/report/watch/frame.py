@@ -80,7 +80,8 @@ def speed(view: RunView) -> str:
     if isnan(view.pace):
         return ""
     text = f"{short_seconds(view.pace)}/round"
-    if view.over or view.done == view.planned:
+    # The server learns after the last round, which is recorded only then.
+    if view.over or view.done == view.planned or view.learning is not None:
         return text
     text += f"  ETA {duration(view.left)}"
     if any(map(learns_at_end, view.records)):

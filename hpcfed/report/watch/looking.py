@@ -23,7 +23,7 @@ from hpcfed.record.folder import (
     seed_folders,
 )
 from hpcfed.record.metrics import HEADLINES
-from hpcfed.record.pace import pace
+from hpcfed.record.pace import pace, recent, rest
 from hpcfed.record.run import RunRecord
 from hpcfed.record.sandbox import try_out
 from hpcfed.record.signs import EVERY, LearningSign, RunSign, read_sign
@@ -103,14 +103,14 @@ class RunView:
     @property
     def left(self) -> float:
         """Seconds that the rounds that are left will take; NaN when unknown."""
-        return self.pace * (self.planned - self.done)
+        return rest(self.series("seconds"), self.planned - self.done)
 
     def phases(self) -> dict[str, float]:
         """Return the mean seconds of a recent round by phase, the longest first."""
-        recent = self._recent()
-        if not len(recent):
+        phases = self._recent_phases()
+        if not len(phases):
             return {}
-        means = recent.mean((0, 1))
+        means = phases.mean((0, 1))
         found = dict(zip(PHASES, means.tolist(), strict=True))
         longest_first = sorted(found.items(), key=lambda item: -item[1])
         return {name: seconds for name, seconds in longest_first if seconds > 0}
@@ -119,25 +119,23 @@ class RunView:
         """Return the rank whose recent training takes longest, and how long it takes by
         the mean over ranks; None with a single rank.
         """
-        recent = self._recent()
-        if not len(recent) or recent.shape[1] < 2:
+        phases = self._recent_phases()
+        if not len(phases) or phases.shape[1] < 2:
             return None
-        of_ranks = recent[:, :, PHASES.index("train")].mean(0)
+        of_ranks = phases[:, :, PHASES.index("train")].mean(0)
         mean = float(of_ranks.mean())
         if not mean > 0:
             return None
         rank = int(of_ranks.argmax())
         return rank, float(of_ranks[rank]) / mean
 
-    def _recent(self) -> np.ndarray:
+    def _recent_phases(self) -> np.ndarray:
         """Return the phases of the rounds whose pace is shown: [rounds, ranks, phases]."""
         if not self.records:
             return np.empty((0, 0, 0))
         # Stacked seeds share their time, so the first one's stands for all.
         phases = self.records[0].phases
-        timed = phases[~np.isnan(phases).any((1, 2))]
-        steady = timed[1:] if len(timed) > 1 else timed
-        return steady[-max(10, len(steady) // 2) :]
+        return recent(phases[~np.isnan(phases).any((1, 2))])
 
 
 class Looker:
