@@ -38,7 +38,7 @@ def test_longest_part_first_and_other_operators_together(tmp_path: Path) -> None
     found = read_profile(_write(tmp_path, _content()))
     assert found is not None
     section = profile(found)
-    assert section.text == ["it waits. Next: bf16."] * 2
+    assert section.text == ["It waits. Next: bf16."] * 2
     assert section.tables[0].rows == [
         ["clients' training", "2", "1.5", "50", "25", "–"],
         ["denoiser", "8", "–", "–", "25", "–"],

@@ -5,12 +5,14 @@ A section that has nothing to show is not there.
 
 from hpcfed.errors import UserError
 from hpcfed.record.details import RunDetails, read_details
+from hpcfed.record.profiles import Profile, read_profile
 from hpcfed.report.collect import Found
 from hpcfed.report.groups import Group
 from hpcfed.report.page import Content
 from hpcfed.report.run_page import clients, costs, learning, server, timing
 from hpcfed.report.run_page.verdict import verdict
 from hpcfed.report.sections import origin
+from hpcfed.report.sections.profile import profile
 from hpcfed.report.sections.section import Section
 from hpcfed.report.show import status, title
 
@@ -23,14 +25,15 @@ def is_one_run(every: list[Group], found: Found) -> bool:
 def run_content(group: Group, found: Found) -> Content:
     """Return what the page of a run holds."""
     warnings = [f"left out: {line}" for line in found.unread]
+    details, profiled = RunDetails.nothing(), None
     try:
         details = read_details(group.first.folder)
+        profiled = read_profile(group.first.folder)
     except UserError as error:
         warnings.append(str(error))
-        details = RunDetails.nothing()
     if group.first.status != "complete":
         warnings.append(status(group.first))
-    made = _sections(group, details)
+    made = _sections(group, details, profiled)
     made.append(origin.environment([group]))
     made.append(origin.reproduce([group], found))
     name = title(group.first)
@@ -39,13 +42,16 @@ def run_content(group: Group, found: Found) -> Content:
     return Content(name, verdict(group), warnings, made)
 
 
-def _sections(group: Group, details: RunDetails) -> list[Section]:
+def _sections(
+    group: Group, details: RunDetails, profiled: Profile | None
+) -> list[Section]:
     """Return the sections that have something to show, in the page's order."""
     every = (
         learning.learning(group),
         clients.accuracy(group),
         clients.classes(details),
         timing.timing(group),
+        *([] if profiled is None else [profile(profiled)]),
         server.server(group, details),
         server.latents(details),
         costs.traffic(group),

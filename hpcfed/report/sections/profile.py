@@ -25,7 +25,7 @@ def profile(found: Profile) -> Section:
 
 def _sentence(part: Part) -> str:
     """Return what limits a part, and what to try."""
-    text = part.words.rstrip(".") + "."
+    text = part.words[:1].upper() + part.words[1:].rstrip(".") + "."
     if part.next:
         text += f" Next: {'; '.join(part.next)}."
     return text
