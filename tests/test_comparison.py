@@ -281,6 +281,7 @@ def test_a_run_beside_itself_is_the_same(
     cli.main(["report", folder, folder, "--out", str(page), "--fail-if", "slower=0%"])
     said = capsys.readouterr().out
     assert "Nothing changed in options, code or machine." in said
+    assert "Speed is not told apart: B takes 1.000" in said
     assert "slower=0%: does not hold: " in said
     text = " ".join(parsed(page.read_text()).text)
     assert "side A" in text and "side B" in text, "they are no repeats of each other"

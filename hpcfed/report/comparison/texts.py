@@ -102,8 +102,9 @@ def _speed(seconds: Figure, phases: Sequence[Figure]) -> str:
     told = f"{ratio_text(seconds.change)} times A's seconds per round"
     if seconds.told_apart:
         return f"B is {_share(seconds)}: {told}, mostly {_largest(phases)}."
-    if seconds.repeated:
-        return f"Speed is not told apart: B takes {told}."
+    if not seconds.beyond_interval:
+        remark = "" if seconds.repeated else f"; {NOISE}"
+        return f"Speed is not told apart: B takes {told}{remark}."
     return f"B took {told}, mostly {_largest(phases)}: {NOISE}."
 
 
