@@ -90,7 +90,9 @@ def _table(found: Sequence[Frontier], options: Sequence[Swept]) -> Table:
     points: dict[int, tuple[Frontier, Group]] = {}
     for one in found:
         for point in one.best:
-            on.setdefault(id(point.group), []).append(one.cost.name)
+            on.setdefault(id(point.group), []).append(
+                one.cost.name.removesuffix(" of a run")
+            )
             points[id(point.group)] = (one, point.group)
     known = {one.cost.name for one in found}
     costs = [cost for cost in COSTS.values() if cost.name in known]
