@@ -19,11 +19,12 @@ from hpcfed import cli, methods
 from hpcfed.cli.commands import COMMANDS
 from hpcfed.cli.flags import all_method_fields
 from hpcfed.config import RunConfig
-from hpcfed.config.synonyms import SYNONYMS
+from hpcfed.config.synonyms import SYNONYMS, suggest_option
 from hpcfed.record.claim import claimed
 from tests.conftest import start
 from tests.runs import mistake
 
+KNOWN = [*RunConfig.model_fields, *all_method_fields()]
 QUICK = ["run", "--model", "mlp", "--rounds", "2", "--clients", "4"]
 
 
@@ -101,15 +102,8 @@ def test_a_mistake_is_one_line_and_exit_2(
 @pytest.mark.parametrize(
     ("strange", "meant"),
     [
-        ("learning-rate", "lr"), ("eta", "lr"), ("clients-per-round", "cohort"), ("fraction", "participation"),
-        ("sample-rate", "participation"), ("C", "participation"), ("local-epochs", "epochs"), ("E", "epochs"),
-        ("num-clients", "clients"), ("n", "clients"), ("num-rounds", "rounds"), ("T", "rounds"),
-        ("batch", "batch-size"), ("bs", "batch-size"), ("data", "dataset"), ("data-dir", "data-root"),
-        ("output-dir", "out"), ("save", "out"), ("gpus", "device"), ("cuda", "device"), ("algorithm", "method"),
-        ("strategy", "method"), ("algo", "method"), ("network", "model"), ("arch", "model"), ("beta", "alpha"),
-        ("heterogeneity", "alpha"), ("concentration", "alpha"), ("partiton", "partition"), ("modle", "model"),
-        ("server-size", "server"), ("dropout", None), ("patience", "early-stop"), ("optimizer", "optimiser"), ("workers", None),
-        ("verbose", None), ("temperature", None), ("LR", "lr"), ("x", None),
+        ("learning-rate", "lr"), ("C", "participation"), ("partiton", "partition"), ("server-size", "server"),
+        ("verbose", None), ("x", None),
     ],
 )  # fmt: skip
 def test_an_unknown_option_is_guessed_by_its_meaning_or_not_at_all(
@@ -130,12 +124,51 @@ def test_an_unknown_option_is_guessed_by_its_meaning_or_not_at_all(
     )
 
 
+OTHER_TOOLS = """
+Flower      num-server-rounds=rounds num-rounds=rounds server-rounds=rounds fraction-fit=participation
+Flower      fraction-train=participation fraction-evaluate=evaluate-clients min-fit-clients=cohort
+Flower      min-available-clients=clients num-supernodes=clients local-epochs=epochs strategy=method proximal-mu=prox-mu
+FedML       client_num_in_total=clients client_num_per_round=cohort comm_round=rounds federated_optimizer=method
+FedML       client_optimizer=optimiser partition_method=partition partition_alpha=alpha random_seed=seed
+FedML       frequency_of_the_test=evaluate-every data_cache_dir=data-root learning_rate=lr using_gpu= gpu_id=device
+pfl         central_num_iterations=rounds cohort_size=cohort local_num_epochs=epochs local_batch_size=batch-size
+pfl         local_learning_rate=lr evaluation_frequency=evaluate-every val_cohort_size=evaluate-clients central_lr=server-lr
+LEAF        clients-per-round=cohort eval-every=evaluate-every num-epochs=epochs minibatch=batch-size
+FedScale    num_participants=cohort data_set=dataset data_dir=data-root eval_interval=evaluate-every log_path=out
+FedScale    gradient_policy=method proxy_mu=prox-mu
+PFLlib      global_rounds=rounds join_ratio=participation local_learning_rate=lr learning_rate_decay=lr-decay
+PFLlib      algorithm=method device_id=device eval_gap=evaluate-every times=seeds num_clients=clients
+PFLlib      num_classes= server_learning_rate=server-lr
+others      num_users=clients frac=participation local_ep=epochs local_bs=batch-size bs=batch-size iid=partition
+others      client-fraction=participation client-frac=participation dirichlet-alpha=alpha concentration=alpha shards-per-client=classes-per-client
+torch       batch=batch-size gpu=device gpus=device no-cuda=device cuda=device num-workers= test-batch-size= optimizer=optimiser
+torch       output-dir=out save=out results-dir=out dataset-path=data-root data=dataset data-path=data-root arch=model
+torch       network=model model-name=model max-grad-norm=clip clip-value=clip wd=weight-decay amp=precision
+torch       mixed-precision=precision dtype=precision resume-from=resume patience=early-stop workers= dropout= temperature=
+papers      eta=lr E=epochs n=clients K=clients T=rounds beta=alpha mu=prox-mu LR=lr heterogeneity=alpha algo=method
+typos       modle=model roundz=rounds
+"""
+
+
+def test_names_of_other_tools_lead_to_ours() -> None:
+    """Each to the option of the same meaning, or to none: no guess misleads."""
+    known = [f"--{name.replace('_', '-')}" for name in KNOWN]
+    wrong = []
+    for line in OTHER_TOOLS.split("\n")[1:-1]:
+        tool, *pairs = line.split()
+        for pair in pairs:
+            word, _, meant = pair.partition("=")
+            expected = f"; did you mean '--{meant}'?" if meant else ""
+            if suggest_option(f"--{word}", known) != expected:
+                wrong.append((tool, pair, suggest_option(f"--{word}", known)))
+    assert not wrong
+
+
 def test_every_guess_is_an_option() -> None:
-    known = {*RunConfig.model_fields, *all_method_fields()}
-    assert set(SYNONYMS) <= known
-    assert not known & {word for words in SYNONYMS.values() for word in words.split()}
-    words = [word for words in SYNONYMS.values() for word in words.split()]
-    assert len(words) == len(set(words))
+    assert set(SYNONYMS) <= set(KNOWN)
+    others = " ".join(SYNONYMS.values()).split()
+    assert len(set(others)) == len(others), "a name must not mean two options"
+    assert not set(others) & set(KNOWN)
 
 
 @pytest.mark.parametrize(
