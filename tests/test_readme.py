@@ -138,6 +138,14 @@ def test_every_block_is_of_a_language_that_is_tested() -> None:
         assert not re.search(r"^(\$ |hpcfed |mpirun )", block.text, re.MULTILINE)
 
 
+def test_tables_have_as_many_cells_in_every_row() -> None:
+    """A bar that is not escaped would cut a cell in two."""
+    for page in PAGES:
+        for part in prose(page).split("\n\n"):
+            rows = list(table_rows(part))
+            assert len({len(row) for row in rows}) <= 1, f"{page}: {rows[0]}"
+
+
 def test_the_tables_of_methods_have_them_all() -> None:
     every = set(methods.names())
     for page in (START, METHODS_PAGE):
