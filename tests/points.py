@@ -24,6 +24,7 @@ def run_of(
     ranks: int = 1,
     sent: float = 100.0,
     energy: float = float("nan"),
+    folder: Path = Path("run"),
     **options: Any,
 ) -> RunRecord:
     """Return a run whose last accuracy is as given. Of its seconds, a share is spent
@@ -51,7 +52,7 @@ def run_of(
         "model": "mlp",
     }
     return RunRecord(
-        folder=Path("run"),
+        folder=folder,
         status="complete",
         error="",
         facts=facts,

@@ -393,7 +393,7 @@ def test_a_run_that_did_not_end_counts_where_that_is_asked_for(
     )
     cli.main(["report", "--unfinished", str(tmp_path), "--out", str(page)])
     words = " ".join(parsed(page.read_text()).text)
-    assert "1 run not finished" in words and "pfedgpa" in words
+    assert "status: running, 3 of 3 rounds" in words and "pfedgpa" in words
 
 
 def test_a_long_curve_is_drawn_in_means(

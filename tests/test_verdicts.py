@@ -1,8 +1,10 @@
 """What a study's page says in words: worked out by hand on points made for it."""
 
 import csv
+import json
 from itertools import product
 from math import isnan
+from pathlib import Path
 
 import pytest
 
@@ -265,3 +267,17 @@ def test_long_names_are_cut_in_sentences_and_whole_elsewhere() -> None:
     told = answers(samples)["Which method wins where?"]
     assert "xxx…" in told and "x" * 100 not in told
     assert name in points_csv_text(groups(samples))
+
+
+def test_a_profile_says_what_limits_its_point(tmp_path: Path) -> None:
+    part = {"name": "clients", "seconds": 2.0, "warm": 1.0, "busy": 0.2, "next": []}
+    part |= {"compute": None, "bandwidth": None, "words": "clients is launch-bound"}
+    short = part | {"seconds": 1.0, "words": "denoiser is compute-bound"}
+    profile = {"device": "cpu", "parts": [short, part], "ranks": []}
+    (tmp_path / "profile.json").write_text(json.dumps(profile))
+    samples = [sample_of(lr=0.1, folder=tmp_path), sample_of(lr=0.2)]
+    told = answers(samples)["What limits it?"]
+    assert "Profile of fedavg, lr 0.1: clients is launch-bound." in told
+    assert "denoiser" not in told, "it takes less of the time"
+    (tmp_path / "profile.json").write_text("[]")
+    assert "Profile" not in answers(samples)["What limits it?"]

@@ -4,8 +4,11 @@ which more ranks lose most.
 
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
+from hpcfed.errors import UserError
+from hpcfed.record.profiles import Part, read_profile
 from hpcfed.report.choices import Choice
 from hpcfed.report.groups import Group
 
@@ -65,3 +68,19 @@ def _loss(fewest: Group, largest: Group) -> Loss | None:
     if lost[phase] <= 0:
         return None
     return Loss(phase, fewest.ranks, before[phase], after[phase])
+
+
+def profiled(every: Sequence[Group]) -> list[tuple[Group, Part]]:
+    """Return what `hpcfed profile` found of each point that has a profile: the part of
+    the run that took longest.
+    """
+    found = []
+    for group in every:
+        for run in group.runs:
+            with suppress(UserError):  # a profile that is damaged says nothing
+                profile = read_profile(run.folder)
+                if profile is not None and profile.parts:
+                    longest = max(profile.parts, key=lambda part: part.seconds)
+                    found.append((group, longest))
+                    break
+    return found

@@ -16,7 +16,7 @@ from hpcfed.report.contests import Contest, contests
 from hpcfed.report.costmodel import Fitted, fit_groups
 from hpcfed.report.groups import Group, fewest_ranks
 from hpcfed.report.labels import label, option_text, value_text
-from hpcfed.report.limits import Limit, limits
+from hpcfed.report.limits import Limit, limits, profiled
 from hpcfed.report.outcomes import COSTS, MIB, mean_to_target, measure
 from hpcfed.report.pareto import Frontier, frontiers
 from hpcfed.report.scaling import Growth, Scaling, growths, scalings
@@ -63,7 +63,7 @@ def verdicts(every: Sequence[Group]) -> list[Verdict]:
         Verdict("How does it scale over ranks?", _strong(strong), "scaling"),
         Verdict("And with as many clients on every rank?", _weak(weak), "scaling"),
         Verdict("How does it scale by clients?", _clients(growths(every)), "clients"),
-        Verdict("What limits it?", _limits(limits(every), options), "phases"),
+        Verdict("What limits it?", _limited(every, options), "phases"),
         Verdict(
             "What does it cost?",
             _costs(every, weighed, options),
@@ -337,6 +337,13 @@ def _growth(one: Growth) -> str:
 
 
 # Limits, costs, predictions.
+
+
+def _limited(every: Sequence[Group], options: Sequence[Swept]) -> list[str]:
+    profiles = []
+    for group, part in profiled(every):
+        profiles.append(f"Profile of {point_text(group, options)}: {part.words}.")
+    return [*_limits(limits(every), options), *_first(profiles, "profile")]
 
 
 def _limits(found: Sequence[Limit], options: Sequence[Swept]) -> list[str]:
