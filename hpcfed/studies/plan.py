@@ -115,12 +115,14 @@ class Trial:
 
 def find_study(path: Path) -> Path:
     """Return the file itself or, where there is none, the ready study of that name."""
-    if path.is_file() or path.suffix:
+    name = str(path)
+    is_a_word = name == path.stem
+    if path.is_file() or not is_a_word:
         return path
     ready = shipped.ready_studies()
-    if str(path) in ready:
-        return ready[str(path)]
-    hint = did_you_mean(str(path), ready) or f"; ready ones: {', '.join(ready)}"
+    if name in ready:
+        return ready[name]
+    hint = did_you_mean(name, ready) or f"; ready ones: {', '.join(ready)}"
     raise UserError(f"there is no study file {path}{hint}")
 
 
