@@ -29,12 +29,13 @@ def study_frame(view: StudyView, console: Console) -> RenderableType:
     if not view.over and not isnan(view.left):
         eta = f"ETA about {duration(view.left)}"
     style = STATUS_STYLES.get(view.status, "bold")
-    line.add_row(Text(view.status, style=style), bar, view.counts(), eta)
+    line.add_row(Text(view.status, style=style), bar, eta)
     folder = printable(str(view.folder))
     return Group(
         Text(head),
         Text(folder, style="dim"),
         line,
+        Text(view.counts()),
         Text(),
         _table(view),
     )
@@ -42,7 +43,8 @@ def study_frame(view: StudyView, console: Console) -> RenderableType:
 
 def _table(view: StudyView) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim")
-    table.add_column("trial", overflow="ellipsis", max_width=60, no_wrap=True)
+    # In a narrow terminal names give way, and no number is cut.
+    table.add_column("trial", overflow="fold", max_width=60)
     for head in ("status", "round", "accuracy", "a round", "left"):
         justify = "left" if head == "status" else "right"
         table.add_column(head, justify=justify, no_wrap=True)  # type: ignore[arg-type]
