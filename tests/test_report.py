@@ -22,6 +22,7 @@ from hpcfed import cli
 from hpcfed.errors import remark, say
 from hpcfed.experiment.stored import read_run
 from hpcfed.record.series import ROUND_SERIES, RoundSeries, agreed
+from hpcfed.record.server import LatentMap
 from hpcfed.report import choices
 from hpcfed.report.choices import Choice, distinguish
 from hpcfed.report.collect import find
@@ -30,6 +31,7 @@ from hpcfed.report.costmodel import CostModel, Measured, fit, hold_out
 from hpcfed.report.groups import Group, groups
 from hpcfed.report.labels import label
 from hpcfed.report.run_page import clients as run_clients
+from hpcfed.report.run_page import server as run_server
 from hpcfed.report.scaling import scalings, slope
 from hpcfed.report.statistics import (
     Estimate,
@@ -449,6 +451,13 @@ def test_rounds_without_evaluation_show_the_next_one() -> None:
     np.testing.assert_array_equal(shown, accuracy[[1, 1, 3, 3]])
     assert run_clients.worst_tenth(np.arange(30.0, 0, -1)) == 2, "of 1, 2 and 3"
     assert run_clients.worst_tenth(np.array([5.0, 4.0])) == 4
+
+
+def test_names_on_a_map_do_not_lie_on_each_other() -> None:
+    """Client 0's newest upload is alone, those of 1 and 2 are close."""
+    places = np.array([[5.0, 5], [0, 0], [10, 10], [10.1, 10.1]])
+    found = LatentMap(np.array([0, 0, 1, 2]), places, np.array([0.9, 0.1]))
+    assert run_server._apart(found) == {1, 2}
 
 
 def change(path: Path, name: str, content: object) -> None:

@@ -16,6 +16,8 @@ NUMBERS = ",.6~g"
 """How axes and tooltips write numbers: up to six digits, without trailing zeros."""
 LEGEND_LETTERS = 56
 """Letters of a legend that fit beside each other under a chart."""
+SYMBOL_LETTERS = 8
+"""Letters that a symbol and the gap to the next take, on paper too."""
 FEW_TICKS = 12
 """Whole numbers that have a tick each."""
 ZOOM = "wheel![event.ctrlKey || event.metaKey || event.altKey]"
@@ -107,7 +109,9 @@ def series_colour(names: Sequence[str], *, shown: Sequence[str] | None = None) -
     """
     listed = list(dict.fromkeys(names if shown is None else shown))
     longest = max(map(len, listed), default=1)
-    legend: Spec | None = {"columns": max(1, LEGEND_LETTERS // (longest + 4))}
+    legend: Spec | None = {
+        "columns": max(1, LEGEND_LETTERS // (longest + SYMBOL_LETTERS))
+    }
     # What is alone needs no name, which the title or the axis has.
     if len(listed) < 2:
         legend = None

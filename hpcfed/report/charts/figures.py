@@ -48,7 +48,7 @@ def image(
 def _still(spec: Spec, width: float) -> Spec:
     """Return a description with its size, and dashes where lines have no markers."""
     smaller = width / PAGE_WIDTH
-    layers = list(spec["layer"])
+    layers = [_smaller(layer, smaller) for layer in spec["layer"]]
     if not any("shape" in layer["encoding"] for layer in layers):
         layers = [_dashed(layer) for layer in layers]
     return {
@@ -58,6 +58,14 @@ def _still(spec: Spec, width: float) -> Spec:
         "autosize": {"type": "fit-x", "contains": "padding"},
         "layer": layers,
     }
+
+
+def _smaller(layer: Spec, factor: float) -> Spec:
+    """Return a layer whose markers fit the smaller drawing."""
+    mark = layer["mark"]
+    if mark["type"] != "point":
+        return layer
+    return {**layer, "mark": {**mark, "size": min(1, factor) * mark["size"]}}
 
 
 def _dashed(layer: Spec) -> Spec:

@@ -38,7 +38,12 @@ def _theme(
         "titleFontSize": size,
         "titleFontWeight": "normal",
     }
-    legend |= {"labelLimit": 27 * size, "symbolLimit": 60, "symbolOpacity": 1}
+    legend |= {
+        "symbolSize": 8 * size,
+        "labelLimit": 27 * size,
+        "symbolLimit": 60,
+        "symbolOpacity": 1,
+    }
     return {
         "background": "transparent",
         "font": font,

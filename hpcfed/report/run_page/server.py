@@ -4,11 +4,14 @@ import numpy as np
 
 from hpcfed.errors import count
 from hpcfed.record.details import RunDetails
+from hpcfed.record.server import LatentMap
 from hpcfed.report.charts import Axis, Drawing, Line, Point, bars, lines, scatter
 from hpcfed.report.curves import windows
 from hpcfed.report.groups import Group
 from hpcfed.report.sections.section import MOST_BARS, MOST_LINES, Section, Table, number
 
+NAME_SIZE = (0.05, 0.06)
+"""Shares of a map's width and height that a client's number takes."""
 MOST_STEPS = 200
 """Points of a loss; more steps are drawn as means."""
 
@@ -85,12 +88,11 @@ def latents(details: RunDetails) -> Section:
         return section
     counts = details.class_counts
     by_class = len(counts) > found.clients.max()
-    newest = {client: place for place, client in enumerate(found.clients.tolist())}
+    named = _apart(found)
     points = []
     for place, client in enumerate(found.clients.tolist()):
         x, y = found.places[place].tolist()
-        # One name for each client is enough.
-        label = str(client) if newest[client] == place else ""
+        label = str(client) if place in named else ""
         series = f"class {int(counts[client].argmax())}" if by_class else ""
         points.append(Point(x, y, f"client {client}", series, label))
     points.sort(key=lambda point: point.series)
@@ -99,10 +101,23 @@ def latents(details: RunDetails) -> Section:
     y_axis = Axis(f"second principal axis, {second}")
     section.charts.append(scatter("uploads by client", points, x_axis, y_axis))
     section.text.append(
-        "Each point is an upload that the server's model learnt from last; numbers are "
-        "clients. Points of a client that lie together, apart from others, show that "
-        "the model can tell it."
+        "Each point is an upload that the server's model learnt from last; numbers name "
+        "the clients of some. Points of a client that lie together, apart from others, "
+        "show that the model can tell it."
     )
     if by_class:
         section.text.append("Colours are the class that the client has most of.")
     return section
+
+
+def _apart(found: LatentMap) -> set[int]:
+    """Return the newest upload of every client whose name would not lie on another's."""
+    newest = {client: place for place, client in enumerate(found.clients.tolist())}
+    span = np.maximum(np.ptp(found.places, axis=0), np.finfo(float).tiny)
+    scaled = found.places / span
+    named: list[int] = []
+    for place in newest.values():
+        distances = np.abs(scaled[named] - scaled[place])
+        if not (distances < NAME_SIZE).all(1).any():
+            named.append(place)
+    return set(named)
