@@ -60,13 +60,14 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--clients", type=int, default=20)
+    parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--model", default="mlp")
     options = parser.parse_args()
     values = {
         "rounds": options.rounds,
         "clients": options.clients,
         "model": options.model,
+        "epochs": 1,
     }
     world = worlds.enter()
     pairs = []
@@ -78,6 +79,11 @@ def main() -> None:
             pair.append(median_round(settings, world, watched=watched))
         if repeat:  # the first pair warms up
             pairs.append(pair)
+            if world.is_root:
+                print(
+                    f"{1e3 * pair[0]:.2f} ms, watched {1e3 * pair[1]:.2f} ms",
+                    flush=True,
+                )
     if world.is_root:
         plain, watched = np.median(pairs, 0)
         costs = [with_it / without - 1 for without, with_it in pairs]
