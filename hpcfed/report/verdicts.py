@@ -147,6 +147,8 @@ def _contest(contest: Contest) -> str:
     lead = text(contest.leads[0], contest.judged.steps)
     if contest.decided:
         return f"{where}: {best} wins with {score}, {lead} ahead of {second}."
+    if contest.leads[0].centre == 0:
+        return f"{where}: {best} and {second} are equal, with {score}."
     if contest.seeds < 2:
         return (
             f"{where}: {best} is ahead with {score}, {lead} before {second}; "

@@ -61,6 +61,8 @@ def _theme(
             "labelLimit": 140,
             "labelOverlap": True,
         },
+        # Vega's own number of ticks crowds a chart of half a page.
+        "axisQuantitative": {"tickCount": 7},
         "legend": legend,
         "title": {
             "anchor": "start",

@@ -34,15 +34,15 @@ def sections(
     nothing to show.
     """
     options_swept = swept(every)
+    first = [overview.overview(every, found)]
     if compared is not None:
-        first = [comparison.comparison(compared)]
+        first.insert(0, comparison.comparison(compared))
     else:
-        first = [verdicts.verdicts(every)]
+        # Beside a comparison they would only let its two sides compete.
+        first.insert(0, verdicts.verdicts(every))
+        first += [methods.methods(every), options.options(every)]
     made = [
         *first,
-        overview.overview(every, found),
-        methods.methods(every),
-        options.options(every),
         accuracy.accuracy(every, options_swept),
         target.target(every),
         pareto.pareto(every),

@@ -31,7 +31,9 @@ def pareto(every: Sequence[Group]) -> Section:
         "clients and attackers."
     )
     for one in found:
-        if one.problem in problems[:MOST_PROBLEMS]:
+        costs = {point.cost.centre for point in one.points}
+        # A cost that is the same for all leaves nothing to choose.
+        if one.problem in problems[:MOST_PROBLEMS] and len(costs) > 1:
             section.charts.append(_chart(one, options))
             section.text.append(_named(one, options))
     if len(problems) > MOST_PROBLEMS:
