@@ -1,6 +1,6 @@
 """What comes with hpcfed besides its code: examples, ready studies, Slurm scripts.
 
-A checkout has them in its top folder. A wheel has copies, put there by setup.py, under
+A checkout has them in its top folder. A wheel has copies, put there by launch/wheel.py, under
 the same names: so what the README pages say about them is right in both.
 """
 

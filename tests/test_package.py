@@ -35,8 +35,9 @@ def test_a_wheel_has_what_its_commands_need(tmp_path: Path) -> None:
     ignored = shutil.ignore_patterns("__pycache__")
     for folder in ("hpcfed", *shipped.FOLDERS):
         shutil.copytree(ROOT / folder, source / folder, ignore=ignored)
-    for name in ("pyproject.toml", "setup.py", "README.md"):
-        shutil.copy(ROOT / name, source)
+    (source / "launch").mkdir()
+    for name in ("pyproject.toml", "launch/wheel.py", "README.md"):
+        shutil.copy(ROOT / name, source / name)
     words = [sys.executable, "-c", BUILD, str(tmp_path)]
     made = subprocess.run(
         words, cwd=source, capture_output=True, text=True, timeout=120

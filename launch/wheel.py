@@ -1,13 +1,15 @@
-"""Puts into a wheel what comes with hpcfed; everything else is said by pyproject.toml."""
+"""Puts into a wheel what comes with hpcfed; pyproject.toml names the class, and says
+everything else.
+"""
 
 import runpy
 import shutil
 from pathlib import Path
 
-from setuptools import setup
 from setuptools.command.build_py import build_py
 
-ROOT = Path(__file__).resolve().parent
+ROOT = Path(__file__).resolve().parents[1]
+# Read as a file, because hpcfed cannot be imported before it is installed.
 SHIPPED = runpy.run_path(str(ROOT / "hpcfed/shipped.py"))
 FILES: list[Path] = SHIPPED["files_below"](ROOT)
 
@@ -26,13 +28,11 @@ class BuildWithShipped(build_py):
 
     def get_source_files(self) -> list[str]:
         """Return what a source distribution needs."""
-        return [*super().get_source_files(), *map(str, FILES)]
+        files = [*FILES, Path("launch/wheel.py")]
+        return [*super().get_source_files(), *map(str, files)]
 
     def _copies(self) -> dict[str, str]:
         if self.editable_mode:
             return {}
         folder = Path(self.build_lib) / "hpcfed" / SHIPPED["COPIES"]
         return {str(folder / file): str(file) for file in FILES}
-
-
-setup(cmdclass={"build_py": BuildWithShipped})
