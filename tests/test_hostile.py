@@ -425,7 +425,9 @@ def test_names_on_the_page_are_no_tags(originals: Path, tmp_path: Path) -> None:
     evil.feed(pages["evil"])
     honest.feed(pages["honest"])
     assert evil.found == honest.found and evil.attributes == honest.attributes
-    assert "<script" not in pages["evil"] and "<img" not in pages["evil"]
+    # The library that draws charts has some of its own.
+    for tag in ("<script", "<img"):
+        assert pages["evil"].count(tag) == pages["honest"].count(tag)
     assert pages["evil"].count("&lt;script&gt;") > 10
 
 

@@ -49,7 +49,7 @@ def report(options: argparse.Namespace) -> bool:
     every = groups(found.samples)
     if comparison is not None:
         print_comparison(comparison, Output())
-    elif len(options.paths) == 2:
+    elif len(options.paths) == 2 and not found.unread:
         # One page of different things is a report all the same.
         remark("hpcfed: not compared: no runs of both paths have the same options")
     content = content_of(every, found, comparison)
