@@ -38,7 +38,7 @@ class RunProgress:
         self._next_line = 0.0
         self._lines = 0
         self._seconds: list[float] = []
-        """Of every round so far, to tell how long the rest will take."""
+        """Seconds of every round so far, to tell how long the rest will take."""
         self._evaluated = ""
         """What the last evaluation has found, and in which round."""
         self._bar: Progress | None = None

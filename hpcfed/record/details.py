@@ -10,7 +10,7 @@ from hpcfed.record.safe import Reader, readable, reading
 from hpcfed.record.server import LatentMap
 
 MOST_SAMPLES = 2**53
-"""Of a client and a class: a float holds larger whole numbers no more."""
+"""The most samples of a client and a class: a float holds no larger whole numbers."""
 
 
 @dataclass(frozen=True)
@@ -20,9 +20,9 @@ class RunDetails:
     class_counts: np.ndarray
     """Training samples: [client, class]."""
     losses: dict[str, np.ndarray]
-    """Of every step of the server's networks: [training, step]."""
+    """The loss of every step of the server's networks: [training, step]."""
     latents: LatentMap | None
-    """Of the last training of the server's model."""
+    """The map of the last training of the server's model."""
 
     @classmethod
     def nothing(cls) -> "RunDetails":

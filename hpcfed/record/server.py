@@ -59,7 +59,7 @@ class LatentMap(NamedTuple):
     places: np.ndarray
     """[uploads, 2]."""
     shares: np.ndarray
-    """Of the variance on each of the two axes."""
+    """Shares of the variance that lie on each of the two axes."""
 
 
 class Learning(Protocol):

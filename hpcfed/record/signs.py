@@ -42,7 +42,7 @@ class LearningSign:
     step: int
     steps: int
     loss: float | None
-    """Of the last step; None where it is not finite."""
+    """The last step's loss; None where it is not finite."""
     seconds: float
     """Since this network's first step."""
 

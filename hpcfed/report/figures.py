@@ -39,9 +39,9 @@ class PointFigures:
     """Over the fewest ranks; NaN where the study has no other number of ranks."""
     efficiency: Estimate
     accuracy: float
-    """Of clients on their own test data after the last round, mean of seeds."""
+    """Accuracy of clients on their own test data after the last round, mean of seeds."""
     global_accuracy: float
-    """Of the global model on all test data; NaN for methods without one."""
+    """Accuracy of the global model on all test data; NaN for methods without one."""
     peak_memory: float
     """Bytes of the rank that has most."""
 

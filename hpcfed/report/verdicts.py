@@ -35,7 +35,7 @@ from hpcfed.report.swept import (
 MOST_SENTENCES = 4
 """For one question; what is beyond is counted, and stands in the section's table."""
 MOST_LETTERS = 48
-"""Of a word in a sentence."""
+"""Letters of a word in a sentence."""
 LONG_WORD = re.compile(rf"\S{{{MOST_LETTERS + 1},}}")
 IN_PERCENT = (" %", " points")
 """Units of which people read one digit after the point."""

@@ -13,7 +13,7 @@ FORMATS = ("pdf", "svg", "png")
 COLUMN = 3.4
 """Inches: a column of most conferences."""
 POINTS = 72
-"""Of an inch; Vega's pixels become points."""
+"""Points of an inch; Vega's pixels become points."""
 PNG_DPI = 300
 PAGE_WIDTH = 480
 """Pixels that heights of drawings were chosen for."""

@@ -22,7 +22,7 @@ VARIABLES = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "NCCL_", "GLOO_")
 job's number, always differ.
 """
 DIGITS = 10
-"""Of a commit or a checksum: enough to tell them apart."""
+"""Letters of a commit or a checksum: enough to tell them apart."""
 
 Values = dict[str, dict[str, Any]]
 """An option's different values on one side, by their JSON, under the option's name."""

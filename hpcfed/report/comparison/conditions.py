@@ -27,7 +27,7 @@ class Condition:
     limit: float
     """The largest ratio, or loss of points, that is no failure."""
     text: str
-    """As the user wrote it."""
+    """The words that the user wrote."""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from hpcfed.report.comparison.texts import (
 from hpcfed.report.console import bare_table, plain_text, say
 
 MOST_ROWS = 20
-"""Of points or changes; the page has all of them."""
+"""Points or changes that are printed; the page has all of them."""
 
 
 def print_comparison(comparison: Comparison, console: Console) -> None:

@@ -17,7 +17,7 @@ MOST_NAMED = 5
 WIDEST = 60
 """Letters of a name in a sentence or on the terminal; tables of the page have all."""
 LEAST_SHARE = 0.01
-"""Of a round's time: a shorter phase is left out of tables."""
+"""The share of a round's time below which a phase is left out of tables."""
 NOISE = (
     "one run on a side cannot tell noise; a folder of several runs may stand for A or B"
 )

@@ -18,7 +18,7 @@ from hpcfed.report.watch.curves import curves
 from hpcfed.report.watch.looking import RunView, learns_at_end
 
 STYLES = ("cyan", "magenta", "green")
-"""Of a metric's series: clients, participants, global model."""
+"""Colours of a metric's series: clients, participants, global model."""
 LOSS_STYLE = "yellow"
 HEIGHT = 6
 """Lines of a curve."""
