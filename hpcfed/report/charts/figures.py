@@ -17,6 +17,8 @@ POINTS = 72
 PNG_DPI = 300
 PAGE_WIDTH = 480
 """Pixels that heights of drawings were chosen for."""
+LENGTHS = ("size", "height", "yOffset", "dy")
+"""What of a mark is given in the page's pixels."""
 DASHES = [[1, 0], [5, 2], [2, 2], [7, 2, 2, 2], [1, 3], [9, 3], [4, 1, 1, 1], [3, 4]]
 
 
@@ -61,11 +63,13 @@ def _still(spec: Spec, width: float) -> Spec:
 
 
 def _smaller(layer: Spec, factor: float) -> Spec:
-    """Return a layer whose markers fit the smaller drawing."""
+    """Return a layer whose marks fit the smaller drawing."""
     mark = layer["mark"]
-    if mark["type"] != "point":
-        return layer
-    return {**layer, "mark": {**mark, "size": min(1, factor) * mark["size"]}}
+    scaled = {}
+    for name in LENGTHS:
+        if name in mark:
+            scaled[name] = min(1, factor) * mark[name]
+    return {**layer, "mark": {**mark, **scaled}}
 
 
 def _dashed(layer: Spec) -> Spec:
