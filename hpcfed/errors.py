@@ -104,11 +104,12 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     A guess that misleads is worse than none: the letters must be the same in another
     order, or four of five must agree.
     """
-    names = {plain_name(name): name for name in known}
-    plain = plain_name(word)
+    # Case is the commonest slip: Vit for ViT.
+    names = {plain_name(name).lower(): name for name in known}
+    plain = plain_name(word).lower()
     shuffled = [name for name in names if sorted(name) == sorted(plain)]
-    near = difflib.get_close_matches(plain.lower(), list(names), n=1, cutoff=0.8)
-    guesses = shuffled or near
+    near = difflib.get_close_matches(plain, list(names), n=1, cutoff=0.8)
+    guesses = [plain] if plain in names else shuffled or near
     return f"; did you mean '{names[guesses[0]]}'?" if guesses else ""
 
 

@@ -123,12 +123,6 @@ def load_object(text: str, kind: str) -> Any:
     module = load_file(Path(where)) if is_file(where) else _load_package(where, kind)
     if not hasattr(module, name):
         known = [word for word in vars(module) if not word.startswith("_")]
-        # Case is the commonest slip: Vit for ViT.
-        known.sort(key=lambda word: word.lower() != name.lower())
-        if known and known[0].lower() == name.lower():
-            raise UserError(
-                f"{kind} {text}: no {name} there; did you mean '{known[0]}'?"
-            )
         raise UserError(f"{kind} {text}: no {name} there{did_you_mean(name, known)}")
     return getattr(module, name)
 
@@ -265,10 +259,10 @@ def one_line_of(doing: str) -> Iterator[None]:
         raise
     # A file may call sys.exit, too.
     except (Exception, SystemExit) as error:
-        raise UserError(f"{doing}: {one_line(error)}{_where(error)}") from error
+        raise UserError(f"{doing}: {one_line(error)}{line_of_user(error)}") from error
 
 
-def _where(error: BaseException) -> str:
+def line_of_user(error: BaseException) -> str:
     """Return the innermost line of the user's own files in a traceback, if there is one."""
     found = ""
     for frame in traceback.extract_tb(error.__traceback__):

@@ -49,7 +49,10 @@ QUICK = ["run", "--model", "mlp", "--rounds", "2", "--clients", "4"]
             "run --rounds 1000000000000",
             "--rounds 1000000000000 of --clients 20 would make",
         ),
-        ("run --rounds many", "--rounds many: must be a valid integer"),
+        ("run --rounds many", "--rounds many: must be a whole number\n"),
+        ("run --lr fast", "--lr fast: must be a number\n"),
+        ("show runs --jsn", "unknown option --jsn; did you mean '--json'?"),
+        ("show one two", "unexpected argument 'two'"),
         ("run --alpha nan", "--alpha nan"),
         ("run --lr -1", "--lr"),
         ("run --engine turbo", "'auto', 'batched', 'vmap' or 'loop'"),
@@ -175,7 +178,7 @@ def test_every_guess_is_an_option() -> None:
     ("text", "expected"),
     [
         ("metod = 'fedavg'", "metod: unknown option; did you mean 'method'?"),
-        ("rounds = 'x'", "rounds: must be a valid integer"),
+        ("rounds = 'x'", "rounds: must be a whole number"),
         ("method = 'fedagv'", "did you mean 'fedavg'?"),
         ("[run]\nrounds = 3", "'run' is a table"),
         ("rounds = ", "not valid TOML"),
@@ -417,6 +420,10 @@ def test_show_of_something_else_is_one_line(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     assert "holds no run" in mistake(capsys, "show", tmp_path)
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "run.h5").touch()
+    said = mistake(capsys, "show", tmp_path)
+    assert f"(one); name one, as in {tmp_path}/one, or look at all" in said
     (tmp_path / "run.h5").write_bytes(b"not HDF5 at all")
     assert "cannot be read as a run" in mistake(capsys, "show", tmp_path)
     with h5py.File(tmp_path / "run.h5", "w") as file:
@@ -484,7 +491,7 @@ HUGE = "9" * 5000
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ("--rounds 1e400", "--rounds 1e400: must be a valid integer"),
+        ("--rounds 1e400", "--rounds 1e400: must be a whole number"),
         (f"--rounds {HUGE}", "--rounds 9999999999…: "),
         (f"--seeds 0..{HUGE}", "must be seeds below 2^63"),
         (f"--lr {HUGE}", "--lr 9999999999…: "),

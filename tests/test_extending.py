@@ -80,7 +80,7 @@ def test_what_cannot_be_made_longer_is_one_line(
     said = mistake(capsys, "run", "--resume", out, "--rounds", 2)
     assert "the run has 3 rounds, and can only be made longer" in said
     said = mistake(capsys, "run", "--resume", out, "--rounds", "many")
-    assert "must be a valid integer" in said
+    assert "must be a whole number" in said
     said = mistake(capsys, "run", "--resume", bare, "--rounds", 4)
     assert "there is no whole checkpoint" in said
     cli.main(["run", "--resume", str(out), "--rounds", "3"])

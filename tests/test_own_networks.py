@@ -289,11 +289,12 @@ def test_a_builder_gets_what_the_data_is() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "line"),
     [
-        ("tests/own/networks.py:Nothing", {}, "no Nothing there"),
+        ("tests/own/networks.py:Nothing", {}, "no Nothing there$"),
+        ("tests/own/networks.py:Vitt", {}, "did you mean 'ViT'"),
         ("tests/own/nowhere.py:Net", {}, "no such file"),
         ("tests.own.nowhere:Net", {}, "cannot be imported"),
         ("tests/own/networks.py:ViT", {"depht": 1}, "unexpected keyword"),
-        ("tests/own/networks.py:GPT", {}, "does not take floats"),
+        ("tests/own/networks.py:GPT", {}, "fails on floats of shape"),
         ("tests/own/networks.py:not_a_module", {}, "must return a torch.nn.Module"),
         ("tests/own/networks.py:A_NUMBER", {}, "is int"),
         ("tests/own/networks.py:nothing_to_train", {}, "no parameter"),

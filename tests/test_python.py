@@ -129,7 +129,7 @@ def test_the_process_stays_as_it_was(
     ("options", "expected"),
     [
         ({"clints": 3}, "clints=3: unknown option; did you mean 'clients'"),
-        ({"clients": "many"}, "clients='many': must be a valid integer"),
+        ({"clients": "many"}, "clients='many': must be a whole number"),
         ({"rounds": True}, "must have a value, got true"),
         ({"method": "fedagv"}, "unknown method 'fedagv'; did you mean 'fedavg'"),
         ({"method": "nowhere.py"}, "nowhere.py: no such file"),

@@ -566,6 +566,8 @@ def test_mistakes_with_resume(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert "there is no run" in mistake(capsys, "run", "--resume", tmp_path)
+    (tmp_path / "plan.json").touch()
+    assert "it is a study" in mistake(capsys, "run", "--resume", tmp_path)
     assert "give it no other option" in mistake(
         capsys, "run", "--resume", tmp_path, "--clients", 3
     )

@@ -113,7 +113,10 @@ def test_clients_per_rank_and_server_ranks(tmp_path: Path) -> None:
             "exclude each other",
         ),
         ("repeats = 0\n[sweep]\nclients = [4]", "repeats"),
-        ("[sweep]\nmethod = ['fedagv']", "did you mean 'fedavg'?"),
+        (
+            "[sweep]\nmethod = ['fedagv']",
+            "sweep.method: unknown method 'fedagv'; did you mean 'fedavg'?",
+        ),
         ("[variants.'a b']\n[variants.'a/b']\n", "two points would be called a-b"),
         ("[sweep", "not valid TOML"),
         (

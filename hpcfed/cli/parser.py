@@ -3,7 +3,7 @@
 import argparse
 from typing import Any, NoReturn
 
-from hpcfed.errors import UserError
+from hpcfed.errors import UserError, did_you_mean
 
 
 class _Help(argparse.HelpFormatter):
@@ -34,7 +34,17 @@ class CommandParser(argparse.ArgumentParser):
         _, required, names = message.partition("arguments are required: ")
         if required:
             message = f"{self._command} needs {names}, as in: {self._first_example()}"
+        _, _, strange = message.partition("unrecognized arguments: ")
+        if strange:
+            message = self._strange(strange.split()[0])
         raise UserError(message)
+
+    def _strange(self, word: str) -> str:
+        """Say what is wrong with a word that the command has no use for."""
+        flag = word.partition("=")[0]
+        if not flag.startswith("-"):
+            return f"unexpected argument '{word}'; hpcfed {self._command} --help"
+        return f"unknown option {flag}{did_you_mean(flag, self._option_string_actions)}"
 
     def _first_example(self) -> str:
         lines = (self.epilog or "").splitlines()

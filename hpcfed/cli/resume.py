@@ -162,7 +162,7 @@ def _read_first(folder: Path, runs: Sequence[Path]) -> "RunRecord":
     """Read the record of the first run, after trying out the files of all."""
     from hpcfed.experiment.stored import read_run
     from hpcfed.record import checkpoints
-    from hpcfed.record.folder import RECORD
+    from hpcfed.record.folder import PLAN, RECORD, STUDY
     from hpcfed.record.sandbox import try_out
 
     # The root checks all files that any rank may read; others need the options alone.
@@ -172,6 +172,11 @@ def _read_first(folder: Path, runs: Sequence[Path]) -> "RunRecord":
         files += checkpoints.recorded(run, record_only=record_only)
     first = next(path for path in files if path.name == RECORD)
     if not first.is_file():
+        if any((folder / name).is_file() for name in (STUDY, PLAN)):
+            raise UserError(
+                f"--resume {folder}: it is a study, which goes on when it is started "
+                "again: hpcfed study FILE.toml"
+            )
         raise UserError(f"--resume {folder}: there is no run")
     # A damaged file can crash HDF5: a child process opens it first.
     try_out(filter(Path.is_file, files))

@@ -7,7 +7,7 @@ from re import fullmatch
 
 from hpcfed.cli.parser import CommandParser
 from hpcfed.config import check_text
-from hpcfed.errors import UserError
+from hpcfed.errors import UserError, remark
 
 SUMMARY = "a sweep over any options, here or on Slurm"
 EXAMPLES = """\
@@ -28,8 +28,12 @@ def command(arguments: list[str]) -> None:
         )
     from hpcfed.studies.command import study
 
-    # True where a point has failed.
-    if study(options, for_sbatch):
+    try:
+        failed = study(options, for_sbatch)
+    except KeyboardInterrupt:
+        remark("hpcfed: interrupted; start it again: it skips what is finished")
+        sys.exit(130)
+    if failed:
         sys.exit(1)
 
 

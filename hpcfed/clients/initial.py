@@ -4,6 +4,7 @@ tensors in a file. No file is trusted to run anything: no pickle is loaded.
 
 import hashlib
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 from zipfile import ZipFile
@@ -14,9 +15,10 @@ from torch import Tensor, nn
 
 from hpcfed.errors import UserError, did_you_mean, one_line
 from hpcfed.models.layout import Layout
-from hpcfed.record.folder import MODEL
+from hpcfed.record.folder import MODEL, RECORD
 from hpcfed.record.publish import replacing
-from hpcfed.record.safe import check_file
+from hpcfed.record.safe import check_file, readable, reading
+from hpcfed.record.sandbox import try_out
 
 Tensors = Mapping[str, Tensor]
 KINDS = ".npz or .safetensors"
@@ -122,6 +124,22 @@ def _source(path: Path) -> Path:
         f"--init {path}: there is no {MODEL}, which a complete run leaves whose method "
         "has a global model"
     )
+
+
+def model_of(path: Path) -> str | None:
+    """Return what the network is called of the run that has left these weights; None
+    where nobody has written that down.
+    """
+    source = _source(path)
+    record = source.with_name(RECORD)
+    if source.name != MODEL or not record.is_file():
+        return None
+    with suppress(UserError):
+        # A damaged file can crash HDF5: a child process opens it first.
+        try_out([record])
+        with readable(record, "a run"), reading(record) as file:
+            return str(file.facts()["model"])
+    return None
 
 
 def read_weights(path: Path) -> Tensors:

@@ -3,8 +3,11 @@
 import torch
 from torch import nn
 
-from hpcfed.clients.initial import read_weights, start_from
+from hpcfed import plugins
+from hpcfed.clients.initial import Tensors, model_of, read_weights, start_from
 from hpcfed.config import RunConfig
+from hpcfed.errors import UserError
+from hpcfed.models import MODELS
 from hpcfed.models.layout import Layout
 from hpcfed.models.lora import add_adapters
 from hpcfed.models.networks import build
@@ -44,8 +47,8 @@ def client_network(
     of_adapters = False
     if config.lora is not None and weights is not None:
         of_adapters = not set(weights) <= set(network.state_dict())
-    if config.init is not None and weights is not None and not of_adapters:
-        start_from(network, weights, config.init)
+    if weights is not None and not of_adapters:
+        _start(network, weights, config)
     if config.lora is not None:
         with torch.random.fork_rng(devices=[]):
             draw = randomness.generator(seed, "adapters").integers(2**62)
@@ -59,9 +62,24 @@ def client_network(
             )
         if double:
             network.double()
-    if config.init is not None and weights is not None and of_adapters:
-        start_from(network, weights, config.init)
+    if weights is not None and of_adapters:
+        _start(network, weights, config)
     return network
+
+
+def _start(network: nn.Module, weights: Tensors, config: RunConfig) -> None:
+    """Give the network the weights of --init; another network's are refused by name."""
+    assert config.init is not None
+    try:
+        start_from(network, weights, config.init)
+    except UserError:
+        theirs, ours = model_of(config.init), plugins.label(config.network())
+        if theirs in (None, ours):
+            raise
+        add = f"add --model {theirs}" if theirs in MODELS else "give the same --model"
+        raise UserError(
+            f"--init {config.init} has model {theirs}, this run has {ours}; {add}"
+        ) from None
 
 
 def client_layout(config: RunConfig, network: nn.Module | None = None) -> Layout:

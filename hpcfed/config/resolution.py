@@ -34,6 +34,15 @@ overflow 64 bits.
 MOST_SEED = 2**63
 """The limit of seeds, which are names rather than amounts."""
 
+NUMBERS = {
+    "float_parsing": "a number",
+    "float_type": "a number",
+    "int_parsing": "a whole number",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+}
+"""What must be given where pydantic makes one of these complaints."""
+
 T = TypeVar("T", bound=OptionGroup)
 
 
@@ -169,10 +178,17 @@ def _refusal(
     """Put pydantic's first complaint into our words."""
     # A location is the option's name, then perhaps a position in its list.
     name = str(error["loc"][0]) if error["loc"] else ""
+    source = sources.get(name, name)
+    kind = NUMBERS.get(error["type"])
+    if kind is not None:
+        # A flag's source shows the value already.
+        shown = source.endswith(f" {error['input']}")
+        got = "" if shown else f", got {error['input']!r}"
+        return UserError(f"{source}: must be {kind}{got}")
     if error["type"] == "string_pattern_mismatch":
         # The default shows the pattern better than a regular expression does.
         message = f"must look like {group.model_fields[name].default}"
     else:
         message = error["msg"].replace("Input should be", "must be")
         message = message.replace("Value error, ", "")
-    return UserError(f"{sources.get(name, name)}: {message}, got {error['input']!r}")
+    return UserError(f"{source}: {message}, got {error['input']!r}")

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from hpcfed.errors import Diverged, UserError, one_line, remark, tell
+from hpcfed.plugins import line_of_user
 from hpcfed.record.folder import leave_failure
 from hpcfed.record.timing import Timer
 from hpcfed.runtime.stalls import ending_stalls
@@ -54,7 +55,10 @@ def ending_all_ranks(world: World, reporting: Reporting) -> Iterator[None]:
         # A divergence is no fault of the code: its line says what to change.
         if not isinstance(error, Diverged):
             remark(trace.rstrip())
-        line = f"{_where(world)} failed in phase {reporting.phase()}: {one_line(error)}"
+        phase = reporting.phase()
+        within = "" if phase == "other" else f" in phase {phase}"
+        said = one_line(error) + line_of_user(error)
+        line = f"{_where(world)} failed{within}: {said}"
         _last_words(world, reporting, line, trace)
         # Other ranks may wait in a collective for ever, so MPI ends them.
         world.abort(1)

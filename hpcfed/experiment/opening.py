@@ -113,8 +113,11 @@ def _dataless(setup: Setup, clients: Clients, whose: str) -> Iterator[str]:
         helps += " or a larger --alpha"
     if config.partition == "natural":
         helps = "the data has none for them"
-    yield (
-        f"of {len(clients.rank):,} {whose}clients {untrained:,} have no training data "
-        f"and count for nothing in training, {unjudged:,} have no test data and are "
-        f"not judged; {helps}"
-    )
+    lacks = []
+    if untrained:
+        lacks.append(
+            f"{untrained:,} have no training data and count for nothing in training"
+        )
+    if unjudged:
+        lacks.append(f"{unjudged:,} have no test data and are not judged")
+    yield f"of {len(clients.rank):,} {whose}clients {', '.join(lacks)}; {helps}"

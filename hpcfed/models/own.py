@@ -111,7 +111,7 @@ def check_network(network: nn.Module, name: str, sample: Sample) -> None:
     network.train()
     # Two samples: batch norm refuses one. A thread's generator is left as it was.
     x = sample.batch(2, device=torch.device("cpu"), dtype=torch.float32)
-    tried = plugins.one_line_of(f"model {name} does not take {_said(x)}")
+    tried = plugins.one_line_of(f"model {name} fails on {_said(x)}")
     with tried, torch.random.fork_rng(devices=[]), torch.no_grad():
         y = answers(network(x))
     if not isinstance(y, Tensor):

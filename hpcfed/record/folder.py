@@ -25,6 +25,8 @@ MODEL = "model.npz"
 """The global model after the last round: an array for every tensor, by its name."""
 STUDY = "study.h5"
 """All runs of a study, in the study's folder."""
+PLAN = "plan.json"
+"""Which trials a study is to run, in the study's folder."""
 CLAIM = ".claim"
 """The file by which a run claims its folder while it goes on."""
 JOB = ".job"
@@ -90,6 +92,15 @@ def records(folder: Path) -> list[Path]:
     for run in (folder, *seed_folders(folder)):
         if (run / RECORD).is_file():
             found.append(run / RECORD)
+    return found
+
+
+def folders_with_runs(folder: Path) -> list[Path]:
+    """Return the folders in it that hold a run, seeds of one, or a study, by name."""
+    found = []
+    for path in _entries(folder):
+        if _is_folder(path) and ((path / STUDY).is_file() or records(path)):
+            found.append(path)
     return found
 
 
@@ -250,6 +261,15 @@ def _is_made_by_run(path: Path) -> bool:
     if path.name in (CHECKPOINTS, TENSORBOARD):
         return True
     return fullmatch(_FILES, path.name) is not None
+
+
+def made(folder: Path) -> list[str]:
+    """Return the names of what a run has made, but for hidden files; folders end in /."""
+    names = []
+    for path in _entries(folder):
+        if _is_made_by_run(path) and not path.name.startswith("."):
+            names.append(path.name + "/" * _is_folder(path))
+    return names
 
 
 def strangers(folder: Path) -> list[Path]:

@@ -12,7 +12,13 @@ import numpy as np
 
 from hpcfed.errors import UserError
 from hpcfed.record.claim import is_abandoned
-from hpcfed.record.folder import RECORD, STUDY, check_one_kind, failures
+from hpcfed.record.folder import (
+    RECORD,
+    STUDY,
+    check_one_kind,
+    failures,
+    folders_with_runs,
+)
 from hpcfed.record.groups import NEW_ROUNDS
 from hpcfed.record.json_values import parsed
 from hpcfed.record.metric_arrays import CLASS_SERIES
@@ -44,6 +50,8 @@ MOST = 1e30
 """No second, byte or client is counted beyond it."""
 LEAST_SECONDS = 1e-9
 """No round is shorter."""
+MOST_NAMED = 8
+"""Runs that a message names."""
 MOST_LINE = 10_000
 """Characters of an error."""
 
@@ -60,6 +68,14 @@ def read_run(folder: Path, check_config: CheckConfig) -> RunRecord:
             raise UserError(
                 f"{folder} holds a study; look at all of its runs: "
                 f"hpcfed report {folder}"
+            )
+        below = folders_with_runs(folder)
+        if below:
+            names = ", ".join(path.name for path in below[:MOST_NAMED])
+            more = ", …" if len(below) > MOST_NAMED else ""
+            raise UserError(
+                f"{folder} holds runs in folders of their own ({names}{more}); name one, as in "
+                f"{below[0]}, or look at all of them: hpcfed report {folder}"
             )
         raise UserError(f"{folder} holds no run (there is no {RECORD} in it)")
     check_one_kind(folder)

@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hpcfed.errors import count
+from hpcfed.record.folder import made
 from hpcfed.record.metrics import METRICS, label_of, text_of
 from hpcfed.record.run import (
     LAST_UPDATES,
@@ -47,9 +48,7 @@ def show(record: RunRecord, console: Console) -> None:
     console.print()
     for path, checksum in (record.environment.get("files") or {}).items():
         say(console, f"made by {path}, sha256 {checksum[:12]}…")
-    files = [path.name for path in record.folder.glob("*.h5")]
-    names = ", ".join(sorted(files))
-    say(console, f"files in {record.folder}: {names}")
+    say(console, f"files in {record.folder}: {', '.join(made(record.folder))}")
 
 
 def _tables(record: RunRecord) -> list[Table]:

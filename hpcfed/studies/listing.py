@@ -12,12 +12,12 @@ from re import fullmatch
 
 from pydantic import TypeAdapter
 
+from hpcfed.record.folder import PLAN
 from hpcfed.record.publish import publish
 from hpcfed.record.safe import check_file
 from hpcfed.studies.outcome import writing
 from hpcfed.studies.plan import Trial
 
-PLAN = "plan.json"
 POINTS = "points"
 """The folder of all points' folders."""
 MOST_BYTES = 16 * 2**20

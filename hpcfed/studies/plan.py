@@ -250,7 +250,10 @@ def _point(
     ranks = _ranks(values, sources)
     default = RunConfig.model_fields["method"].default
     method = str(values.get("method", default))
-    kind = methods.load(method).Options
+    try:
+        kind = methods.load(method).Options
+    except UserError as error:
+        raise UserError(f"{sources.get('method', path)}: {error}") from None
     _check_known(values, sources, kind)
     # Not yet checked: `resolve` says what is wrong with it, but needs the number.
     servers = values.get("server_ranks")
