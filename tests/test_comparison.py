@@ -26,6 +26,7 @@ from hpcfed.report.groups import Sample, groups
 from hpcfed.report.labels import label
 from hpcfed.report.sections.comparison import comparison as section_of
 from tests.page import parsed
+from tests.points import sample_of
 from tests.runs import flags, mistake
 
 T_OF_TWO, T_OF_THREE = 12.7062, 4.30265
@@ -122,6 +123,18 @@ def compared(before: list[Sample], after: list[Sample]) -> Comparison:
     found = compare(("a", "b"), groups(before), groups(after))
     assert found is not None
     return found
+
+
+def test_sides_of_other_lengths_are_judged_at_the_last_common_round() -> None:
+    """A has ten rounds and climbs to 0.8; B has five, and ends at 0.3."""
+    before = sample_of(accuracy=0.8, rounds=10)
+    after = sample_of(accuracy=0.3, rounds=5, seconds=[1.0] * 5)
+    found = compared([before], [after])
+    (judged,) = found.headlines
+    # After five of ten rounds, A is at 0.8 * 0.5.
+    assert judged.before == pytest.approx(40.0) and judged.after == pytest.approx(30.0)
+    text = " ".join(section_of(found).text)
+    assert "both sides are judged after round 5" in text
 
 
 def test_points_are_matched_but_for_what_changed_as_a_whole() -> None:

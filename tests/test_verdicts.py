@@ -281,3 +281,16 @@ def test_a_profile_says_what_limits_its_point(tmp_path: Path) -> None:
     assert "denoiser" not in told, "it takes less of the time"
     (tmp_path / "profile.json").write_text("[]")
     assert "Profile" not in answers(samples)["What limits it?"]
+
+
+def test_runs_of_other_lengths_do_not_compete() -> None:
+    """fedavg learnt for 20 and for 5 rounds, fedper for 5."""
+    longer = sample_of(method="fedavg", rounds=20, accuracy=0.8)
+    shorter = sample_of(method="fedper", rounds=5, accuracy=0.7)
+    other = sample_of(method="fedavg", rounds=5, accuracy=0.6)
+    every = groups([longer, shorter, other])
+    (contest,) = contests(every, swept(every))
+    assert contest.condition["rounds"] == 5
+    every = groups([longer, shorter])
+    assert [group.key["rounds"] for group in every] == [20, 5]
+    assert not contests(every, swept(every))

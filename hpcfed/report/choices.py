@@ -96,11 +96,12 @@ def _always(choices: Sequence[Choice]) -> list[str]:
     for name in ALWAYS:
         if len(values_of(choices, name)) > 1:
             always.append(name)
-    networks = {choice.only(("dataset", "model")) for choice in choices}
     datasets = {choice.only(("dataset",)) for choice in choices}
-    if len(networks) > len(datasets):
-        # Without the network in the key, methods would be compared by their networks.
-        always.append("model")
+    # Without these in the key, methods would be compared by their networks, or by how
+    # long they learnt. A data set may have its own.
+    for name in ("model", "rounds"):
+        if len({choice.only(("dataset", name)) for choice in choices}) > len(datasets):
+            always.append(name)
     return always
 
 

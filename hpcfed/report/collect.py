@@ -57,11 +57,11 @@ def find(paths: Iterable[Path], *, unfinished: bool = False) -> Found:
 
 
 def joined(sides: Sequence[Found], *, apart: bool) -> Found:
-    """Put together what was found for A and for B. `apart`: samples remember whose they
-    are, and are no repeats of each other.
+    """Put together what was found for A and for B, if there are two. `apart`: samples
+    remember whose they are, and are no repeats of each other.
     """
     both = Found()
-    for name, side in zip("AB", sides, strict=True):
+    for name, side in zip("AB", sides, strict=False):
         for sample in side.samples:
             both.samples.append(replace(sample, side=name) if apart else sample)
         both.unfinished += side.unfinished

@@ -3,6 +3,7 @@ nothing beside it.
 """
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 from hpcfed.errors import UserError, count, printable, remark, say
@@ -40,18 +41,21 @@ def report(options: argparse.Namespace) -> bool:
     _check_targets(options)
     check_figures(options.figures, options.format, options.width)
     conditions = read_conditions(options.fail_if, options.paths)
-    found, comparison = _read(options)
+    sides, comparison = _read(options)
+    found = joined(sides, apart=comparison is not None)
     for line in found.unread:
         remark(f"hpcfed: left out: {printable(line)}")
     if not found.samples:
         raise UserError(_nothing(options.unfinished))
+    if conditions and comparison is None:
+        raise UserError(f"--fail-if {conditions[0].text}: {_not_compared(sides)}")
     judged = judge_all(conditions, comparison)
     every = groups(found.samples)
     if comparison is not None:
         print_comparison(comparison, Output())
     elif len(options.paths) == 2 and not found.unread:
         # One page of different things is a report all the same.
-        remark("hpcfed: not compared: no runs of both paths have the same options")
+        remark(f"hpcfed: not compared: {_not_compared(sides)}")
     content = content_of(every, found, comparison)
     for path, text in _texts(options, every, content, comparison).items():
         # Names of folders may be no text at all.
@@ -66,15 +70,26 @@ def report(options: argparse.Namespace) -> bool:
     return not found.unread and not any(one.holds for one in judged)
 
 
-def _read(options: argparse.Namespace) -> tuple[Found, Comparison | None]:
+def _read(options: argparse.Namespace) -> tuple[list[Found], Comparison | None]:
     """Read all runs, those of two paths as A and B, which are compared."""
     paths, unfinished = options.paths, options.unfinished
     if len(paths) != 2:
-        return find(paths, unfinished=unfinished), None
+        return [find(paths, unfinished=unfinished)], None
     sides = [find([path], unfinished=unfinished) for path in paths]
     before, after = (groups(side.samples) for side in sides)
     comparison = compare((str(paths[0]), str(paths[1])), before, after)
-    return joined(sides, apart=comparison is not None), comparison
+    return sides, comparison
+
+
+def _not_compared(sides: Sequence[Found]) -> str:
+    """Return why A and B have no point in common."""
+    for name, side in zip("AB", sides, strict=True):
+        if not side.samples:
+            return (
+                f"{name} has no complete run; "
+                "--unfinished takes runs with the rounds that they have"
+            )
+    return "no runs of both paths have the same options"
 
 
 def _nothing(unfinished: bool) -> str:

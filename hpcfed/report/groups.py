@@ -211,6 +211,8 @@ def _options(sample: Sample) -> Choice:
         found.pop(name, None)
     found["ranks"] = run.facts["ranks"]
     found["model"] = run.facts["model"]  # the network that `auto` stood for
+    if run.status != "complete":
+        found["rounds"] = run.rounds_done  # a run that learnt less is no repeat
     # Not options, but times of other devices, or of more seeds, are other times.
     found["stacked_seeds"] = run.stacked_seeds
     devices = set()

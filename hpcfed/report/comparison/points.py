@@ -6,12 +6,13 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from math import isfinite, isnan
+from math import isfinite, isnan, nan
 from statistics import fmean, median
 
 import numpy as np
 
 from hpcfed.record.metrics import HEADLINES, METRICS, label_of
+from hpcfed.record.run import RunRecord
 from hpcfed.record.timing import PHASES
 from hpcfed.report.choices import Choice
 from hpcfed.report.comparison.difference import (
@@ -142,6 +143,22 @@ class Point:
         return [figure for figure in found if figure is not None]
 
     @cached_property
+    def common_round(self) -> int | None:
+        """The last round that was evaluated on both sides, where their runs have
+        different rounds: after more of them, a model is usually better. None where each
+        run is judged at its end; 0 where no round was evaluated on both sides.
+        """
+        ours, theirs = self.before.seeds, self.after.seeds
+        if self.before.options["rounds"] == self.after.options["rounds"]:
+            return None
+        task = self.before.first.task
+        names = [*both_series("accuracy"), *both_series(HEADLINES[task])]
+        rounds = set(range(1, max(run.rounds_done for run in (*ours, *theirs)) + 1))
+        for run in (*ours, *theirs):
+            rounds &= _evaluated(run, names)
+        return max(rounds, default=0)
+
+    @cached_property
     def accuracies(self) -> list[Figure]:
         """The last accuracies, in points: of clients, and of the global model."""
         return list(self._metric("accuracy"))
@@ -158,8 +175,8 @@ class Point:
         metric = METRICS[name]
         scale = 100.0 if metric.in_percent else 1.0
         for series, whose in both_series(name).items():
-            before = _last(self.before, series, scale)
-            after = _last(self.after, series, scale)
+            before = _judged(self.before, series, scale, self.common_round)
+            after = _judged(self.after, series, scale, self.common_round)
             if before and after:
                 yield Figure(
                     f"{label_of(name, self.before.first.task)}: {whose}",
@@ -236,13 +253,28 @@ def _joules(sample: Sample) -> float:
     return float("nan") if run.energy is None else run.energy / run.rounds_done
 
 
-def _last(group: Group, series: str, scale: float) -> list[Reading]:
-    """Return the last value of every seed that was evaluated."""
+def _evaluated(run: RunRecord, names: Sequence[str]) -> set[int]:
+    """Return the rounds after which one of these series has a value."""
+    known: set[int] = set()
+    for name in names:
+        if name in run.rounds:
+            known |= set((np.flatnonzero(np.isfinite(run.rounds[name])) + 1).tolist())
+    return known
+
+
+def _judged(
+    group: Group, series: str, scale: float, after: int | None
+) -> list[Reading]:
+    """Return every seed's value after a round, or its last one."""
     readings = []
     for run in group.seeds:
-        value = scale * run.last(series)
+        if after is None:
+            value = run.last(series)
+        else:
+            known = run.rounds.get(series)
+            value = float(known[after - 1]) if after and known is not None else nan
         if not isnan(value):
-            readings.append(Reading((int(run.facts["seed"]),), value))
+            readings.append(Reading((int(run.facts["seed"]),), scale * value))
     return readings
 
 

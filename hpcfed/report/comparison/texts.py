@@ -39,8 +39,32 @@ def verdicts(comparison: Comparison) -> list[str]:
     seconds, *others = comparison.costs
     lines.append(_speed(seconds, comparison.phases))
     lines += _other_costs(others)
+    lines += _different_rounds(comparison.points)
     lines += [_judged(figure) for figure in comparison.headlines]
     return lines
+
+
+def _different_rounds(points: Sequence[Point]) -> list[str]:
+    """Say when sides are judged that have not learnt for as long."""
+    rounds = {point.common_round for point in points} - {None}
+    if not rounds:
+        return []
+    if rounds == {0}:
+        return [
+            "Rounds differ, and no round was evaluated on both sides: what models have "
+            "learnt is not compared."
+        ]
+    return [f"Rounds differ: both sides are judged {_when(points)}."]
+
+
+def _when(points: Sequence[Point]) -> str:
+    """Return `after round 5, the last that both evaluated`, or `after the last round`."""
+    rounds = {point.common_round for point in points} - {0}
+    if rounds <= {None}:
+        return "after the last round"
+    if len(rounds) > 1:
+        return "after the last round that both evaluated"
+    return f"after round {rounds.pop()}, the last that both evaluated"
 
 
 def changed(comparison: Comparison) -> str:
@@ -231,7 +255,7 @@ def long_phases(comparison: Comparison) -> list[Figure]:
 def headline_cells(comparison: Comparison) -> Cells:
     """Return accuracies, or what the task is judged by."""
     rows = [_figure_row(figure) for figure in comparison.headlines]
-    columns = ("after the last round", "A", "B", f"B {MINUS} A", "verdict")
+    columns = (_when(comparison.points), "A", "B", f"B {MINUS} A", "verdict")
     return Cells((*columns, "interval over"), rows)
 
 
