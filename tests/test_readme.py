@@ -161,16 +161,16 @@ def test_promises_name_tests_that_are_there() -> None:
     assert named <= there
 
 
-def test_the_rooms_stand_in_the_order_of_their_imports() -> None:
-    rooms = _rows_after(ROOT / "hpcfed/README.md", "| room |")
-    names = re.findall("^\\| \\[?`([a-z./]+)`", rooms, re.MULTILINE)
+def test_the_folders_stand_in_the_order_of_their_imports() -> None:
+    folders = _rows_after(ROOT / "hpcfed/README.md", "| folder |")
+    names = re.findall("^\\| \\[?`([a-z./]+)`", folders, re.MULTILINE)
     told = [name.rstrip("/").removesuffix(".py") for name in names]
     tools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
     layers = tools["importlinter"]["contracts"][0]["layers"]
-    # Rooms of one layer may stand in any order.
-    place = {room: at for at, layer in enumerate(layers) for room in layer.split(" | ")}
+    # Folders of one layer may stand in any order.
+    place = {name: at for at, layer in enumerate(layers) for name in layer.split(" | ")}
     assert set(told) == set(place)
-    places = [place[room] for room in told]
+    places = [place[name] for name in told]
     assert places == sorted(places)
 
 
