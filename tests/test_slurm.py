@@ -35,7 +35,12 @@ Command = Callable[..., Finished]
 
 @pytest.mark.parametrize(
     "script",
-    sorted([*(ROOT / "launch").iterdir(), *(ROOT / "slurm").iterdir()]),
+    sorted(
+        path
+        for folder in ("launch", "slurm")
+        for path in (ROOT / folder).iterdir()
+        if path.suffix in ("", ".sbatch") and path.is_file()
+    ),
     ids=lambda p: p.name,
 )
 def test_scripts_are_bash(script: Path) -> None:

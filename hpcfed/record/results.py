@@ -463,7 +463,7 @@ class ResultsWriter:
                 continue
             if kind in ("move", "time"):
                 data[:happened] = old.numbers(where, data.shape, happened)
-            elif kind == "upload":  # of the last training alone
+            elif kind in ("upload", "axis"):  # of the last training alone
                 data[...] = old.numbers(where, data.shape)
         return happened
 
