@@ -2,12 +2,16 @@
 
 import csv
 import json
+from dataclasses import replace
 from itertools import product
 from math import isnan
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from hpcfed.record.run import LearningRecord
+from hpcfed.record.timing import PHASES
 from hpcfed.report.collect import Found
 from hpcfed.report.contests import contests
 from hpcfed.report.exports import csv_text, points_csv_text
@@ -16,6 +20,7 @@ from hpcfed.report.limits import limits
 from hpcfed.report.noise import noisy
 from hpcfed.report.outcomes import measure
 from hpcfed.report.pareto import frontiers
+from hpcfed.report.run_page.verdict import verdict
 from hpcfed.report.scaling import growths
 from hpcfed.report.sections import sections
 from hpcfed.report.swept import (
@@ -28,7 +33,7 @@ from hpcfed.report.swept import (
     time_effect,
 )
 from hpcfed.report.verdicts import effects, verdicts
-from tests.points import sample_of
+from tests.points import run_of, sample_of
 
 
 def answers(samples: list[Sample]) -> dict[str, str]:
@@ -294,3 +299,28 @@ def test_runs_of_other_lengths_do_not_compete() -> None:
     every = groups([longer, shorter])
     assert [group.key["rounds"] for group in every] == [20, 5]
     assert not contests(every, swept(every))
+
+
+def test_one_seed_has_no_interval_even_where_pairs_agree() -> None:
+    """Two methods gain the very same 20 points by lr, with one seed each."""
+    samples = []
+    for method, lr in product(("fedavg", "fedper"), (0.1, 0.2)):
+        samples.append(sample_of(method=method, lr=lr, accuracy=0.4 + 2 * (lr - 0.1)))
+    told = answers(samples)
+    assert "0.2 is 20.0 points of accuracy" in told["Which options matter?"]
+    assert "too few seeds" in told["Which options matter?"]
+    # Training dominates all four points: one sentence says so.
+    assert told["What limits it?"].count("train takes") == 1
+
+
+def test_a_server_that_learns_once_takes_no_share_of_a_usual_round() -> None:
+    """Of ten rounds of 1 s, the fourth has 30 s of the server's training."""
+    run = run_of(method="genfed")
+    phases = run.phases.copy()
+    phases[3, :, PHASES.index("server")] = 30.0
+    learning = LearningRecord(3, 4, {}, {}, {}, {}, {}, np.zeros(1), 1.0)
+    once = replace(run, phases=phases, learnings=(learning,))
+    (group,) = groups([Sample((once,), 0, "once")])
+    assert "server 30 s once, 75% of the run; train 19%" in " ".join(verdict(group))
+    told = answers([Sample((once,), 0, "once")])["What limits it?"]
+    assert "server 30 s once, 75 % of the run" in told

@@ -135,6 +135,18 @@ class RunRecord:
         """
         return int(self.facts.get("stacked_seeds", 1))
 
+    @property
+    def learns_seldom(self) -> bool:
+        """Whether the server's model is trained in some rounds alone."""
+        return 0 < len(self.learnings) < self.rounds_done
+
+    def server_text(self) -> str:
+        """Return `49 s once`: what the phase `server` took on a rank, on average."""
+        of_ranks = self.phases[self.untimed :, :, PHASES.index("server")].mean(1)
+        times = len(self.learnings)
+        often = "once" if times == 1 else f"in {times} of {self.rounds_done} rounds"
+        return f"{float(of_ranks.sum()):.3g} s {often}"
+
     def last(self, name: str) -> float:
         """Return the latest value of a series that is not NaN; NaN when there is none."""
         known = self._evaluations(name)

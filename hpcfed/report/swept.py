@@ -3,8 +3,8 @@
 import json
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import combinations, pairwise
+from dataclasses import dataclass, replace
+from itertools import chain, combinations, pairwise
 from math import exp, inf, isfinite, log, nan
 from statistics import fmean
 from typing import Any
@@ -212,7 +212,12 @@ def score_effect(
             _text(group, option.name): sign * judged.estimate(group).centre
             for group in members
         }
-    return _effect(centres, option, logarithmic=False)
+    found_effect = _effect(centres, option, logarithmic=False)
+    seeds = [len(judged.by_seed(group)) for group in chain(*found.values())]
+    if found_effect is None or min(seeds) > 1:
+        return found_effect
+    # Pairs that agree say nothing about the noise of a single seed.
+    return replace(found_effect, change=Estimate(found_effect.change.centre))
 
 
 def time_effect(found: dict[Choice, list[Group]], option: Swept) -> Effect | None:

@@ -237,7 +237,9 @@ def _matters(every: Sequence[Group], options: Sequence[Swept]) -> list[str]:
         pairs = count(one.score.pairs, "pair")
         sentence = f"{name}: {best} is {gain} of {judged.name} better than {worst}"
         sentence += f", over {pairs} of points that differ in nothing else"
-        if change.bounded and change.low <= 0:
+        if not change.bounded:
+            sentence += "; too few seeds to tell whether that is noise"
+        elif change.low <= 0:
             sentence += "; the interval includes no effect"
         sentences.append(f"{sentence}.")
     return _first(sentences, "option")
@@ -349,6 +351,14 @@ def _limited(every: Sequence[Group], options: Sequence[Swept]) -> list[str]:
 
 
 def _limits(found: Sequence[Limit], options: Sequence[Swept]) -> list[str]:
+    phases = {limit.phase for limit in found}
+    alike = len(phases) == 1 and all(limit.loss is None for limit in found)
+    if len(found) > 1 and alike and phases != {"server"}:
+        shares = [limit.share for limit in found]
+        return [
+            f"{phases.pop()} takes most of a round everywhere, {_range(shares, 100)} %; "
+            "hpcfed profile tells what limits it."
+        ]
     if len(found) <= MOST_SENTENCES:
         return [_limit(limit, options) for limit in found]
     # Many choices are often limited by the same.
@@ -372,6 +382,10 @@ def _limits(found: Sequence[Limit], options: Sequence[Swept]) -> list[str]:
 def _limit(limit: Limit, options: Sequence[Swept]) -> str:
     where = point_text(limit.group, options)
     words = f"{where}: {limit.phase} takes {100 * limit.share:.0f} % of a round"
+    if limit.phase == "server" and limit.group.first.learns_seldom:
+        # A training of the server's model is no part of a usual round.
+        share = f"{100 * limit.share:.0f} % of the run"
+        words = f"{where}: server {limit.group.first.server_text()}, {share}"
     if limit.loss is not None:
         loss = limit.loss
         words += (
@@ -456,6 +470,9 @@ def _ends(found: Sequence[Frontier], options: Sequence[Swept]) -> Iterator[str]:
         if one.cost is not COSTS["seconds"] or len(one.best) < 2:
             continue
         cheapest, best = one.best[0], one.best[-1]
+        # Times that noise may have put in order are not told as a price.
+        if _overlap(cheapest.cost, best.cost):
+            continue
         unit = one.judged.unit
         yield (
             f"{condition_text(one.problem)}: the best {one.judged.name}, "
@@ -463,6 +480,13 @@ def _ends(found: Sequence[Frontier], options: Sequence[Swept]) -> Iterator[str]:
             f"({choice_text(best.group, options)}); {text(cheapest.cost, ' s')} are enough for "
             f"{text(cheapest.score, unit)} ({choice_text(cheapest.group, options)})."
         )
+
+
+def _overlap(one: Estimate, other: Estimate) -> bool:
+    """Whether both have intervals, and these have something in common."""
+    if not (one.bounded and other.bounded):
+        return False
+    return one.low <= other.high and other.low <= one.high
 
 
 def _predicted(found: Sequence[Fitted]) -> list[str]:

@@ -98,9 +98,13 @@ def _where(group: Group) -> str:
     parts = []
     for number in np.argsort(-totals).tolist():
         share = totals[number] / whole
-        if share >= LEAST_SHARE:
+        if share < LEAST_SHARE:
+            continue
+        if PHASES[number] == "server" and group.first.learns_seldom:
+            parts.append(f"server {group.first.server_text()}, {share:.0%} of the run")
+        else:
             parts.append(f"{PHASES[number]} {share:.0%}")
-    sentence = f"Where it went: {', '.join(parts)}."
+    sentence = f"Where it went: {'; '.join(parts)}."
     uneven = group.first.imbalance()
     if group.ranks > 1 and uneven >= UNEVEN:
         sentence += f" The slowest rank trains {uneven:.2f} times as long as the mean."

@@ -28,7 +28,7 @@ from hpcfed.report.swept import Swept, held
 
 
 def phases(every: Sequence[Group], options: Sequence[Swept]) -> Section:
-    section = Section("phases", "Seconds per round by phase")
+    section = Section("phases", "Time of a round by phase")
     section.text.append(
         "Means over ranks, counted rounds and runs. Bars are named clients on ranks."
     )

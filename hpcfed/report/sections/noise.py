@@ -14,6 +14,8 @@ COLUMNS = (
     "repeats differ, %",
     "training drifts within a run, %",
 )
+ENOUGH = 5
+"""Repeats of a point that show how noisy a machine is."""
 
 
 def noise(every: Sequence[Group]) -> Section:
@@ -28,12 +30,20 @@ def noise(every: Sequence[Group]) -> Section:
         "faster from the first to the last third of a run."
     )
     section.text.append(
-        "To trust these times: repeat the points (`repeats` in the study file), take "
+        f"To trust these times: {_repeat(found)}, take "
         "the node for yourself (sbatch --exclusive), and pin ranks to cores (srun "
         "--cpu-bind=cores, mpirun --bind-to core). Accuracies do not depend on it."
     )
     section.tables.append(Table(COLUMNS, [_row(one) for one in found]))
     return section
+
+
+def _repeat(found: Sequence[Noise]) -> str:
+    """Return what to do about repeats; there may be some already."""
+    fewest = min(len(one.group.samples) for one in found)
+    if fewest < ENOUGH:
+        return f"raise repeats in the study file to {ENOUGH}"
+    return "measure these points again"
 
 
 def _row(one: Noise) -> list[str]:

@@ -60,7 +60,7 @@ def options(every: Sequence[Group]) -> Section:
     if left_out:
         section.text.append(
             f"Without a chart here, because they matter least: {', '.join(left_out)}. "
-            "`hpcfed report --csv` has all points."
+            "hpcfed report --csv has all points."
         )
     section.tables.append(Table(COLUMNS, [_row(one) for one in strongest]))
     return section
