@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 import torch
@@ -175,6 +176,12 @@ def test_weights_that_do_not_fit_are_one_line(
     assert "cannot be read" in refused("w.npz")
     np.savez("less.npz", **{n: a for n, a in good.items() if n != "fc1.bias"})
     assert "there is no fc1.bias" in refused("less.npz")
+    (tmp_path / "other").mkdir()
+    np.savez("other/model.npz", **{**good, "fc1.bias": np.zeros(3)})
+    with h5py.File("other/run.h5", "w") as file:
+        file.attrs["model"] = "cnn-bn"
+    ours = refused("other")
+    assert "has model cnn-bn, this run has" in ours and "add --model cnn-bn" in ours
     np.savez("more.npz", **good, fc9=np.zeros(1))
     assert "the network has no fc9" in refused("more.npz")
     np.savez("shape.npz", **{**good, "fc1.bias": np.zeros(3)})

@@ -504,7 +504,7 @@ def test_a_part_can_stand_for_a_data_set(
         (("", ""), "--plan p.txt", "name a study's file, or a --plan"),
         (("", ""), "--budget soon", "argument --budget: invalid float value"),
         (("", ""), "--jobs 0", "argument --jobs: 0 is no number from 1 on"),
-        (("", ""), "--tables", "unknown option --tables"),
+        (("", ""), "--tables", "unrecognized arguments: --tables"),
     ],
 )
 def test_a_mistake_is_one_line(

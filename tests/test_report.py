@@ -317,7 +317,7 @@ def test_the_check_of_nesting_can_fail() -> None:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ("report", "required: PATH"),
+        ("report", "report needs PATH, as in: hpcfed report "),
         ("report nowhere", "no such folder: nowhere"),
         ("report empty", "empty holds no run and no study"),
         ("report empty --outt x", "--outt"),

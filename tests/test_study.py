@@ -600,3 +600,16 @@ def test_a_trial_may_have_been_resumed(finished_trial: Trial) -> None:
     had = record.config | {"resume": "somewhere", "requeue": True, "ranks": 1}
     settings = finished_trial.point.settings
     check_unchanged(finished_trial.folder, had, settings.flat() | {"ranks": 1})
+
+
+def test_an_interrupted_study_says_how_it_goes_on(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("hpcfed.studies.execute.attempt", interrupted)
+    words = ["study", "quick", "--out", str(tmp_path / "out")]
+    with pytest.raises(SystemExit, match="130"):
+        cli.main(words)
+    assert "start it again: it skips what is finished" in capsys.readouterr().err
