@@ -51,6 +51,7 @@ def scatter(
     # Room for the markers at the edges.
     for encoding in (across, up):
         encoding["scale"]["padding"] = 8
+    across["scale"]["nice"] = False  # the axis ends with the points
     layers = [_points(names, x, y, across, up)]
     if any(point.label for point in shown):
         layers.append(_labels(names, across, up))

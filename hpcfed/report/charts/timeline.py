@@ -41,12 +41,14 @@ def timeline(
         took = short(span.end - span.start)
         record = {"row": span.row, "x": short(span.start), "x2": short(span.end)}
         data.append(record | {"series": span.series, "took": took})
+    across = x.encoding("x")
+    across["scale"]["nice"] = False  # the axis ends with the last span
     layer = {
         "transform": chosen(shown),
         "params": clicks(shown, zoom=["x"]),
         "mark": {"type": "bar", "clip": True},
         "encoding": {
-            "x": x.encoding("x"),
+            "x": across,
             "x2": {"field": "x2"},
             "y": {"field": "row", "type": "nominal", "sort": None, "title": None},
             "color": series_colour(names or shown, shown=shown),

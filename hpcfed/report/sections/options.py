@@ -62,7 +62,10 @@ def options(every: Sequence[Group]) -> Section:
             f"Without a chart here, because they matter least: {', '.join(left_out)}. "
             "hpcfed report --csv has all points."
         )
-    section.tables.append(Table(COLUMNS, [_row(one) for one in strongest]))
+    # An option without pairs has nothing to tell.
+    told = [one for one in strongest if one.score or one.time]
+    if told:
+        section.tables.append(Table(COLUMNS, [_row(one) for one in told]))
     return section
 
 

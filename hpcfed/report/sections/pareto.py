@@ -52,7 +52,7 @@ def _chart(one: Frontier, options: Sequence[Swept]) -> Drawing:
                 x=point.cost.centre,
                 y=point.score.centre,
                 name=choice_text(point.group, options),
-                series=label(point.group.options.only(["method"])),
+                series=_method(point),
             )
         )
     corners = [(point.cost.centre, point.score.centre) for point in one.best]
@@ -69,7 +69,8 @@ def _chart(one: Frontier, options: Sequence[Swept]) -> Drawing:
 
 
 def _method(point: Weighed) -> str:
-    return str(point.group.options["method"])
+    # By its label, as all other charts: a method's file has a path, which sorts first.
+    return label(point.group.options.only(["method"]))
 
 
 def _named(one: Frontier, options: Sequence[Swept]) -> str:
