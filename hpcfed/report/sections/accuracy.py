@@ -55,6 +55,7 @@ def accuracy(every: Sequence[Group], options: Sequence[Swept]) -> Section:
         members = shown.groups
         for series, whose in ALL_ACCURACIES.items():
             curves = _curves(members, series)
+            section.text += _covered(f"{about}, {whose}", curves)
             section.charts += _draw(f"{about}: {whose}", curves, Axis("accuracy, %"))
         section.charts += _metric_charts(about, members)
     left_out = list(families)[MOST_FAMILIES:]
@@ -199,6 +200,17 @@ def _draw(title: str, curves: Sequence[Line], axis: Axis) -> Iterator[Drawing]:
             yield stripes(title, names, {"after the last round": ends}, axis)
         else:
             yield lines(title, some, Axis("rounds", whole=True), axis)
+
+
+def _covered(about: str, curves: Sequence[Line]) -> Iterator[str]:
+    """Name curves that nobody sees, because another lies upon them."""
+    alike: dict[tuple[tuple[float, ...], ...], list[str]] = defaultdict(list)
+    for one in curves:
+        if len(one.x) > 1:
+            alike[tuple(one.x), tuple(one.y)].append(one.name)
+    for names in alike.values():
+        if len(names) > 1:
+            yield f"{about}: one line stands for {'; '.join(names)}, which are equal."
 
 
 def _best_table(every: Sequence[Group]) -> list[Table]:
