@@ -115,9 +115,7 @@ def _dataless(setup: Setup, clients: Clients, whose: str) -> Iterator[str]:
         helps = "the data has none for them"
     lacks = []
     if untrained:
-        lacks.append(
-            f"{untrained:,} have no training data and count for nothing in training"
-        )
+        lacks.append(f"{untrained:,} without training data (never trained)")
     if unjudged:
-        lacks.append(f"{unjudged:,} have no test data and are not judged")
-    yield f"of {len(clients.rank):,} {whose}clients {', '.join(lacks)}; {helps}"
+        lacks.append(f"{unjudged:,} without test data (never judged)")
+    yield f"{len(clients.rank):,} {whose}clients, {', '.join(lacks)}; {helps}"
