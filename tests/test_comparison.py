@@ -348,7 +348,7 @@ def _rows(table: Any) -> list[dict[str, Any]]:
 
 
 def test_a_chart_has_the_points_that_differ_most() -> None:
-    """Of twenty points, the last four took as long as before."""
+    """The last four of twenty points took as long as before."""
     before, after = [], []
     for number in range(20):
         before.append(sample(1.0, lr=0.1 + number))

@@ -1417,8 +1417,8 @@ def test_a_mistake_of_many_ranks_is_one_line(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of the root, before MPI has begun; the file on MPI shows that no other rank says
-    it, too.
+    """The root tells it before MPI has begun; the file on MPI shows that no other rank
+    says it, too.
     """
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", str(ranks))

@@ -318,7 +318,7 @@ def test_trackers_need_their_packages_and_change_no_figure(
 
 
 def test_a_folder_sends_nothing_by_itself(tmp_path: Path) -> None:
-    """Of a record's trackers --resume takes up TensorBoard alone: it stays in the
+    """--resume takes up TensorBoard alone of a record's trackers: it stays in the
     folder.
     """
     results = begun(tmp_path)
