@@ -1117,7 +1117,11 @@ def test_the_servers_group_of_the_results(recorded: Path) -> None:
         h5py.File(recorded / "server.h5") as trained,
     ):
         group = file["server"]
-        assert set(group) == {*shapes, "phase_names", "network_names"}
+        of_the_last = {"latents", "latent_clients", "latent_shares"}
+        names = {"phase_names", "network_names"}
+        assert set(group) == {*shapes, *of_the_last, *names}
+        places = group["latents"][()]
+        assert np.isfinite(places).all(1).sum() == 18, "the rows of the last training"
         for name, (shape, unit) in shapes.items():
             assert (group[name].shape, group[name].attrs["units"]) == (shape, unit), (
                 name
