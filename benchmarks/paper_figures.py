@@ -164,7 +164,8 @@ def curves(drawing: Drawing, runs: Sequence[Runs]) -> Picture | None:
     if not lines:
         return None
     subject = drawing.label or meaning
-    x = Axis("rounds of new clients" if drawing.series in NEW_SERIES else "rounds")
+    rounds = "rounds of new clients" if drawing.series in NEW_SERIES else "rounds"
+    x = Axis(rounds, whole=True)
     # A long label would not fit beside the axis: the title has it anyway.
     label = f"{subject}, {unit}"
     y = Axis(label if len(label) <= LONGEST_LABEL else unit)

@@ -100,7 +100,12 @@ def tips(path: Path) -> list[str]:
 
 def texts(path: Path) -> list[str]:
     root = ElementTree.parse(path).getroot()
-    return [node.text or "" for node in root.iter("{http://www.w3.org/2000/svg}text")]
+    # A text of several lines has each of them in a node of its own.
+    found = []
+    for kind in ("text", "tspan"):
+        for node in root.iter(f"{{http://www.w3.org/2000/svg}}{kind}"):
+            found.append(node.text or "")
+    return found
 
 
 def test_every_kind_of_figure_is_drawn(
