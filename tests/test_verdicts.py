@@ -314,7 +314,7 @@ def test_one_seed_has_no_interval_even_where_pairs_agree() -> None:
 
 
 def test_a_server_that_learns_once_takes_no_share_of_a_usual_round() -> None:
-    """Of ten rounds of 1 s, the fourth has 30 s of the server's training."""
+    """The fourth of ten rounds of 1 s has 30 s of the server's training."""
     run = run_of(method="genfed")
     phases = run.phases.copy()
     phases[3, :, PHASES.index("server")] = 30.0

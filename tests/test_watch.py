@@ -144,7 +144,7 @@ def test_watching_ends_with_the_run(tmp_path: Path, words: Words) -> None:
 def test_lines_come_now_and_then_and_at_the_end(
     tmp_path: Path, words: Words, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a run that ends at the fourth look the first and the last look are told."""
+    """The first and the last look are told of a run that ends at the fourth look."""
     results, looks = begun(tmp_path, rounds=3), iter(range(3))
 
     def pause(seconds: float) -> None:
