@@ -258,6 +258,25 @@ def test_the_server_is_chosen_by_its_device_and_the_choice_is_kept() -> None:
         check_unchanged(Path("x"), flat | {"denoiser_samples": 80_000}, given.flat())
 
 
+def test_a_server_on_a_gpu_learns_in_large_batches_of_bf16_unless_told() -> None:
+    def chosen(*words: str, ranks: int = 1) -> tuple[str, int | None]:
+        given = checked("--method", "pfedgpa", *words)
+        flat = choose_server(given, gpu=True, ranks=ranks).flat()
+        check_unchanged(Path("x"), flat, given.flat())
+        return flat["server_precision"], flat["denoiser_batch"]
+
+    assert chosen() == ("bf16", 400)
+    assert chosen(ranks=3) == ("bf16", 402), "ranks share a batch evenly"
+    assert chosen("--denoiser-batch", "60") == ("bf16", 60)
+    assert chosen("--server-batch", "60") == ("bf16", None), "meant for both networks"
+    assert chosen("--server-precision", "fp32") == ("fp32", 400)
+    assert chosen("--zero-stage", "1") == ("fp32", 400)
+    assert chosen("--server", "paper") == ("fp32", None), "the plain option is plain"
+    given = checked("--method", "pfedgpa", "--server", "paper").flat()
+    with pytest.raises(UserError, match="server_precision bf16, not fp32"):
+        check_unchanged(Path("x"), given | {"server_precision": "bf16"}, given)
+
+
 @pytest.mark.parametrize(
     ("words", "needed"),
     [

@@ -27,10 +27,13 @@ CHOSEN_LATER = {
     "generated_layers": None,
     "autoencoder_samples": None,
     "denoiser_samples": None,
+    "denoiser_batch": None,
 }
 """Values that a run replaces by its own choice when it knows the device; its record
 holds the choice.
 """
+CHOSEN_BY_AUTO = {"server_precision": "fp32"}
+"""One that only --server auto replaces."""
 
 
 @dataclass(frozen=True)
@@ -76,14 +79,16 @@ def check_unchanged(
     folder: Path, had: Mapping[str, Any], wanted: Mapping[str, Any]
 ) -> None:
     """Refuse to mix figures of different options in one folder of results."""
+    left_open: dict[str, Any] = dict(CHOSEN_LATER)
+    if wanted.get("server") == "auto":
+        left_open |= CHOSEN_BY_AUTO
     for name, value in wanted.items():
         # An option that an older version did not have is taken for unchanged.
         before = had.get(name, value)
         if before == value or name in ANYWHERE:
             continue
         # A record holds what was chosen later; this call leaves the choice open.
-        left_open = name in CHOSEN_LATER and value == CHOSEN_LATER[name]
-        if not left_open:
+        if name not in left_open or value != left_open[name]:
             raise UserError(
                 f"{folder} was run with {name} {before}, not {value}; name another --out"
             )

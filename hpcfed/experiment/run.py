@@ -57,8 +57,9 @@ def run(
         device=config.device, server_ranks=config.server_ranks, backend=config.backend
     )
     # Some defaults depend on the device, which is known only now.
-    on_gpu = all(location.device != "cpu" for location in world.server_locations)
-    settings = choose_server(settings, gpu=on_gpu)
+    places = world.server_locations
+    on_gpu = all(location.device != "cpu" for location in places)
+    settings = choose_server(settings, gpu=on_gpu, ranks=len(places))
     watch = observer()
     watch.begin(world)
     if world.role == "server":

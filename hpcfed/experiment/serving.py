@@ -45,14 +45,24 @@ def serve_model(settings: Settings, world: World) -> None:
     serve(world, widths, options, seeds=config.seeds or (config.seed,))
 
 
-def choose_server(settings: Settings, *, gpu: bool) -> Settings:
-    """Return the settings with what the server's device and columns decide."""
+def choose_server(settings: Settings, *, gpu: bool, ranks: int = 1) -> Settings:
+    """Return the settings with what the server's device and columns decide; `ranks`
+    train its model.
+    """
     options = server_options(settings)
     if options is None:
         return settings
     config = settings.config
     layout = client_layout(config)
-    made = server_choices(options, layout, rounds=config.rounds, gpu=gpu)
+    chosen_before = {choice.option for choice in settings.choices}
+    made = server_choices(
+        options,
+        layout,
+        rounds=config.rounds,
+        gpu=gpu,
+        ranks=ranks,
+        given=options.model_fields_set - chosen_before,
+    )
     return settings.adapted(made)
 
 

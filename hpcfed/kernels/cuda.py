@@ -1,10 +1,12 @@
 """Kernels in CUDA C++, compiled when first needed by the compiler that comes with
 torch.
 
-So an installation needs no CUDA toolkit, and shapes are constants to the compiler.
+So an installation needs no CUDA toolkit, and shapes are constants to the compiler. What
+was compiled is kept in the user's cache.
 """
 
 import ctypes
+import hashlib
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +16,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from hpcfed.runtime import cache as disk
 
 WIDEST_LOAD = 16
 """Bytes that a thread loads at once at most; such a load must begin at a multiple."""
@@ -191,13 +195,33 @@ def available(device: torch.device) -> bool:
 @cache
 def compiled(source: str, macros: Macros, architecture: str) -> bytes:
     """Return the machine code of a source file beside this module."""
-    from cuda.bindings import nvrtc
-
     text = (Path(__file__).parent / source).read_bytes()
-    program = _checked(nvrtc.nvrtcCreateProgram(text, source.encode(), 0, [], []))
     options = [f"-arch={architecture}", "--std=c++17"]
     for name, value in macros:
         options.append(f"-D{name}={value}")
+    kept = _cache_name(text, options)
+    code = disk.read(kept)
+    if code is None:
+        code = _compile(source, text, options)
+        disk.write(kept, code)
+    return code
+
+
+def _cache_name(text: bytes, options: list[str]) -> str:
+    """Return the name of a kernel in the cache: by all that its machine code depends on."""
+    from cuda.bindings import nvrtc
+
+    # The compiler's own number lacks its patch level, which comes with torch.
+    _, *compiler = nvrtc.nvrtcVersion()
+    rest = repr([torch.__version__, compiler, options])
+    digest = hashlib.sha256(text + rest.encode())
+    return f"kernel-{digest.hexdigest()}"
+
+
+def _compile(source: str, text: bytes, options: list[str]) -> bytes:
+    from cuda.bindings import nvrtc
+
+    program = _checked(nvrtc.nvrtcCreateProgram(text, source.encode(), 0, [], []))
     encoded = [option.encode() for option in options]
     (status,) = nvrtc.nvrtcCompileProgram(program, len(encoded), encoded)
     if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:

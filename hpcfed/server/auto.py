@@ -1,8 +1,8 @@
-"""What --server auto means: the paper's model on a GPU, and on a CPU one that learns in
-half a minute.
+"""What --server auto means: the paper's model on a GPU, in the batches and the precision
+that the GPU is quick with, and on a CPU one that learns in half a minute.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 
 from hpcfed.config import Choice, flag_of
 from hpcfed.models.layout import Layout
@@ -12,27 +12,50 @@ from hpcfed.server.schedule import num_learnings
 
 SECONDS = {"autoencoder": 12.0, "denoiser": 16.0}
 """How long each network of --server tiny may learn on one core, in the whole run."""
+GPU_BATCH = 400
+"""Samples of a denoiser's step on a GPU: as many samples in fewer steps, which reproduced
+the paper's figures (benchmarks/paper). In steps of 50 launches take most of the time.
+"""
 CPU_SAMPLES = {"autoencoder": (1_000, 16_000), "denoiser": (2_000, 32_000)}
 """The fewest samples that teach a network something, and as many as digits needs."""
 
 
 def server_choices(
-    options: ServerOptions, layout: Layout, *, rounds: int, gpu: bool
+    options: ServerOptions,
+    layout: Layout,
+    *,
+    rounds: int,
+    gpu: bool,
+    ranks: int = 1,
+    given: Set[str] = frozenset(),
 ) -> Iterator[Choice]:
     """Yield what is chosen by the device on which the model learns, and by the columns
-    that it generates.
+    that it generates; nothing in place of what was `given`. `ranks` train the model.
 
     A run that goes on elsewhere has its choices in its record, and keeps them.
     """
     if options.server != "auto":
         yield from _samples(options, SAMPLES, f"as --server {options.server} says")
     elif gpu:
-        learns = _from(options, SAMPLES)
-        because = f"it learns on a GPU, {learns}; --server small asks for less"
-        yield Choice("server", "paper", because)
-        yield from _samples(options, SAMPLES)
+        yield from _for_a_gpu(options, ranks, given)
     else:
         yield from _for_a_cpu(options, layout, rounds)
+
+
+def _for_a_gpu(options: ServerOptions, ranks: int, given: Set[str]) -> Iterator[Choice]:
+    learns = _from(options, SAMPLES)
+    because = f"it learns on a GPU, {learns}; --server small asks for less"
+    yield Choice("server", "paper", because)
+    yield from _samples(options, SAMPLES)
+    # ZeRO would keep parameters in bfloat16, too, which nobody has asked for.
+    if "server_precision" not in given and not options.zero_stage:
+        because = "a GPU is quick with it; --server-precision fp32 asks for more"
+        yield Choice("server_precision", "bf16", because)
+    # --server-batch and --server-micro-batch are meant for both networks.
+    if given.isdisjoint({"denoiser_batch", "server_batch", "server_micro_batch"}):
+        because = "a GPU is quick with it; --denoiser-batch asks for another"
+        # Ranks share a batch evenly.
+        yield Choice("denoiser_batch", -(-GPU_BATCH // ranks) * ranks, because)
 
 
 def _for_a_cpu(options: ServerOptions, layout: Layout, rounds: int) -> Iterator[Choice]:

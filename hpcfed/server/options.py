@@ -105,7 +105,8 @@ class ServerOptions(config.Options):
     )
     denoiser_batch: int | None = option(
         None,
-        "samples per step of the denoiser (default: --server-batch)",
+        "samples per step of the denoiser (default: --server-batch; --server auto on a "
+        "GPU: 400)",
         group="server",
         ge=0,
     )
@@ -163,7 +164,7 @@ class ServerOptions(config.Options):
     server_precision: Literal["fp32", "bf16"] = option(
         "fp32",
         "arithmetic of the server's networks; bf16 with ZeRO 1 to 3 keeps parameters "
-        "in it too",
+        "in it too (--server auto on a GPU without ZeRO: bf16)",
         group="server",
     )
     server_checkpointing: bool = option(

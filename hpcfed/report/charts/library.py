@@ -2,11 +2,9 @@
 network.
 """
 
-import os
 from importlib.metadata import version
-from pathlib import Path
 
-from hpcfed.record.publish import publish
+from hpcfed.runtime import cache
 
 SNIPPET = "Object.assign(window, { vega, vegaLite, vegaEmbed });"
 """Gives the page's own script the names by which it calls them."""
@@ -17,22 +15,12 @@ def library() -> str:
 
     Putting it together takes seconds, so it is kept in the user's cache.
     """
-    kept = _cache() / f"vega-{version('vl-convert-python')}.js"
-    try:
-        return kept.read_text(encoding="utf-8")
-    except (OSError, ValueError):
-        pass
+    name = f"vega-{version('vl-convert-python')}.js"
+    kept = cache.read(name)
+    if kept is not None:
+        return kept.decode()
     import vl_convert
 
     script: str = vl_convert.javascript_bundle(SNIPPET)
-    try:
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        publish(script.encode(), kept)
-    except OSError:
-        pass  # a home that cannot be written to only costs the seconds again
+    cache.write(name, script.encode())
     return script
-
-
-def _cache() -> Path:
-    home = os.environ.get("XDG_CACHE_HOME")
-    return (Path(home) if home else Path.home() / ".cache") / "hpcfed"

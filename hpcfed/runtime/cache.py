@@ -1,0 +1,121 @@
+"""The user's cache: what takes seconds to make and is the same the next time, such as
+compiled kernels.
+
+Every entry can be made again. So whatever is wrong with the cache (no home, a full disk,
+a damaged file, a file of somebody else's) costs those seconds and nothing else. Many
+ranks may read and write at once: an entry appears whole, by rename.
+"""
+
+import hashlib
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+VARIABLE = "HPCFED_CACHE"
+"""The environment variable that names another folder; `off`: nothing is kept."""
+MOST_BYTES = 512 * 2**20
+"""What the folder may hold; beyond that the oldest entries go."""
+DIGEST_BYTES = 32
+
+
+def folder() -> Path | None:
+    """Return the cache's folder; None where the user wants none, or has no home."""
+    wanted = os.environ.get(VARIABLE)
+    if wanted:
+        return None if wanted == "off" else Path(wanted)
+    home = os.environ.get("XDG_CACHE_HOME")
+    if home:
+        return Path(home) / "hpcfed"
+    try:
+        return Path.home() / ".cache" / "hpcfed"
+    except RuntimeError:
+        return None
+
+
+def read(name: str) -> bytes | None:
+    """Return an entry; None unless it is there, whole, and this user's own."""
+    try:
+        with _opened() as where:
+            # Not through a link, and without waiting for the writer of a pipe.
+            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+            with open(os.open(name, flags, dir_fd=where), "rb") as file:
+                status = os.fstat(file.fileno())
+                if not stat.S_ISREG(status.st_mode) or not _only_ours(status):
+                    return None
+                sealed = file.read()
+    except OSError:
+        return None
+    digest, content = sealed[:DIGEST_BYTES], sealed[DIGEST_BYTES:]
+    return content if digest == _digest(name, content) else None
+
+
+def write(name: str, content: bytes) -> None:
+    """Keep an entry, if that is possible; an older one of this name is replaced."""
+    with suppress(OSError), _opened(make=True) as where:
+        temporary = f"{name}.{secrets.token_hex(8)}"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        try:
+            with open(os.open(temporary, flags, 0o600, dir_fd=where), "wb") as file:
+                file.write(_digest(name, content) + content)
+            os.rename(temporary, name, src_dir_fd=where, dst_dir_fd=where)
+        except OSError:
+            os.unlink(temporary, dir_fd=where)
+            raise
+        _prune(where)
+
+
+@contextmanager
+def _opened(*, make: bool = False) -> Iterator[int]:
+    """Open the folder; an OSError unless it is this user's and nobody else can write
+    there.
+    """
+    path = folder()
+    if path is None:
+        raise FileNotFoundError("there is no cache")
+    if make:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    where = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        status = os.fstat(where)
+        if make and status.st_uid == os.geteuid():
+            # It may have been made where a group could write to all new folders.
+            os.fchmod(where, 0o700)
+            status = os.fstat(where)
+        if not _only_ours(status):
+            raise PermissionError(f"{path}: others can write there")
+        # Entries are found through the open folder, whatever its path becomes.
+        yield where
+    finally:
+        os.close(where)
+
+
+def _only_ours(status: os.stat_result) -> bool:
+    """Tell whether a file or folder is this user's, and nobody else may change it."""
+    others = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return status.st_uid == os.geteuid() and not others
+
+
+def _digest(name: str, content: bytes) -> bytes:
+    """Return a checksum, by which an entry under another's name is found out, too."""
+    return hashlib.sha256(name.encode() + b"\0" + content).digest()
+
+
+def _prune(where: int) -> None:
+    """Remove the oldest entries when there are too many, down to half the limit."""
+    entries = []
+    for name in os.listdir(where):
+        with suppress(OSError):
+            status = os.stat(name, dir_fd=where, follow_symlinks=False)
+            entries.append((status.st_mtime, status.st_size, name))
+    total = sum(size for _, size, _ in entries)
+    if total <= MOST_BYTES:
+        return
+    for _, size, name in sorted(entries):
+        if total <= MOST_BYTES // 2:
+            return
+        with suppress(OSError):
+            os.unlink(name, dir_fd=where)
+            total -= size

@@ -1,0 +1,133 @@
+"""The user's cache: entries come back whole and our own, or not at all."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from hpcfed.kernels import cuda
+from hpcfed.runtime import cache
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of the test's own, which is not there yet."""
+    path = tmp_path / "cache"
+    monkeypatch.setenv(cache.VARIABLE, str(path))
+    return path
+
+
+def test_an_entry_comes_back_and_is_the_users_alone(folder: Path) -> None:
+    assert cache.read("a") is None
+    cache.write("a", b"first")
+    cache.write("a", b"second")
+    assert cache.read("a") == b"second"
+    assert os.listdir(folder) == ["a"], "no temporary file is left"
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert (folder / "a").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "empty", "rename"])
+def test_a_damaged_entry_is_none(folder: Path, damage: str) -> None:
+    cache.write("a", b"content")
+    file = folder / "a"
+    whole = file.read_bytes()
+    if damage == "flip":
+        file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    elif damage == "cut":
+        file.write_bytes(whole[:-1])
+    elif damage == "empty":
+        file.write_bytes(b"")
+    else:
+        file.rename(folder / "b")
+    assert cache.read("b" if damage == "rename" else "a") is None
+    cache.write("a", b"content")
+    assert cache.read("a") == b"content"
+
+
+def test_what_others_can_write_is_not_read(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache.write("a", b"content")
+    (folder / "a").chmod(0o620)
+    assert cache.read("a") is None, "a file that the group can write"
+    (folder / "a").chmod(0o600)
+    folder.chmod(0o770)
+    assert cache.read("a") is None, "a folder that the group can write"
+    folder.chmod(0o700)
+    assert cache.read("a") == b"content"
+    someone = os.geteuid() + 1
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "geteuid", lambda: someone)
+        assert cache.read("a") is None, "another user's folder"
+        cache.write("a", b"theirs")
+    assert cache.read("a") == b"content"
+
+
+def test_links_and_pipes_are_not_read(folder: Path) -> None:
+    cache.write("a", b"content")
+    (folder / "a").rename(folder.parent / "elsewhere")
+    (folder / "a").symlink_to(folder.parent / "elsewhere")
+    os.mkfifo(folder / "pipe", 0o600)
+    assert cache.read("a") is None
+    assert cache.read("pipe") is None
+
+
+def test_nothing_is_kept_where_the_user_wants_none(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv(cache.VARIABLE, "off")
+    cache.write("a", b"content")
+    assert cache.read("a") is None
+    assert not list(tmp_path.iterdir())
+    monkeypatch.delenv(cache.VARIABLE)
+    assert cache.folder() == tmp_path / "hpcfed"
+
+
+def test_a_cache_that_cannot_be_written_costs_nothing_else(
+    folder: Path,
+) -> None:
+    folder.write_text("a file where the folder should be")
+    cache.write("a", b"content")
+    assert cache.read("a") is None
+
+
+def test_the_oldest_entries_go_when_there_are_too_many(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for age, name in enumerate("dcba"):
+        cache.write(name, bytes(100))
+        os.utime(folder / name, (1000 - age, 1000 - age))
+    # Five entries of 132 bytes are beyond the limit; half of it holds two.
+    monkeypatch.setattr(cache, "MOST_BYTES", 5 * 132 - 1)
+    cache.write("e", bytes(100))
+    assert sorted(os.listdir(folder)) == ["d", "e"]
+
+
+def test_a_kernel_is_compiled_once_for_each_source_and_device(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("cuda.bindings.nvrtc", reason="no CUDA compiler beside torch")
+    compiled = []
+
+    def compile(source: str, text: bytes, options: list[str]) -> bytes:
+        compiled.append(options[0])
+        return source.encode()
+
+    monkeypatch.setattr(cuda, "_compile", compile)
+    # Without what this process remembers, as a new process would.
+    fresh = cuda.compiled.__wrapped__
+    macros = (("WIDTH", 4),)
+    for _ in range(2):
+        assert fresh("sgd.cu", macros, "sm_80") == b"sgd.cu"
+    fresh("sgd.cu", macros, "sm_90a")
+    fresh("sgd.cu", (("WIDTH", 8),), "sm_80")
+    fresh("adam.cu", macros, "sm_80")
+    monkeypatch.setattr(cuda.torch, "__version__", "another")
+    fresh("sgd.cu", macros, "sm_80")
+    assert compiled == ["-arch=" + name for name in ("sm_80", "sm_90a", *["sm_80"] * 3)]
+    for entry in folder.iterdir():
+        entry.write_bytes(b"damaged")
+    fresh("sgd.cu", macros, "sm_80")
+    assert len(compiled) == 6
