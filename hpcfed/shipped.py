@@ -10,6 +10,7 @@ from pathlib import Path
 
 FOLDERS = (
     "benchmarks/examples",
+    "benchmarks/published",
     "benchmarks/studies",
     "benchmarks/workloads",
     "slurm",

@@ -332,6 +332,15 @@ def test_layout_matches_the_papers_counts() -> None:
     three = layout("cnn-genfed-three", (3, 32, 32), 10)
     assert three.num_columns == 896 + 9_248 + 295_168 + 32_896 + 8_256 + 650 == 347_114
     assert 9_000 < layout("cnn-fmnist", (1, 28, 28), 10).num_columns < 12_500
+    # Convolutions 3 · 6 · 25 + 6 = 456 and 6 · 16 · 25 + 16 = 2,416 leave 16 · 5 · 5 =
+    # 400 features; then 400 · 120 + 120 = 48,120, 10,164 and 850.
+    lenet = layout("cnn-lenet", (3, 32, 32), 10)
+    assert lenet.num_columns == 456 + 2_416 + 48_120 + 10_164 + 850 == 62_006
+    # Group norm has no running statistics. The wide stem has 3 · 64 · (49 − 9) = 7,680
+    # weights more, a head for 100 classes 90 · 513 = 46,170.
+    groups = layout("resnet18-gn", (3, 32, 32), 100)
+    assert groups.num_columns == groups.num_parameters
+    assert groups.num_columns == resnet.num_parameters + 7_680 + 46_170
 
 
 def test_rows_and_networks_round_trip() -> None:

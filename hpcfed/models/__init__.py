@@ -46,7 +46,7 @@ class ConvNet:
 
 @dataclass(frozen=True)
 class ResNet18:
-    """torchvision's ResNet-18 with a 3×3 stem and no max-pool.
+    """torchvision's ResNet-18, usually with a 3×3 stem and no max-pool.
 
     A test compares these figures with the network.
     """
@@ -54,7 +54,15 @@ class ResNet18:
     layer_names: tuple[str, ...] = ()
     """None: its layers form stages, not a row that could be cut anywhere."""
     num_layers: int = 21
-    norm: bool = True
+    groups: int = 0
+    """Groups of group norm, which then replaces batch norm; 0: batch norm."""
+    wide_stem: bool = False
+    """Keep torchvision's stem, made for ImageNet: 7×7, stride 2, then max-pool."""
+
+    @property
+    def norm(self) -> bool:
+        """Whether it has batch norm."""
+        return not self.groups
 
 
 @dataclass(frozen=True)
@@ -147,9 +155,21 @@ MODELS: dict[str, ModelInfo] = {
             dropout=(0.25, 0.5),
         ),
     ),
+    "cnn-lenet": ModelInfo(
+        "conv 6, 16 (5×5), FC 120, 84: LeNet-5 with ReLU and max-pool, as in torch's "
+        "tutorial and BlazeFL's benchmark",
+        smallest=16,
+        structure=ConvNet(convs=(Conv(6, 5), Conv(16, 5)), hidden=(120, 84)),
+    ),
     "resnet18": ModelInfo(
         "ResNet-18 in its CIFAR form (3×3 stem, no max-pool), with batch norm: GENE-FL",
         smallest=1,
         structure=ResNet18(),
+    ),
+    "resnet18-gn": ModelInfo(
+        "ResNet-18 with ImageNet's stem (7×7, max-pool) and group norm of two groups: "
+        "FedML's and FLUTE's CIFAR-100",
+        smallest=1,
+        structure=ResNet18(groups=2, wide_stem=True),
     ),
 }

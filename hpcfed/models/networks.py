@@ -2,13 +2,14 @@
 
 from collections import OrderedDict
 from collections.abc import Mapping
+from functools import partial
 from math import prod
 from typing import Any
 
 import torch
 from torch import nn
 
-from hpcfed.models import MODELS, ConvNet
+from hpcfed.models import MODELS, ConvNet, ResNet18
 from hpcfed.models.own import Sample, build_own
 from hpcfed.runtime import randomness
 
@@ -41,7 +42,7 @@ def build(
         structure = MODELS[name].structure
         if isinstance(structure, ConvNet):
             return _conv_net(structure, shape, classes)
-        return _resnet18(shape, classes)
+        return _resnet18(structure, shape, classes)
 
 
 def _conv_net(structure: ConvNet, shape: Shape, classes: int) -> nn.Sequential:
@@ -84,13 +85,16 @@ def _conv_net(structure: ConvNet, shape: Shape, classes: int) -> nn.Sequential:
     return nn.Sequential(layers)
 
 
-def _resnet18(shape: Shape, classes: int) -> nn.Module:
+def _resnet18(structure: ResNet18, shape: Shape, classes: int) -> nn.Module:
     # Takes a second to import, and only this network needs it.
     from torchvision.models import resnet18
 
-    net: nn.Module = resnet18(num_classes=classes)
-    net.conv1 = nn.Conv2d(shape[0], 64, 3, padding=1, bias=False)
+    norm = partial(nn.GroupNorm, structure.groups) if structure.groups else None
+    net: nn.Module = resnet18(num_classes=classes, norm_layer=norm)
+    kernel, stride, padding = (7, 2, 3) if structure.wide_stem else (3, 1, 1)
+    net.conv1 = nn.Conv2d(shape[0], 64, kernel, stride, padding, bias=False)
     # As torchvision initialises the stem that this one replaces.
     nn.init.kaiming_normal_(net.conv1.weight, mode="fan_out", nonlinearity="relu")
-    net.maxpool = nn.Identity()
+    if not structure.wide_stem:
+        net.maxpool = nn.Identity()
     return net

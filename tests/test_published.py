@@ -1,0 +1,71 @@
+"""The settings of published benchmarks: what they say, and that a run takes them."""
+
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import hpcfed
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+SETTINGS = sorted((BENCHMARKS / "published").glob("*.toml"))
+
+TINY = {
+    "dataset": "synthetic",
+    "synthetic_shape": "3x16x16",
+    "clients": 2,
+    "cohort": 1,
+    "train_per_client": 20,
+    "test_per_client": 5,
+    "batch_size": 20,
+    "epochs": 1,
+    "rounds": 1,
+    "evaluate_every": 1,
+    "device": "cpu",
+}
+"""A published benchmark in one round of one client with small images."""
+
+
+@pytest.fixture
+def published(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    import published
+
+    yield published
+    sys.modules.pop("published", None)
+
+
+def test_every_file_has_a_published_figure_beside_it(published) -> None:
+    assert {path.stem for path in SETTINGS} == published.PUBLISHED.keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "steps"),
+    [
+        # Images of a client / batch · epochs · cohort · rounds, by hand.
+        ("pfl-cifar10", 50 // 10 * 1 * 50 * 1500),
+        ("blazefl-cnn", 500 // 50 * 5 * 100 * 5),
+        ("blazefl-resnet18", 500 // 50 * 5 * 100 * 5),
+        ("flute-cifar100", 100 // 20 * 1 * 10 * 4000),
+    ],
+)
+def test_files_ask_for_the_published_local_steps(name: str, steps: int) -> None:
+    told = tomllib.loads((BENCHMARKS / "published" / f"{name}.toml").read_text())
+    images = 50_000 // told["clients"]
+    of_client = -(-images // told["batch_size"]) * told["epochs"]
+    cohort = told.get("cohort", told["clients"])
+    assert of_client * cohort * told["rounds"] == steps
+    assert told["lr"] == 0.1 and told["momentum"] == 0.0
+
+
+@pytest.mark.parametrize("path", SETTINGS, ids=lambda path: path.stem)
+def test_a_plain_run_takes_every_file(path: Path, tmp_path: Path, published) -> None:
+    run = hpcfed.run(path, progress=False, out=tmp_path / "run", **TINY)
+    made = published.outcome(tmp_path / "run", command=100.0)
+    seconds = float(run.rounds["seconds"].sum())
+    assert made.rounds == 1
+    assert made.training + made.evaluation == pytest.approx(seconds)
+    assert made.start == pytest.approx(100 - seconds)
+    assert 0 <= made.accuracy <= 1
+    assert path.stem in published.line(path.stem, made)
