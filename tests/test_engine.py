@@ -19,8 +19,8 @@ from scipy import stats
 from torch import Tensor, nn
 
 from hpcfed.clients import engine as engines
-from hpcfed.clients import evaluation
 from hpcfed.clients.engine import Engine
+from hpcfed.clients.evaluation import StackEvaluation
 from hpcfed.clients.job import Losses, Recipe, TrainingJob
 from hpcfed.clients.lanes import take_turns
 from hpcfed.clients.objective import Sums
@@ -29,11 +29,12 @@ from hpcfed.clients.schedule import (
     num_epochs,
     num_samples,
     num_steps,
+    rounded_up,
     step_shapes,
     training_samples,
     training_shifts,
 )
-from hpcfed.clients.training import StackTraining, _rounded_up
+from hpcfed.clients.training import StackTraining
 from hpcfed.data.shards import Shard, sub_shard
 from hpcfed.errors import one_line
 from hpcfed.kernels import convolution
@@ -528,6 +529,53 @@ def test_evaluation_counts_right_answers(
             assert score.count[client] == size
 
 
+@pytest.mark.parametrize("device", ["cpu", CUDA])
+@pytest.mark.parametrize("expanded", [False, True])
+def test_evaluation_again_forgets_the_rows_and_clients_of_before(
+    expanded: bool, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory and captured steps are kept between calls: each call finds what a new engine
+    finds, with other rows, other clients, more of them, and all of it a third time. One
+    row is judged as a stack of its copies, as our kernels want it.
+    """
+    monkeypatch.setattr(StackedNetwork, "copies", lambda self, like: 3)
+    network = build("cnn-digits", shape=(1, 8, 8), classes=10, seed=0)
+    layout = Layout.of(network)
+    shard = on(device, make_shard((1, 8, 8), SIZES, torch.float32))
+    rows = layout.row(network, dtype=torch.float32).repeat(len(SIZES), 1).to(device)
+    rows += 0.1 * torch.randn_like(rows)
+    kept = Engine(network, layout, shape=(1, 8, 8), mode="batched")
+    calls = [[0, 2], [3, 0, 5], [5], [1], [0, 1, 2, 3, 4, 5], [4, 3]]
+    for members in 3 * calls:
+        clients = np.array(members)
+        judged = rows[torch.tensor(members, device=device)]
+        if expanded:
+            judged = judged[:1].expand(len(members), -1)
+        new = Engine(network, layout, shape=(1, 8, 8), mode="loop")
+        expected = new.evaluate(judged, shard, clients)
+        found = kept.evaluate(judged, shard, clients)
+        assert found.count.tolist() == [SIZES[client] for client in members]
+        assert torch.equal(found.correct, expected.correct)
+        torch.testing.assert_close(found.loss, expected.loss)
+        rows = rows.flip(0)
+
+
+def test_evaluations_of_many_shards_are_not_all_kept() -> None:
+    network = build("mlp", shape=SHAPES["mlp"], classes=10, seed=3)
+    layout = Layout.of(network)
+    engine = Engine(network, layout, shape=SHAPES["mlp"], mode="batched")
+    rows = layout.row(network, dtype=torch.float32).repeat(3, 1)
+    alive = []
+    for _ in range(engines.EVALUATIONS + 2):
+        shard = make_shard(SHAPES["mlp"], FEW, torch.float32)
+        alive.append(weakref.ref(shard.inputs))
+        engine.evaluate(rows, shard, np.arange(3))
+        del shard
+    assert [of() is None for of in alive] == 2 * [True] + engines.EVALUATIONS * [False]
+    engine.forget()
+    assert all(of() is None for of in alive)
+
+
 def test_an_exception_names_the_clients() -> None:
     network = build("cnn-digits", shape=(1, 8, 8), classes=10, seed=0)
     layout, shard = Layout.of(network), make_shard((1, 8, 8), (3, 3), torch.float32)
@@ -633,7 +681,7 @@ def test_weights_that_update_themselves_end_the_same(
 
 
 def test_sizes_to_which_shapes_are_rounded() -> None:
-    sizes = [_rounded_up(n, 8) for n in range(1, 1000)]
+    sizes = [rounded_up(n, 8) for n in range(1, 1000)]
     assert all(n <= size <= n * 1.125 for n, size in enumerate(sizes, 1))
     assert len(set(sizes)) < 70
 
@@ -682,22 +730,20 @@ def test_tensor_cores_stay_close_to_float64(
 
 def refuse(monkeypatch: pytest.MonkeyPatch, above: int) -> None:
     """Stacks of more clients find no memory."""
-    train, judge = StackTraining.run, evaluation.evaluate_stack
+    train, judge = StackTraining.run, StackEvaluation.run
 
     def training(self: StackTraining, job: TrainingJob, trained: Tensor) -> Losses:
         if len(job.rows) > above:
             raise torch.OutOfMemoryError("planted")
         return train(self, job, trained)
 
-    def judging(
-        network: StackedNetwork, tensors: dict[str, Tensor], *words: Any, **more: Any
-    ) -> Sums:
-        if len(next(iter(tensors.values()))) > above:
+    def judging(self: StackEvaluation, rows: Tensor, clients: np.ndarray) -> Sums:
+        if len(rows) > above:
             raise torch.OutOfMemoryError("planted")
-        return judge(network, tensors, *words, **more)
+        return judge(self, rows, clients)
 
     monkeypatch.setattr(StackTraining, "run", training)
-    monkeypatch.setattr(evaluation, "evaluate_stack", judging)
+    monkeypatch.setattr(StackEvaluation, "run", judging)
 
 
 def test_less_memory_than_thought_means_fewer_clients_at_a_time(

@@ -7,6 +7,7 @@ networks that nearly fill the device alone, or that nothing else can call. On a 
 such stacks of one train side by side, see `lanes`.
 """
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from hpcfed.clients import evaluation
+from hpcfed.clients.evaluation import Judged, RowEvaluation, StackEvaluation
 from hpcfed.clients.fisher import Fisher
 from hpcfed.clients.job import Losses, Score, TrainingJob
 from hpcfed.clients.lanes import Lanes, Task, take_turns
@@ -26,6 +28,7 @@ from hpcfed.clients.schedule import longest_first, num_steps
 from hpcfed.clients.training import StackTraining, TrainableColumns
 from hpcfed.data.shards import Shard
 from hpcfed.errors import remark
+from hpcfed.kernels.batch import MOST_CLIENTS
 from hpcfed.models.choice import Way, choose
 from hpcfed.models.cost import Cost, cost, saved_floats
 from hpcfed.models.kernel_layout import KernelLayout
@@ -43,9 +46,9 @@ LANES = 10
 """Stacks of one that train side by side on a GPU. Measured on an H200: ten ResNet-18 take
 1.85 s of steps one after the other, 1.18 s in four lanes or eight, and 1.15 s in ten.
 """
-MOST_CLIENTS = 65_535
-"""Clients of a stack: a kernel has a block for each in the grid's second direction,
-which goes no further.
+EVALUATIONS = 4
+"""Kinds of evaluation whose memory and captured steps are kept: clients' test data, the
+global test set, and two more, such as new clients' data or other sums.
 """
 MEMORY_SHARE = 0.6
 """Share of the device's free memory for the rows and activations of a stack."""
@@ -56,6 +59,8 @@ _MATRICES = 6
 """Matrices as large as the rows that every stack takes: rows in training, gradient,
 momentum, rows set aside, rows as they come and go.
 """
+
+_Evaluations = tuple[RowEvaluation, StackEvaluation]
 
 
 class Engine:
@@ -104,6 +109,7 @@ class Engine:
         rows; asked once, because asking takes time.
         """
         self._trainings: dict[tuple[object, ...], StackTraining] = {}
+        self._evaluations: OrderedDict[tuple[object, ...], _Evaluations] = OrderedDict()
         self._lanes: dict[torch.device, Lanes] = {}
         self._most = 0
         """Clients of a stack after larger ones ran out of memory; 0: none did."""
@@ -202,36 +208,26 @@ class Engine:
         as a single stack of one.
         """
         sizes = shard.samples[clients]
-        index = shard.index[on_device(clients, rows.device)]
-        in_flight = evaluation.samples_in_flight(shard, self.cost.activations)
         if len(rows) > 1 and rows.stride(0) == 0:
-            sums = evaluation.evaluate_one_row(
-                self._network,
-                self._tensors(rows[:1]),
-                shard,
-                index,
-                sizes,
-                wanted,
-                in_flight=in_flight,
-            )
-            return _score(sums, sizes)
+            of_row, _ = self._evaluation(shard, wanted, rows.dtype)
+            return _score(of_row.run(rows[:1], clients), sizes)
         sums = OBJECTIVES[shard.task].zeros(len(rows), rows, wanted)
         order = longest_first(sizes)
         # Only for the size of stacks; each stack chooses its own batches.
+        in_flight = self._in_flight(shard)
         samples_each = max(1, in_flight // max(1, len(rows)))
         batch_size = min(int(sizes.max(initial=1)), samples_each)
 
         def score(members: np.ndarray) -> None:
+            # Asked for anew after a failure, which frees what there was.
+            of_row, of_stack = self._evaluation(shard, wanted, rows.dtype)
+            judge = of_row if len(members) == 1 else of_stack
+            if np.array_equal(members, np.arange(len(rows))):
+                # All clients in their order: nothing need be gathered.
+                sums.update(judge.run(rows, clients))
+                return
             at = on_device(members, rows.device)
-            of_members = evaluation.evaluate_stack(
-                self._network,
-                self._tensors(rows[at]),
-                shard,
-                index[at],
-                sizes[members],
-                wanted,
-                in_flight=in_flight,
-            )
+            of_members = judge.run(rows[at], clients[members])
             for name, values in of_members.items():
                 sums[name][at] = values
 
@@ -239,16 +235,40 @@ class Engine:
             self._halving(score, members, shard.clients[clients], "evaluating")
         return _score(sums, sizes)
 
-    def forget(self) -> None:
-        """Free what is kept for training on the same shards again, and the shards."""
-        self._trainings.clear()
+    def _in_flight(self, shard: Shard) -> int:
+        return evaluation.samples_in_flight(shard, self.cost.activations)
 
-    def _tensors(self, rows: Tensor) -> dict[str, Tensor]:
-        """Return rows as named tensors, laid out for the kernels."""
-        layout = self._kernel_layout(rows.device)
-        kernel_rows = layout.zeros(len(rows), rows)
-        layout.load(rows, kernel_rows)
-        return layout.views(*kernel_rows)
+    def _evaluation(
+        self, shard: Shard, wanted: Wanted, dtype: torch.dtype
+    ) -> "_Evaluations":
+        """Return the memory and the captured steps for such rows on this shard.
+
+        They last for as long as not too many others are asked for.
+        """
+        key = (id(shard), *sorted(wanted.items()), dtype)
+        if key not in self._evaluations:
+            judged = Judged(
+                self._network,
+                self._kernel_layout(shard.inputs.device),
+                shard,
+                wanted,
+                dtype,
+                self._in_flight(shard),
+                # A large network's batches keep the device busy, and captured ones
+                # would hold on to much memory.
+                captured=self.mode != "loop",
+            )
+            # They keep the shard alive, so no other shard can get its id.
+            self._evaluations[key] = RowEvaluation(judged), StackEvaluation(judged)
+            if len(self._evaluations) > EVALUATIONS:
+                self._evaluations.popitem(last=False)
+        self._evaluations.move_to_end(key)
+        return self._evaluations[key]
+
+    def forget(self) -> None:
+        """Free what is kept for the same shards' next time, and the shards."""
+        self._trainings.clear()
+        self._evaluations.clear()
 
     def _kernel_layout(self, device: torch.device) -> KernelLayout:
         if device not in self._kernel_layouts:

@@ -1,22 +1,34 @@
-"""Scores of rows on clients' data: a stack of rows, or one row for all clients."""
+"""Scores of rows on clients' data: a stack of rows, or one row for all clients.
+
+Memory and steps are kept for a shard that is evaluated again, so that on a GPU the steps
+are captured and replayed like those of training.
+"""
+
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from hpcfed.clients.capture import Replays
 from hpcfed.clients.objective import OBJECTIVES, Sums, Wanted
-from hpcfed.clients.schedule import Length, evaluation_samples, step_shapes
+from hpcfed.clients.schedule import (
+    Length,
+    evaluation_samples,
+    rounded_up,
+    step_shapes,
+)
 from hpcfed.data.shards import Shard
+from hpcfed.kernels.batch import MOST_CLIENTS, gather_inputs, gatherable, of_step
 from hpcfed.models.choice import Forward
+from hpcfed.models.kernel_layout import KernelLayout, KernelRows
 from hpcfed.runtime.device import on_device
 
 EVALUATION_SAMPLES = 4096
 """Samples in flight during evaluation, over all clients of a stack."""
 EVALUATION_FLOATS = 2**28
 """Activations of samples in flight, where a sample may be a long text."""
-
-Tensors = dict[str, Tensor]
-"""A stack's rows as named tensors [clients, …]."""
 
 
 def samples_in_flight(shard: Shard, activations: int) -> int:
@@ -28,77 +40,264 @@ def samples_in_flight(shard: Shard, activations: int) -> int:
     return max(1, min(EVALUATION_SAMPLES, fitting))
 
 
-def evaluate_stack(
-    network: Forward,
-    tensors: Tensors,
-    shard: Shard,
-    index: Tensor,
-    sizes: np.ndarray,
-    wanted: Wanted,
-    *,
-    in_flight: int,
-) -> Sums:
-    """Return sums over each client's own data, judged by its own row.
+class Judged(NamedTuple):
+    """What is evaluated: some network on a shard, for these sums."""
 
-    Clients are ordered by size, largest first; `index` holds their samples.
-    """
-    objective = OBJECTIVES[shard.task]
-    clients = len(sizes)
-    like = next(iter(tensors.values()))
-    # The fewer clients, the larger their batches: the device is filled either way.
-    batch_size = min(int(sizes.max()), -(-in_flight // clients))
-    shapes = step_shapes(sizes, Length(1, batch_size))
-    samples, counts = evaluation_samples(
-        index, on_device(sizes, like.device), batch_size=batch_size, steps=len(shapes)
-    )
-    sums = objective.zeros(clients, like, wanted)
-    for step, (active, slots, _) in enumerate(shapes):
-        batch = samples[step, :active, :slots]
-        # Slots beyond a client's samples hold some other sample: they count nothing.
-        slot = torch.arange(slots, device=like.device)
-        valid = slot < counts[step, :active, None]
-        active_tensors = {name: tensor[:active] for name, tensor in tensors.items()}
-        flat = batch.flatten()
-        outputs = network(active_tensors, shard.inputs[flat])
-        figures = objective.figures(outputs, shard.targets[flat], wanted)
+    network: Forward
+    layout: KernelLayout
+    shard: Shard
+    wanted: Wanted
+    dtype: torch.dtype
+    """The rows'."""
+    in_flight: int
+    """Samples that are evaluated at once."""
+    captured: bool
+    """Whether steps on a GPU are captured; their memory then stays reserved."""
+
+
+class _Evaluation:
+    """The memory of rows in evaluation, and a step on it."""
+
+    def __init__(self, judged: Judged) -> None:
+        self._judged = judged
+        self._shard = judged.shard
+        self._device = judged.shard.inputs.device
+        self._inputs = judged.shard.inputs
+        if self._device.type == "cuda":
+            self._inputs = gatherable(self._inputs)
+        self._objective = OBJECTIVES[judged.shard.task]
+        network = judged.network
+        self._replays = Replays(
+            self._device,
+            on=judged.captured and network.captures,
+            may_fail=network.capture_may_fail,
+        )
+        # A few captured steps serve all shapes that are rounded up to theirs.
+        self._rounds_up = judged.captured and self._device.type == "cuda"
+        self._like = torch.zeros((), dtype=judged.dtype, device=self._device)
+        # On the device: a captured step must read it there.
+        self._step = torch.zeros(1, dtype=torch.int64, device=self._device)
+
+    def _integers(self, *shape: int) -> Tensor:
+        return torch.zeros(shape, dtype=torch.int64, device=self._device)
+
+    def _reserve_rows(self, clients: int) -> None:
+        # Graphs hold addresses of the memory that is now replaced.
+        self._replays.forget()
+        self._rows = self._judged.layout.zeros(clients, self._like)
+
+    def _load(self, rows: Tensor) -> None:
+        parameters, statistics = self._rows
+        first = parameters[: len(rows)], statistics[: len(rows)]
+        self._judged.layout.load(rows, first)
+
+    def _figures(
+        self, rows: KernelRows, samples: Tensor, clients: int, slots: int
+    ) -> Sums:
+        """Return what each sample of this step adds to the sums, [clients · slots, …].
+
+        `rows` are the first clients', and `samples` is a table [steps, clients, slots].
+        """
+        tensors = self._judged.layout.views(*rows)
+        chosen = samples.index_select(0, self._step)[0, :clients, :slots].flatten()
+        if self._device.type == "cuda":
+            inputs = gather_inputs(self._inputs, samples, self._step, clients, slots)
+        else:
+            inputs = self._inputs.index_select(0, chosen)
+        outputs = self._judged.network(tensors, inputs)
+        targets = self._shard.targets.index_select(0, chosen)
+        return self._objective.figures(outputs, targets, self._judged.wanted)
+
+
+class _Plan(NamedTuple):
+    """How a stack of clients is evaluated."""
+
+    clients: int
+    """At least as many as the stack has."""
+    slots: int
+    """Samples of a client in a step."""
+    steps: int
+
+
+class StackEvaluation(_Evaluation):
+    """Judges each client's own row on its own data, many clients at a time."""
+
+    def __init__(self, judged: Judged) -> None:
+        super().__init__(judged)
+        self._longest = int(judged.shard.samples.max(initial=1))
+        self._capacity = 0
+
+    def run(self, rows: Tensor, clients: np.ndarray) -> Sums:
+        """Return sums over the data of clients, which are ordered by size, largest
+        first.
+        """
+        count = len(rows)
+        plan = self._plan(count)
+        self._reserve(plan.clients)
+        self._load(rows)
+        sizes = self._shard.samples[clients]
+        # Clients that only fill up the stack have no samples.
+        stack = np.zeros((2, plan.clients), np.int64)
+        stack[:, :count] = clients, sizes
+        self._stack[:, : plan.clients].copy_(on_device(stack, self._device))
+        self._replays.run(plan, partial(self._begin, plan))
+        for active, slots, _ in step_shapes(sizes, Length(1, plan.slots)):
+            wide = (active, slots)
+            if self._rounds_up:
+                # Our own kernels serve from two clients on.
+                wide = (
+                    min(plan.clients, rounded_up(max(active, 2), 8)),
+                    min(plan.slots, rounded_up(slots, 1)),
+                )
+            self._replays.run((plan, wide), partial(self._add, plan, *wide))
+        return {name: values[:count].clone() for name, values in self._sums.items()}
+
+    def _plan(self, count: int) -> _Plan:
+        clients = count
+        if self._rounds_up:
+            clients = min(rounded_up(count, 8), MOST_CLIENTS)
+        # The fewer clients, the larger their batches: the device is filled either way.
+        most = min(self._longest, -(-self._judged.in_flight // clients))
+        steps = -(-self._longest // most)
+        # Evenly, rather than full batches and a small rest.
+        return _Plan(clients, -(-self._longest // steps), steps)
+
+    def _reserve(self, clients: int) -> None:
+        """Make the memory large enough; captured steps are lost when it moves."""
+        if clients <= self._capacity:
+            return
+        self._capacity = clients
+        self._reserve_rows(clients)
+        self._stack = self._integers(2, clients)
+        self._tables: dict[_Plan, tuple[Tensor, Tensor]] = {}
+        self._sums = self._objective.zeros(clients, self._like, self._judged.wanted)
+
+    def _begin(self, plan: _Plan) -> None:
+        """Look up the clients' samples, and set step and sums to zero."""
+        clients, sizes = self._stack[:, : plan.clients]
+        found = evaluation_samples(
+            self._shard.index[clients], sizes, batch_size=plan.slots, steps=plan.steps
+        )
+        for table, values in zip(self._table(plan), found, strict=True):
+            table.copy_(values)
+        self._step.zero_()
+        for values in self._sums.values():
+            values.zero_()
+
+    def _table(self, plan: _Plan) -> tuple[Tensor, Tensor]:
+        """Return samples [steps, clients, slots] and their numbers [steps, clients]."""
+        if plan not in self._tables:
+            samples = self._integers(plan.steps, plan.clients, plan.slots)
+            counts = self._integers(plan.steps, plan.clients)
+            self._tables[plan] = samples, counts
+        return self._tables[plan]
+
+    def _add(self, plan: _Plan, clients: int, slots: int) -> None:
+        """Add a step of the first clients to the sums."""
+        samples, counts = self._table(plan)
+        parameters, statistics = self._rows
+        rows = parameters[:clients], statistics[:clients]
+        figures = self._figures(rows, samples, clients, slots)
+        _, _, valid = of_step(samples, counts, self._step, clients, slots)
         for name, figure in figures.items():
-            by_client = figure.unflatten(0, batch.shape)
-            # One mask for all that a sample adds: [clients, slots, 1, …].
-            mask = valid.view(*batch.shape, *(1 for _ in figure.shape[1:]))
-            sums[name][:active] += torch.where(mask, by_client, 0).sum(1)
-    return sums
+            by_client = figure.unflatten(0, (clients, slots))
+            # One mask for all that a sample adds: [clients, slots, 1, …]. Slots beyond
+            # a client's samples hold some other sample, which counts nothing.
+            mask = valid.view(clients, slots, *(1 for _ in figure.shape[1:]))
+            self._sums[name][:clients] += torch.where(mask, by_client, 0).sum(1)
+        self._step += 1
 
 
-def evaluate_one_row(
-    network: Forward,
-    tensors: Tensors,
-    shard: Shard,
-    index: Tensor,
-    sizes: np.ndarray,
-    wanted: Wanted,
-    *,
-    in_flight: int,
-) -> Sums:
-    """Return sums over each client's own data, judged by one row.
+class RowEvaluation(_Evaluation):
+    """Judges one row on the data of many clients.
 
-    The row is a stack of one, so samples of all clients fill a batch together.
+    The row is a stack of one, so that samples of all clients fill a batch together.
+    Where our own kernels are faster, which serve several clients, it is a stack of
+    copies of the row, all in the same memory.
     """
-    objective = OBJECTIVES[shard.task]
-    like = next(iter(tensors.values()))
-    sums = objective.zeros(len(sizes), like, wanted)
-    owners = np.repeat(np.arange(len(sizes)), sizes)
-    slots = np.concatenate([np.arange(size) for size in sizes])
-    # Each sample once, with its client and its number there.
-    batches = zip(
-        on_device(owners, like.device).split(in_flight),
-        on_device(slots, like.device).split(in_flight),
-        strict=True,
-    )
-    for owner, slot in batches:
-        samples = index[owner, slot]
-        outputs = network(tensors, shard.inputs[samples])
-        figures = objective.figures(outputs, shard.targets[samples], wanted)
+
+    def __init__(self, judged: Judged) -> None:
+        super().__init__(judged)
+        self._copies = 1
+        if judged.captured:
+            self._copies = judged.network.copies(self._like)
+        self._clients = np.empty(0, np.int64)
+        """Whose samples are looked up."""
+        self._samples = self._owners = self._integers(0)
+        self._capacity = 0
+
+    def run(self, row: Tensor, clients: np.ndarray) -> Sums:
+        """Return sums over each client's data, judged by a row [1, columns]."""
+        total = int(self._shard.samples[clients].sum())
+        # Evenly, rather than full batches and a small rest.
+        steps = -(-total // self._judged.in_flight)
+        slots = self._slots(total, steps) if total else 0
+        self._reserve(len(clients), steps * slots)
+        # As a rule they are the same again.
+        if not np.array_equal(clients, self._clients):
+            self._look_up(clients, total)
+        self._load(row)
+        self._replays.run("begin", self._begin)
+        for _ in range(steps):
+            self._replays.run(slots, partial(self._add, slots))
+        first_clients = slice(1, 1 + len(clients))
+        like = self._objective.zeros(0, self._like, self._judged.wanted)
+        sums = {}
+        for name, values in self._sums.items():
+            sums[name] = values[first_clients].to(like[name].dtype, copy=True)
+        return sums
+
+    def _slots(self, total: int, steps: int) -> int:
+        """Return the samples of a step; as many for every copy of the row."""
+        of_copy = -(-total // (steps * self._copies))
+        if self._rounds_up:
+            of_copy = rounded_up(of_copy, 32)
+        return self._copies * of_copy
+
+    def _reserve(self, clients: int, samples: int) -> None:
+        """Make the memory large enough; captured steps are lost when it moves."""
+        if clients <= self._capacity and samples <= len(self._samples):
+            return
+        self._capacity = max(clients, self._capacity)
+        self._reserve_rows(1)
+        self._samples = self._integers(max(samples, len(self._samples)))
+        self._owners = torch.zeros_like(self._samples)
+        self._clients = np.empty(0, np.int64)
+        # In float64, because a client's samples are added one by one. The first row is
+        # for samples that only fill up a batch.
+        exact = self._like.double()
+        wanted = self._judged.wanted
+        self._sums = self._objective.zeros(1 + self._capacity, exact, wanted)
+
+    def _look_up(self, clients: np.ndarray, total: int) -> None:
+        """Write down all samples of these clients in a row, and whose each is."""
+        sizes = on_device(self._shard.samples[clients], self._device)
+        number = torch.arange(len(clients), device=self._device)
+        owners = torch.repeat_interleave(number, sizes, output_size=total)
+        first = sizes.cumsum(0) - sizes
+        slot = torch.arange(total, device=self._device) - first[owners]
+        of_shard = on_device(clients, self._device)[owners]
+        self._samples[:total] = self._shard.index[of_shard, slot]
+        self._owners.zero_()
+        self._owners[:total] = 1 + owners
+        self._clients = clients.copy()
+
+    def _begin(self) -> None:
+        self._step.zero_()
+        for values in self._sums.values():
+            values.zero_()
+
+    def _add(self, slots: int) -> None:
+        """Add the next batch to the sums."""
+        steps = len(self._samples) // slots
+        copies = self._copies
+        samples = self._samples[: steps * slots].view(steps, copies, slots // copies)
+        owners = self._owners[: steps * slots].view(steps, slots)
+        parameters, statistics = self._rows
+        rows = parameters.expand(copies, -1), statistics.expand(copies, -1)
+        figures = self._figures(rows, samples, copies, slots // copies)
+        owner = owners.index_select(0, self._step)[0]
         # A batch may span many clients, and a client many batches.
         for name, figure in figures.items():
-            sums[name].index_add_(0, owner, figure.to(sums[name].dtype))
-    return sums
+            self._sums[name].index_add_(0, owner, figure.double())
+        self._step += 1

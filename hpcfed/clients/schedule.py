@@ -103,6 +103,13 @@ def step_shapes(sizes: np.ndarray, length: Length) -> list[StepShape]:
     return [StepShape(*shape) for shape in zip(*columns, strict=True)]
 
 
+def rounded_up(number: int, sizes: int) -> int:
+    """Round up to one of so many sizes between two powers of two."""
+    power_of_two = 2 ** (number - 1).bit_length() // 2
+    unit = max(1, power_of_two // sizes)
+    return -(-number // unit) * unit
+
+
 def training_samples(
     index: Tensor,
     sizes: Tensor,

@@ -13,10 +13,10 @@ from hpcfed.clients.job import Losses, Recipe, TrainingJob
 from hpcfed.clients.objective import OBJECTIVES, StepTargets
 from hpcfed.clients.optimiser import StackOptimiser
 from hpcfed.clients.pull import StackPull, Strengths
-from hpcfed.clients.schedule import num_steps, step_shapes
+from hpcfed.clients.schedule import num_steps, rounded_up, step_shapes
 from hpcfed.clients.step_tables import StepTables
 from hpcfed.data.shards import Shard
-from hpcfed.kernels.batch import gather_images, gather_samples
+from hpcfed.kernels.batch import gather_inputs, gatherable
 from hpcfed.kernels.linear import Update
 from hpcfed.models.choice import Forward
 from hpcfed.models.kernel_layout import KernelLayout, KernelRows
@@ -77,7 +77,7 @@ class StackTraining:
         self._gated = gated
         self._device = shard.inputs.device
         self._objective = OBJECTIVES[shard.task]
-        self._inputs = _gatherable(shard.inputs)
+        self._inputs = gatherable(shard.inputs)
         self._tables = StepTables(shard, recipe, network.random_layers)
         self._slots = self._tables.slots
         self._replays = Replays(
@@ -167,8 +167,8 @@ class StackTraining:
         if self._device.type == "cpu" or self._capacity == 1:
             return active, slots, full
         # Our own kernels serve from two clients on.
-        clients = min(self._capacity, _rounded_up(max(active, 2), 8))
-        wide = min(self._slots, _rounded_up(slots, 1))
+        clients = min(self._capacity, rounded_up(max(active, 2), 8))
+        wide = min(self._slots, rounded_up(slots, 1))
         is_exact = (clients, wide) == (active, slots)
         return clients, wide, full and is_exact
 
@@ -213,7 +213,15 @@ class StackTraining:
         """Take one step with the first clients."""
         tables = self._tables
         self._optimiser.begin_step(self._step)
-        inputs = self._gather(clients, slots)
+        inputs = gather_inputs(
+            self._inputs,
+            tables.samples,
+            self._step,
+            clients,
+            slots,
+            shifts=tables.shifts,
+            blank=self._shard.blank,
+        )
         valid = None
         if self._network.masked and not full:
             valid = tables.valid(self._step, clients, slots)
@@ -230,21 +238,6 @@ class StackTraining:
             self._descend(clients, updated)
         # On the device too, so that a replayed step goes on by itself.
         self._step += 1
-
-    def _gather(self, clients: int, slots: int) -> Tensor:
-        """Return the first clients' inputs in this step, [clients · slots, …]."""
-        samples, step = self._tables.samples, self._step
-        if not _are_images(self._shard.inputs):
-            return gather_samples(self._inputs, samples, step, clients, slots)
-        return gather_images(
-            self._inputs,
-            samples,
-            step,
-            clients,
-            slots,
-            shifts=self._tables.shifts,
-            blank=self._shard.blank,
-        )
 
     def _differentiate(
         self, clients: int, inputs: Tensor, valid: Tensor | None, keys: Tensor | None
@@ -336,18 +329,6 @@ class StackTraining:
         self._optimiser.descend(parameters, gradient, trainable, self._step, updated)
 
 
-def _are_images(inputs: Tensor) -> bool:
-    return inputs.dim() == 4
-
-
-def _gatherable(inputs: Tensor) -> Tensor:
-    """Return inputs as steps gather them: images with their channels side by side."""
-    if not _are_images(inputs):
-        return inputs.contiguous()
-    # Copies nothing where images are channels-last.
-    return inputs.permute(0, 2, 3, 1).contiguous()
-
-
 def _copy_missing(gradients: tuple[Tensor | None, ...], sinks: list[Tensor]) -> None:
     """Copy gradients to their sinks, except those that a layer has written there."""
     sources = []
@@ -361,10 +342,3 @@ def _copy_missing(gradients: tuple[Tensor | None, ...], sinks: list[Tensor]) -> 
     if sources:
         # One launch for all of them.
         torch._foreach_copy_(targets, sources)
-
-
-def _rounded_up(number: int, sizes: int) -> int:
-    """Round up to one of so many sizes between two powers of two."""
-    power_of_two = 2 ** (number - 1).bit_length() // 2
-    unit = max(1, power_of_two // sizes)
-    return -(-number // unit) * unit

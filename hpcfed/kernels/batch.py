@@ -16,6 +16,10 @@ from torch.autograd.function import once_differentiable
 
 from hpcfed.kernels import cuda
 
+MOST_CLIENTS = 65_535
+"""Clients of a stack: a kernel has a block for each in the grid's second direction,
+which goes no further.
+"""
 _THREADS = 128
 REACH = 4
 """Pixels by which an image may be shifted, each way."""
@@ -24,6 +28,37 @@ SHIFTS = 2 * _PER_AXIS**2
 """Ways to shift an image. Number s shifts by s % 9 rows and s / 9 % 9 columns, less 4,
 and mirrors the image if s ≥ 81.
 """
+
+
+def gatherable(inputs: Tensor) -> Tensor:
+    """Return inputs as steps gather them: images with their channels side by side."""
+    if not _are_images(inputs):
+        return inputs.contiguous()
+    # Copies nothing where images are channels-last.
+    return inputs.permute(0, 2, 3, 1).contiguous()
+
+
+def gather_inputs(
+    inputs: Tensor,
+    samples: Tensor,
+    step: Tensor,
+    clients: int,
+    slots: int,
+    *,
+    shifts: Tensor | None = None,
+    blank: Tensor | None = None,
+) -> Tensor:
+    """Return the first clients' inputs in this step, [clients · slots, …], out of
+    `gatherable` ones.
+    """
+    table = samples, step, clients, slots
+    if not _are_images(inputs):
+        return gather_samples(inputs, *table)
+    return gather_images(inputs, *table, shifts=shifts, blank=blank)
+
+
+def _are_images(inputs: Tensor) -> bool:
+    return inputs.dim() == 4
 
 
 def gather_images(

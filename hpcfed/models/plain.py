@@ -72,6 +72,10 @@ class PlainNetwork:
         """Let no weight update itself: a module may use it anywhere."""
         return []
 
+    def copies(self, like: Tensor) -> int:
+        """Return as how many clients one row is best evaluated."""
+        return 1
+
     def join(self) -> None: ...
 
 

@@ -134,17 +134,27 @@ class StackedConv2d(StackedLayer):
             y = F.leaky_relu(y, self.slope)
         return F.max_pool2d(y, 2) if self.pool else y
 
+    def may_use_kernel(self, like: Tensor) -> bool:
+        """Tell whether our kernels serve such numbers, for images that are not too
+        large.
+        """
+        # A user who forbids TensorFloat-32 gets torch's convolutions.
+        return (
+            self.square
+            and self.replaced.out_channels % 8 == 0
+            and like.dtype == torch.float32
+            and cuda.available(like.device)
+            and torch.backends.cudnn.allow_tf32
+        )
+
     def _kernel_layer(self, x: Tensor) -> convolution.Layer | None:
         """Return what our kernels need to know, where they serve.
 
         They serve several clients on a GPU, in TensorFloat-32, channels-last.
         """
-        if self.batch.num_clients == 1 or x.dtype != torch.float32:
+        if self.batch.num_clients == 1 or not self.may_use_kernel(x):
             return None
-        if not self.square or not cuda.available(x.device):
-            return None
-        # A user who forbids TensorFloat-32 gets torch's convolutions.
-        if not torch.backends.cudnn.allow_tf32 or self.weight.stride(2) != 1:
+        if self.weight.stride(2) != 1:
             return None
         layer = convolution.Layer(
             height=x.shape[2],

@@ -122,6 +122,10 @@ class VmapNetwork:
         """Let no weight update itself: a module may use it anywhere."""
         return []
 
+    def copies(self, like: Tensor) -> int:
+        """Return as how many clients one row is best evaluated."""
+        return 1
+
     def join(self) -> None:
         """Wait for gradients that go to sinks."""
         self._batch.branch.join()
