@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from hpcfed.config.aggregation import aggregation_switches, check_aggregation
 from hpcfed.config.data import check_data, data_switches
 from hpcfed.config.declare import Switch, flag_of
-from hpcfed.config.machine import check_server_ranks, check_workers
+from hpcfed.config.machine import check_server_ranks, check_waiting, check_workers
 from hpcfed.config.malicious import check_flip, check_malicious, malicious_switches
 from hpcfed.config.memory import check_results, check_synthetic
 from hpcfed.config.newcomers import check_newcomers, newcomer_switches
@@ -46,6 +46,7 @@ def check(settings: Settings, launch: Launch) -> None:
     check_aggregation(config, method)
     check_server_ranks(config, method, launch)
     check_workers(config, launch)
+    check_waiting(config)
     # Without server ranks, all ranks train the server's model.
     method.check_ranks(config.server_ranks or launch.size)
     method.check(config)

@@ -6,6 +6,7 @@ from hpcfed.config.declare import option
 from hpcfed.config.newcomers import NewcomerOptions
 from hpcfed.config.recording import RecordingOptions
 from hpcfed.config.traits import MethodTraits
+from hpcfed.config.units import Seconds
 from hpcfed.errors import UserError, count
 from hpcfed.runtime.launcher import Launch
 
@@ -54,6 +55,13 @@ class MachineOptions(RecordingOptions, NewcomerOptions):
     deterministic: bool = option(
         False, "bit-identical repeats: deterministic kernels, sums in client order"
     )
+    simulate_training: Seconds = option(
+        None,
+        "for tests of the harness, as in 20ms: every rank waits so long in place of "
+        "local training, and rows change by a known amount; no figure of a method "
+        "follows from it",
+        ge=0,
+    )
 
     @property
     def movable(self) -> bool:
@@ -78,6 +86,14 @@ def check_server_ranks(
         raise UserError(
             f"--server-ranks {servers} leaves no worker among "
             f"{count(launch.size, 'rank')}; start more, as in mpirun -n {servers + 1}"
+        )
+
+
+def check_waiting(config: MachineOptions) -> None:
+    """Refuse to wait for several seeds at once: they would share one wait."""
+    if config.simulate_training is not None and config.seeds is not None:
+        raise UserError(
+            "--simulate-training waits for one seed; use --seed, not --seeds"
         )
 
 

@@ -52,6 +52,11 @@ def load_dataset(config: RunConfig, world: World) -> Dataset:
     return dataset or _load(config, download=False)
 
 
+def load_alone(config: RunConfig) -> Dataset:
+    """Load the data set in a process that is no rank; nothing is downloaded."""
+    return _load(config, download=False)
+
+
 def _check_same(name: str, dataset: Dataset, world: World) -> None:
     """Refuse data of the user's that differs between ranks: a function that draws random
     numbers without a seed, or files of two versions on two hosts.

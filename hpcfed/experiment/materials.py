@@ -2,8 +2,9 @@
 weights.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from hpcfed import methods
 from hpcfed.clients.engine import Engine
 from hpcfed.clients.network import client_layout, client_network, sample_of
 from hpcfed.clients.placement import LONGEST, Clients, client_loads, place
+from hpcfed.clients.waiting import WaitingEngine
 from hpcfed.config import RunConfig, Settings
 from hpcfed.data.datasets import Dataset, Split
 from hpcfed.data.partition import Partition
@@ -58,7 +60,10 @@ def make_material(settings: Settings, dataset: Dataset, world: World) -> Materia
     dealt = deal(config, dataset, validates=validates(settings))
     network = client_network(config)
     own = config.model_info() is None
-    engine = Engine(
+    make_engine: Callable[..., Engine] = Engine
+    if config.simulate_training is not None:
+        make_engine = partial(WaitingEngine, seconds=config.simulate_training)
+    engine = make_engine(
         network,
         client_layout(config, network),
         shape=dataset.shape,

@@ -129,7 +129,7 @@ def fit(points: Sequence[Measured]) -> CostModel | None:
     if len(terms) < 2:
         return None
     costs = _relative_costs(points, terms)
-    coefficients = _solve(costs)
+    coefficients = nonnegative(costs)
     # Costs are divided by the measured seconds, so a perfect prediction is 1.
     errors = np.abs(costs @ coefficients - 1)
     left_out = []
@@ -137,7 +137,7 @@ def fit(points: Sequence[Measured]) -> CostModel | None:
     if len(points) > len(terms):
         for number, cost in enumerate(costs):
             others = np.delete(costs, number, axis=0)
-            predicted = float(cost @ _solve(others))
+            predicted = float(cost @ nonnegative(others))
             left_out.append(abs(predicted - 1))
     return CostModel(
         coefficients=dict(zip(terms, coefficients.tolist(), strict=True)),
@@ -187,7 +187,7 @@ def _relative_costs(points: Sequence[Measured], names: Sequence[str]) -> np.ndar
     return _matrix(points, names) / seconds[:, None]
 
 
-def _solve(costs: np.ndarray) -> np.ndarray:
+def nonnegative(costs: np.ndarray) -> np.ndarray:
     """Find coefficients ≥ 0 with the least squares of the relative errors."""
     from scipy.optimize import nnls  # late, for the reason given in statistics.py
 

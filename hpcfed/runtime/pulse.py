@@ -41,6 +41,10 @@ class Pulse:
             yield
         finally:
             over.set()
+            # A thread that comes back from the store after Python has ended would end
+            # the process with an abort (seen with 16 ranks on 2 cores). Not for ever,
+            # as the store may not answer.
+            beating.join(2 * ANSWER)
 
     def silent(self, seconds: float) -> list[int]:
         """Look for so many seconds, and return the ranks that leave no sign of life.

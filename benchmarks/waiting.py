@@ -1,0 +1,159 @@
+"""What the harness itself costs: ranks that wait in place of training, from one to 128
+on one machine.
+
+For every number of ranks: seconds to the first round and to the end, milliseconds of a
+round beyond the wait, by phase, memory of a rank. With --stop a run is told to stop
+(SIGTERM, exit code 75), resumed, and compared with one that was left alone.
+
+    python benchmarks/waiting.py --ranks 1 2 4 8 16 32 64 128
+    python benchmarks/waiting.py --ranks 64 --stop
+"""
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+from hpcfed.experiment.stored import read_run
+from hpcfed.record.run import RunRecord
+from hpcfed.record.timing import PHASES
+from hpcfed.runtime.signals import STOPPED
+from hpcfed.studies.launch import environment_of, launcher
+
+WAIT = 0.02
+WORDS = (
+    "--method fedavg --device cpu --dataset synthetic --synthetic-shape 1x8x8 --model mlp "
+    "--partition iid --train-per-client 8 --test-per-client 4 --evaluate-every 10 "
+    "--checkpoint-every 10 --simulate-training 20ms"
+).split()
+
+
+def command(ranks: int, *words: str) -> list[str]:
+    """Return the words that start a run of waiting ranks."""
+    return [*launcher("auto")(ranks), sys.executable, "-m", "hpcfed", "run", *words]
+
+
+def start(words: list[str], log: Path) -> subprocess.Popen[bytes]:
+    """Start a run whose output goes to a file."""
+    variables = {**environment_of(words), "OMP_NUM_THREADS": "1"}
+    with log.open("wb") as file:
+        return subprocess.Popen(
+            words, stdout=file, stderr=subprocess.STDOUT, env=variables
+        )
+
+
+def until(log: Path, text: str, process: subprocess.Popen[bytes]) -> float:
+    """Wait until the log has the text, or the process ends; return the time."""
+    while process.poll() is None and text not in log.read_text(errors="replace"):
+        time.sleep(0.05)
+    return time.perf_counter()
+
+
+def resident(process: subprocess.Popen[bytes]) -> float:
+    """Return the mean proportional memory of the ranks below a launcher, in MiB."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            line = (folder / "cmdline").read_bytes().split(b"\0")
+            rollup = (folder / "smaps_rollup").read_text()
+        except OSError:
+            continue
+        # Ranks, not the launcher, whose words hold the same.
+        if b"hpcfed" in line[:4] and b"--simulate-training" in line:
+            pss = next(row for row in rollup.splitlines() if row.startswith("Pss:"))
+            found.append(int(pss.split()[1]) / 1024)
+    return sum(found) / max(1, len(found))
+
+
+def measure(ranks: int, asked: argparse.Namespace, folder: Path) -> None:
+    """Run once, and print a line."""
+    out, log = folder / f"run-{ranks}", folder / f"log-{ranks}"
+    words = [*WORDS, "--clients", str(asked.clients), "--rounds", str(asked.rounds)]
+    begin = time.perf_counter()
+    process = start(command(ranks, *words, "--out", str(out)), log)
+    first = until(log, "round 1/", process) - begin
+    memory = resident(process)
+    code = process.wait()
+    whole = time.perf_counter() - begin
+    if code:
+        print(log.read_text(errors="replace")[-2000:])
+        print(f"{ranks} ranks: exit code {code}")
+        return
+    record = read_run(out)
+    plain = ~evaluated(record)
+    plain[:2] = False
+    wall = record.wall[plain].max(1)
+    phases = np.median(record.phases[plain].max(1), 0)
+    told = {
+        name: f"{1e3 * seconds:.2f}"
+        for name, seconds in zip(PHASES, phases, strict=True)
+        if seconds > 1e-4 and name != "train"
+    }
+    own = 1e3 * (median(wall) - WAIT)
+    judged = record.phases[~plain][1:, :, PHASES.index("evaluate")].max()
+    print(
+        f"{ranks:5} ranks  start {first:6.1f} s  all {whole:6.1f} s  "
+        f"own {own:7.2f} ms a round ({1e3 * own / ranks:7.1f} µs a rank)  "
+        f"evaluation {1e3 * judged:6.1f} ms  {memory:5.0f} MiB a rank  {told}",
+        flush=True,
+    )
+
+
+def evaluated(record: RunRecord) -> np.ndarray:
+    """Return which rounds were evaluated, or followed a checkpoint."""
+    numbers = np.arange(record.rounds_done)
+    return np.isin(numbers % 10, (9, 0))
+
+
+def stop_and_resume(ranks: int, asked: argparse.Namespace, folder: Path) -> None:
+    """Stop a run, resume it, and compare it with one that was left alone."""
+    rounds = asked.rounds
+    words = [*WORDS, "--clients", str(asked.clients), "--rounds", str(rounds)]
+    whole, parted = folder / "whole", folder / "parted"
+    log = folder / "log"
+    begin = time.perf_counter()
+    code = start(command(ranks, *words, "--out", str(whole)), log).wait()
+    print(f"left alone: exit code {code}, {time.perf_counter() - begin:.1f} s")
+    process = start(command(ranks, *words, "--out", str(parted)), log)
+    until(log, "round 1/", process)
+    # mpirun passes it on to all ranks.
+    process.send_signal(signal.SIGTERM)
+    asked_at = time.perf_counter()
+    code = process.wait()
+    print(
+        f"SIGTERM: exit code {code} (should be {STOPPED}) after "
+        f"{time.perf_counter() - asked_at:.1f} s, "
+        f"{read_run(parted).rounds_done} of {rounds} rounds"
+    )
+    code = start(command(ranks, "--resume", str(parted)), log).wait()
+    print(f"resumed: exit code {code}, {read_run(parted).rounds_done} rounds")
+    a, b = np.load(whole / "model.npz"), np.load(parted / "model.npz")
+    differ = max(float(np.abs(a[name] - b[name]).max()) for name in a.files)
+    print(f"largest difference of the global models: {differ:g}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4, 8])
+    parser.add_argument("--clients", type=int, default=256)
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--stop", action="store_true")
+    asked = parser.parse_args()
+    print(f"{os.cpu_count()} cores, wait of {1e3 * WAIT:g} ms, {asked.clients} clients")
+    with tempfile.TemporaryDirectory() as folder:
+        for ranks in asked.ranks:
+            act = stop_and_resume if asked.stop else measure
+            act(ranks, asked, Path(folder))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,51 @@
+"""An engine that waits in place of local training, so that the harness is seen by
+itself: more ranks than there are cores can start, aggregate, record and resume.
+"""
+
+import time
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hpcfed.clients.engine import Engine
+from hpcfed.clients.job import Losses, TrainingJob
+from hpcfed.clients.schedule import num_samples
+from hpcfed.runtime.device import on_device
+
+SHIFT = 2.0**-20
+"""What a wait adds to every trained column of client 0; to those of client i, i + 1
+times as much. A power of 2, so that float32 loses little of it.
+"""
+
+
+class WaitingEngine(Engine):
+    """Waits so many seconds for every call, however many clients it is for.
+
+    Each client's row moves by a known amount, by which a mean over clients is checked.
+    Evaluation is real.
+    """
+
+    def __init__(self, *arguments: Any, seconds: float, **keywords: Any) -> None:
+        super().__init__(*arguments, **keywords)
+        self._seconds = seconds
+        self.reason = f"waits {seconds:g} s in place of training, for tests"
+
+    def train(self, job: TrainingJob) -> tuple[Tensor, Losses]:
+        """Wait, and return rows that have moved by their client's shift."""
+        time.sleep(self._seconds)
+        sizes = job.shard.samples[job.clients]
+        ids = job.shard.clients[job.clients]
+        has_data = sizes > 0
+        shifts = np.where(has_data, SHIFT * (ids + 1), 0.0)
+        by_client = on_device(shifts, job.rows.device).to(job.rows.dtype)
+        moved = by_client[:, None].expand_as(job.rows)
+        if job.columns is not None:
+            moved = moved * job.columns
+        trained = moved.clone() if job.recipe.gradient else job.rows + moved
+        # No loss was computed; the table of a run shows 0, and no NaN that warns.
+        losses = job.rows.new_zeros(len(job.rows))
+        losses[on_device(~has_data, job.rows.device)] = torch.nan
+        seen = num_samples(sizes, job.recipe.length)
+        return trained, Losses(losses, on_device(seen, job.rows.device))

@@ -1,0 +1,59 @@
+"""Numbers with units, as a user types them: `20ms`, `5us`, `50GB/s`."""
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator
+
+SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0}
+"""Seconds of each unit of time."""
+BYTES_PER_SECOND = {
+    "MB/s": 1e6,
+    "GB/s": 1e9,
+    "TB/s": 1e12,
+    "MiB/s": 2.0**20,
+    "GiB/s": 2.0**30,
+    "Mb/s": 1e6 / 8,
+    "Gb/s": 1e9 / 8,
+    "Tb/s": 1e12 / 8,
+}
+"""Bytes per second of each unit of speed; networks are sold by bits, with a small b."""
+
+# The Greek letter, which keyboards type, and the micro sign, which looks alike.
+_MICRO = str.maketrans("\N{GREEK SMALL LETTER MU}", "\N{MICRO SIGN}")
+_QUANTITY = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,15})?) ?(\S{1,5})", re.ASCII)
+
+
+def parse_quantity(text: str, units: Mapping[str, float], example: str) -> float:
+    """Return the number in the base unit; ValueError says what it must look like.
+
+    A unit is never guessed: a factor of 8 or 1000 would pass unseen.
+    """
+    found = _QUANTITY.fullmatch(text.strip().translate(_MICRO))
+    if found is None or found[2] not in units:
+        known = ", ".join(name for name in units if name.isascii())
+        raise ValueError(f"must be a number with a unit ({known}), as in {example}")
+    number = float(found[1]) * units[found[2]]
+    if not number > 0:
+        raise ValueError(f"must be above 0, as in {example}")
+    return number
+
+
+def parse_seconds(text: str, example: str = "20ms") -> float:
+    """Return the seconds of a time such as `20ms`."""
+    return parse_quantity(text, SECONDS, example)
+
+
+def parse_bytes_per_second(text: str, example: str = "50GB/s") -> float:
+    """Return the bytes per second of a speed such as `50GB/s`."""
+    return parse_quantity(text, BYTES_PER_SECOND, example)
+
+
+def _read_seconds(value: Any) -> Any:
+    """Parse text with a unit; a record holds plain seconds, which are left as they are."""
+    return parse_seconds(value) if isinstance(value, str) else value
+
+
+Seconds = Annotated[float | None, BeforeValidator(_read_seconds)]
+"""A time as an option of a run: text with a unit, or seconds."""

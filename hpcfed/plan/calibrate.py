@@ -1,0 +1,286 @@
+"""Measures, on the machine at hand, what plans are made from: short runs of the settings
+themselves with few clients, on one rank and on a few, and steps of the server's model.
+"""
+
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from hpcfed import methods
+from hpcfed.clients.network import client_layout, client_network, sample_of
+from hpcfed.clients.schedule import Length, num_steps
+from hpcfed.config import RunConfig, Settings
+from hpcfed.errors import UserError, say
+from hpcfed.experiment.stored import read_run
+from hpcfed.models.cost import cost
+from hpcfed.plan.constants import (
+    Constants,
+    LinkPoint,
+    Machine,
+    RoundPoint,
+    Spread,
+    Work,
+)
+from hpcfed.plan.server_calibration import measure_server
+from hpcfed.profile.ceilings import Ceilings
+from hpcfed.record.run import RunRecord
+from hpcfed.record.timing import PHASES
+from hpcfed.runtime.location import choose_device
+from hpcfed.server.options import server_options
+from hpcfed.studies.launch import environment_of, launcher
+from hpcfed.studies.plan import flags
+
+CLIENTS = (10, 30, 100, 300)
+"""Clients of a round that are measured on one rank, as far as there are so many."""
+RANKS = (2, 4)
+"""Ranks that are measured, as far as there are cores or GPUs."""
+ROUNDS, EVERY, WARMUP = 12, 4, 2
+"""Rounds of a point, between evaluations, and before those that count."""
+LONG = 12.0
+"""Seconds of a point's rounds after which no larger one is measured."""
+LIMIT = 300
+"""Seconds that a short run may take in all."""
+DROPPED = frozenset(
+    {
+        *("out", "overwrite", "requeue", "seed", "seeds", "server_ranks"),
+        *("clients", "cohort", "participation", "rounds", "evaluate_every"),
+        *("checkpoint_every", "checkpoint_minutes", "snapshot_every"),
+        *("target_accuracy", "stop_at_target", "early_stop"),
+        *("tensorboard", "wandb", "mlflow"),
+        *("server", "server_width", "server_latent", "server_depth", "server_load"),
+        *("server_every", "bank_rounds", "zero_stage"),
+        *("autoencoder_samples", "denoiser_samples"),
+    }
+)
+"""Options that a calibration sets itself, or that cost time which no plan predicts."""
+
+
+LITTLE_SERVER = {
+    "server": "tiny",
+    "bank_rounds": 1,
+    "autoencoder_samples": 200,
+    "denoiser_samples": 200,
+}
+"""The model that learns after the last of these rounds, which nobody asks for."""
+
+
+def calibrate(
+    settings: Settings,
+    values: Mapping[str, Any],
+    *,
+    clients: Sequence[int] = CLIENTS,
+    ranks: Sequence[int] = RANKS,
+    server: bool = True,
+) -> Constants:
+    """Measure everything that a plan of these settings needs; `values` are the options
+    as the user wrote them.
+    """
+    config = settings.config
+    device = choose_device(config.device, 0)
+    units = torch.cuda.device_count() if device.type == "cuda" else _cores()
+    points = list(_measure_alone(config, values, clients))
+    few = _for_several(points, config)
+    several = [number for number in ranks if number <= units]
+    links: list[LinkPoint] = []
+    for number in several:
+        points.append(
+            measure_rounds(config, values, ranks=number, clients=few * number)
+        )
+        links += _measure_link(number, device.type)
+    options = server_options(settings)
+    dtype = torch.float32
+    if options is not None and options.server_precision == "bf16":
+        dtype = torch.bfloat16
+    constants = Constants(
+        made=datetime.now(UTC).isoformat(timespec="seconds"),
+        machine=machine_of(device, units, dtype),
+        work=work_of(config),
+        rounds=tuple(points),
+        links=tuple(links),
+    )
+    if options is None or not server:
+        return constants
+    say("calibrating: the server's model")
+    return constants.model_copy(update=measure_server(settings, options, device))
+
+
+def work_of(config: RunConfig) -> Work:
+    """Return what clients train, as far as its cost goes."""
+    network = client_network(config, seed=0)
+    return Work(
+        network=config.network(),
+        columns=client_layout(config, network).num_columns,
+        batch_size=config.batch_size,
+        training=cost(network, sample_of(config)).training,
+        method=config.method,
+        precision=config.precision,
+    )
+
+
+def _measure_alone(
+    config: RunConfig, values: Mapping[str, Any], clients: Sequence[int]
+) -> Iterator[RoundPoint]:
+    """Measure more and more clients on one rank, up to a point that takes long."""
+    most = config.clients if _keeps_clients(config) else max(clients)
+    numbers = [number for number in clients if number < most]
+    if len(numbers) < len(clients):
+        numbers.append(most)
+    if len(numbers) == 1:
+        numbers = [max(1, numbers[0] // 2), numbers[0]]
+    for position, number in enumerate(numbers):
+        point = measure_rounds(config, values, ranks=1, clients=number)
+        yield point
+        seconds = ROUNDS * (point.train.middle + point.rest.middle)
+        # Two points at least, which tell a fixed cost from one per client.
+        if position and seconds > LONG:
+            return
+
+
+def _for_several(points: Sequence[RoundPoint], config: RunConfig) -> int:
+    """Return the clients of each rank where several are measured: as many as take about
+    a second a round, so that several ranks are not slower than one.
+    """
+    few = [point.clients for point in points if point.train.middle < 1.0]
+    return max(few, default=points[0].clients)
+
+
+def _keeps_clients(config: RunConfig) -> bool:
+    """Tell whether clients must stay as they are, because fewer of them would have more
+    samples each; then rounds sample some of them.
+    """
+    own_data = config.dataset == "synthetic" or config.partition == "dominant"
+    return not own_data or config.cohort_size < config.clients
+
+
+def measure_rounds(
+    config: RunConfig, values: Mapping[str, Any], *, ranks: int, clients: int
+) -> RoundPoint:
+    """Run a few rounds of so many clients, and return what they took."""
+    given = {name: value for name, value in values.items() if name not in DROPPED}
+    given |= {"rounds": ROUNDS, "evaluate_every": EVERY}
+    if methods.load(config.method).Options.has_server:
+        given |= LITTLE_SERVER
+    if _keeps_clients(config):
+        clients = min(clients, config.clients)
+        given |= {"clients": config.clients, "cohort": clients}
+    else:
+        given |= {"clients": clients}
+    say(f"calibrating: {clients} clients on {ranks} ranks")
+    with _scratch() as folder:
+        out = folder / "run"
+        words = [*flags(given), "--out", str(out)]
+        start(ranks, ["hpcfed", "run", *words])
+        return _point(config, read_run(out), ranks)
+
+
+def _point(config: RunConfig, record: RunRecord, ranks: int) -> RoundPoint:
+    """Make a point of a short run."""
+    done = slice(WARMUP, None)
+    train = record.phases[done, :, PHASES.index("train")].max(1)
+    judged = record.phases[done, :, PHASES.index("evaluate")].max(1)
+    learnt = record.phases[done, :, PHASES.index("server")].max(1)
+    wall = record.wall[done].max(1)
+    # Rounds are numbered from 0; every fourth is evaluated.
+    numbers = np.arange(WARMUP, record.rounds_done)
+    evaluated = (numbers + 1) % EVERY == 0
+    # Recording counts for the round that follows an evaluated one.
+    plain = ~evaluated
+    rest = wall - train - judged - learnt
+    steps = num_steps(record.train_samples, Length(config.epochs, config.batch_size))
+    cohort = int(record.rounds["cohort"][-1])
+    clients = math.ceil(cohort / ranks)
+    return RoundPoint(
+        ranks=ranks,
+        clients=clients,
+        hosted=math.ceil(len(steps) / ranks),
+        longest=float(steps.max()),
+        steps=float(steps.mean() * clients),
+        train=_spread(train),
+        rest=_spread(rest[plain]),
+        evaluate=float(np.median(judged[evaluated])),
+        memory=float(record.peak_memory.max()),
+    )
+
+
+def _spread(seconds: np.ndarray) -> Spread:
+    low, middle, high = np.quantile(np.maximum(seconds, 0.0), (0.1, 0.5, 0.9))
+    return Spread(low=low, middle=middle, high=high)
+
+
+def _measure_link(ranks: int, device: str) -> list[LinkPoint]:
+    """Time all-reduces between ranks of this machine."""
+    output = start(ranks, ["hpcfed.plan.probe", device])
+    found = json.loads(output.strip().splitlines()[-1])
+    return [LinkPoint(ranks=ranks, **point) for point in found]
+
+
+def start(ranks: int, module: Sequence[str]) -> str:
+    """Run a module of Python on so many ranks; return what it prints."""
+    words = [*launcher("auto")(ranks), sys.executable, "-m", *module]
+    # A rank that is alone would take all cores, which it has to share in a full run.
+    variables = {"OMP_NUM_THREADS": "1", **environment_of(words)}
+    try:
+        done = subprocess.run(
+            words,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            env=variables,
+            timeout=LIMIT,
+        )
+    except OSError as error:
+        raise UserError(f"cannot start {words[0]}: {error.strerror}") from None
+    except subprocess.TimeoutExpired:
+        raise UserError(
+            f"--calibrate: a short run took more than {LIMIT} s; give a smaller network "
+            "or less data"
+        ) from None
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or ["no message"]
+        raise UserError(f"--calibrate: a short run failed: {lines[-1]}")
+    return done.stdout
+
+
+@contextmanager
+def _scratch() -> Iterator[Path]:
+    """Make a folder for a run that nobody keeps."""
+    folder = Path(tempfile.mkdtemp(prefix="hpcfed-plan-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def machine_of(device: torch.device, units: int, dtype: torch.dtype) -> Machine:
+    ceilings = Ceilings.of(device, dtype)
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        name, memory = properties.name, properties.total_memory
+    else:
+        name = f"{os.uname().machine} core"
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return Machine(
+        device=name,
+        kind="cuda" if device.type == "cuda" else "cpu",
+        units=units,
+        memory=memory,
+        flops=ceilings.flops,
+        bytes_per_second=ceilings.bytes_per_second,
+        torch=str(torch.__version__),
+    )
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))

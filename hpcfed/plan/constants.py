@@ -1,0 +1,177 @@
+"""What a calibration has measured, as a small JSON file.
+
+The file holds measured points. What follows from them, such as seconds per step, is
+fitted when a plan is made: then every interval can be drawn from the points, too.
+"""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from hpcfed.errors import UserError
+from hpcfed.record.publish import check_target
+
+MOST_BYTES = 2**20
+"""The most bytes of a file of constants that are read."""
+DEFAULT = Path("hpcfed-plan.json")
+"""Where a calibration is written and read unless --constants says otherwise."""
+
+
+class _Part(BaseModel):
+    # A file may be handed in: what is not known, not finite or not a number is refused.
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Spread(_Part):
+    """A time of several rounds, in seconds."""
+
+    low: float = Field(ge=0)
+    """10 % of the rounds took less."""
+    middle: float = Field(ge=0)
+    high: float = Field(ge=0)
+    """10 % of the rounds took more."""
+
+
+class RoundPoint(_Part):
+    """Rounds of so many clients on so many ranks."""
+
+    ranks: int = Field(ge=1)
+    clients: int = Field(ge=1)
+    """Clients of a round that the busiest rank trains."""
+    hosted: int = Field(ge=1)
+    """Clients that live on the busiest rank, whether or not a round samples them."""
+    longest: float = Field(ge=0)
+    """Local steps of the rank's longest client."""
+    steps: float = Field(ge=0)
+    """Local steps of all clients of the rank."""
+    train: Spread
+    """Local training on the slowest rank."""
+    rest: Spread
+    """What else a round takes, without evaluation."""
+    evaluate: float = Field(ge=0)
+    """Seconds of an evaluation."""
+    memory: float = Field(ge=0)
+    """Peak bytes of a rank."""
+
+
+class ServerPoint(_Part):
+    """Steps of one of the server's networks on one rank."""
+
+    network: Literal["autoencoder", "denoiser"]
+    zero_stage: int = Field(ge=0, le=3)
+    batch: int = Field(ge=1)
+    flops: float = Field(gt=0)
+    """Of a step, forward and backward."""
+    activations: float = Field(gt=0)
+    """Numbers that all stages put out in a step."""
+    stages: int = Field(ge=1)
+    parameters: int = Field(ge=1)
+    seconds: float = Field(gt=0)
+    """Of a step, once it runs."""
+    first: float = Field(ge=0)
+    """Seconds that the first steps take beyond that: graphs are captured, kernels
+    chosen.
+    """
+    memory: float = Field(ge=0)
+    """Peak bytes of the rank so far."""
+
+
+class Preparation(_Part):
+    """What a learning takes besides steps."""
+
+    parameters: int = Field(ge=1)
+    """Of both networks."""
+    seconds: float = Field(ge=0)
+    """Building networks, optimisers and engines, in a process that has done so before.
+    """
+    invert: float = Field(ge=0)
+    """Seconds to generate rows of `rows` clients."""
+    rows: int = Field(ge=1)
+    """Rows that were generated."""
+    forward: float = Field(gt=0)
+    """FLOPs of all denoiser passes of that."""
+
+
+class LinkPoint(_Part):
+    """An all-reduce of so many bytes between ranks of this machine."""
+
+    ranks: int = Field(ge=2)
+    bytes: float = Field(gt=0)
+    seconds: float = Field(gt=0)
+
+
+class Machine(_Part):
+    """Where it was measured."""
+
+    device: str
+    kind: Literal["cpu", "cuda"]
+    units: int = Field(ge=1)
+    """GPUs of the machine, or cores that ranks may use."""
+    memory: float = Field(ge=0)
+    """Bytes of a GPU; of the whole machine where there is none."""
+    flops: float = Field(gt=0)
+    """FLOP/s of a large matrix product in the server's precision."""
+    bytes_per_second: float = Field(gt=0)
+    """Of a large copy, reads and writes counted."""
+    torch: str
+
+
+class Work(_Part):
+    """What was trained: other work costs otherwise."""
+
+    network: str
+    columns: int = Field(ge=1)
+    batch_size: int = Field(ge=1)
+    training: float = Field(gt=0)
+    """Multiply-adds of one sample's training step."""
+    method: str
+    precision: str
+
+
+class Constants(_Part):
+    """A calibration."""
+
+    version: Literal[1] = 1
+    made: str
+    machine: Machine
+    work: Work
+    rounds: tuple[RoundPoint, ...] = Field(min_length=2)
+    links: tuple[LinkPoint, ...] = ()
+    server: tuple[ServerPoint, ...] = ()
+    preparations: tuple[Preparation, ...] = ()
+    server_start: float = Field(default=0.0, ge=0)
+    """Seconds of a process's first learning beyond those of a second one: DeepSpeed and
+    cuDNN load, kernels compile.
+    """
+
+
+def read_constants(path: Path) -> Constants:
+    """Read a calibration; anything else is one line for the user."""
+    again = "make it again with --calibrate"
+    try:
+        if not path.is_file():
+            raise UserError(f"--constants {path}: no such file; {again}")
+        if path.stat().st_size > MOST_BYTES:
+            raise UserError(f"--constants {path}: too large for a calibration; {again}")
+        return Constants.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
+    except ValidationError as failure:
+        first = failure.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "it"
+        raise UserError(
+            f"--constants {path}: not a calibration of this version ({where}: "
+            f"{first['msg']}); {again}"
+        ) from None
+
+
+def write_constants(path: Path, constants: Constants) -> None:
+    """Write a calibration, whole or not at all."""
+    check_target("the calibration", path)
+    beside = path.with_name(f".{path.name}.new")
+    try:
+        beside.write_text(constants.model_dump_json(indent=1) + "\n")
+        beside.replace(path)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}") from None

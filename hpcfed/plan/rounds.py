@@ -1,0 +1,193 @@
+"""Seconds and memory of a round on any number of ranks, from rounds measured on few."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import log2
+from statistics import fmean
+
+import numpy as np
+
+from hpcfed.plan.constants import Constants, RoundPoint, Spread
+from hpcfed.plan.fits import Range, least_squares, ranged
+from hpcfed.plan.links import Link, measured_link, ring_allreduce
+from hpcfed.plan.loads import Load
+
+FLOAT = 4
+"""Bytes of a number in a row."""
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What a round costs, in seconds."""
+
+    step: float
+    """A local step, however many clients take it together."""
+    client_step: float
+    """Each client's part of it."""
+    sharing: float
+    """By which share training slows down with every doubling of the ranks on a machine:
+    cores share caches, memory and clock.
+    """
+    fixed: float
+    """What else there is in every round."""
+    per_client: float
+    """The same, for each client of a rank."""
+    per_doubling: float
+    """What every doubling of the ranks adds: small collectives, figures of all ranks."""
+
+    def train(self, load: Load | RoundPoint, local: int = 1) -> float:
+        """Return the seconds of local training with `local` ranks on a machine."""
+        alone = self.step * load.longest + self.client_step * load.steps
+        return alone * (1 + self.sharing * log2(local))
+
+    def rest(self, load: Load | RoundPoint, ranks: int) -> float:
+        """Return the seconds of the rest, without what rows take between ranks."""
+        here = self.fixed + self.per_client * load.clients
+        return here + self.per_doubling * log2(ranks)
+
+
+@dataclass(frozen=True)
+class Target:
+    """The machines that a plan is for."""
+
+    ranks: int
+    per_node: int
+    """Ranks that share a machine's caches and memory; 1 where each has a GPU."""
+    link: Link
+
+    @property
+    def local(self) -> int:
+        """Ranks on the fullest machine."""
+        return min(self.ranks, self.per_node)
+
+
+def fit_rates(points: Sequence[RoundPoint], row_bytes: float, link: Link) -> Rates:
+    """Fit a round's costs to measured rounds; `link` is that of the measured ranks."""
+    alone = [point for point in points if point.ranks == 1]
+    by_steps = np.array([[point.longest, point.steps] for point in alone])
+    train = np.array([point.train.middle for point in alone])
+    step, client_step = least_squares(by_steps, train)
+    by_client = np.array([[1.0, point.clients] for point in alone])
+    rest = np.array([point.rest.middle for point in alone])
+    fixed, per_client = least_squares(by_client, rest)
+    found = Rates(
+        float(step), float(client_step), 0.0, float(fixed), float(per_client), 0
+    )
+    slower, added = [], []
+    for point in points:
+        if point.ranks > 1:
+            doublings = log2(point.ranks)
+            slower.append((point.train.middle / found.train(point) - 1) / doublings)
+            between = ring_allreduce(row_bytes, point.ranks, link)
+            more = point.rest.middle - found.rest(point, 1) - between
+            added.append(more / doublings)
+    if not slower:
+        return found
+    return replace(
+        found,
+        sharing=max(0.0, fmean(slower)),
+        per_doubling=max(0.0, fmean(added)),
+    )
+
+
+@dataclass(frozen=True)
+class RoundPlan:
+    """What a round takes."""
+
+    seconds: Range
+    """Without evaluation."""
+    train: float
+    between: float
+    """Of it, rows between ranks."""
+    rest: float
+    evaluation: Range
+    """Seconds that an evaluated round takes longer."""
+    memory: Range
+    """Bytes of the busiest rank."""
+
+
+def plan_round(
+    constants: Constants, loads: Sequence[Load], target: Target, *, columns: int
+) -> RoundPlan:
+    """Predict a round, whose busiest rank has one of these loads."""
+    row_bytes = FLOAT * columns
+    here = measured_link(constants.links) or target.link
+    between = ring_allreduce(row_bytes, target.ranks, target.link)
+
+    def seconds(points: Sequence[RoundPoint]) -> float:
+        rates = fit_rates(points, row_bytes, here)
+        each = [
+            rates.train(load, target.local) + rates.rest(load, target.ranks)
+            for load in loads
+        ]
+        return fmean(each) + between
+
+    points = constants.rounds
+    rates = fit_rates(points, row_bytes, here)
+    mean = mean_load(loads)
+    return RoundPlan(
+        seconds=ranged(
+            points,
+            seconds,
+            lambda: seconds(_at(points, "low")),
+            lambda: seconds(_at(points, "high")),
+            keep=_enough,
+        ),
+        train=rates.train(mean, target.local),
+        between=between,
+        rest=rates.rest(mean, target.ranks),
+        evaluation=ranged(
+            points, lambda some: evaluation(some, mean, target), keep=_enough
+        ),
+        memory=ranged(points, lambda some: memory(some, mean), keep=_enough),
+    )
+
+
+def mean_load(loads: Sequence[Load]) -> Load:
+    """Return the mean over drawn cohorts."""
+    return Load(
+        clients=round(fmean(load.clients for load in loads)),
+        hosted=max(load.hosted for load in loads),
+        longest=fmean(load.longest for load in loads),
+        steps=fmean(load.steps for load in loads),
+    )
+
+
+def evaluation(points: Sequence[RoundPoint], load: Load, target: Target) -> float:
+    """Return the seconds of an evaluation: all clients of a rank are judged."""
+    alone = [point for point in points if point.ranks == 1]
+    costs = np.array([[1.0, point.hosted] for point in alone])
+    seconds = np.array([max(point.evaluate, 1e-9) for point in alone])
+    fixed, per_client = least_squares(costs, seconds)
+    return float(fixed + per_client * load.hosted)
+
+
+def memory(points: Sequence[RoundPoint], load: Load) -> float:
+    """Return the peak bytes of a rank: those of any, and more for every client."""
+    alone = [point for point in points if point.ranks == 1]
+    costs = np.array([[1.0, point.clients] for point in alone])
+    held = np.array([max(point.memory, 1.0) for point in alone])
+    fixed, per_client = least_squares(costs, held)
+    return float(fixed + per_client * load.clients)
+
+
+def _enough(points: Sequence[RoundPoint]) -> bool:
+    """Tell whether rounds of one rank have two numbers of clients: fewer cannot tell a
+    fixed cost from one per client.
+    """
+    return len({point.clients for point in points if point.ranks == 1}) > 1
+
+
+def _at(points: Sequence[RoundPoint], which: str) -> list[RoundPoint]:
+    """Return the points with quick or slow rounds in place of the middle ones."""
+    found = []
+    for point in points:
+        train: float = getattr(point.train, which)
+        rest: float = getattr(point.rest, which)
+        change = {"train": _only(train), "rest": _only(rest)}
+        found.append(point.model_copy(update=change))
+    return found
+
+
+def _only(seconds: float) -> Spread:
+    return Spread(low=seconds, middle=seconds, high=seconds)

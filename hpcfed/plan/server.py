@@ -1,0 +1,296 @@
+"""The server's seconds and memory by ranks and ZeRO stage, from steps measured on one
+rank.
+
+A step takes its arithmetic at the speed of a large matrix product, the activations that
+pass through memory, a fixed part for every stage of the network, and the optimiser's
+pass over all parameters. So a small network and the paper's tell what a large one will
+take. Ranks share the samples of a step, and exchange gradients and parameters in rings.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hpcfed.models.layout import Layout
+from hpcfed.plan.constants import Constants, Machine, Preparation, ServerPoint
+from hpcfed.plan.fits import Range, least_squares, ranged
+from hpcfed.plan.links import Link, ring_allreduce, ring_pass
+from hpcfed.server.networks import num_parameters
+from hpcfed.server.options import NETWORKS, ServerOptions
+from hpcfed.server.schedule import num_steps
+from hpcfed.studies.estimate import server_networks
+
+OPTIMISER_BYTES = 40
+"""Bytes that AdamW reads and writes for every parameter in a step: weight, gradient and
+two moments are read, all but the gradient written, and the gradient is made anew.
+"""
+STATE_BYTES = {"parameters": 4, "gradients": 4, "moments": 8}
+"""Bytes of every parameter that stay in memory."""
+SHARED_BY_STAGE = {
+    0: (),
+    1: ("moments",),
+    2: ("moments", "gradients"),
+    3: ("moments", "gradients", "parameters"),
+}
+"""What server ranks share out, by ZeRO stage."""
+
+
+@dataclass(frozen=True)
+class NetworkSize:
+    """What one sample costs in one of the server's networks."""
+
+    flops: float
+    """Forward and backward."""
+    activations: float
+    stages: int
+    parameters: int
+
+
+def network_sizes(options: ServerOptions, layout: Layout) -> dict[str, NetworkSize]:
+    """Return the sizes of both networks, without building them."""
+    autoencoder, denoiser = server_networks(options, layout)
+    return {
+        "autoencoder": NetworkSize(
+            # The backward pass takes twice the forward's.
+            flops=3.0 * autoencoder.flops(),
+            activations=autoencoder.activations,
+            stages=len(autoencoder.encoder) + len(autoencoder.decoder),
+            parameters=num_parameters(autoencoder),
+        ),
+        "denoiser": NetworkSize(
+            flops=3.0 * denoiser.flops(options.size.latent),
+            activations=denoiser.activations,
+            stages=len(denoiser.stages) + 1,
+            parameters=num_parameters(denoiser),
+        ),
+    }
+
+
+@dataclass(frozen=True)
+class StepRates:
+    """What a step costs, in seconds."""
+
+    stage: float
+    """A stage of a network, whatever its size."""
+    activation: float
+    """A number that a stage puts out."""
+    machine: Machine
+
+    def seconds(self, size: NetworkSize, samples: float) -> float:
+        """Return the seconds of a step of so many samples on one rank."""
+        optimiser = OPTIMISER_BYTES * size.parameters / self.machine.bytes_per_second
+        return (
+            self.stage * size.stages
+            + self.activation * size.activations * samples
+            + size.flops * samples / self.machine.flops
+            + optimiser
+        )
+
+
+def fit_steps(points: Sequence[ServerPoint], machine: Machine) -> StepRates:
+    """Fit what the machine's ceilings leave unexplained of measured steps."""
+    plain = [point for point in points if not point.zero_stage]
+    costs, seconds = [], []
+    for point in plain:
+        known = point.flops / machine.flops
+        known += OPTIMISER_BYTES * point.parameters / machine.bytes_per_second
+        costs.append([point.stages, point.activations])
+        # A network cannot be quicker than its ceilings; a clock may say so.
+        seconds.append(max(point.seconds - known, 0.05 * point.seconds))
+    stage, activation = least_squares(np.array(costs), np.array(seconds))
+    return StepRates(float(stage), float(activation), machine)
+
+
+def zero_overhead(points: Sequence[ServerPoint], network: str, stage: int) -> float:
+    """Return the seconds that a ZeRO stage adds to a step on one rank, which are of
+    hooks and launches: the same for networks of any size.
+    """
+    found = {}
+    for point in points:
+        if point.network == network:
+            # The largest was measured last.
+            found[point.parameters, point.zero_stage] = point.seconds
+    added = 0.0
+    for (parameters, measured), seconds in found.items():
+        if measured == stage and (parameters, 0) in found:
+            added = max(added, seconds - found[parameters, 0])
+    return added
+
+
+def exchange(size: NetworkSize, ranks: int, stage: int, link: Link) -> float:
+    """Return the seconds that ranks exchange gradients and parameters in a step."""
+    whole = 4.0 * size.parameters
+    norms = 2 * size.stages * ring_allreduce(8, ranks, link)
+    if stage < 3:
+        # Gradients are summed; from stage 1 on that is a reduce-scatter, and the new
+        # parameters are gathered: as many bytes.
+        return ring_allreduce(whole, ranks, link) + norms
+    # Parameters are gathered for the forward and for the backward pass.
+    return 3 * ring_pass(whole, ranks, link) + norms
+
+
+@dataclass(frozen=True)
+class LearningPlan:
+    """What one learning of the server takes on so many ranks."""
+
+    ranks: int
+    zero_stage: int
+    seconds: Range
+    exchange: float
+    """Seconds of it between ranks."""
+    memory: Range
+    """Bytes of a server rank."""
+
+
+def plan_learning(
+    constants: Constants,
+    options: ServerOptions,
+    layout: Layout,
+    *,
+    ranks: int,
+    zero_stage: int,
+    link: Link,
+    clients: int,
+) -> LearningPlan:
+    """Predict one learning, and the generation of rows for so many clients."""
+    sizes = network_sizes(options, layout)
+    steps = num_steps(options)
+    between = 0.0
+    for network in NETWORKS:
+        each = exchange(sizes[network], ranks, zero_stage, link)
+        between += steps[network] * each
+
+    def seconds(points: Sequence[ServerPoint]) -> float:
+        rates = fit_steps(points, constants.machine)
+        total = between
+        for network in NETWORKS:
+            # Ranks share a step's samples, rounded up to whole ones.
+            share = -(-options.batch(network) // ranks)
+            step = rates.seconds(sizes[network], share)
+            step += zero_overhead(constants.server, network, zero_stage)
+            total += steps[network] * step + _first(points, network)
+        return total + _besides(constants, sizes, options, clients)
+
+    return LearningPlan(
+        ranks=ranks,
+        zero_stage=zero_stage,
+        seconds=ranged(constants.server, seconds, keep=_enough),
+        exchange=between,
+        memory=_memory(constants, sizes, options, ranks, zero_stage),
+    )
+
+
+def _first(points: Sequence[ServerPoint], network: str) -> float:
+    """Return what the first steps take longer: that of the largest measured network."""
+    of_network = [point for point in points if point.network == network]
+    largest = max(
+        of_network, key=lambda point: (not point.zero_stage, point.parameters)
+    )
+    return largest.first
+
+
+def _besides(
+    constants: Constants,
+    sizes: dict[str, NetworkSize],
+    options: ServerOptions,
+    clients: int,
+) -> float:
+    """Return the seconds of building networks and of generating rows."""
+    parameters = sum(size.parameters for size in sizes.values())
+    built = _line(
+        [(found.parameters, found.seconds) for found in constants.preparations],
+        parameters,
+    )
+    forward = inversion_flops(sizes["denoiser"], options, clients)
+    inverted = _line(
+        [(found.forward, found.invert) for found in constants.preparations], forward
+    )
+    return constants.server_start + built + inverted
+
+
+def inversion_flops(denoiser: NetworkSize, options: ServerOptions, rows: int) -> float:
+    """Return the FLOPs of generating rows: a pass there and a pass back in every step."""
+    return 2.0 * options.inversion_depth * rows * denoiser.flops / 3
+
+
+def _line(points: Sequence[tuple[float, float]], at: float) -> float:
+    """Return the value at a place of a fixed cost and one per unit, fitted to points."""
+    if len({place for place, _ in points}) < 2:
+        return max((value for _, value in points), default=0.0)
+    costs = np.array([[1.0, place] for place, _ in points])
+    values = np.array([max(value, 1e-6) for _, value in points])
+    fixed, each = least_squares(costs, values)
+    return float(fixed + each * at)
+
+
+def _memory(
+    constants: Constants,
+    sizes: dict[str, NetworkSize],
+    options: ServerOptions,
+    ranks: int,
+    zero_stage: int,
+) -> Range:
+    """Return the bytes of a server rank: the larger of both networks counts."""
+
+    def most(points: Sequence[ServerPoint]) -> float:
+        per_activation = fit_memory(points)
+        found = []
+        for network, size in sizes.items():
+            share = -(-options.batch(network) // ranks)
+            kept = state_bytes(size.parameters, ranks, zero_stage)
+            found.append(kept + per_activation * size.activations * share)
+        return max(found)
+
+    return ranged(constants.server, most, keep=_enough)
+
+
+def state_bytes(parameters: int, ranks: int, zero_stage: int) -> float:
+    """Return the bytes of weights, gradients and moments on a rank."""
+    kept = 0.0
+    for name, each in STATE_BYTES.items():
+        shared = name in SHARED_BY_STAGE[zero_stage]
+        kept += each * parameters / (ranks if shared else 1)
+    return kept
+
+
+def fit_memory(points: Sequence[ServerPoint]) -> float:
+    """Return the bytes of every number that stages put out: outputs, their gradients,
+    and what norms and convolutions lay out anew.
+    """
+    plain = [point for point in points if not point.zero_stage]
+    # Peaks only grow in a process, and the autoencoder learns first.
+    largest = max(plain, key=lambda point: point.activations)
+    left = largest.memory - state_bytes(largest.parameters, 1, 0)
+    return max(left, 0.0) / largest.activations
+
+
+def _enough(points: Sequence[ServerPoint]) -> bool:
+    """Tell whether both networks are there in two sizes, without ZeRO."""
+    for network in NETWORKS:
+        sizes = {
+            point.parameters
+            for point in points
+            if point.network == network and not point.zero_stage
+        }
+        if len(sizes) < 2:
+            return False
+    return True
+
+
+def preparation(
+    sizes: dict[str, NetworkSize],
+    options: ServerOptions,
+    *,
+    rows: int,
+    seconds: float,
+    invert: float,
+) -> Preparation:
+    """Take down what was measured beside steps."""
+    return Preparation(
+        parameters=sum(size.parameters for size in sizes.values()),
+        seconds=max(0.0, seconds),
+        invert=invert,
+        rows=rows,
+        forward=inversion_flops(sizes["denoiser"], options, rows),
+    )

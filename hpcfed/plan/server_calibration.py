@@ -1,0 +1,184 @@
+"""Measures steps of the server's two networks in two sizes, and what ZeRO adds."""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hpcfed.clients.network import client_layout, client_network
+from hpcfed.config import Settings
+from hpcfed.plan.constants import Preparation, ServerPoint
+from hpcfed.plan.server import NetworkSize, network_sizes, preparation
+from hpcfed.runtime import world as worlds
+from hpcfed.runtime.device import set_arithmetic
+from hpcfed.server.columns import generated
+from hpcfed.server.engines import import_engine
+from hpcfed.server.latent_diffusion import LatentDiffusion
+from hpcfed.server.options import NETWORKS, ServerOptions
+from hpcfed.server.report import LearningReport
+from hpcfed.server.slot import RankSlot
+
+SIZES = {"cuda": ("small", "paper"), "cpu": ("tiny", "small")}
+"""Sizes that are measured, by device: a CPU takes hours for the paper's."""
+WARMUP, STEPS = 4, {"cuda": 12, "cpu": 4}
+"""Steps before those that count, and those."""
+BANK = {"cuda": 400, "cpu": 40}
+"""Rows that are learnt from."""
+INVERTED = 20
+"""Rows that are generated."""
+
+
+def measure_server(
+    settings: Settings, options: ServerOptions, device: torch.device
+) -> dict[str, Any]:
+    """Return the server's fields of `Constants`."""
+    world = worlds.enter(device=device.type)
+    world.join_alone()
+    set_arithmetic(precision=settings.config.precision, deterministic=False)
+    layout = client_layout(settings.config, client_network(settings.config, seed=0))
+    points: list[ServerPoint] = []
+    prepared: list[Preparation] = []
+    start = 0.0
+    for number, size in enumerate(SIZES[device.type]):
+        plain = options.model_copy(update=_few_steps(options, size, device))
+        sizes = network_sizes(plain, layout)
+        widths = generated(layout, plain).widths
+        first = _Clock(plain, widths, world.device)
+        first.learn()
+        clock = first
+        if number == 0:
+            # The first learning of a process loads libraries and compiles kernels.
+            clock = _Clock(plain, widths, world.device)
+            clock.learn()
+            start = max(0.0, first.besides - clock.besides)
+        points += clock.points(sizes)
+        prepared.append(
+            preparation(
+                sizes,
+                plain,
+                rows=INVERTED,
+                seconds=clock.besides,
+                invert=clock.invert(),
+            )
+        )
+    # What ZeRO adds is hooks and launches, which one size shows.
+    points += _zero_points(plain, widths, sizes, world.device)
+    world.close()
+    return {
+        "server": tuple(points),
+        "preparations": tuple(prepared),
+        "server_start": start,
+    }
+
+
+def _zero_points(
+    plain: ServerOptions,
+    widths: Sequence[int],
+    sizes: dict[str, NetworkSize],
+    device: torch.device,
+) -> list[ServerPoint]:
+    """Measure the stages of ZeRO, on one rank."""
+    found = []
+    for stage in (1, 2, 3):
+        options = plain.model_copy(update={"zero_stage": stage})
+        clock = _Clock(options, widths, device)
+        clock.learn()
+        found += clock.points(sizes)
+    return found
+
+
+def _few_steps(
+    options: ServerOptions, size: str, device: torch.device
+) -> dict[str, Any]:
+    steps = WARMUP + STEPS[device.type]
+    return {
+        "server": size,
+        # Those would make all sizes alike.
+        "server_width": None,
+        "server_latent": None,
+        "server_depth": None,
+        "server_load": "",
+        "server_engine": "deepspeed",
+        "zero_stage": 0,
+        "server_offload": "none",
+        "server_micro_batch": None,
+        "autoencoder_samples": steps * options.batch("autoencoder"),
+        "denoiser_samples": steps * options.batch("denoiser"),
+    }
+
+
+class _Clock:
+    """Learns with a clock that looks twice: after the first steps, and after the last."""
+
+    def __init__(
+        self, options: ServerOptions, widths: Sequence[int], device: torch.device
+    ) -> None:
+        self._options = options
+        self._device = device
+        import_engine(options, device)
+        generator = torch.Generator(device).manual_seed(0)
+        self._rows = torch.randn(
+            BANK[device.type], sum(widths), device=device, generator=generator
+        )
+        self._model = LatentDiffusion(widths, options, RankSlot(device), seed=0)
+        self._looks: dict[str, dict[int, float]] = {name: {} for name in NETWORKS}
+        self._report: LearningReport | None = None
+
+    def learn(self) -> None:
+        """Learn once."""
+        self._report = self._model.learn(self._rows, self._look)
+
+    def _look(self, network: str, done: int, steps: int, losses: Tensor) -> None:
+        if done in (WARMUP, steps):
+            self._synchronize()
+            self._looks[network][done] = time.perf_counter()
+
+    def _synchronize(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+    @property
+    def report(self) -> LearningReport:
+        """What the learning reported."""
+        assert self._report is not None, "learn() first"
+        return self._report
+
+    @property
+    def besides(self) -> float:
+        """Seconds of the learning besides steps."""
+        return self.report.seconds["prepare"] + self.report.seconds["encode"]
+
+    def points(self, sizes: dict[str, NetworkSize]) -> list[ServerPoint]:
+        """Return what a step of each network took."""
+        found = []
+        for network, size in sizes.items():
+            begin, end = sorted(self._looks[network].values())
+            steps = STEPS[self._device.type]
+            each = (end - begin) / steps
+            batch = self._options.batch(network)
+            whole = self.report.seconds[network]
+            found.append(
+                ServerPoint(
+                    network="autoencoder" if network == "autoencoder" else "denoiser",
+                    zero_stage=self._options.zero_stage,
+                    batch=batch,
+                    flops=size.flops * batch,
+                    activations=size.activations * batch,
+                    stages=size.stages,
+                    parameters=size.parameters,
+                    seconds=each,
+                    first=max(0.0, whole - each * (steps + WARMUP)),
+                    memory=float(self.report.peak_here),
+                )
+            )
+        return found
+
+    def invert(self) -> float:
+        """Return the seconds of generating a few clients' rows."""
+        self._synchronize()
+        begin = time.perf_counter()
+        self._model.invert(self._rows[:INVERTED])
+        self._synchronize()
+        return time.perf_counter() - begin
