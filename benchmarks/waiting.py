@@ -26,13 +26,23 @@ from hpcfed.record.run import RunRecord
 from hpcfed.record.timing import PHASES
 from hpcfed.runtime.signals import STOPPED
 from hpcfed.studies.launch import environment_of, launcher
+from hpcfed.studies.plan import flags
 
 WAIT = 0.02
-WORDS = (
-    "--method fedavg --device cpu --dataset synthetic --synthetic-shape 1x8x8 --model mlp "
-    "--partition iid --train-per-client 8 --test-per-client 4 --evaluate-every 10 "
-    "--checkpoint-every 10 --simulate-training 20ms"
-).split()
+OPTIONS = {
+    "method": "fedavg",
+    "device": "cpu",
+    "dataset": "synthetic",
+    "synthetic_shape": "1x8x8",
+    "model": "mlp",
+    "partition": "iid",
+    "train_per_client": 8,
+    "test_per_client": 4,
+    "evaluate_every": 10,
+    "checkpoint_every": 10,
+    "simulate_training": "20ms",
+}
+WORDS = flags(OPTIONS)
 
 
 def command(ranks: int, *words: str) -> list[str]:
@@ -56,19 +66,29 @@ def until(log: Path, text: str, process: subprocess.Popen[bytes]) -> float:
     return time.perf_counter()
 
 
-def resident(process: subprocess.Popen[bytes]) -> float:
-    """Return the mean proportional memory of the ranks below a launcher, in MiB."""
+def ranks_of(out: Path) -> list[Path]:
+    """Return the folders in /proc of a run's ranks, without their launcher."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            line = (folder / "cmdline").read_bytes().split(b"\0")
-            rollup = (folder / "smaps_rollup").read_text()
+            words = (folder / "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue  # it has ended
+        if b"hpcfed" in words[:4] and str(out).encode() in words:
+            found.append(folder)
+    return found
+
+
+def resident(out: Path) -> float:
+    """Return the mean memory of a run's ranks in MiB; what they share counts in parts."""
+    found = []
+    for folder in ranks_of(out):
+        try:
+            lines = (folder / "smaps_rollup").read_text().splitlines()
         except OSError:
             continue
-        # Ranks, not the launcher, whose words hold the same.
-        if b"hpcfed" in line[:4] and b"--simulate-training" in line:
-            pss = next(row for row in rollup.splitlines() if row.startswith("Pss:"))
-            found.append(int(pss.split()[1]) / 1024)
+        pss = next(line for line in lines if line.startswith("Pss:"))
+        found.append(int(pss.split()[1]) / 1024)
     return sum(found) / max(1, len(found))
 
 
@@ -79,7 +99,7 @@ def measure(ranks: int, asked: argparse.Namespace, folder: Path) -> None:
     begin = time.perf_counter()
     process = start(command(ranks, *words, "--out", str(out)), log)
     first = until(log, "round 1/", process) - begin
-    memory = resident(process)
+    memory = resident(out)
     code = process.wait()
     whole = time.perf_counter() - begin
     if code:
@@ -123,8 +143,9 @@ def stop_and_resume(ranks: int, asked: argparse.Namespace, folder: Path) -> None
     print(f"left alone: exit code {code}, {time.perf_counter() - begin:.1f} s")
     process = start(command(ranks, *words, "--out", str(parted)), log)
     until(log, "round 1/", process)
-    # mpirun passes it on to all ranks.
-    process.send_signal(signal.SIGTERM)
+    # To every rank, as Slurm does: mpirun would end with a code of its own.
+    for rank in ranks_of(parted):
+        os.kill(int(rank.name), signal.SIGTERM)
     asked_at = time.perf_counter()
     code = process.wait()
     print(
