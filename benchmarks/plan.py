@@ -76,7 +76,7 @@ def settings_of(values: Mapping[str, Any]) -> Settings:
 
 def loads_of(config: RunConfig, ranks: int) -> list[Load]:
     """Return the work of the busiest rank."""
-    sizes, _ = train_sizes(config, validates=False)
+    sizes = train_sizes(config, validates=False)
     return rank_loads(config, sizes, ranks, mode="batched")
 
 

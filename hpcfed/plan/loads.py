@@ -7,7 +7,6 @@ import numpy as np
 from hpcfed.clients.placement import LONGEST, client_loads, place
 from hpcfed.clients.schedule import Length, num_steps
 from hpcfed.config import RunConfig
-from hpcfed.errors import UserError
 from hpcfed.experiment.data import deal, load_alone
 from hpcfed.runtime import randomness
 
@@ -29,26 +28,14 @@ class Load:
     """Local steps of all its clients."""
 
 
-def train_sizes(config: RunConfig, *, validates: bool) -> tuple[np.ndarray, str]:
-    """Return every client's training samples, and what was assumed about them; nothing
-    where the data set says it all.
-    """
+def train_sizes(config: RunConfig, *, validates: bool) -> np.ndarray:
+    """Return every client's training samples, as a run would deal them out."""
     even = config.dataset == "synthetic" and config.partition == "iid"
     if even or config.partition == "dominant":
-        return np.full(config.clients, config.train_per_client), ""
-    try:
-        dealt = deal(config, load_alone(config), validates=validates)
-    except UserError as error:
-        samples = config.data().samples
-        if samples is None:
-            raise
-        each = max(1, samples[0] // config.clients)
-        assumed = (
-            f"every client has {each} samples, since the data is not here ({error})"
-        )
-        return np.full(config.clients, each), assumed
+        return np.full(config.clients, config.train_per_client)
+    dealt = deal(config, load_alone(config), validates=validates)
     lists = dealt.partition.train[: config.clients]
-    return np.array([len(samples) for samples in lists]), ""
+    return np.array([len(samples) for samples in lists])
 
 
 def rank_loads(

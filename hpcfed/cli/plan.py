@@ -1,0 +1,95 @@
+"""`hpcfed plan`: what a run will take on machines that are not at hand."""
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+
+from hpcfed.cli.parser import CommandParser
+from hpcfed.cli.settings import keyword_settings
+from hpcfed.config import check_text, read_toml
+from hpcfed.config.units import parse_bytes_per_second, parse_seconds
+
+SUMMARY = "what a run will take on more ranks than there are here"
+EXAMPLES = """\
+  hpcfed plan my.toml --ranks 64 --link 50GB/s --latency 5us  seconds, memory, ranks for the server
+  hpcfed plan my.toml --calibrate                             measure this machine first
+  hpcfed plan my.toml --ranks 64 --json                       the same for programs"""
+
+
+def command(arguments: list[str]) -> None:
+    options = _parser().parse_args(arguments)
+    check_text(str(options.config), "CONFIG.toml")
+    values = read_toml(options.config)
+    # Nothing is written there by a plan.
+    for name in ("out", "overwrite"):
+        values.pop(name, None)
+    settings = keyword_settings(values)
+    # Late: this loads torch.
+    from hpcfed.plan.command import plan
+
+    plan(options, settings, values)
+
+
+def _parser() -> CommandParser:
+    parser = CommandParser(
+        "plan",
+        f"examples:\n{EXAMPLES}",
+        description="Predicts a run's seconds per round and memory per rank, the "
+        "server's time by ranks and ZeRO stage, and how many ranks to give to the "
+        "server. Every figure has an interval. It rests on what --calibrate has "
+        "measured here, and says so where nothing was.",
+    )
+    add = parser.add_argument
+    add("config", type=Path, metavar="CONFIG.toml", help="the options of the run")
+    add(
+        "--ranks",
+        type=int,
+        default=1,
+        metavar="N",
+        help="ranks of the run, those of the server included (default: 1)",
+    )
+    add(
+        "--per-node",
+        type=int,
+        metavar="N",
+        help="ranks that share a machine's memory (default: its cores; 1 where ranks "
+        "have a GPU each)",
+    )
+    add(
+        "--link",
+        type=_quantity(parse_bytes_per_second),
+        metavar="SPEED",
+        help="what joins two ranks, as in 50GB/s or 400Gb/s (default: as measured)",
+    )
+    add(
+        "--latency",
+        type=_quantity(parse_seconds),
+        metavar="TIME",
+        help="what an empty message takes, as in 5us (default: as measured)",
+    )
+    add(
+        "--calibrate",
+        action="store_true",
+        help="first measure short runs of these options here: few clients, one rank and "
+        "a few, the server's model in two sizes; takes a minute or two",
+    )
+    add(
+        "--constants",
+        type=Path,
+        metavar="FILE",
+        help="where the calibration is written and read (default: hpcfed-plan.json)",
+    )
+    add("--json", action="store_true", help="everything as JSON, for programs")
+    return parser
+
+
+def _quantity(parse: Callable[[str], float]) -> Callable[[str], float]:
+    """Return a parser of quantities whose mistakes argparse reports."""
+
+    def read(text: str) -> float:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(f"{error}, got '{text}'") from None
+
+    return read

@@ -1,0 +1,108 @@
+"""What a plan takes for granted: all of it where nothing was measured, and what other
+work costs than the measured.
+"""
+
+import torch
+
+from hpcfed.clients.engine import CPU_ACTIVATIONS
+from hpcfed.clients.network import client_network, sample_of
+from hpcfed.config import RunConfig
+from hpcfed.models.cost import cost
+from hpcfed.plan.constants import Constants, Machine, RoundPoint, Spread, Work
+from hpcfed.studies.estimate import UNMEASURED
+
+GUESSED = 4.0
+"""By which factor a plan without calibration may be off, either way."""
+OTHER_WORK = 1.5
+"""By which factor a plan may be off that was calibrated with another network."""
+STEP = {"cpu": 1e-3, "cuda": 3e-4}
+"""Seconds of a local step beyond its arithmetic."""
+ROUND = 2e-3
+"""Seconds of a round besides training."""
+MATRICES = 6
+"""Matrices as large as the rows that training takes, as in `clients.engine`."""
+PROCESS = 500 * 2**20
+"""Bytes of a process before its first client."""
+COPIES = {"cpu": 1e10, "cuda": 2e12}
+"""Bytes per second that a device copies."""
+
+
+def assumed(config: RunConfig, work: Work) -> Constants:
+    """Make constants by counting: arithmetic at a usual speed, and rows in memory."""
+    on_gpu = config.device == "cuda"
+    if config.device == "auto":
+        on_gpu = torch.cuda.is_available()
+    kind = "cuda" if on_gpu else "cpu"
+    flops = UNMEASURED[kind]
+    # A multiplication and an addition.
+    client_step = 2 * work.training * work.batch_size / flops
+    activations = cost(client_network(config, seed=0), sample_of(config)).activations
+    each = 4.0 * (MATRICES * work.columns + 3 * work.batch_size * activations)
+    if kind == "cpu":
+        # A stack holds so many activations at most, however many clients there are.
+        each = 4.0 * MATRICES * work.columns
+    base = float(PROCESS) if kind == "cuda" else PROCESS + 12.0 * CPU_ACTIVATIONS
+    points = []
+    for clients in (10, 1000):
+        train = STEP[kind] + client_step * clients
+        points.append(
+            RoundPoint(
+                ranks=1,
+                clients=clients,
+                hosted=clients,
+                longest=1.0,
+                steps=clients,
+                train=_exactly(train),
+                rest=_exactly(ROUND),
+                # A forward pass over data of about a step.
+                evaluate=train / 3,
+                memory=base + each * clients,
+            )
+        )
+    return Constants(
+        made="",
+        machine=Machine(
+            device=f"a {'GPU' if on_gpu else 'core'} of {flops / 1e9:g} GFLOP/s",
+            kind="cuda" if on_gpu else "cpu",
+            units=1,
+            memory=0.0,
+            flops=flops,
+            bytes_per_second=COPIES[kind],
+            torch=str(torch.__version__),
+        ),
+        work=work,
+        rounds=tuple(points),
+    )
+
+
+def scaled(constants: Constants, work: Work) -> Constants:
+    """Return constants for other work than the measured: training scales with its
+    arithmetic, memory with the columns of a row.
+    """
+    before = constants.work
+    arithmetic = work.training * work.batch_size
+    arithmetic /= before.training * before.batch_size
+    rows = work.columns / before.columns
+    least = min(point.memory for point in constants.rounds)
+    points = []
+    for point in constants.rounds:
+        change = {
+            "train": _times(point.train, arithmetic),
+            "evaluate": point.evaluate * arithmetic,
+            # What a process holds without clients stays.
+            "memory": least + (point.memory - least) * rows,
+        }
+        points.append(point.model_copy(update=change))
+    return constants.model_copy(update={"rounds": tuple(points), "work": work})
+
+
+def _exactly(seconds: float) -> Spread:
+    return Spread(low=seconds, middle=seconds, high=seconds)
+
+
+def _times(spread: Spread, factor: float) -> Spread:
+    return Spread(
+        low=spread.low * factor,
+        middle=spread.middle * factor,
+        high=spread.high * factor,
+    )

@@ -1,0 +1,96 @@
+"""Predicts one run on any number of ranks."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from hpcfed import methods
+from hpcfed.clients.engine import LOOP_ABOVE_COLUMNS
+from hpcfed.clients.network import client_layout, client_network
+from hpcfed.config import Settings
+from hpcfed.models.layout import Layout
+from hpcfed.plan.constants import Constants
+from hpcfed.plan.fits import Range
+from hpcfed.plan.links import Link
+from hpcfed.plan.loads import rank_loads, train_sizes
+from hpcfed.plan.rounds import RoundPlan, Target, plan_round
+from hpcfed.plan.server import LearningPlan, plan_learning
+from hpcfed.plan.split import Split
+from hpcfed.server.options import ServerOptions
+from hpcfed.server.schedule import num_learnings
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run will take."""
+
+    notes: list[str]
+    """What the figures rest on."""
+    rounds: dict[int, RoundPlan]
+    """A round by the number of ranks."""
+    learnings: list[LearningPlan]
+    """The server's learning by ranks and ZeRO stage; none where there is no server."""
+    splits: list[Split]
+    best: Split | None
+    whole: Range
+    """Seconds of all rounds and learnings, on all ranks, with the best split."""
+
+
+class Planner:
+    """Predicts one run on any number of ranks."""
+
+    def __init__(
+        self, settings: Settings, constants: Constants, link: Link, *, per_node: int
+    ) -> None:
+        self._settings = settings
+        self._constants = constants
+        self._link = link
+        self._per_node = per_node
+        config = settings.config
+        self.layout: Layout = client_layout(config, client_network(config, seed=0))
+        validates = methods.load(config.method).VALIDATES
+        self._sizes: np.ndarray = train_sizes(config, validates=validates)
+
+    def round(self, ranks: int) -> RoundPlan:
+        """Predict a round on so many workers."""
+        config = self._settings.config
+        large = self.layout.num_columns > LOOP_ABOVE_COLUMNS
+        mode = "loop" if large or config.engine == "loop" else "batched"
+        loads = rank_loads(config, self._sizes, ranks, mode=mode)
+        target = Target(ranks=ranks, per_node=self._per_node, link=self._link)
+        columns = self.layout.num_columns
+        return plan_round(self._constants, loads, target, columns=columns)
+
+    def learning(self, options: ServerOptions, ranks: int, stage: int) -> LearningPlan:
+        """Predict a learning on so many ranks."""
+        return plan_learning(
+            self._constants,
+            options,
+            self.layout,
+            ranks=ranks,
+            zero_stage=stage,
+            link=self._link,
+            clients=self._settings.config.clients,
+        )
+
+    def whole(self, ranks: int) -> Range:
+        """Predict the seconds of all rounds on so many workers."""
+        config = self._settings.config
+        found = self.round(ranks)
+        evaluations = -(-config.rounds // config.evaluate_every)
+        return found.seconds * config.rounds + found.evaluation * evaluations
+
+    def split(self, options: ServerOptions, ranks: int, server_ranks: int) -> Split:
+        """Predict the whole run with so many ranks for the server."""
+        workers = ranks - server_ranks
+        trainers = server_ranks or ranks
+        learning = self.learning(options, trainers, options.zero_stage)
+        times = num_learnings(options, self._settings.config.rounds)
+        memory = [self.round(workers).memory.middle, learning.memory.middle]
+        return Split(
+            server_ranks=server_ranks,
+            workers=workers,
+            seconds=self.whole(workers) + learning.seconds * times,
+            # Ranks that do both hold both.
+            memory=max(memory) if server_ranks else sum(memory),
+        )
