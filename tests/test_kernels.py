@@ -14,6 +14,7 @@ from hpcfed.kernels import (
     convolution,
     convolution_plan,
     cuda,
+    distances,
     dropout,
     linear,
     norms,
@@ -22,9 +23,12 @@ from hpcfed.kernels.convolution import Layer
 from hpcfed.kernels.pull import CHUNK, Spans, Strengths, add_pull
 from hpcfed.kernels.sgd import Rule, descend
 from hpcfed.models import MODELS
+from hpcfed.models.kernel_layout import KernelLayout
+from hpcfed.models.layout import Layout
 from hpcfed.models.networks import build
 from hpcfed.runtime import randomness
 
+LINEAR = {"SLOTS": 10, "OUTPUTS": 128, "THREADS": 256, "MIN_BLOCKS": 2, "DEPTH": 8}
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 TYPES = [torch.float32, torch.bfloat16]
 LAYERS = {
@@ -51,7 +55,9 @@ def reference(x: Tensor, weight: Tensor, bias: Tensor | None, layer: Layer) -> T
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("warp_groups", [True, False])
+@pytest.mark.parametrize(
+    ("warp_groups", "bounded"), [(True, True), (True, False), (False, True)]
+)
 @pytest.mark.parametrize(("clients", "slots"), [(3, 7), (1, 1), (40, 2)])
 @pytest.mark.parametrize("name", LAYERS)
 def test_convolution_is_exact_on_small_integers(
@@ -59,10 +65,11 @@ def test_convolution_is_exact_on_small_integers(
     clients: int,
     slots: int,
     warp_groups: bool,
+    bounded: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Small integers are TensorFloat-32 numbers, and their sums are exact: nothing but
-    a slope is rounded.
+    """Small integers are TensorFloat-32 numbers and halves, and their sums are exact:
+    nothing but a slope is rounded.
     """
     if warp_groups and not convolution.has_warp_groups(0):
         pytest.skip("warp-group instructions are Hopper's")
@@ -85,7 +92,7 @@ def test_convolution_is_exact_on_small_integers(
     bias = integers(clients, layer.outputs).requires_grad_() if layer.bias else None
     inputs = [tensor for tensor in (x, weight, bias) if tensor is not None]
     sink = torch.full((clients, layer.columns), torch.nan, device="cuda")
-    y = convolution.block(x, weight, bias, layer, sink)
+    y = convolution.block(x, weight, bias, layer, sink, bounded=bounded)
     dy = integers(*y.shape)
     gradients = torch.autograd.grad(y, inputs, dy)
     assert gradients[1].data_ptr() == sink.data_ptr() and not sink.isnan().any()
@@ -109,23 +116,35 @@ def test_convolution_is_exact_on_small_integers(
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("scale", [1.0, 1e-6])
+@pytest.mark.parametrize("bounded", [True, False])
 @pytest.mark.parametrize("name", ["no bias, no activation", "second of cnn-pfl"])
-def test_convolution_of_any_numbers_has_the_precision_of_tf32(name: str) -> None:
+def test_convolution_of_any_numbers_has_the_precision_of_tf32(
+    name: str, bounded: bool, scale: float
+) -> None:
+    """Gradients may be as small as those of a client that has nearly learned its data."""
     layer = LAYERS[name]
     torch.manual_seed(0)
-    x = torch.randn(
-        15, layer.channels, layer.height, layer.width, device="cuda"
-    ).contiguous(memory_format=torch.channels_last)
-    weight = torch.randn(
-        3, layer.outputs, layer.kernel, layer.kernel, layer.channels, device="cuda"
-    )
-    weight = weight.permute(0, 1, 4, 2, 3)
+    x = torch.randn(15, layer.channels, layer.height, layer.width, device="cuda")
+    x = x.contiguous(memory_format=torch.channels_last).requires_grad_()
+    shape = (3, layer.outputs, layer.kernel, layer.kernel, layer.channels)
+    weight = torch.randn(shape, device="cuda").permute(0, 1, 4, 2, 3).requires_grad_()
     bias = torch.randn(3, layer.outputs, device="cuda") if layer.bias else None
-    y = convolution.block(x, weight, bias, layer, None)
-    expected = reference(
-        x.double(), weight.double(), None if bias is None else bias.double(), layer
-    )
-    assert 1e-7 < float((y.double() - expected).norm() / expected.norm()) < 1e-3
+    y = convolution.block(x, weight, bias, layer, None, bounded=bounded)
+    dy = scale * torch.randn_like(y)
+    gradients = torch.autograd.grad(y, (x, weight), dy)
+    exact = [tensor.detach().double().requires_grad_() for tensor in (x, weight)]
+    expected = reference(*exact, None if bias is None else bias.double(), layer)
+    theirs = torch.autograd.grad(expected, exact, dy.double())
+
+    def error(ours: Tensor, theirs: Tensor) -> float:
+        difference = ours.detach().double() - theirs.detach()
+        return float(difference.norm() / theirs.detach().norm())
+
+    assert 1e-7 < error(y, expected) < 1e-3
+    # A winner of the pooling or a sign may turn over where two values are close.
+    for ours, right in zip(gradients, theirs, strict=True):
+        assert error(ours, right) < (2e-2 if layer.pool else 1e-3)
 
 
 @pytest.mark.gpu
@@ -139,6 +158,48 @@ def test_dropout_draws_the_numbers_of_the_stream() -> None:
         torch.testing.assert_close(y, x * keep / 0.75)
         (gradient,) = torch.autograd.grad(y, given, torch.ones_like(y))
         torch.testing.assert_close(gradient, keep / 0.75)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", [(15, 6, 4, 4), (6, 64, 14, 14), (3, 33, 1, 40)])
+def test_dropout_to_vectors_is_dropout_and_flatten(shape: tuple[int, ...]) -> None:
+    keys = randomness.client_keys(0, "dropout", 0, torch.arange(3)).cuda()
+    x = torch.randn(shape, device="cuda").contiguous(memory_format=torch.channels_last)
+    one, two = x.clone().requires_grad_(), x.clone().requires_grad_()
+    turned = dropout.dropout(one, keys, 0.25, flat=True)
+    plain = dropout.dropout(two, keys, 0.25).flatten(1)
+    assert torch.equal(turned, plain) and turned.is_contiguous()
+    dy = torch.randn_like(plain)
+    (ours,) = torch.autograd.grad(turned, one, dy)
+    (theirs,) = torch.autograd.grad(plain, two, dy)
+    assert torch.equal(ours, theirs)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize(
+    ("slots", "outputs", "inputs"), [(10, 128, 12544), (1, 512, 1000), (16, 48, 6004)]
+)
+def test_a_product_that_reads_weights_once(
+    slots: int,
+    outputs: int,
+    inputs: int,
+    biased: bool,
+) -> None:
+    """Small integers are exact; rows are slices of a wider matrix."""
+
+    def integers(*shape: int) -> Tensor:
+        return torch.randint(-2, 3, shape, device="cuda").float()
+
+    torch.manual_seed(0)
+    weight = integers(3, outputs * inputs + 8)[:, 4:-4].unflatten(1, (outputs, inputs))
+    x = integers(3, slots, inputs)
+    bias = integers(3, outputs) if biased else None
+    assert linear._reads_once(x, weight) == (outputs * inputs >= linear.MANY_WEIGHTS)
+    expected = x.double() @ weight.double().transpose(1, 2)
+    if bias is not None:
+        expected += bias.double()[:, None]
+    assert torch.equal(linear._forward(x, weight, bias).double(), expected)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -466,15 +527,35 @@ def test_sources_compile(name: str) -> None:
     """
     pytest.importorskip("cuda.bindings.nvrtc", reason="no CUDA compiler beside torch")
     layer = LAYERS[name]
-    for architecture in ("sm_80", "sm_90a"):
-        for kind, plan in convolution_plan.plans(
-            layer, convolution_plan.SHARED, architecture == "sm_90a"
-        ).items():
+    shared = convolution_plan.SHARED
+    for architecture, bounded in itertools.product(("sm_80", "sm_90a"), (True, False)):
+        plans = convolution_plan.plans(layer, shared, architecture == "sm_90a", bounded)
+        for kind, plan in plans.items():
             assert plan.shared <= convolution_plan.SHARED
             macros = convolution_plan.macros(layer, kind, plan)
             assert cuda.compiled("convolution.cu", macros, architecture).startswith(
                 b"\x7fELF"
             )
+
+
+@pytest.mark.parametrize(
+    ("source", "macros"),
+    [
+        ("relayout.cu", {}),
+        ("distances.cu", {"THREADS": 256, "CHUNK": 2**14}),
+        ("linear.cu", LINEAR | {"LINEAR_FORWARD": 1, "CHUNK": 448}),
+        ("linear.cu", LINEAR | {"MOMENTUM": "0.5f", "DECAY": "0.0f", "RATE_EACH": 1}),
+        (
+            "dropout.cu",
+            {"CHANNELS": 64, "PIXELS": 196, "THRESHOLD": 9, "SCALE": 2, "BACKWARD": 1},
+        ),
+    ],
+    ids=str,
+)
+def test_other_sources_compile(source: str, macros: dict[str, int | str]) -> None:
+    pytest.importorskip("cuda.bindings.nvrtc", reason="no CUDA compiler beside torch")
+    code = cuda.compiled(source, tuple(macros.items()), "sm_90a")
+    assert code.startswith(b"\x7fELF")
 
 
 def test_source_of_batches_compiles() -> None:
@@ -557,3 +638,54 @@ def test_the_pull_is_the_gradient_of_its_norms(
     )
     pulled = gradient.cpu().double() - before.double()
     torch.testing.assert_close(pulled, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["cnn-pfl", "resnet18", "mlp"])
+def test_rows_reach_the_kernels_and_come_back(name: str) -> None:
+    """One pass by a table does what a copy of every tensor does, and clears padding."""
+    layout = Layout.of(build(name, shape=(3, 32, 32), classes=10, seed=0))
+    kernels = KernelLayout(layout, torch.device("cuda"))
+    wide = torch.randn(5, layout.num_columns + 3, device="cuda")
+    for rows in (wide[:, 3:], wide[:1, 1:-2].expand(5, -1)):
+        ours, theirs = (kernels.zeros(5, rows) for _ in range(2))
+        for matrix in (*ours, *theirs):
+            matrix.fill_(torch.nan)
+        kernels.load(rows, ours)
+        kernels.load(rows.double(), theirs)  # float64 goes the other way
+        for matrix, expected in zip(ours, theirs, strict=True):
+            assert torch.equal(matrix, expected)
+        back = torch.full_like(wide, torch.nan)[:, 3:]
+        kernels.store(ours, back)
+        assert torch.equal(back, rows)
+
+
+def test_large_tensors_begin_at_a_line() -> None:
+    layout = Layout.of(build("cnn-pfl", shape=(3, 32, 32), classes=10, seed=0))
+    kernels = KernelLayout(layout, torch.device("cuda"))
+    starts = {e.name: e.start for e in kernels.entries}
+    # 32 · 27 weights and 32 biases make 896, a multiple of 32; 64 biases follow 18,432
+    # weights, and 128 biases the large layer.
+    assert starts["conv2.weight"] == 896
+    assert starts["fc1.weight"] == 896 + 18_432 + 64
+    assert starts["head.weight"] == starts["fc1.weight"] + 128 * 12_544 + 128
+    assert kernels.widths[0] % 32 == 0
+
+
+@pytest.mark.gpu
+def test_distances_of_rows() -> None:
+    torch.manual_seed(0)
+    wide = torch.randn(4, 40_003, device="cuda")
+    for rows in (wide[:, 3:], wide[:, :5]):
+        for start in (torch.randn_like(rows), torch.randn_like(rows[:1]).expand(4, -1)):
+            expected = (rows.double() - start.double()).norm(dim=1)
+            assert distances.serves(rows, start)
+            found = distances.row_distances(rows, start)
+            torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=0)
+    rows[1, 2] = torch.nan
+    assert distances.row_distances(rows, start).isnan().tolist() == [
+        False,
+        True,
+        False,
+        False,
+    ]

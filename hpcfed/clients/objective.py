@@ -70,6 +70,8 @@ class StepTargets:
 class Objective(Protocol):
     counts_tokens: bool
     """Whether a mean is over tokens, of which samples have unequal numbers."""
+    bounded: bool
+    """Whether no output's gradient is larger than 1."""
 
     def loss(
         self, outputs: Tensor, step: StepTargets, total: Tensor, tokens: Tensor
@@ -89,6 +91,7 @@ class Objective(Protocol):
 
 class Classification:
     counts_tokens = False
+    bounded = True
 
     def loss(
         self, outputs: Tensor, step: StepTargets, total: Tensor, tokens: Tensor
@@ -119,6 +122,7 @@ class Classification:
 
 class NextToken:
     counts_tokens = True
+    bounded = True
 
     def loss(
         self, outputs: Tensor, step: StepTargets, total: Tensor, tokens: Tensor
@@ -151,6 +155,7 @@ class NextToken:
 
 class Regression:
     counts_tokens = False
+    bounded = False
 
     def loss(
         self, outputs: Tensor, step: StepTargets, total: Tensor, tokens: Tensor

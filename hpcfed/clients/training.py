@@ -111,10 +111,9 @@ class StackTraining:
         shapes = step_shapes(sizes, self._recipe.length)
         self._reserve(count)
         kernel_rows = self._first(count)
-        if self._layout.padded:
-            # A client that diverged may have left NaN between the tensors.
-            kernel_rows[0].zero_()
-            self._gradient.zero_()
+        # A client that diverged may have left NaN between the tensors; loading sets the
+        # rows' own padding to zero.
+        self._layout.clear_padding(self._gradient[:count])
         self._layout.load(job.rows, kernel_rows)
         if self._pull is not None:
             assert job.pull is not None, "made for clients that are pulled"
@@ -269,6 +268,7 @@ class StackTraining:
             keys=keys,
             sinks=sinks,
             updates=updates,
+            bounded=self._objective.bounded,
         )
         step_targets = StepTargets(
             self._shard.targets, self._tables.samples, self._tables.counts, self._step

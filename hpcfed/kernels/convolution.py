@@ -36,14 +36,18 @@ def block(
     layer: Layer,
     sink: Tensor | None = None,
     branch: Branch | None = None,
+    *,
+    bounded: bool = False,
 ) -> Tensor:
     """Apply the layer to [clients · slots, channels, height, width].
 
     Weights are [clients, …]; all tensors are channels-last. `sink` [clients,
     layer.columns], if given, is where the gradient of weights and biases is written, in
-    the branch.
+    the branch. Gradients are `bounded` if those of the network's outputs are at most 1:
+    halves then hold them.
     """
-    result: Tensor = _Block.apply(x, weight, bias, layer, sink, branch or Branch())
+    branch = branch or Branch()
+    result: Tensor = _Block.apply(x, weight, bias, layer, sink, branch, bounded)
     return result
 
 
@@ -57,39 +61,40 @@ class _Block(torch.autograd.Function):
         layer: Layer,
         sink: Tensor | None,
         branch: Branch,
+        bounded: bool,
     ) -> Tensor:
         x = x.contiguous(memory_format=torch.channels_last)
         shape = (len(x), layer.outputs, *layer.result)
         y = torch.empty(shape, device=x.device, memory_format=torch.channels_last)
-        # Which of the four pixels has won: all that the backward pass needs of the
-        # convolution's own output, which never exists in memory.
-        winner = torch.empty_like(y, dtype=torch.int8) if layer.pool else None
+        # Which of the four pixels has won, and signs: all that the backward pass needs
+        # of the output, and of the convolution's own, which never exists in memory.
+        marks = torch.empty_like(y, dtype=torch.int8) if layer.marked else None
         kernel = _kernel(layer, "forward", x.device.index)
         kernel(
             (kernel.capacity, 1),
             x,
             None,
-            None,
             weight,
             bias,
             y,
-            winner,
+            marks,
             weight.stride(0),
             0 if bias is None else bias.stride(0),
             len(weight),
             len(x) // len(weight),
         )
-        ctx.save_for_backward(x, weight, y, winner)
+        ctx.save_for_backward(x, weight, marks)
         ctx.layer = layer
         ctx.sink = sink
         ctx.branch = branch
         ctx.biased = bias is not None
+        ctx.bounded = bounded
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, y, winner = ctx.saved_tensors
+        x, weight, marks = ctx.saved_tensors
         layer: Layer = ctx.layer
         dy = dy.contiguous(memory_format=torch.channels_last)
         clients = len(weight)
@@ -100,21 +105,22 @@ class _Block(torch.autograd.Function):
             # Autograd waits for a gradient that has no sink, so that cannot go aside.
             aside = nullcontext()
             if ctx.sink is not None:
-                aside = ctx.branch.work(x, dy, y, winner)
+                aside = ctx.branch.work(x, dy, marks)
             with aside:
-                total = _weight_gradient(x, dy, y, winner, clients, layer, ctx.sink)
+                total = _weight_gradient(
+                    x, dy, marks, clients, layer, ctx.sink, ctx.bounded
+                )
             weights = layer.outputs * layer.kernel**2 * layer.channels
             stored = (layer.outputs, layer.kernel, layer.kernel, layer.channels)
             dw = total[:, :weights].unflatten(1, stored).permute(0, 1, 4, 2, 3)
             db = total[:, weights:] if ctx.biased else None
         if needs_x:
             dx = torch.empty_like(x, memory_format=torch.channels_last)
-            kernel = _kernel(layer, "input", x.device.index)
+            kernel = _kernel(layer, "input", x.device.index, ctx.bounded)
             kernel(
                 (kernel.capacity, 1),
                 dy,
-                y,
-                winner,
+                marks,
                 weight,
                 None,
                 dx,
@@ -124,40 +130,40 @@ class _Block(torch.autograd.Function):
                 clients,
                 slots,
             )
-        return dx, dw, db, None, None, None
+        return dx, dw, db, None, None, None, None
 
 
 def _weight_gradient(
     x: Tensor,
     dy: Tensor,
-    y: Tensor,
-    winner: Tensor | None,
+    marks: Tensor | None,
     clients: int,
     layer: Layer,
     sink: Tensor | None,
+    bounded: bool,
 ) -> Tensor:
     """Return the gradients of weights and biases together, [clients, layer.columns]."""
-    plan = _plan(layer, "weight", x.device.index)
-    kernel = _kernel(layer, "weight", x.device.index)
+    plan = _plan(layer, "weight", x.device.index, bounded)
+    kernel = _kernel(layer, "weight", x.device.index, bounded)
     slots = len(x) // clients
     # Enough blocks for the whole device, where there are few clients.
     splits = max(1, min(slots, 2 * kernel.capacity // clients))
     pixel_warps = splits * plan.warps // plan.tap_warps
     # Partial sums, added up in a fixed order: atomic adds would differ from run to run.
     partial_sums = torch.empty(pixel_warps, clients, layer.columns, device=x.device)
-    kernel((splits, clients), x, dy, y, winner, partial_sums, clients, slots)
+    kernel((splits, clients), x, dy, marks, partial_sums, clients, slots)
     if sink is None:
         return partial_sums.sum(0)
     return torch.sum(partial_sums, 0, out=sink)
 
 
-def _plan(layer: Layer, kind: Kind, device: int) -> Plan:
-    return plans(layer, shared_memory(device), has_warp_groups(device))[kind]
+def _plan(layer: Layer, kind: Kind, device: int, bounded: bool) -> Plan:
+    return plans(layer, shared_memory(device), has_warp_groups(device), bounded)[kind]
 
 
 @cache
-def _kernel(layer: Layer, kind: Kind, device: int) -> Kernel:
-    plan = _plan(layer, kind, device)
+def _kernel(layer: Layer, kind: Kind, device: int, bounded: bool = False) -> Kernel:
+    plan = _plan(layer, kind, device, bounded)
     return Kernel(
         "convolution.cu",
         kernel_name(kind, plan),

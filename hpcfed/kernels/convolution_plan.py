@@ -22,6 +22,10 @@ device.
 """
 BUSY_WARPS = 16
 """Warps per multiprocessor that the registers leave room for."""
+GRADIENT_SCALE = 1024
+"""By how much bounded gradients, of at most 1 at a network's outputs, are scaled up in
+halves. Halves reach from 6e-8 to 65,504.
+"""
 MAX_BATCH = 16
 """Units that a block takes at once at most."""
 
@@ -56,6 +60,11 @@ class Layer:
         """Height and width of the layer's output."""
         height, width = self.convolved
         return (height // 2, width // 2) if self.pool else (height, width)
+
+    @property
+    def marked(self) -> bool:
+        """Whether the backward pass needs to know winners or signs."""
+        return self.pool or self.slope != 1
 
     @property
     def columns(self) -> int:
@@ -95,19 +104,33 @@ class Plan:
     """Output channels that a warp-group instruction makes at once; 0 for kernels
     without them.
     """
+    half: bool = False
+    """Whether operands are multiplied in halves."""
+    most_warps: int = 16
+    """Warps of a multiprocessor that the registers leave room for."""
+
+    @property
+    def blocks(self) -> int:
+        """Blocks that a multiprocessor runs at once, as memory and registers allow."""
+        return max(1, min(self.most_warps // self.warps, SHARED // self.shared))
 
 
 Scored = tuple[float, Plan]
 
 
 @cache
-def plans(layer: Layer, shared: int, warp_groups: bool) -> dict[Kind, Plan]:
-    """Return the best plan of each kernel; empty when an image does not fit."""
+def plans(
+    layer: Layer, shared: int, warp_groups: bool, bounded: bool = False
+) -> dict[Kind, Plan]:
+    """Return the best plan of each kernel; empty when an image does not fit.
+
+    Gradients are multiplied in halves only if they are `bounded`.
+    """
     best: dict[Kind, Plan] = {}
     for kind in KINDS:
         candidates: list[Scored] = []
-        if warp_groups:
-            candidates = _wide_candidates(layer, kind, shared)
+        if kind == "forward" or bounded:
+            candidates = _half_candidates(layer, kind, shared, warp_groups)
         if not candidates:
             candidates = _candidates(layer, kind, shared)
         # One kernel that does not fit is reason enough for torch's convolution.
@@ -120,8 +143,8 @@ def plans(layer: Layer, shared: int, warp_groups: bool) -> dict[Kind, Plan]:
 def kernel_name(kind: Kind, plan: Plan) -> str:
     """Return the name of the kernel in convolution.cu."""
     if kind == "weight":
-        return "weight_gradient"
-    return "wide_product" if plan.wide else "gather_product"
+        return "half_weight_gradient" if plan.half else "weight_gradient"
+    return "half_product" if plan.half else "gather_product"
 
 
 def macros(layer: Layer, kind: Kind, plan: Plan) -> Macros:
@@ -134,6 +157,7 @@ def macros(layer: Layer, kind: Kind, plan: Plan) -> Macros:
     values["SLOPE"] = f"{float(layer.slope)}f"
     # The gradient of inputs first spreads the gradient of outputs over the pixels that
     # have won.
+    values["MARKS"] = int(layer.marked)
     values["SPREAD"] = int(kind == "input")
     values["BIAS"] = int(layer.bias and kind != "input")
     values["BAND"] = plan.band
@@ -142,8 +166,9 @@ def macros(layer: Layer, kind: Kind, plan: Plan) -> Macros:
     values["WARPS"] = plan.warps
     values["NT"] = plan.wide
     values["TAP_WARPS"] = plan.tap_warps
+    values["SCALE"] = f"{float(GRADIENT_SCALE)}f"
     # Tells the compiler how many registers a thread may take.
-    values["MIN_BLOCKS"] = max(1, min(16 // plan.warps, SHARED // plan.shared))
+    values["MIN_BLOCKS"] = plan.blocks
     return tuple(values.items())
 
 
@@ -323,57 +348,134 @@ def _product_cuts(
         yield score, plan
 
 
-def _wide_candidates(layer: Layer, kind: Kind, limit: int) -> list[Scored]:
-    """Return cuts for products on warp-group instructions; none where these do not
-    serve.
-    """
+def _half_candidates(
+    layer: Layer, kind: Kind, limit: int, warp_groups: bool
+) -> list[Scored]:
+    """Return cuts for operands in halves; none where these do not serve."""
     g = _geometry(layer, kind)
-    if kind == "weight" or g.src_c % 8 or g.dst_c % 8:
-        return []
+    if kind == "weight":
+        # Pixels of few channels are loaded in fours.
+        few = g.src_c in (3, 4) and layer.width % 4 == 0
+        if (g.src_c % 16 and not few) or g.dst_c % 16:
+            return []
+        cuts = _half_weight_cuts
+    else:
+        if not warp_groups or g.src_c % 16 or g.dst_c % 8:
+            return []
+        cuts = _half_product_cuts
+    found = []
+    for band in g.bands():
+        for batch in range(1, MAX_BATCH + 1):
+            for score, plan in cuts(g, band, batch):
+                if plan.shared <= limit:
+                    # A block alone waits for what it loads.
+                    found.append((score * (0.7 if plan.blocks == 1 else 1.0), plan))
+    return found
+
+
+def _half_weight_cuts(g: _Geometry, band: int, batch: int) -> Iterator[Scored]:
+    """Yield cuts of the gradient of weights: warps divide taps, or pixels."""
+    bands = _quotient(g.out_h, band)
+    height = band * g.step
+    useful = g.out_h / (band * bands) * (height / g.rows(band)) ** 0.2
+    pixels = _quotient(height * g.out_w * g.step, 16) * 16
+    # An odd number of 16 bytes between pixels, for the banks.
+    pixel = g.src_c + 8
+    images = 2 * batch * g.rows(band) * g.cols * pixel
+    groups = g.taps // 16
+    if g.src_c <= 4:
+        # Two copies of pixels of 8 bytes, as the source lays them out.
+        unit = g.rows(band) * ((g.cols + 2) // 2)
+        images = 16 * (_quotient(batch * unit, 8) * 8 + 4 + batch * unit)
+        groups = _quotient(g.kernel * _quotient(g.kernel, 2), 2)
+    shared = images + batch * pixels * 2 * (g.dst_c + 8) + 4 * pixels + 128
+    steps = batch * pixels // 16
+    for tap_warps, pixel_warps in _divisions(groups):
+        groups_each = _quotient(groups, tap_warps)
+        # A warp keeps all its sums in registers.
+        if groups_each * g.fragments > 24:
+            continue
+        warps = tap_warps * pixel_warps
+        busy = (
+            groups
+            / (groups_each * tap_warps)
+            * steps
+            / (_quotient(steps, pixel_warps) * pixel_warps)
+        )
+        loads = (groups_each + g.fragments / 2) / (groups_each * g.fragments)
+        plan = Plan(
+            band=band,
+            batch=batch,
+            pixel=pixel,
+            shared=shared,
+            warps=warps,
+            tap_warps=tap_warps,
+            half=True,
+            most_warps=_warps_with(4 * groups_each * g.fragments + 60),
+        )
+        # Waiting between batches, which blocks beside hide.
+        waiting = 16 / plan.blocks
+        yield useful * busy / (1 + loads) * steps / (steps + waiting), plan
+
+
+def _warps_with(registers: int) -> int:
+    """Return the warps of a multiprocessor that may have so many registers a thread.
+
+    It has four parts, with 512 registers for each thread of a warp.
+    """
+    return 4 * (512 // (_quotient(registers, 8) * 8))
+
+
+def _divisions(groups: int) -> Iterator[tuple[int, int]]:
+    """Yield numbers of warps that divide groups of taps, and of those that divide
+    pixels.
+    """
+    for tap_warps in range(1, min(groups, 12) + 1):
+        for pixel_warps in (1, 2, 4, 8):
+            if 6 <= tap_warps * pixel_warps <= 12:
+                yield tap_warps, pixel_warps
+
+
+def _half_product_cuts(g: _Geometry, band: int, batch: int) -> Iterator[Scored]:
+    """Yield cuts of the forward pass or the gradient of inputs."""
     # The most that divides the channels: an operand is read once for all of them.
     at_once = next(size for size in (64, 32, 16, 8) if g.dst_c % size == 0)
     parts = g.dst_c // at_once
-    found = []
-    for band in g.bands():
-        bands = _quotient(g.out_h, band)
-        rows = g.rows(band)
-        # A tile is 64 pixels in a row; those at the rows' ends are for nothing.
-        tiles = _quotient(band * g.step * g.cols, 64)
-        useful = (
-            g.out_h
-            / (band * bands)
-            * band
-            * g.step
-            * g.out_w
-            * g.step
-            / (tiles * 64)
-            * (band * g.step / rows) ** 0.2
-        )
-        for batch in range(1, MAX_BATCH + 1):
-            # 16 bytes more than a multiple of 128, as PLANE in the source.
-            reach = 64 + (g.kernel - 1) * g.cols + g.kernel
-            plane = (batch * rows * g.cols + reach) // 8 * 8 + 9
-            staged = batch * tiles * 64 * (g.dst_c + 8) if g.pool else 0
-            weights = g.taps * g.dst_c
-            planes = g.src_c * plane
-            shared = 4 * (weights + planes + staged) + 128
-            # An instruction's descriptor has 14 bits for the distance of planes.
-            if shared > limit or plane >= 2**14:
-                continue
-            tasks = batch * tiles * parts
-            busy = tasks / (_quotient(tasks, 2) * 2)
-            clocks = tasks * g.taps // 8 * max(16, at_once // 2)
-            # 5000 clocks of waiting between batches; two blocks share them.
-            score = (
-                useful
-                * busy
-                * clocks
-                / (clocks + 5000)
-                * min(1.0, (limit // shared) / 2) ** 0.6
-            )
-            plan = Plan(band=band, batch=batch, pixel=0, shared=shared, wide=at_once)
-            found.append((score, plan))
-    return found
+    bands = _quotient(g.out_h, band)
+    rows = g.rows(band)
+    # A tile is 64 pixels in a row; those at the rows' ends are for nothing.
+    tiles = _quotient(band * g.step * g.cols, 64)
+    pixels_used = band * g.step * g.out_w * g.step
+    useful = (
+        g.out_h
+        / (band * bands)
+        * pixels_used
+        / (tiles * 64)
+        * (band * g.step / rows) ** 0.2
+    )
+    # PLANE in the source.
+    planes = g.src_c // 8
+    reach = 64 + (g.kernel - 1) * g.cols + g.kernel
+    plane = (batch * rows * g.cols + reach) // 8 * 8 + 8 + 8 // min(planes, 8)
+    # An instruction's descriptor has 14 bits for the distance of planes.
+    if plane >= 2**14:
+        return
+    staged = batch * tiles * 64 * (g.dst_c + 8) if g.pool else 0
+    shared = 2 * g.taps * g.dst_c + 16 * planes * plane + 4 * staged + 128
+    tasks = batch * tiles * parts
+    busy = tasks / (_quotient(tasks, 2) * 2)
+    clocks = tasks * g.taps // 16 * max(16, at_once // 2)
+    plan = Plan(
+        band=band,
+        batch=batch,
+        pixel=0,
+        shared=shared,
+        wide=at_once,
+        half=True,
+        most_warps=24 if at_once < 64 else 16,
+    )
+    # 5000 clocks of waiting between batches; blocks beside hide them.
+    yield useful * busy * clocks / (clocks + 5000 / plan.blocks), plan
 
 
 def _quotient(number: int, divisor: int) -> int:

@@ -15,13 +15,18 @@ from hpcfed.kernels.cuda import Kernel
 _THREADS = 256
 
 
-def dropout(x: Tensor, keys: Tensor, p: float) -> Tensor:
+def dropout(x: Tensor, keys: Tensor, p: float, *, flat: bool = False) -> Tensor:
     """Zero values where `randomness.uniform` of the client's key is below p.
 
-    The others are scaled by 1 / (1 − p).
+    The others are scaled by 1 / (1 − p). With `flat`, images come out as vectors, one
+    channel after the other.
     """
+    is_turned = flat and x.dim() == 4 and not x.is_contiguous()
+    if is_turned:
+        turned: Tensor = _TurningDropout.apply(x, keys, p)
+        return turned
     y: Tensor = _Dropout.apply(x, keys, p)
-    return y
+    return y.flatten(1) if flat else y
 
 
 class _Dropout(torch.autograd.Function):
@@ -40,6 +45,46 @@ class _Dropout(torch.autograd.Function):
         return _dropped(dy, keys, ctx.p), None, None
 
 
+class _TurningDropout(torch.autograd.Function):
+    """Takes channels-last images to vectors on the way, and their gradients back."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, keys: Tensor, p: float) -> Tensor:
+        ctx.save_for_backward(keys)
+        ctx.p = p
+        ctx.shape = x.shape
+        x = x.contiguous(memory_format=torch.channels_last)
+        y = x.new_empty(len(x), x[0].numel())
+        _turn(x, y, keys, p, x.shape, backward=False)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        (keys,) = ctx.saved_tensors
+        dx = torch.empty(
+            ctx.shape,
+            dtype=dy.dtype,
+            device=dy.device,
+            memory_format=torch.channels_last,
+        )
+        _turn(dy.contiguous(), dx, keys, ctx.p, ctx.shape, backward=True)
+        return dx, None, None
+
+
+def _turn(
+    x: Tensor, y: Tensor, keys: Tensor, p: float, shape: torch.Size, *, backward: bool
+) -> None:
+    """Drop values of x while they move to the other layout, into y."""
+    samples, channels, height, width = shape
+    pixels = height * width
+    kernel = _kernel(
+        "turning_dropout", channels, pixels, p, x.device.index, backward=backward
+    )
+    squares = -(-channels // 32) * -(-pixels // 32)
+    kernel((squares, samples), x, y, keys.contiguous(), x.numel() // len(keys))
+
+
 def _dropped(x: Tensor, keys: Tensor, p: float) -> Tensor:
     # Random numbers count values channels-first, whatever the layout in memory, so that
     # a CPU drops the same ones.
@@ -52,7 +97,7 @@ def _dropped(x: Tensor, keys: Tensor, p: float) -> Tensor:
     else:
         x = x.contiguous()
     y = torch.empty_like(x)
-    kernel = _kernel(channels, pixels, p, x.device.index)
+    kernel = _kernel("dropout", channels, pixels, p, x.device.index)
     blocks = -(-x.numel() // _THREADS)
     per_client = x.numel() // len(keys)
     kernel((blocks, 1), x, y, keys.contiguous(), per_client, x.numel())
@@ -60,7 +105,15 @@ def _dropped(x: Tensor, keys: Tensor, p: float) -> Tensor:
 
 
 @cache
-def _kernel(channels: int, pixels: int, p: float, device: int) -> Kernel:
+def _kernel(
+    name: str,
+    channels: int,
+    pixels: int,
+    p: float,
+    device: int,
+    *,
+    backward: bool = False,
+) -> Kernel:
     # The smallest number of 24 bits that is at least p: a uniform number has 24.
     threshold = math.ceil(p * 2**24)
     macros = (
@@ -68,5 +121,6 @@ def _kernel(channels: int, pixels: int, p: float, device: int) -> Kernel:
         ("PIXELS", pixels),
         ("THRESHOLD", threshold),
         ("SCALE", f"{1 / (1 - p)!r}f"),
+        ("BACKWARD", int(backward)),
     )
-    return Kernel("dropout.cu", "dropout", macros, threads=_THREADS)
+    return Kernel("dropout.cu", name, macros, threads=_THREADS)

@@ -1,51 +1,149 @@
-// The backward pass of a linear layer with many weights and few samples, for every client, in one pass over the weights:
-//   dx[s][k] = Σₙ dy[s][n] w[n][k], and w[n][k] takes its step of SGD down the gradient Σₛ dy[s][n] x[s][k].
-// Memory is what such a layer costs: the weights are read once and written once, and their gradient never exists.
-// A thread has four columns; a block has 4 · blockDim.x of them, of client blockIdx.y.
+// A linear layer with many weights and few samples, for every client. Memory is what such a layer costs.
+//
+//   linear_forward    y[s][n] = Σₖ x[s][k] w[n][k], a partial sum per chunk of k; the weights are read once
+//   linear_sum        adds the partial sums and the bias, in a fixed order
+//   linear_backward   dx[s][k] = Σₙ dy[s][n] w[n][k], and w[n][k] takes its step of SGD down the gradient
+//                     Σₛ dy[s][n] x[s][k]: the weights are read once and written once, their gradient never exists
 
 typedef long long int64;
 
-#define PADDED ((SLOTS + 3) / 4 * 4)
+#ifdef LINEAR_FORWARD
 
-__device__ __forceinline__ void add(float4& sum, float factor, const float4 v) {
-  sum.x += factor * v.x, sum.y += factor * v.y, sum.z += factor * v.z, sum.w += factor * v.w;
+#define TILES ((SLOTS + 7) / 8)  // of eight samples
+#define PITCH (CHUNK + 16)       // floats of a sample in shared memory: rows of a tile begin in two halves of the banks
+
+__device__ __forceinline__ unsigned rounded(float x) {  // to TensorFloat-32
+  unsigned y;
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(y) : "f"(x));
+  return y;
 }
 
-extern "C" __global__ void linear_backward(const float* dy, const float* x, float* w, float* velocity, float* dx,
-                                           const float* lr, int64 inputs, int64 stride) {
+// mma.m16n8k8: lane = 4 g + t holds A[g | g+8][t | t+4], B[t | t+4][g], D[g | g+8][2t | 2t+1].
+__device__ __forceinline__ void mma(float (&d)[4], float a0, float a1, float a2, float a3, unsigned b0, unsigned b1) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(rounded(a0)), "r"(rounded(a1)), "r"(rounded(a2)), "r"(rounded(a3)), "r"(b0), "r"(b1));
+}
+
+// A block has chunk blockIdx.x of the columns of client blockIdx.y; a warp has sixteen outputs at a time.
+// Columns may be taken in any order, so a lane loads four neighbours at once, and an instruction takes two of them.
+extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
+linear_forward(const float* x, const float* w, float* parts, int64 inputs, int64 stride, int64 clients) {
+  __shared__ __align__(16) unsigned samples[TILES * 8 * PITCH];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
+  const int64 client = blockIdx.y, first = (int64)blockIdx.x * CHUNK;
+  for (int i = 4 * threadIdx.x; i < TILES * 8 * CHUNK; i += 4 * THREADS) {
+    const int s = i / CHUNK, k = i % CHUNK;
+    float4 v = make_float4(0, 0, 0, 0);
+    if (s < SLOTS && first + k < inputs) v = *(const float4*)(x + (client * SLOTS + s) * inputs + first + k);
+    *(uint4*)(samples + s * PITCH + k) = make_uint4(rounded(v.x), rounded(v.y), rounded(v.z), rounded(v.w));
+  }
+  __syncthreads();
+  for (int tile = warp; tile < OUTPUTS / 16; tile += THREADS / 32) {
+    const float* low = w + client * stride + (int64)(tile * 16 + g) * inputs + first + 4 * t;
+    const float* high = low + 8 * inputs;
+    float d[TILES][4] = {};
+#pragma unroll 1
+    for (int k = 0; k < CHUNK; k += 16 * DEPTH) {
+      float4 a[DEPTH][2];
+#pragma unroll
+      for (int i = 0; i < DEPTH; i++) {
+        a[i][0] = a[i][1] = make_float4(0, 0, 0, 0);
+        if (k + 16 * i < CHUNK && first + k + 16 * i + 4 * t < inputs) {
+          a[i][0] = __ldcs((const float4*)(low + k + 16 * i));
+          a[i][1] = __ldcs((const float4*)(high + k + 16 * i));
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < DEPTH; i++) {
+        if (k + 16 * i >= CHUNK) break;
+#pragma unroll
+        for (int n = 0; n < TILES; n++) {
+          const uint4 b = *(const uint4*)(samples + (n * 8 + g) * PITCH + k + 16 * i + 4 * t);
+          mma(d[n], a[i][0].x, a[i][1].x, a[i][0].y, a[i][1].y, b.x, b.y);
+          mma(d[n], a[i][0].z, a[i][1].z, a[i][0].w, a[i][1].w, b.z, b.w);
+        }
+      }
+    }
+#pragma unroll
+    for (int n = 0; n < TILES; n++)
+#pragma unroll
+      for (int i = 0; i < 4; i++) {
+        const int s = n * 8 + 2 * t + i % 2, output = tile * 16 + i / 2 * 8 + g;
+        if (s < SLOTS) parts[((blockIdx.x * clients + client) * SLOTS + s) * OUTPUTS + output] = d[n][i];
+      }
+  }
+}
+
+// parts: [chunks][clients][SLOTS][OUTPUTS]
+extern "C" __global__ void linear_sum(const float* parts, const float* bias, float* y, int64 chunks, int64 stride,
+                                      int64 total) {
+  const int64 i = (int64)blockIdx.x * blockDim.x + threadIdx.x;
+  if (i >= total) return;
+  float sum = bias ? bias[i / (SLOTS * OUTPUTS) * stride + i % OUTPUTS] : 0;
+#pragma unroll 8
+  for (int64 c = 0; c < chunks; c++) sum += parts[c * total + i];
+  y[i] = sum;
+}
+
+#else
+
+#define PADDED ((SLOTS + 3) / 4 * 4)
+
+__device__ __forceinline__ void add(float2& sum, float factor, const float2 v) {
+  sum.x += factor * v.x, sum.y += factor * v.y;
+}
+
+// A thread has two columns; a block has 2 · blockDim.x of them, of client blockIdx.y.
+extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
+linear_backward(const float* dy, const float* x, float* w, float* velocity, float* dx, const float* lr, int64 inputs,
+                int64 stride) {
   __shared__ __align__(16) float slopes[OUTPUTS][PADDED];
   const int64 client = blockIdx.y;
   dy += client * SLOTS * OUTPUTS;
   for (int i = threadIdx.x; i < OUTPUTS * PADDED; i += blockDim.x)
     slopes[i / PADDED][i % PADDED] = i % PADDED < SLOTS ? dy[i % PADDED * OUTPUTS + i / PADDED] : 0;
   __syncthreads();
-  const int64 k = 4 * ((int64)blockIdx.x * blockDim.x + threadIdx.x);
+  const int64 k = 2 * ((int64)blockIdx.x * blockDim.x + threadIdx.x);
   if (k >= inputs) return;
   const float rate = lr[RATE_EACH ? client : 0];
-  float4 own[SLOTS], sums[SLOTS];
+  float2 own[SLOTS], sums[SLOTS];
 #pragma unroll
   for (int s = 0; s < SLOTS; s++) {
-    own[s] = *(const float4*)(x + (client * SLOTS + s) * inputs + k);
-    sums[s] = make_float4(0, 0, 0, 0);
+    own[s] = *(const float2*)(x + (client * SLOTS + s) * inputs + k);
+    sums[s] = make_float2(0, 0);
   }
   float* row = w + client * stride + k;
   float* speed = velocity + client * stride + k;
-#pragma unroll 4
-  for (int n = 0; n < OUTPUTS; n++) {
-    float4 weight = *(const float4*)(row + n * inputs), g = make_float4(0, 0, 0, 0);
+  // DEPTH rows are under way before the first is used.
+  for (int n = 0; n < OUTPUTS; n += DEPTH) {
+    float2 weight[DEPTH], v[DEPTH];
 #pragma unroll
-    for (int s = 0; s < SLOTS; s++) {
-      add(sums[s], slopes[n][s], weight);
-      add(g, slopes[n][s], own[s]);
-    }
-    add(g, DECAY, weight);
-    if (MOMENTUM > 0) {
-      add(g, MOMENTUM, *(const float4*)(speed + n * inputs));
-      *(float4*)(speed + n * inputs) = g;
-    }
-    add(weight, -rate, g);
-    *(float4*)(row + n * inputs) = weight;
+    for (int i = 0; i < DEPTH; i++)
+      if (n + i < OUTPUTS) {
+        weight[i] = __ldcs((const float2*)(row + (n + i) * inputs));
+        if (MOMENTUM > 0) v[i] = __ldcs((const float2*)(speed + (n + i) * inputs));
+      }
+#pragma unroll
+    for (int i = 0; i < DEPTH; i++)
+      if (n + i < OUTPUTS) {
+        float2 gradient = make_float2(0, 0);
+#pragma unroll
+        for (int s = 0; s < SLOTS; s++) {
+          add(sums[s], slopes[n + i][s], weight[i]);
+          add(gradient, slopes[n + i][s], own[s]);
+        }
+        add(gradient, DECAY, weight[i]);
+        if (MOMENTUM > 0) {
+          add(gradient, MOMENTUM, v[i]);
+          __stcs((float2*)(speed + (n + i) * inputs), gradient);
+        }
+        add(weight[i], -rate, gradient);
+        __stcs((float2*)(row + (n + i) * inputs), weight[i]);
+      }
   }
 #pragma unroll
-  for (int s = 0; s < SLOTS; s++) *(float4*)(dx + (client * SLOTS + s) * inputs + k) = sums[s];
+  for (int s = 0; s < SLOTS; s++) *(float2*)(dx + (client * SLOTS + s) * inputs + k) = sums[s];
 }
+
+#endif

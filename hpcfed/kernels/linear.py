@@ -21,10 +21,14 @@ from hpcfed.kernels.sgd import Rule
 MANY_WEIGHTS = 2**18
 """Weights of a client from which a layer may update itself."""
 FEW_SAMPLES = 16
-"""Samples of a client up to which it may: a thread keeps four columns of each in
+"""Samples of a client up to which it may: a thread keeps two columns of each in
 registers.
 """
-_THREADS = 128
+_THREADS = 256
+_CHUNK = 448
+"""Columns of a client that a block of the forward pass sums over: its samples fit into
+shared memory, and there are blocks for all multiprocessors.
+"""
 
 
 @dataclass(frozen=True)
@@ -41,8 +45,12 @@ def updates_itself(weight: Tensor, slots: int) -> bool:
     """Whether a layer with weights [clients, outputs, inputs] should update itself, for
     so many samples of a client.
     """
-    many_weights = weight[0].numel() >= MANY_WEIGHTS
-    return many_weights and slots <= FEW_SAMPLES and _serves(weight)
+    return _is_traffic(weight, slots) and _serves(weight)
+
+
+def _is_traffic(weight: Tensor, slots: int) -> bool:
+    """Whether memory traffic is what a layer costs."""
+    return weight[0].numel() >= MANY_WEIGHTS and slots <= FEW_SAMPLES
 
 
 def linear(
@@ -80,6 +88,8 @@ class _Linear(torch.autograd.Function):
         ctx.sinks = sinks
         ctx.update = update
         ctx.branch = branch
+        if _reads_once(x, weight):
+            return _forward(x, weight, bias)
         transposed = weight.transpose(1, 2)
         # One batched product; cuBLAS reads the transposed weights as they lie.
         if bias is None:
@@ -129,8 +139,8 @@ def _backward_and_update(
     clients, slots, inputs = x.shape
     rate_each = update.lr.dim() > 0
     kernel = _kernel(slots, weight.shape[1], update.rule, rate_each, x.device.index)
-    # Four columns a thread, all outputs of a client in one block's loop.
-    grid = (-(-inputs // (4 * _THREADS)), clients)
+    # Two columns a thread, all outputs of a client in one block's loop.
+    grid = (-(-inputs // (2 * _THREADS)), clients)
     kernel(
         grid,
         dy.contiguous(),
@@ -143,6 +153,34 @@ def _backward_and_update(
         weight.stride(0),
     )
     return dx
+
+
+def _reads_once(x: Tensor, weight: Tensor) -> bool:
+    """Whether our kernel should do the forward pass.
+
+    cuBLAS has one block a client for so few samples, which does not fill a device.
+    """
+    if not (_is_traffic(weight, x.shape[1]) and weight.shape[1] % 16 == 0):
+        return False
+    # A user who forbids TensorFloat-32 gets torch's product.
+    return _serves(weight) and torch.backends.cudnn.allow_tf32
+
+
+def _forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    clients, slots, inputs = x.shape
+    outputs = weight.shape[1]
+    chunks = -(-inputs // _CHUNK)
+    x = x.contiguous()
+    # Partial sums, added up in a fixed order.
+    parts = x.new_empty(chunks, clients, slots, outputs)
+    kernel = _forward_kernel("linear_forward", slots, outputs, x.device.index)
+    kernel((chunks, clients), x, weight, parts, inputs, weight.stride(0), clients)
+    y = x.new_empty(clients, slots, outputs)
+    add = _forward_kernel("linear_sum", slots, outputs, x.device.index)
+    stride = 0 if bias is None else bias.stride(0)
+    blocks = -(-y.numel() // _THREADS)
+    add((blocks, 1), parts, bias, y, chunks, stride, y.numel())
+    return y
 
 
 def _serves(weight: Tensor) -> bool:
@@ -163,8 +201,25 @@ def _kernel(
     macros = (
         ("SLOTS", slots),
         ("OUTPUTS", outputs),
+        ("THREADS", _THREADS),
+        ("MIN_BLOCKS", 2),
+        ("DEPTH", 8),
         ("MOMENTUM", f"{float(rule.momentum)!r}f"),
         ("DECAY", f"{float(rule.weight_decay)!r}f"),
         ("RATE_EACH", int(rate_each)),
     )
     return cuda.Kernel("linear.cu", "linear_backward", macros, threads=_THREADS)
+
+
+@cache
+def _forward_kernel(name: str, slots: int, outputs: int, device: int) -> cuda.Kernel:
+    macros = (
+        ("LINEAR_FORWARD", 1),
+        ("SLOTS", slots),
+        ("OUTPUTS", outputs),
+        ("THREADS", _THREADS),
+        ("MIN_BLOCKS", 2),
+        ("CHUNK", _CHUNK),
+        ("DEPTH", 4),
+    )
+    return cuda.Kernel("linear.cu", name, macros, threads=_THREADS)

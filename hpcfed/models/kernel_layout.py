@@ -7,10 +7,15 @@ from math import prod
 import torch
 from torch import Tensor
 
+from hpcfed.kernels import relayout
 from hpcfed.models.layout import Entry, Layout, block_spans
 
 ALIGNMENT = 4
 """Floats: a kernel loads 16 bytes at once, and a load must begin at a multiple of that."""
+LARGE = 2**14
+"""Columns from which a tensor begins at a multiple of `LINE`."""
+LINE = 32
+"""Floats of a line of the cache. A warp that reads across its end reads two."""
 
 KernelRows = tuple[Tensor, Tensor]
 """Parameters and running statistics of some clients, a matrix each."""
@@ -28,22 +33,41 @@ class KernelLayout:
     def __init__(self, layout: Layout, device: torch.device) -> None:
         self.plain = layout
         self._channels_last = device.type == "cuda"
-        alignment = ALIGNMENT if self._channels_last else 1
         self.widths = [0, 0]
         """Columns of the two matrices."""
         self.entries = []
+        widest = [1, 1]
         for e in layout.entries:
             matrix = 0 if e.trainable else 1
+            columns = prod(e.shape)
+            alignment = self._alignment(columns)
             # Where the matrix ends so far, rounded up.
-            start = self.widths[matrix]
-            stop = start + prod(e.shape)
-            self.entries.append(replace(e, start=start, stop=stop))
-            self.widths[matrix] = -(-stop // alignment) * alignment
+            start = _rounded_up(self.widths[matrix], alignment)
+            self.entries.append(replace(e, start=start, stop=start + columns))
+            self.widths[matrix] = start + columns
+            widest[matrix] = max(widest[matrix], alignment)
+        # The next row begins where this one ends.
+        for matrix, alignment in enumerate(widest):
+            self.widths[matrix] = _rounded_up(self.widths[matrix], alignment)
+        self._tables: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
 
-    @property
-    def padded(self) -> bool:
-        """Whether padding columns lie between parameters."""
-        return self.widths[0] > self.plain.num_parameters
+    def _alignment(self, columns: int) -> int:
+        """Return what the first column of a tensor must be a multiple of."""
+        if not self._channels_last:
+            return 1
+        return LINE if columns >= LARGE else ALIGNMENT
+
+    def clear_padding(self, parameters: Tensor) -> None:
+        """Set the columns between parameters to zero."""
+        end = 0
+        for e in self.entries:
+            if not e.trainable:
+                continue
+            if e.start > end:
+                parameters[:, end : e.start] = 0
+            end = e.stop
+        if end < self.widths[0]:
+            parameters[:, end:] = 0
 
     @property
     def block_spans(self) -> list[tuple[int, int]]:
@@ -75,14 +99,60 @@ class KernelLayout:
         return named
 
     def load(self, rows: Tensor, kernel_rows: KernelRows) -> None:
-        """Copy plain rows into the two matrices."""
+        """Copy plain rows into the two matrices; padding columns of parameters become
+        zero.
+        """
+        if self._serves(rows, kernel_rows):
+            to_parameters, to_statistics, _, _ = self._places(rows.device)
+            parameters, statistics = kernel_rows
+            relayout.fill(rows, parameters, to_parameters)
+            relayout.fill(rows, statistics, to_statistics)
+            return
+        self.clear_padding(kernel_rows[0])
         for plain, laid_out in self._pairs(rows, *kernel_rows):
             laid_out.copy_(plain)
 
     def store(self, kernel_rows: KernelRows, rows: Tensor) -> None:
         """Copy the two matrices into plain rows."""
+        if self._serves(rows, kernel_rows):
+            _, _, from_parameters, from_statistics = self._places(rows.device)
+            parameters, statistics = kernel_rows
+            relayout.set_columns(parameters, rows, from_parameters)
+            if statistics.shape[1]:
+                relayout.set_columns(statistics, rows, from_statistics)
+            return
         for plain, laid_out in self._pairs(rows, *kernel_rows):
             plain.copy_(laid_out)
+
+    def _serves(self, rows: Tensor, kernel_rows: KernelRows) -> bool:
+        """Whether one pass over the rows can copy them.
+
+        A matrix without columns has any strides.
+        """
+        matrices = [matrix for matrix in (rows, *kernel_rows) if matrix.shape[1]]
+        return self._channels_last and relayout.serves(*matrices)
+
+    def _places(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return where the columns of both matrices come from in plain rows, and the
+        other way round.
+        """
+        if self._tables is None:
+            like = torch.zeros((), dtype=torch.int32, device=device)
+            # Columns by number, laid out as any row would be.
+            numbers = torch.arange(self.plain.num_columns, device=device)
+            matrices = [like.new_full((1, width), -1) for width in self.widths]
+            for plain, laid_out in self._pairs(numbers.int()[None], *matrices):
+                laid_out.copy_(plain)
+            tables = []
+            for matrix in matrices:
+                table = matrix[0]
+                inverse = like.new_full((self.plain.num_columns,), -1)
+                places = torch.nonzero(table >= 0).flatten()
+                inverse[table[places].long()] = places.int()
+                tables.append((table, inverse))
+            (to_parameters, of_parameters), (to_statistics, of_statistics) = tables
+            self._tables = to_parameters, to_statistics, of_parameters, of_statistics
+        return self._tables
 
     def _pairs(
         self, rows: Tensor, parameters: Tensor, statistics: Tensor
@@ -99,3 +169,7 @@ class KernelLayout:
             columns = rows[:, plain.start : plain.stop]
             matrix = parameters if e.trainable else statistics
             yield columns.unflatten(1, plain.shape), self.view(matrix, e)
+
+
+def _rounded_up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple

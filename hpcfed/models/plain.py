@@ -51,6 +51,7 @@ class PlainNetwork:
         keys: Tensor | None = None,
         sinks: dict[str, Tensor] | None = None,
         updates: dict[str, linear.Update] | None = None,
+        bounded: bool = False,
     ) -> Tensor:
         """Pass [slots, …] forward through tensors [1, …]."""
         like = next(iter(tensors.values()))

@@ -63,12 +63,15 @@ class StackedNetwork:
         keys: Tensor | None = None,
         sinks: dict[str, Tensor] | None = None,
         updates: dict[str, linear.Update] | None = None,
+        bounded: bool = False,
     ) -> Tensor:
         """Pass [clients · slots, …] forward through tensors [clients, …].
 
         Gradients of a tensor may be written to its sink, in the shape of the tensor,
         instead of new memory; they are there after `join`. Weights named in `updates`
-        update themselves in the backward pass and have no gradient.
+        update themselves in the backward pass and have no gradient. Gradients of the
+        outputs are `bounded` if they are at most 1: kernels may then take them in
+        halves.
         """
         like = next(iter(tensors.values()))
         batch = self._batch
@@ -79,6 +82,7 @@ class StackedNetwork:
         # autograd adds up.
         batch.sinks = without(sinks or {}, self._tied)
         batch.updates = updates or {}
+        batch.bounded = bounded
         self._constants.move(like)
         # Walks over all modules, so only where something changes.
         if self._network.training != training:

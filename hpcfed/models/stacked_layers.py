@@ -29,6 +29,8 @@ class Batch:
     """
     updates: dict[str, linear.Update] = field(default_factory=dict)
     """How the weights that update themselves do so, by name."""
+    bounded: bool = False
+    """Whether gradients of the outputs are at most 1."""
     branch: cuda.Branch = field(default_factory=cuda.Branch)
     """Where gradients that go to sinks are computed."""
 
@@ -126,7 +128,15 @@ class StackedConv2d(StackedLayer):
         if layer is not None:
             sink = self._sink(layer)
             branch = self.batch.branch
-            return convolution.block(x, self.weight, self.bias, layer, sink, branch)
+            return convolution.block(
+                x,
+                self.weight,
+                self.bias,
+                layer,
+                sink,
+                branch,
+                bounded=self.batch.bounded,
+            )
         y = self._convolved(x)
         if self.slope == 0:
             y = F.relu(y)
@@ -349,6 +359,9 @@ class StackedBatchNorm1d(StackedBatchNorm2d):
 
 
 class StackedDropout(StackedLayer):
+    flat = False
+    """Whether this layer ends with images as vectors."""
+
     def __init__(
         self, plain: nn.Dropout, batch: Batch, name: str, numbers: Iterator[int]
     ) -> None:
@@ -359,11 +372,12 @@ class StackedDropout(StackedLayer):
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or self.p == 0 or self.batch.keys is None:
-            return x
+            return x.flatten(1) if self.flat else x
         keys = self.batch.keys[self.number]
         if cuda.available(x.device) and x.dtype == torch.float32:
-            return dropout.dropout(x, keys, self.p)
+            return dropout.dropout(x, keys, self.p, flat=self.flat)
         # The same numbers as the kernel draws, so CPU and GPU drop the same values.
         per_client = x.numel() // len(keys)
         drawn = randomness.uniform(keys, per_client).view_as(x)
-        return x * (drawn >= self.p) / (1 - self.p)
+        y = x * (drawn >= self.p) / (1 - self.p)
+        return y.flatten(1) if self.flat else y

@@ -118,6 +118,7 @@ def _stacked(
         setattr(module, name, new)
     if isinstance(module, nn.Sequential):
         _fuse(module)
+        _flatten(module)
     return module
 
 
@@ -146,6 +147,19 @@ def _fuse(layers: nn.Sequential) -> None:
             if isinstance(pool, nn.MaxPool2d) and _is_plain_pool(pool):
                 conv.pool = True
                 setattr(layers, names[i + 2], nn.Identity())
+
+
+def _flatten(layers: nn.Sequential) -> None:
+    """Let dropout make vectors of images, where that follows: one pass for both."""
+    names = list(layers._modules)
+    for name, following in itertools.pairwise(names):
+        dropout = layers._modules[name]
+        flatten = layers._modules[following]
+        if not isinstance(dropout, StackedDropout) or type(flatten) is not nn.Flatten:
+            continue
+        if (flatten.start_dim, flatten.end_dim) == (1, -1):
+            dropout.flat = True
+            setattr(layers, following, nn.Identity())
 
 
 def _is_plain_pool(pool: nn.MaxPool2d) -> bool:

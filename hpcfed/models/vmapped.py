@@ -67,6 +67,7 @@ class VmapNetwork:
         keys: Tensor | None = None,
         sinks: dict[str, Tensor] | None = None,
         updates: dict[str, linear.Update] | None = None,
+        bounded: bool = False,
     ) -> Tensor:
         """Pass [clients · slots, …] forward through tensors [clients, …]."""
         like = next(iter(tensors.values()))
