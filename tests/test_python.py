@@ -264,3 +264,29 @@ def test_the_notebook_runs(tmp_path: Path) -> None:
             assert output.output_type != "error"
             shown.append(str(output.get("data", "")))
     assert any("fedavg on digits" in text for text in shown)
+
+
+def test_a_run_whose_rounds_drew_nobody_with_data_can_be_read(tmp_path: Path) -> None:
+    """Four samples of ten classes leave some of these clients with none."""
+    run = hpcfed.run(
+        progress=False,
+        out=tmp_path / "run",
+        dataset="synthetic",
+        synthetic_shape="1x2x2",
+        model="mlp",
+        partition="sharding",
+        classes_per_client=10,
+        clients=4,
+        cohort=1,
+        train_per_client=1,
+        test_per_client=1,
+        rounds=8,
+        evaluate_every=8,
+        device="cpu",
+    )
+    cohorts = list(run.rounds["cohort"])
+    assert 0 in cohorts and 1 in cohorts
+    sent = np.asarray(run.rounds["bytes_up"])
+    assert (sent[np.equal(cohorts, 0)] == 0).all()
+    # One client sends in every other round: twice what all have sent.
+    assert run.summary()["printed_comm"] == 2 * sent.sum()

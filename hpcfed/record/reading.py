@@ -130,10 +130,12 @@ def record_of(folder: Path, file: Reader, check_config: CheckConfig) -> RunRecor
     for name in METRIC_SERIES:
         if f"rounds/{name}" in file:
             series[name] = _series(file, name, rounds, done)
-    # Reports divide by both.
-    timed = (series["seconds"] >= LEAST_SECONDS).all()
-    if not timed or (series["cohort"] < 1).any():
-        raise ValueError("rounds without seconds or clients cannot be")
+    # Reports divide by them.
+    if not (series["seconds"] >= LEAST_SECONDS).all():
+        raise ValueError("rounds without seconds cannot be")
+    # 0: nobody whom the round drew has training data.
+    if (series["cohort"] < 0).any():
+        raise ValueError("rounds with fewer than no clients cannot be")
     # Every client has a number of samples, from the first moment on.
     train_samples = _between(file, "clients/train_samples", (clients,))
     if np.isnan(train_samples).any():

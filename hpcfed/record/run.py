@@ -274,7 +274,9 @@ class RunRecord:
 
         Its tables hold what all clients have sent, `bytes_up`.
         """
-        mean_upload = self.rounds["bytes_up"] / self.rounds["cohort"]
+        # A round in which nobody has data sends nothing.
+        senders = np.maximum(self.rounds["cohort"], 1)
+        mean_upload = self.rounds["bytes_up"] / senders
         return float(2 * mean_upload.sum())
 
     def imbalance(self) -> float:

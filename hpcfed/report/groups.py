@@ -101,7 +101,8 @@ class Group:
         counted = self.first.rounds["cohort"]
         if np.isnan(counted).all():
             return float(self.clients)
-        return float(np.nanmean(counted))
+        # Reports divide by it, also where no round had a client with data.
+        return float(np.nanmean(counted)) or 1.0
 
     @cached_property
     def seconds(self) -> Estimate:
