@@ -8,6 +8,7 @@ or a GPU, alone or in a stack.
 """
 
 import zlib
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -16,6 +17,9 @@ from torch import Tensor
 # 2^64 / golden ratio. It and the factors of _mix are signed, because torch has no
 # arithmetic of unsigned integers.
 _GOLDEN = -0x61C8864680B583EB
+
+mix_on_gpu: Callable[[Tensor], Tensor | None] | None = None
+"""Does what `_mix` does, where it can; `kernels` has it, once they are imported."""
 
 
 def generator(seed: int, purpose: str, *numbers: int) -> np.random.Generator:
@@ -69,6 +73,10 @@ def _mix(x: Tensor) -> Tensor:
 
     Masks turn torch's arithmetic shifts into logical ones; products wrap.
     """
+    if x.is_cuda and mix_on_gpu is not None:
+        mixed = mix_on_gpu(x)
+        if mixed is not None:
+            return mixed
     x = (x ^ (x >> 30 & 0x3FFFFFFFF)) * -0x40A7B892E31B1A47
     x = (x ^ (x >> 27 & 0x1FFFFFFFFF)) * -0x6B2FB644ECCEEE15
     return x ^ (x >> 31 & 0x1FFFFFFFF)
