@@ -369,7 +369,7 @@ def _half_candidates(
             for score, plan in cuts(g, band, batch):
                 if plan.shared <= limit:
                     # A block alone waits for what it loads.
-                    found.append((score * (0.7 if plan.blocks == 1 else 1.0), plan))
+                    found.append((score * (0.6 if plan.blocks == 1 else 1.0), plan))
     return found
 
 
@@ -415,7 +415,10 @@ def _half_weight_cuts(g: _Geometry, band: int, batch: int) -> Iterator[Scored]:
         )
         # Waiting between batches, which blocks beside hide.
         waiting = 16 / plan.blocks
-        yield useful * busy / (1 + loads) * steps / (steps + waiting), plan
+        # Warps that divide pixels leave a partial sum each.
+        summing = 0.98**pixel_warps
+        score = useful * busy * summing / (1 + loads) * steps / (steps + waiting)
+        yield score, plan
 
 
 def _warps_with(registers: int) -> int:
@@ -451,7 +454,7 @@ def _half_product_cuts(g: _Geometry, band: int, batch: int) -> Iterator[Scored]:
         / (band * bands)
         * pixels_used
         / (tiles * 64)
-        * (band * g.step / rows) ** 0.2
+        * (band * g.step / rows) ** 0.7
     )
     # PLANE in the source.
     planes = g.src_c // 8
