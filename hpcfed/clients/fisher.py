@@ -22,6 +22,7 @@ from torch.func import functional_call, grad, vmap
 
 from hpcfed.data.shards import Shard
 from hpcfed.kernels import cuda
+from hpcfed.kernels import squares as kernels
 from hpcfed.models.cost import Cost
 from hpcfed.models.layout import Layout
 from hpcfed.models.own import answers
@@ -35,14 +36,17 @@ Tensors = dict[str, Tensor]
 
 
 class Fisher:
-    def __init__(self, network: nn.Module, layout: Layout, cost: Cost) -> None:
+    def __init__(
+        self, network: nn.Module, layout: Layout, cost: Cost, *, bf16: bool = False
+    ) -> None:
+        """`bf16` lets the network compute in bfloat16 on a GPU, as in training; squares
+        are summed in float32.
+        """
         self._network = network
         self._layout = layout
-        largest_tensor = max(prod(e.shape) for e in layout.entries)
-        self._floats = 4 * cost.activations + 2 * largest_tensor
-        """Floats of a sample: what layers put out, its gradient and patches of it, and
-        the gradient of one layer's weight.
-        """
+        self._bf16 = bf16
+        self._activations = cost.activations
+        """Floats that layers put out for a sample."""
         self._at_once = 0
         """Samples that fit into free memory; asked once, because asking takes time."""
 
@@ -53,7 +57,7 @@ class Fisher:
         """
         add = self._add if self._knows_all() else self._add_any
         if not self._at_once:
-            floats = self._floats
+            floats = self._floats(rows)
             if add == self._add_any:
                 # A sample's gradients of all parameters are there at once.
                 floats += self._layout.num_parameters
@@ -70,6 +74,15 @@ class Fisher:
                     add(sums, row, images, shard.targets[batch])
                 diagonals[i] /= max(1, size)
         return diagonals
+
+    def _floats(self, rows: Tensor) -> int:
+        """Return the floats of a sample: what layers put out, its gradient and patches of
+        it, and the gradient of one layer's weight.
+        """
+        largest_tensor = max(prod(e.shape) for e in self._layout.entries)
+        floats = 4 * self._activations + 2 * largest_tensor
+        # Half as large, and most layers need neither patches nor gradients of weights.
+        return floats // 4 if self._in_bf16(rows) else floats
 
     def _knows_all(self) -> bool:
         """Tell whether all trained layers are of kinds whose squares we know."""
@@ -122,9 +135,9 @@ class Fisher:
         def on_gradient(name: str, module: nn.Module, x: Tensor, dy: Tensor) -> None:
             # `conv1.weight` is `weight` to the layer.
             tensors = {}
-            for key, tensor in row.items():
-                if key.startswith(f"{name}."):
-                    tensors[key.removeprefix(f"{name}.")] = tensor
+            for key in (*module._parameters, *module._buffers):
+                if f"{name}.{key}" in row:
+                    tensors[key] = row[f"{name}.{key}"]
             squares = SQUARES[type(module)](module, tensors, x, dy)
             for key, square in squares.items():
                 sums[f"{name}.{key}"] += square
@@ -135,8 +148,11 @@ class Fisher:
             if module._parameters:
                 hook = partial(on_output, name)
                 handles.append(module.register_forward_hook(hook))
+        halves = torch.autocast(
+            images.device.type, torch.bfloat16, enabled=self._in_bf16(images)
+        )
         try:
-            with torch.enable_grad():
+            with torch.enable_grad(), halves:
                 # So that there is a backward pass; parameters take no part in it.
                 images = images.detach().requires_grad_()
                 logits = functional_call(network, row, (images,))
@@ -145,6 +161,9 @@ class Fisher:
         finally:
             for handle in handles:
                 handle.remove()
+
+    def _in_bf16(self, like: Tensor) -> bool:
+        return self._bf16 and like.is_cuda and like.dtype == torch.float32
 
     def _evaluating(self) -> nn.Module:
         """Return the network in evaluation mode; only its structure is used."""
@@ -163,15 +182,20 @@ def _is_known(module: nn.Module) -> bool:
 
 def _of_convolution(module: Any, tensors: Tensors, x: Tensor, dy: Tensor) -> Tensors:
     """Multiply, per sample, the gradient at each position with the patch around it."""
-    patches = _patches(module, x, dy.shape[2:])
-    # [samples, outputs, positions] · [samples, positions, taps]
-    gradients = torch.bmm(dy.flatten(2), patches.transpose(1, 2))
-    # A norm reads the gradients once. They are by far the largest tensor here, and each
-    # pass over them takes as long as the product that made them.
-    norms = torch.linalg.vector_norm(gradients, dim=0)
-    squares = {"weight": norms.square_().view_as(tensors["weight"])}
+    weight = tensors["weight"]
+    sizes = kernels.geometry(module, x, dy)
+    if sizes is not None:
+        squares = {"weight": kernels.convolution_squares(x, dy, sizes)}
+    else:
+        patches = _patches(module, x.to(weight.dtype), dy.shape[2:])
+        # [samples, outputs, positions] · [samples, positions, taps]
+        gradients = torch.bmm(dy.to(weight.dtype).flatten(2), patches.transpose(1, 2))
+        # A norm reads the gradients once. They are by far the largest tensor here, and
+        # each pass over them takes as long as the product that made them.
+        norms = torch.linalg.vector_norm(gradients, dim=0)
+        squares = {"weight": norms.square_().view_as(weight)}
     if "bias" in tensors:
-        squares["bias"] = dy.sum((2, 3)).square().sum(0)
+        squares["bias"] = dy.sum((2, 3), dtype=weight.dtype).square().sum(0)
     return squares
 
 
@@ -193,22 +217,21 @@ def _patches(module: Any, x: Tensor, size: Sequence[int]) -> Tensor:
 
 def _of_linear(module: Any, tensors: Tensors, x: Tensor, dy: Tensor) -> Tensors:
     """Multiply squares: a sample's gradient is an outer product, and so is its square."""
-    squares = {"weight": dy.square().t() @ x.square()}
+    dtype = tensors["weight"].dtype
+    dy_squares = dy.to(dtype).square()
+    squares = {"weight": dy_squares.t() @ x.to(dtype).square()}
     if "bias" in tensors:
-        squares["bias"] = dy.square().sum(0)
+        squares["bias"] = dy_squares.sum(0)
     return squares
 
 
 def _of_batch_norm(module: Any, tensors: Tensors, x: Tensor, dy: Tensor) -> Tensors:
     """Multiply the gradient with the normalised input, by running statistics."""
     mean = tensors["running_mean"]
-    deviation = (tensors["running_var"] + module.eps).sqrt()
-    centred = x - mean[:, None, None]
-    normal = centred / deviation[:, None, None]
-    return {
-        "weight": (dy * normal).sum((2, 3)).square().sum(0),
-        "bias": dy.sum((2, 3)).square().sum(0),
-    }
+    rstd = (tensors["running_var"] + module.eps).rsqrt()
+    sums = kernels.sample_sums(x, dy, mean, rstd)
+    bias, weight = sums.square().sum(0)
+    return {"weight": weight, "bias": bias}
 
 
 SQUARES: dict[type[nn.Module], Callable[[Any, Tensors, Tensor, Tensor], Tensors]] = {
