@@ -620,7 +620,7 @@ def test_the_pull_is_the_gradient_of_its_norms(
     rows = torch.randn(3, edges[-1])
     reference = torch.randn(3, edges[-1])
     reference[1] = rows[1]
-    mask = (torch.rand(3, edges[-1]) < 0.5).float()
+    mask = torch.rand(3, edges[-1]) < 0.5
     before = torch.randn(3, edges[-1])
     exact = rows.double().requires_grad_()
     d = exact - reference.double()

@@ -101,7 +101,9 @@ class Engine:
         self.mode = way.mode
         self.reason = way.reason
         """Why clients are not advanced in a faster way; empty where they are."""
-        self.fisher = Fisher(network, layout, self.cost)
+        # As in training, only clients that are alone compute in bfloat16.
+        bf16 = bf16 and self.mode == "loop"
+        self.fisher = Fisher(network, layout, self.cost, bf16=bf16)
         """Diagonals of the Fisher information of rows."""
         self._kernel_layouts: dict[torch.device, KernelLayout] = {}
         self._fitting: dict[tuple[int, int], int] = {}

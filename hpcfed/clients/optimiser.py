@@ -7,9 +7,11 @@ import torch
 from torch import Tensor
 
 from hpcfed.clients.job import Recipe
-from hpcfed.kernels import adam, sgd
+from hpcfed.kernels import adam, one_pass, sgd
 from hpcfed.kernels.adam import AdamRule
 from hpcfed.kernels.linear import Update
+from hpcfed.kernels.one_pass import Terms
+from hpcfed.kernels.pull import Spans
 from hpcfed.kernels.sgd import Rule
 from hpcfed.models.kernel_layout import KernelLayout
 from hpcfed.models.layout import Entry
@@ -94,6 +96,35 @@ class StackOptimiser:
         if self._moments:
             velocity = self._layout.view(self._moments[0][:clients], e)
         return Update(velocity, self._lr_of(clients), self._sgd)
+
+    def takes_one_pass(self, rows: Tensor, spans: Spans) -> bool:
+        """Tell whether a step of all columns may be a single pass over such rows."""
+        return self._adam is None and one_pass.serves(rows, spans, self._sgd)
+
+    def descend_in_one_pass(
+        self,
+        rows: Tensor,
+        gradient: Tensor,
+        spans: Spans,
+        *,
+        terms: Terms | None,
+        halves: Tensor | None,
+    ) -> None:
+        """Take a step with the rows of the first clients, in place, which the terms draw
+        to their references; `halves` become the rows in bfloat16.
+        """
+        clients = len(rows)
+        velocity = self._moments[0][:clients] if self._moments else None
+        one_pass.descend(
+            rows,
+            gradient,
+            velocity,
+            self._lr_of(clients),
+            self._sgd,
+            spans,
+            terms=terms,
+            halves=halves,
+        )
 
     def descend(
         self,

@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from hpcfed.kernels import one_pass
+from hpcfed.kernels.one_pass import Terms
 from hpcfed.kernels.pull import Spans, Strengths, add_pull
 from hpcfed.models.kernel_layout import KernelLayout, KernelRows
 
@@ -58,10 +60,11 @@ class StackPull:
         """Allocate memory for stacks of so many clients."""
         # Statistics are laid out too, though nothing draws them: rows load as a whole.
         self._reference = self._layout.zeros(clients, like)
-        self._spans = Spans(self._layout.block_spans, like.device)
+        self.spans = Spans(self._layout.block_spans, like.device)
         self._mask = None
         if self._strengths.masked:
-            self._mask = self._layout.zeros(clients, like)
+            self._mask = self._layout.zeros(clients, like.bool())
+        self._sums = like.new_zeros(2, clients, self.spans.chunks)
 
     def load(self, pull: Pull) -> None:
         """Copy the references and masks of a stack's clients into that memory."""
@@ -84,4 +87,14 @@ class StackPull:
         count = len(rows)
         mask = None if self._mask is None else self._mask[0][:count]
         reference = self._reference[0][:count]
-        add_pull(rows, reference, mask, gradient, self._spans, self._strengths)
+        add_pull(rows, reference, mask, gradient, self.spans, self._strengths)
+
+    def measure(self, rows: Tensor) -> None:
+        """Sum up how far the first clients' rows are from their references."""
+        one_pass.measure(rows, self.terms(len(rows)), self.spans)
+
+    def terms(self, count: int) -> Terms:
+        """Return the terms of the first clients for steps in one pass."""
+        plain, masked = self._sums[:, :count]
+        mask = None if self._mask is None else self._mask[0][:count]
+        return Terms(self._strengths, self._reference[0][:count], mask, plain, masked)

@@ -18,9 +18,13 @@ from hpcfed.clients.step_tables import StepTables
 from hpcfed.data.shards import Shard
 from hpcfed.kernels.batch import gather_inputs, gatherable
 from hpcfed.kernels.linear import Update
+from hpcfed.kernels.pull import Spans
 from hpcfed.models.choice import Forward
 from hpcfed.models.kernel_layout import KernelLayout, KernelRows
 from hpcfed.models.layout import Entry
+
+HALVES_ALIGNMENT = 8
+"""Columns: cuDNN loads 16 bytes of bfloat16 at once."""
 
 
 class TrainableColumns:
@@ -91,6 +95,10 @@ class StackTraining:
         self._step = torch.zeros(1, dtype=torch.int64, device=self._device)
         self._capacity = 0
         self._aside: tuple[Tensor, ...] = ()
+        self._halved: list[Entry] = []
+        """The weights that the network takes in bfloat16."""
+        self._spans: Spans | None = None
+        """Where layers lie, if a step is a single pass over the rows."""
 
     def run(self, job: TrainingJob, trained: Tensor) -> Losses:
         """Train a stack's rows into `trained`; return the clients' losses."""
@@ -199,6 +207,36 @@ class StackTraining:
         self._total_loss = self._like.new_zeros(clients)
         self._tokens = torch.zeros(clients, dtype=torch.int64, device=self._device)
         self._tables.reserve(clients)
+        self._reserve_halves(clients)
+        self._spans = self._spans_of_one_pass()
+
+    def _reserve_halves(self, clients: int) -> None:
+        """Allocate rows in bfloat16, if the network takes weights of them."""
+        names = self._network.halved(clients, self._device)
+        self._halved = []
+        for e in self._layout.entries:
+            is_aligned = e.start % HALVES_ALIGNMENT == 0
+            if e.trainable and e.name in names and is_aligned:
+                self._halved.append(e)
+        # The network knows the rows' own type by the tensors that are left.
+        if len(self._halved) == len(self._layout.entries):
+            self._halved = []
+        self._halves = None
+        if self._halved:
+            self._halves = torch.zeros_like(self._rows[0], dtype=torch.bfloat16)
+
+    def _spans_of_one_pass(self) -> Spans | None:
+        """Return where layers lie, if all of a step after the gradient can be one pass,
+        and that saves any.
+        """
+        if self._pull is None and not self._halved:
+            return None
+        in_between = self._corrected or self._gated or self._recipe.gradient
+        if in_between or self._trainable is not None:
+            return None
+        spans = Spans(self._layout.block_spans, self._device)
+        fits = self._optimiser.takes_one_pass(self._rows[0], spans)
+        return spans if fits else None
 
     def _begin(self, clients: int) -> None:
         """Draw the order of samples, and reset losses, step and moments."""
@@ -207,6 +245,11 @@ class StackTraining:
         self._tokens.zero_()
         self._step.zero_()
         self._optimiser.begin()
+        parameters, _ = self._first(clients)
+        if self._halves is not None:
+            self._halves[:clients] = parameters
+        if self._pull is not None and self._spans is not None:
+            self._pull.measure(parameters)
 
     def _advance(self, clients: int, slots: int, full: bool) -> None:
         """Take one step with the first clients."""
@@ -226,6 +269,17 @@ class StackTraining:
             valid = tables.valid(self._step, clients, slots)
         keys = tables.layer_keys(self._step, clients)
         updated = self._differentiate(clients, inputs, valid, keys)
+        if self._spans is not None:
+            self._descend_in_one_pass(clients, self._spans)
+        else:
+            self._complete_gradient(clients)
+            if not self._recipe.gradient:
+                self._descend(clients, updated)
+        # On the device too, so that a replayed step goes on by itself.
+        self._step += 1
+
+    def _complete_gradient(self, clients: int) -> None:
+        """Add what does not come from the network's loss."""
         if self._pull is not None:
             parameters, _ = self._first(clients)
             self._pull.add(parameters, self._gradient[:clients])
@@ -233,10 +287,6 @@ class StackTraining:
             self._gradient[:clients] += self._correction[0][:clients]
         if self._gated:
             self._gradient[:clients] *= self._gates[0][:clients]
-        if not self._recipe.gradient:
-            self._descend(clients, updated)
-        # On the device too, so that a replayed step goes on by itself.
-        self._step += 1
 
     def _differentiate(
         self, clients: int, inputs: Tensor, valid: Tensor | None, keys: Tensor | None
@@ -252,6 +302,10 @@ class StackTraining:
         new_statistics = statistics if self._trainable is None else statistics.clone()
         views = self._layout.views(parameters, new_statistics)
         tensors = {name: view.detach() for name, view in views.items()}
+        if self._halves is not None:
+            for e in self._halved:
+                half = self._layout.view(self._halves[:clients], e)
+                tensors[e.name] = half.detach()
         updates = self._updates(tensors, len(inputs) // clients)
         entries = self._entries_with_gradient(updates)
         gradient = self._gradient[:clients]
@@ -327,18 +381,41 @@ class StackTraining:
         trainable = None if self._trainable is None else self._trainable.parameters
         gradient = self._gradient[:clients]
         self._optimiser.descend(parameters, gradient, trainable, self._step, updated)
+        if self._halves is not None:
+            self._halves[:clients] = parameters
+
+    def _descend_in_one_pass(self, clients: int, spans: Spans) -> None:
+        """Take a step on the rows in place, all terms and roundings included."""
+        parameters, _ = self._first(clients)
+        gradient = self._gradient[:clients]
+        terms = None if self._pull is None else self._pull.terms(clients)
+        halves = None if self._halves is None else self._halves[:clients]
+        self._optimiser.descend_in_one_pass(
+            parameters, gradient, spans, terms=terms, halves=halves
+        )
 
 
 def _copy_missing(gradients: tuple[Tensor | None, ...], sinks: list[Tensor]) -> None:
     """Copy gradients to their sinks, except those that a layer has written there."""
-    sources = []
-    targets = []
+    pairs: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
     for gradient, sink in zip(gradients, sinks, strict=True):
         if gradient is None:
             sink.zero_()
         elif gradient.data_ptr() != sink.data_ptr():
-            sources.append(gradient)
+            targets, sources = pairs.setdefault(gradient.dtype, ([], []))
+            if sink.is_cuda and len(sink) == 1:
+                sink, gradient = _as_stored(sink), _as_stored(gradient)
             targets.append(sink)
-    if sources:
-        # One launch for all of them.
+            sources.append(gradient)
+    for targets, sources in pairs.values():
+        # One launch for all of a type, if both sides have the same strides.
         torch._foreach_copy_(targets, sources)
+
+
+def _as_stored(tensor: Tensor) -> Tensor:
+    """Return one client's tensor on a GPU as a vector in the order of its memory."""
+    own = tensor.squeeze(0)
+    if own.dim() == 4:
+        # Weights of convolutions are channels-last.
+        own = own.permute(0, 2, 3, 1)
+    return own.reshape(-1)

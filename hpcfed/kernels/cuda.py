@@ -42,6 +42,8 @@ class Kernel:
         self._shared = shared
         self._device = torch.cuda.current_device()
         code = compiled(source, macros, _architecture(self._device))
+        # The first call may come from a thread of torch's backward pass.
+        make_current(self._device)
         module = _checked(driver.cuModuleLoadData(code))
         self._kernel = _checked(driver.cuModuleGetFunction(module, name.encode()))
         # A kernel gets more than 48 KiB of shared memory only if it asks.

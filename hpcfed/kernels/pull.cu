@@ -18,7 +18,13 @@ __device__ __forceinline__ float4 difference(const float* rows, const float* ref
 
 __device__ __forceinline__ float square(float4 d) { return d.x * d.x + d.y * d.y + d.z * d.z + d.w * d.w; }
 
-extern "C" __global__ void sums(const float* rows, const float* reference, const float* mask, float* plain,
+// 1 where the mask counts, 0 elsewhere.
+__device__ __forceinline__ float4 load_mask(const unsigned char* mask, long long at) {
+  const uchar4 m = *(const uchar4*)(mask + at);
+  return make_float4(m.x, m.y, m.z, m.w);
+}
+
+extern "C" __global__ void sums(const float* rows, const float* reference, const unsigned char* mask, float* plain,
                                 float* masked, const int* starts, long long columns) {
   __shared__ float parts[2][THREADS / 32];
   const long long row = blockIdx.y * columns;
@@ -27,7 +33,7 @@ extern "C" __global__ void sums(const float* rows, const float* reference, const
     float4 d = difference(rows, reference, row + i);
     sum += square(d);
     if (MASKED > 0) {
-      const float4 m = load(mask, row + i);
+      const float4 m = load_mask(mask, row + i);
       masked_sum += square(make_float4(m.x * d.x, m.y * d.y, m.z * d.z, m.w * d.w));
     }
   }
@@ -55,8 +61,8 @@ extern "C" __global__ void slopes(const float* plain, const float* masked, float
   if (threadIdx.x == 0) found[blockIdx.y * gridDim.x + layer] = strength / sqrtf(sum + SMOOTHING);
 }
 
-extern "C" __global__ void add(const float* rows, const float* reference, const float* mask, const float* found,
-                               float* gradient, const int* starts, const int* layer_of, long long columns,
+extern "C" __global__ void add(const float* rows, const float* reference, const unsigned char* mask,
+                               const float* found, float* gradient, const int* starts, const int* layer_of, long long columns,
                                long long layers) {
   const float* own = found + blockIdx.y * (layers + 2);
   const float slope = own[layer_of[blockIdx.x]] + own[layers] + SQUARED, masked_slope = own[layers + 1];
@@ -65,7 +71,7 @@ extern "C" __global__ void add(const float* rows, const float* reference, const 
     const float4 d = difference(rows, reference, row + i);
     float4 factor = make_float4(slope, slope, slope, slope), g = load(gradient, row + i);
     if (MASKED > 0) {
-      const float4 m = load(mask, row + i);
+      const float4 m = load_mask(mask, row + i);
       factor.x += masked_slope * m.x, factor.y += masked_slope * m.y;
       factor.z += masked_slope * m.z, factor.w += masked_slope * m.w;
     }

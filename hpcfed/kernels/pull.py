@@ -64,9 +64,9 @@ def add_pull(
     strengths: Strengths,
 ) -> None:
     """Add the gradient of all terms to `gradient`, in place; all are [clients, columns],
-    contiguous. `mask` is 0 or 1; without a masked term it is None.
+    contiguous. `mask` has booleans; without a masked term it is None.
     """
-    if _serves(rows, spans):
+    if serves(rows, spans):
         _launch(rows, reference, mask, gradient, spans, strengths)
         return
     difference = rows - reference
@@ -103,7 +103,7 @@ def _slope(strength: float, norm: Tensor) -> Tensor:
     return strength / (norm.square() + SMOOTHING).sqrt()
 
 
-def _serves(rows: Tensor, spans: Spans) -> bool:
+def serves(rows: Tensor, spans: Spans) -> bool:
     """Whether threads can load four floats at once, wherever a layer begins or ends."""
     if rows.dtype != torch.float32 or not cuda.available(rows.device):
         return False
@@ -120,7 +120,7 @@ def _launch(
 ) -> None:
     clients, columns = rows.shape
     layers = len(spans.layers)
-    sums, slopes, add = _kernels(strengths, rows.device.index)
+    sums, slopes, add = kernels(strengths, rows.device.index)
     plain = rows.new_empty(clients, spans.chunks)
     masked = torch.empty_like(plain)
     # The layers', that of the whole row, and that of the masked.
@@ -134,9 +134,10 @@ def _launch(
 
 
 @cache
-def _kernels(
+def kernels(
     strengths: Strengths, device: int
 ) -> tuple[cuda.Kernel, cuda.Kernel, cuda.Kernel]:
+    """Return the kernels that sum differences, make slopes of sums, and add the pull."""
     settings: cuda.Macros = (("THREADS", THREADS), ("SMOOTHING", f"{SMOOTHING!r}f"))
     for name, strength in strengths._asdict().items():
         settings += ((name.upper(), f"{float(strength)!r}f"),)

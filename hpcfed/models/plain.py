@@ -69,6 +69,10 @@ class PlainNetwork:
             y: Tensor = answers(torch.func.functional_call(self._network, own, x))
             return y.to(like.dtype)
 
+    def halved(self, clients: int, device: torch.device) -> set[str]:
+        """Let no weight come in bfloat16: a module may use it anywhere."""
+        return set()
+
     def updating(self, tensors: dict[str, Tensor], slots: int) -> list[str]:
         """Let no weight update itself: a module may use it anywhere."""
         return []

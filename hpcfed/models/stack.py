@@ -73,7 +73,8 @@ class StackedNetwork:
         outputs are `bounded` if they are at most 1: kernels may then take them in
         halves.
         """
-        like = next(iter(tensors.values()))
+        # Weights may come in bfloat16, others never do.
+        like = next(t for t in tensors.values() if t.dtype != torch.bfloat16)
         batch = self._batch
         batch.num_clients = len(like)
         batch.valid = valid
@@ -108,6 +109,18 @@ class StackedNetwork:
                 convolutions.append(module)
         ours = all(layer.may_use_kernel(like) for layer in convolutions)
         return 2 if convolutions and ours and not self._bf16 else 1
+
+    def halved(self, clients: int, device: torch.device) -> set[str]:
+        """Return the weights that may come in bfloat16, which they are rounded to in any
+        case.
+        """
+        if not self._bf16 or clients > 1 or device.type != "cuda":
+            return set()
+        names = set()
+        for module in self._network.modules():
+            if isinstance(module, StackedConv2d | StackedLinear):
+                names.add(module.name + "weight")
+        return names - self._tied
 
     def updating(self, tensors: dict[str, Tensor], slots: int) -> list[str]:
         """Return the weights that should update themselves in a step.

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hpcfed.kernels import convolution, cuda, dropout, linear
+from hpcfed.kernels import batch_norm, convolution, cuda, dropout, linear
 from hpcfed.runtime import randomness
 
 
@@ -215,16 +215,21 @@ class StackedConv2d(StackedLayer):
         return by_slot.transpose(0, 1).flatten(0, 1)
 
     def _convolved_one_by_one(self, x: Tensor) -> Tensor:
+        n = self.batch.num_clients
+        if n == 1:
+            # Squeezed rather than indexed: the gradient of an index is a copy.
+            weight = self.weight.squeeze(0)
+            bias = None if self.bias is None else self.bias.squeeze(0)
+            return F.conv2d(x, weight, bias, groups=self.groups, **self.geometry)
         # On a CPU one client's batch already fills the convolution, and regrouping
         # would only copy.
-        n = self.batch.num_clients
         biases = [None] * n if self.bias is None else self.bias
         convolved = []
         clients = zip(x.chunk(n), self.weight, biases, strict=True)
         for client_x, weight, bias in clients:
             y = F.conv2d(client_x, weight, bias, groups=self.groups, **self.geometry)
             convolved.append(y)
-        return convolved[0] if n == 1 else torch.cat(convolved)
+        return torch.cat(convolved)
 
 
 class StackedConv1d(StackedLayer):
@@ -262,8 +267,8 @@ class StackedLinear(StackedLayer):
     def forward(self, x: Tensor) -> Tensor:
         # torch's own product for one client, without the clients' dimension.
         if self.batch.num_clients == 1:
-            bias = None if self.bias is None else self.bias[0]
-            return F.linear(x, self.weight[0], bias)
+            bias = None if self.bias is None else self.bias.squeeze(0)
+            return F.linear(x, self.weight.squeeze(0), bias)
         # Positions in a sequence are samples like any other.
         y = linear.linear(
             x.reshape(self.batch.num_clients, -1, x.shape[-1]),
@@ -278,6 +283,8 @@ class StackedLinear(StackedLayer):
 
 class StackedBatchNorm2d(StackedLayer):
     bias: Tensor
+    slope = 1.0
+    """Slope below zero of the activation that this layer applies; 1: none."""
 
     def __init__(
         self, plain: nn.BatchNorm2d, batch: Batch, name: str, numbers: Iterator[int]
@@ -291,7 +298,35 @@ class StackedBatchNorm2d(StackedLayer):
         self.eps = plain.eps
         self.momentum = plain.momentum
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """Pass forward; the residual is added before the activation."""
+        alone = self.batch.num_clients == 1 and self.batch.valid is None
+        if alone and self.training and batch_norm.serves(x, residual):
+            return self._fused(x, residual)
+        y = self._normalised(x)
+        if residual is not None:
+            y = y + residual
+        if self.slope == 0:
+            return F.relu(y)
+        return y if self.slope == 1 else F.leaky_relu(y, self.slope)
+
+    def _fused(self, x: Tensor, residual: Tensor | None) -> Tensor:
+        """Let our own kernels do all of it for one client."""
+        weight, bias = self.take_sinks()
+        return batch_norm.batch_norm(
+            x,
+            self.weight.squeeze(0),
+            self.bias.squeeze(0),
+            (self.running_mean.squeeze(0), self.running_var.squeeze(0)),
+            batch_norm.Norm(self.eps, self.momentum, self.slope),
+            residual=residual,
+            sinks=(
+                None if weight is None else weight.squeeze(0),
+                None if bias is None else bias.squeeze(0),
+            ),
+        )
+
+    def _normalised(self, x: Tensor) -> Tensor:
         n = self.batch.num_clients
         valid = self.batch.valid
         # torch refuses batch statistics of a single value.
@@ -316,10 +351,10 @@ class StackedBatchNorm2d(StackedLayer):
     def _plain(self, x: Tensor) -> Tensor:
         return F.batch_norm(
             x,
-            self.running_mean[0],
-            self.running_var[0],
-            self.weight[0],
-            self.bias[0],
+            self.running_mean.squeeze(0),
+            self.running_var.squeeze(0),
+            self.weight.squeeze(0),
+            self.bias.squeeze(0),
             self.training,
             self.momentum,
             self.eps,
@@ -352,8 +387,9 @@ class StackedBatchNorm2d(StackedLayer):
 
 
 class StackedBatchNorm1d(StackedBatchNorm2d):
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """Pass [samples, channels] or [samples, channels, length] forward."""
+        assert residual is None, "residual sums are those of images"
         image = x.reshape(*x.shape[:2], -1, 1)
         return super().forward(image).view_as(x)
 

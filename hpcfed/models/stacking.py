@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hpcfed.models.layout import Layout
+from hpcfed.models.residual import fused
 from hpcfed.models.stacked_layers import (
     Batch,
     StackedBatchNorm1d,
@@ -119,33 +120,36 @@ def _stacked(
     if isinstance(module, nn.Sequential):
         _fuse(module)
         _flatten(module)
-    return module
+    return fused(module)
 
 
 def _fuse(layers: nn.Sequential) -> None:
-    """Let convolutions do the activation and the pooling that follow them.
+    """Let convolutions do the activation and the pooling that follow them, and batch
+    norms the activation.
 
-    Our kernel does all three without the convolution's output in memory.
+    Our kernels do all of it without what lies between in memory.
     """
     names = list(layers._modules)
     for i, name in enumerate(names):
-        conv = layers._modules[name]
-        if not isinstance(conv, StackedConv2d) or i + 1 == len(names):
+        layer = layers._modules[name]
+        if not isinstance(layer, StackedConv2d | StackedBatchNorm2d):
+            continue
+        if i + 1 == len(names):
             continue
         activation = layers._modules[names[i + 1]]
         if isinstance(activation, nn.LeakyReLU):
-            conv.slope = activation.negative_slope
+            layer.slope = activation.negative_slope
         elif isinstance(activation, nn.ReLU):
-            conv.slope = 0.0
+            layer.slope = 0.0
         else:
             continue
         # In place of the activation, so that names and order of layers stay.
         setattr(layers, names[i + 1], nn.Identity())
         # The kernel pools before the activation, which must not turn the order around.
-        if i + 2 < len(names) and conv.slope >= 0:
+        if isinstance(layer, StackedConv2d) and i + 2 < len(names) and layer.slope >= 0:
             pool = layers._modules[names[i + 2]]
             if isinstance(pool, nn.MaxPool2d) and _is_plain_pool(pool):
-                conv.pool = True
+                layer.pool = True
                 setattr(layers, names[i + 2], nn.Identity())
 
 

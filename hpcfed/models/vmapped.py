@@ -119,6 +119,10 @@ class VmapNetwork:
                     found[name] = tensor.expand(clients, *tensor.shape)
         return found
 
+    def halved(self, clients: int, device: torch.device) -> set[str]:
+        """Let no weight come in bfloat16: a module may use it anywhere."""
+        return set()
+
     def updating(self, tensors: dict[str, Tensor], slots: int) -> list[str]:
         """Let no weight update itself: a module may use it anywhere."""
         return []
