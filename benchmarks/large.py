@@ -12,10 +12,10 @@ round, batch 64, 10 epochs of SGD with momentum. Images are synthetic. Printed a
   over activations, passes of the step over rows.
 
 examples:
-  python benchmarks/resnet.py
-  python benchmarks/resnet.py --rounds 5 --precision tf32 --kernels 0
-  python benchmarks/resnet.py --lanes 1 4 8 10 --kernels 0
-  python benchmarks/resnet.py --device cpu --model cnn-bn --images 20 --rounds 1 --kernels 8
+  python benchmarks/large.py
+  python benchmarks/large.py --rounds 5 --precision tf32 --kernels 0
+  python benchmarks/large.py --lanes 1 4 8 10 --kernels 0
+  python benchmarks/large.py --device cpu --model cnn-bn --images 20 --rounds 1 --kernels 8
 """
 
 import argparse
