@@ -8,6 +8,8 @@ import signal
 import sys
 from types import FrameType
 
+from hpcfed.runtime.imports import keep_bytecode, without_collecting
+
 LASTING = ("run", "profile", "study")
 """Commands that go on when the terminal has gone, as after a dropped connection."""
 
@@ -23,8 +25,10 @@ def main() -> None:
     python_handler = signal.signal(signal.SIGINT, _leave)
     if sys.argv[1:2] and sys.argv[1] in LASTING:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    keep_bytecode()
     # Importing takes a while: only here, with the handlers in place.
-    from hpcfed.cli import main as command
+    with without_collecting():
+        from hpcfed.cli import main as command
 
     signal.signal(signal.SIGINT, python_handler)
     command()

@@ -1,12 +1,15 @@
 """The user's cache: entries come back whole and our own, or not at all."""
 
+import gc
 import os
+import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import pytest
 
 from hpcfed.kernels import cuda
-from hpcfed.runtime import cache
+from hpcfed.runtime import cache, imports
 
 
 @pytest.fixture
@@ -131,3 +134,40 @@ def test_a_kernel_is_compiled_once_for_each_source_and_device(
         entry.write_bytes(b"damaged")
     fresh("sgd.cu", macros, "sm_80")
     assert len(compiled) == 6
+
+
+def test_compiled_python_is_kept_where_nobody_else_keeps_it(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = ModuleSpec("torch", None)
+    compiled = tmp_path / "torch/__pycache__/__init__.pyc"
+    torch.cached = str(compiled)
+    compiled.parent.mkdir(parents=True)
+    monkeypatch.setattr(imports, "find_spec", lambda name: torch)
+    monkeypatch.setattr(sys, "pycache_prefix", None)
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    imports.keep_bytecode()
+    assert sys.pycache_prefix is None, "Python will write beside torch"
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    compiled.touch()
+    imports.keep_bytecode()
+    assert sys.pycache_prefix is None, "it is there already"
+    compiled.unlink()
+    imports.keep_bytecode()
+    assert sys.pycache_prefix == str(folder / "bytecode")
+    assert not sys.dont_write_bytecode
+    monkeypatch.setattr(sys, "pycache_prefix", None)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    (folder / "bytecode").chmod(0o770)
+    imports.keep_bytecode()
+    assert sys.pycache_prefix is None, "others could put code there"
+
+
+def test_garbage_is_collected_again_after_imports() -> None:
+    before = gc.get_freeze_count()
+    with pytest.raises(ZeroDivisionError), imports.without_collecting():
+        assert not gc.isenabled()
+        1 / 0  # noqa: B018
+    assert gc.isenabled()
+    assert gc.get_freeze_count() > before
+    gc.unfreeze()

@@ -6,6 +6,7 @@ from hpcfed.cli.settings import parse_run
 from hpcfed.cli.show import print_run
 from hpcfed.config import check
 from hpcfed.errors import remark, unless_full
+from hpcfed.runtime.imports import without_collecting
 from hpcfed.runtime.launcher import launched
 
 SUMMARY = "one run, or several seeds of it"
@@ -27,7 +28,8 @@ def command(arguments: list[str]) -> None:
             )
         return
     # Late: this loads torch, and MPI starts.
-    from hpcfed.experiment.run import run
+    with without_collecting():
+        from hpcfed.experiment.run import run
 
     # Only the root gets the folder back.
     folder = run(settings)

@@ -64,8 +64,11 @@ class OptionGroup(BaseModel):
     """
 
     # A typo must not pass silently, settings are shared by threads of several seeds, and
-    # NaN or infinity would only fail far from the command line.
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    # NaN or infinity would only fail far from the command line. Validators are built
+    # when first used: most groups and most methods' options never are.
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True
+    )
 
     title: ClassVar[str] = ""
     """The heading of the group in `hpcfed run --help`."""

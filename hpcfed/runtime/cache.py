@@ -35,6 +35,22 @@ def folder() -> Path | None:
         return None
 
 
+def own_folder(name: str) -> Path | None:
+    """Return a folder within the cache for files that others write there; None unless
+    it is this user's own, and nobody else can write to it.
+    """
+    path = folder()
+    try:
+        with _opened(make=True) as where:
+            with suppress(FileExistsError):
+                os.mkdir(name, 0o700, dir_fd=where)
+            status = os.stat(name, dir_fd=where, follow_symlinks=False)
+    except OSError:
+        return None
+    ours = stat.S_ISDIR(status.st_mode) and _only_ours(status)
+    return path / name if ours and path is not None else None
+
+
 def read(name: str) -> bytes | None:
     """Return an entry; None unless it is there, whole, and this user's own."""
     try:

@@ -2,16 +2,24 @@
 ranks: importing it starts MPI.
 """
 
+import os
+import re
+import shutil
+from pathlib import Path
 from typing import Any
 
 from hpcfed.errors import UserError
 from hpcfed.runtime.launcher import Launch
+
+OMPI_LAYERS = "OMPI_MCA_btl"
+"""The variable that names Open MPI's byte transfer layers."""
 
 
 def all_ranks(launch: Launch) -> Any:
     """Return mpi4py's communicator of all ranks; None where this process is alone."""
     if launch.alone:
         return None
+    _spare_a_second()
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
@@ -28,6 +36,38 @@ def all_ranks(launch: Launch) -> Any:
             "or srun --mpi=pmix"
         )
     return comm
+
+
+def _spare_a_second() -> None:
+    """Keep Open MPI from opening a layer that sleeps for a second when it is closed.
+
+    That layer, ofi, serves one-sided communication, which hpcfed does not use. Messages
+    go over the same fabrics by other parts (mtl). What the user or the machine says
+    about layers stays: --mca btl is this variable, and it would overrule the files.
+    """
+    said = OMPI_LAYERS in os.environ or any(map(_names_layers, _parameter_files()))
+    if not said:
+        os.environ[OMPI_LAYERS] = "^ofi"
+
+
+def _parameter_files() -> list[Path]:
+    """Return where Open MPI looks for parameters of the user and of the machine."""
+    files = [
+        Path("~/.openmpi/mca-params.conf").expanduser(),
+        Path("/etc/openmpi/openmpi-mca-params.conf"),
+    ]
+    mpirun = shutil.which("mpirun")
+    if mpirun is not None:
+        files.append(Path(mpirun).parents[1] / "etc/openmpi-mca-params.conf")
+    return files
+
+
+def _names_layers(file: Path) -> bool:
+    try:
+        text = file.read_text(errors="replace")
+    except OSError:
+        return False
+    return re.search(r"^\s*btl\s*=", text, re.MULTILINE) is not None
 
 
 def from_root(launch: Launch, value: Any) -> Any:
