@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from hpcfed import methods
@@ -17,7 +18,11 @@ from hpcfed.config import RunConfig, Settings
 from hpcfed.data.datasets import Split
 from hpcfed.data.partition import class_counts
 from hpcfed.data.shards import Shard
-from hpcfed.experiment.arithmetic import dtype_of, set_arithmetic
+from hpcfed.experiment.arithmetic import (
+    dtype_of,
+    set_arithmetic,
+    threads_for_work,
+)
 from hpcfed.experiment.data import Dealt, fingerprint, load_dataset
 from hpcfed.experiment.materials import (
     Material,
@@ -90,6 +95,8 @@ class Setup:
     """Loads the data of clients that come from another rank; None when clients stay
     where they are.
     """
+    threads: int = 1
+    """Threads of torch's operators on this rank."""
     gather_seconds: float = 0.0
     """What it took to load the data of this rank's clients."""
     stacked: int = 1
@@ -186,6 +193,8 @@ def _setup(
     transport: Transport | None,
 ) -> Setup:
     config = settings.config
+    threads = threads_for_work(world, material.engine.cost)
+    torch.set_num_threads(threads)
     # In the order of `Material.holdings`: after the three that every run has come
     # the validation set, if the method has one, and the newcomers' data.
     train_data, test_data, global_test, *more = shards
@@ -245,6 +254,7 @@ def _setup(
         dealt=material.dealt,
         data=fingerprint(material.dataset) if world.is_root else "",
         class_counts=_class_counts(material, config) if world.is_root else None,
+        threads=threads,
         newcomers=newcomers,
         frozen=frozen_tensors(material.network, engine.layout),
     )

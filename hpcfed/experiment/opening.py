@@ -19,6 +19,7 @@ def opening_lines(setup: Setup) -> Iterator[str]:
             yield str(choice)
     if setup.engine.reason:
         yield f"--engine {setup.engine.mode}: {setup.engine.reason}"
+    yield from _threads(setup)
     yield from _sampled(setup)
     config = setup.settings.config
     if (
@@ -57,6 +58,16 @@ def _title(setup: Setup) -> str:
         f"{seeds}{clients} × {columns} "
         f"({plugins.label(config.network())}, {setup.engine.mode}) on {ranks} ({devices})"
     )
+
+
+def _threads(setup: Setup) -> Iterator[str]:
+    """Say so where a rank leaves cores idle that it might use."""
+    share = setup.world.threads
+    if setup.threads < share:
+        yield (
+            f"{count(setup.threads, 'thread')} for a small network, though a rank has "
+            f"{share} cores: more ranks use them, OMP_NUM_THREADS={share} asks for them"
+        )
 
 
 def _sampled(setup: Setup) -> Iterator[str]:

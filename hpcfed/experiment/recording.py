@@ -209,7 +209,7 @@ def open_results(setup: Setup, folder: Path) -> ResultsWriter:
             backend=world.backend,
             reason=world.reason,
             launcher=world.launch.launcher,
-            threads=world.threads,
+            threads=setup.threads,
             files=_files(config),
             command=setup.settings.command,
         ),

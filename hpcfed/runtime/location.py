@@ -71,13 +71,13 @@ def threads_for(here: Location, locations: tuple[Location, ...]) -> int:
         overlaps = not set(other.cores).isdisjoint(here.cores)
         sharing += other.host == here.host and overlaps
     share = len(here.cores) // sharing
-    wanted = _omp_threads()
+    wanted = omp_threads()
     if wanted is not None:
         share = min(share, wanted)
     return max(1, share)
 
 
-def _omp_threads() -> int | None:
+def omp_threads() -> int | None:
     """Return OMP_NUM_THREADS; None where it is not set or no plain number."""
     value = os.environ.get("OMP_NUM_THREADS", "")
     # More than nine digits is more than any share, and Python refuses to parse
