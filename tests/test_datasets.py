@@ -27,7 +27,7 @@ import torchvision
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpcfed.data import DATASETS, PARTITIONS, array_source, files, loading
+from hpcfed.data import DATASETS, PARTITIONS, array_source, cifar, files, loading
 from hpcfed.data.datasets import (
     SPLITS,
     ArrayDataset,
@@ -402,12 +402,19 @@ def write_cifar(
             for part in ("images", "labels")
         )
         for name, x, y in zip(names, images, targets, strict=True):
-            (folder / name).write_bytes(
-                pickle.dumps({"data": x.reshape(len(x), -1), labels: y.tolist()})
-            )
+            batch = {"data": x.reshape(len(x), -1), labels: y.tolist()}
+            content = pickle.dumps(batch, protocol=3)
+            # The originals have Python 2's text, T, where Python 3 writes Unicode, X.
+            for key in batch:
+                word = len(key).to_bytes(4, "little") + key.encode()
+                content = content.replace(b"X" + word, b"T" + word)
+            (folder / name).write_bytes(content)
+        sums = {name: md5(folder / name) for name in names}
         monkeypatch.setattr(
-            kind, f"{split}_list", [[name, md5(folder / name)] for name in names]
+            kind, f"{split}_list", [list(pair) for pair in sums.items()]
         )
+        own = cifar.CHECKSUMS["cifar100" if fine else "cifar10"]
+        monkeypatch.setitem(own, split, sums)
     meta = folder / kind.meta["filename"]
     meta.write_bytes(pickle.dumps({kind.meta["key"]: []}))
     monkeypatch.setattr(kind, "meta", kind.meta | {"md5": md5(meta)})
@@ -434,6 +441,26 @@ def test_cifar_with_a_wrong_checksum_is_not_unpickled(
     batch.write_bytes(pickle.dumps(Bomb(tmp_path / "exploded")))
     assert "checksums differ" in refused("cifar10", tmp_path)
     assert not (tmp_path / "exploded").exists()
+
+
+def test_cifar_unpickles_nothing_but_arrays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even from a file with the right checksum."""
+    write_cifar(tmp_path, monkeypatch, fine=True)
+    file = tmp_path / "cifar-100-python" / "train"
+    file.write_bytes(pickle.dumps(Bomb(tmp_path / "exploded")))
+    monkeypatch.setitem(cifar.CHECKSUMS["cifar100"], "train", {"train": md5(file)})
+    assert "is no array" in refused("cifar100", tmp_path)
+    assert not (tmp_path / "exploded").exists()
+
+
+def test_the_checksums_of_cifar_are_those_of_torchvision() -> None:
+    kinds = {"cifar10": "CIFAR10", "cifar100": "CIFAR100"}
+    for name, own in cifar.CHECKSUMS.items():
+        kind = getattr(torchvision.datasets, kinds[name])
+        assert list(own["train"].items()) == [tuple(pair) for pair in kind.train_list]
+        assert list(own["test"].items()) == [tuple(pair) for pair in kind.test_list]
 
 
 def write_svhn(root: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, np.ndarray]:

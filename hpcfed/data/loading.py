@@ -6,10 +6,12 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from pickle import UnpicklingError
 
 import numpy as np
 
-from hpcfed.data import DATASETS, Reading, brought, files, npz
+from hpcfed.data import DATASETS, Reading, brought, cifar, files, npz
+from hpcfed.data.cifar import NotTheOriginal
 from hpcfed.data.datasets import SPLITS, ArrayDataset, Dataset
 from hpcfed.data.synthetic import SyntheticDataset, SyntheticSize
 from hpcfed.errors import UserError
@@ -131,7 +133,7 @@ def _download_idx(name: str, root: Path) -> None:
             f"{name}: {processed} is a pickled form that is never loaded; move it "
             "away, then --download"
         )
-    with _torchvision_errors(name, root, download=True):
+    with _file_errors(name, root, download=True):
         # It would read what it has downloaded, which is thrown away here.
         kind = {"split": "byclass"} if name == "emnist" else {}
         getattr(torchvision.datasets, folder)(root, download=True, **kind)
@@ -155,27 +157,24 @@ def read_idx(path: Path) -> np.ndarray:
 
 
 def _cifar(name: str, root: Path, *, download: bool) -> Arrays:
-    import torchvision
+    if download:
+        import torchvision
 
-    kinds = {
-        "cifar10": torchvision.datasets.CIFAR10,
-        "cifar100": torchvision.datasets.CIFAR100,
-    }
-    arrays: Arrays = {}
-    with _torchvision_errors(name, root, download=download):
-        for split in SPLITS:
-            found = kinds[name](root, train=split == "train", download=download)
-            # [N, H, W, C] as it comes.
-            arrays[f"{split}_inputs"] = found.data.transpose(0, 3, 1, 2)
-            arrays[f"{split}_targets"] = np.array(found.targets)
-    return arrays
+        kinds = {
+            "cifar10": torchvision.datasets.CIFAR10,
+            "cifar100": torchvision.datasets.CIFAR100,
+        }
+        with _file_errors(name, root, download=True):
+            kinds[name](root, download=True)
+    with _file_errors(name, root, download=False):
+        return cifar.read(name, root)
 
 
 def _svhn(root: Path, *, download: bool) -> Arrays:
     import torchvision
 
     arrays: Arrays = {}
-    with _torchvision_errors("svhn", root, download=download):
+    with _file_errors("svhn", root, download=download):
         for split in SPLITS:
             # [N, C, H, W] already, and digit 0 is class 0.
             found = torchvision.datasets.SVHN(root, split=split, download=download)
@@ -185,18 +184,18 @@ def _svhn(root: Path, *, download: bool) -> Arrays:
 
 
 @contextmanager
-def _torchvision_errors(name: str, root: Path, *, download: bool) -> Iterator[None]:
-    """Turn what torchvision raises into one line that says what to do."""
+def _file_errors(name: str, root: Path, *, download: bool) -> Iterator[None]:
+    """Turn what torchvision or a damaged file raises into one line that says what to do."""
     try:
         yield
-    except (RuntimeError, OSError, ValueError) as error:
+    except (RuntimeError, OSError, ValueError, UnpicklingError) as error:
         reason = " ".join(str(error).split())
         if download:
             line = (
                 f"{name}: download into {root} failed ({reason}); try again, or put "
                 "the files there yourself"
             )
-        elif isinstance(error, RuntimeError):
+        elif isinstance(error, RuntimeError | NotTheOriginal):
             line = (
                 f"{name}: files in {root} are not the originals (checksums differ); "
                 "replace them, or add --download"
