@@ -52,6 +52,9 @@ def descend(
         sizes = (columns, stride, rows.numel())
         kernel((blocks, 1), rows, gradient, velocity, lr, scale, trainable, *sizes)
         return
+    if scale is None and trainable is None and lr.dim() == 0 and not rows.is_cuda:
+        _descend_in_one_pass(rows, gradient, velocity, lr, rule)
+        return
     # Not in place: the caller's gradient stays as it is, as under the kernel.
     if scale is not None:
         gradient = gradient * scale[:, None]
@@ -62,6 +65,26 @@ def descend(
     # addcmul, because `lr` is a tensor, which `add` takes only as a number.
     after = torch.addcmul(rows, gradient, per_client(lr, rows), value=-1)
     rows.copy_(after if trainable is None else torch.where(trainable, after, rows))
+
+
+def _descend_in_one_pass(
+    rows: Tensor, gradient: Tensor, velocity: Tensor | None, lr: Tensor, rule: Rule
+) -> None:
+    """Take the step by torch's fused SGD, which reads and writes every value once."""
+    # It wants dense tensors: a row is one, even where a matrix of them is a slice.
+    torch._fused_sgd_(
+        list(rows),
+        list(gradient),
+        [] if velocity is None else list(velocity),
+        weight_decay=rule.weight_decay,
+        momentum=rule.momentum,
+        lr=lr,
+        dampening=0.0,
+        nesterov=False,
+        maximize=False,
+        # A velocity of zero is as good as none.
+        is_first_step=False,
+    )
 
 
 def clip_scale(

@@ -8,7 +8,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hpcfed.kernels import batch_norm, convolution, cuda, dropout, linear
+from hpcfed.kernels import (
+    batch_norm,
+    convolution,
+    cpu_convolution,
+    cuda,
+    dropout,
+    linear,
+)
 from hpcfed.runtime import randomness
 
 
@@ -137,6 +144,10 @@ class StackedConv2d(StackedLayer):
                 branch,
                 bounded=self.batch.bounded,
             )
+        on_cpu = self._cpu_layer(x)
+        if on_cpu is not None:
+            sinks = self.take_sinks()
+            return cpu_convolution.block(x, self.weight, self.bias, on_cpu, sinks)
         y = self._convolved(x)
         if self.slope == 0:
             y = F.relu(y)
@@ -194,6 +205,18 @@ class StackedConv2d(StackedLayer):
             return None
         shape = (len(weight), layer.columns)
         return weight.as_strided(shape, (weight.stride(0), 1))
+
+    def _cpu_layer(self, x: Tensor) -> cpu_convolution.Layer | None:
+        """Return what our CPU kernel needs to know, where it serves several clients."""
+        if self.batch.num_clients == 1 or not self.square:
+            return None
+        layer = cpu_convolution.Layer(
+            kernel=self.weight.shape[-1],
+            padding=self.geometry["padding"][0],
+            slope=self.slope,
+            pool=self.pool,
+        )
+        return layer if cpu_convolution.serves(x, layer) else None
 
     def _convolved(self, x: Tensor) -> Tensor:
         if self.batch.num_clients == 1 or not x.is_cuda:

@@ -1,0 +1,143 @@
+"""Kernels in C for CPUs, against torch's own operations."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hpcfed.kernels import cpu, cpu_convolution
+from hpcfed.kernels.cpu_convolution import Layer
+from hpcfed.models.layout import Layout
+from hpcfed.models.networks import build
+from hpcfed.models.stack import StackedNetwork
+
+CLIENTS, SLOTS = 2, 3
+pytestmark = pytest.mark.skipif(
+    not any(map(shutil.which, cpu.COMPILERS)), reason="there is no compiler"
+)
+
+
+@pytest.fixture
+def many_threads() -> Iterator[None]:
+    """Have more threads than clients, so that the samples of one are shared out."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(5)
+    yield
+    torch.set_num_threads(before)
+
+
+def integers(*shape: int) -> Tensor:
+    """Return small integers, on which all sums are exact and many values equal."""
+    return torch.randint(-2, 3, shape).float().requires_grad_()
+
+
+def expected(x: Tensor, weight: Tensor, bias: Tensor, layer: Layer) -> Tensor:
+    """Return what torch computes, client by client."""
+    results = []
+    for images, own, own_bias in zip(x.chunk(len(weight)), weight, bias, strict=True):
+        y = F.conv2d(images, own, own_bias, padding=layer.padding)
+        y = F.leaky_relu(y, layer.slope)
+        results.append(F.max_pool2d(y, 2) if layer.pool else y)
+    return torch.cat(results)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [Layer(3, 0), Layer(3, 1, 0.0, True), Layer(5, 1, 0.5, True), Layer(1, 0, 0.0)],
+)
+# Channels and outputs of no, one and several whole vectors; an odd and an even side.
+@pytest.mark.parametrize("sizes", [(1, 8, 7), (3, 5, 8), (16, 36, 9)])
+@pytest.mark.usefixtures("many_threads")
+def test_convolution_is_exact_on_small_integers(
+    layer: Layer, sizes: tuple[int, int, int]
+) -> None:
+    torch.manual_seed(0)
+    channels, outputs, side = sizes
+    x = integers(CLIENTS * SLOTS, channels, side, side)
+    weight = integers(CLIENTS, outputs, channels, layer.kernel, layer.kernel)
+    bias = integers(CLIENTS, outputs)
+    assert cpu_convolution.serves(x, layer)
+    y = cpu_convolution.block(x, weight, bias, layer)
+    right = expected(x, weight, bias, layer)
+    assert torch.equal(y, right)
+    dy = torch.randint(-2, 3, y.shape).float()
+    ours = torch.autograd.grad(y, (x, weight, bias), dy)
+    theirs = torch.autograd.grad(right, (x, weight, bias), dy)
+    for one, other in zip(ours, theirs, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_gradients_go_to_their_sinks() -> None:
+    torch.manual_seed(0)
+    layer = Layer(3, 1, 0.0)
+    x, weight = integers(CLIENTS * SLOTS, 2, 4, 4), integers(CLIENTS, 3, 2, 3, 3)
+    bias = integers(CLIENTS, 3)
+    sinks = torch.full_like(weight, torch.nan), torch.full_like(bias, torch.nan)
+    y = cpu_convolution.block(x, weight, bias, layer, sinks)
+    torch.autograd.grad(y.sum(), (weight, bias))
+    right = expected(x, weight, bias, layer).sum()
+    for sink, gradient in zip(
+        sinks, torch.autograd.grad(right, (weight, bias)), strict=True
+    ):
+        assert torch.equal(sink, gradient)
+
+
+@pytest.mark.parametrize("at", range(4))
+def test_a_value_that_is_no_number_survives_pooling(at: int) -> None:
+    x = torch.zeros(1, 1, 2, 2)
+    x.view(-1)[at] = torch.nan
+    one = torch.ones(1, 1, 1, 1, 1)
+    y = cpu_convolution.block(x, one, None, Layer(1, 0, 0.0, True))
+    assert y.isnan().all()
+
+
+@pytest.fixture
+def forgotten() -> Iterator[None]:
+    """Forget what is loaded, before and after."""
+    cpu.library.cache_clear()
+    yield
+    cpu.library.cache_clear()
+
+
+@pytest.mark.usefixtures("forgotten")
+def test_without_a_compiler_torch_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = build("cnn-digits", shape=(1, 8, 8), classes=10, seed=0)
+    layout = Layout.of(network)
+    stacked = StackedNetwork(network, layout)
+    tensors = {}
+    for name, parameter in network.named_parameters():
+        tensors[name] = torch.stack([parameter.detach(), 2 * parameter.detach()])
+    x = torch.randn(2 * SLOTS, 1, 8, 8)
+    ours = stacked(tensors, x)
+    cpu.library.cache_clear()
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    assert not cpu_convolution.serves(x, Layer(3, 1))
+    torch.testing.assert_close(stacked(tensors, x), ours)
+
+
+@pytest.mark.usefixtures("forgotten")
+def test_what_was_compiled_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HPCFED_CACHE", str(tmp_path / "cache"))
+    assert cpu.library("cpu_convolution.c") is not None
+    cpu.library.cache_clear()
+
+    def refuse(text: bytes, compiler: str) -> bytes:
+        raise AssertionError("compiled a second time")
+
+    monkeypatch.setattr(cpu, "_compiled", refuse)
+    assert cpu.library("cpu_convolution.c") is not None
+
+
+@pytest.mark.usefixtures("forgotten")
+def test_a_compiler_that_fails_is_as_good_as_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HPCFED_CACHE", "off")
+    monkeypatch.setattr(cpu, "COMPILERS", ("false",))
+    assert cpu.library("cpu_convolution.c") is None
