@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from measuring import settings_of, synchronize
 
 from hpcfed.config import Settings
-from hpcfed.experiment.assemble import Setup, assemble, assemble_seeds
+from hpcfed.experiment.assemble import Setup, assemble, assemble_stacked
 from hpcfed.federation.log import RoundLog
 from hpcfed.models.networks import build
 from hpcfed.record.timing import Timer
@@ -273,9 +273,9 @@ def _stacked(
     settings: list[Settings], world: World, rounds: int, *, warmup: int = 3
 ) -> float:
     """Return the milliseconds of a round of all seeds together."""
-    lockstep, setups = assemble_seeds(
-        settings, world, [Timer(world.device) for _ in settings]
-    )
+    names = [f"seed {one.config.seed}" for one in settings]
+    timers = [Timer(world.device) for _ in settings]
+    lockstep, setups = assemble_stacked(settings, names, world, timers)
     ends: list[float] = []
 
     def program(setup: Setup) -> None:

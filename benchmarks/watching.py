@@ -38,7 +38,7 @@ def median_round(settings: Settings, world: World, *, watched: bool) -> float:
         seen = watched and world.is_root
         watcher = _watcher(folder) if seen else None
         reporting = Reporting(lambda: timer.current)
-        with showing_life(folder, reporting, [timer], visible=seen):
+        with showing_life([folder], reporting, [timer], visible=seen):
             go(setup, folder, quiet=True)
         if watcher is not None:
             watcher.wait()

@@ -67,13 +67,15 @@ def study(
     out: str | PathLike[str] | None = None,
     only: str = "*",
     launcher: str = "auto",
+    stack: int = 1,
 ) -> "Sweep":
     """Run every point of a sweep that is not finished, each in a process of its own;
-    return all of them.
+    return all of them. At most `stack` points that differ in lr, seed or alpha only
+    share one process.
 
     `study` is a study's TOML file, the name of a ready one such as "quick", or a dict
     with a study's tables, which needs an `out`.
     """
     from hpcfed.api import sweep
 
-    return sweep.study(study, out=out, only=only, launcher=launcher)
+    return sweep.study(study, out=out, only=only, launcher=launcher, stack=stack)

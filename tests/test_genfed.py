@@ -22,7 +22,7 @@ from hpcfed.data.supplement import supplemented
 from hpcfed.errors import UserError
 from hpcfed.experiment.assemble import Setup
 from hpcfed.experiment.evaluate import Evaluation
-from hpcfed.experiment.progress import RunProgress, SeedsProgress
+from hpcfed.experiment.progress import RunProgress, StackedProgress
 from hpcfed.experiment.rebalance import Rebalancer
 from hpcfed.experiment.run import go
 from hpcfed.experiment.stored import read_run, read_seeds
@@ -730,7 +730,7 @@ def test_progress_of_seeds_waits_for_those_alone_that_go_on(
     """One of two seeds stops after the first round, before or after the other has told
     of it.
     """
-    progress = SeedsProgress(3, seeds=2, visible=True)
+    progress = StackedProgress(3, runs=2, visible=True)
 
     def tell(round: int, loss: float) -> None:
         progress.round(round, {"train_loss": loss, "seconds": 1.0}, on_disk=True)

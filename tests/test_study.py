@@ -605,7 +605,7 @@ def test_a_trial_may_have_been_resumed(finished_trial: Trial) -> None:
 def test_an_interrupted_study_says_how_it_goes_on(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def interrupted(*_: object) -> None:
+    def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("hpcfed.studies.execute.attempt", interrupted)

@@ -132,13 +132,13 @@ def test_corrections_of_seeds_are_merged() -> None:
         expected.append(train(case.job(HARSH, correction=correction))[0])
     engine.train = counting  # type: ignore[method-assign]
     timers = [Timer(torch.device("cpu")) for _ in corrections]
-    lockstep = Lockstep(engine, range(3), timers)
+    lockstep = Lockstep(engine, ["seed 0", "seed 1", "seed 2"], timers)
     found: dict[int, Tensor] = {}
 
     def program(seed: int) -> None:
         shard = sub_shard(merged, seed * len(SIZES), np.arange(len(SIZES)))
         job = replace(case.job(HARSH, correction=corrections[seed]), shard=shard)
-        found[seed], _ = lockstep.seeds[seed].train(job)
+        found[seed], _ = lockstep.programs[seed].train(job)
 
     programs = [partial(program, seed) for seed in range(3)]
     lockstep.run(programs, torch.device("cpu"))

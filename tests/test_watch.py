@@ -289,9 +289,9 @@ def test_signs_of_life_last_as_long_as_the_run(tmp_path: Path) -> None:
         seen.set()
         return "train"
 
-    with showing_life(tmp_path, Reporting(phase), [timer], visible=False):
+    with showing_life([tmp_path], Reporting(phase), [timer], visible=False):
         assert not seen.is_set(), "the root alone shows them"
-    with showing_life(tmp_path, Reporting(phase), [timer], visible=True):
+    with showing_life([tmp_path], Reporting(phase), [timer], visible=True):
         assert seen.wait(5)
         end = time.monotonic() + 5
         while not (tmp_path / SIGN).exists() and time.monotonic() < end:

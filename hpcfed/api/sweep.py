@@ -76,6 +76,7 @@ def study(
     out: str | PathLike[str] | None,
     only: str,
     launcher: str,
+    stack: int,
 ) -> Sweep:
     """Run the trials that are not finished, and gather all into study.h5."""
     if not launched().alone:
@@ -95,7 +96,7 @@ def study(
     every = points(asked, path)
     chosen = choose(every, only=only, numbers=None)
     start = launched_by(launcher)
-    run_study(asked, text, every, chosen, folder, start)
+    run_study(asked, text, every, chosen, folder, start, most=stack)
     return Sweep(folder, tuple(trials(asked, chosen, folder)))
 
 

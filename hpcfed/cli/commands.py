@@ -22,6 +22,7 @@ from hpcfed.cli import (
     report,
     run,
     show,
+    stack,
     study,
     watch,
 )
@@ -43,6 +44,8 @@ COMMANDS: dict[str, ModuleType] = {
     "examples": examples,
 }
 """A command's module has SUMMARY, EXAMPLES and a function `command(arguments)`."""
+UNLISTED: dict[str, ModuleType] = {"stack": stack}
+"""Commands that hpcfed starts itself."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -100,9 +103,10 @@ def _dispatch(arguments: list[str]) -> None:
         parser.print_help()
         return
     name, *rest = arguments
-    if name not in COMMANDS:
+    found = COMMANDS.get(name) or UNLISTED.get(name)
+    if found is None:
         raise unknown("command", name, COMMANDS)
-    COMMANDS[name].command(rest)
+    found.command(rest)
 
 
 def _parser() -> CommandParser:

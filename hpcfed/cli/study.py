@@ -7,13 +7,17 @@ from re import fullmatch
 
 from hpcfed.cli.parser import CommandParser
 from hpcfed.config import check_text
+from hpcfed.config.seeds import MOST_SEEDS
 from hpcfed.errors import UserError, remark
 
 SUMMARY = "a sweep over any options, here or on Slurm"
+USUAL = 32
+"""Points of a stack, where nobody has named a number."""
 EXAMPLES = """\
   hpcfed study quick                                          a ready study; hpcfed list has all
   hpcfed study my.toml --dry-run                              its points, commands and costs
   hpcfed study strong --only 'ranks=2*'
+  hpcfed study my.toml --stack                                learning rates, seeds … in one process
   hpcfed study strong --submit -- --partition=gpu --time=2:00:00"""
 
 
@@ -26,6 +30,12 @@ def command(arguments: list[str]) -> None:
             f"unexpected argument '{for_sbatch[0]}'; words after -- are sbatch's, with "
             "--submit"
         )
+    for flag in ("submit", "gather"):
+        if options.stack > 1 and getattr(options, flag):
+            raise UserError(
+                f"--stack runs points as one process here, and --{flag} runs none; "
+                "leave one of them out"
+            )
     from hpcfed.studies.command import study
 
     try:
@@ -75,6 +85,16 @@ def _parser() -> CommandParser:
         help="only points with these numbers, as in 0,3; gathers nothing",
     )
     parser.add_argument(
+        "--stack",
+        type=_stack,
+        nargs="?",
+        const=USUAL,
+        default=1,
+        metavar="N",
+        help="run points that differ in lr, seed or alpha only as one process, at most "
+        f"N of them (N: {USUAL}); their results are those of separate runs",
+    )
+    parser.add_argument(
         "--submit", action="store_true", help="submit the points to Slurm as arrays"
     )
     parser.add_argument(
@@ -101,6 +121,14 @@ def _folder(text: str) -> Path:
     # The folder's name goes into commands, records and Slurm's scripts.
     check_text(text, "--out")
     return Path(text)
+
+
+def _stack(text: str) -> int:
+    if not fullmatch("[0-9]{1,9}", text) or not 1 <= int(text) <= MOST_SEEDS:
+        raise argparse.ArgumentTypeError(
+            f"must be a number of points from 1 to {MOST_SEEDS}, got '{text}'"
+        )
+    return int(text)
 
 
 def _numbers(text: str) -> list[int]:

@@ -292,6 +292,7 @@ class Engine:
             strengths,
             job.correction is not None,
             job.gates is not None,
+            job.rates is not None,
             replace(job.recipe, lr=0.0),  # the learning rate may change between rounds
             job.rows.dtype,
             lane,
@@ -315,6 +316,7 @@ class Engine:
                 strengths,
                 corrected=job.correction is not None,
                 gated=job.gates is not None,
+                rate_each=job.rates is not None,
                 dtype=job.rows.dtype,
             )
         return self._trainings[key]

@@ -87,6 +87,8 @@ class TrainingJob:
     every step, as that of channels which it has not. Unlike `columns` they leave decay
     and running statistics to act.
     """
+    rates: Tensor | None = None
+    """A learning rate per client, float64, in place of the recipe's."""
 
     def subset(self, positions: np.ndarray) -> "TrainingJob":
         """Return the job of the clients at these positions."""
@@ -99,6 +101,7 @@ class TrainingJob:
             pull=None if self.pull is None else self.pull.subset(at),
             correction=None if self.correction is None else self.correction[at],
             gates=None if self.gates is None else self.gates[at],
+            rates=None if self.rates is None else self.rates[at],
         )
 
 
@@ -134,7 +137,7 @@ class Score:
 
 
 class RowEngine(Protocol):
-    """An engine, or one seed's access to the engine that all seeds share."""
+    """An engine, or one run's access to the engine that stacked runs share."""
 
     layout: Layout
 

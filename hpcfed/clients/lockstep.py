@@ -1,20 +1,25 @@
-"""Several seeds of one run advance in step, so that the engine trains and evaluates
-their rows together.
+"""Several runs advance in step, so that the engine trains and evaluates their rows
+together: seeds of one run, or points of a study.
 
-A seed's program (its method, evaluation and recording) knows nothing of the others. It
+A run's program (its method, evaluation and recording) knows nothing of the others. It
 has a thread of its own, but only one thread runs at any time. A program that calls the
 engine waits there. When all programs wait, calls that are alike become one call with
 more rows, and each program gets its share of the answer.
 
 A program waits in the same way for its collectives. They are due only when every
-program waits for one, and then take place in the order of the seeds. So all ranks call
-the k-th collectives of all seeds in one order, however many calls of the engine each
-rank's clients have led to in between. Engine and collectives run in the main thread, as
-without seeds.
+program waits for one, and then take place in the order of the programs. So all ranks
+call the k-th collectives of all programs in one order, however many calls of the engine
+each rank's clients have led to in between. Engine and collectives run in the main
+thread, as they do in a run of its own.
+
+Where a program may fail without ending the others, ranks tell each other before the
+collectives which programs have failed: elsewhere these would wait for a collective that
+one rank never calls.
 """
 
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
@@ -32,94 +37,163 @@ from hpcfed.record.timing import Timer
 
 
 class Stopped(Exception):
-    """Raised in all programs after one has failed, so that they close their files."""
+    """Raised in programs that have to end because another one has failed, or because
+    they have failed on another rank; so they close their files.
+    """
 
 
 Collective = Callable[[], Any]
+OnFailure = Callable[[int, Exception], None]
+"""Is told which program has failed, and why."""
+Exchange = Callable[[dict[int, str]], list[dict[int, str]]]
+"""Returns what every rank has said; all ranks call it together."""
+OUT_OF_MEMORY = (MemoryError, torch.OutOfMemoryError)
+"""Failures that are no program's own: fewer of them at once might have enough."""
 
 
 def _nothing() -> None: ...
 
 
+def _alone(failed: dict[int, str]) -> list[dict[int, str]]:
+    return [failed]
+
+
 class Lockstep:
-    """The seeds of a run and the engine that they share."""
+    """The programs of several runs and the engine that they share."""
 
     def __init__(
-        self, engine: RowEngine, seeds: Sequence[int], timers: Sequence[Timer]
+        self, engine: RowEngine, names: Sequence[str], timers: Sequence[Timer]
     ) -> None:
+        """`names` tell the runs apart in messages."""
         self._engine = engine
-        self.seeds = [
-            Seed(seed, engine, timer) for seed, timer in zip(seeds, timers, strict=True)
-        ]
-        self.at_work = self.seeds[0]
-        """The seed whose program runs, or for which the engine or a collective runs; the
+        self.programs: list[Program] = []
+        for number, (name, timer) in enumerate(zip(names, timers, strict=True)):
+            self.programs.append(Program(number, name, engine, timer))
+        self.at_work = self.programs[0]
+        """The program that runs, or for which the engine or a collective runs; the
         first, where that serves several.
         """
+        self._on_failure: OnFailure | None = None
+        self._failed: dict[int, str] = {}
+        """Programs that have failed on this rank, and why."""
 
-    def run(self, programs: Sequence[Callable[[], None]], device: torch.device) -> None:
-        """Run every seed's program to its end.
+    def run(
+        self,
+        functions: Sequence[Callable[[], None]],
+        device: torch.device,
+        *,
+        on_failure: OnFailure | None = None,
+        exchange: Exchange = _alone,
+    ) -> None:
+        """Run every program to its end.
 
-        An exception in one, or in the engine, ends all and is raised here.
+        An exception in one, or in the engine, ends all and is raised here. Given
+        `on_failure`, an exception in a program's own code ends that program alone, on
+        all ranks, which learn of it through `exchange`.
         """
+        self._on_failure = on_failure
         try:
-            for seed, program in zip(self.seeds, programs, strict=True):
-                self.at_work = seed
-                seed.start(program, device)
-            while waiting := [seed for seed in self.seeds if not seed.ended]:
-                self._serve(waiting)
+            for program, function in zip(self.programs, functions, strict=True):
+                self._advance(program, partial(program.start, function, device))
+            while True:
+                self._serve_engine()
+                if on_failure is not None:
+                    self._end_failed(exchange)
+                if not self._waiting():
+                    break
+                self._serve_collectives()
         except BaseException as error:
             # An interrupt stays one; anything else tells the others what went wrong.
             reason = error
             if not isinstance(error, KeyboardInterrupt):
                 reason = Stopped(one_line(error))
-            for seed in self.seeds:
-                seed.stop(reason)
+            for program in self.programs:
+                program.stop(reason)
             raise
 
-    def _serve(self, waiting: Sequence["Seed"]) -> None:
-        """Answer all calls of the engine or, where there are none, all collectives.
+    def _waiting(self) -> list["Program"]:
+        return [program for program in self.programs if not program.ended]
 
-        The seeds that got an answer then run on, in their order.
+    def _serve_engine(self) -> None:
+        """Answer calls of the engine until every program waits for a collective, or has
+        ended.
         """
-        groups = _mergeable_groups(waiting)
-        if not groups:
-            groups = [[seed] for seed in waiting]
+        while groups := _mergeable_groups(self._waiting()):
+            self._serve(groups)
+
+    def _serve_collectives(self) -> None:
+        self._serve([[program] for program in self._waiting()])
+
+    def _serve(self, groups: Sequence[Sequence["Program"]]) -> None:
+        """Answer the calls of all groups. The programs then run on, in their order."""
         answers: dict[int, Any] = {}
         for group in groups:
             answers.update(self._answers(group))
-        for seed in waiting:
-            if seed.number in answers:
-                self.at_work = seed
-                # Popped, and held by no other name: rows that nobody needs any more
-                # must not stay in memory.
-                seed.go_on(answers.pop(seed.number))
+        for number in sorted(answers):
+            program = self.programs[number]
+            # Popped, and held by no other name: rows that nobody needs any more must
+            # not stay in memory.
+            self._advance(program, partial(_hand_over, program, answers))
 
-    def _answers(self, group: Sequence["Seed"]) -> dict[int, Any]:
-        """Return what the seeds of a group wait for: one call of the engine for all of
-        them, or one seed's collective.
+    def _advance(self, program: "Program", go: Callable[[], None]) -> None:
+        """Let a program run until it waits or has ended."""
+        self.at_work = program
+        try:
+            go()
+        except OUT_OF_MEMORY:
+            raise
+        except Exception as error:
+            if self._on_failure is None:
+                raise
+            self._failed[program.number] = one_line(error)
+            self._on_failure(program.number, error)
+
+    def _end_failed(self, exchange: Exchange) -> None:
+        """End the programs that have failed on another rank.
+
+        Programs end with the same collective on all ranks, or fail on one and are ended
+        here on the others. So all ranks are left with the same programs, and come here
+        equally often.
+        """
+        for of_rank in exchange(self._failed):
+            for number, reason in of_rank.items():
+                program = self.programs[number]
+                if not program.ended:
+                    error = Stopped(reason)
+                    program.stop(error)
+                    assert self._on_failure is not None
+                    self._on_failure(number, error)
+
+    def _answers(self, group: Sequence["Program"]) -> dict[int, Any]:
+        """Return what the programs of a group wait for: one call of the engine for all
+        of them, or one program's collective.
         """
         self.at_work = group[0]
-        for seed in group:
-            seed.timer.switch(seed.phase)
+        # One moment for all of them: on a GPU an event for each would take milliseconds.
+        begin = group[0].timer.stamp()
+        for program in group:
+            program.timer.switch(program.phase, begin)
         try:
             answers = _answered(group, self._engine)
         except Exception as error:
             if len(group) == 1:
-                error.add_note(f"in seed {group[0].number}")
+                error.add_note(f"in {group[0].name}")
             raise
-        for seed in group:
-            seed.timer.switch("other")
-        return dict(zip([seed.number for seed in group], answers, strict=True))
+        end = group[0].timer.stamp()
+        for program in group:
+            program.timer.switch("other", end)
+        return dict(zip([program.number for program in group], answers, strict=True))
 
 
-class Seed:
-    """One seed's program; to the program, this is the engine.
+class Program:
+    """One run's program; to the program, this is the engine.
 
     It runs only while `start` or `go_on` waits for it.
     """
 
-    def __init__(self, number: int, engine: RowEngine, timer: Timer) -> None:
+    def __init__(self, number: int, name: str, engine: RowEngine, timer: Timer) -> None:
         self.number = number
+        self.name = name
         self.layout = engine.layout
         self.timer = timer
         self.phase = timer.current
@@ -148,8 +222,8 @@ class Seed:
 
     @property
     def fisher(self) -> Fisher:
-        """Each seed calls it by itself: samples with a gradient each fill the device
-        sooner than seeds do.
+        """Each program calls it by itself: samples with a gradient each fill the device
+        sooner than programs do.
         """
         return self._engine.fisher
 
@@ -173,7 +247,7 @@ class Seed:
     def _wait(self, call: Job | Collective) -> Any:
         """Wait for the answer to a call.
 
-        Time spent waiting for other seeds does not count for the current phase; the
+        Time spent waiting for other programs does not count for the current phase; the
         engine's work does.
         """
         self.call = call
@@ -188,7 +262,7 @@ class Seed:
         self.timer.switch(self.phase)
         return answer
 
-    def start(self, program: Callable[[], None], device: torch.device) -> None:
+    def start(self, function: Callable[[], None], device: torch.device) -> None:
         """Start the program; return when it waits or has ended.
 
         Its exception is raised here.
@@ -200,15 +274,13 @@ class Seed:
                 if device.type == "cuda":
                     # A new thread would take the first GPU.
                     torch.cuda.set_device(device)
-                program()
+                function()
             except BaseException as raised:
                 error = raised
             self.ended = True
             self._pauses.put(error)
 
-        self._thread = threading.Thread(
-            target=thread, name=f"seed {self.number}", daemon=True
-        )
+        self._thread = threading.Thread(target=thread, name=self.name, daemon=True)
         self._thread.start()
         self._until_it_waits()
 
@@ -223,7 +295,7 @@ class Seed:
     def _until_it_waits(self) -> None:
         error = self._pauses.get()
         if error is not None:
-            error.add_note(f"in seed {self.number}")
+            error.add_note(f"in {self.name}")
             raise error
 
     def stop(self, reason: BaseException) -> None:
@@ -235,25 +307,29 @@ class Seed:
             self._thread.join()
 
 
-def _mergeable_groups(waiting: Sequence[Seed]) -> list[list[Seed]]:
-    """Group the seeds that call the engine by calls that can be merged."""
-    groups: list[list[Seed]] = []
-    for seed in waiting:
-        if callable(seed.call):
+def _hand_over(program: Program, answers: dict[int, Any]) -> None:
+    program.go_on(answers.pop(program.number))
+
+
+def _mergeable_groups(waiting: Sequence[Program]) -> list[list[Program]]:
+    """Group the programs that call the engine by calls that can be merged."""
+    groups: list[list[Program]] = []
+    for program in waiting:
+        if callable(program.call):
             continue
         for group in groups:
             first = group[0].call
-            if not callable(first) and mergeable(first, seed.call):
-                group.append(seed)
+            if not callable(first) and mergeable(first, program.call):
+                group.append(program)
                 break
         else:
-            groups.append([seed])
+            groups.append([program])
     return groups
 
 
-def _answered(group: Sequence[Seed], engine: RowEngine) -> list[Any]:
-    jobs = [seed.call for seed in group if not callable(seed.call)]
+def _answered(group: Sequence[Program], engine: RowEngine) -> list[Any]:
+    jobs = [program.call for program in group if not callable(program.call)]
     if jobs:
         return run_merged(jobs, engine)
-    # A group that does not call the engine is one seed with its collective.
-    return [seed.call() for seed in group if callable(seed.call)]
+    # A group that does not call the engine is one program with its collective.
+    return [program.call() for program in group if callable(program.call)]

@@ -1,4 +1,4 @@
-"""Calls of the engine by several seeds that can be made as one call with more rows."""
+"""Calls of the engine by several runs that can be made as one call with more rows."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,6 +11,7 @@ from hpcfed.clients.job import Losses, RowEngine, Score, TrainingJob
 from hpcfed.clients.objective import Wanted
 from hpcfed.clients.pull import Pull, merge_pulls
 from hpcfed.data.shards import Shard, SubShard
+from hpcfed.runtime.device import on_device
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,18 +35,29 @@ def mergeable(a: Job, b: Job) -> bool:
     if a.shard.whole is not b.shard.whole:
         return False
     if isinstance(a, TrainingJob) and isinstance(b, TrainingJob):
+        # Every row may have a learning rate of its own.
+        same_recipe = a.recipe == replace(b.recipe, lr=a.recipe.lr)
         return (
-            a.recipe == b.recipe
+            same_recipe
+            and a.rates is b.rates is None
             and _mergeable_pulls(a.pull, b.pull)
             and (a.correction is None) == (b.correction is None)
             and (a.gates is None) == (b.gates is None)
             and _equal(a.columns, b.columns)
         )
     if isinstance(a, EvaluationJob) and isinstance(b, EvaluationJob):
-        # The engine scores one row, expanded to many clients, faster than as many rows.
-        expanded = _expanded(a.rows) or _expanded(b.rows)
-        return not expanded and a.wanted == b.wanted
+        return a.wanted == b.wanted and _stackable(a.rows) and _stackable(b.rows)
     return False
+
+
+def _stackable(rows: Tensor) -> bool:
+    """Whether the engine scores such rows of several runs sooner in one call.
+
+    On a CPU one row that is expanded to many clients is scored faster than as many rows.
+    On a GPU that takes as long for each run as one call takes for all of them.
+    """
+    expanded = len(rows) > 1 and rows.stride(0) == 0
+    return rows.is_cuda or not expanded
 
 
 def _mergeable_pulls(a: Pull | None, b: Pull | None) -> bool:
@@ -60,16 +72,12 @@ def _equal(a: Tensor | None, b: Tensor | None) -> bool:
     return a is b or torch.equal(a, b)
 
 
-def _expanded(rows: Tensor) -> bool:
-    return len(rows) > 1 and rows.stride(0) == 0
-
-
 def run_merged(jobs: Sequence[Job], engine: RowEngine) -> list[Answer]:
     """Run mergeable jobs by one call of the engine; return an answer for each."""
     if len(jobs) == 1:
-        return [_run(jobs[0], engine)]
+        return [_run(_on_whole(jobs[0]), engine)]
     answer = _run(_merged(jobs), engine)
-    # Each seed gets its own rows back, in the order in which they went in.
+    # Each run gets its own rows back, in the order in which they went in.
     counts = [len(job.rows) for job in jobs]
     if not isinstance(answer, Score):
         rows, losses = answer
@@ -84,6 +92,16 @@ def run_merged(jobs: Sequence[Job], engine: RowEngine) -> list[Answer]:
     return scores
 
 
+def _on_whole(job: Job) -> Job:
+    """Return a job on the larger shard, for which the engine has memory and captured
+    steps from other runs' jobs.
+    """
+    part = job.shard
+    if not isinstance(part, SubShard):
+        return job
+    return replace(job, shard=part.whole, clients=job.clients + part.first)
+
+
 def _run(job: Job, engine: RowEngine) -> Answer:
     if isinstance(job, TrainingJob):
         return engine.train(job)
@@ -95,7 +113,7 @@ def _merged(jobs: Sequence[Job]) -> Job:
     positions = []
     for job in jobs:
         assert isinstance(job.shard, SubShard)
-        # From positions in the seed's shard to those in the larger one.
+        # From positions in the run's shard to those in the larger one.
         positions.append(job.clients + job.shard.first)
         whole = job.shard.whole
     rows = torch.cat([job.rows for job in jobs])
@@ -116,4 +134,13 @@ def _merged(jobs: Sequence[Job]) -> Job:
         pull=merge_pulls(pulls) if pulls else None,
         correction=torch.cat(corrections) if corrections else None,
         gates=torch.cat(gates) if gates else None,
+        rates=_merged_rates(trainings),
     )
+
+
+def _merged_rates(jobs: Sequence[TrainingJob]) -> Tensor | None:
+    """Return a learning rate per client; None where the first job's serves all."""
+    if len({job.recipe.lr for job in jobs}) == 1:
+        return None
+    each = [np.full(len(job.rows), job.recipe.lr) for job in jobs]
+    return on_device(np.concatenate(each), jobs[0].rows.device)

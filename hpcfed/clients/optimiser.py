@@ -26,12 +26,21 @@ class StackOptimiser:
     """
 
     def __init__(
-        self, recipe: Recipe, layout: KernelLayout, *, steps: int, like: Tensor
+        self,
+        recipe: Recipe,
+        layout: KernelLayout,
+        *,
+        steps: int,
+        rate_each: bool = False,
+        like: Tensor,
     ) -> None:
-        """Prepare for clients that take at most so many steps each."""
+        """Prepare for clients that take at most so many steps each; `rate_each`: each
+        has a learning rate of its own.
+        """
         self._recipe = recipe
         self._layout = layout
         self._steps = steps
+        self._rate_each = rate_each
         self._like = like
         self._sgd = Rule(recipe.momentum, recipe.weight_decay, recipe.clip)
         self._adam: AdamRule | None = None
@@ -63,17 +72,24 @@ class StackOptimiser:
         self._moments = []
         for _ in range(self._recipe.num_moments):
             self._moments.append(torch.zeros_like(gradient))
+        clients = len(gradient)
+        if self._rate_each:
+            self._lr = self._like.new_zeros(clients)
         if self._recipe.schedule is not None:
-            clients = len(gradient)
             self._rates = self._like.new_zeros(self._steps, clients)
             self._current_rates = self._like.new_zeros(1, clients)
             self._lr = self._current_rates[0]
 
-    def load(self, lr: float, steps: np.ndarray) -> None:
-        """Take in the rate of this training, of clients with so many steps each."""
+    def load(self, lr: float | Tensor, steps: np.ndarray) -> None:
+        """Take in the rate of this training, or one of every client, and how many steps
+        each of them takes.
+        """
         schedule = self._recipe.schedule
         if self._rates is None or schedule is None:
-            self._lr.fill_(lr)
+            if isinstance(lr, Tensor):
+                self._lr[: len(lr)] = lr
+            else:
+                self._lr.fill_(lr)
             return
         # A client's schedule spans its own steps, whoever else is in the stack.
         total = on_device(steps, self._like.device)
@@ -173,4 +189,4 @@ class StackOptimiser:
         )
 
     def _lr_of(self, clients: int) -> Tensor:
-        return self._lr if self._rates is None else self._lr[:clients]
+        return self._lr[:clients] if self._lr.dim() else self._lr

@@ -69,6 +69,7 @@ class StackTraining:
         *,
         corrected: bool = False,
         gated: bool = False,
+        rate_each: bool = False,
         dtype: torch.dtype,
     ) -> None:
         self._network = network
@@ -89,7 +90,11 @@ class StackTraining:
         )
         self._like = torch.zeros((), dtype=dtype, device=self._device)
         self._optimiser = StackOptimiser(
-            recipe, layout, steps=self._tables.steps, like=self._like
+            recipe,
+            layout,
+            steps=self._tables.steps,
+            rate_each=rate_each,
+            like=self._like,
         )
         # On the device: a captured step must read it there.
         self._step = torch.zeros(1, dtype=torch.int64, device=self._device)
@@ -135,7 +140,8 @@ class StackTraining:
             parameters, statistics = self._gates
             self._layout.load(job.gates, (parameters[:count], statistics[:count]))
         self._tables.load(job.clients, job.keys)
-        self._optimiser.load(job.recipe.lr, num_steps(sizes, self._recipe.length))
+        lr = job.recipe.lr if job.rates is None else job.rates
+        self._optimiser.load(lr, num_steps(sizes, self._recipe.length))
         self._replays.run(count, partial(self._begin, count))
         # Steps go from long to short: clients drop out at the end of the stack.
         active = count

@@ -62,6 +62,11 @@ class Settings:
         change = {"seed": seed, "seeds": None, "out": out}
         return replace(self, config=self.config.model_copy(update=change))
 
+    def each_seed(self) -> list["Settings"]:
+        """Return the settings of every seed's run; of one seed, these themselves."""
+        seeds = self.config.seeds
+        return [self] if seeds is None else [self.of_seed(seed) for seed in seeds]
+
     def adapted(self, choices: Iterable[Choice]) -> "Settings":
         """Return these settings with the chosen values in place of their own."""
         config, options, made = self.config, self.options, self.choices

@@ -15,7 +15,7 @@ from hpcfed.clients.job import RowEngine
 from hpcfed.clients.lockstep import Lockstep
 from hpcfed.clients.placement import Clients
 from hpcfed.config import RunConfig, Settings
-from hpcfed.data.datasets import Split
+from hpcfed.data.datasets import Dataset, Split
 from hpcfed.data.partition import class_counts
 from hpcfed.data.shards import Shard
 from hpcfed.experiment.arithmetic import (
@@ -100,7 +100,7 @@ class Setup:
     gather_seconds: float = 0.0
     """What it took to load the data of this rank's clients."""
     stacked: int = 1
-    """Seeds that advance together with this one, itself included."""
+    """Runs that advance together with this one, itself included."""
     newcomers: Newcomers | None = None
     """Clients that join after the last round."""
     frozen: dict[str, Tensor] = field(default_factory=dict)
@@ -139,44 +139,56 @@ def assemble(settings: Settings, world: World, timer: Timer) -> Setup:
     return setup
 
 
-def assemble_seeds(
-    settings: Sequence[Settings], world: World, timers: Sequence[Timer]
+def assemble_stacked(
+    settings: Sequence[Settings],
+    names: Sequence[str],
+    world: World,
+    timers: Sequence[Timer],
 ) -> tuple[Lockstep, list[Setup]]:
-    """Put together runs that differ in their seed alone.
+    """Put together runs that advance in step: seeds of one, or points of a study.
 
-    They share the engine, and images are on the device once for all of them.
+    They share the engine, and images are on the device once for all of them. `names`
+    tell them apart in messages.
     """
     config = settings[0].config
     set_arithmetic(config)
-    # Synthetic data depends on the seed; any other data set is read once.
-    own_data = config.dataset == "synthetic" and config.data_seed is None
-    shared = None if own_data else load_dataset(config, world)
-    materials = []
+    datasets: dict[int | None, Dataset] = {}
+    materials: list[Material] = []
+    engine = None
     for one in settings:
-        dataset = shared or load_dataset(one.config, world)
-        materials.append(make_material(one, dataset, world))
-    seeds = [one.config.seed for one in settings]
+        # Synthetic data depends on the seed; any other data set is read once.
+        synthetic = config.dataset == "synthetic"
+        drawn_by = one.config.seed_of_data if synthetic else None
+        if drawn_by not in datasets:
+            datasets[drawn_by] = load_dataset(one.config, world)
+        material = make_material(one, datasets[drawn_by], world, engine)
+        materials.append(material)
+        engine = material.engine
     shards = load_stacked_shards(
-        materials, seeds, device=world.device, dtype=dtype_of(config)
+        materials, names, device=world.device, dtype=dtype_of(config)
     )
-    # Any seed's engine will do: it knows the network's structure alone.
     engine = materials[0].engine
-    lockstep = Lockstep(engine, seeds, timers)
+    lockstep = Lockstep(engine, names, timers)
     transport = open_transport(settings, engine.layout, world)
+    # In turn: ranks must call the runs' collectives in the same order, and a server's
+    # model is trained in the main thread. Otherwise nobody need wait.
+    turns = world.role_size > 1 or transport is not None
     setups = []
-    for number, seed in enumerate(lockstep.seeds):
+    for number, program in enumerate(lockstep.programs):
+        collectives = Collectives(world)
+        if turns:
+            collectives = Collectives(world, turn=program.turn)
         setup = _setup(
             settings[number],
             world,
-            seed.timer,
+            program.timer,
             material=materials[number],
             shards=shards[number],
-            engine=seed,
-            # In turn: ranks must call the seeds' collectives in the same order.
-            collectives=Collectives(world, turn=seed.turn),
+            engine=program,
+            collectives=collectives,
             transport=transport,
         )
-        setup.stacked = len(seeds)
+        setup.stacked = len(settings)
         setups.append(setup)
     return lockstep, setups
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from hpcfed.clients.lockstep import Stopped
 from hpcfed.errors import Diverged, UserError, one_line, remark, tell
 from hpcfed.plugins import line_of_user
 from hpcfed.record.folder import leave_failure
@@ -51,18 +52,25 @@ def ending_all_ranks(world: World, reporting: Reporting) -> Iterator[None]:
         tell(error, world.rank)
         world.abort(2)
     except Exception as error:
-        trace = traceback.format_exc()
-        # A divergence is no fault of the code: its line says what to change.
-        if not isinstance(error, Diverged):
-            remark(trace.rstrip())
-        phase = reporting.phase()
-        within = "" if phase == "other" else f" in phase {phase}"
-        said = one_line(error) + line_of_user(error)
-        line = f"{_where(world)} failed{within}: {said}"
-        _last_words(world, reporting, line, trace)
+        tell_failure(world, reporting.phase(), reporting.folders, error)
         # Other ranks may wait in a collective for ever, so MPI ends them.
         world.abort(1)
         raise Failed(error) from None
+
+
+def tell_failure(
+    world: World, phase: str, folders: Sequence[Path], error: Exception
+) -> None:
+    """Say why runs on this rank have failed, and leave the reason in their folders."""
+    trace = "".join(traceback.format_exception(error))
+    # What others have told, and a divergence, is no fault of the code here: the line
+    # says enough.
+    if not isinstance(error, UserError | Diverged | Stopped):
+        remark(trace.rstrip())
+    within = "" if phase == "other" else f" in phase {phase}"
+    said = one_line(error) + line_of_user(error)
+    line = f"{_where(world)} failed{within}: {said}"
+    _last_words(world, folders, line, trace)
 
 
 @contextmanager
@@ -99,7 +107,7 @@ def _stalled(world: World, reporting: Reporting, phase: str, waited: float) -> N
     if silent:
         names = [f"{rank} on {world.locations[rank].host}" for rank in silent]
         line += f"; no sign of life from rank {', '.join(names)}"
-    _last_words(world, reporting, line)
+    _last_words(world, reporting.folders, line)
     if world.role_rank == 0:
         # It keeps the store, in which others may still be looking.
         time.sleep(2 * BEAT)
@@ -110,8 +118,8 @@ def _where(world: World) -> str:
 
 
 def _last_words(
-    world: World, reporting: Reporting, line: str, details: str = ""
+    world: World, folders: Sequence[Path], line: str, details: str = ""
 ) -> None:
     remark(f"hpcfed: {line}")
-    for folder in reporting.folders:
+    for folder in folders:
         leave_failure(folder, world.rank, f"{line}\n\n{details}")

@@ -6,7 +6,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from hpcfed import plugins
-from hpcfed.config import RunConfig
+from hpcfed.config import RunConfig, Settings
 from hpcfed.errors import UserError, remark
 from hpcfed.experiment.stored import is_complete
 from hpcfed.record.claim import claimed
@@ -31,6 +31,24 @@ def run_folders(folder: Path, config: RunConfig) -> list[Path]:
     if not config.seeds:
         return [folder]
     return [seed_folder(folder, seed) for seed in config.seeds]
+
+
+def make_folders(
+    points: Sequence[Settings], world: World, claims: ExitStack
+) -> tuple[list[Path], bool]:
+    """Make and claim the folders of all points; also return whether they are complete."""
+    folders: list[Path] = []
+    done: list[bool] = []
+    for point in points:
+        folder, complete = make_folder(point.config, world, claims)
+        folders.append(folder)
+        done.append(complete)
+    if any(done) and not all(done):
+        raise UserError(
+            f"{folders[done.index(True)]} has been completed meanwhile; start the study "
+            "once more"
+        )
+    return folders, all(done)
 
 
 def make_folder(

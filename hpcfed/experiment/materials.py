@@ -5,6 +5,7 @@ weights.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 
 import numpy as np
 import torch
@@ -54,8 +55,13 @@ def validates(settings: Settings) -> bool:
     return methods.load(settings.config.method).VALIDATES
 
 
-def make_material(settings: Settings, dataset: Dataset, world: World) -> Material:
-    """Deal out the data, build the network, and place the clients on ranks."""
+def make_material(
+    settings: Settings, dataset: Dataset, world: World, engine: Engine | None = None
+) -> Material:
+    """Deal out the data, build the network, and place the clients on ranks.
+
+    Runs with the same network may share an engine, which knows its structure alone.
+    """
     config = settings.config
     dealt = deal(config, dataset, validates=validates(settings))
     network = client_network(config)
@@ -63,7 +69,7 @@ def make_material(settings: Settings, dataset: Dataset, world: World) -> Materia
     make_engine: Callable[..., Engine] = Engine
     if config.simulate_training is not None:
         make_engine = partial(WaitingEngine, seconds=config.simulate_training)
-    engine = make_engine(
+    engine = engine or make_engine(
         network,
         client_layout(config, network),
         shape=dataset.shape,
@@ -141,66 +147,56 @@ def load_shard(
 
 def load_stacked_shards(
     materials: Sequence[Material],
-    seeds: Sequence[int],
+    names: Sequence[str],
     *,
     device: torch.device,
     dtype: torch.dtype,
 ) -> list[list[Shard]]:
-    """Bring the samples of all seeds to the device: for each seed a shard for each of
-    its holdings.
+    """Bring the samples of all runs to the device: for each run a shard for each of its
+    holdings.
 
-    The shards of one kind are views of a single one that holds the clients of all
-    seeds, so that the engine can advance them together.
+    The shards of one kind are views of a single one that holds the clients of all runs,
+    so that the engine can advance them together.
     """
     shards: list[list[Shard]] = [[] for _ in materials]
     for same_kind in zip(*(material.holdings for material in materials), strict=True):
-        whole = _joined(materials, seeds, same_kind, device=device, dtype=dtype)
+        whole = _joined(materials, names, same_kind, device=device, dtype=dtype)
         first = 0
-        for held, of_seed in zip(same_kind, shards, strict=True):
-            of_seed.append(sub_shard(whole, first, held.ids))
+        for held, of_run in zip(same_kind, shards, strict=True):
+            of_run.append(sub_shard(whole, first, held.ids))
             first += len(held.ids)
     return shards
 
 
 def _joined(
     materials: Sequence[Material],
-    seeds: Sequence[int],
+    names: Sequence[str],
     holdings: Sequence[Holding],
     *,
     device: torch.device,
     dtype: torch.dtype,
 ) -> Shard:
-    """Load the same holding of all seeds as one shard."""
-    # Errors about a client's data say which seed's client it is.
-    names = []
-    for seed, held in zip(seeds, holdings, strict=True):
-        of_seed = [f"{client} (seed {seed})" for client in held.ids]
-        names.append(np.array(of_seed, object))
-    dataset = materials[0].dataset
-    if all(material.dataset is dataset for material in materials):
-        # Then a sample is on the device once for all seeds.
-        lists = []
-        for held in holdings:
-            lists += held.lists
-        return shard(
-            dataset,
-            holdings[0].split,
-            lists,
-            clients=np.concatenate(names),
-            device=device,
-            dtype=dtype,
-        )
-    # Each seed has data of its own, as synthetic ones do.
+    """Load the same holding of all runs as one shard."""
+    runs = list(zip(materials, names, holdings, strict=True))
     shards = []
-    for material, held, named in zip(materials, holdings, names, strict=True):
+    # Of runs in a row that have the same data set, a sample is on the device once.
+    # Synthetic ones may have different data.
+    for _, group in groupby(runs, key=lambda run: id(run[0].dataset)):
+        alike = list(group)
+        lists: list[np.ndarray] = []
+        clients: list[str] = []
+        for _, name, held in alike:
+            lists += held.lists
+            # Errors about a client's data say which run's client it is.
+            clients += [f"{client} ({name})" for client in held.ids]
         shards.append(
             shard(
-                material.dataset,
-                held.split,
-                held.lists,
-                clients=named,
+                alike[0][0].dataset,
+                holdings[0].split,
+                lists,
+                clients=np.array(clients, object),
                 device=device,
                 dtype=dtype,
             )
         )
-    return join(shards)
+    return shards[0] if len(shards) == 1 else join(shards)

@@ -12,7 +12,7 @@ from hpcfed.models.hugging_face import is_hugging_face
 
 
 def opening_lines(setup: Setup) -> Iterator[str]:
-    """Describe the run; of several seeds, the first one's data."""
+    """Describe the run; of several at once, the first one's data."""
     yield _title(setup)
     for choice in setup.settings.choices:
         if choice.because:
@@ -41,9 +41,9 @@ def opening_lines(setup: Setup) -> Iterator[str]:
 def _title(setup: Setup) -> str:
     config = setup.settings.config
     world = setup.world
-    seeds = ""
+    runs = ""
     if setup.stacked > 1:
-        seeds = f"{setup.stacked} seeds × "
+        runs = f"{setup.stacked} runs × "
     clients = count(config.clients, "client")
     columns = f"{setup.federation.layout.num_columns:,} columns"
     ranks = count(world.num_workers, "rank")
@@ -55,7 +55,7 @@ def _title(setup: Setup) -> str:
         devices += f", {world.backend}: {world.reason}"
     return (
         f"{plugins.label(config.method)} on {plugins.label(config.dataset)}: "
-        f"{seeds}{clients} × {columns} "
+        f"{runs}{clients} × {columns} "
         f"({plugins.label(config.network())}, {setup.engine.mode}) on {ranks} ({devices})"
     )
 

@@ -6,6 +6,7 @@ from contextlib import suppress
 from importlib.util import find_spec
 from math import isnan
 from types import TracebackType
+from typing import Self
 
 from rich.console import Console
 from rich.progress import (
@@ -54,7 +55,7 @@ class RunProgress:
             )
             self._task = self._bar.add_task("", total=rounds)
 
-    def __enter__(self) -> "RunProgress":
+    def __enter__(self) -> Self:
         if self._bar is not None:
             # The terminal may go at any time, and takes no run with it.
             with suppress(OSError):
@@ -128,37 +129,45 @@ class RunProgress:
             self.say(f"no better accuracy for {since}: stopped in round {round + 1}")
 
 
-class SeedsProgress(RunProgress):
-    """Shows several seeds as one: the mean of their figures of a round, once all seeds
-    that are still going have told theirs.
+class StackedProgress(RunProgress):
+    """Shows several runs as one: the mean of their figures of a round, once all that are
+    still going have told theirs.
     """
 
-    def __init__(self, rounds: int, *, seeds: int, visible: bool) -> None:
+    def __init__(self, rounds: int, *, runs: int, visible: bool) -> None:
         super().__init__(rounds, visible=visible)
-        self._seeds = seeds
+        self._runs = runs
         self._told: dict[int, list[Told]] = {}
-        """By round: what seeds have told of it."""
+        """By round: what runs have told of it."""
         self._stopped: list[int] = []
-        """The last rounds of seeds that have stopped."""
+        """The last rounds of runs that have stopped."""
 
     def round(self, round: int, values: dict[str, float], *, on_disk: bool) -> None:
-        # A seed may be a round ahead of another, which waits for its turn.
+        # A run may be a round ahead of another, which waits for its turn.
         self._told.setdefault(round, []).append((values, on_disk))
         self._show_if_all_told(round)
 
     def stop(self, round: int, *, patience: int | None = None) -> None:
         self._stopped.append(round)
-        left = self._seeds - len(self._stopped)
+        left = self._runs - len(self._stopped)
         has = "has reached the target" if patience is None else "has stopped early"
-        self.say(f"a seed {has} in round {round + 1}; {left} go on")
-        # Rounds that waited for this seed alone wait no longer.
+        self.say(f"a run {has} in round {round + 1}; {left} go on")
+        self._show_waiting()
+
+    def lose(self) -> None:
+        """Wait for one run less: it has failed."""
+        self._runs -= 1
+        self._show_waiting()
+
+    def _show_waiting(self) -> None:
+        """Show rounds that have waited for a run which is gone."""
         for waiting in sorted(self._told):
             self._show_if_all_told(waiting)
 
     def _show_if_all_told(self, round: int) -> None:
         told = self._told[round]
         stopped_before = sum(last < round for last in self._stopped)
-        if len(told) < self._seeds - stopped_before:
+        if len(told) < self._runs - stopped_before:
             return
         mean = {}
         for name in told[0][0]:

@@ -1,4 +1,6 @@
-"""One run, or several seeds of it, from the command line's settings to its end."""
+"""One run, several seeds of it, or several points of a study, from the command line's
+settings to their end.
+"""
 
 import os
 from collections.abc import Sequence
@@ -9,17 +11,18 @@ from pathlib import Path
 from hpcfed.clients.lockstep import Lockstep
 from hpcfed.config import Settings
 from hpcfed.errors import remark
-from hpcfed.experiment.assemble import Setup, assemble, assemble_seeds
+from hpcfed.experiment.assemble import Setup, assemble, assemble_stacked
 from hpcfed.experiment.failures import (
     Reporting,
     ending_all_ranks,
     ending_when_stalled,
+    tell_failure,
 )
-from hpcfed.experiment.folders import make_folder, run_folders
+from hpcfed.experiment.folders import make_folders, run_folders
 from hpcfed.experiment.loop import leave, run_rounds
 from hpcfed.experiment.newcomers import check_new_rounds
 from hpcfed.experiment.opening import opening_lines
-from hpcfed.experiment.progress import RunProgress, SeedsProgress
+from hpcfed.experiment.progress import RunProgress, StackedProgress
 from hpcfed.experiment.resume import find_checkpoints
 from hpcfed.experiment.serving import (
     check_network,
@@ -44,14 +47,28 @@ def run(
     `seed-N`; other ranks get None. `stop` remembers whether a stop was asked for, also
     where that came too late.
     """
-    config = settings.config
+    folders = run_stacked([settings], stop, quiet=quiet)
+    return folders[0] if folders else None
+
+
+def run_stacked(
+    points: Sequence[Settings], stop: Stop | None = None, *, quiet: bool = False
+) -> list[Path]:
+    """Run points of a study to their ends, in step, each as if it were alone; the same
+    call on every rank.
+
+    The root gets their folders, other ranks none. Where one of several points fails,
+    the others go on.
+    """
+    config = points[0].config
     stop = stop or Stop(60 * config.checkpoint_minutes)
     if config.deterministic:
         # cuBLAS reads it once, when it starts.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     # Before the world is entered: then a mistake costs no start of MPI.
-    check_network(settings)
-    check_new_rounds(settings)
+    check_network(points[0])
+    for point in points:
+        check_new_rounds(point)
     check_account(config)
     world = worlds.enter(
         device=config.device, server_ranks=config.server_ranks, backend=config.backend
@@ -59,18 +76,21 @@ def run(
     # Some defaults depend on the device, which is known only now.
     places = world.server_locations
     on_gpu = all(location.device != "cpu" for location in places)
-    settings = choose_server(settings, gpu=on_gpu, ranks=len(places))
+    points = [choose_server(point, gpu=on_gpu, ranks=len(places)) for point in points]
     watch = observer()
     watch.begin(world)
     if world.role == "server":
-        _serve(settings, world, watch, stop)
-        return None
-    folder = _work(settings, world, watch, stop, quiet=quiet)
+        _serve(points[0], world, watch, stop)
+        return []
+    folders = _work(points, world, watch, stop, quiet=quiet)
     if stop.agreed:
         if world.is_root:
-            remark(f"hpcfed: stopped; go on with: hpcfed run --resume {folder}")
+            how = f"hpcfed run --resume {folders[0]}"
+            if len(points) > 1:
+                how = "the same study"
+            remark(f"hpcfed: stopped; go on with: {how}")
         raise SystemExit(STOPPED)
-    return folder if world.is_root else None
+    return folders if world.is_root else []
 
 
 def _serve(settings: Settings, world: World, watch: Observer, stop: Stop) -> None:
@@ -88,48 +108,77 @@ def _serve(settings: Settings, world: World, watch: Observer, stop: Stop) -> Non
 
 
 def _work(
-    settings: Settings, world: World, watch: Observer, stop: Stop, *, quiet: bool
-) -> Path:
-    """Run on a worker rank; return the folder of the results."""
-    config = settings.config
-    seeds = config.seeds or (config.seed,)
-    timers = [watch.timer(world.device) for _ in seeds]
+    points: Sequence[Settings],
+    world: World,
+    watch: Observer,
+    stop: Stop,
+    *,
+    quiet: bool,
+) -> list[Path]:
+    """Run on a worker rank; return the folders of the results."""
+    config = points[0].config
+    runs: list[Settings] = []
+    for point in points:
+        runs += point.each_seed()
+    timers = [watch.timer(world.device) for _ in runs]
     reporting = Reporting(lambda: timers[0].current)
     stalls = ending_when_stalled(world, reporting, timers, config.stall_timeout)
-    # Claims are given back last: until then nobody else may write to the folder.
+    # Claims are given back last: until then nobody else may write to the folders.
     with (
         ExitStack() as claims,
         stop.listening(),
         stalls,
         ending_all_ranks(world, reporting),
     ):
-        check_server(settings, world)
+        check_server(points[0], world)
         lockstep = None
-        if config.seeds is None:
-            setups = [assemble(settings, world, timers[0])]
+        if runs == [points[0]]:
+            setups = [assemble(points[0], world, timers[0])]
         else:
-            every = [settings.of_seed(seed) for seed in seeds]
-            lockstep, setups = assemble_seeds(every, world, timers)
+            names = distinct_names(runs)
+            lockstep, setups = assemble_stacked(runs, names, world, timers)
             reporting.phase = partial(_phase, lockstep)
         # After assembling, where most mistakes are found: no folder is left behind.
-        folder, complete = make_folder(config, world, claims)
+        folders, complete = make_folders(points, world, claims)
         if complete:
             _leave_all(lockstep, setups, status="complete")
         else:
-            reporting.folders = run_folders(folder, config)
-            with showing_life(folder, reporting, timers, visible=world.is_root):
+            every = []
+            for point, folder in zip(points, folders, strict=True):
+                every += run_folders(folder, point.config)
+            reporting.folders = every
+            with showing_life(folders, reporting, timers, visible=world.is_root):
                 if lockstep is None:
-                    go(setups[0], folder, quiet=quiet, stop=stop)
+                    go(setups[0], every[0], quiet=quiet, stop=stop)
                 else:
-                    folders = reporting.folders
-                    go_together(lockstep, setups, folders, quiet=quiet, stop=stop)
-        watch.end(world, folder)
+                    # One run's seeds belong together; points of a study do not.
+                    apart = len(points) > 1
+                    go_together(
+                        lockstep, setups, every, apart=apart, quiet=quiet, stop=stop
+                    )
+        watch.end(world, folders[0])
         world.close()
-    return folder
+    return folders
+
+
+def distinct_names(runs: Sequence[Settings]) -> list[str]:
+    """Name runs by the options in which they differ, as in `lr 0.1, seed 2`."""
+    every = [one.flat() for one in runs]
+    swept = []
+    for option, value in every[0].items():
+        differs = any(values[option] != value for values in every)
+        if differs and option not in ("out", "resume"):
+            swept.append(option)
+    # A run with a single seed that was given as one of several.
+    swept = swept or ["seed"]
+    names = []
+    for values in every:
+        names.append(", ".join(f"{option} {values[option]}" for option in swept))
+    return names
 
 
 def _phase(lockstep: Lockstep) -> str:
-    """Return the phase of the seed whose turn it is."""
+    """Return the phase of the run whose turn it is."""
     return lockstep.at_work.timer.current
 
 
@@ -154,36 +203,53 @@ def go_together(
     setups: Sequence[Setup],
     folders: Sequence[Path],
     *,
+    apart: bool = False,
     quiet: bool = False,
     stop: Stop | None = None,
 ) -> None:
-    """Run all rounds of all seeds, each seed's recorded in its folder."""
+    """Run all rounds of all runs, each recorded in its folder.
+
+    Where they are `apart`, one that fails ends alone.
+    """
     stop = stop or Stop()
     first = setups[0]
     rounds = first.settings.config.rounds
     visible = first.world.is_root and not quiet
-    with SeedsProgress(rounds, seeds=len(setups), visible=visible) as progress:
+    with StackedProgress(rounds, runs=len(setups), visible=visible) as progress:
         for line in opening_lines(first):
             progress.say(line)
         found = find_checkpoints(first, folders, progress.say, stop)
         if stop.agreed:
             _leave_all(lockstep, setups, status="stopped")
             return
-        # Each seed is a program of its own; lockstep lets them advance together.
-        programs = []
+        # Each run is a program of its own; lockstep lets them advance together.
+        functions = []
         for setup, folder, checkpoint in zip(setups, folders, found, strict=True):
-            programs.append(
+            functions.append(
                 partial(run_rounds, setup, folder, progress, stop, checkpoint)
             )
-        lockstep.run(programs, first.world.device)
+
+        def failed(number: int, error: Exception) -> None:
+            program = lockstep.programs[number]
+            phase = program.timer.current
+            tell_failure(first.world, phase, [folders[number]], error)
+            progress.lose()
+            progress.say(f"{program.name} has failed, the others go on")
+
+        lockstep.run(
+            functions,
+            first.world.device,
+            on_failure=failed if apart else None,
+            exchange=first.world.role_allgather,
+        )
 
 
 def _leave_all(
     lockstep: Lockstep | None, setups: Sequence[Setup], *, status: str
 ) -> None:
-    """Let the server go without a round; stacked seeds take their turns in that, too."""
+    """Let the server go without a round; stacked runs take their turns in that, too."""
     if lockstep is None:
         leave(setups[0], None, status=status)
         return
-    programs = [partial(leave, setup, None, status=status) for setup in setups]
-    lockstep.run(programs, setups[0].world.device)
+    functions = [partial(leave, setup, None, status=status) for setup in setups]
+    lockstep.run(functions, setups[0].world.device)

@@ -16,9 +16,14 @@ from hpcfed.record.timing import Timer
 
 @contextmanager
 def showing_life(
-    folder: Path, reporting: Reporting, timers: Sequence[Timer], *, visible: bool
+    folders: Sequence[Path],
+    reporting: Reporting,
+    timers: Sequence[Timer],
+    *,
+    visible: bool,
 ) -> Iterator[None]:
-    """Leave a sign every few seconds within the block, on the rank that is `visible`.
+    """Leave a sign in each folder every few seconds within the block, on the rank that
+    is `visible`.
 
     A thread writes them: a round may take minutes, and a file system may hang.
     """
@@ -29,11 +34,12 @@ def showing_life(
     def changes() -> int:
         return sum(timer.changes for timer in timers)
 
-    path, over = folder / SIGN, threading.Event()
+    paths = [folder / SIGN for folder in folders]
+    over = threading.Event()
     # A daemon, because nobody waits for a file system that hangs.
     beating = threading.Thread(
         target=_beat,
-        args=(path, reporting.phase, changes, over),
+        args=(paths, reporting.phase, changes, over),
         name="signs",
         daemon=True,
     )
@@ -44,11 +50,12 @@ def showing_life(
         over.set()
         # It may be just about to write another one.
         beating.join(EVERY)
-        remove_sign(path)
+        for path in paths:
+            remove_sign(path)
 
 
 def _beat(
-    path: Path,
+    paths: Sequence[Path],
     phase: Callable[[], str],
     changes: Callable[[], int],
     over: threading.Event,
@@ -58,5 +65,6 @@ def _beat(
         now, clock = changes(), time.monotonic()
         if now != seen:
             seen, since = now, clock
-        leave_sign(path, RunSign(phase(), clock - since))
+        for path in paths:
+            leave_sign(path, RunSign(phase(), clock - since))
         over.wait(EVERY)

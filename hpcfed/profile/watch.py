@@ -210,14 +210,14 @@ class _TracedTimer(Timer):
             self.start()
         return answer
 
-    def _mark(self, name: str) -> None:
+    def _mark(self, name: str, at: Any = None) -> None:
         # Ranges for Nsight follow each other: a phase begins where another ends.
         if self._pushed:
             self._watch.pop()
         self._watch.push(name)
         self._pushed = True
         self._watch.sample_memory()
-        super()._mark(name)
+        super()._mark(name, at)
 
 
 def _memory(device: torch.device) -> int:

@@ -232,6 +232,14 @@ def exist(run: Path) -> bool:
     return any((folder / MARKER).exists() for folder in checkpoint_folders(run))
 
 
+def newest_rounds(run: Path) -> int:
+    """Return the rounds after which the newest finished checkpoint was written; 0
+    without one. Nobody has looked whether it is whole.
+    """
+    finished = [path for path in checkpoint_folders(run) if (path / MARKER).exists()]
+    return int(finished[-1].name) if finished else 0
+
+
 def listed(folder: Path) -> list[str]:
     """Return the names of a checkpoint's files, by its marker; others that lie there
     are nobody's.

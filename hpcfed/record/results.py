@@ -92,6 +92,8 @@ class ResultsWriter:
         """What rounds write to, until it is brought into the file."""
         self._rounds_done = self._rounds_in_file = 0
         self._next_publish = 0.0
+        self._sharing = int(facts.get("stacked_seeds", 1))
+        """Runs that share this process, and its time for publishing."""
         self._started = time.time()
         self._seconds_before = 0.0
         self._awaits_restore = resumed
@@ -347,7 +349,7 @@ class ResultsWriter:
         self._file.flush()
         publish(self._file.id.get_file_image(), self._path)
         now = time.monotonic()
-        self._next_publish = now + PAUSE * (now - begin)
+        self._next_publish = now + PAUSE * self._sharing * (now - begin)
 
     def _publish_at_once(self) -> None:
         """Make the folder known as a run's from its first moment on; the first round

@@ -130,8 +130,8 @@ class RunRecord:
 
     @property
     def stacked_seeds(self) -> int:
-        """Seeds that advanced together, this one included: seconds, memory and energy
-        are those of all of them.
+        """Runs that advanced together, this one included: seeds, or points of a study.
+        Seconds, memory and energy are those of all of them.
         """
         return int(self.facts.get("stacked_seeds", 1))
 

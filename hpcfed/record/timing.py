@@ -69,12 +69,12 @@ class Timer:
         self._mark("other")
         self._inside = False
 
-    def switch(self, name: str) -> str:
-        """Count time for this phase from now on, whatever phase is open; return the one
-        that it was counted for.
+    def switch(self, name: str, at: Any = None) -> str:
+        """Count time for this phase from now on, or since the `stamp` of another timer,
+        whatever phase is open; return the one that it was counted for.
         """
         before = self.current
-        self._mark(name)
+        self._mark(name, at)
         return before
 
     def lap(self) -> tuple[np.ndarray, float]:
@@ -95,12 +95,13 @@ class Timer:
         del self._marks[:-1]
         return seconds, wall
 
-    def _mark(self, name: str) -> None:
+    def _mark(self, name: str, at: Any = None) -> None:
         self.current = name
         self.changes += 1
-        self._marks.append((name, self._stamp()))
+        self._marks.append((name, self.stamp() if at is None else at))
 
-    def _stamp(self) -> Any:
+    def stamp(self) -> Any:
+        """Return this moment, in the device's work on a GPU."""
         if not self._cuda:
             return time.perf_counter()
         import torch

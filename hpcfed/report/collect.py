@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hpcfed.errors import UserError
 from hpcfed.experiment.stored import read_run
-from hpcfed.record.folder import CHECKPOINTS, RECORD, STUDY, seed_folders
+from hpcfed.record.folder import CHECKPOINTS, RECORD, STUDY, seed_folder, seed_folders
 from hpcfed.record.run import RunRecord
 from hpcfed.record.sandbox import try_out
 from hpcfed.report.groups import Sample
@@ -156,7 +156,9 @@ def _stack_seeds(samples: Sequence[Sample]) -> list[Sample]:
         run = sample.runs[0]
         # Out of a study, stacked seeds come as one sample already.
         several = len(sample.runs) > 1
-        alone = several or run.stacked_seeds == 1
+        # Nor are points of a study that advanced together seeds of one run.
+        is_seed = run.folder == seed_folder(run.folder.parent, run.facts["seed"])
+        alone = several or run.stacked_seeds == 1 or not is_seed
         process = Path(sample.source) if alone else run.folder.parent
         by_process[process].append(sample)
     made = []

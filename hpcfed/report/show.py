@@ -36,7 +36,7 @@ def show(record: RunRecord, console: Console) -> None:
     if record.stacked_seeds > 1:
         say(
             console,
-            f"one of {record.stacked_seeds} seeds at once: seconds, memory and energy "
+            f"one of {record.stacked_seeds} runs at once: seconds, memory and energy "
             "are those of all of them",
         )
     if len(record.evaluated) < record.facts["clients"]:

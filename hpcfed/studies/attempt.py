@@ -1,4 +1,6 @@
-"""Running one trial as a process of its own, and writing down how it went."""
+"""Running one trial, or a stack of them, as a process of its own, and writing down how
+it went.
+"""
 
 import os
 import shlex
@@ -13,7 +15,8 @@ from math import isinf
 from pathlib import Path
 from types import FrameType
 
-from hpcfed.errors import UserError, printable
+from hpcfed.errors import UserError, count, printable
+from hpcfed.experiment.stored import read_run
 from hpcfed.record.claim import claimed
 from hpcfed.record.folder import (
     JOB,
@@ -24,21 +27,90 @@ from hpcfed.record.folder import (
     strangers,
 )
 from hpcfed.record.publish import check_target
+from hpcfed.runtime.signals import STOPPED
 from hpcfed.studies.launch import environment_of
-from hpcfed.studies.outcome import Outcome, finished, write_outcome, writing
+from hpcfed.studies.outcome import (
+    Outcome,
+    finished,
+    run_folders,
+    write_outcome,
+    writing,
+)
 from hpcfed.studies.plan import Trial
+from hpcfed.studies.stacks import Stack, rounds_done
 
 GRACE = 10
 """Seconds that a launcher has to end its ranks before it is killed."""
 
 
-def attempt(trial: Trial, words: Sequence[str], limit: float) -> Outcome:
-    """Run a trial to its end, or for `limit` seconds, and write down how it went."""
+def attempt(
+    trial: Trial, words: Sequence[str], limit: float, *, goes_on: bool = False
+) -> Outcome:
+    """Run a trial to its end, or for `limit` seconds, and write down how it went.
+
+    One that `goes_on` keeps what it has written.
+    """
+    _prepare(trial, goes_on=goes_on)
+    code, seconds = _run(words, trial.log, limit)
+    reason = _error(trial, code, limit)
+    status = "failed" if reason else "complete"
+    outcome = Outcome(status, reason, seconds, shlex.join(words))
+    write_outcome(trial, outcome)
+    return outcome
+
+
+def attempt_stack(
+    stack: Stack,
+    words: Sequence[str],
+    path: Path,
+    limit: float,
+    *,
+    commands: Sequence[str],
+) -> list[Outcome | None]:
+    """Run the trials of a stack as one process, and write down how each of them went.
+
+    `path` is the stack's file, and `commands` are what each trial would be run by alone.
+    None for a trial that has no part in the failure of the whole process.
+    """
+    for trial in stack.trials:
+        _prepare(trial, goes_on=bool(rounds_done(trial)))
+        with writing(trial.log):
+            others = count(len(stack.trials) - 1, "other trial")
+            trial.log.write_text(f"ran together with {others}: see {path.stem}.log\n")
+    log = path.with_suffix(".log")
+    # As many trials may take as much longer.
+    code, seconds = _run(words, log, limit * len(stack.trials))
+    outcomes: list[Outcome | None] = []
+    for trial, command in zip(stack.trials, commands, strict=True):
+        share = seconds / len(stack.trials)
+        reason = _error_in_stack(trial, code, log, limit)
+        if reason is None:
+            outcomes.append(None)
+            continue
+        outcome = Outcome("failed" if reason else "complete", reason, share, command)
+        write_outcome(trial, outcome)
+        outcomes.append(outcome)
+    return outcomes
+
+
+def _prepare(trial: Trial, *, goes_on: bool) -> None:
     check_target("the log", trial.log)
     with writing(trial.log):
-        _make_room(trial)
-        log = open(trial.log, "w")  # noqa: SIM115 closed below
-    # From here on the trial's own process writes to the log.
+        if not goes_on:
+            _make_room(trial)
+        trial.folder.parent.mkdir(parents=True, exist_ok=True)
+        # It would speak for the new attempt if we are killed.
+        trial.outcome.unlink(missing_ok=True)
+
+
+def _run(words: Sequence[str], path: Path, limit: float) -> tuple[int | None, float]:
+    """Run a process whose words go to a log; return its exit code (None: it took longer
+    than `limit` seconds), and the seconds that it took.
+    """
+    check_target("the log", path)
+    with writing(path):
+        log = open(path, "w")  # noqa: SIM115 closed below
+    # From here on the process itself writes to the log.
     begin = time.monotonic()
     with log, _ending_with_us():
         try:
@@ -55,12 +127,7 @@ def attempt(trial: Trial, words: Sequence[str], limit: float) -> Outcome:
             code = _wait(process, limit)
         except OSError as error:
             raise UserError(f"cannot start {words[0]}: {error.strerror}") from None
-    seconds = time.monotonic() - begin
-    reason = _error(trial, code, limit)
-    status = "failed" if reason else "complete"
-    outcome = Outcome(status, reason, seconds, shlex.join(words))
-    write_outcome(trial, outcome)
-    return outcome
+    return code, time.monotonic() - begin
 
 
 def _make_room(trial: Trial) -> None:
@@ -79,9 +146,6 @@ def _make_room(trial: Trial) -> None:
         # After the claims are given back, which are files in these folders.
         remove_empty_seeds(trial.folder)
         (trial.folder / JOB).unlink(missing_ok=True)
-    trial.folder.parent.mkdir(parents=True, exist_ok=True)
-    # It would speak for the new attempt if we are killed.
-    trial.outcome.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -137,6 +201,35 @@ def _error(trial: Trial, code: int | None, limit: float) -> str:
     if code == 0 and finished(trial) is not None:
         return ""
     return _reason(trial.log, code)
+
+
+def _error_in_stack(
+    trial: Trial, code: int | None, log: Path, limit: float
+) -> str | None:
+    """Return why a trial of a stack failed, nothing where it did not, and None where the
+    process failed and left it unfinished.
+    """
+    if finished(trial) is not None:
+        return ""
+    if code is None:
+        return f"took longer than the limit of {limit:g} s a trial"
+    if code == 0:
+        # The others have come to their end, so it has failed by itself.
+        return _recorded_error(trial)
+    if code == STOPPED:
+        return _reason(log, code)
+    return None
+
+
+def _recorded_error(trial: Trial) -> str:
+    for folder in run_folders(trial):
+        try:
+            record = read_run(folder)
+        except UserError as error:
+            return str(error)
+        if record.status == "failed":
+            return printable(record.error)
+    return "it has left no result"
 
 
 def _reason(log: Path, code: int) -> str:

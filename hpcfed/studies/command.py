@@ -11,7 +11,6 @@ from hpcfed.record.folder import STUDY
 from hpcfed.record.publish import check_target
 from hpcfed.runtime.launcher import launched
 from hpcfed.studies import execute
-from hpcfed.studies.attempt import attempt
 from hpcfed.studies.gather import write_study
 from hpcfed.studies.launch import Start, launcher
 from hpcfed.studies.listing import write_listing
@@ -26,6 +25,7 @@ from hpcfed.studies.plan import (
     read_study,
     trials,
 )
+from hpcfed.studies.stacks import describe, stacked
 from hpcfed.studies.submit import submit
 
 
@@ -47,6 +47,8 @@ def study(options: argparse.Namespace, extra: Sequence[str]) -> int:
     chosen_trials = trials(asked, chosen, out)
     if options.dry_run and not options.submit:
         _print_plan(asked, chosen_trials, start)
+        if options.stack > 1:
+            _print_stacks(chosen_trials, options.stack)
         return 0
     if not options.dry_run:
         _make(out)
@@ -66,9 +68,11 @@ def study(options: argparse.Namespace, extra: Sequence[str]) -> int:
         failed = _count_incomplete(chosen_trials)
     elif options.points is not None:
         # One job of an array: others write beside it, and the last job gathers.
-        failed = _run_without_gathering(asked, chosen_trials, start)
+        failed = _run_without_gathering(
+            asked, chosen_trials, out, start, most=options.stack
+        )
     else:
-        return run_study(asked, text, every, chosen, out, start)
+        return run_study(asked, text, every, chosen, out, start, most=options.stack)
     say(_closing(failed, len(chosen_trials), out))
     return failed
 
@@ -80,15 +84,19 @@ def run_study(
     chosen: Sequence[Point],
     out: Path,
     start: Start,
+    *,
+    most: int = 1,
 ) -> int:
-    """Run the chosen points' trials here, gather all, and say how it went; return the
-    number of trials that failed.
+    """Run the chosen points' trials here, at most so many as one process, gather all,
+    and say how it went; return the number of trials that failed.
     """
     _make(out)
     all_trials = trials(asked, every, out)
     chosen_trials = trials(asked, chosen, out)
     write_listing(out, asked.title, chosen_trials)
-    failed = execute.run_trials(asked, text, all_trials, chosen_trials, out, start)
+    failed = execute.run_trials(
+        asked, text, all_trials, chosen_trials, out, start, most=most
+    )
     say(_closing(failed, len(chosen_trials), out))
     return failed
 
@@ -100,21 +108,13 @@ def _count_incomplete(chosen: Sequence[Trial]) -> int:
     return incomplete
 
 
-def _run_without_gathering(asked: Study, chosen: Sequence[Trial], start: Start) -> int:
+def _run_without_gathering(
+    asked: Study, chosen: Sequence[Trial], out: Path, start: Start, *, most: int
+) -> int:
     execute.settle(chosen, start)
-    failed = 0
-    for trial in chosen:
-        # One by one: a requeued job goes on where it was stopped.
-        if execute.check_finished([trial]):
-            continue
-        outcome = attempt(
-            trial,
-            execute.command(trial, start),
-            asked.limit,
-        )
-        say(f"{trial}: {outcome}")
-        failed += outcome.status != "complete"
-    return failed
+    # A requeued job goes on where it was stopped.
+    done = execute.check_finished(chosen)
+    return execute.run_left(asked, chosen, out, start, done=done, most=most)
 
 
 def _make(out: Path) -> None:
@@ -155,7 +155,9 @@ def _print_plan(asked: Study, chosen: Sequence[Trial], start: Start) -> None:
             works[point.name] = estimate.work(chosen_server)
         runs = done.get(trial.folder)
         if runs:
-            rounds = float(runs[0].rounds["seconds"].sum())
+            # A run of a stack has recorded the time of all of them.
+            at_once = runs[0].stacked_seeds / point.settings.config.num_seeds
+            rounds = float(runs[0].rounds["seconds"].sum()) / at_once
             process = outcome_of(trial).seconds
             work = works[point.name]
             measured.append((point, work, rounds, process))
@@ -187,6 +189,14 @@ def _print_plan(asked: Study, chosen: Sequence[Trial], start: Start) -> None:
         f"{len(done)} finished; {_time(total)} to go "
         f"({speed.flops / 1e9:,.1f} GFLOP/s a rank: {basis})"
     )
+
+
+def _print_stacks(chosen: Sequence[Trial], most: int) -> None:
+    """Print which of the trials that are left would advance together."""
+    done = execute.check_finished(chosen)
+    left = [trial for trial in chosen if trial.folder not in done]
+    for line in describe(stacked(left, most)):
+        print(line)
 
 
 def _ranks(point: Point) -> str:

@@ -1,9 +1,13 @@
-"""Running a study's trials one after the other, here or inside a Slurm job."""
+"""Running a study's trials one after the other, or in stacks, here or inside a Slurm
+job.
+"""
 
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from itertools import chain
 from pathlib import Path
 
 from hpcfed.config import check_unchanged
@@ -11,7 +15,7 @@ from hpcfed.errors import UserError, count, say
 from hpcfed.experiment.stored import changed_files, is_complete
 from hpcfed.record.folder import STUDY, runs
 from hpcfed.record.run import RunRecord
-from hpcfed.studies.attempt import attempt
+from hpcfed.studies.attempt import attempt, attempt_stack
 from hpcfed.studies.gather import write_study
 from hpcfed.studies.launch import Start
 from hpcfed.studies.outcome import (
@@ -21,7 +25,17 @@ from hpcfed.studies.outcome import (
     run_folders,
     write_outcome,
 )
-from hpcfed.studies.plan import Study, Trial
+from hpcfed.studies.plan import Study, Trial, flags
+from hpcfed.studies.stacks import (
+    STACKS,
+    Stack,
+    describe,
+    options_of,
+    rounds_done,
+    singles,
+    stacked,
+    write_stack,
+)
 
 GATHER_PAUSE = 20
 """How many times longer than gathering the pause before the next gathering is, at
@@ -31,9 +45,14 @@ least.
 
 def command(trial: Trial, start: Start) -> list[str]:
     """Return the words of the process that runs a trial."""
+    return [*_python(trial, start), *trial.words]
+
+
+def _python(trial: Trial, start: Start) -> list[str]:
+    """Return the words that start hpcfed on a trial's ranks."""
     ranks = start(trial.point.processes)
     # This Python, not the first on the path, which a launcher may not share.
-    return [*ranks, sys.executable, "-m", "hpcfed", *trial.words]
+    return [*ranks, sys.executable, "-m", "hpcfed"]
 
 
 def check_finished(trials: Sequence[Trial]) -> dict[Path, list[RunRecord]]:
@@ -106,29 +125,92 @@ def run_trials(
     chosen: Sequence[Trial],
     out: Path,
     start: Start,
+    *,
+    most: int = 1,
 ) -> int:
-    """Run the chosen trials that are not finished, and gather every trial; return the
-    number of those that failed.
+    """Run the chosen trials that are not finished, at most so many as one process, and
+    gather every trial; return the number of those that failed.
     """
     # Before the first trial, so that a run of other options ends nothing half-way.
     done = check_finished(chosen)
     settle(every, start)
     gathering = Gathering(out / STUDY, study, text, every)
-    failed = 0
-    for number, trial in enumerate(chosen, start=1):
-        told = f"[{number}/{len(chosen)}] {trial}"
-        if trial.folder in done:
-            say(f"{told}: there already")
-            continue
-        ranks = count(trial.point.processes, "rank")
-        say(f"{told}: {ranks} …")
-        words = command(trial, start)
-        outcome = attempt(trial, words, study.limit)
-        failed += outcome.status != "complete"
-        say(f"{told}: {outcome}")
-        gathering.after_trial()
+    failed = run_left(
+        study, chosen, out, start, done=done, most=most, after=gathering.after_trial
+    )
     gathering.gather()  # whatever the last pause has left out
     return failed
+
+
+def run_left(
+    study: Study,
+    chosen: Sequence[Trial],
+    out: Path,
+    start: Start,
+    *,
+    done: Collection[Path],
+    most: int = 1,
+    after: Callable[[], None] = lambda: None,
+) -> int:
+    """Run the trials whose folders are not done; return the number that failed.
+
+    `after` is called after every process.
+    """
+    told = {}
+    for number, trial in enumerate(chosen, start=1):
+        told[trial.folder] = f"[{number}/{len(chosen)}] {trial}"
+        if trial.folder in done:
+            say(f"{told[trial.folder]}: there already")
+    left = [trial for trial in chosen if trial.folder not in done]
+    stacks = deque(singles(left))
+    if most > 1:
+        stacks = deque(stacked(left, most))
+        for line in describe(stacks):
+            say(line)
+    failed = 0
+    while stacks:
+        stack = stacks.popleft()
+        ranks = count(stack.trials[0].point.processes, "rank")
+        label = str(stack)
+        if len(stack.trials) == 1:
+            label = told[stack.trials[0].folder]
+        say(f"{label}: {ranks} …")
+        outcomes = _attempted(stack, study, out, start, goes_on=most > 1)
+        again = []
+        for trial, outcome in zip(stack.trials, outcomes, strict=True):
+            if outcome is None:
+                again.append(trial)
+                continue
+            failed += outcome.status != "complete"
+            say(f"{told[trial.folder]}: {outcome}")
+        if again:
+            say(f"{label}: failed; {count(len(again), 'trial')} again, fewer at a time")
+            # Whatever it was, too little memory or one of them, halves part it.
+            halves = Stack(tuple(again)).halves()
+            # Those that can go on after a round and those that cannot are apart.
+            parts = [stacked(half.trials, most) for half in halves]
+            stacks.extendleft(reversed(list(chain.from_iterable(parts))))
+        after()
+    return failed
+
+
+def _attempted(
+    stack: Stack, study: Study, out: Path, start: Start, *, goes_on: bool
+) -> Sequence[Outcome | None]:
+    """Run a stack's trials as one process."""
+    first = stack.trials[0]
+    if len(stack.trials) == 1:
+        # A study with stacks goes on where it was stopped, also with a single trial.
+        resumes = goes_on and rounds_done(first) > 0
+        words = command(first, start)
+        if resumes:
+            words = [*_python(first, start), "run", *flags(options_of(first))]
+        return [attempt(first, words, study.limit, goes_on=resumes)]
+    path = out / STACKS / stack.file
+    write_stack(path, stack)
+    words = [*_python(first, start), "stack", str(path)]
+    commands = [shlex.join(command(trial, start)) for trial in stack.trials]
+    return attempt_stack(stack, words, path, study.limit, commands=commands)
 
 
 class Gathering:

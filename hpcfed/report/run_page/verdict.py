@@ -67,7 +67,7 @@ def _time(group: Group) -> str:
     whole = _duration(float(np.nansum(seconds)))
     sentence = f"Time: a round takes {round_text} ms, all {len(seconds)} took {whole}"
     if group.first.stacked_seeds > 1:
-        sentence += f" for {group.first.stacked_seeds} seeds at once"
+        sentence += f" for {group.first.stacked_seeds} runs at once"
     sentence += "."
     slowest = int(np.nanargmax(seconds))
     if len(seconds) > 2 and seconds[slowest] > 3 * group.seconds.centre:

@@ -47,7 +47,7 @@ def overview(every: Sequence[Group], found: Found) -> Section:
     )
     if any(group.first.stacked_seeds > 1 for group in every):
         section.text.append(
-            "Where several seeds advanced together, times and memory are of all of them."
+            "Where several runs advanced together, times and memory are of all of them."
         )
     if found.unfinished:
         head = ("not finished", "status", "why")

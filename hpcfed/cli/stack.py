@@ -1,0 +1,31 @@
+"""`hpcfed stack FILE`: the trials of a stack as one process. `hpcfed study --stack` starts
+it; nobody else needs it, and no help lists it.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+from hpcfed.cli.settings import keyword_settings
+from hpcfed.config import check
+from hpcfed.errors import UserError
+from hpcfed.runtime.launcher import launched
+
+
+def command(arguments: list[str]) -> None:
+    if len(arguments) != 1:
+        raise UserError("hpcfed stack takes one file; hpcfed study --stack writes it")
+    # Late, as is torch below: every command loads this module, and few read HDF5.
+    from hpcfed.studies.plan import flags
+    from hpcfed.studies.stacks import read_stack
+
+    points = []
+    for options in read_stack(Path(arguments[0])):
+        # The record names the command that makes this run alone.
+        words = ("hpcfed", "run", *flags(options))
+        settings = replace(keyword_settings(options), command=words)
+        check(settings, launched())
+        points.append(settings)
+    # Late: this loads torch, and MPI starts.
+    from hpcfed.experiment.run import run_stacked
+
+    run_stacked(points)

@@ -1,0 +1,212 @@
+"""Which trials of a study advance in step, as the rows of one process, and which do not.
+Imports no torch.
+
+A stack's file, `stacks/NAME.json`, holds the options of its trials. Beside it is the log
+of the process that runs them.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from hpcfed.config import check_unchanged
+from hpcfed.errors import UserError, count
+from hpcfed.experiment.stored import changed_files, read_run
+from hpcfed.record import checkpoints
+from hpcfed.record.publish import publish
+from hpcfed.record.safe import check_file
+from hpcfed.studies.outcome import run_folders, writing
+from hpcfed.studies.plan import Trial
+
+STACKABLE = (
+    "lr",
+    "lr_decay",
+    "seed",
+    "seeds",
+    "data_seed",
+    "alpha",
+    "participation",
+    "cohort",
+)
+"""Options in which trials of one stack may differ: the engine then trains all their
+clients in one call. With any other option it would be called for each trial, or would
+be another engine.
+"""
+STACKS = "stacks"
+"""The folder of stacks' files in a study's folder."""
+UNFINISHED = ("stopped", "interrupted", "running")
+"""States of runs that go on; one that still runs elsewhere has claimed its folder."""
+SERVER = "the server's model"
+MOST_COMPARED = 100
+"""Kinds of trials among which one that is alone looks for its nearest."""
+MOST_BYTES = 16 * 2**20
+"""Largest file of a stack that is read."""
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Trials that advance in step; a single one runs as it would without stacks."""
+
+    trials: tuple[Trial, ...]
+    alone: str = ""
+    """Why a single trial is alone."""
+
+    def __str__(self) -> str:
+        first, *others = self.trials
+        if not others:
+            return str(first)
+        return f"{count(len(self.trials), 'trial')} together: {first} … {others[-1]}"
+
+    @property
+    def file(self) -> str:
+        """The name of its file."""
+        first = self.trials[0]
+        more = len(self.trials) - 1
+        return f"repeat-{first.repeat}-point-{first.point.number}-and-{more}-more.json"
+
+    def halves(self) -> list["Stack"]:
+        """Return two stacks of half as many trials; itself where it is but one."""
+        if len(self.trials) == 1:
+            return [self]
+        middle = len(self.trials) // 2
+        parts = self.trials[:middle], self.trials[middle:]
+        return [Stack(part) for part in parts]
+
+
+def singles(trials: Iterable[Trial]) -> list[Stack]:
+    """Return every trial by itself."""
+    return [Stack((trial,)) for trial in trials]
+
+
+def stacked(trials: Sequence[Trial], most: int) -> list[Stack]:
+    """Put trials that differ in `STACKABLE` options alone together, at most so many, in
+    the order of the first of each.
+    """
+    shared = [_shared(trial) for trial in trials]
+    alike: dict[str, list[int]] = {}
+    for number, options in enumerate(shared):
+        key = json.dumps(options, sort_keys=True, default=str)
+        alike.setdefault(key, []).append(number)
+    # One of each kind tells what the others differ in.
+    kinds = [shared[numbers[0]] for numbers in alike.values()]
+    made: list[Stack] = []
+    for numbers in alike.values():
+        members = tuple(trials[number] for number in numbers)
+        if len(members) == 1:
+            why = _why_alone(shared[numbers[0]], kinds[:MOST_COMPARED])
+            made.append(Stack(members, why))
+            continue
+        # Every seed of a trial counts as one; at least one trial is taken.
+        seeds = max(len(trial.seeds) for trial in members)
+        fit = max(1, most // seeds)
+        # Evenly, rather than full stacks and a small rest.
+        num_stacks = -(-len(members) // fit)
+        for number in range(num_stacks):
+            begin = number * len(members) // num_stacks
+            end = (number + 1) * len(members) // num_stacks
+            full = "" if fit > 1 else "--stack is too small for two of these"
+            made.append(Stack(members[begin:end], full))
+    return made
+
+
+def _shared(trial: Trial) -> dict[str, Any]:
+    """Return what must be the same in all trials of a stack."""
+    settings = trial.point.settings
+    options: dict[str, Any] = {}
+    for name, value in settings.flat().items():
+        if name not in STACKABLE:
+            options[name] = value
+    # Of one stack, all trials begin anew or go on after the same round.
+    options |= {"ranks": trial.point.ranks, "rounds done": rounds_done(trial)}
+    options["repeat"] = trial.repeat
+    if settings.options.has_server:
+        # The server's model knows runs by their seeds, and serves one after the other.
+        options[SERVER] = str(trial)
+    return options
+
+
+def _why_alone(options: dict[str, Any], others: Sequence[dict[str, Any]]) -> str:
+    """Say what keeps a trial from those that are nearest to it."""
+    if SERVER in options:
+        return f"{SERVER} of {options['method']} serves one run at a time"
+    nearest: list[str] = []
+    for other in others:
+        names = options.keys() | other.keys()
+        different = sorted(n for n in names if options.get(n) != other.get(n))
+        # Neither itself nor another repeat of it.
+        if different in ([], ["repeat"]):
+            continue
+        if not nearest or len(different) < len(nearest):
+            nearest = different
+    if not nearest:
+        return "there is no other"
+    return f"others differ in {', '.join(nearest)}"
+
+
+def rounds_done(trial: Trial) -> int:
+    """Return the rounds after which a trial that was stopped or killed can go on; 0
+    where it begins anew, as one does that has failed or had other options.
+    """
+    newest = []
+    every = trial.point.settings.each_seed()
+    for folder, settings in zip(run_folders(trial), every, strict=True):
+        try:
+            record = read_run(folder)
+            check_unchanged(folder, record.config, settings.flat())
+        except UserError:
+            return 0
+        if record.status not in UNFINISHED or changed_files(record):
+            return 0
+        newest.append(checkpoints.newest_rounds(folder))
+    # Seeds of a trial go on after the last round that all of them have.
+    return min(newest)
+
+
+def options_of(trial: Trial) -> dict[str, Any]:
+    """Return the options of a trial of a stack: it goes on where it was stopped."""
+    if rounds_done(trial):
+        return {"resume": str(trial.folder)}
+    return {**trial.point.given, "out": str(trial.folder), "overwrite": True}
+
+
+def write_stack(path: Path, stack: Stack) -> None:
+    """Write down the options of a stack's trials."""
+    every = [options_of(trial) for trial in stack.trials]
+    with writing(path):
+        path.parent.mkdir(exist_ok=True)
+        publish(json.dumps(every, indent=1).encode(), path)
+
+
+def read_stack(path: Path) -> list[dict[str, Any]]:
+    """Read the options of a stack's trials, which nobody has checked yet."""
+    try:
+        check_file(path, MOST_BYTES)
+        found = json.loads(path.read_text())
+        every = TypeAdapter(list[dict[str, Any]]).validate_python(found)
+    except (OSError, ValueError, RecursionError):
+        raise UserError(f"{path} holds no options of a stack's runs") from None
+    if not every:
+        raise UserError(f"{path} holds no run")
+    return every
+
+
+def describe(stacks: Sequence[Stack]) -> list[str]:
+    """Say how many trials are stacked, and why others are not."""
+    together = [stack for stack in stacks if len(stack.trials) > 1]
+    number = sum(len(stack.trials) for stack in together)
+    total = sum(len(stack.trials) for stack in stacks)
+    stacks_told = count(len(together), "stack")
+    lines = [f"{number} of {count(total, 'trial')} advance together, in {stacks_told}"]
+    lines += [f"   {stack}" for stack in together]
+    reasons: dict[str, list[Trial]] = {}
+    for stack in stacks:
+        if len(stack.trials) == 1:
+            reasons.setdefault(stack.alone, []).append(stack.trials[0])
+    for reason, trials in reasons.items():
+        more = f" and {len(trials) - 1} more" if len(trials) > 1 else ""
+        lines.append(f"   alone: {trials[0]}{more}: {reason}")
+    return lines
