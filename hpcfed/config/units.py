@@ -51,8 +51,13 @@ def parse_bytes_per_second(text: str, example: str = "50GB/s") -> float:
 
 
 def _read_seconds(value: Any) -> Any:
-    """Parse text with a unit; a record holds plain seconds, which are left as they are."""
-    return parse_seconds(value) if isinstance(value, str) else value
+    """Parse text with a unit; a record holds plain seconds, which are left as they are.
+
+    0 needs no unit: it says "unset", as it does for other options.
+    """
+    if isinstance(value, str) and value != "0":
+        return parse_seconds(value)
+    return value
 
 
 Seconds = Annotated[float | None, BeforeValidator(_read_seconds)]
