@@ -3,7 +3,6 @@ themselves with few clients, on one rank and on a few, and steps of the server's
 """
 
 import json
-import math
 import os
 import shutil
 import subprocess
@@ -20,9 +19,8 @@ import torch
 
 from hpcfed import methods
 from hpcfed.clients.network import client_layout, client_network, sample_of
-from hpcfed.clients.schedule import Length, num_steps
 from hpcfed.config import RunConfig, Settings
-from hpcfed.errors import UserError, say
+from hpcfed.errors import UserError, count, say
 from hpcfed.experiment.stored import read_run
 from hpcfed.models.cost import cost
 from hpcfed.plan.constants import (
@@ -33,6 +31,8 @@ from hpcfed.plan.constants import (
     Spread,
     Work,
 )
+from hpcfed.plan.loads import rank_loads
+from hpcfed.plan.rounds import mean_load
 from hpcfed.plan.server_calibration import measure_server
 from hpcfed.profile.ceilings import Ceilings
 from hpcfed.record.run import RunRecord
@@ -177,7 +177,7 @@ def measure_rounds(
         given |= {"clients": config.clients, "cohort": clients}
     else:
         given |= {"clients": clients}
-    say(f"calibrating: {clients} clients on {ranks} ranks")
+    say(f"calibrating: {count(clients, 'client')} on {count(ranks, 'rank')}")
     with _scratch() as folder:
         out = folder / "run"
         words = [*flags(given), "--out", str(out)]
@@ -192,21 +192,25 @@ def _point(config: RunConfig, record: RunRecord, ranks: int) -> RoundPoint:
     judged = record.phases[done, :, PHASES.index("evaluate")].max(1)
     learnt = record.phases[done, :, PHASES.index("server")].max(1)
     wall = record.wall[done].max(1)
-    # Rounds are numbered from 0; every fourth is evaluated.
+    # Rounds are numbered from 0.
     numbers = np.arange(WARMUP, record.rounds_done)
     evaluated = (numbers + 1) % EVERY == 0
-    # Recording counts for the round that follows an evaluated one.
     plain = ~evaluated
     rest = wall - train - judged - learnt
-    steps = num_steps(record.train_samples, Length(config.epochs, config.batch_size))
+    sizes = record.train_samples
     cohort = int(record.rounds["cohort"][-1])
-    clients = math.ceil(cohort / ranks)
+    measured = config.model_copy(
+        update={"clients": len(sizes), "cohort": cohort, "participation": 1.0}
+    )
+    # The same rule that a plan follows: what it gets wrong, it gets wrong in both.
+    mode = str(record.facts["engine"])
+    load = mean_load(rank_loads(measured, sizes, ranks, mode=mode))
     return RoundPoint(
         ranks=ranks,
-        clients=clients,
-        hosted=math.ceil(len(steps) / ranks),
-        longest=float(steps.max()),
-        steps=float(steps.mean() * clients),
+        clients=load.clients,
+        hosted=load.hosted,
+        longest=load.longest,
+        steps=load.steps,
         train=_spread(train),
         rest=_spread(rest[plain]),
         evaluate=float(np.median(judged[evaluated])),

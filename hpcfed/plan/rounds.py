@@ -136,9 +136,7 @@ def plan_round(
         train=rates.train(mean, target.local),
         between=between,
         rest=rates.rest(mean, target.ranks),
-        evaluation=ranged(
-            points, lambda some: evaluation(some, mean, target), keep=_enough
-        ),
+        evaluation=ranged(points, lambda some: evaluation(some, mean), keep=_enough),
         memory=ranged(points, lambda some: memory(some, mean), keep=_enough),
     )
 
@@ -153,17 +151,18 @@ def mean_load(loads: Sequence[Load]) -> Load:
     )
 
 
-def evaluation(points: Sequence[RoundPoint], load: Load, target: Target) -> float:
+def evaluation(points: Sequence[RoundPoint], load: Load) -> float:
     """Return the seconds of an evaluation: all clients of a rank are judged."""
-    alone = [point for point in points if point.ranks == 1]
-    costs = np.array([[1.0, point.hosted] for point in alone])
-    seconds = np.array([max(point.evaluate, 1e-9) for point in alone])
+    costs = np.array([[1.0, point.hosted] for point in points])
+    seconds = np.array([max(point.evaluate, 1e-9) for point in points])
     fixed, per_client = least_squares(costs, seconds)
     return float(fixed + per_client * load.hosted)
 
 
 def memory(points: Sequence[RoundPoint], load: Load) -> float:
-    """Return the peak bytes of a rank: those of any, and more for every client."""
+    """Return the peak bytes of a rank: those of any, and more for every client that it
+    trains.
+    """
     alone = [point for point in points if point.ranks == 1]
     costs = np.array([[1.0, point.clients] for point in alone])
     held = np.array([max(point.memory, 1.0) for point in alone])
