@@ -54,6 +54,21 @@ def test_no_rank_would_finish_its_last_client_earlier_elsewhere(
             assert totals[rank] / speeds[rank] <= even * (1 + 1e-12)
 
 
+@given(
+    st.lists(st.integers(0, 12), min_size=9, max_size=60),
+    st.integers(2, 9),
+    st.sampled_from([0.0, 0.5, 2.0]),
+)
+def test_equal_ranks_are_no_special_case(
+    steps: list[int], ranks: int, longest: float
+) -> None:
+    """Ranks whose equal speeds are named are placed by the general rule."""
+    loads = np.array(steps) + 0.25
+    found = place(loads, ranks, longest=longest)
+    by_speed = place(loads, ranks, longest=longest, speeds=np.ones(ranks))
+    assert found.tolist() == by_speed.tolist()
+
+
 def test_a_rank_twice_as_quick_gets_twice_the_work() -> None:
     rank_of = place(np.ones(300), 3, speeds=np.array([1.0, 2.0, 3.0]))
     assert np.bincount(rank_of).tolist() == [50, 100, 150]

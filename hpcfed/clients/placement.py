@@ -1,5 +1,6 @@
 """Which rank hosts which client: by steps at first, by measured time later."""
 
+import heapq
 from dataclasses import dataclass
 
 import numpy as np
@@ -70,7 +71,9 @@ def place(
     if ranks == 1:
         # A million clients would take 16 seconds to be placed where all of them go.
         return np.zeros(len(loads), np.int64)
-    seconds_per_load = np.ones(ranks) if speeds is None else 1 / speeds
+    if speeds is None:
+        return _place_on_equals(loads, ranks, longest)
+    seconds_per_load = 1 / speeds
     totals = np.zeros(ranks)
     counts = np.zeros(ranks, np.int64)
     rank_of = np.empty(len(loads), np.int64)
@@ -86,4 +89,33 @@ def place(
         rank_of[client] = rank
         totals[rank] = after[rank]
         counts[rank] += 1
+    return rank_of
+
+
+def _place_on_equals(loads: np.ndarray, ranks: int, longest: float) -> np.ndarray:
+    """Place clients on ranks of one speed, by the same rules, with a heap.
+
+    To compare all ranks for every client took 1.6 s for 100,000 clients on 128 ranks,
+    and every rank does it when a run starts.
+    """
+    rank_of = np.empty(len(loads), np.int64)
+    # Ranks that have clients: the one with the least work first, then the one with
+    # fewer clients, then the lower. Empty ranks are alike: the lowest is next.
+    busy: list[tuple[float, int, int]] = []
+    empty = 0
+    order = np.argsort(-loads, kind="stable")
+    descending = loads[order].tolist()
+    for placed, (client, load) in enumerate(zip(order, descending, strict=True)):
+        left, bare = len(loads) - placed, ranks - empty
+        first = load * (1 + longest)
+        # At a tie the empty rank wins, which has fewer clients.
+        takes_empty = bare and (not busy or first <= busy[0][0] + load)
+        if takes_empty or left == bare:
+            rank_of[client] = empty
+            heapq.heappush(busy, (first, 1, empty))
+            empty += 1
+            continue
+        total, clients, rank = busy[0]
+        rank_of[client] = rank
+        heapq.heapreplace(busy, (total + load, clients + 1, rank))
     return rank_of
