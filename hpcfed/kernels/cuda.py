@@ -38,6 +38,7 @@ class Kernel:
         from cuda.bindings import driver
 
         self._driver = driver
+        self.name = name
         self._threads = threads
         self._shared = shared
         self._device = torch.cuda.current_device()
