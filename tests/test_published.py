@@ -2,11 +2,13 @@
 
 import sys
 import tomllib
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
 
 import hpcfed
+from hpcfed.report.costmodel import Measured
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 SETTINGS = sorted((BENCHMARKS / "published").glob("*.toml"))
@@ -69,3 +71,30 @@ def test_a_plain_run_takes_every_file(path: Path, tmp_path: Path, published) -> 
     assert made.start == pytest.approx(100 - seconds)
     assert 0 <= made.accuracy <= 1
     assert path.stem in published.line(path.stem, made)
+
+
+def test_cost_by_clients_predicts_leaves_out_and_names_what_does_not_fit(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """10 ms a round and 1 ms a client, in two steps; 500 clients are too many."""
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    import clients
+
+    def measured(network: str, number: int, *rest: object) -> clients.Point | None:
+        if number == 500:
+            return None
+        # 400 clients take longer than those before would make believe.
+        seconds = 0.5 if number == 400 else 0.010 + 0.001 * number
+        return clients.Point(Measured(number, 1, 9.0, seconds, steps=2), gib=1.5)
+
+    monkeypatch.setattr(clients, "measured_or_none", measured)
+    options = Namespace(clients=[10, 30, 100, 400, 500, 2000], fit_to=100, longest=1.0)
+    clients.sweep("mlp", options, None)
+    assert capsys.readouterr().out.splitlines() == [
+        "| mlp | 10 | 20.00 | 2.0000 | 1.50 |  |  |",
+        "| mlp | 30 | 40.00 | 1.3333 | 1.50 |  |  |",
+        "| mlp | 100 | 110.00 | 1.1000 | 1.50 |  |  |",
+        "| mlp | 400 | 500.00 | 1.2500 | 1.50 | 410.0 | -18.0 % |",
+        "| mlp | 500 | does not fit | | | | |",
+        "| mlp | 2,000 | left out: too long | | | | |",
+    ]
