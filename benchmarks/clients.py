@@ -126,10 +126,10 @@ def sweep(network: str, options: argparse.Namespace, world: World) -> None:
         beyond = clients > options.fit_to
         if beyond and model is None:
             model = fit(fitted_to)
-        if model is not None and _expected(model, fitted_to[-1], clients) > (
-            options.longest
-        ):
-            print(f"| {name} | {clients:,} | left out: too long | | | | |", flush=True)
+        expected = _expected(model, fitted_to[-1], clients) if model else 0.0
+        if expected > options.longest:
+            told = f"left out: {expected:.1f} s expected"
+            print(f"| {name} | {clients:,} | {told} | | | | |", flush=True)
             continue
         point = measured_or_none(network, clients, options, world)
         print(line(name, clients, point, model), flush=True)

@@ -30,7 +30,7 @@ import hpcfed
 
 SETTINGS = Path(__file__).parent / "published"
 PUBLISHED = {
-    "pfl-cifar10": "pfl-research, one A100 (40 GB) and 10 cores: arXiv 2404.06430",
+    "pfl-cifar10": "its figures were on one A100 (40 GB), 10 cores: arXiv 2404.06430",
     "blazefl-cnn": "25 s on four Quadro RTX 6000: BlazeFL, arXiv 2604.03606",
     "blazefl-resnet18": "127 s on four Quadro RTX 6000: BlazeFL, arXiv 2604.03606",
     "flute-cifar100": "1:42:01, about 33 %, on four GPUs: FLUTE's README; FedML 15:55:36",
@@ -111,12 +111,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("names", nargs="*", choices=[*PUBLISHED, []], metavar="NAME")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(PUBLISHED))
     parser.add_argument("--out", type=Path, default=Path("runs/published"))
     parser.add_argument("--data-root", type=Path, help="folder of CIFAR-10 and -100")
     words = list(sys.argv[1:] if arguments is None else arguments)
     own, passed_on = _split(words)
     options = parser.parse_args(own)
+    for name in options.names:
+        if name not in PUBLISHED:
+            parser.error(f"no benchmark {name}; there are {', '.join(PUBLISHED)}")
     if options.data_root:
         os.environ["HPCFED_DATA"] = str(options.data_root)
     print(f"{datetime.now(UTC):%Y-%m-%d}\n{HEADER}", flush=True)

@@ -96,5 +96,5 @@ def test_cost_by_clients_predicts_leaves_out_and_names_what_does_not_fit(
         "| mlp | 100 | 110.00 | 1.1000 | 1.50 |  |  |",
         "| mlp | 400 | 500.00 | 1.2500 | 1.50 | 410.0 | -18.0 % |",
         "| mlp | 500 | does not fit | | | | |",
-        "| mlp | 2,000 | left out: too long | | | | |",
+        "| mlp | 2,000 | left out: 2.0 s expected | | | | |",
     ]
