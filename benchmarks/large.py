@@ -55,7 +55,7 @@ another read forward, a read and a write backward.
 KINDS = {
     "convolutions": ("fprop", "dgrad", "wgrad", "convolve", "cask_plugin"),
     "batch norm": ("forward_", "backward_", "batch_norm"),
-    "step": ("descend", "sgd", "add", "sums", "slopes", "multi_tensor_apply"),
+    "step": ("descend", "sgd", "slopes", "multi_tensor_apply"),
 }
 """Parts of the names of kernels; the first kind that has one is theirs."""
 
