@@ -90,7 +90,7 @@ class Engine:
         self.cost: Cost = cost(network, trial or Sample(shape, ()))
         """What one sample costs."""
         if trial is None and mode != "vmap":
-            stacked = StackedNetwork(network, layout, bf16=bf16)
+            stacked = StackedNetwork(network, layout, bf16=bf16, halves=True)
             way = Way(stacked, "loop" if mode == "loop" else "batched")
         else:
             trial = trial or Sample(shape, ())

@@ -38,9 +38,18 @@ class StackedNetwork:
     """Whether that turns out only when it is tried."""
 
     def __init__(
-        self, network: nn.Module, layout: Layout | None = None, *, bf16: bool = False
+        self,
+        network: nn.Module,
+        layout: Layout | None = None,
+        *,
+        bf16: bool = False,
+        halves: bool = False,
     ) -> None:
+        """`halves`: weights of layers may come in bfloat16, because nothing but the
+        layers looks at them.
+        """
         self._bf16 = bf16
+        self._halves = bf16 and halves
         self._batch = Batch()
         names = Names.of(network, layout or Layout.of(network))
         self._network = stacked(network, names, self._batch, _in_place, fold=True)
@@ -114,7 +123,7 @@ class StackedNetwork:
         """Return the weights that may come in bfloat16, which they are rounded to in any
         case.
         """
-        if not self._bf16 or clients > 1 or device.type != "cuda":
+        if not self._halves or clients > 1 or device.type != "cuda":
             return set()
         names = set()
         for module in self._network.modules():
