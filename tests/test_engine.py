@@ -26,6 +26,7 @@ from hpcfed.clients.lanes import take_turns
 from hpcfed.clients.objective import Sums
 from hpcfed.clients.schedule import (
     Length,
+    in_a_row,
     num_epochs,
     num_samples,
     num_steps,
@@ -678,6 +679,13 @@ def test_weights_that_update_themselves_end_the_same(
     clipped, _ = trained("batched", network, shard, replace(sgd, clip=0.1), keys)
     assert not asked, "a gradient's norm is known only when all of it is"
     assert relative(clipped[0], got[0]) > 1e-4
+
+
+def test_steps_of_equal_shape_are_taken_together() -> None:
+    """Seven steps of three clients and two of one, three at once."""
+    shapes = step_shapes(np.array([9, 7, 7]), Length(1, 1))
+    found = [(shape.clients, steps) for shape, steps in in_a_row(shapes, 3)]
+    assert found == [(3, 3), (3, 3), (3, 1), (1, 1), (1, 1)]
 
 
 def test_sizes_to_which_shapes_are_rounded() -> None:

@@ -8,6 +8,8 @@ prefix. The host knows the shape of every step beforehand, so it never waits for
 device.
 """
 
+from collections.abc import Iterable, Iterator
+from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
@@ -101,6 +103,18 @@ def step_shapes(sizes: np.ndarray, length: Length) -> list[StepShape]:
     full = counts.sum(axis=1) == active * slots
     columns = active.tolist(), slots.tolist(), full.tolist()
     return [StepShape(*shape) for shape in zip(*columns, strict=True)]
+
+
+def in_a_row(
+    shapes: Iterable[StepShape], at_once: int
+) -> Iterator[tuple[StepShape, int]]:
+    """Yield steps in their order: `at_once` of equal shape together, others singly."""
+    for shape, equal in groupby(shapes):
+        left = len(list(equal))
+        while left:
+            steps = at_once if left >= at_once else 1
+            yield shape, steps
+            left -= steps
 
 
 def rounded_up(number: int, sizes: int) -> int:

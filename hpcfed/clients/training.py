@@ -13,7 +13,7 @@ from hpcfed.clients.job import Losses, Recipe, TrainingJob
 from hpcfed.clients.objective import OBJECTIVES, StepTargets
 from hpcfed.clients.optimiser import StackOptimiser
 from hpcfed.clients.pull import StackPull, Strengths
-from hpcfed.clients.schedule import num_steps, rounded_up, step_shapes
+from hpcfed.clients.schedule import in_a_row, num_steps, rounded_up, step_shapes
 from hpcfed.clients.step_tables import StepTables
 from hpcfed.data.shards import Shard
 from hpcfed.kernels.batch import gather_inputs, gatherable
@@ -25,6 +25,11 @@ from hpcfed.models.layout import Entry
 
 HALVES_ALIGNMENT = 8
 """Columns: cuDNN loads 16 bytes of bfloat16 at once."""
+STEPS_AT_ONCE = 8
+"""Steps of one shape that several clients take in one replay. A replay begins some 9 µs
+after the one before has ended: on an H200 24 steps of 100 clients of a small network take
+22.8 ms so, and 23.5 ms one by one.
+"""
 
 
 class TrainableColumns:
@@ -145,12 +150,15 @@ class StackTraining:
         self._replays.run(count, partial(self._begin, count))
         # Steps go from long to short: clients drop out at the end of the stack.
         active = count
-        for shape in shapes:
+        # A large network's step is long, and long to capture.
+        at_once = STEPS_AT_ONCE if self._capacity > 1 else 1
+        for shape, steps in in_a_row(shapes, at_once):
             if shape.clients < active:
                 self._set_aside(slice(shape.clients, active))
                 active = shape.clients
             captured = self._captured_shape(*shape)
-            self._replays.run(captured, partial(self._advance, *captured))
+            advance = partial(self._advance_by, steps, *captured)
+            self._replays.run((steps, captured), advance)
             yield
         if active < count:
             for matrix, aside in zip(self._rows, self._aside, strict=True):
@@ -256,6 +264,11 @@ class StackTraining:
             self._halves[:clients] = parameters
         if self._pull is not None and self._spans is not None:
             self._pull.measure(parameters)
+
+    def _advance_by(self, steps: int, clients: int, slots: int, full: bool) -> None:
+        """Take so many steps with the first clients."""
+        for _ in range(steps):
+            self._advance(clients, slots, full)
 
     def _advance(self, clients: int, slots: int, full: bool) -> None:
         """Take one step with the first clients."""

@@ -104,7 +104,9 @@ class _Block(torch.autograd.Function):
         if needs_weight:
             # Autograd waits for a gradient that has no sink, so that cannot go aside.
             aside = nullcontext()
-            if ctx.sink is not None:
+            # The first layer's, which nothing runs beside, would only wait there for the
+            # second layer's.
+            if ctx.sink is not None and needs_x:
                 aside = ctx.branch.work(x, dy, marks)
             with aside:
                 total = _weight_gradient(
