@@ -23,7 +23,7 @@ from hpcfed.clients.engine import Engine
 from hpcfed.clients.evaluation import StackEvaluation
 from hpcfed.clients.job import Losses, Recipe, TrainingJob
 from hpcfed.clients.lanes import take_turns
-from hpcfed.clients.objective import Sums
+from hpcfed.clients.objective import Classification, Sums
 from hpcfed.clients.schedule import (
     Length,
     in_a_row,
@@ -710,14 +710,16 @@ def test_steps_are_captured_on_a_gpu() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("halves", [True, False])
 @pytest.mark.parametrize("name", ["cnn-cifar", "cnn-pfl", "cnn-fmnist"])
 def test_tensor_cores_stay_close_to_float64(
-    name: str, monkeypatch: pytest.MonkeyPatch
+    name: str, halves: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One step of uneven clients: gradients by our own kernels in TensorFloat-32
-    against plain float64.
+    """One step of uneven clients: gradients by our own kernels, in halves or in
+    TensorFloat-32, against plain float64.
     """
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    monkeypatch.setattr(Classification, "bounded", halves)
     shape = (1, 28, 28) if name == "cnn-fmnist" else (3, 32, 32)
     network = without_dropout(build(name, shape=shape, classes=10, seed=0))
     sizes, sgd = (50, 13, 1, 0, 32), Recipe(epochs=1, batch_size=50, lr=1.0)

@@ -43,8 +43,10 @@ class MachineOptions(RecordingOptions, NewcomerOptions):
     # Batched kernels compute in float32 or TF32; bf16 exists for one client at a time.
     precision: Literal["bf16", "tf32", "fp32", "fp64"] = option(
         "tf32",
-        "arithmetic; tf32 is float32 on devices without it; bf16 is for clients that a "
-        "GPU trains one by one, others then use tf32; rows are float32 in all three",
+        "arithmetic; tf32 multiplies numbers of 10 bits (clients' convolutions: in "
+        "halves, which have as many) and is float32 on devices without it; bf16 is for "
+        "clients that a GPU trains one by one, others then use tf32; rows are float32 in "
+        "all three",
     )
     placement: Literal["steps", "measured"] = option(
         "measured",
