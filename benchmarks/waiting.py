@@ -7,6 +7,9 @@ round beyond the wait, by phase, memory of a rank. With --stop a run is told to 
 
     python benchmarks/waiting.py --ranks 1 2 4 8 16 32 64 128
     python benchmarks/waiting.py --ranks 64 --stop
+
+With --forked ranks are forked from one process (see forked.py), so that 128 of them fit
+into a small machine; then the start is without imports.
 """
 
 import argparse
@@ -16,8 +19,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 import numpy as np
 
@@ -25,10 +31,11 @@ from hpcfed.experiment.stored import read_run
 from hpcfed.record.run import RunRecord
 from hpcfed.record.timing import PHASES
 from hpcfed.runtime.signals import STOPPED
-from hpcfed.studies.launch import environment_of, launcher
+from hpcfed.studies.launch import environment_of, launcher, mpirun_program
 from hpcfed.studies.plan import flags
 
 WAIT = 0.02
+FORKED = str(Path(__file__).with_name("forked.py"))
 OPTIONS = {
     "method": "fedavg",
     "device": "cpu",
@@ -45,9 +52,36 @@ OPTIONS = {
 WORDS = flags(OPTIONS)
 
 
-def command(ranks: int, *words: str) -> list[str]:
-    """Return the words that start a run of waiting ranks."""
-    return [*launcher("auto")(ranks), sys.executable, "-m", "hpcfed", "run", *words]
+class Forking(NamedTuple):
+    """A process that forks ranks."""
+
+    socket: str
+    process: int
+
+
+def command(ranks: int, *words: str, server: Forking | None = None) -> list[str]:
+    """Return the words that start a run of waiting ranks; `server` forks them."""
+    rank = [sys.executable, "-m", "hpcfed", "run", *words]
+    if server is not None:
+        # Without site-packages, which a proxy has no use for.
+        rank = [sys.executable, "-S", "-E", FORKED, server.socket, "run", *words]
+    started = launcher("auto")(ranks)
+    return [*(started or [mpirun_program(), "-n", "1"]), *rank]
+
+
+@contextmanager
+def fork_server(folder: Path) -> Iterator[Forking]:
+    """Run a process that forks ranks."""
+    path = folder / "socket"
+    variables = {**os.environ, "OMP_NUM_THREADS": "1"}
+    server = subprocess.Popen([sys.executable, FORKED, "serve", path], env=variables)
+    try:
+        while not path.exists():
+            time.sleep(0.1)
+        yield Forking(str(path), server.pid)
+    finally:
+        server.kill()
+        server.wait()
 
 
 def start(words: list[str], log: Path) -> subprocess.Popen[bytes]:
@@ -74,15 +108,30 @@ def ranks_of(out: Path) -> list[Path]:
             words = (folder / "cmdline").read_bytes().split(b"\0")
         except OSError:
             continue  # it has ended
-        if b"hpcfed" in words[:4] and str(out).encode() in words:
+        is_rank = b"hpcfed" in words[:4] or FORKED.encode() in words[:4]
+        if is_rank and str(out).encode() in words:
             found.append(folder)
     return found
 
 
-def resident(out: Path) -> float:
-    """Return the mean memory of a run's ranks in MiB; what they share counts in parts."""
+def forked_from(server: int) -> list[Path]:
+    """Return the folders in /proc of the processes that a server has forked."""
     found = []
-    for folder in ranks_of(out):
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            # The name is in brackets and may hold anything; then state and parent.
+            rest = (folder / "stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(rest[1]) == server:
+            found.append(folder)
+    return found
+
+
+def resident(processes: list[Path]) -> float:
+    """Return the mean memory of processes in MiB; what they share counts in parts."""
+    found = []
+    for folder in processes:
         try:
             lines = (folder / "smaps_rollup").read_text().splitlines()
         except OSError:
@@ -92,14 +141,16 @@ def resident(out: Path) -> float:
     return sum(found) / max(1, len(found))
 
 
-def measure(ranks: int, asked: argparse.Namespace, folder: Path) -> None:
+def measure(
+    ranks: int, asked: argparse.Namespace, folder: Path, server: Forking | None
+) -> None:
     """Run once, and print a line."""
     out, log = folder / f"run-{ranks}", folder / f"log-{ranks}"
     words = [*WORDS, "--clients", str(asked.clients), "--rounds", str(asked.rounds)]
     begin = time.perf_counter()
-    process = start(command(ranks, *words, "--out", str(out)), log)
+    process = start(command(ranks, *words, "--out", str(out), server=server), log)
     first = until(log, "round 1/", process) - begin
-    memory = resident(out)
+    memory = resident(forked_from(server.process) if server else ranks_of(out))
     code = process.wait()
     whole = time.perf_counter() - begin
     if code:
@@ -132,16 +183,18 @@ def evaluated(record: RunRecord) -> np.ndarray:
     return np.isin(numbers % 10, (9, 0))
 
 
-def stop_and_resume(ranks: int, asked: argparse.Namespace, folder: Path) -> None:
+def stop_and_resume(
+    ranks: int, asked: argparse.Namespace, folder: Path, server: Forking | None
+) -> None:
     """Stop a run, resume it, and compare it with one that was left alone."""
     rounds = asked.rounds
     words = [*WORDS, "--clients", str(asked.clients), "--rounds", str(rounds)]
     whole, parted = folder / "whole", folder / "parted"
     log = folder / "log"
     begin = time.perf_counter()
-    code = start(command(ranks, *words, "--out", str(whole)), log).wait()
+    code = start(command(ranks, *words, "--out", str(whole), server=server), log).wait()
     print(f"left alone: exit code {code}, {time.perf_counter() - begin:.1f} s")
-    process = start(command(ranks, *words, "--out", str(parted)), log)
+    process = start(command(ranks, *words, "--out", str(parted), server=server), log)
     until(log, "round 1/", process)
     # To every rank, as Slurm does: mpirun would end with a code of its own.
     for rank in ranks_of(parted):
@@ -153,7 +206,7 @@ def stop_and_resume(ranks: int, asked: argparse.Namespace, folder: Path) -> None
         f"{time.perf_counter() - asked_at:.1f} s, "
         f"{read_run(parted).rounds_done} of {rounds} rounds"
     )
-    code = start(command(ranks, "--resume", str(parted)), log).wait()
+    code = start(command(ranks, "--resume", str(parted), server=server), log).wait()
     print(f"resumed: exit code {code}, {read_run(parted).rounds_done} rounds")
     a, b = np.load(whole / "model.npz"), np.load(parted / "model.npz")
     differ = max(float(np.abs(a[name] - b[name]).max()) for name in a.files)
@@ -168,12 +221,19 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--stop", action="store_true")
+    parser.add_argument("--forked", action="store_true")
     asked = parser.parse_args()
-    print(f"{os.cpu_count()} cores, wait of {1e3 * WAIT:g} ms, {asked.clients} clients")
-    with tempfile.TemporaryDirectory() as folder:
+    how = "forked" if asked.forked else "started one by one"
+    print(
+        f"{os.cpu_count()} cores, wait of {1e3 * WAIT:g} ms, {asked.clients} clients, "
+        f"ranks {how}"
+    )
+    with ExitStack() as within:
+        folder = Path(within.enter_context(tempfile.TemporaryDirectory()))
+        server = within.enter_context(fork_server(folder)) if asked.forked else None
         for ranks in asked.ranks:
             act = stop_and_resume if asked.stop else measure
-            act(ranks, asked, Path(folder))
+            act(ranks, asked, folder, server)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from hpcfed.plan.constants import (
 from hpcfed.plan.fits import Range, exactly
 from hpcfed.plan.links import Link, measured_link, ring_allreduce
 from hpcfed.plan.loads import Load, rank_loads
-from hpcfed.plan.rounds import Rates, Target, fit_rates, plan_round
+from hpcfed.plan.rounds import Rates, Target, fit_rates, plan_round, stacked
 from hpcfed.plan.server import (
     NetworkSize,
     StepRates,
@@ -70,7 +70,7 @@ def round_point(clients: int, ranks: int = 1) -> RoundPoint:
         # Empty messages take 0.1 s in each of 2 (n − 1) turns.
         rest=spread(TRUE.rest(load, ranks) + 0.2 * (ranks - 1)),
         evaluate=1 + 0.5 * clients,
-        memory=1000 + 10 * clients,
+        memory=1000 + 100 * clients,
     )
 
 
@@ -83,6 +83,8 @@ def constants(**changes: Any) -> Constants:
             columns=10,
             batch_size=16,
             training=100,
+            activations=1,
+            client_bytes=0,
             method="fedavg",
             precision="tf32",
         ),
@@ -144,9 +146,21 @@ def test_a_round_on_more_ranks_by_hand() -> None:
     plan = plan_round(constants(), [load], target, columns=0)
     assert plan.seconds.middle == pytest.approx(55.5, rel=1e-6)
     assert plan.evaluation.middle == pytest.approx(17, rel=1e-6)
-    assert plan.memory.middle == pytest.approx(1320, rel=1e-6)
+    assert plan.memory.middle == pytest.approx(4200, rel=1e-6)
     # The interval has 5 % either way at least.
     assert plan.seconds.low <= 0.95 * 55.5 * (1 + 1e-6)
+
+
+def test_memory_ends_to_grow_where_stacks_do() -> None:
+    """A core trains 2²⁴ activations together: here 1024 clients of 16 samples."""
+    work = constants().work.model_copy(update={"activations": 1024.0})
+    few = constants(work=work)
+    assert [stacked(few, number) for number in (1000, 1024, 1025, 3000)] == [
+        1000,
+        1024,
+        513,
+        1000,
+    ]
 
 
 def test_slow_rounds_widen_the_interval() -> None:
@@ -268,7 +282,9 @@ def test_a_calibration_is_read_as_written(tmp_path: Path) -> None:
     made = constants(
         server=(server_point(SIZE, 3, 1.0),),
         preparations=(
-            Preparation(parameters=1, seconds=1, invert=1, rows=1, forward=1),
+            Preparation(
+                parameters=1, seconds=1, invert=1, first=1, launches=1, flops=1
+            ),
         ),
     )
     write_constants(path, made)

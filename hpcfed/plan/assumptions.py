@@ -5,10 +5,9 @@ work costs than the measured.
 import torch
 
 from hpcfed.clients.engine import CPU_ACTIVATIONS
-from hpcfed.clients.network import client_network, sample_of
 from hpcfed.config import RunConfig
-from hpcfed.models.cost import cost
 from hpcfed.plan.constants import Constants, Machine, RoundPoint, Spread, Work
+from hpcfed.plan.rounds import MATRICES
 from hpcfed.studies.estimate import UNMEASURED
 
 GUESSED = 4.0
@@ -19,8 +18,6 @@ STEP = {"cpu": 1e-3, "cuda": 3e-4}
 """Seconds of a local step beyond its arithmetic."""
 ROUND = 2e-3
 """Seconds of a round besides training."""
-MATRICES = 6
-"""Matrices as large as the rows that training takes, as in `clients.engine`."""
 PROCESS = 500 * 2**20
 """Bytes of a process before its first client."""
 COPIES = {"cpu": 1e10, "cuda": 2e12}
@@ -36,8 +33,7 @@ def assumed(config: RunConfig, work: Work) -> Constants:
     flops = UNMEASURED[kind]
     # A multiplication and an addition.
     client_step = 2 * work.training * work.batch_size / flops
-    activations = cost(client_network(config, seed=0), sample_of(config)).activations
-    each = 4.0 * (MATRICES * work.columns + 3 * work.batch_size * activations)
+    each = 4.0 * (MATRICES * work.columns + 3 * work.batch_size * work.activations)
     if kind == "cpu":
         # A stack holds so many activations at most, however many clients there are.
         each = 4.0 * MATRICES * work.columns
@@ -56,7 +52,7 @@ def assumed(config: RunConfig, work: Work) -> Constants:
                 rest=_exactly(ROUND),
                 # A forward pass over data of about a step.
                 evaluate=train / 3,
-                memory=base + each * clients,
+                memory=base + (each + work.client_bytes) * clients,
             )
         )
     return Constants(
@@ -65,7 +61,7 @@ def assumed(config: RunConfig, work: Work) -> Constants:
             device=f"a {'GPU' if on_gpu else 'core'} of {flops / 1e9:g} GFLOP/s",
             kind="cuda" if on_gpu else "cpu",
             units=1,
-            memory=0.0,
+            memory=80e9 if on_gpu else 0.0,
             flops=flops,
             bytes_per_second=COPIES[kind],
             torch=str(torch.__version__),

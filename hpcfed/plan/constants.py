@@ -86,11 +86,13 @@ class Preparation(_Part):
     """Building networks, optimisers and engines, in a process that has done so before.
     """
     invert: float = Field(ge=0)
-    """Seconds to generate rows of `rows` clients."""
-    rows: int = Field(ge=1)
-    """Rows that were generated."""
-    forward: float = Field(gt=0)
-    """FLOPs of all denoiser passes of that."""
+    """Seconds of generating a few clients' rows."""
+    first: float = Field(ge=0)
+    """Seconds that the first generation takes beyond that."""
+    launches: int = Field(ge=1)
+    """Stages of all passes of that."""
+    flops: float = Field(gt=0)
+    """FLOPs of all passes of that."""
 
 
 class LinkPoint(_Part):
@@ -125,6 +127,10 @@ class Work(_Part):
     batch_size: int = Field(ge=1)
     training: float = Field(gt=0)
     """Multiply-adds of one sample's training step."""
+    activations: float = Field(gt=0)
+    """Numbers that layers put out for one sample."""
+    client_bytes: float = Field(ge=0)
+    """Samples of a client, on its device."""
     method: str
     precision: str
 

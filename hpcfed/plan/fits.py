@@ -32,17 +32,9 @@ class Range:
         return Range(self.middle * factor, self.low * factor, self.high * factor)
 
 
-ZERO = Range(0.0, 0.0, 0.0)
-
-
 def exactly(value: float) -> Range:
     """Return a range of one value."""
     return Range(value, value, value)
-
-
-def widened(value: float, share: float) -> Range:
-    """Return a range that goes from value / (1 + share) to value · (1 + share)."""
-    return Range(value, value / (1 + share), value * (1 + share))
 
 
 def least_squares(costs: np.ndarray, seconds: np.ndarray) -> np.ndarray:
@@ -55,12 +47,14 @@ def ranged(
     predict: Callable[[Sequence[T]], float],
     *others: Callable[[], float],
     keep: Callable[[Sequence[T]], bool],
+    width: float = LEAST_WIDTH,
 ) -> Range:
     """Predict from all points; the interval spans what is predicted without any one of
-    them, where the rest is enough to `keep`, and what `others` predict.
+    them, where the rest is enough to `keep`, what `others` predict, and the share
+    `width` either way.
     """
     middle = predict(points)
-    found = [middle * (1 - LEAST_WIDTH), middle * (1 + LEAST_WIDTH)]
+    found = [middle * (1 - width), middle * (1 + width)]
     found += [other() for other in others]
     for number in range(len(points)):
         rest = [*points[:number], *points[number + 1 :]]

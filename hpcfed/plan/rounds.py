@@ -2,18 +2,21 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import log2
+from math import ceil, log2
 from statistics import fmean
 
 import numpy as np
 
-from hpcfed.plan.constants import Constants, RoundPoint, Spread
+from hpcfed.clients.engine import CPU_ACTIVATIONS, MEMORY_SHARE
+from hpcfed.plan.constants import Constants, RoundPoint, Spread, Work
 from hpcfed.plan.fits import Range, least_squares, ranged
 from hpcfed.plan.links import Link, measured_link, ring_allreduce
 from hpcfed.plan.loads import Load
 
 FLOAT = 4
 """Bytes of a number in a row."""
+MATRICES = 6
+"""Matrices as large as the rows that training takes, as in `clients.engine`."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +140,7 @@ def plan_round(
         between=between,
         rest=rates.rest(mean, target.ranks),
         evaluation=ranged(points, lambda some: evaluation(some, mean), keep=_enough),
-        memory=ranged(points, lambda some: memory(some, mean), keep=_enough),
+        memory=ranged(points, lambda some: memory(some, mean, constants), keep=_enough),
     )
 
 
@@ -159,15 +162,39 @@ def evaluation(points: Sequence[RoundPoint], load: Load) -> float:
     return float(fixed + per_client * load.hosted)
 
 
-def memory(points: Sequence[RoundPoint], load: Load) -> float:
-    """Return the peak bytes of a rank: those of any, and more for every client that it
-    trains.
+def memory(points: Sequence[RoundPoint], load: Load, constants: Constants) -> float:
+    """Return the peak bytes of a rank: those of any, samples of the clients that live
+    there, a row of each that it trains, and what training takes for those of a stack.
     """
+    work = constants.work
     alone = [point for point in points if point.ranks == 1]
-    costs = np.array([[1.0, point.clients] for point in alone])
-    held = np.array([max(point.memory, 1.0) for point in alone])
-    fixed, per_client = least_squares(costs, held)
-    return float(fixed + per_client * load.clients)
+    costs, held = [], []
+    for point in alone:
+        known = _samples_and_rows(work, point)
+        costs.append([1.0, stacked(constants, point.clients)])
+        held.append(max(point.memory - known, 0.01 * point.memory))
+    fixed, each = least_squares(np.array(costs), np.array(held))
+    stack = stacked(constants, load.clients)
+    return float(_samples_and_rows(work, load) + fixed + each * stack)
+
+
+def _samples_and_rows(work: Work, load: Load | RoundPoint) -> float:
+    return work.client_bytes * load.hosted + FLOAT * work.columns * load.clients
+
+
+def stacked(constants: Constants, clients: int) -> int:
+    """Return how many of a rank's clients train together, by the engine's own rule."""
+    work, machine = constants.work, constants.machine
+    in_flight = work.batch_size * work.activations
+    if machine.kind == "cpu":
+        most = CPU_ACTIVATIONS / in_flight
+    else:
+        floats = MATRICES * work.columns + 3 * in_flight
+        # Free memory is what the clients' samples leave; nobody knows of other users.
+        free = max(0.0, machine.memory - work.client_bytes * clients)
+        most = MEMORY_SHARE * free / (FLOAT * floats)
+    stacks = ceil(clients / max(1, int(most)))
+    return ceil(clients / stacks)
 
 
 def _enough(points: Sequence[RoundPoint]) -> bool:

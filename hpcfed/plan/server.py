@@ -9,12 +9,13 @@ take. Ranks share the samples of a step, and exchange gradients and parameters i
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import log
 
 import numpy as np
 
 from hpcfed.models.layout import Layout
 from hpcfed.plan.constants import Constants, Machine, Preparation, ServerPoint
-from hpcfed.plan.fits import Range, least_squares, ranged
+from hpcfed.plan.fits import LEAST_WIDTH, Range, least_squares, ranged
 from hpcfed.plan.links import Link, ring_allreduce, ring_pass
 from hpcfed.server.networks import num_parameters
 from hpcfed.server.options import NETWORKS, ServerOptions
@@ -102,6 +103,28 @@ def fit_steps(points: Sequence[ServerPoint], machine: Machine) -> StepRates:
     return StepRates(float(stage), float(activation), machine)
 
 
+def unexplained(
+    points: Sequence[ServerPoint], rates: StepRates, network: str, flops: float
+) -> float:
+    """Return the seconds that measured steps of a network took beyond what the rates
+    say, between measured sizes by their FLOPs, and beyond these as at the next one.
+
+    So a plan for a measured size is what was measured.
+    """
+    found = []
+    for point in points:
+        if point.network == network and not point.zero_stage:
+            size = NetworkSize(
+                flops=point.flops / point.batch,
+                activations=point.activations / point.batch,
+                stages=point.stages,
+                parameters=point.parameters,
+            )
+            more = point.seconds - rates.seconds(size, point.batch)
+            found.append((point.flops, more))
+    return _between(found, flops)
+
+
 def zero_overhead(points: Sequence[ServerPoint], network: str, stage: int) -> float:
     """Return the seconds that a ZeRO stage adds to a step on one rank, which are of
     hooks and launches: the same for networks of any size.
@@ -165,29 +188,51 @@ def plan_learning(
         rates = fit_steps(points, constants.machine)
         total = between
         for network in NETWORKS:
+            size = sizes[network]
             # Ranks share a step's samples, rounded up to whole ones.
             share = -(-options.batch(network) // ranks)
-            step = rates.seconds(sizes[network], share)
+            step = rates.seconds(size, share)
+            step += unexplained(points, rates, network, size.flops * share)
             step += zero_overhead(constants.server, network, zero_stage)
-            total += steps[network] * step + _first(points, network)
+            first = _first(points, network, size.flops * share)
+            total += steps[network] * step + first
         return total + _besides(constants, sizes, options, clients)
 
+    doubt = LEAST_WIDTH * (1 + _times_larger(constants, sizes, options))
     return LearningPlan(
         ranks=ranks,
         zero_stage=zero_stage,
-        seconds=ranged(constants.server, seconds, keep=_enough),
+        seconds=ranged(constants.server, seconds, keep=_enough, width=doubt),
         exchange=between,
-        memory=_memory(constants, sizes, options, ranks, zero_stage),
+        memory=_memory(constants, sizes, options, ranks, zero_stage, doubt),
     )
 
 
-def _first(points: Sequence[ServerPoint], network: str) -> float:
-    """Return what the first steps take longer: that of the largest measured network."""
-    of_network = [point for point in points if point.network == network]
-    largest = max(
-        of_network, key=lambda point: (not point.zero_stage, point.parameters)
-    )
-    return largest.first
+def _times_larger(
+    constants: Constants, sizes: dict[str, NetworkSize], options: ServerOptions
+) -> float:
+    """Return how often a step is four times as much work as the largest measured one."""
+    work = sum(size.flops * options.batch(name) for name, size in sizes.items())
+    plain = [point for point in constants.server if not point.zero_stage]
+    measured = {}
+    for point in sorted(plain, key=lambda point: point.flops):
+        measured[point.network] = point.flops
+    return max(0.0, log(work / sum(measured.values()), 4))
+
+
+def _first(points: Sequence[ServerPoint], network: str, flops: float) -> float:
+    """Return what the first steps of a network take longer."""
+    found = []
+    for point in points:
+        if point.network == network and not point.zero_stage:
+            found.append((point.flops, point.first))
+    return _between(found, flops)
+
+
+def _between(points: Sequence[tuple[float, float]], at: float) -> float:
+    """Return a value between those of measured sizes; beyond them, that of the next."""
+    sizes, values = zip(*sorted(points), strict=True)
+    return float(np.interp(log(at), np.log(sizes), values))
 
 
 def _besides(
@@ -202,16 +247,26 @@ def _besides(
         [(found.parameters, found.seconds) for found in constants.preparations],
         parameters,
     )
-    forward = inversion_flops(sizes["denoiser"], options, clients)
-    inverted = _line(
-        [(found.forward, found.invert) for found in constants.preparations], forward
-    )
+    launches, flops = inversion_work(sizes["denoiser"], options, clients)
+    each = 0.0
+    for found in constants.preparations:
+        left = found.invert - found.flops / constants.machine.flops
+        each = max(each, left / found.launches)
+    cold = [(found.flops, found.first) for found in constants.preparations]
+    first = _between(cold, max(flops, 1.0))
+    inverted = first + each * launches + flops / constants.machine.flops
     return constants.server_start + built + inverted
 
 
-def inversion_flops(denoiser: NetworkSize, options: ServerOptions, rows: int) -> float:
-    """Return the FLOPs of generating rows: a pass there and a pass back in every step."""
-    return 2.0 * options.inversion_depth * rows * denoiser.flops / 3
+def inversion_work(
+    denoiser: NetworkSize, options: ServerOptions, rows: int
+) -> tuple[int, float]:
+    """Return the stages and the FLOPs of all passes that generate rows: one there and
+    one back in every step.
+    """
+    passes = 2 * options.inversion_depth
+    # A third of a training step is its forward pass.
+    return passes * denoiser.stages, passes * rows * denoiser.flops / 3
 
 
 def _line(points: Sequence[tuple[float, float]], at: float) -> float:
@@ -230,6 +285,7 @@ def _memory(
     options: ServerOptions,
     ranks: int,
     zero_stage: int,
+    doubt: float,
 ) -> Range:
     """Return the bytes of a server rank: the larger of both networks counts."""
 
@@ -242,7 +298,7 @@ def _memory(
             found.append(kept + per_activation * size.activations * share)
         return max(found)
 
-    return ranged(constants.server, most, keep=_enough)
+    return ranged(constants.server, most, keep=_enough, width=doubt)
 
 
 def state_bytes(parameters: int, ranks: int, zero_stage: int) -> float:
@@ -285,12 +341,15 @@ def preparation(
     rows: int,
     seconds: float,
     invert: float,
+    first: float,
 ) -> Preparation:
     """Take down what was measured beside steps."""
+    launches, flops = inversion_work(sizes["denoiser"], options, rows)
     return Preparation(
         parameters=sum(size.parameters for size in sizes.values()),
         seconds=max(0.0, seconds),
         invert=invert,
-        rows=rows,
-        forward=inversion_flops(sizes["denoiser"], options, rows),
+        first=first,
+        launches=max(1, launches),
+        flops=max(1.0, flops),
     )

@@ -54,13 +54,15 @@ def measure_server(
             clock.learn()
             start = max(0.0, first.besides - clock.besides)
         points += clock.points(sizes)
+        cold, warm = clock.invert(), clock.invert()
         prepared.append(
             preparation(
                 sizes,
                 plain,
                 rows=INVERTED,
                 seconds=clock.besides,
-                invert=clock.invert(),
+                invert=warm,
+                first=max(0.0, cold - warm),
             )
         )
     # What ZeRO adds is hooks and launches, which one size shows.
