@@ -9,11 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hpcfed.kernels import cpu, cpu_convolution
+from hpcfed.kernels import cpu, cpu_convolution, cpu_dropout
 from hpcfed.kernels.cpu_convolution import Layer
 from hpcfed.models.layout import Layout
 from hpcfed.models.networks import build
 from hpcfed.models.stack import StackedNetwork
+from hpcfed.runtime import randomness
 
 CLIENTS, SLOTS = 2, 3
 pytestmark = pytest.mark.skipif(
@@ -93,6 +94,24 @@ def test_a_value_that_is_no_number_survives_pooling(at: int) -> None:
     one = torch.ones(1, 1, 1, 1, 1)
     y = cpu_convolution.block(x, one, None, Layer(1, 0, 0.0, True))
     assert y.isnan().all()
+
+
+@pytest.mark.parametrize("p", [0.25, 0.5, 0.1])
+def test_dropout_draws_the_numbers_of_the_stream(p: float) -> None:
+    torch.manual_seed(0)
+    keys = torch.tensor([1, -(2**62)])
+    # Channels-last: numbers count values channels-first all the same.
+    x = torch.randn(2 * SLOTS, 4, 5, 6).to(memory_format=torch.channels_last)
+    x.requires_grad_()
+    assert cpu_dropout.serves(x)
+    y = cpu_dropout.dropout(x, keys, p)
+    stays = randomness.uniform(keys, x.numel() // 2).view_as(x) >= p
+    expected = x * stays / (1 - p)
+    assert torch.equal(y, expected)
+    dy = torch.randn(x.shape)
+    (ours,) = torch.autograd.grad(y, x, dy)
+    (theirs,) = torch.autograd.grad(expected, x, dy)
+    torch.testing.assert_close(ours, theirs)
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from hpcfed.kernels import (
     batch_norm,
     convolution,
     cpu_convolution,
+    cpu_dropout,
     cuda,
     dropout,
     linear,
@@ -435,7 +436,10 @@ class StackedDropout(StackedLayer):
         keys = self.batch.keys[self.number]
         if cuda.available(x.device) and x.dtype == torch.float32:
             return dropout.dropout(x, keys, self.p, flat=self.flat)
-        # The same numbers as the kernel draws, so CPU and GPU drop the same values.
+        if cpu_dropout.serves(x):
+            y = cpu_dropout.dropout(x, keys, self.p)
+            return y.flatten(1) if self.flat else y
+        # The same numbers as the kernels draw, so CPU and GPU drop the same values.
         per_client = x.numel() // len(keys)
         drawn = randomness.uniform(keys, per_client).view_as(x)
         y = x * (drawn >= self.p) / (1 - self.p)
