@@ -232,7 +232,11 @@ def compare(options: argparse.Namespace, pythons: Pythons) -> int:
     if options.json:
         results = []
         for line in lines:
-            values = {"work": line.work.model, "who": line.who, "version": line.version}
+            values: dict[str, Any] = {
+                "work": line.work.model,
+                "who": line.who,
+                "version": line.version,
+            }
             values |= {"processes": line.processes, "threads": line.threads}
             results.append(values | {"seconds": line.seconds})
         options.json.write_text(json.dumps({"header": header, "results": results}))

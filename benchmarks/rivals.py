@@ -6,7 +6,7 @@ import importlib
 import multiprocessing
 import os
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -176,10 +176,18 @@ class Classifier(nn.Module):
         return {"loss": pfl("metrics").Weighted(loss * len(labels), len(labels))}
 
 
+class Clock(Protocol):
+    """Is told when rounds begin and end."""
+
+    def begin(self) -> object: ...
+
+    def end(self) -> None: ...
+
+
 class LapsCallback:
     """Lets pfl-research say when a round begins and ends."""
 
-    def __init__(self, laps: Laps) -> None:
+    def __init__(self, laps: Clock) -> None:
         self._laps = laps
         self._nothing = pfl("metrics").Metrics
 
@@ -205,7 +213,7 @@ def pfl_rounds(
     *,
     cohort: int,
     rounds: int,
-    laps: Laps,
+    laps: Clock,
 ) -> None:
     """Train with pfl-research's FederatedAveraging on its simulated backend."""
     device = data[0].device
