@@ -204,6 +204,9 @@ def test_roles_have_worlds_of_their_own(mpirun: Callable) -> None:
         worker_lines = [line for line in lines if ": worker" in line]
         server_lines = [line for line in lines if ": server" in line]
         assert len(worker_lines) == 4 - servers and len(server_lines) == servers
+        for role in ("worker", "server"):
+            made = f"made for {role}s of {servers}"
+            assert result.stdout.count(made) == 1, "once for the ranks of a host"
         total = sum(range(4 - servers))
         assert all(f"sum {total} joined {4 - servers}" in line for line in worker_lines)
         assert all(f"sum {6 - total} joined {servers}" in line for line in server_lines)

@@ -3,7 +3,7 @@
 import gzip
 import importlib.util
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from pickle import UnpicklingError
@@ -12,7 +12,7 @@ import numpy as np
 
 from hpcfed.data import DATASETS, Reading, brought, cifar, files, npz
 from hpcfed.data.cifar import NotTheOriginal
-from hpcfed.data.datasets import SPLITS, ArrayDataset, Dataset
+from hpcfed.data.datasets import SPLITS, ArrayDataset, Dataset, channel_moments
 from hpcfed.data.synthetic import SyntheticDataset, SyntheticSize
 from hpcfed.errors import UserError
 
@@ -20,6 +20,9 @@ Arrays = dict[str, np.ndarray]
 """`train_inputs`, `train_targets` and the same of the test set; images as [samples,
 channels, height, width].
 """
+
+Share = Callable[[Callable[[], Arrays]], Arrays]
+"""Reads arrays by the function that it is given, or gets them from somebody who has."""
 
 
 def load(
@@ -30,8 +33,13 @@ def load(
     seed: int,
     synthetic: SyntheticSize,
     reading: Reading = files.READING,
+    share: Share = lambda read: read(),
 ) -> Dataset:
-    """Load a data set of the catalogue, or one of the user's own."""
+    """Load a data set of the catalogue, or one of the user's own.
+
+    `share` is given the function that reads a large set of the catalogue, and may return
+    what another rank has read.
+    """
     # Again, though the command line has asked: files may have gone since.
     files.require(name, root=root, download=download, reading=reading)
     if name == "synthetic":
@@ -45,9 +53,20 @@ def load(
             task=about.task,
             vocabulary=about.vocabulary,
         )
-    return ArrayDataset(
-        name, _arrays(name, root, download=download), classes=DATASETS[name].classes
-    )
+
+    def read() -> Arrays:
+        return _with_moments(_arrays(name, root, download=download))
+
+    # The digits are read in a moment.
+    arrays = read() if name == "digits" else share(read)
+    return ArrayDataset(name, arrays, classes=DATASETS[name].classes)
+
+
+def _with_moments(arrays: Arrays) -> Arrays:
+    """Return images as they are used, with the moments that they are standardised by."""
+    whole = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    whole["mean"], whole["std"] = channel_moments(whole["train_inputs"])
+    return whole
 
 
 def _arrays(name: str, root: Path | None, *, download: bool) -> Arrays:

@@ -1,6 +1,7 @@
 """The data set of a run, and who has which of its samples."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -8,13 +9,14 @@ from hpcfed.attacks.label_flip import Flipped
 from hpcfed.config import RunConfig
 from hpcfed.data.brought import is_brought
 from hpcfed.data.datasets import ArrayDataset, Dataset, Split
-from hpcfed.data.loading import load
+from hpcfed.data.loading import Share, load
 from hpcfed.data.partition import Partition
 from hpcfed.data.partition import partition as deal_out
 from hpcfed.data.supplement import Supplement, nobody, supplemented
 from hpcfed.data.synthetic import SyntheticSize
 from hpcfed.errors import UserError
 from hpcfed.runtime import randomness
+from hpcfed.runtime.sharing import once_per_host
 from hpcfed.runtime.world import World
 
 VALIDATION_PER_CLASS = 100
@@ -36,15 +38,16 @@ class Dealt:
 
 
 def load_dataset(config: RunConfig, world: World) -> Dataset:
-    """Load the data set on every rank; one rank of each host downloads, the others wait
-    for it and read.
+    """Load the data set on every rank; one rank of each host reads it for all of them.
+
+    If it may have to download it, the others wait for it and read.
     """
     if is_brought(config.dataset):
         brought = _load(config, download=False)
         _check_same(config.dataset, brought, world)
         return brought
     if not config.download:
-        return _load(config, download=False)
+        return _load(config, download=False, share=partial(once_per_host, world))
     dataset = None
     if world.local_rank == 0:
         dataset = _load(config, download=True)
@@ -71,7 +74,9 @@ def _check_same(name: str, dataset: Dataset, world: World) -> None:
         )
 
 
-def _load(config: RunConfig, *, download: bool) -> Dataset:
+def _load(
+    config: RunConfig, *, download: bool, share: Share = lambda read: read()
+) -> Dataset:
     # Synthetic data is as large as all clients need, those that join later included.
     everyone = config.clients + config.new_clients
     size = SyntheticSize(
@@ -87,6 +92,7 @@ def _load(config: RunConfig, *, download: bool) -> Dataset:
         seed=config.seed_of_data,
         synthetic=size,
         reading=replace(config.reading, natural=config.partition == "natural"),
+        share=share,
     )
     # It offers every sample a second time, with the label that attackers give it.
     return Flipped(dataset) if config.attack == "label-flip" else dataset

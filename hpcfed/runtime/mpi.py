@@ -78,11 +78,17 @@ def from_root(launch: Launch, value: Any) -> Any:
 
 def local_rank(comm: Any) -> int:
     """Return this rank's number among those of its host."""
+    host = on_this_host(comm)
+    return 0 if host is None else int(host.Get_rank())
+
+
+def on_this_host(comm: Any) -> Any:
+    """Return the communicator of those ranks that are on this host; None for None."""
     if comm is None:
-        return 0
+        return None
     from mpi4py import MPI
 
-    return int(comm.Split_type(MPI.COMM_TYPE_SHARED).Get_rank())
+    return comm.Split_type(MPI.COMM_TYPE_SHARED)
 
 
 def rank_and_size(comm: Any) -> tuple[int, int]:

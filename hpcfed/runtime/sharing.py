@@ -1,0 +1,121 @@
+"""Arrays that the ranks of a host have once, in memory that they share."""
+
+import mmap
+import os
+import secrets
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+import numpy as np
+
+from hpcfed.runtime import mpi
+from hpcfed.runtime.world import World
+
+Arrays = dict[str, np.ndarray]
+ALIGNMENT = 64
+"""Every array begins at a multiple of so many bytes: a cache line."""
+TOKEN_BYTES = 16
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank has put arrays for the others of its host."""
+
+    process: int
+    file: int
+    """The number of the open file in that process."""
+    token: bytes
+    """The file begins with it: in a container of its own, a rank may find some other
+    process by this number.
+    """
+    size: int
+    arrays: dict[str, tuple[tuple[int, ...], str, int]]
+    """Shape, type and offset of each, by name."""
+
+
+def once_per_host(world: World, make: Callable[[], Arrays]) -> Arrays:
+    """Return the arrays that `make` returns; one rank of the role on each host makes
+    them for all. The same call on every rank of the role.
+
+    A rank that cannot reach them makes its own. What it changes in them no other sees.
+    """
+    host = mpi.on_this_host(world.role_comm)
+    if host is None or host.Get_size() == 1:
+        return make()
+    place = None
+    if host.Get_rank() == 0:
+        try:
+            arrays = make()
+            with suppress(OSError):
+                place, arrays = put(arrays)
+        finally:
+            # Also after a failure, which the others then find by themselves.
+            host.bcast(place, root=0)
+    else:
+        place = host.bcast(None, root=0)
+        found = None if place is None else _get(place)
+        arrays = make() if found is None else found
+    host.Barrier()
+    if host.Get_rank() == 0 and place is not None:
+        # All have it open now. The memory goes with the last of them.
+        os.close(place.file)
+    return arrays
+
+
+def put(arrays: Arrays) -> tuple[Place, Arrays]:
+    """Put arrays where other processes find them; return where, and the arrays there."""
+    offset = TOKEN_BYTES
+    placed = {}
+    for name, array in arrays.items():
+        offset = -(-offset // ALIGNMENT) * ALIGNMENT
+        placed[name] = (array.shape, array.dtype.str, offset)
+        offset += array.nbytes
+    # Memory without a name in any file system: nothing is left behind by a crash.
+    file = os.memfd_create("hpcfed")
+    try:
+        # At once, because a page that cannot be had later would end the process.
+        os.posix_fallocate(file, 0, offset)
+        memory = mmap.mmap(file, offset)
+        token = secrets.token_bytes(TOKEN_BYTES)
+        memory[:TOKEN_BYTES] = token
+        for name, view in _views(memory, placed).items():
+            view[...] = arrays[name]
+        place = Place(os.getpid(), file, token, offset, placed)
+        return place, _mapped(file, place)
+    except BaseException:
+        os.close(file)
+        raise
+
+
+def _get(place: Place) -> Arrays | None:
+    """Return the arrays that another process has put somewhere; None where this one
+    cannot reach them.
+    """
+    try:
+        file = os.open(f"/proc/{place.process}/fd/{place.file}", os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        if os.pread(file, TOKEN_BYTES, 0) != place.token:
+            return None
+        return _mapped(file, place)
+    except (OSError, ValueError):
+        return None
+    finally:
+        os.close(file)
+
+
+def _mapped(file: int, place: Place) -> Arrays:
+    """Return the arrays of an open file, copied page by page where somebody writes."""
+    memory = mmap.mmap(file, place.size, access=mmap.ACCESS_COPY)
+    return _views(memory, place.arrays)
+
+
+def _views(
+    memory: mmap.mmap, placed: dict[str, tuple[tuple[int, ...], str, int]]
+) -> Arrays:
+    views = {}
+    for name, (shape, kind, offset) in placed.items():
+        views[name] = np.ndarray(shape, kind, buffer=memory, offset=offset)
+    return views

@@ -1,0 +1,71 @@
+"""What a start does once: arrays in shared memory, threads, parts of MPI left out."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from hpcfed.experiment.arithmetic import SMALL, threads_for_work
+from hpcfed.models.cost import Cost
+from hpcfed.runtime import mpi, sharing
+from hpcfed.runtime import world as worlds
+
+ARRAYS = {
+    "images": np.arange(60, dtype=np.uint8).reshape(5, 3, 4),
+    "labels": np.array([3, 1, 2]),
+    "mean": np.array([0.5, 0.25]),
+}
+
+
+def test_arrays_are_found_where_another_process_has_put_them() -> None:
+    place, here = sharing.put(ARRAYS)
+    there = sharing._get(place)
+    assert there is not None
+    for name, array in ARRAYS.items():
+        np.testing.assert_array_equal(here[name], array, strict=True)
+        np.testing.assert_array_equal(there[name], array, strict=True)
+        assert there[name].ctypes.data % sharing.ALIGNMENT == 0
+    there["labels"][0] = 9
+    assert here["labels"][0] == 3, "what one rank changes no other sees"
+    wrong = replace(place, token=bytes(sharing.TOKEN_BYTES))
+    assert sharing._get(wrong) is None, "some other process's file"
+    os.close(place.file)
+    assert sharing._get(place) is None
+    assert here["images"].sum() == ARRAYS["images"].sum(), "they outlive the file"
+
+
+def test_small_networks_get_one_thread_unless_the_user_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    threads = torch.get_num_threads()
+    world = replace(worlds.enter(device="cpu"), threads=8)
+    torch.set_num_threads(threads)
+    small, large = Cost(SMALL - 1, 1), Cost(SMALL, 1)
+    assert threads_for_work(world, small) == 1
+    assert threads_for_work(world, large) == 8
+    on_gpu = replace(world, device=torch.device("cuda"))
+    assert threads_for_work(on_gpu, small) == 8
+    monkeypatch.setenv("OMP_NUM_THREADS", "8")
+    assert threads_for_work(world, small) == 8
+
+
+def test_open_mpi_opens_no_layer_that_sleeps_unless_somebody_names_layers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "mca-params.conf"
+    monkeypatch.setattr(mpi, "_parameter_files", lambda: [tmp_path / "none", file])
+    file.write_text("# btl = self\npml = ob1\n")
+    monkeypatch.setenv(mpi.OMPI_LAYERS, "tcp,self")
+    mpi._spare_a_second()
+    assert os.environ[mpi.OMPI_LAYERS] == "tcp,self"
+    monkeypatch.delenv(mpi.OMPI_LAYERS)
+    mpi._spare_a_second()
+    assert os.environ[mpi.OMPI_LAYERS] == "^ofi"
+    monkeypatch.delenv(mpi.OMPI_LAYERS)
+    file.write_text("pml = ob1\n  btl = ^tcp\n")
+    mpi._spare_a_second()
+    assert mpi.OMPI_LAYERS not in os.environ
