@@ -92,7 +92,7 @@ def calibrate(
     device = choose_device(config.device, 0)
     units = torch.cuda.device_count() if device.type == "cuda" else _cores()
     points = list(_measure_alone(config, values, clients))
-    few = _for_several(points, config)
+    few = _for_several(points)
     several = [number for number in ranks if number <= units]
     links: list[LinkPoint] = []
     for number in several:
@@ -162,11 +162,11 @@ def _measure_alone(
             return
 
 
-def _for_several(points: Sequence[RoundPoint], config: RunConfig) -> int:
-    """Return the clients of each rank where several are measured: as many as take about
-    a second a round, so that several ranks are not slower than one.
+def _for_several(points: Sequence[RoundPoint]) -> int:
+    """Return the clients of each rank where several are measured: the most that train
+    in a third of a second, so that it stays short.
     """
-    few = [point.clients for point in points if point.train.middle < 1.0]
+    few = [point.clients for point in points if point.train.middle < 0.33]
     return max(few, default=points[0].clients)
 
 
