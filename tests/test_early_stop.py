@@ -91,7 +91,7 @@ def test_a_resumed_run_stops_in_the_same_round(every: int, tmp_path: Path) -> No
 def test_seeds_stop_by_themselves(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = flags(clients=3, rounds=30, participation=0.4, early_stop=1, lr=0.2)
+    words = flags(clients=3, rounds=30, participation=0.4, early_stop=1, lr=0.1)
     together = started(*words, "--seeds", "0..2", "--out", tmp_path / "together")
     said = capsys.readouterr().err
     rounds = [record.rounds_done for record in read_seeds(together)]

@@ -75,7 +75,7 @@ def _descend_in_one_pass(
     torch._fused_sgd_(
         list(rows),
         list(gradient),
-        [] if velocity is None else list(velocity),
+        list(velocity) if velocity is not None and rule.momentum else [],
         weight_decay=rule.weight_decay,
         momentum=rule.momentum,
         lr=lr,

@@ -134,8 +134,9 @@ def record_of(folder: Path, file: Reader, check_config: CheckConfig) -> RunRecor
     if not (series["seconds"] >= LEAST_SECONDS).all():
         raise ValueError("rounds without seconds cannot be")
     # 0: nobody whom the round drew has training data.
-    if (series["cohort"] < 0).any():
-        raise ValueError("rounds with fewer than no clients cannot be")
+    cohort = series["cohort"]
+    if ((cohort < 0) | (cohort != np.floor(cohort))).any():
+        raise ValueError("rounds with numbers of clients that cannot be")
     # Every client has a number of samples, from the first moment on.
     train_samples = _between(file, "clients/train_samples", (clients,))
     if np.isnan(train_samples).any():
