@@ -487,7 +487,7 @@ def change(path: Path, name: str, content: object) -> None:
         ("config", {"batch_size": None}, "its option batch_size is null"),
         ("clients/train_samples", float("nan"), "clients/train_samples holds numbers that cannot be"),
         ("rounds/seconds", 5e-324, "rounds without seconds"),
-        ("rounds/cohort", 5e-324, "numbers of clients that cannot be"),
+        ("rounds/cohort", 5e-324, "rounds with numbers of clients that cannot be"),
         ("rounds/cohort", float("nan"), ""),
         ("server/phase_names", "my ", ""),
         ("rounds/seconds", np.int64, ""),

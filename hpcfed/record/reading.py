@@ -135,7 +135,8 @@ def record_of(folder: Path, file: Reader, check_config: CheckConfig) -> RunRecor
         raise ValueError("rounds without seconds cannot be")
     # 0: nobody whom the round drew has training data.
     cohort = series["cohort"]
-    if ((cohort < 0) | (cohort != np.floor(cohort))).any():
+    known = cohort[~np.isnan(cohort)]
+    if ((known < 0) | (known != np.floor(known))).any():
         raise ValueError("rounds with numbers of clients that cannot be")
     # Every client has a number of samples, from the first moment on.
     train_samples = _between(file, "clients/train_samples", (clients,))
