@@ -321,12 +321,8 @@ enum { ROW_STRIDE = (COLS + 2) / 2, UNIT_STRIDE = ROWS * ROW_STRIDE, COPY = (BAT
 #define AT_ONCE 4  // elements that a thread loads before it stores the first
 #define SPREADS 2  // and of those that are spread
 #else
-#ifndef AT_ONCE
 #define AT_ONCE 2  // fewer beside the sums in registers
-#endif
-#ifndef SPREADS
 #define SPREADS 1
-#endif
 #endif
 
 __device__ __forceinline__ unsigned halves(float low, float high) {
