@@ -3,26 +3,17 @@
 It takes Ctrl-C from its first moment on, and long commands outlive their terminal.
 """
 
-import os
 import signal
 import sys
-from types import FrameType
 
-from hpcfed.runtime.imports import keep_bytecode, without_collecting
+from hpcfed.runtime.imports import keep_bytecode, leave, without_collecting
 
 LASTING = ("run", "profile", "study")
 """Commands that go on when the terminal has gone, as after a dropped connection."""
 
 
-def _leave(number: int, frame: FrameType | None) -> None:
-    """End the process at once, while it has done nothing yet."""
-    # No exception: the modules that are being imported could catch it.
-    os.write(2, b"hpcfed: interrupted\n")
-    os._exit(130)
-
-
 def main() -> None:
-    python_handler = signal.signal(signal.SIGINT, _leave)
+    python_handler = signal.signal(signal.SIGINT, leave)
     if sys.argv[1:2] and sys.argv[1] in LASTING:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
     keep_bytecode()

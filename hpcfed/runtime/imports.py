@@ -2,11 +2,14 @@
 
 import gc
 import os
+import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from types import FrameType
 
 from hpcfed.runtime import cache
 
@@ -39,14 +42,40 @@ def without_collecting() -> Iterator[None]:
     Imports make hundreds of thousands of objects and nearly no garbage, yet Python goes
     through all of them again and again: a tenth of the time that torch takes. What is
     there at the end of the block is never looked at again, not even at exit, where it
-    took half a second. So this is for the program `hpcfed` alone.
+    took half a second. So this is for the program `hpcfed` alone. Ctrl-C ends it at
+    once meanwhile.
     """
     gc.disable()
     try:
-        yield
+        with _ended_by_interrupts():
+            yield
     finally:
         # A user's network may have loaded triton, which complains at exit about every
         # object of its own that was not collected.
         if "triton" not in sys.modules:
             gc.freeze()
         gc.enable()
+
+
+@contextmanager
+def _ended_by_interrupts() -> Iterator[None]:
+    """End the process at Ctrl-C within the block, while it has done nothing yet.
+
+    Not by an exception: the modules that are being imported could catch it.
+    """
+    plain = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    # Only the main thread may set handlers, and a run's own handler stays.
+    if not plain or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def leave(number: int, frame: FrameType | None) -> None:
+    """End the process at once, as a handler of a signal."""
+    os.write(2, b"hpcfed: interrupted\n")
+    os._exit(130)
