@@ -51,7 +51,7 @@ class Outcome:
     typical: float
     """Median seconds of a round without evaluation, the first ten left out."""
     accuracy: float
-    """Of the global model in the last round."""
+    """Accuracy of the global model in the last round."""
     gib: float
 
     @property

@@ -62,13 +62,13 @@ class ServerPoint(_Part):
     zero_stage: int = Field(ge=0, le=3)
     batch: int = Field(ge=1)
     flops: float = Field(gt=0)
-    """Of a step, forward and backward."""
+    """FLOPs of a step, forward and backward."""
     activations: float = Field(gt=0)
     """Numbers that all stages put out in a step."""
     stages: int = Field(ge=1)
     parameters: int = Field(ge=1)
     seconds: float = Field(gt=0)
-    """Of a step, once it runs."""
+    """Seconds of a step, once steps run."""
     first: float = Field(ge=0)
     """Seconds that the first steps take beyond that: graphs are captured, kernels
     chosen.
@@ -81,7 +81,7 @@ class Preparation(_Part):
     """What a learning takes besides steps."""
 
     parameters: int = Field(ge=1)
-    """Of both networks."""
+    """Parameters of both networks."""
     seconds: float = Field(ge=0)
     """Building networks, optimisers and engines, in a process that has done so before.
     """
@@ -115,7 +115,7 @@ class Machine(_Part):
     flops: float = Field(gt=0)
     """FLOP/s of a large matrix product in the server's precision."""
     bytes_per_second: float = Field(gt=0)
-    """Of a large copy, reads and writes counted."""
+    """Speed of a large copy, reads and writes counted."""
     torch: str
 
 

@@ -34,7 +34,7 @@ class Rates:
     fixed: float
     """What else there is in every round."""
     per_client: float
-    """The same, for each client of a rank."""
+    """What each client of a rank adds to that."""
     per_doubling: float
     """What every doubling of the ranks adds: small collectives, figures of all ranks."""
 
@@ -101,7 +101,7 @@ class RoundPlan:
     """Without evaluation."""
     train: float
     between: float
-    """Of it, rows between ranks."""
+    """Seconds of it in which rows go between ranks."""
     rest: float
     evaluation: Range
     """Seconds that an evaluated round takes longer."""

@@ -15,7 +15,7 @@ class Split:
     """0: all ranks do both."""
     workers: int
     seconds: Range
-    """Of all rounds and learnings."""
+    """What all rounds and learnings take."""
     memory: float
     """Bytes of the fullest rank."""
 
