@@ -6,7 +6,7 @@ It takes Ctrl-C from its first moment on, and long commands outlive their termin
 import signal
 import sys
 
-from hpcfed.runtime.imports import keep_bytecode, leave, without_collecting
+from hpcfed.runtime.interrupts import leave
 
 LASTING = ("run", "profile", "study")
 """Commands that go on when the terminal has gone, as after a dropped connection."""
@@ -16,8 +16,10 @@ def main() -> None:
     python_handler = signal.signal(signal.SIGINT, leave)
     if sys.argv[1:2] and sys.argv[1] in LASTING:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    keep_bytecode()
     # Importing takes a while: only here, with the handlers in place.
+    from hpcfed.runtime.imports import keep_bytecode, without_collecting
+
+    keep_bytecode()
     with without_collecting():
         from hpcfed.cli import main as command
 

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from types import FrameType
 
 from hpcfed.runtime import cache
+from hpcfed.runtime.interrupts import leave
 
 
 def keep_bytecode() -> None:
@@ -73,9 +73,3 @@ def _ended_by_interrupts() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def leave(number: int, frame: FrameType | None) -> None:
-    """End the process at once, as a handler of a signal."""
-    os.write(2, b"hpcfed: interrupted\n")
-    os._exit(130)
