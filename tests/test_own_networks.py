@@ -32,6 +32,7 @@ from tests.runs import flags, started
 
 CPU = torch.device("cpu")
 IMAGES = Sample((1, 8, 8), (10,))
+COLOURED = Sample((3, 8, 8), (10,))
 TOKENS = Sample((6,), (6, 11), vocabulary=11)
 RECIPE = Recipe(2, 4, 0.1, momentum=0.9, weight_decay=0.01, clip=1.0)
 SIZES = (7, 3, 10, 4)
@@ -39,6 +40,7 @@ GPU = pytest.param("cuda", marks=pytest.mark.gpu)
 
 NETWORKS: dict[str, tuple[Callable[..., nn.Module], Sample, str]] = {
     "groupnorm": (networks.GroupNormCNN, IMAGES, "batched"),
+    "tutorial": (networks.Tutorial, COLOURED, "batched"),
     "mixer": (networks.Mixer, IMAGES, "batched"),
     "frozen": (networks.Frozen, IMAGES, "batched"),
     "conv1d": (networks.Conv1dBatchNorm, IMAGES, "batched"),
@@ -169,6 +171,30 @@ def test_all_ways_give_the_same_rows(name: str) -> None:
         rows.append(engine.train(job)[0])
     for other in rows[1:]:
         assert torch.allclose(rows[0], other, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("device", ["cpu", GPU])
+def test_a_network_may_view_and_change_images_in_float32(device: str) -> None:
+    """Our own convolutions serve there, and lay images out in their own way."""
+    network, sample = make("tutorial")
+    shard = some_data(sample, device, torch.float32)
+    rows = []
+    for mode in ("batched", "vmap", "loop"):
+        engine = engine_of(network, sample, mode=mode, device=torch.device(device))
+        assert engine.mode == mode
+        row = engine.layout.row(network, dtype=torch.float32).to(device)
+        job = TrainingJob(
+            row.expand(len(SIZES), -1),
+            shard,
+            np.arange(len(SIZES)),
+            RECIPE,
+            keys=keys_of(device),
+        )
+        rows.append(engine.train(job)[0])
+    # On a GPU in TensorFloat-32.
+    tolerance = 1e-5 if device == "cpu" else 1e-2
+    for other in rows[1:]:
+        torch.testing.assert_close(rows[0], other, rtol=tolerance, atol=tolerance)
 
 
 def test_random_numbers_of_a_module_are_its_clients() -> None:

@@ -72,27 +72,30 @@ class _Block(torch.autograd.Function):
         height, width = (side - layer.kernel + 1 for side in images.shape[1:3])
         if layer.pool:
             height, width = height // 2, width // 2
-        shape = (len(images), height, width, weight.shape[1])
-        y = images.new_empty(shape)
+        shape = (len(images), weight.shape[1], height, width)
+        # Not a view of another tensor: the network may change it in place.
+        y = torch.empty(shape, memory_format=torch.channels_last)
         # Which of the four pixels has won: all that the backward pass needs of the
         # convolution's own output.
-        winner = y.new_empty(shape, dtype=torch.int8) if layer.pool else None
+        winner = torch.empty_like(y, dtype=torch.int8) if layer.pool else None
         # [clients, kernel, kernel, channels, outputs]
         ordered = _widened(weight.permute(0, 3, 4, 2, 1), sizes.padded_outputs)
         biases = y.new_zeros(weight.shape[:2]) if bias is None else bias
         stride = biases.stride(0)
         _call("forward", sizes, images, ordered, biases, stride, y, winner)
-        ctx.save_for_backward(images, weight, y, winner)
+        # What the activation has left tells its slope.
+        ctx.save_for_backward(images, weight, None if layer.slope == 1 else y, winner)
         ctx.layer = layer
         ctx.sinks = sinks
         ctx.biased = bias is not None
-        return y.permute(0, 3, 1, 2)
+        return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         images, weight, y, winner = ctx.saved_tensors
         layer: Layer = ctx.layer
+        dy = _channels_last(dy)
         sizes = _sizes(images, weight, layer)
         clients, outputs, channels = weight.shape[:3]
         # Enough pieces of work for all threads, where there are few clients.
@@ -110,9 +113,10 @@ class _Block(torch.autograd.Function):
             sizes,
             images,
             _turned(weight, sizes),
-            y,
+            # Without an activation the slope is 1 everywhere, whatever stands there.
+            dy if y is None else y,
             winner,
-            _channels_last(dy),
+            dy,
             dweight,
             dbias,
             dx,

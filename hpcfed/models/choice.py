@@ -10,7 +10,8 @@ import copy
 import warnings
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -75,19 +76,22 @@ def choose(
     )
     reasons = []
     if mode != "vmap":
-        failure = _failure(
-            lambda: StackedNetwork(silent, layout), trial, layout, expected
+        failure, contiguous = _tried(
+            partial(StackedNetwork, silent, layout), trial, layout, expected
         )
         if not failure:
             way: Mode = "loop" if mode == "loop" else "batched"
-            return Way(StackedNetwork(network, layout, bf16=bf16), way)
+            stacked = StackedNetwork(network, layout, bf16=bf16, contiguous=contiguous)
+            return Way(stacked, way)
         reasons.append(failure)
     if mode != "loop":
-        failure = _failure(lambda: VmapNetwork(silent, layout), trial, layout, expected)
+        failure, contiguous = _tried(
+            partial(VmapNetwork, silent, layout), trial, layout, expected
+        )
         if not failure:
-            vmapped = VmapNetwork(network, layout)
+            vmapped = VmapNetwork(network, layout, contiguous=contiguous)
             vmapped.captures = not _asks_host(
-                VmapNetwork(silent, layout), trial, layout
+                VmapNetwork(silent, layout, contiguous=contiguous), trial, layout
             )
             return Way(vmapped, "vmap", "; ".join(reasons))
         reasons.append(f"by vmap: {failure}")
@@ -135,6 +139,9 @@ def _trial(
     noise = torch.rand(len(row), generator=generator, dtype=dtype)
     other = row * (1 + 0.1 * noise) + 0.01 * noise
     inputs = sample.batch(2 * SLOTS, device=device, dtype=dtype)
+    if inputs.dim() == 4:
+        # As steps gather images.
+        inputs = inputs.contiguous(memory_format=torch.channels_last)
     valid = torch.ones(2, SLOTS, dtype=torch.bool)
     valid[1, -1] = False
     weights = torch.randn(2 * SLOTS, *sample.outputs, generator=generator, dtype=dtype)
@@ -247,17 +254,42 @@ def _watched(
     return _NoLooks()
 
 
+def _tried(
+    make: Callable[..., Forward], trial: Trial, layout: Layout, expected: Outcome
+) -> tuple[str, bool]:
+    """Try a way; return why it does not serve, or nothing, and whether its images must
+    be contiguous.
+    """
+    if trial.inputs.dim() != 4:  # no images
+        return _failure(make, trial, layout, expected), False
+    # Channels-last is faster, but many a module takes images by Tensor.view.
+    for contiguous in (False, True):
+        way = partial(make, contiguous=contiguous)
+        failure = _failure(way, trial, layout, expected)
+        if not failure:
+            # Convolutions of our own serve float32 alone.
+            _, failure = _attempted(way, _in_float32(trial), layout)
+        if not failure:
+            break
+    return failure, contiguous
+
+
+def _in_float32(trial: Trial) -> Trial:
+    return replace(
+        trial,
+        rows=trial.rows.float(),
+        inputs=trial.inputs.float(),
+        weights=trial.weights.float(),
+    )
+
+
 def _failure(
     make: Callable[[], Forward], trial: Trial, layout: Layout, expected: Outcome
 ) -> str:
     """Try a way; return why it does not serve, or nothing."""
-    try:
-        found = _outcome(make(), trial, layout, alone=False)
-    except TypeError as error:
-        return str(error)
-    # Whatever a module does that a way cannot carry, it raises what it likes.
-    except Exception as error:
-        return one_line(error).partition(". ")[0][:200]
+    found, failure = _attempted(make, trial, layout)
+    if found is None:
+        return failure
     tolerance = 1e-8 if trial.rows.dtype == torch.float64 else 1e-2
     kinds = ("outputs", "gradients", "running statistics")
     for kind, ours, theirs in zip(kinds, found, expected, strict=True):
@@ -268,6 +300,19 @@ def _failure(
         if not bool(error_size <= tolerance):
             return f"its {kind} would differ from those of one client alone"
     return ""
+
+
+def _attempted(
+    make: Callable[[], Forward], trial: Trial, layout: Layout
+) -> tuple[Outcome | None, str]:
+    """Return what a way gives, or None and what it raises."""
+    try:
+        return _outcome(make(), trial, layout, alone=False), ""
+    except TypeError as error:
+        return None, str(error)
+    # Whatever a module does that a way cannot carry, it raises what it likes.
+    except Exception as error:
+        return None, one_line(error).partition(". ")[0][:200]
 
 
 class _NoLooks(TorchFunctionMode):

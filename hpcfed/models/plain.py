@@ -66,6 +66,8 @@ class PlainNetwork:
         if self._draws and training and keys is not None:
             seeded = _seeded(keys[-1], x.device)
         with seeded, torch.autocast(x.device.type, torch.bfloat16, enabled=autocast):
+            # Steps gather images channels-last; a module may want to view them.
+            x = x.contiguous()
             y: Tensor = answers(torch.func.functional_call(self._network, own, x))
             return y.to(like.dtype)
 

@@ -44,13 +44,14 @@ class StackedNetwork:
         *,
         bf16: bool = False,
         halves: bool = False,
+        contiguous: bool = False,
     ) -> None:
         """`halves`: weights of layers may come in bfloat16, because nothing but the
-        layers looks at them.
+        layers looks at them. `contiguous`: a module wants images as torch lays them out.
         """
         self._bf16 = bf16
         self._halves = bf16 and halves
-        self._batch = Batch()
+        self._batch = Batch(contiguous=contiguous)
         names = Names.of(network, layout or Layout.of(network))
         self._network = stacked(network, names, self._batch, _in_place, fold=True)
         self._constants = Constants(self._network, names)
@@ -98,6 +99,8 @@ class StackedNetwork:
         if self._network.training != training:
             self._network.train(training)
         constants = self._constants.expanded(len(like))
+        if batch.contiguous:
+            x = x.contiguous()
         # Our own kernels, for several clients, know no bfloat16.
         autocast = self._bf16 and x.is_cuda and batch.num_clients == 1
         with torch.autocast(x.device.type, torch.bfloat16, enabled=autocast):

@@ -41,6 +41,8 @@ class Batch:
     """Whether gradients of the outputs are at most 1."""
     branch: cuda.Branch = field(default_factory=cuda.Branch)
     """Where gradients that go to sinks are computed."""
+    contiguous: bool = False
+    """Whether images are never channels-last, for modules that take them by Tensor.view."""
 
 
 class StackedLayer(nn.Module):
@@ -132,6 +134,13 @@ class StackedConv2d(StackedLayer):
         """Whether our kernels know this geometry."""
 
     def forward(self, x: Tensor) -> Tensor:
+        y = self._by_kernel(x)
+        if y is None:
+            y = self._by_torch(x)
+        return y.contiguous() if self.batch.contiguous else y
+
+    def _by_kernel(self, x: Tensor) -> Tensor | None:
+        """Return channels-last images; None where no kernel of ours serves."""
         layer = self._kernel_layer(x)
         if layer is not None:
             sink = self._sink(layer)
@@ -149,6 +158,9 @@ class StackedConv2d(StackedLayer):
         if on_cpu is not None:
             sinks = self.take_sinks()
             return cpu_convolution.block(x, self.weight, self.bias, on_cpu, sinks)
+        return None
+
+    def _by_torch(self, x: Tensor) -> Tensor:
         y = self._convolved(x)
         if self.slope == 0:
             y = F.relu(y)

@@ -38,9 +38,12 @@ class VmapNetwork:
 
     capture_may_fail = True
 
-    def __init__(self, network: nn.Module, layout: Layout) -> None:
+    def __init__(
+        self, network: nn.Module, layout: Layout, *, contiguous: bool = False
+    ) -> None:
+        """`contiguous`: a module wants images as torch lays them out."""
         self.captures = True
-        self._batch = Batch()
+        self._batch = Batch(contiguous=contiguous)
         self._pass = _Pass()
         names = Names.of(network, layout)
         self._network = stacked(network, names, self._batch, self._bridge, fold=False)
@@ -90,6 +93,8 @@ class VmapNetwork:
             return answers(torch.func.functional_call(self._network, tensors, x))
 
         anchors = x.new_zeros(clients, dtype=like.dtype)
+        if batch.contiguous:
+            x = x.contiguous()
         by_client = x.unflatten(0, (clients, -1))
         try:
             with _Attention(self._pass):
