@@ -5,11 +5,13 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
 import torch
+
+from hpcfed.runtime.device import keeping_arithmetic
 
 # So that their failing asserts show values, as those of tests do.
 pytest.register_assert_rewrite("tests.runs", "tests.federations", "tests.page")
@@ -47,6 +49,49 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item, "fixturenames", ()
         ):
             item.add_marker(pytest.mark.slow)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--failures",
+        type=Path,
+        metavar="FILE",
+        help="tell of a failing test at once, and append its name and traceback to FILE",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    file = config.getoption("failures")
+    # Workers of xdist hand their reports to the process that has started them.
+    if file is not None and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Failures(config, file))
+
+
+class Failures:
+    """Tells of failing tests as they fail: a run that is cut has told them, too."""
+
+    def __init__(self, config: pytest.Config, file: Path) -> None:
+        self._config = config
+        self._file = file
+        file.parent.mkdir(parents=True, exist_ok=True)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if not report.failed:
+            return
+        terminal = self._config.pluginmanager.get_plugin("terminalreporter")
+        terminal.write_line(f"\nFAILED {report.nodeid}", flush=True)
+        with self._file.open("a") as file:
+            print(f"FAILED {report.nodeid}\n{report.longreprtext}\n", file=file)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol() -> Generator[None, object, object]:
+    """Begin every test with the arithmetic of a new process.
+
+    Runs in this process set precision, determinism and threads for what comes after.
+    """
+    with keeping_arithmetic():
+        return (yield)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -186,8 +186,10 @@ def test_a_product_that_reads_weights_once(
     outputs: int,
     inputs: int,
     biased: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Small integers are exact; rows are slices of a wider matrix."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
 
     def integers(*shape: int) -> Tensor:
         return torch.randint(-2, 3, shape, device="cuda").float()
