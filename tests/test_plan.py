@@ -12,6 +12,9 @@ from hpcfed.cli import keyword_settings, main
 from hpcfed.clients.waiting import SHIFT
 from hpcfed.config.units import parse_bytes_per_second, parse_seconds
 from hpcfed.errors import UserError
+from hpcfed.plan.assumptions import scaled
+from hpcfed.plan.calibrate import CLIENTS, clients_alone, failure_line
+from hpcfed.plan.command import room_of_rank
 from hpcfed.plan.constants import (
     Constants,
     LinkPoint,
@@ -21,20 +24,31 @@ from hpcfed.plan.constants import (
     ServerPoint,
     Spread,
     Work,
+    ZeroPreparation,
     read_constants,
     write_constants,
 )
 from hpcfed.plan.fits import Range, exactly
 from hpcfed.plan.links import Link, measured_link, ring_allreduce
 from hpcfed.plan.loads import Load, rank_loads
-from hpcfed.plan.rounds import Rates, Target, fit_rates, plan_round, stacked
+from hpcfed.plan.rounds import (
+    Rates,
+    Target,
+    evaluation,
+    fit_rates,
+    memory,
+    plan_round,
+    stacked,
+)
 from hpcfed.plan.server import (
     NetworkSize,
     StepRates,
     exchange,
+    fit_memory,
     fit_steps,
     state_bytes,
     zero_overhead,
+    zero_preparation,
 )
 from hpcfed.plan.split import Split, best_split, candidates
 
@@ -151,6 +165,91 @@ def test_a_round_on_more_ranks_by_hand() -> None:
     assert plan.seconds.low <= 0.95 * 55.5 * (1 + 1e-6)
 
 
+def test_an_evaluation_judges_rows_that_have_trained_and_all_that_live_there() -> None:
+    """1 s, 0.5 s for every row that has trained, and 0.125 s for every client."""
+    points = []
+    for clients, hosted in [(4, 16), (8, 16), (4, 64), (16, 64)]:
+        seconds = 1 + 0.5 * clients + 0.125 * hosted
+        change = {"hosted": hosted, "evaluate": seconds}
+        points.append(round_point(clients).model_copy(update=change))
+    load = Load(clients=2, hosted=800, longest=2, steps=4)
+    assert evaluation(points, load) == pytest.approx(1 + 1 + 100, rel=1e-6)
+
+
+def test_the_largest_points_tell_what_many_clients_add_to_an_evaluation() -> None:
+    # Flat up to 8 clients, then 1 s for each: as on a GPU that was never full.
+    seconds = {4: 10.0, 8: 10.0, 16: 18.0}
+    points = [
+        round_point(number).model_copy(update={"evaluate": taken})
+        for number, taken in seconds.items()
+    ]
+    load = Load(clients=100, hosted=100, longest=2, steps=200)
+    target = Target(ranks=1, per_node=1, link=LINK)
+    plan = plan_round(constants(rounds=points), [load], target, columns=0)
+    assert plan.evaluation.middle == pytest.approx(102, rel=1e-6)
+    # By all points it is less, and flat without the largest.
+    assert plan.evaluation.low == pytest.approx(10, rel=1e-6)
+
+
+def test_other_data_changes_memory_and_evaluation_alone() -> None:
+    """Twice the samples of the same network: 40 bytes a client in place of 20."""
+    before = constants()
+    old = before.work.model_copy(update={"client_bytes": 20.0})
+    new = old.model_copy(update={"client_bytes": 40.0})
+    found = scaled(before.model_copy(update={"work": old}), new)
+    for ours, theirs in zip(found.rounds, before.rounds, strict=True):
+        assert ours.train == theirs.train
+        assert ours.evaluate == 2 * theirs.evaluate
+        assert ours.memory == theirs.memory + 20 * theirs.hosted
+
+
+@pytest.mark.parametrize(
+    ("given", "fitting", "numbers"),
+    [
+        ({"clients": 10_000}, 10**6, [10, 30, 100, 300, 1000, 3000]),
+        ({"clients": 10_000}, 700, [10, 30, 100, 300, 700]),
+        ({"clients": 64}, 10**6, [10, 30, 100, 300]),
+        # Fewer clients of a given data set would have more samples each.
+        ({"clients": 64, "dataset": "digits"}, 1, [10, 30, 64]),
+        ({"clients": 6, "dataset": "digits"}, 1, [3, 6]),
+    ],
+)
+def test_clients_of_a_calibration(
+    given: dict[str, Any], fitting: int, numbers: list[int]
+) -> None:
+    config = keyword_settings({"dataset": "synthetic", **given}).config
+    assert clients_alone(config, CLIENTS, fitting=fitting) == numbers
+
+
+@pytest.mark.parametrize(
+    ("stderr", "line"),
+    [
+        ("hpcfed: no disk\n-----\nmpirun has ended the job\n-----\n", "no disk"),
+        ("Traceback\nValueError: odd\n\n------\n", "ValueError: odd"),
+        ("", "exit code 7"),
+    ],
+)
+def test_a_failed_calibration_says_why(stderr: str, line: str) -> None:
+    assert failure_line(stderr, 7) == line
+
+
+def test_ranks_on_cores_share_the_memory_of_their_machine() -> None:
+    gpu = MACHINE.model_copy(update={"kind": "cuda"})
+    assert room_of_rank(MACHINE, 4) == 0.25e9
+    assert room_of_rank(gpu, 4) == 1e9
+
+
+def test_memory_below_the_peak_of_the_start_tells_nothing() -> None:
+    """A start takes 1000 bytes; clients take 600 and 100 each, which shows from 5 on."""
+    points = []
+    for clients in (1, 2, 3, 8, 16):
+        held = max(1000, 600 + 100 * clients)
+        points.append(round_point(clients).model_copy(update={"memory": held}))
+    for clients, wanted in [(2, 1000), (100, 10_600)]:
+        load = Load(clients=clients, hosted=clients, longest=2, steps=2 * clients)
+        assert memory(points, load, constants()) == pytest.approx(wanted, rel=1e-6)
+
+
 def test_memory_ends_to_grow_where_stacks_do() -> None:
     """A core trains 2²⁴ activations together: here 1024 clients of 16 samples."""
     work = constants().work.model_copy(update={"activations": 1024.0})
@@ -242,6 +341,32 @@ def test_zero_adds_what_it_added_on_one_rank() -> None:
     assert zero_overhead([plain, staged], "autoencoder", 3) == 0
 
 
+def test_building_for_zero_takes_its_time_and_that_of_loading() -> None:
+    # The first stage that is built loads what all of them need.
+    measured = [
+        ZeroPreparation(stage=1, seconds=0.5, first=2.0),
+        ZeroPreparation(stage=2, seconds=0.5, first=0.0),
+        ZeroPreparation(stage=3, seconds=1.5, first=0.0),
+    ]
+    found = [zero_preparation(measured, stage) for stage in range(4)]
+    assert found == [0.0, 2.5, 2.5, 3.5]
+    assert zero_preparation([], 3) == 0, "a calibration of before has none"
+
+
+def test_a_process_without_networks_is_on_every_server_rank() -> None:
+    """1000 bytes of a process, 4 of an activation, and 16 of a parameter."""
+    points = []
+    for activations, parameters in [(10, 5), (40, 20)]:
+        size = NetworkSize(1.0, activations, 1, parameters)
+        held = 1000 + 4 * activations + 16 * parameters
+        point = server_point(size, 1, 1.0).model_copy(update={"memory": held})
+        # The other network of that size is smaller, and in the same process.
+        less = point.model_copy(update={"activations": 1.0, "parameters": 1})
+        points += [point, less]
+    assert fit_memory(points) == pytest.approx((1000, 4), rel=1e-6)
+    assert fit_memory(points[:2]) == pytest.approx((0, 104), rel=1e-6)
+
+
 def test_stages_of_zero_by_hand() -> None:
     # Weights and gradients of 4 bytes, moments of 8, on 4 ranks.
     assert [state_bytes(100, 4, stage) for stage in range(4)] == [1600, 1000, 700, 400]
@@ -256,6 +381,8 @@ def test_stages_of_zero_by_hand() -> None:
 def test_server_ranks_share_batches_evenly() -> None:
     assert candidates(8, [100, 400]) == [0, 1, 2, 4, 5]
     assert candidates(1, [100, 400]) == [0]
+    # Batch norm takes two samples of a rank at least.
+    assert candidates(8, [4, 8]) == [0, 1, 2]
 
 
 def test_the_split_that_ends_first_fits_into_memory() -> None:
@@ -365,7 +492,68 @@ def test_another_network_than_the_measured_is_doubted(
     write_constants(Path("hpcfed-plan.json"), constants())
     notes = planned([str(settings_file)], capsys)["notes"]
     assert "measured on made up" in notes[0]
-    assert "another columns" in notes[1]
+    assert "another number of columns, amount of data" in notes[1]
+
+
+def test_a_plan_that_does_not_fit_says_so(
+    settings_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    little = MACHINE.model_copy(update={"memory": 1e6})
+    write_constants(Path("hpcfed-plan.json"), constants(machine=little))
+    notes = planned([str(settings_file)], capsys)["notes"]
+    assert "does not fit: a rank takes" in notes[-1]
+    assert "and has 976.56 KiB" in notes[-1]
+
+
+def test_several_seeds_are_told(
+    settings_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings_file.write_text(settings_file.read_text() + "seeds = [0, 1, 2]\n")
+    notes = planned([str(settings_file)], capsys)["notes"]
+    assert "3 seeds: all figures are of one" in notes[1]
+
+
+def test_clients_that_fit_on_many_ranks_alone_are_planned(
+    settings_file: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # All samples are 64 · 232 images of 256 bytes: 3.6 MiB, and 0.5 on each of 8 ranks.
+    monkeypatch.setattr("hpcfed.config.memory.memory.usable", lambda: 2 * 2**20)
+    assert "8" in planned([str(settings_file), "--ranks", "8"], capsys)["rounds"]
+    with pytest.raises(SystemExit):
+        planned([str(settings_file), "--ranks", "1"], capsys)
+
+
+def test_server_ranks_of_a_file_are_left_to_the_plan(
+    settings_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = settings_file.read_text().replace("fedavg", "pfedgpa")
+    text = text.replace("iid", "dominant") + 'server = "tiny"\nserver_ranks = 2\n'
+    settings_file.write_text(text)
+    assert list(planned([str(settings_file)], capsys)["rounds"]) == ["1"]
+
+
+def test_progress_of_a_calibration_is_no_part_of_the_json(
+    settings_file: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("hpcfed.plan.command.calibrate", lambda *_: constants())
+    main(["plan", str(settings_file), "--calibrate", "--json"])
+    out, err = capsys.readouterr()
+    assert json.loads(out)["rounds"]
+    assert "calibrated: hpcfed-plan.json" in err
+
+
+def test_a_place_for_the_calibration_is_checked_before_it_is_made(
+    settings_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for place, said in [("/dev/null", "is a device"), ("no/x.json", "no folder no")]:
+        with pytest.raises(SystemExit):
+            main(["plan", str(settings_file), "--calibrate", "--constants", place])
+        err = capsys.readouterr().err
+        assert said in err and "calibrating" not in err
 
 
 def test_tables_of_a_plan(
@@ -386,6 +574,7 @@ def test_tables_of_a_plan(
         (["--latency", "5"], "argument --latency: must be a number with a unit"),
         (["--per-node", "0"], "--per-node 0: must be 1 or more"),
         (["--constants", "none.json"], "--constants none.json: no such file"),
+        (["--constants", "gpu.json"], "measured with device cuda (made up), and the"),
     ],
 )
 def test_mistakes_are_one_line(
@@ -394,6 +583,8 @@ def test_mistakes_are_one_line(
     words: list[str],
     said: str,
 ) -> None:
+    gpu = MACHINE.model_copy(update={"kind": "cuda"})
+    write_constants(Path("gpu.json"), constants(machine=gpu))
     with pytest.raises(SystemExit) as ending:
         main(["plan", str(settings_file), *words])
     assert ending.value.code == 2

@@ -7,7 +7,7 @@ import torch
 from hpcfed.clients.engine import CPU_ACTIVATIONS
 from hpcfed.config import RunConfig
 from hpcfed.plan.constants import Constants, Machine, RoundPoint, Spread, Work
-from hpcfed.plan.rounds import MATRICES
+from hpcfed.plan.rounds import MATRICES, samples_and_rows
 from hpcfed.studies.estimate import UNMEASURED
 
 GUESSED = 4.0
@@ -72,21 +72,30 @@ def assumed(config: RunConfig, work: Work) -> Constants:
 
 
 def scaled(constants: Constants, work: Work) -> Constants:
-    """Return constants for other work than the measured: training scales with its
-    arithmetic, memory with the columns of a row.
+    """Return constants for other work than the measured: training and evaluation scale
+    with their arithmetic, and memory with the columns of a row.
     """
     before = constants.work
-    arithmetic = work.training * work.batch_size
-    arithmetic /= before.training * before.batch_size
+    of_sample = work.training / before.training
+    of_step = of_sample * work.batch_size / before.batch_size
+    samples = 1.0
+    # Bytes of other images would say nothing about their number.
+    if of_sample == 1 and before.client_bytes:
+        samples = work.client_bytes / before.client_bytes
     rows = work.columns / before.columns
-    least = min(point.memory for point in constants.rounds)
+    besides = [
+        max(0.0, point.memory - samples_and_rows(before, point))
+        for point in constants.rounds
+    ]
+    # What a process holds without clients stays.
+    least = min(besides)
     points = []
-    for point in constants.rounds:
+    for point, held in zip(constants.rounds, besides, strict=True):
+        in_training = (held - least) * rows
         change = {
-            "train": _times(point.train, arithmetic),
-            "evaluate": point.evaluate * arithmetic,
-            # What a process holds without clients stays.
-            "memory": least + (point.memory - least) * rows,
+            "train": _times(point.train, of_step),
+            "evaluate": point.evaluate * of_sample * samples,
+            "memory": least + in_training + samples_and_rows(work, point),
         }
         points.append(point.model_copy(update=change))
     return constants.model_copy(update={"rounds": tuple(points), "work": work})

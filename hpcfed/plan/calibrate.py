@@ -4,6 +4,7 @@ themselves with few clients, on one rank and on a few, and steps of the server's
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -21,7 +22,7 @@ import torch
 from hpcfed import methods
 from hpcfed.clients.network import client_layout, client_network, sample_of
 from hpcfed.config import RunConfig, Settings
-from hpcfed.errors import UserError, count, say
+from hpcfed.errors import UserError, count, remark
 from hpcfed.experiment.stored import read_run
 from hpcfed.models.cost import cost
 from hpcfed.plan.constants import (
@@ -43,14 +44,23 @@ from hpcfed.server.options import server_options
 from hpcfed.studies.launch import environment_of, launcher
 from hpcfed.studies.plan import flags
 
-CLIENTS = (10, 30, 100, 300)
-"""Clients of a round that are measured on one rank, as far as there are so many."""
+CLIENTS = (10, 30, 100, 300, 1000, 3000)
+"""Clients of a round that are measured on one rank, up to a number that takes long.
+Evaluations of few clients take the same time whatever their number, so some must be
+many.
+"""
+USUAL = 300
+"""Clients that are measured although the run has fewer, where each has its own data."""
+SAMPLES_SHARE = 0.25
+"""The most of the memory that samples of measured clients may take."""
 RANKS = (2, 4)
 """Ranks that are measured, as far as there are cores or GPUs."""
 ROUNDS, EVERY, WARMUP = 12, 4, 2
 """Rounds of a point, between evaluations, and before those that count."""
 LONG = 12.0
 """Seconds of a point's rounds after which no larger one is measured."""
+OWN = "hpcfed: "
+"""How lines begin in which a run tells why it ends."""
 LIMIT = 300
 """Seconds that a short run may take in all."""
 DROPPED = frozenset(
@@ -91,29 +101,31 @@ def calibrate(
     config = settings.config
     device = choose_device(config.device, 0)
     units = torch.cuda.device_count() if device.type == "cuda" else _cores()
-    points = list(_measure_alone(config, values, clients))
-    few = _for_several(points)
-    several = [number for number in ranks if number <= units]
-    links: list[LinkPoint] = []
-    for number in several:
-        points.append(
-            measure_rounds(config, values, ranks=number, clients=few * number)
-        )
-        links += _measure_link(number, device.type)
     options = server_options(settings)
     dtype = torch.float32
     if options is not None and options.server_precision == "bf16":
         dtype = torch.bfloat16
+    machine, work = machine_of(device, units, dtype), work_of(config)
+    fitting = SAMPLES_SHARE * machine.memory / max(1.0, work.client_bytes)
+    points = list(_measure_alone(config, values, clients, fitting=int(fitting)))
+    few = _for_several(points)
+    links: list[LinkPoint] = []
+    for number in ranks:
+        if number <= units:
+            points.append(
+                measure_rounds(config, values, ranks=number, clients=few * number)
+            )
+            links += _measure_link(number, device.type)
     constants = Constants(
         made=datetime.now(UTC).isoformat(timespec="seconds"),
-        machine=machine_of(device, units, dtype),
-        work=work_of(config),
+        machine=machine,
+        work=work,
         rounds=tuple(points),
         links=tuple(links),
     )
     if options is None or not server:
         return constants
-    say("calibrating: the server's model")
+    remark("calibrating: the server's model")
     return constants.model_copy(update=measure_server(settings, options, device))
 
 
@@ -137,29 +149,50 @@ def _client_bytes(config: RunConfig) -> float:
     """Return the bytes of a client's samples, which are float32 on their device."""
     data = config.data()
     each = float(config.train_per_client + config.test_per_client)
-    own = config.dataset == "synthetic" or config.partition == "dominant"
-    if not own and data.samples is not None:
+    if not _own_data(config) and data.samples is not None:
         each = sum(data.samples) / config.clients
     return 4.0 * each * prod(data.shape)
 
 
-def _measure_alone(
-    config: RunConfig, values: Mapping[str, Any], clients: Sequence[int]
-) -> Iterator[RoundPoint]:
-    """Measure more and more clients on one rank, up to a point that takes long."""
-    most = config.clients if _keeps_clients(config) else max(clients)
+def clients_alone(
+    config: RunConfig, clients: Sequence[int], *, fitting: int
+) -> list[int]:
+    """Choose the numbers of clients that are measured on one rank: two at least, and
+    those beyond USUAL only where samples of so many are `fitting`.
+    """
+    most = config.clients
+    if not _keeps_clients(config):
+        most = max(USUAL, min(config.clients, fitting))
     numbers = [number for number in clients if number < most]
     if len(numbers) < len(clients):
         numbers.append(most)
     if len(numbers) == 1:
         numbers = [max(1, numbers[0] // 2), numbers[0]]
+    return numbers
+
+
+def _measure_alone(
+    config: RunConfig,
+    values: Mapping[str, Any],
+    clients: Sequence[int],
+    *,
+    fitting: int,
+) -> Iterator[RoundPoint]:
+    """Measure more and more clients on one rank, up to a point that takes long."""
+    numbers = clients_alone(config, clients, fitting=fitting)
     for position, number in enumerate(numbers):
         point = measure_rounds(config, values, ranks=1, clients=number)
         yield point
         seconds = ROUNDS * (point.train.middle + point.rest.middle)
         # Two points at least, which tell a fixed cost from one per client.
         if position and seconds > LONG:
-            return
+            break
+    if _own_data(config):
+        # Evaluations judge rows that have trained, and all clients: this one tells
+        # what each of both takes.
+        everyone = config.cohort_size == config.clients
+        hosted = number if everyone else numbers[0]
+        yield measure_rounds(config, values, ranks=1, clients=numbers[0], hosted=hosted)
 
 
 def _for_several(points: Sequence[RoundPoint]) -> int:
@@ -174,24 +207,36 @@ def _keeps_clients(config: RunConfig) -> bool:
     """Tell whether clients must stay as they are, because fewer of them would have more
     samples each; then rounds sample some of them.
     """
-    own_data = config.dataset == "synthetic" or config.partition == "dominant"
-    return not own_data or config.cohort_size < config.clients
+    return not _own_data(config) or config.cohort_size < config.clients
+
+
+def _own_data(config: RunConfig) -> bool:
+    """Tell whether a client has as many samples however many clients there are."""
+    return config.dataset == "synthetic" or config.partition == "dominant"
 
 
 def measure_rounds(
-    config: RunConfig, values: Mapping[str, Any], *, ranks: int, clients: int
+    config: RunConfig,
+    values: Mapping[str, Any],
+    *,
+    ranks: int,
+    clients: int,
+    hosted: int | None = None,
 ) -> RoundPoint:
-    """Run a few rounds of so many clients, and return what they took."""
+    """Run a few rounds of so many clients, and return what they took; `hosted` clients
+    live there, by default as few as possible.
+    """
     given = {name: value for name, value in values.items() if name not in DROPPED}
     given |= {"rounds": ROUNDS, "evaluate_every": EVERY}
     if methods.load(config.method).Options.has_server:
         given |= LITTLE_SERVER
-    if _keeps_clients(config):
-        clients = min(clients, config.clients)
-        given |= {"clients": config.clients, "cohort": clients}
-    else:
-        given |= {"clients": clients}
-    say(f"calibrating: {count(clients, 'client')} on {count(ranks, 'rank')}")
+    if hosted is None and _keeps_clients(config):
+        hosted = config.clients
+        clients = min(clients, hosted)
+    given |= {"clients": hosted or clients}
+    if hosted:
+        given |= {"cohort": clients}
+    remark(f"calibrating: {count(clients, 'client')} on {count(ranks, 'rank')}")
     with _scratch() as folder:
         out = folder / "run"
         words = [*flags(given), "--out", str(out)]
@@ -267,9 +312,21 @@ def start(ranks: int, module: Sequence[str]) -> str:
             "or less data"
         ) from None
     if done.returncode:
-        lines = done.stderr.strip().splitlines() or ["no message"]
-        raise UserError(f"--calibrate: a short run failed: {lines[-1]}")
+        reason = failure_line(done.stderr, done.returncode)
+        raise UserError(f"--calibrate: a short run failed: {reason}")
     return done.stdout
+
+
+def failure_line(stderr: str, code: int) -> str:
+    """Return the line that says why a run failed: its own, else the last with a letter.
+
+    mpirun frames what it says itself with lines of dashes.
+    """
+    telling = [
+        line.strip() for line in stderr.splitlines() if re.search(r"[^\W\d_]", line)
+    ]
+    own = [line.removeprefix(OWN) for line in telling if line.startswith(OWN)]
+    return (own or telling or [f"exit code {code}"])[-1]
 
 
 @contextmanager

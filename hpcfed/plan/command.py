@@ -4,25 +4,43 @@ import argparse
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, replace
+from math import isclose, isinf
 from pathlib import Path
 from typing import Any
 
 from hpcfed.config import Settings, check
-from hpcfed.errors import UserError, count, say
+from hpcfed.errors import UserError, count, remark
 from hpcfed.plan.assumptions import GUESSED, OTHER_WORK, assumed, scaled
 from hpcfed.plan.calibrate import calibrate, work_of
-from hpcfed.plan.constants import DEFAULT, Constants, read_constants, write_constants
+from hpcfed.plan.constants import (
+    DEFAULT,
+    Constants,
+    Machine,
+    Work,
+    check_writable,
+    read_constants,
+    write_constants,
+)
 from hpcfed.plan.fits import Range
 from hpcfed.plan.links import ASSUMED, Link, measured_link
 from hpcfed.plan.planner import Plan, Planner
-from hpcfed.plan.server import LearningPlan
-from hpcfed.plan.split import Split, best_split, candidates
+from hpcfed.plan.split import best_split, candidates
 from hpcfed.plan.tables import print_plan
+from hpcfed.report.console import bytes_text
 from hpcfed.runtime.launcher import Launch, launched
-from hpcfed.server.options import server_options
+from hpcfed.server.options import NETWORKS, ServerOptions, server_options
 
 STAGES = (0, 1, 2, 3)
 MOST_RANKS = 100_000
+COMPARED = {
+    "network": "network",
+    "columns": "number of columns",
+    "batch_size": "batch size",
+    "precision": "precision",
+    "method": "method",
+    "client_bytes": "amount of data",
+}
+"""What must be as it was measured, by the field of `Work`, in words."""
 
 
 def plan(
@@ -36,8 +54,10 @@ def plan(
     _check(options, settings)
     path: Path = options.constants or DEFAULT
     if options.calibrate:
+        # Before the minutes that it takes.
+        check_writable(path)
         write_constants(path, calibrate(settings, values))
-        say(f"calibrated: {path}")
+        remark(f"calibrated: {path}")
     made = make_plan(options, settings, path)
     if options.json:
         print(json.dumps(_plain(asdict(made)), indent=1, allow_nan=False))
@@ -56,12 +76,19 @@ def _check(options: argparse.Namespace, settings: Settings) -> None:
             f"--ranks {ranks}, but there are {count(clients, 'client')}; every rank "
             "hosts one at least"
         )
-    check(settings, Launch("plan", 0, 1))
+    config = settings.config
+    if settings.options.has_server:
+        # How many ranks the server gets is what a plan finds out.
+        one = config.model_copy(update={"server_ranks": 1})
+        check(replace(settings, config=one), Launch("plan", 0, ranks + 1))
+        return
+    check(settings, Launch("plan", 0, ranks))
 
 
 def make_plan(options: argparse.Namespace, settings: Settings, path: Path) -> Plan:
     """Predict everything that is asked for."""
     notes, constants, doubt = _constants(options, settings, path)
+    notes += _seeds_note(settings)
     link = _link(options, constants, notes)
     ranks: int = options.ranks
     per_node = options.per_node
@@ -70,29 +97,57 @@ def make_plan(options: argparse.Namespace, settings: Settings, path: Path) -> Pl
         per_node = constants.machine.units if constants.machine.kind == "cpu" else 1
     planner = Planner(settings, constants, link, per_node=per_node)
     rounds = {number: planner.round(number) for number in _doublings(ranks)}
-    learnings: list[LearningPlan] = []
-    splits: list[Split] = []
-    best = None
-    whole = planner.whole(ranks)
+    made = Plan(notes, rounds, [], [], None, planner.whole(ranks))
+    room = room_of_rank(constants.machine, min(ranks, per_node))
     server = server_options(settings)
-    if server is not None and not constants.server:
+    if server is not None and constants.server:
+        made = _with_server(made, planner, server, ranks, room)
+    elif server is not None:
         notes.append(
             "the server's model: not measured, so not planned; use --calibrate"
         )
-    elif server is not None:
-        batches = [server.batch(network) for network in ("autoencoder", "denoiser")]
-        numbers = candidates(ranks, batches)
-        shown = [number for number in _doublings(ranks) if number <= min(batches) // 2]
-        for number in shown:
-            learnings += [planner.learning(server, number, stage) for stage in STAGES]
-        best, splits = best_split(
-            numbers,
-            lambda number: planner.split(server, ranks, number),
-            constants.machine.memory,
+    fullest = rounds[ranks].memory.middle if made.best is None else made.best.memory
+    if room and fullest > room:
+        notes.append(
+            f"does not fit: a rank takes {bytes_text(fullest)} and has "
+            f"{bytes_text(room)}; give more --ranks, or fewer --per-node"
         )
-        whole = best.seconds
-    made = Plan(notes, rounds, learnings, splits, best, whole)
     return _doubted(made, doubt)
+
+
+def _with_server(
+    made: Plan, planner: Planner, server: ServerOptions, ranks: int, room: float
+) -> Plan:
+    """Add the server's learning, and the split of ranks that ends first."""
+    batches = [server.batch(network) for network in NETWORKS]
+    learnings = []
+    for number in _doublings(ranks):
+        # One rank can always learn; several have two samples of a batch each.
+        if number == 1 or number <= min(batches) // 2:
+            learnings += [planner.learning(server, number, stage) for stage in STAGES]
+    best, splits = best_split(
+        candidates(ranks, batches),
+        lambda number: planner.split(server, ranks, number),
+        room,
+    )
+    return replace(
+        made, learnings=learnings, splits=splits, best=best, whole=best.seconds
+    )
+
+
+def room_of_rank(machine: Machine, local: int) -> float:
+    """Return the bytes that each of `local` ranks of a machine may take; 0: unknown."""
+    return machine.memory if machine.kind == "cuda" else machine.memory / local
+
+
+def _seeds_note(settings: Settings) -> list[str]:
+    """Say that figures are of one seed, where a run has several."""
+    seeds = settings.config.num_seeds
+    if seeds == 1:
+        return []
+    return [
+        f"{seeds} seeds: all figures are of one; the run takes up to {seeds} times it"
+    ]
 
 
 def _constants(
@@ -111,16 +166,14 @@ def _constants(
         return [note], constants, GUESSED
     constants = read_constants(path)
     machine = constants.machine
+    _check_kind(settings.config.device, machine, path)
     most = max(point.ranks for point in constants.rounds)
     notes = [
         f"measured on {machine.device}, {constants.made}, up to "
         f"{max(point.clients for point in constants.rounds)} clients a rank and "
         f"{count(most, 'rank')} ({path})"
     ]
-    same = ("network", "columns", "batch_size", "precision", "method")
-    other = [
-        name for name in same if getattr(work, name) != getattr(constants.work, name)
-    ]
+    other = _differences(work, constants.work)
     if not other:
         return notes, constants, 1.0
     notes.append(
@@ -128,6 +181,30 @@ def _constants(
         f"which may be off by a factor of {OTHER_WORK:g}; --calibrate measures this one"
     )
     return notes, scaled(constants, work), OTHER_WORK
+
+
+def _check_kind(device: str, machine: Machine, path: Path) -> None:
+    """Refuse to plan a run on GPUs by a calibration of cores, and the other way."""
+    if device in ("cpu", "cuda") and device != machine.kind:
+        raise UserError(
+            f"--constants {path}: measured with device {machine.kind} "
+            f"({machine.device}), and the run has device {device}; calibrate where it "
+            "will run"
+        )
+
+
+def _differences(work: Work, measured: Work) -> list[str]:
+    """Return in words what is not as it was measured."""
+    found = []
+    for name, words in COMPARED.items():
+        ours, theirs = getattr(work, name), getattr(measured, name)
+        same = ours == theirs
+        if name == "client_bytes":
+            # Clients share a data set out: one more or less of them says nothing.
+            same = isclose(ours, theirs, rel_tol=0.05)
+        if not same:
+            found.append(words)
+    return found
 
 
 def _link(options: argparse.Namespace, constants: Constants, notes: list[str]) -> Link:
@@ -142,6 +219,10 @@ def _link(options: argparse.Namespace, constants: Constants, notes: list[str]) -
     if options.latency is not None:
         found = replace(found, latency=options.latency)
     speed, latency = found.bytes_per_second / 1e9, found.latency * 1e6
+    if isinf(speed):
+        # Too quick for the sizes that were measured.
+        notes.append(f"between ranks: {latency:g} µs, and bytes take no time")
+        return found
     notes.append(f"between ranks: {speed:g} GB/s and {latency:g} µs")
     return found
 

@@ -4,13 +4,14 @@ The file holds measured points. What follows from them, such as seconds per step
 fitted when a plan is made: then every interval can be drawn from the points, too.
 """
 
+import os
 from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hpcfed.errors import UserError
-from hpcfed.record.publish import check_target
+from hpcfed.record.publish import check_target, publish
 
 MOST_BYTES = 2**20
 """The most bytes of a file of constants that are read."""
@@ -95,6 +96,16 @@ class Preparation(_Part):
     """FLOPs of all passes of that."""
 
 
+class ZeroPreparation(_Part):
+    """What a ZeRO stage adds to the building of networks, optimisers and engines."""
+
+    stage: int = Field(ge=1, le=3)
+    seconds: float = Field(ge=0)
+    """In a process that has done so before."""
+    first: float = Field(ge=0)
+    """Seconds that the first one takes beyond that."""
+
+
 class LinkPoint(_Part):
     """An all-reduce of so many bytes between ranks of this machine."""
 
@@ -146,6 +157,7 @@ class Constants(_Part):
     links: tuple[LinkPoint, ...] = ()
     server: tuple[ServerPoint, ...] = ()
     preparations: tuple[Preparation, ...] = ()
+    zero_preparations: tuple[ZeroPreparation, ...] = ()
     server_start: float = Field(default=0.0, ge=0)
     """Seconds of a process's first learning beyond those of a second one: DeepSpeed and
     cuDNN load, kernels compile.
@@ -172,12 +184,18 @@ def read_constants(path: Path) -> Constants:
         ) from None
 
 
+def check_writable(path: Path) -> None:
+    """Refuse a path that no calibration can be written to, before one is made."""
+    check_target("--constants", path)
+    if not path.parent.is_dir():
+        raise UserError(f"--constants {path}: there is no folder {path.parent}")
+    if not os.access(path.parent, os.W_OK):
+        raise UserError(f"--constants {path}: the folder is not yours to write to")
+
+
 def write_constants(path: Path, constants: Constants) -> None:
     """Write a calibration, whole or not at all."""
-    check_target("the calibration", path)
-    beside = path.with_name(f".{path.name}.new")
     try:
-        beside.write_text(constants.model_dump_json(indent=1) + "\n")
-        beside.replace(path)
+        publish(f"{constants.model_dump_json(indent=1)}\n".encode(), path)
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}") from None

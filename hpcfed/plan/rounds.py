@@ -15,6 +15,8 @@ from hpcfed.plan.loads import Load
 
 FLOAT = 4
 """Bytes of a number in a row."""
+TRACE = 1.02
+"""By which factor a peak exceeds that of a start where clients have made it."""
 MATRICES = 6
 """Matrices as large as the rows that training takes, as in `clients.engine`."""
 
@@ -139,7 +141,12 @@ def plan_round(
         train=rates.train(mean, target.local),
         between=between,
         rest=rates.rest(mean, target.ranks),
-        evaluation=ranged(points, lambda some: evaluation(some, mean), keep=_enough),
+        evaluation=ranged(
+            points,
+            lambda some: evaluation(_telling(some, mean), mean),
+            lambda: evaluation(points, mean),
+            keep=lambda rest: _tells_apart(rest, points, mean),
+        ),
         memory=ranged(points, lambda some: memory(some, mean, constants), keep=_enough),
     )
 
@@ -155,11 +162,41 @@ def mean_load(loads: Sequence[Load]) -> Load:
 
 
 def evaluation(points: Sequence[RoundPoint], load: Load) -> float:
-    """Return the seconds of an evaluation: all clients of a rank are judged."""
-    costs = np.array([[1.0, point.hosted] for point in points])
+    """Return the seconds of an evaluation: a row of every client that has trained is
+    judged, and then all clients of a rank are.
+    """
     seconds = np.array([max(point.evaluate, 1e-9) for point in points])
-    fixed, per_client = least_squares(costs, seconds)
-    return float(fixed + per_client * load.hosted)
+    fixed, per_row, per_client = least_squares(_judged(points), seconds)
+    return float(fixed + per_row * load.clients + per_client * load.hosted)
+
+
+def _judged(points: Sequence[RoundPoint]) -> np.ndarray:
+    """Return what an evaluation's costs are multiplied with: [points, 3]."""
+    return np.array([[1.0, point.clients, point.hosted] for point in points])
+
+
+def _tells_apart(
+    some: Sequence[RoundPoint], points: Sequence[RoundPoint], load: Load
+) -> bool:
+    """Tell whether some of the points tell as many costs of an evaluation apart as all
+    do.
+    """
+    ranks = []
+    for kept in (some, points):
+        ranks.append(np.linalg.matrix_rank(_judged(_telling(kept, load))))
+    return _enough(some) and ranks[0] == ranks[1]
+
+
+def _telling(points: Sequence[RoundPoint], load: Load) -> list[RoundPoint]:
+    """Return the points that tell what an evaluation takes: all, and for more clients
+    than were measured the two largest numbers of them alone.
+
+    Few clients do not fill a GPU, and fit into a core's caches.
+    """
+    numbers = sorted({point.hosted for point in points})
+    if load.hosted <= numbers[-1]:
+        return list(points)
+    return [point for point in points if point.hosted in numbers[-2:]]
 
 
 def memory(points: Sequence[RoundPoint], load: Load, constants: Constants) -> float:
@@ -168,17 +205,23 @@ def memory(points: Sequence[RoundPoint], load: Load, constants: Constants) -> fl
     """
     work = constants.work
     alone = [point for point in points if point.ranks == 1]
+    # A start has its own peak, under which few clients leave no trace.
+    least = min(point.memory for point in alone)
+    above = [point for point in alone if point.memory > TRACE * least]
     costs, held = [], []
-    for point in alone:
-        known = _samples_and_rows(work, point)
+    for point in above if _enough(above) else alone:
+        known = samples_and_rows(work, point)
         costs.append([1.0, stacked(constants, point.clients)])
         held.append(max(point.memory - known, 0.01 * point.memory))
     fixed, each = least_squares(np.array(costs), np.array(held))
     stack = stacked(constants, load.clients)
-    return float(_samples_and_rows(work, load) + fixed + each * stack)
+    return max(least, float(samples_and_rows(work, load) + fixed + each * stack))
 
 
-def _samples_and_rows(work: Work, load: Load | RoundPoint) -> float:
+def samples_and_rows(work: Work, load: Load | RoundPoint) -> float:
+    """Return the bytes of the samples of a rank's clients, and of a row of each that it
+    trains.
+    """
     return work.client_bytes * load.hosted + FLOAT * work.columns * load.clients
 
 

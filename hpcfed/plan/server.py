@@ -14,7 +14,13 @@ from math import log
 import numpy as np
 
 from hpcfed.models.layout import Layout
-from hpcfed.plan.constants import Constants, Machine, Preparation, ServerPoint
+from hpcfed.plan.constants import (
+    Constants,
+    Machine,
+    Preparation,
+    ServerPoint,
+    ZeroPreparation,
+)
 from hpcfed.plan.fits import LEAST_WIDTH, Range, least_squares, ranged
 from hpcfed.plan.links import Link, ring_allreduce, ring_pass
 from hpcfed.server.networks import num_parameters
@@ -141,6 +147,17 @@ def zero_overhead(points: Sequence[ServerPoint], network: str, stage: int) -> fl
     return added
 
 
+def zero_preparation(measured: Sequence[ZeroPreparation], stage: int) -> float:
+    """Return the seconds that a ZeRO stage adds to the building of networks.
+
+    What the first one of a process loads is the same for all stages: the first of them
+    that was measured has loaded it.
+    """
+    each = [found.seconds for found in measured if found.stage == stage]
+    loaded = max((found.first for found in measured), default=0.0)
+    return each[0] + loaded if each else 0.0
+
+
 def exchange(size: NetworkSize, ranks: int, stage: int, link: Link) -> float:
     """Return the seconds that ranks exchange gradients and parameters in a step."""
     whole = 4.0 * size.parameters
@@ -196,6 +213,7 @@ def plan_learning(
             step += zero_overhead(constants.server, network, zero_stage)
             first = _first(points, network, size.flops * share)
             total += steps[network] * step + first
+        total += zero_preparation(constants.zero_preparations, zero_stage)
         return total + _besides(constants, sizes, options, clients)
 
     doubt = LEAST_WIDTH * (1 + _times_larger(constants, sizes, options))
@@ -290,12 +308,12 @@ def _memory(
     """Return the bytes of a server rank: the larger of both networks counts."""
 
     def most(points: Sequence[ServerPoint]) -> float:
-        per_activation = fit_memory(points)
+        fixed, per_activation = fit_memory(points)
         found = []
         for network, size in sizes.items():
             share = -(-options.batch(network) // ranks)
             kept = state_bytes(size.parameters, ranks, zero_stage)
-            found.append(kept + per_activation * size.activations * share)
+            found.append(fixed + kept + per_activation * size.activations * share)
         return max(found)
 
     return ranged(constants.server, most, keep=_enough, width=doubt)
@@ -310,15 +328,26 @@ def state_bytes(parameters: int, ranks: int, zero_stage: int) -> float:
     return kept
 
 
-def fit_memory(points: Sequence[ServerPoint]) -> float:
-    """Return the bytes of every number that stages put out: outputs, their gradients,
-    and what norms and convolutions lay out anew.
+def fit_memory(points: Sequence[ServerPoint]) -> tuple[float, float]:
+    """Return the bytes of a process without any network, and those of every number that
+    stages put out: outputs, their gradients, and what norms and convolutions lay out
+    anew.
     """
-    plain = [point for point in points if not point.zero_stage]
-    # Peaks only grow in a process, and the autoencoder learns first.
-    largest = max(plain, key=lambda point: point.activations)
-    left = largest.memory - state_bytes(largest.parameters, 1, 0)
-    return max(left, 0.0) / largest.activations
+    # Both networks of a size share a process, whose peak is that of the larger one.
+    largest: dict[float, ServerPoint] = {}
+    for point in sorted(points, key=lambda point: point.activations):
+        if not point.zero_stage:
+            largest[point.memory] = point
+    costs, held = [], []
+    for point in largest.values():
+        left = point.memory - state_bytes(point.parameters, 1, 0)
+        costs.append([1.0, point.activations])
+        held.append(max(left, 0.01 * point.memory, 1.0))
+    if len(held) == 1:
+        # It cannot tell both apart: more samples then take more.
+        return 0.0, held[0] / costs[0][1]
+    fixed, each = least_squares(np.array(costs), np.array(held))
+    return float(fixed), float(each)
 
 
 def _enough(points: Sequence[ServerPoint]) -> bool:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hpcfed.clients.network import client_layout, client_network
 from hpcfed.config import Settings
-from hpcfed.plan.constants import Preparation, ServerPoint
+from hpcfed.plan.constants import Preparation, ServerPoint, ZeroPreparation
 from hpcfed.plan.server import NetworkSize, network_sizes, preparation
 from hpcfed.runtime import world as worlds
 from hpcfed.runtime.device import set_arithmetic
@@ -45,13 +45,11 @@ def measure_server(
         plain = options.model_copy(update=_few_steps(options, size, device))
         sizes = network_sizes(plain, layout)
         widths = generated(layout, plain).widths
-        first = _Clock(plain, widths, world.device)
-        first.learn()
+        first = _learnt(plain, widths, world.device)
         clock = first
         if number == 0:
             # The first learning of a process loads libraries and compiles kernels.
-            clock = _Clock(plain, widths, world.device)
-            clock.learn()
+            clock = _learnt(plain, widths, world.device)
             start = max(0.0, first.besides - clock.besides)
         points += clock.points(sizes)
         cold, warm = clock.invert(), clock.invert()
@@ -66,29 +64,25 @@ def measure_server(
             )
         )
     # What ZeRO adds is hooks and launches, which one size shows.
-    points += _zero_points(plain, widths, sizes, world.device)
+    built: list[ZeroPreparation] = []
+    for stage in (1, 2, 3):
+        staged = plain.model_copy(update={"zero_stage": stage})
+        first, again = (_learnt(staged, widths, world.device) for _ in range(2))
+        points += again.points(sizes)
+        built.append(
+            ZeroPreparation(
+                stage=stage,
+                seconds=max(0.0, again.besides - clock.besides),
+                first=max(0.0, first.besides - again.besides),
+            )
+        )
     world.close()
     return {
         "server": tuple(points),
         "preparations": tuple(prepared),
+        "zero_preparations": tuple(built),
         "server_start": start,
     }
-
-
-def _zero_points(
-    plain: ServerOptions,
-    widths: Sequence[int],
-    sizes: dict[str, NetworkSize],
-    device: torch.device,
-) -> list[ServerPoint]:
-    """Measure the stages of ZeRO, on one rank."""
-    found = []
-    for stage in (1, 2, 3):
-        options = plain.model_copy(update={"zero_stage": stage})
-        clock = _Clock(options, widths, device)
-        clock.learn()
-        found += clock.points(sizes)
-    return found
 
 
 def _few_steps(
@@ -109,6 +103,15 @@ def _few_steps(
         "autoencoder_samples": steps * options.batch("autoencoder"),
         "denoiser_samples": steps * options.batch("denoiser"),
     }
+
+
+def _learnt(
+    options: ServerOptions, widths: Sequence[int], device: torch.device
+) -> "_Clock":
+    """Learn once with a new model."""
+    clock = _Clock(options, widths, device)
+    clock.learn()
+    return clock
 
 
 class _Clock:

@@ -22,10 +22,12 @@ class Split:
 
 def candidates(ranks: int, batches: Sequence[int]) -> list[int]:
     """Return the numbers of server ranks to compare: none of its own, and those that
-    share every network's batch evenly and leave a worker.
+    share every network's batch evenly, with two samples at least for the batch norm, and
+    leave a worker.
     """
-    common = gcd(*batches)
-    return [0, *(number for number in range(1, ranks) if common % number == 0)]
+    common, most = gcd(*batches), min(batches) // 2
+    own = range(1, min(ranks - 1, most) + 1)
+    return [0, *(number for number in own if common % number == 0)]
 
 
 def best_split(

@@ -1,6 +1,7 @@
 """A plan as tables on the terminal."""
 
 from hpcfed.config import Settings
+from hpcfed.errors import count
 from hpcfed.plan.fits import Range
 from hpcfed.plan.planner import Plan
 from hpcfed.report.console import Output, bare_table, bytes_text, say
@@ -12,8 +13,8 @@ def print_plan(plan: Plan, settings: Settings) -> None:
     config = settings.config
     say(
         console,
-        f"{config.method} on {config.dataset}: {config.clients} clients, "
-        f"{config.cohort_size} in a round, {config.rounds} rounds",
+        f"{config.method} on {config.dataset}: {count(config.clients, 'client')}, "
+        f"{config.cohort_size} in a round, {count(config.rounds, 'round')}",
     )
     say(console, *plan.notes, "")
     table = bare_table("ranks", "a round", "", "efficiency", "evaluation", "memory", "")
