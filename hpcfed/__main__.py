@@ -13,7 +13,10 @@ LASTING = ("run", "profile", "study")
 
 
 def main() -> None:
-    python_handler = signal.signal(signal.SIGINT, leave)
+    python_handler = signal.getsignal(signal.SIGINT)
+    # A script's background job is started with Ctrl-C ignored, and goes on ignoring it.
+    if python_handler is signal.default_int_handler:
+        signal.signal(signal.SIGINT, leave)
     if sys.argv[1:2] and sys.argv[1] in LASTING:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
     # Importing takes a while: only here, with the handlers in place.
@@ -23,7 +26,8 @@ def main() -> None:
     with without_collecting():
         from hpcfed.cli import main as command
 
-    signal.signal(signal.SIGINT, python_handler)
+    if python_handler is signal.default_int_handler:
+        signal.signal(signal.SIGINT, python_handler)
     command()
 
 

@@ -20,6 +20,16 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
+def test_a_folder_that_others_share_is_neither_used_nor_closed_to_them(
+    folder: Path,
+) -> None:
+    folder.mkdir()
+    folder.chmod(0o775)
+    cache.write("a", b"first")
+    assert folder.stat().st_mode & 0o777 == 0o775
+    assert not os.listdir(folder)
+
+
 def test_an_entry_comes_back_and_is_the_users_alone(folder: Path) -> None:
     assert cache.read("a") is None
     cache.write("a", b"first")

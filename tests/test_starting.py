@@ -1,6 +1,7 @@
 """What a start does once: arrays in shared memory, threads, parts of MPI left out."""
 
 import os
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from hpcfed import __main__ as program
 from hpcfed.experiment.arithmetic import SMALL, threads_for_work
 from hpcfed.models.cost import Cost
 from hpcfed.runtime import mpi, sharing
@@ -69,3 +71,23 @@ def test_open_mpi_opens_no_layer_that_sleeps_unless_somebody_names_layers(
     file.write_text("pml = ob1\n  btl = ^tcp\n")
     mpi._spare_a_second()
     assert mpi.OMPI_LAYERS not in os.environ
+
+
+def test_a_job_that_was_started_without_ctrl_c_stays_without_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen = []
+    monkeypatch.setattr("sys.argv", ["hpcfed", "--version"])
+    monkeypatch.setattr("hpcfed.runtime.imports.keep_bytecode", lambda: _note(seen))
+    monkeypatch.setattr("hpcfed.cli.main", lambda: _note(seen))
+    monkeypatch.setattr("gc.freeze", lambda: None)
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        program.main()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert seen == [signal.SIG_IGN, signal.SIG_IGN]
+
+
+def _note(seen: list[object]) -> None:
+    seen.append(signal.getsignal(signal.SIGINT))

@@ -91,16 +91,14 @@ def _opened(*, make: bool = False) -> Iterator[int]:
     path = folder()
     if path is None:
         raise FileNotFoundError("there is no cache")
-    if make:
+    if make and not path.is_dir():
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # It may have been made where a group can write to all new folders. One that was
+        # there may be shared on purpose, and stays as it is.
+        path.chmod(0o700)
     where = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        status = os.fstat(where)
-        if make and status.st_uid == os.geteuid():
-            # It may have been made where a group could write to all new folders.
-            os.fchmod(where, 0o700)
-            status = os.fstat(where)
-        if not _only_ours(status):
+        if not _only_ours(os.fstat(where)):
             raise PermissionError(f"{path}: others can write there")
         # Entries are found through the open folder, whatever its path becomes.
         yield where
