@@ -1,5 +1,7 @@
 """Kernels in C for CPUs, against torch's own operations."""
 
+import mmap
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -87,6 +89,13 @@ def test_gradients_go_to_their_sinks() -> None:
         assert torch.equal(sink, gradient)
 
 
+def test_images_of_other_channels_are_refused() -> None:
+    with pytest.raises(ValueError, match="weights of 2 channels, and images of 1"):
+        cpu_convolution.block(
+            torch.zeros(2, 1, 3, 3), torch.zeros(2, 4, 2, 3, 3), None, Layer(3, 1)
+        )
+
+
 @pytest.mark.parametrize("at", range(4))
 def test_a_value_that_is_no_number_survives_pooling(at: int) -> None:
     x = torch.zeros(1, 1, 2, 2)
@@ -151,6 +160,15 @@ def test_what_was_compiled_is_kept(
 
     monkeypatch.setattr(cpu, "_compiled", refuse)
     assert cpu.library("cpu_convolution.c") is not None
+
+
+def test_mapped_files_may_have_any_names(tmp_path: Path) -> None:
+    file = tmp_path / os.fsdecode(b"caf\xe9")
+    file.write_bytes(b"x" * 4096)
+    with open(file, "rb") as opened:
+        mapped = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
+    with mapped:
+        assert Path(cpu._openmp()).is_file()
 
 
 @pytest.mark.usefixtures("forgotten")

@@ -401,6 +401,28 @@ def test_a_stack_that_was_stopped_goes_on(
         assert_same_run(trial.folder, alone, tolerance=1e-12)
 
 
+def test_a_trial_whose_checkpoints_are_damaged_begins_anew(
+    tmp_path: Path, here: Started
+) -> None:
+    """Alone, after the stack has failed for it; the other one goes on."""
+    text = TINY + "[sweep]\nlr = [0.02, 0.1]\n"
+    with pytest.MonkeyPatch.context() as stopping:
+        stopping.setattr(Stop, "after", lambda self, round: round == 1)
+        with pytest.raises(SystemExit):
+            study(tmp_path, text)
+    every = trials_of(tmp_path, text)
+    for array in every[1].folder.glob("checkpoints/*/*.npy"):
+        array.write_bytes(b"damaged")
+    here.clear()
+    study(tmp_path, text)
+    assert [arguments[1:3] for arguments, _ in here[1:]] == [
+        ["--resume", str(trial.folder)] for trial in every
+    ]
+    for trial in every:
+        assert outcome_of(trial).status == "complete"
+        assert read_run(trial.folder).rounds_done == 3
+
+
 def test_a_run_of_other_options_does_not_go_on(tmp_path: Path, here: Started) -> None:
     """A study whose file has changed begins its unfinished points anew."""
     text = TINY + "[sweep]\nlr = [0.02, 0.1]\n"

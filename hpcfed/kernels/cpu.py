@@ -7,6 +7,7 @@ operations instead. What was compiled is kept in the user's cache.
 
 import ctypes
 import hashlib
+import os
 import shutil
 import subprocess
 import tempfile
@@ -83,10 +84,13 @@ def _loaded(code: bytes) -> ctypes.CDLL:
 
 def _openmp() -> str:
     """Return the path of the OpenMP library that torch has loaded."""
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        path = Path(line.split(maxsplit=5)[-1])
-        if path.name.startswith(("libgomp", "libiomp", "libomp")):
-            return str(path)
+    # Names of files may be any bytes.
+    mapped = os.fsdecode(Path("/proc/self/maps").read_bytes())
+    for line in mapped.split("\n"):
+        # Memory that is no file's has no sixth word.
+        for name in line.split(maxsplit=5)[5:]:
+            if Path(name).name.startswith(("libgomp", "libiomp", "libomp")):
+                return name
     raise FileNotFoundError("torch has loaded no OpenMP library")
 
 

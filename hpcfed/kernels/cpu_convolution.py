@@ -151,7 +151,9 @@ class _Sizes(ctypes.Structure):
 
 def _sizes(images: Tensor, weight: Tensor, layer: Layer) -> _Sizes:
     clients, outputs, channels = weight.shape[:3]
-    _, height, width, _ = images.shape
+    _, height, width, given = images.shape
+    if given != channels:  # the kernel would read beyond its memory
+        raise ValueError(f"weights of {channels} channels, and images of {given}")
     return _Sizes(
         clients=clients,
         slots=len(images) // clients,

@@ -204,7 +204,9 @@ def _attempted(
         resumes = goes_on and rounds_done(first) > 0
         words = command(first, start)
         if resumes:
-            words = [*_python(first, start), "run", *flags(options_of(first))]
+            # A study begins anew what it cannot go on with, as it does without stacks.
+            options = options_of(first) | {"overwrite": True}
+            words = [*_python(first, start), "run", *flags(options)]
         return [attempt(first, words, study.limit, goes_on=resumes)]
     path = out / STACKS / stack.file
     write_stack(path, stack)
