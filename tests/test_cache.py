@@ -98,6 +98,19 @@ def test_nothing_is_kept_where_the_user_wants_none(
     assert cache.folder() == tmp_path / "hpcfed"
 
 
+def test_the_folder_is_the_same_from_everywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that changes its folder keeps its cache."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(cache.VARIABLE, "kept")
+    assert cache.folder() == tmp_path / "kept"
+    monkeypatch.delenv(cache.VARIABLE)
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cache.folder() == tmp_path / ".cache" / "hpcfed"
+
+
 def test_a_cache_that_cannot_be_written_costs_nothing_else(
     folder: Path,
 ) -> None:

@@ -436,6 +436,17 @@ def test_dropout_scales_what_it_keeps() -> None:
     assert torch.equal(network(tensors, ones, keys=keys[None]), ones)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_dropout_of_everything_leaves_zeros(dtype: torch.dtype) -> None:
+    network = StackedNetwork(nn.Sequential(nn.Linear(1, 1), nn.Dropout(1)))
+    tensors = {"0.weight": torch.ones(3, 1, 1), "0.bias": torch.zeros(3, 1)}
+    tensors = {name: tensor.to(dtype) for name, tensor in tensors.items()}
+    keys = randomness.client_keys(0, "dropout", 0, torch.arange(3))
+    ones = torch.ones(3, 1, dtype=dtype)
+    dropped = network(tensors, ones, training=True, keys=keys[None])
+    assert torch.equal(dropped, torch.zeros_like(ones))
+
+
 def test_dropout_keeps_the_right_share() -> None:
     keys = randomness.client_keys(0, "dropout", 0, torch.arange(50))
     kept = (randomness.uniform(keys, 10_000) >= 0.25).double().mean(1)

@@ -445,6 +445,10 @@ class StackedDropout(StackedLayer):
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or self.p == 0 or self.batch.keys is None:
             return x.flatten(1) if self.flat else x
+        if self.p == 1:
+            # Nothing is left that could be scaled by 1 / (1 − p).
+            nothing = x * 0
+            return nothing.flatten(1) if self.flat else nothing
         keys = self.batch.keys[self.number]
         if cuda.available(x.device) and x.dtype == torch.float32:
             return dropout.dropout(x, keys, self.p, flat=self.flat)

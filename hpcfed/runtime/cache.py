@@ -25,9 +25,10 @@ def folder() -> Path | None:
     """Return the cache's folder; None where the user wants none, or has no home."""
     wanted = os.environ.get(VARIABLE)
     if wanted:
-        return None if wanted == "off" else Path(wanted)
-    home = os.environ.get("XDG_CACHE_HOME")
-    if home:
+        return None if wanted == "off" else Path(wanted).absolute()
+    home = os.environ.get("XDG_CACHE_HOME", "")
+    # Its standard has a relative path ignored.
+    if os.path.isabs(home):
         return Path(home) / "hpcfed"
     try:
         return Path.home() / ".cache" / "hpcfed"
