@@ -116,7 +116,7 @@ def test_an_early_interrupt_is_one_line() -> None:
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
-            preexec_fn=_hear_hangups,  # where the tests were started with nohup, too
+            preexec_fn=_hear_signals,
         ) as process:
             while not _ignores_hangups(process.pid):
                 time.sleep(0.001)  # Python itself is starting
@@ -126,8 +126,10 @@ def test_an_early_interrupt_is_one_line() -> None:
         assert (process.returncode, told) == (130, "hpcfed: interrupted\n")
 
 
-def _hear_hangups() -> None:
+def _hear_signals() -> None:
+    """Undo what nohup and a script's background jobs make the tests ignore."""
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _ignores_hangups(process: int) -> bool:
