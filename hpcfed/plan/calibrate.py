@@ -125,7 +125,6 @@ def calibrate(
     )
     if options is None or not server:
         return constants
-    remark("calibrating: the server's model")
     return constants.model_copy(update=measure_server(settings, options, device))
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hpcfed.clients.network import client_layout, client_network
 from hpcfed.config import Settings
+from hpcfed.errors import remark
 from hpcfed.plan.constants import Preparation, ServerPoint, ZeroPreparation
 from hpcfed.plan.server import NetworkSize, network_sizes, preparation
 from hpcfed.runtime import world as worlds
@@ -42,6 +43,7 @@ def measure_server(
     prepared: list[Preparation] = []
     start = 0.0
     for number, size in enumerate(SIZES[device.type]):
+        remark(f"calibrating: the server's model, size {size}")
         plain = options.model_copy(update=_few_steps(options, size, device))
         sizes = network_sizes(plain, layout)
         widths = generated(layout, plain).widths
@@ -66,6 +68,7 @@ def measure_server(
     # What ZeRO adds is hooks and launches, which one size shows.
     built: list[ZeroPreparation] = []
     for stage in (1, 2, 3):
+        remark(f"calibrating: the server's model, ZeRO stage {stage}")
         staged = plain.model_copy(update={"zero_stage": stage})
         first, again = (_learnt(staged, widths, world.device) for _ in range(2))
         points += again.points(sizes)
