@@ -412,6 +412,12 @@ def test_the_first_rank_that_failed_is_told(tmp_path: Path) -> None:
     assert (record.status, record.error) == ("failed", "rank 1 failed")
 
 
+def test_what_a_run_has_not_asked_for_is_not_there(recorded: Path) -> None:
+    rounds = read_run(recorded).rounds
+    for name in ("virtual_seconds", "arrived", "staleness", "clip_norm", "epsilon"):
+        assert len(rounds[name]) == 5 and np.isnan(rounds[name]).all(), name
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_norms_of_updates_are_those_of_the_rows(
     ranks: int, recorded: Path, tmp_path: Path
