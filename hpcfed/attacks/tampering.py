@@ -6,7 +6,7 @@ others always act.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from torch import Tensor
@@ -17,7 +17,7 @@ from hpcfed.config import RunConfig
 from hpcfed.config.attacks import NEED_BENIGN
 from hpcfed.errors import remark
 from hpcfed.federation.aggregation import Aggregation
-from hpcfed.federation.cohort import Cohort, Sent
+from hpcfed.federation.way import Upload
 from hpcfed.runtime.collectives import Collectives
 
 FORGERS: dict[str, Callable[[AttackView], Tensor]] = {
@@ -36,28 +36,24 @@ class Tampering:
     attackers: np.ndarray
     """Ids of all malicious clients of the federation."""
     collectives: Collectives
+    phase: str = field(default="attack", init=False)
     _told_of_no_benign: bool = field(default=False, init=False)
 
-    def __call__(
-        self, downloaded: Tensor, rows: Tensor, cohort: Cohort, sent: Sent | None
-    ) -> Tensor:
-        """Return what this rank's members of the cohort upload.
-
-        `downloaded` is what the server sent to each of them; `sent` says which columns
-        each sends, where not all.
-        """
+    def __call__(self, upload: Upload) -> Upload:
+        """Put forged rows in the place of attackers' rows."""
+        rows, sent, cohort = upload.rows, upload.sent, upload.cohort
         if sent is not None:
             # What stays with a client is no update that anybody sees.
-            rows = rows.where(sent.columns(), downloaded)
+            rows = rows.where(sent.columns(), upload.start)
         malicious = np.isin(cohort.clients, self.attackers)
         if not malicious.any():
-            return rows
+            return replace(upload, rows=rows)
         if malicious.all() and self.config.attack in NEED_BENIGN:
             self._tell_of_no_benign(cohort.round)
-            return rows
+            return replace(upload, rows=rows)
         view = AttackView(
             rows=rows,
-            start=downloaded,
+            start=upload.start,
             cohort=cohort,
             attackers=np.flatnonzero(malicious),
             benign=np.flatnonzero(~malicious),
@@ -69,7 +65,7 @@ class Tampering:
         )
         # A copy: clients keep what they trained.
         forged = FORGERS[self.config.attack](view)
-        return rows.index_copy(0, view.attackers_here, forged)
+        return replace(upload, rows=rows.index_copy(0, view.attackers_here, forged))
 
     def _tell_of_no_benign(self, round: int) -> None:
         if self.collectives.world.is_root and not self._told_of_no_benign:

@@ -33,8 +33,9 @@ from hpcfed.experiment.materials import (
     validates,
 )
 from hpcfed.experiment.serving import open_transport
-from hpcfed.federation.federation import Federation, Tamper
+from hpcfed.federation.federation import Federation
 from hpcfed.federation.training import Shards
+from hpcfed.federation.way import Way
 from hpcfed.methods import Method
 from hpcfed.record.metrics import chosen
 from hpcfed.record.timing import Timer
@@ -45,6 +46,7 @@ from hpcfed.server.client import ServerClient
 from hpcfed.server.columns import generated
 from hpcfed.server.options import server_options
 from hpcfed.server.transport import Transport
+from hpcfed.transit.build import build_way
 
 MOST_COUNTS = 1_000_000
 """Clients times classes up to which a run records who has how much of which class."""
@@ -226,7 +228,7 @@ def _setup(
         train_data: Shard,
         test_data: Shard,
         *,
-        tamper: Tamper | None = None,
+        way: Way | None = None,
     ) -> Federation:
         return Federation(
             config,
@@ -241,11 +243,18 @@ def _setup(
             server=server,
             generated=columns,
             validation=validation,
-            tamper=tamper,
+            way=way,
         )
 
-    tamper = tampering(config, material.dealt.attackers, collectives)
-    fed = federation(material.clients, train_data, test_data, tamper=tamper)
+    forgery = tampering(config, material.dealt.attackers, collectives)
+    way = build_way(
+        settings,
+        clients=material.clients,
+        layout=engine.layout,
+        collectives=collectives,
+        attack=forgery,
+    )
+    fed = federation(material.clients, train_data, test_data, way=way)
     newcomers = None
     if material.newcomers is not None:
         newcomers = Newcomers(federation(material.newcomers, *more), material.newcomers)

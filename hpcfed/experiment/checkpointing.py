@@ -1,7 +1,7 @@
 """Writing checkpoints: when one is due, what is in it, and that all ranks agree on it.
 
 Random numbers are keyed by round and client, so a checkpoint holds the method's state,
-the server's and the results, and nothing else. Rows are stored with the ids of their
+what the way to the server keeps, the server's state and the results, and nothing else. Rows are stored with the ids of their
 clients: any number of ranks can go on.
 """
 
@@ -29,6 +29,8 @@ LAST_BYTES = 64 * 2**20
 """The most bytes of states, of all ranks, for which a complete run keeps a checkpoint
 that nobody has asked for.
 """
+WAY = "way-"
+"""What names of the way's tensors begin with: no field of a state can be called so."""
 
 
 class Checkpointer:
@@ -118,10 +120,11 @@ class Checkpointer:
         config = setup.settings.config
         if setup.settings.options.has_server or not config.checkpoint_minutes:
             return False
-        size = 0
+        memory = setup.federation.way.memory
+        kept = [*memory.rows.values(), *memory.shared.values()]
         for field in fields(state):
-            tensor = getattr(state, field.name)
-            size += tensor.numel() * tensor.element_size()
+            kept.append(getattr(state, field.name))
+        size = sum(tensor.numel() * tensor.element_size() for tensor in kept)
         # Ranks have different numbers of clients, but must decide alike.
         return sum(setup.collectives.allgather(size)) <= LAST_BYTES
 
@@ -245,6 +248,13 @@ def _write_state(
             written.append(checkpoints.write(there, name, array))
         elif is_root:
             written.append(checkpoints.write(there, f"common.{field.name}", array))
+    memory = setup.federation.way.memory
+    for name, tensor in memory.rows.items():
+        name = f"worker-{rank}.{WAY}{name}"
+        written.append(checkpoints.write(there, name, as_array(tensor)))
+    for name, tensor in memory.shared.items() if is_root else ():
+        name = f"common.{WAY}{name}"
+        written.append(checkpoints.write(there, name, as_array(tensor)))
     return written
 
 
@@ -283,13 +293,14 @@ def check_shared(setup: Setup, state: Any) -> None:
         return
     shared, digests = {}, {}
     for field in fields(state):
-        if field.metadata.keys() & {"fixed", "owned"}:
-            continue
-        array = as_array(getattr(state, field.name))
-        shared[field.name] = array
+        if not field.metadata.keys() & {"fixed", "owned"}:
+            shared[field.name] = as_array(getattr(state, field.name))
+    for name, tensor in setup.federation.way.memory.shared.items():
+        shared[f"{WAY}{name}"] = as_array(tensor)
+    for name, array in shared.items():
         # Digests travel first: arrays are as large as a model.
         content = np.ascontiguousarray(array).data
-        digests[field.name] = hashlib.sha256(content).hexdigest()
+        digests[name] = hashlib.sha256(content).hexdigest()
     everyones = setup.collectives.allgather(digests)
     for name, array in shared.items():
         if len({theirs.get(name) for theirs in everyones}) == 1:

@@ -105,6 +105,12 @@ def relocate(setup: Setup, state: Any, rank: np.ndarray) -> Any:
             tensor = getattr(state, field.name)
             relocated = setup.collectives.relocate(tensor, before.rank, rank)
             rows[field.name] = relocated
+    memory = setup.federation.way.memory
+    # Ranks must ask for each other's rows in one order.
+    for name in sorted(memory.rows):
+        tensor = memory.rows[name]
+        memory.rows[name] = setup.collectives.relocate(tensor, before.rank, rank)
+    memory.num_clients = int(np.count_nonzero(rank == setup.world.role_rank))
     # Samples are not sent: every rank loads those of its new clients.
     setup.federation.settle(after, setup.shards)
     setup.clients = after

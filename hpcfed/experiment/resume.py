@@ -12,7 +12,7 @@ import torch
 
 from hpcfed.errors import UserError, count, no_checkpoint
 from hpcfed.experiment.assemble import Setup
-from hpcfed.experiment.checkpointing import as_array
+from hpcfed.experiment.checkpointing import WAY, as_array
 from hpcfed.experiment.stored import read_run
 from hpcfed.record import checkpoints
 from hpcfed.record.checkpoints import Checkpoint
@@ -137,9 +137,59 @@ def load(setup: Setup, checkpoint: Checkpoint, state: Any) -> Any:
                 )
         tensor = torch.from_numpy(rows)
         values[field.name] = tensor.to(like.device)
+    _remember(setup, checkpoint, holders)
     if setup.settings.options.has_server:
         setup.federation.server.restore(str(checkpoint.folder))
     return replace(state, **values)
+
+
+def _remember(
+    setup: Setup, checkpoint: Checkpoint, holders: dict[str, np.ndarray]
+) -> None:
+    """Read back what the way to the server has kept.
+
+    Its parts ask for it by name and kind, and refuse what is none of theirs.
+    """
+    memory, clients = setup.federation.way.memory, setup.federation.clients
+    for name in checkpoint.names(f"common.{WAY}"):
+        memory.shared[name.removeprefix(f"common.{WAY}")] = _numbers(checkpoint, name)
+    first = min(holders)
+    for name in checkpoint.names(f"{first}.{WAY}"):
+        kept = name.removeprefix(f"{first}.{WAY}")
+        memory.rows[kept] = _entries(checkpoint, kept, holders, clients)
+
+
+def _entries(
+    checkpoint: Checkpoint,
+    kept: str,
+    holders: dict[str, np.ndarray],
+    clients: np.ndarray,
+) -> torch.Tensor:
+    """Return the entries of this rank's clients, whichever ranks had them."""
+    found: torch.Tensor | None = None
+    for rank, theirs in holders.items():
+        name = f"{rank}.{WAY}{kept}"
+        entries = _numbers(checkpoint, name)
+        if found is None:
+            found = entries.new_empty(len(clients), *entries.shape[1:])
+        alike = entries.shape[1:] == found.shape[1:] and entries.dtype == found.dtype
+        if entries.shape[:1] != (len(theirs),) or not alike:
+            held = f"{entries.dtype} of shape {tuple(entries.shape)}"
+            raise checkpoint.refusal(name, held)
+        here = np.isin(clients, theirs)
+        positions = np.searchsorted(theirs, clients[here])
+        found[torch.from_numpy(here)] = entries[torch.from_numpy(positions)]
+    assert found is not None
+    return found
+
+
+def _numbers(checkpoint: Checkpoint, name: str) -> torch.Tensor:
+    """Read an array of a type that torch knows."""
+    array = checkpoint.read_any(name)
+    try:
+        return torch.from_numpy(array)
+    except TypeError:
+        raise checkpoint.refusal(name, str(array.dtype)) from None
 
 
 def _holders(checkpoint: Checkpoint, clients: np.ndarray) -> dict[str, np.ndarray]:

@@ -5,7 +5,6 @@ MPI, no CUDA, no file.
 `Federation` what travels between them and the server, and what the server does.
 """
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TypeVar
 
@@ -24,16 +23,13 @@ from hpcfed.federation.cohort import Cohort, Sent, member_rows, update_norms
 from hpcfed.federation.participants import MethodOptions
 from hpcfed.federation.selection import best_finite, scores_of
 from hpcfed.federation.training import LocalTraining
+from hpcfed.federation.way import Download, Upload, Way
 from hpcfed.record.timing import Timer
 from hpcfed.runtime.collectives import Collectives
 from hpcfed.runtime.device import on_device
 from hpcfed.server.client import ServerClient
 
 T = TypeVar("T")
-Tamper = Callable[[Tensor, Tensor, Cohort, Sent | None], Tensor]
-"""Changes uploads on the way to the server: takes what this rank's members were sent,
-their rows, the cohort, and which columns each sends; returns rows.
-"""
 
 
 class Federation(LocalTraining[MethodOptions]):
@@ -54,11 +50,11 @@ class Federation(LocalTraining[MethodOptions]):
         server: ServerClient | None = None,
         generated: Tensor | None = None,
         validation: Shard | None = None,
-        tamper: Tamper | None = None,
+        way: Way | None = None,
     ) -> None:
         """`generated` are the positions of the columns that the server's model is
         about. `validation` is the server's own data, the whole of it on every rank, as
-        the data of one client. `tamper` is what malicious clients do to uploads.
+        the data of one client. `way` is what lies between clients and the server.
         """
         super().__init__(
             config,
@@ -74,7 +70,7 @@ class Federation(LocalTraining[MethodOptions]):
         self._server = server
         self._generated = generated
         self._validation = validation
-        self._tamper = tamper
+        self.way = way or Way()
         self._aggregation = Aggregation(config, collectives)
 
     @property
@@ -98,11 +94,18 @@ class Federation(LocalTraining[MethodOptions]):
         With `everyone` clients that are not sampled get it, too.
         """
         with self._timer.phase("download"):
+            log = cohort.log
             receivers = self.num_holders if everyone else self._num_sending(cohort)
-            cohort.log.bytes_down += receivers * row.shape[-1] * row.element_size()
+            size = receivers * row.shape[-1] * row.element_size()
+            if self.way.packing is not None:
+                download = Download(row, cohort, everyone, log.downloads, size)
+                download = self.way.packing(download)
+                row, size = download.rows, download.size
+            log.downloads += 1
+            log.bytes_down += size
             # A view: the server's row is in memory once.
             rows = row.expand(len(cohort.here), -1)
-            cohort.log.downloaded = rows
+            log.downloaded = rows
             return rows
 
     def upload(
@@ -120,28 +123,52 @@ class Federation(LocalTraining[MethodOptions]):
         it is what the server has sent of them. Without, that is the last download.
         """
         log = cohort.log
-        downloaded = log.downloaded if beside is None else beside
-        if self._tamper is not None:
-            assert downloaded is not None, "a method downloads before it uploads"
-            with self._timer.phase("attack"):
-                rows = self._tamper(downloaded, rows, cohort, sent)
+        size: Tensor | int | None = None
+        if self.way.stages:
+            received = self._pass_stages(rows, cohort, sent, beside)
+            rows, size = received.rows, received.size
+        log.uploads += 1
         with self._timer.phase("upload"):
-            senders = self._num_sending(cohort)
-            # The same for all clients, so every rank knows it for all of them. What each
-            # client chooses only its rank knows, and the device: reading it would wait.
-            if sent is None:
-                log.bytes_up += senders * rows.shape[1] * rows.element_size()
-            elif senders:
-                size = sent.columns().sum() * rows.element_size()
-                log.bytes_up_here = log.bytes_up_here + size
+            self._count_bytes(rows, cohort, sent, size)
             # A method may upload something else than what it was sent, or unasked.
             start = log.downloaded if beside is None else None
             if start is not None and start.shape == rows.shape:
                 log.update_norms = update_norms(start, rows, sent)
-            if self._tamper is None:
-                # It may be a row for each member; only attackers need it again.
+            if not self.way.stages:
+                # It may be a row for each member; only stages need it again.
                 log.downloaded = None
         return rows
+
+    def _pass_stages(
+        self, rows: Tensor, cohort: Cohort, sent: Sent | None, beside: Tensor | None
+    ) -> Upload:
+        """Return what the server receives of an upload."""
+        start = cohort.log.downloaded if beside is None else beside
+        if start is None or start.shape[-1] != rows.shape[-1]:
+            start = rows.new_zeros(rows.shape[1])
+        start = start.expand(len(rows), -1)
+        upload = Upload(rows, start, cohort, sent, cohort.log.uploads)
+        for stage in self.way.stages:
+            with self._timer.phase(stage.phase):
+                upload = stage(upload)
+        return upload
+
+    def _count_bytes(
+        self, rows: Tensor, cohort: Cohort, sent: Sent | None, size: Tensor | int | None
+    ) -> None:
+        """Count what members send: `size` of each where it is packed."""
+        log, senders = cohort.log, self._num_sending(cohort)
+        if size is None and sent is None:
+            size = rows.shape[1] * rows.element_size()
+        # The same for all clients, so every rank knows it for all of them. What each
+        # client chooses only its rank knows, and the device: reading it would wait.
+        if isinstance(size, int):
+            log.bytes_up += senders * size
+        elif senders:
+            if size is None:
+                assert sent is not None
+                size = sent.columns().sum() * rows.element_size()
+            log.bytes_up_here = log.bytes_up_here + size.sum()
 
     def greet(self, rows: Tensor, cohort: Cohort, columns: int | None = None) -> Tensor:
         """Count the rows that clients who join are given to begin with, or so many
@@ -173,7 +200,7 @@ class Federation(LocalTraining[MethodOptions]):
             # A robust rule would bear diverged rows, and nobody would hear of them.
             if self.config.aggregation != "mean":
                 rows, cohort = self._finite_only(rows, cohort)
-            row = self._aggregation(rows, cohort)
+            row = self._aggregated(rows, cohort)
             # Look at the row that was made, the same on every rank: looking at all rows
             # would cost a pass over them.
             if bool(torch.isfinite(row).all()):
@@ -184,7 +211,7 @@ class Federation(LocalTraining[MethodOptions]):
                     f"all updates of round {cohort.round + 1} are finite, but not what "
                     "is made of them"
                 )
-            return self._aggregation(finite_rows, fewer)
+            return self._aggregated(finite_rows, fewer)
 
     def cluster_means(
         self,
@@ -273,6 +300,12 @@ class Federation(LocalTraining[MethodOptions]):
         this phase.
         """
         return self._timer.phase(phase)
+
+    def _aggregated(self, rows: Tensor, cohort: Cohort) -> Tensor:
+        row = self._aggregation(rows, cohort)
+        if self.way.after_mean is not None:
+            row = self.way.after_mean(row, cohort)
+        return row
 
     def _finite_only(self, rows: Tensor, cohort: Cohort) -> tuple[Tensor, Cohort]:
         """Return the rows that are finite, and the cohort of their clients; others count

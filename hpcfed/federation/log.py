@@ -45,6 +45,10 @@ class RoundLog:
     """
     downloaded: Tensor | None = None
     """What the server has sent to this rank's members, until they upload."""
+    uploads: int = 0
+    """Uploads of this round so far, such as rows and control variates."""
+    downloads: int = 0
+    """Downloads of this round so far."""
     server_report: LearningReport | None = None
     """What the server's model took, if it has learnt after this round."""
     on_trained: OnTrained | None = None

@@ -76,6 +76,10 @@ class Checkpoint:
         """Read an array of this kind (None: any length)."""
         return load(self.folder, name, dtype, shape)
 
+    def read_any(self, name: str) -> np.ndarray:
+        """Read an array of numbers whose kind somebody else checks."""
+        return _read(self.folder / f"{name}.npy")
+
     def refusal(self, name: str, held: str) -> UserError:
         """Return the error about an array that cannot be this run's, for what it holds."""
         return _refusal(self.folder / f"{name}.npy", held)
@@ -193,10 +197,7 @@ def load(
     A checksum does not say whose file it is, so type and shape are checked, too.
     """
     path = folder / f"{name}.npy"
-    try:
-        array = _load(path)
-    except Exception as error:  # whatever numpy says of a header that somebody made up
-        raise UserError(f"{path} cannot be read: {one_line(error)}") from None
+    array = _read(path)
     fits = array.ndim == len(shape)
     fits = fits and array.dtype == dtype
     for asked, found in zip(shape, array.shape, strict=False):
@@ -204,6 +205,13 @@ def load(
     if not fits:
         raise _refusal(path, f"{array.dtype} of shape {array.shape}")
     return array
+
+
+def _read(path: Path) -> np.ndarray:
+    try:
+        return _load(path)
+    except Exception as error:  # whatever numpy says of a header that somebody made up
+        raise UserError(f"{path} cannot be read: {one_line(error)}") from None
 
 
 def _refusal(path: Path, held: str) -> UserError:
