@@ -1,8 +1,8 @@
 """Writing checkpoints: when one is due, what is in it, and that all ranks agree on it.
 
 Random numbers are keyed by round and client, so a checkpoint holds the method's state,
-what the way to the server keeps, the server's state and the results, and nothing else. Rows are stored with the ids of their
-clients: any number of ranks can go on.
+what the way to the server keeps, the server's state and the results, and nothing else.
+Rows are stored with the ids of their clients: any number of ranks can go on.
 """
 
 import hashlib
