@@ -165,6 +165,8 @@ def _log_figures(setup: Setup, log: RoundLog) -> dict[str, float]:
     figures["excluded"] = len(log.excluded)
     if log.update_norms is not None:
         figures |= norm_figures(log.update_norms.cpu().numpy())
+    if log.arrived is not None:
+        figures["arrived"] = len(log.arrived)
     if log.selected is not None:
         attackers = np.isin(log.selected, setup.dealt.attackers)
         figures["kept"] = len(log.selected)

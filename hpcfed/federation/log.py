@@ -1,5 +1,6 @@
 """What one round did on this rank: the round makes the log, and the recorder reads it."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -43,6 +44,18 @@ class RoundLog:
     """Ids of the clients with data whose uploads the server has selected; None for
     methods that select none.
     """
+    arrived: np.ndarray | None = None
+    """Ids of the members of all ranks whose uploads the server has; None: all of them."""
+    virtual_seconds: float = math.nan
+    """Virtual time since the run's start at which this round ended; NaN in runs without
+    a clock, as below in runs without what they tell.
+    """
+    staleness: float = math.nan
+    """Mean number of versions that the round's uploads were behind."""
+    clip_norm: Tensor | float = math.nan
+    """Norm to which this round's updates were clipped."""
+    epsilon: float = math.nan
+    """Privacy spent after this round."""
     downloaded: Tensor | None = None
     """What the server has sent to this rank's members, until they upload."""
     uploads: int = 0
