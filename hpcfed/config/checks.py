@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from hpcfed.config.aggregation import aggregation_switches, check_aggregation
 from hpcfed.config.data import check_data, data_switches
 from hpcfed.config.declare import Switch, flag_of
+from hpcfed.config.devices import check_devices, device_switches
 from hpcfed.config.machine import check_server_ranks, check_waiting, check_workers
 from hpcfed.config.malicious import check_flip, check_malicious, malicious_switches
 from hpcfed.config.memory import check_results, check_synthetic
@@ -41,6 +42,7 @@ def check(settings: Settings, launch: Launch) -> None:
     check_malicious(config, method)
     check_flip(config, config.dataset, config.data())
     check_task(config)
+    check_devices(config)
     # After the attack's own check: "unknown attack" says more than "changes nothing".
     check_switches(settings)
     check_aggregation(config, method)
@@ -84,6 +86,7 @@ def _switches(settings: Settings) -> Iterable[Switch]:
     # Where two speak of one option, `idle` reports the later.
     yield from malicious_switches(config)
     yield from aggregation_switches(config)
+    yield from device_switches(config)
     yield from run_switches(config)
     yield from recording_switches(config)
     yield from newcomer_switches(config)

@@ -8,6 +8,7 @@ from hpcfed import plugins
 from hpcfed.config.aggregation import AggregationOptions
 from hpcfed.config.data import DataOptions
 from hpcfed.config.declare import OptionGroup
+from hpcfed.config.devices import DeviceOptions
 from hpcfed.config.machine import MachineOptions
 from hpcfed.config.malicious import MaliciousOptions
 from hpcfed.config.newcomers import NewcomerOptions
@@ -27,15 +28,23 @@ GROUPS: tuple[type[OptionGroup], ...] = (
     OptimiserOptions,
     AggregationOptions,
     MaliciousOptions,
+    DeviceOptions,
     MachineOptions,
 )
 """The groups in the order of `hpcfed run --help`."""
 
 
 # Pydantic lists the fields of the last base first, and records follow its order: data,
-# partition, training and optimiser, then aggregation, attacks and the machine. The groups of the
-# run and of newcomers come before all of them, because others inherit them.
-class RunConfig(MachineOptions, MaliciousOptions, AggregationOptions, OptimiserOptions):
+# partition, training and optimiser, then aggregation, attacks, devices and the machine.
+# The groups of the run and of newcomers come before all of them, because others inherit
+# them.
+class RunConfig(
+    MachineOptions,
+    DeviceOptions,
+    MaliciousOptions,
+    AggregationOptions,
+    OptimiserOptions,
+):
     """The options that every run has, whatever its method."""
 
     @field_validator("method", "model", "dataset")

@@ -38,6 +38,10 @@ SYNONYMS = {
     "classes_per_client": "shards shards_per_client num_classes_per_client "
     "labels_per_client num_shards",
     "aggregation": "aggregate defense defence aggregation_rule robust",
+    "devices": "device_profile device_capacity system_heterogeneity",
+    "dropout_rate": "client_dropout drop_rate dropout_probability failure_rate",
+    "deadline": "round_deadline round_timeout timeout",
+    "oversample": "over_selection overcommit overcommitment over_sample",
     "dataset": "data data_set dataset_name",
     "dataset_options": "dataset_kwargs dataset_args data_options data_args data_kwargs",
     "data_seed": "partition_seed split_seed dataset_seed",

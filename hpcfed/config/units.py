@@ -60,5 +60,17 @@ def _read_seconds(value: Any) -> Any:
     return value
 
 
+def _read_bytes_per_second(value: Any) -> Any:
+    """Parse text with a unit; a plain number is bytes per second."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return float(value)
+    except ValueError:
+        return parse_bytes_per_second(value, "6Mb/s")
+
+
 Seconds = Annotated[float | None, BeforeValidator(_read_seconds)]
 """A time as an option of a run: text with a unit, or seconds."""
+BytesPerSecond = Annotated[float, BeforeValidator(_read_bytes_per_second)]
+"""A speed as an option of a run: text with a unit, or bytes per second."""
