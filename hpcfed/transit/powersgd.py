@@ -1,0 +1,116 @@
+"""PowerSGD (Vogels et al. 2019): each matrix of an update by two thin factors.
+
+Algorithm 1, for every client by itself: P = M Q, orthonormal columns P̂ of P, Q = Mᵀ P̂;
+P̂ and Q are sent, and M arrives as P̂ Qᵀ, the projection of M on the columns of P̂. Each
+client begins with its Q of the last time: one step of power iteration each time. A
+convolution is a matrix with a row for each output channel. Vectors, and matrices whose
+factors would be larger than they are, travel as they are.
+
+A column of Q that is 0, as all are before the first time, is drawn at random.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor
+
+from hpcfed.models.layout import Entry
+from hpcfed.runtime import randomness
+from hpcfed.transit.compressors import Packed, Updates
+
+
+@dataclass(frozen=True)
+class PowerSGD:
+    entries: Sequence[Entry]
+    """The tensors that the columns hold."""
+    rank: int
+
+    @property
+    def name(self) -> str:
+        return f"PowerSGD of rank {self.rank}"
+
+    def warm_columns(self, columns: int) -> int:
+        """Return the numbers of all matrices' Q."""
+        return sum(self.rank * width for _, _, width in self._matrices())
+
+    def __call__(self, updates: Updates) -> Packed:
+        rows = updates.values
+        last = self.entries[-1].stop
+        assert rows.shape[1] == last, f"{rows.shape[1]} columns, not {last}"
+        assert updates.warm is not None
+        number = rows.element_size()
+        values = rows.clone()
+        first = randomness.uniform(updates.keys, updates.warm.shape[1])
+        # Around 0: the columns of positive matrices are nearly parallel.
+        first = first.to(rows.dtype) - 0.5
+        warm = torch.empty_like(updates.warm)
+        size: Tensor | int = rows.shape[1] * number
+        if updates.sent is not None:
+            size = updates.sent.sum(1) * number
+        begin = 0
+        for entry, height, width in self._matrices():
+            columns = slice(entry.start, entry.stop)
+            kept = slice(begin, begin + self.rank * width)
+            begin = kept.stop
+            matrix = rows[:, columns].unflatten(1, (height, width))
+            q = updates.warm[:, kept].unflatten(1, (width, self.rank))
+            drawn = first[:, kept].unflatten(1, (width, self.rank))
+            approximation, q = low_rank(matrix, q, drawn)
+            warm[:, kept] = q.flatten(1)
+            factors = (height + width) * self.rank * number
+            if updates.sent is None:
+                values[:, columns] = approximation.flatten(1)
+                size += factors - (entry.stop - entry.start) * number
+                continue
+            sent = updates.sent[:, columns]
+            dense = sent.sum(1) * number
+            # Who sends a few columns of a matrix sends them as they are.
+            packs = dense > factors
+            arrived = approximation.flatten(1).where(sent, 0)
+            values[:, columns] = arrived.where(packs[:, None], values[:, columns])
+            size = size + packs * (factors - dense)
+        return Packed(values, size, warm)
+
+    def _matrices(self) -> Iterator[tuple[Entry, int, int]]:
+        """Yield each tensor that is worth it, with its height and width as a matrix."""
+        for entry in self.entries:
+            if not entry.is_matrix:
+                continue
+            height, width = entry.shape[0], prod(entry.shape[1:])
+            if (height + width) * self.rank < height * width:
+                yield entry, height, width
+
+
+def low_rank(matrix: Tensor, warm: Tensor, drawn: Tensor) -> tuple[Tensor, Tensor]:
+    """Return P̂ Qᵀ and Q of each member's matrix, [members, height, width].
+
+    `warm` and `drawn` are [members, width, rank].
+    """
+    alive = warm.abs().sum(1, keepdim=True) > 0
+    q = warm.where(alive, drawn)
+    p = orthonormal(matrix @ q)
+    q = matrix.mT @ p
+    return p @ q.mT, q
+
+
+def orthonormal(columns: Tensor) -> Tensor:
+    """Return columns of length one at right angles, by Gram and Schmidt; 0 in place of
+    one that depends on those before it.
+
+    A few operations for all members: a GPU would factorise them one by one.
+    """
+    least = 100 * torch.finfo(columns.dtype).eps
+    basis = columns[:, :, :0]
+    for column in columns.split(1, dim=2):
+        before = torch.linalg.vector_norm(column, dim=1, keepdim=True)
+        # Twice: once leaves roundings as large as what is left of a dependent column.
+        for _ in range(2):
+            column = column - basis @ (basis.mT @ column)
+        length = torch.linalg.vector_norm(column, dim=1, keepdim=True)
+        independent = length > least * before
+        # A comparison with NaN is False, but a client that has diverged must be seen.
+        unit = (column / length).where(independent | length.isnan(), 0)
+        basis = torch.cat([basis, unit], 2)
+    return basis
