@@ -128,7 +128,7 @@ def test_own_networks_train_as_one_client_alone(name: str, device: str) -> None:
     network, sample = make(name)
     layout, shard = Layout.of(network), some_data(sample, device)
     engine = engine_of(network, sample, device=torch.device(device))
-    assert engine.mode == NETWORKS[name][2]
+    assert engine.mode == NETWORKS[name][2], engine.reason
     assert bool(engine.reason) == (engine.mode != "batched")
     row = layout.row(network, dtype=torch.float64).to(device)
     rows = row.expand(len(SIZES), -1)
