@@ -6,6 +6,7 @@ import numpy as np
 
 from hpcfed import plugins
 from hpcfed.clients.placement import Clients
+from hpcfed.config.chain import chain
 from hpcfed.errors import count
 from hpcfed.experiment.assemble import Setup
 from hpcfed.models.hugging_face import is_hugging_face
@@ -31,6 +32,10 @@ def opening_lines(setup: Setup) -> Iterator[str]:
     layout = setup.federation.layout
     yield from setup.settings.options.remarks(layout, config.network())
     yield from _arithmetic(setup)
+    links = chain(config, setup.settings.options)
+    if len(links) > 1:
+        # Every upload is aggregated: that alone says nothing.
+        yield f"uploads: {' → '.join(links)}"
     yield from _supplement(setup)
     # A client without data is easily overlooked: it makes no error, only bad figures.
     yield from _dataless(setup, setup.clients, "")

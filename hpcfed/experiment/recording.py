@@ -12,6 +12,7 @@ from hpcfed import plugins
 from hpcfed.clients import initial
 from hpcfed.clients.balance import MAX_RELOCATIONS
 from hpcfed.config import RunConfig
+from hpcfed.config.chain import chain_line
 from hpcfed.errors import one_line
 from hpcfed.experiment.assemble import Setup
 from hpcfed.experiment.evaluate import AfterTraining, Evaluation
@@ -229,6 +230,7 @@ def open_results(setup: Setup, folder: Path) -> ResultsWriter:
             "validation_samples": len(setup.dealt.partition.validation),
             "leaked_samples": setup.dealt.supplement.leaked,
             "data": setup.data,
+            "uploads": chain_line(config, setup.settings.options),
             # Older files are all of classification.
             **({} if task == "classification" else {"task": task}),
         },

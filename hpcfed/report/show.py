@@ -42,6 +42,9 @@ def show(record: RunRecord, console: Console) -> None:
     if len(record.evaluated) < record.facts["clients"]:
         sample = count(len(record.evaluated), "client")
         say(console, f"clients are judged by a sample of {sample}")
+    uploads = record.facts.get("uploads")
+    if uploads:
+        say(console, f"uploads: {uploads}")
     for table in _tables(record) if record.rounds_done else ():
         console.print()
         console.print(table)

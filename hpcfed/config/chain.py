@@ -1,0 +1,48 @@
+"""The way of an upload in words, from the client to the server's new row."""
+
+from collections.abc import Iterator
+
+from hpcfed.config.runconfig import RunConfig
+from hpcfed.config.traits import MethodTraits
+from hpcfed.errors import count
+
+
+def chain(config: RunConfig, method: MethodTraits | None = None) -> list[str]:
+    """Return what an upload passes, in order: attack, clip, compress, noise, arrive,
+    aggregate; only the parts that the run asks for.
+
+    Without a method, nobody asks whether it uploads anything.
+    """
+    if method is not None and not method.uploads:
+        return []
+    return [*_attack(config), *_arrive(config), *_aggregate(config)]
+
+
+def chain_line(config: RunConfig, method: MethodTraits | None = None) -> str:
+    """Return the chain in one line; empty where clients upload nothing."""
+    return " → ".join(chain(config, method))
+
+
+def _attack(config: RunConfig) -> Iterator[str]:
+    if config.attack != "none":
+        attackers = count(config.num_attackers, "attacker")
+        yield f"attack: {config.attack} by {attackers}"
+
+
+def _arrive(config: RunConfig) -> Iterator[str]:
+    if config.devices == "none":
+        return
+    losses = []
+    if config.deadline is not None:
+        cut = ", as far as they come" if config.partial else ""
+        losses.append(f"within {config.deadline:g} s{cut}")
+    if config.oversample > 1:
+        invited = config.invited_among(config.clients)
+        losses.append(f"the first {config.cohort_size} of {invited}")
+    if config.dropout_rate:
+        losses.append(f"{config.dropout_rate:.0%} lost")
+    yield "arrive: " + (", ".join(losses) or "all are waited for")
+
+
+def _aggregate(config: RunConfig) -> Iterator[str]:
+    yield f"aggregate: {config.aggregation}"

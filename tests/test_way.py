@@ -1,0 +1,69 @@
+"""The way between clients and the server: its memory, and what is said of it."""
+
+import pytest
+import torch
+
+from hpcfed.config import RunConfig
+from hpcfed.config.chain import chain, chain_line
+from hpcfed.config.traits import MethodTraits
+from hpcfed.errors import UserError
+from hpcfed.federation.way import Memory
+
+
+def test_memory_begins_with_zeros_and_keeps_what_is_written() -> None:
+    memory = Memory(3)
+    like = torch.empty(2, dtype=torch.float64)
+    rows = memory.owned("residual", like)
+    assert rows.tolist() == [[0, 0], [0, 0], [0, 0]]
+    rows[1] = 7
+    assert memory.owned("residual", like).tolist() == [[0, 0], [7, 7], [0, 0]]
+    assert memory.owned("residual", like).dtype == torch.float64
+
+
+def test_memory_returns_the_first_value_until_one_is_kept() -> None:
+    memory = Memory(0)
+    first = torch.tensor(0.1)
+    assert memory.common("norm", first) is first
+    memory.keep("norm", torch.tensor(0.2))
+    assert memory.common("norm", first) == torch.tensor(0.2)
+
+
+@pytest.mark.parametrize("like", [torch.empty(3), torch.empty(2, dtype=torch.int64)])
+def test_memory_of_another_kind_is_refused(like: torch.Tensor) -> None:
+    """A checkpoint may hold anything."""
+    memory = Memory(4, rows={"residual": torch.zeros(4, 2)})
+    memory.keep("norm", torch.zeros(2))
+    with pytest.raises(UserError, match="the checkpoint's residual"):
+        memory.owned("residual", like)
+    with pytest.raises(UserError, match="the checkpoint's norm"):
+        memory.common("norm", like)
+
+
+def test_the_chain_of_a_plain_run_is_its_aggregation() -> None:
+    assert chain(RunConfig()) == ["aggregate: mean"]
+
+
+def test_the_chain_says_who_attacks_and_who_arrives() -> None:
+    config = RunConfig(
+        clients=100,
+        participation=0.1,
+        attack="ipm",
+        attackers=3,
+        devices="lognormal",
+        deadline=30,
+        oversample=1.3,
+        dropout_rate=0.05,
+        aggregation="median",
+    )
+    assert chain(config) == [
+        "attack: ipm by 3 attackers",
+        "arrive: within 30 s, the first 10 of 13, 5% lost",
+        "aggregate: median",
+    ]
+
+
+def test_a_method_without_uploads_has_no_chain() -> None:
+    class Silent(MethodTraits):
+        uploads = False
+
+    assert chain_line(RunConfig(), Silent()) == ""
