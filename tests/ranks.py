@@ -76,6 +76,8 @@ GENFED = Family(
         "trimmed": "--attack noise --attack-strength 5 --aggregation trimmed-mean --tolerance 0.3",
         "krum": "--attack sign-flip --attackers 2 --aggregation krum",
         "multi-krum": "--attack ipm --attack-strength 9 --aggregation multi-krum --deterministic",
+        "fedasync": "--method fedasync --attack sign-flip --attackers 2 --concurrency 4 --dropout-rate 0.2",
+        "fedbuff": "--method fedbuff --buffer 4 --concurrency 9 --attack noise --attackers 3",
         "seeds": "--method genfedumf --attack mimic --attackers 0.3 --aggregation median --seeds 3,1 --umf-beta 0.5",
     },
     moving="--method genfedumf --attack mimic --attackers 3 --rho-max 2",

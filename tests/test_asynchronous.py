@@ -1,15 +1,27 @@
 """FedAsync and FedBuff: who trains when, and both methods against a naive event loop."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from math import inf
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
+from hpcfed.cli import parse_run
+from hpcfed.clients.pull import Pull, Strengths
+from hpcfed.config import check
 from hpcfed.errors import UserError
-from hpcfed.methods._timetable import Arrival, Pace, Presence, Timetable, waves
+from hpcfed.experiment.assemble import Setup
+from hpcfed.federation.cohort import Cohort
+from hpcfed.federation.log import RoundLog
+from hpcfed.methods._timetable import Arrival, Pace, Timetable, waves
+from hpcfed.runtime.launcher import Launch
+from tests.federations import assembled, rounds
 
 IDS = np.array([4, 7, 9])
 SECONDS = np.array([1.0, 2.0, 5.0])
@@ -77,10 +89,10 @@ def test_lost_uploads_leave_their_place_when_they_would_have_come() -> None:
     assert table.lost == 1
 
 
-class Shifts(Presence):
+class Shifts:
     """Client 4 is there before 2 s, client 9 from 10 to 18 s, client 7 never."""
 
-    def among(self, now: float) -> np.ndarray:
+    def at(self, now: float) -> np.ndarray:
         return np.array([now < 2, False, 10 <= now < 18])
 
     def next(self, now: float) -> float:
@@ -154,3 +166,283 @@ def test_nobody_left_to_invite() -> None:
     assert [one.client for one in table.receive(2, lambda: 0.0)] == [4, 4]
     assert len(table.training) == 3
     assert table.training[0].seconds == pytest.approx(2.0)
+
+
+# Both methods against a naive event loop
+
+
+Staleness = Callable[[int], float]
+
+
+@dataclass
+class Naive:
+    """A server and its clients, one event after the other: whoever arrives is trained
+    then, alone, from the row that it was given.
+    """
+
+    setup: Setup
+    places: int
+    buffer: int
+    staleness: Staleness
+    rate: float
+    """α of FedAsync, or η_g of FedBuff."""
+    bad: int | None = None
+    """A client whose uploads do not count."""
+
+    def __post_init__(self) -> None:
+        fed = self.setup.federation
+        self.fed = fed
+        self.w = fed.initial_row()
+        self.now, self.version, self.lost = 0.0, 0, 0
+        self.waiting: list[tuple[int, Tensor]] = []
+        self.events: list[tuple[float, int, int, bool, Tensor]] = []
+        devices = fed.way.devices
+        assert devices is not None
+        ids = np.arange(len(fed.sizes))
+        steps = -(-fed.sizes // fed.config.batch_size) * fed.config.epochs
+        size = fed.layout.num_columns * 8
+        self.seconds = devices.seconds(ids, steps, size, size)
+
+    def invite(self, generator: np.random.Generator) -> None:
+        busy = {client for _, client, *_ in self.events}
+        idle = [c for c, n in enumerate(self.fed.sizes) if n and c not in busy]
+        while len(busy) < self.places and idle:
+            client = idle.pop(int(generator.random() * len(idle)))
+            busy.add(client)
+            rate = self.fed.config.dropout_rate
+            lost = bool(rate) and generator.random() < rate
+            arrival = self.now + self.seconds[client]
+            self.events.append((arrival, client, self.version, lost, self.w))
+
+    def round(self, number: int) -> tuple[list[int], list[int]]:
+        """Return the clients that arrive, and how many versions each is behind."""
+        generator = self.fed.generator("invitations", number)
+        clients, behind = [], []
+        phase, existing, in_wave = 0, self.version, set[int]()
+        self.invite(generator)
+        while len(clients) < self.fed.config.cohort_size:
+            event = min(self.events, key=lambda event: event[:2])
+            self.events.remove(event)
+            self.now, client, version, lost, start = event
+            if lost:
+                self.lost += 1
+            else:
+                if version > existing or client in in_wave:
+                    phase, existing, in_wave = phase + 1, self.version, set()
+                in_wave.add(client)
+                clients.append(client)
+                behind.append(self.version - version)
+                weight = self.staleness(self.version - version)
+                row = self.trained(start, client, number, phase)
+                self.receive(row, start, weight, client)
+            self.invite(generator)
+        return clients, behind
+
+    def trained(self, start: Tensor, client: int, round: int, phase: int) -> Tensor:
+        purpose = f"training, phase {phase}" if phase else "training"
+        rows, _ = self.fed._descend(
+            purpose,
+            start[None],
+            np.array([client]),
+            self.fed.recipe(round),
+            round=round,
+            columns=None,
+            pull=self.pull(start),
+        )
+        return rows[0]
+
+    def pull(self, start: Tensor) -> Pull | None:
+        return None
+
+    def receive(self, row: Tensor, start: Tensor, weight: float, client: int) -> None:
+        raise NotImplementedError
+
+
+class NaiveAsync(Naive):
+    def receive(self, row: Tensor, start: Tensor, weight: float, client: int) -> None:
+        share = self.rate * weight
+        if client != self.bad:
+            self.w = (1 - share) * self.w + share * row
+        self.version += 1
+
+    def pull(self, start: Tensor) -> Pull | None:
+        mu = self.fed.options.prox_mu
+        return Pull(Strengths(squared=mu), reference=start[None]) if mu else None
+
+
+class NaiveBuff(Naive):
+    def receive(self, row: Tensor, start: Tensor, weight: float, client: int) -> None:
+        samples = 0 if client == self.bad else int(self.fed.sizes[client])
+        self.waiting.append((samples, weight * (row - start)))
+        if len(self.waiting) == self.buffer:
+            total = sum(samples for samples, _ in self.waiting)
+            for samples, update in self.waiting:
+                share = samples / total if samples else 0.0
+                self.w = self.w + self.rate * share * update
+            self.waiting.clear()
+            self.version += 1
+
+
+def federation(method: str, **values: Any) -> Setup:
+    usual = {"clients": 8, "cohort": 6, "epochs": 1, "batch_size": 60, "alpha": 0.3}
+    return assembled(method=method, **{**usual, **values})
+
+
+ASYNC: list[tuple[dict[str, Any], Staleness]] = [
+    ({"staleness": "constant", "mixing": 0.3}, lambda d: 1.0),
+    (
+        {"staleness": "hinge", "staleness_a": 3.0, "staleness_b": 2, "prox_mu": 0.5},
+        lambda d: 1.0 if d <= 2 else 1 / (3 * (d - 2) + 1),
+    ),
+    ({"concurrency": 3, "dropout_rate": 0.3}, lambda d: (d + 1) ** -0.5),
+]
+
+
+@pytest.mark.parametrize(("options", "staleness"), ASYNC)
+def test_fedasync_is_the_naive_loop(
+    options: dict[str, Any], staleness: Staleness
+) -> None:
+    s = federation("fedasync", **options)
+    places = options.get("concurrency", 6)
+    mixing = options.get("mixing", 0.6)
+    same_as(NaiveAsync(s, places, 1, staleness, mixing), s)
+
+
+BUFF: list[tuple[dict[str, Any], Staleness]] = [
+    ({"buffer": 4}, lambda d: (d + 1) ** -0.5),
+    ({"buffer": 1, "staleness_a": 1.5, "server_lr": 0.4}, lambda d: (d + 1) ** -1.5),
+    # Buffers that last for more than a round, and clients that come back meanwhile.
+    ({"buffer": 9, "staleness": "constant", "concurrency": 8}, lambda d: 1.0),
+    (
+        {"buffer": 2, "dropout_rate": 0.4, "speed_spread": 2.0},
+        lambda d: (d + 1) ** -0.5,
+    ),
+]
+
+
+@pytest.mark.parametrize(("options", "staleness"), BUFF)
+def test_fedbuff_is_the_naive_loop(
+    options: dict[str, Any], staleness: Staleness
+) -> None:
+    s = federation("fedbuff", **options)
+    places, rate = options.get("concurrency", 6), options.get("server_lr", 1.0)
+    same_as(NaiveBuff(s, places, options["buffer"], staleness, rate), s)
+
+
+def same_as(naive: Naive, s: Setup) -> None:
+    """Four rounds have the naive loop's rows, times, staleness and bytes."""
+    logs: list[RoundLog] = []
+    size = s.federation.layout.num_columns * 8
+    lost = 0
+    for round, state in rounds(s, 4, logs):
+        clients, behind = naive.round(round)
+        log = logs[-1]
+        assert log.arrived is not None and log.arrived.tolist() == clients
+        assert log.cohort_size == len(clients)
+        assert log.staleness == pytest.approx(np.mean(behind))
+        assert log.virtual_seconds == pytest.approx(naive.now, rel=1e-12)
+        assert log.bytes_up == len(clients) * size
+        assert log.bytes_down == (len(clients) + naive.lost - lost) * size
+        assert log.update_norms is not None and len(log.update_norms) == len(clients)
+        lost = naive.lost
+        torch.testing.assert_close(state.w, naive.w, rtol=1e-10, atol=1e-12)
+        assert len(state.versions) <= naive.places
+    assert max(behind) > 0, "nothing was stale: choose other options"
+
+
+@pytest.mark.parametrize("method", ["fedasync", "fedbuff"])
+def test_an_upload_that_is_not_finite_changes_nothing(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes its place in the buffer, and has no weight; a buffer of such uploads
+    alone is no step.
+    """
+    options = {} if method == "fedasync" else {"buffer": 2}
+    s = federation(method, **options)
+    fed, honest, bad = s.federation, s.federation.train, 3
+
+    def train(rows: Tensor, cohort: Cohort, **how: Any) -> Tensor:
+        trained = honest(rows, cohort, **how).clone()
+        trained[torch.from_numpy(cohort.clients == bad)] = float("nan")
+        return trained
+
+    monkeypatch.setattr(fed, "train", train)
+    kind, buffer, rate = (
+        (NaiveAsync, 1, 0.6) if method == "fedasync" else (NaiveBuff, 2, 1.0)
+    )
+    naive = kind(s, 6, buffer, lambda d: (d + 1) ** -0.5, rate, bad=bad)
+    logs: list[RoundLog] = []
+    excluded = 0
+    for round, state in rounds(s, 4, logs):
+        clients, _ = naive.round(round)
+        assert logs[-1].excluded == {bad} & set(clients)
+        excluded += bad in clients
+        torch.testing.assert_close(state.w, naive.w, rtol=1e-10, atol=1e-12)
+    assert excluded, "the bad client never arrived"
+
+
+def test_fedbuff_of_single_fresh_updates_is_fedasync() -> None:
+    """Where one client trains at a time nothing is stale, and w + η_g (x − w) is (1 − α)
+    w + α x.
+    """
+    usual = {"concurrency": 1, "cohort": 5}
+    one = federation("fedasync", mixing=0.3, **usual)
+    other = federation("fedbuff", buffer=1, server_lr=0.3, **usual)
+    for (_, mixed), (_, moved) in zip(rounds(one, 2), rounds(other, 2), strict=True):
+        torch.testing.assert_close(mixed.w, moved.w, rtol=1e-12, atol=1e-14)
+
+
+def test_a_buffer_averages_running_statistics() -> None:
+    """The server's rate is for parameters: statistics are the buffer's mean."""
+    s = federation("fedbuff", model="cnn-bn", buffer=3, cohort=3, server_lr=0.1)
+    fed, state = s.federation, s.method.init(s.federation)
+    seen: list[tuple[np.ndarray, Tensor]] = []
+    cohort = fed.sample(0)
+    cohort.log.on_trained = lambda here, rows: seen.append((here, rows))
+    after = s.method.round(fed, state, cohort)
+    ids = np.concatenate([here for here, _ in seen])
+    rows = torch.cat([rows for _, rows in seen])
+    weights = torch.from_numpy(fed.sizes[ids] / fed.sizes[ids].sum())
+    mean = weights @ rows
+    parameters = fed.layout.num_parameters
+    assert parameters < fed.layout.num_columns
+    torch.testing.assert_close(after.w[parameters:], mean[parameters:])
+    step = 0.1 * (mean - state.w)[:parameters]
+    torch.testing.assert_close(after.w[:parameters], state.w[:parameters] + step)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--deadline 30", "--deadline: method fedbuff waits for nobody"),
+        ("--oversample 1.5 --cohort 2", "--oversample: method fedbuff waits"),
+        ("--deadline 3 --partial", "--deadline: method fedbuff waits for nobody"),
+        ("--devices none", "--devices none, but clients of method fedbuff"),
+        ("--concurrency 30", "--concurrency 30, but there are 20 clients"),
+        ("--aggregation median", "method fedbuff takes no mean of uploads"),
+        ("--staleness-b 2", "--staleness-b changes nothing without --staleness hinge"),
+        ("--staleness constant --staleness-a 2", "--staleness-a changes nothing"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_in_one_line(words: str, said: str) -> None:
+    settings_of = ["--method", "fedbuff", *words.split()]
+    with pytest.raises(UserError) as refused:
+        check(parse_run(settings_of), Launch("none", 0, 1))
+    assert said in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_a_timetable_of_another_run_is_refused() -> None:
+    s = federation("fedbuff", buffer=4)
+    fed, state = s.federation, s.method.init(s.federation)
+    state = s.method.round(fed, state, fed.sample(0))
+    nobody = state.training.clone()
+    nobody[0, 1] = 99
+    twice = torch.cat([state.training, state.training[:1]])
+    fewer = replace(state, versions=state.versions[1:])
+    for wrong in (
+        replace(state, training=nobody),
+        replace(state, training=twice),
+        fewer,
+    ):
+        with pytest.raises(UserError, match="timetable is not of this run"):
+            s.method.round(fed, wrong, fed.sample(1))

@@ -786,7 +786,13 @@ def with_bad_clients(
     return s
 
 
-@pytest.mark.parametrize("method", methods.names())
+IN_ROUNDS = [
+    name for name in methods.names() if not methods.load(name).Options.asynchronous
+]
+"""Methods whose uploads are those of the cohort; `test_asynchronous` has the others."""
+
+
+@pytest.mark.parametrize("method", IN_ROUNDS)
 def test_every_method_leaves_a_bad_update_out(
     method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -817,7 +823,7 @@ def test_a_round_overwrites_only_the_fields_that_say_so(method: str) -> None:
         state = after
 
 
-@pytest.mark.parametrize("method", methods.names())
+@pytest.mark.parametrize("method", IN_ROUNDS)
 def test_every_method_stops_at_a_bad_update_if_it_must(
     method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

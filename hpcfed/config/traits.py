@@ -19,6 +19,10 @@ class MethodTraits(OptionGroup):
     """
     all_train: ClassVar[bool] = False
     """Whether clients also train in rounds for which they were not sampled."""
+    asynchronous: ClassVar[bool] = False
+    """Whether clients train at their own pace, on a timetable of the method's: then no
+    clock closes rounds.
+    """
     names_layers: ClassVar[bool] = False
     """Whether the method names layers that a network may lack; `check_layout` then
     judges the network.

@@ -55,8 +55,8 @@ class AfterTraining:
     """Judges the participants of a round on their own test data, as their local training
     leaves them: the round's log hands it their rows.
 
-    A method that hands over rows several times is judged by the last; one that never
-    does, by none.
+    A client whose row is handed over several times is judged by the last; a method that
+    never does so, by none.
     """
 
     def __init__(self, setup: Setup, fed: Federation) -> None:
@@ -64,7 +64,7 @@ class AfterTraining:
         self._setup = setup
         self._fed = fed
         # What is known on this rank: clients by id, and the accuracy of each.
-        self._ids = torch.empty(0, dtype=torch.int64, device=fed.device)
+        self._ids = np.empty(0, np.int64)
         self._accuracy = torch.empty(0, dtype=torch.float64, device=fed.device)
 
     def __call__(self, here: np.ndarray, rows: Tensor) -> None:
@@ -76,11 +76,14 @@ class AfterTraining:
         fed = self._fed
         with self._setup.timer.phase("evaluate"):
             score = fed.evaluate(rows, here)
-            self._ids = on_device(fed.clients[here], fed.device)
-            has_data = on_device(fed.sizes[fed.clients[here]] > 0, fed.device)
+            ids = fed.clients[here]
+            has_data = on_device(fed.sizes[ids] > 0, fed.device)
             # A cohort in which nobody has data stays as drawn, but has not trained.
-            accuracy = metric("accuracy", score.sums)
-            self._accuracy = accuracy.where(has_data, torch.nan)
+            accuracy = metric("accuracy", score.sums).where(has_data, torch.nan)
+            others = np.flatnonzero(~np.isin(self._ids, ids))
+            earlier = self._accuracy[on_device(others, fed.device)]
+            self._ids = np.concatenate([self._ids[others], ids])
+            self._accuracy = torch.cat([earlier, accuracy])
 
     def totals(self) -> Tensor:
         """Return the sum of the accuracies of this rank's participants that have test
@@ -96,8 +99,9 @@ class AfterTraining:
         # Every rank fills in its own clients. The others' entries stay 0, and the sums
         # of 1 tell who took part at all: 0 / 0 is NaN.
         sums = self._accuracy.new_zeros(2, len(self._fed.sizes))
-        sums[0, self._ids] = self._accuracy
-        sums[1, self._ids] = 1
+        ids = on_device(self._ids, self._fed.device)
+        sums[0, ids] = self._accuracy
+        sums[1, ids] = 1
         accuracy, took_part = self._setup.collectives.allreduce(sums).cpu()
         found: np.ndarray = (accuracy / took_part).numpy()
         return found

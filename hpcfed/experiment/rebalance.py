@@ -57,6 +57,8 @@ class Rebalancer:
         trained = cohort.clients
         if setup.settings.options.all_train:
             trained = np.arange(len(setup.clients.rank))
+        if setup.settings.options.asynchronous and cohort.log.arrived is not None:
+            trained = cohort.log.arrived
         if not self._balance.note(trained, train_seconds):
             return state
         proposal: Proposal | None = None

@@ -126,7 +126,10 @@ def load(setup: Setup, checkpoint: Checkpoint, state: Any) -> Any:
                 continue
             rows = _rows_of_clients(setup, checkpoint, field, holders, like, dtype)
         else:
-            rows = checkpoint.read(f"common.{field.name}", dtype, like.shape)
+            shape: list[int | None] = [*like.shape]
+            if field.metadata.get("varies"):
+                shape[0] = None
+            rows = checkpoint.read(f"common.{field.name}", dtype, shape)
         # Numbers of rows are used as indices: wrong ones would read out of bounds.
         if "row_of" in field.metadata:
             table = getattr(state, field.metadata["row_of"])

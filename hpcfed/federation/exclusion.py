@@ -17,20 +17,25 @@ NAMED = 8
 
 
 def finite_members(
-    rows: Tensor, cohort: Cohort, collectives: Collectives, *, stop: bool
+    rows: Tensor,
+    cohort: Cohort,
+    collectives: Collectives,
+    *,
+    stop: bool,
+    least: int = 1,
 ) -> np.ndarray:
     """Return the positions of the cohort's members whose rows are finite, the same on
     every rank.
 
     The log counts the others as excluded. Raises where `stop` forbids that, or where
-    nobody would be left.
+    fewer than `least` would be left.
     """
     finite = torch.isfinite(rows).all(1).cpu().numpy()
     everyones = collectives.allgather(cohort.chosen[finite])
     # All ranks learn of all members, and so all raise, or none does.
     members = np.sort(np.concatenate(everyones))
     bad = np.delete(cohort.clients, members)
-    if len(bad) and (stop or not len(members)):
+    if len(bad) and (stop or len(members) < least):
         raise divergence(bad, cohort.round)
     # The log is this rank's alone; the recorder adds up all ranks'.
     bad_here = cohort.clients[cohort.chosen[~finite]]

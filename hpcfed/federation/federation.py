@@ -241,6 +241,15 @@ class Federation(LocalTraining[MethodOptions]):
                 totals = self._cluster_sums(rows, cohort, cluster, len(previous))
             return cluster_means(totals, previous, sent.group_of)
 
+    def finite_members(self, rows: Tensor, cohort: Cohort) -> np.ndarray:
+        """Return the positions of the cohort's members whose rows are finite, the same
+        on every rank; others count as excluded, and may be all.
+        """
+        stop = self._stops_at_divergence
+        return exclusion.finite_members(
+            rows, cohort, self._collectives, stop=stop, least=0
+        )
+
     def sum(self, tensor: Tensor) -> Tensor:
         """Return Σ over the ranks of what each has summed over its own clients, on every
         rank; may overwrite its argument.

@@ -87,6 +87,12 @@ class Participants(Generic[MethodOptions]):
         log = RoundLog(cohort_size=len(holders), on_trained=on_trained)
         return self._cohort(round, holders if len(holders) else clients, log)
 
+    def instead_of(self, cohort: Cohort, clients: np.ndarray) -> Cohort:
+        """Return a cohort of these clients, whose ids ascend, in the round of another:
+        both share its log.
+        """
+        return self._cohort(cohort.round, clients, cohort.log)
+
     def everyone(self, round: int) -> Cohort:
         """Return a cohort of all clients of this federation, such as those that join
         late, with a log of its own.

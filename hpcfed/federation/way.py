@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
 from torch import Tensor
 
 from hpcfed.errors import UserError
@@ -70,6 +71,36 @@ class Packing(Protocol):
 
     def __call__(self, download: Download) -> Download:
         """Return what clients receive; the same call on every rank."""
+
+
+class Devices(Protocol):
+    """The devices of all clients of the federation."""
+
+    def seconds(
+        self,
+        clients: np.ndarray,
+        steps: np.ndarray | int,
+        down_bytes: np.ndarray | float,
+        up_bytes: np.ndarray | float,
+    ) -> np.ndarray:
+        """Return what each of these clients takes to download, train and upload, in
+        virtual time.
+        """
+
+    def presence(self, clients: np.ndarray) -> "Presence | None":
+        """Return when these clients are there; None: always."""
+
+
+class Presence(Protocol):
+    """When some clients are there."""
+
+    def at(self, now: float) -> np.ndarray:
+        """Return which of them are there at this moment of virtual time."""
+
+    def next(self, now: float) -> float:
+        """Return the first moment from `now` on at which one of them is there; infinity
+        if none ever is again.
+        """
 
 
 AfterMean = Callable[[Tensor, Cohort], Tensor]
@@ -140,3 +171,5 @@ class Way:
     after_mean: AfterMean | None = None
     """What the server does to the mean of a round's uploads."""
     memory: Memory = field(default_factory=lambda: Memory(0))
+    devices: Devices | None = None
+    """Those of methods whose clients train at their own pace."""

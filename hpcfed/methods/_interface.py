@@ -35,6 +35,7 @@ __all__ = [
     "GENERATED",
     "IN_PLACE",
     "OWNED",
+    "VARIES",
     "Cohort",
     "Entry",
     "Federation",
@@ -59,6 +60,8 @@ long as the server has generated none.
 """
 FIXED = {"fixed": True}
 """Marks a field that follows from the network alone: a checkpoint leaves it out."""
+VARIES = {"varies": True}
+"""Marks a shared field whose number of rows changes from round to round."""
 CLUSTERS = {"row_of": "shared"}
 """Marks a field whose numbers are rows of the field `shared`: a checkpoint in which
 they are not is refused.

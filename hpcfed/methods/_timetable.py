@@ -13,7 +13,7 @@ whose starts exist can train together.
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from math import isfinite
 from typing import NamedTuple
@@ -21,6 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hpcfed.errors import UserError
+from hpcfed.federation.way import Presence
 
 Draw = Callable[[], float]
 """Returns a random number in [0, 1)."""
@@ -49,18 +50,6 @@ class Arrival(NamedTuple):
     """Versions that the server has made since."""
 
 
-class Presence:
-    """Says which clients are there; here all are, always."""
-
-    def among(self, now: float) -> np.ndarray | None:
-        """Return which of the holders are there at this moment; None: all."""
-        return None
-
-    def next(self, now: float) -> float:
-        """Return the first moment from `now` on at which one of them is there."""
-        return now
-
-
 @dataclass(frozen=True)
 class Pace:
     """What decides on starts and arrivals."""
@@ -75,7 +64,8 @@ class Pace:
     """Uploads of which the server makes a version."""
     dropout_rate: float = 0.0
     """Probability that an upload never comes."""
-    presence: Presence = field(default_factory=Presence)
+    presence: Presence | None = None
+    """None: all of them are always there."""
 
 
 class Timetable:
@@ -143,7 +133,7 @@ class Timetable:
         arrival.
         """
         pace = self._pace
-        if not self._next:
+        if not self._next and pace.presence is not None:
             # Nobody will arrive: time goes on until somebody is there.
             self.now = pace.presence.next(self.now)
             if not isfinite(self.now):
@@ -161,8 +151,8 @@ class Timetable:
 
     def _drawn(self, draw: Draw) -> int | None:
         """Draw one of those that are there and do not train, by position."""
-        there = self._pace.presence.among(self.now)
-        if there is not None:
+        if self._pace.presence is not None:
+            there = self._pace.presence.at(self.now)
             there[self._busy] = False
             candidates = np.flatnonzero(there)
             if not len(candidates):

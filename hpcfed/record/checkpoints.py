@@ -108,7 +108,8 @@ def write(folder: Path, name: str, array: np.ndarray) -> StoredFile:
     # The folder is synced with the marker, before which nobody looks for the file.
     with replacing(path) as file:
         counted = _Counted(file.write)
-        contiguous = np.ascontiguousarray(array)
+        # `ascontiguousarray` would make a vector of a single number.
+        contiguous = np.asarray(array, order="C")
         np.lib.format.write_array(counted, contiguous, allow_pickle=False)
     return StoredFile(path.name, counted.size, counted.hash.hexdigest())
 

@@ -5,6 +5,7 @@ from hpcfed.config import Settings
 from hpcfed.federation.way import Memory, Stage, Way
 from hpcfed.models.layout import Layout
 from hpcfed.runtime.collectives import Collectives
+from hpcfed.transit.devices import devices_of
 
 
 def build_way(
@@ -24,4 +25,7 @@ def build_way(
     stages: list[Stage] = []
     if attack is not None:
         stages.append(attack)
-    return Way(stages=tuple(stages), memory=memory)
+    # Such a method has a timetable of its own.
+    asynchronous = settings.options.asynchronous
+    devices = devices_of(settings.config) if asynchronous else None
+    return Way(stages=tuple(stages), memory=memory, devices=devices)

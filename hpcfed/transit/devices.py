@@ -57,6 +57,10 @@ class Devices:
         """Return what each of these clients takes to send so many bytes."""
         return num_bytes / self.uplink[clients]
 
+    def presence(self, clients: np.ndarray) -> Availability | None:
+        """Return when these clients are there, by position; None: always."""
+        return None if self.availability is None else self.availability.of(clients)
+
     def available(self, now: float) -> np.ndarray:
         """Return the ids of the clients that are there at this moment, ascending."""
         if self.availability is None:
