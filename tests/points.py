@@ -1,6 +1,6 @@
 """Points of studies made in memory, with figures that tests choose."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +25,12 @@ def run_of(
     sent: float = 100.0,
     energy: float = float("nan"),
     folder: Path = Path("run"),
+    series: Mapping[str, Sequence[float]] | None = None,
     **options: Any,
 ) -> RunRecord:
     """Return a run whose last accuracy is as given. Of its seconds, a share is spent
     training and the rest aggregating; bytes are those of a round, up and as many down.
+    `series` are further series of rounds, or others instead.
     """
     config = RunConfig().model_dump(mode="json") | {"seed": seed} | options
     each = np.broadcast_to(np.asarray(seconds, float), np.shape(seconds) or (ROUNDS,))
@@ -38,6 +40,8 @@ def run_of(
     rounds["bytes_up"] = rounds["bytes_down"] = np.full(len(each), sent)
     # It climbs to its last value.
     rounds["accuracy"] = accuracy * np.linspace(0.1, 1, len(each))
+    for name, values in (series or {}).items():
+        rounds[name] = np.array(values, float)
     phases = np.zeros((len(each), ranks, len(PHASES)))
     phases[:, :, PHASES.index("train")] = train * each[:, None]
     phases[:, :, PHASES.index("aggregate")] = (1 - train) * each[:, None]

@@ -64,8 +64,10 @@ def add_round(results: ResultsWriter, round: int, *, seconds: float = 2.0) -> No
     results.publish()
 
 
-def take_down(results: ResultsWriter, round: int, *, seconds: float = 2.0) -> None:
-    """Write such a round."""
+def take_down(
+    results: ResultsWriter, round: int, *, seconds: float = 2.0, **more: float
+) -> None:
+    """Write such a round, with values of further series."""
     phases = np.zeros((2, len(PHASES)))
     phases[:, PHASES.index("train")] = [0.25 * seconds, 0.75 * seconds]
     phases[:, PHASES.index("evaluate")] = [0.75 * seconds, 0.25 * seconds]
@@ -74,7 +76,7 @@ def take_down(results: ResultsWriter, round: int, *, seconds: float = 2.0) -> No
     # Evaluated in every second round.
     accuracy = 0.5 + round / 100 if round % 2 else NAN
     values = {"seconds": seconds, "train_loss": 1 / (round + 1), "accuracy": accuracy}
-    values |= {"cohort": 4, "bytes_up": 512.0, "bytes_down": 512.0}
+    values |= {"cohort": 4, "bytes_up": 512.0, "bytes_down": 512.0, **more}
     results.write_round(
         round, values, client_accuracy=None, rank_values=ranks, phases=phases
     )

@@ -50,6 +50,24 @@ def duration(seconds: float) -> str:
     return f"{minute}:{second:02}"
 
 
+def time_text(seconds: float) -> str:
+    """Return a time in words: `47.3 s`, `3 min 20 s`, `2 h 5 min` or `3 d 4 h`; a dash
+    where it is not known.
+    """
+    if not isfinite(seconds):
+        return "–"
+    if seconds < 120:
+        return f"{seconds:.3g} s"
+    minutes, second = divmod(round(seconds), 60)
+    if minutes < 120:
+        return f"{minutes} min {second} s"
+    hours, minute = divmod(minutes, 60)
+    if hours < 48:
+        return f"{hours} h {minute} min"
+    days, hour = divmod(hours, 24)
+    return f"{days} d {hour} h"
+
+
 def short_seconds(seconds: float) -> str:
     """Return the time of a round: `1.25 s`, or `41.3 ms`."""
     return f"{seconds:.2f} s" if seconds >= 1 else f"{1e3 * seconds:.1f} ms"

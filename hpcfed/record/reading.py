@@ -5,6 +5,7 @@ the file in.
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -231,7 +232,9 @@ def _series(file: Reader, name: str, rounds: int, done: int) -> np.ndarray:
         # A loss that has diverged may be anything.
         values = file.numbers(where, (rounds,), done)
         return values.astype(np.float64, copy=False)
-    high = 1 if series.unit == "fraction" else MOST
+    high = 1.0 if series.unit == "fraction" else MOST
+    if name == "epsilon":
+        high = inf  # which is what a run without noise has spent
     return _between(file, where, (rounds,), done, high=high)
 
 

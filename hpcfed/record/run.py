@@ -47,6 +47,8 @@ class Reached:
     """Wall time of these rounds, on the slowest rank."""
     bytes: float
     """Sent by clients and to clients."""
+    virtual_seconds: float = float("nan")
+    """When the last of these rounds ended by the virtual clock; NaN without one."""
 
 
 @dataclass(frozen=True)
@@ -152,6 +154,11 @@ class RunRecord:
         known = self._evaluations(name)
         return float(known[-1]) if len(known) else float("nan")
 
+    def mean(self, name: str) -> float:
+        """Return the mean over rounds of a series; NaN when it has no value."""
+        known = self._evaluations(name)
+        return float(known.mean()) if len(known) else float("nan")
+
     def best(self, name: str) -> float:
         """Return the best value of a series, the smallest of a loss; NaN when there is
         none.
@@ -218,7 +225,23 @@ class RunRecord:
             return float(self.rounds[name][:rounds].sum())
 
         sent = sent_or_spent("bytes_up") + sent_or_spent("bytes_down")
-        return Reached(rounds, sent_or_spent("seconds"), sent)
+        # The clock goes on from round to round: nothing to add up.
+        virtual = float(self.rounds["virtual_seconds"][rounds - 1])
+        return Reached(rounds, sent_or_spent("seconds"), sent, virtual)
+
+    @property
+    def has_clock(self) -> bool:
+        """Whether the run has recorded virtual time."""
+        return not np.isnan(self.last("virtual_seconds"))
+
+    def arrived_share(self) -> float:
+        """Return the share of participants whose uploads counted; NaN where nobody could
+        come late.
+        """
+        arrived, cohort = self.rounds["arrived"], self.rounds["cohort"]
+        known = np.isfinite(arrived)
+        invited = float(cohort[known].sum())
+        return float(arrived[known].sum()) / invited if invited else float("nan")
 
     @property
     def untimed(self) -> int:
@@ -306,7 +329,7 @@ class RunRecord:
             "best_global_accuracy": number(self.best("global_accuracy")),
             **self._metric_figures(),
             "target_accuracy": self.target,
-            "reached_target": None if reached is None else vars(reached),
+            "reached_target": None if reached is None else plain(vars(reached)),
             "client_accuracy": numbers(self.last_client_accuracy),
             "seconds_per_phase": plain(phases),
             "moves": list(self.moves),

@@ -1,6 +1,9 @@
-"""Curves over rounds: means of seeds with their intervals, in few enough points to see."""
+"""Curves over rounds, or over what was spent by then: means of seeds with their
+intervals, in few enough points to see.
+"""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import inf
 
 import numpy as np
@@ -42,6 +45,71 @@ def curve(
         low.append(estimate.low)
         high.append(estimate.high)
     return Line(name, x, y, low, high, band=True)
+
+
+@dataclass(frozen=True)
+class Climb:
+    """What one seed has reached, and what it had spent by then: virtual time, bytes."""
+
+    spent: np.ndarray
+    """After every round; it never falls."""
+    reached: np.ndarray
+    """After every round; NaN in rounds that were not evaluated."""
+
+    def known(self) -> "Climb":
+        """Return the climb over evaluated rounds alone."""
+        known = np.isfinite(self.reached) & np.isfinite(self.spent)
+        return Climb(self.spent[known], self.reached[known])
+
+
+def curve_over(
+    name: str,
+    climbs: Sequence[Climb],
+    *,
+    scale: float = 1.0,
+    across: float = 1.0,
+    log: bool = False,
+    least: float = 0.0,
+    most: float = inf,
+) -> Line:
+    """Return what seeds have reached over what they have spent, their mean with a band;
+    without points where some seed was never evaluated.
+
+    Seeds were evaluated at different times, so each lies on straight lines between its
+    evaluations. The curve begins where every seed has one, and ends with the first seed
+    that ends. `across` is what the spent is multiplied by; `log` spaces the points of a
+    long curve by factors.
+    """
+    seeds = [climb.known() for climb in climbs]
+    if not seeds or not all(len(seed.spent) for seed in seeds):
+        return Line(name, [], [])
+    y, low, high = [], [], []
+    places = _places([seed.spent for seed in seeds], log=log)
+    by_seed = [np.interp(places, seed.spent, seed.reached) for seed in seeds]
+    for values in scale * np.transpose(by_seed):
+        estimate = of_seeds(values.tolist(), least=scale * least, most=scale * most)
+        y.append(estimate.centre)
+        low.append(estimate.low)
+        high.append(estimate.high)
+    x = (across * places).tolist()
+    return Line(name, x, y, low, high, band=True)
+
+
+def _places(spent: Sequence[np.ndarray], *, log: bool) -> np.ndarray:
+    """Return where a curve has points: at every evaluation that all seeds' spans have in
+    common or, of too many, at even distances.
+    """
+    first = max(float(of_seed[0]) for of_seed in spent)
+    last = min(float(of_seed[-1]) for of_seed in spent)
+    if last < first:  # a seed ended before another was evaluated
+        return np.empty(0)
+    together = np.unique(np.concatenate(spent))
+    inside = together[(together >= first) & (together <= last)]
+    if len(inside) <= MOST_POINTS:
+        return inside
+    if log and first > 0:
+        return np.geomspace(first, last, MOST_POINTS)
+    return np.linspace(first, last, MOST_POINTS)
 
 
 def windows(numbers: np.ndarray, most: int | None = None) -> list[np.ndarray]:

@@ -27,7 +27,9 @@ from hpcfed.report.outcomes import (
     last_accuracy,
     run_bytes,
     run_energy,
+    run_epsilon,
     run_seconds,
+    run_virtual_seconds,
 )
 from hpcfed.report.scaling import Scaling, scalings
 from hpcfed.report.statistics import Estimate
@@ -44,6 +46,8 @@ ESTIMATED: dict[str, Callable[[Group], Estimate]] = {
     "global_accuracy": lambda group: last_accuracy(group, "global_accuracy"),
     "bytes": run_bytes,
     "energy": run_energy,
+    "virtual_seconds": run_virtual_seconds,
+    "epsilon": run_epsilon,
 }
 """Figures of a point; each has columns of its own for the ends of its interval."""
 SECONDS = [f"{phase}_seconds" for phase in PHASES]

@@ -83,25 +83,36 @@ def measure(every: Sequence[Group]) -> Measure | None:
     own test data or, where some point has none, by the global model. None where they
     cannot be compared.
     """
+    for judged in measures(every):
+        if all(_known(group, judged.series) for group in every):
+            return judged
+    return None
+
+
+def measures(every: Sequence[Group]) -> list[Measure]:
+    """Return what points of one task may be judged by: the clients' own test data, and
+    the global model. None where tasks differ.
+    """
     tasks = {group.first.task for group in every}
     if len(tasks) != 1:
-        return None
+        return []
     (task,) = tasks
     metric = METRICS[HEADLINES.get(task, "accuracy")]
     whose = {
         metric.name: "clients, own test data",
         global_name(metric.name): "global model, all test data",
     }
+    found = []
     for series, name in whose.items():
-        if all(_known(group, series) for group in every):
-            return Measure(
-                series=series,
-                name=label_of(metric.name, task),
-                whose=name,
-                lower_is_better=metric.lower_is_better,
-                in_percent=metric.in_percent,
-            )
-    return None
+        judged = Measure(
+            series=series,
+            name=label_of(metric.name, task),
+            whose=name,
+            lower_is_better=metric.lower_is_better,
+            in_percent=metric.in_percent,
+        )
+        found.append(judged)
+    return found
 
 
 def _known(group: Group, series: str) -> bool:
@@ -175,10 +186,29 @@ def run_energy(group: Group) -> Estimate:
     return of_runs(totals) if totals else Estimate(nan)
 
 
+def run_virtual_seconds(group: Group) -> Estimate:
+    """Estimate the virtual time of all rounds of a run; unknown without a clock."""
+    return _of_known([run.last("virtual_seconds") for run in group.seeds])
+
+
+def run_epsilon(group: Group) -> Estimate:
+    """Estimate the privacy that a run has spent; unknown where none was asked for."""
+    return _of_known([run.last("epsilon") for run in group.seeds])
+
+
+def _of_known(values: Sequence[float]) -> Estimate:
+    known = [value for value in values if isfinite(value)]
+    return of_seeds(known) if known else Estimate(nan)
+
+
 def _scaled(estimate: Estimate, scale: float) -> Estimate:
     return Estimate(
         scale * estimate.centre, scale * estimate.low, scale * estimate.high
     )
+
+
+def _virtual_hours(group: Group) -> Estimate:
+    return _scaled(run_virtual_seconds(group), 1 / 3600)
 
 
 def _mib(group: Group) -> Estimate:
@@ -188,14 +218,15 @@ def _mib(group: Group) -> Estimate:
 COSTS = {
     "seconds": Cost("time of a run", "s", run_seconds),
     "bytes": Cost("bytes of a run", "MiB", _mib),
+    "virtual": Cost("virtual time of a run", "h", _virtual_hours),
     "energy": Cost("energy of a run", "J", run_energy),
 }
 """What points are weighed against, by the name that exports use."""
 
 
 def mean_to_target(group: Group, name: str) -> float:
-    """Return the mean `seconds` or `bytes` until the target was reached; NaN unless
-    every seed has reached it.
+    """Return the mean `seconds`, `virtual_seconds` or `bytes` until the target was
+    reached; NaN unless every seed has reached it.
     """
     reached = [run.reached() for run in group.seeds]
     values = [getattr(one, name) for one in reached if one is not None]

@@ -9,10 +9,12 @@ from rich.table import Table
 from hpcfed.errors import count
 from hpcfed.record.folder import made
 from hpcfed.record.metrics import METRICS, label_of, text_of
+from hpcfed.record.pace import time_text
 from hpcfed.record.run import (
     LAST_UPDATES,
     LearningRecord,
     NewRounds,
+    Reached,
     RunRecord,
     mean_accuracy,
 )
@@ -170,17 +172,30 @@ def _target(record: RunRecord) -> Table:
     table = target_table(record)
     reached = record.reached()
     if reached is None:
-        table.add_row("not reached", "", "", "")
+        table.add_row("not reached")
     else:
-        seconds = f"{reached.seconds:.2f}"
-        sent = bytes_text(reached.bytes)
-        table.add_row("reached after", str(reached.rounds), seconds, sent)
+        table.add_row("reached after", *target_cells(reached))
     return table
 
 
 def target_table(record: RunRecord) -> Table:
     """Return the head of a table of what it took to reach the target."""
-    return bare_table(f"target of {record.target:g} %", "rounds", "seconds", "sent")
+    columns = ["rounds", "seconds", "sent"]
+    if record.has_clock:
+        columns.append("virtual time")
+    return bare_table(f"target of {record.target:g} %", *columns)
+
+
+def target_cells(reached: Reached) -> list[str]:
+    """Return the cells of `target_table` for what it took."""
+    cells = [
+        str(reached.rounds),
+        f"{reached.seconds:.2f}",
+        bytes_text(reached.bytes),
+    ]
+    if not isnan(reached.virtual_seconds):
+        cells.append(time_text(reached.virtual_seconds))
+    return cells
 
 
 def _newcomers(record: RunRecord) -> Table:
@@ -294,6 +309,7 @@ def _costs(record: RunRecord) -> Table:
     for series in totals:
         if series.unit != "bytes":
             _add_total(table, record, series)
+    _add_way(table, record)
     if record.learnings:
         _add_server(table, record.learnings[-1])
     reached = record.rounds_to(0.95)
@@ -324,6 +340,10 @@ def _add_total(table: Table, record: RunRecord, series: RoundSeries) -> None:
         if selected and record.config.get("attack", "none") != "none":
             share = f"{total / selected:.0%}"
             table.add_row(series.total, f"{int(total)} ({share})")
+    elif series.name == "arrived":
+        arrived = record.arrived_share()
+        if not isnan(arrived):
+            table.add_row(series.total, f"{int(total)} ({arrived:.1%})")
     elif series.unit == "bytes":
         table.add_row(series.total, bytes_text(total))
     elif series.unit == "clients":
@@ -331,6 +351,32 @@ def _add_total(table: Table, record: RunRecord, series: RoundSeries) -> None:
             table.add_row(series.total, str(int(total)))
     else:
         table.add_row(series.total, f"{total:.2f} {series.unit}")
+
+
+def _add_way(table: Table, record: RunRecord) -> None:
+    """Tell virtual time, staleness and privacy, of runs that have them."""
+    virtual = record.last("virtual_seconds")
+    if not isnan(virtual):
+        table.add_row("virtual time of all rounds", time_text(virtual))
+    staleness = record.mean("staleness")
+    if not isnan(staleness):
+        table.add_row("versions that an upload was behind", f"{staleness:.2f}")
+    clip_norm = record.last("clip_norm")
+    if not isnan(clip_norm):
+        table.add_row("norm that updates were clipped to", f"{clip_norm:.4g}")
+    spent = privacy_text(record)
+    if spent:
+        table.add_row("privacy spent", spent)
+
+
+def privacy_text(record: RunRecord) -> str:
+    """Return `ε 2.03 at δ 1e-06`; nothing of a run without privacy."""
+    epsilon = record.last("epsilon")
+    if isnan(epsilon):
+        return ""
+    text = f"ε {epsilon:.3g}"
+    delta = record.config.get("delta")
+    return text if delta is None else f"{text} at δ {delta:g}"
 
 
 def _add_server(table: Table, last: LearningRecord) -> None:

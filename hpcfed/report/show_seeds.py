@@ -12,10 +12,10 @@ from rich.table import Table
 
 from hpcfed.errors import count
 from hpcfed.record.metrics import METRICS, label_of, text_of
-from hpcfed.record.run import RunRecord, mean_accuracy
-from hpcfed.report.console import bare_table, bytes_text, plain_text, say
+from hpcfed.record.run import Reached, RunRecord, mean_accuracy
+from hpcfed.report.console import bare_table, plain_text, say
 from hpcfed.report.labels import all_series
-from hpcfed.report.show import status, target_table, title
+from hpcfed.report.show import status, target_cells, target_table, title
 
 
 def show_seeds(records: Sequence[RunRecord], folder: Path, console: Console) -> None:
@@ -88,24 +88,20 @@ def _target(records: Sequence[RunRecord]) -> Table:
         seed = f"seed {record.facts['seed']}"
         reached = record.reached()
         if reached is None:
-            table.add_row(f"{seed}: not reached", "", "", "")
+            table.add_row(f"{seed}: not reached")
             continue
         all_reached.append(reached)
-        seconds = f"{reached.seconds:.2f}"
-        sent = bytes_text(reached.bytes)
-        table.add_row(seed, str(reached.rounds), seconds, sent)
+        table.add_row(seed, *target_cells(reached))
     # A mean over those that reached it would flatter the others.
     if 1 < len(all_reached) == len(records):
         rounds = [reached.rounds for reached in all_reached]
         error = stdev(rounds) / sqrt(len(rounds))
         mean_seconds = mean([reached.seconds for reached in all_reached])
         mean_sent = mean([reached.bytes for reached in all_reached])
-        table.add_row(
-            "mean ± standard error",
-            f"{mean(rounds):.1f} ± {error:.1f}",
-            f"{mean_seconds:.2f}",
-            bytes_text(mean_sent),
-        )
+        virtual = mean([reached.virtual_seconds for reached in all_reached])
+        means = Reached(round(mean(rounds)), mean_seconds, mean_sent, virtual)
+        told = f"{mean(rounds):.1f} ± {error:.1f}"
+        table.add_row("mean ± standard error", told, *target_cells(means)[1:])
     return table
 
 

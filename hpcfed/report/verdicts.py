@@ -11,6 +11,7 @@ from math import isfinite
 
 from hpcfed import plugins
 from hpcfed.errors import count
+from hpcfed.record.pace import time_text
 from hpcfed.report.choices import SIZES, Choice
 from hpcfed.report.contests import Contest, contests
 from hpcfed.report.costmodel import Fitted, fit_groups
@@ -450,10 +451,21 @@ def _reached(reached: Sequence[Group], options: Sequence[Swept]) -> str:
     leanest = min(reached, key=lambda group: mean_to_target(group, "bytes"))
     seconds = _number(mean_to_target(fastest, "seconds"))
     mib = _number(mean_to_target(leanest, "bytes") / MIB)
-    first = f"{choice_text(fastest, options)} is first, after {seconds} s"
+    told = f"{choice_text(fastest, options)} is first, after {seconds} s"
     if fastest.key == leanest.key:
-        return f"{first}, and with fewest bytes, {mib} MiB"
-    return f"{first}; {choice_text(leanest, options)} with fewest bytes, {mib} MiB"
+        told += f", and with fewest bytes, {mib} MiB"
+    else:
+        told += f"; {choice_text(leanest, options)} with fewest bytes, {mib} MiB"
+    clocked = [one for one in reached if isfinite(_virtual(one))]
+    if clocked:
+        first = min(clocked, key=_virtual)
+        when = time_text(_virtual(first))
+        told += f"; {choice_text(first, options)} first in virtual time, after {when}"
+    return told
+
+
+def _virtual(group: Group) -> float:
+    return mean_to_target(group, "virtual_seconds")
 
 
 def choice_text(group: Group, options: Sequence[Swept]) -> str:

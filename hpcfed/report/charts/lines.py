@@ -72,8 +72,11 @@ def lines(title: str, every: Sequence[Line], x: Axis, y: Axis) -> Drawing:
     layers = _intervals(coloured, across, up)
     layers.append(_curve(names, across, up))
     layers.append(_points(coloured, x, y, across, up))
+    highest = max((max(line.y) for line in every if line.y), default=0.0)
     for line in ideals:
-        layers += _ideal(line, x, y, across, up)
+        # Over a level line at the top there is no room for its name.
+        below = min(line.y) == highest
+        layers += _ideal(line, x, y, across, up, below=below)
     spec = chart(f"{y.label} over {x.label}", data, layers)
     return Drawing(title, spec)
 
@@ -158,9 +161,12 @@ def _points(every: Sequence[Line], x: Axis, y: Axis, across: Spec, up: Spec) -> 
     return {"transform": chosen(names), "mark": mark, "encoding": encoding}
 
 
-def _ideal(line: Line, x: Axis, y: Axis, across: Spec, up: Spec) -> list[Spec]:
+def _ideal(
+    line: Line, x: Axis, y: Axis, across: Spec, up: Spec, *, below: bool
+) -> list[Spec]:
     """Draw a dashed line with its name at its end."""
     data = _records(line, x, y)
+    place = {"baseline": "top", "dy": 4} if below else {}
     where = {"x": across, "y": up}
     name = {"text": {"field": "series", "type": "nominal"}}
     return [
@@ -171,7 +177,7 @@ def _ideal(line: Line, x: Axis, y: Axis, across: Spec, up: Spec) -> list[Spec]:
         },
         {
             "data": {"values": data[-1:]},
-            "mark": {"type": "text", "style": "ideal-name"},
+            "mark": {"type": "text", "style": "ideal-name", **place},
             "encoding": where | name,
         },
     ]

@@ -137,9 +137,18 @@ class Point:
         return self._ratio("energy per round", "J", _joules, 1.0)
 
     @cached_property
+    def virtual(self) -> Figure | None:
+        return self._ratio("virtual time of a round", "s", _virtual, 1.0, counted=True)
+
+    @cached_property
+    def epsilon(self) -> Figure | None:
+        return self._ratio("privacy spent, ε", "", _epsilon, 1.0, counted=True)
+
+    @cached_property
     def costs(self) -> list[Figure]:
         """All costs of a round that both sides have."""
         found = [self.seconds, self.memory, self.sent, self.energy]
+        found += [self.virtual, self.epsilon]
         return [figure for figure in found if figure is not None]
 
     @cached_property
@@ -209,7 +218,7 @@ class Point:
             scale * _middle(after),
             ratio(before, after),
             neutral=1.0,
-            words=("slower", "faster") if unit == "ms" else ("more", "less"),
+            words=("slower", "faster") if unit in ("ms", "s") else ("more", "less"),
             counted=counted,
         )
 
@@ -246,6 +255,15 @@ def _bytes(sample: Sample) -> float:
     for run in sample.runs:
         means.append(float(np.mean(run.rounds["bytes_up"] + run.rounds["bytes_down"])))
     return fmean(means)
+
+
+def _virtual(sample: Sample) -> float:
+    """Return the mean over rounds of a seed, by the virtual clock."""
+    return fmean(run.last("virtual_seconds") / run.rounds_done for run in sample.runs)
+
+
+def _epsilon(sample: Sample) -> float:
+    return fmean(run.last("epsilon") for run in sample.runs)
 
 
 def _joules(sample: Sample) -> float:

@@ -9,7 +9,7 @@ from hpcfed.record.profiles import Profile, read_profile
 from hpcfed.report.collect import Found
 from hpcfed.report.groups import Group
 from hpcfed.report.page import Content
-from hpcfed.report.run_page import clients, costs, learning, server, timing
+from hpcfed.report.run_page import clients, costs, learning, server, timing, way
 from hpcfed.report.run_page.verdict import verdict
 from hpcfed.report.sections import origin
 from hpcfed.report.sections.profile import profile
@@ -48,6 +48,8 @@ def _sections(
     """Return the sections that have something to show, in the page's order."""
     every = (
         learning.learning(group),
+        way.virtual_time(group),
+        way.privacy(group),
         clients.accuracy(group),
         clients.classes(details),
         timing.timing(group),

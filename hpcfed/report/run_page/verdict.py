@@ -6,6 +6,7 @@ import numpy as np
 
 from hpcfed.errors import count
 from hpcfed.record.metrics import HEADLINES, METRICS, global_name, label_of
+from hpcfed.record.pace import time_text
 from hpcfed.record.timing import PHASES
 from hpcfed.report.groups import Group
 from hpcfed.report.outcomes import known_metric
@@ -64,25 +65,19 @@ def _told(group: Group, name: str, values: list[float]) -> str:
 def _time(group: Group) -> str:
     seconds = group.first.rounds["seconds"]
     round_text = interval(group.seconds, 1e3)
-    whole = _duration(float(np.nansum(seconds)))
+    whole = time_text(float(np.nansum(seconds)))
     sentence = f"Time: a round takes {round_text} ms, all {len(seconds)} took {whole}"
     if group.first.stacked_seeds > 1:
         sentence += f" for {group.first.stacked_seeds} runs at once"
     sentence += "."
+    if group.first.has_clock:
+        virtual = time_text(group.first.last("virtual_seconds"))
+        sentence += f" By the virtual clock they took {virtual}."
     slowest = int(np.nanargmax(seconds))
     if len(seconds) > 2 and seconds[slowest] > 3 * group.seconds.centre:
-        text = _duration(float(seconds[slowest]))
+        text = time_text(float(seconds[slowest]))
         sentence += f" The slowest, round {slowest + 1}, took {text}."
     return sentence
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.3g} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 120:
-        return f"{minutes} min {rest} s"
-    return f"{minutes // 60} h {minutes % 60} min"
 
 
 def _where(group: Group) -> str:

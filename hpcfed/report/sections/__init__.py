@@ -9,7 +9,9 @@ from hpcfed.report.groups import Group
 from hpcfed.report.sections import (
     accuracy,
     attacks,
+    clock,
     comparison,
+    compression,
     costs,
     methods,
     model,
@@ -18,6 +20,7 @@ from hpcfed.report.sections import (
     origin,
     overview,
     pareto,
+    privacy,
     server,
     size,
     target,
@@ -44,7 +47,10 @@ def sections(
     made = [
         *first,
         accuracy.accuracy(every, options_swept),
+        clock.clock(every, options_swept),
         target.target(every),
+        privacy.privacy(every),
+        compression.compression(every, options_swept),
         pareto.pareto(every),
         size.ranks(every, options_swept),
         size.clients(every, options_swept),

@@ -3,8 +3,9 @@ the end.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 
 import numpy as np
@@ -48,7 +49,7 @@ def accuracy(every: Sequence[Group], options: Sequence[Swept]) -> Section:
         f"Bands are 95 % confidence over seeds, drawn for up to {MOST_BANDS} curves. A "
         f"curve of more than {MOST_POINTS} evaluations shows means of several in a row."
     )
-    families = _families(every)
+    families = chart_families(every)
     for about, family in islice(families.items(), MOST_FAMILIES):
         shown = held(family, options, keep=("ranks",), most=MOST_CURVES)
         section.text += held_text(shown)
@@ -68,7 +69,7 @@ def accuracy(every: Sequence[Group], options: Sequence[Swept]) -> Section:
     return section
 
 
-def _families(every: Sequence[Group]) -> dict[str, list[Group]]:
+def chart_families(every: Sequence[Group]) -> dict[str, list[Group]]:
     """Put groups together whose curves stand in one chart, by what the chart is about:
     the data set, and the clients where there are too many curves otherwise.
     """
@@ -156,9 +157,18 @@ def _class_tables(every: Sequence[Group]) -> Iterator[Table]:
 
 def _curves(members: Sequence[Group], series: str) -> list[Line]:
     """Return the curves of groups that were evaluated at all."""
+    return told_apart(members, partial(curve_of, name=series))
+
+
+def told_apart(
+    members: Sequence[Group], curve_of_group: Callable[[Group], Line]
+) -> list[Line]:
+    """Return the curves that have points, with clients in their names where these
+    differ, and without bands where there are too many.
+    """
     curves = []
     for group in members:
-        one = curve_of(group, series)
+        one = curve_of_group(group)
         if _several_clients(members):
             one = replace(one, name=f"{one.name}, {group.clients:,} clients")
         if one.x:

@@ -1,9 +1,12 @@
-"""Time to target: rounds, seconds and bytes until a target accuracy was reached."""
+"""Time to target: rounds, seconds by both clocks, and bytes until a target accuracy was
+reached.
+"""
 
 from collections.abc import Sequence
 from math import nan
 from statistics import fmean
 
+from hpcfed.record.pace import time_text
 from hpcfed.report.groups import Group
 from hpcfed.report.sections.section import (
     MIB,
@@ -24,6 +27,8 @@ COLUMNS = (
     "seconds",
     "MiB sent",
 )
+VIRTUAL = "virtual time"
+"""The last column, where some run has a virtual clock."""
 
 
 def target(every: Sequence[Group]) -> Section:
@@ -34,8 +39,16 @@ def target(every: Sequence[Group]) -> Section:
             rows.append(_row(group))
     if not rows:
         return section
-    section.tables.append(Table(COLUMNS, rows))
     section.text.append("Means over the seeds that reached the target accuracy.")
+    columns: tuple[str, ...] = COLUMNS
+    if any(group.first.has_clock for group in every):
+        columns = (*COLUMNS, VIRTUAL)
+        section.text.append(
+            "Seconds are the simulation's; virtual time is the clients'."
+        )
+    # A row has a cell for the virtual clock in any case.
+    cut = [row[: len(columns)] for row in rows]
+    section.tables.append(Table(columns, cut))
     return section
 
 
@@ -43,13 +56,14 @@ def _row(group: Group) -> list[str]:
     all_seeds = [run.reached() for run in group.seeds]
     reached = [one for one in all_seeds if one is not None]
     rounds = "–"
-    seconds = sent = nan
+    seconds = sent = virtual = nan
     # Seeds that did not reach it would need a guess.
     if reached:
         by_seed = [float(one.rounds) for one in reached]
         rounds = interval(of_seeds(by_seed))
         seconds = fmean(one.seconds for one in reached)
         sent = fmean(one.bytes for one in reached)
+        virtual = fmean(one.virtual_seconds for one in reached)
     return [
         *which(group),
         f"{group.first.target:g}",
@@ -57,4 +71,5 @@ def _row(group: Group) -> list[str]:
         rounds,
         number(seconds),
         number(sent / MIB),
+        time_text(virtual),
     ]

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from hpcfed.errors import count, printable
 from hpcfed.record.metrics import label_of, text_of
-from hpcfed.record.pace import duration, short_seconds
+from hpcfed.record.pace import duration, short_seconds, time_text
 from hpcfed.report.console import bytes_text
 from hpcfed.report.labels import all_series
 from hpcfed.report.show import title
@@ -215,6 +215,18 @@ def _phases(view: RunView) -> Table:
     return table
 
 
+def way_facts(view: RunView) -> list[str]:
+    """Return the virtual time so far, and the privacy spent, of runs that have them."""
+    facts = []
+    virtual = view.last("virtual_seconds")
+    if not isnan(virtual):
+        facts.append(f"virtual time {time_text(virtual)}")
+    epsilon = view.last("epsilon")
+    if not isnan(epsilon):
+        facts.append(f"ε {epsilon:.3g}")
+    return facts
+
+
 def _facts(view: RunView) -> list[Text]:
     """Return who is slowest, what has been sent, and the server's learnings so far."""
     first = view.records[0]
@@ -226,6 +238,7 @@ def _facts(view: RunView) -> list[Text]:
     facts.append(f"memory {bytes_text(first.peak_memory.max())}")
     sent = first.rounds["bytes_up"].sum() + first.rounds["bytes_down"].sum()
     facts.append(f"sent {bytes_text(float(sent))}")
+    facts += way_facts(view)
     if first.learnings:
         seconds = sum(sum(one.seconds.values()) for one in first.learnings)
         times = count(len(first.learnings), "time")

@@ -6,7 +6,7 @@ from hpcfed.errors import printable
 from hpcfed.record.metrics import text_of
 from hpcfed.record.pace import duration
 from hpcfed.report.labels import all_series
-from hpcfed.report.watch.frame import life_line, speed
+from hpcfed.report.watch.frame import life_line, speed, way_facts
 from hpcfed.report.watch.looking import RunView
 from hpcfed.report.watch.trials import StudyView
 
@@ -21,6 +21,7 @@ def run_line(view: RunView) -> str:
     if view.records:
         words.append(f"round {view.done}/{view.planned}")
     words += figures(view)
+    words += way_facts(view)
     words.append(speed(view))
     phases = view.phases()
     total = sum(phases.values())

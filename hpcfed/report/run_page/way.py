@@ -1,0 +1,105 @@
+"""What lay between clients and server in a run: its virtual clock, and its privacy.
+
+Runs without them have none of this.
+"""
+
+from dataclasses import replace
+from math import isnan
+
+import numpy as np
+
+from hpcfed.record.pace import time_text
+from hpcfed.record.run import RunRecord
+from hpcfed.report.charts import Axis, Drawing, lines
+from hpcfed.report.curves import curve
+from hpcfed.report.groups import Group
+from hpcfed.report.outcomes import measures
+from hpcfed.report.run_page.learning import ROUNDS
+from hpcfed.report.sections.clock import VIRTUAL_TIME
+from hpcfed.report.sections.section import Section, Table, number
+from hpcfed.report.sections.spending import climb_of
+from hpcfed.report.show import privacy_text
+
+
+def virtual_time(group: Group) -> Section:
+    """Show accuracy by the virtual clock, what rounds took, and who arrived."""
+    section = Section("virtual-time", "Virtual time")
+    run = group.first
+    if not run.has_clock:
+        return section
+    section.charts += _learning(group)
+    times = [_round_seconds(one) for one in group.seeds]
+    unit, size = VIRTUAL_TIME.unit(float(np.nanmax(times[0])))
+    axis = f"virtual time of a round, {unit}"
+    section.charts += _over_rounds(axis, times, scale=1 / size)
+    shares = [one.rounds["arrived"] / one.rounds["cohort"] for one in group.seeds]
+    section.charts += _over_rounds("uploads that arrived, %", shares, scale=100)
+    stale = [one.rounds["staleness"] for one in group.seeds]
+    section.charts += _over_rounds("versions that uploads were behind", stale)
+    section.tables.append(_clock_table(run))
+    return section
+
+
+def _learning(group: Group) -> list[Drawing]:
+    """Draw what the run is judged by over virtual time, unless that is one point."""
+    unit, size = VIRTUAL_TIME.unit(group.first.last("virtual_seconds"))
+    judged = measures([group])
+    curves = []
+    for one in judged:
+        curve = climb_of(group, one, VIRTUAL_TIME, size=size)
+        if len(curve.x) > 1:
+            curves.append(replace(curve, name=one.whose))
+    if not curves:
+        return []
+    x = Axis(f"virtual time, {unit}")
+    title = f"{judged[0].name} over virtual time"
+    return [lines(title, curves, x, Axis(judged[0].axis))]
+
+
+def _round_seconds(run: RunRecord) -> np.ndarray:
+    """Return the virtual seconds of every round by itself."""
+    return np.diff(run.rounds["virtual_seconds"], prepend=0.0)
+
+
+def _over_rounds(
+    axis: str, by_seed: list[np.ndarray], *, scale: float = 1.0
+) -> list[Drawing]:
+    """Draw a series over rounds; nothing where it never changes."""
+    drawn = curve("", by_seed, scale=scale)
+    if len(set(drawn.y)) < 2:
+        return []
+    title = axis.partition(",")[0]
+    return [lines(title, [drawn], ROUNDS, Axis(axis, zero=True))]
+
+
+def _clock_table(run: RunRecord) -> Table:
+    seconds = _round_seconds(run)
+    rows = [["all rounds", time_text(run.last("virtual_seconds"))]]
+    for name, share in (("shortest", 0.0), ("median", 0.5), ("longest", 1.0)):
+        rows.append([f"{name} round", time_text(float(np.nanquantile(seconds, share)))])
+    arrived = run.arrived_share()
+    if not isnan(arrived):
+        rows.append(["uploads that arrived", f"{arrived:.1%}"])
+    staleness = run.mean("staleness")
+    if not isnan(staleness):
+        rows.append(["versions that an upload was behind", number(staleness)])
+    return Table(("by the virtual clock", ""), rows)
+
+
+def privacy(group: Group) -> Section:
+    """Show the privacy spent round by round, and the norm that updates are clipped to."""
+    section = Section("privacy", "Privacy")
+    spent = [run.rounds["epsilon"] for run in group.seeds]
+    section.charts += _over_rounds("ε spent", spent)
+    norms = [run.rounds["clip_norm"] for run in group.seeds]
+    section.charts += _over_rounds("norm that updates are clipped to", norms)
+    rows = []
+    text = privacy_text(group.first)
+    if text:
+        rows.append(["spent", text])
+    clip_norm = group.first.last("clip_norm")
+    if not isnan(clip_norm):
+        rows.append(["updates clipped to the norm", number(clip_norm)])
+    if rows:
+        section.tables.append(Table(("privacy", ""), rows))
+    return section

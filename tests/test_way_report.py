@@ -1,0 +1,262 @@
+"""What reports say of virtual time, privacy and compression, worked out by hand; and that
+they say nothing of it where a run has none.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from hpcfed import cli
+from hpcfed.record.pace import time_text
+from hpcfed.record.run import RunRecord
+from hpcfed.report.collect import Found
+from hpcfed.report.comparison.points import Point
+from hpcfed.report.curves import Climb, curve_over
+from hpcfed.report.exports import points_csv_text
+from hpcfed.report.groups import Group, Sample, groups
+from hpcfed.report.run_page import run_content
+from hpcfed.report.sections import sections
+from hpcfed.report.sections.section import Section, Table
+from hpcfed.report.show import show
+from hpcfed.report.show_seeds import show_seeds
+from hpcfed.report.verdicts import verdicts
+from tests.points import run_of, sample_of
+from tests.test_watch import begun, take_down
+
+NAN = float("nan")
+CLIMB = [0.2, 0.4, 0.6, 0.8]
+"""Accuracies of four rounds."""
+HOUR = 3600.0
+
+
+def four_rounds(**figures: Any) -> RunRecord:
+    """Return a run of four rounds with a target of 55 %, which the third reaches."""
+    series = {"accuracy": CLIMB} | figures.pop("series", {})
+    return run_of(seconds=[2.0] * 4, series=series, target_accuracy=55, **figures)
+
+
+def clocked(seconds: float, **figures: Any) -> RunRecord:
+    """Return such a run whose rounds take these virtual seconds each."""
+    series = {"virtual_seconds": seconds * np.arange(1, 5)} | figures.pop("series", {})
+    return four_rounds(series=series, **figures)
+
+
+def shown(record: RunRecord) -> str:
+    console = Console(width=200)
+    with console.capture() as caught:
+        show(record, console)
+    return caught.get()
+
+
+def page_of(every: list[Group]) -> dict[str, Section]:
+    return {section.id: section for section in sections(every, Found())}
+
+
+def cells(table: Table, row: int = 0) -> dict[str, str]:
+    return dict(zip(table.columns, table.rows[row], strict=True))
+
+
+def grouped(*runs: RunRecord) -> list[Group]:
+    return groups([Sample((run,), 0, str(number)) for number, run in enumerate(runs)])
+
+
+def test_times_in_words() -> None:
+    told = [time_text(seconds) for seconds in (47.31, 200, 7500, 273_600, NAN)]
+    assert told == ["47.3 s", "3 min 20 s", "2 h 5 min", "3 d 4 h", "–"]
+
+
+def test_the_target_is_reached_by_both_clocks() -> None:
+    reached = clocked(HOUR).reached()
+    assert reached is not None and reached.rounds == 3
+    assert (reached.seconds, reached.virtual_seconds) == (6.0, 3 * HOUR)
+    assert reached.bytes == 3 * 2 * 100
+    told = clocked(HOUR).summary()["reached_target"]
+    assert told["virtual_seconds"] == 3 * HOUR
+    without = four_rounds().summary()["reached_target"]
+    assert without["virtual_seconds"] is None
+    json.dumps(without, allow_nan=False)
+
+
+def test_show_tells_of_what_a_run_has_had() -> None:
+    series = {
+        "arrived": [3, 4, 2, 3],
+        "cohort": [4] * 4,
+        "staleness": [0, 1, 2, 3],
+        "epsilon": [0.5, 1.0, 1.5, 2.0],
+        "clip_norm": [1.0, 0.9, 0.8, 0.7],
+    }
+    run = clocked(HOUR, series=series, delta=1e-6)
+    lines = [line.split("   ") for line in shown(run).splitlines()]
+    rows = {line[0].strip(): line[-1].strip() for line in lines}
+    assert rows["virtual time of all rounds"] == "4 h 0 min"
+    assert rows["uploads that arrived in time"] == "12 (75.0%)"
+    assert rows["versions that an upload was behind"] == "1.50"
+    assert rows["norm that updates were clipped to"] == "0.7"
+    assert rows["privacy spent"] == "ε 2 at δ 1e-06"
+    assert rows["reached after"] == "3 h 0 min"
+    plain = shown(four_rounds())
+    for word in ("virtual", "arrived", "behind", "clipped", "privacy"):
+        assert word not in plain, word
+
+
+def test_show_tells_when_seeds_reached_the_target(tmp_path: Path) -> None:
+    console = Console(width=200)
+    with console.capture() as caught:
+        seeds = [clocked(HOUR), clocked(2 * HOUR, seed=1)]
+        show_seeds(seeds, tmp_path, console)
+    rows = {line[:6]: line.split() for line in caught.get().splitlines()}
+    assert "virtual time" in caught.get()
+    assert rows["seed 1"][-4:] == ["6", "h", "0", "min"]
+    assert rows["mean ±"][-4:] == ["4", "h", "30", "min"]
+
+
+def test_curves_are_means_where_all_seeds_have_a_value() -> None:
+    """One seed is evaluated at 1, 2 and 4, another at 2 and 3 alone: both have a value
+    from 2 to 3, where the first climbs by 0.05 in a unit of time.
+    """
+    one = Climb(np.array([1.0, 2, 4]), np.array([0.2, 0.4, 0.5]))
+    other = Climb(np.array([2.0, 2.5, 3]), np.array([0.6, NAN, 0.8]))
+    line = curve_over("", [one, other], scale=100, across=10)
+    assert list(line.x) == [20, 30]
+    assert list(line.y) == pytest.approx([50, 62.5])
+    apart = Climb(np.array([5.0]), np.array([0.9]))
+    assert not curve_over("", [one, apart]).x, "they have no time in common"
+    never = Climb(np.array([5.0]), np.array([NAN]))
+    assert not curve_over("", [one, never]).x and not curve_over("", []).x
+
+
+def test_a_long_curve_has_points_at_even_distances() -> None:
+    spent = np.arange(1.0, 201)
+    line = curve_over("", [Climb(spent, spent / 1000)])
+    assert len(line.x) == 60 and list(line.y) == pytest.approx(np.array(line.x) / 1000)
+    assert np.ptp(np.diff(line.x)) == pytest.approx(0, abs=1e-9)
+    line = curve_over("", [Climb(spent, spent / 1000)], log=True)
+    assert (line.x[0], line.x[-1]) == (1, 200)
+    assert np.ptp(np.diff(np.log(line.x))) == pytest.approx(0, abs=1e-9)
+
+
+def test_the_page_of_a_study_with_a_clock() -> None:
+    late = {"arrived": [3, 4, 2, 3], "cohort": [4] * 4}
+    every = grouped(
+        clocked(HOUR),
+        clocked(3 * HOUR, seed=1),
+        clocked(60, deadline=60.0, series=late),
+    )
+    page = page_of(every)
+    (chart,) = page["virtual-time"].charts
+    waits = [point for point in chart.spec["data"]["values"] if "low" in point]
+    # Of the seeds that wait, at 3 to 4 hours: rounds 3 to 4, and round 1 to 4/3.
+    assert [point["x"] for point in waits] == [3, 4]
+    assert [point["y"] for point in waits] == pytest.approx([40, 53.333], rel=1e-4)
+    clock = page["virtual-time"].tables[0]
+    assert cells(clock, 0)["virtual time"] == "8 h 0 min"
+    assert cells(clock, 0)["arrived, %"] == "–"
+    assert (
+        cells(clock, 1)["a round"] == "60 s" and cells(clock, 1)["arrived, %"] == "75"
+    )
+    target = page["target"].tables[0]
+    assert [cells(target, row)["virtual time"] for row in (0, 1)] == [
+        "6 h 0 min",
+        "3 min 0 s",
+    ]
+    told = " ".join(sentence for one in verdicts(every) for sentence in one.answers)
+    assert "deadline 60 first in virtual time, after 3 min 0 s" in told
+
+
+def test_the_page_of_a_study_of_privacy() -> None:
+    every = grouped(
+        four_rounds(privacy="none"),
+        *(
+            four_rounds(
+                privacy="central",
+                target_epsilon=epsilon,
+                delta=1e-6,
+                series={"accuracy": [0.1, 0.2, 0.3, last], "epsilon": [epsilon] * 4},
+            )
+            for epsilon, last in ((8.0, 0.7), (2.0, 0.5))
+        ),
+    )
+    section = page_of(every)["privacy"]
+    (chart,) = section.charts
+    points = [(point["x"], point["y"]) for point in chart.spec["data"]["values"]]
+    assert points == [(2, 50), (8, 70)]
+    dashed = chart.spec["layer"][-2]["data"]["values"]
+    assert [(point["x"], point["y"]) for point in dashed] == [(2, 80), (8, 80)]
+    assert dashed[0]["series"] == "fedavg without noise"
+    row = cells(section.tables[0])
+    assert (row["ε"], row["δ"], row["lost by noise"]) == ("2", "1e-06", "30")
+
+
+def test_the_page_of_a_study_of_compression() -> None:
+    dense = {"bytes_up": [2.0**21] * 4, "bytes_down": [2.0**21] * 4}
+    packed = {"bytes_up": [2.0**18] * 4, "bytes_down": [2.0**21] * 4}
+    every = grouped(
+        four_rounds(compress="none", series=dense),
+        four_rounds(compress="topk", series=packed),
+    )
+    section = page_of(every)["compression"]
+    (chart,) = section.charts
+    ends = {}
+    for point in chart.spec["data"]["values"]:
+        ends[point["series"]] = (point["x"], point["y"])
+    assert ends == {"fedavg, compress none": (8, 80), "fedavg, compress topk": (1, 80)}
+    assert chart.spec["layer"][0]["encoding"]["x"]["scale"]["type"] == "log"
+    row = cells(section.tables[0], 1)
+    assert (row["up, MiB"], row["down, MiB"]) == ("1", "8")
+    assert row["times less up"] == "8"
+    assert row["times less in all"] == "1.78", "16 MiB by 9 MiB"
+    assert cells(section.tables[0], 0)["times less up"] == "–"
+
+
+def test_the_page_of_a_run_has_what_the_run_has_had() -> None:
+    series = {"staleness": [0, 1, 2, 3], "epsilon": [1, 2, 3, 4]}
+    (group,) = grouped(clocked(HOUR, series=series))
+    page = {section.id: section for section in run_content(group, Found()).sections}
+    titles = [chart.title for chart in page["virtual-time"].charts]
+    # Every round takes an hour: that is no curve.
+    assert titles == ["accuracy over virtual time", "versions that uploads were behind"]
+    rows = dict(page["virtual-time"].tables[0].rows)
+    assert rows["median round"] == "60 min 0 s"
+    assert [chart.title for chart in page["privacy"].charts] == ["ε spent"]
+
+
+def test_pages_of_runs_without_have_nothing_of_it() -> None:
+    every = grouped(four_rounds(), four_rounds(method="fedper"))
+    page = page_of(every)
+    assert not {"virtual-time", "privacy", "compression"} & page.keys()
+    assert "virtual time" not in page["target"].tables[0].columns
+    (group,) = grouped(four_rounds())
+    ids = {section.id for section in run_content(group, Found()).sections}
+    assert not {"virtual-time", "privacy"} & ids
+
+
+def test_two_sides_are_compared_by_the_virtual_clock() -> None:
+    (before,) = grouped(clocked(HOUR))
+    (after,) = grouped(clocked(HOUR / 2))
+    figure = Point(before, after, before.key).virtual
+    assert figure is not None and figure.change.centre == pytest.approx(0.5)
+    assert figure.told_apart, "the clock has no noise"
+    (plain,) = grouped(four_rounds())
+    names = [figure.name for figure in Point(plain, plain, plain.key).costs]
+    assert not any("virtual" in name or "ε" in name for name in names)
+
+
+def test_points_have_virtual_time_and_privacy_in_the_csv() -> None:
+    every = groups([sample_of(series={"virtual_seconds": np.arange(10.0)})])
+    head, line = points_csv_text(every).splitlines()
+    row = dict(zip(head.split(","), line.split(","), strict=True))
+    assert (row["virtual_seconds"], row["epsilon"]) == ("9.0", "nan")
+
+
+def test_watching_tells_virtual_time_and_privacy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = begun(tmp_path / "run")
+    take_down(results, 0, virtual_seconds=90.0, epsilon=0.25)
+    results.publish()
+    cli.main(["watch", str(tmp_path / "run"), "--once"])
+    assert "virtual time 90 s · ε 0.25" in capsys.readouterr().out
