@@ -1,18 +1,30 @@
 """Devices, the virtual clock, and what becomes of clients that are late, lost or away."""
 
 import time
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import Tensor
 
+from hpcfed import methods
+from hpcfed.clients import engine as engines
 from hpcfed.config import RunConfig
 from hpcfed.errors import UserError
+from hpcfed.experiment.assemble import Setup
+from hpcfed.federation.log import RoundLog
+from hpcfed.methods import load
 from hpcfed.transit.availability import Availability
+from hpcfed.transit.clock import arrivals
 from hpcfed.transit.devices import Devices, devices_of
 from hpcfed.transit.trace import read_trace
+from tests.federations import assembled, rounds
 from tests.runs import mistake
+from tests.test_resume import OWN, SMALL
+from tests.uneven import HARSH, TAUT, Case
 
 HEADING = "client,speed,downlink,uplink"
 DAY = "0-25200;79200-86400"
@@ -253,3 +265,346 @@ def test_more_clients_are_invited_than_count() -> None:
     assert invited(cohort=50, oversample=1.1) == 55
     assert invited(cohort=90, oversample=1.3) == 100
     assert invited(cohort=10) == 10
+
+
+@pytest.mark.parametrize(
+    ("seconds", "lost", "wanted", "deadline", "came", "end"),
+    [
+        # The server waits for all; for the first two; until the deadline.
+        ([3, 1, 2], [], 3, np.inf, [0, 1, 2], 3),
+        ([3, 1, 2], [], 2, np.inf, [1, 2], 2),
+        ([3, 1, 2], [], 3, 2.5, [1, 2], 2.5),
+        # All are there before the deadline, or all that are wanted.
+        ([3, 1, 2], [], 3, 9, [0, 1, 2], 3),
+        ([3, 1, 2], [], 1, 9, [1], 1),
+        # Fewer are there than are wanted.
+        ([3, 1], [], 5, 9, [0, 1], 3),
+        # Nobody is in time: the first counts, when it comes.
+        ([3, 1, 2], [], 3, 0.5, [1], 1),
+        # One vanishes: the server waits to the deadline, or for all others.
+        ([3, 1, 2], [1], 3, 9, [0, 2], 9),
+        ([3, 1, 2], [1], 3, np.inf, [0, 2], 3),
+        ([3, 1, 2], [1], 2, 9, [0, 2], 3),
+        ([3, 1, 2], [1], 3, 0.5, [2], 2),
+        # All vanish: the fastest comes back.
+        ([3, 1, 2], [0, 1, 2], 3, np.inf, [1], 1),
+        # Of equally fast ones the smaller id counts.
+        ([2, 2, 2], [], 2, np.inf, [0, 1], 2),
+        # Just in time, but for a rounding.
+        ([2, 3 * (1 + 1e-15)], [], 2, 3, [0, 1], 3),
+    ],
+)
+def test_who_counts_and_when_a_round_ends(
+    seconds: list[float],
+    lost: list[int],
+    wanted: int,
+    deadline: float,
+    came: list[int],
+    end: float,
+) -> None:
+    vanished = np.isin(np.arange(len(seconds)), lost)
+    found, duration = arrivals(
+        np.array(seconds, float), vanished, wanted=wanted, deadline=deadline
+    )
+    assert found.tolist() == came
+    assert duration == end
+
+
+SPEED = np.array([1, 0.25, 4, 0.5])
+DOWN = np.array([8e4, 4e5, 2e5, 1e9])
+UP = np.array([4e4, 1e5, 2e5, 1e9])
+DEVICES = [f"{i},{SPEED[i]},{DOWN[i]},{UP[i]}" for i in range(4)]
+
+
+def timed(folder: Path, *lines: str, heading: str = HEADING, **values: Any) -> Setup:
+    """A federation with these devices."""
+    path = trace(folder, *(lines or DEVICES), heading=heading)
+    values = {"epochs": 1, "batch_size": 60, "step_seconds": 0.5, **values}
+    return assembled(devices=f"file:{path}", **values)
+
+
+def one_round(s: Setup) -> tuple[Any, RoundLog]:
+    logs: list[RoundLog] = []
+    [(_, state)] = rounds(s, 1, logs)
+    return state, logs[0]
+
+
+def mean_of(s: Setup, members: list[int], steps: list[int] | None = None) -> Tensor:
+    """FedAvg's row after the first round of these clients, each trained alone."""
+    fed, start = s.federation, s.federation.initial_row()
+    expected = torch.zeros_like(start)
+    for number, client in enumerate(members):
+        recipe = fed.recipe(0)
+        if steps is not None:
+            recipe = replace(recipe, epochs=0, steps=steps[number])
+        rows, _ = fed._descend(
+            "training", start[None], np.array([client]), recipe, round=0, columns=None
+        )
+        expected += float(fed.sizes[client] / fed.sizes[members].sum()) * rows[0]
+    return expected
+
+
+def test_a_round_takes_as_long_as_its_slowest_client(tmp_path: Path) -> None:
+    s = timed(tmp_path)
+    state, log = one_round(s)
+    bytes_each = 8 * s.federation.layout.num_columns
+    steps = -(-s.federation.sizes // 60)
+    assert log.clock is not None
+    table = log.clock.table()
+    np.testing.assert_array_equal(table["client"], [0, 1, 2, 3])
+    np.testing.assert_array_equal(table["steps"], steps)
+    # 0.5 s a step at speed 1; each link by its own bytes per second.
+    np.testing.assert_allclose(table["train"], steps * 0.5 / SPEED)
+    np.testing.assert_allclose(table["download"], bytes_each / DOWN)
+    np.testing.assert_allclose(table["upload"], bytes_each / UP)
+    total = table["train"] + table["download"] + table["upload"]
+    assert log.virtual_seconds == pytest.approx(total.max(), rel=1e-12)
+    assert log.arrived is not None and log.arrived.tolist() == [0, 1, 2, 3]
+    assert table["arrived"].tolist() == [1, 1, 1, 1]
+    torch.testing.assert_close(state.w, mean_of(s, [0, 1, 2, 3]), rtol=1e-10, atol=0)
+
+
+def test_a_clock_alone_changes_no_number() -> None:
+    plain = assembled(clients=6, participation=0.5)
+    clocked = assembled(clients=6, participation=0.5, devices="lognormal")
+    for (_, one), (_, other) in zip(rounds(plain, 3), rounds(clocked, 3), strict=True):
+        assert torch.equal(one.w, other.w)
+
+
+def test_who_misses_the_deadline_does_not_count(tmp_path: Path) -> None:
+    waiting = timed(tmp_path)
+    _, log = one_round(waiting)
+    assert log.clock is not None
+    table = log.clock.table()
+    total = table["train"] + table["download"] + table["upload"]
+    slowest = int(total.argmax())
+    deadline = float(np.sort(total)[-2:].mean())
+    s = timed(tmp_path, deadline=deadline)
+    state, log = one_round(s)
+    others = [client for client in range(4) if client != slowest]
+    assert log.arrived is not None and log.arrived.tolist() == others
+    assert log.virtual_seconds == deadline
+    torch.testing.assert_close(state.w, mean_of(s, others), rtol=1e-10, atol=0)
+
+
+def test_the_first_uploads_count_of_more_that_were_invited(tmp_path: Path) -> None:
+    s = timed(tmp_path, cohort=2, oversample=2)
+    state, log = one_round(s)
+    assert log.cohort_size == 4
+    assert log.clock is not None and log.arrived is not None
+    table = log.clock.table()
+    total = table["train"] + table["download"] + table["upload"]
+    first = np.sort(np.argsort(total)[:2])
+    assert log.arrived.tolist() == first.tolist()
+    assert log.virtual_seconds == pytest.approx(np.sort(total)[1])
+    torch.testing.assert_close(state.w, mean_of(s, first.tolist()), rtol=1e-10, atol=0)
+
+
+def test_vanished_clients_do_not_count_and_take_no_time(tmp_path: Path) -> None:
+    s = timed(tmp_path, dropout_rate=0.5, seed=2)
+    logs: list[RoundLog] = []
+    gone = 0
+    for _ in rounds(s, 30, logs):
+        pass
+    for log in logs:
+        assert log.clock is not None and log.arrived is not None
+        table = log.clock.table()
+        vanished = np.isnan(table["upload"])
+        assert table["client"][~vanished].tolist() == log.arrived.tolist()
+        gone += int(vanished.sum())
+    # 120 times with probability 1/2, and in all rounds somebody is left.
+    assert 40 <= gone <= 75
+    assert all(len(log.arrived) for log in logs if log.arrived is not None)
+
+
+def test_partial_work_is_that_of_fewer_steps(tmp_path: Path) -> None:
+    """Also in the second round, where the expected upload is that of the first."""
+    s = timed(tmp_path, deadline=3.0, partial=True, batch_size=20, momentum=0.9)
+    state, log = one_round(s)
+    bytes_each = 8 * s.federation.layout.num_columns
+    free = 3 - bytes_each / DOWN
+    free -= bytes_each / UP
+    fit = np.maximum(np.floor(free / (0.5 / SPEED)), 1)
+    planned = -(-s.federation.sizes // 20)
+    steps = np.minimum(planned, fit).astype(int)
+    assert (steps < planned).any(), "somebody is cut short"
+    assert log.clock is not None and log.arrived is not None
+    np.testing.assert_array_equal(log.clock.table()["steps"], steps)
+    in_time = log.arrived.tolist()
+    expected = mean_of(s, in_time, steps[in_time].tolist())
+    torch.testing.assert_close(state.w, expected, rtol=1e-10, atol=1e-14)
+    assert log.virtual_seconds <= 3
+    cohort = s.federation.sample(1)
+    s.method.round(s.federation, state, cohort)
+    assert cohort.log.clock is not None
+    np.testing.assert_array_equal(cohort.log.clock.table()["steps"], steps)
+
+
+def test_fednova_divides_by_the_steps_that_were_taken(tmp_path: Path) -> None:
+    s = timed(
+        tmp_path,
+        *("0,1,1e9,1e9", "1,0.4,1e9,1e9"),
+        method="fednova",
+        clients=2,
+        deadline=3.0,
+        partial=True,
+        batch_size=20,
+        momentum=0.0,
+    )
+    fed, w = s.federation, s.federation.initial_row()
+    state, log = one_round(s)
+    assert log.clock is not None
+    assert log.clock.table()["steps"].tolist() == [5, 2], (
+        "3 / 0.5 and 3 / 1.25, less links"
+    )
+    weights = fed.sizes / fed.sizes.sum()
+    tau = weights @ [5, 2]
+    expected = w.clone()
+    for client, steps in enumerate((5, 2)):
+        recipe = replace(fed.recipe(0), epochs=0, steps=steps)
+        rows, _ = fed._descend(
+            "training", w[None], np.array([client]), recipe, round=0, columns=None
+        )
+        expected += float(weights[client] * tau / steps) * (rows[0] - w)
+    torch.testing.assert_close(state.w, expected, rtol=1e-10, atol=1e-14)
+
+
+@pytest.mark.parametrize("mode", ["batched", "loop"])
+def test_limited_clients_stop_after_so_many_steps(
+    mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows and losses of uneven clients, in stacks of two."""
+    case = Case()
+    engine = case.engine(mode)
+    monkeypatch.setattr(engines, "CPU_ACTIVATIONS", 2 * 4 * engine.cost.activations)
+    limits = np.array([3, 1, 5, 0, 99])
+    trained, losses = engine.train(case.job(HARSH, limits=limits))
+    whole, _ = engine.train(case.job(HARSH))
+    # Two epochs of 5, 9, 0, 12 and 3 samples in batches of 4: so many are seen.
+    assert losses.seen.tolist() == [4 + 1 + 4, 4, 0, 0, 2 * 3]
+    for client, steps in ((0, 3), (1, 1)):
+        expected = case.alone(client, replace(HARSH, epochs=0, steps=steps))
+        torch.testing.assert_close(trained[client], expected, **TAUT)
+    assert torch.equal(trained[2], case.rows[2])
+    assert torch.equal(trained[3], case.rows[3]), "no time for a step"
+    torch.testing.assert_close(trained[4], whole[4], **TAUT)
+
+
+def test_only_clients_that_are_there_are_invited(tmp_path: Path) -> None:
+    lines = ["0,1,1e9,1e9,0-4", "1,1,1e9,1e9,100-200", "2,1,1e9,1e9,100-104"]
+    s = timed(tmp_path, *lines, heading=f"{HEADING},available", clients=3)
+    fed, state = s.federation, s.method.init(s.federation)
+    seen = []
+    for round in range(3):
+        cohort = fed.sample(round)
+        state = s.method.round(fed, state, cohort)
+        fed.close_round(cohort)
+        seen.append((cohort.clients.tolist(), cohort.log.virtual_seconds))
+    steps = -(-fed.sizes // 60)
+    # Client 0 takes more than 4 s; then nobody is there until 100 s have passed.
+    first, second, third = seen
+    assert first == ([0], pytest.approx(steps[0] * 0.5, rel=1e-3))
+    both = max(steps[1:]) * 0.5
+    assert second == ([1, 2], pytest.approx(100 + both, rel=1e-3))
+    assert third == ([1], pytest.approx(100 + both + steps[1] * 0.5, rel=1e-3))
+
+
+def test_a_trace_that_ends_says_so(tmp_path: Path) -> None:
+    lines = ["0,1,1e9,1e9,0-1", "1,1,1e9,1e9,0-1"]
+    s = timed(tmp_path, *lines, heading=f"{HEADING},available", clients=2)
+    fed = s.federation
+    s.method.round(fed, s.method.init(fed), fed.sample(0))
+    with pytest.raises(UserError, match="no client with data is there after"):
+        fed.sample(1)
+
+
+LATE = {"devices": "lognormal", "speed_spread": 2.0, "dropout_rate": 0.2}
+
+
+@pytest.mark.parametrize(
+    "method", [name for name in methods.names() if not load(name).Options.asynchronous]
+)
+def test_every_method_runs_although_clients_are_late(method: str) -> None:
+    options = {**SMALL, **LATE, "deadline": 0.4, "oversample": 1.5}
+    own = {**OWN.get(method, {}), "method": method, "rounds": 3}
+    s = assembled(**{**options, **own})
+    fed, state = s.federation, s.method.init(s.federation)
+    late = 0
+    for round in range(3):
+        cohort = fed.sample(round)
+        state = s.method.round(fed, state, cohort)
+        fed.close_round(cohort)
+        log = cohort.log
+        assert log.arrived is not None
+        late += len(cohort.clients) - len(log.arrived)
+        for field in fields(state):
+            assert torch.isfinite(getattr(state, field.name)).all(), field.name
+    assert late > 0
+    assert log.virtual_seconds > 0
+
+
+@pytest.mark.parametrize("method", ["scaffold", "feddyn"])
+def test_the_servers_mean_of_what_clients_keep_stays_one(method: str) -> None:
+    """Whoever comes late keeps what it had, as the server does of it."""
+    s = assembled(**{**SMALL, **LATE, "deadline": 0.4, "method": method})
+    fed = s.federation
+    late = 0
+    for _, state in rounds(s, 4, logs := []):
+        weights = torch.from_numpy(fed.sizes / fed.sizes.sum()).to(state.own)
+        kept = state.c if method == "scaffold" else state.h
+        torch.testing.assert_close(kept, weights @ state.own, rtol=1e-4, atol=1e-6)
+        late += logs[-1].cohort_size - len(logs[-1].arrived)
+    assert late > 0
+
+
+def test_fedau_counts_those_who_came() -> None:
+    s = assembled(**{**SMALL, **LATE, "deadline": 0.4, "method": "fedau"})
+    [(_, state)] = rounds(s, 1, logs := [])
+    ended = np.flatnonzero(state.intervals.numpy())
+    assert ended.tolist() == logs[0].arrived.tolist()
+    assert len(ended) < logs[0].cohort_size
+
+
+def test_turns_and_indivisible_training_are_refused(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = "run --devices lognormal --method pfedhn --hn-combine turns"
+    assert "--hn-combine turns: clients that wait" in mistake(capsys, *words.split())
+    words = "run --devices lognormal --deadline 3 --partial --method"
+    for method in ("apfl", "per-fedavg", "pfedme"):
+        refusal = mistake(capsys, *words.split(), method)
+        assert f"--partial: clients of method {method} do something" in refusal
+
+
+def test_what_each_client_sends_counts_for_its_time() -> None:
+    """FedLP's clients send different layers."""
+    s = assembled(
+        **{**SMALL, "method": "fedlp", "devices": "uniform", "link_spread": 0.0}
+    )
+    [_] = rounds(s, 1, logs := [])
+    sent = int(logs[0].bytes_up_here)
+    uploads = logs[0].clock.table()["upload"] * s.settings.config.uplink
+    assert len(set(uploads.round().tolist())) > 1
+    assert uploads.sum() == pytest.approx(sent)
+
+
+def test_what_late_clients_send_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not even NaN, for which nobody is excluded."""
+    s = assembled(**{**SMALL, **LATE, "deadline": 0.4, "participation": 1.0})
+    fed = s.federation
+    [(_, expected)] = rounds(s, 1, logs := [])
+    late = np.setdiff1d(np.arange(5), logs[0].arrived)
+    assert 0 < len(late) < 5
+    honest = fed.train
+
+    def train(rows: Tensor, cohort: Any, **how: Any) -> Tensor:
+        trained = honest(rows, cohort, **how).clone()
+        trained[late] = float("nan")
+        return trained
+
+    monkeypatch.setattr(fed, "train", train)
+    [(_, state)] = rounds(s, 1, logs)
+    assert torch.equal(state.w, expected.w)
+    assert logs[-1].excluded == set()

@@ -24,7 +24,7 @@ from hpcfed.clients.fisher import Fisher
 from hpcfed.clients.job import Losses, Score, TrainingJob
 from hpcfed.clients.lanes import Lanes, Task, take_turns
 from hpcfed.clients.objective import NOTHING, OBJECTIVES, Sums, Wanted
-from hpcfed.clients.schedule import longest_first, num_steps
+from hpcfed.clients.schedule import longest_first
 from hpcfed.clients.training import StackTraining, TrainableColumns
 from hpcfed.data.shards import Shard
 from hpcfed.errors import remark
@@ -125,15 +125,15 @@ class Engine:
         Returns new rows, and each client's loss in training.
         """
         rows = job.rows
-        sizes = job.shard.samples[job.clients]
-        order = longest_first(num_steps(sizes, job.recipe.length))
+        steps = job.num_steps()
+        order = longest_first(steps)
         # Not empty_like: the rows may be one row, expanded.
         trained = torch.empty(rows.shape, dtype=rows.dtype, device=rows.device)
         losses = rows.new_full((len(rows),), torch.nan)
         seen = torch.zeros(len(rows), dtype=torch.int64, device=rows.device)
-        # `order` leaves out clients without data.
+        # `order` leaves out clients without data, or without time for a step.
         if len(order) < len(rows):
-            idle = on_device(np.flatnonzero(sizes == 0), rows.device)
+            idle = on_device(np.flatnonzero(steps == 0), rows.device)
             trained[idle] = 0 if job.recipe.gradient else rows[idle]
 
         def one_by_one(members: np.ndarray) -> None:
@@ -294,6 +294,7 @@ class Engine:
             job.correction is not None,
             job.gates is not None,
             job.rates is not None,
+            job.limits is not None,
             replace(job.recipe, lr=0.0),  # the learning rate may change between rounds
             job.rows.dtype,
             lane,
@@ -318,6 +319,7 @@ class Engine:
                 corrected=job.correction is not None,
                 gated=job.gates is not None,
                 rate_each=job.rates is not None,
+                limited=job.limits is not None,
                 dtype=job.rows.dtype,
             )
         return self._trainings[key]

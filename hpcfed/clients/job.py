@@ -10,7 +10,7 @@ from hpcfed.clients.fisher import Fisher
 from hpcfed.clients.objective import NOTHING, Sums, Wanted
 from hpcfed.clients.pull import Pull
 from hpcfed.clients.rates import RateSchedule
-from hpcfed.clients.schedule import Length
+from hpcfed.clients.schedule import Length, num_steps
 from hpcfed.data.shards import Shard
 from hpcfed.models.layout import Layout
 from hpcfed.runtime.device import on_device
@@ -89,6 +89,15 @@ class TrainingJob:
     """
     rates: Tensor | None = None
     """A learning rate per client, float64, in place of the recipe's."""
+    limits: np.ndarray | None = None
+    """The most steps of each client, whatever the recipe says; rates are those of a
+    training that goes on. None: no limit.
+    """
+
+    def num_steps(self) -> np.ndarray:
+        """Return the steps that each client takes."""
+        steps = num_steps(self.shard.samples[self.clients], self.recipe.length)
+        return steps if self.limits is None else np.minimum(steps, self.limits)
 
     def subset(self, positions: np.ndarray) -> "TrainingJob":
         """Return the job of the clients at these positions."""
@@ -102,6 +111,7 @@ class TrainingJob:
             correction=None if self.correction is None else self.correction[at],
             gates=None if self.gates is None else self.gates[at],
             rates=None if self.rates is None else self.rates[at],
+            limits=None if self.limits is None else self.limits[positions],
         )
 
 

@@ -43,6 +43,7 @@ def mergeable(a: Job, b: Job) -> bool:
             and _mergeable_pulls(a.pull, b.pull)
             and (a.correction is None) == (b.correction is None)
             and (a.gates is None) == (b.gates is None)
+            and (a.limits is None) == (b.limits is None)
             and _equal(a.columns, b.columns)
         )
     if isinstance(a, EvaluationJob) and isinstance(b, EvaluationJob):
@@ -125,6 +126,7 @@ def _merged(jobs: Sequence[Job]) -> Job:
     pulls = [job.pull for job in trainings if job.pull is not None]
     corrections = [job.correction for job in trainings if job.correction is not None]
     gates = [job.gates for job in trainings if job.gates is not None]
+    limits = [job.limits for job in trainings if job.limits is not None]
     return replace(
         trainings[0],
         rows=rows,
@@ -135,6 +137,7 @@ def _merged(jobs: Sequence[Job]) -> Job:
         correction=torch.cat(corrections) if corrections else None,
         gates=torch.cat(gates) if gates else None,
         rates=_merged_rates(trainings),
+        limits=np.concatenate(limits) if limits else None,
     )
 
 

@@ -89,9 +89,15 @@ def longest_first(lengths: np.ndarray) -> np.ndarray:
     return order[lengths[order] > 0]
 
 
-def step_shapes(sizes: np.ndarray, length: Length) -> list[StepShape]:
-    """Return the shapes of all steps of clients in this order."""
+def step_shapes(
+    sizes: np.ndarray, length: Length, limits: np.ndarray | None = None
+) -> list[StepShape]:
+    """Return the shapes of all steps of clients in this order; `limits` is the most
+    steps of each.
+    """
     steps_of = num_steps(sizes, length)
+    if limits is not None:
+        steps_of = np.minimum(steps_of, limits)
     # At least 1, so that clients without data divide by something.
     per_epoch = np.maximum(length.steps_per_epoch(sizes), 1)
     steps = np.arange(steps_of.max(initial=0))[:, None]

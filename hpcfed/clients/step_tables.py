@@ -22,7 +22,16 @@ _ORDER, _DROPOUT, _AUGMENTATION = 0, 1, 2
 class StepTables:
     """Tables [steps, capacity, …] whose memory stays in place, for captured steps."""
 
-    def __init__(self, shard: Shard, recipe: Recipe, random_layers: int) -> None:
+    def __init__(
+        self,
+        shard: Shard,
+        recipe: Recipe,
+        random_layers: int,
+        *,
+        limited: bool = False,
+    ) -> None:
+        """`limited`: clients may have to stop before the recipe ends."""
+        self._limited = limited
         self._shard = shard
         self._recipe = recipe
         self._random_layers = random_layers
@@ -42,6 +51,7 @@ class StepTables:
         self._clients = self._zeros(capacity)
         self._owned = self._zeros(capacity)
         self._keys = self._zeros(capacity)
+        self._limits = self._zeros(capacity)
         self.samples = self._zeros(self.steps, capacity, self.slots)
         """Positions among the shard's images; meaningless beyond `counts`."""
         self.counts = self._zeros(self.steps, capacity)
@@ -53,12 +63,19 @@ class StepTables:
     def _zeros(self, *shape: int) -> Tensor:
         return torch.zeros(shape, dtype=torch.int64, device=self._device)
 
-    def load(self, clients: np.ndarray, keys: Tensor) -> None:
-        """Take in a stack's clients, as positions in the shard, and their keys."""
+    def load(
+        self, clients: np.ndarray, keys: Tensor, limits: np.ndarray | None = None
+    ) -> None:
+        """Take in a stack's clients, as positions in the shard, their keys, and the
+        most steps of each.
+        """
         # Outside of what is captured: values change, addresses do not.
         count = len(clients)
         self._clients[:count].copy_(torch.from_numpy(clients), non_blocking=True)
         self._keys[:count] = keys
+        if self._limited:
+            assert limits is not None, "made for limited clients"
+            self._limits[:count].copy_(torch.from_numpy(limits), non_blocking=True)
 
     def draw(self, count: int) -> None:
         """Fill the tables for the first `count` clients; runs on the device alone."""
@@ -74,6 +91,10 @@ class StepTables:
             epochs=self._epochs,
             steps=self.steps,
         )
+        if self._limited:
+            # A client may be advanced beyond its last step, which must count nothing.
+            step = torch.arange(self.steps, device=self._device)[:, None]
+            counts = counts * (step < self._limits[:count])
         self.samples[:, :count] = samples
         self.counts[:, :count] = counts
         if self.shifts is not None:

@@ -75,6 +75,7 @@ class StackTraining:
         corrected: bool = False,
         gated: bool = False,
         rate_each: bool = False,
+        limited: bool = False,
         dtype: torch.dtype,
     ) -> None:
         self._network = network
@@ -88,7 +89,7 @@ class StackTraining:
         self._device = shard.inputs.device
         self._objective = OBJECTIVES[shard.task]
         self._inputs = gatherable(shard.inputs)
-        self._tables = StepTables(shard, recipe, network.random_layers)
+        self._tables = StepTables(shard, recipe, network.random_layers, limited=limited)
         self._slots = self._tables.slots
         self._replays = Replays(
             self._device, on=network.captures, may_fail=network.capture_may_fail
@@ -126,7 +127,7 @@ class StackTraining:
         """
         count = len(job.rows)
         sizes = self._tables.sizes[job.clients]
-        shapes = step_shapes(sizes, self._recipe.length)
+        shapes = step_shapes(sizes, self._recipe.length, job.limits)
         self._reserve(count)
         kernel_rows = self._first(count)
         # A client that diverged may have left NaN between the tensors; loading sets the
@@ -144,7 +145,7 @@ class StackTraining:
             assert job.gates is not None, "made for gated gradients"
             parameters, statistics = self._gates
             self._layout.load(job.gates, (parameters[:count], statistics[:count]))
-        self._tables.load(job.clients, job.keys)
+        self._tables.load(job.clients, job.keys, job.limits)
         lr = job.recipe.lr if job.rates is None else job.rates
         self._optimiser.load(lr, num_steps(sizes, self._recipe.length))
         self._replays.run(count, partial(self._begin, count))

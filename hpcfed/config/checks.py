@@ -42,7 +42,7 @@ def check(settings: Settings, launch: Launch) -> None:
     check_malicious(config, method)
     check_flip(config, config.dataset, config.data())
     check_task(config)
-    check_devices(config)
+    check_devices(config, method)
     # After the attack's own check: "unknown attack" says more than "changes nothing".
     check_switches(settings)
     check_aggregation(config, method)

@@ -17,6 +17,7 @@ from pydantic import field_validator
 
 from hpcfed.config.declare import Switch, option
 from hpcfed.config.run import RunOptions
+from hpcfed.config.traits import MethodTraits
 from hpcfed.config.units import BytesPerSecond
 from hpcfed.errors import UserError, did_you_mean
 
@@ -131,8 +132,10 @@ def device_switches(config: DeviceOptions) -> Iterable[Switch]:
     yield Switch("oversample", "a smaller cohort", not on or oversampled)
 
 
-def check_devices(config: DeviceOptions) -> None:
-    """Refuse devices that are unknown, or that would stand still."""
+def check_devices(config: DeviceOptions, method: MethodTraits) -> None:
+    """Refuse devices that are unknown, or that would stand still, and to stop a training
+    that a method does not let stop.
+    """
     known = ("none", *DISTRIBUTIONS)
     if config.trace is not None:
         if not config.trace.is_file():
@@ -150,3 +153,8 @@ def check_devices(config: DeviceOptions) -> None:
                 f"{flag} {spread}: with --devices uniform it must be below 1, or some "
                 "devices would stand still"
             )
+    if config.partial and not method.divides_training:
+        raise UserError(
+            f"--partial: clients of method {config.method} do something between their "
+            "steps, and cannot stop after any of them"
+        )

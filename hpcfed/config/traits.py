@@ -23,6 +23,10 @@ class MethodTraits(OptionGroup):
     """Whether clients train at their own pace, on a timetable of the method's: then no
     clock closes rounds.
     """
+    divides_training: ClassVar[bool] = True
+    """Whether a client's local training may end after any of its steps, as --partial
+    lets it.
+    """
     names_layers: ClassVar[bool] = False
     """Whether the method names layers that a network may lack; `check_layout` then
     judges the network.

@@ -69,6 +69,7 @@ def run_rounds(
             trained = AfterTraining(setup, fed) if is_due(round, config) else None
             cohort = fed.sample(round, recorder.on_trained(round, trained))
             state = method.round(fed, state, cohort)
+            fed.close_round(cohort)
             if round == first:
                 checkpointing.check_state(setup, state, "round")
                 # A method whose ranks drift apart is told so now, not after hours.

@@ -56,12 +56,14 @@ class Federation(LocalTraining[MethodOptions]):
         about. `validation` is the server's own data, the whole of it on every rank, as
         the data of one client. `way` is what lies between clients and the server.
         """
+        self.way = way or Way()
         super().__init__(
             config,
             options,
             clients=clients,
             collectives=collectives,
             timer=timer,
+            clock=self.way.clock,
             train_data=train_data,
             test_data=test_data,
             engine=engine,
@@ -70,7 +72,6 @@ class Federation(LocalTraining[MethodOptions]):
         self._server = server
         self._generated = generated
         self._validation = validation
-        self.way = way or Way()
         self._aggregation = Aggregation(config, collectives)
 
     @property
@@ -103,6 +104,9 @@ class Federation(LocalTraining[MethodOptions]):
                 row, size = download.rows, download.size
             log.downloads += 1
             log.bytes_down += size
+            if log.clock is not None:
+                dense = row.shape[-1] * row.element_size()
+                log.clock.download(cohort.clients, size / receivers, dense)
             # A view: the server's row is in memory once.
             rows = row.expand(len(cohort.here), -1)
             log.downloaded = rows
@@ -129,7 +133,7 @@ class Federation(LocalTraining[MethodOptions]):
             rows, size = received.rows, received.size
         log.uploads += 1
         with self._timer.phase("upload"):
-            self._count_bytes(rows, cohort, sent, size)
+            self._count_bytes(cohort, _member_bytes(rows, sent, size))
             # A method may upload something else than what it was sent, or unasked.
             start = log.downloaded if beside is None else None
             if start is not None and start.shape == rows.shape:
@@ -153,22 +157,56 @@ class Federation(LocalTraining[MethodOptions]):
                 upload = stage(upload)
         return upload
 
-    def _count_bytes(
-        self, rows: Tensor, cohort: Cohort, sent: Sent | None, size: Tensor | int | None
-    ) -> None:
-        """Count what members send: `size` of each where it is packed."""
+    def _count_bytes(self, cohort: Cohort, size: Tensor | int) -> None:
+        """Count what members send: `size` is what each does."""
         log, senders = cohort.log, self._num_sending(cohort)
-        if size is None and sent is None:
-            size = rows.shape[1] * rows.element_size()
         # The same for all clients, so every rank knows it for all of them. What each
         # client chooses only its rank knows, and the device: reading it would wait.
         if isinstance(size, int):
             log.bytes_up += senders * size
         elif senders:
-            if size is None:
-                assert sent is not None
-                size = sent.columns().sum() * rows.element_size()
             log.bytes_up_here = log.bytes_up_here + size.sum()
+        if log.clock is not None:
+            log.clock.upload(cohort.clients, self._everyones(size, cohort))
+
+    def _everyones(self, size: Tensor | int, cohort: Cohort) -> np.ndarray | int:
+        """Return what each member of all ranks sends."""
+        if isinstance(size, int):
+            return size
+        found = np.empty(len(cohort.clients))
+        of_ranks = self._collectives.allgather(size.cpu().numpy())
+        for members, sizes in zip(cohort.per_rank, of_ranks, strict=True):
+            found[members] = sizes
+        return found
+
+    def arrived(self, rows: Tensor, cohort: Cohort) -> tuple[Tensor, Cohort]:
+        """Return the rows of the members whose uploads the server has, and the cohort of
+        them alone; all of them where no virtual clock runs.
+
+        `mean`, `select`, `cluster_means` and `bank` call it. A method that computes with
+        uploads by itself calls it after its last upload, for all that has a row per
+        member. The first call closes the round: what members do later takes no time.
+        """
+        log = cohort.log
+        if log.clock is None:
+            return rows, cohort
+        self.close_round(cohort)
+        assert log.arrived is not None
+        members = np.flatnonzero(np.isin(cohort.clients, log.arrived))
+        return member_rows(rows, cohort, members)
+
+    def close_round(self, cohort: Cohort) -> None:
+        """Let the virtual clock decide whose uploads count and when the round ends, if
+        it has not done so yet.
+        """
+        clock, log = self._clock, cohort.log
+        if clock is None or log.arrived is not None:
+            return
+        # Nobody takes part in an empty round, and it takes no time.
+        log.arrived = np.empty(0, np.int64)
+        if log.clock is not None:
+            log.arrived = clock.end(log.clock)
+        log.virtual_seconds = clock.now
 
     def greet(self, rows: Tensor, cohort: Cohort, columns: int | None = None) -> Tensor:
         """Count the rows that clients who join are given to begin with, or so many
@@ -185,6 +223,7 @@ class Federation(LocalTraining[MethodOptions]):
         """Return the uploads that do best on the server's validation set, and the
         cohort of their clients; fewer than `count` where fewer are finite.
         """
+        rows, cohort = self.arrived(rows, cohort)
         with self._timer.phase("server"):
             selected = best_finite(self._validated(rows, cohort), count)
             clients = cohort.clients[selected]
@@ -197,6 +236,7 @@ class Federation(LocalTraining[MethodOptions]):
         rows; the same on every rank.
         """
         with self._timer.phase("aggregate"):
+            rows, cohort = self.arrived(rows, cohort)
             # A robust rule would bear diverged rows, and nobody would hear of them.
             if self.config.aggregation != "mean":
                 rows, cohort = self._finite_only(rows, cohort)
@@ -233,7 +273,7 @@ class Federation(LocalTraining[MethodOptions]):
             if sent is None:
                 groups = rows.new_ones(len(rows), 1, dtype=torch.bool)
                 sent = Sent(groups, cluster.new_zeros(rows.shape[1]))
-            rows = with_groups(rows, sent)
+            rows, cohort = self.arrived(with_groups(rows, sent), cohort)
             totals = self._cluster_sums(rows, cohort, cluster, len(previous))
             # As in `mean`: look at the sums first, at all rows only if they tell.
             if not bool(torch.isfinite(totals).all()):
@@ -284,6 +324,9 @@ class Federation(LocalTraining[MethodOptions]):
         """Hand generated columns to the server, which keeps them for learning: the
         cohort's updates, or its uploads and what they started from.
         """
+        if starts is not None:
+            starts, _ = self.arrived(starts, cohort)
+        columns, cohort = self.arrived(columns, cohort)
         with self._timer.phase("server"):
             here = self.clients[cohort.here]
             self.server.bank(cohort.round, here, columns, starts)
@@ -340,3 +383,14 @@ class Federation(LocalTraining[MethodOptions]):
         one_client = np.zeros(len(rows), np.int64)
         score = self._engine.evaluate(rows, self._validation, one_client)
         return scores_of(score, finite, cohort, self._collectives)
+
+
+def _member_bytes(
+    rows: Tensor, sent: Sent | None, size: Tensor | int | None
+) -> Tensor | int:
+    """Return the bytes that each member sends: `size` where rows are packed."""
+    if size is not None:
+        return size
+    if sent is None:
+        return rows.shape[1] * rows.element_size()
+    return sent.columns().sum(1) * rows.element_size()

@@ -8,6 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from hpcfed.clients.job import Losses
+from hpcfed.federation.clock import RoundClock
 from hpcfed.server.report import LearningReport
 
 OnTrained = Callable[[np.ndarray, Tensor], None]
@@ -62,6 +63,10 @@ class RoundLog:
     """Uploads of this round so far, such as rows and control variates."""
     downloads: int = 0
     """Downloads of this round so far."""
+    clock: RoundClock | None = None
+    """Virtual time of the round's members; None in runs without a clock, and where
+    nobody takes part.
+    """
     server_report: LearningReport | None = None
     """What the server's model took, if it has learnt after this round."""
     on_trained: OnTrained | None = None

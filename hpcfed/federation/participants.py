@@ -6,6 +6,7 @@ import numpy as np
 
 from hpcfed.clients.placement import Clients
 from hpcfed.config import Options, RunConfig
+from hpcfed.federation.clock import Clock
 from hpcfed.federation.cohort import Cohort, shares
 from hpcfed.federation.log import OnTrained, RoundLog
 from hpcfed.record.timing import Timer
@@ -29,6 +30,7 @@ class Participants(Generic[MethodOptions]):
         clients: Clients,
         collectives: Collectives,
         timer: Timer,
+        clock: Clock | None = None,
     ) -> None:
         self.config = config
         self.options = options
@@ -40,6 +42,7 @@ class Participants(Generic[MethodOptions]):
         self._rank_of = clients.rank
         self._collectives = collectives
         self._timer = timer
+        self._clock = clock
 
     @property
     def round(self) -> int:
@@ -61,20 +64,34 @@ class Participants(Generic[MethodOptions]):
         """Draw the cohort of a round from all clients, without replacement, and begin
         the round's log; `on_trained` gets the rows that local training leaves.
 
-        Clients without training data take no part: they are sent nothing, send nothing
+        With a virtual clock more may be invited than count, and only clients that are
+        there. Clients without training data take no part: they are sent nothing, send nothing
         and have no weight. A cohort in which nobody has data stays as drawn, leaves all
         rows as they are, and counts as empty.
         """
         with self._timer.phase("sample"):
             total = len(self.sizes)
-            count = self.config.cohort_among(total)
-            drawn = np.arange(total)
-            if count < total:
-                generator = self.generator("cohort", round)
-                # Every rank draws the same: the generator knows seed and round alone.
-                drawn = generator.choice(total, count, replace=False)
-                drawn.sort()
-            return self.invite(round, drawn, on_trained)
+            if self._clock is None:
+                count = self.config.cohort_among(total)
+                drawn = self._draw(round, np.arange(total), count)
+                return self.invite(round, drawn, on_trained)
+            count = self.config.invited_among(total)
+            now = self._clock.next_moment()
+            drawn = self._draw(round, self._clock.available(now), count)
+            cohort = self.invite(round, drawn, on_trained)
+            if cohort.log.cohort_size:
+                cohort.log.clock = self._clock.begin(round, cohort.clients, now)
+            return cohort
+
+    def _draw(self, round: int, pool: np.ndarray, count: int) -> np.ndarray:
+        """Draw so many of the pool, or all where there are no more."""
+        if count >= len(pool):
+            return pool
+        # Every rank draws the same: the generator knows seed and round alone.
+        generator = self.generator("cohort", round)
+        drawn = pool[generator.choice(len(pool), count, replace=False)]
+        drawn.sort()
+        return drawn
 
     def invite(
         self, round: int, clients: np.ndarray, on_trained: OnTrained | None = None

@@ -19,6 +19,7 @@ from hpcfed.config import RunConfig
 from hpcfed.data.datasets import Split
 from hpcfed.data.shards import Shard
 from hpcfed.federation import exclusion
+from hpcfed.federation.clock import Clock
 from hpcfed.federation.cohort import Cohort
 from hpcfed.federation.participants import MethodOptions, Participants
 from hpcfed.models.layout import Layout
@@ -49,9 +50,15 @@ class LocalTraining(Participants[MethodOptions]):
         test_data: Shard,
         engine: RowEngine,
         first_row: Tensor,
+        clock: Clock | None = None,
     ) -> None:
         super().__init__(
-            config, options, clients=clients, collectives=collectives, timer=timer
+            config,
+            options,
+            clients=clients,
+            collectives=collectives,
+            timer=timer,
+            clock=clock,
         )
         self._train_data = train_data
         self._test_data = test_data
@@ -134,8 +141,18 @@ class LocalTraining(Participants[MethodOptions]):
         """Return the local steps that each member on this rank takes in a round, by the
         run's recipe unless given; 0 without data.
         """
+        return self.everyones_steps(cohort, recipe)[cohort.chosen]
+
+    def everyones_steps(
+        self, cohort: Cohort, recipe: Recipe | None = None
+    ) -> np.ndarray:
+        """Return the local steps of all members, on this rank or not: as `num_steps`, and
+        with --partial no more than each has time for.
+        """
         recipe = recipe or self.recipe(cohort.round)
-        return num_steps(self.sizes[self.clients[cohort.here]], recipe.length)
+        steps = num_steps(self.sizes[cohort.clients], recipe.length)
+        clock = cohort.log.clock
+        return steps if clock is None else clock.steps_in_time(cohort.clients, steps)
 
     def train(
         self,
@@ -166,6 +183,9 @@ class LocalTraining(Participants[MethodOptions]):
         with self._timer.phase("train"):
             recipe = recipe or self.recipe(round, epochs)
             purpose = _purpose("training", phase)
+            limits = None
+            if cohort.log.clock is not None:
+                limits = self._count_steps(cohort, recipe)
             rows, losses = self._descend(
                 purpose,
                 rows,
@@ -176,6 +196,7 @@ class LocalTraining(Participants[MethodOptions]):
                 pull=pull,
                 correction=correction,
                 gates=gates,
+                limits=limits,
             )
             cohort.log.add_losses(losses)
         if final:
@@ -198,6 +219,8 @@ class LocalTraining(Participants[MethodOptions]):
         their columns are 0. Weight decay and clipping do not count.
         """
         recipe = Recipe(0, self.config.batch_size, 0.0, steps=1, gradient=True)
+        if cohort.log.clock is not None:
+            self._count_steps(cohort, recipe)
         with self._timer.phase("train"):
             gradients, losses = self._descend(
                 _purpose("training", phase),
@@ -303,6 +326,7 @@ class LocalTraining(Participants[MethodOptions]):
         pull: Pull | None = None,
         correction: Tensor | None = None,
         gates: Tensor | None = None,
+        limits: np.ndarray | None = None,
     ) -> tuple[Tensor, Losses]:
         # Also a method's own recipe sees images as the run wants them.
         recipe = replace(recipe, augment=self.config.augment == "crop-flip")
@@ -318,8 +342,18 @@ class LocalTraining(Participants[MethodOptions]):
             pull=pull,
             correction=correction,
             gates=gates,
+            limits=limits,
         )
         return self._engine.train(job)
+
+    def _count_steps(self, cohort: Cohort, recipe: Recipe) -> np.ndarray | None:
+        """Count local steps on the virtual clock; return the most that each member here
+        has time for, None where all have time for all of them.
+        """
+        assert cohort.log.clock is not None
+        steps = num_steps(self.sizes[cohort.clients], recipe.length)
+        limits = cohort.log.clock.train(cohort.clients, steps)
+        return None if limits is None else limits[cohort.chosen]
 
 
 def _purpose(work: str, phase: int) -> str:

@@ -15,6 +15,7 @@ import numpy as np
 from torch import Tensor
 
 from hpcfed.errors import UserError
+from hpcfed.federation.clock import Clock
 from hpcfed.federation.cohort import Cohort, Sent
 
 
@@ -170,6 +171,8 @@ class Way:
     """What downloads pass."""
     after_mean: AfterMean | None = None
     """What the server does to the mean of a round's uploads."""
+    clock: Clock | None = None
+    """When uploads arrive."""
     memory: Memory = field(default_factory=lambda: Memory(0))
     devices: Devices | None = None
     """Those of methods whose clients train at their own pace."""

@@ -16,10 +16,9 @@ def accumulated(fed: Federation, cohort: Cohort, recipe: "Recipe") -> Tensor:
     begins at zero, the gradient of step k comes back in all later ones: aₖ = (1 −
     ρ^(τ−k)) / (1 − ρ) for k = 0 … τ − 1 (Wang et al. 2020, Section 4).
     """
-    from hpcfed.clients.schedule import num_steps
     from hpcfed.runtime.device import on_device
 
-    steps = num_steps(fed.sizes[cohort.clients], recipe.length)
+    steps = fed.everyones_steps(cohort, recipe)
     rho = recipe.momentum
     # The sum of the series above.
     weights = (steps - rho * (1 - rho**steps) / (1 - rho)) / (1 - rho)

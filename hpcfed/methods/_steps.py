@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 class Options(config.Options):
     needs_sgd = True
+    divides_training = False  # momentum goes from step to step
     trains_by: ClassVar[Mapping[str, str]] = {"epochs": "local_steps"}
 
     local_steps: int = option(

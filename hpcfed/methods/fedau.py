@@ -51,6 +51,8 @@ def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
     rows = fed.download(state.w, cohort)
     rows = fed.train(rows, cohort)
     rows = fed.upload(rows, cohort)
+    # Whoever comes late has not taken part.
+    rows, cohort = fed.arrived(rows, cohort)
     # ωᵢ take the place of the weights by samples: every client counts alike.
     everyone = cohort.equally()
     w = step(fed, state, rows, everyone, sampled=len(cohort.clients))

@@ -64,9 +64,13 @@ def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
     gradients = own - alpha * (rows - w)
     gradients[:, statistics:] = 0
     # A client that has diverged stays at the row where it last ended.
-    state.own[cohort.here] = fed.revert_diverged(gradients, own, cohort)
+    gradients = fed.revert_diverged(gradients, own, cohort)
 
     rows = fed.upload(rows, cohort)
+    # So does one that comes late: h is the mean of all gᵢ.
+    gradients, _ = fed.arrived(gradients, cohort)
+    rows, cohort = fed.arrived(rows, cohort)
+    state.own[cohort.here] = gradients
     mean = fed.mean(rows, cohort)
     share = _share_heard(fed, cohort).to(mean.dtype)
     h = state.h - alpha * share * (mean - state.w)

@@ -28,6 +28,7 @@ def round(fed: Federation, state: fedavg.State, cohort: Cohort) -> fedavg.State:
     rows = fed.download(w, cohort)
     rows = fed.train(rows, cohort)
     rows = fed.upload(rows, cohort)
+    rows, cohort = fed.arrived(rows, cohort)
     weight = accumulated(fed, cohort, fed.recipe(cohort.round))
     tau_eff = weight.new_tensor(cohort.weights) @ weight
     factor = (tau_eff / weight)[cohort.chosen].to(w.dtype)

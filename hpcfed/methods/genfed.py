@@ -65,6 +65,7 @@ def round(
     rows = fed.download(state.w, cohort)
     rows = fed.train(rows, cohort)
     rows = fed.upload(rows, cohort)
+    rows, cohort = fed.arrived(rows, cohort)
     rho = fed.options.rho(cohort.round, len(cohort.clients))
     # Algorithm 1: C_t, the ρ_t uploads of S_t that do best on the validation set.
     rows, selected = fed.select(rows, cohort, rho)

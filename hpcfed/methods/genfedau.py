@@ -21,6 +21,7 @@ def round(fed: Federation[Options], state: fedau.State, cohort: Cohort) -> fedau
     rows = fed.download(state.w, cohort)
     rows = fed.train(rows, cohort)
     rows = fed.upload(rows, cohort)
+    rows, cohort = fed.arrived(rows, cohort)
     rho = fed.options.rho(cohort.round, len(cohort.clients))
     # Equal weights before selecting: FedAU weights by ωᵢ, and ρ_t = K is FedAU then.
     rows, selected = fed.select(rows, cohort.equally(), rho)

@@ -20,6 +20,7 @@ def round(
     # Also what unsampled clients train is as in FedUmf: the server never sees it.
     rows = fedumf.train(fed, state, cohort)
     rows = fed.upload(rows, cohort)
+    rows, cohort = fed.arrived(rows, cohort)
     rho = fed.options.rho(cohort.round, len(cohort.clients))
     rows, selected = fed.select(rows, cohort, rho)
     return replace(state, w=fed.mean(rows, selected))

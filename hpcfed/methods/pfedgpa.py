@@ -212,6 +212,9 @@ def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
     rows = fed.download(start, cohort)
     rows = fed.train(rows, cohort)
     rows = fed.upload(rows, cohort)
+    if start.dim() > 1:  # a row for each member
+        start, _ = fed.arrived(start, cohort)
+    rows, cohort = fed.arrived(rows, cohort)
 
     done, rounds = cohort.round + 1, fed.config.rounds
     # The server's training set: generated columns of the last rounds before it learns.

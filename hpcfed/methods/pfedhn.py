@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from hpcfed import config
 from hpcfed.config import RunConfig, Switch, option
+from hpcfed.errors import UserError
 from hpcfed.methods import IN_PLACE, Cohort, Federation, Positions, Tensor
 
 if TYPE_CHECKING:
@@ -87,6 +88,13 @@ class Options(config.Options):
     def replaced(self) -> Mapping[str, str]:
         return self.trains_by if self.inner == "own" else {}
 
+    def check(self, config: RunConfig) -> None:
+        if self.hn_combine == "turns" and config.devices != "none":
+            raise UserError(
+                "--hn-combine turns: clients that wait for each other have no round on "
+                "the virtual clock; use sum or mean, or leave --devices out"
+            )
+
     def switches(self, config: RunConfig) -> Iterable[Switch]:
         yield Switch("welcome_rounds", "--new-clients 10", config.new_clients > 0)
         for name in dict.fromkeys(self.trains_by.values()):
@@ -133,10 +141,12 @@ def _together(
     # θᵢ′, after some steps of the client's own SGD.
     trained = fed.train(theta, cohort, recipe=_inner(fed), final=final)
     trained = fed.upload(trained, cohort)
+    theta, _ = fed.arrived(theta, cohort)
+    uploads, cohort = fed.arrived(trained, cohort)
 
     with fed.timed("server"):
         # One that diverged has Δ = 0, and adds nothing to the gradient.
-        finite = fed.revert_diverged(trained, theta, cohort)
+        finite = fed.revert_diverged(uploads, theta, cohort)
         delta = (theta - finite)[:, : net.outputs]
         # (∂θᵢ/∂φ)ᵀ Δᵢ, summed over this rank's clients.
         gradient = net.gradient(state.phi, _ids(fed, cohort.here), delta)

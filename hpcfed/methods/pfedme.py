@@ -28,6 +28,7 @@ EXTENDS = fedavg
 
 
 class Options(config.Options):
+    divides_training = False  # a client's row goes on moving towards its θ̃
     trains_by: ClassVar[Mapping[str, str]] = {"epochs": "local_rounds"}
 
     pfedme_lambda: float = option(

@@ -87,17 +87,21 @@ def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
     directions = (w - rows) / path.to(w.dtype)
     directions[:, num_parameters:] = 0
     directions = fed.revert_diverged(directions, c, cohort)
-    # Option II: cᵢ⁺ = cᵢ − c + (w − rowᵢ) / (K η)
-    state.own[cohort.here] = own + (directions - c)
 
     rows = fed.upload(rows, cohort)
     # The paper's clients send cᵢ⁺ − cᵢ, which is this less the c that they were sent.
-    directions = fed.upload(directions, cohort, beside=c)
+    sent = fed.upload(directions, cohort, beside=c)
+    # Option II: cᵢ⁺ = cᵢ − c + (w − rowᵢ) / (K η). A client that comes late keeps its
+    # variate, for c is the mean of all.
+    variates, _ = fed.arrived(own + (directions - c), cohort)
+    sent, _ = fed.arrived(sent, cohort)
+    rows, cohort = fed.arrived(rows, cohort)
+    state.own[cohort.here] = variates
     mean = fed.mean(rows, cohort)
     step = fed.options.server_lr * (mean - state.w)[:num_parameters]
     # The paper's |S| / N, by samples: only the cohort has changed its variates.
     share = float(fed.sizes[cohort.clients].sum() / fed.sizes.sum())
-    change = share * (fed.mean(directions, cohort) - state.c)
+    change = share * (fed.mean(sent, cohort) - state.c)
     return State(moved(state.w, step, mean), state.c + change, state.own)
 
 

@@ -1,11 +1,17 @@
 """Builds the way between clients and the server that a run has asked for."""
 
+from dataclasses import replace
+
+import numpy as np
+
 from hpcfed.clients.placement import Clients
-from hpcfed.config import Settings
+from hpcfed.config import RunConfig, Settings
 from hpcfed.federation.way import Memory, Stage, Way
 from hpcfed.models.layout import Layout
 from hpcfed.runtime.collectives import Collectives
-from hpcfed.transit.devices import devices_of
+from hpcfed.runtime.world import World
+from hpcfed.transit.clock import VirtualClock
+from hpcfed.transit.devices import Devices, devices_of
 
 
 def build_way(
@@ -25,7 +31,23 @@ def build_way(
     stages: list[Stage] = []
     if attack is not None:
         stages.append(attack)
-    # Such a method has a timetable of its own.
-    asynchronous = settings.options.asynchronous
-    devices = devices_of(settings.config) if asynchronous else None
-    return Way(stages=tuple(stages), memory=memory, devices=devices)
+    devices = _devices(settings.config, collectives.world)
+    way = Way(stages=tuple(stages), memory=memory)
+    if devices is None:
+        return way
+    if settings.options.asynchronous:
+        # Such a method has a timetable of its own.
+        return replace(way, devices=devices)
+    holders = np.flatnonzero(clients.train_samples)
+    clock = VirtualClock(settings.config, devices, holders, memory)
+    return replace(way, clock=clock)
+
+
+def _devices(config: RunConfig, world: World) -> Devices | None:
+    """Return the root's devices on every rank: other hardware may round a logarithm
+    differently, and then ranks would not agree on who is in time.
+    """
+    if config.devices == "none":
+        return None
+    devices: Devices = world.role_bcast(devices_of(config) if world.is_root else None)
+    return devices

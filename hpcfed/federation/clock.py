@@ -1,0 +1,54 @@
+"""What the federation asks of a virtual clock; `transit/clock.py` has one.
+
+Times follow from devices, steps and bytes, so that every rank knows those of all
+clients. Clients are named by their ids, which ascend.
+"""
+
+from typing import Protocol
+
+import numpy as np
+
+
+class RoundClock(Protocol):
+    """The virtual time of one round, in which clients work side by side."""
+
+    def download(self, clients: np.ndarray, num_bytes: float, dense: float) -> None:
+        """Count bytes that each of these members is sent: so many, of what would be
+        `dense` without packing.
+        """
+
+    def train(self, clients: np.ndarray, steps: np.ndarray) -> np.ndarray | None:
+        """Count local steps of these members; return how many each has time for, or None
+        where all have time for all of them.
+        """
+
+    def upload(self, clients: np.ndarray, num_bytes: np.ndarray | float) -> None:
+        """Count bytes that each of these members sends."""
+
+    def steps_in_time(self, clients: np.ndarray, steps: np.ndarray) -> np.ndarray:
+        """Return how many of so many steps each of these members has time for in this
+        round.
+        """
+
+    def table(self) -> dict[str, np.ndarray]:
+        """Return what is recorded of every member, by name."""
+
+
+class Clock(Protocol):
+    """The virtual clock of a run."""
+
+    @property
+    def now(self) -> float:
+        """Virtual seconds since the run's start, at the end of the last round."""
+
+    def next_moment(self) -> float:
+        """Return when the next round can begin: as soon as some client is there."""
+
+    def available(self, now: float) -> np.ndarray:
+        """Return the ids of the clients that are there at this moment."""
+
+    def begin(self, round: int, clients: np.ndarray, now: float) -> RoundClock:
+        """Begin a round with these clients."""
+
+    def end(self, round: RoundClock) -> np.ndarray:
+        """End a round; return the ids of the clients whose uploads the server has."""

@@ -1,0 +1,241 @@
+"""The virtual clock: when uploads arrive, which of them count, and when a round ends.
+
+A member's time is that of its downloads, its local steps and its uploads; members work
+side by side, and the server takes no time. Work that clients do for themselves, such as
+fine-tuning before they are judged, is not counted.
+
+- The server waits for the cohort's number of uploads: with --oversample more clients are
+  invited, and the first uploads count.
+- After --deadline it goes on with what it has. If that is nothing, it waits for the
+  first upload.
+- Clients that vanish (--dropout-rate) send nothing. Without a deadline the server goes on
+  once all others have arrived. If all vanish, the fastest comes back.
+- With --partial a client does the local steps that fit before the deadline, at least one.
+  It reserves time for an upload as large as the largest of the last round; in the first
+  round, as what it was sent.
+- Clients that are late give up: they may be invited to the next round like any other.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from hpcfed.config import RunConfig
+from hpcfed.errors import UserError
+from hpcfed.federation.clock import RoundClock
+from hpcfed.federation.way import Memory
+from hpcfed.runtime import randomness
+from hpcfed.transit.availability import Availability
+from hpcfed.transit.devices import Devices
+
+SLACK = 1 + 1e-9
+"""A sum of times may be rounded to just behind the deadline that it was planned for."""
+MOST_STEPS = 2**53
+"""More than anybody takes, and still a whole number as a float."""
+KEPT = "clock"
+"""What the clock's numbers are called in the memory of the way."""
+
+
+@dataclass
+class VirtualClock:
+    """The clock of a run: what it knows of the future is in `devices`, of the past in
+    `memory`.
+    """
+
+    config: RunConfig
+    devices: Devices
+    holders: np.ndarray
+    """Ids of the clients that have training data."""
+    memory: Memory
+
+    def __post_init__(self) -> None:
+        everyones = self.devices.availability
+        self._holders_there: Availability | None = None
+        if everyones is not None and len(self.holders):
+            self._holders_there = everyones.of(self.holders)
+
+    @property
+    def now(self) -> float:
+        """Virtual seconds since the run's start, at the end of the last round."""
+        return float(self._kept()[0])
+
+    def _kept(self) -> torch.Tensor:
+        """Return the time, and the bytes of the last round's largest upload."""
+        return self.memory.common(KEPT, torch.zeros(2, dtype=torch.float64))
+
+    def next_moment(self) -> float:
+        """Return when the next round can begin: as soon as a client with data is there."""
+        now = self.now
+        if self._holders_there is None:
+            return now
+        moment = self._holders_there.next(now)
+        if not np.isfinite(moment):
+            raise UserError(
+                f"{self.config.devices}: no client with data is there after "
+                f"{now:,.0f} virtual seconds; a period lets them come again"
+            )
+        return moment
+
+    def available(self, now: float) -> np.ndarray:
+        """Return the ids of the clients that are there at this moment."""
+        return self.devices.available(now)
+
+    def begin(self, round: int, clients: np.ndarray, now: float) -> "MembersTime":
+        """Begin a round with these clients."""
+        config = self.config
+        total = len(self.devices.speed)
+        lost = np.zeros(len(clients), bool)
+        if config.dropout_rate:
+            # A number for every client, so that nobody's fate depends on the cohort.
+            generator = randomness.generator(config.seed, "vanishing clients", round)
+            lost = generator.random(total)[clients] < config.dropout_rate
+        return MembersTime(
+            devices=self.devices,
+            clients=clients,
+            begin=now,
+            lost=lost,
+            wanted=config.cohort_among(total),
+            deadline=np.inf if config.deadline is None else config.deadline,
+            partial=config.partial,
+            expected_upload=float(self._kept()[1]),
+        )
+
+    def end(self, round: RoundClock) -> np.ndarray:
+        """End a round; return the ids of the clients whose uploads the server has."""
+        assert isinstance(round, MembersTime)
+        round.close()
+        largest = round.sent.max(initial=0.0)
+        kept = torch.tensor([round.end, largest], dtype=torch.float64)
+        self.memory.keep(KEPT, kept)
+        return round.clients[round.arrived]
+
+
+@dataclass
+class MembersTime:
+    """The seconds that each member of a round takes, as arrays in the order of ids."""
+
+    devices: Devices
+    clients: np.ndarray
+    """Ids of the members, ascending."""
+    begin: float
+    """Virtual time at which the round has begun."""
+    lost: np.ndarray
+    """Whose uploads never come."""
+    wanted: int
+    """Uploads that the server waits for."""
+    deadline: float
+    """Seconds after which it waits no longer; infinity: never."""
+    partial: bool
+    """Whether members stop training in time for the deadline."""
+    expected_upload: float
+    """Bytes that a member expects to send; 0: as many as it was sent."""
+    end: float = np.nan
+    """Virtual time at which the round has ended."""
+    arrived: np.ndarray = field(init=False)
+    """Positions of the members whose uploads count, once the round is closed."""
+
+    def __post_init__(self) -> None:
+        members = len(self.clients)
+        self._download = np.zeros(members)
+        self._train = np.zeros(members)
+        self._upload = np.zeros(members)
+        self._dense = np.zeros(members)
+        """Bytes that each would have been sent without packing."""
+        self._steps = np.zeros(members, np.int64)
+        self.sent = np.zeros(members)
+        """Bytes that each has sent."""
+        self._time_for: np.ndarray | None = None
+
+    def download(self, clients: np.ndarray, num_bytes: float, dense: float) -> None:
+        """Count bytes that each of these members is sent."""
+        at = self._at(clients)
+        self._download[at] += self.devices.download_seconds(clients, num_bytes)
+        self._dense[at] += dense
+
+    def train(self, clients: np.ndarray, steps: np.ndarray) -> np.ndarray | None:
+        """Count local steps; return how many each has time for, None for all."""
+        at = self._at(clients)
+        limits = None
+        if self.partial:
+            left = self._limits()[at] - self._steps[at]
+            steps = limits = np.clip(steps, 0, left)
+        self._steps[at] += steps
+        self._train[at] += self.devices.train_seconds(clients, steps)
+        return limits
+
+    def upload(self, clients: np.ndarray, num_bytes: np.ndarray | float) -> None:
+        """Count bytes that each of these members sends."""
+        at = self._at(clients)
+        self._upload[at] += self.devices.upload_seconds(clients, num_bytes)
+        self.sent[at] += num_bytes
+
+    def steps_in_time(self, clients: np.ndarray, steps: np.ndarray) -> np.ndarray:
+        """Return how many of so many steps each has time for in this round."""
+        if not self.partial:
+            return steps
+        return np.minimum(steps, self._limits()[self._at(clients)])
+
+    def close(self) -> None:
+        """Decide whose uploads count, and when the round ends."""
+        seconds = self._download + self._train + self._upload
+        self.arrived, duration = arrivals(
+            seconds, self.lost, wanted=self.wanted, deadline=self.deadline
+        )
+        self.end = self.begin + duration
+
+    def table(self) -> dict[str, np.ndarray]:
+        """Return what is recorded of every member of a closed round, by name."""
+        counted = np.zeros(len(self.clients))
+        counted[self.arrived] = 1
+        # What never comes takes no time; the fastest of all that vanished came back.
+        vanished = self.lost & (counted == 0)
+        return {
+            "client": self.clients,
+            "download": self._download,
+            "train": self._train,
+            "upload": np.where(vanished, np.nan, self._upload),
+            "steps": self._steps,
+            "arrived": counted,
+        }
+
+    def _at(self, clients: np.ndarray) -> np.ndarray:
+        return np.searchsorted(self.clients, clients)
+
+    def _limits(self) -> np.ndarray:
+        """Return the local steps that each has time for; known once it has downloaded."""
+        if self._time_for is None:
+            expected = self.expected_upload or self._dense
+            upload = self.devices.upload_seconds(self.clients, expected)
+            left = self.deadline * SLACK - self._download - upload
+            one = self.devices.train_seconds(self.clients, 1)
+            # One at least: who has no time for it comes late.
+            self._time_for = np.clip(left // one, 1, MOST_STEPS).astype(np.int64)
+        return self._time_for
+
+
+def arrivals(
+    seconds: np.ndarray, lost: np.ndarray, *, wanted: int, deadline: float
+) -> tuple[np.ndarray, float]:
+    """Return the positions of the members whose uploads count, ascending, and the
+    seconds after which the round ends.
+
+    `seconds` is what each takes, `lost` whose uploads never come. The server wants so
+    many uploads, and waits no longer than to the deadline.
+    """
+    if lost.all():
+        # A round needs an upload.
+        lost = np.arange(len(lost)) != seconds.argmin()
+    # Of equally fast ones the smaller id comes first.
+    order = np.argsort(seconds, kind="stable")
+    coming = order[~lost[order]]
+    in_time = np.count_nonzero(seconds[coming] <= deadline * SLACK)
+    if not in_time:
+        return coming[:1], float(seconds[coming[0]])
+    came = coming[: min(in_time, wanted)]
+    last = float(seconds[came[-1]])
+    is_all = len(came) == min(wanted, len(seconds))
+    if is_all or np.isinf(deadline):
+        return np.sort(came), min(last, deadline)
+    # Nobody tells the server that a client has vanished: it waits to the deadline.
+    return np.sort(came), deadline
