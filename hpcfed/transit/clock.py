@@ -26,7 +26,6 @@ from hpcfed.errors import UserError
 from hpcfed.federation.clock import RoundClock
 from hpcfed.federation.way import Memory
 from hpcfed.runtime import randomness
-from hpcfed.transit.availability import Availability
 from hpcfed.transit.devices import Devices
 
 SLACK = 1 + 1e-9
@@ -50,10 +49,9 @@ class VirtualClock:
     memory: Memory
 
     def __post_init__(self) -> None:
-        everyones = self.devices.availability
-        self._holders_there: Availability | None = None
-        if everyones is not None and len(self.holders):
-            self._holders_there = everyones.of(self.holders)
+        # Nobody would ever be there where nobody has data.
+        there = self.devices.presence(self.holders) if len(self.holders) else None
+        self._holders_there = there
 
     @property
     def now(self) -> float:
@@ -62,7 +60,10 @@ class VirtualClock:
 
     def _kept(self) -> torch.Tensor:
         """Return the time, and the bytes of the last round's largest upload."""
-        return self.memory.common(KEPT, torch.zeros(2, dtype=torch.float64))
+        kept = self.memory.common(KEPT, torch.zeros(2, dtype=torch.float64))
+        if not bool((kept.isfinite() & (kept >= 0)).all()):
+            raise UserError(f"the checkpoint's {KEPT} holds numbers that cannot be")
+        return kept
 
     def next_moment(self) -> float:
         """Return when the next round can begin: as soon as a client with data is there."""
