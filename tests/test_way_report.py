@@ -17,6 +17,7 @@ from hpcfed.report.collect import Found
 from hpcfed.report.comparison.points import Point
 from hpcfed.report.curves import Climb, curve_over
 from hpcfed.report.exports import points_csv_text
+from hpcfed.report.figures import show_study
 from hpcfed.report.groups import Group, Sample, groups
 from hpcfed.report.run_page import run_content
 from hpcfed.report.sections import sections
@@ -24,6 +25,8 @@ from hpcfed.report.sections.section import Section, Table
 from hpcfed.report.show import show
 from hpcfed.report.show_seeds import show_seeds
 from hpcfed.report.verdicts import verdicts
+from hpcfed.studies.gather import StudyRecord, TrialRecord
+from hpcfed.studies.outcome import Outcome
 from tests.points import run_of, sample_of
 from tests.test_watch import begun, take_down
 
@@ -214,11 +217,17 @@ def test_the_page_of_a_study_of_compression() -> None:
 
 def test_the_page_of_a_run_has_what_the_run_has_had() -> None:
     series = {"staleness": [0, 1, 2, 3], "epsilon": [1, 2, 3, 4]}
+    # Nobody took part in the first round.
+    series |= {"cohort": [0, 4, 4, 4], "arrived": [0, 4, 3, 2]}
     (group,) = grouped(clocked(HOUR, series=series))
     page = {section.id: section for section in run_content(group, Found()).sections}
     titles = [chart.title for chart in page["virtual-time"].charts]
     # Every round takes an hour: that is no curve.
-    assert titles == ["accuracy over virtual time", "versions that uploads were behind"]
+    assert titles == [
+        "accuracy over virtual time",
+        "uploads that arrived",
+        "versions that uploads were behind",
+    ]
     rows = dict(page["virtual-time"].tables[0].rows)
     assert rows["median round"] == "60 min 0 s"
     assert [chart.title for chart in page["privacy"].charts] == ["ε spent"]
@@ -250,6 +259,19 @@ def test_points_have_virtual_time_and_privacy_in_the_csv() -> None:
     head, line = points_csv_text(every).splitlines()
     row = dict(zip(head.split(","), line.split(","), strict=True))
     assert (row["virtual_seconds"], row["epsilon"]) == ("9.0", "nan")
+
+
+def test_points_of_a_study_have_virtual_time_where_they_have_a_clock() -> None:
+    def listed(run: RunRecord) -> str:
+        trial = TrialRecord("lr=1/repeat-0", Outcome("complete"), {}, (run,))
+        console = Console(width=200)
+        with console.capture() as caught:
+            show_study(StudyRecord(Path("s/study.h5"), "", 0, "", (trial,)), console)
+        return caught.get()
+
+    assert "virtual time" in listed(clocked(HOUR))
+    assert "4 h 0 min" in listed(clocked(HOUR)) and "ε" not in listed(clocked(HOUR))
+    assert "virtual" not in listed(four_rounds())
 
 
 def test_watching_tells_virtual_time_and_privacy(

@@ -32,7 +32,7 @@ def virtual_time(group: Group) -> Section:
     unit, size = VIRTUAL_TIME.unit(float(np.nanmax(times[0])))
     axis = f"virtual time of a round, {unit}"
     section.charts += _over_rounds(axis, times, scale=1 / size)
-    shares = [one.rounds["arrived"] / one.rounds["cohort"] for one in group.seeds]
+    shares = [_arrived(one) for one in group.seeds]
     section.charts += _over_rounds("uploads that arrived, %", shares, scale=100)
     stale = [one.rounds["staleness"] for one in group.seeds]
     section.charts += _over_rounds("versions that uploads were behind", stale)
@@ -59,6 +59,13 @@ def _learning(group: Group) -> list[Drawing]:
 def _round_seconds(run: RunRecord) -> np.ndarray:
     """Return the virtual seconds of every round by itself."""
     return np.diff(run.rounds["virtual_seconds"], prepend=0.0)
+
+
+def _arrived(run: RunRecord) -> np.ndarray:
+    """Return the share of every round's participants whose uploads counted."""
+    cohort = run.rounds["cohort"]
+    nobody = np.full(len(cohort), np.nan)
+    return np.divide(run.rounds["arrived"], cohort, out=nobody, where=cohort > 0)
 
 
 def _over_rounds(
