@@ -77,7 +77,8 @@ GENFED = Family(
         "krum": "--attack sign-flip --attackers 2 --aggregation krum",
         "multi-krum": "--attack ipm --attack-strength 9 --aggregation multi-krum --deterministic",
         "fedasync": "--method fedasync --attack sign-flip --attackers 2 --concurrency 4 --dropout-rate 0.2",
-        "fedbuff": "--method fedbuff --buffer 4 --concurrency 9 --attack noise --attackers 3",
+        "fedbuff": "--method fedbuff --buffer 4 --concurrency 9 --attack noise --attackers 3 --compress qsgd",
+        "packed": "--method scaffold --compress powersgd --compress-down topk --keep 0.2 --attack noise",
         "seeds": "--method genfedumf --attack mimic --attackers 0.3 --aggregation median --seeds 3,1 --umf-beta 0.5",
     },
     moving="--method genfedumf --attack mimic --attackers 3 --rho-max 2",
@@ -91,12 +92,13 @@ GENEFL = Family(
     runs={
         "genefl": f"--method genefl --gene-layers 2 {TOGETHER}",
         "fedbn": "--method fedbn --clustering angles --basis 2 --attack ipm --attackers 2",
+        "packed": "--method fedlp --compress topk --keep 0.2 --compress-down qsgd",
         "fedlp": "--method fedlp --deterministic --attack noise --attackers 2",
         "fedlps": "--method fedlps --prune-ratio 0.5 --attack ipm --attackers 3",
         "fedlg": f"--method fedlg --gene-pools conv1,conv2/fc1,head --gene-each 1 {LATER}",
         "seeds": "--method genefl --seeds 3,1 --fisher layer --epsilon 0.01",
     },
-    moving="--method genefl --model mlp",
+    moving="--method genefl --model mlp --compress randomk --keep 0.3 --compress-down topk",
     rounds=4,
     rows=lambda setup, state: setup.method.personal(
         setup.federation, state, np.arange(len(setup.federation.clients))

@@ -1,12 +1,17 @@
 """Compressors by hand, what error feedback keeps, and bytes as they would be sent."""
 
 import math
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from hpcfed.experiment.run import go
+from hpcfed.federation.cohort import Sent
+from hpcfed.federation.log import RoundLog
 from hpcfed.models.layout import Entry
 from hpcfed.runtime.randomness import client_keys
 from hpcfed.transit.compressors import (
@@ -19,6 +24,9 @@ from hpcfed.transit.compressors import (
     num_kept,
 )
 from hpcfed.transit.powersgd import PowerSGD, orthonormal
+from tests.federations import assembled, rounds, traffic
+from tests.runs import mistake, same
+from tests.stopped_run import StopAfter
 
 ENTRIES = (
     Entry("fc.weight", (6, 8), 0, 48, True),
@@ -253,3 +261,226 @@ def test_each_member_is_packed_as_if_alone(compressor: Compressor) -> None:
 def test_no_update_arrives_as_none(compressor: Compressor) -> None:
     packed = compressor(started(compressor, torch.zeros(2, 60)))
     assert torch.equal(packed.values, torch.zeros(2, 60))
+
+
+KINDS = ("topk", "randomk", "qsgd", "sign", "powersgd")
+PACKED: dict[str, Any] = {"clients": 5, "epochs": 1, "batch_size": 60, "keep": 0.1}
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "qsgd"])
+def test_error_feedback_loses_nothing(kind: str) -> None:
+    """What arrived in all rounds and what is left are all updates."""
+    fed = assembled(compress=kind, participation=0.6, **PACKED).federation
+    width = len(fed.initial_row())
+    received, sent = torch.zeros(2, 5, width, dtype=torch.float64)
+    for round in range(6):
+        cohort = fed.sample(round)
+        start = fed.download(fed.initial_row(), cohort)
+        rows = start + drawn(len(start), width, dtype=torch.float64) * (round + 1)
+        before = rows.clone()
+        received[cohort.here] += fed.upload(rows, cohort) - start
+        sent[cohort.here] += rows - start
+        assert torch.equal(rows, before), "a client keeps what it trained"
+    left = fed.way.memory.rows["residual-0"]
+    assert left.norm() > 1
+    torch.testing.assert_close(received + left, sent, rtol=0, atol=1e-12)
+
+
+def test_without_feedback_nothing_is_kept() -> None:
+    for kind in KINDS:
+        # QSGD has none to leave out.
+        off = {} if kind == "qsgd" else {"feedback": False}
+        fed = assembled(compress=kind, **off, **PACKED).federation
+        cohort = fed.sample(0)
+        start = fed.download(fed.initial_row(), cohort)
+        fed.upload(start + 1, cohort)
+        assert "residual-0" not in fed.way.memory.rows
+
+
+def test_columns_that_are_not_sent_keep_their_residual() -> None:
+    fed = assembled(compress="topk", **PACKED).federation
+    width = len(fed.initial_row())
+    group_of = torch.zeros(width, dtype=torch.int64)
+    group_of[20:] = 1
+    for round, groups in enumerate([[True, True], [True, False]]):
+        cohort = fed.sample(round)
+        start = fed.download(fed.initial_row(), cohort)
+        rows = start + drawn(5, width, dtype=torch.float64)
+        # What is not sent may be anything.
+        rows[:, 20:] = rows[:, 20:] if groups[1] else torch.nan
+        sent = Sent(torch.tensor([groups]).expand(5, 2), group_of)
+        arrived = fed.upload(rows, cohort, sent) - start
+        if not round:
+            left = fed.way.memory.rows["residual-0"].clone()
+    assert torch.equal(fed.way.memory.rows["residual-0"][:, 20:], left[:, 20:])
+    # A tenth of 20 columns: 16 bytes of values, and 3 of bits.
+    assert (arrived != 0).sum(1).tolist() == [2] * 5
+    assert int(cohort.log.bytes_up_here) == 5 * (16 + 3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_client_that_diverged_is_left_out_and_keeps_its_residual(kind: str) -> None:
+    fed = assembled(compress=kind, **PACKED).federation
+    for round in range(2):
+        cohort = fed.sample(round)
+        start = fed.download(fed.initial_row(), cohort)
+        rows = start + drawn(5, start.shape[1], dtype=torch.float64)
+        before = {name: kept.clone() for name, kept in fed.way.memory.rows.items()}
+        rows[2, 7] = torch.inf if round else rows[2, 7]
+        arrived = fed.upload(rows, cohort)
+    row = fed.mean(arrived, cohort)
+    assert row.isfinite().all()
+    assert cohort.log.excluded == {2}
+    for name, kept in fed.way.memory.rows.items():
+        assert torch.equal(kept[2], before[name][2])
+        assert not torch.equal(kept[1], before[name][1])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_bytes_of_a_round_are_those_of_its_packed_uploads(kind: str) -> None:
+    """A row has 64 × 64 + 64 + 64 × 10 + 10 = 4810 columns of 8 bytes."""
+    logs: list[RoundLog] = []
+    setup = assembled(compress=kind, rounds=1, **PACKED)
+    list(rounds(setup, 1, logs))
+    low_rank = (64 + 64) * 2 + (64 + 10) * 2 + 64 + 10
+    each = {
+        "topk": 481 * 8 + 602,  # bits of 4810 columns take less than 481 indices
+        "randomk": 481 * 8 + 8,
+        "qsgd": 10 * 4 + 3007,  # 4810 × 5 bits
+        "sign": 10 * 4 + 602,
+        "powersgd": low_rank * 8,
+    }
+    assert traffic(logs) == (5 * each[kind], 0, 5 * 4810 * 8)
+
+
+def test_a_packed_download_is_a_step_from_what_clients_have() -> None:
+    """By hand: h ← h + C(w − h), and what the server could not send stays in w."""
+    fed = assembled(compress_down="topk", **PACKED).federation
+    first = fed.initial_row()
+    cohort = fed.sample(0)
+    assert torch.equal(fed.download(first, cohort)[0], first)
+    w = first.clone()
+    # Of 4810 columns 481 are sent.
+    w[:600] += torch.linspace(3, 1, 600, dtype=w.dtype)
+    cohort = fed.sample(1)
+    h = fed.download(w, cohort)
+    assert torch.equal(h[0, :481], w[:481])
+    assert torch.equal(h[0, 481:], first[481:])
+    # The server adds the clients' updates to its own row.
+    torch.testing.assert_close(
+        fed.upload(h + 1, cohort), (w + 1).expand(5, -1), rtol=1e-12, atol=1e-12
+    )
+    # Nothing new: the rest comes now.
+    torch.testing.assert_close(fed.download(w, fed.sample(2))[0], w)
+
+
+def test_who_has_missed_downloads_is_sent_all_of_them_or_a_whole_row() -> None:
+    fed = assembled(compress_down="sign", **PACKED).federation
+    dense, packed = 4810 * 8, 10 * 4 + 602
+    row = fed.initial_row()
+
+    def sent(round: int, *clients: int) -> int:
+        cohort = fed.invite(round, np.array(clients))
+        fed.download(row + round, cohort)
+        return cohort.log.bytes_down
+
+    assert sent(0, 0, 1) == 2 * dense
+    assert sent(1, 0) == packed
+    assert sent(2, 0, 1) == packed + 2 * packed
+    assert sent(3, 1, 2) == packed + dense
+    for round in range(4, 70):
+        assert sent(round, 1) == packed
+    # Client 0 has missed 68 downloads, which are more than a row.
+    assert 68 * packed > dense
+    assert sent(70, 0) == dense
+
+
+def test_clients_with_rows_of_their_own_have_references_of_their_own() -> None:
+    fed = assembled(compress_down="topk", **PACKED).federation
+    width = len(fed.initial_row())
+    rows = drawn(5, width, dtype=torch.float64)
+    cohort = fed.invite(0, np.array([1, 3]))
+    assert torch.equal(fed.download(rows[[1, 3]], cohort), rows[[1, 3]])
+    cohort = fed.invite(1, np.array([0, 3]))
+    moved = rows[[0, 3]] + 0.1
+    moved[:, 7] += 1
+    h = fed.download(moved, cohort)
+    assert torch.equal(h[0], moved[0]), "its first row comes as it is"
+    changed = (h[1] != rows[3]).nonzero().flatten()
+    assert len(changed) == 481 and 7 in changed
+    assert cohort.log.bytes_down == 4810 * 8 + 481 * 8 + 602
+    torch.testing.assert_close(fed.upload(h, cohort), moved, rtol=1e-12, atol=1e-12)
+
+
+def test_scaffold_has_memories_for_rows_and_for_variates() -> None:
+    setup = assembled(
+        method="scaffold", compress="topk", compress_down="topk", **PACKED
+    )
+    list(rounds(setup, 3))
+    memory = setup.federation.way.memory
+    assert {"residual-0", "residual-1"} == memory.rows.keys()
+    assert {"reference-0", "reference-1"} <= memory.shared.keys()
+
+
+@pytest.mark.parametrize("method", ["fedavg", "genefl", "pfedhn", "fedper"])
+def test_a_packed_run_resumes_bit_for_bit(method: str, tmp_path: Path) -> None:
+    own = {"pfedhn": {"inner_steps": 2, "hn_hidden": 3}}
+    options: dict[str, Any] = {
+        **PACKED,
+        "method": method,
+        "compress": "topk" if method == "fedper" else "powersgd",
+        "compress_down": "randomk",
+        "participation": 0.6,
+        "rounds": 4,
+        **own.get(method, {}),
+    }
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    whole.mkdir()
+    cut.mkdir()
+    go(assembled(**options), whole, quiet=True)
+    go(assembled(**options), cut, quiet=True, stop=StopAfter(2))
+    go(assembled(**options, resume=str(cut), out=str(cut)), cut, quiet=True)
+    same(whole, cut)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_packed_upload_takes_its_time(kind: str) -> None:
+    """A tenth of a second per byte, and nothing else: so seconds are bytes."""
+    links = {"speed_spread": 0, "link_spread": 0, "downlink": 1e9, "uplink": 10}
+    setup = assembled(
+        compress=kind, devices="lognormal", step_seconds=1e-9, **links, **PACKED
+    )
+    logs: list[RoundLog] = []
+    list(rounds(setup, 1, logs))
+    row = setup.federation.initial_row()
+    assert setup.federation.way.upload_bytes is not None
+    each = setup.federation.way.upload_bytes(row)
+    assert logs[0].bytes_up == 5 * each
+    assert logs[0].virtual_seconds == pytest.approx(each / 10, rel=1e-6)
+
+
+def test_nothing_is_packed_unless_asked_for() -> None:
+    way = assembled(clients=2).federation.way
+    assert way.stages == () and way.packing is None
+
+
+REFUSED = {
+    ("--method", "local", "--compress", "topk"): "neither send nor get",
+    ("--method", "fedumf", "--compress-down", "sign"): "the server's own row",
+    ("--method", "fedbuff", "--compress-down", "sign"): "older rows",
+    ("--method", "pfedhn", "--hn-combine", "turns", "--compress", "sign"): "turns",
+    ("--keep", 0.1): "--compress topk or randomk",
+    ("--compress", "qsgd", "--no-feedback"): "--compress topk",
+    ("--compress", "topk", "--rank", 3): "--compress powersgd",
+    ("--compress", "topk", "--keep", 0): "greater than 0",
+    ("--compress", "zip"): "'topk'",
+    ("--method", "fedper", "--compress", "powersgd"): "powersgd needs whole rows",
+}
+
+
+@pytest.mark.parametrize("words", REFUSED, ids=lambda words: " ".join(map(str, words)))
+def test_what_cannot_be_is_refused_in_a_line(
+    words: tuple[object, ...], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    line = mistake(capsys, "run", "--model", "mlp", "--out", tmp_path / "run", *words)
+    assert REFUSED[words] in line

@@ -49,6 +49,8 @@ def test_the_chain_says_who_attacks_and_who_arrives() -> None:
         participation=0.1,
         attack="ipm",
         attackers=3,
+        compress="topk",
+        keep=0.05,
         devices="lognormal",
         deadline=30,
         oversample=1.3,
@@ -57,6 +59,7 @@ def test_the_chain_says_who_attacks_and_who_arrives() -> None:
     )
     assert chain(config) == [
         "attack: ipm by 3 attackers",
+        "compress: the largest 5 % of the columns, error feedback",
         "arrive: within 30 s, the first 10 of 13, 5% lost",
         "aggregate: median",
     ]

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from hpcfed.config.compression import WITH_FEEDBACK, packing
 from hpcfed.config.runconfig import RunConfig
 from hpcfed.config.traits import MethodTraits
 from hpcfed.errors import count
@@ -15,9 +16,12 @@ def chain(config: RunConfig, method: MethodTraits | None = None) -> list[str]:
     """
     if method is not None and not method.uploads:
         return []
-    if method is not None and method.asynchronous:
-        return [*_attack(config), *_trickle_in(config)]
-    return [*_attack(config), *_arrive(config), *_aggregate(config)]
+    return [
+        *_attack(config),
+        *_compress(config),
+        *_arrive(config),
+        *_aggregate(config),
+    ]
 
 
 def chain_line(config: RunConfig, method: MethodTraits | None = None) -> str:
@@ -29,6 +33,13 @@ def _attack(config: RunConfig) -> Iterator[str]:
     if config.attack != "none":
         attackers = count(config.num_attackers, "attacker")
         yield f"attack: {config.attack} by {attackers}"
+
+
+def _compress(config: RunConfig) -> Iterator[str]:
+    if config.compress != "none":
+        kept = config.feedback and config.compress in WITH_FEEDBACK
+        aside = ", error feedback" if kept else ""
+        yield f"compress: {packing(config.compress, config)}{aside}"
 
 
 def _arrive(config: RunConfig) -> Iterator[str]:
@@ -44,12 +55,6 @@ def _arrive(config: RunConfig) -> Iterator[str]:
     if config.dropout_rate:
         losses.append(f"{config.dropout_rate:.0%} lost")
     yield "arrive: " + (", ".join(losses) or "all are waited for")
-
-
-def _trickle_in(config: RunConfig) -> Iterator[str]:
-    lost = f", {config.dropout_rate:.0%} lost" if config.dropout_rate else ""
-    yield f"arrive: each at its own pace{lost}"
-    yield "aggregate: by staleness"
 
 
 def _aggregate(config: RunConfig) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from hpcfed.config.aggregation import aggregation_switches, check_aggregation
+from hpcfed.config.compression import check_compression, compression_switches
 from hpcfed.config.data import check_data, data_switches
 from hpcfed.config.declare import Switch, flag_of
 from hpcfed.config.devices import check_devices, device_switches
@@ -43,6 +44,7 @@ def check(settings: Settings, launch: Launch) -> None:
     check_flip(config, config.dataset, config.data())
     check_task(config)
     check_devices(config, method)
+    check_compression(config, method)
     # After the attack's own check: "unknown attack" says more than "changes nothing".
     check_switches(settings)
     check_aggregation(config, method)
@@ -87,6 +89,7 @@ def _switches(settings: Settings) -> Iterable[Switch]:
     yield from malicious_switches(config)
     yield from aggregation_switches(config)
     yield from device_switches(config)
+    yield from compression_switches(config)
     yield from run_switches(config)
     yield from recording_switches(config)
     yield from newcomer_switches(config)

@@ -6,6 +6,7 @@ from pydantic import field_validator
 
 from hpcfed import plugins
 from hpcfed.config.aggregation import AggregationOptions
+from hpcfed.config.compression import CompressionOptions
 from hpcfed.config.data import DataOptions
 from hpcfed.config.declare import OptionGroup
 from hpcfed.config.devices import DeviceOptions
@@ -28,6 +29,7 @@ GROUPS: tuple[type[OptionGroup], ...] = (
     OptimiserOptions,
     AggregationOptions,
     MaliciousOptions,
+    CompressionOptions,
     DeviceOptions,
     MachineOptions,
 )
@@ -35,12 +37,13 @@ GROUPS: tuple[type[OptionGroup], ...] = (
 
 
 # Pydantic lists the fields of the last base first, and records follow its order: data,
-# partition, training and optimiser, then aggregation, attacks, devices and the machine.
-# The groups of the run and of newcomers come before all of them, because others inherit
-# them.
+# partition, training and optimiser, then aggregation, attacks, compression,
+# devices and the machine. The groups of the run and of newcomers come before all of
+# them, because others inherit them.
 class RunConfig(
     MachineOptions,
     DeviceOptions,
+    CompressionOptions,
     MaliciousOptions,
     AggregationOptions,
     OptimiserOptions,

@@ -17,6 +17,10 @@ class MethodTraits(OptionGroup):
     """Whether the method takes the mean of uploads, so that a robust rule can replace
     it.
     """
+    whole_rows: ClassVar[bool] = True
+    """Whether uploads have all columns of a row, so that matrices can be found in them.
+    Which of them a client sends may be its own choice.
+    """
     all_train: ClassVar[bool] = False
     """Whether clients also train in rounds for which they were not sampled."""
     asynchronous: ClassVar[bool] = False

@@ -7,6 +7,7 @@ import numpy as np
 from hpcfed import plugins
 from hpcfed.clients.placement import Clients
 from hpcfed.config.chain import chain
+from hpcfed.config.compression import packing
 from hpcfed.errors import count
 from hpcfed.experiment.assemble import Setup
 from hpcfed.models.hugging_face import is_hugging_face
@@ -36,6 +37,8 @@ def opening_lines(setup: Setup) -> Iterator[str]:
     if len(links) > 1:
         # Every upload is aggregated: that alone says nothing.
         yield f"uploads: {' → '.join(links)}"
+    if config.compress_down != "none":
+        yield f"downloads: compress: {packing(config.compress_down, config)}"
     yield from _supplement(setup)
     # A client without data is easily overlooked: it makes no error, only bad figures.
     yield from _dataless(setup, setup.clients, "")

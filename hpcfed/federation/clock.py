@@ -12,7 +12,9 @@ import numpy as np
 class RoundClock(Protocol):
     """The virtual time of one round, in which clients work side by side."""
 
-    def download(self, clients: np.ndarray, num_bytes: float, dense: float) -> None:
+    def download(
+        self, clients: np.ndarray, num_bytes: np.ndarray | float, dense: float
+    ) -> None:
         """Count bytes that each of these members is sent: so many, of what would be
         `dense` without packing.
         """

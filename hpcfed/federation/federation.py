@@ -20,6 +20,7 @@ from hpcfed.federation import exclusion
 from hpcfed.federation.aggregation import Aggregation, cluster_means, with_groups
 from hpcfed.federation.clustering import left_vectors
 from hpcfed.federation.cohort import Cohort, Sent, member_rows, update_norms
+from hpcfed.federation.log import RoundLog
 from hpcfed.federation.participants import MethodOptions
 from hpcfed.federation.selection import best_finite, scores_of
 from hpcfed.federation.training import LocalTraining
@@ -98,18 +99,20 @@ class Federation(LocalTraining[MethodOptions]):
             log = cohort.log
             receivers = self.num_holders if everyone else self._num_sending(cohort)
             size = receivers * row.shape[-1] * row.element_size()
+            download = Download(row, cohort, everyone, log.downloads, size)
             if self.way.packing is not None:
-                download = Download(row, cohort, everyone, log.downloads, size)
                 download = self.way.packing(download)
-                row, size = download.rows, download.size
             log.downloads += 1
-            log.bytes_down += size
+            log.bytes_down += download.size
             if log.clock is not None:
                 dense = row.shape[-1] * row.element_size()
-                log.clock.download(cohort.clients, size / receivers, dense)
+                each = dense if download.sizes is None else download.sizes
+                log.clock.download(cohort.clients, each, dense)
             # A view: the server's row is in memory once.
-            rows = row.expand(len(cohort.here), -1)
+            rows = download.rows.expand(len(cohort.here), -1)
             log.downloaded = rows
+            if self.way.packing is not None:
+                log.lags.append((rows, row - download.rows))
             return rows
 
     def upload(
@@ -138,6 +141,7 @@ class Federation(LocalTraining[MethodOptions]):
             start = log.downloaded if beside is None else None
             if start is not None and start.shape == rows.shape:
                 log.update_norms = update_norms(start, rows, sent)
+            rows = _beside_servers(rows, log, beside)
             if not self.way.stages:
                 # It may be a row for each member; only stages need it again.
                 log.downloaded = None
@@ -394,3 +398,15 @@ def _member_bytes(
     if sent is None:
         return rows.shape[1] * rows.element_size()
     return sent.columns().sum(1) * rows.element_size()
+
+
+def _beside_servers(rows: Tensor, log: RoundLog, beside: Tensor | None) -> Tensor:
+    """Return uploads as if members had started from the server's row, not from what a
+    packed download has left of it: so the server adds their updates to its own row, and
+    what it could not send yet stays in it.
+    """
+    start = log.downloaded if beside is None else beside
+    for received, lag in log.lags:
+        if received is start and received.shape == rows.shape:
+            return rows + lag
+    return rows

@@ -65,6 +65,8 @@ class Download:
     """Counts the downloads of a round."""
     size: int = 0
     """Bytes that all receivers together are sent."""
+    sizes: np.ndarray | None = None
+    """Bytes that each member of the cohort is sent; None where all are sent as many."""
 
 
 class Packing(Protocol):
@@ -173,6 +175,10 @@ class Way:
     """What the server does to the mean of a round's uploads."""
     clock: Clock | None = None
     """When uploads arrive."""
+    upload_bytes: Callable[[Tensor], int] | None = None
+    """Returns the bytes in which all columns of such a row are packed; None where rows
+    are not.
+    """
     memory: Memory = field(default_factory=lambda: Memory(0))
     devices: Devices | None = None
     """Those of methods whose clients train at their own pace."""

@@ -78,6 +78,7 @@ class NamedLayers(Options):
     """
 
     names_layers = True
+    whole_rows = False
     usual: ClassVar[str]
     """The layers of ResNet-18 that the method shares."""
 

@@ -20,6 +20,8 @@ from hpcfed.methods import (
 
 
 class Options(config.Options):
+    whole_rows = False
+
     head_layers: int = option(
         1,
         "convolutions and linear layers, the last ones, that form the head; others are "

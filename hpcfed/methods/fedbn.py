@@ -15,6 +15,8 @@ EXTENDS = clustered_fedavg
 
 
 class Options(_clusters.Options):
+    whole_rows = False
+
     def fit(self, config: RunConfig, ranks: int) -> Iterable[Choice]:
         yield from super().fit(config, ranks)
         usual = config.network()

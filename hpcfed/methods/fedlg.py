@@ -25,6 +25,7 @@ RESNET18_POOLS = (
 
 class Options(_clusters.Options):
     names_layers = True
+    whole_rows = False
 
     gene_pools: str = option(
         RESNET18_POOLS,

@@ -94,6 +94,14 @@ class Options(config.Options):
                 "--hn-combine turns: clients that wait for each other have no round on "
                 "the virtual clock; use sum or mean, or leave --devices out"
             )
+        # A round of turns has an upload for each client, and none has a number of its
+        # own by which a residual could be found again.
+        packs = {config.compress, config.compress_down} != {"none"}
+        if packs and self.hn_combine == "turns":
+            raise UserError(
+                "--hn-combine turns sends and uploads client by client, which is not "
+                "packed; use --hn-combine sum or mean, or leave --compress out"
+            )
 
     def switches(self, config: RunConfig) -> Iterable[Switch]:
         yield Switch("welcome_rounds", "--new-clients 10", config.new_clients > 0)
@@ -137,9 +145,10 @@ def _together(
     of this rank, and how many of all ranks are finite.
     """
     options, net = fed.options, _hypernetwork(fed)
-    theta = fed.download(personal(fed, state, cohort.here), cohort)
+    theta = personal(fed, state, cohort.here)
     # θᵢ′, after some steps of the client's own SGD.
-    trained = fed.train(theta, cohort, recipe=_inner(fed), final=final)
+    start = fed.download(theta, cohort)
+    trained = fed.train(start, cohort, recipe=_inner(fed), final=final)
     trained = fed.upload(trained, cohort)
     theta, _ = fed.arrived(theta, cohort)
     uploads, cohort = fed.arrived(trained, cohort)

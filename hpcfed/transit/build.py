@@ -11,6 +11,7 @@ from hpcfed.models.layout import Layout
 from hpcfed.runtime.collectives import Collectives
 from hpcfed.runtime.world import World
 from hpcfed.transit.clock import VirtualClock
+from hpcfed.transit.compression import download_compression, upload_compression
 from hpcfed.transit.devices import Devices, devices_of
 
 
@@ -31,15 +32,25 @@ def build_way(
     stages: list[Stage] = []
     if attack is not None:
         stages.append(attack)
-    devices = _devices(settings.config, collectives.world)
-    way = Way(stages=tuple(stages), memory=memory)
+    config = settings.config
+    compress = upload_compression(config, layout, memory)
+    if compress is not None:
+        stages.append(compress)
+    packing = download_compression(config, layout, memory, clients.train_samples)
+    way = Way(
+        stages=tuple(stages),
+        packing=packing,
+        upload_bytes=None if compress is None else compress.bytes_of,
+        memory=memory,
+    )
+    devices = _devices(config, collectives.world)
     if devices is None:
         return way
     if settings.options.asynchronous:
         # Such a method has a timetable of its own.
         return replace(way, devices=devices)
     holders = np.flatnonzero(clients.train_samples)
-    clock = VirtualClock(settings.config, devices, holders, memory)
+    clock = VirtualClock(config, devices, holders, memory)
     return replace(way, clock=clock)
 
 

@@ -148,7 +148,9 @@ class MembersTime:
         """Bytes that each has sent."""
         self._time_for: np.ndarray | None = None
 
-    def download(self, clients: np.ndarray, num_bytes: float, dense: float) -> None:
+    def download(
+        self, clients: np.ndarray, num_bytes: np.ndarray | float, dense: float
+    ) -> None:
         """Count bytes that each of these members is sent."""
         at = self._at(clients)
         self._download[at] += self.devices.download_seconds(clients, num_bytes)

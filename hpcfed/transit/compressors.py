@@ -60,10 +60,6 @@ class Packed(NamedTuple):
 class Compressor(Protocol):
     """Packs the updates of all members at once, each as if it were alone."""
 
-    @property
-    def name(self) -> str:
-        """What the compressor does, for `hpcfed show`."""
-
     def warm_columns(self, columns: int) -> int:
         """Return how many numbers a client keeps between updates of so many columns."""
 
@@ -85,10 +81,6 @@ class TopK(_Memoryless):
 
     keep: float
     """The share of the columns that are kept, at least one."""
-
-    @property
-    def name(self) -> str:
-        return f"top {_percent(self.keep)} of the columns"
 
     def __call__(self, updates: Updates) -> Packed:
         magnitudes = updates.values.abs()
@@ -116,11 +108,6 @@ class RandomK(_Memoryless):
     """Whether kept columns are multiplied by columns / k, so that their expectation is
     the update. With error feedback they must not be: the residual would grow.
     """
-
-    @property
-    def name(self) -> str:
-        scaled = ", scaled" if self.unbiased else ""
-        return f"random {_percent(self.keep)} of the columns{scaled}"
 
     def __call__(self, updates: Updates) -> Packed:
         width = updates.values.shape[1]
@@ -156,10 +143,6 @@ class QSGD(_Memoryless):
     """
 
     @property
-    def name(self) -> str:
-        return f"QSGD with {self.levels} levels, buckets of {self.bucket}"
-
-    @property
     def bits(self) -> int:
         """Bits of a column: 2 × levels + 1 values."""
         return (2 * self.levels).bit_length()
@@ -192,10 +175,6 @@ class ScaledSign(_Memoryless):
     """
 
     bucket: int
-
-    @property
-    def name(self) -> str:
-        return f"signs, scaled in buckets of {self.bucket}"
 
     def __call__(self, updates: Updates) -> Packed:
         width = updates.values.shape[1]
@@ -251,15 +230,21 @@ def _first_k(updates: Updates, order: Tensor, keep: float) -> Tensor:
 
 
 def _bucketed(rows: Tensor, bucket: int) -> Tensor:
-    """Return [members, buckets, columns of a bucket]; the last is filled up with 0."""
-    missing = -rows.shape[1] % bucket
-    return F.pad(rows, (0, missing)).unflatten(1, (-1, bucket))
+    """Return [members, buckets, columns of a bucket]; the last is filled up with 0.
+
+    A bucket of 0 columns stands for one with all of them.
+    """
+    width = rows.shape[1]
+    size = min(bucket or width, width)
+    missing = -width % size
+    count = (width + missing) // size
+    return F.pad(rows, (0, missing)).unflatten(1, (count, size))
 
 
 def _num_buckets(updates: Updates, bucket: int) -> Tensor | int:
     """Return how many buckets each member sends: those with a column that it sends."""
     if updates.sent is None:
-        return -(-updates.values.shape[1] // bucket)
+        return _bucketed(updates.values, bucket).shape[1]
     return _bucketed(updates.sent, bucket).any(2).sum(1)
 
 
@@ -283,7 +268,3 @@ def _per_member(number: Tensor | int, rows: Tensor) -> Tensor | int:
     if isinstance(number, Tensor):
         return number.clamp(min=1)[:, None].to(rows.dtype)
     return number
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:g} %"

@@ -16,6 +16,7 @@ from math import prod
 import torch
 from torch import Tensor
 
+from hpcfed.errors import UserError
 from hpcfed.models.layout import Entry
 from hpcfed.runtime import randomness
 from hpcfed.transit.compressors import Packed, Updates
@@ -27,18 +28,20 @@ class PowerSGD:
     """The tensors that the columns hold."""
     rank: int
 
-    @property
-    def name(self) -> str:
-        return f"PowerSGD of rank {self.rank}"
-
     def warm_columns(self, columns: int) -> int:
-        """Return the numbers of all matrices' Q."""
+        """Return the numbers of all matrices' Q; refuse rows of which some columns are
+        left out, since no matrix is to be found in them.
+        """
+        whole = self.entries[-1].stop
+        if columns != whole:
+            raise UserError(
+                f"PowerSGD needs whole rows, and this method sends {columns:,} of "
+                f"{whole:,} columns; use --compress topk"
+            )
         return sum(self.rank * width for _, _, width in self._matrices())
 
     def __call__(self, updates: Updates) -> Packed:
         rows = updates.values
-        last = self.entries[-1].stop
-        assert rows.shape[1] == last, f"{rows.shape[1]} columns, not {last}"
         assert updates.warm is not None
         number = rows.element_size()
         values = rows.clone()
