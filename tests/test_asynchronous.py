@@ -15,6 +15,7 @@ from torch import Tensor
 from hpcfed.cli import parse_run
 from hpcfed.clients.pull import Pull, Strengths
 from hpcfed.config import check
+from hpcfed.config.chain import chain_line
 from hpcfed.errors import UserError
 from hpcfed.experiment.assemble import Setup
 from hpcfed.federation.cohort import Cohort
@@ -446,3 +447,12 @@ def test_a_timetable_of_another_run_is_refused() -> None:
     ):
         with pytest.raises(UserError, match="timetable is not of this run"):
             s.method.round(fed, wrong, fed.sample(1))
+
+
+def test_the_chain_says_that_nobody_is_waited_for() -> None:
+    words = ["--method=fedbuff", "--attack=ipm", "--dropout-rate=0.1"]
+    settings = parse_run(words)
+    assert chain_line(settings.config, settings.options) == (
+        "attack: ipm by 4 attackers → arrive: each at its own pace, 10% lost → "
+        "aggregate: by staleness"
+    )

@@ -140,6 +140,15 @@ def test_names_stay_names() -> None:
     assert any((node.text or "").startswith("</script>") for node in root.iter())
 
 
+def test_names_have_a_colour_of_the_theme() -> None:
+    """What Vega-Lite does not find in a style is black, also on a dark page."""
+    ideal = Line("ideal", [1, 2], [3.0, 3.0], ideal=True)
+    drawn = lines("t", [Line("a", [1, 2], [1.0, 2.0]), ideal], Axis("x"), Axis("y"))
+    root = ElementTree.fromstring(image(drawn, "svg"))
+    (name,) = (node for node in root.iter() if node.text == "ideal")
+    assert name.get("fill") == "#333333"
+
+
 def test_files_are_as_wide_as_a_column() -> None:
     drawn = lines("t", [Line("a", [1, 2], [1.0, 2.0])], Axis("x"), Axis("y"))
     assert b"/MediaBox [0 0 244.8 " in image(drawn, "pdf"), "3.4 inches of 72 points"

@@ -82,6 +82,8 @@ def _add_flag(group: argparse._ArgumentGroup, name: str, field: FieldInfo) -> No
     # argparse would format a single per cent sign.
     text = str(field.description).replace("%", "%%")
     if field.annotation is bool:
+        if field.default:
+            text += " (default: True)"
         group.add_argument(
             flag_of(name),
             dest=name,

@@ -16,12 +16,10 @@ def chain(config: RunConfig, method: MethodTraits | None = None) -> list[str]:
     """
     if method is not None and not method.uploads:
         return []
-    return [
-        *_attack(config),
-        *_compress(config),
-        *_arrive(config),
-        *_aggregate(config),
-    ]
+    before = [*_attack(config), *_compress(config)]
+    if method is not None and method.asynchronous:
+        return [*before, *_trickle_in(config)]
+    return [*before, *_arrive(config), *_aggregate(config)]
 
 
 def chain_line(config: RunConfig, method: MethodTraits | None = None) -> str:
@@ -55,6 +53,12 @@ def _arrive(config: RunConfig) -> Iterator[str]:
     if config.dropout_rate:
         losses.append(f"{config.dropout_rate:.0%} lost")
     yield "arrive: " + (", ".join(losses) or "all are waited for")
+
+
+def _trickle_in(config: RunConfig) -> Iterator[str]:
+    lost = f", {config.dropout_rate:.0%} lost" if config.dropout_rate else ""
+    yield f"arrive: each at its own pace{lost}"
+    yield "aggregate: by staleness"
 
 
 def _aggregate(config: RunConfig) -> Iterator[str]:

@@ -16,7 +16,7 @@ Clients that are lost (--dropout-rate) have been sent a row, and never train her
 server keeps only those versions that somebody who trains has started from.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -98,14 +98,14 @@ class Options(config.Options):
                 f"{count(config.clients, 'client')}"
             )
 
-    def weight(self, staleness: int) -> float:
-        """Return s(d) of an upload that is d versions behind."""
+    def weights(self, staleness: "np.ndarray") -> "np.ndarray":
+        """Return s(d) of uploads that are d versions behind."""
         if self.staleness == "constant":
-            return 1.0
+            return 1.0 + 0 * staleness
         if self.staleness == "polynomial":
-            return float((1 + staleness) ** -self.staleness_a)
-        behind = max(0, staleness - self.staleness_b)
-        return 1 / (self.staleness_a * behind + 1)
+            return (1.0 + staleness) ** -self.staleness_a
+        too_far = (staleness - self.staleness_b).clip(min=0)
+        return 1 / (self.staleness_a * too_far + 1)
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ def plan(
         pace = _pace(fed, cohort, buffer)
         table = Timetable(pace, training, now=float(state.now), received=received)
         versions = _rows_of(state, training) | {table.version: state.w}
-        draw = fed.generator("invitations", cohort.round).random
+        draw = _numbers(fed.generator("invitations", cohort.round)).__next__
         uploads = fed.config.cohort_among(len(fed.sizes))
         arrivals = table.receive(uploads, draw)
         runs = list(waves(arrivals, received=received, buffer=buffer))
@@ -234,6 +234,12 @@ def end(
 def kept(versions: Versions, wave: Wave) -> Versions:
     """Return the versions that are needed after a wave."""
     return {number: versions[number] for number in versions if number in wave.needed}
+
+
+def _numbers(generator: "np.random.Generator") -> Iterator[float]:
+    """Yield random numbers one by one; drawing them singly takes ten times as long."""
+    while True:
+        yield from generator.random(256).tolist()
 
 
 def _pace(fed: Federation[Options], cohort: Cohort, buffer: int) -> "Pace":
@@ -310,7 +316,7 @@ def _waves(
         ids = np.array([arrival.client for arrival in run])
         by_id = np.argsort(ids)
         versions = np.array([arrival.version for arrival in run])
-        weights = np.array([fed.options.weight(one.staleness) for one in run])
+        weights = fed.options.weights(np.array([one.staleness for one in run]))
         wave = Wave(
             number,
             fed.instead_of(cohort, ids[by_id]),

@@ -11,8 +11,10 @@ import numpy as np
 from rich.console import Console
 
 from hpcfed.record.json_values import plain
+from hpcfed.record.pace import time_text
 from hpcfed.report.console import bare_table, bytes_text, plain_text, say
 from hpcfed.report.groups import Group, Sample, groups
+from hpcfed.report.outcomes import run_epsilon, run_virtual_seconds
 from hpcfed.report.scaling import Kind, Scaling, scalings
 from hpcfed.report.statistics import Estimate
 from hpcfed.studies.gather import StudyRecord, TrialRecord
@@ -44,6 +46,10 @@ class PointFigures:
     """Accuracy of the global model on all test data; NaN for methods without one."""
     peak_memory: float
     """Bytes of the rank that has most."""
+    virtual_seconds: float
+    """Virtual time of all rounds, mean of seeds; NaN without a clock."""
+    epsilon: float
+    """Privacy spent, mean of seeds; NaN where none was asked for."""
 
 
 def figures(study: StudyRecord) -> list[PointFigures]:
@@ -91,6 +97,8 @@ def _of_point(group: Group, found: Sequence[Scaling]) -> PointFigures:
         accuracy=_mean_of_seeds(group, "accuracy"),
         global_accuracy=_mean_of_seeds(group, "global_accuracy"),
         peak_memory=group.peak_memory,
+        virtual_seconds=run_virtual_seconds(group).centre,
+        epsilon=run_epsilon(group).centre,
     )
 
 
@@ -142,7 +150,7 @@ def show_study(study: StudyRecord, console: Console) -> None:
     complete = sum(map(_is_complete, study.trials))
     title = study.title or folder.name
     say(console, f"{title}: {complete} of {len(study.trials)} trials complete", "")
-    table = bare_table(
+    columns = [
         "point",
         "s/round",
         "95 % interval",
@@ -151,9 +159,17 @@ def show_study(study: StudyRecord, console: Console) -> None:
         "samples/s",
         "accuracy",
         "peak memory",
-    )
-    for one in figures(study):
-        table.add_row(plain_text(one.point), *_cells(one))
+    ]
+    every = figures(study)
+    of_few = {
+        "virtual time": [time_text(one.virtual_seconds) for one in every],
+        "ε": [_unless_unknown(one.epsilon, ".3g") for one in every],
+    }
+    known = {name: cells for name, cells in of_few.items() if set(cells) != {"–"}}
+    table = bare_table(*columns, *known)
+    for number, one in enumerate(every):
+        more = [cells[number] for cells in known.values()]
+        table.add_row(plain_text(one.point), *_cells(one), *more)
     console.print(table)
     say(console, "", f"the whole page: hpcfed report {folder}")
 

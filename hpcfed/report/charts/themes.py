@@ -80,20 +80,20 @@ def _theme(
             "bin": {"color": colours[0], "stroke": paper, "strokeWidth": 1},
             "ideal": {"color": soft, "strokeDash": [5, 4], "strokeWidth": 1.5},
             "ideal-name": {
-                "fill": soft,
+                "color": soft,
                 "fontSize": size,
                 "align": "right",
                 "baseline": "bottom",
                 "dy": -4,
             },
             "bar-name": {
-                "fill": ink,
+                "color": ink,
                 "fontSize": size,
                 "align": "left",
                 "baseline": "middle",
             },
             "point-name": {
-                "fill": soft,
+                "color": soft,
                 "fontSize": size,
                 "align": "left",
                 "baseline": "middle",
