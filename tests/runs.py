@@ -117,7 +117,8 @@ def assert_same_run(folder: Path, expected: Path, *, tolerance: float = 0.0) -> 
     """
     one, other = read_run(folder), read_run(expected)
     assert one.status == other.status == "complete"
-    for name in ("accuracy", "global_accuracy", "bytes_up", "bytes_down", "cohort"):
+    exact = ("accuracy", "global_accuracy", "bytes_up", "bytes_down", "cohort")
+    for name in (*exact, "virtual_seconds", "arrived"):
         np.testing.assert_array_equal(
             one.rounds[name], other.rounds[name], err_msg=name
         )
@@ -149,6 +150,7 @@ def recorded(folder: Path) -> dict[str, np.ndarray]:
             "server",
             "newcomers",
             "new_rounds",
+            "clock",
         ):
             if group in file:
                 for name, data in file[group].items():

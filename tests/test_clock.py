@@ -1,28 +1,35 @@
 """Devices, the virtual clock, and what becomes of clients that are late, lost or away."""
 
+import hashlib
 import time
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+import hpcfed
 from hpcfed import methods
 from hpcfed.clients import engine as engines
 from hpcfed.config import RunConfig
 from hpcfed.errors import UserError
 from hpcfed.experiment.assemble import Setup
+from hpcfed.experiment.run import go
+from hpcfed.experiment.stored import changed_files, read_run
 from hpcfed.federation.log import RoundLog
 from hpcfed.methods import load
+from hpcfed.record.clock import clock_arrays
 from hpcfed.transit.availability import Availability
 from hpcfed.transit.clock import arrivals
 from hpcfed.transit.devices import Devices, devices_of
 from hpcfed.transit.trace import read_trace
 from tests.federations import assembled, rounds
-from tests.runs import mistake
+from tests.runs import mistake, same, started
+from tests.stopped_run import StopAfter
 from tests.test_resume import OWN, SMALL
 from tests.uneven import HARSH, TAUT, Case
 
@@ -358,6 +365,7 @@ def test_a_round_takes_as_long_as_its_slowest_client(tmp_path: Path) -> None:
     np.testing.assert_allclose(table["download"], bytes_each / DOWN)
     np.testing.assert_allclose(table["upload"], bytes_each / UP)
     total = table["train"] + table["download"] + table["upload"]
+    np.testing.assert_allclose(table["arrival"], total)
     assert log.virtual_seconds == pytest.approx(total.max(), rel=1e-12)
     assert log.arrived is not None and log.arrived.tolist() == [0, 1, 2, 3]
     assert table["arrived"].tolist() == [1, 1, 1, 1]
@@ -409,7 +417,7 @@ def test_vanished_clients_do_not_count_and_take_no_time(tmp_path: Path) -> None:
     for log in logs:
         assert log.clock is not None and log.arrived is not None
         table = log.clock.table()
-        vanished = np.isnan(table["upload"])
+        vanished = np.isnan(table["arrival"])
         assert table["client"][~vanished].tolist() == log.arrived.tolist()
         gone += int(vanished.sum())
     # 120 times with probability 1/2, and in all rounds somebody is left.
@@ -608,3 +616,111 @@ def test_what_late_clients_send_changes_nothing(
     [(_, state)] = rounds(s, 1, logs)
     assert torch.equal(state.w, expected.w)
     assert logs[-1].excluded == set()
+
+
+LATE_WORDS = (
+    "--devices lognormal --deadline 0.6 --partial --oversample 1.5 --dropout-rate 0.2 "
+    "--cohort 3 --clients 6 --epochs 1 --batch-size 64 --model mlp --device cpu"
+)
+
+
+def late_run(folder: Path, *words: object) -> Path:
+    return started(*LATE_WORDS.split(), "--out", folder, *words)
+
+
+def test_a_resumed_clock_is_the_uninterrupted_one(tmp_path: Path) -> None:
+    """Bit for bit, time and what is expected of uploads included."""
+    options = {**SMALL, **LATE, "deadline": 0.6, "oversample": 1.5, "partial": True}
+    options |= {"method": "fedlp", "rounds": 4}
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    whole.mkdir(), cut.mkdir()
+    go(assembled(**options), whole, quiet=True)
+    go(assembled(**options), cut, quiet=True, stop=StopAfter(2))
+    go(assembled(**options, resume=str(cut), out=str(cut)), cut, quiet=True)
+    same(whole, cut)
+    seconds = read_run(whole).rounds["virtual_seconds"]
+    assert (np.diff(seconds) > 0).all()
+
+
+def test_a_checkpoints_time_is_checked() -> None:
+    s = assembled(devices="lognormal")
+    for wrong in (-1.0, np.nan, np.inf):
+        s.federation.way.memory.keep("clock", torch.tensor([wrong, 0.0]).double())
+        with pytest.raises(UserError, match="clock holds numbers that cannot be"):
+            s.federation.sample(0)
+
+
+def test_seeds_together_keep_their_own_time(tmp_path: Path) -> None:
+    late_run(tmp_path / "both", "--rounds", 2, "--seeds", "0,1")
+    for seed in (0, 1):
+        alone = late_run(tmp_path / f"alone-{seed}", "--rounds", 2, "--seed", seed)
+        one, other = read_run(alone), read_run(tmp_path / "both" / f"seed-{seed}")
+        for name in ("virtual_seconds", "arrived", "bytes_up"):
+            np.testing.assert_array_equal(one.rounds[name], other.rounds[name])
+        np.testing.assert_allclose(
+            one.rounds["train_loss"], other.rounds["train_loss"], rtol=1e-5
+        )
+        with h5py.File(alone / "run.h5") as a, h5py.File(other.folder / "run.h5") as b:
+            for name in a["clock"]:
+                np.testing.assert_array_equal(a[f"clock/{name}"], b[f"clock/{name}"])
+
+
+def test_the_clock_is_recorded_by_round_and_client(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = late_run(tmp_path / "run", "--rounds", 3)
+    assert "virtual 0:0" in capsys.readouterr().err
+    run = hpcfed.open(folder)
+    clock = run.clock
+    # Five are invited for three.
+    assert len(clock["round"]) == 15
+    assert np.unique(clock["round"]).tolist() == [1, 2, 3]
+    counted = np.asarray(clock["arrived"]) == 1
+    rounds = run.rounds
+    for number in (1, 2, 3):
+        here = np.asarray(clock["round"]) == number
+        end = rounds["virtual_seconds"][number - 1]
+        assert (here & counted).sum() == rounds["arrived"][number - 1] <= 3
+        assert (clock["arrival"][here & counted] <= end * (1 + 1e-9)).all()
+    parts = clock["download"] + clock["train"] + clock["upload"]
+    first = np.asarray(clock["round"]) == 1
+    whole = np.asarray(clock["arrival"])[first]
+    there = ~np.isnan(whole)
+    np.testing.assert_allclose(np.asarray(parts)[first][there], whole[there], rtol=1e-5)
+    with h5py.File(folder / "run.h5") as file:
+        devices = devices_of(config(clients=6))
+        assert devices is not None
+        np.testing.assert_array_equal(file["clients/speed"], devices.speed)
+        assert file["clients/uplink"].attrs["units"] == "bytes/s"
+
+
+def test_a_run_without_a_clock_records_none(tmp_path: Path) -> None:
+    folder = started("--rounds", 1, "--clients", 2, "--out", tmp_path / "run")
+    assert len(hpcfed.open(folder).clock["round"]) == 0
+    with h5py.File(folder / "run.h5") as file:
+        assert "clock" not in file and "clients/speed" not in file
+        assert np.isnan(file["rounds/virtual_seconds"][:]).all()
+
+
+def test_a_clock_that_cannot_be_is_refused(tmp_path: Path) -> None:
+    folder = late_run(tmp_path / "run", "--rounds", 1)
+    with h5py.File(folder / "run.h5", "r+") as file:
+        file["clock/train"][0, 0] = -1
+    with pytest.raises(UserError, match="clock/train holds numbers that cannot be"):
+        _ = hpcfed.open(folder).clock
+
+
+def test_a_long_table_is_left_out() -> None:
+    assert len(list(clock_arrays(1000, 2000))) == 7
+    assert not list(clock_arrays(1000, 2001))
+
+
+def test_a_traces_checksum_is_recorded(tmp_path: Path) -> None:
+    path = trace(tmp_path, *DEVICES)
+    words = ["--devices", f"file:{path}", "--clients", 4, "--rounds", 1]
+    folder = started(*words, "--out", tmp_path / "run")
+    checksum = hashlib.sha256(path.read_bytes()).hexdigest()
+    assert read_run(folder).environment["files"] == {str(path): checksum}
+    assert changed_files(read_run(folder)) == []
+    path.write_text(path.read_text() + "\n")
+    assert changed_files(read_run(folder)) == [str(path)]

@@ -14,6 +14,7 @@ import numpy as np
 from hpcfed.api.tables import Columns, stacked, table
 from hpcfed.errors import UserError
 from hpcfed.experiment.stored import read_run
+from hpcfed.record.clock import read_clock
 from hpcfed.record.folder import MODEL, RECORD, records, runs
 from hpcfed.record.metrics import text_of
 from hpcfed.record.parameters import Parameters, read_parameters
@@ -110,6 +111,13 @@ class Run:
         """A row per round and rank: wall time, and the seconds of every phase."""
         return self._table(_timing)
 
+    @property
+    def clock(self) -> Any:
+        """A row per round and invited client, in runs with --devices: virtual seconds of
+        its downloads, local steps and uploads, and whether its upload counted.
+        """
+        return self._table(_clock)
+
     def parameters(self, round: int | None = None) -> Parameters:
         """Read the rows of a round with a snapshot, of the last one by default; runs
         with snapshot_every have them.
@@ -189,6 +197,10 @@ def _clients(record: RunRecord) -> Columns:
     columns["train_samples"] = np.tile(train[ids], times)
     columns["test_samples"] = np.tile(_test_samples(record)[ids], times)
     return columns
+
+
+def _clock(record: RunRecord) -> Columns:
+    return read_clock(record.folder, record.rounds_done)
 
 
 def _test_samples(record: RunRecord) -> np.ndarray:

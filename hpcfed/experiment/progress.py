@@ -110,7 +110,8 @@ class RunProgress:
             # A bar has no room for the round's number, which it shows anyway.
             at = "" if self._bar is not None else f" (round {round + 1})"
             self._evaluated = f"{found}{at}"
-        return "  ".join(filter(None, [_loss(values), found or self._evaluated]))
+        shown = [_loss(values), found or self._evaluated, _virtual(values)]
+        return "  ".join(filter(None, shown))
 
     def _pace(self, round: int) -> str:
         """Return how long a round takes, and all that are left."""
@@ -191,6 +192,12 @@ def _console() -> Console | None:
 
 def _loss(values: dict[str, float]) -> str:
     return f"loss {values['train_loss']:.4f}"
+
+
+def _virtual(values: dict[str, float]) -> str:
+    """Return the virtual time, in runs that have a clock."""
+    seconds = values.get("virtual_seconds", float("nan"))
+    return "" if isnan(seconds) else f"virtual {duration(seconds)}"
 
 
 def _evaluation(values: dict[str, float]) -> str:

@@ -1,5 +1,6 @@
 """What a run writes down: its results on the root, snapshots of rows on every rank."""
 
+import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -116,15 +117,14 @@ class Recorder:
                 return None
             everyones = series.by_rank(gathered[:, : len(vector)])
             values = series.round_figures(everyones)
-            accuracy, more = None, {}
+            accuracy: np.ndarray | None = None
+            more: dict[str, Any] = {"times": log.times}
             if evaluation is not None:
                 accuracy = evaluation.client_accuracy
                 # All ranks know them, so they need not be gathered.
                 values |= evaluation.metrics
-                more = {
-                    "client_metrics": evaluation.client_metrics,
-                    "class_accuracy": evaluation.class_accuracy,
-                }
+                more["client_metrics"] = evaluation.client_metrics
+                more["class_accuracy"] = evaluation.class_accuracy
             on_disk = results.write_round(
                 round,
                 values,
@@ -241,8 +241,16 @@ def open_results(setup: Setup, folder: Path) -> ResultsWriter:
         metrics=setup.metrics,
         classes=setup.num_outputs,
         evaluated=setup.evaluated if config.evaluate_clients else None,
+        members=_most_members(config),
         resumed=config.resume is not None,
     )
+
+
+def _most_members(config: RunConfig) -> int:
+    """Return the most clients of a round on the virtual clock; 0 without one."""
+    if config.devices == "none":
+        return 0
+    return config.invited_among(config.clients)
 
 
 def _files(config: RunConfig) -> dict[str, str]:
@@ -250,6 +258,10 @@ def _files(config: RunConfig) -> dict[str, str]:
     files = plugins.checksums([config.method, config.network(), config.dataset])
     if config.init is not None:
         files |= initial.checksum(config.init)
+    if config.trace is not None:
+        with open(config.trace, "rb") as file:
+            checksum = hashlib.file_digest(file, "sha256").hexdigest()
+        files[str(config.trace)] = checksum
     return files
 
 
@@ -266,6 +278,10 @@ def _client_facts(setup: Setup) -> dict[str, np.ndarray]:
     if config.attack != "none":
         malicious = np.isin(np.arange(config.clients), dealt.attackers)
         facts["attacker"] = malicious.astype(np.int64)
+    devices = setup.federation.way.devices
+    if devices is not None:
+        for name in ("speed", "downlink", "uplink"):
+            facts[name] = getattr(devices, name)
     if dealt.owners is not None:
         facts["owner"] = dealt.owners[: config.clients]
     return facts

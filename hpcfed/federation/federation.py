@@ -210,6 +210,7 @@ class Federation(LocalTraining[MethodOptions]):
         log.arrived = np.empty(0, np.int64)
         if log.clock is not None:
             log.arrived = clock.end(log.clock)
+            log.times = log.clock.table()
         log.virtual_seconds = clock.now
 
     def greet(self, rows: Tensor, cohort: Cohort, columns: int | None = None) -> Tensor:

@@ -1,7 +1,7 @@
 """What one round did on this rank: the round makes the log, and the recorder reads it."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -71,6 +71,8 @@ class RoundLog:
     """Virtual time of the round's members; None in runs without a clock, and where
     nobody takes part.
     """
+    times: Mapping[str, np.ndarray] = field(default_factory=dict)
+    """What is recorded of every member's virtual time, by name; see `record/clock.py`."""
     server_report: LearningReport | None = None
     """What the server's model took, if it has learnt after this round."""
     on_trained: OnTrained | None = None

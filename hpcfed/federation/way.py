@@ -77,7 +77,19 @@ class Packing(Protocol):
 
 
 class Devices(Protocol):
-    """The devices of all clients of the federation."""
+    """The devices of all clients of the federation, by id."""
+
+    @property
+    def speed(self) -> np.ndarray:
+        """How fast each computes, relative to a usual one."""
+
+    @property
+    def downlink(self) -> np.ndarray:
+        """Bytes per second from the server."""
+
+    @property
+    def uplink(self) -> np.ndarray:
+        """Bytes per second to the server."""
 
     def seconds(
         self,
@@ -181,4 +193,4 @@ class Way:
     """
     memory: Memory = field(default_factory=lambda: Memory(0))
     devices: Devices | None = None
-    """Those of methods whose clients train at their own pace."""
+    """Those of the run's clients, where there is a virtual clock."""

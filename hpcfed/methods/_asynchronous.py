@@ -344,6 +344,11 @@ def _note(
     log.cohort_size = len(arrivals)
     log.staleness = float(np.mean([arrival.staleness for arrival in arrivals]))
     log.virtual_seconds = table.now
+    log.times = {
+        "client": log.arrived,
+        "arrival": np.array([arrival.seconds for arrival in arrivals]),
+        "arrived": np.ones(len(arrivals)),
+    }
     log.bytes_down += table.lost * _row_bytes(fed)
 
 

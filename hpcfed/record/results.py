@@ -20,6 +20,7 @@ import numpy as np
 
 from hpcfed.errors import UserError
 from hpcfed.record import server as server_group
+from hpcfed.record.clock import clock_arrays, take_down
 from hpcfed.record.dataset import create, create_names, write_rounds
 from hpcfed.record.environment import of_resumed
 from hpcfed.record.folder import RECORD
@@ -45,7 +46,14 @@ SCHEMA = 1
 PAUSE = 100
 """How many times longer than publishing the pause before the next publishing is."""
 EVALUATED = "evaluated"
-CLIENT_UNITS = {"rank": "rank", "attacker": "1", EVALUATED: "client"}
+CLIENT_UNITS = {
+    "rank": "rank",
+    "attacker": "1",
+    EVALUATED: "client",
+    "speed": "1",
+    "downlink": "bytes/s",
+    "uplink": "bytes/s",
+}
 """Units of facts of clients that are no numbers of samples."""
 CLIENT_MEANINGS = {
     EVALUATED: "clients that are evaluated: the columns of metrics here",
@@ -74,12 +82,14 @@ class ResultsWriter:
         metrics: Sequence[str] = ("accuracy",),
         classes: int = 0,
         evaluated: np.ndarray | None = None,
+        members: int = 0,
         resumed: bool = False,
     ) -> None:
         """`clients` are facts of every client as the run starts; clients may be
         relocated so many times. `finals` are the names of what is evaluated at the end,
         `figures` of what is measured then.
-        `evaluated` are the ids of clients that are, if not all of them are.
+        `evaluated` are the ids of clients that are, if not all of them are. A round of
+        a virtual clock has at most so many `members`.
 
         Where a run is `resumed`, the file on disk stays as it is until `restore` has
         read it, or `begin_anew` is told not to.
@@ -112,7 +122,11 @@ class ResultsWriter:
             clients = {**clients, EVALUATED: evaluated}
         self._create_clients(clients)
         num_evaluated = settings["clients"] if evaluated is None else len(evaluated)
-        for a in metric_arrays(metrics, rounds, num_evaluated, classes):
+        by_round = [
+            *metric_arrays(metrics, rounds, num_evaluated, classes),
+            *(clock_arrays(rounds, members) if members else ()),
+        ]
+        for a in by_round:
             words = {"unit": a.unit, "meaning": a.meaning, "dtype": a.dtype}
             self._create_array(a.name, a.shape, *a.dimensions, **words)
         if relocations:
@@ -282,9 +296,10 @@ class ResultsWriter:
         phases: np.ndarray,
         client_metrics: Mapping[str, np.ndarray] = NOTHING,
         class_accuracy: Mapping[str, np.ndarray] = NOTHING,
+        times: Mapping[str, np.ndarray] = NOTHING,
     ) -> bool:
         """Take down a finished round; tell whether it, and all before it, are on disk
-        now.
+        now. `times` are those of its members, on the virtual clock.
         """
         # Into arrays: a write through h5py costs far more than a number is worth.
         arrays = self._arrays
@@ -301,6 +316,7 @@ class ResultsWriter:
         for name, of_ranks in rank_values.items():
             arrays[f"timing/{name}"][round] = of_ranks
         arrays["timing/phases"][round] = phases
+        take_down(arrays, round, times)
         self._rounds_done = round + 1
         # The last round is published in any case: nothing comes after it.
         is_last = self._rounds_done == len(arrays["rounds/seconds"])

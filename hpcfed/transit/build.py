@@ -1,7 +1,5 @@
 """Builds the way between clients and the server that a run has asked for."""
 
-from dataclasses import replace
-
 import numpy as np
 
 from hpcfed.clients.placement import Clients
@@ -36,22 +34,20 @@ def build_way(
     compress = upload_compression(config, layout, memory)
     if compress is not None:
         stages.append(compress)
-    packing = download_compression(config, layout, memory, clients.train_samples)
-    way = Way(
-        stages=tuple(stages),
-        packing=packing,
-        upload_bytes=None if compress is None else compress.bytes_of,
-        memory=memory,
-    )
     devices = _devices(config, collectives.world)
-    if devices is None:
-        return way
-    if settings.options.asynchronous:
-        # Such a method has a timetable of its own.
-        return replace(way, devices=devices)
-    holders = np.flatnonzero(clients.train_samples)
-    clock = VirtualClock(config, devices, holders, memory)
-    return replace(way, clock=clock)
+    clock = None
+    # A method whose clients train at their own pace has a timetable in its place.
+    if devices is not None and not settings.options.asynchronous:
+        holders = np.flatnonzero(clients.train_samples)
+        clock = VirtualClock(config, devices, holders, memory)
+    return Way(
+        stages=tuple(stages),
+        packing=download_compression(config, layout, memory, clients.train_samples),
+        upload_bytes=None if compress is None else compress.bytes_of,
+        clock=clock,
+        memory=memory,
+        devices=devices,
+    )
 
 
 def _devices(config: RunConfig, world: World) -> Devices | None:

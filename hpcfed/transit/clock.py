@@ -181,9 +181,8 @@ class MembersTime:
 
     def close(self) -> None:
         """Decide whose uploads count, and when the round ends."""
-        seconds = self._download + self._train + self._upload
         self.arrived, duration = arrivals(
-            seconds, self.lost, wanted=self.wanted, deadline=self.deadline
+            self._seconds(), self.lost, wanted=self.wanted, deadline=self.deadline
         )
         self.end = self.begin + duration
 
@@ -191,16 +190,22 @@ class MembersTime:
         """Return what is recorded of every member of a closed round, by name."""
         counted = np.zeros(len(self.clients))
         counted[self.arrived] = 1
-        # What never comes takes no time; the fastest of all that vanished came back.
+        # The fastest of those that vanished may have come back.
         vanished = self.lost & (counted == 0)
+        arrival = self.begin + self._seconds()
         return {
             "client": self.clients,
             "download": self._download,
             "train": self._train,
-            "upload": np.where(vanished, np.nan, self._upload),
+            "upload": self._upload,
             "steps": self._steps,
+            "arrival": np.where(vanished, np.nan, arrival),
             "arrived": counted,
         }
+
+    def _seconds(self) -> np.ndarray:
+        """Return what each takes in all."""
+        return self._download + self._train + self._upload
 
     def _at(self, clients: np.ndarray) -> np.ndarray:
         return np.searchsorted(self.clients, clients)
