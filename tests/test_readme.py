@@ -491,6 +491,7 @@ def written(folder: Path, **more: Any) -> dict[str, tuple[str, ...]]:
     clients = {name: np.ones(3, np.int64) for name in facts}
     clients["classes"] = np.ones((3, 4), np.int64)
     clients["owner"] = np.array(["a", "b", "c"])
+    clients |= {name: np.ones(3) for name in ("speed", "downlink", "uplink")}
     folder.mkdir()
     results = ResultsWriter(
         folder,
@@ -506,6 +507,7 @@ def written(folder: Path, **more: Any) -> dict[str, tuple[str, ...]]:
         metrics=list(METRICS),
         classes=4,
         evaluated=np.arange(3),
+        members=2,
     )
     results.finish("complete", energy=np.zeros(1))
     return described(folder / "run.h5")
