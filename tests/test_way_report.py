@@ -19,6 +19,7 @@ from hpcfed.report.curves import Climb, curve_over
 from hpcfed.report.exports import points_csv_text
 from hpcfed.report.figures import show_study
 from hpcfed.report.groups import Group, Sample, groups
+from hpcfed.report.labels import label
 from hpcfed.report.run_page import run_content
 from hpcfed.report.sections import sections
 from hpcfed.report.sections.section import Section, Table
@@ -45,7 +46,7 @@ def four_rounds(**figures: Any) -> RunRecord:
 def clocked(seconds: float, **figures: Any) -> RunRecord:
     """Return such a run whose rounds take these virtual seconds each."""
     series = {"virtual_seconds": seconds * np.arange(1, 5)} | figures.pop("series", {})
-    return four_rounds(series=series, **figures)
+    return four_rounds(series=series, devices="lognormal", **figures)
 
 
 def shown(record: RunRecord) -> str:
@@ -206,13 +207,30 @@ def test_the_page_of_a_study_of_compression() -> None:
     ends = {}
     for point in chart.spec["data"]["values"]:
         ends[point["series"]] = (point["x"], point["y"])
-    assert ends == {"fedavg, compress none": (8, 80), "fedavg, compress topk": (1, 80)}
+    assert ends == {"fedavg": (8, 80), "fedavg, compress topk": (1, 80)}
     assert chart.spec["layer"][0]["encoding"]["x"]["scale"]["type"] == "log"
     row = cells(section.tables[0], 1)
     assert (row["up, MiB"], row["down, MiB"]) == ("1", "8")
     assert row["times less up"] == "8"
     assert row["times less in all"] == "1.78", "16 MiB by 9 MiB"
     assert cells(section.tables[0], 0)["times less up"] == "–"
+
+
+def test_options_of_a_part_that_is_off_are_in_no_name() -> None:
+    every = grouped(
+        four_rounds(compress="none", keep=0.01, levels=15),
+        four_rounds(compress="topk", keep=0.01, levels=15),
+        four_rounds(compress="topk", keep=0.1, levels=15),
+        four_rounds(compress="qsgd", keep=0.01, levels=15),
+        four_rounds(compress="qsgd", keep=0.01, levels=3),
+    )
+    assert [label(group.key) for group in every] == [
+        "fedavg",
+        "fedavg, compress qsgd, levels 15",
+        "fedavg, compress qsgd, levels 3",
+        "fedavg, compress topk, keep 0.01",
+        "fedavg, compress topk, keep 0.1",
+    ]
 
 
 def test_the_page_of_a_run_has_what_the_run_has_had() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from hpcfed import methods
 from hpcfed.config import Options, RunConfig
+from hpcfed.config.devices import DeviceOptions
 
 SIZES = ("clients", "ranks")
 """What figures are drawn over: never in a key."""
@@ -20,8 +21,24 @@ user's options.
 ALWAYS = ("dataset", "attack", "aggregation")
 """Options that are in every key where they differ, even where another option would do.
 """
-ABOUT_ATTACKERS = ("attack", "attackers", "attack_strength")
-"""Options that say nothing in a run without attackers."""
+PARTS = {
+    "attack": ("attackers", "attack_strength"),
+    "devices": tuple(DeviceOptions.__annotations__),
+    "privacy": ("clip_norm", "clip_rate", "accountant"),
+    "compress": (),
+    "compress_down": (),
+}
+"""Parts of a run by the option that turns each on, with further options that say nothing
+where it is none.
+"""
+PACKED_BY = {
+    "keep": ("topk", "randomk"),
+    "levels": ("qsgd",),
+    "bucket": ("qsgd", "sign"),
+    "rank": ("powersgd",),
+    "feedback": ("topk", "randomk", "sign", "powersgd"),
+}
+"""Options of compressors, which say nothing with others."""
 
 
 class Choice(Mapping[str, Any]):
@@ -157,8 +174,12 @@ def _key(choice: Choice, names: Sequence[str]) -> Choice:
 
 def _idle(choice: Choice, name: str) -> bool:
     """Whether the option says nothing in this choice, so that its key goes without."""
-    if name in ABOUT_ATTACKERS and choice.get("attack", "none") == "none":
-        return True
+    for part, others in PARTS.items():
+        if name in (part, *others) and choice.get(part, "none") == "none":
+            return True
+    if name in PACKED_BY:
+        used = (choice.get("compress"), choice.get("compress_down"))
+        return not any(one in PACKED_BY[name] for one in used)
     value = choice[name]
     if isinstance(value, bool):
         return False
