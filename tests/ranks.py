@@ -80,6 +80,8 @@ GENFED = Family(
         "fedasync": "--method fedasync --attack sign-flip --attackers 2 --concurrency 4 --dropout-rate 0.2",
         "fedbuff": "--method fedbuff --buffer 4 --concurrency 9 --attack noise --attackers 3 --compress qsgd",
         "packed": "--method scaffold --compress powersgd --compress-down topk --keep 0.2 --attack noise",
+        "private": "--attack ipm --privacy central --noise-multiplier 1 --accountant rdp --clip-quantile 0.5",
+        "local-noise": "--method fedadam --privacy local --noise-multiplier 1 --accountant rdp",
         "seeds": "--method genfedumf --attack mimic --attackers 0.3 --aggregation median --seeds 3,1 --umf-beta 0.5",
     },
     moving="--method genfedumf --attack mimic --attackers 3 --rho-max 2",

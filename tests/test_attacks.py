@@ -16,7 +16,6 @@ import hpcfed
 from hpcfed import cli
 from hpcfed.attacks import idlg
 from hpcfed.attacks.label_flip import Flipped, flipped
-from hpcfed.attacks.noise import normal
 from hpcfed.config.attacks import ATTACKS
 from hpcfed.data.loading import load
 from hpcfed.data.synthetic import SyntheticDataset, SyntheticSize
@@ -27,7 +26,7 @@ from hpcfed.federation.aggregation import least_krum, trimmed_mean
 from hpcfed.federation.cohort import Cohort, Sent
 from hpcfed.models.networks import build
 from hpcfed.record.timing import PHASES
-from hpcfed.runtime.randomness import client_keys, generator
+from hpcfed.runtime.randomness import client_keys, generator, normal
 from tests.federations import assembled
 from tests.runs import mistake, started
 

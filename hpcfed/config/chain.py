@@ -16,7 +16,7 @@ def chain(config: RunConfig, method: MethodTraits | None = None) -> list[str]:
     """
     if method is not None and not method.uploads:
         return []
-    before = [*_attack(config), *_compress(config)]
+    before = [*_attack(config), *_clip(config), *_pack_and_noise(config)]
     if method is not None and method.asynchronous:
         return [*before, *_trickle_in(config)]
     return [*before, *_arrive(config), *_aggregate(config)]
@@ -33,11 +33,44 @@ def _attack(config: RunConfig) -> Iterator[str]:
         yield f"attack: {config.attack} by {attackers}"
 
 
+def _pack_and_noise(config: RunConfig) -> Iterator[str]:
+    """Say how updates are packed and noised, in this order or, where clients add the
+    noise, in the other: it hides them before anything is chosen by their size.
+    """
+    if config.privacy == "local":
+        yield from _noise(config)
+        yield from _compress(config)
+    else:
+        yield from _compress(config)
+        yield from _noise(config)
+
+
 def _compress(config: RunConfig) -> Iterator[str]:
     if config.compress != "none":
         kept = config.feedback and config.compress in WITH_FEEDBACK
         aside = ", error feedback" if kept else ""
         yield f"compress: {packing(config.compress, config)}{aside}"
+
+
+def _clip(config: RunConfig) -> Iterator[str]:
+    if config.privacy == "none":
+        return
+    to = f"norm {config.clip_norm:g}"
+    if config.clip_quantile is not None:
+        to = (
+            f"quantile {config.clip_quantile:g} of norms, {config.clip_norm:g} at first"
+        )
+    yield f"clip: {to}"
+
+
+def _noise(config: RunConfig) -> Iterator[str]:
+    if config.privacy == "none":
+        return
+    where = "on the mean" if config.privacy == "central" else "by each client"
+    size = f"z = {config.noise_multiplier}"
+    if config.target_epsilon is not None:
+        size = f"for ε = {config.target_epsilon:g}"
+    yield f"noise: {where}, {size}"
 
 
 def _arrive(config: RunConfig) -> Iterator[str]:

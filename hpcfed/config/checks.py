@@ -13,6 +13,7 @@ from hpcfed.config.memory import check_results, check_synthetic
 from hpcfed.config.newcomers import check_newcomers, newcomer_switches
 from hpcfed.config.optimiser import check_optimiser, optimiser_switches
 from hpcfed.config.partition import check_partition, partition_switches
+from hpcfed.config.privacy import check_privacy, privacy_switches
 from hpcfed.config.recording import check_recording, recording_switches
 from hpcfed.config.run import check_run, run_switches
 from hpcfed.config.runconfig import RunConfig
@@ -48,6 +49,7 @@ def check(settings: Settings, launch: Launch) -> None:
     # After the attack's own check: "unknown attack" says more than "changes nothing".
     check_switches(settings)
     check_aggregation(config, method)
+    check_privacy(config, method)
     check_server_ranks(config, method, launch)
     check_workers(config, launch)
     check_waiting(config)
@@ -88,6 +90,7 @@ def _switches(settings: Settings) -> Iterable[Switch]:
     # Where two speak of one option, `idle` reports the later.
     yield from malicious_switches(config)
     yield from aggregation_switches(config)
+    yield from privacy_switches(config)
     yield from device_switches(config)
     yield from compression_switches(config)
     yield from run_switches(config)

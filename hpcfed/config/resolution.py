@@ -16,6 +16,7 @@ from hpcfed.config.malicious import malicious_choices
 from hpcfed.config.method import Options
 from hpcfed.config.optimiser import optimiser_choices
 from hpcfed.config.partition import client_choices, partition_choices
+from hpcfed.config.privacy import privacy_choices
 from hpcfed.config.runconfig import RunConfig
 from hpcfed.config.settings import Settings
 from hpcfed.config.synonyms import suggest_option
@@ -105,6 +106,7 @@ def _fitted(settings: Settings, given: Mapping[str, Any], ranks: int) -> Setting
     settings = _adapted(settings, client_choices(settings.config), given)
     wanted = [
         *malicious_choices(settings.config),
+        *privacy_choices(settings.config),
         *optimiser_choices(settings.config),
         *settings.options.fit(settings.config, ranks),
     ]

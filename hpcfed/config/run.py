@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from hpcfed.config.declare import OptionGroup, Switch, option
 from hpcfed.config.seeds import Seed, Seeds
@@ -24,6 +24,11 @@ class RunOptions(OptionGroup):
     )
     cohort: int | None = option(
         None, "clients sampled in a round, in place of --participation", ge=0
+    )
+    sampling: Literal["fixed", "poisson"] = option(
+        "fixed",
+        "who is sampled in a round: fixed, so many clients without replacement; "
+        "poisson, each client by itself, so that their number varies",
     )
     # Each excludes the other; a record of one seed of several holds `seed` alone.
     seed: Seed = option(0, "seed of every random stream")

@@ -15,6 +15,7 @@ from hpcfed.config.malicious import MaliciousOptions
 from hpcfed.config.newcomers import NewcomerOptions
 from hpcfed.config.optimiser import OptimiserOptions
 from hpcfed.config.partition import PartitionOptions
+from hpcfed.config.privacy import PrivacyOptions
 from hpcfed.config.recording import RecordingOptions
 from hpcfed.config.run import RunOptions
 from hpcfed.config.training import TrainingOptions
@@ -29,6 +30,7 @@ GROUPS: tuple[type[OptionGroup], ...] = (
     OptimiserOptions,
     AggregationOptions,
     MaliciousOptions,
+    PrivacyOptions,
     CompressionOptions,
     DeviceOptions,
     MachineOptions,
@@ -37,11 +39,12 @@ GROUPS: tuple[type[OptionGroup], ...] = (
 
 
 # Pydantic lists the fields of the last base first, and records follow its order: data,
-# partition, training and optimiser, then aggregation, attacks, compression,
-# devices and the machine. The groups of the run and of newcomers come before all of
+# partition, training and optimiser, then aggregation, attacks, compression, devices,
+# privacy and the machine. The groups of the run and of newcomers come before all of
 # them, because others inherit them.
 class RunConfig(
     MachineOptions,
+    PrivacyOptions,
     DeviceOptions,
     CompressionOptions,
     MaliciousOptions,

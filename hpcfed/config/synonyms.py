@@ -62,7 +62,7 @@ SYNONYMS = {
     "partition": "split partitioning partitioner distribution partition_method iid "
     "data_distribution",
     "weight_decay": "wd l2 l2_reg regularization",
-    "clip": "clip_norm grad_clip max_grad_norm gradient_clipping clip_value clipping_norm "
+    "clip": "grad_clip max_grad_norm gradient_clipping clip_value clipping_norm "
     "clipping_bound",
     "seed": "random_seed rng_seed manual_seed s seed_value",
     "seeds": "repeats num_seeds trials times",

@@ -21,6 +21,12 @@ class MethodTraits(OptionGroup):
     """Whether uploads have all columns of a row, so that matrices can be found in them.
     Which of them a client sends may be its own choice.
     """
+    private_mean: ClassVar[bool] = False
+    """Whether all that the server learns of a round's uploads is one `fed.mean` of rows,
+    after it has sent one row to all: then noise on the mean hides each of them.
+
+    A subclass does not inherit it, because its round may do more.
+    """
     all_train: ClassVar[bool] = False
     """Whether clients also train in rounds for which they were not sampled."""
     asynchronous: ClassVar[bool] = False

@@ -11,6 +11,7 @@ from hpcfed.config.compression import packing
 from hpcfed.errors import count
 from hpcfed.experiment.assemble import Setup
 from hpcfed.models.hugging_face import is_hugging_face
+from hpcfed.transit.privacy import guarantee
 
 
 def opening_lines(setup: Setup) -> Iterator[str]:
@@ -39,6 +40,8 @@ def opening_lines(setup: Setup) -> Iterator[str]:
         yield f"uploads: {' → '.join(links)}"
     if config.compress_down != "none":
         yield f"downloads: compress: {packing(config.compress_down, config)}"
+    if config.privacy != "none":
+        yield f"privacy: {guarantee(config)}"
     yield from _supplement(setup)
     # A client without data is easily overlooked: it makes no error, only bad figures.
     yield from _dataless(setup, setup.clients, "")

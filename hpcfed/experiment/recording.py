@@ -28,6 +28,8 @@ from hpcfed.record.timing import PHASES
 from hpcfed.runtime.device import peak_memory
 from hpcfed.server.options import server_options
 from hpcfed.server.schedule import num_learnings, num_steps
+from hpcfed.transit.accountant import noise_multiplier_of
+from hpcfed.transit.privacy import guarantee
 
 
 class Recorder:
@@ -231,6 +233,7 @@ def open_results(setup: Setup, folder: Path) -> ResultsWriter:
             "leaked_samples": setup.dealt.supplement.leaked,
             "data": setup.data,
             "uploads": chain_line(config, setup.settings.options),
+            **_privacy(config),
             # Older files are all of classification.
             **({} if task == "classification" else {"task": task}),
         },
@@ -251,6 +254,14 @@ def _most_members(config: RunConfig) -> int:
     if config.devices == "none":
         return 0
     return config.invited_among(config.clients)
+
+
+def _privacy(config: RunConfig) -> dict[str, str | float]:
+    """Return the noise of a private run, and what its ε stands for."""
+    if config.privacy == "none":
+        return {}
+    multiplier = noise_multiplier_of(config)
+    return {"noise_multiplier": multiplier, "privacy": guarantee(config)}
 
 
 def _files(config: RunConfig) -> dict[str, str]:

@@ -105,7 +105,7 @@ def shares(sizes: np.ndarray) -> np.ndarray:
     """
     total = sizes.sum()
     if not total:
-        return np.full(len(sizes), 1 / len(sizes))
+        return np.full(len(sizes), 1 / max(1, len(sizes)))
     return sizes / total
 
 

@@ -103,6 +103,7 @@ class Federation(LocalTraining[MethodOptions]):
             if self.way.packing is not None:
                 download = self.way.packing(download)
             log.downloads += 1
+            log.sent_row = row if row.dim() == 1 else None
             log.bytes_down += download.size
             if log.clock is not None:
                 dense = row.shape[-1] * row.element_size()
@@ -224,6 +225,12 @@ class Federation(LocalTraining[MethodOptions]):
         cohort.log.bytes_down += columns * rows.element_size()
         return rows
 
+    def hears(self, cohort: Cohort) -> bool:
+        """Return whether the server gets anything to step by in this round: updates of
+        clients with data, or the noise that hides whether there were any.
+        """
+        return cohort.log.cohort_size > 0 or self.way.after_mean is not None
+
     def select(self, rows: Tensor, cohort: Cohort, count: int) -> tuple[Tensor, Cohort]:
         """Return the uploads that do best on the server's validation set, and the
         cohort of their clients; fewer than `count` where fewer are finite.
@@ -248,15 +255,18 @@ class Federation(LocalTraining[MethodOptions]):
             row = self._aggregated(rows, cohort)
             # Look at the row that was made, the same on every rank: looking at all rows
             # would cost a pass over them.
-            if bool(torch.isfinite(row).all()):
-                return row
-            finite_rows, fewer = self._finite_only(rows, cohort)
-            if fewer is cohort:
-                raise ArithmeticError(
-                    f"all updates of round {cohort.round + 1} are finite, but not what "
-                    "is made of them"
-                )
-            return self._aggregated(finite_rows, fewer)
+            if not bool(torch.isfinite(row).all()):
+                finite_rows, fewer = self._finite_only(rows, cohort)
+                if fewer is cohort:
+                    raise ArithmeticError(
+                        f"all updates of round {cohort.round + 1} are finite, but not "
+                        "what is made of them"
+                    )
+                cohort = fewer
+                row = self._aggregated(finite_rows, cohort)
+            if self.way.after_mean is not None:
+                row = self.way.after_mean(row, cohort)
+            return row
 
     def cluster_means(
         self,
@@ -359,10 +369,11 @@ class Federation(LocalTraining[MethodOptions]):
         return self._timer.phase(phase)
 
     def _aggregated(self, rows: Tensor, cohort: Cohort) -> Tensor:
-        row = self._aggregation(rows, cohort)
-        if self.way.after_mean is not None:
-            row = self.way.after_mean(row, cohort)
-        return row
+        """Make one row of the cohort's; of nobody's rows, the row that was sent."""
+        sent_row = cohort.log.sent_row
+        if not len(cohort.clients) and sent_row is not None:
+            return sent_row
+        return self._aggregation(rows, cohort)
 
     def _finite_only(self, rows: Tensor, cohort: Cohort) -> tuple[Tensor, Cohort]:
         """Return the rows that are finite, and the cohort of their clients; others count

@@ -59,6 +59,10 @@ class RoundLog:
     """Privacy spent after this round."""
     downloaded: Tensor | None = None
     """What the server has sent to this rank's members, until they upload."""
+    sent_row: Tensor | None = None
+    """The row that the server has sent to all members, by the last download; None where
+    each got its own.
+    """
     lags: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     """Downloads of this round that were packed: rows as members have them, and what the
     server's own row, or rows, have beside that.

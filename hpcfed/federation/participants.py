@@ -61,8 +61,8 @@ class Participants(Generic[MethodOptions]):
         return randomness.generator(self.config.seed, purpose, *numbers)
 
     def sample(self, round: int, on_trained: OnTrained | None = None) -> Cohort:
-        """Draw the cohort of a round from all clients, without replacement, and begin
-        the round's log; `on_trained` gets the rows that local training leaves.
+        """Draw the cohort of a round from all clients by --sampling, and begin the
+        round's log; `on_trained` gets the rows that local training leaves.
 
         With a virtual clock more may be invited than count, and only clients that are
         there. Clients without training data take no part: they are sent nothing, send nothing
@@ -84,7 +84,11 @@ class Participants(Generic[MethodOptions]):
             return cohort
 
     def _draw(self, round: int, pool: np.ndarray, count: int) -> np.ndarray:
-        """Draw so many of the pool, or all where there are no more."""
+        """Draw so many of the pool, or all where there are no more; by --sampling
+        poisson each with the probability that it has among all clients.
+        """
+        if self.config.sampling == "poisson":
+            return self._draw_each(round, pool, count / len(self.sizes))
         if count >= len(pool):
             return pool
         # Every rank draws the same: the generator knows seed and round alone.
@@ -92,6 +96,18 @@ class Participants(Generic[MethodOptions]):
         drawn = pool[generator.choice(len(pool), count, replace=False)]
         drawn.sort()
         return drawn
+
+    def _draw_each(self, round: int, pool: np.ndarray, rate: float) -> np.ndarray:
+        """Draw each of the pool with this probability.
+
+        Where nobody is drawn, it draws again, unless the run is private: there an empty
+        round has to be as noisy as any other.
+        """
+        generator = self.generator("cohort", round)
+        while True:
+            drawn = pool[generator.random(len(pool)) < rate]
+            if len(drawn) or self.config.privacy == "central":
+                return drawn
 
     def invite(
         self, round: int, clients: np.ndarray, on_trained: OnTrained | None = None
@@ -127,10 +143,13 @@ class Participants(Generic[MethodOptions]):
         for rank in range(self._collectives.size):
             per_rank.append(np.flatnonzero(hosts == rank))
         chosen = per_rank[self._collectives.world.role_rank]
+        # Sizes of private data would tell on their owners.
+        alike = self.config.privacy != "none"
+        sizes = np.ones(len(clients)) if alike else self.sizes[clients]
         return Cohort(
             round=round,
             clients=clients,
-            weights=shares(self.sizes[clients]),
+            weights=shares(sizes),
             here=np.searchsorted(self.clients, clients[chosen]),
             chosen=chosen,
             per_rank=per_rank,

@@ -22,6 +22,7 @@ import pkgutil
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import MISSING, dataclass, fields
+from functools import cache
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import ModuleType
@@ -205,6 +206,7 @@ def load(name: str) -> Method:
             f"method {name} lacks {', '.join(lacking)}; define them, or take them from "
             "another method, as by: from hpcfed.methods import fedavg; EXTENDS = fedavg"
         )
+    offered["Options"] = _own_options(module, offered)
     method = Method(**offered)
     _check_init(name, module, method)
     _check_kinds(name, method)
@@ -262,6 +264,23 @@ def _offered(name: str, module: ModuleType) -> dict[str, Any]:
         if hasattr(module, field.name):
             offered[field.name] = getattr(module, field.name)
     return offered
+
+
+def _own_options(module: ModuleType, offered: dict[str, Any]) -> Any:
+    """Return the options of a method, as a class of its own where only its round is its
+    own: what other methods say of theirs (`private_mean`) need not hold for it.
+    """
+    found = offered.get("Options", Options)
+    own = vars(module)
+    if "round" not in own or "Options" in own or not isinstance(found, type):
+        return found
+    return _subclass(found, module.__name__)
+
+
+@cache
+def _subclass(options: type[Options], module: str) -> type[Options]:
+    """Return the options as a class of this module, the same one at every call."""
+    return type("Options", (options,), {"__module__": module})
 
 
 def _check_kinds(name: str, method: Method) -> None:

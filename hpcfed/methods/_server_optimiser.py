@@ -57,7 +57,7 @@ def adaptive_round(
 ) -> State:
     """Algorithm 2 but for the line that tells FedAdagrad, FedAdam and FedYogi apart."""
     # A server that hears from nobody has nothing to step by.
-    if not cohort.log.cohort_size:
+    if not fed.hears(cohort):
         return state
     mean = mean_row(fed, state.w, cohort)
     delta = (mean - state.w)[: len(state.m)]

@@ -25,6 +25,8 @@ EXTENDS = fedavg
 
 
 class Options(_steps.Options):
+    private_mean = True
+
     apfl_alpha: float = option(
         0.5, "α: share of the personal row in a client's mixture", ge=0, le=1
     )

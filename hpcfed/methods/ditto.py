@@ -23,6 +23,8 @@ EXTENDS = fedavg
 
 
 class Options(config.Options):
+    private_mean = True
+
     ditto_lambda: float = option(
         0.1, "λ: how strongly w draws personal rows; 0: they train alone", ge=0
     )

@@ -15,6 +15,8 @@ EXTENDS = _server_optimiser
 
 
 class Options(_server_optimiser.Options):
+    private_mean = True
+
     server_beta2: float = option(0.99, "β₂: what v keeps of its past", ge=0, lt=1)
 
 

@@ -4,7 +4,12 @@ rowᵢ.
 
 from dataclasses import dataclass
 
+from hpcfed import config
 from hpcfed.methods import Cohort, Federation, Positions, Tensor
+
+
+class Options(config.Options):
+    private_mean = True
 
 
 @dataclass(frozen=True)

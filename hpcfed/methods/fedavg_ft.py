@@ -15,6 +15,8 @@ EXTENDS = fedavg
 
 
 class Options(config.Options):
+    private_mean = True
+
     finetune_epochs: int | None = option(
         None,
         "epochs of fine-tuning before a client is judged (default: --epochs)",

@@ -18,6 +18,8 @@ EXTENDS = fedavg
 
 
 class Options(config.Options):
+    private_mean = True
+
     server_lr: float = option(0.5, "η, the server's learning rate", gt=0)
     server_momentum: float = option(
         0.7, "β: what the server's momentum keeps of its past", ge=0, lt=1
@@ -37,7 +39,7 @@ def init(fed: Federation[Options]) -> State:
 
 def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
     # A server that hears from nobody has nothing to step by.
-    if not cohort.log.cohort_size:
+    if not fed.hears(cohort):
         return state
     mean = mean_row(fed, state.w, cohort)
     delta = (mean - state.w)[: len(state.velocity)]

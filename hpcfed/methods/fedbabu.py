@@ -25,6 +25,8 @@ finals = no_finals  # a round's evaluation is after fine-tuning
 
 
 class Options(_partial.Options):
+    private_mean = True
+
     finetune_epochs: int = option(
         5, "epochs of fine-tuning before a client is judged", ge=1, le=100_000
     )

@@ -13,6 +13,8 @@ FINALS: tuple[str, ...] = ("FedPer", "FedPer-FT")
 
 
 class Options(_partial.Options):
+    private_mean = True
+
     judge_finetuned: bool = option(
         False,
         "judge all clients at the end before and after one more local training (keeps a "

@@ -14,6 +14,8 @@ EXTENDS = fedavg
 
 
 class Options(config.Options):
+    private_mean = True
+
     prox_mu: float = option(0.01, "μ: how strongly w draws clients' rows", ge=0)
 
 

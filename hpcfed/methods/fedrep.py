@@ -18,6 +18,8 @@ FINALS = ("FedRep", "FedRep-FT")
 
 
 class Options(fedper.Options):
+    private_mean = True
+
     trains_by: ClassVar[Mapping[str, str]] = {"epochs": "body_epochs"}
 
     head_epochs: int = option(

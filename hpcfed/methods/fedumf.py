@@ -17,7 +17,7 @@ EXTENDS = fedavg
 
 
 class Options(config.Options):
-    all_train = True
+    all_train = private_mean = True
 
     umf_beta: float = option(
         1.0, "β: weight of the stored update where a client starts", ge=0

@@ -13,7 +13,11 @@ from hpcfed.methods._server_optimiser import State, adaptive_round
 EXTENDS = fedadam
 
 
-def round(fed: Federation[fedadam.Options], state: State, cohort: Cohort) -> State:
+class Options(fedadam.Options):
+    private_mean = True
+
+
+def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
     second_moment = partial(_second_moment, fed.options.server_beta2)
     return adaptive_round(fed, state, cohort, second_moment=second_moment)
 

@@ -6,11 +6,14 @@ model that FedAvg has trained.
 """
 
 from hpcfed.methods import Federation, _partial, fedper, no_finals
-from hpcfed.methods._partial import Options
 
 EXTENDS = fedper
 FINALS = ()
 finals = no_finals
+
+
+class Options(_partial.Options):
+    private_mean = True
 
 
 def init(fed: Federation[Options]) -> _partial.State:

@@ -18,6 +18,8 @@ EXTENDS = fedavg
 
 
 class Options(_steps.Options):
+    private_mean = True
+
     adapt_lr: float = option(0.01, "α, the learning rate of adaptation", gt=0)
     adapt_steps: int = option(
         1, "steps of adaptation before a client is judged", ge=1, le=100_000

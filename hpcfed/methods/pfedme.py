@@ -28,6 +28,7 @@ EXTENDS = fedavg
 
 
 class Options(config.Options):
+    private_mean = True
     divides_training = False  # a client's row goes on moving towards its θ̃
     trains_by: ClassVar[Mapping[str, str]] = {"epochs": "local_rounds"}
 
@@ -72,7 +73,7 @@ def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
     from hpcfed.clients.pull import Pull, Strengths
 
     # A client without data has no θ̃ of its own.
-    if not cohort.log.cohort_size:
+    if not fed.hears(cohort):
         return state
     options, statistics = fed.options, fed.layout.num_parameters
     steps = options.pfedme_steps

@@ -47,6 +47,9 @@ def show(record: RunRecord, console: Console) -> None:
     uploads = record.facts.get("uploads")
     if uploads:
         say(console, f"uploads: {uploads}")
+    privacy = record.facts.get("privacy")
+    if privacy:
+        say(console, f"privacy: {privacy}")
     for table in _tables(record) if record.rounds_done else ():
         console.print()
         console.print(table)

@@ -7,6 +7,7 @@ all clients of a rank, and a client sees the same numbers wherever it lives: on 
 or a GPU, alone or in a stack.
 """
 
+import math
 import zlib
 from collections.abc import Callable
 
@@ -47,6 +48,29 @@ def uniform(keys: Tensor, count: int, offset: int = 0) -> Tensor:
     # The upper 24 bits: as many as a float32 holds exactly.
     upper = bits(keys, count, offset) >> 40 & 0xFFFFFF
     return upper.to(torch.float32) * 2.0**-24
+
+
+def normal(keys: Tensor, count: int) -> Tensor:
+    """Return `count` numbers of mean 0 and variance 1 for every key.
+
+    By Box and Muller, two numbers of each hash: so they depend on the key alone, on
+    every device.
+    """
+    pairs = (count + 1) // 2
+    both = bits(keys, pairs)
+    # Two uniform numbers in [0, 1) of 24 bits each, the upper and the middle ones.
+    first = _lowest_bits(both >> 40)
+    second = _lowest_bits(both >> 8)
+    # log(1 − u), not log u: u may be 0, and is never 1.
+    radius = (-2 * torch.log1p(-first)).sqrt()
+    angle = 2 * math.pi * second
+    found = torch.cat([radius * angle.cos(), radius * angle.sin()], 1)
+    return found[:, :count]
+
+
+def _lowest_bits(numbers: Tensor) -> Tensor:
+    """Return the lowest 24 bits as a number in [0, 1)."""
+    return (numbers & 0xFFFFFF).double() * 2.0**-24
 
 
 def child_keys(keys: Tensor, number: int | Tensor) -> Tensor:

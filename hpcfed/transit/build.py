@@ -11,6 +11,7 @@ from hpcfed.runtime.world import World
 from hpcfed.transit.clock import VirtualClock
 from hpcfed.transit.compression import download_compression, upload_compression
 from hpcfed.transit.devices import Devices, devices_of
+from hpcfed.transit.privacy import build_privacy
 
 
 def build_way(
@@ -27,13 +28,17 @@ def build_way(
     """
     here = clients.on(collectives.world.role_rank)
     memory = Memory(len(here))
-    stages: list[Stage] = []
-    if attack is not None:
-        stages.append(attack)
     config = settings.config
     compress = upload_compression(config, layout, memory)
-    if compress is not None:
-        stages.append(compress)
+    privacy = build_privacy(config, memory, collectives, packed=compress is not None)
+    # A client's own noise comes first: what is packed then is noise already.
+    stages: tuple[Stage | None, ...] = (
+        attack,
+        privacy.clipping,
+        privacy.local_noise,
+        compress,
+        privacy.server_clipping,
+    )
     devices = _devices(config, collectives.world)
     clock = None
     # A method whose clients train at their own pace has a timetable in its place.
@@ -41,9 +46,10 @@ def build_way(
         holders = np.flatnonzero(clients.train_samples)
         clock = VirtualClock(config, devices, holders, memory)
     return Way(
-        stages=tuple(stages),
+        stages=tuple(stage for stage in stages if stage is not None),
         packing=download_compression(config, layout, memory, clients.train_samples),
         upload_bytes=None if compress is None else compress.bytes_of,
+        after_mean=privacy.central_noise,
         clock=clock,
         memory=memory,
         devices=devices,

@@ -1,0 +1,195 @@
+"""Options of differential privacy: how far updates are clipped, how much noise hides
+them, and how ε is accounted for.
+"""
+
+from collections.abc import Iterable
+from typing import ClassVar, Literal
+
+from hpcfed.config.aggregation import AggregationOptions
+from hpcfed.config.compression import CompressionOptions
+from hpcfed.config.declare import Choice, Switch, flag_of, option
+from hpcfed.config.devices import DeviceOptions
+from hpcfed.config.newcomers import NewcomerOptions
+from hpcfed.config.traits import MethodTraits
+from hpcfed.errors import UserError, count
+
+
+class PrivacyOptions(
+    DeviceOptions, CompressionOptions, AggregationOptions, NewcomerOptions
+):
+    title: ClassVar[str] = "privacy"
+
+    privacy: Literal["none", "central", "local"] = option(
+        "none",
+        "Gaussian noise on clipped updates: central, a trusted server adds it to their "
+        "mean; local, each client to its own before it sends it. Clients then count "
+        "alike, whatever data they have",
+    )
+    # Not the gradients' limit of a similar name: --clip acts inside of local training.
+    clip_norm: float = option(
+        1.0,
+        "C, the largest norm of an update, which is a client's row less what it was "
+        "sent; longer ones are scaled down (--clip limits gradients, not updates)",
+        gt=0,
+    )
+    clip_quantile: float | None = option(
+        None,
+        "let C follow this quantile of the updates' norms, as in 0.5, from --clip-norm "
+        "on (Andrew et al. 2021) (default: C stays)",
+        ge=0,
+        lt=1,
+    )
+    clip_rate: float = option(
+        0.2, "how fast C follows its quantile: the rate of its geometric steps", gt=0
+    )
+    noise_multiplier: float | None = option(
+        None,
+        "z, as in 0.8: the noise on the sum of updates, or on each one by local, has "
+        "standard deviation z × C",
+        ge=0,
+    )
+    target_epsilon: float | None = option(
+        None,
+        "ε after all rounds, as in 2: the run finds the noise that keeps within it; "
+        "by local for a client that takes part in every round",
+        ge=0,
+        le=1000,
+    )
+    delta: float | None = option(
+        None,
+        "δ, the probability with which ε may not hold, as in 1e-6 (default: the number "
+        "of clients to the power of −1.1)",
+        ge=0,
+        lt=1,
+    )
+    accountant: Literal["pld", "rdp"] = option(
+        "pld",
+        "how ε is computed: by privacy loss distributions, which ask for less noise, or "
+        "by Rényi divergences, which take no time",
+    )
+    privacy_population: int | None = option(
+        None,
+        "account as if rounds sampled from so many clients, as in 1000000 (default: "
+        "--clients)",
+        ge=0,
+    )
+    noise_cohort: int | None = option(
+        None,
+        "account for rounds of so many clients, as in 1000, and scale the noise down to "
+        "what it would be in their mean (default: the cohort)",
+        ge=0,
+    )
+
+    @property
+    def accounted_cohort(self) -> int:
+        """Clients that a round has for the accountant."""
+        return self.noise_cohort or self.cohort_size
+
+    @property
+    def accounted_population(self) -> int:
+        """Clients that a round samples from for the accountant."""
+        return self.privacy_population or self.clients
+
+    @property
+    def accounted_delta(self) -> float:
+        """δ of the guarantee."""
+        return self.delta or self.accounted_population**-1.1
+
+    @property
+    def hypothetical(self) -> bool:
+        """Whether ε is that of a larger federation than the one that is simulated."""
+        return bool(self.noise_cohort or self.privacy_population)
+
+
+_OF_ANY = ("clip_norm", "noise_multiplier", "target_epsilon", "delta", "accountant")
+_OF_CENTRAL = ("clip_quantile", "privacy_population", "noise_cohort")
+
+
+def privacy_switches(config: PrivacyOptions) -> Iterable[Switch]:
+    """Name the options of this group that act only where something else is on."""
+    for name in _OF_ANY:
+        yield Switch(name, "--privacy central", config.privacy != "none")
+    for name in _OF_CENTRAL:
+        yield Switch(name, "--privacy central", config.privacy == "central")
+    adaptive = config.privacy == "central" and config.clip_quantile is not None
+    yield Switch("clip_rate", "--privacy central --clip-quantile 0.5", adaptive)
+
+
+def privacy_choices(config: PrivacyOptions) -> Iterable[Choice]:
+    """Sample as the accountant has it."""
+    if config.privacy == "central" and config.sampling == "fixed":
+        reason = "as ε is accounted for; --sampling fixed goes with --accountant rdp"
+        yield Choice("sampling", "poisson", reason)
+
+
+def check_privacy(config: PrivacyOptions, method: MethodTraits) -> None:
+    """Refuse privacy that is not told how much noise, or that would not hold."""
+    if config.privacy == "none":
+        return
+    flag = f"--privacy {config.privacy}"
+    given = [config.noise_multiplier is not None, config.target_epsilon is not None]
+    if sum(given) != 1:
+        raise UserError(
+            f"{flag} takes one of --noise-multiplier, as in 0.8, and --target-epsilon, "
+            "as in 2"
+        )
+    _check_method(config, method, flag)
+    if config.new_rounds:
+        raise UserError(
+            f"{flag} does not cover --new-rounds, in which new clients send their "
+            "updates as they are"
+        )
+    if config.privacy == "central":
+        _check_central(config)
+    elif config.compress not in ("none", "randomk"):
+        raise UserError(
+            f"--privacy local, but --compress {config.compress} would pack updates by "
+            "the size of their noise; use randomk"
+        )
+
+
+def _check_method(config: PrivacyOptions, method: MethodTraits, flag: str) -> None:
+    # A subclass has to say it anew: its round may read uploads in other ways.
+    if vars(type(method)).get("private_mean", False):
+        return
+    raise UserError(
+        f"{flag} would not hold: method {config.method} does more with uploads than "
+        "one mean a round (use fedavg, fedadam, fedprox, fedper …; a method of yours "
+        "that takes one says private_mean = True in its Options)"
+    )
+
+
+def _check_central(config: PrivacyOptions) -> None:
+    if config.aggregation != "mean":
+        raise UserError(
+            f"--privacy central would not hold with --aggregation "
+            f"{config.aggregation}, whose noise is not that of a mean; use --privacy "
+            "local, or leave it out"
+        )
+    if config.oversample > 1:
+        raise UserError(
+            "--privacy central would not hold with --oversample: who is invited beyond "
+            "the cohort is not accounted for; raise --cohort"
+        )
+    if config.sampling == "fixed" and config.trace is not None:
+        raise UserError(
+            "--privacy central does not account for --sampling fixed among those "
+            "clients of a trace that are there; use --sampling poisson"
+        )
+    if config.sampling == "fixed" and config.accountant == "pld":
+        raise UserError(
+            "--accountant pld has no answer for --sampling fixed; use --sampling "
+            "poisson, or --accountant rdp"
+        )
+    cohort, population = config.accounted_cohort, config.accounted_population
+    if cohort < config.cohort_size:
+        raise UserError(
+            f"--noise-cohort {cohort} is less than a round's "
+            f"{count(config.cohort_size, 'client')}, whose noise it would not hide"
+        )
+    if cohort > population:
+        name = "privacy_population" if config.privacy_population else "clients"
+        raise UserError(
+            f"rounds of {cohort:,} clients cannot be sampled from "
+            f"{flag_of(name)} {population}; raise it, or lower --noise-cohort"
+        )

@@ -1,0 +1,118 @@
+"""Puts clipping, noise and accountant of a private run together, and says in words what
+its ε stands for.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+
+from hpcfed.config import RunConfig
+from hpcfed.errors import count
+from hpcfed.federation.way import Memory
+from hpcfed.runtime.collectives import Collectives
+from hpcfed.transit.accountant import accountant_of, noise_multiplier_of
+from hpcfed.transit.clipping import ClipNorm, Clipping, QuantileStep
+from hpcfed.transit.noise import CentralNoise, LocalNoise, Spent
+
+COUNT_NOISE = 1 / 20
+"""Noise on the share of updates within C (Andrew et al. 2021, Section 3.1)."""
+
+
+@dataclass
+class Privacy:
+    """The parts of the way that make a run private; none of them in other runs."""
+
+    clipping: Clipping | None = None
+    """What clients do to their updates."""
+    local_noise: LocalNoise | None = None
+    """What they add to them."""
+    server_clipping: Clipping | None = None
+    """What the server does to updates that it has unpacked, which may be longer."""
+    central_noise: CentralNoise | None = None
+    """What the server adds to the mean."""
+
+
+def build_privacy(
+    config: RunConfig, memory: Memory, collectives: Collectives, *, packed: bool
+) -> Privacy:
+    """Return what makes this run private; the same call on every rank. `packed`: whether
+    uploads are.
+    """
+    if config.privacy == "none":
+        return Privacy()
+    multiplier = noise_multiplier_of(config)
+    norm = ClipNorm(config.clip_norm, memory)
+    clipping = Clipping(norm)
+    spent = _spent(config, multiplier) if collectives.world.is_root else None
+    if config.privacy == "local":
+        noise = LocalNoise(
+            multiplier=multiplier,
+            seed=config.seed,
+            norm=norm,
+            memory=memory,
+            num_clients=config.clients,
+            spent=spent,
+        )
+        return Privacy(clipping, local_noise=noise)
+    deviation, step = _on_updates_and_count(config, multiplier, collectives)
+    central = CentralNoise(
+        deviation=deviation,
+        cohort_size=config.cohort_size,
+        seed=config.seed,
+        clipping=clipping,
+        spent=spent,
+        quantile_step=step,
+    )
+    again = Clipping(norm) if packed else None
+    return Privacy(clipping, server_clipping=again, central_noise=central)
+
+
+def _on_updates_and_count(
+    config: RunConfig, multiplier: float, collectives: Collectives
+) -> tuple[float, QuantileStep | None]:
+    """Return the noise on the mean of updates, by C, and what moves C, if anything does:
+    z is for both together.
+    """
+    cohort = config.accounted_cohort
+    if config.clip_quantile is None:
+        return multiplier / cohort, None
+    # The paper's, but never so small that no noise could make up for it.
+    count_noise = max(COUNT_NOISE * cohort, multiplier)
+    step = QuantileStep(
+        quantile=config.clip_quantile,
+        rate=config.clip_rate,
+        deviation=count_noise / cohort,
+        cohort_size=config.cohort_size,
+        seed=config.seed,
+        collectives=collectives,
+    )
+    return noise_beside_count(multiplier, count_noise) / cohort, step
+
+
+def noise_beside_count(multiplier: float, count_noise: float) -> float:
+    """Return z_Δ of the updates, where z is that of them and of a count with noise σ_b:
+    1 / z² = 1 / z_Δ² + 1 / (2 σ_b)² (Andrew et al. 2021, Theorem 1).
+    """
+    return (multiplier**-2 - (2 * count_noise) ** -2) ** -0.5
+
+
+def _spent(config: RunConfig, multiplier: float) -> Spent:
+    accountant = accountant_of(config)
+    return partial(accountant.epsilon_so_far, multiplier, of_rounds=config.rounds)
+
+
+def guarantee(config: RunConfig) -> str:
+    """Say what ε of a private run is, and what it is for: one line."""
+    accountant, multiplier = accountant_of(config), noise_multiplier_of(config)
+    epsilon = accountant.epsilon(multiplier, config.rounds)
+    said = (
+        f"ε = {epsilon:.3g} after {count(config.rounds, 'round')} at δ = "
+        f"{accountant.delta:.2g} (z = {multiplier:.4g}, {accountant.kind}); neighbours: "
+        f"{accountant.neighbours}; "
+    )
+    if config.privacy == "local":
+        return said + "every round in which a client takes part counts in full"
+    said += f"{accountant.sampling} sampling at rate {accountant.rate:.3g}"
+    if config.hypothetical:
+        cohort, population = f"{accountant.cohort:,}", f"{accountant.population:,}"
+        said += f", as if rounds had {cohort} of {population} clients"
+    return said

@@ -1,0 +1,452 @@
+"""Differential privacy: clipping and noise by hand, and ε against figures of others."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from hpcfed import methods
+from hpcfed.config import RunConfig
+from hpcfed.config.chain import chain
+from hpcfed.experiment.assemble import Setup
+from hpcfed.experiment.run import go
+from hpcfed.experiment.stored import read_run
+from hpcfed.federation.cohort import Cohort
+from hpcfed.federation.way import Memory, Upload
+from hpcfed.runtime.randomness import generator
+from hpcfed.transit.accountant import Accountant
+from hpcfed.transit.clipping import ClipNorm, Clipping
+from hpcfed.transit.privacy import guarantee, noise_beside_count
+from tests.federations import assembled
+from tests.runs import mistake, same, started
+from tests.stopped_run import StopAfter
+
+PFL = {
+    "clients": 1000,
+    "cohort": 50,
+    "rounds": 1500,
+    "privacy": "central",
+    "delta": 1e-6,
+}
+PFL_NOISE = 0.616145
+"""What pfl-research 0.6.0 computes for its CIFAR-10 benchmark with central privacy: ε =
+2, a population of 1e6, a noise cohort of 1000 (its PLDPrivacyAccountant, run on
+2026-11-17). It scales it by 50 / 1000 for its cohort of 50.
+"""
+
+
+def test_epsilon_is_that_of_the_librarys_own_examples() -> None:
+    """pld_privacy_accountant_test.py of dp-accounting 0.6.0: three releases with noise
+    √3, and three with noise 0.5 and a rate of 0.2, each have ε = 1 at these δ.
+    """
+    certain = Accountant("pld", "poisson", 1, 1, delta=0.126936)
+    assert certain.epsilon(math.sqrt(3), 3) == pytest.approx(1, abs=1e-3)
+    sampled = Accountant("pld", "poisson", 1, 5, delta=0.15594)
+    assert sampled.epsilon(0.5, 3) == pytest.approx(1, abs=1e-3)
+
+
+def test_epsilon_is_that_of_pfl_research() -> None:
+    config = RunConfig(
+        **PFL,
+        noise_multiplier=PFL_NOISE,
+        privacy_population=10**6,
+        noise_cohort=1000,
+        sampling="poisson",
+        clip_norm=0.4,
+    )
+    said = guarantee(config)
+    assert said.startswith("ε = 2 after 1500 rounds at δ = 1e-06 (z = 0.6161, pld)")
+    assert said.endswith("rate 0.001, as if rounds had 1,000 of 1,000,000 clients")
+    accountant = Accountant("pld", "poisson", 1000, 10**6, delta=1e-6)
+    assert accountant.epsilon(PFL_NOISE, 1500) == pytest.approx(2, rel=1e-3)
+
+
+def test_noise_is_scaled_to_the_cohort_as_pfl_research_does() -> None:
+    """Its sum over 50 clients has noise z × C × 50 / 1000, and is divided by 50."""
+    s = assembled(
+        clients=100,
+        cohort=50,
+        privacy="central",
+        noise_multiplier=PFL_NOISE,
+        privacy_population=10**6,
+        noise_cohort=1000,
+        clip_norm=0.4,
+    )
+    noise = s.federation.way.after_mean
+    expected = PFL_NOISE * (50 / 1000) / 50
+    assert noise.deviation == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    "kind, sampling",
+    [
+        ("rdp", "poisson"),
+        ("rdp", "fixed"),
+        ("rdp", "always"),
+        ("pld", "poisson"),
+        ("pld", "always"),
+    ],
+)
+def test_the_noise_for_epsilon_gives_that_epsilon(kind: str, sampling: str) -> None:
+    accountant = Accountant(kind, sampling, 5, 5, delta=1e-5)
+    noise = accountant.noise_multiplier(3.0, rounds=4)
+    assert accountant.epsilon(noise, 4) <= 3.0
+    assert accountant.epsilon(noise - 1e-3, 4) > 3.0
+
+
+def test_gaussian_divergences_are_those_of_the_formula() -> None:
+    """Order α of n releases: n α / (2 σ²), from which ε ≤ that + log(1/δ) / (α − 1). The
+    library's conversion may only be better, and not by much.
+    """
+    accountant = Accountant("rdp", "poisson", 1, 1, delta=1e-5)
+    orders = np.arange(1.01, 60, 0.01)
+    bounds = 7 * orders / (2 * 4.0**2) + math.log(1e5) / (orders - 1)
+    epsilon = accountant.epsilon(4.0, 7)
+    assert bounds.min() * 0.8 < epsilon < bounds.min()
+
+
+def test_replaced_clients_need_twice_the_noise() -> None:
+    """Another client in one's place changes the sum by 2C, one more or less by C."""
+    more_or_less = Accountant("rdp", "poisson", 5, 5, delta=1e-5)
+    replaced = Accountant("rdp", "fixed", 5, 5, delta=1e-5)
+    alone = Accountant("rdp", "always", 1, 1, delta=1e-5)
+    expected = more_or_less.epsilon(1.0, 3)
+    assert replaced.epsilon(2.0, 3) == pytest.approx(expected, rel=1e-9)
+    assert alone.epsilon(2.0, 3) == pytest.approx(expected, rel=1e-9)
+
+
+def test_epsilon_of_a_round_is_a_bound_and_exact_at_the_end() -> None:
+    accountant = Accountant("pld", "poisson", 1, 10, delta=1e-5)
+    spent = [accountant.epsilon_so_far(1.0, t, of_rounds=40) for t in range(1, 41)]
+    assert spent == sorted(spent)
+    assert spent[-1] == accountant.epsilon(1.0, 40)
+    for rounds in (1, 7, 17, 33):
+        best = accountant.epsilon(1.0, rounds)
+        assert best <= spent[rounds - 1] <= 1.1 * best
+    assert accountant.epsilon(1.0, 0) == 0
+
+
+def cohort_of(size: int, *, round: int = 0) -> Cohort:
+    everyone = np.arange(size)
+    weights = np.full(size, 1 / max(1, size))
+    return Cohort(round, everyone, weights, everyone, everyone, [everyone])
+
+
+def clipped(rows: list[list[float]], start: list[float], norm: float) -> Tensor:
+    matrix = torch.tensor(rows)
+    cohort = cohort_of(len(rows))
+    upload = Upload(matrix, torch.tensor(start).expand_as(matrix), cohort)
+    return Clipping(ClipNorm(norm, Memory(0)))(upload).rows
+
+
+def test_long_updates_are_scaled_down_and_short_ones_stay() -> None:
+    rows = [[4.0, 5.0], [1.3, 1.1], [1.0, 1.0], [1.0, 3.0]]
+    found = clipped(rows, [1.0, 1.0], norm=2.0)
+    # (3, 4) has norm 5, and is scaled by 2/5; (0, 2) is just short enough.
+    torch.testing.assert_close(found[0], torch.tensor([2.2, 2.6]))
+    assert torch.equal(found[1:], torch.tensor(rows[1:]))
+
+
+def test_no_update_is_longer_than_the_norm_after_an_attack() -> None:
+    s = assembled(
+        clients=6,
+        attack="ipm",
+        attackers=2,
+        attack_strength=50,
+        privacy="central",
+        noise_multiplier=1.0,
+        clip_norm=0.1,
+    )
+    fed, cohort = s.federation, s.federation.sample(0)
+    start = fed.download(fed.initial_row(), cohort)
+    trained = fed.train(start, cohort)
+    before = trained.clone()
+    sent = fed.upload(trained, cohort)
+    assert torch.equal(trained, before), "a client keeps what it trained"
+    norms = torch.linalg.vector_norm(sent - start, dim=1)
+    # Also the attackers' go as far as they may.
+    torch.testing.assert_close(norms, torch.full_like(norms, 0.1), rtol=1e-9, atol=0)
+
+
+def private(**values: Any) -> Setup:
+    return assembled(
+        **{
+            "clients": 6,
+            "epochs": 1,
+            "batch_size": 60,
+            "privacy": "central",
+            "noise_multiplier": 0.5,
+            "clip_norm": 0.05,
+            "accountant": "rdp",
+            **values,
+        }
+    )
+
+
+def after_round(s: Setup, cohort: Cohort) -> tuple[Tensor, Tensor]:
+    """The global row before and after a round with this cohort."""
+    state = s.method.init(s.federation)
+    before = s.method.global_row(state).clone()
+    state = s.method.round(s.federation, state, cohort)
+    return before, s.method.global_row(state)
+
+
+def noise_of(round: int, columns: int) -> Tensor:
+    drawn = generator(0, "central noise", round).standard_normal(columns)
+    return torch.from_numpy(drawn)
+
+
+@pytest.mark.parametrize("drawn", [[0, 1, 2], [1, 4], [0, 1, 2, 3, 5]])
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_a_private_mean_divides_by_the_expected_cohort(
+    drawn: list[int], deterministic: bool
+) -> None:
+    """w + (Σ clipped updates + noise) / K for K = 3, however many were drawn and
+    whatever data they have.
+    """
+    s = private(participation=0.5, deterministic=deterministic)
+    fed = s.federation
+    cohort = fed.invite(0, np.array(drawn))
+    w, found = after_round(s, cohort)
+    trained = fed.train(w.expand(len(drawn), -1), fed.invite(0, np.array(drawn)))
+    updates = trained - w
+    norms = torch.linalg.vector_norm(updates, dim=1, keepdim=True)
+    assert (norms > 0.05).all()
+    sum_of_clipped = (updates * (0.05 / norms)).sum(0)
+    noise = 0.5 * 0.05 * noise_of(0, len(w))
+    torch.testing.assert_close(
+        found, w + (sum_of_clipped + noise) / 3, rtol=1e-9, atol=1e-12
+    )
+    torch.set_deterministic_debug_mode("default")
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedper", "fedadam", "fedavgm", "pfedme"])
+def test_a_round_without_clients_is_as_noisy_as_any_other(method: str) -> None:
+    """Else everybody would see that nobody was drawn."""
+    s = private(participation=0.5, method=method)
+    fed, cohort = s.federation, s.federation.invite(0, np.empty(0, np.int64))
+    first = s.method.init(fed)
+    before = (first.shared if method == "fedper" else first.w).clone()
+    state = s.method.round(fed, first, cohort)
+    found = state.shared if method == "fedper" else state.w
+    noise = 0.5 * 0.05 / 3 * noise_of(0, len(found))
+    if method in ("fedavg", "fedper", "pfedme"):
+        torch.testing.assert_close(found - before, noise, rtol=1e-9, atol=1e-12)
+    if method == "fedavgm":
+        # η = 0.5 of the mean update.
+        torch.testing.assert_close(found - before, noise / 2, rtol=1e-9, atol=1e-12)
+    assert (found != before).all()
+
+
+def test_diverged_clients_count_as_updates_of_zero() -> None:
+    s = private()
+    fed, cohort = s.federation, s.federation.sample(0)
+    w = fed.initial_row()
+    start = fed.download(w, cohort)
+    trained = start.clone()
+    trained[:, 0] += 0.05
+    trained[2, 7] = torch.nan
+    row = fed.mean(fed.upload(trained, cohort), cohort)
+    noise = 0.5 * 0.05 / 6 * noise_of(0, len(w))
+    assert row[0] - w[0] == pytest.approx(5 * 0.05 / 6 + float(noise[0]), rel=1e-6)
+    torch.testing.assert_close((row - w)[1:], noise[1:], rtol=1e-6, atol=1e-12)
+    assert cohort.log.excluded == {2}
+
+
+def test_noise_has_the_deviation_that_was_asked_for() -> None:
+    s = private(clip_norm=2.0, noise_multiplier=3.0, participation=0.5)
+    before, found = after_round(s, s.federation.invite(0, np.empty(0, np.int64)))
+    noise = found - before
+    assert float(noise.std()) == pytest.approx(3.0 * 2.0 / 3, rel=0.05)
+    assert abs(float(noise.mean())) < 5 * 2.0 / math.sqrt(len(noise))
+
+
+def test_poisson_draws_every_client_by_itself() -> None:
+    s = assembled(clients=40, participation=0.1, sampling="poisson", batch_size=400)
+    fed = s.federation
+    drawn = [fed.sample(round).clients for round in range(400)]
+    sizes = np.array([len(clients) for clients in drawn])
+    # Binomial: mean 4, variance 3.6; a fixed cohort has variance 0. Empty draws, 1.5 %
+    # of all, are drawn again.
+    assert sizes.min() >= 1
+    assert sizes.mean() == pytest.approx(4.06, abs=0.4)
+    assert sizes.var() == pytest.approx(3.4, abs=0.9)
+    counts = np.bincount(np.concatenate(drawn), minlength=40)
+    assert counts.min() > 15 and counts.max() < 70, "all clients alike"
+
+
+def test_only_private_rounds_may_be_empty() -> None:
+    s = private(clients=5, cohort=1)
+    sizes = [s.federation.sample(round).log.cohort_size for round in range(40)]
+    assert 0 in sizes and max(sizes) > 1
+
+
+def test_private_clients_weigh_alike() -> None:
+    s = private(alpha=0.1)
+    assert len(set(s.federation.sizes.tolist())) > 1
+    weights = s.federation.sample(0).weights
+    np.testing.assert_array_equal(weights, np.full(len(weights), 1 / len(weights)))
+
+
+def test_noise_beside_a_noisy_count() -> None:
+    """1 / 0.6² − 1 / (2 × 0.5)² = 1 / 0.75²: z = 0.6 of which the count has 1."""
+    assert noise_beside_count(0.6, 0.5) == pytest.approx(0.75, rel=1e-12)
+
+
+def test_the_norm_follows_its_quantile() -> None:
+    """All updates longer than C, or none: C × exp(−η (b̃ − γ)), b̃ = 0 or 1 and noise."""
+    for norm, share in ((1e-6, 0.0), (100.0, 1.0)):
+        s = private(clip_norm=norm, clip_quantile=0.3, clip_rate=0.5)
+        cohort = s.federation.sample(0)
+        after_round(s, cohort)
+        noise = generator(0, "clip count noise", 0).standard_normal()
+        # σ_b is z = 0.5 here, more than 6 / 20: by the cohort 0.5 / 6.
+        expected = norm * math.exp(-0.5 * (share + noise * 0.5 / 6 - 0.3))
+        kept = s.federation.way.memory.shared["clip_norm"]
+        assert float(kept) == pytest.approx(expected, rel=1e-9)
+        assert float(cohort.log.clip_norm) == norm, "the norm that this round had"
+
+
+def test_local_noise_is_each_clients_own() -> None:
+    s = private(privacy="local", clip_norm=0.2, noise_multiplier=2.0)
+    fed, cohort = s.federation, s.federation.sample(0)
+    start = fed.download(fed.initial_row(), cohort)
+    noise = fed.upload(start.clone(), cohort) - start
+    assert float(noise.std()) == pytest.approx(0.4, rel=0.02)
+    correlations = np.corrcoef(noise.numpy()) - np.eye(len(noise))
+    assert np.abs(correlations).max() < 0.1
+    # Noise is a client's, not a row's: alone it draws the same.
+    fed.download(fed.initial_row(), alone := fed.invite(0, np.array([3])))
+    torch.testing.assert_close(
+        fed.upload(start[3:4].clone(), alone)[0], start[3] + noise[3]
+    )
+
+
+def test_local_privacy_is_spent_by_taking_part() -> None:
+    s = private(privacy="local", participation=0.5, rounds=9)
+    fed = s.federation
+    for round, drawn in enumerate(([0, 1], [2, 3], [0, 3])):
+        cohort = fed.invite(round, np.array(drawn))
+        fed.download(fed.initial_row(), cohort)
+        fed.upload(fed.initial_row().expand(2, -1), cohort)
+        # Nobody has taken part twice before the third round.
+        times = 1 if round < 2 else 2
+        expected = Accountant("rdp", "always", 1, 1, 6**-1.1).epsilon(0.5, times)
+        assert cohort.log.epsilon == pytest.approx(expected, rel=1e-9)
+
+
+def test_a_resumed_private_run_is_the_uninterrupted_one(tmp_path: Path) -> None:
+    """Bit for bit, with a norm that follows its quantile."""
+    options = {"clip_quantile": 0.5, "rounds": 4, "model": "mlp", "precision": "fp32"}
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    whole.mkdir(), cut.mkdir()
+    go(private(**options), whole, quiet=True)
+    go(private(**options), cut, quiet=True, stop=StopAfter(2))
+    go(private(**options, resume=str(cut), out=str(cut)), cut, quiet=True)
+    same(whole, cut)
+    record = read_run(whole)
+    norms, epsilons = record.rounds["clip_norm"], record.rounds["epsilon"]
+    assert norms[0] == pytest.approx(0.05) and len(set(norms)) == 4
+    assert (np.diff(epsilons) > 0).all()
+    accountant = Accountant("rdp", "poisson", 6, 6, 6**-1.1)
+    assert epsilons[-1] == pytest.approx(accountant.epsilon(0.5, 4), rel=1e-6)
+
+
+NOISY = ("--privacy", "central", "--noise-multiplier", "1")
+
+
+@pytest.mark.parametrize("method", methods.names())
+def test_methods_take_privacy_where_one_mean_is_all_they_read(method: str) -> None:
+    """What each does with uploads was read in its file."""
+    averaging = {
+        "apfl", "ditto", "fedadagrad", "fedadam", "fedavg", "fedavg-ft", "fedavgm",
+        "fedbabu", "fedper", "fedprox", "fedrep", "fedumf", "fedyogi", "lg-fedavg",
+        "per-fedavg", "pfedme",
+    }  # fmt: skip
+    says_so = vars(methods.load(method).Options).get("private_mean", False)
+    assert says_so == (method in averaging)
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (["--privacy", "central"], "takes one of --noise-multiplier"),
+        ([*NOISY, "--target-epsilon", 2], "takes one of --noise-multiplier"),
+        ([*NOISY, "--method", "genfed"], "method genfed does more with uploads"),
+        ([*NOISY, "--method", "scaffold"], "method scaffold does more with uploads"),
+        ([*NOISY, "--method", "fednova"], "method fednova does more with uploads"),
+        ([*NOISY, "--method", "fedau"], "private_mean = True in its Options"),
+        ([*NOISY, "--aggregation", "median"], "not hold with --aggregation median"),
+        ([*NOISY, "--sampling", "fixed"], "--accountant pld has no answer"),
+        ([*NOISY, "--noise-cohort", 5], "--noise-cohort 5 is less than a round's 20"),
+        ([*NOISY, "--noise-cohort", 50], "cannot be sampled from --clients 20"),
+        (
+            [*NOISY, "--new-clients", 2, "--new-rounds", 2],
+            "does not cover --new-rounds",
+        ),
+        (
+            [*NOISY, "--cohort", 9, "--devices", "uniform", "--oversample", 1.5],
+            "would not hold with --oversample",
+        ),
+        (
+            ["--privacy=local", "--noise-multiplier=1", "--compress=topk"],
+            "--compress topk would pack updates by the size of their noise",
+        ),
+        (["--clip-norm", 2], "--clip-norm changes nothing without --privacy central"),
+        (
+            ["--privacy", "local", "--noise-multiplier", 1, "--clip-quantile", 0.5],
+            "--clip-quantile changes nothing without --privacy central",
+        ),
+        (
+            [*NOISY, "--clip-rate", 0.5],
+            "changes nothing without --privacy central --cl",
+        ),
+    ],
+)
+def test_privacy_that_would_not_hold_is_refused(
+    words: list[Any], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert said in mistake(capsys, "run", *words)
+
+
+def test_a_round_of_ones_own_has_to_say_that_it_is_private(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also where it takes the options of a method that is."""
+    for options in ("", "class Options(fedprox.Options):\n    pass\n"):
+        file = tmp_path / f"own{len(options)}.py"
+        file.write_text(
+            "from hpcfed.methods import fedavg, fedprox\nEXTENDS = fedavg\n" + options +
+            "def round(fed, state, cohort):\n    return state\n"
+        )  # fmt: skip
+        assert "private_mean = True" in mistake(capsys, "run", *NOISY, "--method", file)
+
+
+def test_the_chain_and_the_guarantee_say_what_privacy_is_for() -> None:
+    config = RunConfig(
+        privacy="local", noise_multiplier=8.0, clip_norm=0.5, rounds=3, accountant="rdp"
+    )
+    assert chain(config)[:2] == ["clip: norm 0.5", "noise: by each client, z = 8.0"]
+    assert "other data of the client; every round in which" in guarantee(config)
+    config = RunConfig(privacy="central", target_epsilon=3.0, clip_quantile=0.5)
+    assert chain(config)[:2] == [
+        "clip: quantile 0.5 of norms, 1 at first",
+        "noise: on the mean, for ε = 3",
+    ]
+
+
+def test_a_run_finds_its_noise_and_says_so(tmp_path: Path) -> None:
+    small = ["--clients=4", "--rounds=2", "--model=mlp", "--epochs=1"]
+    privacy = ["--privacy=central", "--target-epsilon=5", "--accountant=rdp"]
+    record = read_run(started(*small, *privacy, f"--out={tmp_path / 'run'}"))
+    assert record.config["sampling"] == "poisson"
+    assert record.rounds["epsilon"][-1] == pytest.approx(5, abs=1e-3)
+    assert "neighbours: one client more or less" in record.facts["privacy"]
+    # Four of four clients, twice: two Gaussian releases.
+    accountant = Accountant("rdp", "poisson", 4, 4, delta=4**-1.1)
+    spent = accountant.epsilon(record.facts["noise_multiplier"], 2)
+    assert spent == pytest.approx(5, abs=1e-3)
