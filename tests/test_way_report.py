@@ -21,6 +21,7 @@ from hpcfed.report.figures import show_study
 from hpcfed.report.groups import Group, Sample, groups
 from hpcfed.report.labels import label
 from hpcfed.report.run_page import run_content
+from hpcfed.report.run_page.way import virtual_time
 from hpcfed.report.sections import sections
 from hpcfed.report.sections.section import Section, Table
 from hpcfed.report.show import show
@@ -249,6 +250,21 @@ def test_the_page_of_a_run_has_what_the_run_has_had() -> None:
     rows = dict(page["virtual-time"].tables[0].rows)
     assert rows["median round"] == "60 min 0 s"
     assert [chart.title for chart in page["privacy"].charts] == ["ε spent"]
+
+
+def test_the_page_of_a_run_tells_how_clients_times_are_spread() -> None:
+    """Of eleven clients, whose uploads take 0 to 10 s, and one that has vanished."""
+    seconds = np.arange(12.0)
+    upload = np.where(seconds < 11, seconds, NAN)
+    times = {"download": seconds, "train": 0 * seconds + 60, "upload": upload}
+    (group,) = grouped(clocked(HOUR))
+    _, spread = virtual_time(group, times).tables
+    rows = {row[0]: list(row[1:]) for row in spread.rows}
+    assert rows["uploads"] == ["1 s", "5 s", "9 s", "10 s"]
+    assert rows["in all"] == ["62 s", "70 s", "78 s", "80 s"]
+    assert len(virtual_time(group, {}).tables) == 1, "nobody has recorded them"
+    unknown = {name: np.full(3, NAN) for name in times}
+    assert len(virtual_time(group, unknown).tables) == 1, "there are no rounds"
 
 
 def test_pages_of_runs_without_have_nothing_of_it() -> None:

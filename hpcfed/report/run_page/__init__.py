@@ -4,6 +4,7 @@ A section that has nothing to show is not there.
 """
 
 from hpcfed.errors import UserError
+from hpcfed.record.clock import read_clock
 from hpcfed.record.details import RunDetails, read_details
 from hpcfed.record.profiles import Profile, read_profile
 from hpcfed.report.collect import Found
@@ -11,6 +12,7 @@ from hpcfed.report.groups import Group
 from hpcfed.report.page import Content
 from hpcfed.report.run_page import clients, costs, learning, server, timing, way
 from hpcfed.report.run_page.verdict import verdict
+from hpcfed.report.run_page.way import Times
 from hpcfed.report.sections import origin
 from hpcfed.report.sections.profile import profile
 from hpcfed.report.sections.section import Section
@@ -26,14 +28,17 @@ def run_content(group: Group, found: Found) -> Content:
     """Return what the page of a run holds."""
     warnings = [f"left out: {line}" for line in found.unread]
     details, profiled = RunDetails.nothing(), None
+    times: Times = {}
     try:
         details = read_details(group.first.folder)
         profiled = read_profile(group.first.folder)
+        if group.first.has_clock:
+            times = read_clock(group.first.folder, group.first.rounds_done)
     except UserError as error:
         warnings.append(str(error))
     if group.first.status != "complete":
         warnings.append(status(group.first))
-    made = _sections(group, details, profiled)
+    made = _sections(group, details, profiled, times)
     made.append(origin.environment([group]))
     made.append(origin.reproduce([group], found))
     name = title(group.first)
@@ -43,12 +48,12 @@ def run_content(group: Group, found: Found) -> Content:
 
 
 def _sections(
-    group: Group, details: RunDetails, profiled: Profile | None
+    group: Group, details: RunDetails, profiled: Profile | None, times: Times
 ) -> list[Section]:
     """Return the sections that have something to show, in the page's order."""
     every = (
         learning.learning(group),
-        way.virtual_time(group),
+        way.virtual_time(group, times),
         way.privacy(group),
         clients.accuracy(group),
         clients.classes(details),

@@ -3,6 +3,7 @@
 Runs without them have none of this.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from math import isnan
 
@@ -20,23 +21,37 @@ from hpcfed.report.sections.section import Section, Table, number
 from hpcfed.report.sections.spending import climb_of
 from hpcfed.report.show import privacy_text
 
+Times = Mapping[str, np.ndarray]
+"""What every member of every round took, by the column of the clock's table; may be
+empty.
+"""
+PARTS = {
+    "downloads": "download",
+    "local steps": "train",
+    "uploads": "upload",
+}
+"""What a member's time goes to, and its column."""
+SHARES = {"tenth": 0.1, "median": 0.5, "nine tenths": 0.9, "most": 1.0}
+"""Columns of a distribution, and the share of members that are faster."""
 
-def virtual_time(group: Group) -> Section:
-    """Show accuracy by the virtual clock, what rounds took, and who arrived."""
+
+def virtual_time(group: Group, times: Times) -> Section:
+    """Show accuracy by the virtual clock, what rounds and clients took, and who arrived."""
     section = Section("virtual-time", "Virtual time")
     run = group.first
     if not run.has_clock:
         return section
     section.charts += _learning(group)
-    times = [_round_seconds(one) for one in group.seeds]
-    unit, size = VIRTUAL_TIME.unit(float(np.nanmax(times[0])))
+    durations = [_round_seconds(one) for one in group.seeds]
+    unit, size = VIRTUAL_TIME.unit(float(np.nanmax(durations[0])))
     axis = f"virtual time of a round, {unit}"
-    section.charts += _over_rounds(axis, times, scale=1 / size)
+    section.charts += _over_rounds(axis, durations, scale=1 / size)
     shares = [_arrived(one) for one in group.seeds]
     section.charts += _over_rounds("uploads that arrived, %", shares, scale=100)
     stale = [one.rounds["staleness"] for one in group.seeds]
     section.charts += _over_rounds("versions that uploads were behind", stale)
     section.tables.append(_clock_table(run))
+    section.tables += _members_table(times)
     return section
 
 
@@ -91,6 +106,25 @@ def _clock_table(run: RunRecord) -> Table:
     if not isnan(staleness):
         rows.append(["versions that an upload was behind", number(staleness)])
     return Table(("by the virtual clock", ""), rows)
+
+
+def _members_table(times: Times) -> list[Table]:
+    """Return how the seconds of members are spread, over all rounds; nothing of runs
+    that have not recorded them, as those without rounds.
+    """
+    spent = {name: times.get(column, np.empty(0)) for name, column in PARTS.items()}
+    parts = np.array(list(spent.values()))
+    # An upload that never came took no time that somebody knows of.
+    came = np.isfinite(parts).all(0)
+    if not came.any():
+        return []
+    spent["in all"] = parts.sum(0)
+    rows = []
+    for name, seconds in spent.items():
+        ends = np.quantile(seconds[came], list(SHARES.values()))
+        rows.append([name, *(time_text(float(end)) for end in ends)])
+    caption = "virtual time of a client in a round, over all uploads that came"
+    return [Table(("", *SHARES), rows, caption)]
 
 
 def privacy(group: Group) -> Section:

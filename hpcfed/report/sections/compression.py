@@ -6,6 +6,7 @@ from statistics import fmean
 
 import numpy as np
 
+from hpcfed.config.compression import CompressionOptions
 from hpcfed.record.run import RunRecord
 from hpcfed.report.choices import Choice
 from hpcfed.report.groups import Group
@@ -24,8 +25,8 @@ from hpcfed.report.swept import Swept
 
 COMPRESSORS = ("compress", "compress_down")
 """Options that say what packs uploads and downloads."""
-SETTINGS = ("keep", "levels", "bucket", "rank", "feedback")
-"""Options of compressors."""
+PACKING = tuple(CompressionOptions.__annotations__)
+"""These, and options of compressors."""
 BYTES = (("KiB", 2.0**10), ("MiB", 2.0**20), ("GiB", 2.0**30), ("TiB", 2.0**40))
 
 
@@ -65,7 +66,7 @@ def _packs(group: Group) -> bool:
 
 
 def _packing(group: Group) -> Choice:
-    return group.options.only((*COMPRESSORS, *SETTINGS))
+    return group.options.only(PACKING)
 
 
 def _table(every: Sequence[Group]) -> Table:
@@ -101,7 +102,7 @@ def _otherwise(group: Group) -> Choice:
     """Return what points have in common that differ in compression alone. Majority votes
     are a rule of aggregation, which costs no bytes.
     """
-    return group.options.without(*COMPRESSORS, *SETTINGS, "aggregation")
+    return group.options.without(*PACKING, "aggregation")
 
 
 def _bytes(group: Group, name: str) -> float:
