@@ -197,8 +197,10 @@ class Federation(LocalTraining[MethodOptions]):
             return rows, cohort
         self.close_round(cohort)
         assert log.arrived is not None
-        members = np.flatnonzero(np.isin(cohort.clients, log.arrived))
-        return member_rows(rows, cohort, members)
+        if len(log.arrived) == log.cohort_size:
+            return rows, cohort
+        came = np.isin(cohort.clients, log.arrived, assume_unique=True)
+        return member_rows(rows, cohort, np.flatnonzero(came))
 
     def close_round(self, cohort: Cohort) -> None:
         """Let the virtual clock decide whose uploads count and when the round ends, if

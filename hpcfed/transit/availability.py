@@ -1,6 +1,7 @@
 """When clients are there: spans of virtual time, once or again in every period."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -24,7 +25,7 @@ class Availability:
 
     def at(self, now: float) -> np.ndarray:
         """Return which clients are there at this moment, [clients]."""
-        there = self._always()
+        there = self._always.copy()
         moment = self._within_period(now)
         covered = (self.begin <= moment) & (moment < self.end)
         there[self.owner[covered]] = True
@@ -63,11 +64,19 @@ class Availability:
             len(rows), owner, self.begin[spans], self.end[spans], self.period[spans]
         )
 
+    @cached_property
     def _always(self) -> np.ndarray:
+        """Which clients have no span."""
         always = np.ones(self.num_clients, bool)
         always[self.owner] = False
         return always
 
+    @cached_property
+    def _periods(self) -> tuple[np.ndarray, np.ndarray]:
+        """The periods that there are, mostly one, and which of them each span has."""
+        return np.unique(self.period, return_inverse=True)
+
     def _within_period(self, now: float) -> np.ndarray:
+        periods, which = self._periods
         # x mod infinity is x.
-        return np.mod(now, self.period)
+        return np.mod(now, periods)[which]

@@ -34,6 +34,8 @@ MOST_STEPS = 2**53
 """More than anybody takes, and still a whole number as a float."""
 KEPT = "clock"
 """What the clock's numbers are called in the memory of the way."""
+NOTHING = torch.zeros(2, dtype=torch.float64)
+"""What they are before the first round."""
 
 
 @dataclass
@@ -56,14 +58,16 @@ class VirtualClock:
     @property
     def now(self) -> float:
         """Virtual seconds since the run's start, at the end of the last round."""
-        return float(self._kept()[0])
+        now, _ = self._kept()
+        return now
 
-    def _kept(self) -> torch.Tensor:
+    def _kept(self) -> tuple[float, float]:
         """Return the time, and the bytes of the last round's largest upload."""
-        kept = self.memory.common(KEPT, torch.zeros(2, dtype=torch.float64))
-        if not bool((kept.isfinite() & (kept >= 0)).all()):
+        # As Python's numbers: a few operations of torch would take longer than all else.
+        now, largest = self.memory.common(KEPT, NOTHING).tolist()
+        if not (0 <= now < np.inf and 0 <= largest < np.inf):
             raise UserError(f"the checkpoint's {KEPT} holds numbers that cannot be")
-        return kept
+        return now, largest
 
     def next_moment(self) -> float:
         """Return when the next round can begin: as soon as a client with data is there."""
@@ -85,21 +89,20 @@ class VirtualClock:
     def begin(self, round: int, clients: np.ndarray, now: float) -> "MembersTime":
         """Begin a round with these clients."""
         config = self.config
-        total = len(self.devices.speed)
+        _, largest = self._kept()
         lost = np.zeros(len(clients), bool)
         if config.dropout_rate:
-            # A number for every client, so that nobody's fate depends on the cohort.
             generator = randomness.generator(config.seed, "vanishing clients", round)
-            lost = generator.random(total)[clients] < config.dropout_rate
+            lost = generator.random(len(clients)) < config.dropout_rate
         return MembersTime(
             devices=self.devices,
             clients=clients,
             begin=now,
             lost=lost,
-            wanted=config.cohort_among(total),
+            wanted=config.cohort_among(len(self.devices.speed)),
             deadline=np.inf if config.deadline is None else config.deadline,
             partial=config.partial,
-            expected_upload=float(self._kept()[1]),
+            expected_upload=largest,
         )
 
     def end(self, round: RoundClock) -> np.ndarray:
@@ -207,7 +210,10 @@ class MembersTime:
         """Return what each takes in all."""
         return self._download + self._train + self._upload
 
-    def _at(self, clients: np.ndarray) -> np.ndarray:
+    def _at(self, clients: np.ndarray) -> np.ndarray | slice:
+        """Return where these clients are among the members: mostly they are all of them."""
+        if clients is self.clients:
+            return slice(None)
         return np.searchsorted(self.clients, clients)
 
     def _limits(self) -> np.ndarray:
