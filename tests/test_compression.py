@@ -1,6 +1,7 @@
 """Compressors by hand, what error feedback keeps, and bytes as they would be sent."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -326,7 +327,7 @@ def test_a_client_that_diverged_is_left_out_and_keeps_its_residual(kind: str) ->
         start = fed.download(fed.initial_row(), cohort)
         rows = start + drawn(5, start.shape[1], dtype=torch.float64)
         before = {name: kept.clone() for name, kept in fed.way.memory.rows.items()}
-        rows[2, 7] = torch.inf if round else rows[2, 7]
+        rows[2, 7] = torch.nan if round else rows[2, 7]
         arrived = fed.upload(rows, cohort)
     row = fed.mean(arrived, cohort)
     assert row.isfinite().all()
@@ -422,6 +423,23 @@ def test_scaffold_has_memories_for_rows_and_for_variates() -> None:
     assert {"reference-0", "reference-1"} <= memory.shared.keys()
 
 
+def test_the_majority_of_signs_decides_and_the_mean_size_is_how_far() -> None:
+    fed = assembled(aggregation="sign-majority", clients=4).federation
+    cohort = replace(fed.sample(0), weights=np.array([0.1, 0.2, 0.3, 0.4]))
+    w = fed.initial_row()
+    start = fed.download(w, cohort)
+    updates = torch.zeros_like(start)
+    # Two of three that have moved it, whatever they weigh; a tie; nobody; all.
+    updates[:, 0] = torch.tensor([1.0, 1.0, -5.0, 0.0])
+    updates[:, 1] = torch.tensor([1.0, -1.0, 1.0, -1.0])
+    updates[:, 3] = torch.tensor([-1.0, -2.0, -3.0, -4.0])
+    row = fed.mean(fed.upload(start + updates, cohort), cohort)
+    expected = w.clone()
+    expected[0] += 0.1 * 1 + 0.2 * 1 + 0.3 * 5
+    expected[3] -= 0.1 * 1 + 0.2 * 2 + 0.3 * 3 + 0.4 * 4
+    torch.testing.assert_close(row, expected, rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize("method", ["fedavg", "genefl", "pfedhn", "fedper"])
 def test_a_packed_run_resumes_bit_for_bit(method: str, tmp_path: Path) -> None:
     own = {"pfedhn": {"inner_steps": 2, "hn_hidden": 3}}
@@ -469,6 +487,7 @@ REFUSED = {
     ("--method", "fedumf", "--compress-down", "sign"): "the server's own row",
     ("--method", "fedbuff", "--compress-down", "sign"): "older rows",
     ("--method", "pfedhn", "--hn-combine", "turns", "--compress", "sign"): "turns",
+    ("--method", "scaffold", "--aggregation", "sign-majority"): "votes once a round",
     ("--keep", 0.1): "--compress topk or randomk",
     ("--compress", "qsgd", "--no-feedback"): "--compress topk",
     ("--compress", "topk", "--rank", 3): "--compress powersgd",

@@ -18,8 +18,12 @@ class AggregationOptions(RunOptions):
         "them, or stop the run",
     )
     # Robust rules see the uploads of all ranks; the mean needs one all-reduce.
-    aggregation: Literal["mean", "median", "trimmed-mean", "krum", "multi-krum"] = (
-        option("mean", "how the server makes one row of the uploads")
+    aggregation: Literal[
+        "mean", "median", "trimmed-mean", "krum", "multi-krum", "sign-majority"
+    ] = option(
+        "mean",
+        "how the server makes one row of the uploads; sign-majority: each column goes "
+        "to the side of most clients, as with --compress sign",
     )
     # Below one half: no rule can tell a malicious majority from an honest one.
     tolerance: float = option(
@@ -57,6 +61,14 @@ def check_aggregation(config: AggregationOptions, method: MethodTraits) -> None:
     if rule != "mean" and not method.averages:
         raise UserError(
             f"--aggregation {rule}, but method {config.method} takes no mean of uploads"
+        )
+    # As for privacy: each class has to say it anew, since its round may be another.
+    one_mean = vars(type(method)).get("private_mean", False)
+    if rule == "sign-majority" and not one_mean:
+        raise UserError(
+            f"--aggregation sign-majority votes once a round on rows that start from "
+            f"one, and method {config.method} does otherwise (use fedavg, fedadam, "
+            "fedprox …; a method of yours says private_mean = True in its Options)"
         )
     if config.krum_keep is not None and config.krum_keep > uploads:
         raise UserError(

@@ -10,7 +10,14 @@ that no rank holds all rows. Clients without data have no say in them, as in the
 - krum (Blanchard et al. 2017): the row with the least sum of squared distances to its
   K − f − 2 nearest.
 - multi-krum: the weighted mean of the rows whose sums are the least.
+
+- sign-majority (Bernstein et al. 2019, signSGD with majority vote): every column moves
+  to the side to which most clients have moved it, each counts alike, by the weighted
+  mean of how far they have; it stays where there are as many on both sides. With
+  --compress sign, how far is what each client says of a bucket.
 """
+
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -39,6 +46,8 @@ class Aggregation:
         # Clients without data have trained nothing: they would vote for w.
         voters = np.flatnonzero(cohort.weights)
         rows, cohort = member_rows(rows, cohort, voters)
+        if rule == "sign-majority":
+            return self._majority(rows, cohort)
         malicious = expected_malicious(self._config.tolerance, len(cohort.clients))
         if rule in ("krum", "multi-krum"):
             return self._krum(rows, cohort, malicious)
@@ -58,6 +67,15 @@ class Aggregation:
         selected = np.sort(order[:count])
         rows, cohort = member_rows(rows, cohort, selected)
         return self.mean(rows, cohort)
+
+    def _majority(self, rows: Tensor, cohort: Cohort) -> Tensor:
+        start = cohort.log.sent_row
+        assert start is not None, "all members have started from one row"
+        updates = rows - start
+        # Ones, not shares: sums of signs have no roundings, and ties are ties.
+        ones = replace(cohort, weights=np.ones(len(cohort.clients)))
+        votes = self.mean(updates.sign(), ones)
+        return start + votes.sign() * self.mean(updates.abs(), cohort)
 
     def mean(self, rows: Tensor, cohort: Cohort) -> Tensor:
         """Return Σ weightᵢ rowᵢ: a weighted sum per rank, then one flat all-reduce."""

@@ -112,7 +112,9 @@ class UploadCompression:
             whole = whole.where(sent, 0)
         before = None if warm is None else warm[at]
         packed = self.compressor(updates._replace(values=whole, warm=before))
-        finite = whole.isfinite().all(1, keepdim=True)
+        # NaN where any column is: one pass, and no second matrix.
+        largest = torch.linalg.vector_norm(whole, torch.inf, dim=1, keepdim=True)
+        finite = largest.isfinite()
         if left is not None:
             assert residual is not None
             new = whole - packed.values
@@ -123,7 +125,8 @@ class UploadCompression:
             assert packed.warm is not None
             warm[at] = packed.warm.where(finite, before)
         # The server must hear of a client that has diverged.
-        return packed._replace(values=packed.values.where(finite, torch.nan))
+        alarm = torch.zeros_like(largest).where(finite, torch.nan)
+        return packed._replace(values=packed.values + alarm)
 
 
 @dataclass

@@ -151,8 +151,7 @@ class QSGD(_Memoryless):
         width = updates.values.shape[1]
         buckets = _bucketed(updates.values, self.bucket)
         norms = torch.linalg.vector_norm(buckets, dim=2, keepdim=True).float()
-        drawn = randomness.uniform(updates.keys, width)
-        drawn = _bucketed(drawn, self.bucket).to(buckets.dtype)
+        drawn = _bucketed(_uniform(updates.keys, width), self.bucket).to(buckets.dtype)
         share = _ratio(buckets.abs(), norms.to(buckets.dtype))
         # The norm is rounded to float32: a share may be above one by a rounding.
         level = (share * self.levels + drawn).floor_().clamp_(max=self.levels)
@@ -171,7 +170,7 @@ class QSGD(_Memoryless):
 @dataclass(frozen=True)
 class ScaledSign(_Memoryless):
     """Sends the sign of every column, and for every bucket of columns the mean of their
-    sizes; 0 counts as positive.
+    sizes.
     """
 
     bucket: int
@@ -181,9 +180,8 @@ class ScaledSign(_Memoryless):
         buckets = _bucketed(updates.values, self.bucket)
         sums = buckets.abs().sum(2, keepdim=True)
         means = _ratio(sums, self._counts(updates)).float().to(buckets.dtype)
-        ones = torch.ones_like(buckets)
-        signs = ones.where(buckets >= 0, -1)
-        values = (signs * means).flatten(1)[:, :width]
+        # A 0 has a sign as well: one bit cannot tell it from others.
+        values = means.copysign(buckets).flatten(1)[:, :width]
         # A column that is not finite has no sign, but its bucket's mean tells of it.
         if updates.sent is not None:
             values = values.where(updates.sent, 0)
@@ -209,6 +207,13 @@ def num_kept(columns: Tensor | int, keep: float) -> Tensor | int:
         share = columns.double() * keep - slack
         return share.ceil().long()
     return ceil(columns * keep - slack)
+
+
+def _uniform(keys: Tensor, count: int) -> Tensor:
+    """Return `count` numbers in [0, 1) for every key, two of each hash."""
+    bits = randomness.bits(keys, (count + 1) // 2)
+    both = torch.cat([bits >> 40, bits >> 16], 1)[:, :count]
+    return (both & 0xFFFFFF).float() * 2.0**-24
 
 
 def _first_k(updates: Updates, order: Tensor, keep: float) -> Tensor:

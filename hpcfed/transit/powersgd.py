@@ -110,7 +110,9 @@ def orthonormal(columns: Tensor) -> Tensor:
         before = torch.linalg.vector_norm(column, dim=1, keepdim=True)
         # Twice: once leaves roundings as large as what is left of a dependent column.
         for _ in range(2):
-            column = column - basis @ (basis.mT @ column)
+            # Not as products of matrices: a CPU would start one for each member.
+            shares = (basis * column).sum(1, keepdim=True)
+            column = column - (basis * shares).sum(2, keepdim=True)
         length = torch.linalg.vector_norm(column, dim=1, keepdim=True)
         independent = length > least * before
         # A comparison with NaN is False, but a client that has diverged must be seen.
