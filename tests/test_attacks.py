@@ -576,7 +576,7 @@ def test_an_attack_has_its_phase_and_hurts_and_a_defence_helps(tmp_path: Path) -
         ("--attack-strength 3", "--attack-strength changes nothing without --attack"),
         (
             "--aggregation mode",
-            "--aggregation mode: must be 'mean', 'median', 'trimmed-mean', 'krum' or 'multi-krum'",
+            "--aggregation mode: must be 'mean', 'median', 'trimmed-mean', 'krum', 'multi-krum' or 'sign-majority'",
         ),
         (
             "--aggregation trimmed-mean --tolerance 0.5",
