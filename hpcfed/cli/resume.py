@@ -130,6 +130,12 @@ def _check_longer(folder: Path, settings: Settings, planned: int) -> None:
             f"{config.method} learns after the last round, so the run cannot be made "
             "longer; begin a new one"
         )
+    if config.target_epsilon is not None:
+        raise UserError(
+            f"--resume {folder} --rounds {config.rounds}: its noise is that for ε = "
+            f"{config.target_epsilon:g} after {planned} rounds, so the run cannot be "
+            "made longer; begin a new one"
+        )
     by_round = config.lr_schedule != "constant" and config.lr_schedule_by == "round"
     if by_round and launched().rank == 0:
         remark(

@@ -13,6 +13,7 @@ from hpcfed.config.aggregation import expected_malicious
 from hpcfed.config.checks import check, idle
 from hpcfed.config.declare import Choice, Switch, flag_of, option
 from hpcfed.config.method import Options
+from hpcfed.config.privacy import check_privacy
 from hpcfed.config.recording import TRACKERS
 from hpcfed.config.resolution import check_text, resolve
 from hpcfed.config.runconfig import GROUPS, RunConfig
@@ -31,6 +32,7 @@ __all__ = [
     "Switch",
     "by_option",
     "check",
+    "check_privacy",
     "check_text",
     "check_unchanged",
     "expected_malicious",

@@ -11,7 +11,8 @@ from hpcfed.config.compression import packing
 from hpcfed.errors import count
 from hpcfed.experiment.assemble import Setup
 from hpcfed.models.hugging_face import is_hugging_face
-from hpcfed.transit.privacy import guarantee
+from hpcfed.models.layout import Layout
+from hpcfed.transit.guarantee import guarantee
 
 
 def opening_lines(setup: Setup) -> Iterator[str]:
@@ -42,6 +43,7 @@ def opening_lines(setup: Setup) -> Iterator[str]:
         yield f"downloads: compress: {packing(config.compress_down, config)}"
     if config.privacy != "none":
         yield f"privacy: {guarantee(config)}"
+        yield from _noised_statistics(layout)
     yield from _supplement(setup)
     # A client without data is easily overlooked: it makes no error, only bad figures.
     yield from _dataless(setup, setup.clients, "")
@@ -141,3 +143,12 @@ def _dataless(setup: Setup, clients: Clients, whose: str) -> Iterator[str]:
     if unjudged:
         lacks.append(f"{unjudged:,} without test data (never judged)")
     yield f"{len(clients.rank):,} {whose}clients, {', '.join(lacks)}; {helps}"
+
+
+def _noised_statistics(layout: Layout) -> Iterator[str]:
+    """Warn of variances that noise may make negative."""
+    if layout.num_columns > layout.num_parameters:
+        yield (
+            "running statistics of batch norm are clipped and noised as all columns "
+            "are: networks without them, as cnn-pfl, bear privacy better"
+        )

@@ -29,7 +29,7 @@ from hpcfed.runtime.device import peak_memory
 from hpcfed.server.options import server_options
 from hpcfed.server.schedule import num_learnings, num_steps
 from hpcfed.transit.accountant import noise_multiplier_of
-from hpcfed.transit.privacy import guarantee
+from hpcfed.transit.guarantee import guarantee
 
 
 class Recorder:

@@ -5,7 +5,6 @@ Noise is drawn from the run's seed, as everything is: it simulates privacy, and 
 knows the seed can take it off again.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,9 +16,6 @@ from hpcfed.federation.way import Memory, Upload
 from hpcfed.runtime import randomness
 from hpcfed.runtime.device import on_device
 from hpcfed.transit.clipping import ClipNorm, Clipping, QuantileStep
-
-Spent = Callable[[int], float]
-"""Returns ε after so many rounds, or participations of a client."""
 
 NOISE_NUMBERS = 2**22
 """Numbers of local noise that are drawn at a time: 32 MiB of hashes."""
@@ -39,8 +35,8 @@ class CentralNoise:
     cohort_size: int
     seed: int
     clipping: Clipping
-    spent: Spent | None
-    """None on all ranks but the root, which records ε."""
+    epsilons: np.ndarray | None
+    """ε after each round; None on all ranks but the root, which records it."""
     quantile_step: QuantileStep | None = None
 
     def __call__(self, row: Tensor, cohort: Cohort) -> Tensor:
@@ -55,18 +51,15 @@ class CentralNoise:
         log.clip_norm = norm
         if self.quantile_step is not None:
             self.quantile_step(self.clipping, cohort, row.device)
-        if self.spent is not None:
-            log.epsilon = self.spent(cohort.round + 1)
+        if self.epsilons is not None:
+            log.epsilon = float(self.epsilons[cohort.round])
         return row
 
     def _noise(self, row: Tensor, round: int) -> Tensor:
-        """Draw on the host, so that all ranks have the same to the last bit, whatever
-        their devices.
-        """
-        generator = randomness.generator(self.seed, "central noise", round)
-        dtype = np.float64 if row.dtype == torch.float64 else np.float32
-        drawn = generator.standard_normal(len(row), dtype=dtype)
-        return on_device(drawn, row.device)
+        """Draw as many numbers as the row has, by a hash: the same on every rank."""
+        server = torch.zeros(1, dtype=torch.int64, device=row.device)
+        key = randomness.client_keys(self.seed, "central noise", round, server)
+        return randomness.normal(key, len(row))[0].to(row.dtype)
 
 
 @dataclass
@@ -80,8 +73,10 @@ class LocalNoise:
     memory: Memory
     num_clients: int
     """Clients of the federation."""
-    spent: Spent | None
-    """None on all ranks but the root, which records ε."""
+    epsilons: np.ndarray | None
+    """ε after each round of a client; None on all ranks but the root, which records the
+    largest.
+    """
     phase: str = field(default="upload", init=False)
 
     def __call__(self, upload: Upload) -> Upload:
@@ -101,8 +96,8 @@ class LocalNoise:
             rows[block] += deviation * noise.to(rows.dtype)
         cohort.log.clip_norm = norm
         participations = self._count(cohort)
-        if self.spent is not None:
-            cohort.log.epsilon = self.spent(participations)
+        if self.epsilons is not None:
+            cohort.log.epsilon = float(self.epsilons[participations - 1])
         return upload
 
     def _count(self, cohort: Cohort) -> int:

@@ -1,17 +1,13 @@
-"""Puts clipping, noise and accountant of a private run together, and says in words what
-its ε stands for.
-"""
+"""Puts clipping, noise and accountant of a private run together."""
 
 from dataclasses import dataclass
-from functools import partial
 
 from hpcfed.config import RunConfig
-from hpcfed.errors import count
 from hpcfed.federation.way import Memory
 from hpcfed.runtime.collectives import Collectives
 from hpcfed.transit.accountant import accountant_of, noise_multiplier_of
 from hpcfed.transit.clipping import ClipNorm, Clipping, QuantileStep
-from hpcfed.transit.noise import CentralNoise, LocalNoise, Spent
+from hpcfed.transit.noise import CentralNoise, LocalNoise
 
 COUNT_NOISE = 1 / 20
 """Noise on the share of updates within C (Andrew et al. 2021, Section 3.1)."""
@@ -42,7 +38,10 @@ def build_privacy(
     multiplier = noise_multiplier_of(config)
     norm = ClipNorm(config.clip_norm, memory)
     clipping = Clipping(norm)
-    spent = _spent(config, multiplier) if collectives.world.is_root else None
+    epsilons = None
+    if collectives.world.is_root:
+        # Now, so that no round waits for the accountant.
+        epsilons = accountant_of(config).epsilons(multiplier, config.rounds)
     if config.privacy == "local":
         noise = LocalNoise(
             multiplier=multiplier,
@@ -50,7 +49,7 @@ def build_privacy(
             norm=norm,
             memory=memory,
             num_clients=config.clients,
-            spent=spent,
+            epsilons=epsilons,
         )
         return Privacy(clipping, local_noise=noise)
     deviation, step = _on_updates_and_count(config, multiplier, collectives)
@@ -59,7 +58,7 @@ def build_privacy(
         cohort_size=config.cohort_size,
         seed=config.seed,
         clipping=clipping,
-        spent=spent,
+        epsilons=epsilons,
         quantile_step=step,
     )
     again = Clipping(norm) if packed else None
@@ -93,26 +92,3 @@ def noise_beside_count(multiplier: float, count_noise: float) -> float:
     1 / z² = 1 / z_Δ² + 1 / (2 σ_b)² (Andrew et al. 2021, Theorem 1).
     """
     return (multiplier**-2 - (2 * count_noise) ** -2) ** -0.5
-
-
-def _spent(config: RunConfig, multiplier: float) -> Spent:
-    accountant = accountant_of(config)
-    return partial(accountant.epsilon_so_far, multiplier, of_rounds=config.rounds)
-
-
-def guarantee(config: RunConfig) -> str:
-    """Say what ε of a private run is, and what it is for: one line."""
-    accountant, multiplier = accountant_of(config), noise_multiplier_of(config)
-    epsilon = accountant.epsilon(multiplier, config.rounds)
-    said = (
-        f"ε = {epsilon:.3g} after {count(config.rounds, 'round')} at δ = "
-        f"{accountant.delta:.2g} (z = {multiplier:.4g}, {accountant.kind}); neighbours: "
-        f"{accountant.neighbours}; "
-    )
-    if config.privacy == "local":
-        return said + "every round in which a client takes part counts in full"
-    said += f"{accountant.sampling} sampling at rate {accountant.rate:.3g}"
-    if config.hypothetical:
-        cohort, population = f"{accountant.cohort:,}", f"{accountant.population:,}"
-        said += f", as if rounds had {cohort} of {population} clients"
-    return said

@@ -1,0 +1,23 @@
+"""Privacy of a run in words: what its ε is, and what it stands for."""
+
+from hpcfed.config import RunConfig
+from hpcfed.errors import count
+from hpcfed.transit.accountant import accountant_of, noise_multiplier_of
+
+
+def guarantee(config: RunConfig) -> str:
+    """Say what ε of a private run is, and what it is for: one line."""
+    accountant, multiplier = accountant_of(config), noise_multiplier_of(config)
+    epsilon = accountant.epsilon(multiplier, config.rounds)
+    said = (
+        f"ε = {epsilon:.3g} after {count(config.rounds, 'round')} at δ = "
+        f"{accountant.delta:.2g} (z = {multiplier:.4g}, {accountant.kind}); neighbours: "
+        f"{accountant.neighbours}; "
+    )
+    if config.privacy == "local":
+        return said + "every round in which a client takes part counts in full"
+    said += f"{accountant.sampling} sampling at rate {accountant.rate:.3g}"
+    if config.hypothetical:
+        cohort, population = f"{accountant.cohort:,}", f"{accountant.population:,}"
+        said += f", as if rounds had {cohort} of {population} clients"
+    return said
