@@ -121,5 +121,7 @@ def test_a_ready_study_is_found_by_its_name_unless_there_is_a_file(
         assert find_study(file) == file
     with pytest.raises(UserError, match="no study file quik; did you mean 'quick'"):
         find_study(Path("quik"))
-    with pytest.raises(UserError, match="ready ones: clients, cores, quick, server"):
+    with pytest.raises(
+        UserError, match=r"ready ones: clients, .*cores, .*quick, .*server"
+    ):
         find_study(Path("else"))

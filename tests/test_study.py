@@ -20,6 +20,7 @@ import pytest
 
 from hpcfed import cli
 from hpcfed.config import check, check_unchanged
+from hpcfed.data.files import _TORCHVISION_FILES
 from hpcfed.errors import UserError
 from hpcfed.record.claim import claimed
 from hpcfed.report.collect import find
@@ -207,7 +208,15 @@ def test_repeats_go_round(tmp_path: Path) -> None:
     sorted(Path("benchmarks/studies").glob("*.toml")),
     ids=lambda path: path.stem,
 )
-def test_the_studies_that_come_along_are_right(file: Path) -> None:
+def test_the_studies_that_come_along_are_right(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A plan asks whether a data set is there, and does not read it.
+    folder, *files = _TORCHVISION_FILES["cifar10"]
+    (tmp_path / folder).mkdir()
+    for name in files:
+        (tmp_path / name).touch()
+    monkeypatch.setenv("HPCFED_DATA", str(tmp_path))
     made = points(read_study(file), file)
     assert len(made) > 3
     if file.stem == "weak":
