@@ -28,7 +28,7 @@ from hpcfed.transit.clock import arrivals
 from hpcfed.transit.devices import Devices, devices_of
 from hpcfed.transit.trace import read_trace
 from tests.federations import assembled, rounds
-from tests.runs import mistake, same, started
+from tests.runs import flags, mistake, same, started
 from tests.stopped_run import StopAfter
 from tests.test_resume import OWN, SMALL
 from tests.uneven import HARSH, TAUT, Case
@@ -315,6 +315,52 @@ def test_who_counts_and_when_a_round_ends(
     )
     assert found.tolist() == came
     assert duration == end
+
+
+@pytest.mark.parametrize(
+    ("lost", "deadline", "end"),
+    [
+        ([], 0.5, 0.5),
+        ([0, 1, 2], 9, 9),
+        ([0, 1, 2], np.inf, 3),  # when the last should have come
+    ],
+)
+def test_a_private_round_may_go_without_any_upload(
+    lost: list[int], deadline: float, end: float
+) -> None:
+    """Whose upload counts must not depend on who else is there."""
+    vanished = np.isin(np.arange(3), lost)
+    found, duration = arrivals(
+        np.array([3.0, 1, 2]), vanished, wanted=3, deadline=deadline, needs_one=False
+    )
+    assert not len(found) and duration == end
+
+
+def test_all_that_poisson_sampling_draws_are_waited_for(tmp_path: Path) -> None:
+    """Also where they are more than the cohort, and in the table of the record."""
+    words = flags(clients=5, cohort=2, sampling="poisson", devices="uniform", rounds=6)
+    run = started(*words, "--out", tmp_path / "run")
+    record = read_run(run)
+    cohort = record.rounds["cohort"]
+    assert cohort.max() > 2, "the case needs a round with more"
+    np.testing.assert_array_equal(record.rounds["arrived"], cohort)
+    counts = np.bincount(hpcfed.open(run).clock["round"].to_numpy())[1:]
+    np.testing.assert_array_equal(counts, cohort)
+
+
+def test_a_private_run_learns_nothing_where_nobody_is_in_time(tmp_path: Path) -> None:
+    words = flags(
+        clients=5,
+        rounds=2,
+        privacy="central",
+        noise_multiplier=1,
+        accountant="rdp",
+        devices="uniform",
+        deadline=1e-6,
+    )
+    record = read_run(started(*words, "--out", tmp_path / "run"))
+    assert record.rounds["arrived"].tolist() == [0, 0]
+    assert record.rounds["virtual_seconds"].tolist() == pytest.approx([1e-6, 2e-6])
 
 
 SPEED = np.array([1, 0.25, 4, 0.5])

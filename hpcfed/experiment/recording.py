@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from math import ceil, sqrt
 from pathlib import Path
 from typing import Any
 
@@ -253,7 +254,11 @@ def _most_members(config: RunConfig) -> int:
     """Return the most clients of a round on the virtual clock; 0 without one."""
     if config.devices == "none":
         return 0
-    return config.invited_among(config.clients)
+    invited = config.invited_among(config.clients)
+    if config.sampling == "poisson":
+        # Ten standard deviations more: a round that has more is as good as impossible.
+        return min(config.clients, ceil(invited + 10 * sqrt(invited)))
+    return invited
 
 
 def _privacy(config: RunConfig) -> dict[str, str | float]:

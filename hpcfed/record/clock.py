@@ -45,7 +45,9 @@ def take_down(
     for name, values in table.items():
         array = arrays.get(f"clock/{name}")
         if array is not None:
-            array[round, : len(values)] = values
+            # By --sampling poisson a round may have more, if hardly ever.
+            width = array.shape[1]
+            array[round, : len(values)] = values[:width]
 
 
 def read_clock(folder: Path, rounds: int) -> dict[str, np.ndarray]:

@@ -10,6 +10,8 @@ fine-tuning before they are judged, is not counted.
   first upload.
 - Clients that vanish (--dropout-rate) send nothing. Without a deadline the server goes on
   once all others have arrived. If all vanish, the fastest comes back.
+- With --privacy central a round may go without any upload: if one client's absence let
+  another's late upload count, it would change the sum by more than its own update.
 - With --partial a client does the local steps that fit before the deadline, at least one.
   It reserves time for an upload as large as the largest of the last round; in the first
   round, as what it was sent.
@@ -99,11 +101,19 @@ class VirtualClock:
             clients=clients,
             begin=now,
             lost=lost,
-            wanted=config.cohort_among(len(self.devices.speed)),
+            wanted=self._wanted(len(clients)),
+            needs_one=config.privacy != "central",
             deadline=np.inf if config.deadline is None else config.deadline,
             partial=config.partial,
             expected_upload=largest,
         )
+
+    def _wanted(self, invited: int) -> int:
+        """Return the uploads that the server waits for."""
+        # By --sampling poisson a round may have more clients than its cohort.
+        if self.config.oversample == 1:
+            return invited
+        return self.config.cohort_among(len(self.devices.speed))
 
     def end(self, round: RoundClock) -> np.ndarray:
         """End a round; return the ids of the clients whose uploads the server has."""
@@ -128,6 +138,8 @@ class MembersTime:
     """Whose uploads never come."""
     wanted: int
     """Uploads that the server waits for."""
+    needs_one: bool
+    """Whether it waits for a first upload in any case."""
     deadline: float
     """Seconds after which it waits no longer; infinity: never."""
     partial: bool
@@ -185,7 +197,11 @@ class MembersTime:
     def close(self) -> None:
         """Decide whose uploads count, and when the round ends."""
         self.arrived, duration = arrivals(
-            self._seconds(), self.lost, wanted=self.wanted, deadline=self.deadline
+            self._seconds(),
+            self.lost,
+            wanted=self.wanted,
+            deadline=self.deadline,
+            needs_one=self.needs_one,
         )
         self.end = self.begin + duration
 
@@ -229,23 +245,31 @@ class MembersTime:
 
 
 def arrivals(
-    seconds: np.ndarray, lost: np.ndarray, *, wanted: int, deadline: float
+    seconds: np.ndarray,
+    lost: np.ndarray,
+    *,
+    wanted: int,
+    deadline: float,
+    needs_one: bool = True,
 ) -> tuple[np.ndarray, float]:
     """Return the positions of the members whose uploads count, ascending, and the
     seconds after which the round ends.
 
     `seconds` is what each takes, `lost` whose uploads never come. The server wants so
-    many uploads, and waits no longer than to the deadline.
+    many uploads, and waits no longer than to the deadline, unless it `needs_one` and has
+    none.
     """
-    if lost.all():
-        # A round needs an upload.
+    if lost.all() and needs_one:
         lost = np.arange(len(lost)) != seconds.argmin()
     # Of equally fast ones the smaller id comes first.
     order = np.argsort(seconds, kind="stable")
     coming = order[~lost[order]]
     in_time = np.count_nonzero(seconds[coming] <= deadline * SLACK)
-    if not in_time:
+    if not in_time and needs_one:
         return coming[:1], float(seconds[coming[0]])
+    if not in_time:
+        end = float(seconds.max()) if np.isinf(deadline) else deadline
+        return coming[:0], end
     came = coming[: min(in_time, wanted)]
     last = float(seconds[came[-1]])
     is_all = len(came) == min(wanted, len(seconds))
