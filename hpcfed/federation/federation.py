@@ -6,6 +6,7 @@ MPI, no CUDA, no file.
 """
 
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
@@ -19,7 +20,7 @@ from hpcfed.data.shards import Shard
 from hpcfed.federation import exclusion
 from hpcfed.federation.aggregation import Aggregation, cluster_means, with_groups
 from hpcfed.federation.clustering import left_vectors
-from hpcfed.federation.cohort import Cohort, Sent, member_rows, update_norms
+from hpcfed.federation.cohort import Cohort, Sent, member_rows, shares, update_norms
 from hpcfed.federation.log import RoundLog
 from hpcfed.federation.participants import MethodOptions
 from hpcfed.federation.selection import best_finite, scores_of
@@ -192,15 +193,37 @@ class Federation(LocalTraining[MethodOptions]):
         uploads by itself calls it after its last upload, for all that has a row per
         member. The first call closes the round: what members do later takes no time.
         """
+        came = self._came(cohort)
+        if came is None:
+            return rows, cohort
+        return member_rows(rows, cohort, np.flatnonzero(came))
+
+    def _came(self, cohort: Cohort) -> np.ndarray | None:
+        """Return which members' uploads the server has; None: those of all."""
         log = cohort.log
         if log.clock is None:
-            return rows, cohort
+            return None
         self.close_round(cohort)
         assert log.arrived is not None
-        if len(log.arrived) == log.cohort_size:
-            return rows, cohort
         came = np.isin(cohort.clients, log.arrived, assume_unique=True)
-        return member_rows(rows, cohort, np.flatnonzero(came))
+        return None if came.all() else came
+
+    def _in_time(self, cohort: Cohort) -> Cohort:
+        """Return the cohort of the members whose uploads the server has."""
+        came = self._came(cohort)
+        if came is None:
+            return cohort
+        _, fewer = cohort.only(np.flatnonzero(came))
+        return fewer
+
+    def _late_at_zero(self, cohort: Cohort) -> Cohort:
+        """Return the cohort with a weight of 0 for members that come late: to leave out
+        their rows would copy all others.
+        """
+        came = self._came(cohort)
+        if came is None:
+            return cohort
+        return replace(cohort, weights=shares(cohort.weights * came))
 
     def close_round(self, cohort: Cohort) -> None:
         """Let the virtual clock decide whose uploads count and when the round ends, if
@@ -250,25 +273,31 @@ class Federation(LocalTraining[MethodOptions]):
         rows; the same on every rank.
         """
         with self._timer.phase("aggregate"):
-            rows, cohort = self.arrived(rows, cohort)
             # A robust rule would bear diverged rows, and nobody would hear of them.
-            if self.config.aggregation != "mean":
-                rows, cohort = self._finite_only(rows, cohort)
-            row = self._aggregated(rows, cohort)
+            is_plain = self.config.aggregation == "mean"
+            if is_plain:
+                row = self._aggregated(rows, self._late_at_zero(cohort))
             # Look at the row that was made, the same on every rank: looking at all rows
             # would cost a pass over them.
-            if not bool(torch.isfinite(row).all()):
-                finite_rows, fewer = self._finite_only(rows, cohort)
-                if fewer is cohort:
-                    raise ArithmeticError(
-                        f"all updates of round {cohort.round + 1} are finite, but not "
-                        "what is made of them"
-                    )
-                cohort = fewer
-                row = self._aggregated(finite_rows, cohort)
+            if not is_plain or not bool(torch.isfinite(row).all()):
+                row, cohort = self._mean_of_finite(rows, cohort)
             if self.way.after_mean is not None:
-                row = self.way.after_mean(row, cohort)
+                row = self.way.after_mean(row, self._in_time(cohort))
             return row
+
+    def _mean_of_finite(self, rows: Tensor, cohort: Cohort) -> tuple[Tensor, Cohort]:
+        """Return what --aggregation makes of the rows that have arrived and are finite,
+        and the cohort of their clients.
+        """
+        rows, cohort = self.arrived(rows, cohort)
+        rows, cohort = self._finite_only(rows, cohort)
+        row = self._aggregated(rows, cohort)
+        if not bool(torch.isfinite(row).all()):
+            raise ArithmeticError(
+                f"all updates of round {cohort.round + 1} are finite, but not what is "
+                "made of them"
+            )
+        return row, cohort
 
     def cluster_means(
         self,
@@ -290,10 +319,12 @@ class Federation(LocalTraining[MethodOptions]):
             if sent is None:
                 groups = rows.new_ones(len(rows), 1, dtype=torch.bool)
                 sent = Sent(groups, cluster.new_zeros(rows.shape[1]))
-            rows, cohort = self.arrived(with_groups(rows, sent), cohort)
-            totals = self._cluster_sums(rows, cohort, cluster, len(previous))
+            rows = with_groups(rows, sent)
+            in_time = self._late_at_zero(cohort)
+            totals = self._cluster_sums(rows, in_time, cluster, len(previous))
             # As in `mean`: look at the sums first, at all rows only if they tell.
             if not bool(torch.isfinite(totals).all()):
+                rows, cohort = self.arrived(rows, cohort)
                 rows, cohort = self._finite_only(rows, cohort)
                 totals = self._cluster_sums(rows, cohort, cluster, len(previous))
             return cluster_means(totals, previous, sent.group_of)
