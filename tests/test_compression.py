@@ -503,3 +503,25 @@ def test_what_cannot_be_is_refused_in_a_line(
 ) -> None:
     line = mistake(capsys, "run", "--model", "mlp", "--out", tmp_path / "run", *words)
     assert REFUSED[words] in line
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("compressor", COMPRESSORS, ids=lambda c: type(c).__name__)
+def test_a_gpu_packs_as_a_cpu_does(compressor: Compressor, masked: bool) -> None:
+    """And nothing is read from the device meanwhile: the host would wait for it."""
+    given = started(compressor, drawn(7, 60, dtype=torch.float64))
+    if masked:
+        sent = drawn(7, 60) > 0
+        given = given._replace(sent=sent, values=given.values.where(sent, 0))
+    expected = compressor(given)
+    there = Updates(*(None if part is None else part.cuda() for part in given))
+    compressor(there)  # compiles kernels
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        packed = compressor(there)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    torch.testing.assert_close(packed.values.cpu(), expected.values)
+    sizes = torch.as_tensor(packed.size).cpu()
+    assert torch.equal(sizes, torch.as_tensor(expected.size))

@@ -225,7 +225,8 @@ def _first_k(updates: Updates, order: Tensor, keep: float) -> Tensor:
     values = updates.values
     most = num_kept(values.shape[1], keep)
     assert isinstance(most, int)
-    at = order.topk(most, dim=1).indices
+    # In order only where members keep the first of them.
+    at = order.topk(most, dim=1, sorted=updates.sent is not None).indices
     kept = values.gather(1, at)
     if updates.sent is not None:
         number = num_kept(updates.sent.sum(1, keepdim=True), keep)
@@ -261,8 +262,10 @@ def _ratio(of: Tensor, to: Tensor) -> Tensor:
 
 def _least(a: Tensor | int, b: Tensor | int) -> Tensor | int:
     """Return the smaller number, for each member if they differ."""
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return a.minimum(b)
     if isinstance(a, Tensor):
-        return a.minimum(torch.as_tensor(b, device=a.device))
+        return a.clamp(max=b)
     if isinstance(b, Tensor):
         return b.clamp(max=a)
     return min(a, b)
