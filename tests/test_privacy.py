@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,8 +20,9 @@ from hpcfed.federation.cohort import Cohort
 from hpcfed.federation.way import Memory, Upload
 from hpcfed.runtime.randomness import client_keys, generator, normal
 from hpcfed.transit.accountant import Accountant
-from hpcfed.transit.clipping import ClipNorm, Clipping
+from hpcfed.transit.clipping import ClipNorm, Clipping, QuantileStep
 from hpcfed.transit.guarantee import guarantee
+from hpcfed.transit.noise import CentralNoise, LocalNoise
 from hpcfed.transit.privacy import noise_beside_count
 from tests.federations import assembled
 from tests.runs import mistake, same, started
@@ -514,3 +516,28 @@ def test_lost_clients_count_as_updates_of_zero() -> None:
         moved = float(row[0] - start[0, 0])
         assert moved == pytest.approx(arrived * 0.05 / 6, rel=1e-6)
     assert arrived < 6
+
+
+@pytest.mark.gpu
+def test_privacy_never_waits_for_the_gpu_and_draws_the_same_noise() -> None:
+    def made(device: str) -> Tensor:
+        memory, rows = Memory(4), torch.ones(4, 5000, device=device)
+        cohort = cohort_of(4)
+        cohort.log.sent_row = torch.zeros(5000, device=device)
+        clipping = Clipping(ClipNorm(0.5, memory))
+        alone = SimpleNamespace(allreduce=lambda tensor: tensor)
+        step = QuantileStep(0.5, 0.2, 0.05, 4, 0, alone)
+        noise = CentralNoise(0.25, 4, 0, clipping, None, step)
+        local = LocalNoise(2.0, 0, clipping.norm, memory, 4, None)
+        upload = local(clipping(Upload(rows, torch.zeros_like(rows), cohort)))
+        return noise(upload.rows.mean(0), cohort)
+
+    on_gpu = made("cuda")  # compiles kernels
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        again = made("cuda")
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert torch.equal(on_gpu, again)
+    torch.testing.assert_close(on_gpu.cpu(), made("cpu"), rtol=1e-5, atol=1e-6)
