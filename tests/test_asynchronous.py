@@ -1,6 +1,6 @@
 """FedAsync and FedBuff: who trains when, and both methods against a naive event loop."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
@@ -20,78 +20,85 @@ from hpcfed.errors import UserError
 from hpcfed.experiment.assemble import Setup
 from hpcfed.federation.cohort import Cohort
 from hpcfed.federation.log import RoundLog
-from hpcfed.methods._timetable import Arrival, Pace, Timetable, waves
+from hpcfed.methods._timetable import Idle, Pace, Timetable, Training, waves
 from hpcfed.runtime.launcher import Launch
 from tests.federations import assembled, rounds
 
-IDS = np.array([4, 7, 9])
 SECONDS = np.array([1.0, 2.0, 5.0])
+OnTime = tuple[float, int, int]
 
 
-def scripted(*numbers: float) -> Iterator[float]:
-    return iter(numbers)
+def scripted(*numbers: float) -> Callable[[], float]:
+    return iter(numbers).__next__
+
+
+def on_time(arrivals: list[Training]) -> list[OnTime]:
+    """Seconds, client and version of those that were not lost."""
+    return [
+        (one.seconds, one.position, one.version) for one in arrivals if not one.lost
+    ]
+
+
+def runs_of(arrivals: list[Training], buffer: int) -> list[list[int]]:
+    clients = [one.position for one in arrivals]
+    versions = [one.version for one in arrivals]
+    runs = waves(clients, versions, received=0, buffer=buffer)
+    return [clients[run.start : run.stop] for run in runs]
 
 
 def test_a_timetable_of_three_clients_by_hand() -> None:
-    """Clients 4, 7 and 9 take 1, 2 and 5 s; two of them train at a time."""
-    table = Timetable(Pace(IDS, SECONDS, places=2))
-    # At 0 s the first of three and the second of the other two; then of 4 and 7 the
-    # second, the first, the second; at 5 s the first of 4 and 9; and so on.
-    numbers = scripted(0.0, 0.99, 0.5, 0.0, 0.9, 0.0, 0.0, 0.0)
-    found = table.receive(6, numbers.__next__)
-    assert found == [
-        Arrival(1.0, 4, version=0, staleness=0),
-        Arrival(3.0, 7, version=1, staleness=0),
-        Arrival(4.0, 4, version=2, staleness=0),
-        Arrival(5.0, 9, version=0, staleness=3),
-        # Both arrive at 6 s: the smaller id comes first.
-        Arrival(6.0, 4, version=4, staleness=0),
-        Arrival(6.0, 7, version=3, staleness=2),
+    """Clients 0, 1 and 2 take 1, 2 and 5 s; two of them train at a time."""
+    table = Timetable(Pace(SECONDS, places=2))
+    # At 0 s the first of [0, 1, 2], which leaves [2, 1], and the first of these. Then 0
+    # is back: of [1, 0] the first, of [0, 1] the first, of [1, 0] the first. At 5 s 2 is
+    # back: of [0, 2] the first; and so on.
+    found = table.receive(6, scripted(0.0, 0.1, 0.4, 0.2, 0.3, 0.0, 0.0, 0.0))
+    assert on_time(found) == [
+        (1.0, 0, 0),
+        (3.0, 1, 1),
+        (4.0, 0, 2),
+        (5.0, 2, 0),
+        # Both arrive at 6 s: the smaller comes first.
+        (6.0, 0, 4),
+        (6.0, 1, 3),
     ]
-    assert table.now == 6.0 and table.received == table.version == 6
-    runs = [[one.client for one in run] for run in waves(found, received=0, buffer=1)]
-    # 7 waits for version 1, the second 4 for version 2, the third 4 for version 4; 9 and
-    # the last 7 start from versions that are there.
-    assert runs == [[4], [7], [4, 9], [4, 7]]
+    assert table.now == 6.0 and table.received == 6
+    # 1 waits for version 1, the second 0 for version 2, the third 0 for version 4; 2 and
+    # the last 1 start from versions that are there.
+    assert runs_of(found, buffer=1) == [[0], [1], [0, 2], [0, 1]]
 
 
 def test_versions_are_made_of_buffers() -> None:
     """Two uploads make a version; who starts in between starts from the one before."""
-    table = Timetable(Pace(IDS, SECONDS, places=2, buffer=2))
-    numbers = scripted(0.0, 0.99, 0.5, 0.0, 0.9, 0.0)
-    found = table.receive(4, numbers.__next__)
-    assert [(one.client, one.version, one.staleness) for one in found] == [
-        (4, 0, 0),
-        (7, 0, 0),
-        (4, 1, 0),
-        (9, 0, 1),
-    ]
-    assert table.version == 2
-    runs = [[one.client for one in run] for run in waves(found, received=0, buffer=2)]
-    assert runs == [[4, 7], [4, 9]]
+    table = Timetable(Pace(SECONDS, places=2, buffer=2))
+    found = table.receive(4, scripted(0.0, 0.1, 0.4, 0.2, 0.3, 0.0))
+    assert on_time(found) == [(1.0, 0, 0), (3.0, 1, 0), (4.0, 0, 1), (5.0, 2, 0)]
+    # Both will arrive at 6 s: 0 has started at 5 s, and 1 at 4 s.
+    assert [(one.position, one.version) for one in table.training] == [(0, 2), (1, 1)]
+    assert runs_of(found, buffer=2) == [[0, 1], [0, 2]]
 
 
 def test_nobody_is_twice_in_a_wave() -> None:
     """With a large buffer a client may be back before the next version."""
-    table = Timetable(Pace(IDS[:1], SECONDS[:1], places=1, buffer=5))
+    table = Timetable(Pace(SECONDS[:1], places=1, buffer=5))
     found = table.receive(3, lambda: 0.0)
-    assert [one.seconds for one in found] == [1.0, 2.0, 3.0]
-    assert [len(run) for run in waves(found, received=0, buffer=5)] == [1, 1, 1]
+    assert on_time(found) == [(1.0, 0, 0), (2.0, 0, 0), (3.0, 0, 0)]
+    assert runs_of(found, buffer=5) == [[0], [0], [0]]
 
 
 def test_lost_uploads_leave_their_place_when_they_would_have_come() -> None:
-    table = Timetable(Pace(IDS, SECONDS, places=1, dropout_rate=0.5))
+    table = Timetable(Pace(SECONDS, places=1, dropout_rate=0.5))
     # Pairs: who is invited, and whether the upload is lost (below 0.5).
-    numbers = scripted(0.0, 0.9, 0.5, 0.1, 0.99, 0.7, 0.0, 0.9)
-    found = table.receive(2, numbers.__next__)
-    # 4 from 0 to 1 s; 7 from 1 s on, lost at 3 s; 9 from 3 to 8 s.
-    assert [(one.client, one.seconds) for one in found] == [(4, 1.0), (9, 8.0)]
-    assert found[1].staleness == 0, "what is lost makes no version"
-    assert table.lost == 1
+    numbers = scripted(0.0, 0.9, 0.5, 0.1, 0.0, 0.7, 0.0, 0.9)
+    found = table.receive(2, numbers)
+    # 0 from 0 to 1 s; 1, the second of [2, 1, 0], from 1 s on, lost at 3 s; 2 from 3 to
+    # 8 s, from version 1: what is lost makes no version.
+    assert on_time(found) == [(1.0, 0, 0), (8.0, 2, 1)]
+    assert [(one.seconds, one.position) for one in found if one.lost] == [(3.0, 1)]
 
 
 class Shifts:
-    """Client 4 is there before 2 s, client 9 from 10 to 18 s, client 7 never."""
+    """Client 0 is there before 2 s, client 2 from 10 to 18 s, client 1 never."""
 
     def at(self, now: float) -> np.ndarray:
         return np.array([now < 2, False, 10 <= now < 18])
@@ -102,71 +109,73 @@ class Shifts:
         return now if now < 2 else max(now, 10.0)
 
 
-def test_who_is_away_is_not_invited() -> None:
-    """Time goes on to the next moment at which somebody is there."""
-    table = Timetable(Pace(IDS, SECONDS, places=2, presence=Shifts()))
-    found = table.receive(3, lambda: 0.5)
-    expected = [(4, 1.0), (4, 2.0), (9, 15.0)]
-    assert [(one.client, one.seconds) for one in found] == expected
+@pytest.mark.parametrize("number", [0.0, 0.5, 0.9])
+def test_who_is_away_is_not_invited(number: float) -> None:
+    """Whatever is drawn; time goes on to the next moment at which somebody is there."""
+    table = Timetable(Pace(SECONDS, places=2, presence=Shifts()))
+    found = table.receive(3, lambda: number)
+    assert [(one.seconds, one.position) for one in found] == [(1, 0), (2, 0), (15, 2)]
     assert [one.seconds for one in table.training] == [20.0]
     with pytest.raises(UserError, match="ever available again"):
-        table.receive(1, lambda: 0.5)
+        table.receive(1, lambda: number)
 
 
 @given(
     st.integers(1, 12),
     st.integers(1, 15),
     st.integers(1, 4),
-    st.integers(0, 20),
     st.integers(0, 2**32),
 )
 def test_timetables_keep_their_promises(
-    clients: int, places: int, buffer: int, cut: int, seed: int
+    clients: int, places: int, buffer: int, seed: int
 ) -> None:
-    """Nobody trains twice at a time, all places are taken, versions never come from the
-    future, and a timetable that goes on from what another left is the same.
+    """Nobody trains twice at a time, all places are taken, and everybody starts from the
+    newest version, when a place is free.
     """
     generator = np.random.default_rng(seed)
     seconds = generator.integers(1, 4, clients).astype(float)
-    pace = Pace(np.arange(clients), seconds, places, buffer, dropout_rate=0.2)
-    whole = Timetable(pace)
-    draws = np.random.default_rng(seed).random(1000).tolist()
-    found = whole.receive(20, iter(draws).__next__)
-    assert [one.seconds for one in found] == sorted(one.seconds for one in found)
-    for number, one in enumerate(found):
-        assert one.version + one.staleness == number // buffer and one.staleness >= 0
-    training = whole.training
-    assert len({one.client for one in training}) == len(training)
+    pace = Pace(seconds, places, buffer, dropout_rate=0.2)
+    table = Timetable(pace)
+    uploads = table.receive(10, generator.random) + table.receive(10, generator.random)
+    came = on_time(uploads)
+    assert len(came) == 20 == table.received
+    assert [one.seconds for one in uploads] == sorted(one.seconds for one in uploads)
+    for moment, client, version in came:
+        begin = moment - seconds[client]
+        # Those that have arrived at that very moment may have come before or after.
+        before = sum(other < begin for other, *_ in came)
+        until = sum(other <= begin for other, *_ in came)
+        assert before // buffer <= version <= until // buffer
+    training = table.training
+    assert len({one.position for one in training}) == len(training)
     assert len(training) == min(places, clients)
 
-    numbers = iter(draws)
-    first = Timetable(pace)
-    before = first.receive(cut, numbers.__next__)
-    second = Timetable(pace, first.training, now=first.now, received=first.received)
-    assert before + second.receive(20 - cut, numbers.__next__) == found
-    assert second.training == training
+
+@given(st.integers(1, 40), st.data())
+def test_the_list_of_the_idle_is_one(total: int, data: st.DataObject) -> None:
+    """It has everybody who is not busy, once, whoever comes and goes."""
+    busy: set[int] = data.draw(st.sets(st.integers(0, total - 1)))
+    idle = Idle(total, busy)
+    others = set(range(total)) - busy
+    for _ in range(10):
+        listed = [idle.at(number) for number in range(idle.count)]
+        assert len(listed) == len(others) and set(listed) == others
+        back_first: bool = data.draw(st.booleans())
+        if busy and back_first:
+            back = busy.pop()
+            idle.add(back)
+            others.add(back)
+        elif others:
+            number = data.draw(st.integers(0, idle.count - 1))
+            assert idle.take(number) == listed[number]
+            others.remove(listed[number])
+            busy.add(listed[number])
 
 
-@given(st.integers(2, 40), st.integers(1, 30), st.integers(0, 2**32))
-def test_invitations_are_uniform_among_the_others(
-    clients: int, places: int, seed: int
-) -> None:
-    """The j-th of those that do not train, in the order of ids, by whatever way."""
-    generator = np.random.default_rng(seed)
-    busy = generator.permutation(clients)[: min(places, clients - 1)]
-    others = np.setdiff1d(np.arange(clients), busy)
-    table = Timetable(Pace(np.arange(clients), np.ones(clients), places))
-    table._busy = sorted(busy.tolist())
-    for rank, client in enumerate(others):
-        middle = (rank + 0.5) / len(others)
-        assert table._drawn(lambda number=middle: number) == client
-
-
-def test_nobody_left_to_invite() -> None:
-    table = Timetable(Pace(IDS, SECONDS, places=5))
-    assert [one.client for one in table.receive(2, lambda: 0.0)] == [4, 4]
-    assert len(table.training) == 3
-    assert table.training[0].seconds == pytest.approx(2.0)
+def test_more_places_than_clients() -> None:
+    table = Timetable(Pace(SECONDS, places=5))
+    assert on_time(table.receive(2, lambda: 0.0)) == [(1.0, 0, 0), (2.0, 0, 1)]
+    assert [one.position for one in table.training] == [1, 0, 2]
 
 
 # Both methods against a naive event loop
@@ -204,12 +213,23 @@ class Naive:
         size = fed.layout.num_columns * 8
         self.seconds = devices.seconds(ids, steps, size, size)
 
-    def invite(self, generator: np.random.Generator) -> None:
+    def begin_round(self) -> None:
+        """List who does not train: those that do leave gaps, which the last fill."""
         busy = {client for _, client, *_ in self.events}
-        idle = [c for c, n in enumerate(self.fed.sizes) if n and c not in busy]
-        while len(busy) < self.places and idle:
-            client = idle.pop(int(generator.random() * len(idle)))
-            busy.add(client)
+        holders = [client for client, n in enumerate(self.fed.sizes) if n]
+        self.idle = list(holders)
+        last = [c for c in holders[len(holders) - len(busy) :] if c not in busy]
+        del self.idle[len(holders) - len(busy) :]
+        for number, client in enumerate(self.idle):
+            if client in busy:
+                self.idle[number] = last.pop(0)
+
+    def invite(self, generator: np.random.Generator) -> None:
+        while len(self.events) < self.places and self.idle:
+            number = int(generator.random() * len(self.idle))
+            client = self.idle[number]
+            self.idle[number] = self.idle[-1]
+            self.idle.pop()
             rate = self.fed.config.dropout_rate
             lost = bool(rate) and generator.random() < rate
             arrival = self.now + self.seconds[client]
@@ -218,13 +238,16 @@ class Naive:
     def round(self, number: int) -> tuple[list[int], list[int]]:
         """Return the clients that arrive, and how many versions each is behind."""
         generator = self.fed.generator("invitations", number)
-        clients, behind = [], []
+        clients: list[int] = []
+        behind: list[int] = []
         phase, existing, in_wave = 0, self.version, set[int]()
+        self.begin_round()
         self.invite(generator)
         while len(clients) < self.fed.config.cohort_size:
             event = min(self.events, key=lambda event: event[:2])
             self.events.remove(event)
             self.now, client, version, lost, start = event
+            self.idle.append(client)
             if lost:
                 self.lost += 1
             else:
@@ -439,14 +462,16 @@ def test_a_timetable_of_another_run_is_refused() -> None:
     nobody = state.training.clone()
     nobody[0, 1] = 99
     twice = torch.cat([state.training, state.training[:1]])
-    fewer = replace(state, versions=state.versions[1:])
-    for wrong in (
-        replace(state, training=nobody),
-        replace(state, training=twice),
-        fewer,
-    ):
+    wrongs: list[dict[str, Tensor]] = [
+        {"training": nobody},
+        {"training": twice},
+        {"due": state.due[:0]},
+        {"due": state.due * float("nan")},
+        {"versions": torch.cat([state.versions, state.w[None]])},
+    ]
+    for wrong in wrongs:
         with pytest.raises(UserError, match="timetable is not of this run"):
-            s.method.round(fed, wrong, fed.sample(1))
+            s.method.round(fed, replace(state, **wrong), fed.sample(1))
 
 
 def test_the_chain_says_that_nobody_is_waited_for() -> None:

@@ -17,30 +17,35 @@ NAMED = 8
 
 
 def finite_members(
-    rows: Tensor,
-    cohort: Cohort,
-    collectives: Collectives,
-    *,
-    stop: bool,
-    least: int = 1,
+    rows: Tensor, cohort: Cohort, collectives: Collectives, *, stop: bool
 ) -> np.ndarray:
     """Return the positions of the cohort's members whose rows are finite, the same on
     every rank.
 
     The log counts the others as excluded. Raises where `stop` forbids that, or where
-    fewer than `least` would be left.
+    nobody would be left.
     """
     finite = torch.isfinite(rows).all(1).cpu().numpy()
     everyones = collectives.allgather(cohort.chosen[finite])
     # All ranks learn of all members, and so all raise, or none does.
     members = np.sort(np.concatenate(everyones))
     bad = np.delete(cohort.clients, members)
-    if len(bad) and (stop or len(members) < least):
+    if len(bad) and (stop or not len(members)):
         raise divergence(bad, cohort.round)
     # The log is this rank's alone; the recorder adds up all ranks'.
     bad_here = cohort.clients[cohort.chosen[~finite]]
     cohort.log.excluded.update(bad_here.tolist())
     return members
+
+
+def exclude(
+    bad: set[int], cohort: Cohort, collectives: Collectives, *, stop: bool
+) -> None:
+    """Count clients of this rank as excluded, or `stop` at them, on every rank."""
+    everyones = set().union(*collectives.allgather(bad))
+    if stop and everyones:
+        raise divergence(np.array(sorted(everyones)), cohort.round)
+    cohort.log.excluded.update(bad)
 
 
 def revert_diverged(

@@ -329,14 +329,13 @@ class Federation(LocalTraining[MethodOptions]):
                 totals = self._cluster_sums(rows, cohort, cluster, len(previous))
             return cluster_means(totals, previous, sent.group_of)
 
-    def finite_members(self, rows: Tensor, cohort: Cohort) -> np.ndarray:
-        """Return the positions of the cohort's members whose rows are finite, the same
-        on every rank; others count as excluded, and may be all.
+    def exclude(self, bad: set[int], cohort: Cohort, *, all_of_them: bool) -> None:
+        """Count clients of this rank whose updates are not finite as excluded, where a
+        method has found that out by itself; ends the run where --on-bad-update says so,
+        and where no update of the round is left. The same call on every rank.
         """
-        stop = self._stops_at_divergence
-        return exclusion.finite_members(
-            rows, cohort, self._collectives, stop=stop, least=0
-        )
+        stop = self._stops_at_divergence or all_of_them
+        exclusion.exclude(bad, cohort, self._collectives, stop=stop)
 
     def sum(self, tensor: Tensor) -> Tensor:
         """Return Σ over the ranks of what each has summed over its own clients, on every

@@ -77,6 +77,10 @@ class RoundLog:
     """
     times: Mapping[str, np.ndarray] = field(default_factory=dict)
     """What is recorded of every member's virtual time, by name; see `record/clock.py`."""
+    wave: int = 0
+    """Number of the wave that trains now, in rounds in which a client may train several
+    times: so it draws other random numbers each time.
+    """
     server_report: LearningReport | None = None
     """What the server's model took, if it has learnt after this round."""
     on_trained: OnTrained | None = None

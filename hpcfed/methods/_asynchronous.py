@@ -1,6 +1,6 @@
 """What methods have in common whose clients train at their own pace, in virtual time.
 
-There are no rounds in which all wait for the slowest. So many clients as --concurrency
+There are no rounds in which all wait for the slowest. As many clients as --concurrency
 says train at any time. When an upload arrives, the server takes it in, and invites
 another client, which starts from the version of the server's row that there is then
 (`_timetable` has the rules). By the time an upload arrives, it may be some versions
@@ -9,11 +9,13 @@ behind: that is its staleness.
 A round of the record is as many uploads as a cohort has clients, in the order of their
 arrival; a client may be among them several times. Who starts when, from which version,
 does not depend on what is learnt. So uploads are computed in waves: the longest runs of
-arrivals whose starts exist train together, as rows of one call. Each has the number of
-its wave in the round as the phase of its random numbers.
+arrivals whose starts exist train together, as rows of one call. The wave's number in the
+round is the phase of their random numbers.
 
 Clients that are lost (--dropout-rate) have been sent a row, and never train here. The
-server keeps only those versions that somebody who trains has started from.
+server keeps only those versions that somebody who trains has started from. The host
+never waits for the device before the end of a round, and works out the next one until
+then.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -24,13 +26,14 @@ from hpcfed import config
 from hpcfed.config import Choice, RunConfig, Switch, option
 from hpcfed.errors import UserError, count
 from hpcfed.methods import fedavg
-from hpcfed.methods._interface import VARIES, Cohort, Federation, Tensor
+from hpcfed.methods._interface import FIXED, VARIES, Cohort, Federation, Tensor
 
 if TYPE_CHECKING:
     import numpy as np
 
     from hpcfed.clients.pull import Pull
-    from hpcfed.methods._timetable import Arrival, Pace, Timetable, Training
+    from hpcfed.federation.log import RoundLog
+    from hpcfed.methods._timetable import Pace, Training
 
 Versions = Mapping[int, Tensor]
 """Rows of the server by the number of their version."""
@@ -111,28 +114,19 @@ class Options(config.Options):
 @dataclass(frozen=True)
 class State(fedavg.State):
     versions: Tensor = field(metadata=VARIES)
-    """The rows that clients which train have started from, oldest first."""
+    """The older rows that clients which train have started from, oldest first."""
+    due: Tensor = field(metadata=VARIES)
+    """Uploads of the next round in the order of their arrival, with those that are lost
+    meanwhile: float64, a row for each as `Training` has it.
+    """
     training: Tensor = field(metadata=VARIES)
-    """Those that train, whether lost or not, as `Training` has them; float64."""
+    """Those that train after them, likewise."""
     received: Tensor
     """Uploads so far."""
-    now: Tensor
-    """Virtual time at which the last of them arrived, float64."""
-
-
-def begin(fed: Federation) -> State:
-    """Return the state before anybody was invited."""
-    import torch
-
-    w = fed.initial_row()
-    return State(
-        w,
-        versions=w.new_empty(0, len(w)),
-        # On the host, as all that decides who trains: nobody waits for the device.
-        training=torch.empty(0, 4, dtype=torch.float64),
-        received=torch.tensor(0),
-        now=torch.tensor(0.0, dtype=torch.float64),
-    )
+    seconds: Tensor = field(metadata=FIXED)
+    """What each client that has data takes to download, to train and to upload: [3,
+    clients], virtual seconds.
+    """
 
 
 @dataclass(frozen=True)
@@ -155,85 +149,165 @@ class Wave:
     """Versions that somebody starts from who arrives later."""
 
 
-@dataclass(frozen=True)
-class Plan:
-    """All that is known of a round before anybody trains."""
-
-    waves: list[Wave]
-    versions: Versions
-    """The rows that the round begins with."""
-    table: "Timetable"
-    """As the round leaves it."""
+# The timetable
 
 
-def plan(
-    fed: Federation[Options], state: State, cohort: Cohort, *, buffer: int
-) -> Plan:
-    """Return who arrives in a round; the server makes a version of every `buffer`
-    uploads. What the timetable says of the round goes to its log.
-    """
-    from hpcfed.methods._timetable import Timetable, waves
-
-    with fed.timed("sample"):
-        training = _read(state, fed)
-        received = int(state.received)
-        pace = _pace(fed, cohort, buffer)
-        table = Timetable(pace, training, now=float(state.now), received=received)
-        versions = _rows_of(state, training) | {table.version: state.w}
-        draw = _numbers(fed.generator("invitations", cohort.round)).__next__
-        uploads = fed.config.cohort_among(len(fed.sizes))
-        arrivals = table.receive(uploads, draw)
-        runs = list(waves(arrivals, received=received, buffer=buffer))
-        _note(fed, cohort, arrivals, table)
-        return Plan(_waves(fed, cohort, runs, received, table), versions, table)
-
-
-def upload(
-    fed: Federation, wave: Wave, versions: Versions, mu: float = 0.0
-) -> tuple[Tensor, Tensor]:
-    """Return what the wave's clients on this rank have started from, and what the
-    server receives of them; with `mu` their starts draw them as in FedProx.
-    """
-    cohort, log = wave.cohort, wave.cohort.log
-    # To the parts of the way every wave is one upload of its clients, not a second one.
-    log.downloads = log.uploads = 0
-    norms = log.update_norms
-    starts = fed.download(_starts(wave, versions), cohort)
-    rows = fed.train(starts, cohort, phase=wave.number, pull=_pull(starts, mu))
-    rows = fed.upload(rows, cohort)
-    if norms is not None and log.update_norms is not None:
-        log.update_norms = _joined(norms, log.update_norms)
-    return starts, rows
-
-
-def end(
-    plan: Plan, fed: Federation, cohort: Cohort, versions: Versions, heard: int
-) -> dict[str, Tensor]:
-    """Return the fields of `State` after a round but w; raise if none of its uploads was
-    finite.
+def begin(fed: Federation[Options], *, buffer: int) -> State:
+    """Return the state before the first upload; the server makes a version of every
+    `buffer` of them.
     """
     import torch
 
-    from hpcfed.federation.exclusion import divergence
+    w = fed.initial_row()
+    # On the host, as all that decides who trains: nobody waits for the device.
+    nobody = torch.empty(0, 4, dtype=torch.float64)
+    state = State(
+        w,
+        versions=w.new_empty(0, len(w)),
+        due=nobody,
+        training=nobody,
+        received=torch.tensor(0),
+        seconds=torch.from_numpy(_seconds(fed, w)),
+    )
+    if not fed.num_holders:
+        return state
+    due, training = following(fed, state, 0, buffer=buffer)
+    return State(w, state.versions, due, training, state.received, state.seconds)
 
-    table = plan.table
-    if not heard:
-        assert cohort.log.arrived is not None
-        raise divergence(cohort.log.arrived, cohort.round)
-    wanted = _wanted(table.training)
-    rows = [versions[number] for number in wanted]
-    empty = fed.initial_row()[None][:0]
-    return {
-        "versions": torch.stack(rows) if rows else empty,
-        "training": torch.tensor(table.training, dtype=torch.float64).reshape(-1, 4),
-        "received": torch.tensor(table.received),
-        "now": torch.tensor(table.now, dtype=torch.float64),
-    }
+
+def following(
+    fed: Federation[Options], state: State, round: int, *, buffer: int
+) -> tuple[Tensor, Tensor]:
+    """Return who arrives in a round that comes after what the state knows, and who
+    trains then.
+    """
+    from hpcfed.methods._timetable import Timetable
+
+    with fed.timed("sample"):
+        now = float(state.due[-1, 0]) if len(state.due) else 0.0
+        received = int(state.received) + _num_uploads(state)
+        pace, training = _pace(fed, state, buffer), _read(state.training)
+        table = Timetable(pace, training, now=now, received=received)
+        draw = _numbers(fed.generator("invitations", round)).__next__
+        due = table.receive(fed.config.cohort_among(len(fed.sizes)), draw)
+        return _table(due), _table(table.training)
 
 
-def kept(versions: Versions, wave: Wave) -> Versions:
-    """Return the versions that are needed after a wave."""
-    return {number: versions[number] for number in versions if number in wave.needed}
+def waves(
+    fed: Federation[Options], state: State, cohort: Cohort, *, buffer: int
+) -> list[Wave]:
+    """Return the waves of a round, and tell its log who arrives when."""
+    import numpy as np
+
+    from hpcfed.methods import _timetable
+
+    with fed.timed("sample"):
+        check_timetable(fed, state, buffer=buffer)
+        received = int(state.received)
+        due = state.due.numpy()
+        coming = due[due[:, 3] == 0]
+        positions, versions = coming[:, 1:3].astype(np.int64).T
+        clients = np.flatnonzero(fed.sizes)[positions]
+        made = (received + np.arange(len(coming))) // buffer
+        staleness = made - versions
+        _note(cohort.log, state, clients, staleness)
+        cohort.log.times = _times(fed, state, clients, coming)
+        runs = _timetable.waves(
+            positions.tolist(), versions.tolist(), received=received, buffer=buffer
+        )
+        weights = fed.options.weights(staleness)
+        needed = frozenset(_versions_of(state.training))
+        found = []
+        # The last one first: what is needed later is known then.
+        for number, run in reversed(list(enumerate(runs))):
+            by_id = run.start + np.argsort(clients[run.start : run.stop])
+            wave = Wave(
+                number,
+                fed.instead_of(cohort, clients[by_id]),
+                versions=versions[by_id],
+                weights=weights[by_id],
+                # The inverse of a permutation.
+                order=np.argsort(by_id),
+                first=received + run.start,
+                needed=needed,
+            )
+            found.append(wave)
+            needed |= frozenset(wave.versions.tolist())
+        return found[::-1]
+
+
+def check_timetable(fed: Federation, state: State, *, buffer: int) -> None:
+    """Refuse what a checkpoint of something else has left."""
+    import numpy as np
+
+    training = state.training.numpy()
+    rows = np.concatenate([state.due.numpy(), training])
+    positions = rows[:, 1]
+    known = (positions >= 0) & (positions < fed.num_holders)
+    once = len(np.unique(training[:, 1])) == len(training)
+    older = older_versions(state, buffer=buffer)
+    fits = len(older) == len(state.versions) and _num_uploads(state) > 0
+    if not (fits and once and np.isfinite(rows).all() and known.all()):
+        raise UserError("the checkpoint's timetable is not of this run")
+
+
+def older_versions(state: State, *, buffer: int) -> list[int]:
+    """Return the versions before the newest that somebody has started from whose upload
+    will come; the state has their rows.
+    """
+    newest = int(state.received) // buffer
+    started = _versions_of(state.due) | _versions_of(state.training)
+    return sorted(version for version in started if version < newest)
+
+
+def rows_of(state: State, *, buffer: int) -> dict[int, Tensor]:
+    """Return the rows of all versions that a round begins with."""
+    newest = int(state.received) // buffer
+    older = older_versions(state, buffer=buffer)
+    return {**dict(zip(older, state.versions, strict=True)), newest: state.w}
+
+
+def _seconds(fed: Federation, row: Tensor) -> "np.ndarray":
+    """Return what every client with data takes to download, to train and to upload."""
+    import numpy as np
+
+    devices = fed.way.devices
+    assert devices is not None, "a run has devices where its method needs them"
+    holders = np.flatnonzero(fed.sizes)
+    size, packed = _bytes_of(row), fed.way.upload_bytes
+    sent = size if packed is None else packed(row)
+    download = devices.seconds(holders, 0, size, 0)
+    train = devices.seconds(holders, _num_steps(fed, holders), 0, 0)
+    upload = devices.seconds(holders, 0, 0, sent)
+    return np.stack([download, train, upload])
+
+
+def _num_steps(fed: Federation, clients: "np.ndarray") -> "np.ndarray":
+    from hpcfed.clients.schedule import num_steps
+
+    # The same in all rounds: only rates change.
+    return num_steps(fed.sizes[clients], fed.recipe(0).length)
+
+
+def _pace(fed: Federation[Options], state: State, buffer: int) -> "Pace":
+    import numpy as np
+
+    from hpcfed.methods._timetable import Pace
+
+    devices = fed.way.devices
+    assert devices is not None
+    uploads = fed.config.cohort_among(len(fed.sizes))
+    return Pace(
+        state.seconds.sum(0).numpy(),
+        places=fed.options.concurrency or uploads,
+        buffer=buffer,
+        dropout_rate=fed.config.dropout_rate,
+        presence=devices.presence(np.flatnonzero(fed.sizes)),
+    )
+
+
+def _bytes_of(row: Tensor) -> int:
+    return len(row) * row.element_size()
 
 
 def _numbers(generator: "np.random.Generator") -> Iterator[float]:
@@ -242,114 +316,142 @@ def _numbers(generator: "np.random.Generator") -> Iterator[float]:
         yield from generator.random(256).tolist()
 
 
-def _pace(fed: Federation[Options], cohort: Cohort, buffer: int) -> "Pace":
-    import numpy as np
-
-    from hpcfed.clients.schedule import num_steps
-    from hpcfed.methods._timetable import Pace
-
-    devices = fed.way.devices
-    assert devices is not None, "a run has devices where its method needs them"
-    holders = np.flatnonzero(fed.sizes)
-    steps = num_steps(fed.sizes[holders], fed.recipe(cohort.round).length)
-    row, up = fed.initial_row(), fed.way.upload_bytes
-    down = _row_bytes(fed)
-    uploads = fed.config.cohort_among(len(fed.sizes))
-    return Pace(
-        holders,
-        devices.seconds(holders, steps, down, down if up is None else up(row)),
-        places=fed.options.concurrency or uploads,
-        buffer=buffer,
-        dropout_rate=fed.config.dropout_rate,
-        presence=devices.presence(holders),
-    )
-
-
-def _row_bytes(fed: Federation) -> int:
-    row = fed.initial_row()
-    return len(row) * row.element_size()
-
-
-def _read(state: State, fed: Federation) -> list["Training"]:
-    """Return those that train; refuse what a checkpoint of something else has left."""
-    import numpy as np
-
+def _read(table: Tensor) -> Iterator["Training"]:
     from hpcfed.methods._timetable import Training
 
-    training = []
-    for seconds, client, version, lost in state.training.tolist():
-        training.append(Training(seconds, int(client), int(version), bool(lost)))
-    clients = np.array([one.client for one in training], np.int64)
-    known = np.isin(clients, np.flatnonzero(fed.sizes)).all()
-    twice = len(np.unique(clients)) < len(clients)
-    if not known or twice or len(_wanted(training)) != len(state.versions):
-        raise UserError("the checkpoint's timetable is not of this run")
-    return training
+    seconds, positions, versions, lost = table.T
+    columns = (
+        seconds.tolist(),
+        positions.long().tolist(),
+        versions.long().tolist(),
+        lost.bool().tolist(),
+    )
+    return map(Training, *columns)
 
 
-def _wanted(training: list["Training"]) -> list[int]:
-    """Return the versions from which those have started whose uploads will come."""
-    return sorted({one.version for one in training if not one.lost})
+def _table(training: list["Training"]) -> Tensor:
+    import torch
+
+    return torch.tensor(training, dtype=torch.float64).reshape(-1, 4)
 
 
-def _rows_of(state: State, training: list["Training"]) -> dict[int, Tensor]:
-    return dict(zip(_wanted(training), state.versions.unbind(), strict=True))
+def _num_uploads(state: State) -> int:
+    """Return how many uploads of the next round come."""
+    return len(state.due) - int(state.due[:, 3].sum())
 
 
-def _waves(
-    fed: Federation[Options],
-    cohort: Cohort,
-    runs: list[list["Arrival"]],
-    received: int,
-    table: "Timetable",
-) -> list[Wave]:
-    """Return the waves of a round, the first after so many uploads were `received`."""
-    import numpy as np
-
-    found = []
-    needed = frozenset(_wanted(table.training))
-    first = table.received
-    # The last one first: what is needed later is known then.
-    for number in reversed(range(len(runs))):
-        run = runs[number]
-        first -= len(run)
-        ids = np.array([arrival.client for arrival in run])
-        by_id = np.argsort(ids)
-        versions = np.array([arrival.version for arrival in run])
-        weights = fed.options.weights(np.array([one.staleness for one in run]))
-        wave = Wave(
-            number,
-            fed.instead_of(cohort, ids[by_id]),
-            versions=versions[by_id],
-            weights=weights[by_id],
-            # The inverse of a permutation.
-            order=np.argsort(by_id),
-            first=first,
-            needed=needed,
-        )
-        found.append(wave)
-        needed |= frozenset(versions.tolist())
-    assert first == received
-    return found[::-1]
+def _versions_of(training: Tensor) -> set[int]:
+    """Return the versions from which those have started whose uploads come."""
+    coming = training[training[:, 3] == 0]
+    return {int(version) for version in coming[:, 2].tolist()}
 
 
 def _note(
-    fed: Federation, cohort: Cohort, arrivals: list["Arrival"], table: "Timetable"
+    log: "RoundLog", state: State, clients: "np.ndarray", staleness: "np.ndarray"
 ) -> None:
     """Tell the round's log who has arrived, and when."""
+    log.arrived = clients
+    log.cohort_size = len(clients)
+    log.staleness = float(staleness.mean())
+    log.virtual_seconds = float(state.due[-1, 0])
+    lost = len(state.due) - len(clients)
+    log.bytes_down += lost * _bytes_of(state.w)
+
+
+def _times(
+    fed: Federation, state: State, clients: "np.ndarray", coming: "np.ndarray"
+) -> dict[str, "np.ndarray"]:
+    """Return what is recorded of every upload of a round."""
     import numpy as np
 
-    log = cohort.log
-    log.arrived = np.array([arrival.client for arrival in arrivals])
-    log.cohort_size = len(arrivals)
-    log.staleness = float(np.mean([arrival.staleness for arrival in arrivals]))
-    log.virtual_seconds = table.now
-    log.times = {
-        "client": log.arrived,
-        "arrival": np.array([arrival.seconds for arrival in arrivals]),
-        "arrived": np.ones(len(arrivals)),
+    positions = coming[:, 1].astype(np.int64)
+    download, train, upload = state.seconds.numpy()[:, positions]
+    return {
+        "client": clients,
+        "download": download,
+        "train": train,
+        "upload": upload,
+        "steps": _num_steps(fed, clients),
+        "arrival": coming[:, 0],
+        "arrived": np.ones(len(clients)),
     }
-    log.bytes_down += table.lost * _row_bytes(fed)
+
+
+# The uploads
+
+
+@dataclass(frozen=True)
+class Received:
+    """What the server has of a wave, in which rows that are not finite are replaced by
+    what their clients were given.
+    """
+
+    starts: Tensor
+    """What this rank's clients of the wave were given."""
+    rows: Tensor
+    """What they have sent."""
+    finite: Tensor
+    """Whose row is their own; on the device, where nobody has to wait for it."""
+
+
+def receive(
+    fed: Federation, wave: Wave, versions: Versions, mu: float = 0.0
+) -> Received:
+    """Let the wave's clients on this rank download, train and upload; with `mu` their
+    starts draw them as in FedProx.
+    """
+    cohort, log = wave.cohort, wave.cohort.log
+    # To the parts of the way every wave is one upload of its clients, not a second one.
+    log.downloads = log.uploads = 0
+    log.wave = wave.number
+    norms = log.update_norms
+    starts = fed.download(_starts(wave, versions), cohort)
+    rows = fed.train(starts, cohort, phase=wave.number, pull=_pull(starts, mu))
+    rows = fed.upload(rows, cohort)
+    if norms is not None and log.update_norms is not None:
+        log.update_norms = _joined([norms, log.update_norms])
+    finite = rows.isfinite().all(1)
+    return Received(starts, rows.where(finite[:, None], starts), finite)
+
+
+def kept(versions: Versions, wave: Wave) -> dict[int, Tensor]:
+    """Return the versions that are needed after a wave."""
+    return {number: versions[number] for number in versions if number in wave.needed}
+
+
+def exclude(
+    fed: Federation, cohort: Cohort, flags: list[tuple[Wave, Tensor]], heard: Tensor
+) -> None:
+    """Wait for the device, and count clients of this rank whose uploads were not finite
+    as excluded; `heard` is how many uploads of all ranks were finite.
+    """
+    assert cohort.log.arrived is not None
+    num_finite = int(heard)
+    if num_finite == len(cohort.log.arrived):
+        return
+    bad: set[int] = set()
+    for wave, finite in flags:
+        here = wave.cohort.clients[wave.cohort.chosen]
+        bad.update(here[~finite.cpu().numpy()].tolist())
+    fed.exclude(bad, cohort, all_of_them=not num_finite)
+
+
+def after(
+    state: State, versions: Versions, due: Tensor, training: Tensor, *, buffer: int
+) -> dict[str, Tensor]:
+    """Return the fields of `State` after a round, but w."""
+    import torch
+
+    fields = {
+        "due": due,
+        "training": training,
+        "received": state.received + _num_uploads(state),
+        "seconds": state.seconds,
+    }
+    new = State(state.w, state.versions, **fields)
+    rows = [versions[number] for number in older_versions(new, buffer=buffer)]
+    none = state.versions[:0]
+    return {**fields, "versions": torch.stack(rows) if rows else none}
 
 
 def _starts(wave: Wave, versions: Versions) -> Tensor:
@@ -370,7 +472,7 @@ def _pull(starts: Tensor, mu: float) -> "Pull | None":
     return Pull(Strengths(squared=mu), reference=starts) if mu else None
 
 
-def _joined(some: Tensor, more: Tensor) -> Tensor:
+def _joined(parts: list[Tensor]) -> Tensor:
     import torch
 
-    return torch.cat([some, more])
+    return torch.cat(parts)

@@ -9,10 +9,11 @@ whose starts exist can train together.
   is invited: uniformly from the clients that have data, are there, and do not train.
 - The server makes a version of its row of every `buffer` uploads.
 - Two that arrive at the same moment arrive in the order of their ids.
+
+Clients go by their positions among those that have data.
 """
 
-from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from math import isfinite
@@ -23,6 +24,9 @@ import numpy as np
 from hpcfed.errors import UserError
 from hpcfed.federation.way import Presence
 
+TRIES = 64
+"""Draws among all that do not train, before those are listed who are there."""
+
 Draw = Callable[[], float]
 """Returns a random number in [0, 1)."""
 
@@ -32,32 +36,20 @@ class Training(NamedTuple):
 
     seconds: float
     """Virtual time at which its upload arrives, or would have arrived."""
-    client: int
+    position: int
+    """Which client it is, among those that have data."""
     version: int
     """The version of the server's row that it has started from."""
     lost: bool
     """Whether its upload never comes."""
 
 
-class Arrival(NamedTuple):
-    """An upload that the server has received."""
-
-    seconds: float
-    client: int
-    version: int
-    """The version that it has started from."""
-    staleness: int
-    """Versions that the server has made since."""
-
-
 @dataclass(frozen=True)
 class Pace:
     """What decides on starts and arrivals."""
 
-    holders: np.ndarray
-    """Ids of the clients that have data, ascending."""
     seconds: np.ndarray
-    """What each of them takes from its invitation to the arrival of its upload."""
+    """What each client takes from its invitation to the arrival of its upload."""
     places: int
     """Clients that train at the same time, where there are so many."""
     buffer: int = 1
@@ -65,7 +57,7 @@ class Pace:
     dropout_rate: float = 0.0
     """Probability that an upload never comes."""
     presence: Presence | None = None
-    """None: all of them are always there."""
+    """When each client is there; None: always."""
 
 
 class Timetable:
@@ -82,108 +74,117 @@ class Timetable:
         """Go on at virtual time `now`, after so many uploads have been `received`."""
         self.now = now
         self.received = received
-        self.lost = 0
-        """Uploads that never came, since this timetable goes on."""
         self._pace = pace
-        self._next = list(training)
-        heapify(self._next)
-        ids = [one.client for one in self._next]
-        positions = np.searchsorted(pace.holders, np.array(ids, np.int64)).tolist()
-        self._position = dict(zip(ids, positions, strict=True))
-        """Where those that train are among the holders."""
-        self._busy = sorted(positions)
-        """The same positions, ascending."""
-
-    @property
-    def version(self) -> int:
-        """The number of versions that the server has made of uploads."""
-        return self.received // self._pace.buffer
+        self._training = list(training)
+        heapify(self._training)
+        busy = [one.position for one in self._training]
+        self._idle = Idle(len(pace.seconds), busy)
 
     @property
     def training(self) -> list[Training]:
         """Those that train now, in the order in which they will arrive."""
-        return sorted(self._next)
+        return sorted(self._training)
 
-    def receive(self, uploads: int, draw: Draw) -> list[Arrival]:
-        """Go on until so many uploads have arrived, and return them in that order."""
-        arrivals: list[Arrival] = []
+    def receive(self, uploads: int, draw: Draw) -> list[Training]:
+        """Go on until so many uploads have arrived, and return them in that order; with
+        them those that were lost meanwhile.
+        """
+        arrivals: list[Training] = []
+        wanted = self.received + uploads
         self._invite(draw)
-        while len(arrivals) < uploads:
-            one = self._pop()
-            if one.lost:
-                self.lost += 1
-            else:
-                staleness = self.version - one.version
-                arrival = Arrival(one.seconds, one.client, one.version, staleness)
-                arrivals.append(arrival)
-                self.received += 1
+        while self.received < wanted:
+            one = heappop(self._training)
+            self.now = one.seconds
+            self.received += not one.lost
+            self._idle.add(one.position)
+            arrivals.append(one)
             self._invite(draw)
         return arrivals
-
-    def _pop(self) -> Training:
-        """Go to the next arrival."""
-        one = heappop(self._next)
-        self.now = one.seconds
-        position = self._position.pop(one.client)
-        del self._busy[bisect_left(self._busy, position)]
-        return one
 
     def _invite(self, draw: Draw) -> None:
         """Fill all places; one for which nobody is there stays free until the next
         arrival.
         """
-        pace = self._pace
-        if not self._next and pace.presence is not None:
+        pace, training = self._pace, self._training
+        if not training and pace.presence is not None:
             # Nobody will arrive: time goes on until somebody is there.
             self.now = pace.presence.next(self.now)
             if not isfinite(self.now):
                 raise UserError("no client is ever available again; see the trace")
-        while len(self._busy) < pace.places:
-            position = self._drawn(draw)
-            if position is None:
+        idle, rate = self._idle, pace.dropout_rate
+        version = self.received // pace.buffer
+        while len(training) < pace.places and idle.count:
+            if pace.presence is None:
+                position = idle.take(int(draw() * idle.count))
+            elif (found := self._one_there(pace.presence, draw)) is not None:
+                position = found
+            else:
                 return
-            client = pace.holders.item(position)
             arrival = self.now + pace.seconds.item(position)
-            lost = pace.dropout_rate > 0 and draw() < pace.dropout_rate
-            heappush(self._next, Training(arrival, client, self.version, lost))
-            self._position[client] = position
-            insort(self._busy, position)
+            lost = rate > 0 and draw() < rate
+            heappush(training, Training(arrival, position, version, lost))
 
-    def _drawn(self, draw: Draw) -> int | None:
-        """Draw one of those that are there and do not train, by position."""
-        if self._pace.presence is not None:
-            there = self._pace.presence.at(self.now)
-            there[self._busy] = False
-            candidates = np.flatnonzero(there)
-            if not len(candidates):
-                return None
-            return int(candidates[int(draw() * len(candidates))])
-        idle = len(self._pace.holders) - len(self._busy)
-        if not idle:
+    def _one_there(self, presence: Presence, draw: Draw) -> int | None:
+        """Draw one of those that are there and do not train; None where nobody is."""
+        idle = self._idle
+        there = presence.at(self.now)
+        for _ in range(TRIES):
+            number = int(draw() * idle.count)
+            if there[idle.at(number)]:
+                return idle.take(number)
+        numbers = [n for n in range(idle.count) if there[idle.at(n)]]
+        if not numbers:
             return None
-        rank = int(draw() * idle)
-        # Skip those that train: before busy[i] there are busy[i] − i that do not. No
-        # list of all others has to be kept, however many clients there are.
-        busy = self._busy
-        skipped = bisect_right(range(len(busy)), rank, key=lambda i: busy[i] - i)
-        return rank + skipped
+        return idle.take(numbers[int(draw() * len(numbers))])
+
+
+class Idle:
+    """A list of those of so many clients that are not busy, in no particular order.
+
+    The list is never written out, so that ten thousand clients cost no more than a
+    hundred: at number n is client n, unless `_moved` has another one there.
+    """
+
+    def __init__(self, total: int, busy: Iterable[int]) -> None:
+        taken = set(busy)
+        self.count = total - len(taken)
+        # Those that are busy leave gaps, which the last ones of all fill.
+        gaps = sorted(position for position in taken if position < self.count)
+        last = [p for p in range(self.count, total) if p not in taken]
+        self._moved = dict(zip(gaps, last, strict=True))
+
+    def at(self, number: int) -> int:
+        """Return who is at this number of the list."""
+        return self._moved.get(number, number)
+
+    def add(self, position: int) -> None:
+        """Append somebody."""
+        self._moved[self.count] = position
+        self.count += 1
+
+    def take(self, number: int) -> int:
+        """Remove who is at this number; the last of the list takes its place."""
+        moved = self._moved
+        self.count = last = self.count - 1
+        taken = moved.get(number, number)
+        moved[number] = moved.get(last, last)
+        return taken
 
 
 def waves(
-    arrivals: list[Arrival], *, received: int, buffer: int
-) -> Iterator[list[Arrival]]:
-    """Cut arrivals, the first of them after so many were `received`, into the longest
+    positions: list[int], versions: list[int], *, received: int, buffer: int
+) -> list[range]:
+    """Cut uploads, the first of them after so many were `received`, into the longest
     runs that can train together: all start from versions that exist before the run, and
     nobody arrives twice in one.
     """
-    run: list[Arrival] = []
+    runs = []
+    begin, existing = 0, received // buffer
     clients: set[int] = set()
-    existing = received // buffer
-    for number, arrival in enumerate(arrivals):
-        if arrival.version > existing or arrival.client in clients:
-            yield run
-            run, clients = [], set()
-            existing = (received + number) // buffer
-        run.append(arrival)
-        clients.add(arrival.client)
-    yield run
+    for number, position in enumerate(positions):
+        if versions[number] > existing or position in clients:
+            runs.append(range(begin, number))
+            begin, existing = number, (received + number) // buffer
+            clients.clear()
+        clients.add(position)
+    return [*runs, range(begin, len(positions))]

@@ -12,7 +12,7 @@ An upload that is not finite makes a version that is the one before.
 
 from hpcfed.config import option
 from hpcfed.methods import _asynchronous, fedavg
-from hpcfed.methods._asynchronous import State, Versions, Wave
+from hpcfed.methods._asynchronous import Received, State, Versions, Wave
 from hpcfed.methods._interface import Cohort, Federation, Tensor
 
 EXTENDS = fedavg
@@ -30,53 +30,52 @@ class Options(_asynchronous.Options):
 
 
 def init(fed: Federation[Options]) -> State:
-    return _asynchronous.begin(fed)
+    return _asynchronous.begin(fed, buffer=1)
 
 
 def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
     # Nobody will ever arrive.
     if not fed.num_holders:
         return state
-    plan = _asynchronous.plan(fed, state, cohort, buffer=1)
-    versions, w, heard = plan.versions, state.w, 0
-    for wave in plan.waves:
-        _, rows = _asynchronous.upload(fed, wave, versions, fed.options.prox_mu)
-        made, finite = mixed(fed, w, rows, wave)
+    waves = _asynchronous.waves(fed, state, cohort, buffer=1)
+    versions = _asynchronous.rows_of(state, buffer=1)
+    w = state.w
+    flags, heard = [], w.new_zeros(())
+    for wave in waves:
+        received = _asynchronous.receive(fed, wave, versions, fed.options.prox_mu)
+        made, num_finite = mixed(fed, w, received, wave)
         w = made[max(made)]
-        heard += finite
         versions = _asynchronous.kept({**versions, **made}, wave)
-    return State(w, **_asynchronous.end(plan, fed, cohort, versions, heard))
+        flags.append((wave, received.finite))
+        heard = heard + num_finite
+    # While the device works on all of that.
+    later = _asynchronous.following(fed, state, cohort.round + 1, buffer=1)
+    _asynchronous.exclude(fed, cohort, flags, heard)
+    return State(w, **_asynchronous.after(state, versions, *later, buffer=1))
 
 
 def mixed(
-    fed: Federation[Options], w: Tensor, rows: Tensor, wave: Wave
-) -> tuple[Versions, int]:
+    fed: Federation[Options], w: Tensor, received: Received, wave: Wave
+) -> tuple[Versions, Tensor]:
     """Return a version for every upload of a wave, and how many of them were finite."""
-    everyone = range(len(wave.order))
-    versions = _mixed(fed, w, rows, wave, set(everyone))
-    # As in `fed.mean`: look at what was made, at all rows only if it tells.
-    if bool(versions[max(versions)].isfinite().all()):
-        return versions, len(everyone)
-    finite = fed.finite_members(rows, wave.cohort)
-    return _mixed(fed, w, rows, wave, set(finite.tolist())), len(finite)
-
-
-def _mixed(
-    fed: Federation[Options], w: Tensor, rows: Tensor, wave: Wave, members: set[int]
-) -> Versions:
-    """Mix in the uploads of some of the wave's members."""
     import torch
 
+    device, columns = w.device, len(w)
+    here = torch.from_numpy(wave.cohort.chosen).to(device)
     # Every rank fills in its own clients' rows: adding zeros rounds nothing, so that all
     # ranks mix the same rows in the same order as one rank does.
-    uploads = rows.new_zeros(len(wave.order), rows.shape[1])
-    uploads[torch.from_numpy(wave.cohort.chosen).to(rows.device)] = rows
+    uploads = w.new_zeros(len(wave.order), columns)
+    uploads[here] = received.rows
     uploads = fed.sum(uploads)
-    versions = {}
+    finite = w.new_zeros(len(wave.order))
+    finite[here] = received.finite.to(w.dtype)
+    finite = fed.sum(finite)
     with fed.timed("aggregate"):
+        shares = fed.options.mixing * torch.from_numpy(wave.weights).to(w) * finite
+        versions = {}
         for number, member in enumerate(wave.order.tolist()):
-            if member in members:
-                share = fed.options.mixing * float(wave.weights[member])
-                w = torch.lerp(w, uploads[member], share, out=uploads[member])
+            # Each version takes the place of the upload that it is made of.
+            place = uploads[member]
+            w = torch.lerp(w, place, shares[member], out=place)
             versions[wave.first + number + 1] = w
-    return versions
+        return versions, finite.sum()

@@ -10,15 +10,12 @@ An update that is not finite counts as one of the B and has no weight.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from hpcfed.config import option
 from hpcfed.methods import _asynchronous, fedavg
-from hpcfed.methods._asynchronous import Wave
+from hpcfed.methods._asynchronous import Received, Wave
 from hpcfed.methods._interface import Cohort, Federation, Tensor
-
-if TYPE_CHECKING:
-    import numpy as np
 
 EXTENDS = fedavg
 
@@ -35,7 +32,7 @@ class State(_asynchronous.State):
     buffer: Tensor
     """Σ nᵢ s(dᵢ) Δᵢ of the updates that wait for a step; of running statistics Σ nᵢ xᵢ."""
     samples: Tensor
-    """Σ nᵢ of these updates."""
+    """Σ nᵢ of these updates, float64."""
 
 
 class Server(NamedTuple):
@@ -43,121 +40,100 @@ class Server(NamedTuple):
 
     w: Tensor
     buffer: Tensor
-    samples: int
+    samples: Tensor
 
 
 def init(fed: Federation[Options]) -> State:
     import torch
 
-    first = _asynchronous.begin(fed)
+    first = _asynchronous.begin(fed, buffer=fed.options.buffer)
     buffer = torch.zeros_like(first.w)
-    return State(**vars(first), buffer=buffer, samples=torch.tensor(0))
+    samples = buffer.new_zeros((), dtype=torch.float64)
+    return State(**vars(first), buffer=buffer, samples=samples)
 
 
 def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
-    import torch
-
     # Nobody will ever arrive.
     if not fed.num_holders:
         return state
-    plan = _asynchronous.plan(fed, state, cohort, buffer=fed.options.buffer)
-    server = Server(state.w, state.buffer, int(state.samples))
-    versions, heard = plan.versions, 0
-    for wave in plan.waves:
-        starts, rows = _asynchronous.upload(fed, wave, versions)
-        sums, samples, finite = summed(fed, starts, rows, wave)
+    size = fed.options.buffer
+    waves = _asynchronous.waves(fed, state, cohort, buffer=size)
+    versions = _asynchronous.rows_of(state, buffer=size)
+    server = Server(state.w, state.buffer, state.samples)
+    flags, heard = [], state.w.new_zeros(())
+    for wave in waves:
+        received = _asynchronous.receive(fed, wave, versions)
+        sums, samples, num_finite = summed(fed, received, wave)
         server, made = stepped(fed, server, wave, sums, samples)
-        heard += finite
         versions = _asynchronous.kept({**versions, **made}, wave)
-    return State(
-        server.w,
-        **_asynchronous.end(plan, fed, cohort, versions, heard),
-        buffer=server.buffer,
-        samples=torch.tensor(server.samples),
-    )
+        flags.append((wave, received.finite))
+        heard = heard + num_finite
+    # While the device works on all of that.
+    later = _asynchronous.following(fed, state, cohort.round + 1, buffer=size)
+    _asynchronous.exclude(fed, cohort, flags, heard)
+    rest = _asynchronous.after(state, versions, *later, buffer=size)
+    return State(**server._asdict(), **rest)
 
 
 def summed(
-    fed: Federation[Options], starts: Tensor, rows: Tensor, wave: Wave
-) -> tuple[Tensor, "np.ndarray", int]:
+    fed: Federation[Options], received: Received, wave: Wave
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return what the wave adds to each buffer that it touches, one after the other: a
     row of sums, and the samples; and how many of its uploads were finite.
     """
     import numpy as np
-
-    everyone = np.arange(len(wave.order))
-    sums, samples = _summed(fed, starts, rows, wave, everyone)
-    # As in `fed.mean`: look at what was made, at all rows only if it tells.
-    if bool(sums.isfinite().all()):
-        return sums, samples, len(everyone)
-    finite = fed.finite_members(rows, wave.cohort)
-    return *_summed(fed, starts, rows, wave, finite), len(finite)
-
-
-def _summed(
-    fed: Federation[Options],
-    starts: Tensor,
-    rows: Tensor,
-    wave: Wave,
-    members: "np.ndarray",
-) -> tuple[Tensor, "np.ndarray"]:
-    """Return sums and samples of some of the wave's members."""
-    import numpy as np
     import torch
 
-    size, cohort = fed.options.buffer, wave.cohort
-    # When each member arrives, and in which buffer, counted from the one that the wave
-    # begins in.
+    size, cohort, rows = fed.options.buffer, wave.cohort, received.rows
+    # In which buffer each member is, counted from the one that the wave begins in.
     arrives = wave.first + np.argsort(wave.order)
     buffer_of = arrives // size - wave.first // size
-    buffers = np.arange(buffer_of.max() + 1)
-    samples = np.zeros((len(buffers), len(wave.order)), np.int64)
-    samples[buffer_of[members], members] = fed.sizes[cohort.clients[members]]
-
     here = cohort.chosen
-    updates = rows - starts
-    updates *= torch.from_numpy(wave.weights[here, None]).to(rows)
-    statistics = slice(fed.layout.num_parameters, None)
-    updates[:, statistics] = rows[:, statistics]
-    # 0 × NaN is NaN: who has no weight must be 0 as well.
-    sound = np.isin(here, members)
-    if not sound.all():
-        updates[torch.from_numpy(~sound).to(rows.device)] = 0
-    weights = torch.from_numpy(samples[:, here]).to(rows)
+    in_buffer = np.arange(buffer_of.max() + 1)[:, None] == buffer_of[here]
+    samples = torch.from_numpy(in_buffer * fed.sizes[cohort.clients[here]])
+    samples = samples.to(rows.device) * received.finite
+    staleness = torch.from_numpy(wave.weights[here]).to(rows)
+
+    updates = rows - received.starts
+    parameters = fed.layout.num_parameters
+    sums = []
     # Row by row: a product of matrices would be rounded to TensorFloat-32 on a GPU.
-    sums = torch.stack([of_buffer @ updates for of_buffer in weights])
-    return fed.sum(sums), samples.sum(1)
+    for weights in samples.to(rows.dtype):
+        step = (weights * staleness) @ updates[:, :parameters]
+        statistics = weights @ rows[:, parameters:]
+        sums.append(torch.cat([step, statistics]))
+    totals = torch.cat([samples.sum(1), received.finite.sum()[None]])
+    totals = fed.sum(totals.double())
+    return fed.sum(torch.stack(sums)), totals[:-1], totals[-1]
 
 
 def stepped(
-    fed: Federation[Options],
-    server: Server,
-    wave: Wave,
-    sums: Tensor,
-    samples: "np.ndarray",
+    fed: Federation[Options], server: Server, wave: Wave, sums: Tensor, samples: Tensor
 ) -> tuple[Server, dict[int, Tensor]]:
     """Return the server after a wave, and the versions that it has made."""
     size = fed.options.buffer
     end = wave.first + len(wave.order)
     made = {}
     with fed.timed("aggregate"):
-        for number, (row, more) in enumerate(zip(sums, samples.tolist(), strict=True)):
-            w, buffer, count = server
-            buffer, count = buffer + row, count + more
+        for number, row in enumerate(sums):
+            buffer = server.buffer + row
+            waiting = server.samples + samples[number]
+            server = Server(server.w, buffer, waiting)
             version = wave.first // size + number + 1
             if version * size <= end:
-                w = _moved(fed, w, buffer, count)
-                buffer, count = row.new_zeros(len(row)), 0
-                made[version] = w
-            server = Server(w, buffer, count)
+                w = made[version] = moved(fed, server)
+                server = Server(w, buffer.new_zeros(len(w)), waiting.new_zeros(()))
     return server, made
 
 
-def _moved(fed: Federation[Options], w: Tensor, buffer: Tensor, samples: int) -> Tensor:
+def moved(fed: Federation[Options], server: Server) -> Tensor:
     """Return the row after a step by a full buffer; w if nothing in it was finite."""
-    from hpcfed.methods._server_optimiser import moved
+    import torch
 
-    if not samples:
-        return w
-    mean = buffer / samples
-    return moved(w, fed.options.server_lr * mean[: fed.layout.num_parameters], mean)
+    parameters = fed.layout.num_parameters
+    # Sums are 0 where there are no samples: then so is the step.
+    mean = server.buffer / server.samples.clamp(min=1)
+    w = server.w[:parameters] + fed.options.server_lr * mean[:parameters]
+    before = server.w[parameters:]
+    statistics = mean[parameters:].where(server.samples > 0, before)
+    return torch.cat([w, statistics])

@@ -64,6 +64,8 @@ class UploadCompression:
         if not cohort.log.cohort_size or not rows.shape[1]:
             return upload
         purpose = f"compression, stream {upload.stream}"
+        if wave := upload.cohort.log.wave:
+            purpose += f", wave {wave}"
         ids = on_device(cohort.clients[cohort.chosen], rows.device)
         keys = randomness.client_keys(self.seed, purpose, cohort.round, ids)
         residual = warm = None
