@@ -365,6 +365,9 @@ def same_as(naive: Naive, s: Setup) -> None:
         assert log.cohort_size == len(clients)
         assert log.staleness == pytest.approx(np.mean(behind))
         assert log.virtual_seconds == pytest.approx(naive.now, rel=1e-12)
+        took = log.times["download"] + log.times["train"] + log.times["upload"]
+        np.testing.assert_allclose(took, naive.seconds[clients], rtol=1e-12)
+        assert log.times["arrival"][-1] == log.virtual_seconds
         assert log.bytes_up == len(clients) * size
         assert log.bytes_down == (len(clients) + naive.lost - lost) * size
         assert log.update_norms is not None and len(log.update_norms) == len(clients)
@@ -481,3 +484,33 @@ def test_the_chain_says_that_nobody_is_waited_for() -> None:
         "attack: ipm by 4 attackers → arrive: each at its own pace, 10% lost → "
         "aggregate: by staleness"
     )
+
+
+def test_packed_uploads_arrive_earlier() -> None:
+    """A tenth of the columns, as the clock and the bytes have it; attackers act before,
+    and what is left out is sent later.
+    """
+    options = {
+        "buffer": 2,
+        "attack": "sign-flip",
+        "downlink": 1e12,
+        "link_spread": 0.0,
+    }
+    dense: list[RoundLog] = []
+    packed: list[RoundLog] = []
+    for _ in rounds(federation("fedbuff", **options), 2, dense):
+        pass
+    s = federation("fedbuff", **options, compress="topk", keep=0.1)
+    for _, state in rounds(s, 2, packed):
+        assert state.w.isfinite().all()
+    for one, other in zip(packed, dense, strict=True):
+        share = one.bytes_up / other.bytes_up
+        # A value of 8 bytes and its place.
+        assert 0.1 < share < 0.2
+        upload = one.times["upload"].sum() / other.times["upload"].sum()
+        assert upload == pytest.approx(share)
+    assert packed[1].virtual_seconds < dense[1].virtual_seconds
+    residual = s.federation.way.memory.rows["residual-0"]
+    sent = np.concatenate([log.times["client"] for log in packed])
+    left = residual.abs().sum(1).numpy() > 0
+    assert np.flatnonzero(left).tolist() == np.unique(sent).tolist()
