@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from hpcfed.kernels import linear
@@ -27,6 +28,13 @@ from hpcfed.models.stacked_layers import (
 from hpcfed.models.stacking import Constants, Names, stacked
 
 Run = Callable[..., Any]
+_FUSED = [
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.CUDNN_ATTENTION,
+    SDPBackend.MATH,
+]
+"""All kernels of attention."""
 
 # Operations without a rule of vmap's are made client by client; the run says which way
 # its network is called, and torch's remarks on it would say nothing more.
@@ -97,7 +105,9 @@ class VmapNetwork:
             x = x.contiguous()
         by_client = x.unflatten(0, (clients, -1))
         try:
-            with _Attention(self._pass):
+            # Attention that stays within vmap, as that of torch's own encoder: fused
+            # kernels have no rule for it, and on a GPU they refuse its strides.
+            with sdpa_kernel(SDPBackend.MATH), _Attention(self._pass):
                 # randomness="error" would also refuse the random numbers of modules
                 # that are not in training.
                 y: Tensor = torch.func.vmap(one_client)(tensors, anchors, by_client)
@@ -294,13 +304,15 @@ class _Attention(TorchFunctionMode):
         def run(*by_client: Tensor) -> Tensor:
             query, key, value, *masks = by_client
             mask = _folded_mask(masks[0], query) if masks else None
-            y = attention(
-                query.flatten(0, 1),
-                key.flatten(0, 1),
-                value.flatten(0, 1),
-                mask,
-                **more,
-            )
+            # Out of vmap torch may choose: by itself it takes the fastest.
+            with sdpa_kernel(_FUSED):
+                y = attention(
+                    query.flatten(0, 1),
+                    key.flatten(0, 1),
+                    value.flatten(0, 1),
+                    mask,
+                    **more,
+                )
             return y.unflatten(0, query.shape[:2])
 
         masks = [] if attn_mask is None else [attn_mask]
