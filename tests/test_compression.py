@@ -490,7 +490,7 @@ REFUSED = {
     ("--method", "scaffold", "--aggregation", "sign-majority"): "votes once a round",
     ("--keep", 0.1): "--compress topk or randomk",
     ("--compress", "qsgd", "--no-feedback"): "--compress topk",
-    ("--compress", "topk", "--rank", 3): "--compress powersgd",
+    ("--compress", "topk", "--compress-rank", 3): "--compress powersgd",
     ("--compress", "topk", "--keep", 0): "greater than 0",
     ("--compress", "zip"): "'topk'",
     ("--method", "fedper", "--compress", "powersgd"): "powersgd needs whole rows",

@@ -40,7 +40,8 @@ class CompressionOptions(RunOptions):
     bucket: int = option(
         512, "qsgd, sign: columns that share a scale; 0: all of them", ge=0
     )
-    rank: int = option(2, "powersgd: rank of the matrices", ge=1, le=2**15)
+    # Not `rank`, which is a column of reports: the MPI rank.
+    compress_rank: int = option(2, "powersgd: rank of the matrices", ge=1, le=2**15)
     feedback: bool = option(
         True,
         "a client adds what its packed updates have left out to its next one; without, "
@@ -57,7 +58,7 @@ def packing(kind: str, config: CompressionOptions) -> str:
         "randomk": f"random {share}",
         "qsgd": f"QSGD with {config.levels} levels, {scales}",
         "sign": f"scaled signs, {scales}",
-        "powersgd": f"PowerSGD of rank {config.rank}",
+        "powersgd": f"PowerSGD of rank {config.compress_rank}",
     }[kind]
 
 
@@ -68,7 +69,7 @@ def compression_switches(config: CompressionOptions) -> Iterable[Switch]:
     yield Switch("keep", "--compress topk or randomk", sparse)
     yield Switch("levels", "--compress qsgd", "qsgd" in used)
     yield Switch("bucket", "--compress qsgd or sign", bool(used & {"qsgd", "sign"}))
-    yield Switch("rank", "--compress powersgd", "powersgd" in used)
+    yield Switch("compress_rank", "--compress powersgd", "powersgd" in used)
     wanted = f"--compress {', '.join(WITH_FEEDBACK[:-1])} or {WITH_FEEDBACK[-1]}"
     yield Switch("feedback", wanted, config.compress in WITH_FEEDBACK)
 

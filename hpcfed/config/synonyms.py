@@ -99,6 +99,12 @@ SYNONYMS = {
     "local_rounds": "R",
     "attack": "attack_type attack_method",
     "backend": "dist_backend",
+    "compress": "compression compressor quantization sparsification",
+    "compress_down": "compress_downlink downlink_compression server_compression",
+    "keep": "sparsity topk_ratio keep_ratio compression_ratio",
+    "levels": "quantization_levels",
+    "compress_rank": "powersgd_rank matrix_approximation_rank low_rank",
+    "feedback": "error_feedback ef",
 }
 """What other tools and papers call our options; words are separated by spaces."""
 WITHOUT_A_MATCH = {

@@ -35,7 +35,7 @@ PACKED_BY = {
     "keep": ("topk", "randomk"),
     "levels": ("qsgd",),
     "bucket": ("qsgd", "sign"),
-    "rank": ("powersgd",),
+    "compress_rank": ("powersgd",),
     "feedback": ("topk", "randomk", "sign", "powersgd"),
 }
 """Options of compressors, which say nothing with others."""

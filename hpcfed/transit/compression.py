@@ -276,7 +276,7 @@ def compressor(
         case "sign":
             return ScaledSign(config.bucket)
     assert kind == "powersgd", kind
-    return PowerSGD(layout.entries, config.rank)
+    return PowerSGD(layout.entries, config.compress_rank)
 
 
 def blocks(rows: Tensor) -> Iterator[slice]:
