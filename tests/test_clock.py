@@ -22,7 +22,7 @@ from hpcfed.experiment.run import go
 from hpcfed.experiment.stored import changed_files, read_run
 from hpcfed.federation.log import RoundLog
 from hpcfed.methods import load
-from hpcfed.record.clock import clock_arrays
+from hpcfed.record.clock import clock_arrays, take_down
 from hpcfed.transit.availability import Availability
 from hpcfed.transit.clock import arrivals
 from hpcfed.transit.devices import Devices, devices_of
@@ -524,16 +524,21 @@ def test_fednova_divides_by_the_steps_that_were_taken(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["batched", "loop"])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_limited_clients_stop_after_so_many_steps(
-    mode: str, monkeypatch: pytest.MonkeyPatch
+    mode: str, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows and losses of uneven clients, in stacks of two."""
-    case = Case()
+    case = Case(device=device)
     engine = case.engine(mode)
     monkeypatch.setattr(engines, "CPU_ACTIVATIONS", 2 * 4 * engine.cost.activations)
+    everyone = np.full(5, 2)
     limits = np.array([3, 1, 5, 0, 99])
-    trained, losses = engine.train(case.job(HARSH, limits=limits))
+    # On a GPU: plain, captured, and replayed with other limits than before.
+    for now in (everyone, everyone, limits) if device == "cuda" else (limits,):
+        trained, losses = engine.train(case.job(HARSH, limits=now))
     whole, _ = engine.train(case.job(HARSH))
+    trained, whole = trained.cpu(), whole.cpu()
     # Two epochs of 5, 9, 0, 12 and 3 samples in batches of 4: so many are seen.
     assert losses.seen.tolist() == [4 + 1 + 4, 4, 0, 0, 2 * 3]
     for client, steps in ((0, 3), (1, 1)):
@@ -580,6 +585,9 @@ LATE = {"devices": "lognormal", "speed_spread": 2.0, "dropout_rate": 0.2}
 )
 def test_every_method_runs_although_clients_are_late(method: str) -> None:
     options = {**SMALL, **LATE, "deadline": 0.4, "oversample": 1.5}
+    # With half of the time, so that some are late although they do what they can.
+    if load(method).Options.divides_training:
+        options |= {"partial": True, "deadline": 0.2}
     own = {**OWN.get(method, {}), "method": method, "rounds": 3}
     s = assembled(**{**options, **own})
     fed, state = s.federation, s.method.init(s.federation)
@@ -759,6 +767,18 @@ def test_a_clock_that_cannot_be_is_refused(tmp_path: Path) -> None:
 def test_a_long_table_is_left_out() -> None:
     assert len(list(clock_arrays(1000, 2000))) == 7
     assert not list(clock_arrays(1000, 2001))
+
+
+def test_a_table_takes_as_many_members_as_it_has_room_for(tmp_path: Path) -> None:
+    """Poisson sampling may draw any number."""
+    arrays = {a.name: np.full(a.shape, np.nan, a.dtype) for a in clock_arrays(2, 3)}
+    take_down(arrays, 1, {"client": np.arange(5), "train": np.arange(2)})
+    assert arrays["clock/client"][1].tolist() == [0, 1, 2]
+    assert arrays["clock/train"][1, :2].tolist() == [0, 1]
+    assert np.isnan(arrays["clock/client"][0]).all()
+    folder = late_run(tmp_path / "run", "--rounds", 2, "--sampling", "poisson")
+    with h5py.File(folder / "run.h5") as file:
+        assert file["clock/client"].shape == (2, 6)
 
 
 def test_a_traces_checksum_is_recorded(tmp_path: Path) -> None:
