@@ -123,10 +123,27 @@ def _epsilon_by_pld(
 ) -> float:
     if accountant.sampling == "always":
         # Gaussian noise on each of n sums is noise smaller by √n on one of them.
-        loss = _loss_of_one_round(accountant, noise / math.sqrt(rounds), interval)
-    else:
-        loss = _loss_of_one_round(accountant, noise, interval).self_compose(rounds)
+        noise = noise / accountant.sensitivity / math.sqrt(rounds)
+        return _epsilon_of_gaussian(noise, accountant.delta)
+    loss = _loss_of_one_round(accountant, noise, interval).self_compose(rounds)
     return float(loss.get_epsilon_for_delta(accountant.delta))
+
+
+def _epsilon_of_gaussian(noise: float, delta: float) -> float:
+    """Return ε of one sum, whose loss is known without a grid: a grid of the large
+    losses of little noise would take minutes.
+    """
+    from dp_accounting.pld.privacy_loss_mechanism import GaussianPrivacyLoss
+    from scipy.optimize import brentq
+
+    loss = GaussianPrivacyLoss(noise)
+    if loss.get_delta_for_epsilon(0.0) <= delta:
+        return 0.0
+    # The bound by Rényi divergences: ε is below it.
+    most = (0.5 / noise + math.sqrt(2 * math.log(1 / delta))) / noise
+    return float(
+        brentq(lambda found: loss.get_delta_for_epsilon(found) - delta, 0.0, most)
+    )
 
 
 @cache
