@@ -26,11 +26,12 @@ def run_of(
     energy: float = float("nan"),
     folder: Path = Path("run"),
     series: Mapping[str, Sequence[float]] | None = None,
+    facts: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> RunRecord:
     """Return a run whose last accuracy is as given. Of its seconds, a share is spent
     training and the rest aggregating; bytes are those of a round, up and as many down.
-    `series` are further series of rounds, or others instead.
+    `series` are further series of rounds, or others instead; `facts` further facts.
     """
     config = RunConfig().model_dump(mode="json") | {"seed": seed} | options
     each = np.broadcast_to(np.asarray(seconds, float), np.shape(seconds) or (ROUNDS,))
@@ -46,7 +47,7 @@ def run_of(
     phases[:, :, PHASES.index("train")] = train * each[:, None]
     phases[:, :, PHASES.index("aggregate")] = (1 - train) * each[:, None]
     clients = config["clients"]
-    facts = {
+    known = {
         "method": config["method"],
         "dataset": config["dataset"],
         "clients": clients,
@@ -59,7 +60,7 @@ def run_of(
         folder=folder,
         status="complete",
         error="",
-        facts=facts,
+        facts=known | dict(facts or {}),
         config=config,
         environment={"command": ["hpcfed", "run"]},
         rounds=rounds,

@@ -94,7 +94,7 @@ def test_show_tells_of_what_a_run_has_had() -> None:
         "epsilon": [0.5, 1.0, 1.5, 2.0],
         "clip_norm": [1.0, 0.9, 0.8, 0.7],
     }
-    run = clocked(HOUR, series=series, delta=1e-6)
+    run = clocked(HOUR, series=series, facts={"delta": 1e-6})
     lines = [line.split("   ") for line in shown(run).splitlines()]
     rows = {line[0].strip(): line[-1].strip() for line in lines}
     assert rows["virtual time of all rounds"] == "4 h 0 min"
@@ -179,7 +179,8 @@ def test_the_page_of_a_study_of_privacy() -> None:
             four_rounds(
                 privacy="central",
                 target_epsilon=epsilon,
-                delta=1e-6,
+                noise_cohort=1000,
+                facts={"delta": 1e-6},
                 series={"accuracy": [0.1, 0.2, 0.3, last], "epsilon": [epsilon] * 4},
             )
             for epsilon, last in ((8.0, 0.7), (2.0, 0.5))
@@ -194,6 +195,7 @@ def test_the_page_of_a_study_of_privacy() -> None:
     assert dashed[0]["series"] == "fedavg without noise"
     row = cells(section.tables[0])
     assert (row["ε"], row["δ"], row["lost by noise"]) == ("2", "1e-06", "30")
+    assert "as if the federation were so large" in section.text[-1]
 
 
 def test_the_page_of_a_study_of_compression() -> None:
@@ -231,6 +233,20 @@ def test_options_of_a_part_that_is_off_are_in_no_name() -> None:
         "fedavg, compress qsgd, levels 3",
         "fedavg, compress topk, keep 0.01",
         "fedavg, compress topk, keep 0.1",
+    ]
+
+
+def test_what_turns_a_part_on_tells_before_its_options_do() -> None:
+    private = {"privacy": "central", "accountant": "rdp", "clip_norm": 0.5}
+    every = grouped(
+        four_rounds(),
+        four_rounds(**private, target_epsilon=2.0),
+        four_rounds(**private, target_epsilon=8.0),
+    )
+    assert [label(group.key) for group in every] == [
+        "fedavg",
+        "fedavg, privacy central, target_epsilon 2",
+        "fedavg, privacy central, target_epsilon 8",
     ]
 
 

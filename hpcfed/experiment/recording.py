@@ -266,7 +266,11 @@ def _privacy(config: RunConfig) -> dict[str, str | float]:
     if config.privacy == "none":
         return {}
     multiplier = noise_multiplier_of(config)
-    return {"noise_multiplier": multiplier, "privacy": guarantee(config)}
+    return {
+        "noise_multiplier": multiplier,
+        "delta": config.accounted_delta,
+        "privacy": guarantee(config),
+    }
 
 
 def _files(config: RunConfig) -> dict[str, str]:

@@ -203,8 +203,12 @@ def _facts(file: Reader) -> dict[str, Any]:
     # Only other tasks than the first one are named.
     if facts.get("task", "classification") not in USUAL:
         raise ValueError(f"its task is {str(facts['task'])[:100]!r}")
-    if not isinstance(facts.get("error", ""), str):
-        raise ValueError("its error is no text")
+    for name in ("error", "uploads", "privacy"):
+        if not isinstance(facts.get(name, ""), str):
+            raise ValueError(f"its {name} is no text")
+    for name in ("noise_multiplier", "delta"):
+        if not isinstance(facts.get(name, 0.0), float):
+            raise ValueError(f"its {name} is no number")
     return facts
 
 

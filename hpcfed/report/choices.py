@@ -11,6 +11,7 @@ from typing import Any
 from hpcfed import methods
 from hpcfed.config import Options, RunConfig
 from hpcfed.config.devices import DeviceOptions
+from hpcfed.config.privacy import PrivacyOptions
 
 SIZES = ("clients", "ranks")
 """What figures are drawn over: never in a key."""
@@ -18,18 +19,18 @@ MEASURED_ON = ("on", "stacked_seeds", "side")
 """How a run was measured, and whether it is A or B of a comparison. These are not the
 user's options.
 """
-ALWAYS = ("dataset", "attack", "aggregation")
-"""Options that are in every key where they differ, even where another option would do.
-"""
 PARTS = {
     "attack": ("attackers", "attack_strength"),
     "devices": tuple(DeviceOptions.__annotations__),
-    "privacy": ("clip_norm", "clip_rate", "accountant"),
+    "privacy": tuple(PrivacyOptions.__annotations__),
     "compress": (),
     "compress_down": (),
 }
 """Parts of a run by the option that turns each on, with further options that say nothing
 where it is none.
+"""
+ALWAYS = ("dataset", "aggregation", *PARTS)
+"""Options that are in every key where they differ, even where another option would do.
 """
 PACKED_BY = {
     "keep": ("topk", "randomk"),

@@ -378,8 +378,8 @@ def privacy_text(record: RunRecord) -> str:
     if isnan(epsilon):
         return ""
     text = f"ε {epsilon:.3g}"
-    delta = record.config.get("delta")
-    return text if delta is None else f"{text} at δ {delta:g}"
+    delta = record.facts.get("delta")
+    return text if delta is None else f"{text} at δ {delta:.2g}"
 
 
 def _add_server(table: Table, last: LearningRecord) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from math import isfinite, nan
 from statistics import fmean
 
+from hpcfed.config.privacy import PrivacyOptions
 from hpcfed.report.charts import Axis, Drawing, Line, lines, spread
 from hpcfed.report.choices import Choice
 from hpcfed.report.groups import Group
@@ -25,19 +26,8 @@ from hpcfed.report.sections.section import (
 )
 from hpcfed.report.statistics import Estimate
 
-NOISE = (
-    "target_epsilon",
-    "noise_multiplier",
-    "delta",
-    "clip_norm",
-    "clip_quantile",
-    "clip_rate",
-    "accountant",
-    "privacy_population",
-    "noise_cohort",
-    "sampling",
-)
-"""Options that make a run more or less private."""
+NOISE = (*PrivacyOptions.__annotations__, "sampling")
+"""Options that make a run more or less private; --sampling goes with them."""
 
 
 def privacy(every: Sequence[Group]) -> Section:
@@ -51,11 +41,24 @@ def privacy(every: Sequence[Group]) -> Section:
         "less is more private. Dashed lines are runs without noise. Bars are 95 % "
         "confidence over seeds."
     )
+    section.text += _remarks(private)
     families = chart_families(every)
     for about in list(families)[:MOST_FAMILIES]:
         section.charts += _charts(about, families[about])
     section.tables.append(_table(every, private))
     return section
+
+
+def _remarks(private: Sequence[Group]) -> Iterator[str]:
+    """Yield what else a reader has to know about ε."""
+    larger = ("privacy_population", "noise_cohort")
+    if any(group.options.get(name) for group in private for name in larger):
+        yield (
+            "With --privacy-population or --noise-cohort, ε is as if the federation "
+            "were so large."
+        )
+    if any(group.options.get("privacy") == "local" for group in private):
+        yield "By local noise, ε is that of the client which took part most often."
 
 
 def _is_private(group: Group) -> bool:
@@ -86,10 +89,13 @@ def _lines(
     beside = _without_noise(known)
     found: dict[Choice, list[Group]] = defaultdict(list)
     for group in sorted(filter(_is_private, known), key=_epsilon):
-        found[group.options.without(*NOISE)].append(group)
+        found[_line(group)].append(group)
+    kinds = {str(choice["privacy"]) for choice in found}
     drawn, compared = [], {}
     for some in found.values():
         name = label(some[0].key.without(*NOISE, "dataset"))
+        if len(kinds) > 1:
+            name += f", {some[0].options['privacy']}"
         spent = [_epsilon(group) for group in some]
         scores = [judged.estimate(group) for group in some]
         drawn.append(estimates_line(name, spent, scores))
@@ -114,8 +120,14 @@ def _without_noise(every: Sequence[Group]) -> dict[Choice, Group]:
     return found
 
 
+def _line(group: Group) -> Choice:
+    """Return what points on one line have in common: central noise is not local."""
+    others = [name for name in NOISE if name != "privacy"]
+    return group.options.without(*others)
+
+
 def _otherwise(group: Group) -> Choice:
-    return group.options.without(*NOISE, "privacy")
+    return group.options.without(*NOISE)
 
 
 def _table(every: Sequence[Group], private: Sequence[Group]) -> Table:
@@ -147,5 +159,5 @@ def _table(every: Sequence[Group], private: Sequence[Group]) -> Table:
 
 
 def _delta(group: Group) -> str:
-    delta = group.options.get("delta")
-    return "–" if delta is None else f"{delta:g}"
+    delta = group.first.facts.get("delta")
+    return "–" if delta is None else f"{delta:.2g}"
