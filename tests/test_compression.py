@@ -221,6 +221,9 @@ def test_power_sgd_sends_matrices_that_are_sent() -> None:
     torch.testing.assert_close(packed.values, rows, rtol=1e-10, atol=1e-10)
     assert isinstance(packed.size, Tensor)
     assert packed.size.tolist() == [(28 + 12) * 8, 12 * 8, (10 + 12) * 8]
+    # Who has not packed a matrix goes on from the Q that it had.
+    assert packed.warm is not None
+    assert packed.warm.any(1).tolist() == [True, False, False]
 
 
 def test_columns_at_right_angles_bear_those_that_depend_on_others() -> None:
@@ -493,6 +496,7 @@ REFUSED = {
     ("--compress", "topk", "--compress-rank", 3): "--compress powersgd",
     ("--compress", "topk", "--keep", 0): "greater than 0",
     ("--compress", "zip"): "'topk'",
+    ("--compress", "powersgd", "--compress-rank", 99): "a smaller --compress-rank",
     ("--method", "fedper", "--compress", "powersgd"): "powersgd needs whole rows",
 }
 

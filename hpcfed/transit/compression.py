@@ -14,6 +14,7 @@ own reference. The first download is h as it is.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -63,18 +64,7 @@ class UploadCompression:
         # Nobody has data, or nothing is shared: nothing is sent.
         if not cohort.log.cohort_size or not rows.shape[1]:
             return upload
-        purpose = f"compression, stream {upload.stream}"
-        if wave := upload.cohort.log.wave:
-            purpose += f", wave {wave}"
-        ids = on_device(cohort.clients[cohort.chosen], rows.device)
-        keys = randomness.client_keys(self.seed, purpose, cohort.round, ids)
-        residual = warm = None
-        if self.feedback:
-            name = f"residual-{upload.stream}"
-            residual = self.memory.owned(name, rows.new_empty(rows.shape[1]))
-        kept = self.compressor.warm_columns(rows.shape[1])
-        if kept:
-            warm = self.memory.owned(f"warm-{upload.stream}", rows.new_empty(kept))
+        kept, keys = self._kept(upload), self._keys(upload)
         here = on_device(cohort.here, rows.device)
         received = torch.empty_like(rows)
         sizes = []
@@ -84,51 +74,66 @@ class UploadCompression:
                 groups = upload.sent.groups[block]
                 sent = Sent(groups, upload.sent.group_of).columns()
             start = upload.start[block]
-            packed = self._packed(
-                Updates(rows[block] - start, keys[block], sent),
-                here[block],
-                residual=residual,
-                warm=warm,
-            )
+            updates = Updates(rows[block] - start, keys[block], sent)
+            packed = self._packed(updates, here[block], kept)
             torch.add(start, packed.values, out=received[block])
             sizes.append(packed.size)
         return replace(upload, rows=received, size=_joined(sizes))
 
-    def _packed(
-        self,
-        updates: Updates,
-        at: Tensor,
-        *,
-        residual: Tensor | None,
-        warm: Tensor | None,
-    ) -> Packed:
+    def _kept(self, upload: Upload) -> "_Kept":
+        """Return what this rank's clients keep between uploads of this kind."""
+        rows, stream = upload.rows, upload.stream
+        width = rows.shape[1]
+        residual = warm = None
+        if self.feedback:
+            residual = self.memory.owned(f"residual-{stream}", rows.new_empty(width))
+        columns = self.compressor.warm_columns(width)
+        if columns:
+            warm = self.memory.owned(f"warm-{stream}", rows.new_empty(columns))
+        return _Kept(residual, warm)
+
+    def _keys(self, upload: Upload) -> Tensor:
+        cohort = upload.cohort
+        purpose = f"compression, stream {upload.stream}"
+        if wave := cohort.log.wave:
+            purpose += f", wave {wave}"
+        ids = on_device(cohort.clients[cohort.chosen], upload.rows.device)
+        return randomness.client_keys(self.seed, purpose, cohort.round, ids)
+
+    def _packed(self, updates: Updates, at: Tensor, kept: "_Kept") -> Packed:
         """Pack the updates of the clients at these positions of this rank, and overwrite
         what they keep.
         """
         whole, sent = updates.values, updates.sent
-        left = None if residual is None else residual[at]
+        left = None if kept.residual is None else kept.residual[at]
         if left is not None:
             whole = whole + left
         if sent is not None:
             # `where`, not a product: what is not sent may be NaN.
             whole = whole.where(sent, 0)
-        before = None if warm is None else warm[at]
+        before = None if kept.warm is None else kept.warm[at]
         packed = self.compressor(updates._replace(values=whole, warm=before))
         # NaN where any column is: one pass, and no second matrix.
         largest = torch.linalg.vector_norm(whole, torch.inf, dim=1, keepdim=True)
         finite = largest.isfinite()
-        if left is not None:
-            assert residual is not None
+        if kept.residual is not None and left is not None:
             new = whole - packed.values
             changed = finite if sent is None else finite & sent
-            residual[at] = new.where(changed, left)
-        if before is not None:
-            assert warm is not None
-            assert packed.warm is not None
-            warm[at] = packed.warm.where(finite, before)
+            kept.residual[at] = new.where(changed, left)
+        if kept.warm is not None and before is not None and packed.warm is not None:
+            kept.warm[at] = packed.warm.where(finite, before)
         # The server must hear of a client that has diverged.
         alarm = torch.zeros_like(largest).where(finite, torch.nan)
         return packed._replace(values=packed.values + alarm)
+
+
+class _Kept(NamedTuple):
+    """What clients of this rank keep between uploads, an entry for each."""
+
+    residual: Tensor | None
+    """What their packed updates have left out; None without error feedback."""
+    warm: Tensor | None
+    """What the compressor starts from; None where it starts from nothing."""
 
 
 @dataclass

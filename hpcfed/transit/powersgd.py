@@ -12,6 +12,7 @@ A column of Q that is 0, as all are before the first time, is drawn at random.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,11 +23,29 @@ from hpcfed.runtime import randomness
 from hpcfed.transit.compressors import Packed, Updates
 
 
+class _Matrix(NamedTuple):
+    """A tensor that is worth two factors."""
+
+    columns: slice
+    """Its columns of a row."""
+    height: int
+    width: int
+    kept: slice
+    """The columns of its Q, among what a client keeps."""
+
+
 @dataclass(frozen=True)
 class PowerSGD:
     entries: Sequence[Entry]
     """The tensors that the columns hold."""
     rank: int
+
+    def __post_init__(self) -> None:
+        if not any(self._matrices()):
+            raise UserError(
+                f"PowerSGD: factors of rank {self.rank} are larger than the network's "
+                "matrices; use a smaller --compress-rank, or --compress topk"
+            )
 
     def warm_columns(self, columns: int) -> int:
         """Return the numbers of all matrices' Q; refuse rows of which some columns are
@@ -38,52 +57,51 @@ class PowerSGD:
                 f"PowerSGD needs whole rows, and this method sends {columns:,} of "
                 f"{whole:,} columns; use --compress topk"
             )
-        return sum(self.rank * width for _, _, width in self._matrices())
+        *_, last = self._matrices()
+        return last.kept.stop
 
     def __call__(self, updates: Updates) -> Packed:
-        rows = updates.values
-        assert updates.warm is not None
+        rows, before = updates.values, updates.warm
+        assert before is not None
         number = rows.element_size()
-        values = rows.clone()
-        first = randomness.uniform(updates.keys, updates.warm.shape[1])
+        drawn = randomness.uniform(updates.keys, before.shape[1])
         # Around 0: the columns of positive matrices are nearly parallel.
-        first = first.to(rows.dtype) - 0.5
-        warm = torch.empty_like(updates.warm)
-        size: Tensor | int = rows.shape[1] * number
-        if updates.sent is not None:
-            size = updates.sent.sum(1) * number
-        begin = 0
-        for entry, height, width in self._matrices():
-            columns = slice(entry.start, entry.stop)
-            kept = slice(begin, begin + self.rank * width)
-            begin = kept.stop
-            matrix = rows[:, columns].unflatten(1, (height, width))
-            q = updates.warm[:, kept].unflatten(1, (width, self.rank))
-            drawn = first[:, kept].unflatten(1, (width, self.rank))
-            approximation, q = low_rank(matrix, q, drawn)
-            warm[:, kept] = q.flatten(1)
-            factors = (height + width) * self.rank * number
+        drawn = drawn.to(rows.dtype) - 0.5
+        values, warm = rows.clone(), before.clone()
+        size = updates.num_sent() * number
+        for matrix in self._matrices():
+            columns, kept = matrix.columns, matrix.kept
+            approximation, q = low_rank(
+                rows[:, columns].unflatten(1, (matrix.height, matrix.width)),
+                before[:, kept].unflatten(1, (matrix.width, self.rank)),
+                drawn[:, kept].unflatten(1, (matrix.width, self.rank)),
+            )
+            arrived, q = approximation.flatten(1), q.flatten(1)
+            factors = (matrix.height + matrix.width) * self.rank * number
             if updates.sent is None:
-                values[:, columns] = approximation.flatten(1)
-                size += factors - (entry.stop - entry.start) * number
+                values[:, columns], warm[:, kept] = arrived, q
+                size += factors - arrived.shape[1] * number
                 continue
             sent = updates.sent[:, columns]
             dense = sent.sum(1) * number
-            # Who sends a few columns of a matrix sends them as they are.
+            # Who sends few columns of a matrix, or none, sends them as they are.
             packs = dense > factors
-            arrived = approximation.flatten(1).where(sent, 0)
-            values[:, columns] = arrived.where(packs[:, None], values[:, columns])
-            size = size + packs * (factors - dense)
+            at_all = packs[:, None]
+            values[:, columns] = arrived.where(sent & at_all, rows[:, columns])
+            warm[:, kept] = q.where(at_all, before[:, kept])
+            size += packs * (factors - dense)
         return Packed(values, size, warm)
 
-    def _matrices(self) -> Iterator[tuple[Entry, int, int]]:
-        """Yield each tensor that is worth it, with its height and width as a matrix."""
+    def _matrices(self) -> Iterator[_Matrix]:
+        first = 0
         for entry in self.entries:
             if not entry.is_matrix:
                 continue
             height, width = entry.shape[0], prod(entry.shape[1:])
             if (height + width) * self.rank < height * width:
-                yield entry, height, width
+                kept = slice(first, first + self.rank * width)
+                yield _Matrix(slice(entry.start, entry.stop), height, width, kept)
+                first = kept.stop
 
 
 def low_rank(matrix: Tensor, warm: Tensor, drawn: Tensor) -> tuple[Tensor, Tensor]:
