@@ -11,8 +11,10 @@ import pytest
 from rich.console import Console
 
 from hpcfed import cli
+from hpcfed.config.compression import CompressionOptions
 from hpcfed.record.pace import time_text
 from hpcfed.record.run import RunRecord
+from hpcfed.report.choices import PACKED_BY, PARTS
 from hpcfed.report.collect import Found
 from hpcfed.report.comparison.points import Point
 from hpcfed.report.curves import Climb, curve_over
@@ -234,6 +236,11 @@ def test_options_of_a_part_that_is_off_are_in_no_name() -> None:
         "fedavg, compress topk, keep 0.01",
         "fedavg, compress topk, keep 0.1",
     ]
+
+
+def test_every_option_of_a_compressor_is_known() -> None:
+    own = CompressionOptions.__annotations__.keys() - {"title", *PARTS}
+    assert PACKED_BY.keys() == own
 
 
 def test_what_turns_a_part_on_tells_before_its_options_do() -> None:
