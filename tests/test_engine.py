@@ -851,7 +851,12 @@ def test_no_memory_within_a_capture_means_fewer_clients(
     plain, engine = (
         Engine(network, layout, shape=(3, 32, 32), mode="batched") for _ in range(2)
     )
-    expected, _ = plain.train(TrainingJob(rows, shard, np.arange(6), SGD, keys=keys))
+    halves = []
+    # By threes, as after the failure: other stacks choose other kernels.
+    for some in (slice(0, 3), slice(3, 6)):
+        half = TrainingJob(rows[some], shard, np.arange(6)[some], SGD, keys=keys[some])
+        halves.append(plain.train(half)[0])
+    expected = torch.cat(halves)
     work, failed = convolution._weight_gradient, list[int]()
 
     def failing(*words: Any, **more: Any) -> Any:
@@ -867,9 +872,7 @@ def test_no_memory_within_a_capture_means_fewer_clients(
         job = TrainingJob(rows, shard, np.arange(6), SGD, keys=keys)
         found, _ = engine.train(job)
     assert failed and engine.halvings == 1
-    torch.testing.assert_close(
-        found, expected, rtol=1e-2, atol=1e-3
-    )  # TF32, by other kernels; weights move by 0.1
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_a_part_of_a_wider_shard_trains_as_by_itself() -> None:
