@@ -443,6 +443,7 @@ def test_a_buffer_averages_running_statistics() -> None:
     [
         ("--deadline 30", "--deadline: method fedbuff waits for nobody"),
         ("--oversample 1.5 --cohort 2", "--oversample: method fedbuff waits"),
+        ("--sampling poisson", "--sampling poisson: method fedbuff invites"),
         ("--deadline 3 --partial", "--deadline: method fedbuff waits for nobody"),
         ("--devices none", "--devices none, but clients of method fedbuff"),
         ("--concurrency 30", "--concurrency 30, but there are 20 clients"),

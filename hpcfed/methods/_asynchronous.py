@@ -95,6 +95,11 @@ class Options(config.Options):
                     f"{flag}: method {config.method} waits for nobody, so there is no "
                     "round to end early"
                 )
+        if config.sampling != "fixed":
+            raise UserError(
+                f"--sampling {config.sampling}: method {config.method} invites clients "
+                "one by one, as places become free"
+            )
         if self.concurrency is not None and self.concurrency > config.clients:
             raise UserError(
                 f"--concurrency {self.concurrency}, but there are "
