@@ -238,6 +238,15 @@ def test_options_of_a_part_that_is_off_are_in_no_name() -> None:
     ]
 
 
+def test_rounds_that_wait_for_all_have_nothing_in_their_name() -> None:
+    every = grouped(clocked(1), clocked(1, deadline=1.5), clocked(1, oversample=1.3))
+    assert [label(group.key) for group in every] == [
+        "fedavg",
+        "fedavg, deadline 1.5",
+        "fedavg, oversample 1.3",
+    ]
+
+
 def test_every_option_of_a_compressor_is_known() -> None:
     own = CompressionOptions.__annotations__.keys() - {"title", *PARTS}
     assert PACKED_BY.keys() == own

@@ -40,6 +40,8 @@ PACKED_BY = {
     "feedback": ("topk", "randomk", "sign", "powersgd"),
 }
 """Options of compressors, which say nothing with others."""
+MEANS_OFF = {"oversample": 1.0}
+"""Values that stand for none, where that is not None, 0 or an empty text."""
 
 
 class Choice(Mapping[str, Any]):
@@ -182,6 +184,8 @@ def _idle(choice: Choice, name: str) -> bool:
         used = (choice.get("compress"), choice.get("compress_down"))
         return not any(one in PACKED_BY[name] for one in used)
     value = choice[name]
+    if name in MEANS_OFF and value == MEANS_OFF[name]:
+        return True
     if isinstance(value, bool):
         return False
     # A default of None, 0 or "" stands for none, or for what other options say. Choices
