@@ -378,6 +378,10 @@ def test_methods_take_privacy_where_one_mean_is_all_they_read(method: str) -> No
     [
         (["--privacy", "central"], "takes one of --noise-multiplier"),
         ([*NOISY, "--target-epsilon", 2], "takes one of --noise-multiplier"),
+        (
+            ["--privacy", "central", "--noise-multiplier", 0.01],
+            "use rdp, or at least 0.1",
+        ),
         ([*NOISY, "--method", "genfed"], "method genfed does more with uploads"),
         ([*NOISY, "--method", "scaffold"], "method scaffold does more with uploads"),
         ([*NOISY, "--method", "fednova"], "method fednova does more with uploads"),

@@ -101,6 +101,10 @@ class PrivacyOptions(
         return bool(self.noise_cohort or self.privacy_population)
 
 
+LEAST_BY_PLD = 0.1
+"""The least noise that privacy loss distributions take: 8 s, and four times as long for
+half of it.
+"""
 _OF_ANY = ("clip_norm", "noise_multiplier", "target_epsilon", "delta", "accountant")
 _OF_CENTRAL = ("clip_quantile", "privacy_population", "noise_cohort")
 
@@ -175,6 +179,12 @@ def _check_central(config: PrivacyOptions) -> None:
         raise UserError(
             "--privacy central does not account for --sampling fixed among those "
             "clients of a trace that are there; use --sampling poisson"
+        )
+    multiplier = config.noise_multiplier
+    if config.accountant == "pld" and multiplier and multiplier < LEAST_BY_PLD:
+        raise UserError(
+            f"--noise-multiplier {multiplier:g}: ε is in the thousands, and takes "
+            f"--accountant pld minutes; use rdp, or at least {LEAST_BY_PLD}"
         )
     if config.sampling == "fixed" and config.accountant == "pld":
         raise UserError(
