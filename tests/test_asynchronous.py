@@ -1,8 +1,10 @@
 """FedAsync and FedBuff: who trains when, and both methods against a naive event loop."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from math import inf
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,8 @@ from hpcfed.errors import UserError
 from hpcfed.experiment.assemble import Setup
 from hpcfed.federation.cohort import Cohort
 from hpcfed.federation.log import RoundLog
+from hpcfed.methods import fedasync, fedbuff
+from hpcfed.methods._asynchronous import Received, Wave
 from hpcfed.methods._timetable import Idle, Pace, Timetable, Training, waves
 from hpcfed.runtime.launcher import Launch
 from tests.federations import assembled, rounds
@@ -515,3 +519,49 @@ def test_packed_uploads_arrive_earlier() -> None:
     sent = np.concatenate([log.times["client"] for log in packed])
     left = residual.abs().sum(1).numpy() > 0
     assert np.flatnonzero(left).tolist() == np.unique(sent).tolist()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("method", [fedasync, fedbuff])
+def test_a_gpu_takes_uploads_in_as_a_cpu_does(method: ModuleType) -> None:
+    """And nothing is read from the device meanwhile: the host would wait for it. One of
+    the uploads is not finite.
+    """
+    options = method.Options()
+    fed: Any = SimpleNamespace(
+        options=options,
+        sizes=np.array([3, 1, 4, 1, 5, 9, 2, 6]),
+        layout=SimpleNamespace(num_parameters=20),
+        sum=lambda tensor: tensor,
+        timed=lambda phase: nullcontext(),
+    )
+    everyone = np.arange(8)
+    cohort = Cohort(0, everyone, np.full(8, 1 / 8), everyone, everyone, [everyone])
+    order = np.array([3, 1, 0, 7, 5, 6, 2, 4])
+    weights = options.weights(everyone[::-1].copy())
+    wave = Wave(0, cohort, np.zeros(8, np.int64), weights, order, 7, frozenset())
+    torch.manual_seed(0)
+    starts, rows = torch.randn(2, 8, 24, dtype=torch.float64)
+    w, buffer = torch.randn(2, 24, dtype=torch.float64)
+
+    def made(device: str) -> tuple[Tensor, Tensor]:
+        finite = (torch.arange(8) != 2).to(device)
+        received = Received(starts.to(device), rows.to(device), finite)
+        given, waiting = w.to(device), torch.ones((), device=device).double()
+        if device == "cuda":
+            torch.cuda.set_sync_debug_mode("error")
+        try:
+            if method is fedasync:
+                versions, heard = fedasync.mixed(fed, given, received, wave)
+                return versions[max(versions)], heard
+            sums, samples, heard = fedbuff.summed(fed, received, wave)
+            server = fedbuff.Server(given, buffer.to(device), waiting)
+            server, _ = fedbuff.stepped(fed, server, wave, sums, samples)
+            return server.w + server.buffer, heard
+        finally:
+            if device == "cuda":
+                torch.cuda.set_sync_debug_mode("default")
+
+    (row, heard), (expected, seven) = made("cuda"), made("cpu")
+    torch.testing.assert_close(row.cpu(), expected, rtol=1e-12, atol=1e-12)
+    assert int(heard) == int(seven) == 7

@@ -60,18 +60,20 @@ def mixed(
     """Return a version for every upload of a wave, and how many of them were finite."""
     import torch
 
-    device, columns = w.device, len(w)
-    here = torch.from_numpy(wave.cohort.chosen).to(device)
+    from hpcfed.runtime.device import on_device
+
+    here = on_device(wave.cohort.chosen, w.device)
     # Every rank fills in its own clients' rows: adding zeros rounds nothing, so that all
     # ranks mix the same rows in the same order as one rank does.
-    uploads = w.new_zeros(len(wave.order), columns)
+    uploads = w.new_zeros(len(wave.order), len(w))
     uploads[here] = received.rows
     uploads = fed.sum(uploads)
     finite = w.new_zeros(len(wave.order))
     finite[here] = received.finite.to(w.dtype)
     finite = fed.sum(finite)
     with fed.timed("aggregate"):
-        shares = fed.options.mixing * torch.from_numpy(wave.weights).to(w) * finite
+        shares = on_device(fed.options.mixing * wave.weights, w.device)
+        shares = shares.to(w.dtype) * finite
         versions = {}
         for number, member in enumerate(wave.order.tolist()):
             # Each version takes the place of the upload that it is made of.

@@ -84,15 +84,17 @@ def summed(
     import numpy as np
     import torch
 
+    from hpcfed.runtime.device import on_device
+
     size, cohort, rows = fed.options.buffer, wave.cohort, received.rows
     # In which buffer each member is, counted from the one that the wave begins in.
     arrives = wave.first + np.argsort(wave.order)
     buffer_of = arrives // size - wave.first // size
     here = cohort.chosen
     in_buffer = np.arange(buffer_of.max() + 1)[:, None] == buffer_of[here]
-    samples = torch.from_numpy(in_buffer * fed.sizes[cohort.clients[here]])
-    samples = samples.to(rows.device) * received.finite
-    staleness = torch.from_numpy(wave.weights[here]).to(rows)
+    samples = on_device(in_buffer * fed.sizes[cohort.clients[here]], rows.device)
+    samples = samples * received.finite
+    staleness = on_device(wave.weights[here], rows.device).to(rows.dtype)
 
     updates = rows - received.starts
     parameters = fed.layout.num_parameters
