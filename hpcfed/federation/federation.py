@@ -205,6 +205,8 @@ class Federation(LocalTraining[MethodOptions]):
             return None
         self.close_round(cohort)
         assert log.arrived is not None
+        if len(log.arrived) == log.cohort_size:
+            return None
         came = np.isin(cohort.clients, log.arrived, assume_unique=True)
         return None if came.all() else came
 
