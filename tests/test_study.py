@@ -212,9 +212,12 @@ def test_the_studies_that_come_along_are_right(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A plan asks whether a data set is there, and does not read it.
-    folder, *files = _TORCHVISION_FILES["cifar10"]
-    (tmp_path / folder).mkdir()
+    _, *files = _TORCHVISION_FILES["cifar10"]
+    for split in ("train", "t10k"):
+        for kind in ("images-idx3", "labels-idx1"):
+            files.append(f"FashionMNIST/raw/{split}-{kind}-ubyte")
     for name in files:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     monkeypatch.setenv("HPCFED_DATA", str(tmp_path))
     made = points(read_study(file), file)
