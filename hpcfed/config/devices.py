@@ -38,12 +38,12 @@ class DeviceOptions(RunOptions):
         "for each client, as in --devices lognormal --deadline 30",
     )
     step_seconds: float = option(
-        0.1, "virtual seconds of a local step on a device of speed 1", gt=0
+        0.1, "virtual seconds of a local step on a device of speed 1, as in 0.5", gt=0
     )
     speed_spread: float = option(
         0.75,
         "lognormal: σ of the logarithm of speeds, whose median is 1; uniform: speeds "
-        "lie within 1 ± so much",
+        "lie within 1 ± so much, as in 0.5",
         ge=0,
         le=10,
     )
