@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from statistics import NormalDist
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor
 from hpcfed import cli, methods
 from hpcfed.config import RunConfig
 from hpcfed.config.chain import chain
+from hpcfed.errors import UserError
 from hpcfed.experiment.assemble import Setup
 from hpcfed.experiment.run import go
 from hpcfed.experiment.stored import read_run
@@ -478,6 +480,28 @@ def test_the_command_tells_noise_and_epsilon(
         f"ε = {expected:.3g} after 7 rounds at δ = 1e-05 (z = 3, rdp)"
     )
     assert "takes one of" in mistake(capsys, "privacy", "--rounds", 7)
+
+
+def test_privacy_that_comes_without_noise_is_refused() -> None:
+    """One of ten clients in each of four rounds is drawn with probability 0.344."""
+    accountant = Accountant("rdp", "poisson", 1, 10, delta=0.35)
+    with pytest.raises(UserError, match="hardly any noise keeps within"):
+        accountant.noise_multiplier(1.0, rounds=4)
+    assert accountant.noise_multiplier(0.01, rounds=5) > 0
+
+
+def test_pld_finds_far_less_noise_than_rdp() -> None:
+    """Less than half, at small ε: the search goes on below."""
+    noise = {}
+    for kind in ("rdp", "pld"):
+        accountant = Accountant(kind, "always", 1, 1, delta=1e-9)
+        noise[kind] = accountant.noise_multiplier(0.01, rounds=1)
+    assert noise["pld"] < noise["rdp"] / 2
+    # Balle and Wang 2018, Theorem 8, at sensitivity 2: Φ(s/2 − ε/s) − e^ε Φ(−s/2 − ε/s).
+    s = 2 / noise["pld"]
+    phi = NormalDist().cdf
+    delta = phi(s / 2 - 0.01 / s) - math.exp(0.01) * phi(-s / 2 - 0.01 / s)
+    assert delta == pytest.approx(1e-9, rel=0.05)
 
 
 @pytest.mark.parametrize("compress", ["topk", "randomk", "qsgd", "sign", "powersgd"])

@@ -53,7 +53,7 @@ class PrivacyOptions(
         "ε after all rounds, as in 2: the run finds the noise that keeps within it; "
         "by local for a client that takes part in every round",
         ge=0,
-        le=1000,
+        le=100,
     )
     delta: float | None = option(
         None,

@@ -22,6 +22,7 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from hpcfed.config import RunConfig
+from hpcfed.errors import UserError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,8 +35,10 @@ COARSE = 1e-2
 """Grid for rounds before the last: it costs up to 1.5 % of ε, 20 ms instead of 60."""
 TOLERANCE = 1e-5
 """How close noise multipliers come to the least that keeps within ε."""
-LEAST_NOISE = 0.01
-"""Where the search for noise multipliers begins: ε is in the thousands there."""
+LEAST_NOISE = 0.05
+"""Where the search for noise multipliers ends: ε is in the hundreds there, and
+distributions are so wide that they take seconds.
+"""
 COUNTED_BITS = 4
 """Rounds are counted one by one up to 16, and from there on by eighths of a power of
 two: a privacy loss distribution of each of a thousand rounds would take a minute.
@@ -178,32 +181,57 @@ def _divergences_of_one_round(
 
 @cache
 def _calibrated(accountant: Accountant, epsilon: float, rounds: int) -> float:
-    """Search from the rdp's answer on, which is close and comes at once."""
-    from dp_accounting import LowerEndpointAndGuess
-
-    interval = LowerEndpointAndGuess(LEAST_NOISE, 1.0)
-    found = _searched(accountant, "rdp", epsilon, rounds, interval)
-    if accountant.kind == "pld":
-        # Smaller noise has wider distributions, which take long.
-        interval = LowerEndpointAndGuess(found / 2, found)
-        found = _searched(accountant, "pld", epsilon, rounds, interval)
-    return found
+    """Search by rdp, whose answer is not far from that of pld and comes at once."""
+    if accountant.sampling == "poisson":
+        ever_drawn = 1 - (1 - accountant.rate) ** rounds
+        # Whoever is hardly ever drawn is private without any noise.
+        if ever_drawn <= accountant.delta:
+            raise _needless(accountant, epsilon)
+    upper = _searched(accountant, "rdp", epsilon, rounds, lower=LEAST_NOISE, guess=1.0)
+    if accountant.kind == "rdp":
+        return upper
+    lower = upper / 2
+    # From above: the less noise, the wider are the distributions.
+    while accountant.epsilon(lower, rounds) <= epsilon and lower > LEAST_NOISE:
+        lower, upper = lower / 2, lower
+    return _searched(accountant, "pld", epsilon, rounds, lower=lower, guess=upper)
 
 
 def _searched(
-    accountant: Accountant, kind: str, epsilon: float, rounds: int, interval: Any
+    accountant: Accountant,
+    kind: str,
+    epsilon: float,
+    rounds: int,
+    *,
+    lower: float,
+    guess: float,
 ) -> float:
-    from dp_accounting import SelfComposedDpEvent, calibrate_dp_mechanism
-
-    found = calibrate_dp_mechanism(
-        partial(_library_accountant, accountant, kind),
-        lambda noise: SelfComposedDpEvent(_round_event(accountant, noise), rounds),
-        epsilon,
-        accountant.delta,
-        interval,
-        tol=TOLERANCE,
+    from dp_accounting import (
+        LowerEndpointAndGuess,
+        SelfComposedDpEvent,
+        calibrate_dp_mechanism,
     )
+    from dp_accounting.mechanism_calibration import NoBracketIntervalFoundError
+
+    try:
+        found = calibrate_dp_mechanism(
+            partial(_library_accountant, accountant, kind),
+            lambda noise: SelfComposedDpEvent(_round_event(accountant, noise), rounds),
+            epsilon,
+            accountant.delta,
+            LowerEndpointAndGuess(lower, guess),
+            tol=TOLERANCE,
+        )
+    except NoBracketIntervalFoundError:
+        raise _needless(accountant, epsilon) from None
     return float(found)
+
+
+def _needless(accountant: Accountant, epsilon: float) -> UserError:
+    return UserError(
+        f"hardly any noise keeps within --target-epsilon {epsilon:g} at δ = "
+        f"{accountant.delta:.2g}; give a smaller --delta, or --noise-multiplier"
+    )
 
 
 def _library_accountant(accountant: Accountant, kind: str) -> Any:
