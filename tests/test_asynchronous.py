@@ -548,6 +548,7 @@ def test_a_gpu_takes_uploads_in_as_a_cpu_does(method: ModuleType) -> None:
         finite = (torch.arange(8) != 2).to(device)
         received = Received(starts.to(device), rows.to(device), finite)
         given, waiting = w.to(device), torch.ones((), device=device).double()
+        filled = buffer.to(device)
         if device == "cuda":
             torch.cuda.set_sync_debug_mode("error")
         try:
@@ -555,7 +556,7 @@ def test_a_gpu_takes_uploads_in_as_a_cpu_does(method: ModuleType) -> None:
                 versions, heard = fedasync.mixed(fed, given, received, wave)
                 return versions[max(versions)], heard
             sums, samples, heard = fedbuff.summed(fed, received, wave)
-            server = fedbuff.Server(given, buffer.to(device), waiting)
+            server = fedbuff.Server(given, filled, waiting)
             server, _ = fedbuff.stepped(fed, server, wave, sums, samples)
             return server.w + server.buffer, heard
         finally:

@@ -56,6 +56,9 @@ class VirtualClock:
         # Nobody would ever be there where nobody has data.
         there = self.devices.presence(self.holders) if len(self.holders) else None
         self._holders_there = there
+        self._everyone = np.arange(len(self.devices.speed))
+        self._last: tuple[float, float] | None = None
+        """What is in the memory, once it has been read or written."""
 
     @property
     def now(self) -> float:
@@ -66,10 +69,12 @@ class VirtualClock:
     def _kept(self) -> tuple[float, float]:
         """Return the time, and the bytes of the last round's largest upload."""
         # As Python's numbers: a few operations of torch would take longer than all else.
-        now, largest = self.memory.common(KEPT, NOTHING).tolist()
-        if not (0 <= now < np.inf and 0 <= largest < np.inf):
-            raise UserError(f"the checkpoint's {KEPT} holds numbers that cannot be")
-        return now, largest
+        if self._last is None:
+            now, largest = self.memory.common(KEPT, NOTHING).tolist()
+            if not (0 <= now < np.inf and 0 <= largest < np.inf):
+                raise UserError(f"the checkpoint's {KEPT} holds numbers that cannot be")
+            self._last = now, largest
+        return self._last
 
     def next_moment(self) -> float:
         """Return when the next round can begin: as soon as a client with data is there."""
@@ -86,6 +91,8 @@ class VirtualClock:
 
     def available(self, now: float) -> np.ndarray:
         """Return the ids of the clients that are there at this moment."""
+        if self.devices.availability is None:
+            return self._everyone
         return self.devices.available(now)
 
     def begin(self, round: int, clients: np.ndarray, now: float) -> "MembersTime":
@@ -119,9 +126,8 @@ class VirtualClock:
         """End a round; return the ids of the clients whose uploads the server has."""
         assert isinstance(round, MembersTime)
         round.close()
-        largest = round.sent.max(initial=0.0)
-        kept = torch.tensor([round.end, largest], dtype=torch.float64)
-        self.memory.keep(KEPT, kept)
+        self._last = round.end, float(round.sent.max(initial=0.0))
+        self.memory.keep(KEPT, torch.from_numpy(np.array(self._last)))
         return round.clients[round.arrived]
 
 
@@ -153,14 +159,13 @@ class MembersTime:
 
     def __post_init__(self) -> None:
         members = len(self.clients)
-        self._download = np.zeros(members)
-        self._train = np.zeros(members)
-        self._upload = np.zeros(members)
-        self._dense = np.zeros(members)
-        """Bytes that each would have been sent without packing."""
+        # One array for all of them, since a round of a small model is over at once.
+        sums = np.zeros((5, members))
+        self._download, self._train, self._upload, self._dense, self.sent = sums
+        """Seconds of each; bytes that it would have been sent without packing, and that
+        it has sent.
+        """
         self._steps = np.zeros(members, np.int64)
-        self.sent = np.zeros(members)
-        """Bytes that each has sent."""
         self._time_for: np.ndarray | None = None
 
     def download(
@@ -209,16 +214,16 @@ class MembersTime:
         """Return what is recorded of every member of a closed round, by name."""
         counted = np.zeros(len(self.clients))
         counted[self.arrived] = 1
-        # The fastest of those that vanished may have come back.
-        vanished = self.lost & (counted == 0)
         arrival = self.begin + self._seconds()
+        # The fastest of those that vanished may have come back.
+        arrival[self.lost & (counted == 0)] = np.nan
         return {
             "client": self.clients,
             "download": self._download,
             "train": self._train,
             "upload": self._upload,
             "steps": self._steps,
-            "arrival": np.where(vanished, np.nan, arrival),
+            "arrival": arrival,
             "arrived": counted,
         }
 
