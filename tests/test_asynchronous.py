@@ -164,6 +164,7 @@ def test_the_list_of_the_idle_is_one(total: int, data: st.DataObject) -> None:
     for _ in range(10):
         listed = [idle.at(number) for number in range(idle.count)]
         assert len(listed) == len(others) and set(listed) == others
+        assert idle.listed().tolist() == listed
         back_first: bool = data.draw(st.booleans())
         if busy and back_first:
             back = busy.pop()

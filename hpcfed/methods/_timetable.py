@@ -24,7 +24,7 @@ import numpy as np
 from hpcfed.errors import UserError
 from hpcfed.federation.way import Presence
 
-TRIES = 64
+TRIES = 16
 """Draws among all that do not train, before those are listed who are there."""
 
 Draw = Callable[[], float]
@@ -132,10 +132,10 @@ class Timetable:
             number = int(draw() * idle.count)
             if there[idle.at(number)]:
                 return idle.take(number)
-        numbers = [n for n in range(idle.count) if there[idle.at(n)]]
-        if not numbers:
+        numbers = np.flatnonzero(there[idle.listed()])
+        if not len(numbers):
             return None
-        return idle.take(numbers[int(draw() * len(numbers))])
+        return idle.take(numbers.item(int(draw() * len(numbers))))
 
 
 class Idle:
@@ -156,6 +156,14 @@ class Idle:
     def at(self, number: int) -> int:
         """Return who is at this number of the list."""
         return self._moved.get(number, number)
+
+    def listed(self) -> np.ndarray:
+        """Write the list out."""
+        found = np.arange(self.count)
+        for number, position in self._moved.items():
+            if number < self.count:
+                found[number] = position
+        return found
 
     def add(self, position: int) -> None:
         """Append somebody."""
