@@ -85,8 +85,8 @@ class Accountant:
     def epsilons(self, noise_multiplier: float, rounds: int) -> "np.ndarray":
         """Return upper bounds of ε after each of so many rounds; the last is the best.
 
-        Most are ε of a somewhat later round, on a coarser grid: 1500 rounds take a
-        second by pld.
+        Most are ε of a somewhat later round, on a coarser grid: 1500 rounds take 1.4
+        s by pld, on one ARM core.
         """
         return _spending(self, noise_multiplier, rounds)
 
