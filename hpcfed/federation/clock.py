@@ -32,6 +32,9 @@ class RoundClock(Protocol):
         round.
         """
 
+    def came(self, clients: np.ndarray) -> np.ndarray:
+        """Return whose uploads the server has, of these members of an ended round."""
+
     def table(self) -> dict[str, np.ndarray]:
         """Return what is recorded of every member, by name."""
 

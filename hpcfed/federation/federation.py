@@ -207,7 +207,7 @@ class Federation(LocalTraining[MethodOptions]):
         assert log.arrived is not None
         if len(log.arrived) == log.cohort_size:
             return None
-        came = np.isin(cohort.clients, log.arrived, assume_unique=True)
+        came = log.clock.came(cohort.clients)
         return None if came.all() else came
 
     def _in_time(self, cohort: Cohort) -> Cohort:

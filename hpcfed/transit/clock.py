@@ -210,6 +210,13 @@ class MembersTime:
         )
         self.end = self.begin + duration
 
+    def came(self, clients: np.ndarray) -> np.ndarray:
+        """Return whose uploads the server has, of these members of a closed round."""
+        came = np.zeros(len(self.clients), bool)
+        came[self.arrived] = True
+        found: np.ndarray = came[self._at(clients)]
+        return found
+
     def table(self) -> dict[str, np.ndarray]:
         """Return what is recorded of every member of a closed round, by name."""
         counted = np.zeros(len(self.clients))
