@@ -114,7 +114,7 @@ class Federation(LocalTraining[MethodOptions]):
             rows = download.rows.expand(len(cohort.here), -1)
             log.downloaded = rows
             if self.way.packing is not None:
-                log.lags.append((rows, row - download.rows))
+                log.packed_downloads.append((rows, row))
             return rows
 
     def upload(
@@ -452,7 +452,9 @@ def _beside_servers(rows: Tensor, log: RoundLog, beside: Tensor | None) -> Tenso
     what it could not send yet stays in it.
     """
     start = log.downloaded if beside is None else beside
-    for received, lag in log.lags:
+    for received, servers in log.packed_downloads:
         if received is start and received.shape == rows.shape:
-            return rows + lag
+            # The update first: where there is none, the server's number stays to the
+            # last bit, and no rounding has a say in votes.
+            return (rows - received).add_(servers)
     return rows

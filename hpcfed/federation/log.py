@@ -63,9 +63,9 @@ class RoundLog:
     """The row that the server has sent to all members, by the last download; None where
     each got its own.
     """
-    lags: list[tuple[Tensor, Tensor]] = field(default_factory=list)
-    """Downloads of this round that were packed: rows as members have them, and what the
-    server's own row, or rows, have beside that.
+    packed_downloads: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    """Downloads of this round that were packed: rows as members have them, and the
+    server's own row, or rows, which they stand for.
     """
     uploads: int = 0
     """Uploads of this round so far, such as rows and control variates."""
