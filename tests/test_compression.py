@@ -72,6 +72,14 @@ def test_top_k_counts_indices_bits_or_all_columns_whichever_is_least() -> None:
     assert torch.equal(TopK(1.0)(row).values, row.values)
 
 
+def test_roundings_do_not_choose_among_columns_that_tie() -> None:
+    """As on another number of ranks, whose sums are rounded differently."""
+    rows = torch.full((50, 1000), 0.3, dtype=torch.float64)
+    noise = 1e-15 * drawn(50, 1000, dtype=torch.float64)
+    packed = TopK(0.1)(Updates(rows + noise, keys(50)))
+    assert packed.values[:, :100].ne(0).all() and packed.values[:, 100:].eq(0).all()
+
+
 def test_k_is_the_share_rounded_up() -> None:
     assert num_kept(100, 0.07) == 7
     assert num_kept(101, 0.07) == 8

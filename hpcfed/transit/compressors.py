@@ -25,6 +25,8 @@ from hpcfed.runtime import randomness
 INDEX_BYTES = 4
 SEED_BYTES = 8
 SCALE_BYTES = 4  # norms and mean sizes travel as float32
+TILT = 1e-5
+"""By how much the last column counts less than the first where top-k compares them."""
 
 
 class Updates(NamedTuple):
@@ -83,7 +85,7 @@ class TopK(_Memoryless):
     """The share of the columns that are kept, at least one."""
 
     def __call__(self, updates: Updates) -> Packed:
-        magnitudes = updates.values.abs()
+        magnitudes = _tie_free(updates.values.abs())
         if updates.sent is not None:
             # Below all others: a column that is not sent is never among the k.
             magnitudes.masked_fill_(~updates.sent, -1)
@@ -207,6 +209,24 @@ def num_kept(columns: Tensor | int, keep: float) -> Tensor | int:
         share = columns.double() * keep - slack
         return share.ceil().long()
     return ceil(columns * keep - slack)
+
+
+def _tie_free(magnitudes: Tensor) -> Tensor:
+    """Let a column count a little less than the one before it, in place.
+
+    Columns often tie, as those of two pixels that are always alike. Roundings, which are
+    others on each number of ranks, must not decide between them; in float32, where they
+    are larger than this, they still may.
+    """
+    return magnitudes.mul_(
+        torch.linspace(
+            1.0,
+            1.0 - TILT,
+            magnitudes.shape[1],
+            dtype=magnitudes.dtype,
+            device=magnitudes.device,
+        )
+    )
 
 
 def _uniform(keys: Tensor, count: int) -> Tensor:
