@@ -245,6 +245,24 @@ def test_a_dry_run_shows_every_command_and_cost(
     assert not (tmp_path / "out").exists()
 
 
+def test_work_counts_packed_bytes_of_all_who_are_invited(tmp_path: Path) -> None:
+    plain, packed, rare = planned(
+        tmp_path,
+        "[common]\nmodel = 'mlp'\ndataset = 'synthetic'\nrounds = 2\n"
+        "[variants.plain]\nclients = 3\n"
+        "[variants.packed]\nclients = 3\ncompress = 'sign'\ncompress_down = 'topk'\n"
+        "[variants.rare]\nclients = 30\ncohort = 2\ncompress_down = 'topk'\n"
+        "devices = 'lognormal'\noversample = 1.5\n",
+    )
+    columns = 3 * 32 * 32 * 64 + 64 + 64 * 10 + 10
+    dense, signs = 4 * columns, 24_666 + 386 * 4
+    top = 2 * 4 * 1974  # values and indices of 1 % of the columns
+    assert estimate.work(plain.settings).sent == 2 * 3 * 2 * dense
+    assert estimate.work(packed.settings).sent == 2 * 3 * (signs + top)
+    # Three of thirty are invited, and each has missed ten downloads.
+    assert estimate.work(rare.settings).sent == 2 * 3 * (dense + 10 * top)
+
+
 def test_work_counts_what_the_options_say(tmp_path: Path) -> None:
     small, double, two_seeds = planned(
         tmp_path,

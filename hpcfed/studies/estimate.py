@@ -10,7 +10,7 @@ from statistics import median
 import torch
 
 from hpcfed.clients.network import client_layout, client_network, sample_of
-from hpcfed.config import Settings
+from hpcfed.config import RunConfig, Settings
 from hpcfed.models.cost import cost
 from hpcfed.models.layout import Layout
 from hpcfed.server.columns import generated
@@ -18,6 +18,7 @@ from hpcfed.server.networks import Autoencoder, Denoiser
 from hpcfed.server.options import ServerOptions, server_options
 from hpcfed.server.schedule import num_learnings
 from hpcfed.studies.plan import Point
+from hpcfed.transit.compression import compressor, packed_bytes
 
 UNMEASURED = {"cpu": 5e9, "cuda": 2e13}
 """FLOP/s that a rank is taken to reach as long as nothing has been measured: the order
@@ -41,7 +42,9 @@ class Work:
     written and read, and rows with their momentum read and written.
     """
     sent: float
-    """Bytes that clients send and are sent, if they exchange whole rows."""
+    """Bytes that clients send and are sent, if they exchange whole rows; packed, where
+    the run packs them.
+    """
 
 
 @dataclass(frozen=True)
@@ -78,14 +81,30 @@ def work(settings: Settings) -> Work:
     per_step = 6 + 2 * moments
     floats = 2 * samples * sample.activations
     floats += per_step * samples / config.batch_size * layout.num_parameters
-    uploads = seeds * config.rounds * config.cohort_size
-    sent = 2 * BYTES * uploads * layout.num_columns
+    sent = seeds * config.rounds * _sent_in_a_round(config, layout)
     return Work(
         clients=2 * samples * sample.training,  # a multiplication and an addition
         server=seeds * _server_flops(settings, layout),
         memory_traffic=BYTES * floats,
         sent=sent if settings.options.uploads else 0.0,
     )
+
+
+def _sent_in_a_round(config: RunConfig, layout: Layout) -> float:
+    """Return the bytes of all whole rows that a round's clients send and are sent."""
+    clients = config.invited_among(config.clients)
+
+    def packed(kind: str) -> float:
+        # A view of one number: a row of a large network would take its memory.
+        row = torch.empty(()).expand(layout.num_columns)
+        if kind == "none":
+            return BYTES * len(row)
+        return packed_bytes(compressor(kind, config, layout, unbiased=True), row)
+
+    # Who is sampled every tenth round is sent ten downloads, or the whole row.
+    missed = config.clients / clients
+    down = min(packed("none"), missed * packed(config.compress_down))
+    return clients * (packed(config.compress) + down)
 
 
 def speed(measured: Sequence[tuple[Point, Work, float, float]], *, cuda: bool) -> Speed:

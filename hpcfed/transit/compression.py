@@ -3,7 +3,8 @@
 An upload is packed as its update, the row less what the server has sent. What a client's
 packed updates have left out is its residual, and is added to its next one (Seide et al.
 2014, Stich et al. 2018): nothing is lost, it comes later. A client that has diverged
-sends what is not finite, and keeps its residual.
+sends what is not finite, and keeps its residual. One whose upload comes late, or never,
+does not hear of that: what it has packed is gone.
 
 A download is packed as the difference to a reference h that the server and its clients
 have: h ← h + C(w − h), and clients start from h. Where all clients are sent one row,
@@ -51,12 +52,7 @@ class UploadCompression:
 
     def bytes_of(self, row: Tensor) -> int:
         """Return the bytes in which all columns of such a row are packed."""
-        nobody = row.new_empty(0, len(row))
-        warm = row.new_empty(0, self.compressor.warm_columns(len(row)))
-        keys = torch.empty(0, dtype=torch.int64, device=row.device)
-        size = self.compressor(Updates(nobody, keys, warm=warm)).size
-        assert isinstance(size, int), "it depends on the number of columns alone"
-        return size
+        return packed_bytes(self.compressor, row)
 
     def __call__(self, upload: Upload) -> Upload:
         """Put updates as the server unpacks them in place of those that are sent."""
@@ -241,6 +237,16 @@ class DownloadCompression:
     def _keys(self, download: Download, ids: Tensor) -> Tensor:
         purpose = f"compression of downloads, stream {download.stream}"
         return randomness.client_keys(self.seed, purpose, download.cohort.round, ids)
+
+
+def packed_bytes(compressor: Compressor, row: Tensor) -> int:
+    """Return the bytes in which a compressor packs all columns of such a row."""
+    nobody = row.new_empty(0, len(row))
+    warm = row.new_empty(0, compressor.warm_columns(len(row)))
+    keys = torch.empty(0, dtype=torch.int64, device=row.device)
+    size = compressor(Updates(nobody, keys, warm=warm)).size
+    assert isinstance(size, int), "it depends on the number of columns alone"
+    return size
 
 
 def upload_compression(
