@@ -214,6 +214,13 @@ def test_wrong_spans_are_refused(tmp_path: Path, spans: str, complaint: str) -> 
     assert f"line 2: {complaint}" in str(refusal.value)
 
 
+def test_a_spreadsheets_byte_order_mark_is_no_part_of_the_heading(
+    tmp_path: Path,
+) -> None:
+    path = trace(tmp_path, "0,4,1,1", heading=f"\ufeff{HEADING}")
+    assert read_trace(path).speed.tolist() == [4.0]
+
+
 def test_what_is_no_trace_is_refused(tmp_path: Path) -> None:
     for heading in ("a,b", f"{HEADING},speed", f"{HEADING},battery"):
         with pytest.raises(UserError, match="line 1: must name the columns client"):

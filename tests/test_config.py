@@ -258,6 +258,13 @@ def test_the_server_is_chosen_by_its_device_and_the_choice_is_kept() -> None:
         check_unchanged(Path("x"), flat | {"denoiser_samples": 80_000}, given.flat())
 
 
+def test_older_results_had_the_defaults_of_options_that_came_later() -> None:
+    had, folder = {"rounds": 2}, Path("x")
+    check_unchanged(folder, had, {"rounds": 2, "devices": "none", "deadline": None})
+    with pytest.raises(UserError, match="was run with devices none, not uniform"):
+        check_unchanged(folder, had, {"rounds": 2, "devices": "uniform"})
+
+
 def test_a_server_on_a_gpu_learns_in_large_batches_of_bf16_unless_told() -> None:
     def chosen(*words: str, ranks: int = 1) -> tuple[str, int | None]:
         given = checked("--method", "pfedgpa", *words)

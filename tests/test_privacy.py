@@ -404,6 +404,7 @@ def test_methods_take_privacy_where_one_mean_is_all_they_read(method: str) -> No
             ["--privacy=local", "--noise-multiplier=1", "--compress=topk"],
             "--compress topk would pack updates by the size of their noise",
         ),
+        ([*NOISY, "--clients", 1], "δ is 1 with one client"),
         (["--clip-norm", 2], "--clip-norm changes nothing without --privacy central"),
         (
             ["--privacy", "local", "--noise-multiplier", 1, "--clip-quantile", 0.5],
@@ -488,6 +489,10 @@ def test_privacy_that_comes_without_noise_is_refused() -> None:
     with pytest.raises(UserError, match="hardly any noise keeps within"):
         accountant.noise_multiplier(1.0, rounds=4)
     assert accountant.noise_multiplier(0.01, rounds=5) > 0
+    # By rdp 0.09 would do, and the distributions of so little noise take minutes.
+    accountant = Accountant("pld", "poisson", 1, 20, delta=0.037)
+    with pytest.raises(UserError, match="hardly any noise keeps within"):
+        accountant.noise_multiplier(100.0, rounds=2)
 
 
 def test_pld_finds_far_less_noise_than_rdp() -> None:

@@ -208,6 +208,21 @@ def test_time_counts_for_an_option_as_a_factor() -> None:
     assert time_effect(alike, one.option) == one.time
 
 
+def test_points_with_a_deadline_do_not_tell_what_devices_do() -> None:
+    every = groups(
+        [
+            sample_of(accuracy=0.8),
+            sample_of(accuracy=0.7, devices="uniform"),
+            sample_of(accuracy=0.3, devices="uniform", deadline=1.0),
+        ]
+    )
+    options, judged = swept(every), measure(every)
+    (devices,) = [one for one in options if one.name == "devices"]
+    assert judged is not None
+    effect = score_effect(families(every, "devices", options), devices, judged)
+    assert effect is not None and effect.change.centre == pytest.approx(10)
+
+
 def test_a_point_is_a_line_with_its_options_and_intervals() -> None:
     every = groups(grid(seconds=2.0, sent=50.0))
     rows = list(csv.DictReader(points_csv_text(every).splitlines()))

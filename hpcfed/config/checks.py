@@ -63,9 +63,13 @@ def check(settings: Settings, launch: Launch) -> None:
 
 def check_switches(settings: Settings) -> None:
     """Refuse options that the user gave and that would have no effect."""
+    given = settings.flat()
     for option, wanted in idle(settings).items():
         if option in settings.asked:
-            raise UserError(f"{flag_of(option)} changes nothing without {wanted}")
+            flag = flag_of(option)
+            if given.get(option) is False:
+                flag = flag.replace("--", "--no-", 1)
+            raise UserError(f"{flag} changes nothing without {wanted}")
 
 
 def idle(settings: Settings) -> dict[str, str]:

@@ -138,6 +138,11 @@ def check_privacy(config: PrivacyOptions, method: MethodTraits) -> None:
             "as in 2"
         )
     _check_method(config, method, flag)
+    if config.accounted_delta >= 1:
+        raise UserError(
+            f"{flag}: δ is 1 with one client, and promises nothing; give --delta, as in "
+            "1e-6"
+        )
     if config.new_rounds:
         raise UserError(
             f"{flag} does not cover --new-rounds, in which new clients send their "

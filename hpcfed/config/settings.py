@@ -87,9 +87,11 @@ def check_unchanged(
     left_open: dict[str, Any] = dict(CHOSEN_LATER)
     if wanted.get("server") == "auto":
         left_open |= CHOSEN_BY_AUTO
+    defaults = RunConfig().model_dump(mode="json")
     for name, value in wanted.items():
-        # An option that an older version did not have is taken for unchanged.
-        before = had.get(name, value)
+        # An older version, which did not have the option, did what its default does. One
+        # of a method is taken for unchanged.
+        before = had.get(name, defaults.get(name, value))
         if before == value or name in ANYWHERE:
             continue
         # A record holds what was chosen later; this call leaves the choice open.

@@ -108,6 +108,10 @@ def families(
     for option in options:
         if option.name not in (name, "method"):
             others.append(option.name)
+    # One that is given or not, such as a deadline, has a single value: none is swept.
+    for key in dict.fromkeys(chain(*(group.key for group in every))):
+        if key in RunConfig.model_fields and key not in (name, *others):
+            others.append(key)
     found: dict[Choice, list[Group]] = defaultdict(list)
     for group in every:
         if group.options.get(name) is not None:

@@ -22,6 +22,7 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from hpcfed.config import RunConfig
+from hpcfed.config.privacy import LEAST_BY_PLD
 from hpcfed.errors import UserError
 
 if TYPE_CHECKING:
@@ -36,9 +37,7 @@ COARSE = 1e-2
 TOLERANCE = 1e-5
 """How close noise multipliers come to the least that keeps within ε."""
 LEAST_NOISE = 0.05
-"""Where the search for noise multipliers ends: ε is in the hundreds there, and
-distributions are so wide that they take seconds.
-"""
+"""Where the search for noise multipliers ends by rdp: ε is in the hundreds there."""
 COUNTED_BITS = 4
 """Rounds are counted one by one up to 16, and from there on by eighths of a power of
 two: a privacy loss distribution of each of a thousand rounds would take a minute.
@@ -187,14 +186,28 @@ def _calibrated(accountant: Accountant, epsilon: float, rounds: int) -> float:
         # Whoever is hardly ever drawn is private without any noise.
         if ever_drawn <= accountant.delta:
             raise _needless(accountant, epsilon)
+    if accountant.kind == "pld" and accountant.sampling == "always":
+        return _gaussian_for(accountant, epsilon, rounds)
     upper = _searched(accountant, "rdp", epsilon, rounds, lower=LEAST_NOISE, guess=1.0)
     if accountant.kind == "rdp":
         return upper
-    lower = upper / 2
+    if upper <= LEAST_BY_PLD:
+        raise _needless(accountant, epsilon)
+    lower = max(upper / 2, LEAST_BY_PLD)
     # From above: the less noise, the wider are the distributions.
-    while accountant.epsilon(lower, rounds) <= epsilon and lower > LEAST_NOISE:
-        lower, upper = lower / 2, lower
+    while accountant.epsilon(lower, rounds) <= epsilon and lower > LEAST_BY_PLD:
+        lower, upper = max(lower / 2, LEAST_BY_PLD), lower
     return _searched(accountant, "pld", epsilon, rounds, lower=lower, guess=upper)
+
+
+def _gaussian_for(accountant: Accountant, epsilon: float, rounds: int) -> float:
+    """Return the noise of sums in which a client always takes part, without a grid."""
+    from dp_accounting.pld.common import DifferentialPrivacyParameters
+    from dp_accounting.pld.privacy_loss_mechanism import GaussianPrivacyLoss
+
+    wanted = DifferentialPrivacyParameters(epsilon, accountant.delta)
+    once = GaussianPrivacyLoss.from_privacy_guarantee(wanted).standard_deviation
+    return float(once * accountant.sensitivity * math.sqrt(rounds))
 
 
 def _searched(

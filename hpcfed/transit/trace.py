@@ -63,7 +63,8 @@ def read_trace(path: Path) -> Trace:
     try:
         if path.stat().st_size > MOST_BYTES:
             raise UserError(f"{path}: more than {MOST_BYTES:,} bytes are no trace")
-        with open(path, encoding="utf-8", newline="") as file:
+        # -sig: spreadsheets begin their files with a byte order mark.
+        with open(path, encoding="utf-8-sig", newline="") as file:
             for number, row in _rows(file, path):
                 try:
                     _read_row(columns, row, seen)
