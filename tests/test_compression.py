@@ -73,7 +73,7 @@ def test_top_k_counts_indices_bits_or_all_columns_whichever_is_least() -> None:
 
 
 def test_roundings_do_not_choose_among_columns_that_tie() -> None:
-    """As on another number of ranks, whose sums are rounded differently."""
+    """Another number of ranks rounds sums differently."""
     rows = torch.full((50, 1000), 0.3, dtype=torch.float64)
     noise = 1e-15 * drawn(50, 1000, dtype=torch.float64)
     packed = TopK(0.1)(Updates(rows + noise, keys(50)))

@@ -285,7 +285,7 @@ def test_the_page_of_a_run_has_what_the_run_has_had() -> None:
 
 
 def test_the_page_of_a_run_tells_how_clients_times_are_spread() -> None:
-    """Of eleven clients, whose uploads take 0 to 10 s, and one that has vanished."""
+    """Eleven clients take 0 to 10 s for their uploads, and one has vanished."""
     seconds = np.arange(12.0)
     upload = np.where(seconds < 11, seconds, NAN)
     times = {"download": seconds, "train": 0 * seconds + 60, "upload": upload}

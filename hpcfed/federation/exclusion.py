@@ -73,5 +73,5 @@ def divergence(clients: np.ndarray, round: int) -> ArithmeticError:
         named += ", …"
     return Diverged(
         f"updates that are not finite, of clients {named} in round {round + 1}; try a "
-        "smaller --lr, or --clip 10"
+        "smaller --lr, --clip 10, or less noise if the run is private"
     )
