@@ -869,3 +869,107 @@ def test_data_that_differs_between_ranks_is_one_line(functions: str) -> None:
     loaded.cache_clear()
     with pytest.raises(UserError, match="is not the same on all ranks"):
         load_dataset(config, OfTwo())
+
+
+# Tables
+
+
+PATIENTS = ["age;sex;site;ill"]
+for _number in range(24):
+    PATIENTS.append(f"{_number};{'fm'[_number % 2]};s{_number % 3};{'ny'[_number % 2]}")
+
+
+def table_file(folder: Path, lines: list[str], name: str = "own.csv") -> str:
+    path = folder / name
+    path.write_text("\n".join(lines), encoding="utf-8-sig")
+    return str(path)
+
+
+def test_a_table_of_words_and_numbers(tmp_path: Path) -> None:
+    name = table_file(tmp_path, PATIENTS)
+    options = '{"target": "ill"}'
+    about = info(name, dataset_options=options)
+    # Age, and a column each for f and m; the site is who owns the sample.
+    assert (about.task, about.shape, about.classes) == ("classification", (3,), 2)
+    assert (about.owners, about.model) == (3, "mlp")
+    found = load(name, natural=True, options=options)
+    assert found.owner_names is not None
+    assert found.owner_names.tolist() == ["s0", "s1", "s2"]
+    # Of each owner's eight samples the last is held out.
+    owners = found.owners("test")
+    assert owners is not None and owners.tolist() == [0, 1, 2]
+    assert found.labels("test").tolist() == [1, 0, 1], "words are numbered by letters"
+    inputs = inputs_of(found, "train")
+    women = inputs[:, 1] > 0
+    assert torch.equal(women, found_labels(found) == 0)
+    assert torch.equal(inputs[:, 2] > 0, ~women)
+    again = load(f"file:{name}", natural=True, options=options)
+    assert torch.equal(inputs_of(again, "train"), inputs)
+
+
+def found_labels(dataset: Dataset) -> torch.Tensor:
+    return torch.from_numpy(dataset.labels("train"))
+
+
+def test_a_table_says_itself_what_is_for_testing(tmp_path: Path) -> None:
+    lines = ["x,y,split"]
+    for number in range(10):
+        lines.append(f"{number},{number / 4},{'test' if number > 6 else 'train'}")
+    name = table_file(tmp_path, lines)
+    about = info(name)
+    assert (about.task, about.samples, about.owners) == ("regression", (7, 3), 0)
+    found = load(name)
+    assert targets_of(found, "test")[:, 0].tolist() == [1.75, 2.0, 2.25]
+    plain = [line.rpartition(",")[0] for line in lines]
+    assert info(table_file(tmp_path, plain, "plain.csv")).samples == (9, 1)
+    # Whole numbers are classes, unless one says otherwise.
+    counts = ["x\ty", *(f"{n}\t{10 * (n % 3)}" for n in range(10))]
+    whole = table_file(tmp_path, counts, "whole.tsv")
+    assert info(whole).classes == 3
+    asked = info(whole, dataset_options='{"task": "regression"}')
+    assert (asked.task, asked.classes) == ("regression", 1)
+
+
+TABLE_MISTAKES = [
+    ("", "{}", "needs a line of names and two or more of samples"),
+    ("a,b\n1,2\n3,4", "{}", "which of the columns a, b is the target"),
+    ("a,y\n1,2\n3", "{}", "sample 2 has 1 column, the first line has 2"),
+    ("a,y\n1,2\n,4", "{}", "column a is empty in sample 2"),
+    ("a,a\n1,2\n3,4", "{}", "must name every column, each by another name"),
+    ("a,y\n1,2\n3,4", '{"target": "b"}', "no column b"),
+    ("a,y\n1,2\n3,4", '{"targets": "y"}', "did you mean 'target'"),
+    ("a,y\n1,2\n3,4", '{"drop": "a"}', "no column is left for inputs"),
+    ("a,y\n1,2\n3,4", '{"task": "sorting"}', "it may be classification or regression"),
+    ("a,y\n1,x\n3,z", '{"task": "regression"}', "holds words"),
+    ("a,y,split\n1,2,train\n3,4,dev", "{}", "must say train or test"),
+    ("a,y\n1,2\nnan,4\n5,6", "{}", "NaN or infinite"),
+]
+
+
+@pytest.mark.parametrize(("text", "options", "part"), TABLE_MISTAKES)
+def test_tables_that_are_not_sound(
+    text: str, options: str, part: str, tmp_path: Path
+) -> None:
+    name = table_file(tmp_path, [text])
+    assert part in refused(name, dataset_options=options)
+
+
+def test_a_column_of_names_is_no_input(tmp_path: Path) -> None:
+    lines = ["name,age,y", *(f"patient {n},{n},{n % 2}" for n in range(200))]
+    name = table_file(tmp_path, lines)
+    assert 'leave it out as in --dataset-options \'{"drop": ["name"]}\'' in refused(
+        name
+    )
+    assert info(name, dataset_options='{"drop": ["name"]}').shape == (1,)
+    assert "no file gone.csv" in refused("gone.csv", data_root=tmp_path)
+
+
+def test_a_network_that_was_chosen_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = table_file(tmp_path, PATIENTS)
+    words = ["run", "--dataset", name, "--dataset-options", '{"target": "ill"}']
+    words += ["--rounds", "1", "--device", "cpu", "--out", str(tmp_path / "run")]
+    cli.main(words)
+    told = capsys.readouterr().err
+    assert "--model is mlp: for samples of 3; --model takes others" in told

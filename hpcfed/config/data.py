@@ -10,6 +10,7 @@ from hpcfed.config.seeds import Seed
 from hpcfed.config.tables import Table
 from hpcfed.data import DatasetInfo, Reading, TextPlan, files
 from hpcfed.data.brought import is_brought
+from hpcfed.data.npz import is_file_name
 
 # Five digits a side keep the number of pixels within 64 bits.
 SHAPE = r"^[1-9]\d{0,4}x[1-9]\d{0,4}x[1-9]\d{0,4}$"
@@ -22,12 +23,12 @@ class DataOptions(OptionGroup):
     # Not a Literal: file:PATH names any file of the user's.
     dataset: str = option(
         "digits",
-        "a data set that `hpcfed list` names, or your own: file:PATH.npz, text:DIR, "
-        "hf-data:DIR, or a function as FILE.py:NAME or package.module:NAME",
+        "a data set that `hpcfed list` names, or your own: file:PATH.npz, PATH.csv, "
+        "text:DIR, hf-data:DIR, or a function as FILE.py:NAME or package.module:NAME",
     )
     dataset_options: Table = option(
         None,
-        "keywords for your own function, or columns of hf-data, as JSON: "
+        "keywords for your own function, or columns of a table or hf-data, as JSON: "
         "'{\"users\": 40}'",
     )
     data_root: Path | None = option(
@@ -99,7 +100,7 @@ def data_switches(config: DataOptions) -> Iterable[Switch]:
     for name in ("text_clients", "text_tokens", "text_length", "text_test"):
         yield Switch(name, "--dataset text:DIR", text)
     own = is_brought(config.dataset) and not text
-    takes_options = own and not config.dataset.startswith("file:")
+    takes_options = own and not is_file_name(config.dataset)
     yield Switch("dataset_options", "--dataset FILE.py:NAME", takes_options)
 
 

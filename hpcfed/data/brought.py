@@ -1,5 +1,5 @@
-"""Data that users bring, by its name: an .npz file, a folder of texts, a data set of
-Hugging Face's on disk, or a function of theirs.
+"""Data that users bring, by its name: an .npz file, a table, a folder of texts, a data set
+of Hugging Face's on disk, or a function of theirs.
 """
 
 from dataclasses import replace
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hpcfed.data import DATASETS, Reading, hf, npz, own, text
+from hpcfed.data import DATASETS, Reading, hf, npz, own, table, text
 from hpcfed.data.array_source import InMemory
 from hpcfed.data.arrays import (
     Description,
@@ -18,7 +18,7 @@ from hpcfed.data.arrays import (
     with_owned_test,
 )
 
-FORMS = ("file:PATH.npz", "text:DIR", "hf-data:DIR", "FILE.py:NAME")
+FORMS = ("file:PATH.npz", "PATH.csv", "text:DIR", "hf-data:DIR", "FILE.py:NAME")
 """How such data is named, for messages."""
 
 
@@ -26,14 +26,17 @@ def is_brought(name: str) -> bool:
     """Tell whether a name means data of the user's."""
     if name in DATASETS:
         return False
-    prefixed = npz.is_file_name(name) or text.is_text(name) or hf.is_hf(name)
-    return prefixed or own.is_own(name)
+    if npz.is_file_name(name) or table.is_table(name):
+        return True
+    return text.is_text(name) or hf.is_hf(name) or own.is_own(name)
 
 
 def place(name: str, *, root: Path | None) -> str:
     """Return where the data is, or what makes it."""
     if npz.is_file_name(name):
         return str(npz.find(name, root=root))
+    if table.is_table(name):
+        return str(table.find(name, root=root))
     if text.is_text(name):
         return str(text.find(name, root=root))
     return name
@@ -81,6 +84,8 @@ def _check_once(name: str, root: Path | None, reading: Reading) -> None:
 
 
 def _in_memory(name: str, root: Path | None, reading: Reading) -> InMemory:
+    if table.is_table(name):
+        return table.loaded(table.find(name, root=root), reading.options)
     if text.is_text(name):
         return text.loaded(text.find(name, root=root), reading.text)
     if hf.is_hf(name):

@@ -15,32 +15,26 @@ import numpy as np
 
 from hpcfed.data.array_source import KNOWN, NAMES, Header
 from hpcfed.data.arrays import Description, check_values, describe, read_all
+from hpcfed.data.places import find_file
+from hpcfed.data.table import is_table
 from hpcfed.errors import UserError
 
 _PREFIX = "file:"
 
 
 def is_file_name(name: str) -> bool:
-    """Whether a data set's name means a user's own file."""
-    return name.startswith(_PREFIX)
+    """Whether a data set's name means arrays in a user's own file."""
+    return name.startswith(_PREFIX) and not is_table(name)
 
 
 def find(name: str, *, root: Path | None) -> Path:
     """Return the file that `file:PATH.npz` means: as given, or else below the root."""
-    given = name.removeprefix(_PREFIX)
-    if not given:
-        raise UserError("file: needs a path after the colon, e.g. file:photos.npz")
-    path = Path(given).expanduser()
-    # The path as given comes first: a shell completes it so.
-    candidates = [path]
-    if root is not None and not path.is_absolute():
-        candidates.append(root / path)
-    for candidate in candidates:
-        if candidate.is_file():
-            return candidate
-    raise UserError(
-        f"{name}: no file {' or '.join(map(str, candidates))}; give the path of an "
-        f".npz with {', '.join(NAMES)}"
+    return find_file(
+        name,
+        _PREFIX,
+        root=root,
+        example="photos.npz",
+        wanted=f"an .npz with {', '.join(NAMES)}",
     )
 
 

@@ -1,4 +1,4 @@
-"""Where a folder of the user's is: as it was given, or below the folder of all data."""
+"""Where a file or folder of the user's is: as given, or below the folder of all data."""
 
 from pathlib import Path
 
@@ -14,14 +14,36 @@ def find_folder(
         raise UserError(
             f"{prefix} needs a folder after the colon, e.g. {prefix}{example}"
         )
-    folder = Path(given).expanduser()
-    # The path as given comes first: a shell completes it so.
-    candidates = [folder]
-    if root is not None and not folder.is_absolute():
-        candidates.append(root / folder)
-    for candidate in candidates:
-        if candidate.is_dir():
-            return candidate
+    places = _places(given, root)
+    for place in places:
+        if place.is_dir():
+            return place
     raise UserError(
-        f"{name}: no folder {' or '.join(map(str, candidates))}; give one {wanted}"
+        f"{name}: no folder {' or '.join(map(str, places))}; give one {wanted}"
     )
+
+
+def find_file(
+    name: str, prefix: str, *, root: Path | None, example: str, wanted: str
+) -> Path:
+    """Return the file that `PREFIX:PATH` means; `wanted` says what it should be."""
+    given = name.removeprefix(prefix)
+    if not given:
+        raise UserError(
+            f"{prefix} needs a path after the colon, e.g. {prefix}{example}"
+        )
+    places = _places(given, root)
+    for place in places:
+        if place.is_file():
+            return place
+    raise UserError(
+        f"{name}: no file {' or '.join(map(str, places))}; give the path of {wanted}"
+    )
+
+
+def _places(given: str, root: Path | None) -> list[Path]:
+    path = Path(given).expanduser()
+    # The path as given comes first: a shell completes it so.
+    if root is None or path.is_absolute():
+        return [path]
+    return [path, root / path]

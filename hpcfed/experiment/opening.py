@@ -8,6 +8,8 @@ from hpcfed import plugins
 from hpcfed.clients.placement import Clients
 from hpcfed.config.chain import chain
 from hpcfed.config.compression import packing
+from hpcfed.config.declare import Choice
+from hpcfed.data.brought import is_brought
 from hpcfed.errors import count
 from hpcfed.experiment.assemble import Setup
 from hpcfed.models.hugging_face import is_hugging_face
@@ -21,6 +23,7 @@ def opening_lines(setup: Setup) -> Iterator[str]:
     for choice in setup.settings.choices:
         if choice.because:
             yield str(choice)
+    yield from _network(setup)
     if setup.engine.reason:
         yield f"--engine {setup.engine.mode}: {setup.engine.reason}"
     yield from _threads(setup)
@@ -71,6 +74,20 @@ def _title(setup: Setup) -> str:
         f"{runs}{clients} × {columns} "
         f"({plugins.label(config.network())}, {setup.engine.mode}) on {ranks} ({devices})"
     )
+
+
+def _network(setup: Setup) -> Iterator[str]:
+    """Say which network was chosen for data of the user's own."""
+    config = setup.settings.config
+    if config.model == "auto" and is_brought(config.dataset):
+        shape = "×".join(map(str, config.data().shape))
+        yield str(
+            Choice(
+                "model",
+                config.network(),
+                f"for samples of {shape}; --model takes others",
+            )
+        )
 
 
 def _threads(setup: Setup) -> Iterator[str]:
