@@ -3,6 +3,7 @@
 from hpcfed.cli.parser import CommandParser
 from hpcfed.cli.settings import parse_run
 from hpcfed.config import check_privacy
+from hpcfed.errors import remark
 
 SUMMARY = "what noise a run needs for its privacy, or how private its noise makes it"
 EXAMPLES = """\
@@ -25,6 +26,8 @@ def command(arguments: list[str]) -> None:
     if settings.config.privacy == "none":
         settings = parse_run([*words, "--privacy", "central"])
     check_privacy(settings.config, settings.options)
+    if settings.config.target_epsilon is not None:
+        remark("looking for the noise; many rounds or little noise take some seconds")
     # Late: the accountant's library takes a second to load.
     from hpcfed.transit.guarantee import guarantee
 

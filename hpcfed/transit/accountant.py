@@ -173,31 +173,49 @@ def _epsilon_by_rdp(accountant: Accountant, noise: float, rounds: int) -> float:
 def _divergences_of_one_round(
     accountant: Accountant, noise: float
 ) -> tuple["np.ndarray", "np.ndarray"]:
-    made = _library_accountant(accountant, "rdp")
+    made = _library_accountant(accountant)
     made.compose(_round_event(accountant, noise))
     return made.orders, made.rdp
 
 
 @cache
 def _calibrated(accountant: Accountant, epsilon: float, rounds: int) -> float:
-    """Search by rdp, whose answer is not far from that of pld and comes at once."""
     if accountant.sampling == "poisson":
         ever_drawn = 1 - (1 - accountant.rate) ** rounds
         # Whoever is hardly ever drawn is private without any noise.
         if ever_drawn <= accountant.delta:
             raise _needless(accountant, epsilon)
-    if accountant.kind == "pld" and accountant.sampling == "always":
-        return _gaussian_for(accountant, epsilon, rounds)
-    upper = _searched(accountant, "rdp", epsilon, rounds, lower=LEAST_NOISE, guess=1.0)
     if accountant.kind == "rdp":
-        return upper
-    if upper <= LEAST_BY_PLD:
-        raise _needless(accountant, epsilon)
-    lower = max(upper / 2, LEAST_BY_PLD)
+        return _searched_by_rdp(accountant, epsilon, rounds)
+    if accountant.sampling == "always":
+        return _gaussian_for(accountant, epsilon, rounds)
+    # ε of a coarse grid is larger, so its noise is enough on the fine one, too.
+    enough = _searched_by_pld(accountant, epsilon, rounds, 1.0, COARSE)
+    return _searched_by_pld(accountant, epsilon, rounds, enough, INTERVAL)
+
+
+def _searched_by_pld(
+    accountant: Accountant, epsilon: float, rounds: int, guess: float, grid: float
+) -> float:
+    """Return the least noise that keeps within ε, on a grid of privacy losses."""
+    from scipy.optimize import brentq
+
+    def excess(noise: float) -> float:
+        return _epsilon_by_pld(accountant, noise, rounds, grid) - epsilon
+
+    enough = guess
+    while excess(enough) > 0:
+        enough *= 2
     # From above: the less noise, the wider are the distributions.
-    while accountant.epsilon(lower, rounds) <= epsilon and lower > LEAST_BY_PLD:
-        lower, upper = max(lower / 2, LEAST_BY_PLD), lower
-    return _searched(accountant, "pld", epsilon, rounds, lower=lower, guess=upper)
+    lower, step = enough, 0.98
+    while excess(lower) <= 0:
+        if lower == LEAST_BY_PLD:
+            raise _needless(accountant, epsilon)
+        enough, lower = lower, max(step * lower, LEAST_BY_PLD)
+        step = max(step**2, 0.5)
+    found = brentq(excess, lower, enough, xtol=TOLERANCE / 2)
+    # Up by what the search may miss, so that ε is kept.
+    return min(float(found) + TOLERANCE / 2, enough)
 
 
 def _gaussian_for(accountant: Accountant, epsilon: float, rounds: int) -> float:
@@ -210,15 +228,7 @@ def _gaussian_for(accountant: Accountant, epsilon: float, rounds: int) -> float:
     return float(once * accountant.sensitivity * math.sqrt(rounds))
 
 
-def _searched(
-    accountant: Accountant,
-    kind: str,
-    epsilon: float,
-    rounds: int,
-    *,
-    lower: float,
-    guess: float,
-) -> float:
+def _searched_by_rdp(accountant: Accountant, epsilon: float, rounds: int) -> float:
     from dp_accounting import (
         LowerEndpointAndGuess,
         SelfComposedDpEvent,
@@ -228,11 +238,11 @@ def _searched(
 
     try:
         found = calibrate_dp_mechanism(
-            partial(_library_accountant, accountant, kind),
+            partial(_library_accountant, accountant),
             lambda noise: SelfComposedDpEvent(_round_event(accountant, noise), rounds),
             epsilon,
             accountant.delta,
-            LowerEndpointAndGuess(lower, guess),
+            LowerEndpointAndGuess(LEAST_NOISE, 1.0),
             tol=TOLERANCE,
         )
     except NoBracketIntervalFoundError:
@@ -247,15 +257,13 @@ def _needless(accountant: Accountant, epsilon: float) -> UserError:
     )
 
 
-def _library_accountant(accountant: Accountant, kind: str) -> Any:
+def _library_accountant(accountant: Accountant) -> Any:
+    """Return the library's accountant by Rényi divergences."""
     from dp_accounting import NeighboringRelation
-    from dp_accounting.pld import PLDAccountant
     from dp_accounting.rdp import RdpAccountant
 
     # It warns of each order that rdp has to do without, whose lack costs a little of ε.
     logging.getLogger("absl").setLevel(logging.ERROR)
-    if kind == "pld":
-        return PLDAccountant(value_discretization_interval=INTERVAL)
     neighbours = NeighboringRelation.ADD_OR_REMOVE_ONE
     if accountant.sampling == "fixed":
         neighbours = NeighboringRelation.REPLACE_ONE
