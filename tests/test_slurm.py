@@ -53,6 +53,34 @@ def test_scripts_are_bash(script: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("script", ["run", "profile", "study"])
+def test_scripts_find_the_python_that_is_meant(script: str, tmp_path: Path) -> None:
+    """Named, of the active environment, of .venv beside, or on the path: in this order."""
+    text = (ROOT / f"slurm/{script}.sbatch").read_text()
+    begin = text.index("# --- the site's settings")
+    settings = text[begin : text.index("# ---", begin + 5)]
+
+    def found(**environment: str) -> str:
+        always = {"PATH": "/usr/bin:/bin", "SLURM_SUBMIT_DIR": str(tmp_path)}
+        words = ["bash", "-c", f'{settings}\necho "$PYTHON"']
+        told = subprocess.run(
+            words, env=always | environment, capture_output=True, text=True, check=True
+        )
+        return told.stdout.strip()
+
+    on_path = tmp_path / "bin/python3"
+    beside = tmp_path / ".venv/bin/python"
+    for path in (on_path, beside):
+        path.parent.mkdir(parents=True)
+        path.touch(mode=0o755)
+    path = f"{on_path.parent}:/usr/bin:/bin"
+    assert found(PATH=path, VIRTUAL_ENV="/env", PYTHON="/named") == "/named"
+    assert found(PATH=path, VIRTUAL_ENV="/env") == "/env/bin/python"
+    assert found(PATH=path) == str(beside)
+    beside.unlink()
+    assert found(PATH=path) == str(on_path)
+
+
 @pytest.fixture(scope="module")
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
     """`slurm("sbatch", "--wait", …)`: a command that sees the local Slurm."""
