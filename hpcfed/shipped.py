@@ -6,6 +6,7 @@ the same names: so what the README pages say about them is right in both.
 
 import ast
 import json
+import re
 from pathlib import Path
 
 FOLDERS = (
@@ -54,6 +55,19 @@ def summary(path: Path) -> str:
         # A script begins with the name of its shell.
         lines = [line for line in text.splitlines() if not line.startswith("#!")]
         said = "\n".join(lines)
-    line = said.strip().partition("\n")[0]
-    sentence = line.strip("# ").partition(". ")[0]
-    return sentence.partition(": hpcfed ")[0].rstrip(".:")
+    return _first_sentence(said)
+
+
+def _first_sentence(said: str) -> str:
+    """Return the first sentence of a comment or docstring; it may fill several lines."""
+    words: list[str] = []
+    for line in said.strip().splitlines():
+        text = line.removeprefix("#")
+        # A blank line ends it, and so does an indented command.
+        if words and (not text.strip() or text.startswith("   ")):
+            break
+        words += text.strip("# ").split()
+    paragraph = " ".join(words)
+    # Not the dot of "et al. 2020".
+    sentence = re.split(r"[.:] (?=[A-Z])|: hpcfed ", paragraph, maxsplit=1)[0]
+    return sentence.rstrip(".:")

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import h5py
 import numpy as np
@@ -19,8 +19,11 @@ from hpcfed import cli, methods
 from hpcfed.cli.commands import COMMANDS
 from hpcfed.cli.flags import all_method_fields
 from hpcfed.config import RunConfig
+from hpcfed.config.aggregation import RULES, Rule
+from hpcfed.config.compression import COMPRESSORS, Compressing
 from hpcfed.config.synonyms import SYNONYMS, suggest_option
 from hpcfed.record.claim import claimed
+from hpcfed.record.metrics import METRICS
 from tests.conftest import start
 from tests.runs import mistake
 
@@ -350,8 +353,14 @@ def test_list_names_everything(capsys: pytest.CaptureFixture[str]) -> None:
         "cnn-cifar",
         "dirichlet",
         "dominant",
+        *METRICS,
+        *RULES,
+        *COMPRESSORS,
     ):
         assert f"\n  {name} " in text
+    assert set(RULES) == set(get_args(Rule))
+    assert set(COMPRESSORS) == set(get_args(Compressing))
+    assert "and two that wait for nobody\n" in text, "a sentence may fill two lines"
 
 
 def test_show_reads_a_run_back(

@@ -125,3 +125,20 @@ def test_a_ready_study_is_found_by_its_name_unless_there_is_a_file(
         UserError, match=r"ready ones: clients, .*cores, .*quick, .*server"
     ):
         find_study(Path("else"))
+
+
+@pytest.mark.parametrize(
+    ("said", "sentence"),
+    [
+        ("# One, and\n# two. Three.\n", "One, and two"),
+        ("# SCAFFOLD (Ka et al. 2020), short.\n", "SCAFFOLD (Ka et al. 2020), short"),
+        ("# A run\n#   hpcfed run\n", "A run"),
+        ("# Words without an end\n\nkey = 1\n", "Words without an end"),
+    ],
+)
+def test_a_file_is_summed_up_by_its_first_sentence(
+    said: str, sentence: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "some.toml"
+    path.write_text(said)
+    assert shipped.summary(path) == sentence

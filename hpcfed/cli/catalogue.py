@@ -1,16 +1,19 @@
-"""`hpcfed list`: methods, data sets, models, partitions, attacks and ready studies."""
+"""`hpcfed list`: everything that has a name, such as methods, models and attacks."""
 
 from collections.abc import Mapping
 from inspect import getdoc
 
 from hpcfed import methods, plugins, shipped
 from hpcfed.cli.parser import CommandParser
+from hpcfed.config.aggregation import RULES
 from hpcfed.config.attacks import ATTACKS
+from hpcfed.config.compression import COMPRESSORS
 from hpcfed.data import DATASETS, PARTITIONS
 from hpcfed.errors import UserError
 from hpcfed.models import MODELS
+from hpcfed.record.metrics import METRICS
 
-SUMMARY = "methods, data sets, models, partitions, attacks, ready studies"
+SUMMARY = "methods, data sets, models, metrics, attacks, rules, ready studies"
 EXAMPLES = """\
   hpcfed list                                                 everything that has a name"""
 
@@ -19,8 +22,8 @@ def command(arguments: list[str]) -> None:
     parser = CommandParser(
         "list",
         f"examples:\n{EXAMPLES}",
-        description="Lists methods, data sets, models, partitions, attacks and ready "
-        "studies.",
+        description="Lists methods, data sets, models, partitions, metrics, attacks, "
+        "rules of aggregation, compressors and ready studies.",
     )
     parser.parse_args(arguments)
     # Summaries are read from the sources: a method that cannot be imported is listed.
@@ -30,7 +33,11 @@ def command(arguments: list[str]) -> None:
     models = {name: info.summary for name, info in MODELS.items()}
     _print("models", models | _announced("models"))
     _print("partitions", PARTITIONS)
+    metrics = {name: metric.meaning for name, metric in METRICS.items()}
+    _print("metrics", metrics)
     _print("attacks", ATTACKS)
+    _print("rules of aggregation", RULES)
+    _print("compressors", COMPRESSORS)
     studies = shipped.ready_studies().items()
     _print("ready studies", {name: shipped.summary(path) for name, path in studies})
 

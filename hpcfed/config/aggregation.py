@@ -8,6 +8,19 @@ from hpcfed.config.run import RunOptions
 from hpcfed.config.traits import MethodTraits
 from hpcfed.errors import UserError, count
 
+Rule = Literal["mean", "median", "trimmed-mean", "krum", "multi-krum", "sign-majority"]
+# Robust rules see the uploads of all ranks; the mean needs one all-reduce.
+RULES: dict[str, str] = {
+    "mean": "mean of the uploads, weighted as the method says",
+    "median": "the median of every column",
+    "trimmed-mean": "the mean of every column without its largest and smallest values",
+    "krum": "the one upload that is nearest to its neighbours",
+    "multi-krum": "the mean of the uploads that are nearest to their neighbours",
+    "sign-majority": "each column goes to the side of most clients, as with "
+    "--compress sign",
+}
+"""Every rule of aggregation with its line in `hpcfed list`."""
+
 
 class AggregationOptions(RunOptions):
     title: ClassVar[str] = "aggregation"
@@ -17,10 +30,7 @@ class AggregationOptions(RunOptions):
         "what to do with clients whose update is NaN or infinite: exclude and count "
         "them, or stop the run",
     )
-    # Robust rules see the uploads of all ranks; the mean needs one all-reduce.
-    aggregation: Literal[
-        "mean", "median", "trimmed-mean", "krum", "multi-krum", "sign-majority"
-    ] = option(
+    aggregation: Rule = option(
         "mean",
         "how the server makes one row of the uploads; sign-majority: each column goes "
         "to the side of most clients, as with --compress sign",

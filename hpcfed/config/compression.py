@@ -9,6 +9,15 @@ from hpcfed.config.traits import MethodTraits
 from hpcfed.errors import UserError
 
 Compressing = Literal["none", "topk", "randomk", "qsgd", "sign", "powersgd"]
+COMPRESSORS: dict[str, str] = {
+    "none": "every column as it is",
+    "topk": "the columns that change the most",
+    "randomk": "columns drawn at random",
+    "qsgd": "every column, rounded at random to a few levels",
+    "sign": "the sign of every column, and a scale for every bucket of them",
+    "powersgd": "matrices of low rank",
+}
+"""Every compressor with its line in `hpcfed list`."""
 
 WITH_FEEDBACK = ("topk", "randomk", "sign", "powersgd")
 """Compressors that leave something out, which error feedback sends later. QSGD's errors
