@@ -35,6 +35,38 @@ SMALL: dict[str, Any] = {
 ROOT = Path(__file__).parents[1]
 
 
+def test_one_seed_of_a_list_has_a_model(tmp_path: Path) -> None:
+    one = hpcfed.run(**SMALL, seeds=[3], out=tmp_path / "one")
+    plain = hpcfed.run(**SMALL, seed=3, out=tmp_path / "plain")
+    assert one.model.keys() == plain.model.keys()
+    for name, array in plain.model.items():
+        np.testing.assert_array_equal(one.model[name], array)
+    (tmp_path / "one/seed-3/model.npz").unlink()
+    with pytest.raises(
+        hpcfed.UserError, match=r"seed-3 has no model\.npz\. A run writes"
+    ):
+        _ = one.model
+
+
+def test_folders_are_named_without_colons(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def my_data() -> dict[str, np.ndarray]:
+        inputs = np.arange(40.0).reshape(20, 2)
+        owners = np.arange(20) % 3
+        return {
+            "train_inputs": inputs,
+            "train_labels": np.arange(20) % 2,
+            "train_clients": owners,
+        }
+
+    run = hpcfed.run(**SMALL, dataset=my_data)
+    assert run.folder.parent == Path("runs")
+    assert run.folder.name.startswith("fedavg-my_data-")
+
+
 def test_importing_loads_nothing_heavy() -> None:
     code = "import sys, hpcfed; print(*sys.modules)"
     loaded = subprocess.run(

@@ -200,6 +200,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         arrays[f"{part}_images"] = rng.integers(0, 255, (200, 8, 8), np.uint8)
         arrays[f"{part}_labels"] = np.arange(200) % 4
     np.savez(folder / "photos.npz", **arrays)  # type: ignore[arg-type]
+    lines = [f"{n},{n % 7},h{n % 5},{n % 2}" for n in range(100)]
+    table = ["age,pressure,hospital,ill", *lines]
+    (folder / "patients.csv").write_text("\n".join(table))
     (folder / "speeches").mkdir()
     for number in range(4):
         words = f"speaker {number} says what there is to say. " * 40
@@ -352,15 +355,20 @@ def test_commands_for_ranks_run_on_two(
 ) -> None:
     """Those for two ranks without a server, in one job."""
     words: list[str] = []
+    commands = []
     for command in all_commands():
         start, asked = command.words[:3], options_of_a_run(command.words)
         if start == ["mpirun", "-n", "2"] and "profile" not in command.words:
             assert asked is not None
+            commands.append(command)
             words += ["+"] if words else []
             words += [*asked, *SHORT]
     assert "+" in words
     done = mpirun(2, "-m", "tests.several_runs", *words, PYTHONPATH=str(ROOT))
     assert done.returncode == 0, done.stderr
+    assert any(command.shown for command in commands)
+    for command in commands:
+        compare(command, done.stdout + done.stderr)
 
 
 # Flags and commands within the prose
@@ -542,6 +550,18 @@ def documented() -> dict[str, tuple[str, ...]]:
 def test_the_page_on_files_has_every_data_set_and_no_other(tmp_path: Path) -> None:
     every = written(tmp_path / "one") | written(tmp_path / "two", new_rounds=2)
     assert documented() == every
+
+
+def test_the_page_on_files_has_each_attribute_once(first_run: Path) -> None:
+    told = re.findall(
+        "`([^`]+)`",
+        "".join(
+            row[0] for row in table_rows(_rows_after(FILES_PAGE, "| attribute | |"))
+        ),
+    )
+    assert len(told) == len(set(told))
+    with h5py.File(first_run / "run.h5") as file:
+        assert set(file.attrs) <= set(told)
 
 
 def test_the_page_on_files_describes_real_runs(first_run: Path) -> None:

@@ -23,6 +23,7 @@ from hpcfed.report.figures import show_study
 from hpcfed.report.groups import Group, Sample, groups
 from hpcfed.report.labels import label
 from hpcfed.report.run_page import run_content
+from hpcfed.report.run_page.verdict import verdict as page_verdict
 from hpcfed.report.run_page.way import virtual_time
 from hpcfed.report.sections import sections
 from hpcfed.report.sections.section import Section, Table
@@ -86,6 +87,19 @@ def test_the_target_is_reached_by_both_clocks() -> None:
     without = four_rounds().summary()["reached_target"]
     assert without["virtual_seconds"] is None
     json.dumps(without, allow_nan=False)
+
+
+def test_the_verdict_tells_who_reached_the_target() -> None:
+    missed = {"series": {"accuracy": [0.1, 0.2, 0.3, 0.4]}}
+
+    def told(*runs: RunRecord) -> str:
+        group = groups([Sample(runs, 0, "one")])[0]
+        return " ".join(page_verdict(group))
+
+    assert "target of 55 % was reached after 3 rounds." in told(four_rounds())
+    assert "target of 55 % was not reached." in told(four_rounds(**missed))
+    both = four_rounds(seed=0), four_rounds(seed=1, **missed)
+    assert "target of 55 % was reached by 1 of 2 seeds." in told(*both)
 
 
 def test_show_tells_of_what_a_run_has_had() -> None:

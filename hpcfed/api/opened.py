@@ -131,11 +131,13 @@ class Run:
         """The global model after the last round: an array for every tensor, by name."""
         if len(self.records) > 1:
             raise UserError(f"{self.folder} has several seeds; use run.seeds[0]")
-        path = self.folder / MODEL
+        # A single seed of --seeds has a folder of its own.
+        folder = runs(self.folder)[0]
+        path = folder / MODEL
         if not path.is_file():
             raise UserError(
-                f"{self.folder} has no {MODEL}, which a complete run leaves whose method "
-                "has a global model"
+                f"{folder} has no {MODEL}. A run writes it when it completes, if its "
+                "method has a global model."
             )
         with readable(path, "a model"), np.load(path, allow_pickle=False) as arrays:
             return {name: arrays[name] for name in arrays.files}

@@ -1,5 +1,6 @@
 """Making and claiming the folder of a run, or of its seeds; by the root alone."""
 
+import re
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
@@ -122,6 +123,14 @@ def _clear(
             claims.enter_context(claimed(path))
 
 
+def _word(name: str) -> str:
+    """Return what a method or data set is called, without what shells and other programs
+    read as something else, such as the colon of host:path.
+    """
+    last = plugins.label(name).rpartition(":")[2]
+    return re.sub(r"[^\w.+-]+", "-", Path(last).stem) or "run"
+
+
 def _new_folder(config: RunConfig) -> Path:
     """Make a folder named by the time.
 
@@ -129,8 +138,7 @@ def _new_folder(config: RunConfig) -> Path:
     array do.
     """
     clock = time.strftime("%Y%m%d-%H%M%S")
-    method = plugins.label(config.method)
-    name = f"{method}-{Path(config.dataset).stem}-{clock}"
+    name = f"{_word(config.method)}-{_word(config.dataset)}-{clock}"
     # mkdir is the test: whoever makes the folder has it.
     for number in range(1, MOST_ATTEMPTS):
         folder = RUNS / (name if number == 1 else f"{name}-{number}")

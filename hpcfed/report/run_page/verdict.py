@@ -42,14 +42,21 @@ def _accuracy(group: Group) -> str:
     known = last_of_clients(group)
     if name == "accuracy" and len(known) >= 10:
         sentence += f" The worst tenth of the clients is at {worst_tenth(known):.1f} %."
+    return sentence + _target(group)
+
+
+def _target(group: Group) -> str:
+    """Return in words whether the target was reached; empty where there is none."""
+    if group.first.target is None:
+        return ""
     reached = [run.reached() for run in group.seeds]
     there = [one for one in reached if one is not None]
-    if group.first.target is not None:
-        by = "no seed" if not there else f"after {there[0].rounds} rounds"
-        if len(reached) > 1 and there:
-            by = f"by {len(there)} of {len(reached)} seeds"
-        sentence += f" The target of {group.first.target:g} % was reached {by}."
-    return sentence
+    target = f"The target of {group.first.target:g} % was"
+    if not there:
+        return f" {target} not reached."
+    if len(reached) == 1:
+        return f" {target} reached after {count(there[0].rounds, 'round')}."
+    return f" {target} reached by {len(there)} of {len(reached)} seeds."
 
 
 def _told(group: Group, name: str, values: list[float]) -> str:
