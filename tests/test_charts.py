@@ -97,6 +97,46 @@ def test_bars_lie_upon_each_other_and_a_segment_keeps_its_colour() -> None:
     assert {"first", "second"} <= {node.text for node in root.iter()}
 
 
+def test_intervals_end_in_a_cap_or_in_an_arrow() -> None:
+    """Three lie within the chart, one goes on beyond it at both ends."""
+    points = [10.0, 11.0, 12.0, 13.0]
+    low = [9.0, 10.0, 11.0, 0.1]
+    high = [11.0, 12.0, 13.0, 900.0]
+    drawn = lines(
+        "t", [Line("a", [1, 2, 3, 4], points, low, high)], Axis("x"), Axis("y")
+    )
+    shapes = [layer["mark"].get("shape") for layer in drawn.spec["layer"]]
+    assert {"triangle-up", "triangle-down"} <= set(shapes)
+    assert len(labels(drawn, "tick")) == 2 * 4, "clipped where they lie outside"
+    arrows = {}
+    for layer in drawn.spec["layer"]:
+        if layer["mark"].get("shape"):
+            arrows[layer["mark"]["shape"]] = layer["transform"][-1]["filter"]
+    bottom, top = drawn.spec["layer"][0]["encoding"]["y"]["scale"]["domain"]
+    assert arrows["triangle-up"] == f"datum.high > {top}" and 13 < top < 900
+    assert arrows["triangle-down"] == f"datum.low < {bottom}" and 0.1 < bottom < 9
+
+
+def test_points_have_intervals_in_both_directions() -> None:
+    points = [
+        Point(1.0, 10.0, "a", x_ends=(0.5, 1.5), y_ends=(9.0, 12.0)),
+        Point(2.0, 20.0, "b"),
+    ]
+    drawn = scatter("t", points, Axis("x"), Axis("y"))
+    assert values(drawn)[0] | {"x_low": 0.5, "y_high": 12} == values(drawn)[0]
+    assert "x_low" not in values(drawn)[1]
+    assert len(labels(drawn, "rule mark")) == 2 and len(labels(drawn, "tick")) == 4
+
+
+def test_every_column_of_areas_is_as_wide_as_the_others() -> None:
+    drawn = areas("t", [1, 2, 3], {"a": [5.0, 6.0, 7.0]}, Axis("x"), Axis("y"))
+    edges = [record["x"] for record in values(drawn)]
+    heights = [record["y"] for record in values(drawn)]
+    assert edges == [0.5, 1.5, 2.5, 3.5] and heights == [5, 6, 7, 7]
+    across = drawn.spec["layer"][0]["encoding"]["x"]["scale"]["domain"]
+    assert across == [0.5, 3.5]
+
+
 def test_a_large_map_is_drawn_in_means() -> None:
     """300 rows and 150 columns become 100 and 75 cells of 3 by 2 each."""
     table = np.arange(300.0)[:, None] + np.zeros(150)

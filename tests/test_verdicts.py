@@ -20,9 +20,11 @@ from hpcfed.report.limits import limits
 from hpcfed.report.noise import noisy
 from hpcfed.report.outcomes import measure
 from hpcfed.report.pareto import frontiers
+from hpcfed.report.run_page import clients as clients_section
 from hpcfed.report.run_page.verdict import verdict
 from hpcfed.report.scaling import growths
 from hpcfed.report.sections import sections
+from hpcfed.report.statistics import Estimate
 from hpcfed.report.swept import (
     Swept,
     families,
@@ -32,7 +34,7 @@ from hpcfed.report.swept import (
     swept,
     time_effect,
 )
-from hpcfed.report.verdicts import effects, verdicts
+from hpcfed.report.verdicts import effects, times_text, verdicts
 from tests.points import run_of, sample_of
 
 
@@ -316,6 +318,70 @@ def test_runs_of_other_lengths_do_not_compete() -> None:
     assert not contests(every, swept(every))
 
 
+def test_an_option_that_helps_one_method_and_harms_another_is_told_by_method() -> None:
+    """A small lr is 20 points better for ditto and 10 worse for fedavg, in each seed."""
+    samples = []
+    means = {("ditto", 0.01): 0.8, ("ditto", 0.1): 0.6}
+    means |= {("fedavg", 0.01): 0.5, ("fedavg", 0.1): 0.6}
+    for (method, lr), mean in means.items():
+        for seed in range(3):
+            score = mean + 0.01 * seed
+            samples.append(sample_of(method=method, lr=lr, seed=seed, accuracy=score))
+    told = answers(samples)["Which options matter?"]
+    assert told == (
+        "lr: 0.01 instead of 0.1 helps ditto (20.0 points [20.0, 20.0]) and harms "
+        "fedavg (-10.0 points [-10.0, -10.0])."
+    )
+
+
+def test_an_effect_within_the_noise_is_named_and_no_more() -> None:
+    """Pairs of points gain 20 and lose 16 points: the interval has room for anything."""
+    samples = []
+    means = {("fedavg", 0.01): 0.5, ("fedavg", 0.1): 0.7}
+    means |= {("fedper", 0.01): 0.70, ("fedper", 0.1): 0.54}
+    for (method, lr), mean in means.items():
+        for seed, shift in enumerate((-0.2, 0.2)):
+            # Every method's seeds disagree about lr.
+            score = mean + (shift if lr == 0.1 else 0.0)
+            samples.append(sample_of(method=method, lr=lr, seed=seed, accuracy=score))
+    told = answers(samples)["Which options matter?"]
+    assert told == "No effect could be told from noise: lr."
+
+
+def test_a_method_has_its_price() -> None:
+    samples = []
+    for alpha, repeat in product((0.1, 1.0), range(2)):
+        for method, seconds, sent in (("fedavg", 1.0, 100.0), ("ditto", 2.0, 150.0)):
+            more = {"alpha": alpha, "seconds": alpha * seconds, "sent": sent}
+            samples.append(sample_of(method=method, seed=repeat, **more))
+    told = answers(samples)["What does it cost?"]
+    assert (
+        "A round of ditto takes 2 times [2, 2] as long as one of fedavg and sends 1.5 "
+        "times the bytes." in told
+    )
+
+
+def test_an_interval_of_two_repeats_that_says_nothing_is_not_printed() -> None:
+    wide, narrow = Estimate(0.36, 0.026, 4.9), Estimate(0.36, 0.3, 0.4)
+    assert times_text(wide, " %", 100) == (
+        "36.0 % (by the mean; too few repeats for an interval)"
+    )
+    assert times_text(narrow, " %", 100) == "36.0 % [30.0, 40.0]"
+    assert times_text(Estimate(2.0), " times") == "2 times"
+
+
+def test_two_repeats_far_apart_tell_no_speed_up() -> None:
+    samples = []
+    for ranks, repeats in ((1, (1.0, 4.0)), (2, (0.5, 3.0))):
+        for seed, seconds in enumerate(repeats):
+            samples.append(sample_of(ranks=ranks, seconds=seconds, seed=seed))
+    told = answers(samples)["How does it scale over ranks?"]
+    assert told == (
+        "fedavg, 20 clients: too few repeats to tell whether 2 ranks are faster than 1 "
+        "(1.63 times as fast by the mean)."
+    )
+
+
 def test_one_seed_has_no_interval_even_where_pairs_agree() -> None:
     """Two methods gain the very same 20 points by lr, with one seed each."""
     samples = []
@@ -339,3 +405,28 @@ def test_a_server_that_learns_once_takes_no_share_of_a_usual_round() -> None:
     assert "server 30 s once, 75% of the run; train 19%" in " ".join(verdict(group))
     told = answers([Sample((once,), 0, "once")])["What limits it?"]
     assert "server 30 s once, 75 % of the run" in told
+
+
+def test_equal_curves_are_one_line_with_all_their_names() -> None:
+    climbs = {"fedavg": 0.5, "fedper": 0.5, "ditto": 0.6}
+    every = groups(
+        [sample_of(method=name, accuracy=end) for name, end in climbs.items()]
+    )
+    section = next(one for one in sections(every, Found()) if one.id == "accuracy")
+    chart = section.charts[0].spec
+    names = {record["series"] for record in chart["data"]["values"]}
+    assert names == {"fedavg = fedper", "ditto"}
+    legend = chart["layer"][-1]["encoding"]["color"]["scale"]["domain"]
+    assert set(legend) == names, "every colour has a name"
+
+
+def test_empty_rows_of_the_map_are_explained() -> None:
+    run = run_of(clients=4, accuracy=0.5)
+    run.client_accuracy[:, 2] = np.nan
+    group = groups([Sample((run,), 0, "one")])[0]
+    assert clients_section.accuracy(group).text == [
+        "Empty rows of the map: 1 client that has no test data, or that no round has "
+        "judged."
+    ]
+    whole = groups([sample_of(clients=4)])[0]
+    assert not clients_section.accuracy(whole).text

@@ -3,7 +3,7 @@ intervals, in few enough points to see.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 import numpy as np
@@ -11,6 +11,8 @@ import numpy as np
 from hpcfed.report.charts import Line
 from hpcfed.report.statistics import of_seeds
 
+MOST_NAMES = 3
+"""Names of equal curves that stand in the legend."""
 MOST_POINTS = 60
 """Points of a curve; more would only be noise, and are drawn as means."""
 
@@ -45,6 +47,20 @@ def curve(
         low.append(estimate.low)
         high.append(estimate.high)
     return Line(name, x, y, low, high, band=True)
+
+
+def merged(curves: Sequence[Line]) -> list[Line]:
+    """Put equal curves together, which would hide each other, under all their names."""
+    alike: dict[tuple[tuple[float, ...], ...], list[Line]] = {}
+    for one in curves:
+        alike.setdefault((tuple(one.x), tuple(one.y)), []).append(one)
+    found = []
+    for several in alike.values():
+        name = " = ".join(one.name for one in several[:MOST_NAMES])
+        if len(several) > MOST_NAMES:
+            name += f" = {len(several) - MOST_NAMES} more"
+        found.append(replace(several[0], name=name))
+    return found
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from math import isfinite
+from math import inf, isfinite
 
 from hpcfed import plugins
 from hpcfed.errors import count
@@ -18,10 +18,17 @@ from hpcfed.report.costmodel import Fitted, fit_groups
 from hpcfed.report.groups import Group, fewest_ranks
 from hpcfed.report.labels import label, option_text, value_text
 from hpcfed.report.limits import Limit, limits, profiled
-from hpcfed.report.outcomes import COSTS, MIB, mean_to_target, measure
+from hpcfed.report.outcomes import (
+    COSTS,
+    MIB,
+    Measure,
+    mean_to_target,
+    measure,
+    run_bytes,
+)
 from hpcfed.report.pareto import Frontier, frontiers
 from hpcfed.report.scaling import Growth, Scaling, growths, scalings
-from hpcfed.report.statistics import Estimate
+from hpcfed.report.statistics import Estimate, of_runs, of_seeds, ratio
 from hpcfed.report.swept import (
     PROBLEM,
     Effect,
@@ -38,6 +45,14 @@ MOST_SENTENCES = 4
 MOST_LETTERS = 48
 """Letters of a word in a sentence."""
 LONG_WORD = re.compile(rf"\S{{{MOST_LETTERS + 1},}}")
+LEAST_ERROR = 0.001
+"""Relative error of a time below which its digits mean nothing."""
+SAME_BYTES = 0.02
+"""Relative difference up to which two methods send as much."""
+MOST_SPREAD = 4.0
+"""How many times its lower end the upper end of an interval of times may be, so that it
+is worth printing.
+"""
 IN_PERCENT = (" %", " points")
 """Units of which people read one digit after the point."""
 
@@ -82,6 +97,24 @@ def _readable(verdict: Verdict) -> Verdict:
     for line in verdict.answers:
         cut.append(LONG_WORD.sub(lambda found: f"{found[0][:MOST_LETTERS]}…", line))
     return replace(verdict, answers=cut)
+
+
+def vague(estimate: Estimate) -> bool:
+    """Tell whether an interval of times is too wide to say anything, as that of two
+    repeats on a busy machine.
+    """
+    low, high = estimate.low, estimate.high
+    return estimate.bounded and (low <= 0 or high > MOST_SPREAD * low)
+
+
+def times_text(estimate: Estimate, unit: str = "", scale: float = 1.0) -> str:
+    """Return a figure that follows from times as `text` does, but without an interval
+    that says nothing.
+    """
+    if not vague(estimate):
+        return text(estimate, unit, scale)
+    alone = text(Estimate(estimate.centre), unit, scale)
+    return f"{alone} (by the mean; too few repeats for an interval)"
 
 
 def text(estimate: Estimate, unit: str = "", scale: float = 1.0) -> str:
@@ -223,27 +256,93 @@ def effects(every: Sequence[Group], options: Sequence[Swept]) -> list[Matters]:
 
 
 def _matters(every: Sequence[Group], options: Sequence[Swept]) -> list[str]:
+    """Tell what options do: first those whose effect is sure, then those of which there
+    are too few seeds, and last the names of those whose effect may be noise.
+    """
     judged = measure(every)
-    sentences = []
+    sure, single, noise = [], [], []
     for one in effects(every, options):
         if one.score is None or judged is None:
             continue
         change = one.score.change
         if change.centre == 0 or not isfinite(change.centre):
             continue
-        name = one.option.name
-        best = value_text(name, one.score.best)
-        worst = value_text(name, one.score.worst)
-        gain = text(change, judged.steps)
-        pairs = count(one.score.pairs, "pair")
-        sentence = f"{name}: {best} is {gain} of {judged.name} better than {worst}"
-        sentence += f", over {pairs} of points that differ in nothing else"
-        if not change.bounded:
-            sentence += "; too few seeds to tell whether that is noise"
+        opposite = _opposite(every, options, one.score, judged)
+        if opposite:
+            sure.append(opposite)
+        elif not change.bounded:
+            told = _effect(one.score, judged)
+            single.append(f"{told}; too few seeds or pairs to tell it from noise.")
         elif change.low <= 0:
-            sentence += "; the interval includes no effect"
-        sentences.append(f"{sentence}.")
-    return _first(sentences, "option")
+            noise.append(one.option.name)
+        else:
+            sure.append(f"{_effect(one.score, judged)}.")
+    sentences = _first([*sure, *single], "option")
+    if noise:
+        sentences.append(f"No effect could be told from noise: {', '.join(noise)}.")
+    return sentences
+
+
+def _effect(effect: Effect, judged: Measure) -> str:
+    name = effect.option.name
+    best, worst = value_text(name, effect.best), value_text(name, effect.worst)
+    gain = text(effect.change, judged.steps)
+    pairs = count(effect.pairs, "pair")
+    return (
+        f"{name}: {best} is {gain} of {judged.name} better than {worst}, over {pairs} of "
+        "points that differ in nothing else"
+    )
+
+
+def _opposite(
+    every: Sequence[Group], options: Sequence[Swept], effect: Effect, judged: Measure
+) -> str:
+    """Return the sentence of an option that helps one method and harms another, each
+    surely; empty where no two methods disagree.
+    """
+    name = effect.option.name
+    helped, harmed = [], []
+    for method, change in _by_method(every, options, effect, judged).items():
+        if not change.bounded:
+            continue
+        if change.low > 0:
+            helped.append(f"{method} ({text(change, judged.steps)})")
+        elif change.high < 0:
+            harmed.append(f"{method} ({text(change, judged.steps)})")
+    if not (helped and harmed):
+        return ""
+    best, worst = value_text(name, effect.best), value_text(name, effect.worst)
+    return (
+        f"{name}: {best} instead of {worst} helps {' and '.join(helped)} and harms "
+        f"{' and '.join(harmed)}."
+    )
+
+
+def _by_method(
+    every: Sequence[Group], options: Sequence[Swept], effect: Effect, judged: Measure
+) -> dict[str, Estimate]:
+    """Return what the best value of an option does for every method, in place of the
+    worst: from seeds where a method has one pair of points, from pairs where it has
+    several.
+    """
+    name = effect.option.name
+    others = [option for option in options if option.name != "ranks"]
+    gains: dict[str, list[Estimate]] = defaultdict(list)
+    for choice, members in families(fewest_ranks(every), name, others).items():
+        ends = {}
+        for group in members:
+            for end in (effect.best, effect.worst):
+                if group.options.get(name) == end:
+                    ends[str(end)] = group
+        if len(ends) == 2:
+            gain = judged.gain(ends[str(effect.best)], ends[str(effect.worst)])
+            gains[label(choice.only(["method"]))].append(gain)
+    found = {}
+    for method, several in gains.items():
+        found[method] = several[0]
+        if len(several) > 1:
+            found[method] = of_seeds([gain.centre for gain in several], least=-inf)
+    return found
 
 
 # Ranks and clients.
@@ -280,11 +379,17 @@ def _range(values: Sequence[float], scale: float = 1.0) -> str:
 
 
 def _speedup(one: Scaling) -> str:
+    where = f"{label(one.key)}, {one.clients:,.0f} clients"
+    speedup, efficiency = one.speedup[-1], one.efficiency[-1]
+    ranks = count(one.ranks[-1], "rank")
+    if vague(speedup):
+        return (
+            f"{where}: too few repeats to tell whether {ranks} are faster than "
+            f"{one.ranks[0]} ({_number(speedup.centre)} times as fast by the mean)."
+        )
     return (
-        f"{label(one.key)}, {one.clients:,.0f} clients: "
-        f"{count(one.ranks[-1], 'rank')} are {text(one.speedup[-1], ' times')} as "
-        f"fast as {one.ranks[0]}, an efficiency of "
-        f"{text(one.efficiency[-1], ' %', 100)}{_no_gain(one)}."
+        f"{where}: {ranks} are {text(speedup, ' times')} as fast as {one.ranks[0]}, an "
+        f"efficiency of {times_text(efficiency, ' %', 100)}{_no_gain(one)}."
     )
 
 
@@ -312,7 +417,7 @@ def _weak(found: Sequence[Scaling]) -> list[str]:
         sentences.append(
             f"{label(one.key)}, {one.clients:g} clients per rank: from {one.ranks[0]} "
             f"to {count(one.ranks[-1], 'rank')} the efficiency is "
-            f"{text(one.efficiency[-1], ' %', 100)}."
+            f"{times_text(one.efficiency[-1], ' %', 100)}."
         )
     return _first(sentences, "choice")
 
@@ -332,12 +437,18 @@ def _clients(found: Sequence[Growth]) -> list[str]:
 
 
 def _growth(one: Growth) -> str:
+    where = f"{label(one.key)}, {count(one.ranks, 'rank')}"
+    sizes = f"from {one.clients[0]:,} to {one.clients[-1]:,} clients"
+    if vague(one.longer):
+        return (
+            f"{where}: too few repeats to tell how the time of a round grows {sizes} "
+            f"({_number(one.longer.centre)} times as long by the mean)."
+        )
     first, last = one.per_client[0], one.per_client[-1]
     return (
-        f"{label(one.key)}, {count(one.ranks, 'rank')}: from {one.clients[0]:,} to "
-        f"{one.clients[-1]:,} clients a round takes {text(one.longer, ' times')} as "
-        f"long, clients to the power of {text(one.power)}; a client costs "
-        f"{_number(1e3 * first)} ms, then {_number(1e3 * last)} ms."
+        f"{where}: {sizes} a round takes {text(one.longer, ' times')} as long, clients "
+        f"to the power of {text(one.power)}; a client costs {_number(1e3 * first)} ms, "
+        f"then {_number(1e3 * last)} ms."
     )
 
 
@@ -400,9 +511,10 @@ def _limit(limit: Limit, options: Sequence[Swept]) -> str:
 def _costs(
     every: Sequence[Group], found: Sequence[Frontier], options: Sequence[Swept]
 ) -> list[str]:
+    methods = _first(_dearer(contests(every, options)), "method")
     targets = _first(list(_to_target(every, options)), "problem")
     ends = _first(list(_ends(found, options)), "problem")
-    sentences = [*targets, *ends]
+    sentences = [*methods, *targets, *ends]
     energies = [group for group in every if isfinite(_energy(group))]
     if len(energies) > 1:
         least, most = min(energies, key=_energy), max(energies, key=_energy)
@@ -412,6 +524,49 @@ def _costs(
             f"({point_text(most, options)})."
         )
     return sentences
+
+
+def _dearer(found: Sequence[Contest]) -> list[str]:
+    """Tell how much longer a round of each method takes than that of the fastest, over
+    the conditions that both were run under.
+    """
+    by_method: dict[str, list[tuple[Choice, Group]]] = defaultdict(list)
+    for contest in found:
+        for group in contest.ranking:
+            by_method[entrant_text(contest, group)].append((contest.condition, group))
+    times = {name: of_runs(_seconds(points)) for name, points in by_method.items()}
+    ordered = sorted(times, key=lambda name: times[name].centre)
+    sentences = []
+    for name in ordered[1:]:
+        base = dict(by_method[ordered[0]])
+        pairs = [(one, base[where]) for where, one in by_method[name] if where in base]
+        if not pairs:
+            continue
+        slower = _over_pairs(
+            [ratio(one.seconds, other.seconds) for one, other in pairs]
+        )
+        sent = [
+            run_bytes(one).centre / run_bytes(other).centre
+            for one, other in pairs
+            if run_bytes(other).centre
+        ]
+        sentence = f"A round of {name} takes {times_text(slower, ' times')} as long as "
+        sentence += f"one of {ordered[0]}"
+        if sent and abs(of_runs(sent).centre - 1) > SAME_BYTES:
+            sentence += f" and sends {_number(of_runs(sent).centre)} times the bytes"
+        sentences.append(f"{sentence}.")
+    return sentences
+
+
+def _seconds(points: Sequence[tuple[Choice, Group]]) -> list[float]:
+    return [group.seconds.centre for _, group in points]
+
+
+def _over_pairs(ratios: Sequence[Estimate]) -> Estimate:
+    """Return a ratio over several pairs of points; of one pair, as its repeats tell it."""
+    if len(ratios) == 1:
+        return ratios[0]
+    return of_runs([one.centre for one in ratios])
 
 
 def _energy(group: Group) -> float:
@@ -488,8 +643,9 @@ def _ends(found: Sequence[Frontier], options: Sequence[Swept]) -> Iterator[str]:
         unit = one.judged.unit
         yield (
             f"{condition_text(one.problem)}: the best {one.judged.name}, "
-            f"{text(best.score, unit)}, takes {text(best.cost, ' s')} "
-            f"({choice_text(best.group, options)}); {text(cheapest.cost, ' s')} are enough for "
+            f"{text(best.score, unit)}, takes {times_text(best.cost, ' s')} "
+            f"({choice_text(best.group, options)}); "
+            f"{times_text(cheapest.cost, ' s')} are enough for "
             f"{text(cheapest.score, unit)} ({choice_text(cheapest.group, options)})."
         )
 
@@ -504,7 +660,7 @@ def _overlap(one: Estimate, other: Estimate) -> bool:
 def _predicted(found: Sequence[Fitted]) -> list[str]:
     if len(found) <= MOST_SENTENCES:
         return [_model(one) for one in found]
-    errors = [one.model.error for one in found]
+    errors = [max(one.model.error, LEAST_ERROR) for one in found]
     sentences = [
         f"{len(found)} cost models are wrong by {_range(errors, 100)} % on the points "
         "that they were fitted to."
@@ -518,14 +674,21 @@ def _predicted(found: Sequence[Fitted]) -> list[str]:
     return sentences
 
 
+def _error(error: float) -> str:
+    """Return a relative error in per cent; times are not known to a thousandth."""
+    if error < LEAST_ERROR:
+        return f"less than {100 * LEAST_ERROR:g} %"
+    return f"{_number(100 * error)} %"
+
+
 def _model(one: Fitted) -> str:
     sentence = (
         f"{label(one.key)}: the cost model is wrong by "
-        f"{_number(100 * one.model.error)} % on the points it was fitted to"
+        f"{_error(one.model.error)} on the points it was fitted to"
     )
     if isfinite(one.model.left_out_error):
-        left_out = _number(100 * one.model.left_out_error)
-        sentence += f", by {left_out} % on points that it has not seen"
+        left_out = _error(one.model.left_out_error)
+        sentence += f", by {left_out} on points that it has not seen"
     if one.held_out is not None:
         point = one.held_out.point
         error = 100 * one.held_out.error

@@ -19,6 +19,7 @@ from hpcfed.report.charts.drawing import (
     tip,
     tip_name,
 )
+from hpcfed.report.charts.whiskers import whiskers
 
 ROW = 24
 """Height of a dot with its name beside it."""
@@ -59,7 +60,14 @@ def dots(
     colour = series_colour(order, shown=names)
     layers = [
         _line(line, across),
-        _intervals(names, colour, across, row, down),
+        *whiskers(
+            names,
+            "x",
+            across,
+            {"y": row, "color": colour},
+            domain=across["scale"]["domain"],
+            mark={"yOffset": down},
+        ),
         _dots(names, colour, x, across, row, down),
     ]
     if not beside:
@@ -98,21 +106,6 @@ def _line(at: float, across: Spec) -> Spec:
         "data": {"values": [{"x": at}]},
         "mark": {"type": "rule", "style": "ideal"},
         "encoding": {"x": across},
-    }
-
-
-def _intervals(
-    names: Sequence[str], colour: Spec, across: Spec, row: Spec, down: int
-) -> Spec:
-    return {
-        "transform": [*chosen(names), {"filter": "isValid(datum.low)"}],
-        "mark": {"type": "rule", "size": 2, "clip": True, "yOffset": down},
-        "encoding": {
-            "x": {**across, "field": "low"},
-            "x2": {"field": "high"},
-            "y": row,
-            "color": colour,
-        },
     }
 
 

@@ -10,6 +10,7 @@ from hpcfed.report.charts.drawing import (
     Record,
     Spec,
     chart,
+    series_colour,
     short,
     tip,
     tip_name,
@@ -67,19 +68,18 @@ def _marks(marks: Mapping[str, float], x: Axis) -> list[Spec]:
     data = [{"series": name, "x": short(value)} for name, value in marks.items()]
     if not data:
         return []
+    # The columns have the first colour.
+    colour = series_colour(["columns", *marks], shown=list(marks))
+    # Both differ, for those who cannot tell the colours; one legend tells both.
+    colour["legend"] = {"columns": 1, "values": list(marks), "symbolType": "stroke"}
     return [
         {
             "data": {"values": data},
-            "mark": {"type": "rule", "size": 2},
+            "mark": {"type": "rule", "size": 2.5},
             "encoding": {
                 "x": x.encoding("x"),
-                "strokeDash": {
-                    "field": "series",
-                    "type": "nominal",
-                    "title": None,
-                    "sort": None,
-                    "legend": {"columns": 1, "symbolType": "stroke"},
-                },
+                "color": colour,
+                "strokeDash": colour,
                 "tooltip": [tip_name(), tip("x", x.label)],
             },
         }

@@ -17,6 +17,7 @@ from hpcfed.report.charts.drawing import (
     tip,
     tip_name,
 )
+from hpcfed.report.charts.whiskers import whiskers
 
 MOST_MARKERS = 24
 """On one line: more would hide it. They still have their tooltips."""
@@ -117,17 +118,20 @@ def _intervals(every: Sequence[Line], across: Spec, up: Spec) -> list[Spec]:
     if not any(isfinite(end) for line in every for end in line.low):
         return []
     names = [line.name for line in every]
-    band = any(line.band for line in every)
-    mark = {"type": "area", "opacity": 0.18} if band else {"type": "rule", "size": 1.5}
+    colour = series_colour(names)
+    if not any(line.band for line in every):
+        ends = up["scale"].get("domain", ())
+        place = {"x": across, "color": colour}
+        return whiskers(names, "y", up, place, domain=ends)
     return [
         {
             "transform": [*chosen(names), {"filter": "isValid(datum.low)"}],
-            "mark": {**mark, "clip": True},
+            "mark": {"type": "area", "opacity": 0.18, "clip": True},
             "encoding": {
                 "x": across,
                 "y": {**up, "field": "low"},
                 "y2": {"field": "high"},
-                "color": series_colour(names),
+                "color": colour,
             },
         }
     ]

@@ -18,6 +18,7 @@ from hpcfed.report.charts.drawing import (
     tip,
     tip_name,
 )
+from hpcfed.report.charts.whiskers import whiskers
 
 ROW = 16
 """Height of a mark's place; those of one row stand below each other."""
@@ -47,15 +48,7 @@ def rows(title: str, every: Sequence[Mark], x: Axis) -> Drawing:
     tips = [tip_name(), tip_name("x", "option"), tip("y", x.label)]
     tips += [tip("low", "95 % from"), tip("high", "to")]
     layers = [
-        {
-            "transform": [*chosen(names), {"filter": "isValid(datum.low)"}],
-            "mark": {"type": "rule", "size": 1.5, "clip": True},
-            "encoding": {
-                **place,
-                "x": {**across, "field": "low"},
-                "x2": {"field": "high"},
-            },
-        },
+        *whiskers(names, "x", across, place, domain=across["scale"]["domain"]),
         {
             "transform": chosen(names),
             "params": clicks(names, zoom=()),

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isfinite, nan
 
 from hpcfed.report.charts.drawing import (
     Axis,
@@ -16,6 +17,7 @@ from hpcfed.report.charts.drawing import (
     tip,
     tip_name,
 )
+from hpcfed.report.charts.whiskers import Along, whiskers
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,9 @@ class Point:
     """What gives it its colour and marker."""
     label: str = ""
     """Written beside it; short."""
+    x_ends: tuple[float, float] = (nan, nan)
+    """The interval of x; NaN where there is none."""
+    y_ends: tuple[float, float] = (nan, nan)
 
 
 def scatter(
@@ -52,7 +57,18 @@ def scatter(
     for encoding in (across, up):
         encoding["scale"]["padding"] = 8
     across["scale"]["nice"] = False  # the axis ends with the points
-    layers = [_points(names, x, y, across, up)]
+    # The axes follow the points: intervals of few runs would press them together.
+    for encoding, axis, values in (
+        (across, x, [point.x for point in shown]),
+        (up, y, [point.y for point in shown]),
+    ):
+        encoding["scale"] |= _domain(axis, values, _ends(shown, encoding["field"]))
+    colour = series_colour(names)
+    layers = [
+        *_intervals(names, shown, "x", across, {"y": up, "color": colour}),
+        *_intervals(names, shown, "y", up, {"x": across, "color": colour}),
+        _points(names, x, y, across, up),
+    ]
     if any(point.label for point in shown):
         layers.append(_labels(names, across, up))
     if frontier:
@@ -68,7 +84,50 @@ def scatter(
 
 def _record(point: Point) -> Record:
     record: Record = {"x": short(point.x), "y": short(point.y), "series": point.series}
+    for along, ends in (("x", point.x_ends), ("y", point.y_ends)):
+        low, high = short(ends[0]), short(ends[1])
+        if low is not None and high is not None:
+            record |= {f"{along}_low": low, f"{along}_high": high}
     return record | {"name": point.name or point.series, "label": point.label}
+
+
+def _ends(points: Sequence[Point], along: str) -> list[float]:
+    """Return the known ends of all intervals along a direction."""
+    every = [point.x_ends if along == "x" else point.y_ends for point in points]
+    return [end for ends in every for end in ends if isfinite(end)]
+
+
+def _domain(axis: Axis, values: Sequence[float], ends: Sequence[float]) -> Spec:
+    """End an axis at most as far again beyond the points as they are apart; nothing
+    where intervals do not matter.
+    """
+    if not values or not ends or axis.log:
+        return {}
+    least, most = min(values), max(values)
+    reach = (most - least) or abs(most) or 1.0
+    low = max(min(*ends, least), least - reach)
+    high = min(max(*ends, most), most + reach)
+    return {"domain": [0 if axis.zero else short(low), short(high)], "nice": False}
+
+
+def _intervals(
+    names: Sequence[str],
+    points: Sequence[Point],
+    along: Along,
+    measure: Spec,
+    place: Spec,
+) -> list[Spec]:
+    if not _ends(points, along):
+        return []
+    return whiskers(
+        names,
+        along,
+        measure,
+        place,
+        domain=measure["scale"].get("domain", ()),
+        low=f"{along}_low",
+        high=f"{along}_high",
+    )
 
 
 def _points(names: Sequence[str], x: Axis, y: Axis, across: Spec, up: Spec) -> Spec:

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from hpcfed.errors import count
 from hpcfed.record.details import RunDetails
 from hpcfed.record.run import RunRecord
 from hpcfed.report.charts import Axis, heatmap, histogram
@@ -31,6 +32,7 @@ def accuracy(group: Group) -> Section:
                 first=(1, 0),
             )
         )
+        section.text += _never_judged(run)
     known = last_of_clients(group)
     if len(known) < FEWEST:
         return section
@@ -53,6 +55,19 @@ def accuracy(group: Group) -> Section:
     rows = [[name, number(value)] for name, value in figures.items()]
     section.tables.append(Table(("clients' last accuracy", "%"), rows))
     return section
+
+
+def _never_judged(run: RunRecord) -> list[str]:
+    """Say what the empty rows of the map are."""
+    empty = int((~np.isfinite(run.client_accuracy).any(0)).sum())
+    if not empty:
+        return []
+    clients = count(empty, "client")
+    has = "has" if empty == 1 else "have"
+    return [
+        f"Empty rows of the map: {clients} that {has} no test data, or that no round "
+        "has judged."
+    ]
 
 
 def evaluated_rounds(run: RunRecord) -> np.ndarray:

@@ -3,7 +3,7 @@
 import numpy as np
 
 from hpcfed.report.charts import Axis, Drawing, Line, bars, lines
-from hpcfed.report.curves import curve
+from hpcfed.report.curves import curve, merged
 from hpcfed.report.groups import Group
 from hpcfed.report.sections.section import MIB, Section, Table, number
 
@@ -44,7 +44,11 @@ def _changes(values: np.ndarray) -> bool:
 
 
 def _drawn(title: str, curves: list[Line]) -> Drawing:
-    return lines(title, curves, Axis("rounds", whole=True), Axis("MiB", zero=True))
+    told = merged(curves)
+    # A single line has no legend.
+    if len(told) == 1:
+        title += f": {told[0].name}"
+    return lines(title, told, Axis("rounds", whole=True), Axis("MiB", zero=True))
 
 
 def memory(group: Group) -> Section:

@@ -41,17 +41,22 @@ def sections(
     if compared is not None:
         first.insert(0, comparison.comparison(compared))
     else:
-        # Beside a comparison they would only let its two sides compete.
+        # Beside a comparison they, and frontiers, would let its two sides compete.
         first.insert(0, verdicts.verdicts(every))
         first += [methods.methods(every), options.options(every)]
     made = [
         *first,
-        accuracy.accuracy(every, options_swept),
+        # A comparison of two points has their curves already.
+        accuracy.accuracy(
+            every,
+            options_swept,
+            drawn=compared is None or len(compared.points) > 1,
+        ),
         clock.clock(every, options_swept),
         target.target(every),
         privacy.privacy(every),
         compression.compression(every, options_swept),
-        pareto.pareto(every),
+        *([pareto.pareto(every)] if compared is None else []),
         size.ranks(every, options_swept),
         size.clients(every, options_swept),
         costs.phases(every, options_swept),

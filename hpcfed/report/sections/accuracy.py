@@ -14,7 +14,7 @@ from hpcfed import plugins
 from hpcfed.record.metrics import METRICS, label_of, metric_of
 from hpcfed.record.run import RunRecord, mean_accuracy
 from hpcfed.report.charts import Axis, Drawing, Line, lines, stripes
-from hpcfed.report.curves import MOST_POINTS, curve
+from hpcfed.report.curves import MOST_POINTS, curve, merged
 from hpcfed.report.groups import Group, fewest_ranks
 from hpcfed.report.labels import ACCURACIES, ALL_ACCURACIES, both_series, label
 from hpcfed.report.outcomes import known_mean, known_metric, metric_limits
@@ -43,8 +43,23 @@ MOST_CURVES = 2 * MOST_LINES
 """In two charts for each series."""
 
 
-def accuracy(every: Sequence[Group], options: Sequence[Swept]) -> Section:
+def accuracy(
+    every: Sequence[Group], options: Sequence[Swept], *, drawn: bool = True
+) -> Section:
+    """Show accuracies over rounds; without charts unless `drawn`."""
     section = Section("accuracy", "Accuracy over rounds")
+    if drawn:
+        _add_curves(section, every, options)
+    section.tables += _best_table(every)
+    section.tables += _metric_tables(every)
+    section.tables += _class_tables(every)
+    section.tables += _finals_table(every)
+    return section
+
+
+def _add_curves(
+    section: Section, every: Sequence[Group], options: Sequence[Swept]
+) -> None:
     section.text.append(
         f"Bands are 95 % confidence over seeds, drawn for up to {MOST_BANDS} curves. A "
         f"curve of more than {MOST_POINTS} evaluations shows means of several in a row."
@@ -56,17 +71,11 @@ def accuracy(every: Sequence[Group], options: Sequence[Swept]) -> Section:
         members = shown.groups
         for series, whose in ALL_ACCURACIES.items():
             curves = _curves(members, series)
-            section.text += _covered(f"{about}, {whose}", curves)
             section.charts += _draw(f"{about}: {whose}", curves, Axis("accuracy, %"))
         section.charts += _metric_charts(about, members)
     left_out = list(families)[MOST_FAMILIES:]
     if left_out:
         section.text.append(f"Without curves here: {'; '.join(left_out)}.")
-    section.tables += _best_table(every)
-    section.tables += _metric_tables(every)
-    section.tables += _class_tables(every)
-    section.tables += _finals_table(every)
-    return section
 
 
 def chart_families(every: Sequence[Group]) -> dict[str, list[Group]]:
@@ -173,6 +182,7 @@ def told_apart(
             one = replace(one, name=f"{one.name}, {group.clients:,} clients")
         if one.x:
             curves.append(one)
+    curves = merged(curves)
     if len(curves) <= MOST_BANDS:
         return curves
     return [replace(one, low=(), high=()) for one in curves]
@@ -210,17 +220,6 @@ def _draw(title: str, curves: Sequence[Line], axis: Axis) -> Iterator[Drawing]:
             yield stripes(title, names, {"after the last round": ends}, axis)
         else:
             yield lines(title, some, Axis("rounds", whole=True), axis)
-
-
-def _covered(about: str, curves: Sequence[Line]) -> Iterator[str]:
-    """Name curves that nobody sees, because another lies upon them."""
-    alike: dict[tuple[tuple[float, ...], ...], list[str]] = defaultdict(list)
-    for one in curves:
-        if len(one.x) > 1:
-            alike[tuple(one.x), tuple(one.y)].append(one.name)
-    for names in alike.values():
-        if len(names) > 1:
-            yield f"{about}: one line stands for {'; '.join(names)}, which are equal."
 
 
 def _best_table(every: Sequence[Group]) -> list[Table]:

@@ -27,13 +27,16 @@ def pareto(every: Sequence[Group]) -> Section:
     problems = list(dict.fromkeys(one.problem for one in found))
     section.text.append(
         "The dashed steps are the Pareto frontier: nobody is both cheaper and better, "
-        "by the means. Costs are of a whole run; points compete within the same data, "
-        "clients and attackers."
+        "by the means. Bars are 95 % confidence, of scores over seeds and of times over "
+        "runs: points whose bars overlap may be in another order. Costs are of a whole "
+        "run; points compete within the same data, clients and attackers."
     )
     for one in found:
         costs = {point.cost.centre for point in one.points}
-        # A cost that is the same for all leaves nothing to choose.
-        if one.problem in problems[:MOST_PROBLEMS] and len(costs) > 1:
+        scores = {point.score.centre for point in one.points}
+        # What is the same for all leaves nothing to choose.
+        several = len(costs) > 1 and len(scores) > 1
+        if one.problem in problems[:MOST_PROBLEMS] and several:
             section.charts.append(_chart(one, options))
             section.text.append(_named(one, options))
     if len(problems) > MOST_PROBLEMS:
@@ -53,6 +56,8 @@ def _chart(one: Frontier, options: Sequence[Swept]) -> Drawing:
                 y=point.score.centre,
                 name=choice_text(point.group, options),
                 series=_method(point),
+                x_ends=(point.cost.low, point.cost.high),
+                y_ends=(point.score.low, point.score.high),
             )
         )
     corners = [(point.cost.centre, point.score.centre) for point in one.best]
