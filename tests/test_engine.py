@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from scipy import stats
 from torch import Tensor, nn
+from torchvision.models.resnet import BasicBlock
 
 from hpcfed.clients import engine as engines
 from hpcfed.clients.engine import Engine
@@ -270,6 +271,36 @@ def test_steps_in_place_of_epochs(
     torch.testing.assert_close(
         batched_loss, loop_loss, rtol=1e-10, atol=0, equal_nan=True
     )
+
+
+def residual() -> nn.Module:
+    """What ResNet-18 is made of, but small."""
+    shortcut = nn.Sequential(nn.Conv2d(4, 6, 1, 2, bias=False), nn.BatchNorm2d(6))
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1, bias=False),
+        BasicBlock(4, 4),
+        BasicBlock(4, 6, 2, shortcut),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(6, 10),
+    )
+
+
+@pytest.mark.parametrize("name", ["mlp", "cnn-bn", "cnn-digits", "residual"])
+def test_networks_of_the_catalogue_may_be_called_by_vmap(name: str) -> None:
+    if name == "residual":
+        torch.manual_seed(0)
+        network = residual()
+    else:
+        network = build(name, shape=(1, 8, 8), classes=10, seed=0)
+    shard = make_shard((1, 8, 8), (5, 3), torch.float64)
+    engine = Engine(network, Layout.of(network), shape=(1, 8, 8), mode="vmap")
+    assert (engine.mode, engine.reason) == ("vmap", "")
+    sgd, keys = replace(SGD, epochs=1), torch.arange(2)
+    batched, by_vmap = (
+        trained(mode, network, shard, sgd, keys)[0] for mode in ("batched", "vmap")
+    )
+    torch.testing.assert_close(by_vmap, batched, rtol=1e-9, atol=1e-10)
 
 
 def test_augmented_images_are_the_same_in_a_stack_and_alone(device: str) -> None:

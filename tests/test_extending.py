@@ -27,6 +27,8 @@ SMALL: dict[str, Any] = {"clients": 4, "epochs": 1, "precision": "fp64"}
         {"method": "fedavg", "cohort": 2},
         {"method": "fedper", "new_clients": 2, "new_updates": 1},
         {"method": "genefl", "clusters": 2, "seeds": "0..1"},
+        # Clients that take part by turns, each with a count of its own steps.
+        {"method": "fedper", "cohort": 3, "model": "tests/own/networks.py:Warming"},
     ],
 )
 def test_a_run_that_is_made_longer_equals_a_long_one(

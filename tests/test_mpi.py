@@ -60,12 +60,19 @@ RUNS = {
         "cnn-digits",
         "--deterministic",
     ],
+    "state": [
+        *OPTIONS,
+        "--precision",
+        "fp64",
+        "--model",
+        "tests/own/networks.py:Counting",
+    ],
     "repeated": [*OPTIONS, "--deterministic"],
 }
 JOBS = {
-    "2": ["fp32", "fp64", "repeated"],
+    "2": ["fp32", "fp64", "state", "repeated"],
     "2 again": ["repeated"],
-    "3": ["fp32", "fp64", "ordered"],
+    "3": ["fp32", "fp64", "state", "ordered"],
 }
 """The runs of every job, one after the other, since starting ranks takes longer than a
 run.
@@ -76,7 +83,7 @@ run.
 def runs(tmp_path_factory: pytest.TempPathFactory, mpirun: Callable) -> Path:
     """The runs of all jobs, JOB/NAME, and of this process alone, 1/NAME."""
     folder = tmp_path_factory.mktemp("runs")
-    for name in ("fp32", "fp64"):
+    for name in ("fp32", "fp64", "state"):
         started(*RUNS[name], "--out", folder / "1" / name)
     for job, names in JOBS.items():
         words = [
@@ -89,7 +96,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory, mpirun: Callable) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("name", "tolerance"), [("fp32", 1e-5), ("fp64", 1e-12)])
+@pytest.mark.parametrize(
+    ("name", "tolerance"), [("fp32", 1e-5), ("fp64", 1e-12), ("state", 1e-12)]
+)
 def test_one_two_and_three_ranks_give_the_same_run(
     name: str, tolerance: float, runs: Path
 ) -> None:

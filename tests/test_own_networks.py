@@ -4,6 +4,7 @@ would train in plain torch.
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -19,6 +20,7 @@ from hpcfed.clients.capture import Replays
 from hpcfed.clients.engine import Engine
 from hpcfed.clients.initial import start_from
 from hpcfed.clients.job import Recipe, TrainingJob
+from hpcfed.clients.network import client_network
 from hpcfed.data.shards import Shard
 from hpcfed.errors import UserError
 from hpcfed.models.choice import choose
@@ -26,7 +28,8 @@ from hpcfed.models.layout import Layout
 from hpcfed.models.lora import LoraLinear, add_adapters
 from hpcfed.models.own import Sample, build_own, check_network
 from hpcfed.runtime import randomness
-from tests.naive import batches
+from tests.federations import assembled
+from tests.naive import batches, naive
 from tests.own import networks
 from tests.runs import flags, started
 
@@ -57,6 +60,13 @@ NETWORKS: dict[str, tuple[Callable[..., nn.Module], Sample, str]] = {
     "encoder": (networks.TorchTransformer, IMAGES, "vmap"),
     "branching": (networks.Branching, IMAGES, "loop"),
     "centred": (networks.Centred, IMAGES, "loop"),
+    "counting": (networks.Counting, IMAGES, "vmap"),
+    "warming": (networks.Warming, IMAGES, "loop"),
+    "remembering": (networks.Remembering, IMAGES, "vmap"),
+    "cumulative": (networks.Cumulative, IMAGES, "loop"),
+    "temperature": (networks.Temperature, IMAGES, "vmap"),
+    "caching": (networks.Caching, IMAGES, "batched"),
+    "lazy": (networks.Lazy, IMAGES, "batched"),
 }
 
 
@@ -149,7 +159,19 @@ def test_own_networks_train_as_one_client_alone(name: str, device: str) -> None:
         assert float(score.loss[client]) == pytest.approx(float(loss) * count, 1e-9)
 
 
-@pytest.mark.parametrize("name", ["groupnorm", "vit", "gpt", "gru", "mixer"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "groupnorm",
+        "vit",
+        "gpt",
+        "gru",
+        "mixer",
+        "counting",
+        "remembering",
+        "temperature",
+    ],
+)
 def test_all_ways_give_the_same_rows(name: str) -> None:
     """Dropout included: its numbers are drawn by client, not by way."""
     builder, sample, mode = NETWORKS[name]
@@ -352,6 +374,100 @@ def test_an_engine_that_cannot_be_is_one_line() -> None:
             bf16=False,
             device=CPU,
         )
+
+
+@pytest.mark.parametrize(
+    ("kind", "line"),
+    [
+        ("number", r"remembers inner\.count from"),
+        ("tensor", "remembers average from"),
+        ("last", "remembers before from"),
+        ("list", "remembers history from"),
+        ("dict", "remembers table from"),
+        ("own_draws", "remembers generator from"),
+        ("shape", "remembers longer from"),
+        ("complex", "buffer phase, which is torch.complex64"),
+        ("teacher", "frozen parameter teacher"),
+        ("norms", "depends on norm.num_batches_tracked, which"),
+        ("python", "random numbers of Python's module random"),
+        ("numpy", "random numbers of numpy"),
+        ("hidden", "gives other outputs when it is called again"),
+    ],
+)
+def test_what_no_client_could_keep_is_refused_by_name(kind: str, line: str) -> None:
+    """One line, even where the outputs do not show it yet."""
+    with pytest.raises(UserError, match=f"^model tests.*{line}") as caught:
+        build_own("tests/own/networks.py:Attribute", IMAGES, 10, {"kind": kind})
+    assert "\n" not in str(caught.value)
+    assert "of torch's own" not in str(caught.value)
+
+
+def test_a_trial_leaves_a_network_as_it_was() -> None:
+    """Weights, buffers, attributes, and everybody's random numbers."""
+    torch.manual_seed(3)
+    network = networks.Remembering()
+    before, state = copy.deepcopy(network.state_dict()), torch.get_rng_state()
+    check_network(network, "remembering", IMAGES)
+    assert torch.equal(torch.get_rng_state(), state)
+    found = dict(network.named_buffers())
+    assert set(network.state_dict()) == {"a.weight", "a.bias", "mean", "odd", "steps"}
+    for name, tensor in before.items():
+        assert torch.equal(found.get(name, network.state_dict().get(name)), tensor)
+    caching = networks.Caching()
+    check_network(caching, "caching", IMAGES)
+    assert caching.mask is None and caching.ramp is None and not caching.shapes
+
+
+def test_whole_numbers_of_rows_are_rounded_and_bounded() -> None:
+    """A mean of counts is rounded where a network takes it; no row goes beyond what
+    its floats hold.
+    """
+    network, sample = make("counting")
+    layout, shard = Layout.of(network), some_data(sample, dtype=torch.float32)
+    engine = engine_of(network, sample)
+    at = next(e.start for e in layout.entries if e.name == "k")
+    rows = layout.row(network).repeat(len(SIZES), 1)
+    rows[:, at] = torch.tensor([2.4, 2.6, torch.nan, -torch.inf])
+    job = TrainingJob(rows, shard, np.arange(4), replace(RECIPE, epochs=1), keys_of())
+    steps = job.num_steps().tolist()
+    trained, _ = engine.train(job)
+    expected = [2 + steps[0], 3 + steps[1], steps[2], -(2**24) + steps[3]]
+    assert trained[:, at].tolist() == expected
+    rows[0, at] = 2**24 - 1
+    with pytest.raises(UserError, match=r"buffer k has reached 16,777,216"):
+        engine.train(replace(job, rows=rows))
+
+
+@pytest.mark.parametrize("name", ["Counting", "Remembering", "Cumulative"])
+def test_buffers_are_averaged_as_plain_fedavg_does_over_a_state_dict(name: str) -> None:
+    """Floats by their weighted mean, whole numbers by theirs, rounded."""
+    setup = assembled(
+        model=f"tests/own/networks.py:{name}", participation=0.75, epochs=1, alpha=0.3
+    )
+    fed, config = setup.federation, setup.settings.config
+    network = client_network(config).double()
+    state = setup.method.init(fed)
+    for round in range(2):
+        cohort = fed.sample(round)
+        sums: dict[str, Tensor] = {}
+        for client, weight in zip(cohort.clients, cohort.weights, strict=True):
+            key = randomness.client_keys(0, "training", round, torch.tensor([client]))
+            alone = naive(network, fed._train_data, client, fed.recipe(round), key[0])
+            for key_name, tensor in alone.state_dict().items():
+                sums[key_name] = sums.get(key_name, 0) + weight * tensor.double()
+        for key_name, tensor in network.state_dict().items():
+            if not tensor.is_floating_point():
+                sums[key_name] = sums[key_name].round()
+        network.load_state_dict(sums)
+        state = setup.method.round(fed, state, cohort)
+    row = setup.method.global_row(state)
+    assert row is not None
+    views = fed.layout.views(row[None])
+    assert any(e.whole for e in fed.layout.entries)
+    for e in fed.layout.entries:
+        found = e.taken(views[e.name][0])
+        expected = network.state_dict()[e.name]
+        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.gpu

@@ -33,7 +33,7 @@ from hpcfed.models.choice import Way, choose
 from hpcfed.models.cost import Cost, cost, saved_floats
 from hpcfed.models.kernel_layout import KernelLayout
 from hpcfed.models.layout import Layout
-from hpcfed.models.own import Sample
+from hpcfed.models.own import Sample, sample_through
 from hpcfed.models.stack import StackedNetwork
 from hpcfed.runtime.device import on_device
 
@@ -93,7 +93,7 @@ class Engine:
             stacked = StackedNetwork(network, layout, bf16=bf16, halves=True)
             way = Way(stacked, "loop" if mode == "loop" else "batched")
         else:
-            trial = trial or Sample(shape, ())
+            trial = trial or sample_through(network, shape)
             way = choose(network, layout, trial, mode=mode, bf16=bf16, device=device)
             saved = saved_floats(network, trial)
             activations = max(self.cost.activations, saved)

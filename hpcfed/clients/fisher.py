@@ -67,7 +67,7 @@ class Fisher:
         # cuDNN's trials would take longer than these passes.
         with cuda.without_trials():
             for i, (client, size) in enumerate(zip(clients, sizes, strict=True)):
-                row = self._tensors(rows, i)
+                row = self._taken(self._tensors(rows, i))
                 sums = self._tensors(diagonals, i)
                 for batch in shard.index[client, :size].split(self._at_once):
                     images = shard.inputs[batch]
@@ -121,6 +121,10 @@ class Fisher:
         """Return the named tensors of one row, as views."""
         views = self._layout.views(rows[i : i + 1])
         return {name: view[0] for name, view in views.items()}
+
+    def _taken(self, row: Tensors) -> Tensors:
+        """Return a row's tensors in the types that the network wants."""
+        return {e.name: e.taken(row[e.name]) for e in self._layout.entries}
 
     def _add(self, sums: Tensors, row: Tensors, images: Tensor, labels: Tensor) -> None:
         """Add up the samples' squared gradients of every parameter."""

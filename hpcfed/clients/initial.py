@@ -31,8 +31,10 @@ def save_model(
     name: those of the row, and the frozen ones that no row holds.
     """
     arrays = {}
-    for name, tensor in layout.views(row[None]).items():
-        arrays[name] = tensor[0].detach().cpu().numpy()
+    views = layout.views(row[None])
+    for e in layout.entries:
+        tensor = e.taken(views[e.name][0])
+        arrays[e.name] = tensor.detach().cpu().numpy()
     for name, tensor in frozen.items():
         arrays[name] = tensor.detach().cpu().numpy()
     with replacing(folder / MODEL) as file:

@@ -21,7 +21,7 @@ from hpcfed.kernels.linear import Update
 from hpcfed.kernels.pull import Spans
 from hpcfed.models.choice import Forward
 from hpcfed.models.kernel_layout import KernelLayout, KernelRows
-from hpcfed.models.layout import Entry
+from hpcfed.models.layout import Entry, check_whole
 
 HALVES_ALIGNMENT = 8
 """Columns: cuDNN loads 16 bytes of bfloat16 at once."""
@@ -169,6 +169,7 @@ class StackTraining:
             # Statistics have no gradient; those of the rows are not asked for.
             kernel_rows = self._gradient[:count], torch.zeros_like(statistics)
         self._layout.store(kernel_rows, trained)
+        check_whole(self._layout.plain, trained)
         seen = self._tables.counts[:, :count].sum(0)
         if self._objective.counts_tokens:
             seen = self._tokens[:count].clone()

@@ -128,7 +128,8 @@ def _channel_of(layout: Layout) -> Tensor:
         # The block is the convolution with the batch norm that follows it.
         block = next(block for block in layout.blocks if convolution.layer in block)
         for entry in layout.entries:
-            if entry.layer in block:
+            # A single number beside them belongs to no channel.
+            if entry.layer in block and entry.shape[:1] == (num_channels,):
                 width = (entry.stop - entry.start) // num_channels
                 found[entry.start : entry.stop] = channels.repeat_interleave(width)
         first += num_channels

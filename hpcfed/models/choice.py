@@ -138,6 +138,10 @@ def _trial(
     # Another client's weights, not far away: variances must stay positive.
     noise = torch.rand(len(row), generator=generator, dtype=dtype)
     other = row * (1 + 0.1 * noise) + 0.01 * noise
+    for e in layout.entries:
+        if e.whole is not None:
+            # A count or a place in a table: another one might not be any.
+            other[e.start : e.stop] = row[e.start : e.stop]
     inputs = sample.batch(2 * SLOTS, device=device, dtype=dtype)
     if inputs.dim() == 4:
         # As steps gather images.

@@ -88,7 +88,7 @@ class KernelLayout:
             outputs, inputs, height, width = e.shape
             stored = columns.unflatten(1, (outputs, height, width, inputs))
             return stored.permute(0, 1, 4, 2, 3)
-        return columns.unflatten(1, e.shape)
+        return e.shaped(columns)
 
     def views(self, parameters: Tensor, statistics: Tensor) -> dict[str, Tensor]:
         """Return every tensor by name."""
@@ -168,7 +168,7 @@ class KernelLayout:
         for plain, e in zip(self.plain.entries, self.entries, strict=True):
             columns = rows[:, plain.start : plain.stop]
             matrix = parameters if e.trainable else statistics
-            yield columns.unflatten(1, plain.shape), self.view(matrix, e)
+            yield plain.shaped(columns), self.view(matrix, e)
 
 
 def _rounded_up(number: int, multiple: int) -> int:

@@ -1,8 +1,11 @@
 """The layout: which columns of a federation's matrix hold which tensor of the network.
 
 Parameters come first, in the network's own order, then what changes without gradients:
-the running statistics of batch norm. So the columns that gradients touch are `rows[:,
-:layout.num_parameters]`.
+the running statistics of batch norm, and other buffers. So the columns that gradients
+touch are `rows[:, :layout.num_parameters]`.
+
+A buffer of integers or booleans has columns, too. They hold whole numbers while a client
+trains, and a mean after aggregation, which is rounded where a network takes it.
 
 A frozen parameter (`requires_grad=False`) has no columns, unless that is asked for: it
 is a constant, which all clients share. So have buffers that are not persistent.
@@ -17,6 +20,11 @@ from math import prod
 import torch
 from torch import Tensor, nn
 
+from hpcfed.errors import UserError
+
+COUNTER = "num_batches_tracked"
+"""What torch's norms call their counter of batches."""
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -27,6 +35,8 @@ class Entry:
     start: int
     stop: int
     trainable: bool
+    whole: torch.dtype | None = None
+    """The type of a buffer of integers or booleans; None for floats."""
 
     @property
     def layer(self) -> str:
@@ -37,6 +47,76 @@ class Entry:
     def is_matrix(self) -> bool:
         """Whether this is the weight of a convolution or linear layer."""
         return len(self.shape) > 1
+
+    def shaped(self, columns: Tensor) -> Tensor:
+        """Return columns [clients, …] as a view [clients, *shape]."""
+        # A single number has no dimensions to unflatten to.
+        return columns.unflatten(1, self.shape) if self.shape else columns.squeeze(1)
+
+    def taken(self, tensor: Tensor) -> Tensor:
+        """Return a tensor of rows in the type that the network wants.
+
+        A mean of whole numbers is rounded. What is not finite, as in a row that has
+        diverged, must be some number on every machine.
+        """
+        if self.whole is None:
+            return tensor
+        least, most = 0, 1
+        if self.whole != torch.bool:
+            limits = torch.iinfo(self.whole)
+            bound = largest_whole(tensor.dtype)
+            least, most = max(limits.min, -bound), min(limits.max, bound)
+        rounded = torch.nan_to_num(tensor.detach(), 0.0).round().clamp(least, most)
+        return rounded.to(self.whole)
+
+
+class Changes:
+    """Buffers of rows that a network has changed, where the rows do not know of it yet.
+
+    What a module changes in place is in the rows at once, unless it has another type
+    there. What it assigns anew never is. Both are written after the backward pass, which
+    may still need what was there before.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[Tensor, Tensor, bool]] = []
+
+    def note(self, e: Entry, tensor: Tensor, taken: Tensor, changed: Tensor) -> None:
+        """Note what became of a tensor that the network has taken."""
+        if e.whole is not None or changed is not taken:
+            self._waiting.append((tensor, changed.detach(), e.whole is not None))
+
+    def write(self) -> None:
+        """Write what was noted into the rows.
+
+        A whole number too large for them becomes infinite, which `check_whole` finds.
+        """
+        for tensor, changed, is_whole in self._waiting:
+            tensor.copy_(changed)
+            if is_whole:
+                is_held = tensor.abs() < largest_whole(tensor.dtype)
+                tensor.masked_fill_(~is_held, torch.inf)
+        self.forget()
+
+    def forget(self) -> None:
+        self._waiting.clear()
+
+
+def check_whole(layout: "Layout", rows: Tensor) -> None:
+    """Refuse whole numbers that have grown beyond what trained rows hold exactly."""
+    for e in layout.entries:
+        if e.whole is not None and bool(rows[:, e.start : e.stop].isinf().any()):
+            bits = torch.finfo(rows.dtype).bits
+            raise UserError(
+                f"the network's buffer {e.name} has reached "
+                f"{largest_whole(rows.dtype):,}: rows of float{bits} hold whole numbers "
+                "below that"
+            )
+
+
+def largest_whole(dtype: torch.dtype) -> int:
+    """Return the number up to which a type of floats holds all whole numbers."""
+    return int(2 / torch.finfo(dtype).eps)
 
 
 @dataclass(frozen=True)
@@ -56,10 +136,9 @@ class Layout:
                 tensors.append((name, parameter, True))
             elif send_frozen:
                 frozen.append((name, parameter, False))
-        persistent = network.state_dict().keys()
+        kept = network.state_dict().keys() - idle_counters(network)
         for name, buffer in network.named_buffers():
-            # Batch norm also counts its batches, in an integer that nobody averages.
-            if buffer.is_floating_point() and name in persistent:
+            if name in kept:
                 tensors.append((name, buffer, False))
         tensors += frozen
         entries = []
@@ -67,7 +146,8 @@ class Layout:
         for name, tensor, trainable in tensors:
             stop = start + tensor.numel()
             shape = tuple(tensor.shape)
-            entries.append(Entry(name, shape, start, stop, trainable))
+            whole = None if tensor.is_floating_point() else tensor.dtype
+            entries.append(Entry(name, shape, start, stop, trainable, whole))
             start = stop
         # Statistics come last, but the head is the last layer with parameters.
         trainable_entries = [e for e in entries if e.trainable]
@@ -123,7 +203,6 @@ class Layout:
 
     def row(self, network: nn.Module, *, dtype: torch.dtype = torch.float32) -> Tensor:
         """Return the network's tensors as one row."""
-        # Without the counter of batch norm, which has no entry.
         tensors = network.state_dict()
         pieces = []
         for e in self.entries:
@@ -135,8 +214,7 @@ class Layout:
         """Return every tensor as a view [clients, *shape] of the rows."""
         named = {}
         for e in self.entries:
-            columns = rows[:, e.start : e.stop]
-            named[e.name] = columns.unflatten(1, e.shape)
+            named[e.name] = e.shaped(rows[:, e.start : e.stop])
         return named
 
     def mask(self, layers: Iterable[str]) -> Tensor:
@@ -148,6 +226,19 @@ class Layout:
         for e in self.entries:
             mask[e.start : e.stop] = e.layer in wanted
         return mask
+
+
+def idle_counters(network: nn.Module) -> set[str]:
+    """Return the buffers in which torch's norms count their batches for nothing.
+
+    Only a norm whose `momentum` is None takes its mean over as many batches.
+    """
+    found = set()
+    for name, module in network.named_modules():
+        of_torch = type(module).__module__.startswith("torch.nn.")
+        if of_torch and getattr(module, "momentum", None) is not None:
+            found.add(f"{name}.{COUNTER}".lstrip("."))
+    return found
 
 
 def block_spans(

@@ -1,5 +1,6 @@
 """A network of the user's: any torch module that a file, a package or a plugin builds."""
 
+import copy
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -7,10 +8,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from hpcfed import plugins
 from hpcfed.errors import UserError, unknown
 from hpcfed.models import MODELS, hugging_face
+from hpcfed.models.state import Call, keep_state
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,15 @@ class Sample:
             return tokens.to(device)
         values = torch.randn(size, *self.shape, generator=generator)
         return values.to(device, dtype)
+
+
+def sample_through(network: nn.Module, shape: tuple[int, ...]) -> Sample:
+    """Return what goes into a network of the catalogue, and what comes out of it."""
+    x = Sample(shape, ()).batch(1, device=torch.device("cpu"), dtype=torch.float32)
+    # A copy in evaluation, which batch norm lets take one sample.
+    with torch.no_grad():
+        y = copy.deepcopy(network).eval()(x)
+    return Sample(shape, tuple(y.shape[1:]))
 
 
 def find_builder(name: str) -> Callable[..., Any]:
@@ -106,14 +118,21 @@ def check_network(network: nn.Module, name: str, sample: Sample) -> None:
     for tensor_name, tensor in network.named_parameters():
         if not tensor.is_floating_point():
             raise UserError(f"model {name}: {tensor_name} is {tensor.dtype}, not float")
-    before = {key: buffer.clone() for key, buffer in network.named_buffers()}
-    was_training = network.training
-    network.train()
-    # Two samples: batch norm refuses one. A thread's generator is left as it was.
-    x = sample.batch(2, device=torch.device("cpu"), dtype=torch.float32)
-    tried = plugins.one_line_of(f"model {name} fails on {_said(x)}")
-    with tried, torch.random.fork_rng(devices=[]), torch.no_grad():
-        y = answers(network(x))
+    # Two samples a call: batch norm refuses one.
+    x = sample.batch(4, device=torch.device("cpu"), dtype=torch.float32)
+
+    def call(network: nn.Module, x: Tensor) -> Tensor:
+        with plugins.one_line_of(f"model {name} fails on {_said(x)}"):
+            y = answers(network(x))
+        _check_outputs(y, name, sample)
+        return y
+
+    if any(map(is_lazy, (*network.parameters(), *network.buffers()))):
+        _finish_lazy(network, x, call)
+    keep_state(network, name, x, call)
+
+
+def _check_outputs(y: Any, name: str, sample: Sample) -> None:
     if not isinstance(y, Tensor):
         raise UserError(
             f"model {name}: its forward returns {type(y).__name__}, not a tensor"
@@ -124,7 +143,15 @@ def check_network(network: nn.Module, name: str, sample: Sample) -> None:
             f"model {name} returns [{', '.join(map(str, ('batch', *y.shape[1:])))}]; "
             f"this data needs [{wanted}]"
         )
-    _mark_constants(network, before)
+
+
+def _finish_lazy(network: nn.Module, x: Tensor, call: Call) -> None:
+    """Let modules that wait for their first input make their tensors."""
+    was_training = network.training
+    # In evaluation, where no statistics change. Weights are drawn here.
+    network.eval()
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        call(network, x[:2])
     network.train(was_training)
 
 
@@ -136,19 +163,3 @@ def answers(y: Any) -> Any:
 def _said(x: Tensor) -> str:
     kind = "floats" if x.is_floating_point() else "tokens"
     return f"{kind} of shape [batch, {', '.join(map(str, x.shape[1:]))}]"
-
-
-def _mark_constants(network: nn.Module, before: Mapping[str, Tensor]) -> None:
-    """Make the buffers that training leaves alone non-persistent, and restore others.
-
-    A row holds what training changes. A mask or a table of positions is no part of it:
-    every client would send it, and -inf in it would look like divergence.
-    """
-    for module_name, module in network.named_modules():
-        prefix = f"{module_name}." if module_name else ""
-        for buffer_name, buffer in list(module.named_buffers(recurse=False)):
-            old = before[prefix + buffer_name]
-            if torch.equal(buffer, old):
-                module.register_buffer(buffer_name, buffer, persistent=False)
-            else:
-                buffer.copy_(old)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hpcfed.kernels import linear
-from hpcfed.models.layout import Layout
+from hpcfed.models.layout import Changes, Layout
 from hpcfed.models.own import answers
 from hpcfed.models.stacked_layers import Batch, StackedDropout
 from hpcfed.models.stacking import Constants, Names
@@ -31,6 +31,8 @@ class PlainNetwork:
         self._bf16 = bf16
         self._batch = Batch()
         names = Names.of(network, layout)
+        self._buffers = [e for e in layout.entries if not e.trainable]
+        self._changes = Changes()
         self._network = copy.deepcopy(network)
         self._constants = Constants(self._network, names)
         numbers = itertools.count()
@@ -61,6 +63,10 @@ class PlainNetwork:
         if self._network.training != training:
             self._network.train(training)
         own = {name: tensor[0] for name, tensor in tensors.items()}
+        for e in self._buffers:
+            own[e.name] = e.taken(own[e.name])
+        taken = dict(own)
+        self._changes.forget()
         autocast = self._bf16 and x.is_cuda
         seeded: AbstractContextManager[None] = nullcontext()
         if self._draws and training and keys is not None:
@@ -69,7 +75,11 @@ class PlainNetwork:
             # Steps gather images channels-last; a module may want to view them.
             x = x.contiguous()
             y: Tensor = answers(torch.func.functional_call(self._network, own, x))
-            return y.to(like.dtype)
+        if training:
+            for e in self._buffers:
+                tensor = tensors[e.name][0]
+                self._changes.note(e, tensor, taken[e.name], own[e.name])
+        return y.to(like.dtype)
 
     def halved(self, clients: int, device: torch.device) -> set[str]:
         """Let no weight come in bfloat16: a module may use it anywhere."""
@@ -83,7 +93,9 @@ class PlainNetwork:
         """Return as how many clients one row is best evaluated."""
         return 1
 
-    def join(self) -> None: ...
+    def join(self) -> None:
+        """Write the buffers that the module has changed into the rows."""
+        self._changes.write()
 
 
 def _replace_dropout(module: nn.Module, batch: Batch, numbers: Iterator[int]) -> None:

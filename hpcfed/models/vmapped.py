@@ -16,7 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from hpcfed.kernels import linear
-from hpcfed.models.layout import Layout
+from hpcfed.models.layout import Changes, Layout
 from hpcfed.models.own import answers
 from hpcfed.models.stack import without
 from hpcfed.models.stacked_layers import (
@@ -54,6 +54,8 @@ class VmapNetwork:
         self._batch = Batch(contiguous=contiguous)
         self._pass = _Pass()
         names = Names.of(network, layout)
+        self._buffers = [e for e in layout.entries if not e.trainable]
+        self._changes = Changes()
         self._network = stacked(network, names, self._batch, self._bridge, fold=False)
         self._constants = Constants(self._network, names)
         self._names = names
@@ -98,23 +100,38 @@ class VmapNetwork:
 
         def one_client(tensors: dict[str, Tensor], anchor: Tensor, x: Tensor) -> Any:
             self._pass.anchor = anchor
-            return answers(torch.func.functional_call(self._network, tensors, x))
+            before = dict(tensors)
+            y = answers(torch.func.functional_call(self._network, tensors, x))
+            # What the module has assigned anew, rather than changed in place.
+            assigned = {}
+            for e in self._buffers:
+                if training and tensors[e.name] is not before[e.name]:
+                    assigned[e.name] = tensors[e.name]
+            return y, assigned
 
         anchors = x.new_zeros(clients, dtype=like.dtype)
         if batch.contiguous:
             x = x.contiguous()
         by_client = x.unflatten(0, (clients, -1))
+        taken = dict(tensors)
+        for e in self._buffers:
+            taken[e.name] = e.taken(tensors[e.name])
         try:
             # Attention that stays within vmap, as that of torch's own encoder: fused
             # kernels have no rule for it, and on a GPU they refuse its strides.
             with sdpa_kernel(SDPBackend.MATH), _Attention(self._pass):
                 # randomness="error" would also refuse the random numbers of modules
                 # that are not in training.
-                y: Tensor = torch.func.vmap(one_client)(tensors, anchors, by_client)
+                y, assigned = torch.func.vmap(one_client)(taken, anchors, by_client)
         finally:
             self._pass.tensors = {}
             self._pass.anchor = None
-        return y.flatten(0, 1).to(like.dtype)
+        self._changes.forget()
+        for e in self._buffers if training else ():
+            changed = assigned.get(e.name, taken[e.name])
+            self._changes.note(e, tensors[e.name], taken[e.name], changed)
+        outputs: Tensor = y
+        return outputs.flatten(0, 1).to(like.dtype)
 
     def _all_names(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return tensors also by their other names, where weights are tied."""
@@ -147,8 +164,11 @@ class VmapNetwork:
         return 1
 
     def join(self) -> None:
-        """Wait for gradients that go to sinks."""
+        """Wait for gradients that go to sinks, and write the buffers that the module has
+        changed into the rows.
+        """
         self._batch.branch.join()
+        self._changes.write()
 
 
 class _Pass:

@@ -1,5 +1,8 @@
 """Networks as users write them, one for every way of being called."""
 
+import random
+
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -251,6 +254,200 @@ class Conv1dBatchNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.norm1(self.conv(x[:, 0])).relu().mean(2)
         return self.head(self.norm2(self.hidden(x)).relu())
+
+
+class Pixels(nn.Module):
+    """One layer, for networks that remember something beside it."""
+
+    def __init__(self, shape: tuple[int, ...] = (1, 8, 8), classes: int = 10) -> None:
+        super().__init__()
+        self.a = nn.Linear(shape[1] * shape[2], classes)
+
+    def logits(self, x: Tensor) -> Tensor:
+        return self.a(x.flatten(1))
+
+
+class Counting(Pixels):
+    """Counts its batches in an integer that its outputs depend on."""
+
+    def __init__(self, shape: tuple[int, ...] = (1, 8, 8), classes: int = 10) -> None:
+        super().__init__(shape, classes)
+        self.register_buffer("k", torch.zeros((), dtype=torch.long))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.k += 1
+        return self.logits(x) / (1 + 0.2 * self.k)
+
+
+class Warming(Counting):
+    """Decides by its count what it does: one client after another."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        return y.tanh() if int(self.k) < 3 else y
+
+
+class Remembering(Pixels):
+    """Buffers of all kinds that it assigns anew, one of them in no state_dict."""
+
+    def __init__(self, shape: tuple[int, ...] = (1, 8, 8), classes: int = 10) -> None:
+        super().__init__(shape, classes)
+        self.register_buffer("mean", torch.tensor(0.5))
+        self.register_buffer("odd", torch.zeros(2, dtype=torch.bool), persistent=False)
+        self.register_buffer("steps", torch.ones(3, dtype=torch.uint8))
+        self.register_buffer("table", torch.arange(10.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.logits(x)
+        if self.training:
+            self.mean = 0.8 * self.mean + 0.2 * self.a.weight.detach().mean()
+            self.odd = ~self.odd
+            self.steps = self.steps + torch.arange(3, dtype=torch.uint8)
+        return y - self.mean + self.odd.sum() + 0.1 * self.steps.sum() * self.table
+
+
+class Cumulative(nn.Module):
+    """A batch norm whose statistics are means over all batches that it has counted."""
+
+    def __init__(self, shape: tuple[int, ...] = (1, 8, 8), classes: int = 10) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(shape[0], 4, 3)
+        self.norm = nn.BatchNorm2d(4, momentum=None)
+        self.head = nn.Linear(4, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.norm(self.conv(x)).relu().mean((2, 3)))
+
+
+class Temperature(Pixels):
+    """Single numbers: a parameter, and a buffer that follows it in place."""
+
+    def __init__(self, shape: tuple[int, ...] = (1, 8, 8), classes: int = 10) -> None:
+        super().__init__(shape, classes)
+        self.scale = nn.Parameter(torch.tensor(1.5))
+        self.register_buffer("level", torch.tensor(1.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.scale * self.logits(x)
+        if self.training:
+            self.level.mul_(0.9).add_(0.1 * self.scale.detach())
+        return y / self.level
+
+
+class Attribute(Pixels):
+    """Remembers something outside of buffers, in one of several ways."""
+
+    def __init__(
+        self,
+        shape: tuple[int, ...] = (1, 8, 8),
+        classes: int = 10,
+        *,
+        kind: str = "number",
+    ) -> None:
+        super().__init__(shape, classes)
+        self.kind = kind
+        self.inner = nn.Identity()
+        self.inner.count = 0
+        self.before: Tensor | None = None
+        self.average = torch.zeros(10)
+        self.history: list[float] = []
+        self.table = {"shape": shape, "calls": 0}
+        self.generator = torch.Generator().manual_seed(1)
+        self.register_buffer("longer", torch.zeros(0))
+        self.register_buffer("phase", torch.zeros(2, dtype=torch.complex64))
+        self.teacher = nn.Parameter(torch.ones(10), requires_grad=False)
+        self.norm = nn.BatchNorm1d(10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(self.logits(x))
+        return y if not self.training else y + getattr(self, f"_{self.kind}")(y)
+
+    def _number(self, y: Tensor) -> float:
+        self.inner.count += 1
+        return 0.0
+
+    def _tensor(self, y: Tensor) -> Tensor:
+        self.average = 0.9 * self.average + y.detach().mean(0)
+        return self.average
+
+    def _last(self, y: Tensor) -> Tensor:
+        before = y if self.before is None else self.before
+        self.before = y.detach()
+        return y - before
+
+    def _list(self, y: Tensor) -> float:
+        self.history.append(1.0)
+        return 0.0
+
+    def _dict(self, y: Tensor) -> float:
+        self.table["calls"] += 1
+        return 0.0
+
+    def _own_draws(self, y: Tensor) -> Tensor:
+        return torch.rand(10, generator=self.generator)
+
+    def _shape(self, y: Tensor) -> float:
+        self.longer = torch.cat([self.longer, torch.ones(1)])
+        return 0.0
+
+    def _complex(self, y: Tensor) -> float:
+        self.phase += 1j
+        return 0.0
+
+    def _teacher(self, y: Tensor) -> float:
+        self.teacher.mul_(0.9)
+        return 0.0
+
+    def _norms(self, y: Tensor) -> Tensor:
+        return 1 / self.norm.num_batches_tracked
+
+    def _python(self, y: Tensor) -> float:
+        return random.random()
+
+    def _numpy(self, y: Tensor) -> float:
+        return float(np.random.rand())  # noqa: NPY002
+
+    def _hidden(self, y: Tensor) -> float:
+        CALLS.append(1)
+        return float(len(CALLS))
+
+
+CALLS: list[int] = []
+
+
+class Caching(Pixels):
+    """Keeps what it has computed, which changes nothing: no memory of any client."""
+
+    def __init__(self, shape: tuple[int, ...] = (1, 8, 8), classes: int = 10) -> None:
+        super().__init__(shape, classes)
+        self.register_buffer("mask", None)
+        self.ramp: Tensor | None = None
+        self.features: Tensor | None = None
+        self.shapes: dict[int, int] = {}
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.mask is None:
+            self.mask = torch.ones(10, device=x.device, dtype=x.dtype)
+        if self.ramp is None:
+            self.ramp = torch.arange(10, device=x.device)
+        self.shapes[x.shape[1]] = x.shape[2]
+        y = self.logits(x)
+        self.features = y.detach()
+        return y * self.mask + self.ramp
+
+
+class Lazy(nn.Module):
+    """Layers that learn their sizes from the first input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.LazyConv2d(4, 3)
+        self.norm = nn.LazyBatchNorm2d()
+        self.head = nn.LazyLinear(10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.norm(self.conv(x)).relu().flatten(1))
 
 
 A_NUMBER = 3

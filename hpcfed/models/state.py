@@ -1,0 +1,269 @@
+"""What training changes in a network of the user's beside its weights.
+
+A buffer belongs to the client's row. Whatever else a module remembers from one call to
+the next, such as a counter that is a plain attribute, has no place there: all clients of
+a rank would share it, and a checkpoint would lose it. It is found by calling a copy of
+the network several times, and refused by name.
+"""
+
+import copy
+import hashlib
+import random
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from hpcfed import plugins
+from hpcfed.errors import UserError
+from hpcfed.models.layout import idle_counters
+
+MANY = 1_000_000
+"""Batches that a norm may have counted, to see whether anything depends on them."""
+ITEMS = 10_000
+"""Items of a list or a dict that are looked at."""
+DEPTH = 6
+"""How deep attributes of attributes are looked at."""
+OF_TORCH = frozenset(vars(nn.Module()))
+"""Attributes that every module has: its parameters, buffers, modules and hooks."""
+
+Call = Callable[[nn.Module, Tensor], Tensor]
+
+
+def keep_state(network: nn.Module, name: str, inputs: Tensor, call: Call) -> None:
+    """Make those buffers of a network persistent that training changes, and no others.
+
+    Refuse a network that remembers anything else from one call to the next. `call`
+    passes a batch forward; half of the inputs make one.
+    """
+    with plugins.one_line_of(f"model {name} cannot be copied"):
+        trial = _Trial(copy.deepcopy(network).train(), call)
+    other, same = inputs.chunk(2)
+    foreign = _foreign_states()
+    frozen = trial.frozen_sums()
+    # Caches are filled, and the next call may see what was there before it.
+    earlier = trial.called(other)
+    first = trial.called(same)
+    again = trial.called(same, counted=MANY)
+    for kind, state in _foreign_states().items():
+        if state != foreign[kind]:
+            raise UserError(
+                f"model {name} draws random numbers of {kind}; draw torch's, which are "
+                "seeded by client and step"
+            )
+    for parameter, total in trial.frozen_sums().items():
+        if total != frozen[parameter]:
+            raise UserError(
+                f"model {name} changes its frozen parameter {parameter} in training, "
+                "which all clients share; make it a buffer, which each has for itself"
+            )
+    changed = _different(first.others, again.others)
+    if not changed and first.seen != again.seen:
+        if first.seen == trial.called(same).seen:
+            counters = ", ".join(sorted(trial.counters))
+            raise UserError(
+                f"model {name} depends on {counters}, which no row holds; count in a "
+                "buffer of your own"
+            )
+        changed = _different(earlier.others, first.others)
+    if changed or first.seen != again.seen:
+        raise UserError(f"model {name} {_remembered(changed)}")
+    _mark(network, name, trial.changed_by(earlier, first), trial.counters)
+
+
+def _remembered(names: list[str]) -> str:
+    if not names:
+        return (
+            "gives other outputs when it is called again in training, with the same "
+            "inputs, weights, buffers and seed: hpcfed cannot find what it remembers"
+        )
+    own = names[0].rpartition(".")[2]
+    return (
+        f"remembers {', '.join(names)} from call to call in training, which no client "
+        f'can keep; make it a buffer of fixed shape: self.register_buffer("{own}", …)'
+    )
+
+
+@dataclass(frozen=True)
+class _After:
+    """What a call in training has given and left, as digests."""
+
+    seen: dict[str, bytes]
+    """Outputs (by an empty name), and buffers that a row can hold."""
+    others: dict[str, bytes]
+    """Attributes of modules, and buffers that no row can hold."""
+
+
+class _Trial:
+    """A copy of a network that is called again and again from the same state."""
+
+    def __init__(self, network: nn.Module, call: Call) -> None:
+        self._network = network
+        self._call = call
+        self._tensors = dict(network.named_buffers())
+        self._before = {key: buffer.clone() for key, buffer in self._tensors.items()}
+        self._moving: set[str] = set()
+        """Buffers that are made in training, or get another shape or type there."""
+        self.counters = idle_counters(network) & self._before.keys()
+
+    def frozen_sums(self) -> dict[str, str]:
+        """Return the sum of each parameter that gets no gradient."""
+        found = {}
+        for name, parameter in self._network.named_parameters():
+            if not parameter.requires_grad:
+                # As text: NaN differs from itself.
+                found[name] = str(float(parameter.detach().sum(dtype=torch.float64)))
+        return found
+
+    @torch.no_grad()
+    def called(self, x: Tensor, *, counted: int | None = None) -> _After:
+        """Call from the first buffers; norms have counted so many batches."""
+        for name, tensor in self._tensors.items():
+            if name in self._moving:
+                continue
+            tensor.copy_(self._before[name])
+            if counted is not None and name in self.counters:
+                tensor.fill_(counted)
+            module, _, own = name.rpartition(".")
+            # The module may have put another tensor there.
+            self._network.get_submodule(module)._buffers[own] = tensor
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(20)
+            y = self._call(self._network, x.clone())
+        seen = {"": _digest(y)}
+        for name, buffer in self._network.named_buffers():
+            before = self._before.get(name)
+            kind = None if before is None else (before.shape, before.dtype)
+            if kind != (buffer.shape, buffer.dtype):
+                self._moving.add(name)
+            elif name not in self.counters:
+                seen[name] = _digest(buffer)
+        return _After(seen, self._others())
+
+    def _others(self) -> dict[str, bytes]:
+        buffers = dict(self._network.named_buffers())
+        found = {name: _digest(buffers[name]) for name in self._moving & buffers.keys()}
+        # What a module has by its rights is looked at elsewhere.
+        known: _Known = {id(module): module for module in self._network.modules()}
+        for tensor in (*self._network.parameters(), *buffers.values()):
+            known[id(tensor)] = tensor
+        for prefix, module in self._network.named_modules():
+            for own, value in vars(module).items():
+                if own not in OF_TORCH:
+                    found[f"{prefix}.{own}".lstrip(".")] = _digest(value, known)
+        return found
+
+    def changed_by(self, *calls: _After) -> set[str]:
+        """Return the buffers that some call has changed."""
+        found = set()
+        for name, before in self._before.items():
+            digest = _digest(before)
+            if any(call.seen.get(name, digest) != digest for call in calls):
+                found.add(name)
+        return found - self._moving
+
+
+def _different(ours: dict[str, bytes], theirs: dict[str, bytes]) -> list[str]:
+    names = sorted(ours.keys() | theirs.keys())
+    return [name for name in names if ours.get(name) != theirs.get(name)]
+
+
+def _mark(network: nn.Module, name: str, changed: set[str], counters: set[str]) -> None:
+    """Make changed buffers persistent, which a row then holds, and others not.
+
+    A mask or a table of positions is no part of a row: every client would send it, and
+    -inf in it would look like divergence.
+    """
+    for prefix, module in network.named_modules():
+        for own, buffer in list(module.named_buffers(recurse=False)):
+            full = f"{prefix}.{own}".lstrip(".")
+            if full in changed and buffer.is_complex():
+                raise UserError(
+                    f"model {name}: training changes its buffer {full}, which is "
+                    f"{buffer.dtype}; rows hold floats, integers and booleans"
+                )
+            if full not in counters:
+                module.register_buffer(own, buffer, persistent=full in changed)
+
+
+def _foreign_states() -> dict[str, bytes]:
+    """Return the state of generators that nobody seeds for clients."""
+    return {
+        "Python's module random": _digest(random.getstate()),
+        # The generator that numpy.random.rand and its like have.
+        "numpy": _digest(np.random.mtrand._rand.get_state()),
+    }
+
+
+_Known = dict[int, object]
+"""Objects by their ids. It keeps them alive, so no other object can get such an id."""
+
+
+def _digest(value: Any, known: _Known | None = None) -> bytes:
+    """Return a checksum of whatever an attribute holds, as far as that can be told.
+
+    `known` are objects to pass over.
+    """
+    found = hashlib.blake2b()
+    for piece in _pieces(value, dict(known or {}), DEPTH):
+        found.update(piece)
+    return found.digest()
+
+
+def _pieces(value: Any, known: _Known, depth: int) -> Iterator[bytes]:
+    yield type(value).__name__.encode()
+    if value is None or isinstance(value, int | float | complex | str | bytes):
+        yield repr(value).encode()
+        return
+    # Classes, functions and the like do not change; or nobody can tell.
+    passed = type | FunctionType | BuiltinFunctionType | MethodType | ModuleType
+    if isinstance(value, passed) or id(value) in known or not depth:
+        return
+    known[id(value)] = value
+    if isinstance(value, Tensor):
+        yield _bytes_of(value)
+        return
+    if isinstance(value, np.ndarray | np.generic):
+        yield str(value.shape).encode()
+        yield value.tobytes()
+        return
+    for item in _items(value):
+        yield from _pieces(item, known, depth - 1)
+
+
+def _items(value: Any) -> Iterator[Any]:
+    """Yield what an object is made of."""
+    if isinstance(value, torch.Generator):
+        yield value.get_state()
+    elif isinstance(value, random.Random):
+        yield value.getstate()
+    elif isinstance(value, np.random.Generator):
+        yield value.bit_generator.state
+    elif isinstance(value, np.random.RandomState):
+        yield value.get_state()
+    elif isinstance(value, Mapping):
+        yield len(value)
+        yield from islice(value.items(), ITEMS)
+    elif isinstance(value, list | tuple | deque | set | frozenset):
+        yield len(value)
+        yield from islice(value, ITEMS)
+    elif type(value).__module__ == "itertools":
+        yield repr(value)
+    else:
+        yield from getattr(value, "__dict__", {}).items()
+
+
+def _bytes_of(tensor: Tensor) -> bytes:
+    shape = f"{tensor.dtype} {tuple(tensor.shape)}".encode()
+    try:
+        flat = tensor.detach().cpu().flatten().contiguous()
+        return shape + flat.view(torch.uint8).numpy().tobytes()
+    except (RuntimeError, TypeError):
+        # Sparse and other rare kinds have no bytes in a row.
+        return shape
