@@ -93,8 +93,12 @@ def give(thing: Any, kind: str) -> str:
     """Take an object that a program or a notebook hands in; return its name."""
     name = getattr(thing, "__name__", "").rpartition(".")[2]
     if not name.isidentifier():
+        # What a module is made of takes many lines.
+        what = repr(thing)
+        if "\n" in what:
+            what = f"an object of class {type(thing).__name__}"
         raise UserError(
-            f"{kind}: {thing!r} has no name to record; give a class, or a function "
+            f"{kind}: {what} has no name to record; give a class, or a function "
             "that is made by def"
         )
     _given[name] = thing
@@ -260,6 +264,31 @@ def one_line_of(doing: str) -> Iterator[None]:
     # A file may call sys.exit, too.
     except (Exception, SystemExit) as error:
         raise UserError(f"{doing}: {one_line(error)}{line_of_user(error)}") from error
+
+
+class ExitCalled(Exception):
+    """Code of the user's has called sys.exit in the middle of a run."""
+
+
+@contextmanager
+def without_exits() -> Iterator[None]:
+    """Turn a call of sys.exit into a failure: other ranks would wait for this one, and
+    the exit code would say that all is well.
+    """
+    try:
+        yield
+    except SystemExit as exit:
+        called = ExitCalled(f"sys.exit({exit.code!r}) was called{_exit_line(exit)}")
+        # The line of the user's own is looked up there.
+        raise called.with_traceback(exit.__traceback__) from None
+
+
+def _exit_line(exit: SystemExit) -> str:
+    """Return where an exit was called, unless that is in a file of the user's."""
+    frames = traceback.extract_tb(exit.__traceback__)
+    if line_of_user(exit) or not frames:
+        return ""
+    return f" ({frames[-1].filename}, line {frames[-1].lineno})"
 
 
 def line_of_user(error: BaseException) -> str:

@@ -338,3 +338,25 @@ def test_states_that_do_not_fit_are_named(
         started(*few, "--out", tmp_path / "run")
     said = capsys.readouterr().err
     assert "rows of method" in said and "has 2 rows after a round" in said
+
+
+@pytest.mark.parametrize("options", [{}, {"seeds": "0..1"}])
+def test_an_exit_in_a_round_is_a_failure(
+    options: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever its code says: one line that names the file and the line."""
+    path = tmp_path / "leaving.py"
+    path.write_text(
+        "import sys\nfrom hpcfed.methods import fedavg as EXTENDS\n\n"
+        "def round(fed, state, cohort):\n    sys.exit(0)\n"
+    )
+    few = flags(clients=2, rounds=1, method=path, **options)
+    with pytest.raises(Failed) as failed:
+        started(*few, "--out", tmp_path / "run")
+    assert failed.value.code == 1
+    said = capsys.readouterr().err
+    assert "Traceback" not in said
+    assert said.count("sys.exit(0) was called") == said.count("hpcfed: ") == 1
+    assert said.endswith("(leaving.py, line 5)\n")
+    record = next((tmp_path / "run").rglob("run.h5"))
+    assert read_run(record.parent).status == "failed"

@@ -33,6 +33,7 @@ from hpcfed.clients.merging import EvaluationJob, Job, mergeable, run_merged
 from hpcfed.clients.objective import NOTHING, Wanted
 from hpcfed.data.shards import Shard
 from hpcfed.errors import one_line
+from hpcfed.plugins import without_exits
 from hpcfed.record.timing import Timer
 
 
@@ -274,7 +275,8 @@ class Program:
                 if device.type == "cuda":
                     # A new thread would take the first GPU.
                     torch.cuda.set_device(device)
-                function()
+                with without_exits():
+                    function()
             except BaseException as raised:
                 error = raised
             self.ended = True

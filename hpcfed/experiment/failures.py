@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hpcfed.clients.lockstep import Stopped
 from hpcfed.errors import Diverged, UserError, one_line, remark, tell
-from hpcfed.plugins import line_of_user
+from hpcfed.plugins import ExitCalled, line_of_user, without_exits
 from hpcfed.record.folder import leave_failure
 from hpcfed.record.timing import Timer
 from hpcfed.runtime.stalls import ending_stalls
@@ -44,7 +44,8 @@ class Reporting:
 def ending_all_ranks(world: World, reporting: Reporting) -> Iterator[None]:
     """Have an exception on one rank end all ranks at once, and say where it came from."""
     try:
-        yield
+        with without_exits():
+            yield
     except UserError as error:
         # Alone, the command line tells it, and ends with the same code.
         if world.alone:
@@ -63,9 +64,9 @@ def tell_failure(
 ) -> None:
     """Say why runs on this rank have failed, and leave the reason in their folders."""
     trace = "".join(traceback.format_exception(error))
-    # What others have told, and a divergence, is no fault of the code here: the line
-    # says enough.
-    if not isinstance(error, UserError | Diverged | Stopped):
+    # What others have told, a divergence and an exit are no fault of the code here: the
+    # line says enough.
+    if not isinstance(error, UserError | Diverged | Stopped | ExitCalled):
         remark(trace.rstrip())
     within = "" if phase == "other" else f" in phase {phase}"
     said = one_line(error) + line_of_user(error)

@@ -20,6 +20,7 @@ from hpcfed.config import RunConfig, Settings
 from hpcfed.data.datasets import Dataset, Split
 from hpcfed.data.partition import Partition
 from hpcfed.data.shards import Shard, join, shard, sub_shard
+from hpcfed.errors import UserError
 from hpcfed.experiment.arithmetic import dtype_of
 from hpcfed.experiment.data import Dealt, deal
 from hpcfed.runtime.world import World
@@ -66,6 +67,8 @@ def make_material(
     dealt = deal(config, dataset, validates=validates(settings))
     network = client_network(config)
     own = config.model_info() is None
+    if own:
+        _check_same(config, network, world)
     make_engine: Callable[..., Engine] = Engine
     if config.simulate_training is not None:
         make_engine = partial(WaitingEngine, seconds=config.simulate_training)
@@ -102,6 +105,46 @@ def make_material(
     return Material(
         dataset, clients, dealt, tuple(holdings), newcomers, network, engine
     )
+
+
+def _check_same(config: RunConfig, network: nn.Module, world: World) -> None:
+    """Refuse a network of the user's that differs between ranks: a constructor that draws
+    sizes or weights in other ways than by torch, or files of two versions on two hosts.
+    """
+    if world.num_workers == 1:
+        return
+    first, *others = world.role_allgather(_outline(network))
+    for rank, other in enumerate(others, 1):
+        if other.keys() == first.keys():
+            different = [name for name in first if not _alike(first[name], other[name])]
+        else:
+            different = sorted(other.keys() ^ first.keys())
+        if different:
+            raise UserError(
+                f"model {config.network()} is not the same on all ranks: {different[0]} "
+                f"differs on rank {rank}; draw by torch alone, which is seeded, and give "
+                "every host the same files"
+            )
+
+
+_Outline = tuple[str, float, float]
+"""Shape and type of a tensor, the sum of its sizes, and its sum."""
+
+
+def _outline(network: nn.Module) -> dict[str, _Outline]:
+    found = {}
+    for name, tensor in (*network.named_parameters(), *network.named_buffers()):
+        values = torch.nan_to_num(tensor.detach().to(torch.float64))
+        kind = f"{tuple(tensor.shape)} {tensor.dtype}"
+        found[name] = (kind, float(values.abs().sum()), float(values.sum()))
+    return found
+
+
+def _alike(one: _Outline, other: _Outline) -> bool:
+    """Compare two tensors, but for roundings: hosts may have different processors."""
+    size = 1e-6 * max(one[1], other[1])
+    pairs = zip(one[1:], other[1:], strict=True)
+    return one[0] == other[0] and all(abs(a - b) <= size for a, b in pairs)
 
 
 def _placed(
