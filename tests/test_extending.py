@@ -174,8 +174,10 @@ def test_weights_that_do_not_fit_are_one_line(
     assert "there is no model.npz" in refused("empty")
     (tmp_path / "w.txt").write_text("1")
     assert "must be a run's folder, or end in .npz" in refused("w.txt")
-    (tmp_path / "w.npz").write_text("1")
-    assert "cannot be read" in refused("w.npz")
+    (tmp_path / "w.npz").write_bytes(bytes(range(255, 0, -1)))
+    said = refused("w.npz")
+    assert "cannot be read" in said and "it is no .npz" in said
+    assert "pickle" not in said and "unsafe" not in said
     np.savez("less.npz", **{n: a for n, a in good.items() if n != "fc1.bias"})
     assert "there is no fc1.bias" in refused("less.npz")
     (tmp_path / "other").mkdir()
@@ -190,11 +192,32 @@ def test_weights_that_do_not_fit_are_one_line(
     assert "fc1.bias has shape 3, the network's has 64" in refused("shape.npz")
     np.savez("nan.npz", **{**good, "fc1.bias": np.full(64, np.nan)})
     assert "not finite" in refused("nan.npz")
+    np.savez("complex.npz", **{**good, "fc1.bias": np.full(64, 1 + 2j)})
+    assert "fc1.bias has complex numbers" in refused("complex.npz")
+    np.savez("large.npz", **{**good, "fc1.bias": np.full(64, 1e39)})
+    assert "fc1.bias has numbers beyond ±3.4e+38" in refused("large.npz")
     torch.save({"fc1.bias": _Evil()}, "evil.pt")
     assert "such a file is a pickle" in refused("evil.pt")
     np.savez("pickle.npz", **{**good, "fc1.bias": np.array([_Evil()], object)})
-    assert "cannot be read" in refused("pickle.npz")
+    assert "fc1.bias holds Python objects" in refused("pickle.npz")
     assert not Path("evil-was-here").exists()
+
+
+def test_a_network_of_single_numbers_starts_from_its_own_model(tmp_path: Path) -> None:
+    """A parameter without dimensions, and a whole number, are what they were."""
+    for name in ("Temperature", "Counting"):
+        common = {**SMALL, "model": f"tests/own/networks.py:{name}", "lr": 1e-30}
+        first = started(*flags(**common, rounds=1, seed=5, out=tmp_path / name))
+        again = tmp_path / f"{name}-again"
+        started(*flags(**common, rounds=1, cohort=1, init=first, out=again))
+        one, two = np.load(first / "model.npz"), np.load(again / "model.npz")
+        for key in one.files:
+            assert one[key].shape == two[key].shape and one[key].dtype == two[key].dtype
+        if name == "Counting":
+            assert one["k"].dtype == np.int64 and one["k"].shape == ()
+            assert two["k"] > one["k"] > 0
+        else:
+            assert one["scale"] == two["scale"] == 1.5
 
 
 def test_a_cohort_has_a_fixed_size(

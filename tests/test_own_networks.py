@@ -21,8 +21,10 @@ from hpcfed.clients.engine import Engine
 from hpcfed.clients.initial import start_from
 from hpcfed.clients.job import Recipe, TrainingJob
 from hpcfed.clients.network import client_network
+from hpcfed.config import RunConfig
 from hpcfed.data.shards import Shard
 from hpcfed.errors import UserError
+from hpcfed.experiment.materials import _check_same, _outline
 from hpcfed.models.choice import choose
 from hpcfed.models.layout import Layout
 from hpcfed.models.lora import LoraLinear, add_adapters
@@ -324,7 +326,9 @@ def test_adapters_choose_their_layers_by_name() -> None:
         ),
     }
     with pytest.raises(UserError, match=r"no linear layer.*there are blocks"):
-        add_adapters(make("vit")[0], rank=2, alpha=2.0, layers="nothing*")
+        add_adapters(make("vit")[0], rank=2, alpha=2.0, layers="nothing*", train="head")
+    with pytest.raises(UserError, match="--lora-train head trains all of these"):
+        add_adapters(make("vit")[0], rank=2, alpha=2.0, layers="head", train="head")
 
 
 def test_a_builder_gets_what_the_data_is() -> None:
@@ -359,6 +363,38 @@ def test_a_network_that_cannot_be_is_one_line(
     with pytest.raises(UserError, match=line) as caught:
         build_own(name, IMAGES, 10, options)
     assert "\n" not in str(caught.value)
+
+
+def test_a_network_that_differs_between_ranks_is_one_line() -> None:
+    """In its sizes, or in weights that the constructor has not drawn by torch."""
+
+    class OfTwo:
+        """The second of two ranks."""
+
+        num_workers = 2
+
+        def __init__(self, first: nn.Module) -> None:
+            self.first = first
+
+        def role_allgather(self, value: Any) -> list[Any]:
+            return [_outline(self.first), value]
+
+    config = RunConfig(model="tests/own/networks.py:Net")
+
+    def check(first: nn.Module, second: nn.Module) -> None:
+        _check_same(config, second, OfTwo(first))  # type: ignore[arg-type]
+
+    wide, drawn = nn.Linear(8, 7), nn.Linear(8, 6)
+    same = copy.deepcopy(drawn)
+    with torch.no_grad():
+        same.weight.mul_(1 + 1e-7)  # as another processor may round
+    check(drawn, same)
+    other = copy.deepcopy(drawn)
+    with torch.no_grad():
+        other.bias[2] += 0.01
+    for second, name in ((wide, "weight"), (other, "bias"), (nn.PReLU(), "bias")):
+        with pytest.raises(UserError, match=f"not the same on all ranks: {name} diff"):
+            check(drawn, second)
 
 
 def test_an_engine_that_cannot_be_is_one_line() -> None:
@@ -411,8 +447,8 @@ def test_a_trial_leaves_a_network_as_it_was() -> None:
     assert torch.equal(torch.get_rng_state(), state)
     found = dict(network.named_buffers())
     assert set(network.state_dict()) == {"a.weight", "a.bias", "mean", "odd", "steps"}
-    for name, tensor in before.items():
-        assert torch.equal(found.get(name, network.state_dict().get(name)), tensor)
+    after = network.state_dict() | found
+    assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
     caching = networks.Caching()
     check_network(caching, "caching", IMAGES)
     assert caching.mask is None and caching.ramp is None and not caching.shapes
@@ -449,7 +485,7 @@ def test_buffers_are_averaged_as_plain_fedavg_does_over_a_state_dict(name: str) 
     state = setup.method.init(fed)
     for round in range(2):
         cohort = fed.sample(round)
-        sums: dict[str, Tensor] = {}
+        sums: dict[str, Any] = {}
         for client, weight in zip(cohort.clients, cohort.weights, strict=True):
             key = randomness.client_keys(0, "training", round, torch.tensor([client]))
             alone = naive(network, fed._train_data, client, fed.recipe(round), key[0])

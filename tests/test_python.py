@@ -207,6 +207,10 @@ def test_objects_are_handed_in(tmp_path: Path) -> None:
     np.testing.assert_array_equal(run.rounds["accuracy"], plain.rounds["accuracy"])
     with pytest.raises(hpcfed.UserError, match="has no name to record"):
         hpcfed.run(**{**SMALL, "model": lambda: None})
+    network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+    with pytest.raises(hpcfed.UserError, match="object of class Sequential") as told:
+        hpcfed.run(**{**SMALL, "model": network})
+    assert "\n" not in str(told.value)
     # As if it had been killed after the second round.
     shutil.rmtree(out / "checkpoints/00000004")
     shutil.copy(out / "checkpoints/00000002/run.h5", out / "run.h5")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
-from zipfile import ZipFile
+from zipfile import ZipFile, is_zipfile
 
 import numpy as np
 import torch
@@ -58,7 +58,8 @@ def _write_npz(file: BinaryIO, arrays: Mapping[str, np.ndarray]) -> None:
     with ZipFile(file, "w") as archive:
         for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
-                contiguous = np.ascontiguousarray(array)
+                # Not by ascontiguousarray, which makes a vector of a single number.
+                contiguous = np.asarray(array, order="C")
                 np.lib.format.write_array(entry, contiguous, allow_pickle=False)
 
 
@@ -91,8 +92,7 @@ def start_from(network: nn.Module, tensors: Tensors, path: Path) -> None:
                 f"--init {path}: {name} has shape {_shape(tensors[name])}, the network's "
                 f"has {_shape(tensor)}"
             )
-        if not bool(torch.isfinite(tensors[name].double()).all()):
-            raise UserError(f"--init {path}: {name} has numbers that are not finite")
+        _check_numbers(tensors[name], tensor, f"--init {path}: {name}")
     for name in tensors:
         if name not in wanted:
             hint = did_you_mean(name, wanted)
@@ -103,6 +103,17 @@ def start_from(network: nn.Module, tensors: Tensors, path: Path) -> None:
         for name, tensor in wanted.items():
             if name in tensors:
                 tensor.copy_(tensors[name])
+
+
+def _check_numbers(given: Tensor, wanted: Tensor, what: str) -> None:
+    """Refuse numbers that the network's tensor would not hold."""
+    if given.is_complex():
+        raise UserError(f"{what} has complex numbers; give real ones")
+    if not bool(torch.isfinite(given.double()).all()):
+        raise UserError(f"{what} has numbers that are not finite")
+    if not bool(torch.isfinite(given.to(wanted.dtype)).all()):
+        largest = f"{torch.finfo(wanted.dtype).max:.3g}"
+        raise UserError(f"{what} has numbers beyond ±{largest}, the largest here")
 
 
 def _shape(tensor: Tensor) -> str:
@@ -170,10 +181,19 @@ def read_weights(path: Path) -> Tensors:
 
 
 def _read_npz(path: Path) -> Tensors:
+    # Of anything else numpy believes that it is a pickle, and says how to load it.
+    if not is_zipfile(path):
+        raise ValueError("it is no .npz, as numpy.savez makes them")
     found = {}
     with np.load(path, allow_pickle=False) as arrays:
         for name in arrays.files:
-            found[name] = torch.from_numpy(np.asarray(arrays[name]))
+            try:
+                array = np.asarray(arrays[name])
+            except ValueError as error:
+                if "pickle" not in str(error):
+                    raise
+                raise ValueError(f"{name} holds Python objects, not numbers") from None
+            found[name] = torch.from_numpy(array)
     return found
 
 

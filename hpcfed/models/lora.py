@@ -75,10 +75,12 @@ def add_adapters(
     scale = alpha / rank
     count = 0
     trained = 0
+    named_twice = False
     for name, module in list(network.named_modules()):
         if name and train and _matches(name, train):
             module.requires_grad_(True)
             trained += 1
+            named_twice |= _sizes(module) is not None and _matches(name, layers)
             continue
         # The network itself has no name, and nothing that could hold its adapter.
         if not name or not _matches(name, layers):
@@ -96,6 +98,11 @@ def add_adapters(
         parent, _, own = name.rpartition(".")
         setattr(network.get_submodule(parent), own, adapted)
         count += 1
+    if not count and named_twice:
+        raise UserError(
+            f"--lora-layers {layers}: --lora-train {train} trains all of these as a "
+            "whole, and none is left for an adapter; name others in one of the two"
+        )
     if not count:
         known = [name for name, module in network.named_modules() if _sizes(module)]
         some = ", ".join(known[:5]) or "none at all"
