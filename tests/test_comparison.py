@@ -11,10 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 import hpcfed
 from hpcfed import cli
 from hpcfed.config import RunConfig
+from hpcfed.record.pace import MS_PER_ROUND, SECONDS_PER_ROUND
 from hpcfed.record.run import RunRecord
 from hpcfed.record.timing import PHASES
 from hpcfed.report.charts import Axis, Dot, dots
@@ -24,9 +26,12 @@ from hpcfed.report.comparison.difference import Reading, difference, ratio
 from hpcfed.report.console import Output
 from hpcfed.report.groups import Sample, groups
 from hpcfed.report.labels import label
+from hpcfed.report.run_page.timing import timing
 from hpcfed.report.sections.comparison import comparison as section_of
+from hpcfed.report.sections.costs import phases as phases_of
+from hpcfed.report.show import show
 from tests.page import parsed
-from tests.points import sample_of
+from tests.points import run_of, sample_of
 from tests.runs import flags, mistake
 
 T_OF_TWO, T_OF_THREE = 12.7062, 4.30265
@@ -338,7 +343,7 @@ def test_a_comparison_from_python(runs: Path) -> None:
         "1",
     )
     assert len(_rows(found.code)) == 0 and found.verdicts[0] in repr(found)
-    assert {row["name"] for row in _rows(found.points)} > {"seconds per round"}
+    assert {row["name"] for row in _rows(found.points)} > {SECONDS_PER_ROUND}
     with pytest.raises(hpcfed.UserError, match="no run and no study"):
         hpcfed.compare(runs / "half", Path(__file__).parent / "own")
 
@@ -377,3 +382,45 @@ def test_dots_have_their_intervals_and_a_line_at_no_change() -> None:
     assert 0.4 < low < 0.5 and 1.5 < high < 1.6
     del drawn.spec["data"]
     assert evil not in json.dumps(drawn.spec)
+
+
+LEARNT_LATE = run_of(seconds=[9.0, 1.0, 1.0, 2.0, 1.0, 31.0])
+"""The first round warms up, and in the last one the server learns for 30 seconds."""
+LEARNT_LATE.phases[-1, :, :] = 0.0
+LEARNT_LATE.phases[-1, :, PHASES.index("train")] = 1.0
+LEARNT_LATE.phases[-1, :, PHASES.index("server")] = 30.0
+
+
+def test_a_time_per_round_is_the_same_figure_wherever_it_stands() -> None:
+    """The median of 1, 1, 2, 1 and 31 seconds; their mean would be 7.2."""
+    group = groups([Sample((LEARNT_LATE,), 1, "run")])[0]
+    found = compare(("a", "b"), [group], [group])
+    assert found is not None
+    seconds = found.costs[0]
+    assert (seconds.name, seconds.before) == (SECONDS_PER_ROUND, 1000)
+    assert group.seconds.centre == 1
+    text = io.StringIO()
+    show(LEARNT_LATE, Console(file=text, width=200))
+    lines = {
+        line.partition("  ")[0]: line.split() for line in text.getvalue().split("\n")
+    }
+    assert MS_PER_ROUND in text.getvalue()
+    assert lines["round, after the first"][-2:] == ["1000.00", "45.000"]
+    table = timing(group).tables[0]
+    assert table.columns[1] == MS_PER_ROUND and table.rows[-1][1] == "1,000"
+
+
+def test_phases_are_medians_beside_a_median_and_seldom_ones_are_named() -> None:
+    group = groups([Sample((LEARNT_LATE,), 1, "run")])[0]
+    found = compare(("a", "b"), [group], [group])
+    assert found is not None
+    phases = {figure.name: figure.before for figure in found.phases}
+    assert phases["phase train"] == 750, "of 0.75, 0.75, 1.5, 0.75 and 1 seconds"
+    assert phases["phase server, mean of all rounds"] == pytest.approx(6000)
+    assert LEARNT_LATE.phase_seconds()["server"] == 0
+    assert LEARNT_LATE.phase_totals()["server"] == 30
+    section = phases_of([group], [])
+    (table,) = section.tables
+    cells = dict(zip(table.columns, table.rows[0], strict=True))
+    assert (cells["train"], cells["server, mean"]) == ("750", "6,000")
+    assert "server" not in cells and "Few rounds go through server" in section.text[1]

@@ -112,7 +112,7 @@ def test_a_run_is_shown_with_pace_and_what_is_left(
     for told in (
         "fedavg on digits (iid): 4 clients on 2 ranks",
         "running  round 4 of 8",
-        "2.00 s/round  ETA 0:08",
+        "pace 2.00 s/round  ETA 0:08",
         "now: train, for 1:10",
         "clients, own test data  53.00%",
         "train loss  0.2500",
@@ -161,7 +161,7 @@ def test_lines_come_now_and_then_and_at_the_end(
     )
     lines = words(tmp_path, "--every", 100).splitlines()
     assert len(lines) == 3 and "running  round 0/3" in lines[0]
-    assert "complete  round 3/3" in lines[1] and "2.00 s/round" in lines[1]
+    assert "complete  round 3/3" in lines[1] and "pace 2.00 s/round" in lines[1]
 
 
 def test_the_end_of_a_watcher_is_not_the_runs(
@@ -459,7 +459,8 @@ def test_log_lines_come_at_first_at_once_and_then_every_ten_seconds(
         f"{round}/100" for round in (1, 2, 4, 14, 24, 34)
     ]
     assert (
-        lines[1] == "round 2/100  loss 2.0000  clients 25.00%  1.00 s/round  ETA 1:38"
+        lines[1]
+        == "round 2/100  loss 2.0000  clients 25.00%  pace 1.00 s/round  ETA 1:38"
     )
     # What was last evaluated is told with its round.
-    assert "clients 25.00% (round 2)  1.00 s/round  ETA 1:06" in lines[-1]
+    assert "clients 25.00% (round 2)  pace 1.00 s/round  ETA 1:06" in lines[-1]

@@ -114,10 +114,10 @@ class RunProgress:
         return "  ".join(filter(None, shown))
 
     def _pace(self, round: int) -> str:
-        """Return how long a round takes, and all that are left."""
+        """Return how long recent rounds take, and all that are left."""
         left = self._rounds - round - 1
         eta = f"  ETA {duration(rest(self._seconds, left))}" if left else ""
-        return f"{short_seconds(pace(self._seconds))}/round{eta}"
+        return f"pace {short_seconds(pace(self._seconds))}/round{eta}"
 
     def stop(self, round: int, *, patience: int | None = None) -> None:
         """Say that the run ends with this round, before its last: at the target, or

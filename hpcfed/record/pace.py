@@ -1,19 +1,57 @@
-"""How fast something goes, and how long the rest of it will take."""
+"""How fast something goes, and how long the rest of it will take.
+
+"Ms per round" means one thing wherever it stands: the median of a run's counted rounds,
+each as long as it was on its slowest rank. Counted are all but the first rounds, which
+warm up. The median, because one slow round must not count for the whole run. Phases are
+medians of the same rounds, each the mean over ranks. A run that still goes on has a
+pace, which is told as such: the median of its recent rounds.
+"""
 
 from collections.abc import Sequence
 from math import isfinite
+from typing import Any
 
 import numpy as np
 
+PER_ROUND = "per round (median)"
+MS_PER_ROUND = f"ms {PER_ROUND}"
+SECONDS_PER_ROUND = f"seconds {PER_ROUND}"
+"""What tables and axes call it."""
+PER_ROUND_MEANS = (
+    "ms per round: the median of the rounds that count, all but the first to warm up, "
+    "each on its slowest rank; phases: medians of their means over ranks, which need not "
+    "add up"
+)
+"""What a page says about it."""
+WARMUP = 1
+"""Rounds at the start of a run that do not count, where no study says otherwise."""
 LEAST = 10
-"""Rounds that a pace is a mean over, as soon as there are so many."""
+"""Rounds that a pace is of, as soon as there are so many."""
+
+
+def counted(rounds: np.ndarray, warmup: int = WARMUP) -> np.ndarray:
+    """Return the rounds, along the first axis, whose times count. The last one does,
+    even if all were to warm up: a short run still has a time.
+    """
+    last = max(0, len(rounds) - 1)
+    return rounds[min(warmup, last) :]
+
+
+def per_round(rounds: Sequence[float] | np.ndarray) -> Any:
+    """Return what "per round" means of the rounds that count: the median along the
+    first axis. NaN where there is none.
+    """
+    values = np.asarray(rounds, float)
+    if not len(values):
+        return np.full(values.shape[1:], np.nan)
+    return np.median(values, axis=0)
 
 
 def recent(seconds: Sequence[float] | np.ndarray) -> np.ndarray:
     """Return the later half of the rounds that are done, and at least ten of them; not
     the first one, which warms up, unless there is no other.
     """
-    steady = np.asarray(seconds[1:] if len(seconds) > 1 else seconds, float)
+    steady = counted(np.asarray(seconds, float))
     return steady[-max(LEAST, len(steady) // 2) :]
 
 
@@ -21,8 +59,7 @@ def pace(seconds: Sequence[float] | np.ndarray) -> float:
     """Return what recent rounds have taken, as the median: one of them may have had to
     wait for the server's learning. NaN when none is done.
     """
-    known = recent(seconds)
-    return float(np.median(known)) if len(known) else float("nan")
+    return float(per_round(recent(seconds)))
 
 
 def rest(seconds: Sequence[float] | np.ndarray, rounds: int) -> float:

@@ -8,6 +8,7 @@ import numpy as np
 
 from hpcfed.record.json_values import number, numbers, plain
 from hpcfed.record.metrics import METRICS, SERIES, global_name, metric_of
+from hpcfed.record.pace import WARMUP, counted, per_round
 from hpcfed.record.series import series_of
 from hpcfed.record.timing import PHASES
 
@@ -144,10 +145,10 @@ class RunRecord:
 
     def server_text(self) -> str:
         """Return `49 s once`: what the phase `server` took on a rank, on average."""
-        of_ranks = self.phases[self.untimed :, :, PHASES.index("server")].mean(1)
+        seconds = self.phase_totals()["server"]
         times = len(self.learnings)
         often = "once" if times == 1 else f"in {times} of {self.rounds_done} rounds"
-        return f"{float(of_ranks.sum()):.3g} s {often}"
+        return f"{seconds:.3g} s {often}"
 
     def last(self, name: str) -> float:
         """Return the latest value of a series that is not NaN; NaN when there is none."""
@@ -252,17 +253,26 @@ class RunRecord:
         # Rounds that a resumed run has taken over come first.
         return 0 if unknown.all() else int(unknown.sum())
 
-    def phase_seconds(self) -> dict[str, float]:
-        """Return the mean seconds per round and rank by phase, without the first round,
-        which warms up.
+    def counted_seconds(self, warmup: int = WARMUP) -> np.ndarray:
+        """Return the seconds of the rounds that count, each on its slowest rank."""
+        # A run that was resumed on other ranks has no times of the rounds before.
+        return counted(self.rounds["seconds"][self.untimed :], warmup)
+
+    def counted_phases(self, warmup: int = WARMUP) -> np.ndarray:
+        """Return the phases of the rounds that count: [rounds, ranks, phases]."""
+        return counted(self.phases[self.untimed :], warmup)
+
+    def phase_seconds(self, warmup: int = WARMUP) -> dict[str, float]:
+        """Return the seconds per round of every phase; NaN where no round is done."""
+        of_rounds = per_round(self.counted_phases(warmup).mean(1))
+        return dict(zip(PHASES, of_rounds.tolist(), strict=True))
+
+    def phase_totals(self) -> dict[str, float]:
+        """Return the seconds of every phase in all rounds that have times, the mean over
+        ranks.
         """
-        timed = self.phases[self.untimed :]
-        # A run of one round has nothing but the first.
-        steady = timed[1:] if len(timed) > 1 else timed
-        if not len(steady):
-            return dict.fromkeys(PHASES, float("nan"))
-        means = steady.mean((0, 1))
-        return dict(zip(PHASES, means.tolist(), strict=True))
+        totals = self.phases[self.untimed :].mean(1).sum(0)
+        return dict(zip(PHASES, totals.tolist(), strict=True))
 
     def rounds_to(self, share: float) -> int | None:
         """Return the rounds until the clients' accuracy reached this share of its own
@@ -332,6 +342,7 @@ class RunRecord:
             "reached_target": None if reached is None else plain(vars(reached)),
             "client_accuracy": numbers(self.last_client_accuracy),
             "seconds_per_phase": plain(phases),
+            "seconds_of_phases": plain(self.phase_totals()),
             "moves": list(self.moves),
             "rounds_to_95_percent_of_peak": self.rounds_to(0.95),
             **self._late_figures(),

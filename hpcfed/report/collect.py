@@ -8,13 +8,11 @@ from pathlib import Path
 from hpcfed.errors import UserError
 from hpcfed.experiment.stored import read_run
 from hpcfed.record.folder import CHECKPOINTS, RECORD, STUDY, seed_folder, seed_folders
+from hpcfed.record.pace import WARMUP
 from hpcfed.record.run import RunRecord
 from hpcfed.record.sandbox import try_out
 from hpcfed.report.groups import Sample
 from hpcfed.studies.gather import StudyRecord, read_gathered
-
-WARMUP = 1
-"""Rounds at the start of a run that do not count, where no study says otherwise."""
 
 
 @dataclass

@@ -11,7 +11,7 @@ import numpy as np
 from rich.console import Console
 
 from hpcfed.record.json_values import plain
-from hpcfed.record.pace import time_text
+from hpcfed.record.pace import PER_ROUND, time_text
 from hpcfed.report.console import bare_table, bytes_text, plain_text, say
 from hpcfed.report.groups import Group, Sample, groups
 from hpcfed.report.outcomes import run_epsilon, run_virtual_seconds
@@ -152,7 +152,7 @@ def show_study(study: StudyRecord, console: Console) -> None:
     say(console, f"{title}: {complete} of {len(study.trials)} trials complete", "")
     columns = [
         "point",
-        "s/round",
+        f"s {PER_ROUND}",
         "95 % interval",
         "speed-up",
         "efficiency",

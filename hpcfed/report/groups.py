@@ -4,17 +4,18 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any
 
 import numpy as np
 
 from hpcfed.config import ANYWHERE, RunConfig
+from hpcfed.record.pace import per_round
 from hpcfed.record.run import RunRecord
 from hpcfed.record.timing import PHASES
 from hpcfed.report.choices import Choice, distinguish
 from hpcfed.report.labels import label
-from hpcfed.report.statistics import Estimate, of_rounds, of_runs
+from hpcfed.report.statistics import Estimate, middle, of_rounds, of_runs
 
 
 @dataclass(frozen=True)
@@ -33,24 +34,32 @@ class Sample:
 
     @cached_property
     def seconds(self) -> np.ndarray:
-        """Seconds of the counted rounds. The last round counts even if all were to warm
-        up.
-        """
-        run = self.runs[0]  # stacked seeds share their times
-        seconds: np.ndarray = run.rounds["seconds"]
-        # A run that was resumed on other ranks has no times of the rounds before.
-        timed = seconds[run.untimed :]
-        # Runs that are shorter than the study's warm-up still have a time.
-        last = max(0, len(timed) - 1)
-        return timed[min(self.warmup, last) :]
+        """Seconds of the counted rounds."""
+        # Stacked seeds share their times.
+        return self.runs[0].counted_seconds(self.warmup)
 
     @cached_property
     def phases(self) -> np.ndarray:
         """Seconds of the counted rounds: [round, rank, phase]."""
-        # The counted rounds are the last ones.
-        phases = self.runs[0].phases
-        counted = len(self.seconds)
-        return phases[-counted:] if counted else phases
+        return self.runs[0].counted_phases(self.warmup)
+
+    @property
+    def round_seconds(self) -> float:
+        """Seconds per round."""
+        return float(per_round(self.seconds))
+
+    @cached_property
+    def phase_seconds(self) -> dict[str, float]:
+        """Seconds per round of every phase."""
+        return self.runs[0].phase_seconds(self.warmup)
+
+    @cached_property
+    def phase_means(self) -> dict[str, float]:
+        """Mean seconds of every phase over the counted rounds and ranks, which a phase
+        has that few rounds go through.
+        """
+        means = self.phases.mean((0, 1))
+        return dict(zip(PHASES, means.tolist(), strict=True))
 
 
 @dataclass(frozen=True)
@@ -109,17 +118,17 @@ class Group:
         """Seconds per round."""
         if len(self.samples) == 1:
             return of_rounds(list(self.samples[0].seconds))
-        # Medians, because one slow round must not count for the whole run.
-        return of_runs([median(sample.seconds) for sample in self.samples])
+        return of_runs([sample.round_seconds for sample in self.samples])
 
     @cached_property
     def phase_seconds(self) -> dict[str, float]:
-        """Mean seconds per round by phase, over ranks, counted rounds and samples."""
-        by_sample = []
-        for sample in self.samples:
-            by_sample.append(sample.phases.mean((0, 1)))
-        means = np.mean(by_sample, axis=0)
-        return dict(zip(PHASES, means.tolist(), strict=True))
+        """Seconds per round of every phase."""
+        return _over_samples([sample.phase_seconds for sample in self.samples])
+
+    @cached_property
+    def phase_means(self) -> dict[str, float]:
+        """Mean seconds of every phase, also of those that few rounds go through."""
+        return _over_samples([sample.phase_means for sample in self.samples])
 
     @cached_property
     def runs(self) -> list[RunRecord]:
@@ -153,6 +162,11 @@ class Group:
             mean = np.nanmean(run.rounds[name])
             means.append(float(mean))
         return fmean(means)
+
+
+def _over_samples(found: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Put together every phase, as seconds per round are."""
+    return {phase: middle([one[phase] for one in found]) for phase in PHASES}
 
 
 def groups(samples: Sequence[Sample]) -> list[Group]:

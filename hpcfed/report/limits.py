@@ -34,6 +34,7 @@ class Limit:
     phase: str
     """The phase that takes most of a round."""
     share: float
+    """Of the time of all counted rounds: few of them may take most of it."""
     loss: Loss | None
     """None where there are no fewer ranks to compare with."""
 
@@ -48,7 +49,7 @@ def limits(every: Sequence[Group]) -> list[Limit]:
 
 def _limit(members: Sequence[Group]) -> Limit:
     largest = max(members, key=lambda group: (group.ranks, group.clients))
-    phases = largest.phase_seconds
+    phases = largest.phase_means
     phase = max(phases, key=lambda name: phases[name])
     whole = sum(phases.values())
     share = phases[phase] / whole if whole > 0 else 0.0

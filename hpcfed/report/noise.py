@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from math import isnan, nan
-from statistics import fmean, median, stdev
+from statistics import fmean, stdev
 
 import numpy as np
 
@@ -48,7 +48,7 @@ def _variation(group: Group) -> float:
     """Return how much repeats differ, if by more than a quiet machine would explain."""
     if len(group.samples) < 2:
         return nan
-    medians = [float(median(sample.seconds)) for sample in group.samples]
+    medians = [sample.round_seconds for sample in group.samples]
     variation = stdev(medians) / fmean(medians)
     if variation <= MOST_VARIATION or not _apart(group.samples):
         return nan

@@ -9,7 +9,7 @@ from rich.table import Table
 from hpcfed.errors import count
 from hpcfed.record.folder import made
 from hpcfed.record.metrics import METRICS, label_of, text_of
-from hpcfed.record.pace import time_text
+from hpcfed.record.pace import MS_PER_ROUND, per_round, time_text
 from hpcfed.record.run import (
     LAST_UPDATES,
     LearningRecord,
@@ -232,18 +232,18 @@ def _new_rounds(rounds: NewRounds) -> Table:
 
 
 def _phases(record: RunRecord) -> Table:
-    """Return where the time of a round goes, the longest phase first."""
-    table = bare_table("phase", "ms per round", "share")
-    phases = record.phase_seconds()
-    total = sum(phases.values())
-    longest_first = sorted(phases.items(), key=lambda item: -item[1])
-    for name, seconds in longest_first:
+    """Return where the time goes, of a usual round and of all, the longest phase first."""
+    table = bare_table("phase", MS_PER_ROUND, "s in all rounds", "share")
+    usual, totals = record.phase_seconds(), record.phase_totals()
+    whole = sum(totals.values())
+    for name, seconds in sorted(totals.items(), key=lambda item: -item[1]):
         if seconds > 0:
-            share = f"{seconds / total:.1%}" if total else ""
-            table.add_row(name, f"{1e3 * seconds:.2f}", share)
-    # `phase_seconds` leaves out the first round, which warms up.
-    whole = "round, after the first" if record.rounds_done > 1 else "round"
-    table.add_row(whole, f"{1e3 * total:.2f}", "")
+            cells = [f"{1e3 * usual[name]:.2f}", f"{seconds:.3f}"]
+            table.add_row(name, *cells, f"{seconds / whole:.1%}")
+    # The definition of "per round" leaves out the first, which warms up.
+    name = "round, after the first" if record.rounds_done > 1 else "round"
+    usual_round = float(per_round(record.counted_seconds()))
+    table.add_row(name, f"{1e3 * usual_round:.2f}", f"{whole:.3f}", "")
     return table
 
 

@@ -5,8 +5,10 @@ about it.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, hypot, inf, isnan, log, nan, sqrt
-from statistics import fmean, median, stdev
+from statistics import fmean, stdev
 from typing import Any
+
+from hpcfed.record.pace import per_round
 
 # scipy.stats is imported where it is used. It makes the process so large that a fork,
 # which reading every run needs, takes 11 ms of CPU instead of 3.
@@ -49,6 +51,11 @@ def of_runs(values: Sequence[float]) -> Estimate:
     return Estimate(centre, centre / factor, centre * factor)
 
 
+def middle(values: Sequence[float]) -> float:
+    """Return the geometric mean, as `of_runs` has it; the mean where something is zero."""
+    return of_runs(values).centre if min(values) > 0 else fmean(values)
+
+
 def of_rounds(values: Sequence[float]) -> Estimate:
     """Estimate a figure from the rounds of one run: their median, between the order
     statistics that hold it, whatever the distribution.
@@ -59,7 +66,7 @@ def of_rounds(values: Sequence[float]) -> Estimate:
     from scipy import stats
 
     ordered = sorted(values)
-    middle = median(values)
+    centre = float(per_round(values))
     tail = (1 - CONFIDENCE) / 2
     # How many values lie below the median is binomial with p = 1/2. Take the largest
     # number of values to cut from each end that leaves 95 % between.
@@ -68,9 +75,9 @@ def of_rounds(values: Sequence[float]) -> Estimate:
     if stats.binom.cdf(cut, number, 0.5) > tail:
         cut -= 1
     if cut < 0:
-        return Estimate(middle)
+        return Estimate(centre)
     return Estimate(
-        middle,
+        centre,
         ordered[cut],
         ordered[-1 - cut],
     )

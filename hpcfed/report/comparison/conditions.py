@@ -6,12 +6,13 @@ from math import isfinite
 from pathlib import Path
 
 from hpcfed.errors import UserError, count, unknown
+from hpcfed.record.pace import SECONDS_PER_ROUND
 from hpcfed.report.comparison.comparison import Comparison
 from hpcfed.report.comparison.points import Figure
 from hpcfed.report.comparison.texts import NOISE, change_text
 
 IN_PER_CENT = {
-    "slower": "seconds per round",
+    "slower": SECONDS_PER_ROUND,
     "more-memory": "peak memory of a rank",
     "more-bytes": "sent per round, up and down",
     "more-energy": "energy per round",

@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from math import isfinite, isnan, nan
-from statistics import fmean, median
+from operator import attrgetter
+from statistics import fmean
 
 import numpy as np
 
 from hpcfed.record.metrics import HEADLINES, METRICS, label_of
+from hpcfed.record.pace import SECONDS_PER_ROUND
 from hpcfed.record.run import RunRecord
 from hpcfed.record.timing import PHASES
 from hpcfed.report.choices import Choice
@@ -24,7 +26,7 @@ from hpcfed.report.comparison.difference import (
 )
 from hpcfed.report.groups import Group, Sample
 from hpcfed.report.labels import both_series
-from hpcfed.report.statistics import Estimate, of_runs
+from hpcfed.report.statistics import Estimate, middle
 from hpcfed.report.statistics import ratio as ratio_of_estimates
 
 MIB = 2**20
@@ -94,15 +96,15 @@ class Point:
     @cached_property
     def seconds(self) -> Figure:
         """Seconds per round, of the slowest rank."""
-        before = _readings(self.before, _median_seconds)
-        after = _readings(self.after, _median_seconds)
+        before = _readings(self.before, attrgetter("round_seconds"))
+        after = _readings(self.after, attrgetter("round_seconds"))
         if min(len(before), len(after)) > 1:
             found = ratio(before, after)
         else:
             change = ratio_of_estimates(self.after.seconds, self.before.seconds)
             found = Difference(change, ROUNDS)
         return Figure(
-            "seconds per round",
+            SECONDS_PER_ROUND,
             "ms",
             1e3 * self.before.seconds.centre,
             1e3 * self.after.seconds.centre,
@@ -113,14 +115,20 @@ class Point:
 
     @cached_property
     def phases(self) -> list[Figure]:
-        """Seconds per round of phases that one of both sides has, over ranks."""
-        figures = []
-        for phase in PHASES:
-            measured = partial(_phase_seconds, phase=phase)
-            figure = self._ratio(f"phase {phase}", "ms", measured, 1e3)
+        """Seconds per round of phases that one of both sides has. A phase that few
+        rounds go through, as where the server learns, has a mean over rounds instead.
+        """
+        every = [self._phase(phase) for phase in PHASES]
+        return [figure for figure in every if figure is not None]
+
+    def _phase(self, phase: str) -> Figure | None:
+        usual = partial(_phase_seconds, phase=phase)
+        mean = partial(_phase_mean, phase=phase)
+        for name, measured in (("", usual), (", mean of all rounds", mean)):
+            figure = self._ratio(f"phase {phase}{name}", "ms", measured, 1e3)
             if figure is not None and max(figure.before, figure.after) > 0:
-                figures.append(figure)
-        return figures
+                return figure
+        return None
 
     @cached_property
     def memory(self) -> Figure | None:
@@ -234,14 +242,12 @@ def _readings(group: Group, measured: Callable[[Sample], float]) -> list[Reading
     return readings
 
 
-def _median_seconds(sample: Sample) -> float:
-    # The median, because one slow round must not count for the whole run.
-    return float(median(sample.seconds))
-
-
 def _phase_seconds(sample: Sample, phase: str) -> float:
-    # The mean: the server may learn in one round of many.
-    return float(sample.phases[:, :, PHASES.index(phase)].mean())
+    return sample.phase_seconds[phase]
+
+
+def _phase_mean(sample: Sample, phase: str) -> float:
+    return sample.phase_means[phase]
 
 
 def _peak_memory(sample: Sample) -> float:
@@ -297,9 +303,7 @@ def _judged(
 
 
 def _middle(readings: Readings) -> float:
-    """Return the geometric mean; the mean where something is zero."""
-    values = [reading.value for reading in readings]
-    return of_runs(values).centre if min(values) > 0 else fmean(values)
+    return middle([reading.value for reading in readings])
 
 
 def matched(

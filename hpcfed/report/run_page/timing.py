@@ -2,12 +2,12 @@
 
 import numpy as np
 
-from hpcfed.errors import count
+from hpcfed.record.pace import MS_PER_ROUND, PER_ROUND_MEANS, counted, per_round
 from hpcfed.record.run import RunRecord
 from hpcfed.record.timing import PHASES
 from hpcfed.report.charts import Axis, Drawing, Span, areas, timeline
 from hpcfed.report.curves import windows
-from hpcfed.report.groups import Group
+from hpcfed.report.groups import Group, Sample
 from hpcfed.report.sections.section import Section, Table, number
 
 MOST_RANKS = 32
@@ -30,13 +30,13 @@ def timing(group: Group) -> Section:
         section.charts.append(_over_rounds(phases, first))
     seconds = phases.sum(2).max(1)
     # The first round warms up, so it is usual only where there is no other.
-    steady = seconds[1:] if len(seconds) > 1 else seconds
+    steady = counted(seconds)
     middle = np.argsort(steady)[len(steady) // 2] + len(seconds) - len(steady)
     slowest = int(seconds.argmax())
     section.charts.append(_ranks(run, first + int(middle), "a usual round"))
     if seconds[slowest] > SLOW * seconds[middle]:
         section.charts.append(_ranks(run, first + slowest, "the slowest round"))
-    section.tables.append(_table(run))
+    section.tables.append(_table(group.samples[0]))
     section.text.append(
         "Every rank goes through the phases in this order and waits for the others where "
         "they exchange something: waiting counts in the phase in which it happens, "
@@ -55,12 +55,12 @@ def _over_rounds(phases: np.ndarray, first: int) -> Drawing:
         for phase, value in zip(PHASES, means[window].mean(0).tolist(), strict=True):
             heights[phase].append(value)
     totals = np.sum(list(heights.values()), axis=0)
-    x, y = Axis("rounds", whole=True), Axis("ms per round", zero=True)
+    x, y = Axis("rounds", whole=True), Axis("ms of a round", zero=True)
     title = "phases of every round, mean over ranks"
     # One round in which the server learns may be as long as all others together.
-    usual = float(np.median(totals))
+    usual = float(per_round(totals))
     if totals.max() > MOST_REACH * usual:
-        y = Axis("ms per round (cut)", zero=True, most=MOST_REACH * usual)
+        y = Axis("ms of a round (cut)", zero=True, most=MOST_REACH * usual)
         title += "; the longest are cut"
     return areas(title, across, heights, x, y)
 
@@ -81,24 +81,23 @@ def _ranks(run: RunRecord, round: int, which: str) -> Drawing:
     return timeline(title, spans, Axis("ms", zero=True), names=PHASES)
 
 
-def _table(run: RunRecord) -> Table:
+def _table(sample: Sample) -> Table:
     """Return the phases of `hpcfed show`, with the slowest and the fastest rank."""
-    phases = run.phase_seconds()
-    total = sum(phases.values())
-    timed = run.phases[run.untimed :]
-    steady = timed[1:] if len(timed) > 1 else timed
-    by_rank = steady.mean(0)
+    usual, totals = sample.phase_seconds, sample.runs[0].phase_totals()
+    whole = sum(totals.values())
+    by_rank = 1e3 * per_round(sample.phases)
     rows = []
-    for name, seconds in sorted(phases.items(), key=lambda item: -item[1]):
+    for name, seconds in sorted(totals.items(), key=lambda item: -item[1]):
         if seconds > 0:
-            of_ranks = 1e3 * by_rank[:, PHASES.index(name)]
-            share = number(100 * seconds / total) if total else ""
+            of_ranks = by_rank[:, PHASES.index(name)]
             ends = [number(float(end)) for end in (of_ranks.min(), of_ranks.max())]
-            rows.append([name, number(1e3 * seconds), share, *ends])
-    rows.append(["round", number(1e3 * total), "100", "", ""])
-    columns = ["phase", "ms per round", "share, %", "least of a rank", "most of a rank"]
+            in_all = [number(seconds), number(100 * seconds / whole)]
+            rows.append([name, number(1e3 * usual[name]), *in_all, *ends])
+    usual_round = number(1e3 * sample.round_seconds)
+    rows.append(["round", usual_round, number(whole), "100", "", ""])
+    columns = ["phase", MS_PER_ROUND, "s in all rounds", "share, %"]
     if by_rank.shape[0] == 1:
-        columns, rows = columns[:3], [row[:3] for row in rows]
-    after = ", after the first" if run.rounds_done > 1 else ""
-    caption = f"mean over {count(len(steady), 'round')}{after}, and ranks"
-    return Table(columns, rows, caption)
+        rows = [row[:4] for row in rows]
+    else:
+        columns += ["ms, least of a rank", "ms, most of a rank"]
+    return Table(columns, rows, PER_ROUND_MEANS)

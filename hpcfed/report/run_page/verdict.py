@@ -7,7 +7,6 @@ import numpy as np
 from hpcfed.errors import count
 from hpcfed.record.metrics import HEADLINES, METRICS, global_name, label_of
 from hpcfed.record.pace import time_text
-from hpcfed.record.timing import PHASES
 from hpcfed.report.groups import Group
 from hpcfed.report.outcomes import known_metric
 from hpcfed.report.run_page.clients import last_of_clients, worst_tenth
@@ -73,7 +72,9 @@ def _time(group: Group) -> str:
     seconds = group.first.rounds["seconds"]
     round_text = interval(group.seconds, 1e3)
     whole = time_text(float(np.nansum(seconds)))
-    sentence = f"Time: a round takes {round_text} ms, all {len(seconds)} took {whole}"
+    sentence = (
+        f"Time: a round takes {round_text} ms (median), all {len(seconds)} took {whole}"
+    )
     if group.first.stacked_seeds > 1:
         sentence += f" for {group.first.stacked_seeds} runs at once"
     sentence += "."
@@ -91,21 +92,19 @@ def _where(group: Group) -> str:
     """Say what the time of all rounds went to: a single round that trains the server's
     model may be most of it.
     """
-    phases = group.first.phases
-    timed = phases[group.first.untimed :]
-    totals = timed.sum((0, 1))
-    whole = float(totals.sum())
+    totals = group.first.phase_totals()
+    whole = sum(totals.values())
     if not whole > 0:
         return ""
     parts = []
-    for number in np.argsort(-totals).tolist():
-        share = totals[number] / whole
+    for phase, seconds in sorted(totals.items(), key=lambda item: -item[1]):
+        share = seconds / whole
         if share < LEAST_SHARE:
             continue
-        if PHASES[number] == "server" and group.first.learns_seldom:
+        if phase == "server" and group.first.learns_seldom:
             parts.append(f"server {group.first.server_text()}, {share:.0%} of the run")
         else:
-            parts.append(f"{PHASES[number]} {share:.0%}")
+            parts.append(f"{phase} {share:.0%}")
     sentence = f"Where it went: {'; '.join(parts)}."
     uneven = group.first.imbalance()
     if group.ranks > 1 and uneven >= UNEVEN:

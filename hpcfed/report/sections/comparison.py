@@ -5,6 +5,7 @@ from dataclasses import replace
 from math import inf, log
 
 from hpcfed.record.metrics import HEADLINES, METRICS, label_of
+from hpcfed.record.pace import SECONDS_PER_ROUND
 from hpcfed.report.charts import Axis, Dot, Drawing, Line, dots, lines
 from hpcfed.report.comparison import Comparison
 from hpcfed.report.comparison.points import Figure, Point
@@ -83,7 +84,7 @@ def _of_points(compared: Comparison) -> Iterator[Drawing]:
     """Draw what every point has of seconds and accuracies."""
     points = compared.points
     seconds = {point_name(point): point.seconds for point in points}
-    yield _dots("seconds per round, B / A", seconds, "B / A")
+    yield _dots(f"{SECONDS_PER_ROUND}, B / A", seconds, "B / A")
     for whole in compared.headlines:
         having: dict[str, Figure] = {}
         for point in points:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from functools import partial
 
+from hpcfed.record.pace import MS_PER_ROUND, PER_ROUND_MEANS
 from hpcfed.record.timing import PHASES
 from hpcfed.report.charts import Axis, Line, lines
 from hpcfed.report.groups import Group
@@ -30,31 +31,52 @@ from hpcfed.report.swept import Swept, held
 def phases(every: Sequence[Group], options: Sequence[Swept]) -> Section:
     section = Section("phases", "Time of a round by phase")
     section.text.append(
-        "Means over ranks, counted rounds and runs. Bars are named clients on ranks."
+        f"{PER_ROUND_MEANS[0].upper()}{PER_ROUND_MEANS[1:]}. Bars are named clients on "
+        "ranks."
     )
+    seldom = _seldom(every)
+    if seldom:
+        section.text.append(
+            f"Few rounds go through {' and '.join(seldom)}: not in the bars, and in the "
+            "table as a mean over all counted rounds."
+        )
     shown = few_bars(every, options)
     section.text += held_text(shown)
     # All groups have the same phases, those of a round.
     segments = {}
     for phase in every[0].phase_seconds:
         segments[phase] = partial(_phase_milliseconds, phase=phase)
-    section.charts += stacked_bars(shown.groups, segments, Axis("ms per round"))
+    section.charts += stacked_bars(shown.groups, segments, Axis(MS_PER_ROUND))
     section.tables.append(_phase_table(every))
     return section
 
 
 def _phase_table(every: Sequence[Group]) -> Table:
     """Return the milliseconds of all phases that took any time, of every point."""
-    used = [name for name in PHASES if any(_took(group, name) for group in every)]
+    used = [name for name in PHASES if any(_usual(group, name) for group in every)]
+    seldom = _seldom(every)
     rows = []
     for group in every:
         cells = [number(_phase_milliseconds(group, phase)) for phase in used]
+        cells += [number(1e3 * group.phase_means[phase]) for phase in seldom]
         rows.append([*which(group), *cells])
-    return Table((*WHICH, *used), rows, "ms per round")
+    means = [f"{phase}, mean" for phase in seldom]
+    return Table((*WHICH, *used, *means), rows, MS_PER_ROUND)
 
 
-def _took(group: Group, phase: str) -> bool:
+def _usual(group: Group, phase: str) -> bool:
     return group.phase_seconds[phase] > 0
+
+
+def _seldom(every: Sequence[Group]) -> list[str]:
+    """Return phases that few rounds go through at some point: their median is 0."""
+    found = []
+    for phase in PHASES:
+        for group in every:
+            if group.phase_means[phase] > 0 and not _usual(group, phase):
+                found.append(phase)
+                break
+    return found
 
 
 def _phase_milliseconds(group: Group, phase: str) -> float:

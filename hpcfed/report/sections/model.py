@@ -6,6 +6,7 @@ from dataclasses import replace
 from math import isnan
 
 from hpcfed.errors import count
+from hpcfed.record.pace import MS_PER_ROUND
 from hpcfed.report.charts import Axis, Drawing, Line, Point, lines, scatter
 from hpcfed.report.costmodel import TERMS, Fitted, Measured
 from hpcfed.report.labels import label
@@ -73,7 +74,7 @@ def _over_ranks(one: Fitted) -> Drawing:
         drawn.append(Line(f"model, {name}", everywhere, predicted, ideal=True))
     x = Axis("ranks", log=True, ticks=ticks(drawn))
     title = f"{label(one.key)}: model over ranks"
-    return lines(title, drawn, x, Axis("ms per round", log=True))
+    return lines(title, drawn, x, Axis(MS_PER_ROUND, log=True))
 
 
 def _over_clients(one: Fitted) -> Drawing:
@@ -93,7 +94,7 @@ def _over_clients(one: Fitted) -> Drawing:
         drawn.append(Line(f"model, {name}", [*sizes, *larger], predicted, ideal=True))
     x = Axis("clients that take part", log=True, ticks=ticks(drawn))
     title = f"{label(one.key)}: model over clients"
-    return lines(title, drawn, x, Axis("ms per round", log=True))
+    return lines(title, drawn, x, Axis(MS_PER_ROUND, log=True))
 
 
 def _with_clients(measured: Sequence[Measured], clients: float) -> Measured:
@@ -123,8 +124,8 @@ def _against_measured(one: Fitted) -> Drawing:
         measured = 1e3 * point.seconds
         predicted = 1e3 * one.model(point)
         points.append(Point(measured, predicted, _size(point.clients, point.ranks)))
-    x = Axis("measured, ms per round", log=True)
-    y = Axis("model, ms per round", log=True)
+    x = Axis(f"measured, {MS_PER_ROUND}", log=True)
+    y = Axis(f"model, {MS_PER_ROUND}", log=True)
     title = f"{label(one.key)}: model against measured"
     return scatter(title, points, x, y, diagonal="as measured")
 
@@ -178,7 +179,7 @@ def _predictions(models: Sequence[Fitted]) -> Table:
                 seconds = one.model(replace(largest, ranks=ranks))
                 size = _size(largest.clients, ranks)
                 rows.append([label(one.key), size, number(1e3 * seconds)])
-    return Table(("options", "predicted", "ms per round"), rows)
+    return Table(("options", "predicted", MS_PER_ROUND), rows)
 
 
 def _size(clients: float, ranks: int) -> str:

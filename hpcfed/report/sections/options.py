@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 
 from hpcfed import plugins
+from hpcfed.record.pace import MS_PER_ROUND
 from hpcfed.report.charts import Axis, Drawing, Line, Mark, lines, rows, spread
 from hpcfed.report.choices import SIZES
 from hpcfed.report.groups import Group, fewest_ranks
@@ -130,7 +131,7 @@ def _times(
         for name, members in series.items()
     }
     centres = [one.centre for values in estimates.values() for one in values]
-    axis = Axis("ms per round", log=spread(centres) > LOG_SPREAD, zero=True)
+    axis = Axis(MS_PER_ROUND, log=spread(centres) > LOG_SPREAD, zero=True)
     title = f"time of a round over {option.name}{about}{_held(shown)}"
     yield from _drawing(title, option, series, estimates, axis)
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from hpcfed.record.metrics import HEADLINES, label_of
+from hpcfed.record.pace import MS_PER_ROUND
 from hpcfed.report.collect import Found
 from hpcfed.report.groups import Group
 from hpcfed.report.labels import ACCURACIES, both_series
@@ -35,15 +36,17 @@ def overview(every: Sequence[Group], found: Found) -> Section:
             *(interval(accuracy, 100) for accuracy in accuracies),
             *_headline_cells(group, headlines), number(group.peak_memory / MIB),
         ])  # fmt: skip
-    columns = (*WHICH, "runs", "seeds", "columns", "ms per round",
+    columns = (*WHICH, "runs", "seeds", "columns", MS_PER_ROUND,
                "clients' last accuracy, %", "global model's, %",
                *_headline_columns(headlines), "peak memory of a rank, MiB")  # fmt: skip
     section.tables.append(Table(columns, rows))
     section.text.append(
-        "Times are those of the slowest rank, without warm-up rounds. Brackets hold "
-        "95 % confidence: by Student's t over runs (for times, on their logarithms), or "
-        "between order statistics of the rounds where there is one run. Charts cut "
-        "intervals that reach far beyond the points; tooltips and tables show them whole."
+        "Ms per round is the median of the rounds that count, all but the first to warm "
+        "up, each on its slowest rank; of several runs, the geometric mean of their "
+        "medians. Brackets hold 95 % confidence: by Student's t over runs (for times, on "
+        "their logarithms), or between order statistics of the rounds where there is one "
+        "run. Charts cut intervals that reach far beyond the points; tooltips and tables "
+        "show them whole."
     )
     if any(group.first.stacked_seeds > 1 for group in every):
         section.text.append(

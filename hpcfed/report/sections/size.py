@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from hpcfed.record.pace import MS_PER_ROUND
 from hpcfed.report.charts import Axis, Drawing, Line, lines, spread
 from hpcfed.report.groups import Group
 from hpcfed.report.labels import ranks_label, scaling_label
@@ -38,7 +39,7 @@ def ranks(every: Sequence[Group], options: Sequence[Swept]) -> Section:
         members = [one for one in drawn if one.kind == kind]
         for some in batches(members, MOST_LINES):
             section.charts += _charts(kind, some)
-    columns = ("options", "scaling", "ranks", "ms per round", "speed-up", "ideal",
+    columns = ("options", "scaling", "ranks", MS_PER_ROUND, "speed-up", "ideal",
                "efficiency, %")  # fmt: skip
     rows = []
     for one in found:
@@ -86,7 +87,7 @@ def _charts(kind: str, members: Sequence[Scaling]) -> list[Drawing]:
     whole = [100.0] * len(every)
     efficiencies.append(Line("ideal", every, whole, ideal=True))
     drawn = {
-        "time": (times, Axis("ms per round", log=True)),
+        "time": (times, Axis(MS_PER_ROUND, log=True)),
         "speed-up": (speedups, Axis("speed-up, times", log=True)),
         "efficiency": (efficiencies, Axis("parallel efficiency, %", zero=True)),
     }
@@ -124,7 +125,7 @@ def _growth_charts(found: Sequence[Growth]) -> list[Drawing]:
         each.append(Line(name, [float(size) for size in one.clients], per_client))
         values += per_client
     x = Axis("clients", log=True, ticks=ticks(rounds))
-    per_round = Axis("ms per round", log=True)
+    per_round = Axis(MS_PER_ROUND, log=True)
     per_client_axis = Axis("ms per client and round", log=spread(values) > LOG_SPREAD)
     return [
         lines("time of a round by clients", rounds, x, per_round),

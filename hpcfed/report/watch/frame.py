@@ -76,10 +76,10 @@ def status_line(view: RunView) -> RenderableType:
 
 
 def speed(view: RunView) -> str:
-    """Return how long a round takes and, of a run that goes on, what is left."""
+    """Return how long recent rounds take and, of a run that goes on, what is left."""
     if isnan(view.pace):
         return ""
-    text = f"{short_seconds(view.pace)}/round"
+    text = f"pace {short_seconds(view.pace)}/round"
     # The server learns after the last round, which is recorded only then.
     if view.over or view.done == view.planned or view.learning is not None:
         return text
@@ -206,6 +206,9 @@ def _phases(view: RunView) -> Table:
     table = Table.grid(padding=(0, 2, 0, 0))
     phases = view.phases()
     total = sum(phases.values())
+    table.add_row(
+        "", Text("mean", "dim", justify="right"), "", Text("recent rounds", "dim")
+    )
     for name, seconds in list(phases.items())[:MOST_PHASES]:
         share = seconds / total
         bar = "▇" * round(BAR * share)

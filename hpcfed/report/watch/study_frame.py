@@ -45,7 +45,7 @@ def _table(view: StudyView) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim")
     # In a narrow terminal names give way, and no number is cut.
     table.add_column("trial", overflow="fold", max_width=60)
-    for head in ("status", "round", "accuracy", "a round", "left"):
+    for head in ("status", "round", "accuracy", "pace", "left"):
         justify = "left" if head == "status" else "right"
         table.add_column(head, justify=justify, no_wrap=True)  # type: ignore[arg-type]
     table.add_column("")
