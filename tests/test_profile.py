@@ -5,7 +5,8 @@ at their limits.
 import json
 import sys
 from collections.abc import Callable
-from math import isnan
+from dataclasses import replace
+from math import isnan, sqrt
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,13 +18,14 @@ from hpcfed.experiment.stored import read_run
 from hpcfed.profile import watch as watching
 from hpcfed.profile.ceilings import Ceilings
 from hpcfed.profile.sessions import Event, covered, operators
-from hpcfed.profile.tables import short_name
+from hpcfed.profile.tables import print_verdicts, short_name
 from hpcfed.profile.timeline import Session, Timeline
 from hpcfed.profile.trace import trace
 from hpcfed.profile.verdict import Workload, advice, words
 from hpcfed.profile.workloads import busy
 from hpcfed.record.observer import Observer, observed_by, observer
 from hpcfed.record.timing import PHASES
+from hpcfed.report.console import Output
 from tests.conftest import mpirun_path, start
 from tests.runs import mistake
 
@@ -312,18 +314,50 @@ def test_a_trace_of_nothing_is_a_trace() -> None:
 @pytest.mark.parametrize(
     ("busy", "compute", "bandwidth", "expected"),
     [
-        (0.59, 0.9, 0.9, "launch-bound"),
-        (0.61, 0.5, 0.4, "compute-bound"),
-        (0.61, 0.4, 0.5, "bandwidth-bound"),
-        (0.99, 0.2, 0.29, "bound by small pieces"),
-        (float("nan"), 0.5, float("nan"), "compute-bound"),
+        (0.49, 0.9, 0.9, "launch-bound"),
+        (0.51, 0.7, 0.4, "compute-bound"),
+        (0.51, 0.4, 0.7, "bandwidth-bound"),
+        (0.99, 0.34, 0.59, "at no ceiling"),
+        (float("nan"), 0.7, float("nan"), "compute-bound"),
+        (float("nan"), 0.3, float("nan"), "at no ceiling"),
         (float("nan"), float("nan"), float("nan"), "not known"),
     ],
 )
 def test_verdicts(busy: float, compute: float, bandwidth: float, expected: str) -> None:
     part = Workload("it", 1.0, 1.0, busy, compute, bandwidth)
     assert part.bound == expected
-    assert "nan" not in words(part, cuda=True) and "nan" not in words(part, cuda=False)
+    for cuda in (True, False):
+        assert "nan" not in words(part, cuda=cuda)
+        for server in (True, False):
+            tips = advice(part, {}, cuda=cuda, server=server)
+            assert bool(tips) == (expected != "not known"), "what to try"
+
+
+def test_nothing_is_bound_by_a_ceiling_that_varies() -> None:
+    """A ceiling that others have pushed down is near whatever is done."""
+    part = Workload("it", 1.0, 1.0, 0.9, 0.8, 0.1, variation=0.11)
+    assert part.bound == "near a ceiling that varies"
+    assert "vary by 11%" in words(part, cuda=False)
+    assert "measure again" in advice(part, {}, cuda=False, server=True)[-1]
+    assert replace(part, variation=0.1).bound == "compute-bound"
+
+
+def test_a_ceiling_is_the_best_of_its_trials_and_tells_how_they_vary() -> None:
+    """Copies of 1, 1 and 4 s: their mean is 2, and their standard deviation √3."""
+    found = Ceilings.of_trials([4.0, 1.0, 1.0], [2.0] * 3, moved=10.0, arithmetic=6.0)
+    assert (found.bytes_per_second, found.flops) == (10.0, 3.0)
+    assert found.variation == pytest.approx(sqrt(3) / 2)
+
+
+@pytest.mark.parametrize("variation", [0.09, 0.11])
+def test_ceilings_that_vary_are_warned_of(
+    variation: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ceilings = {"float32": Ceilings(1e9, 1e12, variation)}
+    print_verdicts(Output(), "cpu", ceilings, [], cuda=False)
+    said = capsys.readouterr().out
+    assert f"vary by {variation:.1%}" in said
+    assert ("The machine was not quiet" in said) == (variation > 0.1)
 
 
 def test_advice_fits_what_was_asked_for() -> None:

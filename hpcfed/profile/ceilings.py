@@ -1,11 +1,14 @@
 """What a device can do at most, measured on it: bytes of a large copy, and arithmetic
 of a large matrix product.
+
+A ceiling is the best of several trials: whatever else runs on the machine makes a trial
+slower, and none faster. How much the trials differ says whether it was quiet.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import fmean, stdev
 from typing import Any
 
 import torch
@@ -14,6 +17,9 @@ COPIED = {"cuda": 2**28, "cpu": 2**24}
 """Floats of the copy: well beyond caches."""
 SIDE = {"cuda": 8192, "cpu": 1024}
 """Rows and columns of the matrix."""
+TRIALS = 5
+REPEATS = 5
+"""Repeats of a trial, whose best counts: one that was disturbed is no news."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +29,10 @@ class Ceilings:
     bytes_per_second: float
     flops: float
     """FLOP/s."""
+    variation: float = 0.0
+    """Standard deviation of the trials by their mean, of copies or of products,
+    whichever varies more.
+    """
 
     @classmethod
     def of(cls, device: torch.device, dtype: torch.dtype = torch.float32) -> "Ceilings":
@@ -33,31 +43,50 @@ class Ceilings:
         target = torch.empty_like(source)
         side = SIDE[device.type]
         matrix = torch.randn(side, side, device=device, dtype=dtype)
+        cuda = device.type == "cuda"
+        copying, multiplying = [], []
         # "high" means TF32. The run's own arithmetic is put back afterwards.
         before = torch.get_float32_matmul_precision()
         torch.set_float32_matmul_precision("high")
         try:
-            copying = _seconds(lambda: target.copy_(source), device)
-            multiplying = _seconds(lambda: matrix @ matrix, device)
+            # In turns: both see what goes on meanwhile. The first turn warms up.
+            for _ in range(1 + TRIALS):
+                copying.append(_trial(lambda: target.copy_(source), cuda=cuda))
+                multiplying.append(_trial(lambda: matrix @ matrix, cuda=cuda))
         finally:
             torch.set_float32_matmul_precision(before)
-        # A copy reads and writes; a product adds and multiplies.
-        moved = 2 * source.nbytes
-        arithmetic = 2 * side**3
+        return cls.of_trials(
+            copying[1:],
+            multiplying[1:],
+            # A copy reads and writes; a product adds and multiplies.
+            moved=2 * source.nbytes,
+            arithmetic=2 * side**3,
+        )
+
+    @classmethod
+    def of_trials(
+        cls,
+        copying: Sequence[float],
+        multiplying: Sequence[float],
+        *,
+        moved: float,
+        arithmetic: float,
+    ) -> "Ceilings":
+        """Take the best of what trials took, in seconds, for so many bytes and FLOPs."""
         return cls(
-            bytes_per_second=moved / copying,
-            flops=arithmetic / multiplying,
+            bytes_per_second=moved / min(copying),
+            flops=arithmetic / min(multiplying),
+            variation=max(map(_variation, (copying, multiplying))),
         )
 
 
-def _seconds(work: Callable[[], Any], device: torch.device, repeats: int = 7) -> float:
-    cuda = device.type == "cuda"
-    times = []
-    for _ in range(repeats):
-        seconds = _timed(work, cuda=cuda)
-        times.append(seconds)
-    # Not the mean: the first repeats allocate memory and choose kernels.
-    return median(times)
+def _variation(seconds: Sequence[float]) -> float:
+    return stdev(seconds) / fmean(seconds)
+
+
+def _trial(work: Callable[[], Any], *, cuda: bool) -> float:
+    """Return the seconds of the best repeat."""
+    return min(_timed(work, cuda=cuda) for _ in range(REPEATS))
 
 
 def _timed(work: Callable[[], Any], *, cuda: bool) -> float:

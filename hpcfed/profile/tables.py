@@ -7,18 +7,24 @@ from typing import Any
 
 import numpy as np
 
-from hpcfed.profile.ceilings import Ceilings
+from hpcfed.profile.ceilings import TRIALS, Ceilings
 from hpcfed.profile.timeline import ROUNDS, Session, Timeline
 from hpcfed.profile.verdict import Workload, words
 from hpcfed.record.folder import PROFILE, TRACE
 from hpcfed.record.run import RunRecord
 from hpcfed.record.timing import PHASES
 from hpcfed.report.console import Output, bare_table, bytes_text, say
+from hpcfed.report.noise import MOST_VARIATION
 
 MOST_OPERATORS = 8
 """Operators that are shown of a session."""
 NAME_LENGTH = 42
 """Letters of their names."""
+NOT_QUIET = (
+    "The machine was not quiet: trials of its ceilings vary by more than "
+    f"{MOST_VARIATION:.0%}, so it may reach more, and shares of them are too large. Take "
+    "the node for yourself (sbatch --exclusive), and profile again."
+)
 
 
 def print_tables(
@@ -51,8 +57,11 @@ def print_verdicts(
         say(
             console,
             f"{device}, measured: {name} products {ceiling.flops / 1e12:.3g} TFLOP/s, "
-            f"copies {ceiling.bytes_per_second / 1e9:.3g} GB/s",
+            f"copies {ceiling.bytes_per_second / 1e9:.3g} GB/s "
+            f"(best of {TRIALS} trials, which vary by {ceiling.variation:.1%})",
         )
+    if any(ceiling.variation > MOST_VARIATION for ceiling in ceilings.values()):
+        say(console, NOT_QUIET)
     table = bare_table(
         "beside these ceilings", "seconds", "warm", "busy", "MFU", "bandwidth, at least"
     )

@@ -4,12 +4,20 @@ from dataclasses import dataclass
 from math import isnan
 from typing import Any
 
-FED = 0.6
-"""Below this share of busy time a device waits for launches."""
-NEAR = 0.3
-"""From this share of a ceiling on, the ceiling is what limits; below, kernels are too
-small to reach any.
+from hpcfed.report.noise import MOST_VARIATION
+
+FED = 0.5
+"""Below this share of busy time a device mostly waits for launches."""
+NEAR = 0.6
+"""From this share of a ceiling on, the ceiling is what limits. Below, there is room that
+something else keeps it from.
 """
+LAUNCHES = "launch-bound"
+COMPUTE = "compute-bound"
+BANDWIDTH = "bandwidth-bound"
+NEITHER = "at no ceiling"
+UNSTEADY = "near a ceiling that varies"
+UNKNOWN = "not known"
 
 
 @dataclass(frozen=True)
@@ -33,56 +41,71 @@ class Workload:
     """Bytes that must at least be moved, per second, by the measured ceiling, when
     warm.
     """
+    numbers: str = "float32"
+    """The type of number whose products are the ceiling of its arithmetic."""
+    variation: float = 0.0
+    """By how much the ceilings' trials vary."""
 
     @property
     def bound(self) -> str:
         """Name what limits the workload."""
         # First of all: a device that waits is near no ceiling.
         if not isnan(self.busy) and self.busy < FED:
-            return "launch-bound"
+            return LAUNCHES
         # A ceiling that is not known cannot be the one that limits.
         shares = {}
         if not isnan(self.compute):
-            shares["compute-bound"] = self.compute
+            shares[COMPUTE] = self.compute
         if not isnan(self.bandwidth):
-            shares["bandwidth-bound"] = self.bandwidth
+            shares[BANDWIDTH] = self.bandwidth
         if not shares:
-            return "not known"
+            return UNKNOWN
         nearest = max(shares, key=lambda name: shares[name])
-        return nearest if shares[nearest] >= NEAR else "bound by small pieces"
+        if shares[nearest] < NEAR:
+            return NEITHER
+        # A ceiling that was measured too low looks near.
+        return nearest if self.variation <= MOST_VARIATION else UNSTEADY
 
 
 def words(workload: Workload, *, cuda: bool) -> str:
     """Return one sentence for a person."""
     name, bound = workload.name, workload.bound
-    if bound == "not known":
+    if bound == UNKNOWN:
         return f"{name}: neither its arithmetic nor a profile of it is known"
     return f"{name} is {bound}: {_reason(workload, cuda=cuda)}"
 
 
 def _reason(workload: Workload, *, cuda: bool) -> str:
     compute, bandwidth = workload.compute, workload.bandwidth
-    if workload.bound == "launch-bound":
+    if workload.bound == LAUNCHES:
         at_work = "the GPU is" if cuda else "torch's operators are"
         return (
             f"{at_work} at work {workload.busy:.0%} of the time: "
             "the rest is launching, Python and waiting"
         )
-    if workload.bound == "compute-bound":
+    if workload.bound == COMPUTE:
         return (
             f"{compute:.0%} of a large matrix product's speed: "
             "arithmetic is what takes the time"
         )
-    if workload.bound == "bandwidth-bound":
+    if workload.bound == BANDWIDTH:
         return (
             f"{bandwidth:.0%} of a large copy's speed: "
             "moving bytes is what takes the time"
         )
-    return (
-        f"mostly at work, but at {_share(compute)} of the arithmetic and at least "
-        f"{_share(bandwidth)} of the bandwidth: "
-        "kernels are too small to fill the device"
+    reached = (
+        f"{_share(compute)} of the arithmetic and at least {_share(bandwidth)} of the "
+        "bandwidth"
     )
+    if workload.bound == UNSTEADY:
+        return (
+            f"{reached}, of speeds whose trials vary by {workload.variation:.0%}: the "
+            "machine was not quiet"
+        )
+    at_work = (
+        "" if isnan(workload.busy) else f"at work {workload.busy:.0%} of the time, "
+    )
+    return f"{at_work}at {reached}: larger pieces would use more of it"
 
 
 def _share(value: float) -> str:
@@ -98,29 +121,41 @@ def advice(
     server's.
     """
     if server:
-        return _server_advice(workload.bound, options, cuda=cuda)
-    return _client_advice(workload.bound, options, cuda=cuda)
+        tips = _server_advice(workload.bound, options, cuda=cuda)
+    else:
+        tips = _client_advice(workload.bound, options, cuda=cuda)
+    if workload.bound == UNSTEADY:
+        tips.append(
+            "measure again on a machine for yourself (sbatch --exclusive), with ranks "
+            "pinned to cores"
+        )
+    return tips
 
 
 def _server_advice(bound: str, options: dict[str, Any], *, cuda: bool) -> list[str]:
     tips = []
     # A graph is one launch: it helps more than anything else.
-    if bound == "launch-bound" and cuda and not _captured(options):
+    if bound == LAUNCHES and cuda and not _captured(options):
         tips.append(
             "let its steps be captured as graphs: --zero-stage below 3, no "
             "accumulation, no checkpointing"
         )
-    if bound in ("launch-bound", "bound by small pieces"):
+    if bound in (LAUNCHES, NEITHER):
         tips.append(
             "larger batches (--server-batch, --denoiser-batch) with fewer steps; "
             "watch the reconstruction"
         )
     # Half the bytes, and twice the arithmetic per second.
-    near_a_ceiling = bound in ("compute-bound", "bandwidth-bound")
+    near_a_ceiling = bound in (COMPUTE, BANDWIDTH)
     if near_a_ceiling and cuda and options.get("server_precision") != "bf16":
         tips.append("--server-precision bf16")
-    if bound == "compute-bound":
+    if bound == COMPUTE:
         tips.append("more --server-ranks, which share each batch")
+    if bound == BANDWIDTH:
+        tips.append(
+            "larger batches (--server-batch, --denoiser-batch) with fewer steps: weights "
+            "and moments travel once a step"
+        )
     # Whatever limits: what lies in host memory travels twice in every step.
     if options.get("server_offload", "none") != "none":
         tips.append("--server-offload none, if the model fits")
@@ -132,16 +167,16 @@ def _client_advice(bound: str, options: dict[str, Any], *, cuda: bool) -> list[s
     # Client after client, each step launches kernels that fill no GPU.
     if options.get("engine") == "loop":
         tips.append("--engine batched advances all clients of a rank together")
-    if bound in ("launch-bound", "bound by small pieces"):
+    if bound in (LAUNCHES, NEITHER):
         tips.append(
             "more clients on a rank, stacked --seeds, or a larger --batch-size "
             "fill the device better"
         )
     # Every client is trained on one rank: more ranks have fewer clients each.
-    if bound in ("compute-bound", "bandwidth-bound"):
+    if bound in (COMPUTE, BANDWIDTH):
         tips.append("more ranks: the clients are shared out")
     full_precision = options.get("precision") in ("fp32", "fp64")
-    if bound == "compute-bound" and cuda and full_precision:
+    if bound == COMPUTE and cuda and full_precision:
         tips.append("--precision tf32")
     return tips
 

@@ -56,7 +56,6 @@ def workloads(measured: Measured) -> list[Workload]:
 
 def _clients_training(measured: Measured) -> Workload:
     record = measured.record
-    ceilings = measured.ceilings["float32"]
     # Seconds by round, the mean over ranks.
     phase = PHASES.index("train")
     train = record.phases[:, :, phase].mean(1)
@@ -73,8 +72,10 @@ def _clients_training(measured: Measured) -> Workload:
         seconds=float(train.sum()),
         warm=float(warm.mean()) * record.rounds_done,
         busy=busy(measured.timelines, ROUNDS, cuda=measured.cuda),
-        computing=todo.clients * done / ceilings.flops,
-        moving=todo.memory_traffic * done / ceilings.bytes_per_second,
+        flops=todo.clients * done,
+        moved=todo.memory_traffic * done,
+        ceilings=measured.ceilings,
+        numbers="float32",
     )
 
 
@@ -104,14 +105,15 @@ def _network_training(
     bf16 = "bfloat16" in ceilings
     size = 2.0 if bf16 else 4.0
     moved += size * ACTIVATION_PASSES * activations * samples
-    fastest = ceilings["bfloat16" if bf16 else "float32"]
     return _beside_ceilings(
         network,
         seconds=seconds,
         warm=warm,
         busy=busy(timelines, network, cuda=measured.cuda),
-        computing=flops / ranks / fastest.flops,
-        moving=moved / ceilings["float32"].bytes_per_second,
+        flops=flops / ranks,
+        moved=moved,
+        ceilings=ceilings,
+        numbers="bfloat16" if bf16 else "float32",
     )
 
 
@@ -138,16 +140,26 @@ def _beside_ceilings(
     seconds: float,
     warm: float,
     busy: float,
-    computing: float,
-    moving: float,
+    flops: float,
+    moved: float,
+    ceilings: dict[str, Ceilings],
+    numbers: str,
 ) -> Workload:
-    """Return a workload; `computing` and `moving` are the seconds that its arithmetic
-    and its bytes would take at the ceilings.
+    """Return a workload of so many FLOPs and bytes; `numbers` is the type that it
+    computes in.
     """
+    arithmetic, copies = ceilings[numbers], ceilings["float32"]
     # A phase may take no time at all, where no client had anything to train.
-    compute = computing / warm if warm else nan
-    bandwidth = moving / warm if warm else nan
-    return Workload(name, seconds, warm, busy, compute, bandwidth)
+    return Workload(
+        name,
+        seconds,
+        warm,
+        busy,
+        compute=flops / arithmetic.flops / warm if warm else nan,
+        bandwidth=moved / copies.bytes_per_second / warm if warm else nan,
+        numbers=numbers,
+        variation=max(arithmetic.variation, copies.variation),
+    )
 
 
 def _overhead(timelines: list[Timeline], name: str) -> float:
