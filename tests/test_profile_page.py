@@ -7,9 +7,16 @@ from typing import Any
 import pytest
 
 from hpcfed.errors import UserError
+from hpcfed.profile.lanes import MOMENTS, Lane, lanes
+from hpcfed.profile.timeline import PROFILER, Span, Timeline
+from hpcfed.record.details import RunDetails
 from hpcfed.record.folder import PROFILE
 from hpcfed.record.profiles import read_profile
-from hpcfed.report.sections.profile import MOST_OPERATORS, profile
+from hpcfed.report.collect import Found
+from hpcfed.report.groups import Sample, groups
+from hpcfed.report.run_page import run_content
+from hpcfed.report.sections.profile import MOST_OPERATORS, operators, profile
+from tests.points import run_of
 
 
 def _content() -> dict[str, Any]:
@@ -38,13 +45,13 @@ def test_longest_part_first_and_other_operators_together(tmp_path: Path) -> None
     found = read_profile(_write(tmp_path, _content()))
     assert found is not None
     section = profile(found)
-    assert section.text == ["It waits. Next: bf16."] * 2
+    assert section.text[:2] == ["It waits. Next: bf16."] * 2
     assert section.tables[0].rows == [
         ["clients' training", "2", "1.5", "50", "25", "–"],
         ["denoiser", "8", "–", "–", "25", "–"],
     ]
     # Two sessions of a kind are one chart: ranks do the same work.
-    (drawn,) = section.charts
+    (drawn,) = operators(found).charts
     bars = {row["x"]: row["y"] for row in drawn.spec["data"]["values"]}
     assert len(bars) == MOST_OPERATORS + 1
     assert next(iter(bars.items())) == ("kernel10 (10 calls)", 10)
@@ -60,3 +67,101 @@ def test_no_profile_and_what_is_none(tmp_path: Path) -> None:
     (tmp_path / PROFILE).symlink_to("/etc/passwd")
     with pytest.raises(UserError, match="link"):
         read_profile(tmp_path)
+
+
+CEILINGS = {
+    "float32": {"bytes_per_second": 1e9, "flops": 4e9, "variation": 0.02},
+    "bfloat16": {"bytes_per_second": 1e9, "flops": 16e9},
+}
+
+
+def _with_ceilings() -> dict[str, Any]:
+    content = _content() | {"ceilings": CEILINGS}
+    # A quarter of 4 and of 16 GFLOP/s, at half and a tenth of 1 GB/s.
+    content["parts"][0]["bandwidth"] = 0.5
+    content["parts"][1] |= {"bandwidth": 0.1, "numbers": "bfloat16"}
+    return content
+
+
+def test_parts_lie_under_the_roofs_that_shares_are_of(tmp_path: Path) -> None:
+    found = read_profile(_write(tmp_path, _with_ceilings()))
+    assert found is not None
+    section = profile(found)
+    assert section.tables[1].rows == [
+        ["float32", "0.004", "1", "2"],
+        ["bfloat16", "0.016", "1", "0"],
+    ]
+    drawn = section.charts[0].spec
+    points = {row["name"]: (row["x"], row["y"]) for row in drawn["data"]["values"]}
+    assert points == {"clients' training": (2, 1), "denoiser": (40, 4)}
+    roofs = [layer["data"]["values"] for layer in drawn["layer"] if "data" in layer]
+    # Slope up to the corner, where copies bring as much as products take; then level.
+    assert [(row["x"], row["y"]) for row in roofs[0]] == [(0.5, 0.5), (4, 4), (160, 4)]
+    assert [(row["x"], row["y"]) for row in roofs[2]][1:] == [(16, 16), (160, 16)]
+
+
+@pytest.mark.parametrize("variation", [0.1, 0.2])
+def test_ceilings_that_vary_are_told_on_the_page(
+    variation: float, tmp_path: Path
+) -> None:
+    content = _with_ceilings()
+    noisy = CEILINGS["float32"] | {"variation": variation}
+    content["ceilings"] = {"float32": noisy}
+    found = read_profile(_write(tmp_path, content))
+    assert found is not None
+    told = " ".join(profile(found).text)
+    assert ("The machine was not quiet" in told) == (variation > 0.1)
+
+
+def test_every_rank_is_drawn_with_the_servers(tmp_path: Path) -> None:
+    content = _content()
+    content["ranks"] = [
+        {"rank": 0, "role": "worker", "sessions": [], "lanes": [["train", 0.0, 2.0]]},
+        {"rank": 1, "role": "server", "sessions": [], "lanes": [["invert", 2.0, 3.0]]},
+    ]
+    found = read_profile(_write(tmp_path, content))
+    assert found is not None
+    (drawn,) = profile(found).charts
+    rows = [(row["row"], row["series"]) for row in drawn.spec["data"]["values"]]
+    assert rows == [("rank 0, clients", "train"), ("rank 1, server", "invert")]
+
+
+def test_a_moment_belongs_to_what_took_most_of_it() -> None:
+    """400 seconds, so that a moment is one: training for 300.4, then a learning."""
+    spans = [
+        Span("phases", "train", 0.0, 300.4),
+        Span("phases", "server", 300.4, 99.6),
+        Span("server", "denoiser", 310.0, 20.0),
+        Span(PROFILER, "denoiser", 330.0, 1.0),
+        Span("kernels, stream 7", "gemm", 0.0, 400.0),
+    ]
+    alone = Timeline(0, "worker", "host", "cpu", spans=spans)
+    idle = Timeline(1, "server", "host", "cpu")
+    ours, theirs = lanes([alone, idle])
+    assert theirs == [] and MOMENTS == 400
+    assert ours == [
+        Lane("train", 0, 300),
+        Lane("server", 300, 310),
+        Lane("denoiser", 310, 330),
+        # The profiler's own time is no work of the phase around it.
+        Lane(PROFILER, 330, 331),
+        Lane("server", 331, 400),
+    ]
+    assert lanes([idle]) == [[]]
+
+
+def test_a_profiled_run_shows_its_profile_first_and_all_its_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A run in memory has no file with details.
+    nothing = RunDetails.nothing()
+    monkeypatch.setattr("hpcfed.report.run_page.read_details", lambda _: nothing)
+    run = run_of(folder=_write(tmp_path, _with_ceilings()), server_ranks=1)
+    group = groups([Sample((run,), 1, "run")])[0]
+    content = run_content(group, Found())
+    assert [section.id for section in content.sections][:3] == [
+        "profile",
+        "operators",
+        "accuracy",
+    ]
+    assert "on 1 rank and 1 server rank" in content.title

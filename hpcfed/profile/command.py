@@ -13,6 +13,7 @@ from hpcfed.experiment.run import run
 from hpcfed.experiment.stored import read_run
 from hpcfed.profile import tables
 from hpcfed.profile.ceilings import Ceilings
+from hpcfed.profile.lanes import lanes
 from hpcfed.profile.trace import trace
 from hpcfed.profile.verdict import Workload, advice, words
 from hpcfed.profile.watch import ProfileWatch
@@ -104,7 +105,7 @@ def _content(
     for learning in record.learnings:
         server.append({"round": learning.round, "seconds": learning.seconds})
     ranks = []
-    for line in watch.timelines:
+    for line, of_rank in zip(watch.timelines, lanes(watch.timelines), strict=True):
         facts = {
             "rank": line.rank,
             "role": line.role,
@@ -112,6 +113,7 @@ def _content(
             "device": line.device,
             "memory": line.memory,
             "sessions": [asdict(session) for session in line.sessions],
+            "lanes": of_rank,
         }
         ranks.append(facts)
     ceilings = measured.ceilings

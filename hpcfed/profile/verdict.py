@@ -109,7 +109,9 @@ def _reason(workload: Workload, *, cuda: bool) -> str:
 
 
 def _share(value: float) -> str:
-    return "an unknown share" if isnan(value) else f"{value:.0%}"
+    if isnan(value):
+        return "an unknown share"
+    return f"{value:.0%}" if value >= 0.1 else f"{value:.1%}"
 
 
 def advice(

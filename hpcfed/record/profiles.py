@@ -3,8 +3,9 @@ have handed in.
 """
 
 from pathlib import Path
+from typing import NamedTuple
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from hpcfed.errors import UserError
 from hpcfed.record.folder import PROFILE
@@ -27,6 +28,8 @@ class Part(BaseModel):
     busy: float | None
     compute: float | None
     bandwidth: float | None
+    numbers: str = "float32"
+    """The type of number whose products are the ceiling of its arithmetic."""
     words: str
     """What limits it, in a sentence."""
     next: list[str]
@@ -47,14 +50,35 @@ class Session(BaseModel):
     operators: list[Operator]
 
 
+class Lane(NamedTuple):
+    """What a rank did from one time to another, in seconds since the start."""
+
+    name: str
+    begin: float
+    end: float
+
+
 class Rank(BaseModel):
     rank: int
     role: str
     sessions: list[Session]
+    lanes: list[Lane] = []
+    """Older profiles have none."""
+
+
+class Ceiling(BaseModel):
+    """The speeds that the device was measured to reach with a type of number."""
+
+    bytes_per_second: float = Field(gt=0)
+    flops: float = Field(gt=0)
+    variation: float = 0.0
+    """By how much the trials vary."""
 
 
 class Profile(BaseModel):
     device: str
+    ceilings: dict[str, Ceiling] = {}
+    """By type of number; older profiles have none."""
     parts: list[Part]
     ranks: list[Rank]
 

@@ -87,9 +87,13 @@ def _tables(record: RunRecord) -> list[Table]:
 def title(record: RunRecord) -> str:
     """Return what was run on what."""
     facts = record.facts
+    ranks = count(facts["ranks"], "rank")
+    server_ranks = record.config.get("server_ranks")
+    if server_ranks:
+        ranks += f" and {count(server_ranks, 'server rank')}"
     return (
         f"{facts['method']} on {facts['dataset']} ({record.config['partition']}): "
-        f"{count(facts['clients'], 'client')} on {count(facts['ranks'], 'rank')}, "
+        f"{count(facts['clients'], 'client')} on {ranks}, "
         f"{facts['model']} with {facts['columns']:,} columns"
     )
 

@@ -1,6 +1,6 @@
 """Charts of points, with their names, and the steps of a frontier."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite, nan
 
@@ -43,11 +43,12 @@ def scatter(
     *,
     frontier: Sequence[tuple[float, float]] = (),
     diagonal: str = "",
+    roofs: Mapping[str, Sequence[tuple[float, float]]] | None = None,
 ) -> Drawing:
     """Draw points over both axes.
 
     `frontier` are corners that steps lead along, by rising x. `diagonal` names a dashed
-    line on which y equals x.
+    line on which y equals x. `roofs` are dashed lines over the points, by name.
     """
     shown = [point for point in points if x.shows(point.x) and y.shows(point.y)]
     names = [point.series for point in shown]
@@ -79,6 +80,10 @@ def scatter(
         ends = [{"x": short(end), "y": short(end)} for end in (min(both), max(both))]
         layers.append(_path(ends, across, up))
         layers.append(_path_name(ends[-1] | {"series": diagonal}, across, up))
+    for name, roof in (roofs or {}).items():
+        ends = [{"x": short(left), "y": short(top)} for left, top in roof]
+        layers.append(_path(ends, across, up))
+        layers.append(_path_name(ends[-1] | {"series": name}, across, up, below=True))
     return Drawing(title, chart(f"{y.label} over {x.label}", data, layers))
 
 
@@ -166,10 +171,12 @@ def _path(
     }
 
 
-def _path_name(end: Record, across: Spec, up: Spec) -> Spec:
+def _path_name(end: Record, across: Spec, up: Spec, *, below: bool = False) -> Spec:
     text = {"text": {"field": "series", "type": "nominal"}}
+    # Over what ends at the top there is no room for its name.
+    place = {"baseline": "top", "dy": 4} if below else {}
     return {
         "data": {"values": [end]},
-        "mark": {"type": "text", "style": "ideal-name"},
+        "mark": {"type": "text", "style": "ideal-name", **place},
         "encoding": {"x": across, "y": up} | text,
     }

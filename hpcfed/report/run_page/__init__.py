@@ -14,7 +14,7 @@ from hpcfed.report.run_page import clients, costs, learning, server, timing, way
 from hpcfed.report.run_page.verdict import verdict
 from hpcfed.report.run_page.way import Times
 from hpcfed.report.sections import origin
-from hpcfed.report.sections.profile import profile
+from hpcfed.report.sections.profile import operators, profile
 from hpcfed.report.sections.section import Section
 from hpcfed.report.show import status, title
 
@@ -51,14 +51,16 @@ def _sections(
     group: Group, details: RunDetails, profiled: Profile | None, times: Times
 ) -> list[Section]:
     """Return the sections that have something to show, in the page's order."""
+    # Who has profiled a run asks where its time went first.
+    first = () if profiled is None else (profile(profiled), operators(profiled))
     every = (
+        *first,
         learning.learning(group),
         way.virtual_time(group, times),
         way.privacy(group),
         clients.accuracy(group),
         clients.classes(details),
         timing.timing(group),
-        *([] if profiled is None else [profile(profiled)]),
         server.server(group, details),
         server.latents(details),
         costs.traffic(group),
