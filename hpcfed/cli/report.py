@@ -16,19 +16,21 @@ EXAMPLES = """\
 
 NOTES = """\
 conditions of --fail-if, each with a limit of your own:
-  slower=5%          seconds per round
+  slower=5%          seconds per round, the median
   more-memory=10%    peak memory of a rank
   more-bytes=10%     bytes sent per round
   more-energy=10%    joules of the GPUs per round
   less-accurate=1    points of accuracy, of the clients or of the global model
   It holds where B is worse than A by more than the limit, and the 95 % interval excludes
-  that nothing has changed. One run on a side cannot tell noise; a remark says so.
+  that nothing has changed. Where a side has one run, which cannot tell noise, it is
+  undecided instead, unless --one-run-decides.
 
 exit codes:
   0  the page is written
   1  a condition of --fail-if holds, or something could not be read and was left out: the
      terminal says which
-  2  a mistake in the command, or nothing to report"""
+  2  a mistake in the command, or nothing to report
+  3  a condition of --fail-if is undecided, and none holds"""
 
 
 def command(arguments: list[str]) -> None:
@@ -65,6 +67,11 @@ def command(arguments: list[str]) -> None:
         metavar="CONDITION",
         help="end with exit code 1 where B is worse than A, as in slower=5%%; see "
         "below; may be given several times",
+    )
+    parser.add_argument(
+        "--one-run-decides",
+        action="store_true",
+        help="let a condition of --fail-if hold where a side has one run alone",
     )
     parser.add_argument(
         "--figures",
@@ -107,5 +114,6 @@ def command(arguments: list[str]) -> None:
     # Late: charts and HDF5 take a second to load.
     from hpcfed.report.command import report
 
-    if not report(options):
-        sys.exit(1)
+    code = report(options)
+    if code:
+        sys.exit(code)

@@ -11,6 +11,7 @@ from hpcfed.record.publish import check_target, publish
 from hpcfed.report.collect import Found, find, joined
 from hpcfed.report.comparison import (
     Comparison,
+    Outcome,
     compare,
     judge_all,
     print_comparison,
@@ -32,15 +33,20 @@ from hpcfed.report.sections import sections
 from hpcfed.report.sections.noise import noise_warnings
 from hpcfed.report.verdicts import condition_text
 
+UNDECIDED = 3
+"""The exit code where one run of a side would fail a condition, and nothing else does."""
 
-def report(options: argparse.Namespace) -> bool:
+
+def report(options: argparse.Namespace) -> int:
     """Write the page and the exports that were asked for, and print the comparison of
-    two paths; return whether all files could be read and no condition holds.
+    two paths; return the exit code.
     """
     # First, because reading a thousand runs takes a minute.
     _check_targets(options)
     check_figures(options.figures, options.format, options.width)
     conditions = read_conditions(options.fail_if, options.paths)
+    if options.one_run_decides and not conditions:
+        raise UserError("--one-run-decides: there is no --fail-if to decide")
     sides, comparison = _read(options)
     found = joined(sides, apart=comparison is not None)
     for line in found.unread:
@@ -49,7 +55,7 @@ def report(options: argparse.Namespace) -> bool:
         raise UserError(_nothing(options.unfinished))
     if conditions and comparison is None:
         raise UserError(f"--fail-if {conditions[0].text}: {_not_compared(sides)}")
-    judged = judge_all(conditions, comparison)
+    judged = judge_all(conditions, comparison, one_run_decides=options.one_run_decides)
     every = groups(found.samples)
     if comparison is not None:
         print_comparison(comparison, Output())
@@ -67,7 +73,10 @@ def report(options: argparse.Namespace) -> bool:
         _write_figures(options, content)
     for one in judged:
         say(one.line)
-    return not found.unread and not any(one.holds for one in judged)
+    worst = max((one.outcome for one in judged), default=Outcome.DOES_NOT_HOLD)
+    if found.unread or worst is Outcome.HOLDS:
+        return 1
+    return UNDECIDED if worst is Outcome.UNDECIDED else 0
 
 
 def _read(options: argparse.Namespace) -> tuple[list[Found], Comparison | None]:

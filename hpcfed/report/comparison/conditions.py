@@ -1,7 +1,8 @@
 """`--fail-if`: what must not become worse from A to B, and whether it has."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import IntEnum
 from math import isfinite
 from pathlib import Path
 
@@ -31,20 +32,29 @@ class Condition:
     """The words that the user wrote."""
 
 
+class Outcome(IntEnum):
+    """What became of a condition, the worst last."""
+
+    DOES_NOT_HOLD = 0
+    UNDECIDED = 1
+    """It would hold by one run of a side, which the machine's load may have slowed."""
+    HOLDS = 2
+
+
 @dataclass(frozen=True)
 class Judged:
     """A condition, and the figure that came closest to it."""
 
     condition: Condition
-    holds: bool
+    outcome: Outcome
     figure: Figure
 
     @property
     def line(self) -> str:
         """What is printed."""
-        holds = "holds" if self.holds else "does not hold"
+        outcome = self.outcome.name.lower().replace("_", " ")
         about = f"{self.figure.name}: {change_text(self.figure)}"
-        line = f"--fail-if {self.condition.text}: {holds}: {about}"
+        line = f"--fail-if {self.condition.text}: {outcome}: {about}"
         if not self.figure.repeated:
             line += f"; {NOISE}"
         return line
@@ -80,12 +90,23 @@ def _condition(text: str) -> Condition:
 
 
 def judge_all(
-    conditions: Sequence[Condition], comparison: Comparison | None
+    conditions: Sequence[Condition],
+    comparison: Comparison | None,
+    *,
+    one_run_decides: bool = False,
 ) -> list[Judged]:
-    """Judge every condition, which needs a comparison."""
+    """Judge every condition, which needs a comparison. With `one_run_decides`, nothing
+    stays undecided.
+    """
     if comparison is None:
         return []
-    return [_judge(condition, comparison) for condition in conditions]
+    found = []
+    for condition in conditions:
+        judged = _judge(condition, comparison)
+        if one_run_decides and judged.outcome is Outcome.UNDECIDED:
+            judged = replace(judged, outcome=Outcome.HOLDS)
+        found.append(judged)
+    return found
 
 
 def _judge(condition: Condition, comparison: Comparison) -> Judged:
@@ -100,15 +121,17 @@ def _judge(condition: Condition, comparison: Comparison) -> Judged:
             f"--fail-if {condition.text}: the runs have not recorded it on both sides"
         )
     judged = [
-        Judged(condition, _holds(condition, figure), figure) for figure in figures
+        Judged(condition, _outcome(condition, figure), figure) for figure in figures
     ]
     # Accuracy is that of clients and that of the global model: either may fall.
     return max(judged, key=_badness)
 
 
-def _holds(condition: Condition, figure: Figure) -> bool:
+def _outcome(condition: Condition, figure: Figure) -> Outcome:
     # Of one run each, the interval over rounds has to do, or the figure alone.
-    return _worse(figure) > condition.limit and figure.beyond_interval
+    if _worse(figure) <= condition.limit or not figure.beyond_interval:
+        return Outcome.DOES_NOT_HOLD
+    return Outcome.HOLDS if figure.repeated else Outcome.UNDECIDED
 
 
 def _worse(figure: Figure) -> float:
@@ -117,5 +140,5 @@ def _worse(figure: Figure) -> float:
     return centre if figure.neutral else -centre
 
 
-def _badness(judged: Judged) -> tuple[bool, float]:
-    return judged.holds, _worse(judged.figure)
+def _badness(judged: Judged) -> tuple[Outcome, float]:
+    return judged.outcome, _worse(judged.figure)
