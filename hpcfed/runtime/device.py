@@ -1,13 +1,14 @@
 """The device of this process: arithmetic, memory, and arrays that go there."""
 
 import platform
-import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from hpcfed.runtime import memory
 
 
 def on_device(array: np.ndarray, device: torch.device) -> Tensor:
@@ -25,8 +26,7 @@ def peak_memory(device: torch.device) -> int:
     """
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    kibibytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return kibibytes * 1024
+    return memory.peak()
 
 
 @contextmanager

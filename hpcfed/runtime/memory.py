@@ -1,6 +1,10 @@
-"""How much memory this machine lets us use. Imports no torch."""
+"""How much memory this machine lets us use, and how much we have used. Imports no
+torch.
+"""
 
 import os
+import re
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +17,19 @@ def usable(
     """
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min([machine, *_limits(groups, mounted)])
+
+
+def peak(status: Path = Path("/proc/self/status")) -> int:
+    """Return the most bytes that this process has held so far."""
+    # Not by getrusage: Linux hands its peak on to programs that a process starts, so a
+    # run would begin with that of a study or a notebook.
+    try:
+        found = re.search(r"^VmHWM:\s+(\d+) kB$", status.read_text(), re.MULTILINE)
+    except OSError:
+        found = None
+    if found is not None:
+        return 1024 * int(found[1])
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def _limits(groups: Path, mounted: Path) -> Iterator[int]:
