@@ -38,6 +38,8 @@ def run_of(
     rounds = {name: np.full(len(each), np.nan) for name in ROUND_SERIES}
     rounds["seconds"] = np.array(each)
     rounds["cohort"] = np.full(len(each), float(config["clients"]))
+    rounds["engine_samples"] = 2.0 * 32 * rounds["cohort"]
+    rounds["longest_steps"] = np.full(len(each), 2.0)
     rounds["bytes_up"] = rounds["bytes_down"] = np.full(len(each), sent)
     # It climbs to its last value.
     rounds["accuracy"] = accuracy * np.linspace(0.1, 1, len(each))

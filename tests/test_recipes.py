@@ -22,6 +22,7 @@ from hpcfed.experiment.stored import read_run
 from hpcfed.record.run import RunRecord
 from hpcfed.report.console import Output
 from hpcfed.report.figures import figures, show_study, summary
+from hpcfed.report.groups import Sample
 from hpcfed.studies.gather import StudyRecord, TrialRecord
 from hpcfed.studies.outcome import Outcome
 from hpcfed.studies.plan import points, read_study
@@ -51,6 +52,7 @@ def trial(
             "seconds": np.array(seconds),
             "accuracy": np.array([0.5, 0.6, 0.75]),
             "global_accuracy": np.full(3, np.nan),
+            "engine_samples": np.full(3, 4.0 * SAMPLES * 2),
         },
         train_samples=np.full(4, SAMPLES),
         peak_memory=np.array([1.0, ranks]) * 2**20,
@@ -78,6 +80,13 @@ def test_figures_are_those_of_all_repeats_without_warm_up(record: RunRecord) -> 
     assert two.efficiency.centre == pytest.approx(1)
     # Four clients see their samples twice, in the two seconds of a round.
     assert one.samples_per_second == pytest.approx(4 * SAMPLES * 2 / 2)
+    # Whatever --epochs says: half as much was trained.
+    half = {**record.rounds, "engine_samples": np.full(3, 4.0 * SAMPLES)}
+    fewer = replace(record, rounds=half)
+    assert record.config["epochs"] == 2
+    assert Sample((fewer,), 0, "").samples_per_second == pytest.approx(
+        np.median(4 * SAMPLES / record.rounds["seconds"])
+    )
     assert one.accuracy == 0.75 and isnan(one.global_accuracy)
     assert two.peak_memory == 2 * 2**20
 

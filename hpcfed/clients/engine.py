@@ -118,6 +118,8 @@ class Engine:
         """Clients of a stack after larger ones ran out of memory; 0: none did."""
         self.halvings = 0
         """How often stacks were halved for lack of memory."""
+        self.samples = 0
+        """Samples of all steps so far."""
 
     def train(self, job: TrainingJob) -> tuple[Tensor, Losses]:
         """Train each row on its client's data; a client without data keeps its row.
@@ -125,6 +127,7 @@ class Engine:
         Returns new rows, and each client's loss in training.
         """
         rows = job.rows
+        self.samples += int(job.num_samples().sum())
         steps = job.num_steps()
         order = longest_first(steps)
         # Not empty_like: the rows may be one row, expanded.

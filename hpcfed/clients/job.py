@@ -10,8 +10,9 @@ from hpcfed.clients.fisher import Fisher
 from hpcfed.clients.objective import NOTHING, Sums, Wanted
 from hpcfed.clients.pull import Pull
 from hpcfed.clients.rates import RateSchedule
-from hpcfed.clients.schedule import Length, num_steps
+from hpcfed.clients.schedule import Length, num_samples, num_steps
 from hpcfed.data.shards import Shard
+from hpcfed.models.cost import Cost
 from hpcfed.models.layout import Layout
 from hpcfed.runtime.device import on_device
 
@@ -99,6 +100,11 @@ class TrainingJob:
         steps = num_steps(self.shard.samples[self.clients], self.recipe.length)
         return steps if self.limits is None else np.minimum(steps, self.limits)
 
+    def num_samples(self) -> np.ndarray:
+        """Return the samples of all steps of each client."""
+        sizes = self.shard.samples[self.clients]
+        return num_samples(sizes, self.recipe.length, self.limits)
+
     def subset(self, positions: np.ndarray) -> "TrainingJob":
         """Return the job of the clients at these positions."""
         at = on_device(positions, self.rows.device)
@@ -159,6 +165,14 @@ class RowEngine(Protocol):
 
     @property
     def halvings(self) -> int: ...
+
+    @property
+    def samples(self) -> int:
+        """Samples of all steps so far, of all runs that share the engine."""
+
+    @property
+    def cost(self) -> Cost:
+        """What one sample costs."""
 
     @property
     def fisher(self) -> Fisher: ...

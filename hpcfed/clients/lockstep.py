@@ -33,6 +33,7 @@ from hpcfed.clients.merging import EvaluationJob, Job, mergeable, run_merged
 from hpcfed.clients.objective import NOTHING, Wanted
 from hpcfed.data.shards import Shard
 from hpcfed.errors import one_line
+from hpcfed.models.cost import Cost
 from hpcfed.plugins import without_exits
 from hpcfed.record.timing import Timer
 
@@ -220,6 +221,14 @@ class Program:
     @property
     def halvings(self) -> int:
         return self._engine.halvings
+
+    @property
+    def samples(self) -> int:
+        return self._engine.samples
+
+    @property
+    def cost(self) -> Cost:
+        return self._engine.cost
 
     @property
     def fisher(self) -> Fisher:

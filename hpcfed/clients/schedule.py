@@ -68,18 +68,23 @@ def num_epochs(sizes: np.ndarray, length: Length) -> int:
     return -(-length.steps // (fewest_steps * length.repeat))
 
 
-def num_samples(sizes: np.ndarray, length: Length) -> np.ndarray:
-    """Return the samples that each client sees, counted as often as it sees them."""
-    if not length.steps:
-        return sizes * length.epochs * length.repeat
+def num_samples(
+    sizes: np.ndarray, length: Length, limits: np.ndarray | None = None
+) -> np.ndarray:
+    """Return the samples that each client sees, counted as often as it sees them;
+    `limits` is the most steps of each.
+    """
+    steps = num_steps(sizes, length)
+    if limits is not None:
+        steps = np.minimum(steps, limits)
     per_epoch = np.maximum(length.steps_per_epoch(sizes), 1)
-    batches, steps_on_last = divmod(length.steps, length.repeat)
+    batches, steps_on_last = np.divmod(steps, length.repeat)
     epochs, rest = np.divmod(batches, per_epoch)
     # Only an epoch's last batch is short, so the batches of a begun epoch are full.
     whole_batches = epochs * sizes + rest * length.batch_size
     last_batch = np.minimum(sizes - rest * length.batch_size, length.batch_size)
-    seen = whole_batches * length.repeat + last_batch * steps_on_last
-    return np.where(sizes > 0, seen, 0)
+    seen: np.ndarray = whole_batches * length.repeat + last_batch * steps_on_last
+    return seen
 
 
 def longest_first(lengths: np.ndarray) -> np.ndarray:

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from hpcfed.clients.engine import Engine
 from hpcfed.clients.job import Losses, TrainingJob
-from hpcfed.clients.schedule import num_samples
 from hpcfed.runtime.device import on_device
 
 SHIFT = 2.0**-20
@@ -47,5 +46,6 @@ class WaitingEngine(Engine):
         # No loss was computed; the table of a run shows 0, and no NaN that warns.
         losses = job.rows.new_zeros(len(job.rows))
         losses[on_device(~has_data, job.rows.device)] = torch.nan
-        seen = num_samples(sizes, job.recipe.length)
+        seen = job.num_samples()
+        self.samples += int(seen.sum())
         return trained, Losses(losses, on_device(seen, job.rows.device))

@@ -20,16 +20,19 @@ from hpcfed.config.runconfig import GROUPS, RunConfig
 from hpcfed.config.settings import ANYWHERE, Settings, check_unchanged
 from hpcfed.config.synonyms import suggest_option
 from hpcfed.config.tomlfile import by_option, load_toml, read_toml
+from hpcfed.config.work import LocalWork, Training
 
 __all__ = [
     "ANYWHERE",
     "GROUPS",
     "TRACKERS",
     "Choice",
+    "LocalWork",
     "Options",
     "RunConfig",
     "Settings",
     "Switch",
+    "Training",
     "by_option",
     "check",
     "check_privacy",

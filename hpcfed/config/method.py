@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from hpcfed.config.declare import Choice, Switch
 from hpcfed.config.runconfig import RunConfig
 from hpcfed.config.traits import MethodTraits
+from hpcfed.config.work import LocalWork, Training
 
 if TYPE_CHECKING:  # a layout is made of tensors, and the command line loads no torch
     from hpcfed.models.layout import Layout
@@ -15,7 +16,8 @@ class Options(MethodTraits):
     """The flags of a method; each method's file may have a class
     `Options(config.Options)`.
 
-    The functions below are for it to override: none of them does anything here.
+    The functions below are for it to override: but for `local_work` none of them does
+    anything here.
     """
 
     def fit(self, config: RunConfig, ranks: int) -> Iterable[Choice]:
@@ -28,6 +30,12 @@ class Options(MethodTraits):
     def switches(self, config: RunConfig) -> Iterable[Switch]:
         """Name the method's options that act only where something else is on."""
         return ()
+
+    def local_work(self, config: RunConfig, layout: "Layout") -> LocalWork:
+        """Declare what a client trains, for plans and dry runs: --epochs on its data in
+        every round, unless the method does otherwise.
+        """
+        return LocalWork((Training.usual(config),))
 
     def check(self, config: RunConfig) -> None:
         """Refuse options of the method that do not fit the rest of the run."""

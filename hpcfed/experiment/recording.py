@@ -53,6 +53,8 @@ class Recorder:
         self._tracking = tracking
         self._bytes_counted = 0
         """Payload of collectives that earlier rounds have recorded."""
+        self._samples_counted = setup.engine.samples
+        """Samples of the engine's steps that earlier rounds have recorded."""
         if snapshots is not None:
             snapshots.begin(first, setup.collectives.barrier)
 
@@ -107,6 +109,7 @@ class Recorder:
                 "peak_memory": max(memory),
                 "wire": self._bytes_since(),
                 "halvings": setup.engine.halvings,
+                "engine_samples": self._samples_since(),
                 "train_seconds": phases[PHASES.index("train")],
                 **_log_figures(setup, log),
                 **_evaluation_figures(evaluation),
@@ -151,6 +154,15 @@ class Recorder:
         self._bytes_counted = total
         return since
 
+    def _samples_since(self) -> int:
+        """Return the samples of all steps that the engine has taken since the last call;
+        the runs that share it share the time between the calls, too.
+        """
+        total = self._setup.engine.samples
+        since = total - self._samples_counted
+        self._samples_counted = total
+        return since
+
 
 def _log_figures(setup: Setup, log: RoundLog) -> dict[str, float]:
     """Return this rank's figures out of the round's log.
@@ -167,6 +179,7 @@ def _log_figures(setup: Setup, log: RoundLog) -> dict[str, float]:
     of_all_ranks = log.bytes_up if setup.world.is_root else 0
     figures["bytes_up"] = int(log.bytes_up_here) + of_all_ranks
     figures["excluded"] = len(log.excluded)
+    figures["longest_steps"] = log.longest_steps
     if log.update_norms is not None:
         figures |= norm_figures(log.update_norms.cpu().numpy())
     if log.arrived is not None:

@@ -31,6 +31,22 @@ class RoundLog:
     """
     samples_seen: Tensor | int = 0
     """How many samples or tokens these are."""
+    trained_samples: int = 0
+    """Samples in all steps of this rank's clients, counted as often as a step takes them;
+    without what `finetuned_samples` counts.
+    """
+    trained_steps: int = 0
+    """How many steps these are."""
+    train_flops: float = 0.0
+    """Floating-point operations of them, and of Fisher information."""
+    finetuned_samples: int = 0
+    """Samples in all steps that clients take before they are judged, within an
+    evaluation.
+    """
+    finetune_flops: float = 0.0
+    """Floating-point operations of these."""
+    client_steps: np.ndarray | None = None
+    """Steps of each client of this rank, by position; None: nobody has trained."""
     bytes_up: int = 0
     """Bytes that clients of all ranks send to the server, where each sends as much."""
     bytes_up_here: Tensor | int = 0
@@ -85,6 +101,27 @@ class RoundLog:
     """What the server's model took, if it has learnt after this round."""
     on_trained: OnTrained | None = None
     """Gets the rows that local training leaves behind; the recorder passes it in."""
+
+    @property
+    def longest_steps(self) -> int:
+        """Steps of this rank's client that has taken most."""
+        return 0 if self.client_steps is None else int(self.client_steps.max(initial=0))
+
+    def add_steps(
+        self, clients: np.ndarray, steps: np.ndarray, samples: int, flops: float
+    ) -> None:
+        """Count steps of clients of this rank, by position."""
+        self.trained_samples += samples
+        self.trained_steps += int(steps.sum())
+        self.train_flops += flops
+        most = int(clients.max(initial=-1)) + 1
+        known = (
+            np.zeros(0, np.int64) if self.client_steps is None else self.client_steps
+        )
+        if most > len(known):
+            known = np.concatenate([known, np.zeros(most - len(known), np.int64)])
+        known[clients] += steps
+        self.client_steps = known
 
     def add_losses(self, losses: Losses) -> None:
         """Add the losses of some clients, each over its number of samples or tokens.

@@ -39,6 +39,8 @@ class Participants(Generic[MethodOptions]):
         self.sizes = clients.train_samples
         """Training samples of every client of the federation."""
         self._round = 0
+        self._log = RoundLog()
+        """Of the round in progress, or the last one."""
         self._rank_of = clients.rank
         self._collectives = collectives
         self._timer = timer
@@ -117,7 +119,7 @@ class Participants(Generic[MethodOptions]):
         """
         self._round = round
         holders = clients[self.sizes[clients] > 0]
-        log = RoundLog(cohort_size=len(holders), on_trained=on_trained)
+        log = self._log = RoundLog(cohort_size=len(holders), on_trained=on_trained)
         return self._cohort(round, holders if len(holders) else clients, log)
 
     def instead_of(self, cohort: Cohort, clients: np.ndarray) -> Cohort:
@@ -131,7 +133,8 @@ class Participants(Generic[MethodOptions]):
         late, with a log of its own.
         """
         self._round = round
-        return self._cohort(round, np.arange(len(self.sizes)), RoundLog())
+        self._log = RoundLog()
+        return self._cohort(round, np.arange(len(self.sizes)), self._log)
 
     def resume_after(self, round: int) -> None:
         """Go on as if this round, counted from 0, had just been done."""

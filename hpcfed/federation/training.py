@@ -30,6 +30,8 @@ from hpcfed.runtime.device import on_device
 
 Shards = Callable[[Split, np.ndarray], Shard]
 """Gathers the samples of clients, by id, from one split of the data set."""
+FLOPS = 2
+"""Floating-point operations of a multiply-add."""
 _EMPTY = Shard(
     torch.empty(0), torch.empty(0), torch.empty(0), (), np.empty(0, np.int64)
 )
@@ -64,6 +66,8 @@ class LocalTraining(Participants[MethodOptions]):
         self._test_data = test_data
         self._engine = engine
         self._first_row = first_row
+        self._costs: dict[bytes, int] = {}
+        """Multiply-adds of a sample, by the columns that are trained."""
 
     @property
     def layout(self) -> Layout:
@@ -245,7 +249,7 @@ class LocalTraining(Participants[MethodOptions]):
         pull: Pull | None = None,
     ) -> Tensor:
         """Return rows after training that clients do for themselves, as before they are
-        judged: no round's log counts it.
+        judged: no round's loss counts it, and no clock.
         """
         if _all_frozen(columns):
             return rows
@@ -267,6 +271,9 @@ class LocalTraining(Participants[MethodOptions]):
         own training data.
         """
         with self._timer.phase("train"):
+            # A pass forward and one back for every sample, as in a step that trains all.
+            samples = int(self._train_data.samples[cohort.here].sum())
+            cohort.log.train_flops += FLOPS * samples * self._engine.cost.training
             return self._engine.fisher(rows, self._train_data, cohort.here)
 
     def evaluate(
@@ -344,7 +351,30 @@ class LocalTraining(Participants[MethodOptions]):
             gates=gates,
             limits=limits,
         )
+        self._count(job)
         return self._engine.train(job)
+
+    def _count(self, job: TrainingJob) -> None:
+        """Count what clients train, for the round in progress."""
+        log, samples = self._log, int(job.num_samples().sum())
+        flops = FLOPS * samples * self._multiply_adds(job.columns)
+        # Time of an evaluation is no time of training: neither is what is trained there.
+        if self._timer.current == "evaluate":
+            log.finetuned_samples += samples
+            log.finetune_flops += flops
+        else:
+            log.add_steps(job.clients, job.num_steps(), samples, flops)
+
+    def _multiply_adds(self, columns: Tensor | None) -> int:
+        """Return those of a sample in a step that trains these columns."""
+        cost = self._engine.cost
+        if columns is None:
+            return cost.training
+        mask = columns.cpu().numpy()
+        key = mask.tobytes()
+        if key not in self._costs:
+            self._costs[key] = cost.training_of(self.layout.trained_by(mask))
+        return self._costs[key]
 
     def _count_steps(self, cohort: Cohort, recipe: Recipe) -> np.ndarray | None:
         """Count local steps on the virtual clock; return the most that each member here

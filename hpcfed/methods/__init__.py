@@ -31,7 +31,15 @@ from typing import Any
 from pydantic.fields import FieldInfo
 
 from hpcfed import plugins
-from hpcfed.config import Choice, Options, RunConfig, Switch, option
+from hpcfed.config import (
+    Choice,
+    LocalWork,
+    Options,
+    RunConfig,
+    Switch,
+    Training,
+    option,
+)
 from hpcfed.errors import UserError, unknown
 from hpcfed.methods._interface import (
     CLUSTERS,
@@ -61,12 +69,14 @@ __all__ = [
     "Federation",
     "Finals",
     "Layout",
+    "LocalWork",
     "Method",
     "Options",
     "Positions",
     "RunConfig",
     "Switch",
     "Tensor",
+    "Training",
     "load",
     "names",
     "option",

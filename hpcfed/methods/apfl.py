@@ -9,13 +9,14 @@ with the newest w in its mixture.
 
 from dataclasses import dataclass, field
 
-from hpcfed.config import option
+from hpcfed.config import LocalWork, RunConfig, Training, option
 from hpcfed.methods import _steps, fedavg
 from hpcfed.methods._interface import (
     IN_PLACE,
     OWNED,
     Cohort,
     Federation,
+    Layout,
     Positions,
     Tensor,
 )
@@ -33,6 +34,11 @@ class Options(_steps.Options):
     apfl_adaptive: bool = option(
         False, "let every client learn its own α, from --apfl-alpha on"
     )
+
+    def local_work(self, config: RunConfig, layout: Layout) -> LocalWork:
+        # A gradient at w, and one at the mixture.
+        pairs = Training(config.batch_size, steps=1, times=2 * self.local_steps)
+        return LocalWork((pairs,))
 
 
 @dataclass(frozen=True)

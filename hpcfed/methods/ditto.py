@@ -8,13 +8,14 @@ was sent, each for --epochs. The loss that is recorded is that of w.
 from dataclasses import dataclass, field
 
 from hpcfed import config
-from hpcfed.config import option
+from hpcfed.config import LocalWork, RunConfig, Training, option
 from hpcfed.methods import fedavg
 from hpcfed.methods._interface import (
     IN_PLACE,
     OWNED,
     Cohort,
     Federation,
+    Layout,
     Positions,
     Tensor,
 )
@@ -28,6 +29,10 @@ class Options(config.Options):
     ditto_lambda: float = option(
         0.1, "λ: how strongly w draws personal rows; 0: they train alone", ge=0
     )
+
+    def local_work(self, config: RunConfig, layout: Layout) -> LocalWork:
+        # w, and v.
+        return LocalWork((Training.usual(config), Training.usual(config)))
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,12 @@ Read here as fine-tuning of the whole model, as long as a round's local training
 head alone is an option.
 """
 
+from dataclasses import replace
 from typing import Literal
 
 from hpcfed import config
-from hpcfed.config import option
-from hpcfed.methods import Federation, Positions, Tensor, fedavg
+from hpcfed.config import LocalWork, RunConfig, Training, option
+from hpcfed.methods import Federation, Layout, Positions, Tensor, fedavg
 
 EXTENDS = fedavg
 
@@ -24,6 +25,12 @@ class Options(config.Options):
         le=100_000,
     )
     finetune: Literal["all", "head"] = option("all", "what fine-tuning may change")
+
+    def local_work(self, config: RunConfig, layout: Layout) -> LocalWork:
+        judged = Training.usual(config, self.finetune_epochs)
+        if self.finetune == "head":
+            judged = replace(judged, columns=layout.mask([layout.head]))
+        return LocalWork((Training.usual(config),), (judged,))
 
 
 def personal(

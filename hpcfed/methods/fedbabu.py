@@ -5,12 +5,14 @@ All clients have the same head, that of the initial row. Before a client is judg
 fine-tunes the whole model.
 """
 
+from dataclasses import replace
 from typing import Literal
 
-from hpcfed.config import option
+from hpcfed.config import LocalWork, RunConfig, Training, option
 from hpcfed.methods import (
     Cohort,
     Federation,
+    Layout,
     Positions,
     Tensor,
     _partial,
@@ -33,6 +35,15 @@ class Options(_partial.Options):
     finetune: Literal["all", "head", "body"] = option(
         "all", "what fine-tuning may change"
     )
+
+    def local_work(self, config: RunConfig, layout: Layout) -> LocalWork:
+        head = layout.mask(layout.last(self.head_layers))
+        columns = {"all": None, "head": head, "body": ~head}[self.finetune]
+        judged = Training.usual(config, self.finetune_epochs)
+        return LocalWork(
+            (replace(Training.usual(config), columns=~head),),
+            (replace(judged, columns=columns),),
+        )
 
 
 def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:

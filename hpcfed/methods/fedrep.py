@@ -7,10 +7,19 @@ the head and 1 of the body.
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import ClassVar
 
-from hpcfed.config import option
-from hpcfed.methods import Cohort, Federation, Positions, Tensor, _partial, fedper
+from hpcfed.config import LocalWork, RunConfig, Training, option
+from hpcfed.methods import (
+    Cohort,
+    Federation,
+    Layout,
+    Positions,
+    Tensor,
+    _partial,
+    fedper,
+)
 from hpcfed.methods._partial import State, aggregate, body_and_head, download
 
 EXTENDS = fedper
@@ -26,6 +35,12 @@ class Options(fedper.Options):
         1, "epochs of the head, which come first", ge=1, le=100_000
     )
     body_epochs: int = option(1, "epochs of the body, which follow", ge=1, le=100_000)
+
+    def local_work(self, config: RunConfig, layout: Layout) -> LocalWork:
+        head = layout.mask(layout.last(self.head_layers))
+        first = Training.usual(config, self.head_epochs)
+        then = Training.usual(config, self.body_epochs)
+        return LocalWork((replace(first, columns=head), replace(then, columns=~head)))
 
 
 def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:

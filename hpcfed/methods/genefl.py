@@ -28,7 +28,7 @@ from dataclasses import dataclass, field, replace
 from math import floor
 from typing import TYPE_CHECKING, Literal
 
-from hpcfed.config import RunConfig, Switch, option
+from hpcfed.config import LocalWork, RunConfig, Switch, option
 from hpcfed.errors import UserError
 from hpcfed.methods import (
     IN_PLACE,
@@ -104,6 +104,10 @@ class Options(_clusters.Options):
         yield Switch("epsilon", "a --lambda2 above 0", self.lambda2 > 0)
         for name in ("fisher", "fisher_scale", "elastic"):
             yield Switch(name, "a --lambda2 above 0", self.lambda2 > 0)
+
+    def local_work(self, config: RunConfig, layout: Layout) -> LocalWork:
+        usual = super().local_work(config, layout)
+        return replace(usual, fisher=1) if self.lambda2 else usual
 
     def check(self, config: RunConfig) -> None:
         super().check(config)

@@ -9,9 +9,9 @@ is judged it takes the step with α once more.
 
 from dataclasses import replace
 
-from hpcfed.config import option
+from hpcfed.config import LocalWork, RunConfig, Training, option
 from hpcfed.methods import _steps, fedavg
-from hpcfed.methods._interface import Cohort, Federation, Positions, Tensor
+from hpcfed.methods._interface import Cohort, Federation, Layout, Positions, Tensor
 from hpcfed.methods._steps import one_step, stepped
 
 EXTENDS = fedavg
@@ -24,6 +24,12 @@ class Options(_steps.Options):
     adapt_steps: int = option(
         1, "steps of adaptation before a client is judged", ge=1, le=100_000
     )
+
+    def local_work(self, config: RunConfig, layout: Layout) -> LocalWork:
+        # A gradient at w, and one at w̃.
+        pairs = Training(config.batch_size, steps=1, times=2 * self.local_steps)
+        judged = Training(config.batch_size, steps=self.adapt_steps)
+        return LocalWork((pairs,), (judged,))
 
 
 def round(

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from hpcfed import config
-from hpcfed.config import RunConfig, Switch, option
+from hpcfed.config import LocalWork, RunConfig, Switch, Training, option
 from hpcfed.errors import UserError
-from hpcfed.methods import IN_PLACE, Cohort, Federation, Positions, Tensor
+from hpcfed.methods import IN_PLACE, Cohort, Federation, Layout, Positions, Tensor
 
 if TYPE_CHECKING:
     from hpcfed.clients.job import Recipe
@@ -87,6 +87,11 @@ class Options(config.Options):
 
     def replaced(self) -> Mapping[str, str]:
         return self.trains_by if self.inner == "own" else {}
+
+    def local_work(self, config: RunConfig, layout: Layout) -> LocalWork:
+        if self.inner == "common":
+            return super().local_work(config, layout)
+        return LocalWork((Training(self.inner_batch, steps=self.inner_steps),))
 
     def check(self, config: RunConfig) -> None:
         if self.hn_combine == "turns" and config.devices != "none":

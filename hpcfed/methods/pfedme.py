@@ -12,13 +12,14 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from hpcfed import config
-from hpcfed.config import Choice, RunConfig, option
+from hpcfed.config import Choice, LocalWork, RunConfig, Training, option
 from hpcfed.methods import fedavg
 from hpcfed.methods._interface import (
     IN_PLACE,
     OWNED,
     Cohort,
     Federation,
+    Layout,
     Positions,
     Tensor,
 )
@@ -45,6 +46,12 @@ class Options(config.Options):
     local_rounds: int = option(
         10, "R: minibatches of a client in a round", ge=1, le=100_000
     )
+
+    def local_work(self, config: RunConfig, layout: Layout) -> LocalWork:
+        steps = self.pfedme_steps
+        times = self.local_rounds
+        one = Training(config.batch_size, steps=steps, repeat=steps, times=times)
+        return LocalWork((one,))
 
     def fit(self, config: RunConfig, ranks: int) -> Iterable[Choice]:
         # A few steps with much momentum end beyond the optimum that they are for.

@@ -18,9 +18,16 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from hpcfed import config
-from hpcfed.config import Choice, RunConfig, Switch, option
+from hpcfed.config import Choice, LocalWork, RunConfig, Switch, Training, option
 from hpcfed.methods import fedavg
-from hpcfed.methods._interface import IN_PLACE, OWNED, Cohort, Federation, Tensor
+from hpcfed.methods._interface import (
+    IN_PLACE,
+    OWNED,
+    Cohort,
+    Federation,
+    Layout,
+    Tensor,
+)
 from hpcfed.methods._path import accumulated
 from hpcfed.methods._server_optimiser import moved
 
@@ -55,6 +62,11 @@ class Options(config.Options):
         yield from super().switches(config)
         acts = not self.local_steps or config.new_clients > 0
         yield Switch("epochs", "--local-steps 0", acts)
+
+    def local_work(self, config: RunConfig, layout: Layout) -> LocalWork:
+        if not self.local_steps:
+            return super().local_work(config, layout)
+        return LocalWork((Training(config.batch_size, steps=self.local_steps),))
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ Clients' and server's networks are counted by the same formula, `multiply_adds`.
 """
 
 import copy
+from collections.abc import Collection
 from dataclasses import dataclass
 from math import prod
 
@@ -30,45 +31,91 @@ def multiply_adds(layer: Weighted, positions: int = 1) -> int:
 
 
 @dataclass(frozen=True)
+class LayerCost:
+    """What one sample costs in one call of a module that has parameters."""
+
+    forward: int
+    """Multiply-adds of its forward pass; 0 for what is no convolution or linear layer.
+    """
+    weight: str
+    """Name of what these multiply with; empty where that is frozen."""
+    parameters: frozenset[str]
+    """Names of all its own parameters that are not frozen."""
+
+
+@dataclass(frozen=True)
 class Cost:
     """What one sample costs."""
 
     training: int
     """Multiply-adds of a training step in convolutions and linear layers: forward,
-    gradients of weights, and gradients of all inputs but the images.
+    gradients of weights that are trained, and gradients of inputs that lead to any.
     """
     activations: int
     """Floats that layers put out in the forward pass."""
+    layers: tuple[LayerCost, ...] = ()
+    """Layers in the order in which a sample passes them."""
+
+    def training_of(self, trained: Collection[str]) -> int:
+        """Return the multiply-adds of a step that trains only these parameters."""
+        return _training(self.layers, frozenset(trained))
+
+
+def _training(layers: Collection[LayerCost], trained: Collection[str]) -> int:
+    total = 0
+    # The gradient of an input leads to whatever is trained before it. Nobody needs that
+    # of the images, which enter the first layer.
+    leads = False
+    for layer in layers:
+        total += (1 + (layer.weight in trained) + leads) * layer.forward
+        leads = leads or not layer.parameters.isdisjoint(trained)
+    return total
 
 
 def cost(network: nn.Module, sample: Sample) -> Cost:
     """Count on the shapes that a sample takes through the network."""
     # A copy, whose hooks and mode leave no trace; eval, so batch norm takes one sample.
     network = copy.deepcopy(network).eval()
-    training = activations = 0
+    activations = 0
+    layers: list[LayerCost] = []
+    # Tied weights have one name, as they have one place in a row.
+    names = {p: name for name, p in network.named_parameters() if p.requires_grad}
+
+    def add(module: nn.Module, forward: int) -> None:
+        own = {key: names[p] for key, p in module._parameters.items() if p in names}
+        if forward or own:
+            weight = own.get("weight", "")
+            layers.append(LayerCost(forward, weight, frozenset(own.values())))
+
+    def enter(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        add(module, 0)
 
     def count(module: nn.Module, inputs: tuple[Tensor, ...], output: object) -> None:
-        nonlocal training, activations
+        nonlocal activations
         # Recurrent layers put out their states as well.
         first = output[0] if isinstance(output, tuple) else output
         if not isinstance(first, Tensor):
             return
         activations += first.numel()
+        forward = 0
         if isinstance(module, nn.Conv2d | nn.Conv1d | nn.Linear):
-            # Nobody needs the gradient of the images, which enter the first layer.
-            passes = 3 if training else 2
             channels = first.shape[-1 if isinstance(module, nn.Linear) else 1]
-            training += passes * multiply_adds(module, first.numel() // channels)
+            forward = multiply_adds(module, first.numel() // channels)
+        add(module, forward)
 
     for module in network.modules():
-        # Containers put out what their last layer did: counted once.
+        # Containers put out what their last layer did: counted once. Parameters of
+        # their own, such as positions, may be used as soon as they are entered.
         is_leaf = next(module.children(), None) is None
         if is_leaf:
             module.register_forward_hook(count)
+        elif module._parameters:
+            module.register_forward_pre_hook(enter)
     with torch.no_grad():
         # Not on the device "meta", which takes seconds to import what it needs.
         network(sample.batch(1, device=torch.device("cpu"), dtype=torch.float32))
-    return Cost(training, max(1, activations))
+    training = _training(layers, frozenset(names.values()))
+    return Cost(training, max(1, activations), tuple(layers))
 
 
 def saved_floats(network: nn.Module, sample: Sample) -> int:

@@ -17,6 +17,7 @@ from functools import cached_property
 from itertools import chain, pairwise
 from math import prod
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -226,6 +227,14 @@ class Layout:
         for e in self.entries:
             mask[e.start : e.stop] = e.layer in wanted
         return mask
+
+    def trained_by(self, columns: np.ndarray) -> list[str]:
+        """Return the names of the parameters that a training of these columns changes."""
+        found = []
+        for e in self.entries:
+            if e.trainable and columns[e.start : e.stop].any():
+                found.append(e.name)
+        return found
 
 
 def idle_counters(network: nn.Module) -> set[str]:

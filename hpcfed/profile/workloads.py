@@ -16,7 +16,7 @@ from hpcfed.record.run import RunRecord
 from hpcfed.record.timing import PHASES
 from hpcfed.server.options import NETWORKS, ServerOptions, batching, server_options
 from hpcfed.server.schedule import num_steps
-from hpcfed.studies.estimate import server_networks, work
+from hpcfed.studies.estimate import memory_traffic, server_networks
 
 PASSES = 10
 """How often a training step of AdamW reads or writes a number for each parameter, at
@@ -29,6 +29,8 @@ convolution writes it, a norm reads it for its sums and once more to write it an
 next convolution reads that. Backward, a norm reads gradient and activation and writes,
 and both gradients of a convolution read.
 """
+TRAINED = ("trained_samples", "trained_steps", "train_flops")
+"""What the rounds' log has counted."""
 
 
 @dataclass(frozen=True)
@@ -62,18 +64,21 @@ def _clients_training(measured: Measured) -> Workload:
     # A short run may have no round after those that the profiler has seen.
     warm_from = max(line.warm for line in measured.timelines)
     warm = train[warm_from:] if warm_from < len(train) else train
-    # The estimate is of a whole run, over all ranks.
-    todo = work(measured.settings)
-    rounds = measured.settings.config.rounds
-    ranks = record.facts["ranks"]
-    done = record.rounds_done / rounds / ranks
+    # What clients have trained in these rounds, over all ranks.
+    trained = {name: record.rounds[name][-len(warm) :].sum() for name in TRAINED}
+    whole = record.rounds_done / len(warm) / record.facts["ranks"]
+    moved = memory_traffic(
+        measured.settings.config,
+        samples=float(trained["trained_samples"]),
+        steps=float(trained["trained_steps"]),
+    )
     return _beside_ceilings(
         "clients' training",
         seconds=float(train.sum()),
         warm=float(warm.mean()) * record.rounds_done,
         busy=busy(measured.timelines, ROUNDS, cuda=measured.cuda),
-        flops=todo.clients * done,
-        moved=todo.memory_traffic * done,
+        flops=float(trained["train_flops"]) * whole,
+        moved=moved * whole,
         ceilings=measured.ceilings,
         numbers="float32",
     )

@@ -108,3 +108,10 @@ def time_text(seconds: float) -> str:
 def short_seconds(seconds: float) -> str:
     """Return the time of a round: `1.25 s`, or `41.3 ms`."""
     return f"{seconds:.2f} s" if seconds >= 1 else f"{1e3 * seconds:.1f} ms"
+
+
+def flops_text(number: float) -> str:
+    """Return floating-point operations in a unit that fits."""
+    if number >= 1e10:
+        return f"{number / 1e12:,.2f} TFLOP"
+    return f"{number / 1e9:,.2f} GFLOP"

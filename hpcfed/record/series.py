@@ -117,6 +117,30 @@ _ROUND_TABLE = (
     RoundSeries("train_loss", "nats",
         "mean cross-entropy over all samples of the round's local training",
         weighted_mean, of=("loss_sum", "samples_seen"), required=True),
+    RoundSeries("trained_samples", "samples",
+        "samples in all steps of local training, counted as often as a step takes them",
+        summed, total="samples trained on"),
+    RoundSeries("trained_steps", "steps",
+        "steps of local training of all clients",
+        summed, total="local steps"),
+    RoundSeries("longest_steps", "steps",
+        "steps of local training of the client that takes most",
+        largest),
+    RoundSeries("train_flops", "1",
+        "floating-point operations of local training, and of Fisher information, in "
+        "convolutions and linear layers",
+        summed, total="FLOP of local training"),
+    RoundSeries("finetuned_samples", "samples",
+        "samples in all steps that clients take within an evaluation, before they are "
+        "judged",
+        summed, total="samples of fine-tuning in evaluations"),
+    RoundSeries("finetune_flops", "1",
+        "floating-point operations of these steps in convolutions and linear layers",
+        summed, total="FLOP of fine-tuning in evaluations"),
+    RoundSeries("engine_samples", "samples",
+        "samples in all steps of the process, fine-tuning included: of all runs that "
+        "advance together and share their seconds",
+        summed),
     RoundSeries("bytes_up", "bytes",
         "sent by clients, by the method's own accounting",
         summed, total="sent by clients", required=True),
@@ -178,6 +202,14 @@ _RANK_TABLE = (
         "halvings",
         "1",
         "times so far that memory ran out, and half as many clients were advanced together",
+    ),
+    RankSeries(
+        "trained_samples",
+        "samples",
+        "samples in all steps of the rank's local training",
+    ),
+    RankSeries(
+        "train_flops", "1", "floating-point operations of the rank's local training"
     ),
 )
 

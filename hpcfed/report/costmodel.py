@@ -8,7 +8,7 @@ so that short rounds matter as much as long ones.
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import log2, nan
+from math import isnan, log2, nan
 from statistics import fmean
 
 import numpy as np
@@ -101,6 +101,9 @@ def fit_groups(every: Sequence[Group]) -> list[Fitted]:
     """
     families: dict[Choice, list[Measured]] = defaultdict(list)
     for group in every:
+        if isnan(group.steps):
+            # An older version has not counted steps, of which most terms are made.
+            continue
         # Networks differ in their columns, which are a term of the model.
         key = group.key.without("model")
         families[key].append(_measured(group))

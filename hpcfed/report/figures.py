@@ -34,7 +34,9 @@ class PointFigures:
     repeats: int
     seconds_per_round: Estimate
     samples_per_second: float
-    """Samples that clients train on, by the seconds of whole rounds."""
+    """Samples that clients train on, fine-tuning before they are judged included, by
+    the seconds of whole rounds; NaN where an older version has not counted them.
+    """
     scaling: Kind | None
     """What the next two are of: as much work on more ranks, or as much on each."""
     speedup: Estimate
@@ -90,7 +92,7 @@ def _of_point(group: Group, found: Sequence[Scaling]) -> PointFigures:
         ranks=group.ranks,
         repeats=len(group.samples),
         seconds_per_round=group.seconds,
-        samples_per_second=_samples(group) / group.seconds.centre,
+        samples_per_second=group.samples_per_second,
         scaling=None if scaling is None else scaling.kind,
         speedup=speedup,
         efficiency=efficiency,
@@ -109,15 +111,6 @@ def _scaling_of(group: Group, found: Sequence[Scaling]) -> Scaling | None:
         if scaling.key == group.key and scaling.clients == fixed[scaling.kind]:
             return scaling
     return None
-
-
-def _samples(group: Group) -> float:
-    """Return how many samples a round trains on, on average: those of its cohort, once
-    in every epoch and seed.
-    """
-    each = float(np.mean(group.first.train_samples))
-    epochs = float(group.options["epochs"])
-    return group.cohort * each * epochs * group.first.stacked_seeds
 
 
 def _mean_of_seeds(group: Group, name: str) -> float:
@@ -184,7 +177,7 @@ def _cells(one: PointFigures) -> list[str]:
         interval,
         _unless_unknown(one.speedup.centre, ".2f"),
         _unless_unknown(one.efficiency.centre, ".0%"),
-        f"{one.samples_per_second:,.0f}",
+        _unless_unknown(one.samples_per_second, ",.0f"),
         _unless_unknown(one.accuracy, ".2%"),
         bytes_text(one.peak_memory),
     ]

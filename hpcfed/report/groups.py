@@ -4,6 +4,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import nan
 from statistics import fmean
 from typing import Any
 
@@ -61,6 +62,18 @@ class Sample:
         means = self.phases.mean((0, 1))
         return dict(zip(PHASES, means.tolist(), strict=True))
 
+    @cached_property
+    def samples_per_second(self) -> float:
+        """Samples that a round trains on by its seconds, the median of the counted
+        rounds; NaN where an older version has not counted samples.
+        """
+        counted = len(self.seconds)
+        if not counted:
+            return nan
+        # Of all runs that share these seconds, whether or not they are in this sample.
+        trained = self.runs[0].rounds["engine_samples"][-counted:]
+        return float(np.median(trained / self.seconds))
+
 
 @dataclass(frozen=True)
 class Group:
@@ -97,10 +110,11 @@ class Group:
 
     @property
     def steps(self) -> float:
-        """Local steps per round of the client that has most data."""
-        samples = int(self.first.train_samples.max(initial=1))
-        batches = -(-samples // self.options["batch_size"])  # rounded up
-        return float(self.options["epochs"] * batches)
+        """Local steps per round of the client that takes most, on average; NaN where an
+        older version has not counted them.
+        """
+        counted = self.first.rounds["longest_steps"]
+        return float(counted.mean()) if len(counted) else nan
 
     @property
     def cohort(self) -> float:
@@ -154,6 +168,15 @@ class Group:
             largest = float(run.peak_memory.max(initial=0))
             peak = max(peak, largest)
         return peak
+
+    @property
+    def samples_per_second(self) -> float:
+        """Samples that a round trains on by its seconds, over all repeats as `seconds`
+        is.
+        """
+        rates = [sample.samples_per_second for sample in self.samples]
+        # Of rounds in which nobody trains there is no logarithm.
+        return of_runs(rates).centre if min(rates) > 0 else median(rates)
 
     def per_round(self, name: str) -> float:
         """Mean of a series, over rounds and seeds."""

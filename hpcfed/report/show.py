@@ -9,7 +9,7 @@ from rich.table import Table
 from hpcfed.errors import count
 from hpcfed.record.folder import made
 from hpcfed.record.metrics import METRICS, label_of, text_of
-from hpcfed.record.pace import MS_PER_ROUND, per_round, time_text
+from hpcfed.record.pace import MS_PER_ROUND, flops_text, per_round, time_text
 from hpcfed.record.run import (
     LAST_UPDATES,
     LearningRecord,
@@ -22,6 +22,14 @@ from hpcfed.record.series import ROUND_SERIES, RoundSeries
 from hpcfed.report.console import bare_table, bytes_text, plain_text, say
 from hpcfed.report.labels import ACCURACIES, ALL_ACCURACIES, both_series
 
+WORK = (
+    "trained_samples",
+    "trained_steps",
+    "train_flops",
+    "finetuned_samples",
+    "finetune_flops",
+)
+"""Series of what clients have trained."""
 MOST_CLASSES = 20
 """Classes in a table; of more, those that are found least."""
 
@@ -356,8 +364,26 @@ def _add_total(table: Table, record: RunRecord, series: RoundSeries) -> None:
     elif series.unit == "clients":
         if int(total):
             table.add_row(series.total, str(int(total)))
+    elif series.name in WORK:
+        _add_work(table, series, values)
     else:
         table.add_row(series.total, f"{total:.2f} {series.unit}")
+
+
+def _add_work(table: Table, series: RoundSeries, values: np.ndarray) -> None:
+    """Tell what clients have trained; of rounds that an older version has recorded
+    nobody knows.
+    """
+    total = float(values.sum())
+    if isnan(total):
+        # One line will do.
+        if series.name == WORK[0]:
+            table.add_row(series.total, "unknown: an older version did not count them")
+    elif total:
+        counted = f"{total:,.0f}"
+        if series.name.endswith("flops"):
+            counted = flops_text(total)
+        table.add_row(series.total, counted)
 
 
 def _add_way(table: Table, record: RunRecord) -> None:

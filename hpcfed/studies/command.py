@@ -8,6 +8,7 @@ from pathlib import Path
 
 from hpcfed.errors import UserError, count, printable, say
 from hpcfed.record.folder import STUDY
+from hpcfed.record.pace import flops_text
 from hpcfed.record.publish import check_target
 from hpcfed.runtime.launcher import launched
 from hpcfed.studies import execute
@@ -208,9 +209,7 @@ def _ranks(point: Point) -> str:
 def _flops(number: float) -> str:
     if isnan(number):
         return "unknown work"
-    if number >= 1e10:
-        return f"{number / 1e12:,.2f} TFLOP"
-    return f"{number / 1e9:,.2f} GFLOP"
+    return flops_text(number)
 
 
 def _time(seconds: float) -> str:

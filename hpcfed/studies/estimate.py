@@ -7,11 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
+import numpy as np
 import torch
 
 from hpcfed.clients.network import client_layout, client_network, sample_of
-from hpcfed.config import RunConfig, Settings
-from hpcfed.models.cost import cost
+from hpcfed.clients.schedule import Length, num_samples, num_steps
+from hpcfed.config import RunConfig, Settings, Training
+from hpcfed.federation.training import FLOPS
+from hpcfed.models.cost import Cost, cost
 from hpcfed.models.layout import Layout
 from hpcfed.server.columns import generated
 from hpcfed.server.networks import Autoencoder, Denoiser
@@ -33,18 +36,26 @@ BYTES = 4.0
 @dataclass(frozen=True)
 class Work:
     clients: float
-    """FLOPs of local training over all rounds and seeds."""
+    """FLOPs of local training over all rounds and seeds, and of fine-tuning in
+    evaluations, as the method declares them.
+    """
     server: float
     """FLOPs of training the server's model."""
-    memory_traffic: float
-    """Bytes that training must read and write in the devices' memory at least: every
-    layer's output written and read once, and in every step rows read twice, gradients
-    written and read, and rows with their momentum read and written.
-    """
     sent: float
     """Bytes that clients send and are sent, if they exchange whole rows; packed, where
     the run packs them.
     """
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What one client trains."""
+
+    samples: float = 0.0
+    """Samples of all steps, counted as often as a step takes them."""
+    steps: float = 0.0
+    flops: float = 0.0
+    """Of all steps, and of Fisher information."""
 
 
 @dataclass(frozen=True)
@@ -67,27 +78,93 @@ class Speed:
 def work(settings: Settings) -> Work:
     """Count the work of a run, over all its rounds and seeds."""
     config = settings.config
+    layout = client_layout(config, client_network(config, seed=0))
+    seeds = len(config.seeds or (0,))
+    in_round, judged = local_work(settings)
+    rounds = config.rounds * num_trained(settings) * in_round.flops
+    evaluations = -(-config.rounds // config.evaluate_every)
+    evaluated = config.evaluate_clients or config.clients
+    sent = seeds * config.rounds * _sent_in_a_round(config, layout)
+    return Work(
+        clients=seeds * (rounds + evaluations * evaluated * judged.flops),
+        server=seeds * _server_flops(settings, layout),
+        sent=sent if settings.options.uploads else 0.0,
+    )
+
+
+def local_work(
+    settings: Settings, size: float | None = None
+) -> tuple[Trained, Trained]:
+    """Count what a client trains in a round, and before it is judged; it has as many
+    samples as clients have on average, unless given.
+    """
+    config = settings.config
     network = client_network(config, seed=0)
     layout = client_layout(config, network)
     sample = cost(network, sample_of(config))
-    seeds = len(config.seeds or (0,))
-    epochs = seeds * config.rounds * config.epochs
-    samples = epochs * _samples_per_round(settings)
-    # In a step: rows read twice, gradients written and read, rows read and written, and
-    # every moment of the optimiser read and written too.
+    declared = settings.options.local_work(config, layout)
+    size = client_size(config) if size is None else size
+    in_round = trained(declared.round, size, sample, layout, fisher=declared.fisher)
+    return in_round, trained(declared.judged, size, sample, layout)
+
+
+def num_trained(settings: Settings) -> int:
+    """Return how many clients train in a round: all that are invited, or everybody."""
+    config = settings.config
+    if settings.options.all_train:
+        return config.clients
+    return config.invited_among(config.clients)
+
+
+def trained(
+    trainings: Sequence[Training],
+    size: float,
+    sample: Cost,
+    layout: Layout,
+    *,
+    fisher: int = 0,
+) -> Trained:
+    """Count what a client with so many samples trains."""
+    if math.isnan(size) and (trainings or fisher):
+        return Trained(math.nan, math.nan, math.nan)
+    samples = steps = flops = 0.0
+    for one in trainings:
+        multiply_adds = sample.training
+        if one.columns is not None:
+            columns = one.columns.numpy()
+            if not columns.any():
+                # The head of a network that is all body.
+                continue
+            multiply_adds = sample.training_of(layout.trained_by(columns))
+        sizes = np.array([size])
+        seen = one.times * float(num_samples(sizes, length_of(one))[0])
+        samples += seen
+        steps += one.times * float(num_steps(sizes, length_of(one))[0])
+        flops += FLOPS * seen * multiply_adds
+    if fisher:
+        flops += FLOPS * fisher * size * sample.training
+    return Trained(samples, steps, flops)
+
+
+def length_of(one: Training) -> Length:
+    """Return how long a declared training is, each time."""
+    return Length(one.epochs, one.batch_size, one.steps, one.repeat)
+
+
+def memory_traffic(config: RunConfig, *, samples: float, steps: float) -> float:
+    """Return the bytes that training must read and write in the devices' memory at least:
+    every layer's output written and read once, and in every step rows read twice,
+    gradients written and read, and rows with their moments read and written.
+    """
+    network = client_network(config, seed=0)
+    layout = client_layout(config, network)
+    activations = cost(network, sample_of(config)).activations
     moments = 2
     if config.optimiser == "sgd":
         moments = 1 if config.momentum else 0
     per_step = 6 + 2 * moments
-    floats = 2 * samples * sample.activations
-    floats += per_step * samples / config.batch_size * layout.num_parameters
-    sent = seeds * config.rounds * _sent_in_a_round(config, layout)
-    return Work(
-        clients=2 * samples * sample.training,  # a multiplication and an addition
-        server=seeds * _server_flops(settings, layout),
-        memory_traffic=BYTES * floats,
-        sent=sent if settings.options.uploads else 0.0,
-    )
+    floats = 2 * samples * activations + per_step * steps * layout.num_parameters
+    return BYTES * floats
 
 
 def _sent_in_a_round(config: RunConfig, layout: Layout) -> float:
@@ -127,13 +204,12 @@ def speed(measured: Sequence[tuple[Point, Work, float, float]], *, cuda: bool) -
     )
 
 
-def _samples_per_round(settings: Settings) -> float:
-    """Return the samples of all clients that take part, in one epoch; NaN for a data set
-    whose size nobody has said.
+def client_size(config: RunConfig) -> float:
+    """Return the training samples of a client, on average; NaN for a data set whose size
+    nobody has said.
     """
-    config = settings.config
     if config.dataset == "synthetic" or config.partition == "dominant":
-        return float(config.cohort_size * config.train_per_client)
+        return float(config.train_per_client)
     samples = config.data().samples
     if samples is None:
         return math.nan
@@ -141,7 +217,7 @@ def _samples_per_round(settings: Settings) -> float:
     if config.partition == "natural":
         # Those that are not chosen keep their samples.
         clients = config.data().owners
-    return samples[0] * config.cohort_size / clients
+    return samples[0] / clients
 
 
 def server_networks(
