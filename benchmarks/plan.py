@@ -19,7 +19,7 @@ import torch
 
 from hpcfed import methods
 from hpcfed.clients.network import client_layout, client_network
-from hpcfed.config import RunConfig, Settings, resolve
+from hpcfed.config import Settings, resolve
 from hpcfed.experiment.stored import read_run
 from hpcfed.plan.calibrate import calibrate, measure_rounds, start
 from hpcfed.plan.constants import Constants
@@ -74,10 +74,12 @@ def settings_of(values: Mapping[str, Any]) -> Settings:
     return resolve(values, sources, options)
 
 
-def loads_of(config: RunConfig, ranks: int) -> list[Load]:
+def loads_of(settings: Settings, ranks: int) -> list[Load]:
     """Return the work of the busiest rank."""
+    config = settings.config
     sizes = train_sizes(config, validates=False)
-    return rank_loads(config, sizes, ranks, mode="batched")
+    work = settings.options.local_work(config, client_layout(config))
+    return rank_loads(settings, work, sizes, ranks, mode="batched")
 
 
 def show(name: str, predicted: Range, measured: float, unit: float = 1e3) -> None:
@@ -100,12 +102,12 @@ def predict_clients(asked: argparse.Namespace) -> None:
     constants = calibrate(base, values, clients=asked.fit, ranks=())
     report(constants)
     for number in asked.clients:
-        config = settings_of({**values, "clients": number}).config
+        settings = settings_of({**values, "clients": number})
         target = Target(ranks=1, per_node=1, link=ASSUMED)
-        loads = loads_of(config, 1)
+        loads = loads_of(settings, 1)
         columns = constants.work.columns
         plan = plan_round(constants, loads, target, columns=columns)
-        found = measure_rounds(config, values, ranks=1, clients=number)
+        found = measure_rounds(settings, values, ranks=1, clients=number)
         seconds = found.train.middle + found.rest.middle
         show(f"{number} clients, ms a round", plan.seconds, seconds)
         show(f"{number} clients, evaluation", plan.evaluation, found.evaluate)
@@ -123,13 +125,13 @@ def predict_cores(asked: argparse.Namespace) -> None:
     print(f"link: {link}")
     for ranks in asked.ranks:
         for name, clients in (("weak", 12 * ranks), ("strong", 96)):
-            config = settings_of({**values, "clients": clients}).config
+            settings = settings_of({**values, "clients": clients})
             target = Target(ranks=ranks, per_node=constants.machine.units, link=link)
             columns = constants.work.columns
             plan = plan_round(
-                constants, loads_of(config, ranks), target, columns=columns
+                constants, loads_of(settings, ranks), target, columns=columns
             )
-            found = measure_rounds(config, values, ranks=ranks, clients=clients)
+            found = measure_rounds(settings, values, ranks=ranks, clients=clients)
             seconds = found.train.middle + found.rest.middle
             show(f"{name}, {ranks} ranks, ms a round", plan.seconds, seconds)
             print("   measured", found.model_dump_json(), flush=True)

@@ -9,11 +9,19 @@ import pytest
 
 import hpcfed
 from hpcfed.cli import keyword_settings, main
+from hpcfed.clients.network import client_layout
 from hpcfed.clients.waiting import SHIFT
+from hpcfed.config import LocalWork, Settings, check
 from hpcfed.config.units import parse_bytes_per_second, parse_seconds
 from hpcfed.errors import UserError
-from hpcfed.plan.assumptions import scaled
-from hpcfed.plan.calibrate import CLIENTS, clients_alone, failure_line
+from hpcfed.plan.assumptions import STEP, assumed, scaled
+from hpcfed.plan.calibrate import (
+    CLIENTS,
+    clients_alone,
+    failure_line,
+    small_run,
+    work_of,
+)
 from hpcfed.plan.command import room_of_rank
 from hpcfed.plan.constants import (
     Constants,
@@ -51,7 +59,10 @@ from hpcfed.plan.server import (
     zero_preparation,
 )
 from hpcfed.plan.split import Split, best_split, candidates
+from hpcfed.runtime.launcher import Launch
+from hpcfed.studies.estimate import UNMEASURED
 
+ALONE = Launch("alone", 0, 1)
 LINK = Link(1e9, 0.1, "")
 MACHINE = Machine(
     device="made up",
@@ -279,25 +290,137 @@ def test_slow_rounds_widen_the_interval() -> None:
     assert second.low < first.low
 
 
+def declared(settings: Settings) -> LocalWork:
+    """Return what the method of these settings declares to train."""
+    return settings.options.local_work(settings.config, client_layout(settings.config))
+
+
 def test_the_busiest_rank_is_that_of_a_run() -> None:
-    config = keyword_settings(
+    settings = keyword_settings(
         {"clients": 3, "epochs": 1, "batch_size": 10, "model": "mlp"}
-    ).config
+    )
     # 4, 1 and 2 steps: the first rank gets the longest, the second the other two.
     sizes = np.array([40, 10, 20])
-    assert rank_loads(config, sizes, 2, mode="loop") == [
+    assert rank_loads(settings, declared(settings), sizes, 2, mode="loop") == [
         Load(clients=1, hosted=1, longest=4, steps=4)
     ]
 
 
 def test_a_cohort_is_drawn_from_all_ranks() -> None:
-    config = keyword_settings(
+    settings = keyword_settings(
         {"clients": 8, "cohort": 2, "epochs": 1, "batch_size": 10, "model": "mlp"}
-    ).config
-    loads = rank_loads(config, np.full(8, 10), 4, mode="batched")
+    )
+    work = declared(settings)
+    loads = rank_loads(settings, work, np.full(8, 10), 4, mode="batched")
     # Two clients of eight are sometimes on one rank, and mostly on two.
     assert {load.clients for load in loads} == {1, 2}
     assert all(load.hosted == 2 and load.steps == load.clients for load in loads)
+
+
+def test_all_who_are_invited_train() -> None:
+    settings = keyword_settings(
+        {
+            "clients": 8,
+            "cohort": 4,
+            "oversample": 1.5,
+            "devices": "lognormal",
+            "epochs": 1,
+            "batch_size": 10,
+            "model": "mlp",
+        }
+    )
+    loads = rank_loads(settings, declared(settings), np.full(8, 10), 1, mode="batched")
+    assert {load.clients for load in loads} == {load.steps for load in loads} == {6}
+
+
+COUNTING = [
+    {"attack": "sign-flip", "attackers": 20},
+    {"attack": "ipm", "attackers": 0.02},
+    {"evaluate_clients": 100},
+    {"method": "fedbuff", "concurrency": 50},
+    {"aggregation": "multi-krum", "krum_keep": 20},
+    {"aggregation": "krum", "tolerance": 0.4},
+    {"aggregation": "multi-krum", "tolerance": 0.45, "attack": "mimic"},
+    {"cohort": 40, "oversample": 1.5, "devices": "lognormal", "deadline": 30.0},
+    {"method": "genefl", "clusters": 30},
+    {"method": "pfedhn", "new_clients": 10, "welcome_rounds": 3},
+    {"new_clients": 40, "join_rounds": 3, "new_updates": 4},
+]
+"""Options of ordinary runs with many clients."""
+
+
+@pytest.mark.parametrize("given", COUNTING, ids=str)
+@pytest.mark.parametrize("clients", [2, 10, 30])
+def test_short_runs_are_not_refused_for_options_that_count_clients(
+    given: dict[str, Any], clients: int
+) -> None:
+    values = {"dataset": "synthetic", "model": "mlp", "clients": 100, **given}
+    settings = keyword_settings(values)
+    check(settings, ALONE)
+    hosted = 100 if "cohort" in given else None
+    small, words = small_run(settings, values, clients=clients, hosted=hosted)
+    check(small, ALONE)
+    assert small.config.cohort_size == clients
+    assert keyword_settings(words) == small, "as the short run will read them"
+
+
+def test_short_runs_keep_the_shares_of_clients() -> None:
+    values = {
+        "dataset": "synthetic",
+        "model": "mlp",
+        "clients": 100,
+        "cohort": 50,
+        "attack": "ipm",
+        "attackers": 20,
+        "evaluate_clients": 40,
+        "aggregation": "multi-krum",
+        "krum_keep": 25,
+        "tolerance": 0.3,
+    }
+    small, _ = small_run(keyword_settings(values), values, clients=10, hosted=20)
+    config = small.config
+    assert (config.num_attackers, config.evaluate_clients) == (4, 8)
+    assert (config.krum_keep, config.tolerance) == (5, 0.3)
+    asynchronous = {
+        "dataset": "synthetic",
+        "model": "mlp",
+        "clients": 100,
+        "cohort": 40,
+        "method": "fedbuff",
+        "concurrency": 20,
+        "buffer": 8,
+    }
+    small, _ = small_run(
+        keyword_settings(asynchronous), asynchronous, clients=10, hosted=100
+    )
+    assert (small.flat()["concurrency"], small.flat()["buffer"]) == (5, 2)
+
+
+def test_a_plan_without_measurements_has_fine_tuning() -> None:
+    """By hand: 5 epochs of 20 samples, two FLOPs each, at the speed that is assumed."""
+    values = {
+        "dataset": "synthetic",
+        "partition": "iid",
+        "model": "mlp",
+        "clients": 50,
+        "train_per_client": 20,
+        "batch_size": 10,
+        "device": "cpu",
+    }
+    load = Load(clients=50, hosted=50, longest=4, steps=200)
+
+    def judging(**more: Any) -> float:
+        settings = keyword_settings(values | more)
+        found = assumed(settings, work_of(settings.config))
+        return evaluation(found.rounds, load)
+
+    multiply_adds = 2 * 3 * 32 * 32 * 64 + 3 * 64 * 10
+    more = judging(method="fedavg-ft", finetune_epochs=5) - judging()
+    steps = 5 * 2 * STEP["cpu"]
+    expected = steps + 50 * 5 * 20 * 2 * multiply_adds / UNMEASURED["cpu"]
+    assert more == pytest.approx(expected, rel=1e-6)
+    few = judging(method="fedavg-ft", finetune_epochs=5, evaluate_clients=25)
+    assert few < judging(method="fedavg-ft", finetune_epochs=5)
 
 
 SIZE = NetworkSize(flops=1e6, activations=1e3, stages=2, parameters=10**8)

@@ -2,13 +2,18 @@
 work costs than the measured.
 """
 
+from math import isnan
+
 import torch
 
+from hpcfed import methods
 from hpcfed.clients.engine import CPU_ACTIVATIONS
-from hpcfed.config import RunConfig
+from hpcfed.config import Settings
+from hpcfed.federation.training import FLOPS
 from hpcfed.plan.constants import Constants, Machine, RoundPoint, Spread, Work
+from hpcfed.plan.loads import train_sizes
 from hpcfed.plan.rounds import MATRICES, samples_and_rows
-from hpcfed.studies.estimate import UNMEASURED
+from hpcfed.studies.estimate import UNMEASURED, client_size, local_work
 
 GUESSED = 4.0
 """By which factor a plan without calibration may be off, either way."""
@@ -24,35 +29,47 @@ COPIES = {"cpu": 1e10, "cuda": 2e12}
 """Bytes per second that a device copies."""
 
 
-def assumed(config: RunConfig, work: Work) -> Constants:
+def assumed(settings: Settings, work: Work) -> Constants:
     """Make constants by counting: arithmetic at a usual speed, and rows in memory."""
+    config = settings.config
     on_gpu = config.device == "cuda"
     if config.device == "auto":
         on_gpu = torch.cuda.is_available()
     kind = "cuda" if on_gpu else "cpu"
     flops = UNMEASURED[kind]
-    # A multiplication and an addition.
-    client_step = 2 * work.training * work.batch_size / flops
+    size = client_size(config)
+    if isnan(size):
+        validates = methods.load(config.method).VALIDATES
+        size = float(train_sizes(config, validates=validates).mean())
+    in_round, judged = local_work(settings, size)
+    # Seconds of a client's step, and of what it trains before it is judged.
+    client_step = in_round.flops / max(1.0, in_round.steps) / flops
+    finetuning = judged.flops / flops
+    # A forward pass over data of about a step.
+    forward = FLOPS * work.training * work.batch_size / flops / 3
+    share = (config.evaluate_clients or config.clients) / config.clients
     each = 4.0 * (MATRICES * work.columns + 3 * work.batch_size * work.activations)
     if kind == "cpu":
         # A stack holds so many activations at most, however many clients there are.
         each = 4.0 * MATRICES * work.columns
     base = float(PROCESS) if kind == "cuda" else PROCESS + 12.0 * CPU_ACTIVATIONS
     points = []
-    for clients in (10, 1000):
+    # The last tells what is judged of all who live there.
+    for clients, hosted in ((10, 10), (1000, 1000), (10, 1000)):
         train = STEP[kind] + client_step * clients
+        evaluate = STEP[kind] / 3 + forward * clients
+        evaluate += STEP[kind] * judged.steps + share * hosted * (forward + finetuning)
         points.append(
             RoundPoint(
                 ranks=1,
                 clients=clients,
-                hosted=clients,
+                hosted=hosted,
                 longest=1.0,
                 steps=clients,
                 train=_exactly(train),
                 rest=_exactly(ROUND),
-                # A forward pass over data of about a step.
-                evaluate=train / 3,
-                memory=base + (each + work.client_bytes) * clients,
+                evaluate=evaluate,
+                memory=base + each * clients + work.client_bytes * hosted,
             )
         )
     return Constants(

@@ -19,9 +19,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from hpcfed import methods
 from hpcfed.clients.network import client_layout, client_network, sample_of
-from hpcfed.config import RunConfig, Settings
+from hpcfed.config import RunConfig, Settings, idle, resolve
 from hpcfed.errors import UserError, count, remark
 from hpcfed.experiment.stored import read_run
 from hpcfed.models.cost import cost
@@ -67,6 +66,8 @@ DROPPED = frozenset(
     {
         *("out", "overwrite", "requeue", "seed", "seeds", "server_ranks"),
         *("clients", "cohort", "participation", "rounds", "evaluate_every"),
+        *("oversample", "new_clients", "new_updates", "new_rounds", "join_rounds"),
+        *("new_starts", "new_classes"),
         *("checkpoint_every", "checkpoint_minutes", "snapshot_every"),
         *("target_accuracy", "stop_at_target", "early_stop"),
         *("tensorboard", "wandb", "mlflow"),
@@ -76,7 +77,6 @@ DROPPED = frozenset(
     }
 )
 """Options that a calibration sets itself, or that cost time which no plan predicts."""
-
 
 LITTLE_SERVER = {
     "server": "tiny",
@@ -107,13 +107,13 @@ def calibrate(
         dtype = torch.bfloat16
     machine, work = machine_of(device, units, dtype), work_of(config)
     fitting = SAMPLES_SHARE * machine.memory / max(1.0, work.client_bytes)
-    points = list(_measure_alone(config, values, clients, fitting=int(fitting)))
+    points = list(_measure_alone(settings, values, clients, fitting=int(fitting)))
     few = _for_several(points)
     links: list[LinkPoint] = []
     for number in ranks:
         if number <= units:
             points.append(
-                measure_rounds(config, values, ranks=number, clients=few * number)
+                measure_rounds(settings, values, ranks=number, clients=few * number)
             )
             links += _measure_link(number, device.type)
     constants = Constants(
@@ -171,16 +171,17 @@ def clients_alone(
 
 
 def _measure_alone(
-    config: RunConfig,
+    settings: Settings,
     values: Mapping[str, Any],
     clients: Sequence[int],
     *,
     fitting: int,
 ) -> Iterator[RoundPoint]:
     """Measure more and more clients on one rank, up to a point that takes long."""
+    config = settings.config
     numbers = clients_alone(config, clients, fitting=fitting)
     for position, number in enumerate(numbers):
-        point = measure_rounds(config, values, ranks=1, clients=number)
+        point = measure_rounds(settings, values, ranks=1, clients=number)
         yield point
         seconds = ROUNDS * (point.train.middle + point.rest.middle)
         # Two points at least, which tell a fixed cost from one per client.
@@ -191,7 +192,9 @@ def _measure_alone(
         # what each of both takes.
         everyone = config.cohort_size == config.clients
         hosted = number if everyone else numbers[0]
-        yield measure_rounds(config, values, ranks=1, clients=numbers[0], hosted=hosted)
+        yield measure_rounds(
+            settings, values, ranks=1, clients=numbers[0], hosted=hosted
+        )
 
 
 def _for_several(points: Sequence[RoundPoint]) -> int:
@@ -215,35 +218,95 @@ def _own_data(config: RunConfig) -> bool:
 
 
 def measure_rounds(
-    config: RunConfig,
+    settings: Settings,
     values: Mapping[str, Any],
     *,
     ranks: int,
     clients: int,
     hosted: int | None = None,
 ) -> RoundPoint:
-    """Run a few rounds of so many clients, and return what they took; `hosted` clients
-    live there, by default as few as possible.
+    """Run a few rounds in which so many clients train, and return what they took;
+    `hosted` clients live there, by default as few as possible.
     """
-    given = {name: value for name, value in values.items() if name not in DROPPED}
-    given |= {"rounds": ROUNDS, "evaluate_every": EVERY}
-    if methods.load(config.method).Options.has_server:
-        given |= LITTLE_SERVER
+    config = settings.config
     if hosted is None and _keeps_clients(config):
         hosted = config.clients
         clients = min(clients, hosted)
-    given |= {"clients": hosted or clients}
-    if hosted:
-        given |= {"cohort": clients}
+    small, given = small_run(settings, values, clients=clients, hosted=hosted)
     remark(f"calibrating: {count(clients, 'client')} on {count(ranks, 'rank')}")
     with _scratch() as folder:
         out = folder / "run"
         words = [*flags(given), "--out", str(out)]
         start(ranks, ["hpcfed", "run", *words])
-        return _point(config, read_run(out), ranks)
+        return _point(small, read_run(out), ranks)
 
 
-def _point(config: RunConfig, record: RunRecord, ranks: int) -> RoundPoint:
+def small_run(
+    settings: Settings,
+    values: Mapping[str, Any],
+    *,
+    clients: int,
+    hosted: int | None = None,
+) -> tuple[Settings, dict[str, Any]]:
+    """Return the settings of a short run in which so many clients train, and the options
+    that make them: those of the run itself, without what has no use there.
+    """
+    options = type(settings.options)
+    given = {name: value for name, value in values.items() if name not in DROPPED}
+    given |= {"rounds": ROUNDS, "evaluate_every": EVERY}
+    if options.has_server:
+        given |= LITTLE_SERVER
+    given |= {"clients": hosted or clients}
+    if hosted:
+        given |= {"cohort": clients}
+    given |= fewer(settings, clients=clients, hosted=hosted or clients)
+    while True:
+        small = resolve(given, {name: name for name in given}, options)
+        # What acts on something that was dropped, such as new clients.
+        without = {name: given[name] for name in given if name not in idle(small)}
+        if len(without) == len(given):
+            return small, given
+        given = without
+
+
+def fewer(settings: Settings, *, clients: int, hosted: int) -> dict[str, Any]:
+    """Return options that count clients, for a run with fewer of them: the shares stay,
+    as far as whole numbers let them. `clients` train in a round.
+    """
+    config, flat = settings.config, settings.flat()
+    of_all, of_round = hosted / config.clients, clients / config.cohort_size
+    found: dict[str, Any] = {}
+    if config.attack != "none":
+        # Some attacks need a benign client.
+        attackers = round(of_all * config.num_attackers)
+        found["attackers"] = max(1, min(attackers, hosted - 1))
+    if config.evaluate_clients:
+        found["evaluate_clients"] = max(1, round(of_all * config.evaluate_clients))
+    if config.aggregation in ("krum", "multi-krum"):
+        found |= _robust(config, clients)
+    for name in ("concurrency", "buffer", "rho_max"):
+        if flat.get(name) is not None:
+            found[name] = max(1, min(round(of_round * flat[name]), hosted))
+    if flat.get("clusters") is not None:
+        found["clusters"] = min(flat["clusters"], hosted)
+    return found
+
+
+def _robust(config: RunConfig, uploads: int) -> dict[str, Any]:
+    """Return what Krum asks of so many uploads: three at least, beyond two for each that
+    may be malicious.
+    """
+    if uploads < 3:
+        return {"aggregation": "mean"}
+    tolerance = min(config.tolerance, (uploads - 3) // 2 / uploads)
+    found: dict[str, Any] = {"tolerance": tolerance}
+    if config.krum_keep is not None:
+        share = config.krum_keep / config.cohort_size
+        found["krum_keep"] = max(1, round(share * uploads))
+    return found
+
+
+def _point(settings: Settings, record: RunRecord, ranks: int) -> RoundPoint:
     """Make a point of a short run."""
     done = slice(WARMUP, None)
     train = record.phases[done, :, PHASES.index("train")].max(1)
@@ -255,14 +318,11 @@ def _point(config: RunConfig, record: RunRecord, ranks: int) -> RoundPoint:
     evaluated = (numbers + 1) % EVERY == 0
     plain = ~evaluated
     rest = wall - train - judged - learnt
-    sizes = record.train_samples
-    cohort = int(record.rounds["cohort"][-1])
-    measured = config.model_copy(
-        update={"clients": len(sizes), "cohort": cohort, "participation": 1.0}
-    )
     # The same rule that a plan follows: what it gets wrong, it gets wrong in both.
+    work = settings.options.local_work(settings.config, client_layout(settings.config))
     mode = str(record.facts["engine"])
-    load = mean_load(rank_loads(measured, sizes, ranks, mode=mode))
+    loads = rank_loads(settings, work, record.train_samples, ranks, mode=mode)
+    load = mean_load(loads)
     return RoundPoint(
         ranks=ranks,
         clients=load.clients,

@@ -158,7 +158,7 @@ def _constants(
     """
     work = work_of(settings.config)
     if options.constants is None and not path.exists():
-        constants = assumed(settings.config, work)
+        constants = assumed(settings, work)
         note = (
             f"nothing was measured: {constants.machine.device} per rank is assumed, "
             f"which may be off by a factor of {GUESSED:g}; --calibrate measures"

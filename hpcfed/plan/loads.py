@@ -5,10 +5,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from hpcfed.clients.placement import LONGEST, client_loads, place
-from hpcfed.clients.schedule import Length, num_steps
-from hpcfed.config import RunConfig
+from hpcfed.clients.schedule import num_steps
+from hpcfed.config import LocalWork, RunConfig, Settings
 from hpcfed.experiment.data import deal, load_alone
 from hpcfed.runtime import randomness
+from hpcfed.studies.estimate import length_of, num_trained
 
 DRAWS = 16
 """Cohorts that are drawn where a round samples some of the clients."""
@@ -39,22 +40,26 @@ def train_sizes(config: RunConfig, *, validates: bool) -> np.ndarray:
 
 
 def rank_loads(
-    config: RunConfig, sizes: np.ndarray, ranks: int, *, mode: str
+    settings: Settings, work: LocalWork, sizes: np.ndarray, ranks: int, *, mode: str
 ) -> list[Load]:
     """Return the busiest rank's work in a round: once where all clients take part, else
-    for each of some drawn cohorts.
+    for each of some drawn cohorts. `work` is what the method declares.
     """
+    config = settings.config
     weights = client_loads(sizes, epochs=config.epochs, batch_size=config.batch_size)
     longest = LONGEST[mode]
     rank_of = place(weights, ranks, longest=longest)
-    steps = num_steps(sizes, Length(config.epochs, config.batch_size))
+    steps = work.fisher * -(-sizes // config.batch_size)
+    for one in work.round:
+        steps = steps + one.times * num_steps(sizes, length_of(one))
+    count = num_trained(settings)
     everyone = np.arange(len(sizes))
-    if config.cohort_size >= len(sizes):
+    if count >= len(sizes):
         return [_busiest(everyone, steps, rank_of, ranks, longest)]
     generator = randomness.generator(config.seed, "plan")
     loads = []
     for _ in range(DRAWS):
-        cohort = generator.choice(everyone, config.cohort_size, replace=False)
+        cohort = generator.choice(everyone, count, replace=False)
         loads.append(_busiest(cohort, steps, rank_of, ranks, longest))
     return loads
 

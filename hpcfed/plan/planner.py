@@ -56,7 +56,8 @@ class Planner:
         config = self._settings.config
         large = self.layout.num_columns > LOOP_ABOVE_COLUMNS
         mode = "loop" if large or config.engine == "loop" else "batched"
-        loads = rank_loads(config, self._sizes, ranks, mode=mode)
+        work = self._settings.options.local_work(config, self.layout)
+        loads = rank_loads(self._settings, work, self._sizes, ranks, mode=mode)
         target = Target(ranks=ranks, per_node=self._per_node, link=self._link)
         columns = self.layout.num_columns
         return plan_round(self._constants, loads, target, columns=columns)
