@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import nan
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 import numpy as np
