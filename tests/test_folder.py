@@ -18,11 +18,12 @@ import pytest
 
 from hpcfed import cli, version
 from hpcfed.config.older import ZERO_WAS_UNSET
+from hpcfed.errors import UserError
 from hpcfed.experiment.run import run
 from hpcfed.experiment.stored import read_run
 from hpcfed.record import checkpoints, environment
 from hpcfed.record.claim import claimed
-from hpcfed.record.folder import check_out, empty
+from hpcfed.record.folder import check_export, check_out, empty
 from hpcfed.runtime.signals import STOPPED, Stop
 from tests import jobs
 from tests.runs import LONG, SERVER, flags, mistake, same, started
@@ -551,3 +552,74 @@ def test_a_folder_of_notes_is_no_seed(tmp_path: Path) -> None:
     (out / "seed-7").mkdir()
     (out / "seed-7/notes.md").write_text("mine")
     assert cli.parse_run(["--resume", str(out)]).config.seeds == (0, 1)
+
+
+RARE = [
+    ".claim", ".job", ".run.h5.host.1.tmp", "error-0.txt", "learning.json", "progress.json", "server.h5",
+    "tensorboard/events.out.tfevents.1", "tracked.json",
+]  # fmt: skip
+"""What a run's folder also has, at times."""
+
+
+@pytest.fixture(scope="module")
+def profiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that has written all that a run writes by itself."""
+    out = tmp_path_factory.mktemp("profiled") / "r0"
+    every = {"snapshot_every": 2, "checkpoint_every": 2}
+    wanted = flags(clients=3, rounds=4, method="fedavg", **every)
+    cli.main(["profile", *wanted, "--out", str(out)])
+    return out
+
+
+def test_no_export_replaces_what_a_run_has_written(profiled: Path) -> None:
+    """Neither by its name nor by that of a link to its folder."""
+    files = [path.relative_to(profiled).as_posix() for path in contents(profiled)]
+    assert {"run.h5", "model.npz", "trace.json", "params-0.h5"} <= set(files)
+    assert "checkpoints/00000004/complete.json" in files
+    link = profiled.with_name("link")
+    link.symlink_to(profiled)
+    for name in [*files, *RARE, "checkpoints/new/figure.pdf"]:
+        for folder in (profiled, link):
+            with pytest.raises(UserError, match=r"name a(nother| file of)"):
+                check_export("--json", folder / name)
+    check_export("--json", profiled / "figures.json")
+    check_export("--figures", profiled / "figures" / "accuracy.pdf")
+
+
+def test_names_of_a_runs_files_are_free_elsewhere(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    for name in ("plan.json", "profile.json", "error-0.txt", "checkpoints/page.html"):
+        (tmp_path / name).write_text("mine")
+        check_export("--out", tmp_path / name)
+    with pytest.raises(UserError, match="is for results"):
+        check_export("--csv", tmp_path / "other.npz")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("report", "r0", "--out", "r0/model.npz"),
+        ("report", "r0", "--json", "r0/profile.json"),
+        ("report", "r0", "--csv", "r0/checkpoints/00000004/complete.json"),
+        ("report", "r0", "--extrap", "r0/trace.json"),
+        ("report", "r0", "--figures", "r0/checkpoints"),
+        ("plan", "my.toml", "--calibrate", "--constants", "r0/profile.json"),
+        ("attack", "idlg", "--out", "r0/checkpoints/figure.png"),
+        ("run", "--out", "r0/checkpoints/00000009"),
+    ],
+)
+def test_commands_that_write_files_spare_runs(
+    words: tuple[str, ...],
+    profiled: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(profiled.parent)
+    Path("my.toml").write_text("clients = 20\n")
+    before = contents(profiled)
+    said = mistake(capsys, *words)
+    assert words[-2] in said and words[-1] in said
+    assert contents(profiled) == before
+    assert sorted(path.name for path in Path().iterdir() if path.is_file()) == [
+        "my.toml"
+    ]

@@ -15,9 +15,11 @@ import torch
 from hpcfed import cli
 from hpcfed.cli.commands import main
 from hpcfed.clients.lockstep import Lockstep, Stopped
+from hpcfed.errors import UserError
 from hpcfed.experiment.run import run_stacked
 from hpcfed.experiment.stored import read_run
 from hpcfed.methods import fedavg
+from hpcfed.record.folder import check_export
 from hpcfed.record.timing import Timer
 from hpcfed.runtime.signals import STOPPED, Stop
 from hpcfed.studies import attempt
@@ -319,6 +321,13 @@ def test_a_study_with_a_stack_is_the_study_without(
     here.clear()
     study(tmp_path, SIX)
     assert not here, "what is finished is not run again"
+    # Neither the study's own files nor its trials' are overwritten by exports.
+    written = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
+    assert {"plan.json", "repeat-0.log", "run.h5"} <= {path.name for path in written}
+    for path in [*written, tmp_path / "out/slurm-7-1.log"]:
+        with pytest.raises(UserError, match="name a"):
+            check_export("--json", path)
+    check_export("--json", tmp_path / "out/figures.json")
 
 
 def test_a_trial_that_fails_in_a_stack_fails_as_it_would_alone(

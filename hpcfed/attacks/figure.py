@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hpcfed.attacks.idlg import Theft
 from hpcfed.errors import UserError
-from hpcfed.record.publish import check_target
+from hpcfed.record.folder import check_export
 
 SIDE, GAP, NAMES = 96, 8, 150
 """Pixels of an image's side, between two images, and for the names at the left."""
@@ -26,7 +26,7 @@ def check_figure(path: Path) -> None:
     known = Image.registered_extensions()
     if path.is_dir() or path.suffix.lower() not in known:
         raise UserError(f"--out {path}: name a file that ends in .png")
-    check_target("--out", path)
+    check_export("--out", path)
     there = next(folder for folder in path.absolute().parents if folder.exists())
     if not there.is_dir() or not os.access(there, os.W_OK):
         raise UserError(f"--out {path}: {there} cannot be written to")

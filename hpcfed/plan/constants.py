@@ -11,7 +11,8 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hpcfed.errors import UserError
-from hpcfed.record.publish import check_target, publish
+from hpcfed.record.folder import check_export
+from hpcfed.record.publish import publish
 
 MOST_BYTES = 2**20
 """The most bytes of a file of constants that are read."""
@@ -186,7 +187,7 @@ def read_constants(path: Path) -> Constants:
 
 def check_writable(path: Path) -> None:
     """Refuse a path that no calibration can be written to, before one is made."""
-    check_target("--constants", path)
+    check_export("--constants", path)
     if not path.parent.is_dir():
         raise UserError(f"--constants {path}: there is no folder {path.parent}")
     if not os.access(path.parent, os.W_OK):

@@ -14,6 +14,7 @@ from pathlib import Path
 from re import fullmatch
 
 from hpcfed.errors import UserError
+from hpcfed.record.publish import check_target
 
 # Whoever needs one of these names takes it from here.
 
@@ -27,6 +28,8 @@ STUDY = "study.h5"
 """All runs of a study, in the study's folder."""
 PLAN = "plan.json"
 """Which trials a study is to run, in the study's folder."""
+POINTS, STACKS = "points", "stacks"
+"""The folders of a study's trials and of its stacks' files, in the study's folder."""
 CLAIM = ".claim"
 """The file by which a run claims its folder while it goes on."""
 JOB = ".job"
@@ -52,6 +55,13 @@ _SEED = r"seed-([0-9]{1,19})"
 _CHECKPOINT = r"[0-9]{8,18}"
 _EVENTS = r"events\.out\.tfevents\..+"
 """Files in TensorBoard's folder."""
+_OF_RUN = rf"{_FILES}|({CHECKPOINTS}|{TENSORBOARD})/.+"
+"""Every path that a run writes, from its folder on."""
+_OUTCOME = rf"{POINTS}/[^/]+/repeat-[0-9]+\.(json|log)"
+_OF_STUDY = rf"study\.h5|plan\.json|slurm-.+\.log|{STACKS}/.+|{_OUTCOME}"
+"""Every path that a study writes, from its folder on; its trials are runs."""
+_RESULTS = (".h5", ".npz", ".npy")
+"""Endings of files of numbers, which no export has."""
 
 
 def seed_folder(folder: Path, seed: int) -> Path:
@@ -122,6 +132,50 @@ def check_one_kind(folder: Path) -> None:
                 f"{folder} holds both a run ({RECORD}) and a seed of one "
                 f"({path.name}); move one of them elsewhere"
             )
+
+
+def check_export(option: str, path: Path) -> None:
+    """Refuse to write a page, a table or a figure where a run or a study has a file of
+    its own, or will have one: a slip such as `--csv run.h5` must not cost a run.
+    """
+    check_target(option, path)
+    if path.suffix in _RESULTS:
+        raise UserError(
+            f"{option} {path}: {path.suffix} is for results; name a file of another kind"
+        )
+    _check_free(option, path)
+
+
+def _check_free(option: str, path: Path) -> None:
+    """Refuse a path that belongs to a run or a study that is there."""
+    # A link may lead into a run's folder.
+    target = path.parent.resolve() / path.name
+    for folder in target.parents:
+        name = target.relative_to(folder).as_posix()
+        # Names first: nobody looks into folders in which none of them would be.
+        if fullmatch(_OF_RUN, name) and _is_runs(folder):
+            owner = "run"
+        elif fullmatch(_OF_STUDY, name) and _is_studys(folder):
+            owner = "study"
+        else:
+            continue
+        raise UserError(
+            f"{option} {path} belongs to the {owner} in {folder}, which would be "
+            "damaged; name another place"
+        )
+
+
+def _is_runs(folder: Path) -> bool:
+    """Tell whether a run, or seeds of one, is in a folder. Others have folders named
+    `checkpoints`, too: unlike `holds_run`, it must hold a run's.
+    """
+    begun = any(os.path.lexists(folder / name) for name in (RECORD, CLAIM))
+    return begun or bool(checkpoint_folders(folder)) or bool(seeds(folder))
+
+
+def _is_studys(folder: Path) -> bool:
+    """Tell whether a study is in a folder. A plan.json alone may be anything."""
+    return (folder / STUDY).is_file() or _is_folder(folder / POINTS)
 
 
 def checkpoint_folder(run: Path, rounds: int) -> Path:
@@ -226,6 +280,8 @@ def check_out(out: Path, *, overwrite: bool, claimed: bool = False) -> None:
     A run that was killed has left its claim. So other files beside it are no reason to
     refuse `overwrite`; whoever has `claimed` the folder meanwhile has looked before.
     """
+    # Old checkpoints are removed as whole folders, and a run in them with them.
+    _check_free("--out", out)
     if not out.exists():
         return
     if not out.is_dir():

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hpcfed.errors import UserError, count, printable, remark, say
-from hpcfed.record.publish import check_target, publish
+from hpcfed.record.folder import check_export
+from hpcfed.record.publish import publish
 from hpcfed.report.collect import Found, find, joined
 from hpcfed.report.comparison import (
     Comparison,
@@ -154,16 +155,11 @@ def _check_targets(options: argparse.Namespace) -> None:
     for option, path in wanted.items():
         if path is None:
             continue
-        check_target(option, path)
+        check_export(option, path)
         # By the file, not by the name: a/../b and b are the same.
         if path.resolve() in seen:
             raise UserError(f"{path} is named twice; name a file for each")
         seen.add(path.resolve())
-        # A slip such as `--csv run.h5` must not cost a run.
-        if path.suffix == ".h5":
-            raise UserError(
-                f"{path} is a name for results, which would be lost; name another file"
-            )
 
 
 def _beside(path: Path, what: str) -> Path:

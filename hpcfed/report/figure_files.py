@@ -5,7 +5,7 @@ from pathlib import Path
 from re import sub
 
 from hpcfed.errors import UserError
-from hpcfed.record.publish import check_target
+from hpcfed.record.folder import check_export
 from hpcfed.report.charts import Drawing
 from hpcfed.report.charts.figures import COLUMN, FORMATS, image
 from hpcfed.report.sections.section import Section
@@ -30,6 +30,8 @@ def check_figures(folder: Path | None, kinds: str | None, inches: float | None) 
         raise UserError(f"--width {inches:g}: from 1 to 20 inches")
     if folder.exists() and not folder.is_dir():
         raise UserError(f"--figures {folder} is a file; name a folder")
+    # Whatever the files will be called.
+    check_export("--figures", folder / "chart")
 
 
 def formats(kinds: str | None) -> list[str]:
@@ -48,7 +50,7 @@ def figure_files(
     for name, drawing in named(sections):
         for kind in formats(kinds):
             path = folder / f"{name}.{kind}"
-            check_target("--figures", path)
+            check_export("--figures", path)
             yield path, image(drawing, kind, inches=inches or COLUMN)
 
 

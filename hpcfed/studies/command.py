@@ -7,7 +7,7 @@ from math import isnan
 from pathlib import Path
 
 from hpcfed.errors import UserError, count, printable, say
-from hpcfed.record.folder import STUDY
+from hpcfed.record.folder import POINTS, STUDY
 from hpcfed.record.pace import flops_text
 from hpcfed.record.publish import check_target
 from hpcfed.runtime.launcher import launched
@@ -120,7 +120,8 @@ def _run_without_gathering(
 
 def _make(out: Path) -> None:
     try:
-        out.mkdir(parents=True, exist_ok=True)
+        # The folder of trials tells from the first moment that a study is here.
+        (out / POINTS).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot write to --out {out}: {error.strerror}") from None
     # Now, not after hours of runs.

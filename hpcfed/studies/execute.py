@@ -13,7 +13,7 @@ from pathlib import Path
 from hpcfed.config import check_unchanged
 from hpcfed.errors import UserError, count, say
 from hpcfed.experiment.stored import changed_files, is_complete
-from hpcfed.record.folder import STUDY, runs
+from hpcfed.record.folder import STACKS, STUDY, runs
 from hpcfed.record.run import RunRecord
 from hpcfed.studies.attempt import attempt, attempt_stack
 from hpcfed.studies.gather import write_study
@@ -27,7 +27,6 @@ from hpcfed.studies.outcome import (
 )
 from hpcfed.studies.plan import Study, Trial, flags
 from hpcfed.studies.stacks import (
-    STACKS,
     Stack,
     describe,
     options_of,

@@ -12,14 +12,12 @@ from re import fullmatch
 
 from pydantic import TypeAdapter
 
-from hpcfed.record.folder import PLAN
+from hpcfed.record.folder import PLAN, POINTS
 from hpcfed.record.publish import publish
 from hpcfed.record.safe import check_file
 from hpcfed.studies.outcome import writing
 from hpcfed.studies.plan import Trial
 
-POINTS = "points"
-"""The folder of all points' folders."""
 MOST_BYTES = 16 * 2**20
 _TRIAL = r"(?!\.)[^/\0]{1,255}/repeat-[0-9]{1,4}"
 """A trial's name is also its folder: it must not lead anywhere else."""

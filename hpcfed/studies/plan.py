@@ -30,6 +30,7 @@ from hpcfed.config import (
     suggest_option,
 )
 from hpcfed.errors import UserError, did_you_mean
+from hpcfed.record.folder import POINTS
 from hpcfed.runtime.launcher import Launch
 
 RESERVED = ("out", "overwrite", "resume", "requeue")
@@ -237,7 +238,7 @@ def trials(study: Study, chosen: Sequence[Point], out: Path) -> list[Trial]:
     made = []
     for repeat in range(study.repeats):
         for point in chosen:
-            folder = out / "points" / point.name / f"repeat-{repeat}"
+            folder = out / POINTS / point.name / f"repeat-{repeat}"
             made.append(Trial(point, repeat, folder))
     return made
 

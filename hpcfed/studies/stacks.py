@@ -36,8 +36,6 @@ STACKABLE = (
 clients in one call. With any other option it would be called for each trial, or would
 be another engine.
 """
-STACKS = "stacks"
-"""The folder of stacks' files in a study's folder."""
 UNFINISHED = ("stopped", "interrupted", "running")
 """States of runs that go on; one that still runs elsewhere has claimed its folder."""
 SERVER = "the server's model"

@@ -8,9 +8,9 @@ from pathlib import Path
 from statistics import mean
 
 from hpcfed.errors import UserError
-from hpcfed.record.folder import PLAN, STUDY
+from hpcfed.record.folder import PLAN, POINTS, STUDY
 from hpcfed.report.watch.looking import Looker, RunView, holds_any_run
-from hpcfed.studies.listing import POINTS, read_listing
+from hpcfed.studies.listing import read_listing
 from hpcfed.studies.outcome import Outcome, read_outcome
 
 STATUSES = ("complete", "running", "waiting", "failed")
