@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from hpcfed import cli
 from hpcfed.experiment.evaluate import Evaluation
 from hpcfed.experiment.patience import Patience, judged_figure
-from hpcfed.experiment.run import go
+from hpcfed.experiment.run import go, run
 from hpcfed.experiment.stored import read_run, read_seeds
 from hpcfed.report.show import show
 from tests.federations import assembled
@@ -86,6 +87,54 @@ def test_a_resumed_run_stops_in_the_same_round(every: int, tmp_path: Path) -> No
     go(assembled(**options, resume=str(cut), out=str(cut)), cut, quiet=True)
     assert read_run(cut).rounds_done == 5 * every
     same(whole, cut)
+
+
+@pytest.mark.parametrize("killed", [False, True])
+@pytest.mark.parametrize(
+    "ending", [{"early_stop": 1}, {"target_accuracy": 25, "stop_at_target": True}]
+)
+def test_a_run_that_ended_early_can_be_made_longer(
+    ending: dict[str, Any],
+    killed: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It equals one that nothing has ended, and so does one that is killed on the way:
+    a target that was reached ends it no more, and patience begins anew.
+    """
+    common = {"clients": 3, "participation": 0.4, "lr": 0.1, "precision": "fp64"}
+    short, long = tmp_path / "short", tmp_path / "long"
+    started(*flags(**common, **ending, rounds=20, out=short))
+    ended = read_run(short)
+    assert ended.status == "complete" and 1 < ended.rounds_done < 20
+    more = ["--resume", short, "--rounds", 21]
+    if killed:
+        with pytest.raises(SystemExit):
+            run(cli.parse_run(list(map(str, more))), StopAfter(ended.rounds_done + 1))
+        more = ["--resume", short]
+    started(*more)
+    record = read_run(short)
+    assert record.status == "complete"
+    assert record.rounds_done > ended.rounds_done
+    assert record.rounds_done == 21 or "early_stop" in ending
+    started(*flags(**common, rounds=record.rounds_done, out=long))
+    same(short, long)
+
+
+def test_seeds_that_ended_apart_are_made_longer_by_themselves(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = flags(clients=3, rounds=30, participation=0.4, early_stop=1, lr=0.1)
+    out = started(*words, "--seeds", "0..2", "--out", tmp_path / "run")
+    before = [record.rounds_done for record in read_seeds(out)]
+    capsys.readouterr()
+    with pytest.raises(SystemExit):
+        cli.main(["run", "--resume", str(out), "--rounds", "31"])
+    said = capsys.readouterr().err
+    assert "go on with each of them by itself: --resume" in said
+    started("--resume", out / "seed-0", "--rounds", 31)
+    after = [record.rounds_done for record in read_seeds(out)]
+    assert after[0] > before[0] and after[1:] == before[1:]
 
 
 def test_seeds_stop_by_themselves(

@@ -73,6 +73,24 @@ def _mark(folder: Path, status: str) -> None:
         file.attrs["status"] = status
 
 
+def test_an_evaluation_of_the_former_last_round_is_taken_back(tmp_path: Path) -> None:
+    """A long run has evaluated other rounds than a short one."""
+    common = {**SMALL, "evaluate_every": 2, "metrics": "accuracy,f1,per-class"}
+    long, short = tmp_path / "long", tmp_path / "short"
+    started(*flags(**common, rounds=6, out=long))
+    started(*flags(**common, rounds=3, out=short))
+    assert np.isfinite(read_run(short).rounds["accuracy"]).tolist() == [0, 1, 1]
+    started("--resume", short, "--rounds", 6)
+    found, expected = recorded(short), recorded(long)
+    assert found.keys() == expected.keys()
+    for name, values in expected.items():
+        np.testing.assert_array_equal(found[name], values, err_msg=name)
+    with h5py.File(short / "run.h5") as one, h5py.File(long / "run.h5") as other:
+        for group in ("clients", "classes"):
+            for name in other[group]:
+                np.testing.assert_array_equal(one[group][name], other[group][name])
+
+
 def test_what_cannot_be_made_longer_is_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -90,6 +108,8 @@ def test_what_cannot_be_made_longer_is_one_line(
     said = capsys.readouterr().err
     assert "is complete; there is nothing to go on with" in said
     assert "more --rounds make it longer" in said
+    cli.main(["run", "--resume", str(bare)])
+    assert "more --rounds" not in capsys.readouterr().err, "they would be refused"
 
 
 def test_a_schedule_over_rounds_is_told_when_they_change(

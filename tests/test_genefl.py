@@ -1382,17 +1382,24 @@ def test_an_adopted_state_is_that_of_the_new_clients() -> None:
 
 
 @pytest.mark.parametrize("killed", [True, False])
+@pytest.mark.parametrize("early", [False, True])
 def test_new_clients_go_on_after_a_stop_as_if_there_was_none(
-    killed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    early: bool, killed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Cut short in their first round, of six: known clients' rounds are not repeated,
     and what they sent is counted apart. One that is killed writes nothing any more.
+    Known clients may have ended early, at their target.
     """
     monkeypatch.setattr(checkpointing, "LAST_BYTES", 0)  # as if rows were large
     words = "--method genefl --model mlp --clusters 2 --clients 4 --rounds 2 --epochs 1"
     words += " --device cpu --new-clients 4 --new-rounds 6 --join-rounds 2"
     words += " --participation 0.5 --evaluate-every 100"
     words += f" --checkpoint-minutes {60 if killed else 0}"
+    if early:
+        words = words.replace("--rounds 2", "--rounds 4").replace(
+            "every 100", "every 2"
+        )
+        words += " --target-accuracy 2 --stop-at-target"
     whole = started(*words.split(), "--out", tmp_path / "whole")
     assert not any((whole / "checkpoints").glob("*")), "of no use when all is done"
     stop, there = Stop(), tmp_path / "stopped"

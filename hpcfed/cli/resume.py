@@ -144,6 +144,19 @@ def _check_longer(folder: Path, settings: Settings, planned: int) -> None:
         )
 
 
+def can_be_longer(settings: Settings) -> bool:
+    """Tell whether more --rounds can make a resumed run longer."""
+    from hpcfed.record import checkpoints
+    from hpcfed.record.folder import runs
+
+    config = settings.config
+    if settings.options.has_server or config.target_epsilon is not None:
+        return False
+    return config.resume is not None and all(
+        map(checkpoints.exist, runs(config.resume))
+    )
+
+
 def _seeds_left(folder: Path, rounds: Any = None) -> list[int]:
     """Return the seeds of a folder that are to be resumed; none where it is one run.
 

@@ -1,7 +1,7 @@
 """`hpcfed run`: one run, or several seeds of it."""
 
 from hpcfed.cli import flags
-from hpcfed.cli.resume import complete, requeued
+from hpcfed.cli.resume import can_be_longer, complete, requeued
 from hpcfed.cli.settings import parse_run
 from hpcfed.cli.show import print_run
 from hpcfed.config import check
@@ -22,9 +22,9 @@ def command(arguments: list[str]) -> None:
     resume = settings.config.resume
     if resume is not None and complete(resume, settings.config.rounds):
         if launched().rank == 0:
+            hint = " (more --rounds make it longer)" if can_be_longer(settings) else ""
             remark(
-                f"hpcfed: {resume} is complete; there is nothing to go on with "
-                "(more --rounds make it longer)"
+                f"hpcfed: {resume} is complete; there is nothing to go on with{hint}"
             )
         return
     # Late: this loads torch, and MPI starts.

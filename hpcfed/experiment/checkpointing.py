@@ -58,9 +58,9 @@ class Checkpointer:
         self._passing = False
         """Whether that is only for the time in which new clients make rounds."""
 
-    def after_round(self, round: int, state: Any) -> bool:
+    def after_round(self, round: int, state: Any, *, is_last: bool) -> bool:
         """Write a checkpoint if one is due; tell whether all ranks stop after the
-        round.
+        round. The last one may be another than was planned: a run can end early.
         """
         setup, stop = self._setup, self._stop
         config = setup.settings.config
@@ -71,10 +71,10 @@ class Checkpointer:
             everyones = setup.collectives.allgather(orders)
             asked = any(asked for asked, _ in everyones)
             by_time = everyones[0][1]
-            stopping = asked and round + 1 < config.rounds
+            stopping = asked and not is_last
             required = stopping or _asked_for(round, config)
-            last = round + 1 == config.rounds and self._keeps_last(state)
-            if required or by_time or last:
+            kept = is_last and self._keeps_last(state)
+            if required or by_time or kept:
                 with stop.checkpointing():
                     self._write(round + 1, state, required=required)
         if stopping:
@@ -84,31 +84,27 @@ class Checkpointer:
     def before_new_rounds(self, state: Any) -> None:
         """Write a checkpoint from which a run goes on that is killed while new clients
         make rounds: they begin anew, and the known clients' rounds are not repeated.
-
-        A run that ended before its last round has none to go on from.
         """
         wanted = self._setup.settings.config.checkpoint_minutes > 0
-        if wanted and self._misses_last():
+        if wanted and self._newest < self._done:
             self._passing = True
-            self._write(self._last, state, required=False)
+            self._write(self._done, state, required=False)
 
     def after_new_rounds(self, state: Any, *, stopping: bool) -> None:
         """Write that checkpoint if all ranks stop and nobody has written it; remove one
         that is of no more use.
         """
-        if stopping and self._misses_last():
-            self._write(self._last, state, required=True)
+        if stopping and self._newest < self._done:
+            self._write(self._done, state, required=True)
         elif not stopping and self._passing and self._results is not None:
-            checkpoints.remove(checkpoint_folder(self._folder, self._last))
+            checkpoints.remove(checkpoint_folder(self._folder, self._done))
 
     @property
-    def _last(self) -> int:
-        return self._setup.settings.config.rounds
-
-    def _misses_last(self) -> bool:
-        """Tell whether all rounds are done and there is no checkpoint after them."""
-        all_done = self._setup.federation.round + 1 == self._last
-        return all_done and self._newest < self._last
+    def _done(self) -> int:
+        """Rounds of the known clients; a run that has ended early has fewer than were
+        planned.
+        """
+        return self._setup.federation.round + 1
 
     def _keeps_last(self, state: Any) -> bool:
         """Tell whether a complete run keeps a checkpoint of its last round, from which

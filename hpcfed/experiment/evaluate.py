@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from hpcfed.clients.metrics import class_accuracy, metric, wanted_sums
 from hpcfed.clients.objective import CLASSES, OBJECTIVES, Sums, Wanted
 from hpcfed.config import RunConfig
 from hpcfed.experiment.assemble import Setup
+from hpcfed.federation import exclusion
 from hpcfed.federation.federation import Federation
 from hpcfed.record.metrics import METRICS, PER_CLASS, global_name, of_clients
 from hpcfed.record.results import ResultsWriter
@@ -43,12 +45,25 @@ class Evaluation:
     """Accuracy of each class, where asked for: of the clients' rows on their own data,
     taken together, and of the global model.
     """
+    lost: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    """Ids of clients that are evaluated and whose rows have a loss that is not finite."""
+    lost_global: bool = False
+    """Whether there is a global model whose loss is not finite."""
 
     def reaches(self, target: float | None) -> bool:
         """Tell whether the accuracy is this many per cent; all ranks find the same."""
         if target is None:
             return False
         return bool(at_target(self.accuracy, self.global_accuracy, target))
+
+    def check_finite(self, round: int) -> None:
+        """Raise where a loss is not finite. In an earlier round the next local training
+        tells; nothing comes after the last. All ranks raise, or none does.
+        """
+        if self.lost_global:
+            raise exclusion.lost_model(round)
+        if len(self.lost):
+            raise exclusion.lost_clients(self.lost, round)
 
 
 class AfterTraining:
@@ -133,10 +148,11 @@ def evaluate(
         by_class = torch.zeros(
             1, *wanted.get(CLASSES, (0,)), dtype=torch.float64, device=device
         )
-        _add_personal(setup, state, wanted, by_client, by_class)
+        lost = torch.zeros(len(setup.evaluated), dtype=torch.float64, device=device)
+        _add_personal(setup, state, wanted, by_client, by_class, lost)
         row = setup.method.global_row(state)
         of_global = _global_sums(setup, row, wanted)
-        parts = [by_client, by_class, *of_global.values()]
+        parts = [by_client, by_class, lost, *of_global.values()]
         if trained is not None:
             parts.append(trained.totals())
         summed = setup.collectives.allreduce(torch.cat([p.flatten() for p in parts]))
@@ -145,7 +161,7 @@ def evaluate(
     if trained is not None:
         total, count = found.pop()
         participants = float(total / count)
-    by_client, by_class, *sums = found
+    by_client, by_class, lost, *sums = found
     of_global = dict(zip(of_global, sums, strict=True))
     if "count" not in of_global:
         # Samples, which every rank has counted before.
@@ -153,7 +169,13 @@ def evaluate(
     if row is None:
         of_global = {name: torch.nan * values for name, values in of_global.items()}
     evaluation = _evaluation(setup, names, by_client, {CLASSES: by_class}, of_global)
-    return replace(evaluation, trained_accuracy=participants)
+    has_global = row is not None and bool(of_global["count"] > 0)
+    return replace(
+        evaluation,
+        trained_accuracy=participants,
+        lost=setup.evaluated[lost.numpy() > 0],
+        lost_global=has_global and not isfinite(evaluation.global_loss),
+    )
 
 
 def _split(vector: Tensor, parts: list[Tensor]) -> list[Tensor]:
@@ -163,9 +185,16 @@ def _split(vector: Tensor, parts: list[Tensor]) -> list[Tensor]:
 
 
 def _add_personal(
-    setup: Setup, state: Any, wanted: Wanted, by_client: Tensor, by_class: Tensor
+    setup: Setup,
+    state: Any,
+    wanted: Wanted,
+    by_client: Tensor,
+    by_class: Tensor,
+    lost: Tensor,
 ) -> None:
-    """Fill in the metrics of this rank's clients, and add up their answers by class."""
+    """Fill in the metrics of this rank's clients and 1 for those whose loss is not
+    finite, and add up their answers by class.
+    """
     fed = setup.federation
     here = _evaluated_here(setup, fed)
     names = of_clients(setup.metrics)
@@ -176,6 +205,7 @@ def _add_personal(
         at = on_device(places, fed.device)
         for values, name in zip(by_client, names, strict=True):
             values[at] = metric(name, score.sums)
+        lost[at] = (~score.loss.isfinite()).double()
         if CLASSES in wanted:
             by_class += score.sums[CLASSES].sum(0)
 

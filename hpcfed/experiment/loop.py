@@ -12,7 +12,7 @@ from hpcfed.experiment.assemble import Setup
 from hpcfed.experiment.checkpointing import Checkpointer
 from hpcfed.experiment.evaluate import AfterTraining, evaluate, evaluate_finals, is_due
 from hpcfed.experiment.newcomers import collaborate, welcome
-from hpcfed.experiment.patience import begin_patience
+from hpcfed.experiment.patience import begin_early_end
 from hpcfed.experiment.progress import RunProgress
 from hpcfed.experiment.rebalance import Rebalancer
 from hpcfed.experiment.recording import Recorder, closing, open_results, open_snapshots
@@ -58,14 +58,15 @@ def run_rounds(
         )
         recorder = Recorder(setup, results, snapshots, progress, tracking, first)
         rebalancer = Rebalancer(setup, results, progress)
-        patience = begin_patience(setup, results)
+        early_end = begin_early_end(setup, results)
         checkpointer = Checkpointer(
             setup, folder, results, stop, progress.say, done=first
         )
         # All ranks begin together, so that nobody's wait counts as the first round's.
         setup.collectives.barrier()
         timer.start()
-        for round in range(first, config.rounds):
+        end = first if early_end.has_come else config.rounds
+        for round in range(first, end):
             trained = AfterTraining(setup, fed) if is_due(round, config) else None
             cohort = fed.sample(round, recorder.on_trained(round, trained))
             state = method.round(fed, state, cohort)
@@ -80,19 +81,18 @@ def run_rounds(
                 evaluation = evaluate(setup, state, trained)
             recorder.close_snapshot(round, state)
             train_seconds = recorder.record(round, cohort.log, evaluation)
-            # All ranks have the same evaluation, so they leave together.
-            target = config.target_accuracy if config.stop_at_target else None
-            if evaluation is not None and evaluation.reaches(target):
-                progress.stop(round)
-                break
-            if patience.ends_with(evaluation) and round + 1 < config.rounds:
-                progress.stop(round, patience=patience.limit)
-                break
-            state = rebalancer.after_round(state, cohort, train_seconds)
-            stopping = checkpointer.after_round(round, state)
+            is_last = early_end.comes_with(round, evaluation, progress)
+            is_last = is_last or round + 1 == config.rounds
+            if is_last and evaluation is not None:
+                evaluation.check_finite(round)
+            if not is_last:
+                state = rebalancer.after_round(state, cohort, train_seconds)
+            stopping = checkpointer.after_round(round, state, is_last=is_last)
             if stopping:
                 leave(setup, results, status="stopped")
                 return
+            if is_last:
+                break
         if setup.newcomers is not None and config.new_rounds:
             checkpointer.before_new_rounds(state)
             stopping = collaborate(

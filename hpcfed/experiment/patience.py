@@ -1,14 +1,20 @@
-"""Ending a run early: when no evaluation has been better for a while."""
+"""Ending a run early: at its target, or when no evaluation has been better for a while.
+
+A run that has ended so can be made longer. Then its patience begins anew, and a target
+that it has reached ends it no more.
+"""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from math import isnan, nan
-from typing import Any
 
 import numpy as np
 
 from hpcfed.experiment.assemble import Setup
 from hpcfed.experiment.evaluate import Evaluation
+from hpcfed.experiment.progress import RunProgress
 from hpcfed.record.results import ResultsWriter
+from hpcfed.record.run import at_target
 
 _SERIES = ("accuracy", "global_accuracy", "global_loss")
 
@@ -20,12 +26,24 @@ class Patience:
     """
 
     def __init__(self, limit: int | None, figures: Iterable[float] = ()) -> None:
-        """Begin after evaluations with these figures; without a limit nothing ends."""
+        """Begin after rounds with these figures; without a limit nothing ends."""
         self.limit = limit
         self._best = nan
         self._worse = 0
         for figure in figures:
+            # There was another round, so the run has been made longer since.
+            if self.is_over:
+                self.begin_anew()
             self._add(figure)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the last evaluation was one too many."""
+        return self.limit is not None and self._worse >= self.limit
+
+    def begin_anew(self) -> None:
+        """Bear as many evaluations as at first; the best stays the best."""
+        self._worse = 0
 
     def ends_with(self, evaluation: Evaluation | None) -> bool:
         """Count an evaluation, if there was one; tell whether it was one too many."""
@@ -33,7 +51,7 @@ class Patience:
             return False
         judged = (getattr(evaluation, name) for name in _SERIES)
         self._add(judged_figure(*judged))
-        return self._worse >= self.limit
+        return self.is_over
 
     def _add(self, figure: float) -> None:
         # Rounds without an evaluation, and those that nothing can be said about.
@@ -55,14 +73,56 @@ def judged_figure(accuracy: float, global_accuracy: float, global_loss: float) -
     return -global_loss if isnan(global_accuracy) else global_accuracy
 
 
-def begin_patience(setup: Setup, results: ResultsWriter | None) -> Patience:
-    """Return the patience of a run, after the evaluations that it has on record."""
+@dataclass
+class EarlyEnd:
+    """Tells after which round a run ends before its last one, if it does."""
+
+    rounds: int
+    """Rounds that the run is to have."""
+    patience: Patience
+    target: float | None
+    """Per cent at which it ends."""
+    has_come: bool = False
+    """Whether the rounds that a resumed run has on record are all that it makes."""
+
+    def comes_with(
+        self, round: int, evaluation: Evaluation | None, progress: RunProgress
+    ) -> bool:
+        """Tell whether the run ends with this round, and say so. All ranks have the same
+        evaluation, so they leave together.
+        """
+        lost_patience = self.patience.ends_with(evaluation)
+        if evaluation is not None and evaluation.reaches(self.target):
+            progress.stop(round)
+            return True
+        if lost_patience and round + 1 < self.rounds:
+            progress.stop(round, patience=self.patience.limit)
+            return True
+        return False
+
+
+def begin_early_end(setup: Setup, results: ResultsWriter | None) -> EarlyEnd:
+    """Return when a run ends early, after the evaluations that it has on record."""
     config = setup.settings.config
-    if config.early_stop is None or config.resume is None:
-        return Patience(config.early_stop)
-    figures: Any = None
+    target = config.target_accuracy if config.stop_at_target else None
+    limit = config.early_stop
+    if config.resume is None or (target is None and limit is None):
+        return EarlyEnd(config.rounds, Patience(limit), target)
+    on_record = None
     if results is not None:
         series = [results.series(name) for name in _SERIES]
-        figures = [judged_figure(*values) for values in np.stack(series, axis=1)]
+        on_record = np.stack(series, axis=1), results.was_shorter
     # The root alone has the record.
-    return Patience(config.early_stop, setup.collectives.bcast(figures))
+    evaluations, was_shorter = setup.collectives.bcast(on_record)
+    patience = Patience(limit, [judged_figure(*figures) for figures in evaluations])
+    if was_shorter and patience.is_over:
+        patience.begin_anew()
+    reached = np.zeros(len(evaluations), bool)
+    if target is not None:
+        reached = at_target(evaluations[:, 0], evaluations[:, 1], target)
+    # Nothing but more --rounds has a run go on after its target.
+    if reached[:-1].any() or (was_shorter and reached.any()):
+        reached[:] = False
+        target = None
+    has_come = patience.is_over or bool(reached.any())
+    return EarlyEnd(config.rounds, patience, target, has_come)

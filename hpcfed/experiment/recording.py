@@ -207,12 +207,7 @@ def norm_figures(norms: np.ndarray) -> dict[str, float]:
 def _evaluation_figures(evaluation: Evaluation | None) -> dict[str, float]:
     if evaluation is None:
         return {}
-    return {
-        "accuracy": evaluation.accuracy,
-        "trained_accuracy": evaluation.trained_accuracy,
-        "global_accuracy": evaluation.global_accuracy,
-        "global_loss": evaluation.global_loss,
-    }
+    return {name: getattr(evaluation, name) for name in series.EVALUATION_SERIES}
 
 
 def open_results(setup: Setup, folder: Path) -> ResultsWriter:

@@ -13,6 +13,7 @@ import torch
 from hpcfed.errors import UserError, count, no_checkpoint
 from hpcfed.experiment.assemble import Setup
 from hpcfed.experiment.checkpointing import WAY, as_array
+from hpcfed.experiment.evaluate import is_due
 from hpcfed.experiment.stored import read_run
 from hpcfed.record import checkpoints
 from hpcfed.record.checkpoints import Checkpoint
@@ -55,8 +56,14 @@ def find_checkpoints(
 
 def _check_nothing_is_lost(runs: Sequence[Path], resume: Path) -> None:
     rounds = max(_rounds_on_disk(run) for run in runs)
-    if rounds:
-        raise UserError(no_checkpoint(resume, rounds))
+    if not rounds:
+        return
+    if len(runs) > 1 and all(map(checkpoints.exist, runs)):
+        raise UserError(
+            f"--resume {resume}: its runs have no checkpoint after the same round; go on "
+            f"with each of them by itself: --resume {runs[0]}"
+        )
+    raise UserError(no_checkpoint(resume, rounds))
 
 
 def _rounds_on_disk(run: Path) -> int:
@@ -98,6 +105,10 @@ def go_on(
             # Checkpoints of older versions have no copy of the record.
             path = folder / RECORD
         results.restore(path, found.rounds)
+        # The last round of a run that was shorter is evaluated in any case.
+        config = setup.settings.config
+        others = [r for r in range(found.rounds) if not is_due(r, config)]
+        results.forget_evaluations(others)
     # The last round's number counts even if no round is left: newcomers continue it.
     setup.federation.resume_after(found.rounds - 1)
     loaded = load(setup, found, state)

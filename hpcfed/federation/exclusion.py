@@ -14,6 +14,7 @@ from hpcfed.runtime.collectives import Collectives
 
 NAMED = 8
 """Clients that a message names; of more it names the first."""
+ADVICE = "try a smaller --lr, --clip 10, or less noise if the run is private"
 
 
 def finite_members(
@@ -68,10 +69,23 @@ def revert_diverged(
 
 def divergence(clients: np.ndarray, round: int) -> ArithmeticError:
     """Return the error that names clients whose updates are not finite."""
+    return _error("updates that are not finite", clients, round)
+
+
+def lost_clients(clients: np.ndarray, round: int) -> ArithmeticError:
+    """Return the error that names clients whose models are of no use any more."""
+    return _error("personal models whose loss is not finite", clients, round)
+
+
+def lost_model(round: int) -> ArithmeticError:
+    """Return the error about a global model that is of no use any more."""
+    return Diverged(
+        f"the loss of the global model is not finite in round {round + 1}; {ADVICE}"
+    )
+
+
+def _error(what: str, clients: np.ndarray, round: int) -> ArithmeticError:
     named = ", ".join(map(str, clients[:NAMED]))
     if len(clients) > NAMED:
         named += ", …"
-    return Diverged(
-        f"updates that are not finite, of clients {named} in round {round + 1}; try a "
-        "smaller --lr, --clip 10, or less noise if the run is private"
-    )
+    return Diverged(f"{what}, of clients {named} in round {round + 1}; {ADVICE}")

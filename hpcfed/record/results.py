@@ -38,7 +38,7 @@ from hpcfed.record.groups import (
 from hpcfed.record.metric_arrays import metric_arrays
 from hpcfed.record.publish import publish
 from hpcfed.record.safe import Reader, readable, reading
-from hpcfed.record.series import RANK_SERIES, ROUND_SERIES
+from hpcfed.record.series import EVALUATION_SERIES, RANK_SERIES, ROUND_SERIES
 from hpcfed.record.server import Learning, ServerSize
 from hpcfed.record.timing import PHASES
 
@@ -107,6 +107,8 @@ class ResultsWriter:
         self._started = time.time()
         self._seconds_before = 0.0
         self._awaits_restore = resumed
+        self.was_shorter = False
+        """Whether the run that goes on was to have fewer rounds."""
         self._environment = environment
         self._finals = list(finals)
         self._figures = list(figures)
@@ -122,10 +124,12 @@ class ResultsWriter:
             clients = {**clients, EVALUATED: evaluated}
         self._create_clients(clients)
         num_evaluated = settings["clients"] if evaluated is None else len(evaluated)
-        by_round = [
-            *metric_arrays(metrics, rounds, num_evaluated, classes),
-            *(clock_arrays(rounds, members) if members else ()),
-        ]
+        by_round = [*metric_arrays(metrics, rounds, num_evaluated, classes)]
+        self._evaluations = [f"rounds/{name}" for name in EVALUATION_SERIES]
+        """Arrays that evaluations fill."""
+        self._evaluations += [a.name for a in by_round]
+        if members:
+            by_round += clock_arrays(rounds, members)
         for a in by_round:
             words = {"unit": a.unit, "meaning": a.meaning, "dtype": a.dtype}
             self._create_array(a.name, a.shape, *a.dimensions, **words)
@@ -424,6 +428,9 @@ class ResultsWriter:
         """
         with readable(path, "a run"), reading(path) as old:
             facts = old.facts()
+            self.was_shorter = old.shape("rounds/seconds")[0] < len(
+                self._arrays["rounds/seconds"]
+            )
             self._check_data(path, facts.get("data"))
             # Ranks' figures have another shape where the number of ranks has changed.
             # They stay NaN for the rounds before. The run may have become longer.
@@ -446,6 +453,11 @@ class ResultsWriter:
             self._seconds_before = float(facts.get("seconds", counted))
         self._rounds_done = rounds
         self._awaits_restore = False
+
+    def forget_evaluations(self, rounds: Sequence[int]) -> None:
+        """Take evaluations back that the run would not have made."""
+        for name in self._evaluations:
+            self._arrays[name][rounds] = np.nan
 
     def _check_data(self, path: Path, before: Any) -> None:
         """Refuse to go on with other samples than the run began with."""

@@ -74,6 +74,8 @@ class RoundSeries:
     """What `hpcfed show` calls the sum over all rounds."""
     json: str = ""
     """Its name in JSON where that is another one."""
+    evaluated: bool = False
+    """Whether an evaluation finds it: other rounds have none."""
     required: bool = False
     """Whether every file has it: the first files of this schema lack later series."""
 
@@ -103,17 +105,17 @@ class RankSeries:
 _ROUND_TABLE = (
     RoundSeries("accuracy", "fraction",
         "mean over clients of each client's accuracy on its own test data",
-        agreed, required=True),
+        agreed, evaluated=True, required=True),
     RoundSeries("trained_accuracy", "fraction",
         "mean over the round's participants of each one's accuracy on its own test data, "
         "after local training and before aggregation",
-        agreed),
+        agreed, evaluated=True),
     RoundSeries("global_accuracy", "fraction",
         "accuracy of the global model on the whole test set",
-        agreed, required=True),
+        agreed, evaluated=True, required=True),
     RoundSeries("global_loss", "nats",
         "mean cross-entropy of the global model on the whole test set",
-        agreed, required=True),
+        agreed, evaluated=True, required=True),
     RoundSeries("train_loss", "nats",
         "mean cross-entropy over all samples of the round's local training",
         weighted_mean, of=("loss_sum", "samples_seen"), required=True),
@@ -215,6 +217,8 @@ _RANK_TABLE = (
 
 ROUND_SERIES = {series.name: series for series in _ROUND_TABLE}
 """Series of rounds by name."""
+EVALUATION_SERIES = [series.name for series in _ROUND_TABLE if series.evaluated]
+"""Series of evaluations, in every record; --metrics adds others."""
 RANK_SERIES = {series.name: series for series in _RANK_TABLE}
 """Series of rounds and ranks by name."""
 

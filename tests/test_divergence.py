@@ -1,0 +1,64 @@
+"""Numbers that are not finite end a run as failed, also where they come with its last
+round, after which no local training would meet them.
+"""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hpcfed.experiment.failures import Failed
+from hpcfed.experiment.stored import read_run
+from tests.runs import flags, started
+
+LOST = """
+import torch
+from hpcfed.methods import fedavg
+from hpcfed.methods.fedavg import State, init, global_row, welcome, round
+
+def personal(fed, state, members):
+    rows = fedavg.personal(fed, state, members).clone()
+    rows[fed.clients[members] == 1] = torch.nan
+    return rows
+"""
+
+
+@pytest.mark.parametrize("rounds", [1, 2])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--method fedavgm --server-lr 1e38",
+        "--method fedavg --privacy central --clip-norm 1 --noise-multiplier 1e38 "
+        "--sampling fixed --accountant rdp",
+    ],
+)
+def test_a_model_that_diverges_at_the_end_is_none(
+    words: str, rounds: int, tmp_path: Path
+) -> None:
+    """However many rounds there are, it is the same failure with the same advice."""
+    common = flags(clients=3, rounds=rounds, epochs=1, out=tmp_path / "run")
+    with pytest.raises(Failed):
+        started(*common, *words.split())
+    record = read_run(tmp_path / "run")
+    assert record.status == "failed"
+    assert re.search(r"not finite.* in round .* try a smaller --lr", record.error)
+    assert not (tmp_path / "run/model.npz").exists()
+
+
+def test_personal_rows_that_are_no_numbers_are_told(tmp_path: Path) -> None:
+    (tmp_path / "lost.py").write_text(LOST)
+    common = flags(clients=3, rounds=1, epochs=1, out=tmp_path / "run")
+    with pytest.raises(Failed):
+        started(*common, "--method", tmp_path / "lost.py")
+    record = read_run(tmp_path / "run")
+    assert record.status == "failed"
+    assert "loss is not finite, of clients 1 in round 1" in record.error
+
+
+def test_clients_without_test_data_have_lost_nothing(tmp_path: Path) -> None:
+    """Their loss is 0 / 0, which says nothing about their rows."""
+    common = flags(clients=60, rounds=1, epochs=1, alpha=0.01, out=tmp_path / "run")
+    record = read_run(started(*common))
+    assert record.status == "complete"
+    assert np.isnan(record.last_client_accuracy).any()
