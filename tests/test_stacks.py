@@ -2,8 +2,11 @@
 one: the same numbers, files and ends.
 """
 
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,14 +22,15 @@ from hpcfed.errors import UserError
 from hpcfed.experiment.run import run_stacked
 from hpcfed.experiment.stored import read_run
 from hpcfed.methods import fedavg
-from hpcfed.record.folder import check_export
+from hpcfed.record.claim import claimed, hold, is_held
+from hpcfed.record.folder import STUDY_CLAIM, check_export
 from hpcfed.record.timing import Timer
 from hpcfed.runtime.signals import STOPPED, Stop
-from hpcfed.studies import attempt
+from hpcfed.studies import attempt, execute
 from hpcfed.studies.gather import read_gathered
 from hpcfed.studies.outcome import outcome_of
 from hpcfed.studies.plan import Trial, points, read_study, trials
-from hpcfed.studies.stacks import describe, read_stack, stacked
+from hpcfed.studies.stacks import describe, read_stack, stacked, write_stack
 from tests.runs import assert_same_run, mistake, started
 
 CPU = torch.device("cpu")
@@ -527,3 +531,63 @@ def test_rates_per_row_on_a_gpu_are_the_same_runs(tmp_path: Path) -> None:
         np.testing.assert_allclose(
             found.rounds["train_loss"], alone.rounds["train_loss"], rtol=1e-3
         )
+
+
+def test_a_second_study_is_refused_as_a_whole(
+    tmp_path: Path, here: Started, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = TINY + "[sweep]\nlr = [0.02, 0.1]\n"
+    out = tmp_path / "out"
+    out.mkdir()
+    trials_of(tmp_path, text)
+    capsys.readouterr()
+    with claimed(out, STUDY_CLAIM):
+        said = mistake(capsys, "study", tmp_path / "study.toml", "--out", out)
+    assert f"another study is writing to {out}" in said
+    assert not here and not (out / "plan.json").exists()
+    study(tmp_path, text)
+    assert here and not (out / STUDY_CLAIM).exists()
+
+
+def test_a_study_waits_for_what_a_killed_one_has_left(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that outlives its study holds its log, from its first moment on."""
+    text = TINY + "[sweep]\nlr = [0.02, 0.1]\n"
+    every = trials_of(tmp_path, text)
+    out, (stack,) = tmp_path / "out", stacked(every, 2)
+    path = out / "stacks" / stack.file
+    path.parent.mkdir(parents=True)
+    write_stack(path, stack)
+    # As `attempt` starts it; whoever is killed leaves the descriptor to it alone.
+    with open(path.with_suffix(".log"), "w") as log:
+        hold(log.fileno())
+        left = subprocess.Popen(["sleep", "30"], stdout=log)
+    pauses: list[float] = []
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 3:
+            left.kill()
+        left.wait(0.001 if len(pauses) < 3 else None)
+
+    def waiting(seconds: float) -> None:
+        with suppress(subprocess.TimeoutExpired):
+            pause(seconds)
+
+    monkeypatch.setattr(execute.time, "sleep", waiting)
+    execute.wait_for_runs(every[:1], out)
+    assert len(pauses) == 3 and "still at work" in capsys.readouterr().out
+    execute.wait_for_runs(every, out)
+    assert len(pauses) == 3, "nobody is left"
+
+
+def test_a_process_of_a_study_holds_its_log(tmp_path: Path) -> None:
+    log = tmp_path / "repeat-0.log"
+    looks = (
+        "import sys; from hpcfed.record.claim import is_held; from pathlib import Path"
+    )
+    looks += f"; sys.exit(7 if is_held(Path({str(log)!r})) else 8)"
+    code, _ = attempt._run([sys.executable, "-c", looks], log, 60)
+    assert code == 7, log.read_text()
+    assert not is_held(log)

@@ -92,7 +92,9 @@ def _parser() -> CommandParser:
         default=1,
         metavar="N",
         help="run points that differ in lr, seed or alpha only as one process, at most "
-        f"N of them (N: {USUAL}); their results are those of separate runs",
+        f"N of them (N: {USUAL}); their results are those of separate runs but for "
+        "rounding (some 1e-7 in fp32), which also depends on the group: a study that "
+        "goes on may group them otherwise",
     )
     parser.add_argument(
         "--submit", action="store_true", help="submit the points to Slurm as arrays"

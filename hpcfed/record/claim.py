@@ -1,4 +1,4 @@
-"""One run at a time writes to a folder. The system drops the claim of a process that
+"""One run, or one study, at a time writes to a folder. The system drops the claim of a process that
 dies, so none is ever stale.
 """
 
@@ -9,16 +9,17 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from hpcfed.errors import UserError
-from hpcfed.record.folder import CLAIM
+from hpcfed.record.folder import CLAIM, STUDY_CLAIM
 
 
 @contextmanager
-def claimed(folder: Path) -> Iterator[None]:
-    """Claim a folder within, or refuse one that another run has claimed.
+def claimed(folder: Path, name: str = CLAIM) -> Iterator[None]:
+    """Claim a folder within, or refuse one that another run has claimed; another study,
+    by the file of its `name`.
 
     On a file system without locks everybody gets a claim.
     """
-    path = folder / CLAIM
+    path = folder / name
     descriptor = _locked(path)
     try:
         yield
@@ -39,8 +40,9 @@ def _locked(path: Path) -> int:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(descriptor)
+            what = "study" if path.name == STUDY_CLAIM else "run"
             raise UserError(
-                f"another run is writing to {path.parent}; wait for its end, or name "
+                f"another {what} is writing to {path.parent}; wait for its end, or name "
                 "another --out"
             ) from None
         except OSError:
@@ -58,17 +60,37 @@ def is_abandoned(folder: Path) -> bool:
     """Tell whether a folder has a claim that no process of this machine holds: its run
     was killed.
     """
+    return _is_locked(folder / CLAIM) is False
+
+
+def hold(descriptor: int) -> None:
+    """Lock a file for as long as this process, or one that inherits the descriptor, has
+    it open; where there are no locks, nothing happens.
+    """
+    with suppress(OSError):
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def is_held(path: Path) -> bool:
+    """Tell whether a process holds this file."""
+    return _is_locked(path) is True
+
+
+def _is_locked(path: Path) -> bool | None:
+    """Tell whether a file is locked; None where there is none, or nobody can tell."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
-        descriptor = os.open(folder / CLAIM, flags)
+        descriptor = os.open(path, flags)
     except OSError:
-        # Nobody has claimed it, or we may not look.
-        return False
+        # There is none, or we may not look.
+        return None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return False
+    except BlockingIOError:
         return True
     except OSError:
-        # Somebody holds it, or there are no locks here.
-        return False
+        # There are no locks here.
+        return None
     finally:
         os.close(descriptor)

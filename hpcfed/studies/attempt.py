@@ -17,7 +17,7 @@ from types import FrameType
 
 from hpcfed.errors import UserError, count, printable
 from hpcfed.experiment.stored import read_run
-from hpcfed.record.claim import claimed
+from hpcfed.record.claim import claimed, hold
 from hpcfed.record.folder import (
     JOB,
     check_plain,
@@ -110,6 +110,8 @@ def _run(words: Sequence[str], path: Path, limit: float) -> tuple[int | None, fl
     check_target("the log", path)
     with writing(path):
         log = open(path, "w")  # noqa: SIM115 closed below
+        # The process inherits it, so a study that comes back sees whether it lives.
+        hold(log.fileno())
     # From here on the process itself writes to the log.
     begin = time.monotonic()
     with log, _ending_with_us():

@@ -7,7 +7,8 @@ from math import isnan
 from pathlib import Path
 
 from hpcfed.errors import UserError, count, printable, say
-from hpcfed.record.folder import POINTS, STUDY
+from hpcfed.record.claim import claimed
+from hpcfed.record.folder import POINTS, STUDY, STUDY_CLAIM
 from hpcfed.record.pace import flops_text
 from hpcfed.record.publish import check_target
 from hpcfed.runtime.launcher import launched
@@ -94,10 +95,12 @@ def run_study(
     _make(out)
     all_trials = trials(asked, every, out)
     chosen_trials = trials(asked, chosen, out)
-    write_listing(out, asked.title, chosen_trials)
-    failed = execute.run_trials(
-        asked, text, all_trials, chosen_trials, out, start, most=most
-    )
+    # Jobs of an array share the folder; a study that runs by itself does not.
+    with claimed(out, STUDY_CLAIM):
+        write_listing(out, asked.title, chosen_trials)
+        failed = execute.run_trials(
+            asked, text, all_trials, chosen_trials, out, start, most=most
+        )
     say(_closing(failed, len(chosen_trials), out))
     return failed
 
@@ -112,6 +115,7 @@ def _count_incomplete(chosen: Sequence[Trial]) -> int:
 def _run_without_gathering(
     asked: Study, chosen: Sequence[Trial], out: Path, start: Start, *, most: int
 ) -> int:
+    execute.wait_for_runs(chosen, out)
     execute.settle(chosen, start)
     # A requeued job goes on where it was stopped.
     done = execute.check_finished(chosen)

@@ -13,6 +13,7 @@ from pathlib import Path
 from hpcfed.config import check_unchanged
 from hpcfed.errors import UserError, count, say
 from hpcfed.experiment.stored import changed_files, is_complete
+from hpcfed.record.claim import is_held
 from hpcfed.record.folder import STACKS, STUDY, runs
 from hpcfed.record.run import RunRecord
 from hpcfed.studies.attempt import attempt, attempt_stack
@@ -29,6 +30,7 @@ from hpcfed.studies.plan import Study, Trial, flags
 from hpcfed.studies.stacks import (
     Stack,
     describe,
+    folders_of,
     options_of,
     rounds_done,
     singles,
@@ -36,6 +38,8 @@ from hpcfed.studies.stacks import (
     write_stack,
 )
 
+WAIT = 0.5
+"""Seconds between two looks at a run that somebody waits for."""
 GATHER_PAUSE = 20
 """How many times longer than gathering the pause before the next gathering is, at
 least.
@@ -101,6 +105,23 @@ def _check_seeds(trial: Trial) -> None:
             raise UserError(f"{folder} was run with other seeds; name another --out")
 
 
+def wait_for_runs(trials: Sequence[Trial], out: Path) -> None:
+    """Wait for trials that are still at work: their study was killed, and they were not.
+    Whatever they complete need not run again.
+    """
+    logs = {trial.log: str(trial) for trial in trials}
+    folders = {str(trial.folder) for trial in trials}
+    for path in sorted((out / STACKS).glob("*.json")):
+        log = path.with_suffix(".log")
+        if is_held(log) and folders & set(folders_of(path)):
+            logs[log] = path.stem
+    for log, name in logs.items():
+        if is_held(log):
+            say(f"{name}: still at work for a study that was killed; waiting for it …")
+        while is_held(log):
+            time.sleep(WAIT)
+
+
 def settle(trials: Sequence[Trial], start: Start) -> None:
     """Write the outcome of trials that are finished without one: their run outlived a
     study that was killed.
@@ -130,6 +151,7 @@ def run_trials(
     """Run the chosen trials that are not finished, at most so many as one process, and
     gather every trial; return the number of those that failed.
     """
+    wait_for_runs(chosen, out)
     # Before the first trial, so that a run of other options ends nothing half-way.
     done = check_finished(chosen)
     settle(every, start)
@@ -183,7 +205,10 @@ def run_left(
             failed += outcome.status != "complete"
             say(f"{told[trial.folder]}: {outcome}")
         if again:
-            say(f"{label}: failed; {count(len(again), 'trial')} again, fewer at a time")
+            say(
+                f"{label}: failed; {count(len(again), 'trial')} again, fewer at a time, "
+                "which may change the last digits of their figures"
+            )
             # Whatever it was, too little memory or one of them, halves part it.
             halves = Stack(tuple(again)).halves()
             # Those that can go on after a round and those that cannot are apart.

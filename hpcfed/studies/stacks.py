@@ -192,6 +192,11 @@ def read_stack(path: Path) -> list[dict[str, Any]]:
     return every
 
 
+def folders_of(path: Path) -> list[str]:
+    """Return the folders of a stack's trials."""
+    return [str(run.get("resume", run.get("out"))) for run in read_stack(path)]
+
+
 def describe(stacks: Sequence[Stack]) -> list[str]:
     """Say how many trials are stacked, and why others are not."""
     together = [stack for stack in stacks if len(stack.trials) > 1]
