@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import hpcfed
-from hpcfed import methods
+from hpcfed import cli, methods
 from hpcfed.clients import engine as engines
 from hpcfed.config import RunConfig
 from hpcfed.errors import UserError
@@ -168,6 +168,31 @@ def test_nobody_is_there_after_the_last_span() -> None:
     )
     assert once.next(0.0) == 5
     assert once.next(9.0) == np.inf
+
+
+def test_a_run_ends_with_its_trace(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Complete and evaluated, after the rounds for which anybody was there."""
+    lines = [f"{client},1,1e9,1e9,0-10," for client in range(4)]
+    path = trace(tmp_path, *lines, heading=f"{HEADING},available,period")
+    words = flags(
+        clients=4, rounds=50, epochs=1, devices=f"file:{path}", step_seconds=1,
+        evaluate_every=20, out=tmp_path / "run", partition="iid",
+    )  # fmt: skip
+    record = read_run(started(*words))
+    assert record.status == "complete" and 0 < record.rounds_done < 20
+    assert np.isfinite(record.last("accuracy"))
+    said = capsys.readouterr().err
+    ended = f"no client is there any more: ended with round {record.rounds_done}"
+    assert ended in said
+    cli.main(["show", str(tmp_path / "run")])
+    assert "of 50 rounds, no client is there any more" in capsys.readouterr().out
+    # Nobody comes back, however many rounds there are to be.
+    started("--resume", tmp_path / "run", "--rounds", 60)
+    again = read_run(tmp_path / "run")
+    assert again.status == "complete" and again.rounds_done == record.rounds_done
+    assert ended in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

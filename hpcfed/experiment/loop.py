@@ -24,6 +24,9 @@ from hpcfed.record.results import ResultsWriter
 from hpcfed.runtime.signals import Stop
 from hpcfed.server.options import server_options
 
+DESERTED = "no client is there any more"
+"""Why a run ends early whose trace does."""
+
 
 def run_rounds(
     setup: Setup,
@@ -65,7 +68,12 @@ def run_rounds(
         # All ranks begin together, so that nobody's wait counts as the first round's.
         setup.collectives.barrier()
         timer.start()
-        end = first if early_end.has_come else config.rounds
+        end = config.rounds
+        if early_end.has_come:
+            end = first
+        elif 0 < first < end and fed.is_deserted:
+            end = first
+            _end_deserted(first - 1, results, progress)
         for round in range(first, end):
             trained = AfterTraining(setup, fed) if is_due(round, config) else None
             cohort = fed.sample(round, recorder.on_trained(round, trained))
@@ -76,12 +84,17 @@ def run_rounds(
                 # A method whose ranks drift apart is told so now, not after hours.
                 with timer.phase("record"):
                     checkpointing.check_shared(setup, state)
+            # A trace may end before the run: then this was the last round.
+            deserted = fed.is_deserted and round + 1 < config.rounds
             evaluation = None
-            if trained is not None:
+            if trained is not None or deserted:
                 evaluation = evaluate(setup, state, trained)
             recorder.close_snapshot(round, state)
             train_seconds = recorder.record(round, cohort.log, evaluation)
             is_last = early_end.comes_with(round, evaluation, progress)
+            if deserted and not is_last:
+                is_last = True
+                _end_deserted(round, results, progress)
             is_last = is_last or round + 1 == config.rounds
             if is_last and evaluation is not None:
                 evaluation.check_finite(round)
@@ -103,6 +116,15 @@ def run_rounds(
                 leave(setup, results, status="stopped")
                 return
         _finish(setup, folder, state, results, joules_before)
+
+
+def _end_deserted(
+    round: int, results: ResultsWriter | None, progress: RunProgress
+) -> None:
+    """Say and record why the run ends with this round."""
+    progress.stop(round, why=DESERTED)
+    if results is not None:
+        results.note_end(DESERTED)
 
 
 def _finish(

@@ -119,11 +119,13 @@ class RunProgress:
         eta = f"  ETA {duration(rest(self._seconds, left))}" if left else ""
         return f"pace {short_seconds(pace(self._seconds))}/round{eta}"
 
-    def stop(self, round: int, *, patience: int | None = None) -> None:
-        """Say that the run ends with this round, before its last: at the target, or
-        after so many evaluations that were no better.
+    def stop(self, round: int, *, patience: int | None = None, why: str = "") -> None:
+        """Say that the run ends with this round, before its last: at the target, after
+        so many evaluations that were no better, or for another reason.
         """
-        if patience is None:
+        if why:
+            self.say(f"{why}: ended with round {round + 1}")
+        elif patience is None:
             self.say(f"the target was reached in round {round + 1}")
         else:
             since = count(patience, "evaluation")
@@ -148,10 +150,11 @@ class StackedProgress(RunProgress):
         self._told.setdefault(round, []).append((values, on_disk))
         self._show_if_all_told(round)
 
-    def stop(self, round: int, *, patience: int | None = None) -> None:
+    def stop(self, round: int, *, patience: int | None = None, why: str = "") -> None:
         self._stopped.append(round)
         left = self._runs - len(self._stopped)
         has = "has reached the target" if patience is None else "has stopped early"
+        has = f"has ended ({why})" if why else has
         self.say(f"a run {has} in round {round + 1}; {left} go on")
         self._show_waiting()
 

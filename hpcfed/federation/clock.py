@@ -49,6 +49,10 @@ class Clock(Protocol):
     def next_moment(self) -> float:
         """Return when the next round can begin: as soon as some client is there."""
 
+    @property
+    def is_over(self) -> bool:
+        """Whether no client will be there any more, so that no round can begin."""
+
     def available(self, now: float) -> np.ndarray:
         """Return the ids of the clients that are there at this moment."""
 

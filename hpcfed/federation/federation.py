@@ -241,6 +241,11 @@ class Federation(LocalTraining[MethodOptions]):
             log.times = log.clock.table()
         log.virtual_seconds = clock.now
 
+    @property
+    def is_deserted(self) -> bool:
+        """Whether no client will be there any more, by the virtual clock."""
+        return self._clock is not None and self._clock.is_over
+
     def greet(self, rows: Tensor, cohort: Cohort, columns: int | None = None) -> Tensor:
         """Count the rows that clients who join are given to begin with, or so many
         `columns` of all of them together, and return the rows.

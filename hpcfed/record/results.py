@@ -329,6 +329,10 @@ class ResultsWriter:
         self.publish()
         return True
 
+    def note_end(self, why: str) -> None:
+        """Record why the run ends early, if neither target nor patience ends it."""
+        self._file.attrs["ended"] = why
+
     def finish(
         self, status: str, *, error: str = "", energy: np.ndarray | None = None
     ) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from hpcfed.errors import count
+from hpcfed.errors import count, printable
 from hpcfed.record.folder import made
 from hpcfed.record.metrics import METRICS, label_of, text_of
 from hpcfed.record.pace import MS_PER_ROUND, flops_text, per_round, time_text
@@ -111,12 +111,17 @@ def status(record: RunRecord) -> str:
     planned = record.config["rounds"]
     line = f"status: {record.status}, "
     line += f"{record.rounds_done} of {count(planned, 'round')}"
-    # Nothing else than target and patience completes a run early.
     if record.status == "complete" and record.rounds_done < planned:
-        line += (
-            ", stopped early" if _lost_patience(record) else ", stopped at the target"
-        )
+        line += f", {_why_early(record)}"
     return f"{line}: {record.error}" if record.error else line
+
+
+def _why_early(record: RunRecord) -> str:
+    """Return why a complete run has fewer rounds than were planned."""
+    if "ended" in record.facts:
+        return printable(str(record.facts["ended"]))
+    # Nothing else than target and patience completes a run early.
+    return "stopped early" if _lost_patience(record) else "stopped at the target"
 
 
 def _lost_patience(record: RunRecord) -> bool:

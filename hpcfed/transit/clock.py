@@ -78,16 +78,23 @@ class VirtualClock:
 
     def next_moment(self) -> float:
         """Return when the next round can begin: as soon as a client with data is there."""
-        now = self.now
-        if self._holders_there is None:
-            return now
-        moment = self._holders_there.next(now)
+        moment = self._next()
         if not np.isfinite(moment):
             raise UserError(
                 f"{self.config.devices}: no client with data is there after "
-                f"{now:,.0f} virtual seconds; a period lets them come again"
+                f"{self.now:,.0f} virtual seconds; a period lets them come again"
             )
         return moment
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no client with data will be there any more."""
+        return not np.isfinite(self._next())
+
+    def _next(self) -> float:
+        """Return when a client with data is there; infinity: never."""
+        there = self._holders_there
+        return self.now if there is None else there.next(self.now)
 
     def available(self, now: float) -> np.ndarray:
         """Return the ids of the clients that are there at this moment."""
