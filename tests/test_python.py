@@ -75,6 +75,14 @@ def test_importing_loads_nothing_heavy() -> None:
     assert not {"torch", "numpy", "h5py", "pydantic"} & set(loaded)
 
 
+@pytest.mark.parametrize("call", ["open", "compare", "run", "study"])
+def test_what_is_no_path_is_one_line(call: str) -> None:
+    given = (3, 4) if call == "compare" else (3,)
+    message = rf"hpcfed.{call} takes a folder or a run, got 3 \(int\)"
+    with pytest.raises(hpcfed.UserError, match=message):
+        getattr(hpcfed, call)(*given)
+
+
 def test_a_run_comes_back_as_tables(tmp_path: Path) -> None:
     out = tmp_path / "run"
     run = hpcfed.run(**SMALL, method="fedavg", snapshot_every=1, out=out)
@@ -103,6 +111,11 @@ def test_a_run_comes_back_as_tables(tmp_path: Path) -> None:
     assert parameters.global_row is not None
     with pytest.raises(hpcfed.UserError, match="no rows of round 9; it has 1, 2"):
         run.parameters(9)
+    # A run can stand wherever its folder can.
+    assert hpcfed.open(run).folder == out
+    more = hpcfed.run(**{**SMALL, "rounds": 1}, init=run, out=tmp_path / "more")
+    assert more.config["init"] == str(out)
+    assert hpcfed.compare(run, again).verdicts
     assert run.summary()["rounds_done"] == 2
     assert "fedavg on digits" in run._repr_html_() and "complete" in repr(run)
     # The recorded command makes the same run.

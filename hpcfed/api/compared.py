@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from html import escape
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from hpcfed.api.opened import path_of
 from hpcfed.api.tables import table
 from hpcfed.errors import UserError, remark
 from hpcfed.report.collect import find
@@ -21,15 +21,17 @@ from hpcfed.report.groups import groups
 
 def compare(before: str | PathLike[str], after: str | PathLike[str]) -> "Compared":
     """Compare what is in two folders; anything else is one line."""
+    paths = [path_of(given, "hpcfed.compare") for given in (before, after)]
     sides = []
-    for path in (before, after):
-        found = find([Path(path)])
+    for path in paths:
+        found = find([path])
         for line in found.unread:
             remark(f"hpcfed: left out: {line}")
         sides.append(groups(found.samples))
-    comparison = compare_groups((str(before), str(after)), *sides)
+    names = (str(paths[0]), str(paths[1]))
+    comparison = compare_groups(names, *sides)
     if comparison is None:
-        raise UserError(f"no runs of {before} and {after} have the same options")
+        raise UserError(f"no runs of {names[0]} and {names[1]} have the same options")
     return Compared(comparison)
 
 

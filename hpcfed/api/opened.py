@@ -29,12 +29,20 @@ from hpcfed.report.show import title
 
 def open(folder: str | PathLike[str]) -> "Run":
     """Open a run's folder; anything else is one line."""
-    path = Path(folder)
+    path = path_of(folder, "hpcfed.open")
     # A damaged record can crash HDF5: a child process opens it first.
     try_out(records(path))
     run = Run(path)
     run.refresh()
     return run
+
+
+def path_of(given: Any, where: str) -> Path:
+    """Return the path that a program hands in: text, a path, a run or a study."""
+    if not isinstance(given, str | PathLike):
+        kind = type(given).__name__
+        raise UserError(f"{where} takes a folder or a run, got {given!r:.50} ({kind})")
+    return Path(given)
 
 
 class Run:
@@ -48,6 +56,10 @@ class Run:
         self.folder = folder
         """Where it is on disk."""
         self._read: list[RunRecord] | None = None
+
+    def __fspath__(self) -> str:
+        """Return its folder: a run can stand wherever a path can."""
+        return str(self.folder)
 
     @property
     def records(self) -> list[RunRecord]:

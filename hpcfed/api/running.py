@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from hpcfed import plugins
-from hpcfed.api.opened import Run
+from hpcfed.api.opened import Run, path_of
 from hpcfed.cli import keyword_settings
 from hpcfed.cli.resume import complete, requeued
 from hpcfed.config import Settings, check, flag_of
@@ -30,7 +30,7 @@ def run(
     """Run to the end; the same call on every rank, each of which gets the run."""
     # Their author may have edited files since the last run.
     plugins.forget_changed()
-    path = None if config is None else Path(config)
+    path = None if config is None else path_of(config, "hpcfed.run")
     values = _named(options)
     settings = keyword_settings(values, path)
     settings = replace(settings, command=_command(values, path))
@@ -51,6 +51,10 @@ def run(
 def _named(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options with names in place of objects that were handed in."""
     named = dict(options)
+    for option, value in options.items():
+        if isinstance(value, PathLike):
+            # Also a run, as in `init` and `resume`.
+            named[option] = str(Path(value))
     for option, kind in OBJECTS.items():
         value = options.get(option)
         if isinstance(value, ModuleType):

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from hpcfed.api.opened import Run
+from hpcfed.api.opened import Run, path_of
 from hpcfed.api.tables import table
 from hpcfed.errors import UserError
 from hpcfed.record.folder import records
@@ -36,6 +36,10 @@ class Sweep:
 
     folder: Path
     trials: tuple[Trial, ...]
+
+    def __fspath__(self) -> str:
+        """Return its folder: a study can stand wherever a path can."""
+        return str(self.folder)
 
     @property
     def runs(self) -> list[Run]:
@@ -90,9 +94,9 @@ def study(
         path = Path("study")
         asked, text = study_of(study, path), json.dumps(study, indent=1)
     else:
-        path = find_study(Path(study))
+        path = find_study(path_of(study, "hpcfed.study"))
         asked, text = read_study(path), path.read_text()
-    folder = Path("runs") / path.stem if out is None else Path(out)
+    folder = Path("runs") / path.stem if out is None else path_of(out, "out")
     every = points(asked, path)
     chosen = choose(every, only=only, numbers=None)
     start = launched_by(launcher)
