@@ -7,6 +7,7 @@ on the samples of all clients together.
 
 from fnmatch import fnmatchcase
 from math import sqrt
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -32,12 +33,26 @@ class LoraLinear(nn.Module):
         y: Tensor = self.base(x) + self.scale * self.up(self.down(x))
         return y
 
-    def merged(self) -> Tensor:
-        """Return the one weight [outputs, inputs] that does what both do together."""
+    @property
+    def weight(self) -> Tensor:
+        """The one weight, laid out as the layer's own, that does what both do together.
+
+        Some modules never call their layer: they read its weight, and multiply by it
+        themselves.
+        """
         weight: Tensor = self.base.weight  # type: ignore[assignment]
-        if not isinstance(self.base, nn.Linear):
-            weight = weight.T
-        return weight + self.scale * self.up.weight @ self.down.weight
+        change = self.scale * self.up.weight @ self.down.weight
+        return weight + (change if isinstance(self.base, nn.Linear) else change.mT)
+
+    def __getattr__(self, name: str) -> Any:
+        """Find what a module may ask of its layer: its bias, its sizes."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            base = self.__dict__.get("_modules", {}).get("base")
+            if base is None:  # while it is being made or copied
+                raise
+            return getattr(base, name)
 
 
 class LoraWeight(nn.Module):
