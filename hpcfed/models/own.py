@@ -23,7 +23,9 @@ class Sample:
     shape: tuple[int, ...]
     """(channels, height, width) of an image, (length,) of tokens, or any other."""
     outputs: tuple[int, ...]
-    """(classes,), or (length, vocabulary) where every token predicts the next."""
+    """(classes,), or (length, vocabulary) where every token predicts the next: a network
+    may know more tokens than the data has.
+    """
     vocabulary: int = 0
     """Tokens are integers below it; 0: inputs are floats."""
 
@@ -33,6 +35,8 @@ class Sample:
         if self.vocabulary:
             shape = (size, *self.shape)
             tokens = torch.randint(self.vocabulary, shape, generator=generator)
+            # A network that does not know the largest one should fail here.
+            tokens.view(-1)[0] = self.vocabulary - 1
             return tokens.to(device)
         values = torch.randn(size, *self.shape, generator=generator)
         return values.to(device, dtype)
@@ -122,7 +126,7 @@ def check_network(network: nn.Module, name: str, sample: Sample) -> None:
     x = sample.batch(4, device=torch.device("cpu"), dtype=torch.float32)
 
     def call(network: nn.Module, x: Tensor) -> Tensor:
-        with plugins.one_line_of(f"model {name} fails on {_said(x)}"):
+        with plugins.one_line_of(f"model {name} fails on {_said(x, sample)}"):
             y = answers(network(x))
         _check_outputs(y, name, sample)
         return y
@@ -137,11 +141,12 @@ def _check_outputs(y: Any, name: str, sample: Sample) -> None:
         raise UserError(
             f"model {name}: its forward returns {type(y).__name__}, not a tensor"
         )
-    if tuple(y.shape) != (2, *sample.outputs):
+    if y.shape[:1] != (2,) or not _serves(tuple(y.shape[1:]), sample.outputs):
         wanted = ", ".join(map(str, ("batch", *sample.outputs)))
+        more = " or more tokens" if len(sample.outputs) == 2 else ""
         raise UserError(
             f"model {name} returns [{', '.join(map(str, ('batch', *y.shape[1:])))}]; "
-            f"this data needs [{wanted}]"
+            f"this data needs [{wanted}]{more}"
         )
 
 
@@ -155,11 +160,20 @@ def _finish_lazy(network: nn.Module, x: Tensor, call: Call) -> None:
     network.train(was_training)
 
 
+def _serves(found: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
+    """Tell whether outputs are as wanted; a pretrained network knows many more tokens
+    than some data has.
+    """
+    if len(wanted) != 2 or len(found) != 2:
+        return found == wanted
+    return found[0] == wanted[0] and found[1] >= wanted[1]
+
+
 def answers(y: Any) -> Any:
     """Return the outputs of a network; those of Hugging Face put them into `logits`."""
     return getattr(y, "logits", y)
 
 
-def _said(x: Tensor) -> str:
-    kind = "floats" if x.is_floating_point() else "tokens"
+def _said(x: Tensor, sample: Sample) -> str:
+    kind = f"tokens below {sample.vocabulary}" if sample.vocabulary else "floats"
     return f"{kind} of shape [batch, {', '.join(map(str, x.shape[1:]))}]"
