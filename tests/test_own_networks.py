@@ -26,9 +26,11 @@ from hpcfed.data.shards import Shard
 from hpcfed.errors import UserError
 from hpcfed.experiment.materials import _check_same, _outline
 from hpcfed.models.choice import choose
+from hpcfed.models.functional_dropout import FunctionalDropout
 from hpcfed.models.layout import Layout
 from hpcfed.models.lora import LoraLinear, add_adapters
 from hpcfed.models.own import Sample, build_own, check_network
+from hpcfed.models.stacked_layers import Batch
 from hpcfed.runtime import randomness
 from tests.federations import assembled
 from tests.naive import batches, naive
@@ -60,6 +62,7 @@ NETWORKS: dict[str, tuple[Callable[..., nn.Module], Sample, str]] = {
     "gpt": (networks.GPT, TOKENS, "vmap"),
     "time first": (networks.TimeFirstGRU, IMAGES, "vmap"),
     "encoder": (networks.TorchTransformer, IMAGES, "vmap"),
+    "reading": (networks.Reading, IMAGES, "vmap"),
     "branching": (networks.Branching, IMAGES, "loop"),
     "centred": (networks.Centred, IMAGES, "loop"),
     "counting": (networks.Counting, IMAGES, "vmap"),
@@ -95,6 +98,7 @@ def some_data(
     targets = torch.randint(sample.outputs[-1], (total, *sample.outputs[:-1]))
     if sample.vocabulary:
         inputs = torch.randint(sample.vocabulary, (total, *sample.shape))
+    if targets.dim() > 1:
         targets[::3, -2:] = -100  # some positions have no next token
     return Shard(
         inputs=inputs.to(device),
@@ -102,7 +106,7 @@ def some_data(
         index=index.to(device),
         sizes=SIZES,
         clients=np.arange(len(SIZES)),
-        task="next-token" if sample.vocabulary else "classification",
+        task="next-token" if targets.dim() > 1 else "classification",
     )
 
 
@@ -221,6 +225,111 @@ def test_a_network_may_view_and_change_images_in_float32(device: str) -> None:
         torch.testing.assert_close(rows[0], other, rtol=tolerance, atol=tolerance)
 
 
+def trained_by(engine: Engine, network: nn.Module, shard: Shard) -> Tensor:
+    row = engine.layout.row(network, dtype=torch.float64)
+    rows = row.expand(len(SIZES), -1)
+    job = TrainingJob(rows, shard, np.arange(len(SIZES)), RECIPE, keys=keys_of())
+    return engine.train(job)[0]
+
+
+def test_what_functions_drop_is_each_clients_own_in_all_ways() -> None:
+    """Attention's dropout, and F.dropout: no layer of them could be replaced."""
+    torch.manual_seed(3)
+    network = networks.Attending()
+    sample, rows = Sample((8, 8), (10,)), []
+    shard = some_data(sample)
+    state = torch.get_rng_state()
+    for mode in ("batched", "vmap", "loop"):
+        engine = engine_of(network, sample, mode=mode)
+        assert (engine.mode, engine.reason) == (mode, "")
+        rows.append(trained_by(engine, network, shard))
+    assert torch.equal(torch.get_rng_state(), state), (
+        "torch's own numbers are untouched"
+    )
+    for other in rows[1:]:
+        assert torch.allclose(rows[0], other, rtol=1e-9, atol=1e-11)
+    nothing = alone(copy.deepcopy(network).eval(), shard, 0, keys_of()[0])
+    assert not torch.allclose(rows[0][0], engine.layout.row(nothing).double())
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("heads", [1, 2, 4])
+def test_attention_that_drops_is_torchs_without_what_is_dropped(
+    causal: bool, heads: int
+) -> None:
+    torch.manual_seed(5)
+    query = torch.randn(6, 4, 5, 8, dtype=torch.float64)
+    key, value = torch.randn(2, 6, heads, 5, 8, dtype=torch.float64)
+    mask = None if causal else torch.rand(6, 1, 5, 5) > 0.5
+    how: dict[str, Any] = {"is_causal": causal, "enable_gqa": True, "scale": 0.3}
+    batch = Batch(num_clients=2, keys=torch.tensor([[1, 2], [7, 8]]))
+    with FunctionalDropout(batch, first=1):
+        found = F.scaled_dot_product_attention(
+            query, key, value, mask, dropout_p=0.4, **how
+        )
+    # With the identity for values, torch's attention gives the weights themselves.
+    eye = torch.eye(5, dtype=torch.float64).expand(6, heads, 5, 5)
+    weights = F.scaled_dot_product_attention(query, key, eye, mask, **how)
+    keys = torch.tensor([7, 8])
+    drawn = randomness.uniform(keys, weights.numel() // 2).view_as(weights)
+    kept = weights * (drawn >= 0.4) / 0.6
+    expected = kept @ value.repeat_interleave(4 // heads, 1)
+    assert torch.allclose(found, expected, rtol=1e-12, atol=1e-14)
+
+
+def test_what_happens_now_and_then_is_drawn_by_client() -> None:
+    """A pass in which nothing happens must not hide it."""
+    engine = engine_of(networks.Skipping(), IMAGES)
+    assert engine.mode == "loop" and "random numbers" in engine.reason
+    # What is drawn in evaluation depends on nobody who drew before.
+    sample, network = Sample((8, 8), (10,)), networks.Attending(always=True)
+    engine = engine_of(network, sample)
+    assert engine.mode == "loop" and "random numbers" in engine.reason
+    rows = engine.layout.row(network, dtype=torch.float64).expand(4, -1)
+    shard = some_data(sample)
+    losses = []
+    for _ in range(2):
+        losses.append(engine.evaluate(rows, shard, np.arange(4)).loss)
+        torch.rand(5)
+    assert torch.equal(*losses)
+
+
+@pytest.mark.parametrize("when", ["evaluation", "single"])
+def test_a_way_is_tried_in_all_passes_of_a_run(when: str) -> None:
+    engine = engine_of(networks.Dependent(when=when), IMAGES)
+    assert engine.mode == "vmap" and when in engine.reason
+
+
+def test_batch_norm_over_few_values_does_not_hide_that_a_way_is_right() -> None:
+    """Over images of one pixel it enlarges roundings, for one client alone as well."""
+    from torchvision.models import MobileNetV2
+
+    torch.manual_seed(3)
+    network = MobileNetV2(8, 0.25, dropout=0.0)
+    sample = Sample((3, 8, 8), (8,))
+    check_network(network, "mobilenet", sample)
+    engine = engine_of(network, sample)
+    assert engine.mode == "batched", engine.reason
+    torch.manual_seed(7)
+    inputs = torch.randn(24, *sample.shape, dtype=torch.float64)
+    index = torch.arange(24).view(2, 12)
+    shard = Shard(
+        inputs=inputs, targets=torch.arange(24) % 8, index=index, sizes=(12, 12),
+        clients=np.arange(2),
+    )  # fmt: skip
+    recipe, keys = Recipe(1, 12, 0.1), keys_of()[:2]
+    rows = engine.layout.row(network, dtype=torch.float64).expand(2, -1)
+    trained, _ = engine.train(TrainingJob(rows, shard, np.arange(2), recipe, keys=keys))
+    for client in (0, 1):
+        plain = copy.deepcopy(network).double().train()
+        optimiser = torch.optim.SGD(plain.parameters(), 0.1)
+        for batch in batches(shard, client, recipe, keys[client]):
+            loss_of(plain(inputs[batch]), shard.targets[batch]).backward()
+            optimiser.step()
+        expected = engine.layout.row(plain, dtype=torch.float64)
+        assert torch.allclose(trained[client], expected, rtol=1e-8, atol=1e-8)
+
+
 def test_random_numbers_of_a_module_are_its_clients() -> None:
     """A client draws the same, whoever else is trained before it."""
     network = networks.Noisy()
@@ -281,7 +390,7 @@ def test_frozen_parameters_are_no_part_of_a_row_unless_sent() -> None:
     assert "mask" not in names
 
 
-@pytest.mark.parametrize("name", ["vit", "gpt", "encoder", "gru"])
+@pytest.mark.parametrize("name", ["vit", "gpt", "encoder", "gru", "reading"])
 def test_adapters_are_what_merged_weights_are(name: str) -> None:
     network, sample = make(name)
     before = copy.deepcopy(network).double()
@@ -304,13 +413,19 @@ def test_adapters_are_what_merged_weights_are(name: str) -> None:
     for path, module in plain.named_modules():
         if isinstance(module, LoraLinear):
             layer = merged.get_submodule(path)
-            layer.weight = nn.Parameter(module.merged())
+            layer.weight = nn.Parameter(module.weight.detach())
         elif hasattr(module, "parametrizations"):
             for own in module.parametrizations:
                 layer = merged.get_submodule(path)
                 setattr(layer, own, nn.Parameter(getattr(module, own).detach()))
     assert torch.allclose(merged(x), plain(x), rtol=1e-9, atol=1e-10)
     assert not torch.allclose(before(x), plain(x), rtol=1e-3, atol=1e-4)
+    score = engine.evaluate(trained, shard, np.arange(4))
+    own = shard.index[3, : SIZES[3]]
+    with torch.no_grad():
+        loss = loss_of(plain.eval()(shard.inputs[own]), shard.targets[own])
+    count = int((shard.targets[own] != -100).sum())
+    assert float(score.loss[3]) == pytest.approx(float(loss) * count, 1e-9)
 
 
 def test_adapters_choose_their_layers_by_name() -> None:
@@ -570,7 +685,8 @@ def test_networks_of_hugging_face(kind: str, tmp_path: Path) -> None:
         "transformers", reason="pip install 'hpcfed[hf]'"
     )
     transformers.utils.logging.disable_progress_bar()
-    small = {"vocab_size": 11, "bos_token_id": 0, "eos_token_id": 0}
+    # More tokens than the data has, as every pretrained network knows.
+    small = {"vocab_size": 13, "bos_token_id": 0, "eos_token_id": 0}
     if kind == "GPT2":
         config = transformers.GPT2Config(
             **small, n_embd=8, n_layer=1, n_head=2, n_positions=8,
@@ -613,6 +729,51 @@ def test_networks_of_hugging_face(kind: str, tmp_path: Path) -> None:
     weights.rename(tmp_path / "net/pytorch_model.bin")
     with pytest.raises(UserError, match="is a pickle, which is never loaded"):
         build_own(f"hf:{tmp_path / 'net'}", sample, 10, {})
+
+
+def bert(folder: Path, vocabulary: int) -> str:
+    """Save a BERT with its default dropout."""
+    transformers = pytest.importorskip(
+        "transformers", reason="pip install 'hpcfed[hf]'"
+    )
+    transformers.utils.logging.disable_progress_bar()
+    config = transformers.BertConfig(
+        vocab_size=vocabulary, hidden_size=8, num_hidden_layers=1,
+        num_attention_heads=2, intermediate_size=16, max_position_embeddings=8,
+    )  # fmt: skip
+    transformers.BertForSequenceClassification(config).save_pretrained(folder)
+    return f"hf:{folder}"
+
+
+@pytest.mark.parametrize(("rank", "mode"), [(0, "vmap"), (2, "batched")])
+def test_dropout_of_hugging_faces_attention(
+    rank: int, mode: str, tmp_path: Path
+) -> None:
+    sample, rows = Sample((6,), (10,), vocabulary=11), []
+    torch.manual_seed(3)
+    network = build_own(bert(tmp_path, 13), sample, 10, {})
+    if rank:
+        add_adapters(network, rank=rank, alpha=4.0)
+    shard = some_data(sample)
+    for way in (mode, "loop"):
+        engine = engine_of(network, sample, mode="auto" if way == mode else way)
+        assert engine.mode == way, engine.reason
+        rows.append(trained_by(engine, network, shard))
+        engine.evaluate(rows[-1], shard, np.arange(4))
+    assert torch.allclose(rows[0], rows[1], rtol=1e-8, atol=1e-10)
+
+
+def test_a_network_that_knows_too_few_tokens_is_one_line(tmp_path: Path) -> None:
+    sample = Sample((6,), (10,), vocabulary=11)
+    with pytest.raises(UserError, match=r"fails on tokens below 11 of shape"):
+        build_own(bert(tmp_path, 10), sample, 10, {})
+    gpt = networks.GPT(classes=10)
+    with pytest.raises(UserError, match=r"fails on tokens below 11"):
+        check_network(gpt, "gpt", TOKENS)
+    head = nn.Sequential(nn.Embedding(11, 4), nn.Linear(4, 10))
+    with pytest.raises(UserError, match=r"needs \[batch, 6, 11\] or more tokens"):
+        check_network(head, "head", TOKENS)
+    check_network(nn.Sequential(nn.Embedding(12, 4), nn.Linear(4, 12)), "more", TOKENS)
 
 
 class _Logits(nn.Module):

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hpcfed.kernels import linear
+from hpcfed.models.functional_dropout import FunctionalDropout
 from hpcfed.models.layout import Changes, Layout
 from hpcfed.models.own import answers
 from hpcfed.models.stacked_layers import Batch, StackedDropout
@@ -26,8 +27,15 @@ class PlainNetwork:
     capture_may_fail = True
 
     def __init__(
-        self, network: nn.Module, layout: Layout, *, draws: bool, bf16: bool = False
+        self,
+        network: nn.Module,
+        layout: Layout,
+        *,
+        draws: bool,
+        drops: int = 0,
+        bf16: bool = False,
     ) -> None:
+        """`drops`: calls of a training pass that drop by a function."""
         self._bf16 = bf16
         self._batch = Batch()
         names = Names.of(network, layout)
@@ -38,8 +46,10 @@ class PlainNetwork:
         numbers = itertools.count()
         _replace_dropout(self._network, self._batch, numbers)
         self._draws = draws
+        self._drops = drops
+        self._layers = next(numbers)
         # The last key of a step is the seed of what the module draws itself.
-        self.random_layers = next(numbers) + draws
+        self.random_layers = self._layers + drops + draws
         self.captures = not draws
         """A seed is set on the host, which cannot be captured."""
 
@@ -68,10 +78,16 @@ class PlainNetwork:
         taken = dict(own)
         self._changes.forget()
         autocast = self._bf16 and x.is_cuda
-        seeded: AbstractContextManager[None] = nullcontext()
-        if self._draws and training and keys is not None:
-            seeded = _seeded(keys[-1], x.device)
-        with seeded, torch.autocast(x.device.type, torch.bfloat16, enabled=autocast):
+        seeded: AbstractContextManager[object] = nullcontext()
+        if self._draws:
+            # What is drawn in evaluation depends on nobody who drew before.
+            key = 0 if keys is None else int(keys[-1])
+            seeded = _seeded(key, x.device)
+        caught: AbstractContextManager[object] = nullcontext()
+        if self._drops and training:
+            caught = FunctionalDropout(self._batch, first=self._layers)
+        autocasting = torch.autocast(x.device.type, torch.bfloat16, enabled=autocast)
+        with seeded, caught, autocasting:
             # Steps gather images channels-last; a module may want to view them.
             x = x.contiguous()
             y: Tensor = answers(torch.func.functional_call(self._network, own, x))
@@ -107,9 +123,9 @@ def _replace_dropout(module: nn.Module, batch: Batch, numbers: Iterator[int]) ->
 
 
 @contextmanager
-def _seeded(key: Tensor, device: torch.device) -> Iterator[None]:
+def _seeded(key: int, device: torch.device) -> Iterator[None]:
     """Seed torch's own generators, and leave them as they were."""
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(int(key) & 0x7FFFFFFFFFFFFFFF)
+        torch.manual_seed(key & 0x7FFFFFFFFFFFFFFF)
         yield

@@ -10,10 +10,13 @@ made of such layers can be stacked, unless it looks at its tensors in other ways
 network pays nothing for being stackable.
 """
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 from torch import Tensor, nn
 
 from hpcfed.kernels import linear
+from hpcfed.models.functional_dropout import FunctionalDropout
 from hpcfed.models.layout import Layout
 from hpcfed.models.own import answers
 from hpcfed.models.stacked_layers import (
@@ -45,9 +48,11 @@ class StackedNetwork:
         bf16: bool = False,
         halves: bool = False,
         contiguous: bool = False,
+        drops: int = 0,
     ) -> None:
         """`halves`: weights of layers may come in bfloat16, because nothing but the
         layers looks at them. `contiguous`: a module wants images as torch lays them out.
+        `drops`: calls of a training pass that drop by a function.
         """
         self._bf16 = bf16
         self._halves = bf16 and halves
@@ -58,8 +63,10 @@ class StackedNetwork:
         self._tied = names.tied
         layers = list(self._network.modules())
         dropouts = [layer for layer in layers if isinstance(layer, StackedDropout)]
-        self.random_layers = len(dropouts)
-        """Layers that draw random numbers in training."""
+        self._drops = drops
+        self._layers = len(dropouts)
+        self.random_layers = len(dropouts) + drops
+        """Layers and calls that draw random numbers in training."""
         self.masked = any(isinstance(layer, StackedBatchNorm2d) for layer in layers)
         """Whether it must know which slots hold samples."""
 
@@ -103,7 +110,10 @@ class StackedNetwork:
             x = x.contiguous()
         # Our own kernels, for several clients, know no bfloat16.
         autocast = self._bf16 and x.is_cuda and batch.num_clients == 1
-        with torch.autocast(x.device.type, torch.bfloat16, enabled=autocast):
+        caught: AbstractContextManager[object] = nullcontext()
+        if self._drops and training:
+            caught = FunctionalDropout(batch, first=self._layers)
+        with caught, torch.autocast(x.device.type, torch.bfloat16, enabled=autocast):
             y: Tensor = answers(
                 torch.func.functional_call(self._network, {**constants, **tensors}, x)
             )

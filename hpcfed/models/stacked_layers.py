@@ -445,18 +445,22 @@ class StackedDropout(StackedLayer):
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or self.p == 0 or self.batch.keys is None:
             return x.flatten(1) if self.flat else x
-        if self.p == 1:
-            # Nothing is left that could be scaled by 1 / (1 − p).
-            nothing = x * 0
-            return nothing.flatten(1) if self.flat else nothing
-        keys = self.batch.keys[self.number]
-        if cuda.available(x.device) and x.dtype == torch.float32:
-            return dropout.dropout(x, keys, self.p, flat=self.flat)
-        if cpu_dropout.serves(x):
-            y = cpu_dropout.dropout(x, keys, self.p)
-            return y.flatten(1) if self.flat else y
-        # The same numbers as the kernels draw, so CPU and GPU drop the same values.
-        per_client = x.numel() // len(keys)
-        drawn = randomness.uniform(keys, per_client).view_as(x)
-        y = x * (drawn >= self.p) / (1 - self.p)
-        return y.flatten(1) if self.flat else y
+        return dropped(x, self.batch.keys[self.number], self.p, flat=self.flat)
+
+
+def dropped(x: Tensor, keys: Tensor, p: float, *, flat: bool = False) -> Tensor:
+    """Drop values of [clients · …] by each client's key; `flat`: images become vectors."""
+    if p == 1:
+        # Nothing is left that could be scaled by 1 / (1 − p).
+        nothing = x * 0
+        return nothing.flatten(1) if flat else nothing
+    if cuda.available(x.device) and x.dtype == torch.float32:
+        return dropout.dropout(x, keys, p, flat=flat)
+    if cpu_dropout.serves(x):
+        y = cpu_dropout.dropout(x, keys, p)
+        return y.flatten(1) if flat else y
+    # The same numbers as the kernels draw, so CPU and GPU drop the same values.
+    per_client = x.numel() // len(keys)
+    drawn = randomness.uniform(keys, per_client).view_as(x)
+    y = x * (drawn >= p) / (1 - p)
+    return y.flatten(1) if flat else y

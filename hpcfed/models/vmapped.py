@@ -7,6 +7,7 @@ in a stacked network, with the same kernels and the same random numbers.
 
 import warnings
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from hpcfed.kernels import linear
+from hpcfed.models.functional_dropout import FunctionalDropout
 from hpcfed.models.layout import Changes, Layout
 from hpcfed.models.own import answers
 from hpcfed.models.stack import without
@@ -47,9 +49,16 @@ class VmapNetwork:
     capture_may_fail = True
 
     def __init__(
-        self, network: nn.Module, layout: Layout, *, contiguous: bool = False
+        self,
+        network: nn.Module,
+        layout: Layout,
+        *,
+        contiguous: bool = False,
+        drops: int = 0,
     ) -> None:
-        """`contiguous`: a module wants images as torch lays them out."""
+        """`contiguous`: a module wants images as torch lays them out. `drops`: calls of a
+        training pass that drop by a function.
+        """
         self.captures = True
         self._batch = Batch(contiguous=contiguous)
         self._pass = _Pass()
@@ -64,7 +73,9 @@ class VmapNetwork:
             if isinstance(module, Bridge):
                 layers.append(module.layer)
         dropouts = [layer for layer in layers if isinstance(layer, StackedDropout)]
-        self.random_layers = len(dropouts)
+        self._drops = drops
+        self._layers = len(dropouts)
+        self.random_layers = len(dropouts) + drops
         self.masked = any(isinstance(layer, StackedBatchNorm2d) for layer in layers)
 
     def _bridge(self, layer: StackedLayer, plain: nn.Module) -> nn.Module:
@@ -116,10 +127,13 @@ class VmapNetwork:
         taken = dict(tensors)
         for e in self._buffers:
             taken[e.name] = e.taken(tensors[e.name])
+        caught: AbstractContextManager[object] = nullcontext()
+        if self._drops and training:
+            caught = FunctionalDropout(batch, first=self._layers, out=self._pass.out)
         try:
             # Attention that stays within vmap, as that of torch's own encoder: fused
             # kernels have no rule for it, and on a GPU they refuse its strides.
-            with sdpa_kernel(SDPBackend.MATH), _Attention(self._pass):
+            with sdpa_kernel(SDPBackend.MATH), _Attention(self._pass), caught:
                 # randomness="error" would also refuse the random numbers of modules
                 # that are not in training.
                 y, assigned = torch.func.vmap(one_client)(taken, anchors, by_client)

@@ -459,3 +459,65 @@ def not_a_module() -> str:
 
 def nothing_to_train() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).requires_grad_(False)
+
+
+class Reading(nn.Module):
+    """Multiplies by its layer's weight itself, and asks for its bias and sizes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(64, 12)
+        self.head = nn.Linear(12, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        pixels = x.view(len(x), self.first.in_features)
+        return self.head(torch.tanh(pixels @ self.first.weight.T + self.first.bias))
+
+
+class Dependent(nn.Module):
+    """Does with a batch what depends on it, in evaluation or for a single sample."""
+
+    def __init__(self, *, when: str) -> None:
+        super().__init__()
+        self.head = nn.Linear(64, 10)
+        self.when = when
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.head(x.flatten(1))
+        if self.when == "evaluation" and not self.training:
+            return y - y.mean(0)
+        if self.when == "single" and len(x) == 1:
+            return 2 * y
+        return y
+
+
+class Skipping(nn.Module):
+    """Skips a layer once in a thousand times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(64, 64)
+        self.head = nn.Linear(64, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)
+        if torch.rand(()) > 0.001:
+            x = self.first(x)
+        return self.head(x)
+
+
+class Attending(nn.Module):
+    """Drops by functions: within attention, and of what comes out."""
+
+    def __init__(self, *, always: bool = False) -> None:
+        super().__init__()
+        self.into = nn.Linear(8, 24)
+        self.head = nn.Linear(64, 10)
+        self.always = always
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = self.into(x).unflatten(-1, (3, 8)).unbind(-2)
+        p = 0.3 if self.training else 0.0
+        y = F.scaled_dot_product_attention(query, key, value, dropout_p=p)
+        y = F.dropout(y, 0.4, self.training or self.always)
+        return self.head(y.flatten(1))
