@@ -600,6 +600,67 @@ def test_only_clients_that_are_there_are_invited(tmp_path: Path) -> None:
     assert third == ([1], pytest.approx(100 + both + steps[1] * 0.5, rel=1e-3))
 
 
+COMING = ["1,1,1e9,1e9,0-4;9-14", "2,1,1e9,1e9,4-19"]
+"""Two clients that come and go, behind one whose device a test chooses."""
+
+
+def private_members(folder: Path, first: str, **values: Any) -> list[tuple[Any, float]]:
+    """Who of the others takes part in each of five private rounds, and its end."""
+    values = {"privacy": "central", "noise_multiplier": 1.0, **values}
+    heading = f"{HEADING},available"
+    s = timed(folder, first, *COMING, heading=heading, clients=3, **values)
+    fed, state, seen = s.federation, s.method.init(s.federation), []
+    for round in range(5):
+        cohort = fed.sample(round)
+        state = s.method.round(fed, state, cohort)
+        fed.close_round(cohort)
+        others = [client for client in cohort.clients.tolist() if client]
+        seen.append((others, cohort.log.virtual_seconds))
+    return seen
+
+
+def test_a_private_rounds_end_depends_on_nobody(tmp_path: Path) -> None:
+    """Else a client's time would decide who is there in the next round, which no ε
+    counts.
+    """
+    options = {"accountant": "rdp", "deadline": 5.0}
+    there = private_members(tmp_path, "0,1,1e9,1e9,", **options)
+    # At 0, 5, 10, 15 and 20 s.
+    members = [[1], [2], [1, 2], [2], []]
+    assert there == list(zip(members, [5.0, 10.0, 15.0, 20.0, 25.0], strict=True))
+    # A phone that never comes in time, and one that is gone at once.
+    for first in ("0,1e-6,1e9,1e9,", "0,1,1e9,1e9,0-1"):
+        assert private_members(tmp_path, first, **options) == there
+    with pytest.raises(UserError, match="give --deadline, as in 30, and rounds end"):
+        private_members(tmp_path, "0,1,1e9,1e9,", accountant="rdp")
+
+
+def test_private_clients_reserve_the_same_time_in_every_round(tmp_path: Path) -> None:
+    """The last round's largest upload, which packing makes smaller, is there only if
+    somebody took part.
+    """
+    options = {
+        "privacy": "central",
+        "noise_multiplier": 1.0,
+        "accountant": "rdp",
+        "compress": "sign",
+        "deadline": 2.0,
+        "partial": True,
+    }
+    steps = []
+    for drawn in ([1], []):
+        fed = (s := timed(tmp_path, **options)).federation
+        state = s.method.init(fed)
+        for round, clients in enumerate((drawn, [0, 1, 2, 3])):
+            cohort = fed.invite(round, np.array(clients, np.int64))
+            if clients:
+                cohort.log.clock = fed._clock.begin(round, cohort.clients, 0.0)
+            state = s.method.round(fed, state, cohort)
+            fed.close_round(cohort)
+        steps.append(cohort.log.times["steps"].tolist())
+    assert steps[0] == steps[1]
+
+
 def test_a_trace_that_ends_says_so(tmp_path: Path) -> None:
     lines = ["0,1,1e9,1e9,0-1", "1,1,1e9,1e9,0-1"]
     s = timed(tmp_path, *lines, heading=f"{HEADING},available", clients=2)

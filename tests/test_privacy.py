@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from hpcfed import cli, methods
-from hpcfed.config import RunConfig
+from hpcfed.config import RunConfig, check_privacy
+from hpcfed.config.attacks import ATTACKS
 from hpcfed.config.chain import chain
 from hpcfed.errors import UserError
 from hpcfed.experiment.assemble import Setup
@@ -199,6 +200,120 @@ def after_round(s: Setup, cohort: Cohort) -> tuple[Tensor, Tensor]:
     return before, s.method.global_row(state)
 
 
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_a_client_changes_the_sum_by_two_norms_at_most(attack: str) -> None:
+    """Whatever attackers do with its update; attacks for which that is not so are
+    refused.
+    """
+    malicious: dict[str, Any] = {}
+    if attack != "none":
+        malicious = {"attack": attack, "attackers": 5}
+    if ATTACKS[attack].scaled:
+        malicious["attack_strength"] = 4.0
+    s = private(noise_multiplier=0.0, **malicious)
+    fed = s.federation
+    cohort = fed.sample(0)
+    start = fed.download(fed.initial_row(), cohort)
+    updates = torch.from_numpy(np.random.default_rng(0).normal(size=start.shape))
+    sums = []
+    for client in (None, *range(6)):
+        trained = start + updates
+        if client is not None:
+            trained[client] = start[client] - updates[client]
+        sums.append((fed.upload(trained, cohort) - start).sum(0))
+    changes = torch.stack(sums[1:]) - sums[0]
+    most = float(torch.linalg.vector_norm(changes, dim=1).max())
+    noisy = s.settings.config.model_copy(update={"noise_multiplier": 1.0})
+    if ATTACKS[attack].reads_others:
+        assert most > 2.5 * 0.05, "if it did not, it need not be refused"
+        with pytest.raises(UserError, match=f"not hold with --attack {attack}"):
+            check_privacy(noisy, s.settings.options)
+        return
+    check_privacy(noisy, s.settings.options)
+    assert 0.05 < most <= 2 * 0.05 * (1 + 1e-9)
+
+
+ROUND = """
+from hpcfed import config
+from hpcfed.methods import fedavg
+EXTENDS = fedavg
+class Options(config.Options):
+    private_mean = True
+def round(fed, state, cohort):
+    rows = fed.train(fed.download(state.w, cohort), cohort)
+"""
+
+
+@pytest.mark.parametrize(
+    "privacy, lines, said",
+    [
+        ("central", "w = fed.mean(rows, cohort)", "of other rows than it uploaded"),
+        (
+            "central",
+            "sent = fed.upload(rows, cohort); w = fed.mean(sent, cohort); "
+            "w = w - fed.mean(sent, cohort)",
+            "takes a second mean in a round",
+        ),
+        # Noise of the same round, which the difference of two means would cancel.
+        (
+            "central",
+            "w = fed.mean(fed.upload(rows, cohort), cohort); "
+            "w = w - fed.mean(fed.upload(rows, cohort), cohort)",
+            "fed.mean may be called once in a round",
+        ),
+        # As a round of its own, with a log that knows of no other mean.
+        (
+            "central",
+            "w = fed.mean(fed.upload(rows, cohort), cohort); "
+            "again = fed.invite(cohort.round, cohort.clients); "
+            "fed.download(state.w, again); "
+            "w = w - fed.mean(fed.upload(rows, again), again)",
+            "fed.mean may be called once in a round",
+        ),
+        (
+            "central",
+            "w = fed.mean(10 * fed.upload(rows, cohort), cohort)",
+            "of other rows than it uploaded",
+        ),
+        (
+            "central",
+            "import numpy as np; from dataclasses import replace; "
+            "some = replace(cohort, weights=np.arange(len(cohort.clients)) / 6); "
+            "w = fed.mean(fed.upload(rows, some), some)",
+            "gives fed.mean other weights",
+        ),
+        (
+            "central",
+            "w = fed.mean(fed.upload(rows[:, :9], cohort), cohort)",
+            "mean of rows with the same columns",
+        ),
+        ("central", "w = fed.sum(rows.sum(0))", "sums over clients"),
+        ("local", "w = fed.sum(rows.sum(0))", "sums over clients"),
+        ("local", "w = fed.mean(rows, cohort)", "of other rows than it uploaded"),
+        (
+            "local",
+            "w = fed.mean(fed.upload(rows, cohort), cohort); "
+            "w = fed.mean(fed.upload(rows, cohort), cohort)",
+            "fed.upload may be called once in a round",
+        ),
+        (
+            "local",
+            "w = fed.mean(fed.upload(rows, cohort, beside=state.w), cohort)",
+            "uploads more than rows",
+        ),
+    ],
+)
+def test_a_round_that_breaks_its_promise_ends_in_one_line(
+    privacy: str, lines: str, said: str, tmp_path: Path
+) -> None:
+    """ε counts one mean of clipped uploads a round, or one upload with noise."""
+    file = tmp_path / "own.py"
+    file.write_text(f"{ROUND}    {lines}\n    return fedavg.State(w)\n")
+    s = private(privacy=privacy, method=str(file))
+    with pytest.raises(UserError, match=said):
+        after_round(s, s.federation.sample(0))
+
+
 def noise_of(round: int, columns: int) -> Tensor:
     key = client_keys(0, "central noise", round, torch.zeros(1, dtype=torch.int64))
     return normal(key, columns)[0]
@@ -315,6 +430,56 @@ def test_the_norm_follows_its_quantile() -> None:
         assert float(cohort.log.clip_norm) == norm, "the norm that this round had"
 
 
+def test_clients_without_data_never_count_for_the_norm() -> None:
+    """Else one more client, with data, would take all of them out of the count."""
+    norms = []
+    for drawn in ([], [1, 2, 3, 4, 5]):
+        s = private(clip_quantile=0.5)
+        s.federation.sizes[1:] = 0
+        cohort = s.federation.invite(0, np.array(drawn, np.int64))
+        assert not len(cohort.clients)
+        after_round(s, cohort)
+        norms.append(float(s.federation.way.memory.shared["clip_norm"]))
+    assert norms[0] == norms[1]
+
+
+@pytest.mark.parametrize(
+    "privacy, quantile", [("central", None), ("central", 0.5), ("local", None)]
+)
+def test_no_noise_is_clipping_alone(privacy: str, quantile: float | None) -> None:
+    """w + Σ clipped updates / K, to the last bit without any noise, and no ε."""
+    values = {} if quantile is None else {"clip_quantile": quantile}
+    s = private(privacy=privacy, noise_multiplier=0.0, **values)
+    fed, cohort = s.federation, s.federation.sample(0)
+    w, found = after_round(s, cohort)
+    trained = fed.train(w.expand(6, -1), fed.sample(0))
+    norms = torch.linalg.vector_norm(trained - w, dim=1, keepdim=True)
+    clipped = (trained - w) * (0.05 / norms).clamp(max=1)
+    torch.testing.assert_close(found, w + clipped.mean(0), rtol=1e-12, atol=1e-14)
+    assert math.isnan(cohort.log.epsilon) and float(cohort.log.clip_norm) == 0.05
+    assert guarantee(s.settings.config).startswith("no ε holds")
+    assert not any("noise" in link for link in chain(s.settings.config))
+    if quantile is not None:
+        kept = float(fed.way.memory.shared["clip_norm"])
+        assert kept == pytest.approx(0.05 * math.exp(-0.2 * (0 - 0.5)), rel=1e-12)
+
+
+def test_clipping_alone_runs_and_says_that_no_epsilon_holds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = ["--clients=4", "--rounds=2", "--model=mlp", "--epochs=1"]
+    words = [*small, "--privacy=central", "--noise-multiplier=0"]
+    record = read_run(started(*words, "--attack=ipm", f"--out={tmp_path / 'run'}"))
+    assert np.isnan(record.rounds["epsilon"]).all()
+    assert record.facts["privacy"].startswith("no ε holds")
+    assert record.facts["noise_multiplier"] == 0 and "delta" not in record.facts
+    capsys.readouterr()
+    cli.main(["privacy", "--noise-multiplier", "0"])
+    assert capsys.readouterr().out.startswith("no ε holds")
+    said = mistake(capsys, "run", *words, "--delta=1e-6")
+    assert "--delta changes nothing without noise" in said
+
+
 def test_local_noise_is_each_clients_own() -> None:
     s = private(privacy="local", clip_norm=0.2, noise_multiplier=2.0)
     fed, cohort = s.federation, s.federation.sample(0)
@@ -324,6 +489,7 @@ def test_local_noise_is_each_clients_own() -> None:
     correlations = np.corrcoef(noise.numpy()) - np.eye(len(noise))
     assert np.abs(correlations).max() < 0.1
     # Noise is a client's, not a row's: alone it draws the same.
+    fed = private(privacy="local", clip_norm=0.2, noise_multiplier=2.0).federation
     fed.download(fed.initial_row(), alone := fed.invite(0, np.array([3])))
     torch.testing.assert_close(
         fed.upload(start[3:4].clone(), alone)[0], start[3] + noise[3]
@@ -405,6 +571,15 @@ def test_methods_take_privacy_where_one_mean_is_all_they_read(method: str) -> No
             "--compress topk would pack updates by the size of their noise",
         ),
         ([*NOISY, "--clients", 1], "δ is 1 with one client"),
+        ([*NOISY, "--delta", 0], "--delta 0: must be greater than 0"),
+        (["--privacy", "central", "--target-epsilon", 0], "must be greater than 0"),
+        ([*NOISY, "--clip-quantile", 0], "must be greater than 0"),
+        ([*NOISY, "--noise-cohort", 0], "must be greater than or equal to 1"),
+        ([*NOISY, "--attack", "mimic"], "central would not hold with --attack mimic"),
+        (
+            ["--privacy=local", "--noise-multiplier=1", "--attack=ipm"],
+            "local would not hold with --attack ipm",
+        ),
         (["--clip-norm", 2], "--clip-norm changes nothing without --privacy central"),
         (
             ["--privacy", "local", "--noise-multiplier", 1, "--clip-quantile", 0.5],
@@ -442,8 +617,9 @@ def test_the_chain_and_the_guarantee_say_what_privacy_is_for() -> None:
     assert chain(config)[:2] == ["clip: norm 0.5", "noise: by each client, z = 8.0"]
     assert "other data of the client; every round in which" in guarantee(config)
     config = RunConfig(privacy="central", target_epsilon=3.0, clip_quantile=0.5)
-    assert chain(config)[:2] == [
+    assert chain(config) == [
         "clip: quantile 0.5 of norms, 1 at first",
+        "aggregate: mean",
         "noise: on the mean, for ε = 3",
     ]
 
@@ -560,8 +736,8 @@ def test_privacy_never_waits_for_the_gpu_and_draws_the_same_noise() -> None:
         clipping = Clipping(ClipNorm(0.5, memory))
         alone = SimpleNamespace(allreduce=lambda tensor: tensor)
         step = QuantileStep(0.5, 0.2, 0.05, 4, 0, alone)
-        noise = CentralNoise(0.25, 4, 0, clipping, None, step)
-        local = LocalNoise(2.0, 0, clipping.norm, memory, 4, None)
+        noise = CentralNoise(0.25, 4, 0, 1, clipping, None, step)
+        local = LocalNoise(2.0, 0, 1, clipping.norm, memory, 4, None)
         upload = local(clipping(Upload(rows, torch.zeros_like(rows), cohort)))
         return noise(upload.rows.mean(0), cohort)
 

@@ -1,13 +1,16 @@
 """The way between clients and the server: its memory, and what is said of it."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from hpcfed.config import RunConfig
-from hpcfed.config.chain import chain, chain_line
+from hpcfed.config.chain import CHAIN, chain, chain_line
 from hpcfed.config.traits import MethodTraits
 from hpcfed.errors import UserError
 from hpcfed.federation.way import Memory
+from tests.federations import assembled
 
 
 def test_memory_begins_with_zeros_and_keeps_what_is_written() -> None:
@@ -63,6 +66,49 @@ def test_the_chain_says_who_attacks_and_who_arrives() -> None:
         "arrive: within 30 s, the first 10 of 13, 5% lost",
         "aggregate: median",
     ]
+
+
+@pytest.mark.parametrize(
+    "privacy, compress, stages",
+    [
+        (
+            "local",
+            "randomk",
+            ["Tampering", "Clipping", "LocalNoise", "UploadCompression"],
+        ),
+        ("central", "topk", ["Tampering", "Clipping", "UploadCompression", "Clipping"]),
+    ],
+)
+def test_words_and_stages_have_the_order_of_the_chain(
+    privacy: str, compress: str, stages: list[str]
+) -> None:
+    s = assembled(
+        attack="sign-flip",
+        privacy=privacy,
+        noise_multiplier=1.0,
+        accountant="rdp",
+        compress=compress,
+        devices="uniform",
+    )
+    built = s.federation.way
+    assert [type(stage).__name__ for stage in built.stages] == stages
+    assert (built.after_mean is not None) == (privacy == "central")
+    said = [link.partition(":")[0] for link in chain(s.settings.config)]
+    asked = {
+        "local": {"local noise": "noise"},
+        "central": {"clip again": "clip again", "central noise": "noise"},
+    }[privacy]
+    for part in ("attack", "clip", "compress", "arrive", "aggregate"):
+        asked[part] = part
+    assert said == [asked[part] for part in CHAIN if part in asked]
+
+
+@pytest.mark.parametrize(
+    "page", ["README.md", "hpcfed/transit/README.md", "hpcfed/federation/way.py"]
+)
+def test_pages_show_the_chain_in_its_order(page: str) -> None:
+    text = (Path(__file__).parents[1] / page).read_text("utf-8")
+    assert " → ".join(CHAIN) in " ".join(text.split())
 
 
 def test_a_method_without_uploads_has_no_chain() -> None:

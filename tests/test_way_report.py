@@ -313,6 +313,18 @@ def test_the_page_of_a_run_tells_how_clients_times_are_spread() -> None:
     assert len(virtual_time(group, unknown).tables) == 1, "there are no rounds"
 
 
+def test_the_page_of_a_run_says_what_epsilon_covers() -> None:
+    def text(**series: list[float]) -> str:
+        (group,) = grouped(four_rounds(series=series))
+        found = {one.id: one for one in run_content(group, Found()).sections}
+        return " ".join(found["privacy"].text)
+
+    private = text(epsilon=[1, 2, 3, 4], clip_norm=[1.0] * 4)
+    for uncovered in ("accuracy", "arrived", "excluded", "norms", "end of the run"):
+        assert uncovered in private.partition("does not cover")[2]
+    assert "no ε holds" in text(clip_norm=[1.0] * 4)
+
+
 def test_pages_of_runs_without_have_nothing_of_it() -> None:
     every = grouped(four_rounds(), four_rounds(method="fedper"))
     page = page_of(every)

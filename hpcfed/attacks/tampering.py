@@ -14,7 +14,7 @@ from torch import Tensor
 from hpcfed.attacks import ipm, mimic, noise, sign_flip
 from hpcfed.attacks.view import AttackView
 from hpcfed.config import RunConfig
-from hpcfed.config.attacks import NEED_BENIGN
+from hpcfed.config.attacks import ATTACKS
 from hpcfed.errors import remark
 from hpcfed.federation.aggregation import Aggregation
 from hpcfed.federation.way import Upload
@@ -48,7 +48,7 @@ class Tampering:
         malicious = np.isin(cohort.clients, self.attackers)
         if not malicious.any():
             return replace(upload, rows=rows)
-        if malicious.all() and self.config.attack in NEED_BENIGN:
+        if malicious.all() and ATTACKS[self.config.attack].reads_others:
             self._tell_of_no_benign(cohort.round)
             return replace(upload, rows=rows)
         view = AttackView(

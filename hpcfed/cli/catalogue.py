@@ -35,7 +35,7 @@ def command(arguments: list[str]) -> None:
     _print("partitions", PARTITIONS)
     metrics = {name: metric.meaning for name, metric in METRICS.items()}
     _print("metrics", metrics)
-    _print("attacks", ATTACKS)
+    _print("attacks", {name: one.summary for name, one in ATTACKS.items()})
     _print("rules of aggregation", RULES)
     _print("compressors", COMPRESSORS)
     studies = shipped.ready_studies().items()

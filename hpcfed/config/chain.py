@@ -1,25 +1,50 @@
 """The way of an upload in words, from the client to the server's new row."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from hpcfed.config.compression import WITH_FEEDBACK, packing
 from hpcfed.config.runconfig import RunConfig
 from hpcfed.config.traits import MethodTraits
 from hpcfed.errors import count
 
+CHAIN = (
+    "attack",
+    "clip",
+    "local noise",
+    "compress",
+    "clip again",
+    "arrive",
+    "aggregate",
+    "central noise",
+)
+"""What an upload passes, in this order: `build_way` puts its stages in it, and pages show
+it. A run has only the parts that it asks for.
+
+A client's own noise comes before packing, which would choose by the size of what it
+hides. A server that adds the noise clips what it has unpacked once more.
+"""
+
 
 def chain(config: RunConfig, method: MethodTraits | None = None) -> list[str]:
-    """Return what an upload passes, in order: attack, clip, compress, noise, arrive,
-    aggregate; only the parts that the run asks for.
+    """Return what an upload passes, in words and in the order of `CHAIN`; only the parts
+    that the run asks for.
 
     Without a method, nobody asks whether it uploads anything.
     """
     if method is not None and not method.uploads:
         return []
-    before = [*_attack(config), *_clip(config), *_pack_and_noise(config)]
-    if method is not None and method.asynchronous:
-        return [*before, *_trickle_in(config)]
-    return [*before, *_arrive(config), *_aggregate(config)]
+    asynchronous = method is not None and method.asynchronous
+    parts: dict[str, Callable[[RunConfig], Iterable[str]]] = {
+        "attack": _attack,
+        "clip": _clip,
+        "local noise": _local_noise,
+        "compress": _compress,
+        "clip again": _clip_again,
+        "arrive": _trickle_in if asynchronous else _arrive,
+        "aggregate": _by_staleness if asynchronous else _aggregate,
+        "central noise": _central_noise,
+    }
+    return [link for part in CHAIN for link in parts[part](config)]
 
 
 def chain_line(config: RunConfig, method: MethodTraits | None = None) -> str:
@@ -31,18 +56,6 @@ def _attack(config: RunConfig) -> Iterator[str]:
     if config.attack != "none":
         attackers = count(config.num_attackers, "attacker")
         yield f"attack: {config.attack} by {attackers}"
-
-
-def _pack_and_noise(config: RunConfig) -> Iterator[str]:
-    """Say how updates are packed and noised, in this order or, where clients add the
-    noise, in the other: it hides them before anything is chosen by their size.
-    """
-    if config.privacy == "local":
-        yield from _noise(config)
-        yield from _compress(config)
-    else:
-        yield from _compress(config)
-        yield from _noise(config)
 
 
 def _compress(config: RunConfig) -> Iterator[str]:
@@ -63,10 +76,24 @@ def _clip(config: RunConfig) -> Iterator[str]:
     yield f"clip: {to}"
 
 
-def _noise(config: RunConfig) -> Iterator[str]:
-    if config.privacy == "none":
+def _clip_again(config: RunConfig) -> Iterator[str]:
+    if config.privacy == "central" and config.compress != "none":
+        yield "clip again: what is unpacked"
+
+
+def _local_noise(config: RunConfig) -> Iterator[str]:
+    if config.privacy == "local":
+        yield from _noise(config, "by each client")
+
+
+def _central_noise(config: RunConfig) -> Iterator[str]:
+    if config.privacy == "central":
+        yield from _noise(config, "on the mean")
+
+
+def _noise(config: RunConfig, where: str) -> Iterator[str]:
+    if config.clips_alone:
         return
-    where = "on the mean" if config.privacy == "central" else "by each client"
     size = f"z = {config.noise_multiplier}"
     if config.target_epsilon is not None:
         size = f"for ε = {config.target_epsilon:g}"
@@ -91,6 +118,9 @@ def _arrive(config: RunConfig) -> Iterator[str]:
 def _trickle_in(config: RunConfig) -> Iterator[str]:
     lost = f", {config.dropout_rate:.0%} lost" if config.dropout_rate else ""
     yield f"arrive: each at its own pace{lost}"
+
+
+def _by_staleness(config: RunConfig) -> Iterator[str]:
     yield "aggregate: by staleness"
 
 

@@ -3,15 +3,12 @@
 from collections.abc import Iterable
 from typing import ClassVar
 
-from hpcfed.config.attacks import ATTACKS, NEED_BENIGN
+from hpcfed.config.attacks import ATTACKS
 from hpcfed.config.declare import Choice, Switch, option
 from hpcfed.config.run import RunOptions
 from hpcfed.config.traits import MethodTraits
 from hpcfed.data import DatasetInfo
 from hpcfed.errors import UserError, count, unknown
-
-SCALED = ("ipm", "sign-flip", "noise")
-"""Attacks that have a strength."""
 
 
 class MaliciousOptions(RunOptions):
@@ -44,7 +41,9 @@ class MaliciousOptions(RunOptions):
 def malicious_switches(config: MaliciousOptions) -> Iterable[Switch]:
     """Name the options of this group that act only where something else is on."""
     yield Switch("attackers", "--attack ipm", config.attack != "none")
-    scaled = config.attack in SCALED
+    # An unknown attack is refused before.
+    attack = ATTACKS.get(config.attack)
+    scaled = attack is not None and attack.scaled
     yield Switch("attack_strength", "--attack ipm, sign-flip or noise", scaled)
 
 
@@ -83,7 +82,7 @@ def check_malicious(config: MaliciousOptions, method: MethodTraits) -> None:
             f"--attackers {config.attackers} of {clients} are none; use --attackers 1"
         )
     # A round may still sample attackers only: the attack itself deals with that.
-    if attack in NEED_BENIGN and attackers == config.clients:
+    if ATTACKS[attack].reads_others and attackers == config.clients:
         raise UserError(
             f"--attack {attack} needs benign clients, and all {config.clients} are "
             "attackers; use fewer --attackers, or --attack sign-flip"

@@ -6,16 +6,22 @@ from collections.abc import Iterable
 from typing import ClassVar, Literal
 
 from hpcfed.config.aggregation import AggregationOptions
+from hpcfed.config.attacks import ATTACKS
 from hpcfed.config.compression import CompressionOptions
 from hpcfed.config.declare import Choice, Switch, flag_of, option
 from hpcfed.config.devices import DeviceOptions
+from hpcfed.config.malicious import MaliciousOptions
 from hpcfed.config.newcomers import NewcomerOptions
 from hpcfed.config.traits import MethodTraits
 from hpcfed.errors import UserError, count
 
 
 class PrivacyOptions(
-    DeviceOptions, CompressionOptions, AggregationOptions, NewcomerOptions
+    DeviceOptions,
+    CompressionOptions,
+    MaliciousOptions,
+    AggregationOptions,
+    NewcomerOptions,
 ):
     title: ClassVar[str] = "privacy"
 
@@ -36,7 +42,7 @@ class PrivacyOptions(
         None,
         "let C follow this quantile of the updates' norms, as in 0.5, from --clip-norm "
         "on (Andrew et al. 2021) (default: C stays)",
-        ge=0,
+        gt=0,
         lt=1,
     )
     clip_rate: float = option(
@@ -45,21 +51,22 @@ class PrivacyOptions(
     noise_multiplier: float | None = option(
         None,
         "z, as in 0.8: the noise on the sum of updates, or on each one by local, has "
-        "standard deviation z × C",
+        "standard deviation z × C; 0: updates are clipped alone, and no ε holds",
+        zero=True,
         ge=0,
     )
     target_epsilon: float | None = option(
         None,
         "ε after all rounds, as in 2: the run finds the noise that keeps within it; "
         "by local for a client that takes part in every round",
-        ge=0,
+        gt=0,
         le=100,
     )
     delta: float | None = option(
         None,
         "δ, the probability with which ε may not hold, as in 1e-6 (default: the number "
         "of clients to the power of −1.1)",
-        ge=0,
+        gt=0,
         lt=1,
     )
     accountant: Literal["pld", "rdp"] = option(
@@ -71,14 +78,19 @@ class PrivacyOptions(
         None,
         "account as if rounds sampled from so many clients, as in 1000000 (default: "
         "--clients)",
-        ge=0,
+        ge=1,
     )
     noise_cohort: int | None = option(
         None,
         "account for rounds of so many clients, as in 1000, and scale the noise down to "
         "what it would be in their mean (default: the cohort)",
-        ge=0,
+        ge=1,
     )
+
+    @property
+    def clips_alone(self) -> bool:
+        """Whether no noise hides the clipped updates, so that no ε holds."""
+        return self.privacy != "none" and self.noise_multiplier == 0
 
     @property
     def accounted_cohort(self) -> int:
@@ -93,7 +105,9 @@ class PrivacyOptions(
     @property
     def accounted_delta(self) -> float:
         """δ of the guarantee."""
-        return self.delta or self.accounted_population**-1.1
+        if self.delta is not None:
+            return self.delta
+        return float(self.accounted_population**-1.1)
 
     @property
     def hypothetical(self) -> bool:
@@ -107,6 +121,7 @@ half of it.
 """
 _OF_ANY = ("clip_norm", "noise_multiplier", "target_epsilon", "delta", "accountant")
 _OF_CENTRAL = ("clip_quantile", "privacy_population", "noise_cohort")
+_OF_NOISE = ("delta", "accountant", "privacy_population", "noise_cohort")
 
 
 def privacy_switches(config: PrivacyOptions) -> Iterable[Switch]:
@@ -115,6 +130,10 @@ def privacy_switches(config: PrivacyOptions) -> Iterable[Switch]:
         yield Switch(name, "--privacy central", config.privacy != "none")
     for name in _OF_CENTRAL:
         yield Switch(name, "--privacy central", config.privacy == "central")
+    for name in _OF_NOISE:
+        yield Switch(
+            name, "noise: a --noise-multiplier above 0", not config.clips_alone
+        )
     adaptive = config.privacy == "central" and config.clip_quantile is not None
     yield Switch("clip_rate", "--privacy central --clip-quantile 0.5", adaptive)
 
@@ -138,15 +157,21 @@ def check_privacy(config: PrivacyOptions, method: MethodTraits) -> None:
             "as in 2"
         )
     _check_method(config, method, flag)
-    if config.accounted_delta >= 1:
-        raise UserError(
-            f"{flag}: δ is 1 with one client, and promises nothing; give --delta, as in "
-            "1e-6"
-        )
+    if config.privacy == "central":
+        _check_mean(config)
     if config.new_rounds:
         raise UserError(
             f"{flag} does not cover --new-rounds, in which new clients send their "
             "updates as they are"
+        )
+    if config.clips_alone:
+        # Nothing is promised that could fail to hold.
+        return
+    _check_attack(config, flag)
+    if config.accounted_delta >= 1:
+        raise UserError(
+            f"{flag}: δ is 1 with one client, and promises nothing; give --delta, as in "
+            "1e-6"
         )
     if config.privacy == "central":
         _check_central(config)
@@ -168,13 +193,28 @@ def _check_method(config: PrivacyOptions, method: MethodTraits, flag: str) -> No
     )
 
 
-def _check_central(config: PrivacyOptions) -> None:
+def _check_attack(config: PrivacyOptions, flag: str) -> None:
+    """Refuse attacks that take one client's update to the server more than once."""
+    attack = ATTACKS.get(config.attack)
+    if attack is not None and attack.reads_others:
+        raise UserError(
+            f"{flag} would not hold with --attack {config.attack}, whose forgeries are "
+            "made of other clients' updates before these are clipped; use --attack "
+            "sign-flip, or --noise-multiplier 0 to clip without an ε"
+        )
+
+
+def _check_mean(config: PrivacyOptions) -> None:
+    """Refuse what a clipped sum over the expected cohort cannot be taken of."""
     if config.aggregation != "mean":
         raise UserError(
             f"--privacy central would not hold with --aggregation "
             f"{config.aggregation}, whose noise is not that of a mean; use --privacy "
             "local, or leave it out"
         )
+
+
+def _check_central(config: PrivacyOptions) -> None:
     if config.oversample > 1:
         raise UserError(
             "--privacy central would not hold with --oversample: who is invited beyond "
@@ -186,12 +226,13 @@ def _check_central(config: PrivacyOptions) -> None:
             "clients of a trace that are there; use --sampling poisson"
         )
     multiplier = config.noise_multiplier
-    if config.accountant == "pld" and multiplier and multiplier < LEAST_BY_PLD:
+    by_pld = config.accountant == "pld"
+    if by_pld and multiplier is not None and multiplier < LEAST_BY_PLD:
         raise UserError(
             f"--noise-multiplier {multiplier:g}: ε is in the thousands, and takes "
             f"--accountant pld minutes; use rdp, or at least {LEAST_BY_PLD}"
         )
-    if config.sampling == "fixed" and config.accountant == "pld":
+    if config.sampling == "fixed" and by_pld:
         raise UserError(
             "--accountant pld has no answer for --sampling fixed; use --sampling "
             "poisson, or --accountant rdp"

@@ -273,12 +273,13 @@ def _privacy(config: RunConfig) -> dict[str, str | float]:
     """Return the noise of a private run, and what its ε stands for."""
     if config.privacy == "none":
         return {}
-    multiplier = noise_multiplier_of(config)
-    return {
-        "noise_multiplier": multiplier,
-        "delta": config.accounted_delta,
+    facts: dict[str, str | float] = {
+        "noise_multiplier": noise_multiplier_of(config),
         "privacy": guarantee(config),
     }
+    if not config.clips_alone:
+        facts["delta"] = config.accounted_delta
+    return facts
 
 
 def _files(config: RunConfig) -> dict[str, str]:

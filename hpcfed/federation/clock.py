@@ -47,7 +47,7 @@ class Clock(Protocol):
         """Virtual seconds since the run's start, at the end of the last round."""
 
     def next_moment(self) -> float:
-        """Return when the next round can begin: as soon as some client is there."""
+        """Return when the next round can begin, mostly as soon as some client is there."""
 
     @property
     def is_over(self) -> bool:
@@ -61,3 +61,6 @@ class Clock(Protocol):
 
     def end(self, round: RoundClock) -> np.ndarray:
         """End a round; return the ids of the clients whose uploads the server has."""
+
+    def skip(self) -> None:
+        """End a round in which nobody takes part."""

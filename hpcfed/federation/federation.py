@@ -17,6 +17,7 @@ from hpcfed.clients.job import RowEngine
 from hpcfed.clients.placement import Clients
 from hpcfed.config import RunConfig
 from hpcfed.data.shards import Shard
+from hpcfed.errors import UserError
 from hpcfed.federation import exclusion
 from hpcfed.federation.aggregation import Aggregation, cluster_means, with_groups
 from hpcfed.federation.clustering import left_vectors
@@ -132,6 +133,11 @@ class Federation(LocalTraining[MethodOptions]):
         it is what the server has sent of them. Without, that is the last download.
         """
         log = cohort.log
+        # Clipping bounds whole rows beside what was sent, and nothing else.
+        if sent is not None:
+            self._refuse_if_private("sends some columns of a row")
+        if beside is not None:
+            self._refuse_if_private("uploads more than rows")
         size: Tensor | int | None = None
         if self.way.stages:
             received = self._pass_stages(rows, cohort, sent, beside)
@@ -147,7 +153,24 @@ class Federation(LocalTraining[MethodOptions]):
             if not self.way.stages:
                 # It may be a row for each member; only stages need it again.
                 log.downloaded = None
+        if self._is_private:
+            log.received = rows
         return rows
+
+    @property
+    def _is_private(self) -> bool:
+        """Whether this run promises that noise hides each client's uploads."""
+        return self.config.privacy != "none"
+
+    def _refuse_if_private(self, deed: str) -> None:
+        """Refuse what a method with `private_mean` has promised not to do."""
+        if self._is_private:
+            raise UserError(
+                f"--privacy {self.config.privacy} would not hold: method "
+                f"{self.config.method} {deed}, although its Options say private_mean; "
+                "all that its server may learn of uploads is "
+                "fed.mean(fed.upload(rows, cohort), cohort)"
+            )
 
     def _pass_stages(
         self, rows: Tensor, cohort: Cohort, sent: Sent | None, beside: Tensor | None
@@ -234,9 +257,10 @@ class Federation(LocalTraining[MethodOptions]):
         clock, log = self._clock, cohort.log
         if clock is None or log.arrived is not None:
             return
-        # Nobody takes part in an empty round, and it takes no time.
         log.arrived = np.empty(0, np.int64)
-        if log.clock is not None:
+        if log.clock is None:
+            clock.skip()
+        else:
             log.arrived = clock.end(log.clock)
             log.times = log.clock.table()
         log.virtual_seconds = clock.now
@@ -267,6 +291,7 @@ class Federation(LocalTraining[MethodOptions]):
         """Return the uploads that do best on the server's validation set, and the
         cohort of their clients; fewer than `count` where fewer are finite.
         """
+        self._refuse_if_private("selects uploads")
         rows, cohort = self.arrived(rows, cohort)
         with self._timer.phase("server"):
             selected = best_finite(self._validated(rows, cohort), count)
@@ -279,6 +304,13 @@ class Federation(LocalTraining[MethodOptions]):
         """Return Σ weightᵢ rowᵢ over all members, or what --aggregation makes of their
         rows; the same on every rank.
         """
+        # The very tensor: any other was not clipped, or was changed since.
+        if rows is not cohort.log.received:
+            self._refuse_if_private(
+                "takes a second mean in a round, or one of other rows than it uploaded"
+            )
+        # No longer kept alive: it may be half of the memory.
+        cohort.log.received = None
         with self._timer.phase("aggregate"):
             # A robust rule would bear diverged rows, and nobody would hear of them.
             is_plain = self.config.aggregation == "mean"
@@ -322,6 +354,7 @@ class Federation(LocalTraining[MethodOptions]):
         means: [clusters, groups], the weight of those who sent a group; without `sent`
         there is one group.
         """
+        self._refuse_if_private("takes means of clusters")
         with self._timer.phase("aggregate"):
             if sent is None:
                 groups = rows.new_ones(len(rows), 1, dtype=torch.bool)
@@ -348,6 +381,7 @@ class Federation(LocalTraining[MethodOptions]):
         """Return Σ over the ranks of what each has summed over its own clients, on every
         rank; may overwrite its argument.
         """
+        self._refuse_if_private("sums over clients")
         with self._timer.phase("aggregate"):
             return self._collectives.allreduce(tensor)
 
@@ -355,6 +389,7 @@ class Federation(LocalTraining[MethodOptions]):
         """Return left singular vectors of every client's training data, [clients,
         features, vectors], on every rank.
         """
+        self._refuse_if_private("looks at clients' data")
         data = self.config.data()
         # Where samples have no classes, all of them are alike.
         by_class = by_class and data.task == "classification"
@@ -378,6 +413,7 @@ class Federation(LocalTraining[MethodOptions]):
         """Hand generated columns to the server, which keeps them for learning: the
         cohort's updates, or its uploads and what they started from.
         """
+        self._refuse_if_private("lets a server learn from uploads")
         if starts is not None:
             starts, _ = self.arrived(starts, cohort)
         columns, cohort = self.arrived(columns, cohort)

@@ -79,6 +79,10 @@ class RoundLog:
     """The row that the server has sent to all members, by the last download; None where
     each got its own.
     """
+    received: Tensor | None = None
+    """What the server has of the last upload, in private runs: of these rows alone it
+    may take a mean, and only one.
+    """
     packed_downloads: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     """Downloads of this round that were packed: rows as members have them, and the
     server's own row, or rows, which they stand for.

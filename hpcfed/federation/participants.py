@@ -69,7 +69,7 @@ class Participants(Generic[MethodOptions]):
         With a virtual clock more may be invited than count, and only clients that are
         there. Clients without training data take no part: they are sent nothing, send nothing
         and have no weight. A cohort in which nobody has data stays as drawn, leaves all
-        rows as they are, and counts as empty.
+        rows as they are, and counts as empty; with --privacy central it is empty.
         """
         with self._timer.phase("sample"):
             total = len(self.sizes)
@@ -120,7 +120,11 @@ class Participants(Generic[MethodOptions]):
         self._round = round
         holders = clients[self.sizes[clients] > 0]
         log = self._log = RoundLog(cohort_size=len(holders), on_trained=on_trained)
-        return self._cohort(round, holders if len(holders) else clients, log)
+        # One more client must not be able to send those without data away: they would
+        # no longer be counted as short updates, all at once.
+        if len(holders) or self.config.privacy == "central":
+            clients = holders
+        return self._cohort(round, clients, log)
 
     def instead_of(self, cohort: Cohort, clients: np.ndarray) -> Cohort:
         """Return a cohort of these clients, whose ids ascend, in the round of another:

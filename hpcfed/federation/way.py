@@ -1,10 +1,11 @@
 """The way between clients and the server: what an upload passes before the server has
 it, and a download before clients have it.
 
-    attack → clip → compress → noise → arrive → aggregate
+    attack → clip → local noise → compress → clip again → arrive → aggregate → central
+    noise
 
 A run builds only the parts that it asks for (`transit/build.py`); without any, uploads
-arrive as they were sent, and nothing here is called.
+arrive as they were sent, and nothing here is called. `config/chain.py` has the order.
 """
 
 from collections.abc import Callable

@@ -4,6 +4,7 @@ import numpy as np
 
 from hpcfed.clients.placement import Clients
 from hpcfed.config import RunConfig, Settings
+from hpcfed.config.chain import CHAIN
 from hpcfed.federation.way import Memory, Stage, Way
 from hpcfed.models.layout import Layout
 from hpcfed.runtime.collectives import Collectives
@@ -31,14 +32,14 @@ def build_way(
     config = settings.config
     compress = upload_compression(config, layout, memory)
     privacy = build_privacy(config, memory, collectives, packed=compress is not None)
-    # A client's own noise comes first: what is packed then is noise already.
-    stages: tuple[Stage | None, ...] = (
-        attack,
-        privacy.clipping,
-        privacy.local_noise,
-        compress,
-        privacy.server_clipping,
-    )
+    made: dict[str, Stage | None] = {
+        "attack": attack,
+        "clip": privacy.clipping,
+        "local noise": privacy.local_noise,
+        "compress": compress,
+        "clip again": privacy.server_clipping,
+    }
+    stages = [made.get(part) for part in CHAIN]
     devices = _devices(config, collectives.world)
     clock = None
     # A method whose clients train at their own pace has a timetable in its place.

@@ -12,9 +12,11 @@ fine-tuning before they are judged, is not counted.
   once all others have arrived. If all vanish, the fastest comes back.
 - With --privacy central a round may go without any upload: if one client's absence let
   another's late upload count, it would change the sum by more than its own update.
+  Where clients come and go, its rounds begin and end at fixed times, every --deadline:
+  if one client's time moved a round's end, it would decide who is there in the next.
 - With --partial a client does the local steps that fit before the deadline, at least one.
   It reserves time for an upload as large as the largest of the last round; in the first
-  round, as what it was sent.
+  round, and with --privacy central, as what it was sent.
 - Clients that are late give up: they may be invited to the next round like any other.
 """
 
@@ -53,6 +55,17 @@ class VirtualClock:
     memory: Memory
 
     def __post_init__(self) -> None:
+        config = self.config
+        comes_and_goes = self.devices.availability is not None
+        central = config.privacy == "central" and not config.clips_alone
+        self._fixed = central and comes_and_goes
+        """Whether rounds begin and end at fixed times."""
+        if self._fixed and config.deadline is None:
+            raise UserError(
+                "--privacy central would not hold with clients that come and go: when "
+                "a round ends would depend on its members, and decide who is there in "
+                "the next; give --deadline, as in 30, and rounds end at fixed times"
+            )
         # Nobody would ever be there where nobody has data.
         there = self.devices.presence(self.holders) if len(self.holders) else None
         self._holders_there = there
@@ -77,7 +90,9 @@ class VirtualClock:
         return self._last
 
     def next_moment(self) -> float:
-        """Return when the next round can begin: as soon as a client with data is there."""
+        """Return when the next round can begin: as soon as a client with data is there,
+        or at once where rounds have fixed times.
+        """
         moment = self._next()
         if not np.isfinite(moment):
             raise UserError(
@@ -94,7 +109,7 @@ class VirtualClock:
     def _next(self) -> float:
         """Return when a client with data is there; infinity: never."""
         there = self._holders_there
-        return self.now if there is None else there.next(self.now)
+        return self.now if there is None or self._fixed else there.next(self.now)
 
     def available(self, now: float) -> np.ndarray:
         """Return the ids of the clients that are there at this moment."""
@@ -119,7 +134,8 @@ class VirtualClock:
             needs_one=config.privacy != "central",
             deadline=np.inf if config.deadline is None else config.deadline,
             partial=config.partial,
-            expected_upload=largest,
+            # Of the last round, which no noise hides.
+            expected_upload=0.0 if config.privacy == "central" else largest,
         )
 
     def _wanted(self, invited: int) -> int:
@@ -133,9 +149,23 @@ class VirtualClock:
         """End a round; return the ids of the clients whose uploads the server has."""
         assert isinstance(round, MembersTime)
         round.close()
-        self._last = round.end, float(round.sent.max(initial=0.0))
-        self.memory.keep(KEPT, torch.from_numpy(np.array(self._last)))
+        if self._fixed:
+            round.end = round.begin + round.deadline
+        self._keep(round.end, float(round.sent.max(initial=0.0)))
         return round.clients[round.arrived]
+
+    def skip(self) -> None:
+        """End a round in which nobody takes part. It takes no time, unless rounds have
+        fixed times.
+        """
+        if self._fixed:
+            now, largest = self._kept()
+            assert self.config.deadline is not None
+            self._keep(now + self.config.deadline, largest)
+
+    def _keep(self, now: float, largest: float) -> None:
+        self._last = now, largest
+        self.memory.keep(KEPT, torch.from_numpy(np.array(self._last)))
 
 
 @dataclass

@@ -7,6 +7,8 @@ from hpcfed.transit.accountant import accountant_of, noise_multiplier_of
 
 def guarantee(config: RunConfig) -> str:
     """Say what ε of a private run is, and what it is for: one line."""
+    if config.clips_alone:
+        return "no ε holds: updates are clipped, and z = 0 adds no noise"
     accountant, multiplier = accountant_of(config), noise_multiplier_of(config)
     epsilon = accountant.epsilon(multiplier, config.rounds)
     said = (

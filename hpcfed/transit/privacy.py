@@ -39,13 +39,14 @@ def build_privacy(
     norm = ClipNorm(config.clip_norm, memory)
     clipping = Clipping(norm)
     epsilons = None
-    if collectives.world.is_root:
+    if collectives.world.is_root and not config.clips_alone:
         # Now, so that no round waits for the accountant.
         epsilons = accountant_of(config).epsilons(multiplier, config.rounds)
     if config.privacy == "local":
         noise = LocalNoise(
             multiplier=multiplier,
             seed=config.seed,
+            rounds=config.rounds,
             norm=norm,
             memory=memory,
             num_clients=config.clients,
@@ -57,6 +58,7 @@ def build_privacy(
         deviation=deviation,
         cohort_size=config.cohort_size,
         seed=config.seed,
+        rounds=config.rounds,
         clipping=clipping,
         epsilons=epsilons,
         quantile_step=step,
@@ -74,8 +76,11 @@ def _on_updates_and_count(
     cohort = config.accounted_cohort
     if config.clip_quantile is None:
         return multiplier / cohort, None
-    # The paper's, but never so small that no noise could make up for it.
-    count_noise = max(COUNT_NOISE * cohort, multiplier)
+    count_noise = 0.0
+    if not config.clips_alone:
+        # The paper's, but never so small that no noise could make up for it.
+        count_noise = max(COUNT_NOISE * cohort, multiplier)
+        multiplier = noise_beside_count(multiplier, count_noise)
     step = QuantileStep(
         quantile=config.clip_quantile,
         rate=config.clip_rate,
@@ -84,7 +89,7 @@ def _on_updates_and_count(
         seed=config.seed,
         collectives=collectives,
     )
-    return noise_beside_count(multiplier, count_noise) / cohort, step
+    return multiplier / cohort, step
 
 
 def noise_beside_count(multiplier: float, count_noise: float) -> float:

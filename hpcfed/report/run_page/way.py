@@ -31,6 +31,14 @@ PARTS = {
     "uploads": "upload",
 }
 """What a member's time goes to, and its column."""
+COVERED = (
+    "ε covers the rows that the server makes of uploads, round by round, and what is made "
+    "of them; by local noise, the uploads. It does not cover what is counted from clients "
+    "as they are: accuracy and loss, who took part, arrived or was excluded, norms, bytes "
+    "and virtual time; nor an end of the run that followed from them. Every run and every "
+    "seed on the same data spends its own ε."
+)
+"""What ε of a run's page is about."""
 SHARES = {"tenth": 0.1, "median": 0.5, "nine tenths": 0.9, "most": 1.0}
 """Columns of a distribution, and the share of members that are faster."""
 
@@ -143,4 +151,8 @@ def privacy(group: Group) -> Section:
         rows.append(["updates clipped to the norm", number(clip_norm)])
     if rows:
         section.tables.append(Table(("privacy", ""), rows))
+    if text:
+        section.text.append(COVERED)
+    elif rows:
+        section.text.append("Updates were clipped, and no noise was added: no ε holds.")
     return section
