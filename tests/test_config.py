@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from hpcfed import cli, methods
+from hpcfed.cli.flags import run_parser
 from hpcfed.config import (
     RunConfig,
     Settings,
@@ -20,7 +21,7 @@ from hpcfed.config import (
     resolve,
 )
 from hpcfed.config.memory import synthetic_bytes
-from hpcfed.config.older import ZERO_WAS_UNSET, with_old_meaning
+from hpcfed.config.older import AMOUNTS_TODAY, ZERO_WAS_UNSET, with_old_meaning
 from hpcfed.errors import UserError, printable
 from hpcfed.experiment.serving import check_network, choose_server
 from hpcfed.runtime import memory
@@ -381,6 +382,13 @@ def test_an_option_that_acts_or_means_off_is_not(words: str) -> None:
     checked(*words.split())
 
 
+NO_ZERO = {
+    "target_accuracy", "clip_quantile", "target_epsilon", "delta", "noise_cohort",
+    "privacy_population",
+}  # fmt: skip
+"""Options that nothing decides where they are 0: it is refused."""
+ZEROS = {"noise_multiplier", "finetune_epochs", "lr_warmup", "data_seed"}
+"""Options for which 0 is a value, although they have no default."""
 UNSET_KINDS = (int | None, float | None, int | Literal["mean"] | None)
 UNSET = [
     (method, name)
@@ -389,9 +397,30 @@ UNSET = [
         **(RunConfig.model_fields if method == "fedavg" else {}),
         **methods.load(method).Options.model_fields,
     }.items()
-    if field.annotation in UNSET_KINDS and name != "target_accuracy"
+    if field.annotation in UNSET_KINDS and name not in NO_ZERO | ZEROS
 ]
 """Options that something else decides where the user does not."""
+
+
+@pytest.mark.parametrize("method", methods.names())
+def test_zero_is_a_value_unless_the_help_says_otherwise(method: str) -> None:
+    """Whatever a number's default is: 0 stays 0, or is refused, or the help says that
+    something else decides.
+    """
+    fields = methods.load(method).Options.model_fields
+    _, parser = run_parser(fields, method)
+    said = {action.dest: action.help or "" for action in parser._actions}
+    if method == "fedavg":
+        fields = {**RunConfig.model_fields, **fields}
+    for name, field in fields.items():
+        if field.annotation not in (int, float, *UNSET_KINDS):
+            continue
+        flag = f"--{name.replace('_', '-')}"
+        try:
+            found = cli.parse_run(["--method", method, flag, "0"]).flat()[name]
+        except UserError:
+            continue
+        assert (found == 0) != ("as if it were not given" in said[name]), name
 
 
 @pytest.mark.parametrize(("method", "name"), UNSET)
@@ -403,7 +432,14 @@ def test_zero_means_unset_where_something_else_decides(method: str, name: str) -
 
 
 def test_records_of_older_versions_have_zero_for_every_unset_option() -> None:
-    assert {name for _, name in UNSET} >= ZERO_WAS_UNSET
+    assert {name for _, name in UNSET} | AMOUNTS_TODAY >= ZERO_WAS_UNSET
+
+
+def test_a_zero_of_today_stays_one_in_its_record() -> None:
+    stored = cli.parse_run(["--method=fedavg-ft", "--finetune-epochs=0"]).flat()
+    assert with_old_meaning(stored)["finetune_epochs"] == 0
+    older = {**stored, "krum_keep": 0}
+    assert with_old_meaning(older)["finetune_epochs"] is None
 
 
 def test_a_stored_config_holds_all_options_and_is_not_refused_for_those_that_cannot_act() -> (

@@ -257,6 +257,11 @@ def test_fine_tuning_is_judged_but_not_kept() -> None:
 
 
 def test_head_only_fine_tuning_keeps_the_body() -> None:
+    none = assembled(method="fedavg-ft", finetune_epochs=0)
+    rows = none.method.personal(
+        none.federation, none.method.init(none.federation), np.arange(4)
+    )
+    assert torch.equal(rows, none.federation.initial_row().expand(4, -1))
     s = assembled(method="fedavg-ft", finetune="head", finetune_epochs=3)
     state = s.method.init(s.federation)
     tuned = s.method.personal(s.federation, state, np.arange(4))

@@ -363,3 +363,11 @@ def test_what_cannot_act_is_refused(values: dict[str, Any], message: str) -> Non
     with pytest.raises(UserError, match=r"\S") as refusal:
         check(settings(**values), Launch("none", 0, 1))
     assert message in str(refusal.value)
+
+
+def test_without_warm_up_the_rate_never_rises() -> None:
+    plain, none = RateSchedule("cosine"), RateSchedule("warmup-cosine", warmup=0)
+    places, total = torch.arange(7), torch.tensor(7)
+    assert torch.equal(none.factors(places, total), plain.factors(places, total))
+    asked = assembled(lr_schedule="warmup-cosine", lr_warmup=0, rounds=7).federation
+    assert asked.recipe(0).lr == asked.config.lr

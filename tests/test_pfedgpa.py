@@ -490,7 +490,7 @@ def test_finals_are_what_their_names_say(
     pairs = [finals[name] for name in ("FedAvg", "pFedGPA", "reconstruction", "direct")]
     assert not any(torch.equal(a, b) for i, a in enumerate(pairs) for b in pairs[:i])
 
-    fewer_asked = {"direct": False, "memorisation": False, "finetune_epochs": 0}
+    fewer_asked = {"direct": False, "memorisation": False, "finetune_epochs": None}
     options = fed.options.model_copy(update=fewer_asked)
     monkeypatch.setattr(fed, "options", options)
     fewer = dict(pfedgpa.finals(fed, state, EVERYONE))

@@ -11,6 +11,7 @@ from pydantic.fields import FieldInfo
 from hpcfed import methods, plugins
 from hpcfed.cli.parser import CommandParser
 from hpcfed.config import GROUPS, flag_of, suggest_option
+from hpcfed.config.declare import zero_unsets
 
 EXAMPLES = """\
   hpcfed run --method fedavg-ft --clients 20 --rounds 10      alone, on the digits that come with it
@@ -93,6 +94,8 @@ def _add_flag(group: argparse._ArgumentGroup, name: str, field: FieldInfo) -> No
             help=text,
         )
         return
+    if zero_unsets(field) and _takes_zero(field):
+        text += " (0: as if it were not given)"
     if field.default not in (None, ""):
         text += f" (default: {field.default})"
     group.add_argument(
@@ -102,6 +105,15 @@ def _add_flag(group: argparse._ArgumentGroup, name: str, field: FieldInfo) -> No
         metavar=_metavar(field),
         help=text,
     )
+
+
+def _takes_zero(field: FieldInfo) -> bool:
+    """Return whether a number of this option may be 0."""
+    for limit in field.metadata:
+        above = getattr(limit, "gt", None)
+        if (above is not None and above >= 0) or (getattr(limit, "ge", None) or 0) > 0:
+            return False
+    return bool({int, float} & set(get_args(field.annotation)))
 
 
 def _metavar(field: FieldInfo) -> str:

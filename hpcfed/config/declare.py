@@ -30,6 +30,13 @@ def option(
     return Field(default, description=description, json_schema_extra=extra, **limits)
 
 
+def zero_unsets(field: FieldInfo) -> bool:
+    """Return whether 0 stands for None, so that something else decides."""
+    extra = field.json_schema_extra
+    has_zero = isinstance(extra, dict) and extra.get("zero")
+    return field.default is None and not has_zero
+
+
 def flag_of(option: str) -> str:
     """Return the flag of an option: `--batch-size` for `batch_size`."""
     return f"--{option.replace('_', '-')}"
@@ -82,10 +89,7 @@ class OptionGroup(BaseModel):
         does so in the records of older versions, too.
         """
         assert info.field_name is not None
-        field = cls.model_fields[info.field_name]
-        extra = field.json_schema_extra
-        has_zero = isinstance(extra, dict) and extra.get("zero")
-        unset = field.default is None and not has_zero
+        unset = zero_unsets(cls.model_fields[info.field_name])
         # Paths and tuples of seeds never equal 0, and no bool has a default of None.
         return None if unset and value == 0 else value
 

@@ -25,6 +25,9 @@ ZERO_WAS_UNSET = frozenset(
 )
 """Options that are None today where something else decides, and once were 0."""
 
+AMOUNTS_TODAY = frozenset({"finetune_epochs"})
+"""Those of them for which 0 is a value like any other today."""
+
 
 def with_old_meaning(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a recorded config with what older versions did where an option is missing
@@ -43,6 +46,10 @@ def unset_zeros(config: Mapping[str, Any]) -> dict[str, Any]:
     So runs of old and new versions with equal options compare as equal.
     """
     made = dict(config)
+    # Records have them all: in one that is so old, others are 0 as well.
+    others = (ZERO_WAS_UNSET - AMOUNTS_TODAY) & config.keys()
+    if others and not any(config[name] == 0 for name in others):
+        return made
     for name in ZERO_WAS_UNSET & config.keys():
         # A damaged record's False is left for the checks to find.
         if made[name] == 0 and made[name] is not False:

@@ -50,7 +50,8 @@ class OptimiserOptions(TrainingOptions):
     lr_warmup: int | None = option(
         None,
         "rounds or steps in which the schedule warmup-cosine rises to --lr (default: a "
-        "tenth of all)",
+        "tenth of all; 0: it never rises)",
+        zero=True,
         ge=0,
     )
 

@@ -128,7 +128,7 @@ class LocalTraining(Participants[MethodOptions]):
             lr *= schedule.factor(round, c.rounds)
             schedule = None
         return Recipe(
-            epochs or c.epochs,
+            c.epochs if epochs is None else epochs,
             c.batch_size,
             lr,
             momentum=c.momentum if c.optimiser == "sgd" else 0.0,
@@ -249,9 +249,10 @@ class LocalTraining(Participants[MethodOptions]):
         pull: Pull | None = None,
     ) -> Tensor:
         """Return rows after training that clients do for themselves, as before they are
-        judged: no round's loss counts it, and no clock.
+        judged: no round's loss counts it, and no clock. It takes --epochs where `epochs`
+        says nothing.
         """
-        if _all_frozen(columns):
+        if epochs == 0 or _all_frozen(columns):
             return rows
         with self._timer.phase("train"):
             recipe = recipe or self.recipe(self._round, epochs)

@@ -20,7 +20,8 @@ class Options(config.Options):
 
     finetune_epochs: int | None = option(
         None,
-        "epochs of fine-tuning before a client is judged (default: --epochs)",
+        "epochs of fine-tuning before a client is judged (default: --epochs; 0: none)",
+        zero=True,
         ge=0,
         le=100_000,
     )
@@ -36,7 +37,7 @@ class Options(config.Options):
 def personal(
     fed: Federation[Options], state: fedavg.State, clients: Positions
 ) -> Tensor:
-    epochs = fed.options.finetune_epochs or fed.config.epochs
+    epochs = fed.options.finetune_epochs
     columns = None
     if fed.options.finetune == "head":
         columns = fed.layout.mask([fed.layout.head])

@@ -72,7 +72,8 @@ does.
 class Options(ServerOptions):
     finetune_epochs: int | None = option(
         None,
-        "epochs of fine-tuning at the end (default: --epochs)",
+        "epochs of fine-tuning at the end (default: --epochs; 0: none)",
+        zero=True,
         ge=0,
         le=100_000,
     )
@@ -303,7 +304,7 @@ def finals(
     fed: Federation[Options], state: State, clients: Positions
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield what Table 2 of the paper compares, before and after local fine-tuning."""
-    epochs = fed.options.finetune_epochs or fed.config.epochs
+    epochs = fed.options.finetune_epochs
 
     def before_and_after(name: str, rows: Tensor) -> Iterator[tuple[str, Tensor]]:
         yield name, rows
