@@ -156,6 +156,41 @@ def test_long_updates_are_scaled_down_and_short_ones_stay() -> None:
     assert torch.equal(found[1:], torch.tensor(rows[1:]))
 
 
+@pytest.mark.parametrize("model", ["mlp", "cnn-bn"])
+def test_layers_are_clipped_by_themselves(model: str) -> None:
+    """Against a loop over the network's modules; a layer that is short enough stays."""
+    s = private(clients=3, model=model, clip_per="layer", noise_multiplier=0.0)
+    fed, cohort, norm = s.federation, s.federation.sample(0), 0.05
+    layout = fed.layout
+    start = fed.download(fed.initial_row(), cohort)
+    updates = torch.from_numpy(np.random.default_rng(0).normal(size=start.shape))
+    first = [e for e in layout.entries if e.layer == layout.entries[0].layer]
+    for entry in first:
+        updates[1, entry.start : entry.stop] *= 1e-9
+    updates[2] *= 1e-9
+    received = fed.upload(start + updates, cohort) - start
+    expected = torch.zeros_like(updates)
+    layers = {entry.layer for entry in layout.entries}
+    assert len(layers) == {"mlp": 2, "cnn-bn": 6}[model]
+    for client in range(3):
+        for layer in layers:
+            of_layer = [e for e in layout.entries if e.layer == layer]
+            squares = sum(
+                float(updates[client, e.start : e.stop].square().sum())
+                for e in of_layer
+            )
+            factor = min(1.0, norm / math.sqrt(len(layers)) / math.sqrt(squares))
+            for e in of_layer:
+                expected[client, e.start : e.stop] = (
+                    factor * updates[client, e.start : e.stop]
+                )
+    torch.testing.assert_close(received, expected, rtol=1e-6, atol=1e-14)
+    norms = torch.linalg.vector_norm(received, dim=1)
+    # All layers of the first client are long: their squares add up to C².
+    assert float(norms[0]) == pytest.approx(norm, rel=1e-9)
+    assert float(norms[1]) < norm and float(norms[2]) < 1e-5
+
+
 def test_no_update_is_longer_than_the_norm_after_an_attack() -> None:
     s = assembled(
         clients=6,
@@ -575,6 +610,15 @@ def test_methods_take_privacy_where_one_mean_is_all_they_read(method: str) -> No
         (["--privacy", "central", "--target-epsilon", 0], "must be greater than 0"),
         ([*NOISY, "--clip-quantile", 0], "must be greater than 0"),
         ([*NOISY, "--noise-cohort", 0], "must be greater than or equal to 1"),
+        (
+            [*NOISY, "--clip-per", "layer", "--clip-quantile", 0.5],
+            "--clip-quantile follows the norms of whole updates",
+        ),
+        (
+            [*NOISY, "--clip-per", "layer", "--method", "fedper"],
+            "--clip-per layer needs whole rows",
+        ),
+        (["--clip-per", "layer"], "changes nothing without --privacy central"),
         ([*NOISY, "--attack", "mimic"], "central would not hold with --attack mimic"),
         (
             ["--privacy=local", "--noise-multiplier=1", "--attack=ipm"],

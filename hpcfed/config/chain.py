@@ -73,6 +73,8 @@ def _clip(config: RunConfig) -> Iterator[str]:
         to = (
             f"quantile {config.clip_quantile:g} of norms, {config.clip_norm:g} at first"
         )
+    if config.clip_per == "layer":
+        to += ", an equal share for every layer"
     yield f"clip: {to}"
 
 

@@ -38,6 +38,12 @@ class PrivacyOptions(
         "sent; longer ones are scaled down (--clip limits gradients, not updates)",
         gt=0,
     )
+    clip_per: Literal["update", "layer"] = option(
+        "update",
+        "what is clipped: whole updates to norm C, or by layer each layer's part to C "
+        "by the root of the number of layers, so that the whole is C at most (McMahan "
+        "et al. 2018)",
+    )
     clip_quantile: float | None = option(
         None,
         "let C follow this quantile of the updates' norms, as in 0.5, from --clip-norm "
@@ -119,7 +125,14 @@ LEAST_BY_PLD = 0.1
 """The least noise that privacy loss distributions take: 8 s, and four times as long for
 half of it.
 """
-_OF_ANY = ("clip_norm", "noise_multiplier", "target_epsilon", "delta", "accountant")
+_OF_ANY = (
+    "clip_norm",
+    "clip_per",
+    "noise_multiplier",
+    "target_epsilon",
+    "delta",
+    "accountant",
+)
 _OF_CENTRAL = ("clip_quantile", "privacy_population", "noise_cohort")
 _OF_NOISE = ("delta", "accountant", "privacy_population", "noise_cohort")
 
@@ -157,6 +170,8 @@ def check_privacy(config: PrivacyOptions, method: MethodTraits) -> None:
             "as in 2"
         )
     _check_method(config, method, flag)
+    if config.clip_per == "layer":
+        _check_layers(config, method)
     if config.privacy == "central":
         _check_mean(config)
     if config.new_rounds:
@@ -191,6 +206,20 @@ def _check_method(config: PrivacyOptions, method: MethodTraits, flag: str) -> No
         "one mean a round (use fedavg, fedadam, fedprox, fedper …; a method of yours "
         "that takes one says private_mean = True in its Options)"
     )
+
+
+def _check_layers(config: PrivacyOptions, method: MethodTraits) -> None:
+    """Refuse to clip by layers where there are no whole ones, or C follows whole norms."""
+    if config.clip_quantile is not None:
+        raise UserError(
+            "--clip-quantile follows the norms of whole updates; leave it out, or use "
+            "--clip-per update"
+        )
+    if not method.whole_rows:
+        raise UserError(
+            f"--clip-per layer needs whole rows, and method {config.method} sends some "
+            "columns of them; use --clip-per update"
+        )
 
 
 def _check_attack(config: PrivacyOptions, flag: str) -> None:

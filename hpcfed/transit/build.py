@@ -31,7 +31,8 @@ def build_way(
     memory = Memory(len(here))
     config = settings.config
     compress = upload_compression(config, layout, memory)
-    privacy = build_privacy(config, memory, collectives, packed=compress is not None)
+    packed = compress is not None
+    privacy = build_privacy(config, layout, memory, collectives, packed=packed)
     made: dict[str, Stage | None] = {
         "attack": attack,
         "clip": privacy.clipping,

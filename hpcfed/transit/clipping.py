@@ -1,7 +1,11 @@
 """Clipping: no update is longer than C, so that a client changes the sum of a round's
 updates by C at most. An update is a row less what the server has sent.
+
+By layer, each of L layers is clipped to C / √L by itself. The squares of their bounds add
+up to C², so the whole is as short, and the same noise hides it.
 """
 
+import math
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -10,6 +14,7 @@ from torch import Tensor
 
 from hpcfed.federation.cohort import Cohort, update_norms
 from hpcfed.federation.way import Memory, Upload
+from hpcfed.models.layout import Layout
 from hpcfed.runtime import randomness
 from hpcfed.runtime.collectives import Collectives
 from hpcfed.runtime.device import on_device
@@ -33,11 +38,26 @@ class ClipNorm:
         self.memory.keep("clip_norm", value)
 
 
+LayerColumns = tuple[slice, ...]
+"""The columns of one layer: its weights may lie apart from its running statistics."""
+
+
+def layer_columns(layout: Layout) -> tuple[LayerColumns, ...]:
+    """Return the columns of every layer, a layer being a module with tensors."""
+    layers: dict[str, LayerColumns] = {}
+    for entry in layout.entries:
+        columns = slice(entry.start, entry.stop)
+        layers[entry.layer] = (*layers.get(entry.layer, ()), columns)
+    return tuple(layers.values())
+
+
 @dataclass
 class Clipping:
     """Scales longer updates down to norm C, and leaves others as they are."""
 
     norm: ClipNorm
+    layers: tuple[LayerColumns, ...] = ()
+    """What is clipped to its share of C by itself; empty: whole updates are."""
     phase: str = field(default="upload", init=False)
     _members: np.ndarray = field(default_factory=lambda: np.empty(0), init=False)
     _within: Tensor = field(default_factory=lambda: torch.empty(0), init=False)
@@ -49,12 +69,29 @@ class Clipping:
         """
         rows, start, cohort = upload.rows, upload.start, upload.cohort
         limit = self.norm.value(rows.device)
+        if self.layers:
+            return replace(upload, rows=self._by_layer(rows, start, limit))
         norms = update_norms(start, rows, upload.sent)
         self._members, self._within = cohort.clients[cohort.chosen], norms <= limit
         factors = (limit / norms).clamp(max=1).to(rows.dtype)
         # A new matrix, because clients keep what they trained. By a factor of 1 `lerp`
         # returns the very row.
         return replace(upload, rows=torch.lerp(start, rows, factors[:, None]))
+
+    def _by_layer(self, rows: Tensor, start: Tensor, limit: Tensor) -> Tensor:
+        share = limit / math.sqrt(len(self.layers))
+        clipped = torch.empty_like(rows)
+        for layer in self.layers:
+            squares = rows.new_zeros(len(rows), dtype=torch.float64)
+            for columns in layer:
+                update = rows[:, columns] - start[:, columns]
+                squares += update.square().sum(1, dtype=torch.float64)
+            factors = (share / squares.sqrt()).clamp(max=1).to(rows.dtype)
+            for columns in layer:
+                clipped[:, columns] = torch.lerp(
+                    start[:, columns], rows[:, columns], factors[:, None]
+                )
+        return clipped
 
     def within(self, cohort: Cohort) -> Tensor:
         """Return whose updates were not longer than C, of this rank's members of a

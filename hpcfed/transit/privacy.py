@@ -4,9 +4,10 @@ from dataclasses import dataclass
 
 from hpcfed.config import RunConfig
 from hpcfed.federation.way import Memory
+from hpcfed.models.layout import Layout
 from hpcfed.runtime.collectives import Collectives
 from hpcfed.transit.accountant import accountant_of, noise_multiplier_of
-from hpcfed.transit.clipping import ClipNorm, Clipping, QuantileStep
+from hpcfed.transit.clipping import ClipNorm, Clipping, QuantileStep, layer_columns
 from hpcfed.transit.noise import CentralNoise, LocalNoise
 
 COUNT_NOISE = 1 / 20
@@ -28,7 +29,12 @@ class Privacy:
 
 
 def build_privacy(
-    config: RunConfig, memory: Memory, collectives: Collectives, *, packed: bool
+    config: RunConfig,
+    layout: Layout,
+    memory: Memory,
+    collectives: Collectives,
+    *,
+    packed: bool,
 ) -> Privacy:
     """Return what makes this run private; the same call on every rank. `packed`: whether
     uploads are.
@@ -37,7 +43,8 @@ def build_privacy(
         return Privacy()
     multiplier = noise_multiplier_of(config)
     norm = ClipNorm(config.clip_norm, memory)
-    clipping = Clipping(norm)
+    layers = layer_columns(layout) if config.clip_per == "layer" else ()
+    clipping = Clipping(norm, layers)
     epsilons = None
     if collectives.world.is_root and not config.clips_alone:
         # Now, so that no round waits for the accountant.
@@ -63,7 +70,7 @@ def build_privacy(
         epsilons=epsilons,
         quantile_step=step,
     )
-    again = Clipping(norm) if packed else None
+    again = Clipping(norm, layers) if packed else None
     return Privacy(clipping, server_clipping=again, central_noise=central)
 
 
