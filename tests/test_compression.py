@@ -298,6 +298,69 @@ def test_error_feedback_loses_nothing(kind: str) -> None:
     torch.testing.assert_close(received + left, sent, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_ef21_is_its_algorithm(kind: str) -> None:
+    """gᵢ ← gᵢ + C(uᵢ − gᵢ), client by client, in plain torch; the server's mean is that
+    of g. Of an update that stays, less is left in every round.
+    """
+    s = assembled(compress=kind, ef21=True, participation=0.6, **PACKED)
+    fed = s.federation
+    [stage] = fed.way.stages
+    width = len(fed.initial_row())
+    estimates = torch.zeros(5, width, dtype=torch.float64)
+    columns = stage.compressor.warm_columns(width)
+    warm = torch.zeros(5, columns, dtype=torch.float64)
+    wanted = drawn(5, width, dtype=torch.float64)
+    left = [wanted.norm(dim=1)]
+    for round in range(6):
+        cohort = fed.sample(round)
+        start = fed.download(fed.initial_row(), cohort)
+        rows = start + wanted[cohort.here]
+        received = fed.upload(rows, cohort)
+        for place, client in enumerate(cohort.clients.tolist()):
+            key = client_keys(0, "compression, stream 0", round, torch.tensor([client]))
+            difference = rows[place] - start[place] - estimates[client]
+            packed = stage.compressor(
+                Updates(difference[None], key, warm=warm[client : client + 1])
+            )
+            estimates[client] += packed.values[0]
+            if packed.warm is not None:
+                warm[client] = packed.warm[0]
+        expected = start + estimates[cohort.here]
+        torch.testing.assert_close(received, expected, rtol=1e-12, atol=1e-12)
+        mean = fed.mean(received, cohort)
+        by_hand = torch.from_numpy(cohort.weights) @ expected
+        torch.testing.assert_close(mean, by_hand, rtol=1e-12, atol=1e-12)
+        left.append((wanted - estimates).norm(dim=1))
+    assert (left[-1] < left[0]).all()
+    assert "residual-0" not in fed.way.memory.rows
+    kept = fed.way.memory.rows["estimate-0"]
+    torch.testing.assert_close(kept, estimates, rtol=1e-12, atol=1e-12)
+
+
+def test_ef21_bears_clients_that_diverge_and_columns_that_stay() -> None:
+    fed = assembled(compress="topk", ef21=True, **PACKED).federation
+    width = len(fed.initial_row())
+    group_of = torch.zeros(width, dtype=torch.int64)
+    group_of[20:] = 1
+    for round, groups in enumerate([[True, True], [True, False]]):
+        cohort = fed.sample(round)
+        start = fed.download(fed.initial_row(), cohort)
+        rows = start + drawn(5, width, dtype=torch.float64)
+        if round:
+            before = fed.way.memory.rows["estimate-0"].clone()
+            rows[:, 20:] = torch.nan
+            rows[2, 3] = torch.nan
+        sent = Sent(torch.tensor([groups]).expand(5, 2), group_of)
+        arrived = fed.upload(rows, cohort, sent) - start
+    after = fed.way.memory.rows["estimate-0"]
+    assert torch.equal(after[:, 20:], before[:, 20:])
+    assert torch.equal(after[2], before[2]) and arrived[2].isnan().any()
+    sound = [0, 1, 3, 4]
+    torch.testing.assert_close(arrived[sound, :20], after[sound, :20])
+    assert not arrived[sound, 20:].any()
+
+
 def test_without_feedback_nothing_is_kept() -> None:
     for kind in KINDS:
         # QSGD has none to leave out.
@@ -507,6 +570,10 @@ REFUSED = {
     ("--compress", "zip"): "'topk'",
     ("--compress", "powersgd", "--compress-rank", 99): "a smaller --compress-rank",
     ("--method", "fedper", "--compress", "powersgd"): "powersgd needs whole rows",
+    ("--ef21",): "--ef21 changes nothing without --compress topk",
+    ("--compress", "topk", "--ef21", "--no-feedback"): "without leaving --ef21 out",
+    ("--compress", "topk", "--ef21", "--method", "fedbuff"): "come late",
+    ("--compress=topk", "--ef21", "--devices=uniform", "--deadline=3"): "loses some",
 }
 
 

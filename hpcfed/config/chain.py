@@ -62,6 +62,8 @@ def _compress(config: RunConfig) -> Iterator[str]:
     if config.compress != "none":
         kept = config.feedback and config.compress in WITH_FEEDBACK
         aside = ", error feedback" if kept else ""
+        if config.ef21:
+            aside = ", EF21"
         yield f"compress: {packing(config.compress, config)}{aside}"
 
 

@@ -56,6 +56,12 @@ class CompressionOptions(RunOptions):
         "a client adds what its packed updates have left out to its next one; without, "
         "randomk multiplies what it sends by columns / sent columns",
     )
+    ef21: bool = option(
+        False,
+        "in place of --feedback: a client packs the difference between its update and "
+        "what the server has of it, and the server adds that up (EF21, Richtárik et al. "
+        "2021)",
+    )
 
 
 def packing(kind: str, config: CompressionOptions) -> str:
@@ -81,6 +87,8 @@ def compression_switches(config: CompressionOptions) -> Iterable[Switch]:
     yield Switch("compress_rank", "--compress powersgd", "powersgd" in used)
     wanted = f"--compress {', '.join(WITH_FEEDBACK[:-1])} or {WITH_FEEDBACK[-1]}"
     yield Switch("feedback", wanted, config.compress in WITH_FEEDBACK)
+    yield Switch("feedback", "leaving --ef21 out", not config.ef21)
+    yield Switch("ef21", "--compress topk", config.compress != "none")
 
 
 def check_compression(config: CompressionOptions, method: MethodTraits) -> None:
@@ -96,6 +104,11 @@ def check_compression(config: CompressionOptions, method: MethodTraits) -> None:
         raise UserError(
             f"powersgd needs whole rows, and method {config.method} sends some columns "
             "of them; use --compress topk"
+        )
+    if config.ef21 and method.asynchronous:
+        raise UserError(
+            f"--ef21: uploads of method {config.method} come late, and the server would "
+            "add up differences that it does not have yet; use --feedback"
         )
     if down != "none" and method.asynchronous:
         raise UserError(

@@ -15,8 +15,8 @@ from typing import ClassVar
 
 from pydantic import field_validator
 
+from hpcfed.config.compression import CompressionOptions
 from hpcfed.config.declare import Switch, option
-from hpcfed.config.run import RunOptions
 from hpcfed.config.traits import MethodTraits
 from hpcfed.config.units import BytesPerSecond
 from hpcfed.errors import UserError, did_you_mean
@@ -27,7 +27,7 @@ TURN_ON = "--devices lognormal"
 """What turns on all options of devices."""
 
 
-class DeviceOptions(RunOptions):
+class DeviceOptions(CompressionOptions):
     title: ClassVar[str] = "devices and the virtual clock"
 
     # Not a Literal: file:PATH names any file of the user's.
@@ -158,3 +158,14 @@ def check_devices(config: DeviceOptions, method: MethodTraits) -> None:
             f"--partial: clients of method {config.method} do something between their "
             "steps, and cannot stop after any of them"
         )
+    losses = {
+        "--deadline": config.deadline is not None,
+        "--oversample": config.oversample > 1,
+        "--dropout-rate": config.dropout_rate > 0,
+    }
+    for flag, loses in losses.items():
+        if config.ef21 and loses:
+            # Client and server would no longer have the same estimate.
+            raise UserError(
+                f"--ef21 needs all uploads, and {flag} loses some; use --feedback"
+            )

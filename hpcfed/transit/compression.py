@@ -6,6 +6,11 @@ packed updates have left out is its residual, and is added to its next one (Seid
 sends what is not finite, and keeps its residual. One whose upload comes late, or never,
 does not hear of that: what it has packed is gone.
 
+EF21 (Richtárik et al. 2021, Algorithm 2) in place of that: client and server both have an
+estimate gᵢ of a client's update uᵢ, 0 at first. The client sends C(uᵢ − gᵢ), both add it to
+gᵢ, and the server takes gᵢ for the update. Where a cohort is a sample, estimates of others
+stay as they are, and the mean is of the cohort's.
+
 A download is packed as the difference to a reference h that the server and its clients
 have: h ← h + C(w − h), and clients start from h. Where all clients are sent one row,
 there is one reference, and a client that has missed downloads is sent all of them, or h
@@ -48,6 +53,7 @@ class UploadCompression:
     memory: Memory
     seed: int
     feedback: bool
+    ef21: bool = False
     phase: str = "upload"
 
     def bytes_of(self, row: Tensor) -> int:
@@ -80,13 +86,15 @@ class UploadCompression:
         """Return what this rank's clients keep between uploads of this kind."""
         rows, stream = upload.rows, upload.stream
         width = rows.shape[1]
-        residual = warm = None
+        residual = estimate = warm = None
         if self.feedback:
             residual = self.memory.owned(f"residual-{stream}", rows.new_empty(width))
+        if self.ef21:
+            estimate = self.memory.owned(f"estimate-{stream}", rows.new_empty(width))
         columns = self.compressor.warm_columns(width)
         if columns:
             warm = self.memory.owned(f"warm-{stream}", rows.new_empty(columns))
-        return _Kept(residual, warm)
+        return _Kept(residual, estimate, warm)
 
     def _keys(self, upload: Upload) -> Tensor:
         cohort = upload.cohort
@@ -102,8 +110,11 @@ class UploadCompression:
         """
         whole, sent = updates.values, updates.sent
         left = None if kept.residual is None else kept.residual[at]
+        known = None if kept.estimate is None else kept.estimate[at]
         if left is not None:
             whole = whole + left
+        if known is not None:
+            whole = whole - known
         if sent is not None:
             # `where`, not a product: what is not sent may be NaN.
             whole = whole.where(sent, 0)
@@ -112,10 +123,16 @@ class UploadCompression:
         # NaN where any column is: one pass, and no second matrix.
         largest = torch.linalg.vector_norm(whole, torch.inf, dim=1, keepdim=True)
         finite = largest.isfinite()
+        changed = finite if sent is None else finite & sent
         if kept.residual is not None and left is not None:
             new = whole - packed.values
-            changed = finite if sent is None else finite & sent
             kept.residual[at] = new.where(changed, left)
+        if kept.estimate is not None and known is not None:
+            estimate = (known + packed.values).where(changed, known)
+            kept.estimate[at] = estimate
+            # What is not sent is no update, whatever is known of it.
+            values = estimate if sent is None else estimate.where(sent, 0)
+            packed = packed._replace(values=values)
         if kept.warm is not None and before is not None and packed.warm is not None:
             kept.warm[at] = packed.warm.where(finite, before)
         # The server must hear of a client that has diverged.
@@ -128,6 +145,8 @@ class _Kept(NamedTuple):
 
     residual: Tensor | None
     """What their packed updates have left out; None without error feedback."""
+    estimate: Tensor | None
+    """What the server has of their updates; None without EF21."""
     warm: Tensor | None
     """What the compressor starts from; None where it starts from nothing."""
 
@@ -255,9 +274,11 @@ def upload_compression(
     """Return how a run's uploads are packed; None where they are not."""
     if config.compress == "none":
         return None
-    feedback = config.feedback and config.compress in WITH_FEEDBACK
-    packs = compressor(config.compress, config, layout, unbiased=not feedback)
-    return UploadCompression(packs, memory, config.seed, feedback)
+    feedback = config.feedback and config.compress in WITH_FEEDBACK and not config.ef21
+    # Both need errors that shrink; alone, errors should be 0 on average.
+    unbiased = not feedback and not config.ef21
+    packs = compressor(config.compress, config, layout, unbiased=unbiased)
+    return UploadCompression(packs, memory, config.seed, feedback, config.ef21)
 
 
 def download_compression(
