@@ -268,12 +268,16 @@ def apfl(loop: Loop, method: str, count: int) -> Iterator[Expected]:
                 mixed = a * v[client] + (1 - a) * own
                 of_w = loop.gradient(own, client, round, step)
                 of_mixed = loop.gradient(mixed, client, round, step)
-                if o.apfl_adaptive and step == 0:
-                    a = (a - lr * (v[client] - own) @ of_mixed).clamp(0, 1)
+                # All of step t from what there was at t − 1, α's gradient by α's chain
+                # rule, v's by v's: v̄ = α v + (1 − α) w.
+                slope_of_a = (v[client] - own) @ of_mixed
+                slope_of_v = a * of_mixed
                 w_velocity = momentum * w_velocity + of_w
-                v_velocity = momentum * v_velocity + a * of_mixed
+                v_velocity = momentum * v_velocity + slope_of_v
                 own = own - lr * w_velocity
                 v[client] = v[client] - lr * v_velocity
+                if o.apfl_adaptive and step == 0:
+                    a = (a - lr * slope_of_a).clamp(0, 1)
             alpha[client] = a
             total += weight * own
         loop.w = total

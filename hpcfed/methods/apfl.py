@@ -3,7 +3,8 @@ vᵢ + (1 − αᵢ) w, and trains vᵢ within the mixture.
 
 Algorithm 1: in each of τ steps, on one minibatch ξ, a sampled client has wᵢ ← wᵢ − η
 ∇f(wᵢ; ξ) and vᵢ ← vᵢ − η αᵢ ∇f(v̄ᵢ; ξ), and wᵢ goes to the server. Adaptive αᵢ ← αᵢ − η
-⟨vᵢ − wᵢ, ∇f(v̄ᵢ; ξ)⟩, within [0, 1], once a round, in its first step. A client is judged
+⟨vᵢ − wᵢ, ∇f(v̄ᵢ; ξ)⟩, within [0, 1], once a round, in its first step: all three go by
+what there was before the step, and the next mixture has the new αᵢ. A client is judged
 with the newest w in its mixture.
 """
 
@@ -69,10 +70,11 @@ def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
         w_trained = fed.train(w, cohort, recipe=recipe, phase=step, final=False)
         trained = fed.train(mixture, cohort, recipe=recipe, phase=step, final=False)
         change = trained - mixture  # −η ∇f(v̄; ξ)
+        w_velocity = momentum * w_velocity + (w_trained - w)
+        # v's gradient is that of the mixture which was judged, so α is the old one.
+        v_velocity = momentum * v_velocity + alpha * change
         if fed.options.apfl_adaptive and step == 0:
             alpha = _adapted(fed, alpha, (v - w) * change)
-        w_velocity = momentum * w_velocity + (w_trained - w)
-        v_velocity = momentum * v_velocity + alpha * change
         w = stepped(fed, w, w_velocity, w_trained)
         v = stepped(fed, v, v_velocity, trained)
     fed.finish(w, cohort)
