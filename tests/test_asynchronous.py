@@ -324,6 +324,8 @@ ASYNC: list[tuple[dict[str, Any], Staleness]] = [
         lambda d: 1.0 if d <= 2 else 1 / (3 * (d - 2) + 1),
     ),
     ({"concurrency": 3, "dropout_rate": 0.3}, lambda d: (d + 1) ** -0.5),
+    # Algorithm 1: the upload that makes version t of a row with stamp τ = t − 1 is fresh.
+    ({"staleness_fresh": 1, "staleness_a": 0.7}, lambda d: (d + 2) ** -0.7),
 ]
 
 
@@ -539,7 +541,7 @@ def test_a_gpu_takes_uploads_in_as_a_cpu_does(method: ModuleType) -> None:
     everyone = np.arange(8)
     cohort = Cohort(0, everyone, np.full(8, 1 / 8), everyone, everyone, [everyone])
     order = np.array([3, 1, 0, 7, 5, 6, 2, 4])
-    weights = options.weights(everyone[::-1].copy())
+    weights = options.staleness_weights(everyone[::-1].copy())
     wave = Wave(0, cohort, np.zeros(8, np.int64), weights, order, 7, frozenset())
     torch.manual_seed(0)
     starts, rows = torch.randn(2, 8, 24, dtype=torch.float64)

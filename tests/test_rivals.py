@@ -399,12 +399,27 @@ def test_special_cases_are_fedavg(method: str, options: dict[str, Any] | None) -
     if options is None:
         common |= {"batch_size": 2000, "epochs": 1, "momentum": 0.0}
         small = 1e-9
-        options = {"pfedme_lambda": small, "pfedme_lr": 1 / small, "pfedme_steps": 1, "local_rounds": 1}  # fmt: skip
+        options = {"pfedme_lambda": small, "pfedme_lr": 1 / small, "pfedme_steps": 1, "local_rounds": 1, "pfedme_beta": 1.0}  # fmt: skip
     one = assembled(method=method, **common, **options)
     other = assembled(**common, **of_average)
     tolerance = 1e-8 if method == "pfedme" else 1e-11
     for (_, state), (_, expected) in zip(rounds(one, 2), rounds(other, 2), strict=True):
         torch.testing.assert_close(state.w, expected.w, rtol=tolerance, atol=1e-11)
+
+
+def test_pfedmes_rows_do_not_become_the_personal_ones() -> None:
+    """By default a client's row goes λ η = 15 % of the way in every local round."""
+    s = assembled(method="pfedme", local_rounds=1, batch_size=400)
+    o: Any = s.settings.options
+    assert o.pfedme_lambda * o.pfedme_lr == pytest.approx(0.15)
+    fed, uploads = s.federation, []
+    cohort = fed.sample(0, lambda here, rows: uploads.append(rows.clone()))
+    state = s.method.round(fed, s.method.init(fed), cohort)
+    way = state.theta - fed.initial_row()
+    (rows,) = uploads
+    expected = fed.initial_row() + 0.15 * way
+    torch.testing.assert_close(rows, expected, rtol=1e-10, atol=1e-12)
+    assert (way.norm(dim=1) > 0).all()
 
 
 def test_ditto_without_a_pull_is_local_only_beside_fedavg() -> None:

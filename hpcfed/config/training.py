@@ -34,8 +34,9 @@ class TrainingOptions(PartitionOptions):
     # LoRA freezes the network; rows then hold the adapters alone.
     lora: int | None = option(
         None,
-        "train adapters of this rank beside frozen linear layers (LoRA) (default: "
-        "train the network itself)",
+        "train adapters of this rank beside frozen linear layers (LoRA); the server "
+        "averages their factors A and B, not the products B A (default: train the "
+        "network itself)",
         ge=0,
     )
     lora_alpha: float | None = option(

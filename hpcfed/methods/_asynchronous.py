@@ -106,8 +106,8 @@ class Options(config.Options):
                 f"{count(config.clients, 'client')}"
             )
 
-    def weights(self, staleness: "np.ndarray") -> "np.ndarray":
-        """Return s(d) of uploads that are d versions behind."""
+    def staleness_weights(self, staleness: "np.ndarray") -> "np.ndarray":
+        """Return s(d) of uploads whose staleness is d."""
         if self.staleness == "constant":
             return 1.0 + 0 * staleness
         if self.staleness == "polynomial":
@@ -220,7 +220,7 @@ def waves(
         runs = _timetable.waves(
             positions.tolist(), versions.tolist(), received=received, buffer=buffer
         )
-        weights = fed.options.weights(staleness)
+        weights = fed.options.staleness_weights(staleness)
         needed = frozenset(_versions_of(state.training))
         found = []
         # The last one first: what is needed later is known then.

@@ -3,17 +3,27 @@ s(d)) w + α s(d) x, where d is how many versions it is behind.
 
 Algorithm 1. Every upload makes a version. s is constant 1, a hinge, which is 1 up to d =
 b and then 1 / (a (d − b) + 1), or polynomial, (1 + d)^−a; with b = 4, and a = 10 and 0.5
-as in the paper. ρ of its local objective, loss + ρ/2 ‖θ − w‖² with the w that the client
-was given, is --prox-mu, as FedProx's. Uploads count alike, however many samples a client
-has. Running statistics of batch norm are mixed as all columns are.
+as in the paper. A fresh upload has d = 0 and counts in full, as s is to be 1 where
+nothing is stale. By the numbers of Algorithm 1 a fresh upload has d = t − τ = 1, and all
+others one more: --staleness-fresh 1.
+
+ρ of its local objective, loss + ρ/2 ‖θ − w‖² with the w that the client was given, is
+--prox-mu, as FedProx's. Uploads count alike, however many samples a client has. Running
+statistics of batch norm are mixed as all columns are.
 
 An upload that is not finite makes a version that is the one before.
 """
 
-from hpcfed.config import option
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from hpcfed.config import RunConfig, Switch, option
 from hpcfed.methods import _asynchronous, fedavg
 from hpcfed.methods._asynchronous import Received, State, Versions, Wave
 from hpcfed.methods._interface import Cohort, Federation, Tensor
+
+if TYPE_CHECKING:
+    import numpy as np
 
 EXTENDS = fedavg
 
@@ -27,6 +37,21 @@ class Options(_asynchronous.Options):
         "ρ: how strongly the row that a client was given draws its own, as in 0.005",
         ge=0,
     )
+    staleness_fresh: int = option(
+        0,
+        "d of an upload that no version is ahead of: 0, so that s is 1; or 1, as the "
+        "paper's Algorithm 1 counts",
+        ge=0,
+        le=1,
+    )
+
+    def switches(self, config: RunConfig) -> Iterable[Switch]:
+        yield from super().switches(config)
+        weighs = self.staleness != "constant"
+        yield Switch("staleness_fresh", "--staleness polynomial or hinge", weighs)
+
+    def staleness_weights(self, staleness: "np.ndarray") -> "np.ndarray":
+        return super().staleness_weights(staleness + self.staleness_fresh)
 
 
 def init(fed: Federation[Options]) -> State:

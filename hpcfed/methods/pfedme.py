@@ -5,6 +5,10 @@ Algorithm 1: in each of R local rounds a sampled client takes a minibatch, appro
 by K steps of SGD on it, from where it was, and moves wᵢ. Then w ← (1 − β) w + β Σ
 weightᵢ wᵢ. The learning rate of the K steps is --lr. Clients are judged with their last
 θ̃.
+
+Defaults are those with which the paper's table of tuned parameters has MNIST in the
+strongly convex case: λ = 15, η = 0.01, β = 2, K = 5, R = 20. There wᵢ goes λ η = 15 % of
+the way to θ̃ in a local round; where λ η = 1 it would be θ̃. The paper runs 800 rounds.
 """
 
 from collections.abc import Iterable, Mapping
@@ -34,17 +38,17 @@ class Options(config.Options):
     trains_by: ClassVar[Mapping[str, str]] = {"epochs": "local_rounds"}
 
     pfedme_lambda: float = option(
-        5.0, "λ: how strongly a client's row draws its personal one", gt=0
+        15.0, "λ: how strongly a client's row draws its personal one", gt=0
     )
-    pfedme_lr: float = option(0.2, "η, the rate at which a client's row follows", gt=0)
+    pfedme_lr: float = option(0.01, "η, the rate at which a client's row follows", gt=0)
     pfedme_steps: int = option(
         5, "K: steps towards the personal row on a minibatch", ge=1, le=100_000
     )
     pfedme_beta: float = option(
-        1.0, "β: how far the server goes towards the mean", gt=0
+        2.0, "β: how far the server goes towards the mean", gt=0
     )
     local_rounds: int = option(
-        10, "R: minibatches of a client in a round", ge=1, le=100_000
+        20, "R: minibatches of a client in a round", ge=1, le=100_000
     )
 
     def local_work(self, config: RunConfig, layout: Layout) -> LocalWork:

@@ -3,6 +3,9 @@ are trained: W + (α / r) B A, with A [r, inputs] and B [outputs, r].
 
 A row then holds the adapters alone. The frozen network is on the device once, and works
 on the samples of all clients together.
+
+The server averages rows, so factors: (Σ pᵢ Bᵢ) (Σ pᵢ Aᵢ), which is not Σ pᵢ Bᵢ Aᵢ, the
+mean of what clients have learnt, unless they agree on one of the factors.
 """
 
 from fnmatch import fnmatchcase
