@@ -301,7 +301,9 @@ class NaiveAsync(Naive):
 
 class NaiveBuff(Naive):
     def receive(self, row: Tensor, start: Tensor, weight: float, client: int) -> None:
-        samples = 0 if client == self.bad else int(self.fed.sizes[client])
+        alike = self.fed.config.weights == "uniform"
+        counts = 1 if alike else int(self.fed.sizes[client])
+        samples = 0 if client == self.bad else counts
         self.waiting.append((samples, weight * (row - start)))
         if len(self.waiting) == self.buffer:
             total = sum(samples for samples, _ in self.waiting)
@@ -342,6 +344,7 @@ def test_fedasync_is_the_naive_loop(
 BUFF: list[tuple[dict[str, Any], Staleness]] = [
     ({"buffer": 4}, lambda d: (d + 1) ** -0.5),
     ({"buffer": 1, "staleness_a": 1.5, "server_lr": 0.4}, lambda d: (d + 1) ** -1.5),
+    ({"buffer": 3, "weights": "uniform"}, lambda d: (d + 1) ** -0.5),
     # Buffers that last for more than a round, and clients that come back meanwhile.
     ({"buffer": 9, "staleness": "constant", "concurrency": 8}, lambda d: 1.0),
     (

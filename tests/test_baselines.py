@@ -550,8 +550,8 @@ def test_pfedhn_does_not_end_with_a_hypernetwork_that_has_diverged() -> None:
 
 
 def test_pfedhn_generates_no_running_statistics() -> None:
-    """They are the cohort's weighted mean, the same for every client; the rest of the
-    row is generated.
+    """They are the cohort's mean, in which clients weigh as in φ's gradient, the same
+    for every client; the rest of the row is generated.
     """
     small = {
         "hn_hidden": 1,
@@ -573,7 +573,7 @@ def test_pfedhn_generates_no_running_statistics() -> None:
         trained_rows.append(rows[:, statistics].clone())
 
     state = s.method.round(fed, state, fed.sample(0, listening))
-    expected = torch.from_numpy(fed.sizes / fed.sizes.sum()).float() @ trained_rows[0]
+    expected = trained_rows[0].mean(0)
     torch.testing.assert_close(state.statistics, expected)
     assert not torch.equal(expected, fed.initial_row()[statistics])
     assert torch.equal(

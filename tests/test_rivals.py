@@ -28,12 +28,12 @@ SERVER_OPTIMISERS = ["fedavgm", "fedadagrad", "fedadam", "fedyogi"]
 OPTIONS: dict[str, dict[str, Any]] = {
     "fedavgm": {"server_lr": 0.7},
     "fedadagrad": {"server_momentum": 0.3, "server_tau": 0.01},
-    "fedadam": {"server_beta2": 0.8},
+    "fedadam": {"server_beta2": 0.8, "weights": "uniform"},
     "fedyogi": {"server_lr": 0.2},
     "fedprox": {"prox_mu": 0.5},
     "fednova": {},
     "scaffold": {"server_lr": 0.8, "local_steps": 3},
-    "feddyn": {"dyn_alpha": 0.3},
+    "feddyn": {"dyn_alpha": 0.3, "weights": "uniform"},
     "ditto": {"ditto_lambda": 0.7},
     "pfedme": {"pfedme_steps": 3, "local_rounds": 2, "pfedme_beta": 0.6},
     "apfl": {"local_steps": 3, "apfl_alpha": 0.3, "apfl_adaptive": True},
@@ -55,13 +55,17 @@ class Loop:
         self.w = flat(initial(s))
 
     def cohort(self, round: int) -> dict[int, float]:
-        """Clients of a round, each with its share of the cohort's samples."""
+        """Clients of a round, each with its share of the cohort's samples, or 1 / |S|."""
         clients = self.fed.sample(round).clients.tolist()
+        if self.s.settings.config.weights == "uniform":
+            return dict.fromkeys(clients, 1 / len(clients))
         total = self.sizes[clients].sum()
         return {client: self.sizes[client] / total for client in clients}
 
     def share(self, client: int) -> float:
-        """A client's share of all samples."""
+        """A client's share of all samples, or 1 / N."""
+        if self.s.settings.config.weights == "uniform":
+            return 1 / len(self.sizes)
         return float(self.sizes[client] / self.sizes.sum())
 
     def recipe(self, round: int, **change: Any) -> Recipe:
@@ -316,10 +320,12 @@ RULES: dict[str, Rule] = {
 }
 
 
+@pytest.mark.parametrize("weights", ["samples", "uniform"])
 @pytest.mark.parametrize("method", RULES)
-def test_the_published_rule(method: str) -> None:
-    s = assembled(method=method, **UNEVEN_CLIENTS, **OPTIONS[method])
-    assert len(np.unique(s.federation.sizes)) > 3
+def test_the_published_rule(method: str, weights: str) -> None:
+    options = {**UNEVEN_CLIENTS, **OPTIONS[method], "weights": weights}
+    s = assembled(method=method, **options)
+    assert len(np.unique(s.federation.sizes)) > 3 and s.federation.sizes.all()
     loop = Loop(s)
     found = rounds(s, 3)
     for (_, state), expected in zip(found, RULES[method](loop, method, 3), strict=True):
@@ -357,13 +363,15 @@ def test_scaffolds_variates_are_mean_gradients_along_the_steps() -> None:
             torch.testing.assert_close(state.own[client], total / weight, rtol=1e-8, atol=1e-12)  # fmt: skip
 
 
+@pytest.mark.parametrize("weights", ["samples", "uniform"])
 @pytest.mark.parametrize("bad", [0, 1])
 @pytest.mark.parametrize(("method", "field"), [("scaffold", "c"), ("feddyn", "h")])
 def test_the_servers_variate_is_the_mean_of_all_clients(
-    method: str, field: str, bad: int, monkeypatch: pytest.MonkeyPatch
+    method: str, field: str, bad: int, weights: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By samples, over those that were never sampled too, and where some diverge."""
-    s = assembled(method=method, **UNEVEN_CLIENTS, **OPTIONS[method])
+    """By weights, over those that were never sampled too, and where some diverge."""
+    options = {**UNEVEN_CLIENTS, **OPTIONS[method], "weights": weights}
+    s = assembled(method=method, **options)
     fed, train = s.federation, s.federation.train
 
     def spoilt(rows: Tensor, cohort: Any, **how: Any) -> Tensor:
@@ -372,7 +380,8 @@ def test_the_servers_variate_is_the_mean_of_all_clients(
         return trained
 
     monkeypatch.setattr(fed, "train", spoilt)
-    shares = torch.from_numpy(fed.sizes / fed.sizes.sum())
+    counted = fed.sizes if weights == "samples" else np.ones(7)
+    shares = torch.from_numpy(counted / counted.sum())
     for _, state in rounds(s, 3):
         expected = shares @ state.own
         torch.testing.assert_close(getattr(state, field), expected, rtol=1e-9, atol=1e-12)  # fmt: skip

@@ -20,6 +20,7 @@ from hpcfed.config.runconfig import GROUPS, RunConfig
 from hpcfed.config.settings import ANYWHERE, Settings, check_unchanged
 from hpcfed.config.synonyms import suggest_option
 from hpcfed.config.tomlfile import by_option, load_toml, read_toml
+from hpcfed.config.weights import weighs_by
 from hpcfed.config.work import LocalWork, Training
 
 __all__ = [
@@ -46,4 +47,5 @@ __all__ = [
     "read_toml",
     "resolve",
     "suggest_option",
+    "weighs_by",
 ]

@@ -30,6 +30,12 @@ class AggregationOptions(RunOptions):
         "what to do with clients whose update is NaN or infinite: exclude and count "
         "them, or stop the run",
     )
+    # `weights.weighs_by` says what "method" stands for.
+    weights: Literal["method", "samples", "uniform"] = option(
+        "method",
+        "what clients weigh in means: their samples, or all alike (uniform); method: "
+        "as the method has it, which is by samples for most",
+    )
     aggregation: Rule = option(
         "mean",
         "how the server makes one row of the uploads; sign-majority: each column goes "

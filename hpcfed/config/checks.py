@@ -20,6 +20,7 @@ from hpcfed.config.runconfig import RunConfig
 from hpcfed.config.settings import Settings
 from hpcfed.config.task import check_task
 from hpcfed.config.training import check_training, training_switches
+from hpcfed.config.weights import check_weights
 from hpcfed.errors import UserError
 from hpcfed.record.folder import check_out
 from hpcfed.runtime.launcher import Launch
@@ -50,6 +51,7 @@ def check(settings: Settings, launch: Launch) -> None:
     check_switches(settings)
     check_aggregation(config, method)
     check_privacy(config, method)
+    check_weights(config, method)
     check_server_ranks(config, method, launch)
     check_workers(config, launch)
     check_waiting(config)

@@ -22,7 +22,7 @@ SYNONYMS = {
     "participation_ratio selection_ratio",
     "cohort": "cohort_size clients_per_round num_sampled sampled_clients min_fit_clients "
     "client_num_per_round num_participants participants num_selected_clients",
-    "init": "init_from weights pretrained load_model initial_weights init_model load_from "
+    "init": "init_from pretrained load_model initial_weights init_model load_from "
     "model_path",
     "epochs": "local_epochs local_ep num_epochs E local_num_epochs epochs_per_round "
     "max_epochs client_epochs",
@@ -38,6 +38,8 @@ SYNONYMS = {
     "classes_per_client": "shards shards_per_client num_classes_per_client "
     "labels_per_client num_shards",
     "aggregation": "aggregate defense defence aggregation_rule robust",
+    "weights": "weighting weighted client_weights weighted_average aggregation_weights "
+    "fed_avg_weighting",
     "devices": "device_profile device_capacity system_heterogeneity",
     "dropout_rate": "client_dropout drop_rate dropout_probability failure_rate",
     "deadline": "round_deadline round_timeout timeout",

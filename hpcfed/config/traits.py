@@ -1,7 +1,7 @@
 """What the checks of a run need to know about its method."""
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from hpcfed.config.declare import OptionGroup
 
@@ -17,6 +17,8 @@ class MethodTraits(OptionGroup):
     """Whether the method takes the mean of uploads, so that a robust rule can replace
     it.
     """
+    weighs: ClassVar[Literal["samples", "uniform"]] = "samples"
+    """What clients weigh by in the method's means, unless --weights says otherwise."""
     whole_rows: ClassVar[bool] = True
     """Whether uploads have all columns of a row, so that matrices can be found in them.
     Which of them a client sends may be its own choice.

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hpcfed.config.weights import Weighing
 from hpcfed.federation.log import RoundLog
 from hpcfed.kernels import distances
 from hpcfed.runtime.device import on_device
@@ -19,7 +20,7 @@ class Cohort:
     clients: np.ndarray
     """Ids of the whole cohort, ascending."""
     weights: np.ndarray
-    """nᵢ / Σn of the whole cohort; they sum to one."""
+    """nᵢ / Σn of the whole cohort, or what --weights makes of it; they sum to one."""
     here: np.ndarray
     """The members on this rank, as positions in `Federation.clients`."""
     chosen: np.ndarray
@@ -67,14 +68,6 @@ class Cohort:
         ones = np.ones(len(self.clients))
         return replace(self, weights=shares(ones))
 
-    def equally_with_data(self) -> "Cohort":
-        """Return the same clients with equal weights for those that have data: others
-        have trained nothing, and count for nothing.
-        """
-        has_data = self.weights > 0
-        weights = shares(has_data.astype(np.float64))
-        return replace(self, weights=weights)
-
     def ranks(self) -> np.ndarray:
         """Return the worker rank of every member."""
         ranks = np.empty(len(self.clients), np.int64)
@@ -97,6 +90,13 @@ class Sent:
     def columns(self) -> Tensor:
         """Return [members, columns], True where a column is sent."""
         return self.groups[:, self.group_of]
+
+
+def client_weights(sizes: np.ndarray, by: Weighing) -> np.ndarray:
+    """Return what clients with so many samples weigh against each other; those without
+    data have trained nothing, and count for nothing.
+    """
+    return sizes if by == "samples" else (sizes > 0).astype(np.float64)
 
 
 def shares(sizes: np.ndarray) -> np.ndarray:

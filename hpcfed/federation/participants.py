@@ -5,9 +5,9 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from hpcfed.clients.placement import Clients
-from hpcfed.config import Options, RunConfig
+from hpcfed.config import Options, RunConfig, weighs_by
 from hpcfed.federation.clock import Clock
-from hpcfed.federation.cohort import Cohort, shares
+from hpcfed.federation.cohort import Cohort, client_weights, shares
 from hpcfed.federation.log import OnTrained, RoundLog
 from hpcfed.record.timing import Timer
 from hpcfed.runtime import randomness
@@ -38,6 +38,11 @@ class Participants(Generic[MethodOptions]):
         """Ids of this rank's clients, ascending."""
         self.sizes = clients.train_samples
         """Training samples of every client of the federation."""
+        self.weights = client_weights(self.sizes, weighs_by(config, options))
+        """What every client of the federation weighs against others: its samples, or 1
+        where all weigh alike; 0 without data. A method that weighs clients by itself
+        takes these.
+        """
         self._round = 0
         self._log = RoundLog()
         """Of the round in progress, or the last one."""
@@ -57,6 +62,13 @@ class Participants(Generic[MethodOptions]):
     def num_holders(self) -> int:
         """Clients of the federation that have training data."""
         return int(np.count_nonzero(self.sizes))
+
+    def weight_of(self, cohort: Cohort) -> float:
+        """Return the share that the cohort's members have of what all clients of the
+        federation weigh together; of nobody with data it is 0.
+        """
+        total = float(self.weights.sum())
+        return float(self.weights[cohort.clients].sum()) / total if total else 0.0
 
     def generator(self, purpose: str, *numbers: int) -> np.random.Generator:
         """Return random numbers for a decision that all ranks take alike."""
@@ -150,13 +162,10 @@ class Participants(Generic[MethodOptions]):
         for rank in range(self._collectives.size):
             per_rank.append(np.flatnonzero(hosts == rank))
         chosen = per_rank[self._collectives.world.role_rank]
-        # Sizes of private data would tell on their owners.
-        alike = self.config.privacy != "none"
-        sizes = np.ones(len(clients)) if alike else self.sizes[clients]
         return Cohort(
             round=round,
             clients=clients,
-            weights=shares(sizes),
+            weights=shares(self.weights[clients]),
             here=np.searchsorted(self.clients, clients[chosen]),
             chosen=chosen,
             per_rank=per_rank,

@@ -18,6 +18,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from hpcfed.config import RunConfig, Switch, option
+from hpcfed.errors import UserError
 from hpcfed.methods import _asynchronous, fedavg
 from hpcfed.methods._asynchronous import Received, State, Versions, Wave
 from hpcfed.methods._interface import Cohort, Federation, Tensor
@@ -29,6 +30,8 @@ EXTENDS = fedavg
 
 
 class Options(_asynchronous.Options):
+    weighs = "uniform"
+
     mixing: float = option(
         0.6, "α: share of an upload that is not stale in the next row", gt=0, le=1
     )
@@ -49,6 +52,14 @@ class Options(_asynchronous.Options):
         yield from super().switches(config)
         weighs = self.staleness != "constant"
         yield Switch("staleness_fresh", "--staleness polynomial or hinge", weighs)
+
+    def check(self, config: RunConfig) -> None:
+        super().check(config)
+        if config.weights == "samples":
+            raise UserError(
+                "--weights samples: fedasync mixes in one upload at a time, so there is "
+                "nothing to weigh it against; use --method fedbuff"
+            )
 
     def staleness_weights(self, staleness: "np.ndarray") -> "np.ndarray":
         return super().staleness_weights(staleness + self.staleness_fresh)

@@ -4,6 +4,7 @@ the time between participations.
 ωᵢ is the mean of the intervals between client i's participations so far, 1 before the
 first; an interval ends at the cutoff at the latest. The interval that this
 participation ends counts from the next one on. Clients without data are none of the N.
+With --weights samples 1 / N is nᵢ / Σn over all clients.
 """
 
 from collections.abc import Iterable
@@ -17,6 +18,8 @@ EXTENDS = fedavg
 
 
 class Options(config.Options):
+    weighs = "uniform"  # ωᵢ take the place of weights by samples
+
     au_cutoff: int = option(
         50,
         "rounds after which an interval between participations ends at the latest",
@@ -53,9 +56,7 @@ def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
     rows = fed.upload(rows, cohort)
     # Whoever comes late has not taken part.
     rows, cohort = fed.arrived(rows, cohort)
-    # ωᵢ take the place of the weights by samples: every client counts alike.
-    everyone = cohort.equally()
-    w = step(fed, state, rows, everyone, sampled=len(cohort.clients))
+    w = step(fed, state, rows, cohort, sampled=cohort)
     return count_round(fed, replace(state, w=w), cohort)
 
 
@@ -65,10 +66,10 @@ def step(
     rows: Tensor,
     cohort: Cohort,
     *,
-    sampled: int,
+    sampled: Cohort,
 ) -> Tensor:
     """Return w + η (K / N) × the mean of ωᵢ Δᵢ over the cohort, with K clients
-    `sampled`.
+    `sampled`; by samples, K and N are sums of them.
 
     The cohort may be fewer than K, where the server has selected some of them.
     """
@@ -77,7 +78,7 @@ def step(
     updates = omega[:, None] * (rows - state.w)
     mean = fed.mean(updates, cohort)
     # A mean over K clients × K / N is the sum over them / N.
-    rate = fed.options.au_lr * sampled / max(1, fed.num_holders)
+    rate = fed.options.au_lr * fed.weight_of(sampled)
     return state.w + rate * mean
 
 

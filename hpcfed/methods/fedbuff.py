@@ -3,7 +3,8 @@ by η_g times their mean, each weighted by s(d), where d is how many versions it
 
 Algorithm 1: w ← w + η_g Σ weightᵢ s(dᵢ) Δᵢ over the buffer, with Δᵢ = rowᵢ less the
 version that the client was given, and s(d) = 1 / √(1 + d) unless --staleness says
-otherwise. Weights are nᵢ / Σn of the buffer, as in FedAvg, where the paper has 1 / B.
+otherwise. Weights are nᵢ / Σn of the buffer, as in FedAvg; the paper's 1 / B is --weights
+uniform.
 Running statistics of batch norm are no parameters: the buffer's mean replaces them.
 
 An update that is not finite counts as one of the B and has no weight.
@@ -30,7 +31,9 @@ class Options(_asynchronous.Options):
 @dataclass(frozen=True)
 class State(_asynchronous.State):
     buffer: Tensor
-    """Σ nᵢ s(dᵢ) Δᵢ of the updates that wait for a step; of running statistics Σ nᵢ xᵢ."""
+    """Σ nᵢ s(dᵢ) Δᵢ of the updates that wait for a step; of running statistics Σ nᵢ xᵢ;
+    with --weights uniform every nᵢ is 1.
+    """
     samples: Tensor
     """Σ nᵢ of these updates, float64."""
 
@@ -92,7 +95,7 @@ def summed(
     buffer_of = arrives // size - wave.first // size
     here = cohort.chosen
     in_buffer = np.arange(buffer_of.max() + 1)[:, None] == buffer_of[here]
-    samples = on_device(in_buffer * fed.sizes[cohort.clients[here]], rows.device)
+    samples = on_device(in_buffer * fed.weights[cohort.clients[here]], rows.device)
     samples = samples * received.finite
     staleness = on_device(wave.weights[here], rows.device).to(rows.dtype)
 

@@ -4,8 +4,8 @@ that its optimum becomes that of all clients: w ← Σ weightᵢ rowᵢ − h / 
 Algorithm 1: gᵢ stands for ∇Lᵢ at the row where client i last ended. It minimises Lᵢ(θ)
 − ⟨gᵢ, θ⟩ + α/2 ‖θ − w‖² and then has gᵢ ← gᵢ − α (rowᵢ − w). The server's h is the mean
 of all gᵢ: h ← h − α Σ (nᵢ / Σn) (rowᵢ − w) over the cohort. Here clients count by their
-samples, as in FedAvg, so that both minimise the same objective; clients of equal sizes
-give the paper's sums. Running statistics of batch norm are averaged.
+samples, as in FedAvg, so that both minimise the same objective; --weights uniform gives
+the paper's sums. Running statistics of batch norm are averaged.
 """
 
 from collections.abc import Iterable
@@ -79,8 +79,8 @@ def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
 
 
 def _share_heard(fed: Federation, cohort: Cohort) -> Tensor:
-    """Return the share that the cohort's clients have of all samples; those that were
-    excluded are not heard.
+    """Return the share that the cohort's clients have of what all weigh; those that
+    were excluded are not heard.
     """
     import numpy as np
     import torch
@@ -88,7 +88,7 @@ def _share_heard(fed: Federation, cohort: Cohort) -> Tensor:
     here = cohort.clients[cohort.chosen]
     heard = np.setdiff1d(here, list(cohort.log.excluded))
     # In float64 sums of whole numbers are exact: any number of ranks finds the same.
-    samples = torch.tensor(
-        float(fed.sizes[heard].sum()), dtype=torch.float64, device=fed.device
+    weight = torch.tensor(
+        float(fed.weights[heard].sum()), dtype=torch.float64, device=fed.device
     )
-    return fed.sum(samples) / float(fed.sizes.sum())
+    return fed.sum(weight) / float(fed.weights.sum())

@@ -25,6 +25,7 @@ RESNET18_POOLS = (
 
 class Options(_clusters.Options):
     names_layers = True
+    weighs = "uniform"
     whole_rows = False
 
     gene_pools: str = option(
@@ -83,7 +84,7 @@ def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
     start = download(fed, state, cohort)
     rows = fed.train(start, cohort)
     sent = chosen(options, layout, shares(options, layout, rows - start))
-    state, weights = aggregate(fed, state, rows, cohort.equally_with_data(), sent=sent)
+    state, weights = aggregate(fed, state, rows, cohort, sent=sent)
     # The weight of a layer's senders ranks layers as their updates rank a client's.
     popular = chosen(options, layout, weights)
     return replace(state, gene=inherited(state, weights, popular))

@@ -17,6 +17,8 @@ EXTENDS = _clusters
 
 
 class Options(_clusters.Options):
+    weighs = "uniform"
+
     send_probability: float = option(
         0.5, "p, with which a client sends a layer", ge=0, le=1
     )
@@ -35,7 +37,7 @@ def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
     rows = download(fed, state, cohort)
     rows = fed.train(rows, cohort)
     sent = _drawn(fed, state, cohort) < fed.options.send_probability
-    state, _ = aggregate(fed, state, rows, cohort.equally_with_data(), sent=sent)
+    state, _ = aggregate(fed, state, rows, cohort, sent=sent)
     return state
 
 

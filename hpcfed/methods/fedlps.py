@@ -31,6 +31,7 @@ EXTENDS = _clusters
 
 class Options(_clusters.Options):
     names_layers = True
+    weighs = "uniform"
 
     prune_ratio: float = option(
         0.8, "share of each convolution's channels that a client drops", ge=0, lt=1
@@ -92,7 +93,7 @@ def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
     # A client that has trained for the first time drops them now, and one that trains
     # the whole network drops what has grown again.
     rows = rows * mask[:, state.group_of]
-    state, _ = aggregate(fed, state, rows, cohort.equally_with_data(), sent=mask)
+    state, _ = aggregate(fed, state, rows, cohort, sent=mask)
     # A few bits per client and channel: small enough to copy.
     channels = state.channels.clone()
     channels[cohort.here] = mask

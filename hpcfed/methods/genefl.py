@@ -55,6 +55,8 @@ EXTENDS = _clusters
 
 
 class Options(_clusters.Options):
+    weighs = "uniform"
+
     lambda1: float = option(
         0.5, "λ1, strength of the pull to the cluster's row; 0: none", ge=0
     )
@@ -173,16 +175,16 @@ def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
 
     # Eq. 9 scores the layers, and the γ highest are sent; Eq. 10 takes their means.
     sent = gene(options, scores(options, fed.layout, rows, before), cohort.round)
-    senders = cohort.equally_with_data()
     # One more group, which has no columns and which all send: so that its weight is
     # that of all participants of a cluster.
     sent_and_all = F.pad(sent, (0, 1), value=True)
-    after, weights = aggregate(fed, state, rows, senders, sent=sent_and_all)
+    after, weights = aggregate(fed, state, rows, cohort, sent=sent_and_all)
     layers, participants = weights[:, :-1], weights[:, -1:]
     given = layers > 0
     if options.gene_given == "common":
-        # Each weighs at least 1 / cohort: less than half of that is a rounding.
-        given = participants - layers < 0.5 / len(cohort.clients)
+        # Less than half of what the lightest client weighs is a rounding.
+        lightest = cohort.weights[cohort.weights > 0].min(initial=1)
+        given = participants - layers < 0.5 * lightest
     return replace(after, trained=trained, gene=inherited(state, layers, given))
 
 

@@ -14,7 +14,7 @@ VALIDATES = True
 
 
 class Options(genfed.Options, fedau.Options):
-    pass
+    weighs = "uniform"  # as in FedAU
 
 
 def round(fed: Federation[Options], state: fedau.State, cohort: Cohort) -> fedau.State:
@@ -23,8 +23,7 @@ def round(fed: Federation[Options], state: fedau.State, cohort: Cohort) -> fedau
     rows = fed.upload(rows, cohort)
     rows, cohort = fed.arrived(rows, cohort)
     rho = fed.options.rho(cohort.round, len(cohort.clients))
-    # Equal weights before selecting: FedAU weights by ωᵢ, and ρ_t = K is FedAU then.
-    rows, selected = fed.select(rows, cohort.equally(), rho)
-    w = fedau.step(fed, state, rows, selected, sampled=len(cohort.clients))
+    rows, selected = fed.select(rows, cohort, rho)
+    w = fedau.step(fed, state, rows, selected, sampled=cohort)
     # Whoever was sampled took part, selected or not.
     return fedau.count_round(fed, replace(state, w=w), cohort)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 class Options(config.Options):
     averages = False  # only running statistics are averaged
+    weighs = "uniform"
     trains_by: ClassVar[Mapping[str, str]] = {
         "epochs": "inner_steps",
         "batch_size": "inner_batch",
@@ -99,6 +100,11 @@ class Options(config.Options):
                 "--hn-combine turns: clients that wait for each other have no round on "
                 "the virtual clock; use sum or mean, or leave --devices out"
             )
+        if config.weights == "samples" and self.hn_combine == "turns":
+            raise UserError(
+                "--weights samples: --hn-combine turns takes one client at a time, so "
+                "there is nothing to weigh it against; use --hn-combine sum or mean"
+            )
         # A round of turns has an upload for each client, and none has a number of its
         # own by which a residual could be found again.
         packs = {config.compress, config.compress_down} != {"none"}
@@ -162,6 +168,7 @@ def _together(
         # One that diverged has Δ = 0, and adds nothing to the gradient.
         finite = fed.revert_diverged(uploads, theta, cohort)
         delta = (theta - finite)[:, : net.outputs]
+        delta = delta * _relative_weights(fed, cohort).to(delta.dtype)
         # (∂θᵢ/∂φ)ᵀ Δᵢ, summed over this rank's clients.
         gradient = net.gradient(state.phi, _ids(fed, cohort.here), delta)
     gradient = fed.sum(gradient)
@@ -176,6 +183,18 @@ def _together(
         if finite_updates:
             _step(options, state.phi[None], gradient[None], state.velocity[None])
     return trained, finite_updates
+
+
+def _relative_weights(fed: Federation[Options], cohort: Cohort) -> Tensor:
+    """Return what each member here weighs by the mean of the cohort: 1 where all weigh
+    alike.
+    """
+    from hpcfed.runtime.device import on_device
+
+    weights = fed.weights[cohort.clients]
+    # Nobody with data weighs nothing, and has learnt nothing.
+    relative = weights / weights.mean() if weights.any() else weights
+    return on_device(relative[cohort.chosen, None], fed.device)
 
 
 def _in_turns(

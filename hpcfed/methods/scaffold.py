@@ -5,7 +5,8 @@ Algorithm 1 with option II: cᵢ⁺ = cᵢ − c + (w − rowᵢ) / (K η), whic
 client's gradients along its K steps. With momentum, for which the paper has no formula,
 steps weigh ‖aᵢ‖₁ in place of K as in FedNova: so it is their weighted mean, and plain
 SGD gives the paper's. Then w ← w + η_g Σ weightᵢ (rowᵢ − w), and c stays Σ (nᵢ / Σn) cᵢ
-over all clients: by samples as in FedAvg, so that both minimise the same objective.
+over all clients: by samples as in FedAvg, so that both minimise the same objective. The
+paper's 1 / |S| and 1 / N are --weights uniform.
 
 As in the paper all clients take K steps; as many as --epochs asks for is an option, with
 which large clients easily go too far. Both ways a client sends a row and a control
@@ -111,9 +112,8 @@ def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
     state.own[cohort.here] = variates
     mean = fed.mean(rows, cohort)
     step = fed.options.server_lr * (mean - state.w)[:num_parameters]
-    # The paper's |S| / N, by samples: only the cohort has changed its variates.
-    share = float(fed.sizes[cohort.clients].sum() / fed.sizes.sum())
-    change = share * (fed.mean(sent, cohort) - state.c)
+    # The paper's |S| / N, by weights: only the cohort has changed its variates.
+    change = fed.weight_of(cohort) * (fed.mean(sent, cohort) - state.c)
     return State(moved(state.w, step, mean), state.c + change, state.own)
 
 
