@@ -488,6 +488,45 @@ def test_clients_with_rows_of_their_own_have_references_of_their_own() -> None:
     assert torch.equal(fed.upload(h, cohort), moved)
 
 
+SENT_COLUMNS = [slice(None, 9), torch.tensor([1, 5, 7])]
+
+
+@pytest.mark.parametrize("columns", SENT_COLUMNS, ids=["slice", "positions"])
+def test_a_method_may_send_some_columns_of_what_it_was_sent(
+    columns: slice | Tensor,
+) -> None:
+    """The server adds their updates to its own row, not to what a packed download has
+    left of it; models and what goes beside them each by themselves.
+    """
+    fed = assembled(clients=3, compress_down="topk", keep=0.01).federation
+    first = fed.initial_row()
+    fed.download(first, cohort := fed.sample(0), beside="variates")
+    fed.download(first, cohort)
+    w, c = first + torch.randn_like(first), first + torch.randn_like(first)
+    cohort = fed.sample(1)
+    variates = fed.download(c, cohort, beside="variates")[:, columns]
+    rows = fed.download(w, cohort)[:, columns]
+    assert not torch.equal(rows[0], w[columns]), "nothing was left behind"
+    uploads = fed.upload(rows + 1, cohort, columns=columns)
+    beside = fed.upload(variates - 2, cohort, columns=columns, beside="variates")
+    exactly = {"rtol": 1e-12, "atol": 1e-12}
+    torch.testing.assert_close(uploads, (w[columns] + 1).expand(3, -1), **exactly)
+    torch.testing.assert_close(beside, (c[columns] - 2).expand(3, -1), **exactly)
+    assert cohort.log.update_norms is not None
+    norms = torch.full((3,), uploads.shape[1] ** 0.5, dtype=torch.float64)
+    torch.testing.assert_close(cohort.log.update_norms, norms, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("options", [{"compress_down": "topk"}, {}])
+def test_an_upload_of_some_columns_says_which(options: dict[str, Any]) -> None:
+    fed = assembled(clients=3, **options).federation
+    rows = fed.download(fed.initial_row(), cohort := fed.sample(0))
+    with pytest.raises(ValueError, match="say which columns are sent"):
+        fed.upload(rows[:, :5], cohort)
+    # Something else than what was sent has a name of its own.
+    assert torch.equal(fed.upload(rows[:, :5], cohort, beside="heads"), rows[:, :5])
+
+
 def test_scaffold_has_memories_for_rows_and_for_variates() -> None:
     setup = assembled(
         method="scaffold", compress="topk", compress_down="topk", **PACKED

@@ -22,7 +22,7 @@ from hpcfed.federation import exclusion
 from hpcfed.federation.aggregation import Aggregation, cluster_means, with_groups
 from hpcfed.federation.clustering import left_vectors
 from hpcfed.federation.cohort import Cohort, Sent, member_rows, shares, update_norms
-from hpcfed.federation.log import RoundLog
+from hpcfed.federation.log import Downloaded, RoundLog
 from hpcfed.federation.participants import MethodOptions
 from hpcfed.federation.selection import best_finite, scores_of
 from hpcfed.federation.training import LocalTraining
@@ -90,12 +90,14 @@ class Federation(LocalTraining[MethodOptions]):
         return self._generated
 
     def download(
-        self, row: Tensor, cohort: Cohort, *, everyone: bool = False
+        self, row: Tensor, cohort: Cohort, *, everyone: bool = False, beside: str = ""
     ) -> Tensor:
         """Return the row, or some columns of it, for every member of the cohort on this
         rank; `row` may be a row for each of them.
 
-        With `everyone` clients that are not sampled get it, too.
+        With `everyone` clients that are not sampled get it, too. `beside` names what is
+        no model but goes beside it, as control variates do: `upload` finds it again by
+        the name.
         """
         with self._timer.phase("download"):
             log = cohort.log
@@ -105,7 +107,8 @@ class Federation(LocalTraining[MethodOptions]):
             if self.way.packing is not None:
                 download = self.way.packing(download)
             log.downloads += 1
-            log.sent_row = row if row.dim() == 1 else None
+            if not beside:
+                log.sent_row = row if row.dim() == 1 else None
             log.bytes_down += download.size
             if log.clock is not None:
                 dense = row.shape[-1] * row.element_size()
@@ -113,9 +116,8 @@ class Federation(LocalTraining[MethodOptions]):
                 log.clock.download(cohort.clients, each, dense)
             # A view: the server's row is in memory once.
             rows = download.rows.expand(len(cohort.here), -1)
-            log.downloaded = rows
-            if self.way.packing is not None:
-                log.packed_downloads.append((rows, row))
+            servers = None if self.way.packing is None else row
+            log.downloaded[beside] = Downloaded(rows, servers)
             return rows
 
     def upload(
@@ -124,35 +126,38 @@ class Federation(LocalTraining[MethodOptions]):
         cohort: Cohort,
         sent: Sent | None = None,
         *,
-        beside: Tensor | None = None,
+        columns: Tensor | slice | None = None,
+        beside: str = "",
     ) -> Tensor:
-        """Return what the server receives of the cohort's rows, or of some columns of
-        them; each member sends all of it unless `sent` says otherwise.
+        """Return what the server receives of the cohort's rows; each member sends all of
+        them unless `sent` says otherwise.
 
-        With `beside` the rows are no models but go beside them, as control variates do:
-        it is what the server has sent of them. Without, that is the last download.
+        An update is a row less what its member was sent: by the last download, or the
+        last one with this name `beside` models. Where members send only some columns of
+        what they were sent, `columns` says which. What was never sent is an update as a
+        whole.
         """
         log = cohort.log
         # Clipping bounds whole rows beside what was sent, and nothing else.
-        if sent is not None:
+        if sent is not None or columns is not None:
             self._refuse_if_private("sends some columns of a row")
-        if beside is not None:
+        if beside:
             self._refuse_if_private("uploads more than rows")
         size: Tensor | int | None = None
+        start = _start(rows, log, columns, beside)
         if self.way.stages:
-            received = self._pass_stages(rows, cohort, sent, beside)
+            received = self._pass_stages(rows, cohort, sent, start)
             rows, size = received.rows, received.size
         log.uploads += 1
         with self._timer.phase("upload"):
             self._count_bytes(cohort, _member_bytes(rows, sent, size))
-            # A method may upload something else than what it was sent, or unasked.
-            start = log.downloaded if beside is None else None
-            if start is not None and start.shape == rows.shape:
-                log.update_norms = update_norms(start, rows, sent)
-            rows = _beside_servers(rows, log, beside)
+            if start is not None:
+                if not beside:
+                    log.update_norms = update_norms(start.received, rows, sent)
+                rows = _from_servers(rows, start)
             if not self.way.stages:
                 # It may be a row for each member; only stages need it again.
-                log.downloaded = None
+                log.downloaded.pop(beside, None)
         if self._is_private:
             log.received = rows
         return rows
@@ -173,14 +178,12 @@ class Federation(LocalTraining[MethodOptions]):
             )
 
     def _pass_stages(
-        self, rows: Tensor, cohort: Cohort, sent: Sent | None, beside: Tensor | None
+        self, rows: Tensor, cohort: Cohort, sent: Sent | None, start: Downloaded | None
     ) -> Upload:
         """Return what the server receives of an upload."""
-        start = cohort.log.downloaded if beside is None else beside
-        if start is None or start.shape[-1] != rows.shape[-1]:
-            start = rows.new_zeros(rows.shape[1])
-        start = start.expand(len(rows), -1)
-        upload = Upload(rows, start, cohort, sent, cohort.log.uploads)
+        begun = rows.new_zeros(rows.shape[1]) if start is None else start.received
+        begun = begun.expand(len(rows), -1)
+        upload = Upload(rows, begun, cohort, sent, cohort.log.uploads)
         for stage in self.way.stages:
             with self._timer.phase(stage.phase):
                 upload = stage(upload)
@@ -487,15 +490,35 @@ def _member_bytes(
     return sent.columns().sum(1) * rows.element_size()
 
 
-def _beside_servers(rows: Tensor, log: RoundLog, beside: Tensor | None) -> Tensor:
+def _start(
+    rows: Tensor, log: RoundLog, columns: Tensor | slice | None, beside: str
+) -> Downloaded | None:
+    """Return what members have been sent of the columns that they send; None where they
+    send what they were never sent.
+    """
+    start = log.downloaded.get(beside)
+    if start is None:
+        return None
+    start = start.only(columns)
+    if start.received.shape != rows.shape:
+        # To go on would take the rows for updates from zero, which clipping, packing
+        # and attacks act on.
+        raise ValueError(
+            f"an upload of {rows.shape[1]} columns by {len(rows)} clients, who were sent "
+            f"{start.received.shape[1]} columns, {len(start.received)} clients in all: "
+            "say which columns are sent, fed.upload(rows, cohort, columns=…), or, where "
+            "they are none of the download's, name them: beside=NAME"
+        )
+    return start
+
+
+def _from_servers(rows: Tensor, start: Downloaded) -> Tensor:
     """Return uploads as if members had started from the server's row, not from what a
     packed download has left of it: so the server adds their updates to its own row, and
     what it could not send yet stays in it.
     """
-    start = log.downloaded if beside is None else beside
-    for received, servers in log.packed_downloads:
-        if received is start and received.shape == rows.shape:
-            # The update first: where there is none, the server's number stays to the
-            # last bit, and no rounding has a say in votes.
-            return (rows - received).add_(servers)
-    return rows
+    if start.servers is None:
+        return rows
+    # The update first: where there is none, the server's number stays to the last bit,
+    # and no rounding has a say in votes.
+    return (rows - start.received).add_(start.servers)

@@ -15,6 +15,25 @@ OnTrained = Callable[[np.ndarray, Tensor], None]
 """Takes positions of this rank's clients, and the rows that they have trained."""
 
 
+@dataclass(frozen=True)
+class Downloaded:
+    """What this rank's members have been sent, and what the server meant."""
+
+    received: Tensor
+    """[members, columns], as members have it."""
+    servers: Tensor | None = None
+    """The server's own row, or rows, for which it stands where it was packed; None where
+    members have just that.
+    """
+
+    def only(self, columns: Tensor | slice | None) -> "Downloaded":
+        """Return some columns of it; None: all of them."""
+        if columns is None:
+            return self
+        servers = None if self.servers is None else self.servers[..., columns]
+        return Downloaded(self.received[:, columns], servers)
+
+
 @dataclass
 class RoundLog:
     """Figures of one round, which the federation adds up while the method runs.
@@ -73,8 +92,10 @@ class RoundLog:
     """Norm to which this round's updates were clipped."""
     epsilon: float = math.nan
     """Privacy spent after this round."""
-    downloaded: Tensor | None = None
-    """What the server has sent to this rank's members, until they upload."""
+    downloaded: dict[str, Downloaded] = field(default_factory=dict)
+    """What the server has sent to this rank's members, until they upload: "" for models,
+    and what goes beside them by its name.
+    """
     sent_row: Tensor | None = None
     """The row that the server has sent to all members, by the last download; None where
     each got its own.
@@ -82,10 +103,6 @@ class RoundLog:
     received: Tensor | None = None
     """What the server has of the last upload, in private runs: of these rows alone it
     may take a mean, and only one.
-    """
-    packed_downloads: list[tuple[Tensor, Tensor]] = field(default_factory=list)
-    """Downloads of this round that were packed: rows as members have them, and the
-    server's own row, or rows, which they stand for.
     """
     uploads: int = 0
     """Uploads of this round so far, such as rows and control variates."""

@@ -89,7 +89,7 @@ def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
     if not cohort.log.cohort_size:
         return state
     recipe, num_parameters = _recipe(fed, cohort), fed.layout.num_parameters
-    c = fed.download(state.c, cohort)
+    c = fed.download(state.c, cohort, beside="variates")
     w = fed.download(state.w, cohort)
     own = state.own[cohort.here]
     rows = fed.train(w, cohort, recipe=recipe, correction=c - own)
@@ -103,7 +103,7 @@ def round(fed: Federation[Options], state: State, cohort: Cohort) -> State:
 
     rows = fed.upload(rows, cohort)
     # The paper's clients send cᵢ⁺ − cᵢ, which is this less the c that they were sent.
-    sent = fed.upload(directions, cohort, beside=c)
+    sent = fed.upload(directions, cohort, beside="variates")
     # Option II: cᵢ⁺ = cᵢ − c + (w − rowᵢ) / (K η). A client that comes late keeps its
     # variate, for c is the mean of all.
     variates, _ = fed.arrived(own + (directions - c), cohort)
